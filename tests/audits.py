@@ -31,7 +31,7 @@ def skipped_target(name, reason="is a text file"):
 
 
 def accepted(reason, *findings):
-    return tuple(Accepted(one, reason) for one in findings)
+    return tuple(Accepted(finding, reason) for finding in findings)
 
 
 def skipped_rule(rule, reason):

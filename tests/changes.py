@@ -55,13 +55,13 @@ def removed(fqn, kind=Kind.PARAMETER):
 
 def diff(*changes, **facts):
     """With a finding for each difference, as `compare` makes them, unless findings are given."""
-    rows = [(one.status, one.fqn) for one in changes if one.status is not Status.IDENTICAL]
+    rows = [(change.status, change.fqn) for change in changes if change.status is not Status.IDENTICAL]
     rows += [("metadata", one.key) for one in facts.get("scalars", ())]
     findings = tuple(
         Finding(getattr(rule, "value", rule), Severity.ERROR, f"{fqn}: {rule}", "b", fqn) for rule, fqn in rows
     )
-    before = ModelState("a.pt", "torch", tuple(one.before for one in changes if one.before))
-    after = ModelState("b.pt", "safetensors", tuple(one.after for one in changes if one.after))
+    before = ModelState("a.pt", "torch", tuple(change.before for change in changes if change.before))
+    after = ModelState("b.pt", "safetensors", tuple(change.after for change in changes if change.after))
     return Diff(before, after, changes, **{"findings": findings, **facts})
 
 

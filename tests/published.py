@@ -69,18 +69,18 @@ def _unescaped(text):
 
 def github(text):
     """(level, properties, message) of each annotation; any other line is no command, of the older kind either."""
-    found = []
+    actual = []
     for line in text.splitlines():
         match = COMMAND.fullmatch(line)
         assert match or not line.lstrip().startswith("::"), line
         assert "##[" not in line
         if match:
             level, properties, message = match.groups()
-            pairs = (one.split("=", 1) for one in properties.split(","))
-            found.append((level, {key: _unescaped(value) for key, value in pairs}, _unescaped(message)))
+            pairs = (part.split("=", 1) for part in properties.split(","))
+            actual.append((level, {key: _unescaped(value) for key, value in pairs}, _unescaped(message)))
     for level in ("error", "warning", "notice"):
-        assert sum(one[0] == level for one in found) <= 10
-    return found
+        assert sum(one[0] == level for one in actual) <= 10
+    return actual
 
 
 def gitlab(text):

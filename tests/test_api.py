@@ -243,10 +243,10 @@ def test_the_callers_grad_mode_changes_nothing(mode):
     model = Plain()
     wanted = verdicts(statecli.verify(model, inputs="6x4"))
     with mode():
-        found = verdicts(statecli.verify(model, inputs="6x4"))
+        actual = verdicts(statecli.verify(model, inputs="6x4"))
         assert not torch.is_grad_enabled()
         assert torch.is_inference_mode_enabled() is (mode is torch.inference_mode)
-    assert found == wanted
+    assert actual == wanted
     assert wanted["step"] == "passed"
 
 
@@ -269,9 +269,9 @@ def test_inspecting_leaves_a_live_model_as_it_was():
     """A really moved one, with statistics, is a copy."""
     model = Plain()
     before = kept(model), process()
-    found = statecli.inspect(model, to="meta", stats=True)
+    state = statecli.inspect(model, to="meta", stats=True)
     assert (kept(model), process()) == before
-    (row,) = [row for row in found.state.tensors if row.fqn == "table"]
+    (row,) = [row for row in state.state.tensors if row.fqn == "table"]
     assert (row.stats.min, row.stats.max, row.after.device) == (0.0, 7.0, "meta")
 
 
@@ -295,11 +295,11 @@ def test_a_live_model_fails_as_its_class_does(name):
     spec = statecli.verify(f"{SAMPLES / file}.py:{attribute}", inputs=input)
     live = statecli.verify(getattr(sample(file), attribute)(), inputs=input)
     untold = UNTOLD_LIVE.get(name, set())
-    for one, other in zip(spec.checks, live.checks, strict=True):
-        if one.check.value in untold:
+    for check, other in zip(spec.checks, live.checks, strict=True):
+        if check.check.value in untold:
             assert other.verdict is Verdict.INCONCLUSIVE
         else:
-            assert (one.verdict, rules(one)) == (other.verdict, rules(other)), one.check
+            assert (check.verdict, rules(check)) == (other.verdict, rules(other)), check.check
 
 
 def sample(name):
@@ -314,8 +314,8 @@ def sample(name):
 
 def test_a_fixed_live_model_passes_everything():
     """Every proof is really run on it."""
-    found = statecli.verify(sample("net_fixed").Net(), inputs="4x3")
-    assert verdicts(found) == dict.fromkeys([name.value for name in DEFAULT_PROOFS], "passed")
+    verification = statecli.verify(sample("net_fixed").Net(), inputs="4x3")
+    assert verdicts(verification) == dict.fromkeys([name.value for name in DEFAULT_PROOFS], "passed")
 
 
 def test_a_non_leaf_attribute_fails_copy_by_name():
@@ -323,24 +323,24 @@ def test_a_non_leaf_attribute_fails_copy_by_name():
     model = NonLeaf()
     with pytest.raises(RuntimeError, match="graph leaves"):
         __import__("copy").deepcopy(model)
-    found = statecli.verify(model, device="meta", inputs="2x4")
-    assert verdicts(found)["copy"] == "failed"
-    assert ("non-leaf-attribute", "scaled") in rules(found)
-    assert ("left-behind", "scaled") in rules(found)
-    step = next(check for check in found.checks if check.check is Name.STEP)
+    verification = statecli.verify(model, device="meta", inputs="2x4")
+    assert verdicts(verification)["copy"] == "failed"
+    assert ("non-leaf-attribute", "scaled") in rules(verification)
+    assert ("left-behind", "scaled") in rules(verification)
+    step = next(check for check in verification.checks if check.check is Name.STEP)
     assert step.verdict is Verdict.INCONCLUSIVE
     assert step.reason.startswith("scaled was computed from other tensors")
-    (message,) = [finding.message for finding in found.findings if finding.rule == "non-leaf-attribute"]
+    (message,) = [finding.message for finding in verification.findings if finding.rule == "non-leaf-attribute"]
     assert "DivBackward0" in message
 
 
 def test_a_model_that_cannot_be_copied_fails_that_proof_and_is_listed():
     """Its tensors are there, and every other proof says which attribute is in the way."""
-    found = statecli.verify(nn.Sequential(Locked()), inputs="2x4")
-    assert verdicts(found) == {name.value: "inconclusive" for name in DEFAULT_PROOFS} | {"copy": "failed"}
-    assert rules(found) == {("not-copyable", "0.lock")}
-    assert all("0.lock (a lock)" in check.reason for check in found.checks if check.check is not Name.COPY)
-    assert [row.fqn for row in found.state.tensors] == ["0.fc.weight", "0.fc.bias"]
+    verification = statecli.verify(nn.Sequential(Locked()), inputs="2x4")
+    assert verdicts(verification) == {name.value: "inconclusive" for name in DEFAULT_PROOFS} | {"copy": "failed"}
+    assert rules(verification) == {("not-copyable", "0.lock")}
+    assert all("0.lock (a lock)" in check.reason for check in verification.checks if check.check is not Name.COPY)
+    assert [row.fqn for row in verification.state.tensors] == ["0.fc.weight", "0.fc.bias"]
     with pytest.raises(ModelError, match=r"because of lock \(a lock\)"):
         statecli.inspect(Locked(), to="meta")
     state = statecli.inspect(Locked()).state
@@ -361,17 +361,17 @@ def test_a_parameter_that_copies_share_is_never_spoiled():
         scale = nn.Parameter(torch.full((4,), 3.0))
 
     model = Shared()
-    found = statecli.verify(model)
-    assert set(verdicts(found).values()) == {"inconclusive", "skipped"}
-    assert "scale of the copy shares memory with scale of the model" in found.checks[0].reason
+    verification = statecli.verify(model)
+    assert set(verdicts(verification).values()) == {"inconclusive", "skipped"}
+    assert "scale of the copy shares memory with scale of the model" in verification.checks[0].reason
     assert model.scale.tolist() == [3.0] * 4
 
 
 def test_a_function_of_the_model_is_the_copys_own():
     """What an activation closes over trains and moves with the copy that it belongs to."""
-    found = statecli.verify(Closed(), checks=["move", "cast", "step", "forward"], inputs="6x4")
-    assert set(verdicts(found).values()) == {"passed"}
-    assert [row.fqn for row in found.state.tensors if row.kind.value == "unregistered"] == []
+    verification = statecli.verify(Closed(), checks=["move", "cast", "step", "forward"], inputs="6x4")
+    assert set(verdicts(verification).values()) == {"passed"}
+    assert [row.fqn for row in verification.state.tensors if row.kind.value == "unregistered"] == []
 
 
 HUGE = """
@@ -392,8 +392,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, [f.
 
 def test_a_move_to_meta_needs_no_second_copy_of_the_data():
     """640 MB of tensors are proved to follow, or not, within 60 MB."""
-    found = run_python(["-c", HUGE], check=True)
-    grown, _, failing = found.stdout.partition(" ")
+    result = run_python(["-c", HUGE], check=True)
+    grown, _, failing = result.stdout.partition(" ")
     assert failing.strip() == "['0.table']"
     assert int(grown) < 60
 
@@ -427,8 +427,8 @@ X, S = torch.ones(2, 4), torch.ones(4)
 )
 def test_inputs_in_every_form(given):
     """(args, kwargs), keywords, functions and texts all reach forward."""
-    found = statecli.verify(TwoInputs(), checks=["step"], inputs=given)
-    assert verdicts(found) == {"step": "passed"}
+    verification = statecli.verify(TwoInputs(), checks=["step"], inputs=given)
+    assert verdicts(verification) == {"step": "passed"}
 
 
 @pytest.mark.parametrize("given", [X, (X,), [X], "2x4", lambda: X, {"input": X}])
@@ -473,9 +473,9 @@ def test_state_that_appears_with_forward():
             return self.fc(x) * self.cache
 
     model = Cached()
-    found = statecli.verify(model, checks=["move", "forward"], inputs="2x4")
-    assert ("left-behind", "cache") in rules(found)
-    assert ("device-mismatch", "cache") in rules(found)
+    verification = statecli.verify(model, checks=["move", "forward"], inputs="2x4")
+    assert ("left-behind", "cache") in rules(verification)
+    assert ("device-mismatch", "cache") in rules(verification)
     assert model.cache is None
     assert "cache" not in {row.fqn for row in statecli.inspect(model).state.tensors}
     listed = {row.fqn: row for row in statecli.inspect(model, to="meta", inputs="2x4").state.tensors}
@@ -489,29 +489,29 @@ def test_state_that_appears_with_forward():
 def test_inspect_of_a_file_is_the_commands_own(tmp_path):
     """The same data as the command has."""
     torch.save({"a.weight": torch.ones(2, 3)}, tmp_path / "a.pt")
-    found = statecli.inspect(tmp_path / "a.pt", stats=True, kind="parameter")
-    assert found == inspection.inspect(
+    state = statecli.inspect(tmp_path / "a.pt", stats=True, kind="parameter")
+    assert state == inspection.inspect(
         inspection.Request(str(tmp_path / "a.pt"), stats=True, selection=Selection(kind=((Kind.PARAMETER,))))
     )
-    assert found.state.tensors[0].stats.mean == 1.0
+    assert state.state.tensors[0].stats.mean == 1.0
 
 
 def test_diff_of_files_is_the_commands_own(tmp_path):
     """The same data as the command has."""
     torch.save({"w": torch.zeros(3)}, tmp_path / "a.pt")
     torch.save({"w": torch.tensor([0.0, 0.5, 0.0])}, tmp_path / "b.pt")
-    found = statecli.diff(tmp_path / "a.pt", tmp_path / "b.pt", jobs=1)
-    assert found == run.compare_targets(run.Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), jobs=1))
-    assert found.changes[0].values.max_abs == 0.5
+    diff = statecli.diff(tmp_path / "a.pt", tmp_path / "b.pt", jobs=1)
+    assert diff == run.compare_targets(run.Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), jobs=1))
+    assert diff.changes[0].values.max_abs == 0.5
     assert statecli.diff(tmp_path / "a.pt", tmp_path / "b.pt", atol=1).findings == ()
 
 
 def test_verify_of_a_spec_is_the_commands_own():
     """The same data as the command has."""
     target = f"{SAMPLES}/net.py:Net"
-    found = statecli.verify(target, device=torch.device("meta"), dtype=torch.float16, inputs="4x3")
+    verification = statecli.verify(target, device=torch.device("meta"), dtype=torch.float16, inputs="4x3")
     wanted = proofs.run(proofs.Request(target, device="meta", dtype="float16", input=("4x3",)))
-    assert [(check.check, check.verdict, check.columns) for check in found.checks] == [
+    assert [(check.check, check.verdict, check.columns) for check in verification.checks] == [
         (check.check, check.verdict, check.columns) for check in wanted.checks
     ]
 
@@ -628,9 +628,9 @@ def test_what_cannot_be_done_is_one_line(call, kind, said):
 def test_none_is_every_check_and_every_tensor():
     """As an argument that is not given."""
     nothing = dict.fromkeys(("checks", "device", "dtype", "optimizer", "inputs", "include", "exclude", "kind"))
-    found = statecli.verify(nn.Linear(2, 2), **nothing)
-    assert [check.check for check in found.checks] == list(DEFAULT_PROOFS)
-    assert len(found.state.tensors) == 2
+    verification = statecli.verify(nn.Linear(2, 2), **nothing)
+    assert [check.check for check in verification.checks] == list(DEFAULT_PROOFS)
+    assert len(verification.state.tensors) == 2
 
 
 def test_an_optimizer_may_be_a_class():
@@ -686,8 +686,8 @@ def test_an_error_comes_from_the_call(given):
 
 def test_a_forward_that_raises_spoils_its_own_proofs_alone():
     """Wrong inputs: step and forward cannot tell, the others can."""
-    found = verdicts(statecli.verify(nn.Linear(4, 4), inputs="2x5"))
-    assert (found["step"], found["forward"], found["move"]) == ("inconclusive", "inconclusive", "passed")
+    actual = verdicts(statecli.verify(nn.Linear(4, 4), inputs="2x5"))
+    assert (actual["step"], actual["forward"], actual["move"]) == ("inconclusive", "inconclusive", "passed")
 
 
 LIGHT = """
@@ -700,8 +700,8 @@ print(sorted(set(sys.modules) & {"torch", "numpy", "rich", "typer", "msgspec", "
 
 def test_importing_statecli_imports_nothing_heavy():
     """Not even what the functions themselves need."""
-    found = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.strip() == "[]"
 
 
 def test_every_type_of_a_result_is_to_be_had_from_the_package():
@@ -719,8 +719,8 @@ def test_a_checkpoint_is_inspected_without_torch(tmp_path):
     """The function costs what the command costs."""
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
     code = f"import sys, statecli; statecli.inspect({str(tmp_path / 'a.pt')!r}); print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout.strip() == "False"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.strip() == "False"
 
 
 # --- the documentation ----------------------------------------------------------------------------------------------

@@ -368,6 +368,6 @@ def test_accelerate_names_what_was_not_trained_and_not_saved(tmp_path):
     def make_optimizer(model):
         return torch.optim.AdamW([p for name, p in model.named_parameters() if not name.startswith("adapter")], 0.1)
 
-    found = run_accelerator(tmp_path, make_optimizer, change=lambda model: model.head.bias.data.add_(1))
-    assert found[0] == "adapter.* got no update: not in the optimizer"
-    assert found[1:] == [f"head.bias: differs between {tmp_path}/saved/model.safetensors and the model"]
+    accelerator = run_accelerator(tmp_path, make_optimizer, change=lambda model: model.head.bias.data.add_(1))
+    assert accelerator[0] == "adapter.* got no update: not in the optimizer"
+    assert accelerator[1:] == [f"head.bias: differs between {tmp_path}/saved/model.safetensors and the model"]

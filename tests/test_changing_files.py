@@ -100,9 +100,9 @@ def test_a_change_behind_the_listing_is_one_line_and_2(command, change, path, af
     after_listing(lambda: change(path))
     result = statecli(*(word.format(path) for word in command))
     assert result.code == 2, result
-    told = [line for line in result.err.splitlines() if "changed while statecli read it" in line]
-    assert len(told) == 1, result
-    assert "a.pt: " in told[0]
+    lines = [line for line in result.err.splitlines() if "changed while statecli read it" in line]
+    assert len(lines) == 1, result
+    assert "a.pt: " in lines[0]
 
 
 @each_command

@@ -239,9 +239,9 @@ def test_the_only_section_is_in_no_name(statecli, tmp_path):
 
 def test_a_name_with_brackets_can_be_typed(statecli):
     """`anchors[0]` is its own glob."""
-    found = statecli("inspect", "sample_models/anchors.py:Head", "-i", "*[[]0]", "-f", "json")
-    name = next(iter(found.rows()))
-    assert list(statecli("inspect", found.json["target"], "-i", name, "-f", "json").rows()) == [name]
+    result = statecli("inspect", "sample_models/anchors.py:Head", "-i", "*[[]0]", "-f", "json")
+    name = next(iter(result.rows()))
+    assert list(statecli("inspect", result.json["target"], "-i", name, "-f", "json").rows()) == [name]
 
 
 def test_nothing_matched_is_never_0(refused, small):
@@ -274,8 +274,8 @@ def test_a_section_can_be_named(statecli, tmp_path):
         "param_groups": optimizer.state_dict()["param_groups"],
     }
     torch.save({"model": nn.Linear(2, 2).state_dict(), "optimizer": state}, tmp_path / "train.ckpt")
-    found = statecli("inspect", f"{tmp_path}/train.ckpt#optimizer", "-f", "json")
-    assert {row["section"] for row in found.json["tensors"]} == {"optimizer"}
+    result = statecli("inspect", f"{tmp_path}/train.ckpt#optimizer", "-f", "json")
+    assert {row["section"] for row in result.json["tensors"]} == {"optimizer"}
     assert "did you mean #model?" in statecli("inspect", f"{tmp_path}/train.ckpt#modle").err
 
 
@@ -294,9 +294,9 @@ def test_cuda_and_another_device_contradict(refused):
 
 def test_usage_errors_end_2():
     """An unknown option is usage, not findings."""
-    found = process("inspect", "--nope", "x")
-    assert (found.returncode, found.stdout) == (2, "")
-    assert "Traceback" not in found.stderr
+    result = process("inspect", "--nope", "x")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
 
 
 def test_a_bug_of_ours_is_told_in_one_line_and_ends_2(statecli, small, monkeypatch):
@@ -401,17 +401,17 @@ def test_names_are_escaped_in_every_output(statecli, tmp_path, name, shown, outp
 def test_a_lone_surrogate_is_escaped_in_json(statecli, tmp_path):
     """UTF-8 cannot hold it; the JSON escape can."""
     torch.save({"s\udc80": torch.ones(1)}, tmp_path / "odd.pt")
-    found = statecli("inspect", tmp_path / "odd.pt", "-f", "json")
-    assert found.json["tensors"][0]["fqn"] == "s\udc80"
+    result = statecli("inspect", tmp_path / "odd.pt", "-f", "json")
+    assert result.json["tensors"][0]["fqn"] == "s\udc80"
     assert statecli("inspect", tmp_path / "odd.pt").out.count("s\\udc80") == 1
 
 
 def test_an_ascii_stdout_gets_escapes(small):
     """A stream that cannot hold a sign is no crash: an arrow is drawn with what there is, others are escaped."""
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    found = process("inspect", NET, "--to", "meta", "-f", "markdown", env=env)
-    assert found.returncode == 1
-    assert "cpu -> meta +" in found.stdout
+    result = process("inspect", NET, "--to", "meta", "-f", "markdown", env=env)
+    assert result.returncode == 1
+    assert "cpu -> meta +" in result.stdout
 
 
 def test_colour_follows_its_variables(monkeypatch):
@@ -440,10 +440,10 @@ def test_stats_are_in_table_and_json(statecli, small):
 
 def test_a_checkpoint_can_be_placed(statecli, small):
     """--to cpu loads each tensor and compares its bytes."""
-    found = statecli("inspect", small, "--to", "cpu", "-f", "json")
-    assert found.code == 0
-    assert {row["after"]["followed"] for row in found.json["tensors"]} == {True}
-    assert found.json["to"] == "cpu"
+    result = statecli("inspect", small, "--to", "cpu", "-f", "json")
+    assert result.code == 0
+    assert {row["after"]["followed"] for row in result.json["tensors"]} == {True}
+    assert result.json["to"] == "cpu"
 
 
 def test_prints_of_user_code_stay_off_stdout(statecli, tmp_path):
@@ -452,9 +452,9 @@ def test_prints_of_user_code_stay_off_stdout(statecli, tmp_path):
         "from torch import nn\nprint('hello')\nclass Net(nn.Linear):\n"
         "    def __init__(self):\n        print('building')\n        super().__init__(1, 1)\n"
     )
-    found = process("inspect", f"{tmp_path}/chatty.py:Net", "-f", "json")
-    assert json.loads(found.stdout)["format"] == "module"
-    assert "hello" in found.stderr
+    result = process("inspect", f"{tmp_path}/chatty.py:Net", "-f", "json")
+    assert json.loads(result.stdout)["format"] == "module"
+    assert "hello" in result.stderr
 
 
 def test_version_and_help():
@@ -475,9 +475,9 @@ def test_the_output_is_never_what_is_read(refused, small, tmp_path):
 def test_without_a_place_to_write_it_ends_2(small, line):
     """A closed or full stdout is no finding and no traceback."""
     command = f"{sys.executable} -m statecli {line.format(small)}"
-    found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-    assert found.returncode in (0, 2) if "--help" in line else found.returncode == 2
-    assert "Traceback" not in found.stderr
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert result.returncode in (0, 2) if "--help" in line else result.returncode == 2
+    assert "Traceback" not in result.stderr
 
 
 def test_a_megabyte_of_name_is_no_megabyte_of_message(refused, tmp_path):
@@ -548,9 +548,9 @@ def test_two_tensors_of_one_line_have_a_fix_each(statecli, tmp_path):
 
 def test_findings_of_a_class_name_their_section(statecli):
     """A class is the section `model`, in its tensors and in what is found against them."""
-    found = statecli("inspect", NET, "--to", "meta", "-f", "json").json
+    result = statecli("inspect", NET, "--to", "meta", "-f", "json").json
     assert (
-        {finding["section"] for finding in found["findings"]} == {"model"} == {t["section"] for t in found["tensors"]}
+        {finding["section"] for finding in result["findings"]} == {"model"} == {t["section"] for t in result["tensors"]}
     )
 
 

@@ -64,7 +64,7 @@ def test_a_target_that_fails_ends_no_run(statecli):
     """The others are audited; the one is a line on stderr and in the result."""
     result = statecli("audit", "empty.pt", "found.pt", "-f", "json")
     assert result.err.count("\n") == 1
-    assert [(one["target"], one["status"]) for one in result.json["targets"]] == [
+    assert [(target["target"], target["status"]) for target in result.json["targets"]] == [
         ("empty.pt", "failed"),
         ("found.pt", "audited"),
     ]
@@ -138,8 +138,8 @@ def test_a_table_keeps_to_its_width(width, count):
 
 def test_one_target_is_grouped_by_rule():
     """Worst first; what to do is said once where it is the same."""
-    found = [finding("inf", WARNING, fqn="a"), *(finding(fqn=name, help="go back") for name in "bc")]
-    assert shown(target("a.pt", *found)).splitlines() == [
+    actual = [finding("inf", WARNING, fqn="a"), *(finding(fqn=name, help="go back") for name in "bc")]
+    assert shown(target("a.pt", *actual)).splitlines() == [
         "a.pt",
         "1 audited: 1 error, 1 warning; 2 rules ran",
         "torch-zip, 2 tensors, 64 B",
@@ -180,37 +180,39 @@ def test_a_target_that_is_folded_into_another_is_named(output):
     evil = [target(name, finding("unsafe-global", target=name)) for name in ("evil.pt", "mix/sub/evil.dat")]
     assert "and 1 more, each with the same 1 error: mix/sub/evil.dat" in render_audit(output, *evil, terminal=True)
     names = [f"{n:02}{'x' * 4_000}.pt" for n in range(40)]
-    text = render_audit(output, *(target(one, finding(target=one)) for one in names), terminal=True, width=10_000)
+    text = render_audit(output, *(target(name, finding(target=name)) for name in names), terminal=True, width=10_000)
     assert [name[:8] for name in names if name[:8] in text] == [name[:8] for name in names[:11]]
     assert "and 29 more" in text
 
 
 def test_ten_thousand_findings_are_a_page_that_is_read():
     """As many as are read, and how many more there are; --all has each."""
-    found = [
+    numbers = [
         finding(fqn=f"w{'x' * (n % 7)}.{n}.{n * 7919 % 1000}", message=f"w: {n * 7919} NaN") for n in range(10_000)
     ]
-    text = shown(target("a.pt", *found))
+    text = shown(target("a.pt", *numbers))
     assert len(text.splitlines()) < 12
     assert "… and 9,992 more (--all)" in text
-    assert shown(target("a.pt", *found), view=View(unfold=True)).count("NaN") == 10_000
+    assert shown(target("a.pt", *numbers), view=View(unfold=True)).count("NaN") == 10_000
 
 
 def test_the_rest_of_a_problem_is_counted_in_findings():
     """A line that folds several tensors stands for all of them: 10 lines of 4 tensors each, of which 8 are shown."""
-    found = [finding(fqn=f"layers.{n}.w{m}", message=f"layers.{n}.w{m}: {m} NaN") for m in range(10) for n in range(4)]
-    text = shown(target("a.pt", *found))
+    numbers = [
+        finding(fqn=f"layers.{n}.w{m}", message=f"layers.{n}.w{m}: {m} NaN") for m in range(10) for n in range(4)
+    ]
+    text = shown(target("a.pt", *numbers))
     assert "(40 findings)" in text
     assert "… and 8 more (--all)" in text
-    assert "; 8 more" in render_audit("github", target("a.pt", *found))
+    assert "; 8 more" in render_audit("github", target("a.pt", *numbers))
 
 
 def test_repeated_layers_are_folded():
     """On a terminal and piped; data for programs has each."""
-    found = [finding(fqn=f"layers.{n}.w") for n in range(48)]
-    assert "layers.{0..47}.w: are nan" in shown(target("a.pt", *found))
-    assert render_audit("plain", target("a.pt", *found)).count("are nan") == 1
-    assert render_audit("csv", target("a.pt", *found)).count("is nan") == 48
+    numbers = [finding(fqn=f"layers.{n}.w") for n in range(48)]
+    assert "layers.{0..47}.w: are nan" in shown(target("a.pt", *numbers))
+    assert render_audit("plain", target("a.pt", *numbers)).count("are nan") == 1
+    assert render_audit("csv", target("a.pt", *numbers)).count("is nan") == 48
 
 
 def test_a_piped_table_is_not_cut():
@@ -417,7 +419,7 @@ def test_the_configuration_fits_its_schema(statecli):
     )
     document = statecli("config", "-f", "json").json
     jsonschema.validate(document, statecli("schema", "config").json)
-    values = {one["key"]: one["value"] for one in document["settings"]}
+    values = {setting["key"]: setting["value"] for setting in document["settings"]}
     assert (values["lock"], values["policy.max-bytes"], values["baseline"]) == ("a.lock", 9, None)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**document, "file": 1}, statecli("schema", "config").json)
@@ -457,7 +459,7 @@ def test_rules_as_json_fit_their_schema(statecli):
     """With the whole explanation."""
     document = statecli("rules", "-f", "json").json
     jsonschema.validate(document, statecli("schema", "rules").json)
-    assert [(one["name"], one["explanation"], tuple(one["commands"])) for one in document["rules"]] == [
+    assert [(rule["name"], rule["explanation"], tuple(rule["commands"])) for rule in document["rules"]] == [
         (rule.name, rule.explanation, rule.commands) for rule in DICTIONARY.values()
     ]
 

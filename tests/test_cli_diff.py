@@ -357,10 +357,10 @@ def test_what_could_not_be_compared_is_in_every_output(statecli, tmp_path, outpu
     at = raw.index(torch.full((999,), 2.0).numpy().tobytes())
     raw[at + 8] ^= 1
     (tmp_path / "b.pt").write_bytes(raw)
-    found = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", output)
-    assert found.code == 2
-    assert "checksum wrong" in found.out
-    assert "w: checksum wrong" in found.err
+    result = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", output)
+    assert result.code == 2
+    assert "checksum wrong" in result.out
+    assert "w: checksum wrong" in result.err
 
 
 def test_filters_and_expectations_of_settings(statecli):

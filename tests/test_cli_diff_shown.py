@@ -38,8 +38,8 @@ def test_rows_stand_in_the_order_of_layers(statecli, layers):
     assert [line.split()[2] for line in plain[1:25]] == layers
     table, _ = on_a_terminal(["diff", *both, "--all", "--no-progress"])
     assert [line.split()[1] for line in table.splitlines() if line.startswith("  M ")] == layers
-    told = statecli("diff", *both, "-q").out.splitlines()
-    assert [line.split()[1].removesuffix(":") for line in told] == layers
+    lines = statecli("diff", *both, "-q").out.splitlines()
+    assert [line.split()[1].removesuffix(":") for line in lines] == layers
 
 
 def test_unchanged_tensors_are_listed_on_request(statecli):
@@ -156,13 +156,13 @@ def sections():
 
 def test_what_fails_names_its_section(statecli, sections):
     """The name of `--name-only`, on stdout as on stderr; JSON has the section beside the name."""
-    told = statecli("diff", "a.pt", "b.pt", "-q").out.splitlines()
-    assert [line.split()[1] for line in told] == ["model.w:", "ema.w:"]
+    lines = statecli("diff", "a.pt", "b.pt", "-q").out.splitlines()
+    assert [line.split()[1] for line in lines] == ["model.w:", "ema.w:"]
     named = statecli("diff", "a.pt", "b.pt", "--name-only", "--must-not-change", "w")
     assert named.out.split() == ["model.w", "ema.w"]
     assert [line.split()[1] for line in named.err.splitlines()] == ["model.w:", "ema.w:"]
-    found = statecli("diff", "a.pt", "b.pt", "-f", "json").json["findings"]
-    assert [(one["section"], one["fqn"], one["message"]) for one in found] == [
+    findings = statecli("diff", "a.pt", "b.pt", "-f", "json").json["findings"]
+    assert [(tensor["section"], tensor["fqn"], tensor["message"]) for tensor in findings] == [
         (section, "w", "w: values differ") for section in ("model", "ema")
     ]
 
@@ -177,14 +177,14 @@ def test_one_cause_is_one_line_on_stderr(statecli):
         at = raw.index(tensor.numpy().tobytes())
         raw = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
     Path("b.pt").write_bytes(raw)
-    found = statecli("diff", "a.pt", "b.pt", "-n", "2")
-    assert found.code == 2
-    assert found.err == (
+    result = statecli("diff", "a.pt", "b.pt", "-n", "2")
+    assert result.code == 2
+    assert result.err == (
         "statecli: b.pt: l.0.w and 39 more tensors: checksum wrong: recorded …, computed …; "
         "the file is damaged: copy the file again\n"
     )
-    assert found.out.count("checksum wrong") == 2
-    assert "… and 38 more (-n 2)" in found.out
+    assert result.out.count("checksum wrong") == 2
+    assert "… and 38 more (-n 2)" in result.out
 
 
 def test_a_picture_has_what_could_not_be_measured(statecli):
@@ -205,9 +205,9 @@ def test_a_picture_has_what_could_not_be_measured(statecli):
 def test_lines_limit_what_quiet_says(statecli, layers):
     """-q -n 2: two reasons and how many more; -n beside a failed expectation too."""
     both = ("a.safetensors", "b.safetensors")
-    told = statecli("diff", *both, "-q", "-n", "2")
-    assert (told.code, len(told.out.splitlines())) == (1, 3)
-    assert "… and 22 more" in told.out
+    result = statecli("diff", *both, "-q", "-n", "2")
+    assert (result.code, len(result.out.splitlines())) == (1, 3)
+    assert "… and 22 more" in result.out
     shown = statecli("diff", *both, "--must-not-change", "*", "-n", "2").out
     assert shown.count("error[frozen-changed]: 24 tensors differ, but match --must-not-change '*'") == 1
     assert shown.count("… and 22 more") == 1  # of the rows; the tensors of the problem fold

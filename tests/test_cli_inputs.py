@@ -11,10 +11,10 @@ CACHED = "sample_models/cached_mask.py:Causal"
 
 def test_json_says_what_appeared(statecli):
     """`appeared` is there where it is true, `inputs` where forward was called; both are left out elsewhere."""
-    found = statecli("inspect", CACHED, "--input", "2x4x8", "-f", "json")
-    assert found.code == 1  # on a GPU, the next forward would mix devices
-    assert found.json["inputs"] == "float32 2×4×8"
-    assert {fqn: row.get("appeared") for fqn, row in found.rows().items()} == {
+    result = statecli("inspect", CACHED, "--input", "2x4x8", "-f", "json")
+    assert result.code == 1  # on a GPU, the next forward would mix devices
+    assert result.json["inputs"] == "float32 2×4×8"
+    assert {fqn: row.get("appeared") for fqn, row in result.rows().items()} == {
         "project.weight": None,
         "project.bias": None,
         "mask": True,
@@ -36,8 +36,8 @@ def test_the_page_says_what_forward_was_called_with(statecli):
 def test_a_function_makes_the_inputs(statecli, tmp_path):
     """`--input-from`, as in verify."""
     (tmp_path / "data.py").write_text("import torch\ndef make():\n    return torch.ones(2, 4, 8)\n")
-    found = statecli("inspect", CACHED, "--input-from", f"{tmp_path}/data.py:make", "-f", "json")
-    assert found.rows()["mask"]["shape"] == [4, 4]
+    result = statecli("inspect", CACHED, "--input-from", f"{tmp_path}/data.py:make", "-f", "json")
+    assert result.rows()["mask"]["shape"] == [4, 4]
 
 
 def test_what_stays_behind_on_a_move_ends_1(statecli):
@@ -69,13 +69,15 @@ def test_what_cannot_be_done_is_one_line(refused, words, said):
 
 def test_a_cache_is_mended_where_forward_assigns_it(statecli):
     """There is nothing to paste: the advice is in words, for the line that made it."""
-    found = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "plain")
-    assert found.code == 1
+    result = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "plain")
+    assert result.code == 1
     advice = "create the tensor again in forward when the device changes, or keep one tensor per device"
-    assert "[sample_models/cached_mask.py:23]\n" in found.out
-    assert f"help: {advice}\n" in found.out
+    assert "[sample_models/cached_mask.py:23]\n" in result.out
+    assert f"help: {advice}\n" in result.out
     document = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "json").json
-    assert [one["help"] for one in document["findings"]] == [f"{advice}; assigned at sample_models/cached_mask.py:23"]
+    assert [finding["help"] for finding in document["findings"]] == [
+        f"{advice}; assigned at sample_models/cached_mask.py:23"
+    ]
     assert [row["fqn"] for row in document["tensors"] if row.get("appeared")] == ["mask"]
 
 

@@ -265,10 +265,10 @@ def test_the_models_file_is_not_overwritten(statecli, proofs, tmp_path):
 def test_an_ascii_stdout_gets_one_character_a_sign():
     """Columns stay columns where the encoding has no tick."""
     words = ["verify", NET, "--check", "move", "--device", "meta", "-f", "markdown"]
-    found = run_python(["-m", "statecli", *words], env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert found.returncode == 1
-    assert "| `param` | + |" in found.stdout
-    assert "| `table` | x |" in found.stdout
+    result = run_python(["-m", "statecli", *words], env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 1
+    assert "| `param` | + |" in result.stdout
+    assert "| `table` | x |" in result.stdout
 
 
 # The sample models, truly.
@@ -387,7 +387,7 @@ class Net(torch.nn.Module):
     (tmp_path / "net.py").write_text(code)
     done = run_python(["-m", "statecli", "verify", "net.py:Net", "--input", "3x2"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = sorted(one.rpartition("net.py:")[2] for one in done.stderr.splitlines())
+    said = sorted(line.rpartition("net.py:")[2] for line in done.stderr.splitlines())
     assert said == ["6: FutureWarning: old ways", "8: UserWarning: slow"]
 
 

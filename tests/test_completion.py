@@ -294,10 +294,10 @@ print(json.dumps(sorted(set(sys.modules) - before)), file=sys.stderr)
 
 def modules_of(*arguments):
     """What an answer is, and each module that it imports."""
-    asked = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", ASK, "__complete", *arguments], capture_output=True, text=True, check=True
     )
-    return asked.stdout, set(json.loads(asked.stderr))
+    return result.stdout, set(json.loads(result.stderr))
 
 
 def test_completing_imports_the_table_and_no_more(here):
@@ -325,10 +325,10 @@ def test_names_from_files_and_rules_need_no_torch(here, arguments):
 def test_a_wrong_question_is_answered_without_a_word_on_stderr(here, arguments):
     """A prompt is no place for an error, nor for what Python has to say of an invalid escape."""
     (here / "old.py").write_text("class Net(nn.Module):\n    pattern = '\\d'\n")
-    asked = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "statecli", "__complete", *arguments], capture_output=True, check=False
     )
-    assert (asked.returncode, asked.stderr) == (0, b"")
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 @pytest.fixture
@@ -383,8 +383,8 @@ def test_fish_completes(here, program):
         "statecli inspect train.ckpt#mo",
     )
     script = "source (statecli completion fish | psub)\n" + "".join(f"complete -C '{line}'\n" for line in lines)
-    found = [line.split("\t")[0] for line in run_shell(program, ["fish", "--no-config", "-c", script])]
-    assert found == [
+    actual = [line.split("\t")[0] for line in run_shell(program, ["fish", "--no-config", "-c", script])]
+    assert actual == [
         *("inspect", "net.py:Net", "--to=meta", "my file.pt", "--output=my file.pt", "json=my file.pt"),
         "train.ckpt#model",
     ]

@@ -173,7 +173,7 @@ def test_a_misspelt_word_is_a_type_error(tmp_path):
         shutil.copytree(cache, tmp_path / "cache")
     options = ["--strict", "--cache-dir", str(tmp_path / "cache"), "--config-file", str(ROOT / "pyproject.toml")]
     words = [sys.executable, "-m", "mypy", *options, str(tmp_path / "typed.py")]
-    found = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
-    errors = [line for line in found.stdout.splitlines() if ": error: " in line]
+    result = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    errors = [line for line in result.stdout.splitlines() if ": error: " in line]
     last = len(TYPED.splitlines())
-    assert [int(line.split(":")[1]) for line in errors] == list(range(last - 3, last + 1)), found.stdout
+    assert [int(line.split(":")[1]) for line in errors] == list(range(last - 3, last + 1)), result.stdout

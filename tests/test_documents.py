@@ -211,11 +211,11 @@ def test_every_configuration_of_a_page_can_be_read(page, tmp_path, monkeypatch):
 def uses(found):
     """Each mapping in a YAML document, however deep."""
     inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
-    return [found] * isinstance(found, dict) + [one for value in inner for one in uses(value)]
+    return [found] * isinstance(found, dict) + [use for value in inner for use in uses(value)]
 
 
 def steps_of(page):
-    return [one for text in blocks(PAGES[page], "yaml") for one in uses(yaml.safe_load(text))]
+    return [use for text in blocks(PAGES[page], "yaml") for use in uses(yaml.safe_load(text))]
 
 
 def test_the_integrations_are_called_as_they_are():
@@ -224,9 +224,9 @@ def test_the_integrations_are_called_as_they_are():
     component = next(yaml.safe_load_all((ROOT / "templates" / "audit.yml").read_text()))["spec"]["inputs"]
     hooks = {one["id"] for one in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
     steps = steps_of("docs/how-to/ci.md")
-    actions = [one["with"] for one in steps if "statecli" in one.get("uses", "")]
-    components = [one["inputs"] for one in steps if "component" in one]
-    assert {one["id"] for one in steps if "id" in one and "uses" not in one} == hooks
+    actions = [step["with"] for step in steps if "statecli" in step.get("uses", "")]
+    components = [step["inputs"] for step in steps if "component" in step]
+    assert {step["id"] for step in steps if "id" in step and "uses" not in step} == hooks
     assert (len(actions), len(components)) == (1, 1)
     tutorial = [one["with"] for one in steps_of("docs/tutorial/gate-in-ci.md") if "uses" in one]
     assert len(tutorial) == 1
@@ -338,9 +338,9 @@ def test_every_command_and_option_is_documented(pages):
             assert f"`statecli {words}`" in pages["reference/commands/index.md"]
             continue
         page = pages[f"reference/commands/{words.replace(' ', '-')}.md"]
-        for one in command.params:
-            if one.param_type_name == "option" and one.name != "help":
-                assert {*one.opts} & {*re.findall(r"[^\s`,|()]+", page + ci)}, (words, one.name)
+        for param in command.params:
+            if param.param_type_name == "option" and param.name != "help":
+                assert {*param.opts} & {*re.findall(r"[^\s`,|()]+", page + ci)}, (words, param.name)
 
 
 def test_the_code_of_cog_is_not_on_the_site(pages):

@@ -62,12 +62,12 @@ def test_a_diff_is_the_same_in_either_mode(files, kernel):
     expected = api.diff(*files)
     assert torch.set_flush_denormal(True)
     try:
-        found = api.diff(*files)
+        diff = api.diff(*files)
     finally:
         torch.set_flush_denormal(False)
-    assert found == expected
-    assert [change.values.changed for change in found.changes if change.values] == [9]
-    assert [change.key for change in found.scalars] == ["note"]
+    assert diff == expected
+    assert [change.values.changed for change in diff.changes if change.values] == [9]
+    assert [change.key for change in diff.scalars] == ["note"]
 
 
 def test_statistics_are_the_same_in_either_mode(files, kernel):
@@ -83,12 +83,12 @@ def test_statistics_are_the_same_in_either_mode(files, kernel):
     expected = everything()
     assert torch.set_flush_denormal(True)
     try:
-        found = everything()
+        actual = everything()
     finally:
         torch.set_flush_denormal(False)
-    assert found == expected
-    assert found[0][0].zeros == 0
-    assert found[0][0].max > 0
+    assert actual == expected
+    assert actual[0][0].zeros == 0
+    assert actual[0][0].max > 0
 
 
 def test_an_audit_is_the_same_in_either_mode(tmp_path):

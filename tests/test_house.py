@@ -213,10 +213,10 @@ def test_a_reader_does_not_ask_where_a_file_is():
     """A reader asks the store what a read costs: `reads_are_requests`, `is_trusted`, `prefetch`."""
     for path in MODULES:
         if path.relative_to(PACKAGE).parts[0] == "formats":
-            asked = [
+            linenos = [
                 node.lineno for node in nodes(path) if getattr(node, "attr", getattr(node, "id", "")) == "is_remote"
             ]
-            assert not asked, path
+            assert not linenos, path
 
 
 def test_nothing_decides_by_the_name_of_an_oddity():
@@ -330,7 +330,9 @@ def test_every_path_in_the_recipes_exists(document):
     root = PACKAGE.parent
     text = (root / document).read_text()
     paths = [
-        one for one in re.findall(r"`([\w/.]+(?:\.py|/))`", text) if not re.search(r"NAME|COMMAND|fuzz/found", one)
+        match
+        for match in re.findall(r"`([\w/.]+(?:\.py|/))`", text)
+        if not re.search(r"NAME|COMMAND|fuzz/found", match)
     ]
     assert paths
     for path in paths:

@@ -78,7 +78,7 @@ def act(name, **inputs):
     `GITHUB_BASE_REF` and other names in capitals are variables of the runner.
     """
     action = yaml.safe_load((ROOT / "action.yml").read_text())
-    step = next(one for one in action["runs"]["steps"] if one["name"] == name)
+    step = next(step for step in action["runs"]["steps"] if step["name"] == name)
     given = {key: one.get("default", "") for key, one in action["inputs"].items()} | inputs
     names = {key: value.rpartition(".")[2].rstrip(" }") for key, value in step["env"].items()}
     environment = {key: given.get(name, str(ROOT)) for key, name in names.items()}
@@ -208,9 +208,9 @@ def test_the_actions_installation_imports_nothing_of_the_checkout(hostile, monke
     for name in ("pip.conf", "setup.cfg", "pip.ini"):
         (hostile / name).write_text("[global]\nindex-url = http://127.0.0.1:1/\n")
     step = next(
-        one
-        for one in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
-        if one["name"] == "Install statecli"
+        step
+        for step in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+        if step["name"] == "Install statecli"
     )
     nothing = str(hostile / "no-such-folder")
     environment = os.environ | {"STATECLI_SOURCE": nothing, "STATECLI_PYTHON": "python3"}

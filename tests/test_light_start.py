@@ -33,8 +33,8 @@ def imported_by_each(lines, heavy=HEAVY):
     """(exit code, which of the heavy modules are imported by now) after each of the command lines, in one process."""
     words = json.dumps([[*map(str, line)] for line in lines])
     command = [sys.executable, "-c", CHILD.format(heavy=heavy), words]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [tuple(json.loads(line)) for line in found.stderr.splitlines()[-len(lines) :]]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [tuple(json.loads(line)) for line in result.stderr.splitlines()[-len(lines) :]]
 
 
 def imported(*args, heavy=HEAVY):

@@ -87,9 +87,9 @@ def test_a_tensor_in_no_file_has_no_bytes():
 
 def test_a_finding_is_at_its_tensors_line():
     """Where a class assigned it."""
-    (found,) = location.add_places([finding()], [tensor(origin=Origin("net.py", 9))])
-    assert found.origin == Origin("net.py", 9)
-    assert found.place is UNSET
+    (place,) = location.add_places([finding()], [tensor(origin=Origin("net.py", 9))])
+    assert place.origin == Origin("net.py", 9)
+    assert place.place is UNSET
 
 
 def test_a_finding_that_says_where_it_is_stays_there():
@@ -101,14 +101,14 @@ def test_a_finding_that_says_where_it_is_stays_there():
 def test_a_finding_is_of_the_tensor_in_its_section():
     """Two sections may have tensors of one name; a finding without a section is of the first."""
     rows = [tensor(section="model", origin=Origin("a.py", 1)), tensor(section="ema", origin=Origin("b.py", 2))]
-    found = location.add_places([finding(section="ema"), finding(section="model"), finding()], rows)
-    assert [one.origin.file for one in found] == ["b.py", "a.py", "a.py"]
+    places = location.add_places([finding(section="ema"), finding(section="model"), finding()], rows)
+    assert [one.origin.file for one in places] == ["b.py", "a.py", "a.py"]
 
 
 def test_a_finding_of_no_tensor_is_of_the_whole_file():
     """Also where a tensor's name is empty."""
-    (found,) = location.add_places([finding(fqn=None)], [tensor(fqn="", origin=Origin("net.py", 9))])
-    assert (found.origin, found.place) == (UNSET, UNSET)
+    (place,) = location.add_places([finding(fqn=None)], [tensor(fqn="", origin=Origin("net.py", 9))])
+    assert (place.origin, place.place) == (UNSET, UNSET)
 
 
 def test_fingerprints_are_counted():

@@ -52,7 +52,7 @@ def find_output(cells, source):
 def test_cells_show_results(tmp_path):
     """Each cell of the page runs; results are HTML and text, names are inert, and an error is that of statecli."""
     cells = run_cells(tmp_path)
-    failed = [source for source, outputs in cells.items() for one in outputs if one["output_type"] == "error"]
+    failed = [source for source, outputs in cells.items() for output in outputs if output["output_type"] == "error"]
     assert failed == ["statecli.inspect('missing.pt')"]
     (error,) = (one for one in cells["statecli.inspect('missing.pt')"] if one["output_type"] == "error")
     assert error["ename"] == "UnreadableError"

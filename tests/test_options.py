@@ -71,4 +71,4 @@ def test_an_empty_path_in_a_configuration_is_refused(statecli, key):
 def test_the_empty_name_of_a_tensor_can_be_asked_for(statecli):
     """It is a name as others are, which a glob of no letters means."""
     torch.save({"": torch.ones(2), "w": torch.ones(2)}, "a.pt")
-    assert [one["fqn"] for one in statecli("inspect", "a.pt", "-i", "", "-f", "json").json["tensors"]] == [""]
+    assert [tensor["fqn"] for tensor in statecli("inspect", "a.pt", "-i", "", "-f", "json").json["tensors"]] == [""]

@@ -56,7 +56,7 @@ def here(tmp_path, in_tmp_path):
 
 
 def reports(*outputs):
-    return [word for one in outputs for word in ("--report", f"{one.value}=out.{one.value}")]
+    return [word for output in outputs for word in ("--report", f"{output.value}=out.{output.value}")]
 
 
 # What is refused.
@@ -364,20 +364,22 @@ def valid(output, text):
 def test_every_output_of_every_command(statecli, here, run):
     """Each is valid, says what was found, and nothing where nothing was."""
     result = statecli(*RUNS[run], *reports(*Output))
-    found = run.split()[1] in ("found", "model")
-    assert result.code == CODES.get(run, 1 if found else 0), result
+    actual = run.split()[1] in ("found", "model")
+    assert result.code == CODES.get(run, 1 if actual else 0), result
     texts = {output: Path(f"out.{output.value}").read_bytes().decode() for output in Output}
     parsed = {output: valid(output, text) for output, text in texts.items()}
     findings = parsed[Output.JSON]["findings"]
-    assert bool(findings) == found
+    assert bool(findings) == actual
     assert len(parsed[Output.CSV]) == 1
     problems = parsed[Output.JSON].get("problems", findings)
-    assert bool(problems) == found
+    assert bool(problems) == actual
     results = parsed[Output.SARIF]["results"]
-    assert [(one["ruleId"], one["level"]) for one in results] == [(one["rule"], one["severity"]) for one in problems]
+    assert [(result["ruleId"], result["level"]) for result in results] == [
+        (problem["rule"], problem["severity"]) for problem in problems
+    ]
     (invocation,) = parsed[Output.SARIF]["invocations"]
     assert invocation["executionSuccessful"] is (result.code != 2)
-    failed = [one for one in parsed[Output.JUNIT].iter("testcase") if one.find("failure") is not None]
+    failed = [finding for finding in parsed[Output.JUNIT].iter("testcase") if finding.find("failure") is not None]
     assert bool(failed) == (result.code == 1)
     assert bool(list(parsed[Output.JUNIT].iter("error"))) == (result.code == 2)
     assert len(parsed[Output.GITLAB]) == len(problems) + len(result.err.splitlines()) * (result.code == 2)
@@ -464,8 +466,8 @@ def test_a_name_that_is_no_utf8(statecli, here):
     """Its bytes are percent-encoded in SARIF, and escaped elsewhere."""
     os.rename("found.pt", b"caf\xe9.pt")
     statecli("audit", os.fsdecode(b"caf\xe9.pt"), *reports(*Output))
-    (one,) = sarif(Path("out.sarif").read_text("utf-8"))["results"]
-    assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "caf%E9.pt"
+    (result,) = sarif(Path("out.sarif").read_text("utf-8"))["results"]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "caf%E9.pt"
     for output in Output:
         assert valid(output, Path(f"out.{output.value}").read_bytes().decode("utf-8"))
 

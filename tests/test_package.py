@@ -64,13 +64,13 @@ def test_the_advice_in_a_hook_is_a_key_of_the_hook(monkeypatch):
 
 def test_one_module_writes_the_commands_that_install():
     """No other module has `pip install` in a text that is not a docstring."""
-    found = set()
+    actual = set()
     for path in (ROOT / "statecli").rglob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in statements)
-        found |= {path.name for node in texts if isinstance(node.value, str) and "pip install" in node.value}
-    assert found == {"installed_package.py"}
+        actual |= {path.name for node in texts if isinstance(node.value, str) and "pip install" in node.value}
+    assert actual == {"installed_package.py"}
 
 
 @pytest.mark.parametrize("suffix", ["md", "py", "yml", "yaml", "j2", "toml", "sh"])
@@ -271,7 +271,7 @@ def test_ci_installs_the_lowest_and_the_newest_dependencies():
     (word,) = re.findall(r"make release-check CELL=(\w+)", (ROOT / ".ci" / "run").read_text("utf-8"))
     cells = [cell.name for cell in release_check.list_cells() if word in cell.name]
     assert [name for name in cells if "lowest" in name] == ["lowest dependencies, wheel, values"]
-    assert [name.split()[3] for name in cells if "newest" in name] == [f"{one}," for one in release_check.PYTHONS]
+    assert [name.split()[3] for name in cells if "newest" in name] == [f"{python}," for python in release_check.PYTHONS]
     assert all(name.endswith("values") for name in cells)
 
 

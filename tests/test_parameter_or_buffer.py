@@ -43,17 +43,17 @@ def classified(tmp_path, thing):
 
 def test_a_bare_state_dict_is_assumed_and_conventions_are_named(tmp_path):
     """BatchNorm's statistics and integers are buffers by convention; the rest is only assumed."""
-    found = classified(tmp_path, Net().state_dict())
-    assert {n for n, row in found.items() if row.kind is Kind.BUFFER} == {
+    actual = classified(tmp_path, Net().state_dict())
+    assert {n for n, row in actual.items() if row.kind is Kind.BUFFER} == {
         "norm.running_mean",
         "norm.running_var",
         "norm.num_batches_tracked",
         "index",
     }
-    assert all(row.evidence is Evidence.CONVENTION for row in found.values() if row.kind is Kind.BUFFER)
-    assert all(row.persistent is True for row in found.values() if row.kind is Kind.BUFFER)
-    assert found["scale"].evidence is Evidence.ASSUMED
-    assert found["fc.weight"].evidence is Evidence.ASSUMED
+    assert all(row.evidence is Evidence.CONVENTION for row in actual.values() if row.kind is Kind.BUFFER)
+    assert all(row.persistent is True for row in actual.values() if row.kind is Kind.BUFFER)
+    assert actual["scale"].evidence is Evidence.ASSUMED
+    assert actual["fc.weight"].evidence is Evidence.ASSUMED
 
 
 def test_groups_of_an_optimizer_are_compared_up_to_a_number(tmp_path, monkeypatch):
@@ -76,10 +76,10 @@ def test_param_names_of_the_optimizer_are_exact(tmp_path):
     """An optimizer built from named_parameters() says what it trains."""
     net = Net()
     state = stepped(net, torch.optim.AdamW(net.named_parameters()))
-    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
-    trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
+    actual = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    trained = {n for n, row in actual.items() if row.evidence is Evidence.OPTIMIZER}
     assert trained == {n for n, _ in net.named_parameters()}
-    assert found["scale"].evidence is Evidence.ASSUMED
+    assert actual["scale"].evidence is Evidence.ASSUMED
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_fsdp_names_are_exact(tmp_path):
         "state": {"a.weight": {"exp_avg": torch.ones(2)}},
         "param_groups": [{"lr": 0.1, "params": ["a.weight"]}],
     }
-    found = classified(tmp_path, {"model": sd, "optimizer": optimizer})
-    assert found["a.weight"].evidence is Evidence.OPTIMIZER
-    assert found["a.scale"].evidence is Evidence.ASSUMED
+    actual = classified(tmp_path, {"model": sd, "optimizer": optimizer})
+    assert actual["a.weight"].evidence is Evidence.OPTIMIZER
+    assert actual["a.scale"].evidence is Evidence.ASSUMED
 
 
 def test_tied_entries_are_trained_together(tmp_path):
@@ -131,8 +131,8 @@ def test_tied_entries_are_trained_together(tmp_path):
     net = nn.ModuleDict({"embed": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
     net["head"].weight = net["embed"].weight
     state = stepped(net, torch.optim.AdamW(net.parameters()))
-    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
-    assert {row.evidence for row in found.values()} == {Evidence.OPTIMIZER}
+    actual = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    assert {row.evidence for row in actual.values()} == {Evidence.OPTIMIZER}
 
 
 def test_an_ema_copy_takes_its_models_evidence(tmp_path):
@@ -170,8 +170,8 @@ def test_an_averaged_model_is_a_copy_too(tmp_path):
     path = str(tmp_path / "swa.pt")
     torch.save({"model": net.state_dict(), "swa": averaged.state_dict(), "optimizer": optimizer}, path)
     state = parameter_or_buffer.classify_tensors(formats.read(path))
-    found = {t.evidence for t in state.tensors if t.section in ("model", "swa") and t.dtype == "float32"}
-    assert found == {Evidence.OPTIMIZER}
+    evidences = {t.evidence for t in state.tensors if t.section in ("model", "swa") and t.dtype == "float32"}
+    assert evidences == {Evidence.OPTIMIZER}
 
 
 def test_a_twin_is_no_copy(tmp_path):
@@ -202,8 +202,8 @@ def test_an_optimizer_of_something_else_says_nothing(tmp_path):
     center.grad = torch.ones(4, 4)
     second = torch.optim.AdamW([center])
     second.step()
-    found = classified(tmp_path, {"model": net.state_dict(), "optimizer_center": second.state_dict()})
-    assert Evidence.OPTIMIZER not in {row.evidence for row in found.values()}
+    actual = classified(tmp_path, {"model": net.state_dict(), "optimizer_center": second.state_dict()})
+    assert Evidence.OPTIMIZER not in {row.evidence for row in actual.values()}
 
 
 def test_a_criterion_that_learns_too_makes_no_parameter_of_a_buffer(tmp_path):
@@ -215,9 +215,9 @@ def test_a_criterion_that_learns_too_makes_no_parameter_of_a_buffer(tmp_path):
         parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.Adam(groups)
     optimizer.step()
-    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
-    assert found["table"].evidence is Evidence.ASSUMED
-    assert found["0.weight"].evidence is Evidence.OPTIMIZER
+    actual = classified(tmp_path, {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
+    assert actual["table"].evidence is Evidence.ASSUMED
+    assert actual["0.weight"].evidence is Evidence.OPTIMIZER
 
 
 def test_optimizers_that_share_a_model_are_evidence_together(tmp_path):
@@ -225,8 +225,8 @@ def test_optimizers_that_share_a_model_are_evidence_together(tmp_path):
     net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 1))
     shared = [torch.optim.Adam(net[:2].parameters()), torch.optim.SGD(net[2:].parameters(), 0.1, momentum=0.9)]
     states = [stepped(net, one) for one in shared]
-    found = classified(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
-    assert {row.evidence for row in found.values()} == {Evidence.OPTIMIZER}
+    actual = classified(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
+    assert {row.evidence for row in actual.values()} == {Evidence.OPTIMIZER}
 
 
 def test_optimizers_that_leave_something_out_are_no_evidence_together(tmp_path):
@@ -234,8 +234,8 @@ def test_optimizers_that_leave_something_out_are_no_evidence_together(tmp_path):
     net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 1), nn.Linear(6, 1))
     shared = [torch.optim.Adam(net[:2].parameters()), torch.optim.SGD(net[2:3].parameters(), 0.1, momentum=0.9)]
     states = [stepped(net, one) for one in shared]
-    found = classified(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
-    assert {name for name, row in found.items() if row.evidence is Evidence.OPTIMIZER} <= {
+    actual = classified(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
+    assert {name for name, row in actual.items() if row.evidence is Evidence.OPTIMIZER} <= {
         *(f"{layer}.{part}" for layer in (0, 1) for part in ("weight", "bias"))
     }
 
@@ -257,8 +257,8 @@ def test_ids_without_shapes_say_nothing(tmp_path):
     """SGD without momentum saves numbers alone; that there are as many is no evidence."""
     sd = {"a.w": torch.ones(2), "b.w": torch.ones(3), "scale": torch.ones(4)}
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1)) for _ in range(3)], 0.1).state_dict()
-    found = classified(tmp_path, {"model": sd, "optimizer": optimizer})
-    assert {row.evidence for row in found.values()} == {Evidence.ASSUMED}
+    actual = classified(tmp_path, {"model": sd, "optimizer": optimizer})
+    assert {row.evidence for row in actual.values()} == {Evidence.ASSUMED}
 
 
 def test_a_file_without_a_models_tensors_cannot_be_grouped(refused, tmp_path, spec):
@@ -276,8 +276,10 @@ def test_findings_of_several_sections_say_which(statecli, tmp_path, spec):
     good = {**entries(), "tied.weight": torch.ones(4, 4)}
     bad = {**good, "scale": torch.ones(9)}
     torch.save({"model": good, "ema": bad}, tmp_path / "two.pt")
-    found = statecli("inspect", tmp_path / "two.pt", "--model", spec, "-f", "json")
-    assert [(f["rule"], f["section"], f["fqn"]) for f in found.json["findings"]] == [("shape-mismatch", "ema", "scale")]
+    result = statecli("inspect", tmp_path / "two.pt", "--model", spec, "-f", "json")
+    assert [(f["rule"], f["section"], f["fqn"]) for f in result.json["findings"]] == [
+        ("shape-mismatch", "ema", "scale")
+    ]
     out = statecli("inspect", tmp_path / "two.pt", "--model", spec, "-f", "csv").out
     assert [row["section"] for row in csv.DictReader(io.StringIO(out)) if row["finding"]] == ["ema"]
 
@@ -302,10 +304,12 @@ def test_what_is_forced_is_true_whatever_was_frozen(held, data):
     trained = [n for n in range(len(held)) if data.draw(st.booleans())]
     tensors = [TensorInfo(f"t{n}", "float32", shape, 1, 4) for n, shape in enumerate(held)]
     group = OptimizerGroup(tuple(range(len(trained))), None, tuple(held[n] for n in trained))
-    found = parameter_or_buffer.find_trained(OptimizerFacts("optimizer", (group,)), list(range(len(held))), tensors)
-    assert found <= set(trained)
+    actual_trained = parameter_or_buffer.find_trained(
+        OptimizerFacts("optimizer", (group,)), list(range(len(held))), tensors
+    )
+    assert actual_trained <= set(trained)
     if len(trained) == len(held):
-        assert found == set(trained)
+        assert actual_trained == set(trained)
 
 
 def test_a_buffer_name_counts_only_as_the_last_component():
@@ -441,11 +445,11 @@ def test_a_model_must_be_a_class(refused, tmp_path):
 
 def test_weight_norms_direction_is_no_buffer(tmp_path):
     """`weight_v` beside `weight_g` learns; beside `weight_orig` it is the old spectral_norm's vector."""
-    found = classified(tmp_path, {"weight_g": torch.ones(2, 1), "weight_v": torch.ones(2, 2)})
-    assert {row.kind for row in found.values()} == {Kind.PARAMETER}
+    actual = classified(tmp_path, {"weight_g": torch.ones(2, 1), "weight_v": torch.ones(2, 2)})
+    assert {row.kind for row in actual.values()} == {Kind.PARAMETER}
     spectral = {"weight_orig": torch.ones(2, 2), "weight_u": torch.ones(2), "weight_v": torch.ones(2)}
-    found = classified(tmp_path, spectral)
-    assert [row.kind for row in found.values()] == [Kind.PARAMETER, Kind.BUFFER, Kind.BUFFER]
+    actual = classified(tmp_path, spectral)
+    assert [row.kind for row in actual.values()] == [Kind.PARAMETER, Kind.BUFFER, Kind.BUFFER]
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -467,8 +471,8 @@ def test_one_shape_alone_is_no_evidence(tmp_path):
     optimizer = torch.optim.Adam([centers])
     optimizer.step()
     model = {"cent": torch.ones(3, 4), "0.weight": torch.ones(4, 4)}
-    found = classified(tmp_path, {"model": model, "optimizer": optimizer.state_dict()})
-    assert {row.evidence for row in found.values()} == {Evidence.ASSUMED}
+    actual = classified(tmp_path, {"model": model, "optimizer": optimizer.state_dict()})
+    assert {row.evidence for row in actual.values()} == {Evidence.ASSUMED}
 
 
 @pytest.mark.parametrize(

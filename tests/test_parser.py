@@ -27,7 +27,9 @@ def command_of(name):
 
 COMMANDS = sorted(TABLE)
 OPTIONS = {
-    command: [one for one in command_of(command).params if one.param_type_name == "option" and one.name != "help"]
+    command: [
+        param for param in command_of(command).params if param.param_type_name == "option" and param.name != "help"
+    ]
     for command in COMMANDS
 }
 #: A word for each target that only some words can be.
@@ -55,7 +57,7 @@ def test_every_option_is_in_the_table(command):
     """Typer's command has the options and the targets of the table, and the table has every field."""
     rows = parameters_of(TABLE[command])
     assert {flag for row in rows for flag in row.spellings} == {name for one in OPTIONS[command] for name in one.opts}
-    assert [row.field for row in rows] == [one.name for one in command_of(command).params if one.name != "help"]
+    assert [row.field for row in rows] == [param.name for param in command_of(command).params if param.name != "help"]
     assert {row.field for row in rows} == set(TABLE[command].__struct_fields__)
 
 
@@ -82,9 +84,9 @@ def test_targets_come_in_order(command):
     """The first word is before, the second after."""
     words = tuple(CHOSEN.get(name, name) for name in TARGETS[command])
     quick = parser.parse([*command.split(), *words])
-    found = [getattr(quick, name) for name in TARGETS[command]]
+    actual = [getattr(quick, name) for name in TARGETS[command]]
     several = any(one.is_target and one.repeatable for one in parameters_of(TABLE[command]))
-    assert found == ([words] if several else list(words))
+    assert actual == ([words] if several else list(words))
 
 
 VALUES = {
@@ -214,5 +216,5 @@ def test_a_file_that_reads_as_an_option_is_refused(in_tmp_path, statecli, name):
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith(f"statecli: {name}: a file has the name of this option")
     result = statecli("audit", "-f", "json", "--", name, "a.pt")
-    assert [one["target"] for one in result.json["targets"]] == [name, "a.pt"]
+    assert [target["target"] for target in result.json["targets"]] == [name, "a.pt"]
     assert set(os.listdir()) == {"a.pt", name}

@@ -40,7 +40,7 @@ class GitHub(BaseHTTPRequestHandler):
             self.server.comments.append({"id": number, "user": {"type": "Bot"}, **document})
         else:
             number = int(self.path.rpartition("/")[2])
-            next(one for one in self.server.comments if one["id"] == number)["body"] = document["body"]
+            next(comment for comment in self.server.comments if comment["id"] == number)["body"] = document["body"]
         return self.answer({"html_url": f"https://host/comment/{number}"})
 
     do_PATCH = do_POST
@@ -101,7 +101,7 @@ def test_the_comment_of_a_person_is_left_alone(github, comment):
     comment("first")
     github.comments[0]["user"]["type"] = "User"
     comment("second")
-    assert [one["body"].rpartition("\n")[2] for one in github.comments] == ["first", "second"]
+    assert [comment["body"].rpartition("\n")[2] for comment in github.comments] == ["first", "second"]
 
 
 def test_a_token_that_may_not_write_is_a_warning(comment):

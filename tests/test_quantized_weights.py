@@ -347,8 +347,8 @@ LOST = [
 
 def list_gaps(statecli, path):
     """The messages of sibling-gap in a whole audit, which reads values."""
-    found = json.loads(statecli("audit", path, "-f", "json").out)["findings"]
-    return [finding["message"] for finding in found if finding["rule"] == "sibling-gap"]
+    findings = json.loads(statecli("audit", path, "-f", "json").out)["findings"]
+    return [finding["message"] for finding in findings if finding["rule"] == "sibling-gap"]
 
 
 def stack(stored, form, count=9):
@@ -382,8 +382,8 @@ def test_a_missing_optional_part_is_a_gap(statecli, stored, save, form, name):
     """One of nine layers lacks what the other eight have."""
     tensors = stack(stored, form)
     del tensors[f"layers.4.proj.{name}"]
-    found = json.loads(statecli("audit", save(tensors, "a.pt"), "-f", "json", "--select", "sibling-gap").out)
-    (message,) = [finding["message"] for finding in found["findings"]]
+    result = json.loads(statecli("audit", save(tensors, "a.pt"), "-f", "json", "--select", "sibling-gap").out)
+    (message,) = [finding["message"] for finding in result["findings"]]
     assert message == f"layers.4.proj.weight: {name} is missing; 8 other weights of this layout have all their tensors"
 
 
@@ -609,8 +609,8 @@ def test_most_scales_of_one_name_are_lost(statecli, save):
     """One of eight layers kept its scales: a layer of the same name with scales is enough."""
     layers = {f"layers.{n}.up.weight": torch.ones(256, 128).to(torch.float8_e4m3fn) for n in range(8)}
     scale = {"layers.5.up.weight_scale_inv": torch.ones(2, 1)}
-    found = list_gaps(statecli, save(layers | scale, "a.safetensors"))
-    assert [message.partition(":")[0] for message in found] == [f"layers.{n}.up.weight" for n in range(8) if n != 5]
+    gaps = list_gaps(statecli, save(layers | scale, "a.safetensors"))
+    assert [message.partition(":")[0] for message in gaps] == [f"layers.{n}.up.weight" for n in range(8) if n != 5]
 
 
 def test_an_input_scale_alone_makes_float8_incomplete(statecli, save):

@@ -34,12 +34,12 @@ def test_a_state_dict_is_what_torch_loads(tmp_path, name, legacy):
     """Names in order, dtypes, shapes, bytes and ties agree with torch.load(weights_only=True)."""
     path = tmp_path / "net.pt"
     torch.save(make(name).state_dict(), path, _use_new_zipfile_serialization=not legacy)
-    loaded, found = torch.load(path, weights_only=True), rows(path)
-    assert list(found) == list(loaded)
+    loaded, actual = torch.load(path, weights_only=True), rows(path)
+    assert list(actual) == list(loaded)
     for fqn, tensor in loaded.items():
-        agree(found[fqn], tensor)
+        agree(actual[fqn], tensor)
         same = {n for n, t in loaded.items() if t.untyped_storage()._cdata == tensor.untyped_storage()._cdata}
-        assert set(found[fqn].tied_to) == same - {fqn}
+        assert set(actual[fqn].tied_to) == same - {fqn}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,13 +58,13 @@ def test_safetensors_are_what_safe_open_gives(tmp_path, name):
     """save_model and safe_open: names, dtypes, shapes."""
     path = tmp_path / "net.safetensors"
     save_model(make(name), str(path))
-    found = rows(path)
+    actual_rows = rows(path)
     with safe_open(path, "pt") as file:
         kept = set(file.keys())
         for fqn in kept:
-            agree(found[fqn], file.get_tensor(fqn))
-    dropped = set(found) - kept
-    assert all(found[fqn].tied_to for fqn in dropped)
+            agree(actual_rows[fqn], file.get_tensor(fqn))
+    dropped = set(actual_rows) - kept
+    assert all(actual_rows[fqn].tied_to for fqn in dropped)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,15 +79,15 @@ def test_a_whole_pickled_model_is_grouped_as_the_live_one(tmp_path, name):
         if "parametrized modules" not in str(error):
             raise
         pytest.skip("torch cannot pickle the module")
-    found = rows(path)
-    registered = {fqn: row for fqn, row in found.items() if row.kind is not Kind.UNREGISTERED}
+    actual_rows = rows(path)
+    registered = {fqn: row for fqn, row in actual_rows.items() if row.kind is not Kind.UNREGISTERED}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
     assert {n for n, row in registered.items() if row.kind is Kind.PARAMETER} == set(parameters)
     assert {n for n, row in registered.items() if row.kind is Kind.BUFFER} == set(buffers)
     for fqn, tensor in {**parameters, **buffers}.items():
-        agree(found[fqn], tensor)
-        assert found[fqn].requires_grad is tensor.requires_grad
+        agree(actual_rows[fqn], tensor)
+        assert actual_rows[fqn].requires_grad is tensor.requires_grad
     assert {n for n, row in registered.items() if row.saved} == set(module.state_dict())
 
 
@@ -101,21 +101,21 @@ def test_a_training_checkpoint_knows_its_parameters(tmp_path, name):
     optimizer.step()
     path = tmp_path / "train.pt"
     torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": 1}, path)
-    found = parameter_or_buffer.classify_tensors(formats.read(str(path)))
-    trained = {row.fqn for row in found.tensors if row.section == "model" and row.evidence.value == "optimizer"}
+    tensors = parameter_or_buffer.classify_tensors(formats.read(str(path)))
+    trained = {row.fqn for row in tensors.tensors if row.section == "model" and row.evidence.value == "optimizer"}
     assert {n for n, _ in module.named_parameters()} <= trained
     assert trained <= {n for n, _ in module.named_parameters(remove_duplicate=False)}
 
 
 def test_the_real_folder_is_what_safe_open_gives(statecli, minilm):
     """A BERT of 22.7 M parameters: names, dtypes and shapes, and no byte of data read."""
-    found = statecli("inspect", minilm, "-f", "json").rows()
+    actual_rows = statecli("inspect", minilm, "-f", "json").rows()
     with safe_open(minilm / "model.safetensors", "pt") as file:
-        assert set(found) == set(file.keys())
+        assert set(actual_rows) == set(file.keys())
         for fqn in file.keys():  # noqa: SIM118  # safe_open is no mapping
             piece = file.get_slice(fqn)
-            assert found[fqn]["shape"] == piece.get_shape()
-            assert found[fqn]["dtype"] == {"F32": "float32", "I64": "int64"}[piece.get_dtype()]
+            assert actual_rows[fqn]["shape"] == piece.get_shape()
+            assert actual_rows[fqn]["dtype"] == {"F32": "float32", "I64": "int64"}[piece.get_dtype()]
 
 
 def test_the_real_folder_against_its_class(statecli, minilm, tmp_path, monkeypatch):
@@ -125,26 +125,26 @@ def test_the_real_folder_against_its_class(statecli, minilm, tmp_path, monkeypat
         "from transformers import AutoConfig, AutoModel\n\n\ndef make(folder):\n"
         "    return AutoModel.from_config(AutoConfig.from_pretrained(folder))\n"
     )
-    found = statecli("inspect", minilm, "--model", f"{tmp_path}/of_config.py:make({str(minilm)!r})", "-f", "json")
-    assert found.code == 1, found
-    assert [(f["rule"], f["fqn"]) for f in found.json["findings"]] == [("unexpected-entry", "embeddings.position_ids")]
-    kinds_found = {row["kind"] for row in found.json["tensors"]}
+    result = statecli("inspect", minilm, "--model", f"{tmp_path}/of_config.py:make({str(minilm)!r})", "-f", "json")
+    assert result.code == 1, result
+    assert [(f["rule"], f["fqn"]) for f in result.json["findings"]] == [("unexpected-entry", "embeddings.position_ids")]
+    kinds_found = {row["kind"] for row in result.json["tensors"]}
     assert kinds_found == {"parameter", "buffer"}
     assert "transformers" in sys.modules
 
 
 def test_the_real_folder_arrives_on_the_cpu(statecli, minilm):
     """--to cpu: 90 MB loaded tensor by tensor, every byte compared."""
-    found = statecli("inspect", minilm, "--to", "cpu", "-f", "json")
-    assert found.code == 0
-    assert all(row["after"] == {"device": "cpu", "followed": True} for row in found.json["tensors"])
+    result = statecli("inspect", minilm, "--to", "cpu", "-f", "json")
+    assert result.code == 0
+    assert all(row["after"] == {"device": "cpu", "followed": True} for row in result.json["tensors"])
 
 
 def test_statistics_of_the_real_folder_are_torchs(statecli, minilm):
     """min, max, mean and std of every tensor, as torch computes them in float64."""
-    found = statecli("inspect", minilm, "--stats", "-f", "json").rows()
+    actual_rows = statecli("inspect", minilm, "--stats", "-f", "json").rows()
     with safe_open(minilm / "model.safetensors", "pt") as file:
-        for fqn, row in found.items():
+        for fqn, row in actual_rows.items():
             tensor = file.get_tensor(fqn).double()
             stats = row["stats"]
             assert stats["min"] == tensor.min().item()

@@ -57,8 +57,8 @@ def wanted(sample: str) -> dict[Name, Verdict]:
 
 def twin_of(fixed: str) -> str:
     """The entry of FAILING for the model that `fixed` mends."""
-    (found,) = [sample for sample in FAILING if sample.startswith(fixed.removesuffix("_fixed") + ":")]
-    return found
+    (actual_sample,) = [sample for sample in FAILING if sample.startswith(fixed.removesuffix("_fixed") + ":")]
+    return actual_sample
 
 
 @ANY_GPU
@@ -80,8 +80,8 @@ def test_the_fixed_twin_passes_all(fixed, device):
 @pytest.mark.parametrize("sample", FAILING)
 def test_a_move_to_meta_says_the_same(sample):
     """Though meta makes new objects, which a GPU does not."""
-    found = verdicts(sample, FAILING[sample][0], "meta", Name.MOVE)
-    assert found == {Name.MOVE: wanted(sample)[Name.MOVE]}
+    actual = verdicts(sample, FAILING[sample][0], "meta", Name.MOVE)
+    assert actual == {Name.MOVE: wanted(sample)[Name.MOVE]}
 
 
 def test_every_sample_is_in_the_table():

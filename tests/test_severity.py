@@ -207,7 +207,9 @@ def test_tied_weights_exit_0(statecli, tmp_path, in_tmp_path):
     )
     result = statecli("verify", "tied.py:Net", "--input", "int64:2x3<8", "-f", "json")
     assert result.code == 0, result
-    assert [(one["rule"], one["severity"]) for one in result.json["problems"]] == [("shared-in-safetensors", "note")]
+    assert [(problem["rule"], problem["severity"]) for problem in result.json["problems"]] == [
+        ("shared-in-safetensors", "note")
+    ]
     assert "save_model" in result.out
 
 
@@ -271,7 +273,9 @@ def test_a_prefix_that_the_class_refuses_is_an_error_everywhere(write, statecli,
     torch.save(torch.nn.DataParallel(torch.nn.ModuleDict({"fc": torch.nn.Linear(4, 4)})).state_dict(), "dp.pt")
     for arguments in (("audit", "dp.pt", "--model", target), ("diff", "dp.pt", target), ("diff", target, "dp.pt")):
         findings = statecli(*arguments, "-f", "json").json["findings"]
-        assert [(one["rule"], one["severity"]) for one in findings] == [("wrapper-prefix", "error")], arguments
+        assert [(finding["rule"], finding["severity"]) for finding in findings] == [("wrapper-prefix", "error")], (
+            arguments
+        )
     (finding,) = statecli("inspect", "dp.pt", "--model", target, "-f", "json").json["findings"]
     assert (finding["rule"], finding["severity"]) == ("wrapper-prefix", "error")
     (finding,) = statecli("audit", "dp.pt", "-f", "json").json["findings"]
@@ -284,7 +288,9 @@ def test_a_prefix_that_the_checkpoint_lacks_is_an_error_of_audit_too(tmp_path, i
     torch.save(torch.nn.Linear(4, 4).state_dict(), "bare.pt")
     for arguments in (("diff", "bare.pt", "net.py:make"), ("audit", "bare.pt", "--model", "net.py:make")):
         findings = statecli(*arguments, "-f", "json").json["findings"]
-        assert [(one["rule"], one["severity"]) for one in findings] == [("wrapper-prefix", "error")], arguments
+        assert [(finding["rule"], finding["severity"]) for finding in findings] == [("wrapper-prefix", "error")], (
+            arguments
+        )
 
 
 def test_what_a_load_refuses_has_the_line_of_the_class_everywhere(write, statecli):
@@ -298,7 +304,7 @@ def test_what_a_load_refuses_has_the_line_of_the_class_everywhere(write, statecl
         ("diff", target, "wrong.pt"),
     ):
         findings = statecli(*arguments, "-f", "json").json["findings"]
-        lines = {(one["rule"], one["fqn"]): one.get("origin", {}).get("line") for one in findings}
+        lines = {(finding["rule"], finding["fqn"]): finding.get("origin", {}).get("line") for finding in findings}
         assert lines == {("shape-mismatch", "fc.bias"): 7, ("missing-entry", "scale"): 8}, arguments
         assert "net.py" in statecli(*arguments, "-f", "github").out, arguments
 

@@ -82,7 +82,7 @@ def test_the_page_cuts_names_as_browse_does():
         " names.map((name) => Names.cut(name, Names.findCommonEnds(names), width)))))"
     )
     output = subprocess.run(["node", "-"], input=f"{script}\n{run}", capture_output=True, text=True, check=True).stdout
-    for (names, width), found in zip(cases, json.loads(output), strict=True):
+    for (names, width), actual in zip(cases, json.loads(output), strict=True):
         ends = find_common_ends(names)
         expected = [[[text, is_cut] for text, is_cut in cut_name(name, ends, width)] for name in names]
-        assert found == expected
+        assert actual == expected

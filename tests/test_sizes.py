@@ -29,8 +29,8 @@ def test_inspect_and_audit_say_the_same_size(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(state_dict, "model.pt")
     assert sizes.sum_bytes(statecli.inspect("model.pt").state.tensors) == size
-    found = run_python(["-m", "statecli", "audit", "model.pt", "-f", "json"])
-    assert json.loads(found.stdout)["targets"][0]["bytes"] == size
+    result = run_python(["-m", "statecli", "audit", "model.pt", "-f", "json"])
+    assert json.loads(result.stdout)["targets"][0]["bytes"] == size
 
 
 def test_kinds_that_share_a_storage_count_it_once_together():

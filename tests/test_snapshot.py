@@ -60,12 +60,12 @@ def test_a_snapshot_sees_what_a_bitwise_diff_sees(before, after):
         snapshot = statecli.Snapshot(before)
     except statecli.StateError:
         return
-    found, wanted = statuses(statecli.diff(snapshot, after)), statuses(expected)
+    actual, wanted = statuses(statecli.diff(snapshot, after)), statuses(expected)
     for name, (status, fields) in wanted.items():
         if "dtype" in fields:  # whether the values differ too is unknown
             fields = [field for field in fields if field != "values"]
-        assert found[name] == (status, fields)
-    assert found.keys() == wanted.keys()
+        assert actual[name] == (status, fields)
+    assert actual.keys() == wanted.keys()
 
 
 def test_expectations_are_checked_by_a_snapshot():
@@ -96,8 +96,8 @@ def test_the_prefix_of_a_wrapper_is_stripped():
     """As in any diff."""
     model = nn.Linear(2, 2)
     snapshot = statecli.Snapshot(model)
-    found = statuses(statecli.diff(snapshot, {f"module.{k}": v for k, v in model.state_dict().items()}))
-    assert {status for status, _ in found.values()} == {"identical"}
+    actual = statuses(statecli.diff(snapshot, {f"module.{k}": v for k, v in model.state_dict().items()}))
+    assert {status for status, _ in actual.values()} == {"identical"}
 
 
 def test_a_snapshot_with_values_is_the_diff_of_the_states():

@@ -296,9 +296,9 @@ def test_a_terminal_keeps_its_width_and_colours():
     show = "sink = streams.open_stdout(); sink.text(f'{streams.get_width(sink)} {sink.raw.isatty()}')"
     process = supervised(show, stdin=theirs, stdout=theirs)
     os.close(theirs)
-    found = os.read(ours, 1 << 16)
+    state = os.read(ours, 1 << 16)
     assert finish(process)[0] == 1
-    assert found.startswith(b"43 True")
+    assert state.startswith(b"43 True")
 
 
 # --- the command itself ----------------------------------------------------------------------------------------------

@@ -106,10 +106,10 @@ def test_the_other_files_of_an_audit_go_on(statecli, failing, arguments):
     failing("a.pt")
     result = statecli("audit", ".", "--values", "-f", "json", *arguments)
     assert result.code == 2
-    statuses = {one["target"]: one["status"] for one in result.json["targets"]}
+    statuses = {target["target"]: target["status"] for target in result.json["targets"]}
     assert statuses["a.pt"] == "failed"
     assert set(statuses) == {"a.pt", "a.safetensors", "b.pt", "b.safetensors", "c.pt"}
-    assert any(one["rule"] == "nan" for one in result.json["findings"])
+    assert any(finding["rule"] == "nan" for finding in result.json["findings"])
 
 
 @linux

@@ -41,9 +41,9 @@ class Left(nn.Module):
 
 def test_what_follows_is_given_back():
     """The result of verify; without inputs, step and forward may be skipped."""
-    found = checked(nn.Linear(4, 4))
-    assert isinstance(found, Verification)
-    assert [check.verdict for check in found.checks] == [Verdict.PASSED] * 4 + [Verdict.SKIPPED] * 2
+    result = checked(nn.Linear(4, 4))
+    assert isinstance(result, Verification)
+    assert [check.verdict for check in result.checks] == [Verdict.PASSED] * 4 + [Verdict.SKIPPED] * 2
     assert {check.verdict for check in checked(nn.Linear(4, 4), inputs="2x4").checks} == {Verdict.PASSED}
 
 
@@ -54,9 +54,12 @@ def test_a_failure_has_the_table_of_the_command():
         checked(spec, device="meta", checks=["move", "save"])
     verdict, _, table = str(raised.value).partition("\n\n")
     assert verdict == f"{spec}: 1 error: 1 of 3 tensors failed move, save"
-    found = statecli.verify(spec, device="meta", checks=["move", "save"])
+    verification = statecli.verify(spec, device="meta", checks=["move", "save"])
     look = render.RenderOptions(terminal=True, width=100)
-    assert table == render.format_report(verify.build_verify_report(found, View()), render.Output.TABLE, look).rstrip()
+    assert (
+        table
+        == render.format_report(verify.build_verify_report(verification, View()), render.Output.TABLE, look).rstrip()
+    )
     assert "left on cpu when the model moves to meta" in table
 
 
@@ -105,8 +108,8 @@ def test_a_model_without_tensors_is_no_pass():
 
 def test_what_is_filtered_out_is_not_judged():
     """A tensor that is meant to stay is left out by name."""
-    found = checked(Left(), checks=["move", "cast"], device="meta", exclude="table")
-    assert [row.fqn for row in found.state.tensors] == ["fc.weight", "fc.bias"]
+    actual = checked(Left(), checks=["move", "cast"], device="meta", exclude="table")
+    assert [row.fqn for row in actual.state.tensors] == ["fc.weight", "fc.bias"]
 
 
 def test_what_cannot_be_tried_raises_its_own_error():
@@ -156,27 +159,27 @@ def start_anew(words, **options):
 
 def test_the_fixture_passes_and_fails(tmp_path):
     """The failure shows the table and the line of the test, and no line of ours."""
-    found = run_pytest(tmp_path, USING)
-    assert "1 failed, 1 passed" in found.stdout
-    assert "Left: 1 warning: 1 of 3 tensors failed move" in found.stdout
-    assert "left on cpu when the model moves to meta" in found.stdout
-    assert 'assert_state_follows(Left(), device="meta", checks=["move"])' in found.stdout
-    assert "statecli/testing.py" not in found.stdout
+    result = run_pytest(tmp_path, USING)
+    assert "1 failed, 1 passed" in result.stdout
+    assert "Left: 1 warning: 1 of 3 tensors failed move" in result.stdout
+    assert "left on cpu when the model moves to meta" in result.stdout
+    assert 'assert_state_follows(Left(), device="meta", checks=["move"])' in result.stdout
+    assert "statecli/testing.py" not in result.stdout
 
 
 def test_what_cannot_be_tried_is_one_line_of_the_fixture_too(tmp_path):
     """Below the line of the test; no line of ours."""
     using = "def test_it(assert_state_follows):\n    assert_state_follows(object, inputs=3)\n"
-    found = run_pytest(tmp_path, using)
-    (line,) = [line for line in found.stdout.splitlines() if line.startswith("E  ")]
+    result = run_pytest(tmp_path, using)
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("E  ")]
     assert line.endswith("UsageError: object is a class: pass an instance, or the spec 'file.py:object'"), line
-    assert "statecli/" not in found.stdout
+    assert "statecli/" not in result.stdout
 
 
 def test_a_run_that_does_not_use_it_imports_nothing(tmp_path):
     """The plugin is loaded by every pytest run on the machine."""
-    found = run_pytest(tmp_path, NOT_USING, start_anew)
-    assert found.returncode == 0, found.stdout
+    result = run_pytest(tmp_path, NOT_USING, start_anew)
+    assert result.returncode == 0, result.stdout
 
 
 def test_the_entry_point_names_the_plugin():

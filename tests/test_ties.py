@@ -52,25 +52,25 @@ def test_nothing_but_tied_to_changes():
     alone = ModelState("t", "f", (row("a", 1), row("b", 2), row("c", None)))
     assert tied_tensors.fill_tied_to(alone) is alone
     rows = (row("a", 1, note="x"), row("b", 2), row("c", 1))
-    found = tied_tensors.fill_tied_to(ModelState("t", "f", rows)).tensors
-    assert [tensor.fqn for tensor in found] == ["a", "b", "c"]
-    assert [tensor.note for tensor in found] == ["x", None, None]
-    assert found[1] is rows[1]
+    tensors = tied_tensors.fill_tied_to(ModelState("t", "f", rows)).tensors
+    assert [tensor.fqn for tensor in tensors] == ["a", "b", "c"]
+    assert [tensor.note for tensor in tensors] == ["x", None, None]
+    assert tensors[1] is rows[1]
 
 
 def test_other_sections_are_named():
     """A tensor of another section is named with it, one of the same section without."""
     rows = (row("w", 1), row("v", 1), row("w", 1, section="ema"))
-    found = tied_tensors.fill_tied_to(ModelState("t", "f", rows, ("model", "ema"))).tensors
-    assert [tensor.tied_to for tensor in found] == [("v", "ema#w"), ("w", "ema#w"), ("model#w", "model#v")]
+    tensors = tied_tensors.fill_tied_to(ModelState("t", "f", rows, ("model", "ema"))).tensors
+    assert [tensor.tied_to for tensor in tensors] == [("v", "ema#w"), ("w", "ema#w"), ("model#w", "model#v")]
 
 
 @pytest.mark.parametrize("count", [64, 65, 66, 200])
 def test_a_long_list_is_cut(count):
     """Of more than 64 others, one is named and the number is said; never the tensor itself."""
     rows = [row(f"t{n:03}", 0, note="view") for n in range(count)]
-    found = tied_tensors.fill_tied_to(ModelState("t", "f", tuple(rows))).tensors
-    for tensor in found:
+    tensors = tied_tensors.fill_tied_to(ModelState("t", "f", tuple(rows))).tensors
+    for tensor in tensors:
         others = [other.fqn for other in rows if other.fqn != tensor.fqn]
         assert list(tensor.tied_to) == (others if count <= 65 else others[:1])
         more = f"view; shares its storage with {count - 1} other tensors"
@@ -81,9 +81,9 @@ def test_many_views_of_one_storage_take_linear_time():
     """20,000 views of one flat storage are listed in a second of processor time."""
     rows = tuple(row(f"layers.{n}.weight", 0) for n in range(20_000))
     before = time.process_time()
-    found = tied_tensors.fill_tied_to(ModelState("t", "f", rows)).tensors
+    tensors = tied_tensors.fill_tied_to(ModelState("t", "f", rows)).tensors
     assert time.process_time() - before < 1
-    assert len(found) == 20_000
+    assert len(tensors) == 20_000
 
 
 @pytest.mark.parametrize("zipped", [True, False])

@@ -235,13 +235,13 @@ def test_names_of_posix_are_in_one_module():
     names = re.search(r"OS = '''(.*?)'''", REMOVE, re.DOTALL).group(1).split()
     use = rf"\bos\.(?:{'|'.join(names)})\b"
     pattern = re.compile(rf"{use}|^\s*(?:import|from) (?:fcntl|grp|pty|pwd|resource|termios)\b", re.MULTILINE)
-    found = {
+    paths = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "statecli").rglob("*.py")
         if pattern.search(re.sub(r'"""(?:.|\n)*?"""', "", path.read_text("utf-8")))
     }
     # `resource` is imported after CAN_FORK; `os.chown` is caught.
-    assert found == {
+    assert paths == {
         *("statecli/core/posix.py", "statecli/cli/supervisor.py"),
         *("statecli/__main__.py", "statecli/cli/output_files.py"),
     }

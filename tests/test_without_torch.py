@@ -49,9 +49,9 @@ def files(tmp_path):
 @pytest.mark.parametrize("options", [(), ("--stats",), ("--tree",)], ids=["list", "stats", "tree"])
 def test_checkpoints_are_read_without_torch(files, name, options):
     """The same exit code and the same document as with torch."""
-    found = without(("torch", "safetensors"), "inspect", files / name, "-f", "json", *options)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert json.loads(found.stdout)["tensors"]
+    result = without(("torch", "safetensors"), "inspect", files / name, "-f", "json", *options)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["tensors"]
 
 
 @pytest.mark.parametrize(
@@ -60,29 +60,29 @@ def test_checkpoints_are_read_without_torch(files, name, options):
 def test_a_class_without_torch_is_one_line(files, args):
     """What to install, and exit 2."""
     args = [str(files / arg) if "." in arg else arg for arg in args]
-    found = without(("torch",), *args)
-    assert found.returncode == 2
-    assert found.stderr.count("\n") == 1
-    assert "pip install 'torch-statecli[torch]'" in found.stderr
+    result = without(("torch",), *args)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "pip install 'torch-statecli[torch]'" in result.stderr
 
 
 def test_placing_without_torch_is_one_line(files):
     """--to needs torch as well."""
-    found = without(("torch",), "inspect", files / "a.pt", "--to", "cpu")
-    assert (found.returncode, found.stderr.count("\n")) == (2, 1)
-    assert "pip install 'torch-statecli[torch]'" in found.stderr
+    result = without(("torch",), "inspect", files / "a.pt", "--to", "cpu")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "pip install 'torch-statecli[torch]'" in result.stderr
 
 
 def test_stats_without_numpy_is_one_line(files):
     """--stats needs numpy, and says so."""
     words = ["-c", CHILD.format(modules={"numpy"}), "inspect", str(files / "a.pt"), "--stats"]
-    found = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stderr.count("\n")) == (2, 1)
-    assert "pip install 'torch-statecli[values]'" in found.stderr
+    result = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "pip install 'torch-statecli[values]'" in result.stderr
 
 
 def test_the_check_can_fail(files):
     """The blocked module really cannot be imported."""
     code = CHILD.format(modules={"statecli"})
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "No module named 'statecli" in found.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "No module named 'statecli" in result.stderr

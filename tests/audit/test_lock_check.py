@@ -33,7 +33,7 @@ def sharded(folder):
 def audit(statecli, *words, lock="l.json"):
     """The exit code, and the targets and messages of the findings."""
     result = statecli("audit", *words, "--lock", lock, "-f", "json")
-    return result.code, [(one["target"], one["message"]) for one in result.json["findings"]]
+    return result.code, [(finding["target"], finding["message"]) for finding in result.json["findings"]]
 
 
 LINKED = ("ck/in/b.pt", "the lock has 1 tensor of this target, but the target is the same file as ck/a.pt")
@@ -52,8 +52,10 @@ def test_a_locked_file_that_is_gone_is_named(statecli, asked):
 
 def lines(name):
     """The lock's lines of `ck/a.pt` under another name, before those of the model."""
-    found = next(one for one in json.loads(Path("l.json").read_text())["targets"] if one["target"] == "ck/a.pt")
-    return f'{json.dumps(found | {"target": name})},\n{{"target": "ck/m"'
+    target = next(
+        target for target in json.loads(Path("l.json").read_text())["targets"] if target["target"] == "ck/a.pt"
+    )
+    return f'{json.dumps(target | {"target": name})},\n{{"target": "ck/m"'
 
 
 @pytest.mark.parametrize("asked", ["ck/a.pt", "ck/*.pt", "ck/m", "ck/m/model-00001-of-00002.safetensors"])
@@ -123,7 +125,10 @@ def test_a_locked_shard_of_a_model_that_was_met_is_not_gone(statecli):
     assert result.err.startswith("statecli: ck/m: is not in the lock")
     Path("ck/m/model-00001-of-00002.safetensors").unlink()
     result = statecli("audit", "ck/m", "--lock", "shards.json", "-f", "json")
-    assert (result.code, [one["rule"] for one in result.json["findings"]]) == (2, ["missing-shard", "lock-mismatch"])
+    assert (result.code, [finding["rule"] for finding in result.json["findings"]]) == (
+        2,
+        ["missing-shard", "lock-mismatch"],
+    )
 
 
 def test_tensors_that_differ_are_one_problem(statecli):
@@ -142,8 +147,10 @@ def test_only_what_is_frozen_is_missed_where_that_is_asked(statecli):
     Path("ck/in/b.pt").unlink()
     for glob, gone in (("x", []), ("w", [GONE])):
         Path("statecli.toml").write_text(f'policy = {{ frozen = "{glob}" }}')
-        found = statecli("audit", "ck", "--lock", "l.json", "--frozen-only", "-f", "json").json["findings"]
-        assert [(one["target"], one["message"]) for one in found if one["rule"] == "lock-mismatch"] == gone
+        findings = statecli("audit", "ck", "--lock", "l.json", "--frozen-only", "-f", "json").json["findings"]
+        assert [
+            (finding["target"], finding["message"]) for finding in findings if finding["rule"] == "lock-mismatch"
+        ] == gone
 
 
 def test_files_of_a_commit_are_what_a_walk_makes_of_them(statecli):

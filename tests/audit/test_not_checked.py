@@ -34,17 +34,17 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("output", ["plain", "json", "jsonl", "markdown", "html", "github"])
 def test_the_verdict_counts_files_that_were_not_checked(statecli, folder, output):
     """`clean` never stands alone where files were skipped."""
-    found = statecli("audit", ".", "-f", output)
-    assert "not checked: 1 file (7z archive), 1 file (HDF5 file), 1 file (" in found.out
-    assert found.code == 0
+    result = statecli("audit", ".", "-f", output)
+    assert "not checked: 1 file (7z archive), 1 file (HDF5 file), 1 file (" in result.out
+    assert result.code == 0
 
 
 @pytest.mark.parametrize("output", ["plain", "table", "markdown", "html", "github"])
 def test_quiet_output_counts_them_too(statecli, folder, output):
     """Nothing else is said of a clean folder in plain text."""
-    found = statecli("audit", ".", "-q", "-f", output)
-    assert "not checked: 1 file (7z archive), 1 file (HDF5 file), 1 file (" in found.out
-    assert output not in ("plain", "table") or found.out.startswith("not checked: ")
+    result = statecli("audit", ".", "-q", "-f", output)
+    assert "not checked: 1 file (7z archive), 1 file (HDF5 file), 1 file (" in result.out
+    assert output not in ("plain", "table") or result.out.startswith("not checked: ")
 
 
 def test_harmless_kinds_do_not_push_others_out_of_the_verdict(statecli, folder):
@@ -72,7 +72,7 @@ def test_csv_has_a_row_for_each_reason(statecli, folder):
 def test_sarif_has_a_notification_for_each_reason(statecli, folder):
     """The run is successful, and says what it did not check."""
     (invocation,) = statecli("audit", ".", "-f", "sarif").json["runs"][0]["invocations"]
-    texts = [one["message"]["text"] for one in invocation["toolExecutionNotifications"]]
+    texts = [finding["message"]["text"] for finding in invocation["toolExecutionNotifications"]]
     assert "not checked: 1 file: 7z archive" in texts
     assert invocation["executionSuccessful"]
 
@@ -86,7 +86,7 @@ def test_junit_has_a_property_for_each_reason(statecli, folder):
 def test_gitlab_has_an_information_for_each_reason(statecli, folder):
     """An issue of the mildest severity."""
     issues = statecli("audit", ".", "-f", "gitlab").json
-    assert [(one["check_name"], one["severity"]) for one in issues] == [("not-checked", "info")] * 3
+    assert [(issue["check_name"], issue["severity"]) for issue in issues] == [("not-checked", "info")] * 3
 
 
 def test_folders_of_tools_count_as_not_checked(statecli, folder):
@@ -111,17 +111,17 @@ def test_a_local_file_that_cannot_be_opened_fails(statecli, folder, monkeypatch,
         return opened(path, *args, **kwargs)
 
     monkeypatch.setattr(files.os, "open", refuse)
-    found = statecli("audit", ".")
-    assert found.code == 2
-    assert "notes.txt" in found.err
+    result = statecli("audit", ".")
+    assert result.code == 2
+    assert "notes.txt" in result.err
 
 
 def test_broken_links_are_counted_and_do_not_fail(statecli, folder):
     """Nothing can be loaded from them now; a lock file of Emacs is such a link."""
     (folder / ".#notes.txt").symlink_to("user@host.123")
-    found = statecli("audit", ".", "-f", "json")
-    reasons = {entry["why"] for entry in found.json["not_checked"]}
-    assert found.code == 0
+    result = statecli("audit", ".", "-f", "json")
+    reasons = {entry["why"] for entry in result.json["not_checked"]}
+    assert result.code == 0
     assert "broken link" in reasons
 
 
@@ -130,7 +130,7 @@ def test_a_glob_finds_hidden_files_as_a_folder_does(statecli, folder, glob):
     """`folder/*` and `folder` agree on `.evil.pt`."""
     torch.save({"w": torch.tensor([float("nan")])}, folder / ".evil.pt")
     targets = statecli("audit", f"{folder}/{glob}", "-f", "json").json["targets"]
-    assert str(folder / ".evil.pt") in [one["target"] for one in targets if one["status"] == "audited"]
+    assert str(folder / ".evil.pt") in [target["target"] for target in targets if target["status"] == "audited"]
 
 
 @pytest.mark.parametrize("glob", ["*", "**", "**/*.pt"])
@@ -139,7 +139,7 @@ def test_a_glob_enters_hidden_folders_as_a_folder_does(statecli, folder, glob):
     (folder / ".hidden").mkdir()
     torch.save({"w": torch.zeros(1)}, folder / ".hidden" / "b.pt")
     targets = statecli("audit", f"{folder}/{glob}", "-f", "json").json["targets"]
-    assert str(folder / ".hidden" / "b.pt") in [one["target"] for one in targets if one["status"] == "audited"]
+    assert str(folder / ".hidden" / "b.pt") in [target["target"] for target in targets if target["status"] == "audited"]
 
 
 @pytest.mark.parametrize("glob", ["*", "**", "**/*.pt"])
@@ -147,24 +147,24 @@ def test_a_glob_counts_hidden_folders_of_tools_as_a_folder_does(statecli, folder
     """It does not enter them, and says so."""
     (folder / ".git").mkdir()
     (folder / ".git" / "HEAD").write_text("ref: refs/heads/main")
-    found = statecli("audit", f"{folder}/{glob}", "-f", "json").json
-    assert any(entry["what"] == "folder" for entry in found["not_checked"])
-    assert not any("HEAD" in one["target"] for one in found["targets"])
+    document = statecli("audit", f"{folder}/{glob}", "-f", "json").json
+    assert any(entry["what"] == "folder" for entry in document["not_checked"])
+    assert not any("HEAD" in target["target"] for target in document["targets"])
 
 
 def test_a_glob_that_matches_only_hidden_folders_matches_no_file(statecli, tmp_path):
     """Nothing was audited: exit 2."""
     (tmp_path / ".hidden").mkdir()
-    found = statecli("audit", f"{tmp_path}/**/*.pt")
-    assert (found.code, "no file matches" in found.err) == (2, True)
+    result = statecli("audit", f"{tmp_path}/**/*.pt")
+    assert (result.code, "no file matches" in result.err) == (2, True)
 
 
 def test_a_link_that_was_audited_under_another_name_was_checked(statecli, folder):
     """It counts as skipped."""
     (folder / "b.pt").symlink_to("a.pt")
-    found = statecli("audit", "a.pt", "b.pt", "-f", "json").json
-    assert found["not_checked"] == []
-    assert "1 skipped" in found["verdict"]
+    document = statecli("audit", "a.pt", "b.pt", "-f", "json").json
+    assert document["not_checked"] == []
+    assert "1 skipped" in document["verdict"]
 
 
 TRUNCATED = "file is truncated: its 60 bytes contain no end record of a zip archive (end-of-central-directory record)"

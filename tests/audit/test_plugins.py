@@ -110,8 +110,8 @@ def test_calls_in_threads_have_their_own_plugins(desk):
     path = str(desk / "models" / "a.safetensors")
     loaded = [config.load_config(plugins=(f"acme_{letter}",), no_config=True, targets=(path,)) for letter in "ab"]
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda one: [rule.name for rule in one.rules[len(RULES) :]], loaded))
-    assert found == [["acme-a-rule"], ["acme-b-rule"]]
+        actual = list(pool.map(lambda one: [rule.name for rule in one.rules[len(RULES) :]], loaded))
+    assert actual == [["acme-a-rule"], ["acme-b-rule"]]
 
 
 def test_audits_in_threads_leave_the_streams_alone(desk):
@@ -186,8 +186,8 @@ def test_plugin_files_have_their_own_siblings(desk):
         Path(letter).mkdir()
         Path(letter, "acme_names.py").write_text(f"MESSAGE = {letter!r}\n")
         write_plugin(Path(letter, "rules.py"), (f"acme_{letter}", "yield Issue(MESSAGE)"), text=text)
-    found = audit("a/rules.py", "b/rules.py")
-    assert [finding.message for finding in found.findings] == ["a", "b"]
+    result = audit("a/rules.py", "b/rules.py")
+    assert [finding.message for finding in result.findings] == ["a", "b"]
     assert "acme_names" not in sys.modules
 
 
@@ -381,10 +381,10 @@ def test_a_configured_name_is_a_name_of_a_module(desk, name):
 def test_a_plugin_that_cannot_be_used_is_an_error_in_one_line(statecli, desk, text, said):
     """Status 2, in a child process and without a traceback."""
     Path("rules.py").write_text(text)
-    found = statecli("audit", "../models/a.safetensors", "--plugin", "./rules.py")
-    assert (found.code, found.out) == (2, "")
-    assert said in found.err
-    assert found.err.count("\n") == 1
+    result = statecli("audit", "../models/a.safetensors", "--plugin", "./rules.py")
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_two_plugins_with_one_name_of_a_rule_are_an_error(desk):
@@ -447,8 +447,8 @@ def test_prints_of_a_plugin_do_not_reach_standard_output(statecli, desk):
     """JSON stays JSON."""
     body = "print('noise'); import os; os.write(1, b'noise'); yield Issue('found')"
     write_plugin(Path("acme_here.py"), ("acme_always", body), text=HEAD + "print('noise')\n")
-    found = statecli("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", "-f", "json")
-    assert [one["rule"] for one in json.loads(found.out)["findings"]] == ["acme-always"]
+    result = statecli("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", "-f", "json")
+    assert [finding["rule"] for finding in json.loads(result.out)["findings"]] == ["acme-always"]
 
 
 # --- the rules of a plugin are rules ----------------------------------------------------------------------------------
@@ -461,17 +461,17 @@ def test_every_output_shows_a_finding_of_a_plugin(statecli, desk, output):
     """Also several findings of a rule, under its summary."""
     save_file({f"fc{n}.weight": torch.ones(3) for n in range(3)}, desk / "models" / "a.safetensors")
     write_plugin(Path("acme_here.py"), THREE)
-    found = statecli("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", "-f", output)
-    assert (found.code, found.err) == (1, found.err)
-    assert "acme-always" in found.out
-    assert "reference/rules/acme" not in found.out
+    result = statecli("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", "-f", output)
+    assert (result.code, result.err) == (1, result.err)
+    assert "acme-always" in result.out
+    assert "reference/rules/acme" not in result.out
 
 
 def test_rules_lists_and_explains_the_rules_of_a_plugin(statecli, desk):
     """Without an address in the documentation of statecli."""
     write_plugin(Path("acme_here.py"), ISSUE)
     listed = statecli("rules", "acme", "--plugin", "./acme_here.py", "-f", "json")
-    assert [one["name"] for one in json.loads(listed.out)["rules"]] == ["acme-always"]
+    assert [rule["name"] for rule in json.loads(listed.out)["rules"]] == ["acme-always"]
     explained = statecli("rules", "acme-always", "--plugin", "./acme_here.py")
     assert "Why: a reason." in explained.out
     assert "https://" not in explained.out
@@ -565,10 +565,10 @@ def test_an_installed_sample_package_runs_by_the_configuration(environment, targ
     (folder / "statecli.toml").write_text('plugins = ["acme_rules"]\nselect = ["acme"]\n')
     mark = write_plugin(folder / "acme_rules.py", ISSUE)
     line = [environment, "-m", "statecli", "audit", target, "-f", "json"]
-    found = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
-    assert found.returncode == 1, found.stderr
-    document = json.loads(found.stdout)
-    assert [one["rule"] for one in document["findings"]] == ["acme-missing-owner", "acme-large-weight"]
+    result = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 1, result.stderr
+    document = json.loads(result.stdout)
+    assert [finding["rule"] for finding in document["findings"]] == ["acme-missing-owner", "acme-large-weight"]
     assert document["configuration"]["plugins"] == ["acme_rules"]
     assert not mark.exists()
 

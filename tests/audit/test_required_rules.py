@@ -28,13 +28,13 @@ def _here(in_tmp_path, statecli):
 def test_each_key_of_a_policy_has_its_judges():
     """And each of these is a rule, or all of a subject."""
     assert set(required_rules.RULES_BY_POLICY_KEY) == set(Policy.__struct_encode_fields__)
-    known = {name for rule in RULES for name in (rule.name, rule.group)}
+    names = {name for rule in RULES for name in (rule.name, rule.group)}
     assert {
         one
         for table in (required_rules.RULES_BY_POLICY_KEY, required_rules.RULES_BY_OPTION)
         for some in table.values()
         for one in some
-    } <= known
+    } <= names
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_is_configured_and_left_out_on_the_line_is_told(statecli):
     assert statecli("audit", "a.pt").code == 0
     result = statecli("audit", "a.pt", "--select", "pickles", "-f", "json")
     assert result.code == 0
-    said = [one["message"].partition(": ")[0] for one in result.json["notes"]]
+    said = [note["message"].partition(": ")[0] for note in result.json["notes"]]
     assert said == ["lock", "values", "policy.dtype", "policy.reference"]
     assert [line.split(": ")[1] for line in result.err.splitlines()] == said
 

@@ -73,7 +73,7 @@ def test_a_model_folder_is_one_target_and_what_lies_beside_it_others(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "probe.pt")
     paths, others = found(tmp_path)
     assert paths == [str(tmp_path), str(tmp_path / "probe.pt")]
-    assert [(one.status, one.target.rpartition("/")[2]) for one in others] == [(Status.SKIPPED, "config.json")]
+    assert [(other.status, other.target.rpartition("/")[2]) for other in others] == [(Status.SKIPPED, "config.json")]
     assert "JSON" in others[0].reason
 
 
@@ -84,7 +84,7 @@ def test_a_checkpoint_is_told_by_its_content_too(tmp_path):
     (tmp_path / "broken.pt").write_text("hello")
     paths, others = found(tmp_path)
     assert [path.rpartition("/")[2] for path in paths] == ["broken.pt", "weights"]
-    assert [one.target.rpartition("/")[2] for one in others] == ["notes.txt"]
+    assert [other.target.rpartition("/")[2] for other in others] == ["notes.txt"]
 
 
 @pytest.mark.parametrize("suffix", [".pth.tar", ".ckpt.tar", ".pt.tar", ".pth.tar.gz"])
@@ -109,9 +109,9 @@ def test_each_target_comes_once(tmp_path):
 
 def test_a_glob_that_matches_nothing_has_failed(tmp_path):
     """It is no empty success."""
-    paths, (one,) = found(tmp_path / "*.pt")
-    assert (paths, one.status) == ([], Status.FAILED)
-    assert "no file matches" in one.reason
+    paths, (change,) = found(tmp_path / "*.pt")
+    assert (paths, change.status) == ([], Status.FAILED)
+    assert "no file matches" in change.reason
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_a_packed_checkpoint_is_not_passed_over(tmp_path, name):
         archive.addfile(tarfile.TarInfo("model_weights.ckpt"))
     content = packed.getvalue() if name.endswith(".nemo") else gzip.compress(b"cos\nsystem\n(S'true'\ntR.")
     (tmp_path / name).write_bytes(content)
-    found = audit(Request((str(tmp_path),)))
-    assert {one.target.rpartition("/")[2]: one.status for one in found.targets}[name] is Status.FAILED
+    result = audit(Request((str(tmp_path),)))
+    assert {target.target.rpartition("/")[2]: target.status for target in result.targets}[name] is Status.FAILED
 
 
 def tarred(mode, *members, **options):
@@ -369,7 +369,7 @@ def test_folders_of_tools_and_links_to_folders_are_skipped_with_their_reason(tmp
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
     paths, others = found(tmp_path)
     assert not paths
-    assert {one.target.rpartition("/")[2]: one.status for one in others} == dict.fromkeys(
+    assert {other.target.rpartition("/")[2]: other.status for other in others} == dict.fromkeys(
         [".git", "loop"], Status.SKIPPED
     )
 
@@ -383,7 +383,7 @@ def test_an_unpacked_torch_package_fails(tmp_path):
     (root,) = (tmp_path / "unpacked").iterdir()
     assert torch.package.PackageImporter(str(root)).import_module("own").VALUE == 1
     _, others = found(tmp_path / "unpacked")
-    (failed,) = (one for one in others if one.status is Status.FAILED)
+    (failed,) = (other for other in others if other.status is Status.FAILED)
     assert (failed.target, "is an unpacked torch.package" in str(failed.reason)) == (str(root), True)
 
 
@@ -393,7 +393,7 @@ def test_a_class_is_no_path():
 
 
 def skipped(others):
-    return {one.target: one.reason for one in others if one.status is Status.SKIPPED}
+    return {other.target: other.reason for other in others if other.status is Status.SKIPPED}
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -418,7 +418,7 @@ def test_no_file_of_this_repository_or_of_the_packages_here_is_taken_for_a_pickl
     ours = (folder for folder in root.iterdir() if folder.is_dir() and folder.name not in (".git", ".venv", "build"))
     beginnings = {b""}  # what a text begins with decides: licenses and imports are the same in thousands of files
     for folder in (*ours, Path(torch.__file__).parent, Path(pytest.__file__).parents[1]):
-        for path in itertools.islice((one for one in folder.rglob("*") if one.name.endswith(kinds)), 4000):
+        for path in itertools.islice((path for path in folder.rglob("*") if path.name.endswith(kinds)), 4000):
             if path.is_file():
                 with path.open("rb") as file:
                     beginning = file.read(64)
@@ -481,7 +481,7 @@ def test_text_files_are_skipped_for_one_reason(tmp_path):
         (tmp_path / name).write_text(f"of {name}\n")
     _, others = found(tmp_path)
     assert len(others) == 3
-    assert {one.reason for one in others} == {"is a text file"}
+    assert {other.reason for other in others} == {"is a text file"}
 
 
 def test_the_other_names_of_a_file_are_said(tmp_path):
@@ -527,8 +527,8 @@ def test_a_folder_that_holds_nothing_is_said(tmp_path):
 
 def test_a_glob_that_matches_nothing_is_skipped_where_that_is_allowed(tmp_path):
     """`--allow-empty` is of that too."""
-    (one,) = expand_targets([str(tmp_path / "*.pt")], allow_empty=True)
-    assert one.status is Status.SKIPPED
+    (target,) = expand_targets([str(tmp_path / "*.pt")], allow_empty=True)
+    assert target.status is Status.SKIPPED
 
 
 def test_two_classes_are_two_whatever_their_arguments_look_like():
@@ -588,7 +588,7 @@ def test_folders_are_walked_to_a_depth(tmp_path, depth):
     folder.mkdir(parents=True)
     torch.save({"w": torch.zeros(1)}, folder / "a.pt")
     paths, others = found(tmp_path)
-    assert (len(paths), [one.status for one in others]) == ((1, []) if depth == 64 else (0, [Status.FAILED]))
+    assert (len(paths), [other.status for other in others]) == ((1, []) if depth == 64 else (0, [Status.FAILED]))
 
 
 # --- what cannot be listed or opened ---------------------------------------------------------------------------------
@@ -657,7 +657,7 @@ def test_what_cannot_be_opened_is_skipped_where_nothing_could_be_loaded(tmp_path
         str(tmp_path / "link"): "is a broken link",
         str(tmp_path / "empty"): "is an empty file",
     }
-    counted = {one.target.rpartition("/")[2]: one.not_checked for one in others}
+    counted = {other.target.rpartition("/")[2]: other.not_checked for other in others}
     assert counted == {
         "link": (NotChecked("file", 1, "broken link"),),
         "empty": (),
@@ -725,7 +725,7 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
     (tmp_path / "out").symlink_to(outside, target_is_directory=True)
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
     _, others = found(tmp_path)
-    reasons = {one.target: (one.reason, *one.not_checked) for one in others}
+    reasons = {other.target: (other.reason, *other.not_checked) for other in others}
     of_tool = (
         "a folder of a tool, such as .git or .venv, with no checkpoint files except in installed packages",
         NotChecked("folder", 1, "of a tool"),
@@ -794,7 +794,9 @@ def test_a_glob_passes_over_a_hidden_folder_unless_a_loader_may_choose_it(hidden
     """A shell's `*` does not match it; accelerate and DeepSpeed take a hidden folder, and files in it by their name."""
     found_paths, others = found(glob)
     assert found_paths == paths
-    assert {one.target: (one.status, one.reason, one.not_checked) for one in others} == dict.fromkeys(passed, HIDDEN)
+    assert {other.target: (other.status, other.reason, other.not_checked) for other in others} == dict.fromkeys(
+        passed, HIDDEN
+    )
 
 
 @pytest.mark.parametrize("text", [".", "./"])
@@ -830,15 +832,15 @@ def test_a_named_file_that_is_no_checkpoint_is_skipped_as_a_walk_does(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     path = str(tmp_path / "notes.txt")
     assert list(expand_targets([path])) == [path]
-    (one,) = expand_targets([path], model_folders=ModelFolders(as_found=True))
-    assert told(one) == (path, Status.SKIPPED, "is a text file")
+    (target,) = expand_targets([path], model_folders=ModelFolders(as_found=True))
+    assert told(target) == (path, Status.SKIPPED, "is a text file")
 
 
 @given(st.lists(st.sampled_from(["a", "b", "*", "**", "a*"]), max_size=4), st.lists(st.sampled_from("ab"), max_size=5))
 def test_a_glob_covers_what_it_matches_and_what_lies_in_that(globs, parts):
     """By an oracle: a regular expression of the same."""
     known = {"*": "[ab]+/", "**": "(?:[ab]+/)*", "a*": "a[ab]*/"}
-    wanted = "".join(known.get(one, f"{one}/") for one in globs)
+    wanted = "".join(known.get(glob, f"{glob}/") for glob in globs)
     text = "".join(f"{part}/" for part in parts)
     assert glob_covers(globs, parts) is bool(re.match(wanted, text))
 
@@ -861,7 +863,7 @@ def test_a_folder_called_data_is_no_package(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "extern_modules").touch()
     _, others = found(tmp_path)
-    assert all(one.status is Status.SKIPPED for one in others)
+    assert all(other.status is Status.SKIPPED for other in others)
 
 
 @pytest.mark.parametrize(
@@ -902,7 +904,7 @@ def test_a_link_that_a_tracker_names_is_no_pass_if_it_leads_elsewhere(tmp_path, 
     (tmp_path / "root" / "latest").write_text("step")
     monkeypatch.chdir(tmp_path / "root")
     _, others = found(place.format(tmp_path / "root"))
-    (failed,) = (one for one in others if one.status is Status.FAILED)
+    (failed,) = (other for other in others if other.status is Status.FAILED)
     assert failed.target.rpartition("/")[2] == "step"
     assert "is a link to a folder that loaders read outside of the target" in failed.reason
 
@@ -944,9 +946,9 @@ def test_a_link_to_checkpoints_elsewhere_is_no_pass(tmp_path, name, status):
     file.parent.mkdir(parents=True)
     file.write_bytes(b"x")
     (tmp_path / "root" / "link").symlink_to("../elsewhere", target_is_directory=True)
-    _, (one,) = found(tmp_path / "root")
-    assert (one.target, one.status) == (str(tmp_path / "root" / "link"), status)
-    assert status is Status.SKIPPED or "name the link as a target" in one.reason
+    _, (change,) = found(tmp_path / "root")
+    assert (change.target, change.status) == (str(tmp_path / "root" / "link"), status)
+    assert status is Status.SKIPPED or "name the link as a target" in change.reason
 
 
 @pytest.mark.parametrize("name", ["step-1/ema/pytorch_model.bin", "a/b/c/__0.metadata", "weights.pt"])

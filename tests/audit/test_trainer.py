@@ -88,7 +88,7 @@ def nudge(path, *keys):
 
 
 def statuses(result):
-    return {one["target"]: one["status"] for one in result.json["targets"]}
+    return {target["target"]: target["status"] for target in result.json["targets"]}
 
 
 def test_it_is_audited_whole(statecli):
@@ -98,7 +98,7 @@ def test_it_is_audited_whole(statecli):
     assert [name for name, status in statuses(result).items() if status == "audited"] == ["ck"]
     held = statecli("inspect", "ck", "-f", "json").json
     assert held["sections"] == ["model", "optimizer", "rng_state"]
-    (target,) = (one for one in result.json["targets"] if one["target"] == "ck")
+    (target,) = (target for target in result.json["targets"] if target["target"] == "ck")
     assert target["tensors"] == len(held["tensors"])
 
 
@@ -108,17 +108,17 @@ def test_every_pickle_of_it_is_read(statecli, name):
     torch.save({"x": Call(os.system, "exit 0"), "y": torch.ones(1)}, f"ck/{name}")
     result = statecli("audit", "ck", "-f", "json")
     assert result.code == 1
-    (found,) = (one for one in result.json["findings"] if one["rule"] == "unsafe-global")
-    assert found["target"] == "ck"
-    assert name in json.dumps(found)
+    (target,) = (finding for finding in result.json["findings"] if finding["rule"] == "unsafe-global")
+    assert target["target"] == "ck"
+    assert name in json.dumps(target)
 
 
 def test_its_lock_has_every_tensor_and_no_more(statecli):
     """By section; the lock holds the folder it was made of, and a copy of it."""
-    made = statecli("lock", "ck", "-o", "l.json")
-    assert (made.code, made.err) == (0, "")
+    result = statecli("lock", "ck", "-o", "l.json")
+    assert (result.code, result.err) == (0, "")
     (locked,) = json.loads(Path("l.json").read_text())["targets"]
-    assert {one["section"] for one in locked["tensors"]} == {"model", "optimizer", "rng_state"}
+    assert {tensor["section"] for tensor in locked["tensors"]} == {"model", "optimizer", "rng_state"}
     shutil.copytree("ck", "copy")
     for folder in ("ck", "copy"):
         held = statecli("audit", folder, "--lock", "l.json", "-f", "json")
@@ -131,13 +131,13 @@ def test_a_nudge_of_the_optimizer_is_named(statecli):
     nudge("ck/optimizer.pt", "state", 3, "exp_avg")
     result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
     assert result.code == 1
-    (found,) = result.json["findings"]
-    assert (found["rule"], found["target"], found["fqn"]) == (
+    (finding,) = result.json["findings"]
+    assert (finding["rule"], finding["target"], finding["fqn"]) == (
         "lock-mismatch",
         "ck",
         "state[3]['exp_avg']",
     )
-    assert found["message"].startswith("optimizer.state[3]['exp_avg']: values differ")
+    assert finding["message"].startswith("optimizer.state[3]['exp_avg']: values differ")
 
 
 def test_what_was_locked_and_is_empty_now_is_missing(statecli):
@@ -146,7 +146,7 @@ def test_what_was_locked_and_is_empty_now_is_missing(statecli):
     torch.save({"state": {}, "param_groups": []}, "ck/optimizer.pt")
     result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
     assert result.code == 1
-    assert {one["section"] for one in result.json["findings"]} == {"optimizer"}
+    assert {finding["section"] for finding in result.json["findings"]} == {"optimizer"}
 
 
 def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
@@ -158,7 +158,7 @@ def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
         Path(name).rename(Path("ck", name))
     result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
     assert result.code == 0
-    assert "lock-mismatch" not in {one["rule"] for one in result.json["findings"]}
+    assert "lock-mismatch" not in {finding["rule"] for finding in result.json["findings"]}
     text = statecli("audit", "ck", "--lock", "l.json").out
     assert "optimizer: not part of a model and not in the lock, so not compared" in text
     shutil.copy("ck/model.safetensors", "ck/other.safetensors")
@@ -183,7 +183,7 @@ def test_a_lock_of_all_of_it_is_not_met_by_the_model_alone(statecli):
     Path("ck/optimizer.pt").unlink()
     result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
     assert result.code == 1
-    assert {one["section"] for one in result.json["findings"]} == {"optimizer"}
+    assert {finding["section"] for finding in result.json["findings"]} == {"optimizer"}
 
 
 def test_only_the_model_is_held_to_a_checkpoint(statecli):
@@ -215,7 +215,7 @@ def test_the_model_is_found_to_differ(statecli):
     save_file(state, "ck/model.safetensors")
     for held in (("--against", "before"), ("--model", "net.py:build", "--ignore", "non-persistent-buffer")):
         result = statecli("audit", "ck", *held, "-f", "json")
-        assert [(one["rule"], one["target"], one["fqn"]) for one in result.json["findings"]] == [
+        assert [(finding["rule"], finding["target"], finding["fqn"]) for finding in result.json["findings"]] == [
             ("missing-entry", "ck", "classifier.bias")
         ]
 
@@ -250,10 +250,12 @@ def test_each_step_of_a_run_is_held(statecli):
     shutil.copytree("ck", "runs/checkpoint-1")
     shutil.copytree("ck", "runs/checkpoint-2")
     plain = statecli("audit", "run", "--against", "run/step-1.pt", "-f", "json")
-    assert {one["target"] for one in plain.json["findings"]} == {"run/other.pt"}
+    assert {finding["target"] for finding in plain.json["findings"]} == {"run/other.pt"}
     steps = statecli("audit", "runs", "--against", "ck", "-f", "json")
     assert (steps.code, steps.json["findings"]) == (0, [])
-    assert "runs/checkpoint-2" not in {one["target"] for one in steps.json["skipped"] if one["rule"] == "missing-entry"}
+    assert "runs/checkpoint-2" not in {
+        finding["target"] for finding in steps.json["skipped"] if finding["rule"] == "missing-entry"
+    }
 
 
 def test_a_part_of_a_model_is_held_to_nothing_and_a_step_of_its_training_is(statecli):
@@ -268,7 +270,11 @@ def test_a_part_of_a_model_is_held_to_nothing_and_a_step_of_its_training_is(stat
     for words in (("out",), ("--as-found", "out/2_Dense/model.safetensors", "out/model.safetensors")):
         result = statecli("audit", *words, "--against", "ck", "-f", "json")
         assert result.code == 0
-        reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
+        reasons = {
+            finding["target"]: finding["reason"]
+            for finding in result.json["skipped"]
+            if finding["rule"] == "missing-entry"
+        }
         (part,) = (target for target in reasons if "2_Dense" in target)
         assert reasons[part] == (
             "is in the folder of a model but is not a training step; to compare this folder, give its path as a target"
@@ -286,7 +292,9 @@ def test_what_lies_beside_a_model_and_is_no_part_of_it_is_held_to_nothing(statec
     torch.save({"head.weight": torch.ones(2)}, "ck/probe.pt")
     result = statecli("audit", "ck", "--against", "before", "-f", "json")
     assert result.code == 0
-    reasons = {one["target"]: one["reason"] for one in result.json["skipped"] if one["rule"] == "missing-entry"}
+    reasons = {
+        finding["target"]: finding["reason"] for finding in result.json["skipped"] if finding["rule"] == "missing-entry"
+    }
     assert (
         reasons["ck/probe.pt"]
         == "is next to a model but not part of the model; to compare this file, give its path as a target"
@@ -346,7 +354,7 @@ def test_an_attack_without_a_tensor_is_flagged(statecli):
     torch.save({"x": Call(os.system, "exit 0")}, "evil.pt")
     result = statecli("audit", "evil.pt", "-f", "json")
     assert result.code == 1
-    assert "unsafe-global" in {one["rule"] for one in result.json["findings"]}
+    assert "unsafe-global" in {finding["rule"] for finding in result.json["findings"]}
 
 
 # Paths.
@@ -386,7 +394,7 @@ def test_a_lazy_class_is_anew_for_each(statecli):
     for n in (2, 3):
         torch.save({"weight": torch.ones(4, n), "bias": torch.ones(4)}, f"run/{n}.pt")
     result = statecli("audit", "run", "--model", "torch.nn:LazyLinear(4)", "-f", "json")
-    assert [one for one in result.json["findings"] if one["rule"] == "shape-mismatch"] == []
+    assert [finding for finding in result.json["findings"] if finding["rule"] == "shape-mismatch"] == []
 
 
 def test_a_class_that_cannot_be_built_is_tried_once(statecli):
@@ -412,7 +420,7 @@ def test_a_filter_that_is_of_the_model_leaves_the_rest_out(statecli):
     torch.save({"x": Call(os.system, "exit 0"), "y": torch.ones(1)}, "ck/optimizer.pt")
     result = statecli("audit", "ck", "-i", "*.weight", "-f", "json")
     assert result.code == 1
-    assert {one["rule"] for one in result.json["findings"]} == {"unsafe-global"}
+    assert {finding["rule"] for finding in result.json["findings"]} == {"unsafe-global"}
     assert statecli("audit", "ck/rng_state.pth", "-i", "*.weight").code == 2
     assert statecli("audit", "ck", "-i", "no.such").code == 2
 
@@ -421,7 +429,7 @@ def test_a_filter_that_is_of_the_model_locks_the_model(statecli):
     """A file that was named must have what is asked for."""
     assert statecli("lock", "ck", "-i", "*.weight", "-o", "l.json").code == 0
     (locked,) = json.loads(Path("l.json").read_text())["targets"]
-    assert {one["section"] for one in locked["tensors"]} == {"model"}
+    assert {tensor["section"] for tensor in locked["tensors"]} == {"model"}
     assert statecli("audit", "ck", "--lock", "l.json", "-i", "*.weight").code == 0
     assert statecli("lock", "ck", "ck/rng_state.pth", "-i", "*.weight", "-o", "l.json").code == 2
     assert statecli("lock", "ck", "-i", "no.such", "-o", "l.json").code == 2

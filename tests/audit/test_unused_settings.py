@@ -29,7 +29,7 @@ def _here(in_tmp_path):
 
 def told(*targets, **options):
     request = Request(targets, **options)
-    return [one.message for one in unused_settings.build_notes(audit(request), request)]
+    return [note.message for note in unused_settings.build_notes(audit(request), request)]
 
 
 def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():
@@ -108,8 +108,8 @@ def test_an_entry_that_nothing_needs_is_in_the_json(statecli):
     statecli("audit", ".", "--write-baseline", "known.json", "--reason", "for a test")
     torch.save({"w": torch.ones(2)}, "a.pt")
     Path("gone.pt").unlink()
-    found = statecli("audit", ".", "--baseline", "known.json", "-f", "json")
-    assert [(one["rule"], one["target"]) for one in found.json["notes"]] == [
+    result = statecli("audit", ".", "--baseline", "known.json", "-f", "json")
+    assert [(note["rule"], note["target"]) for note in result.json["notes"]] == [
         ("baseline-fixed", "a.pt"),
         ("baseline-fixed", "gone.pt"),
     ]
@@ -121,7 +121,7 @@ def test_a_glob_of_targets_that_are_nowhere_is_told(statecli):
     Path("statecli.toml").write_text("".join(map(ignored.format, ("b.*", "a.pt", "no/*.pt", "./b.safetensors"))))
     result = statecli("audit", "a.pt", "-f", "json")
     message = "per-target-ignore.no/*.pt: has no effect, because no target or file matches the pattern"
-    assert (result.code, [one["message"] for one in result.json["notes"]]) == (0, [message])
+    assert (result.code, [note["message"] for note in result.json["notes"]]) == (0, [message])
     assert result.err == f"note[ignored-nothing]: {message}\n"
 
 

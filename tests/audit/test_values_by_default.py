@@ -24,7 +24,7 @@ def broken(in_tmp_path):
 def test_nan_is_found_without_an_option(broken, statecli):
     """A small file is read whole."""
     result = statecli("audit", broken, "-f", "json")
-    assert (result.code, [one["rule"] for one in result.json["findings"]]) == (1, ["nan"])
+    assert (result.code, [finding["rule"] for finding in result.json["findings"]]) == (1, ["nan"])
     assert result.json["not_checked"] == []
 
 
@@ -84,15 +84,15 @@ def test_the_limit_is_of_the_run(broken, monkeypatch):
     """Targets take from it in order: many small files cost no more than a large one."""
     torch.save({"w": torch.zeros(10)}, "b.pt")
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 60)
-    found = audit(Request((broken, "b.pt")))
-    assert [len(one.not_checked) for one in found.targets] == [0, 1]
-    assert found.not_checked[0].why.startswith("values not read: the target is larger than the default limit of 60 B")
+    result = audit(Request((broken, "b.pt")))
+    assert [len(target.not_checked) for target in result.targets] == [0, 1]
+    assert result.not_checked[0].why.startswith("values not read: the target is larger than the default limit of 60 B")
 
 
 def test_rules_that_need_no_values_read_none(broken):
     """Nothing is missing from what was asked for."""
-    found = audit(Request((broken,), select=("unsafe-global",)))
-    assert found.not_checked == ()
+    actual_audit = audit(Request((broken,), select=("unsafe-global",)))
+    assert actual_audit.not_checked == ()
 
 
 def test_the_configuration_decides_where_the_line_does_not(broken, statecli, tmp_path):

@@ -40,8 +40,8 @@ def project(tmp_path, monkeypatch):
 def test_the_search_stops_at_the_repository(statecli, project):
     """A file above the folder that holds `.git` is another project's."""
     (project.parent / "statecli.toml").write_text(OFF)
-    found = statecli("audit", "a.pt", "--values", "-f", "json")
-    assert (found.code, found.json["configuration"]["file"]) == (1, None)
+    result = statecli("audit", "a.pt", "--values", "-f", "json")
+    assert (result.code, result.json["configuration"]["file"]) == (1, None)
 
 
 def test_the_search_reaches_the_root_of_the_repository(statecli, project):
@@ -70,16 +70,16 @@ def test_without_a_repository_only_the_current_folder_is_searched(statecli, proj
 def test_no_config_uses_no_file(statecli, project):
     """Not that of the checkout, and the verdict says so."""
     Path("statecli.toml").write_text(OFF)
-    found = statecli("audit", "a.pt", "--values", "--no-config")
-    assert found.code == 1
-    assert "no configuration (--no-config)" in found.out
+    result = statecli("audit", "a.pt", "--values", "--no-config")
+    assert result.code == 1
+    assert "no configuration (--no-config)" in result.out
 
 
 def test_config_and_no_config_contradict_each_other(statecli, project):
     """One line, exit 2, for each command that has both."""
     for command in (("audit", "a.pt"), ("config",)):
-        found = statecli(*command, "--config", "x.toml", "--no-config")
-        assert (found.code, "contradict each other" in found.err) == (2, True)
+        result = statecli(*command, "--config", "x.toml", "--no-config")
+        assert (result.code, "contradict each other" in result.err) == (2, True)
 
 
 def test_config_needs_no_file_in_the_checkout(statecli, project):
@@ -88,9 +88,9 @@ def test_config_needs_no_file_in_the_checkout(statecli, project):
     assert statecli("lock", "a.pt", "-o", "lock.json").code == 0
     text = 'lock = "lock.json"\nselect = ["lock", "nan"]\n[per-target-ignore."a.pt"]\nrules = ["nan"]\nreason = "x"\n'
     outside.write_text(text)
-    found = statecli("audit", "a.pt", "--values", "--config", outside, "-f", "json")
-    assert "lock-mismatch" in found.json["ran"]
-    assert [one["rule"] for one in found.json["accepted"]] == ["nan"]
+    result = statecli("audit", "a.pt", "--values", "--config", outside, "-f", "json")
+    assert "lock-mismatch" in result.json["ran"]
+    assert [finding["rule"] for finding in result.json["accepted"]] == ["nan"]
 
 
 def test_the_config_command_takes_no_config(statecli, project):
@@ -107,16 +107,16 @@ def test_every_output_says_what_the_configuration_weakens(statecli, project, way
     """Its file, and each entry that lets more pass."""
     text, said = WEAKENINGS[way]
     Path("statecli.toml").write_text(text)
-    found = statecli("audit", "a.pt", "-f", output)
-    assert "statecli.toml" in found.out
-    assert said in found.out.replace("&#42;", "*").replace("`", "")
+    result = statecli("audit", "a.pt", "-f", output)
+    assert "statecli.toml" in result.out
+    assert said in result.out.replace("&#42;", "*").replace("`", "")
 
 
 def test_json_lists_the_disabled_rules(statecli, project):
     """Each by its name."""
     Path("statecli.toml").write_text('ignore = ["nan", "inf"]\n')
-    found = statecli("audit", "a.pt", "-f", "json").json["configuration"]
-    assert found == {
+    configuration = statecli("audit", "a.pt", "-f", "json").json["configuration"]
+    assert configuration == {
         "file": "statecli.toml",
         "disabled": ["nan", "inf"],
         "weakened": [],
@@ -128,8 +128,8 @@ def test_json_lists_the_disabled_rules(statecli, project):
 def test_select_on_the_line_replaces_that_of_the_configuration(statecli, project):
     """Then the file disables nothing."""
     Path("statecli.toml").write_text(OFF)
-    found = statecli("audit", "a.pt", "--select", "values", "--values", "-f", "json")
-    assert (found.code, found.json["configuration"]["disabled"]) == (1, [])
+    result = statecli("audit", "a.pt", "--select", "values", "--values", "-f", "json")
+    assert (result.code, result.json["configuration"]["disabled"]) == (1, [])
 
 
 def test_the_verdict_counts_rules_that_the_line_leaves_out(statecli, project):
@@ -182,10 +182,10 @@ def excuse(statecli, how):
 def test_a_judged_folder_does_not_excuse_its_pickles(how, target, statecli, model):
     """Its configuration is of whoever wrote the pickle; the verdict says so."""
     excuse(statecli, how)
-    found = statecli("audit", target, "-f", "json")
-    assert found.code == 1
-    assert any("cannot weaken rules about pickles" in line for line in found.json["configuration"]["weakened"])
-    assert "unsafe-global" in {finding["rule"] for finding in found.json["findings"]}
+    result = statecli("audit", target, "-f", "json")
+    assert result.code == 1
+    assert any("cannot weaken rules about pickles" in line for line in result.json["configuration"]["weakened"])
+    assert "unsafe-global" in {finding["rule"] for finding in result.json["findings"]}
 
 
 @pytest.mark.parametrize("text", ['ignore = ["trailing-bytes"]\n', '[severity]\ntrailing-bytes = "note"\n'])
@@ -237,9 +237,9 @@ def snapshot(tmp_path, monkeypatch):
 )
 def test_a_configuration_above_the_target_excuses_no_pickle(target, statecli, snapshot):
     """The files of a download lie in its subfolders, and are links in the cache of the Hub."""
-    found = statecli("audit", target, "-f", "json")
-    assert found.code == 1
-    assert "unsafe-global" in {finding["rule"] for finding in found.json["findings"]}
+    result = statecli("audit", target, "-f", "json")
+    assert result.code == 1
+    assert "unsafe-global" in {finding["rule"] for finding in result.json["findings"]}
 
 
 def test_a_configuration_excuses_pickles_of_other_folders(statecli, snapshot, tmp_path):

@@ -22,8 +22,8 @@ def model():
 def test_a_filter_finds_the_tensors(model, text, keep):
     """By name, glob, dtype, kind, shape, number, statistic, problem and remark."""
     model.set_filter(text)
-    found = [model.tensors[position].fqn for position in model.found]
-    assert found == [tensor.fqn for tensor in model.tensors if keep(tensor)]
+    fqns = [model.tensors[position].fqn for position in model.found]
+    assert fqns == [tensor.fqn for tensor in model.tensors if keep(tensor)]
 
 
 @pytest.mark.parametrize(("text", "count", "problem"), PROBLEMS)

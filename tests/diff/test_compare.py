@@ -62,10 +62,10 @@ def nothing_else(found):
 def test_a_file_and_itself(make, diff):
     """diff(A, A) is empty for a state_dict, a training checkpoint and a pickled module."""
     thing = make(Net())
-    found = diff(thing, thing)
-    assert found.changes
-    assert not changed(found)
-    assert nothing_else(found)
+    result = diff(thing, thing)
+    assert result.changes
+    assert not changed(result)
+    assert nothing_else(result)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -76,28 +76,28 @@ def test_the_same_model_in_two_formats(zipped, tmp_path):
     save_model(net, str(tmp_path / "net.safetensors"), metadata={"format": "pt"})
     paths = str(tmp_path / "net.pt"), str(tmp_path / "net.safetensors")
     for before, after in (paths, paths[::-1]):
-        found = compare_targets(Request(before, after))
-        assert {change.status for change in found.changes} == {Status.IDENTICAL}
-        assert len(found.changes) == 7
-        assert nothing_else(found)
+        diff = compare_targets(Request(before, after))
+        assert {change.status for change in diff.changes} == {Status.IDENTICAL}
+        assert len(diff.changes) == 7
+        assert nothing_else(diff)
 
 
 def test_a_dropped_tie_is_compared_with_what_is_kept(diff):
     """A name that safetensors leaves out, tied to one that it keeps, is no removal; its values are compared."""
     state = Net().state_dict()
     kept = {name: tensor.clone() for name, tensor in state.items() if name != "head.weight"}
-    found = diff(state, kept, names=("a.pt", "b.safetensors"))
-    assert not changed(found)
-    assert "tied-entry-left-out" in notes(found)
-    assert len(found.changes) == len(state)
+    result = diff(state, kept, names=("a.pt", "b.safetensors"))
+    assert not changed(result)
+    assert "tied-entry-left-out" in notes(result)
+    assert len(result.changes) == len(state)
     kept["embed.weight"][0, 0] += 1
     assert set(changed(diff(state, kept, names=("a.pt", "b.safetensors")))) == {"embed.weight", "head.weight"}
 
 
 def test_a_dropped_name_that_was_not_tied_is_removed(diff):
     """Equal values are no tie: what is gone without one is removed."""
-    found = diff({"a": torch.ones(3), "b": torch.ones(3)}, {"a": torch.ones(3)}, names=("a.pt", "b.safetensors"))
-    assert rules(found) == [("removed", "b")]
+    actual_diff = diff({"a": torch.ones(3), "b": torch.ones(3)}, {"a": torch.ones(3)}, names=("a.pt", "b.safetensors"))
+    assert rules(actual_diff) == [("removed", "b")]
 
 
 # --- each mutation -------------------------------------------------------------------------------------------------
@@ -164,9 +164,9 @@ def test_a_single_mutation_is_found_exactly(data, diff):
         formats = data.draw(
             st.tuples(*[st.sampled_from([f"{x}.pt", f"{x}.legacy.pt", f"{x}.safetensors"]) for x in "ab"])
         )
-    found = changed(diff(state, after, names=formats))
+    actual = changed(diff(state, after, names=formats))
     names = name if isinstance(name, tuple) else (name,)
-    assert {fqn: (one.status, one.fields) for fqn, one in found.items()} == dict.fromkeys(names, expected)
+    assert {fqn: (change.status, change.fields) for fqn, change in actual.items()} == dict.fromkeys(names, expected)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -185,8 +185,8 @@ def test_every_tensor_stands_in_the_diff_once(diff):
     """Order of after, and what was removed behind what it stood behind."""
     before = {name: torch.arange(4.0) + n for n, name in enumerate("abcde")}
     after = {name: before[name] for name in "eca"} | {"new": torch.zeros(2)}
-    found = diff(before, after)
-    assert [(c.fqn, c.status.value) for c in found.changes] == [
+    result = diff(before, after)
+    assert [(c.fqn, c.status.value) for c in result.changes] == [
         ("e", "identical"),
         ("c", "identical"),
         ("d", "removed"),
@@ -201,11 +201,11 @@ def test_every_tensor_stands_in_the_diff_once(diff):
 
 def test_metadata_only_reads_no_values(diff):
     """With --metadata-only other values and renames are not seen, and a note says so."""
-    found = diff(
+    actual_diff = diff(
         {"a": torch.ones(3), "b": torch.arange(3.0)}, {"a": torch.zeros(3), "c": torch.arange(3.0)}, values=False
     )
-    assert rules(found) == [("removed", "b"), ("added", "c")]
-    assert "values-not-compared" in notes(found)
+    assert rules(actual_diff) == [("removed", "b"), ("added", "c")]
+    assert "values-not-compared" in notes(actual_diff)
 
 
 def test_ignored_values_are_not_read(diff, monkeypatch):
@@ -231,21 +231,21 @@ def test_a_broken_pair_is_told_and_the_others_compared(diff, save, tmp_path):
     content = (tmp_path / "b.pt").read_bytes()
     place = content.index(torch.arange(64.0).numpy().tobytes())
     (tmp_path / "b.pt").write_bytes(content[:place] + b"\xff" + content[place + 1 :])
-    found = compare_targets(Request(one, two))
-    assert [broken.fqn for broken in found.broken] == ["bad"]
-    assert "b.pt" in found.broken[0].message
-    assert "\n" not in found.broken[0].message
-    assert rules(found) == [("changed", "good")]
-    assert [change.fqn for change in found.changes] == ["good"]
+    result = compare_targets(Request(one, two))
+    assert [broken.fqn for broken in result.broken] == ["bad"]
+    assert "b.pt" in result.broken[0].message
+    assert "\n" not in result.broken[0].message
+    assert rules(result) == [("changed", "good")]
+    assert [change.fqn for change in result.changes] == ["good"]
 
 
 def test_what_cannot_be_told_is_no_identity(diff):
     """A sparse tensor against the dense one of equal metadata: neither equal nor changed, so broken."""
     dense = torch.eye(3)
-    found = diff({"a": dense}, {"a": dense.to_sparse()})
-    assert [broken.fqn for broken in found.broken] == ["a"]
-    assert "statecli does not know whether the values differ" in found.broken[0].message
-    assert not found.changes
+    result = diff({"a": dense}, {"a": dense.to_sparse()})
+    assert [broken.fqn for broken in result.broken] == ["a"]
+    assert "statecli does not know whether the values differ" in result.broken[0].message
+    assert not result.changes
 
 
 def test_an_ignored_shape_leaves_values_untold(diff):
@@ -259,18 +259,18 @@ def test_an_ignored_shape_leaves_values_untold(diff):
 def test_tensors_without_values(diff):
     """Meta tensors hold none on either side: their metadata is compared."""
     state = {"a": torch.empty(3, device="meta")}
-    found = diff(state, state)
-    assert nothing_else(found)
-    assert found.changes[0].not_compared
+    result = diff(state, state)
+    assert nothing_else(result)
+    assert result.changes[0].not_compared
 
 
 def test_histograms_of_what_changed_most(diff):
     """The spread of as many tensors as were asked for, those of the greatest relative change first."""
     before = {name: torch.arange(1.0, 9.0) for name in "abc"}
     after = {"a": before["a"] + 1, "b": before["b"] * 9, "c": before["c"]}
-    found = diff(before, after, histograms=1)
-    assert [one.fqn for one in found.histograms] == ["b"]
-    assert sum(found.histograms[0].counts) == 8
+    actual_diff = diff(before, after, histograms=1)
+    assert [histogram.fqn for histogram in actual_diff.histograms] == ["b"]
+    assert sum(actual_diff.histograms[0].counts) == 8
     assert not diff(before, after).histograms
 
 
@@ -336,16 +336,16 @@ def test_a_filter_that_leaves_nothing(diff):
 )
 def test_settings_that_a_filter_hides(filters, diff):
     """Left out of the comparison, and said to be."""
-    found = diff({**BEFORE, "epoch": 1, "run": "a"}, {**BEFORE, "epoch": 2, "run": "a"}, **filters)
-    assert nothing_else(found)
-    assert [note.message for note in found.notes] == ["1 setting differs but is not selected: epoch"]
+    actual_diff = diff({**BEFORE, "epoch": 1, "run": "a"}, {**BEFORE, "epoch": 2, "run": "a"}, **filters)
+    assert nothing_else(actual_diff)
+    assert [note.message for note in actual_diff.notes] == ["1 setting differs but is not selected: epoch"]
 
 
 def test_a_glob_of_settings_alone(diff):
     """`-i epoch` compares that; no tensor need match."""
     before, after = {**BEFORE, "epoch": 1, "run": "a"}, {**AFTER, "epoch": 2, "run": "a"}
-    found = diff(before, after, selection=Selection(include=("epoch",)))
-    assert ([one.key for one in found.scalars], found.changes) == (["epoch"], ())
+    result = diff(before, after, selection=Selection(include=("epoch",)))
+    assert ([scalar.key for scalar in result.scalars], result.changes) == (["epoch"], ())
     same = diff(before, after, selection=Selection(include=("run",)))
     assert nothing_else(same)
     assert "settings-alone" in notes(same)
@@ -393,12 +393,12 @@ def test_what_a_reader_finds_odd_is_a_note(statecli, tmp_path):
     odd.write_bytes((len(header)).to_bytes(8, "little") + header + bytes(4))
     save_file({"w": torch.zeros(1)}, plain, metadata={"k": "1"})
     inspected = statecli("inspect", odd, "-f", "json").json["notes"]
-    assert {one["name"] for one in inspected} == set(ODD)
+    assert {finding["name"] for finding in inspected} == set(ODD)
     for words in ((odd, plain), (plain, odd), (odd, odd)):
         result = statecli("diff", *words, "-f", "json")
         assert result.code == 0
-        told = [(one["name"], one["message"]) for one in result.json["notes"]]
-        assert told == [(one["name"], f"{odd}: {one['message']}") for one in inspected]
+        told = [(note["name"], note["message"]) for note in result.json["notes"]]
+        assert told == [(finding["name"], f"{odd}: {finding['message']}") for finding in inspected]
 
 
 def test_two_empty_files_are_no_clean_diff(diff):
@@ -418,20 +418,20 @@ def test_the_optimizer_and_the_epoch_are_compared(diff):
     before = training(net)
     after = {**before, "optimizer": training(net)["optimizer"], "epoch": 4}
     after["optimizer"]["state"][0]["exp_avg"] = after["optimizer"]["state"][0]["exp_avg"] + 1
-    found = diff(before, after)
-    assert set(changed(found)) == {"state[0]['exp_avg']"}
-    assert changed(found)["state[0]['exp_avg']"].kind is Kind.OPTIMIZER
-    assert [(one.key, one.before, one.after) for one in found.scalars] == [("epoch", 3, 4)]
-    assert ("metadata", "epoch") in rules(found)
+    actual_diff = diff(before, after)
+    assert set(changed(actual_diff)) == {"state[0]['exp_avg']"}
+    assert changed(actual_diff)["state[0]['exp_avg']"].kind is Kind.OPTIMIZER
+    assert [(scalar.key, scalar.before, scalar.after) for scalar in actual_diff.scalars] == [("epoch", 3, 4)]
+    assert ("metadata", "epoch") in rules(actual_diff)
 
 
 def test_one_section_against_a_file(save):
     """`train.ckpt#state_dict` is the same as the exported model: what lies outside the section is not asked."""
     net = Net()
     one, two = save(training(net), "train.ckpt"), save(net.state_dict(), "net.pt")
-    found = compare_targets(Request(f"{one}#state_dict", two))
-    assert nothing_else(found)
-    assert "sections-paired" in notes(found)
+    diff = compare_targets(Request(f"{one}#state_dict", two))
+    assert nothing_else(diff)
+    assert "sections-paired" in notes(diff)
     whole = compare_targets(Request(one, two))
     assert {rule for rule, _ in rules(whole)} == {"removed", "metadata"}
 
@@ -444,9 +444,9 @@ def test_one_weight_of_a_real_model(minilm, save):
     state = load_file(path)
     name = "encoder.layer.3.attention.output.dense.weight"
     state[name][7, 11] += 0.5
-    found = compare_targets(Request(str(path), save(state, "nudged.pt")))
-    assert rules(found) == [("changed", name)]
-    values = changed(found)[name].values
+    diff = compare_targets(Request(str(path), save(state, "nudged.pt")))
+    assert rules(diff) == [("changed", name)]
+    values = changed(diff)[name].values
     assert (values.changed, values.first) == (1, (7, 11))
 
 
@@ -476,8 +476,8 @@ def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
     monkeypatch.setattr(pool, "can_fork", lambda: True)
     state = {"model": {"w": torch.ones(2)}, "run": "a"}
     one = diff({**state, "run": "\ud800"}, state)
-    found = compare_targets(Request(one.after.target, one.before.target))
-    assert [(change.key, change.before, change.after) for change in found.scalars] == [("run", "a", "\ud800")]
+    actual_diff = compare_targets(Request(one.after.target, one.before.target))
+    assert [(change.key, change.before, change.after) for change in actual_diff.scalars] == [("run", "a", "\ud800")]
 
 
 def test_histograms_are_of_parameters_first(diff):
@@ -488,7 +488,7 @@ def test_histograms_are_of_parameters_first(diff):
         "bn.num_batches_tracked": torch.tensor(99),
         "w": torch.ones(4) * 1.01,
     }
-    assert [one.fqn for one in diff(before, after, histograms=3).histograms] == ["w", "bn.running_mean"]
+    assert [histogram.fqn for histogram in diff(before, after, histograms=3).histograms] == ["w", "bn.running_mean"]
 
 
 def test_text_of_numpy_differs_by_element(diff):
@@ -520,9 +520,11 @@ def test_dates_are_compared_by_their_bytes(diff):
 def test_arrays_nobody_can_tell(diff):
     """Python objects: 2, with the files, rather than 0."""
     before, after = (np.array(["2020", year]).astype("O") for year in ("2021", "2022"))
-    found = diff({"w": torch.ones(2), "n": before}, {"w": torch.ones(2), "n": after})
-    files = f"{found.before.target} and {found.after.target}"
-    assert [one.message.partition(" whether")[0] for one in found.broken] == [f"{files}: n: statecli does not know"]
+    result = diff({"w": torch.ones(2), "n": before}, {"w": torch.ones(2), "n": after})
+    files = f"{result.before.target} and {result.after.target}"
+    assert [finding.message.partition(" whether")[0] for finding in result.broken] == [
+        f"{files}: n: statecli does not know"
+    ]
 
 
 def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypatch):
@@ -537,9 +539,9 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
         return both
 
     monkeypatch.setattr(run, "_read_both", and_replace)
-    found = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
-    assert [broken.fqn for broken in found.broken] == ["w"]
-    assert "b.pt: w: changed while statecli read it" in found.broken[0].message
+    diff = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
+    assert [broken.fqn for broken in diff.broken] == ["w"]
+    assert "b.pt: w: changed while statecli read it" in diff.broken[0].message
 
 
 def touched(monkeypatch, path):
@@ -579,8 +581,8 @@ def test_any_file_of_a_folder_may_change(name, told, target, save, tmp_path, mon
     (tmp_path / "other").mkdir()
     after = save({"other": torch.zeros(4)}, "other/b.pt")
     touched(monkeypatch, tmp_path / name)
-    found = compare_targets(Request(str(tmp_path / target), after))
-    assert [one.message.partition(": ")[0] for one in found.broken] == ([str(tmp_path / name)] if told else [])
+    diff = compare_targets(Request(str(tmp_path / target), after))
+    assert [finding.message.partition(": ")[0] for finding in diff.broken] == ([str(tmp_path / name)] if told else [])
 
 
 def damaged(path, tensor):

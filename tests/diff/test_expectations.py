@@ -28,16 +28,16 @@ def after(*names: str) -> dict[str, torch.Tensor]:
 
 def test_without_expectations_every_difference_is_found(diff):
     """Each tensor by the name of what became of it, each scalar as metadata, with the target it is about."""
-    found = diff({**BEFORE, "gone": torch.ones(7), "epoch": 1}, {**after("head.w"), "new": torch.ones(6), "epoch": 2})
-    assert rules(found) == [("changed", "head.w"), ("removed", "gone"), ("added", "new"), ("metadata", "epoch")]
-    assert [finding.target[-4:] for finding in found.findings] == ["b.pt", "a.pt", "b.pt", "b.pt"]
-    assert [finding.message for finding in found.findings] == [
+    result = diff({**BEFORE, "gone": torch.ones(7), "epoch": 1}, {**after("head.w"), "new": torch.ones(6), "epoch": 2})
+    assert rules(result) == [("changed", "head.w"), ("removed", "gone"), ("added", "new"), ("metadata", "epoch")]
+    assert [finding.target[-4:] for finding in result.findings] == ["b.pt", "a.pt", "b.pt", "b.pt"]
+    assert [finding.message for finding in result.findings] == [
         "head.w: values differ",
         "gone: removed (float32 [7])",
         "new: added (float32 [6])",
         "epoch: 1 → 2",
     ]
-    assert not found.expected
+    assert not result.expected
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_without_expectations_every_difference_is_found(diff):
 )
 def test_expectations(options, changed, expected, diff):
     """Only what fails is a finding; globs of an option are a union, but each --must-change stands alone."""
-    found = diff(BEFORE, after(*changed), **options)
-    assert rules(found) == expected
-    assert found.expected
+    actual_diff = diff(BEFORE, after(*changed), **options)
+    assert rules(actual_diff) == expected
+    assert actual_diff.expected
 
 
 def test_scalars_are_expected_too(diff):
@@ -81,8 +81,8 @@ def test_scalars_are_expected_too(diff):
 
 def test_trained_means_other_values(diff):
     """A flag that changed is no training of what holds the same values."""
-    found = diff({"w": torch.ones(3)}, {"w": torch.nn.Parameter(torch.ones(3))}, changed=("w",))
-    assert rules(found) == [("unchanged", "w")]
+    actual_diff = diff({"w": torch.ones(3)}, {"w": torch.nn.Parameter(torch.ones(3))}, changed=("w",))
+    assert rules(actual_diff) == [("unchanged", "w")]
 
 
 THIRDS = torch.arange(3.0) / 3
@@ -96,8 +96,8 @@ THIRDS = torch.arange(3.0) / 3
 def test_what_was_replaced_has_changed(after, diff):
     """--must-change holds for another shape, for other values after a cast, and for something new."""
     kept = {"other": torch.arange(9.0)}
-    found = diff({**kept, "w": THIRDS}, {**kept, **after}, changed=("w*",))
-    assert (found.findings, found.broken) == ((), ())
+    result = diff({**kept, "w": THIRDS}, {**kept, **after}, changed=("w*",))
+    assert (result.findings, result.broken) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_what_holds_the_same_values_did_not_train(after, glob, statecli, save):
 @pytest.mark.parametrize("options", [{"values": False}, {"ignore": (Field.VALUES,)}])
 def test_without_values_a_cast_tells_nothing(options, diff):
     """Whether a tensor of another dtype holds other values nobody knows then: 2."""
-    found = diff(BEFORE, {**BEFORE, "head.w": BEFORE["head.w"].half()}, changed=("head.w",), **options)
-    assert (found.findings, [one.fqn for one in found.broken]) == ((), ["head.w"])
+    result = diff(BEFORE, {**BEFORE, "head.w": BEFORE["head.w"].half()}, changed=("head.w",), **options)
+    assert (result.findings, [tensor.fqn for tensor in result.broken]) == ((), ["head.w"])
 
 
 def test_any_field_counts_unless_ignored(diff):
@@ -213,14 +213,16 @@ def test_a_name_behind_its_section(glob, diff):
     assert rules(diff(TRAINED, STEPPED, frozen=(glob,))) == [("frozen-changed", moment)]
     assert rules(diff(TRAINED, STEPPED, only=(glob,))) == [("outside-only", "w")]
     assert not diff(TRAINED, STEPPED, changed=(glob,)).findings
-    assert [one.fqn for one in diff(TRAINED, STEPPED, selection=Selection(include=(glob,))).changes] == [moment]
-    assert [one.fqn for one in diff(TRAINED, STEPPED, selection=Selection(exclude=(glob,))).changes] == ["w"]
+    assert [change.fqn for change in diff(TRAINED, STEPPED, selection=Selection(include=(glob,))).changes] == [moment]
+    assert [change.fqn for change in diff(TRAINED, STEPPED, selection=Selection(exclude=(glob,))).changes] == ["w"]
 
 
 def test_the_only_section_is_in_no_name(diff):
     """`-x 'model.*'` leaves what a state_dict has outside its module `model`."""
     state = {"model.w": torch.ones(3), "lm_head.w": torch.ones(2)}
-    assert [one.fqn for one in diff(state, state, selection=Selection(exclude=("model.*",))).changes] == ["lm_head.w"]
+    assert [change.fqn for change in diff(state, state, selection=Selection(exclude=("model.*",))).changes] == [
+        "lm_head.w"
+    ]
 
 
 def test_without_values_names_shapes_and_dtypes_are_held(diff):
@@ -234,9 +236,9 @@ def test_without_values_names_shapes_and_dtypes_are_held(diff):
 @pytest.mark.parametrize("options", [{"values": False}, {"ignore": (Field.VALUES,)}])
 def test_without_values_nobody_knows_what_stood_still(options, diff):
     """--must-change of what has the same metadata neither holds nor fails."""
-    found = diff(BEFORE, after("head.w"), changed=("head.*",), **options)
-    assert not found.findings
-    (broken,) = found.broken
+    result = diff(BEFORE, after("head.w"), changed=("head.*",), **options)
+    assert not result.findings
+    (broken,) = result.broken
     assert broken.fqn == "head.w"
     assert "cannot check --must-change 'head.*'" in broken.message
 
@@ -244,8 +246,8 @@ def test_without_values_nobody_knows_what_stood_still(options, diff):
 def test_tensors_without_values_did_not_stand_still(diff):
     """On meta nothing is known of a tensor's values."""
     state = {"w": torch.empty(3, device="meta")}
-    found = diff(state, state, changed=("w",))
-    assert (found.findings, len(found.broken)) == ((), 1)
+    result = diff(state, state, changed=("w",))
+    assert (result.findings, len(result.broken)) == ((), 1)
 
 
 def test_a_class_is_held_too(source, save):
@@ -260,7 +262,7 @@ def test_a_class_is_held_too(source, save):
     path = save(state, "net.pt")
     assert rules(compare_targets(Request(net, path, only=("a.*",)))) == [("outside-only", "b.weight")]
     assert not compare_targets(Request(net, path, frozen=("a.*",), changed=("b.*",))).findings
-    assert [one.fqn for one in compare_targets(Request(net, path, changed=("a.*",))).broken] == ["a.weight"]
+    assert [tensor.fqn for tensor in compare_targets(Request(net, path, changed=("a.*",))).broken] == ["a.weight"]
 
 
 def test_unchanged_names_a_few(diff):
@@ -275,9 +277,9 @@ def test_unchanged_names_a_few(diff):
 def test_what_could_not_be_read_is_not_unchanged(diff):
     """Of a broken pair nobody can say that it did not train; that it broke is said."""
     dense = torch.eye(3)
-    found = diff({**BEFORE, "sparse": dense}, {**BEFORE, "sparse": dense.to_sparse()}, changed=("sparse",))
-    assert not found.findings
-    assert [broken.fqn for broken in found.broken] == ["sparse"]
+    result = diff({**BEFORE, "sparse": dense}, {**BEFORE, "sparse": dense.to_sparse()}, changed=("sparse",))
+    assert not result.findings
+    assert [broken.fqn for broken in result.broken] == ["sparse"]
 
 
 def test_settings_that_stood_still(diff):
@@ -291,9 +293,9 @@ def test_settings_that_stood_still(diff):
 def test_frozen_settings_among_too_many_to_be_told(diff):
     """A glob may reach what only a digest stands for: neither passed nor failed, but for a name that is told."""
     before = {**BEFORE, "args": {f"x{n}": n for n in range(20_500)}, "epoch": 1}
-    found = diff(before, {**before, "args": {**before["args"], "x20400": -1}}, frozen=("args.*", "epoch"))
-    assert not found.findings
-    (broken,) = found.broken
+    result = diff(before, {**before, "args": {**before["args"], "x20400": -1}}, frozen=("args.*", "epoch"))
+    assert not result.findings
+    (broken,) = result.broken
     assert "cannot check --must-not-change 'args.*'" in broken.message
     assert not diff(before, before, frozen=("args.*",)).broken
 

@@ -103,7 +103,7 @@ def test_tying_by_definition(storages):
         return {other for other in known if storages[other][side] == storages[n][side]}
 
     expected = [n in known and sharing(n, 0) != sharing(n, 1) for n in range(len(storages))]
-    assert [Field.TYING in found for found in changed_fields.find_changed_fields(matches, (), devices=True)] == expected
+    assert [Field.TYING in field for field in changed_fields.find_changed_fields(matches, (), devices=True)] == expected
     assert not any(changed_fields.find_changed_fields(matches, (Field.TYING,), devices=True))
 
 
@@ -112,8 +112,8 @@ def test_the_numbers_of_storages_say_nothing(diff):
     shared = torch.arange(3.0)
     tied = {"a": shared, "b": shared, "c": torch.arange(2.0)}
     assert not diff(tied, {"c": torch.arange(2.0), "a": shared, "b": shared}).findings
-    found = changed(diff(tied, {**tied, "b": shared.clone()}))
-    assert {name: change.fields for name, change in found.items()} == {"a": (Field.TYING,), "b": (Field.TYING,)}
+    actual = changed(diff(tied, {**tied, "b": shared.clone()}))
+    assert {name: change.fields for name, change in actual.items()} == {"a": (Field.TYING,), "b": (Field.TYING,)}
 
 
 def test_ties_of_other_names(diff):
@@ -154,5 +154,5 @@ def test_in_words(diff):
 def test_ties_in_words(diff):
     """A tie names what it is to."""
     shared = torch.arange(3.0)
-    found = changed(diff({"a": shared, "b": shared}, {"a": shared, "b": shared.clone()}))
-    assert changed_fields.describe_change(found["a"]) == "tying: tied to b → untied"
+    actual = changed(diff({"a": shared, "b": shared}, {"a": shared, "b": shared.clone()}))
+    assert changed_fields.describe_change(actual["a"]) == "tying: tied to b → untied"

@@ -36,9 +36,9 @@ def built(target):
 
 def refused(net, state) -> dict[str, set[str]]:
     """What torch's strict load objects to."""
-    found = net.load_state_dict(state, strict=False) if _shapes_fit(net, state) else None
-    if found is not None:
-        return {"missing-entry": set(found.missing_keys), "unexpected-entry": set(found.unexpected_keys)}
+    actual = net.load_state_dict(state, strict=False) if _shapes_fit(net, state) else None
+    if actual is not None:
+        return {"missing-entry": set(actual.missing_keys), "unexpected-entry": set(actual.unexpected_keys)}
     with pytest.raises(RuntimeError) as error:
         net.load_state_dict(state, strict=False)
     return {"shape-mismatch": set(re.findall(r"size mismatch for ([\w.]+):", str(error.value)))}
@@ -70,18 +70,18 @@ def test_in_the_words_of_load_state_dict(change, name, source, save):
     CHANGES[change](state)
     path = save(state, name)
     expected = {(rule, fqn) for rule, names in refused(net, state).items() for fqn in names}
-    for found in (compare_targets(Request(target, path)), compare_targets(Request(path, target))):
-        assert set(rules(found)) == expected
-        assert len(found.findings) == len(expected)
+    for result in (compare_targets(Request(target, path)), compare_targets(Request(path, target))):
+        assert set(rules(result)) == expected
+        assert len(result.findings) == len(expected)
 
 
 def test_what_is_not_saved_is_not_looked_for(source, save):
     """Non-persistent buffers and unregistered tensors of the class are no rows, and a note counts them."""
     target = source(LINES)
-    found = compare_targets(Request(target, save(built(target).state_dict(), "net.pt")))
-    assert {change.fqn for change in found.changes}.isdisjoint({"mask", "cache"})
-    assert any("2 tensors" in note.message for note in found.notes if note.name == "not-expected")
-    assert "values-not-compared" in notes(found)
+    diff = compare_targets(Request(target, save(built(target).state_dict(), "net.pt")))
+    assert {change.fqn for change in diff.changes}.isdisjoint({"mask", "cache"})
+    assert any("2 tensors" in note.message for note in diff.notes if note.name == "not-expected")
+    assert "values-not-compared" in notes(diff)
 
 
 def test_neither_values_nor_device_of_a_class(source, save):
@@ -97,18 +97,18 @@ def test_kinds_are_those_of_the_class(source, save):
     target = source('self.fc = nn.Linear(2, 2)\nself.register_buffer("scale", torch.ones(2))')
     path = save({**built(target).state_dict(), "scale": torch.ones(3)}, "net.pt")
     for sides in ((target, path), (path, target)):
-        found = compare_targets(Request(*sides, selection=Selection(kind=(Kind.BUFFER,))))
-        assert [change.fqn for change in found.changes] == ["scale"]
-        assert rules(found) == [("shape-mismatch", "scale")]
+        diff = compare_targets(Request(*sides, selection=Selection(kind=(Kind.BUFFER,))))
+        assert [change.fqn for change in diff.changes] == ["scale"]
+        assert rules(diff) == [("shape-mismatch", "scale")]
 
 
 def test_a_dtype_is_a_difference(source, save):
     """load_state_dict casts silently: it is shown as changed, and --ignore dtype lets it pass."""
     target = source("self.fc = nn.Linear(2, 2, bias=False)")
     path = save({"fc.weight": torch.ones(2, 2).bfloat16()}, "net.pt")
-    found = compare_targets(Request(target, path))
-    assert changed(found)["fc.weight"].fields == (Field.DTYPE,)
-    assert [f.message for f in found.findings] == ["fc.weight: dtype: float32 → bfloat16"]
+    diff = compare_targets(Request(target, path))
+    assert changed(diff)["fc.weight"].fields == (Field.DTYPE,)
+    assert [f.message for f in diff.findings] == ["fc.weight: dtype: float32 → bfloat16"]
     assert not compare_targets(Request(target, path, ignore=(Field.DTYPE,))).findings
 
 
@@ -116,8 +116,8 @@ def test_shape_and_dtype_are_said_once_each(source, save):
     """A tensor of another shape and dtype is a mismatch and a change of dtype."""
     target = source("self.fc = nn.Linear(2, 2, bias=False)")
     path = save({"fc.weight": torch.ones(3, 2).bfloat16()}, "net.pt")
-    found = compare_targets(Request(target, path))
-    assert rules(found) == [("shape-mismatch", "fc.weight"), ("changed", "fc.weight")]
+    diff = compare_targets(Request(target, path))
+    assert rules(diff) == [("shape-mismatch", "fc.weight"), ("changed", "fc.weight")]
     assert rules(compare_targets(Request(target, path, ignore=(Field.SHAPE,)))) == [("changed", "fc.weight")]
 
 
@@ -127,10 +127,10 @@ def test_a_wrapper_is_in_the_way_of_a_load(prefix, source, save):
     target = source(LINES)
     path = save({prefix + name: tensor for name, tensor in built(target).state_dict().items()}, "net.pt")
     for sides in ((target, path), (path, target)):
-        found = compare_targets(Request(*sides))
-        assert not changed(found)
-        assert rules(found) == [("wrapper-prefix", None)]
-        assert repr(prefix) in found.findings[0].message
+        diff = compare_targets(Request(*sides))
+        assert not changed(diff)
+        assert rules(diff) == [("wrapper-prefix", None)]
+        assert repr(prefix) in diff.findings[0].message
 
 
 def test_map_renames_before_a_load(source, save):
@@ -163,9 +163,9 @@ def test_a_training_checkpoint(source, save):
     net.fc(torch.ones(2)).sum().backward()
     optimizer.step()
     path = save({"state_dict": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 2}, "train.ckpt")
-    found = compare_targets(Request(target, path))
-    assert (found.findings, found.scalars) == ((), ())
-    assert any("optimizer" in note.message for note in found.notes if note.name == "sections-left-out")
+    diff = compare_targets(Request(target, path))
+    assert (diff.findings, diff.scalars) == ((), ())
+    assert any("optimizer" in note.message for note in diff.notes if note.name == "sections-left-out")
 
 
 def test_several_models(source, save):
@@ -185,9 +185,9 @@ def test_a_model_beside_its_average(source, save, name, copy):
     target = source("self.fc = nn.Linear(2, 2)")
     state = built(target).state_dict()
     for checkpoint in ({name: state, copy: {"fc.weight": torch.ones(3)}}, {copy: {"x": torch.ones(3)}, name: state}):
-        found = compare_targets(Request(target, save(checkpoint, "net.pt")))
-        assert not found.findings
-        (note,) = [one.message for one in found.notes if one.name == "sections-left-out"]
+        diff = compare_targets(Request(target, save(checkpoint, "net.pt")))
+        assert not diff.findings
+        (note,) = [note.message for note in diff.notes if note.name == "sections-left-out"]
         assert note.startswith(f"statecli did not compare {copy} of ")
 
 
@@ -233,9 +233,9 @@ def test_a_dropped_tie_is_not_missing(source, save):
     )
     path = save({"a.weight": torch.ones(2, 2)}, "net.safetensors")
     for sides in ((target, path), (path, target)):
-        found = compare_targets(Request(*sides))
-        assert not found.findings
-        assert "tied-entry-left-out" in notes(found)
+        diff = compare_targets(Request(*sides))
+        assert not diff.findings
+        assert "tied-entry-left-out" in notes(diff)
 
 
 def test_two_classes(source):
@@ -245,8 +245,8 @@ def test_two_classes(source):
         LINES.replace("nn.Linear(4, 3)", "nn.Linear(4, 3, bias=False)") + "self.more = nn.Linear(1, 1)", "two.py"
     )
     assert not compare_targets(Request(one, one)).findings
-    found = changed(compare_targets(Request(one, two)))
-    assert {name: change.status for name, change in found.items()} == {
+    actual = changed(compare_targets(Request(one, two)))
+    assert {name: change.status for name, change in actual.items()} == {
         "fc.bias": Status.REMOVED,
         "more.weight": Status.ADDED,
         "more.bias": Status.ADDED,
@@ -257,16 +257,16 @@ def test_what_two_classes_register(source):
     """A parameter that became a buffer, and one that no longer learns, are differences."""
     one = source("self.w = nn.Parameter(torch.ones(2))\nself.v = nn.Parameter(torch.ones(2))")
     two = source('self.register_buffer("w", torch.ones(2))\nself.v = nn.Parameter(torch.ones(2), False)', "two.py")
-    found = changed(compare_targets(Request(one, two)))
-    assert found["w"].fields == (Field.KIND, Field.REQUIRES_GRAD)
-    assert found["v"].fields == (Field.REQUIRES_GRAD,)
+    actual = changed(compare_targets(Request(one, two)))
+    assert actual["w"].fields == (Field.KIND, Field.REQUIRES_GRAD)
+    assert actual["v"].fields == (Field.REQUIRES_GRAD,)
 
 
 def test_a_lazy_parameter_fits_any_shape(source, save):
     """A shape that is not known yet is no mismatch."""
     target = source("self.fc = nn.LazyLinear(2, bias=False)")
-    found = compare_targets(Request(target, save({"fc.weight": torch.ones(2, 7)}, "net.pt")))
-    assert not found.findings
+    diff = compare_targets(Request(target, save({"fc.weight": torch.ones(2, 7)}, "net.pt")))
+    assert not diff.findings
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["layers", "collections"])
@@ -291,9 +291,9 @@ def test_a_flat_model_is_compared_with_the_collections_of_flax(tmp_path, statecl
     (tmp_path / "a.msgpack").write_bytes(serialization.msgpack_serialize(made))
     numpy.save_file(flat, tmp_path / "b.safetensors")
     for both in (("a.msgpack", "b.safetensors"), ("b.safetensors", "a.msgpack")):
-        result = statecli("diff", *(tmp_path / one for one in both), "-f", "json")
+        result = statecli("diff", *(tmp_path / finding for finding in both), "-f", "json")
         assert (result.code, result.json["summary"]["identical"]) == (0, 3)
-        (said,) = (one["message"] for one in result.json["notes"] if one["name"] == "sections-paired")
+        (said,) = (note["message"] for note in result.json["notes"] if note["name"] == "sections-paired")
         assert said.startswith("section 'model' of ")
         assert "is compared with these sections of " in said
 

@@ -33,9 +33,9 @@ def test_a_missing_extra_state_is_missing(source, save):
     target = source(EXTRA)
     state = nn.Module()
     state.fc = nn.Linear(2, 2)
-    found = compare_targets(Request(target, save(entries(state), "net.pt")))
-    assert rules(found) == [("missing-entry", "_extra_state")]
-    assert "does not contain this key" in found.findings[0].message
+    diff = compare_targets(Request(target, save(entries(state), "net.pt")))
+    assert rules(diff) == [("missing-entry", "_extra_state")]
+    assert "does not contain this key" in diff.findings[0].message
     whole = compare_targets(Request(target, save(entries(state, _extra_state={"steps": 2}), "net.pt")))
     assert rules(whole) == []
     assert "extra-state" in notes(whole)
@@ -78,9 +78,9 @@ def test_an_optional_counter(source, save):
     ]
     for device in ("cpu", "meta"):
         for state, name, is_missing in cases:
-            found = compare_targets(Request(target, save(state, name), init_device=device))
-            assert rules(found) == ([("missing-entry", "bn.num_batches_tracked")] if is_missing else [])
-            assert ("filled-in" in notes(found)) is not is_missing
+            diff = compare_targets(Request(target, save(state, name), init_device=device))
+            assert rules(diff) == ([("missing-entry", "bn.num_batches_tracked")] if is_missing else [])
+            assert ("filled-in" in notes(diff)) is not is_missing
 
 
 def test_versions_behind_a_prefix(source, save):
@@ -89,8 +89,8 @@ def test_versions_behind_a_prefix(source, save):
     net.module = nn.Module()
     net.module.bn = nn.BatchNorm1d(3)
     path = save(entries(net, module__bn__num_batches_tracked=None), "net.pt")
-    found = compare_targets(Request(source(NORM), path))
-    assert rules(found) == [("wrapper-prefix", None), ("missing-entry", "bn.num_batches_tracked")]
+    diff = compare_targets(Request(source(NORM), path))
+    assert rules(diff) == [("wrapper-prefix", None), ("missing-entry", "bn.num_batches_tracked")]
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
@@ -98,9 +98,9 @@ def test_old_names_that_a_hook_takes(prefix, source, save):
     """The two halves of the old weight_norm load into the new one: no finding, and a note on either side."""
     target = source("self.fc = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))")
     state = {"fc.weight_g": torch.ones(2, 1), "fc.weight_v": torch.ones(2, 3), "fc.bias": torch.ones(2)}
-    found = compare_targets(Request(save({prefix + name: held for name, held in state.items()}, "net.pt"), target))
-    assert rules(found) == ([("wrapper-prefix", None)] if prefix else [])
-    assert {"filled-in", "taken-over"} <= set(notes(found))
+    diff = compare_targets(Request(save({prefix + name: held for name, held in state.items()}, "net.pt"), target))
+    assert rules(diff) == ([("wrapper-prefix", None)] if prefix else [])
+    assert {"filled-in", "taken-over"} <= set(notes(diff))
 
 
 def test_a_scalar_saved_as_one_element(source, save):
@@ -109,18 +109,18 @@ def test_a_scalar_saved_as_one_element(source, save):
         source("self.w = nn.Parameter(torch.ones(()))"),
         source("self.w = nn.Parameter(torch.ones(1))", "b.py"),
     )
-    found = compare_targets(Request(scalar, save({"w": torch.ones(1)}, "net.pt")))
-    assert (rules(found), "shape-adapted" in notes(found)) == ([], True)
+    diff = compare_targets(Request(scalar, save({"w": torch.ones(1)}, "net.pt")))
+    assert (rules(diff), "shape-adapted" in notes(diff)) == ([], True)
     assert rules(compare_targets(Request(one, save({"w": torch.ones(())}, "net.pt")))) == [("shape-mismatch", "w")]
 
 
 def test_what_is_no_tensor_is_refused(source, save):
     """A number in a parameter's place is a finding, and its message speaks of the checkpoint."""
-    found = compare_targets(
+    diff = compare_targets(
         Request(source("self.w = nn.Parameter(torch.ones(1))"), save({"w": 3, "v": torch.ones(1)}, "a.pt"))
     )
-    assert set(rules(found)) == {("unexpected-entry", "v"), ("load-refused", "w")}
-    assert "the entry of the checkpoint is not a tensor" in found.findings[1].message
+    assert set(rules(diff)) == {("unexpected-entry", "v"), ("load-refused", "w")}
+    assert "the entry of the checkpoint is not a tensor" in diff.findings[1].message
 
 
 @pytest.mark.parametrize("held", [torch.ones(2, 2).to_sparse(), torch.empty(2, 2, dtype=torch.bits8)])
@@ -129,8 +129,8 @@ def test_what_torch_does_not_copy_is_refused(held, source, save):
     target = source("self.w = nn.Parameter(torch.ones(2, 2))")
     with pytest.raises(RuntimeError, match="an exception occurred"):
         nn.ParameterDict({"w": torch.ones(2, 2)}).load_state_dict({"w": held})
-    found = compare_targets(Request(target, save({"w": held}, "net.pt")))
-    assert [one.rule for one in found.findings if one.rule != "changed"] == ["load-refused"]
+    diff = compare_targets(Request(target, save({"w": held}, "net.pt")))
+    assert [finding.rule for finding in diff.findings if finding.rule != "changed"] == ["load-refused"]
 
 
 def test_code_that_looks_at_values_cannot_be_told(source, save):
@@ -138,9 +138,9 @@ def test_code_that_looks_at_values_cannot_be_told(source, save):
     target = source(
         "self.w = nn.Parameter(torch.ones(1))\nself.register_load_state_dict_pre_hook(lambda *a: a[1]['w'].item())"
     )
-    found = compare_targets(Request(target, save({"w": torch.ones(1), "v": torch.ones(1)}, "net.pt")))
-    assert not found.findings
-    assert ["cannot call load_state_dict" in one.message for one in found.broken] == [True]
+    diff = compare_targets(Request(target, save({"w": torch.ones(1), "v": torch.ones(1)}, "net.pt")))
+    assert not diff.findings
+    assert ["cannot call load_state_dict" in finding.message for finding in diff.broken] == [True]
 
 
 def test_a_pickled_module_has_the_extra_state_of_its_class(source, save):

@@ -196,17 +196,17 @@ def refused(net, path) -> set[tuple[str, str]] | None:
 
 def said(path, target, device="cpu") -> tuple[set[tuple[str, str]] | None, set[str | None]]:
     """Our findings of load_state_dict's kind, None where it cannot be told, and the names dropped for a tie."""
-    found = compare_targets(
+    diff = compare_targets(
         Request(
             str(path), target, init_device=device, ignore=(Field.DTYPE, Field.KIND, Field.REQUIRES_GRAD, Field.TYING)
         )
     )
-    if found.broken:
-        assert "cannot call load_state_dict" in found.broken[0].message
+    if diff.broken:
+        assert "cannot call load_state_dict" in diff.broken[0].message
         return None, set()
-    assert {f.rule for f in found.findings} <= RULES
-    ties = {note.fqn for note in found.notes if note.name == "tied-entry-left-out"}
-    return {(f.rule, f.fqn or "") for f in found.findings}, ties
+    assert {f.rule for f in diff.findings} <= RULES
+    ties = {note.fqn for note in diff.notes if note.name == "tied-entry-left-out"}
+    return {(f.rule, f.fqn or "") for f in diff.findings}, ties
 
 
 RULES = {"wrapper-prefix", "missing-entry", "unexpected-entry", "shape-mismatch", "load-refused"}
@@ -281,11 +281,11 @@ def test_the_answer_is_torchs(name, form, zoo, tmp_path):
             mutated(state, kind, at)
         path = tmp_path / form
         saved(state, path)
-        found, ties = said(path, target, device)
+        actual, ties = said(path, target, device)
         expected = refused(zoo_fresh(zoo, name), path)
         if expected is not None:
             expected = {one for one in expected if one[0] != "missing-entry" or one[1] not in ties}
-        assert found == expected
+        assert actual == expected
         assert not ties or form == "net.safetensors"
 
     holds()
@@ -314,7 +314,7 @@ def test_the_answer_is_torchs_behind_a_prefix(name, form, zoo, tmp_path):
         saved(state, tmp_path / form)
         expected = refused(zoo_fresh(zoo, name), tmp_path / form)
         saved(wrapped, tmp_path / form)
-        found, _ = said(tmp_path / form, f"{zoo[0]}:{name}")
-        assert {(rule, fqn.removeprefix("module.")) for rule, fqn in found} == expected | {("wrapper-prefix", "")}
+        actual, _ = said(tmp_path / form, f"{zoo[0]}:{name}")
+        assert {(rule, fqn.removeprefix("module.")) for rule, fqn in actual} == expected | {("wrapper-prefix", "")}
 
     holds()

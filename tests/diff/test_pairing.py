@@ -83,8 +83,8 @@ def test_equal_names_come_first():
 )
 def test_what_is_not_unique_is_not_looked_through(before, after):
     """Where two names of a side are one without their prefixes, which of them is meant cannot be told."""
-    found = pairing.pair_tensors(state(*before), state(*after), ()).matches
-    assert {m.shown.fqn for m in found if m.before and m.after} == set(before) & set(after)
+    matches = pairing.pair_tensors(state(*before), state(*after), ()).matches
+    assert {m.shown.fqn for m in matches if m.before and m.after} == set(before) & set(after)
 
 
 def test_a_name_of_ones_own_survives():
@@ -119,11 +119,11 @@ NAMES = st.lists(
 @given(NAMES, NAMES)
 def test_every_tensor_is_matched_once(before, after):
     """No tensor is lost, none is used twice, and names that are equal are always each other's."""
-    one, two = state(*before), state(*after)
-    found = pairing.pair_tensors(one, two, ()).matches
-    assert sorted(id(m.before) for m in found if m.before) == sorted(map(id, one.tensors))
-    assert sorted(id(m.after) for m in found if m.after) == sorted(map(id, two.tensors))
-    for match in found:
+    result, two = state(*before), state(*after)
+    matches = pairing.pair_tensors(result, two, ()).matches
+    assert sorted(id(m.before) for m in matches if m.before) == sorted(map(id, result.tensors))
+    assert sorted(id(m.after) for m in matches if m.after) == sorted(map(id, two.tensors))
+    for match in matches:
         if match.before is not None and match.after is None:
             assert before.count(match.before.fqn) > after.count(match.before.fqn)
 
@@ -131,9 +131,9 @@ def test_every_tensor_is_matched_once(before, after):
 @given(NAMES)
 def test_a_state_matches_itself(names):
     """Every name, repeated ones too, is its own partner, in order."""
-    one, two = state(*names), state(*names)
-    found = pairing.pair_tensors(one, two, ()).matches
-    assert [(m.before, m.after) for m in found] == list(zip(one.tensors, two.tensors, strict=True))
+    result, two = state(*names), state(*names)
+    matches = pairing.pair_tensors(result, two, ()).matches
+    assert [(m.before, m.after) for m in matches] == list(zip(result.tensors, two.tensors, strict=True))
 
 
 def test_a_name_of_many_parts_is_paired_at_once():
@@ -149,9 +149,9 @@ def test_many_names_take_linear_time():
     """20,000 names with a wrapper on one side are matched in a second of processor time."""
     names = [f"layers.{n}.weight" for n in range(20_000)]
     before = time.process_time()
-    found = pairs(state(*names), state(*(f"module.{name}" for name in names)))
+    actual = pairs(state(*names), state(*(f"module.{name}" for name in names)))
     assert time.process_time() - before < 1
-    assert None not in found.values()
+    assert None not in actual.values()
 
 
 # --- --map -------------------------------------------------------------------------------------------------------
@@ -246,8 +246,8 @@ def test_sections_that_cannot_be_told_apart():
 
 def test_a_section_that_the_other_side_lacks():
     """Its tensors are removed, one by one."""
-    found = pairing.pair_tensors(of_sections({"model": MODEL, "optimizer": OPTIMIZER}), state("w"), ())
-    assert [(m.shown.fqn, m.after is None) for m in found.matches] == [("w", False), ("state[0]", True)]
+    tensors = pairing.pair_tensors(of_sections({"model": MODEL, "optimizer": OPTIMIZER}), state("w"), ())
+    assert [(m.shown.fqn, m.after is None) for m in tensors.matches] == [("w", False), ("state[0]", True)]
 
 
 def order(before: ModelState, after: ModelState) -> list[str]:
@@ -335,15 +335,15 @@ def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
     """In either direction, under its own name, with a note that names the file that lacks the entry."""
     one, two = sides([tied("embed.w", "head.w"), tied("head.w", "embed.w")], [alone("embed.w")])
     for before, after, lacking in ((one, two, "b.safetensors"), (two, one, "b.safetensors")):
-        found = pairing.pair_tensors(before, after, ())
-        ways = {match.shown.fqn: match.way for match in found.matches}
+        tensors = pairing.pair_tensors(before, after, ())
+        ways = {match.shown.fqn: match.way for match in tensors.matches}
         assert ways == {"embed.w": pairing.MatchedBy.NAME, "head.w": pairing.MatchedBy.TIE}
-        (tie,) = (match for match in found.matches if match.way is pairing.MatchedBy.TIE)
+        (tie,) = (match for match in tensors.matches if match.way is pairing.MatchedBy.TIE)
         assert (tie.before.fqn, tie.after.fqn) == ("head.w", "head.w")
         assert tie.before.section == tie.after.section == "model"
         assert (tie.before.storage is None) is (before is two)
         assert (tie.after.storage is None) is (after is two)
-        (note,) = found.notes
+        (note,) = tensors.notes
         assert (note.name, note.fqn) == ("tied-entry-left-out", "head.w")
         assert note.message.startswith(f"{lacking} does not have head.w; statecli compares the tied tensor embed.w")
 
@@ -376,10 +376,10 @@ def test_what_is_no_dropped_tie_is_removed_or_added(head, kept):
     """Another view of the storage, or a file that would have recorded the tie."""
     one, two = sides([tied("embed.w", "head.w"), head], [kept])
     for before, after in ((one, two), (two, one)):
-        found = pairing.pair_tensors(before, after, ())
-        assert all(match.way is not pairing.MatchedBy.TIE for match in found.matches)
-        assert "tied-entry-left-out" not in [note.name for note in found.notes]
-        (row,) = (match for match in found.matches if match.shown.fqn == "head.w")
+        tensors = pairing.pair_tensors(before, after, ())
+        assert all(match.way is not pairing.MatchedBy.TIE for match in tensors.matches)
+        assert "tied-entry-left-out" not in [note.name for note in tensors.notes]
+        (row,) = (match for match in tensors.matches if match.shown.fqn == "head.w")
         assert (row.before is None) is (before is two)
         assert (row.after is None) is (after is two)
 

@@ -322,10 +322,10 @@ def test_too_few_words_are_an_error():
 def test_only_whole_weights_are_found(diff, stored, weight):
     """Without its zero points or its scales, codes are just tensors."""
     rows = [change.after for change in compare(diff, weight, parts_of(stored, "gptq")).changes if change.after]
-    (found,) = find_quantized_weights(rows)
-    assert (found.fqn, found.layout) == ("proj.weight", Layout.GPTQ)
-    assert not list(find_quantized_weights(row for row in rows if row is not found.parts[Part.ZEROS]))
-    assert not list(find_quantized_weights(row for row in rows if row is not found.parts[Part.SCALES]))
+    (tensor,) = find_quantized_weights(rows)
+    assert (tensor.fqn, tensor.layout) == ("proj.weight", Layout.GPTQ)
+    assert not list(find_quantized_weights(row for row in rows if row is not tensor.parts[Part.ZEROS]))
+    assert not list(find_quantized_weights(row for row in rows if row is not tensor.parts[Part.SCALES]))
     moved = [replace(row, fqn=row.fqn.removeprefix("proj.")) for row in rows]
     assert [own.fqn for own in find_quantized_weights(moved)] == ["weight"]
 

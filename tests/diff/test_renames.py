@@ -29,9 +29,9 @@ def ramp(n: int, start: float = 0.0) -> torch.Tensor:
 
 def test_equal_bytes_are_found(diff):
     """A tensor under another name is renamed, which is a difference; nothing is added or removed."""
-    found = diff({"encoder.w": ramp(8), "a": ramp(3)}, {"backbone.weight": ramp(8), "a": ramp(3)})
-    assert renamed(found) == {"backbone.weight": "encoder.w"}
-    assert rules(found) == [("renamed", "backbone.weight")]
+    actual_diff = diff({"encoder.w": ramp(8), "a": ramp(3)}, {"backbone.weight": ramp(8), "a": ramp(3)})
+    assert renamed(actual_diff) == {"backbone.weight": "encoder.w"}
+    assert rules(actual_diff) == [("renamed", "backbone.weight")]
 
 
 def test_across_formats_and_layouts(diff):
@@ -42,8 +42,8 @@ def test_across_formats_and_layouts(diff):
 
 def test_no_renames(diff):
     """With --no-renames they are added and removed."""
-    found = diff({"x.w": ramp(8)}, {"y.v": ramp(8)}, renames=False)
-    assert rules(found) == [("removed", "x.w"), ("added", "y.v")]
+    actual_diff = diff({"x.w": ramp(8)}, {"y.v": ramp(8)}, renames=False)
+    assert rules(actual_diff) == [("removed", "x.w"), ("added", "y.v")]
 
 
 @pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "net."])
@@ -66,7 +66,7 @@ def test_a_class_tells_of_a_prefix_all_the_same(statecli, source, save):
     path = save({"module.fc.weight": torch.ones(2, 2), "module.fc.bias": torch.ones(2)}, "net.pt")
     for words in ((), ("--no-renames",)):
         result = statecli("diff", net, path, "-f", "json", *words)
-        assert (result.code, [one["rule"] for one in result.json["findings"]]) == (1, ["wrapper-prefix"])
+        assert (result.code, [finding["rule"] for finding in result.json["findings"]]) == (1, ["wrapper-prefix"])
 
 
 @pytest.mark.parametrize("after", [ramp(8).double(), ramp(8).view(2, 4), ramp(8) + 1], ids=["dtype", "shape", "values"])
@@ -102,8 +102,8 @@ def test_a_fill_in_an_archive_of_its_own(tmp_path):
     """A distributed checkpoint's zeros say as little as those of any file."""
     for name, fqn in (("before", "x.w"), ("after", "y.v")):
         dcp.save({fqn: torch.zeros(2, 3), f"{fqn}.r": ramp(5)}, checkpoint_id=tmp_path / name, no_dist=True)
-    found = compare_targets(Request(str(tmp_path / "before"), str(tmp_path / "after")))
-    assert renamed(found) == {"y.v.r": "x.w.r"}
+    diff = compare_targets(Request(str(tmp_path / "before"), str(tmp_path / "after")))
+    assert renamed(diff) == {"y.v.r": "x.w.r"}
 
 
 def test_fills_in_columns(diff):
@@ -132,17 +132,17 @@ def test_of_several_the_longest_end_decides(diff):
 
 def test_more_on_one_side(diff):
     """What is left over of several equal ones is added or removed."""
-    found = diff({"a.x": ramp(4), "b.x": ramp(4)}, {"c.x": ramp(4)})
-    assert sorted(change.status.value for change in changed(found).values()) == ["removed", "renamed"]
-    assert renamed(found) == {"c.x": "a.x"}
+    actual_diff = diff({"a.x": ramp(4), "b.x": ramp(4)}, {"c.x": ramp(4)})
+    assert sorted(change.status.value for change in changed(actual_diff).values()) == ["removed", "renamed"]
+    assert renamed(actual_diff) == {"c.x": "a.x"}
 
 
 def test_other_fields_of_a_renamed_one(diff):
     """A renamed tensor may differ in what its bytes do not say."""
     weight = torch.nn.Parameter(ramp(4))
     frozen = torch.nn.Parameter(ramp(4), requires_grad=False)
-    found = changed(diff({"x.w": weight}, {"y.w": frozen}))["y.w"]
-    assert (found.status, found.fields) == (Status.RENAMED, (Field.REQUIRES_GRAD,))
+    change = changed(diff({"x.w": weight}, {"y.w": frozen}))["y.w"]
+    assert (change.status, change.fields) == (Status.RENAMED, (Field.REQUIRES_GRAD,))
 
 
 def test_within_a_section(diff):
@@ -185,9 +185,9 @@ def test_names_of_many_parts_are_paired_at_once():
 def test_suffixes_take_linear_time():
     """20,000 equal tensors on either side are paired at once."""
     rows = [[TensorInfo(f"{side}.{n}.w", "float32", (1,), 1, 4) for n in range(20_000)] for side in "ab"]
-    found = list(renames.pair_by_suffix(rows[0], rows[1][::-1]))
-    assert len(found) == 20_000
-    assert all(one.fqn[1:] == two.fqn[1:] for one, two in found)
+    by_suffix = list(renames.pair_by_suffix(rows[0], rows[1][::-1]))
+    assert len(by_suffix) == 20_000
+    assert all(tensor.fqn[1:] == two.fqn[1:] for tensor, two in by_suffix)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -50,10 +50,10 @@ def test_every_difference_once(before, after):
     expected = {key: Status.REMOVED for key in before if key not in after}
     expected |= {key: Status.ADDED for key in after if key not in before}
     expected |= {key: Status.CHANGED for key in before if key in after and not same(before[key], after[key])}
-    found = between(before, after)
-    assert {one.key: one.status for one in found} == expected
-    assert len(found) == len(expected)
-    assert all((one.before, one.after) == (before.get(one.key), after.get(one.key)) for one in found)
+    actual = between(before, after)
+    assert {change.key: change.status for change in actual} == expected
+    assert len(actual) == len(expected)
+    assert all((change.before, change.after) == (before.get(change.key), after.get(change.key)) for change in actual)
 
 
 def test_a_missing_entry_is_not_null():
@@ -65,7 +65,7 @@ def test_a_missing_entry_is_not_null():
 def test_nan_in_a_file(diff):
     """A loss of NaN is the same on both sides, and infinity another one."""
     assert not diff({**W, "loss": math.nan}, {**W, "loss": math.nan}).scalars
-    assert [one.key for one in diff({**W, "loss": math.nan}, {**W, "loss": math.inf}).scalars] == ["loss"]
+    assert [scalar.key for scalar in diff({**W, "loss": math.nan}, {**W, "loss": math.inf}).scalars] == ["loss"]
 
 
 def test_metadata_of_safetensors(save, tmp_path):
@@ -74,7 +74,7 @@ def test_metadata_of_safetensors(save, tmp_path):
         save_file(W, tmp_path / f"{name}.safetensors", metadata)
     paths = {name: str(tmp_path / f"{name}.safetensors") for name in "abc"}
     assert compare_targets(Request(paths["a"], paths["b"])).scalars == (ScalarChange("run", Status.CHANGED, "1", "2"),)
-    assert {one.key for one in compare_targets(Request(paths["a"], paths["c"])).scalars} == {"format", "run"}
+    assert {scalar.key for scalar in compare_targets(Request(paths["a"], paths["c"])).scalars} == {"format", "run"}
 
 
 def test_what_only_a_format_records(save, tmp_path):
@@ -94,7 +94,7 @@ def test_what_only_an_index_records(key):
     formats = ("sharded safetensors", "safetensors")
     assert [note.name for note in between({key: 5}, {}, formats)] == ["format-metadata"]
     assert [note.name for note in between({}, {key: 5}, formats[::-1])] == ["format-metadata"]
-    assert [one.status for one in between({key: 5}, {key: 6}, (formats[0], formats[0]))] == [Status.CHANGED]
+    assert [change.status for change in between({key: 5}, {key: 6}, (formats[0], formats[0]))] == [Status.CHANGED]
 
 
 def test_text_of_numbers():
@@ -114,15 +114,15 @@ def test_a_section_has_its_own():
 def test_filters(diff):
     """The globs are of their paths too; --kind asks for tensors."""
     before, after = {**W, "epoch": 1, "lr": 0.1}, {**W, "epoch": 2, "lr": 0.2}
-    assert [one.key for one in diff(before, after, selection=Selection(exclude=("epoch",))).scalars] == ["lr"]
+    assert [scalar.key for scalar in diff(before, after, selection=Selection(exclude=("epoch",))).scalars] == ["lr"]
     assert not diff(before, after, selection=Selection(include=("w",))).scalars
     assert not diff(before, after, selection=Selection(kind=(Kind.PARAMETER,))).scalars
 
 
 def test_in_words():
     """One line each."""
-    found = [ScalarChange("a", Status.ADDED, None, 1), ScalarChange("b", Status.REMOVED, "x", None)]
-    assert [scalars.describe_setting_change(one) for one in found] == ["a: added: 1", 'b: removed: "x"']
+    actual = [ScalarChange("a", Status.ADDED, None, 1), ScalarChange("b", Status.REMOVED, "x", None)]
+    assert [scalars.describe_setting_change(one) for one in actual] == ["a: added: 1", 'b: removed: "x"']
     assert scalars.describe_setting_change(ScalarChange("lr", Status.CHANGED, 0.1, 0.2)) == "lr: 0.1 → 0.2"
 
 
@@ -132,8 +132,8 @@ def test_settings_of_paired_sections(diff):
     moments = {0: {"exp_avg": torch.ones(2, 2)}}
     one = {"model": {"a.w": torch.ones(2, 2)}, "optimizer": {"state": moments, "param_groups": [group]}}
     two = {"model": {"a.w": torch.ones(2, 2)}, "optim": {"state": moments, "param_groups": [{**group, "lr": 0.2}]}}
-    found = diff(one, two)
-    assert [(s.key, s.before, s.after) for s in found.scalars] == [("optim.param_groups.0.lr", 0.1, 0.2)]
+    actual_diff = diff(one, two)
+    assert [(s.key, s.before, s.after) for s in actual_diff.scalars] == [("optim.param_groups.0.lr", 0.1, 0.2)]
 
 
 def test_arrays_are_compared_by_value(diff):
@@ -142,9 +142,9 @@ def test_arrays_are_compared_by_value(diff):
 
     state = {"model": {"a.w": torch.ones(2)}, "mean": np.arange(3.0)}
     assert not diff(state, state).findings
-    found = diff(state, {**state, "mean": np.array([0.0, 1.0, 5.0])})
-    assert [(f.rule, f.fqn) for f in found.findings] == [("changed", "mean")]
-    assert next(c for c in found.changes if c.fqn == "mean").values.max_abs == 3
+    result = diff(state, {**state, "mean": np.array([0.0, 1.0, 5.0])})
+    assert [(f.rule, f.fqn) for f in result.findings] == [("changed", "mean")]
+    assert next(c for c in result.changes if c.fqn == "mean").values.max_abs == 3
 
 
 LOOKALIKES = [
@@ -279,9 +279,9 @@ def test_more_than_are_told_and_one_of_them_differs(lines):
 def test_more_than_are_told_and_not_asked_for(diff):
     """Where the globs leave the rest out, a note says that it differs."""
     held = many(25_000)
-    found = diff({**W, "x": held}, {**W, "x": {**held, "k24999": 0}}, selection=Selection(include=("w",)))
-    assert found.scalars == ()
-    assert "settings-left-out" in notes(found)
+    actual_diff = diff({**W, "x": held}, {**W, "x": {**held, "k24999": 0}}, selection=Selection(include=("w",)))
+    assert actual_diff.scalars == ()
+    assert "settings-left-out" in notes(actual_diff)
 
 
 def test_text_that_reads_as_a_number_against_safetensors(save, tmp_path):
@@ -345,9 +345,9 @@ def whole(p: float = 0.5) -> torch.nn.Module:
 def test_a_whole_module_and_its_state_dict(diff, names, swapped):
     """What only the module records is no difference, and one note a kind says so."""
     both = whole(), whole().state_dict()
-    found = diff(*(reversed(both) if swapped else both), names=tuple(reversed(names)) if swapped else names)
-    assert (found.findings, found.scalars, found.broken) == ((), (), ())
-    assert [name for name in notes(found) if name != "foreign-globals"] == ["not-expected", "module-attributes"]
+    result = diff(*(reversed(both) if swapped else both), names=tuple(reversed(names)) if swapped else names)
+    assert (result.findings, result.scalars, result.broken) == ((), (), ())
+    assert [name for name in notes(result) if name != "foreign-globals"] == ["not-expected", "module-attributes"]
 
 
 @pytest.mark.parametrize("section", [None, "net"])
@@ -355,14 +355,14 @@ def test_what_is_beside_a_whole_module_is_compared(save, section):
     """An epoch that differs is found wherever the module lies, and a tensor of it that changed."""
     a, b = save({"net": whole(), "epoch": 3}, "a.pt"), save({"net": whole().state_dict(), "epoch": 4}, "b.pt")
     if section:
-        found = compare_targets(Request(f"{a}#{section}", f"{b}#{section}", jobs=1))
-        assert (found.scalars, found.findings) == ((), ())
+        diff = compare_targets(Request(f"{a}#{section}", f"{b}#{section}", jobs=1))
+        assert (diff.scalars, diff.findings) == ((), ())
     else:
-        assert [one.key for one in compare_targets(Request(a, b, jobs=1)).scalars] == ["epoch"]
+        assert [scalar.key for scalar in compare_targets(Request(a, b, jobs=1)).scalars] == ["epoch"]
     changed = whole().state_dict()
     changed["0.bias"] += 1
-    found = compare_targets(Request(a, save({"net": changed, "epoch": 3}, "c.pt"), jobs=1))
-    assert [(finding.rule, finding.fqn) for finding in found.findings] == [("changed", "0.bias")]
+    diff = compare_targets(Request(a, save({"net": changed, "epoch": 3}, "c.pt"), jobs=1))
+    assert [(finding.rule, finding.fqn) for finding in diff.findings] == [("changed", "0.bias")]
 
 
 def plain_net(train: bool = False) -> torch.nn.Module:
@@ -388,9 +388,9 @@ def test_one_module_in_every_format(archives):
     """What only a format writes of it is no difference, whichever two are compared, and at most two notes say so."""
     for one in archives.values():
         for two in archives.values():
-            found = compare_targets(Request(one, two, jobs=1))
-            assert (found.findings, found.scalars, found.broken) == ((), (), ()), (one, two)
-            said = [name for name in notes(found) if name != "foreign-globals"]
+            diff = compare_targets(Request(one, two, jobs=1))
+            assert (diff.findings, diff.scalars, diff.broken) == ((), (), ()), (one, two)
+            said = [name for name in notes(diff) if name != "foreign-globals"]
             assert said == (
                 [] if one == two else [name for name in ("format-metadata", "module-attributes") if name in said]
             )
@@ -400,10 +400,12 @@ def test_one_module_in_every_format(archives):
 def test_attributes_that_two_formats_of_modules_have_are_compared(archives, tmp_path):
     """A module in training mode, beside TorchScript's in evaluation; and within TorchScript, how much code there is."""
     torch.save(plain_net(train=True), tmp_path / "train.pt")
-    found = compare_targets(Request(str(tmp_path / "train.pt"), archives["ts.pt"], jobs=1))
-    assert [(one.key, one.before, one.after) for one in found.scalars] == [("training", True, False)]
+    diff = compare_targets(Request(str(tmp_path / "train.pt"), archives["ts.pt"], jobs=1))
+    assert [(scalar.key, scalar.before, scalar.after) for scalar in diff.scalars] == [("training", True, False)]
     torch.jit.save(torch.jit.script(torch.nn.Sequential(*plain_net(), torch.nn.ReLU()).eval()), tmp_path / "b.pt")
-    keys = [one.key for one in compare_targets(Request(archives["ts.pt"], str(tmp_path / "b.pt"), jobs=1)).scalars]
+    keys = [
+        scalar.key for scalar in compare_targets(Request(archives["ts.pt"], str(tmp_path / "b.pt"), jobs=1)).scalars
+    ]
     assert {"code files", "code bytes"} <= set(keys)
 
 
@@ -413,29 +415,31 @@ def test_what_only_an_exported_program_records(key):
     formats = ("torch-export", "safetensors")
     assert [note.name for note in between({key: "8.20"}, {}, formats)] == ["format-metadata"]
     assert [note.name for note in between({}, {key: "8.20"}, formats[::-1])] == ["format-metadata"]
-    assert [one.status for one in between({key: "8.20"}, {key: "8.21"}, (formats[0],) * 2)] == [Status.CHANGED]
+    assert [change.status for change in between({key: "8.20"}, {key: "8.21"}, (formats[0],) * 2)] == [Status.CHANGED]
 
 
 def test_a_section_without_settings_has_none_of_those_around_it():
     """A section of a folder stands in no container of the settings that are told: they are the folder's."""
     around = {"global_steps": 2, "optimizer.lr": 0.1}
     for name in ("module", "optimizer.fp32"):
-        one = ModelState("a", "deepspeed zero-3", (), (name,), Settings(around))
+        model_state = ModelState("a", "deepspeed zero-3", (), (name,), Settings(around))
         two = ModelState("b", "torch-zip", (), ("model",), Settings({"note": 1}))
-        found, _, said = scalars.compare_settings(one, two, (name, None))
-        assert ([change.key for change in found], said) == (["note"], [])
+        actual, _, said = scalars.compare_settings(model_state, two, (name, None))
+        assert ([change.key for change in actual], said) == (["note"], [])
     whole = ModelState("a", "deepspeed zero-3", (), ("optimizer",), Settings(around))
     other = ModelState("b", "torch-zip", (), ("optimizer",), Settings({**around, "optimizer.lr": 0.2}))
-    assert [one.key for one in scalars.compare_settings(whole, other, ("optimizer", "optimizer"))[0]] == ["lr"]
+    assert [
+        model_state.key for model_state in scalars.compare_settings(whole, other, ("optimizer", "optimizer"))[0]
+    ] == ["lr"]
 
 
 def test_two_whole_modules_are_compared_whole(diff):
     """Both record the dropout and the plain tensor: a difference in them is one."""
     other = whole(0.25)
     other[0].plain += 1
-    found = diff(whole(), other)
-    assert [one.key for one in found.scalars] == ["_modules.1.p"]
-    assert [one.fqn for one in found.changes if one.values] == ["0.plain"]
+    result = diff(whole(), other)
+    assert [scalar.key for scalar in result.scalars] == ["_modules.1.p"]
+    assert [change.fqn for change in result.changes if change.values] == ["0.plain"]
 
 
 # Versions of modules.

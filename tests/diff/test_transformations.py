@@ -833,7 +833,7 @@ def test_a_stack_of_gate_and_up(diff, statecli, save, turned):
         stacks[f"layers.{n}.mlp.experts.down_proj"] = down.mT.contiguous() if turned else down
     for before, after, kind in ((experts, stacks, KIND.STACKED), (stacks, experts, KIND.UNSTACKED)):
         result = found(diff(before, after))
-        assert {name: one[:2] for name, one in result.items()} == dict.fromkeys(stacks, (kind, 0))
+        assert {name: transformation[:2] for name, transformation in result.items()} == dict.fromkeys(stacks, (kind, 0))
         sources = [f"layers.1.moe.experts.{e}.{w}.weight" for e in range(5) for w in ("w1", "w3")]
         assert result["layers.1.mlp.experts.gate_up_proj"][2] == tuple(sources)
     shown = lines_of(statecli, save(experts, "c.pt"), save(stacks, "d.pt"))
@@ -844,8 +844,8 @@ def test_a_stack_of_gate_and_up(diff, statecli, save, turned):
     wrong = stacks["layers.1.mlp.experts.gate_up_proj"].clone()
     wrong[3, 2, 2] += 1
     done = changed(diff(experts, stacks | {"layers.1.mlp.experts.gate_up_proj": wrong}))
-    one = done["layers.1.mlp.experts.gate_up_proj"].transformation
-    assert (one.exceptions, one.differing) == (1, ("layers.1.moe.experts.3.w1.weight",))
+    transformation = done["layers.1.mlp.experts.gate_up_proj"].transformation
+    assert (transformation.exceptions, transformation.differing) == (1, ("layers.1.moe.experts.3.w1.weight",))
 
 
 def test_a_fused_projection_with_a_wrong_part(diff, llama):

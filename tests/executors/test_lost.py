@@ -170,11 +170,11 @@ def test_all_workers_die(workers, statecli, monkeypatch):
     monkeypatch.setattr(ExecutorEngine, "_results", lambda *both: (results(*both), first())[0])
     monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
     engine = f"dask:{cluster.scheduler_address}"
-    found = statecli("diff", "a", "b", "-f", "json", "--executor", engine)
-    assert found.code == 2
-    assert found.err == f"statecli: --executor {engine}: all workers have stopped\n"
-    values = [change["values"] for change in found.json["changes"]]
-    assert 0 < len([one for one in values if one]) < 40
+    result = statecli("diff", "a", "b", "-f", "json", "--executor", engine)
+    assert result.code == 2
+    assert result.err == f"statecli: --executor {engine}: all workers have stopped\n"
+    values = [change["values"] for change in result.json["changes"]]
+    assert 0 < len([value for value in values if value]) < 40
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -192,12 +192,12 @@ def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
         address = distributed.Client(scheduler_file=str(file), set_as_default=False)
         with address, use_executor(f"dask:{address.scheduler.address}"):
             monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
-            found = compare_pairs(pairs, CompareOptions(), progress=once(lambda: scheduler.send_signal(how)))
+            actual_pairs = compare_pairs(pairs, CompareOptions(), progress=once(lambda: scheduler.send_signal(how)))
     finally:
         for process in (scheduler, worker):
             process.kill()
             process.wait()
-    lost = [one for one in found if not isinstance(one, Delta)]
+    lost = [one for one in actual_pairs if not isinstance(one, Delta)]
     assert lost
     assert all(isinstance(one, UnreadableError) for one in lost)
 
@@ -240,9 +240,9 @@ class Dying(Executor):
 def test_what_an_executor_loses_is_lost_alone(pairs):
     """All else is compared; of what it says itself, which may hold anything, only the kind is told."""
     with use_executor(Dying()):
-        found = compare_pairs(pairs, CompareOptions())
-    assert {type(one) for one in found} == {Delta, UnreadableError}
-    assert {str(one) for one in found[1::2]} == {"--executor Dying: a worker stopped during a task (OSError)"}
+        actual_pairs = compare_pairs(pairs, CompareOptions())
+    assert {type(one) for one in actual_pairs} == {Delta, UnreadableError}
+    assert {str(one) for one in actual_pairs[1::2]} == {"--executor Dying: a worker stopped during a task (OSError)"}
 
 
 # --- workers that refuse ---------------------------------------------------------------------------------------------
@@ -270,11 +270,11 @@ def test_a_worker_of_another_statecli(preload, said, workers, statecli, monkeypa
     monkeypatch.setattr(files, "export_access", lambda: {"token": "s3cr3t"})
     cluster, _ = workers(1, preload)
     engine = f"dask:{cluster.scheduler_address}"
-    found = statecli("diff", "a", "b", "--executor", engine)
-    assert (found.code, found.out) == (2, "")
-    assert found.err.startswith(f"statecli: --executor {engine}: ")
-    assert said in found.err
-    assert found.err.count("\n") == 1
+    result = statecli("diff", "a", "b", "--executor", engine)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"statecli: --executor {engine}: ")
+    assert said in result.err
+    assert result.err.count("\n") == 1
     assert "s3cr3t" not in (tmp_path / "log0").read_text()
 
 
@@ -285,9 +285,9 @@ def test_a_cluster_without_workers(dask_cluster, statecli, monkeypatch):
     """Nothing is waited for without end."""
     monkeypatch.setattr(dask, "TIMEOUT_S", 0.5)
     engine = f"dask:{dask_cluster(0).scheduler_address}"
-    found = statecli("diff", "a", "b", "--executor", engine)
-    assert (found.code, found.out) == (2, "")
-    assert found.err == f"statecli: --executor {engine}: the scheduler has no worker; start one with: dask worker …\n"
+    result = statecli("diff", "a", "b", "--executor", engine)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"statecli: --executor {engine}: the scheduler has no worker; start one with: dask worker …\n"
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -298,21 +298,21 @@ def test_a_scheduler_that_does_not_answer(statecli, monkeypatch, silent):
         port = server.getsockname()[1]
         if not silent:
             server.close()
-        found = statecli("diff", "a", "b", "--executor", f"dask:tcp://127.0.0.1:{port}")
-    assert (found.code, found.out) == (2, "")
-    assert found.err.startswith(
+        result = statecli("diff", "a", "b", "--executor", f"dask:tcp://127.0.0.1:{port}")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(
         f"statecli: --executor dask:tcp://127.0.0.1:{port}: no Dask scheduler answers at this address"
     )
-    assert found.err.count("\n") == 1
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("address", ["nonsense://h:1", "tcp://", "tcp://127.0.0.1:port", "h:p:q"])
 def test_an_address_that_is_none(statecli, monkeypatch, address):
     """One line as well."""
     monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
-    found = statecli("diff", "a", "b", "--executor", f"dask:{address}")
-    assert (found.code, found.out) == (2, "")
-    assert found.err.count("\n") == 1
+    result = statecli("diff", "a", "b", "--executor", f"dask:{address}")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
 
 
 # --- an interrupt ----------------------------------------------------------------------------------------------------

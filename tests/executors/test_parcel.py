@@ -97,10 +97,10 @@ def state_bytes(path):
 def test_a_name_that_is_a_path_stays_one(tasks, tmp_path):
     """What is said of a file has its path once as it was typed; a tensor's name is what it is, whatever it reads as."""
     name = str(tmp_path / "a.pt")
-    found = unpack(
+    actual = unpack(
         run_packed_batch(pack(stats_batch, None, [StatsTask(replace(task.tensor, fqn=name), ()) for task in tasks]))
     )
-    assert found == [read_stats(task.tensor) for task in tasks]
+    assert actual == [read_stats(task.tensor) for task in tasks]
     shortened(tmp_path / "a.pt")
     cut = tuple(StatsTask(replace(task.tensor, fqn=name), ()) for task in tasks)
     for error in unpack(run_packed_batch(pack(stats_batch, None, cut))):
@@ -202,10 +202,10 @@ def test_another_step_is_never_taken_for_the_file(tasks):
     shutil.copy2("b.pt", theirs)
     torch.save({"w": torch.randn(10), "v": torch.zeros(3)}, theirs / "a.pt")
     assert os.path.getsize(theirs / "a.pt") == os.path.getsize("a.pt")
-    found = package.diff("a.pt", "b.pt", executor=OtherFiles())
-    assert {one.fqn for one in found.broken} == {"w", "v"}
-    assert all(one.message.startswith("a.pt: is a different file on the worker ") for one in found.broken)
-    assert not any(change.values for change in found.changes)
+    diff = package.diff("a.pt", "b.pt", executor=OtherFiles())
+    assert {tensor.fqn for tensor in diff.broken} == {"w", "v"}
+    assert all(finding.message.startswith("a.pt: is a different file on the worker ") for finding in diff.broken)
+    assert not any(change.values for change in diff.changes)
 
 
 @pytest.mark.parametrize("made", [("0.0.9", "C"), ("0.1.0", "abacus")])

@@ -51,29 +51,29 @@ def told(diff):
 @pytest.mark.parametrize("function", ["fingerprint_batch", "run_batch"])
 def test_all_of_it_is_lost(function):
     """The fingerprints, or what confirms them: each tensor that may be renamed is broken, and the others are told."""
-    found = package.diff("a", "b", executor=Losing(function))
-    assert {one.fqn for one in found.broken} - {"k"} == {"x.w", "x.v", "y.w", "y.v"}
-    assert {one.message for one in found.broken if one.fqn != "k"} == {LOST}
-    assert told(found) == {"gone": "removed", "new": "added"}
+    diff = package.diff("a", "b", executor=Losing(function))
+    assert {tensor.fqn for tensor in diff.broken} - {"k"} == {"x.w", "x.v", "y.w", "y.v"}
+    assert {tensor.message for tensor in diff.broken if tensor.fqn != "k"} == {LOST}
+    assert told(diff) == {"gone": "removed", "new": "added"}
 
 
 def test_one_fingerprint_is_lost():
     """What is renamed for sure is told; the tensor whose work was lost and the one that it may be are broken."""
     for lost in range(4):
-        found = package.diff("a", "b", executor=Losing("fingerprint_batch", lambda n: n == lost))  # noqa: B023
-        (renamed,) = {"y.w", "y.v"} & told(found).keys()
-        assert told(found) == {renamed: "renamed", "gone": "removed", "new": "added"}
+        diff = package.diff("a", "b", executor=Losing("fingerprint_batch", lambda n: n == lost))  # noqa: B023
+        (renamed,) = {"y.w", "y.v"} & told(diff).keys()
+        assert told(diff) == {renamed: "renamed", "gone": "removed", "new": "added"}
         other = {"y.w": "v", "y.v": "w"}[renamed]
-        assert {one.fqn for one in found.broken} == {f"x.{other}", f"y.{other}"}
-        assert {one.message for one in found.broken} == {LOST}
+        assert {tensor.fqn for tensor in diff.broken} == {f"x.{other}", f"y.{other}"}
+        assert {finding.message for finding in diff.broken} == {LOST}
 
 
 def test_from_the_command_line(statecli, monkeypatch):
     """Exit 2, one line, and the document has no tensor that is said to be added or removed and may be renamed."""
     monkeypatch.setattr(compare, "fingerprint_batch", _unfetched)
-    found = statecli("diff", "a", "b", "-f", "json")
-    assert (found.code, found.err) == (2, "statecli: https://h/m.pt: no bytes came\n")
-    assert {one["fqn"] for one in found.json["changes"] if one["status"] != "identical"} == {"gone", "new"}
+    result = statecli("diff", "a", "b", "-f", "json")
+    assert (result.code, result.err) == (2, "statecli: https://h/m.pt: no bytes came\n")
+    assert {change["fqn"] for change in result.json["changes"] if change["status"] != "identical"} == {"gone", "new"}
 
 
 def _unfetched(_, works):
@@ -84,8 +84,8 @@ def test_what_cannot_be_read_as_elements_is_no_failure(statecli):
     """Windows that overlap without end have no fingerprint: they are added and removed, and nothing was lost."""
     for name in ("a", "b"):
         torch.save({f"{name}.w": torch.ones(1).expand(2**62), "k": torch.ones(3)}, f"{name}.pt")
-    found = statecli("diff", "a.pt", "b.pt", "-f", "json")
-    assert (found.code, found.err) == (1, "")
+    result = statecli("diff", "a.pt", "b.pt", "-f", "json")
+    assert (result.code, result.err) == (1, "")
 
 
 def test_a_merge_says_it_as_well(statecli, monkeypatch):
@@ -95,10 +95,10 @@ def test_a_merge_says_it_as_well(statecli, monkeypatch):
         _unfetched.__name__ = "fingerprint_batch"
         for n in (1, 2):
             statecli("diff", "a", "b", "--shard", f"{n}/2", "-o", f"part{n}")
-    found = statecli("merge", "part1", "part2", "-f", "json")
-    assert found.code == 2
-    assert found.err == "statecli: https://h/m.pt: no bytes came\n"
-    assert {one["fqn"] for one in found.json["changes"] if one["status"] != "identical"} == {"gone", "new"}
+    result = statecli("merge", "part1", "part2", "-f", "json")
+    assert result.code == 2
+    assert result.err == "statecli: https://h/m.pt: no bytes came\n"
+    assert {change["fqn"] for change in result.json["changes"] if change["status"] != "identical"} == {"gone", "new"}
 
 
 def test_a_file_that_is_gone(statecli):
@@ -114,6 +114,6 @@ def test_a_file_that_is_gone(statecli):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare, "compute_fingerprints", gone)
-        found = statecli("diff", str(Path("a").absolute()), "b", "-f", "json", "--jobs", "1")
-    assert found.code == 2
-    assert "b: cannot be opened: no such file or directory" in found.err
+        result = statecli("diff", str(Path("a").absolute()), "b", "-f", "json", "--jobs", "1")
+    assert result.code == 2
+    assert "b: cannot be opened: no such file or directory" in result.err

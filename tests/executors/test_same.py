@@ -46,7 +46,7 @@ def alone(statecli):
 def test_what_is_compared_is_worth_it(alone):
     """There are values that differ, that do not, and that cannot be told: no empty documents are found equal."""
     codes = {"diff": 1, "bitwise": 1, "stats": 0, "audit": 1, "lock": 0}
-    assert {name: one.code for name, one in alone.items()} == codes
+    assert {name: result.code for name, result in alone.items()} == codes
     summary = alone["diff"].json["summary"]
     assert (summary["changed"], summary["renamed"], summary["identical"], summary["broken"]) == (21, 1, 2, 0)
 

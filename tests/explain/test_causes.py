@@ -399,13 +399,13 @@ def test_tensors_that_the_class_ties_and_the_file_separates_are_named(tmp_path, 
     (tmp_path / "tied.py").write_text(TIED)
     weight = torch.randn(10, 4)
     torch.save({"embed.weight": weight, "head.weight": weight + 1 if apart else weight}, "a.pt")
-    found = statecli("explain", "tied.py:Tied", "a.pt")
-    assert found.code == 0
+    result = statecli("explain", "tied.py:Tied", "a.pt")
+    assert result.code == 0
     assert (
-        "the class ties embed.weight and head.weight and the checkpoint has a tensor for each" in found.out
+        "the class ties embed.weight and head.weight and the checkpoint has a tensor for each" in result.out
     ) == apart
     if apart:
-        command = found.out.splitlines()[0].partition("to compare the values, run: statecli ")[2].split()
+        command = result.out.splitlines()[0].partition("to compare the values, run: statecli ")[2].split()
         assert statecli(*command).code == 1
 
 

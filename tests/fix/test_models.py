@@ -104,9 +104,9 @@ def test_a_sample_is_repaired_like_its_twin(target, tmp_path, monkeypatch):
     write(tmp_path, fixes.files[0].after)
     write(tmp_path, (SAMPLES / name.replace(".py", "_fixed.py")).read_bytes(), "twin.py")
     if not left:
-        found, wanted = (verify(f"{file}.py:{kind}", PAIRS[target]) for file in ("net", "twin"))
-        assert [check.verdict for check in found.checks] == [check.verdict for check in wanted.checks]
-        assert all(check.verdict is Verdict.PASSED for check in found.checks)
+        result, wanted = (verify(f"{file}.py:{kind}", PAIRS[target]) for file in ("net", "twin"))
+        assert [check.verdict for check in result.checks] == [check.verdict for check in wanted.checks]
+        assert all(check.verdict is Verdict.PASSED for check in result.checks)
 
 
 @pytest.mark.parametrize(

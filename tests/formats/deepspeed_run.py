@@ -59,9 +59,9 @@ def configured(spec: str) -> tuple[dict[str, object], nn.Module, torch.optim.Opt
     config["zero_force_ds_cpu_optimizer"] = False
     if dtype != "fp32":
         config[dtype] = {"enabled": True, **({"initial_scale_power": 4} if dtype == "fp16" else {})}
-    trained = [one for one in net.parameters() if one.requires_grad]
-    parted = [[one for one in trained if one.dim() > 1], [one for one in trained if one.dim() < 2]]
-    given = [{"params": one} for one in parted] if groups == "2" else trained
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    parted = [[tensor for tensor in trained if tensor.dim() > 1], [tensor for tensor in trained if tensor.dim() < 2]]
+    given = [{"params": tensor} for tensor in parted] if groups == "2" else trained
     return config, net, torch.optim.AdamW(given, lr=1e-3)
 
 

@@ -53,7 +53,7 @@ def misused(value, protocol):
     """The names of its pickle that are put to another use than to hold data."""
     scanner = Scanner(pickle.dumps(value, protocol), "it")
     scanner.run(0)
-    return [one.qualified for one in scanner.iter_mentions() if one.misuse]
+    return [mention.qualified for mention in scanner.iter_mentions() if mention.misuse]
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -72,7 +72,7 @@ def test_what_numpy_derives_is_sound(protocol):
     fields = [("a", "i4"), ("b", "f4")]
     shared = np.zeros(2, {"names": ["a", "b"], "formats": ["f8", "i2"], "offsets": [0, 4]})
     arrays = [np.rec.array([(1, 2.0)], dtype=fields), np.ma.zeros(2, fields), shared]
-    assert [misused(one, protocol) for one in arrays] == [[], [], []]
+    assert [misused(array, protocol) for array in arrays] == [[], [], []]
 
 
 @pytest.mark.parametrize("place", range(8))
@@ -185,7 +185,7 @@ def test_a_list_that_is_too_short_is_found_whatever_makes_the_type(name):
     """numpy takes what lies behind the list for addresses of objects."""
     scanner = Scanner(pickled(TOO_SHORT[name]), "it")
     scanner.run(0)
-    reasons = [one.misuse for one in scanner.iter_mentions() if one.misuse]
+    reasons = [mention.misuse for mention in scanner.iter_mentions() if mention.misuse]
     assert any("a state that numpy never saves" in reason for reason in reasons)
 
 
@@ -222,7 +222,7 @@ def test_a_type_of_texts_is_given_plain_values():
     ]:
         scanner = Scanner(pickled(built(dtype, b"](" + element + b"e", shape)), "it")
         scanner.run(0)
-        assert [one for one in scanner.iter_mentions() if one.misuse]
+        assert [mention for mention in scanner.iter_mentions() if mention.misuse]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_polynomial_is_made_of_an_array(body):
     """As pickle makes it, and of nothing whose methods it would call."""
     scanner = Scanner(pickled(body), "it")
     scanner.run(0)
-    assert "numpy.poly1d" in [one.qualified for one in scanner.iter_mentions() if one.misuse]
+    assert "numpy.poly1d" in [mention.qualified for mention in scanner.iter_mentions() if mention.misuse]
 
 
 def test_an_array_of_fewer_objects_than_elements_is_not_sound():
@@ -263,7 +263,7 @@ def test_a_type_that_changes_after_it_was_used_is_not_sound():
     ]:
         scanner = Scanner(pickled(body), "it")
         scanner.run(0)
-        assert "numpy.dtype" in [one.qualified for one in scanner.iter_mentions() if one.misuse], why
+        assert "numpy.dtype" in [mention.qualified for mention in scanner.iter_mentions() if mention.misuse], why
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ ARRAYS = {
 
 def is_reported(path):
     """Whether the scan names a misused function, or an error."""
-    return any(mention.misuse for one in scan_pickles(str(path)) for mention in one.names)
+    return any(mention.misuse for finding in scan_pickles(str(path)) for mention in finding.names)
 
 
 @pytest.mark.parametrize("name", COMPUTED)
@@ -106,7 +106,7 @@ def test_bytes_of_an_array_are_scanned_as_in_memory(name, protocol, tmp_path, fo
         "import pickle; value = pickle.load(open('a.pkl', 'rb'))[0]; pickle.loads(value.tobytes())", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert any(mention.name == "exec" for one in scan_pickles(str(tmp_path / "a.pkl")) for mention in one.names)
+    assert any(mention.name == "exec" for finding in scan_pickles(str(tmp_path / "a.pkl")) for mention in finding.names)
 
 
 @pytest.mark.parametrize("form", ["text", "bytes of bytes", "text of a text"])
@@ -119,7 +119,7 @@ def test_the_data_of_an_array_is_read_in_every_form(form, tmp_path, forked_pytho
     (tmp_path / "a.pkl").write_bytes(pickle.dumps([with_data], 4))
     done = forked_python("import pickle; pickle.loads(pickle.load(open('a.pkl', 'rb'))[0].tobytes())", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    names = [mention for one in scan_pickles(str(tmp_path / "a.pkl")) for mention in one.names]
+    names = [mention for finding in scan_pickles(str(tmp_path / "a.pkl")) for mention in finding.names]
     assert any(mention.name == "exec" or mention.misuse for mention in names)
 
 
@@ -162,9 +162,9 @@ def test_the_work_for_shared_numbers_is_bounded(tmp_path):
     numbers = [1] * 100_000
     shared = pickle.dumps([Call(array.array, "Q", numbers) for _ in range(2000)], 4)
     (tmp_path / "a.pkl").write_bytes(shared)
-    (one,) = scan_pickles(str(tmp_path / "a.pkl"))
-    assert one.unread is not None
-    assert "at its limit" in one.unread
+    (finding,) = scan_pickles(str(tmp_path / "a.pkl"))
+    assert finding.unread is not None
+    assert "at its limit" in finding.unread
 
 
 def test_bytes_as_picklers_write_them_are_clean(tmp_path):

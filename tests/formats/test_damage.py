@@ -71,11 +71,11 @@ def test_a_diff_compares_the_rest(statecli, tmp_path, sound, damaged, swapped, o
     """What differs elsewhere is shown, the pair is neither equal nor different, and no field of it is."""
     other = str(tmp_path / "other.pt")
     torch.save({"a": torch.ones(100), "b": torch.zeros(4), "c": torch.ones(2)}, other)
-    for beside, found in ((sound, []), (other, ["b"])):
+    for beside, actual in ((sound, []), (other, ["b"])):
         result = statecli("diff", *((damaged, beside) if swapped else (beside, damaged)), *options, "-f", "json")
         assert (result.code, result.err) == (2, f"statecli: {damaged}: {SAID}\n")
-        assert [change["fqn"] for change in result.json["changes"]] == found
-        assert [one["message"] for one in result.json["broken"]] == [f"{damaged}: {SAID}"]
+        assert [change["fqn"] for change in result.json["changes"]] == actual
+        assert [finding["message"] for finding in result.json["broken"]] == [f"{damaged}: {SAID}"]
 
 
 def test_a_diff_without_it_is_whole(statecli, sound, damaged):

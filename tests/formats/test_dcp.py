@@ -115,10 +115,10 @@ def test_tensors_placed_in_every_way(ranks):
 
 def test_the_values_are_those_that_were_placed(ranks):
     """Element by element, without torch's loader."""
-    found = values(ranks / "mixed")
-    assert np.array_equal(found["blocks"], np.arange(35.0).reshape(5, 7))
-    assert found["empty"].shape == (0, 3)
-    assert float(found["scalar"]) == 2.5
+    actual_values = values(ranks / "mixed")
+    assert np.array_equal(actual_values["blocks"], np.arange(35.0).reshape(5, 7))
+    assert actual_values["empty"].shape == (0, 3)
+    assert float(actual_values["scalar"]) == 2.5
 
 
 def test_a_model_and_its_optimizer(ranks):
@@ -203,9 +203,9 @@ def test_ranks_that_saved_apart(ranks):
     state = formats.read(str(ranks / "apart"))
     assert [odd.name for odd in state.oddities] == ["rank-metadata"]
     whole = values(ranks / "fsdp2")
-    found = values(ranks / "apart")
-    assert list(found) == list(dcp_ranks.model().state_dict())
-    assert all(np.array_equal(found[fqn], whole[fqn]) for fqn in found)
+    actual_values = values(ranks / "apart")
+    assert list(actual_values) == list(dcp_ranks.model().state_dict())
+    assert all(np.array_equal(actual_values[fqn], whole[fqn]) for fqn in actual_values)
 
 
 def test_a_rank_that_saved_apart_and_is_not_here(ranks, tmp_path, statecli):
@@ -280,10 +280,10 @@ def test_ranks_that_disagree_about_a_shape(tmp_path):
     dcp.save({"w": torch.ones(3), "v": torch.ones(2)}, checkpoint_id=tmp_path, no_dist=True)
     (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
     alike(tmp_path, w=torch.ones(4), v=torch.ones(2))
-    found = {t.fqn: t for t in formats.read(str(tmp_path)).tensors}
+    actual = {t.fqn: t for t in formats.read(str(tmp_path)).tensors}
     said = "the tensor differs between two ranks: float32 [3] and float32 [4]; save the checkpoint again"
-    assert (found["w"].shape, found["w"].note) == (None, f"cannot be read: {said}")
-    assert found["v"].damage is None
+    assert (actual["w"].shape, actual["w"].note) == (None, f"cannot be read: {said}")
+    assert actual["v"].damage is None
 
 
 def test_one_process_without_a_group(tmp_path):
@@ -303,7 +303,7 @@ def test_a_file_for_each_tensor_or_thread(threads, tmp_path):
     writer = dcp.FileSystemWriter(tmp_path, single_file_per_rank=threads > 1, thread_count=threads)
     dcp.save(weights, storage_writer=writer, no_dist=True)
     assert len(list(tmp_path.glob("*.distcp"))) == {1: 5, 3: 3}[threads]
-    assert {fqn: list(found) for fqn, found in values(tmp_path).items()} == {f"w{n}": [n] * 4 for n in range(5)}
+    assert {fqn: list(actual) for fqn, actual in values(tmp_path).items()} == {f"w{n}": [n] * 4 for n in range(5)}
 
 
 def test_a_state_dict_that_was_not_flattened(tmp_path):
@@ -312,9 +312,9 @@ def test_a_state_dict_that_was_not_flattened(tmp_path):
     whole = {"model": net.state_dict(), "w": torch.zeros(3), "more": weights}
     planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
     dcp.save(whole, checkpoint_id=tmp_path, planner=planner, no_dist=True)
-    found = values(tmp_path)
-    assert np.array_equal(found["weight"], net.weight.detach().numpy())
-    assert sorted(found) == ["bias", "scale", "w", "weight"]
+    actual_values = values(tmp_path)
+    assert np.array_equal(actual_values["weight"], net.weight.detach().numpy())
+    assert sorted(actual_values) == ["bias", "scale", "w", "weight"]
 
 
 def test_older_metadata(mixed):
@@ -381,11 +381,11 @@ def test_what_torch_save_makes_of_a_rank(ranks):
 def test_shards_of_safetensors(ranks, tmp_path, statecli):
     """HuggingFaceStorageWriter's shards say where their pieces begin: together they are the model."""
     state = formats.read(str(ranks / "shards"))
-    whole, found = values(ranks / "apart"), values(ranks / "shards")
+    whole, actual = values(ranks / "apart"), values(ranks / "shards")
     assert state.format == "dcp-safetensors"
     assert {t.fqn: t.note for t in state.tensors}["0.weight"] == "3 chunks"
-    assert sorted(found) == sorted(whole)
-    assert all(np.array_equal(found[fqn], whole[fqn]) for fqn in found)
+    assert sorted(actual) == sorted(whole)
+    assert all(np.array_equal(actual[fqn], whole[fqn]) for fqn in actual)
     assert statecli("diff", str(ranks / "shards"), str(ranks / "apart")).code == 0
     assert statecli("audit", str(ranks / "shards"), "--values").code == 0
 
@@ -430,7 +430,7 @@ def test_a_missing_rank(mixed, ranks, statecli):
     assert (result.code, result.json["summary"]["identical"]) == (2, len(told) - len(broken))
     result = statecli("audit", str(mixed), "-f", "json")
     assert result.code == 2
-    assert "missing-shard" in {one["rule"] for one in result.json["findings"]}
+    assert "missing-shard" in {finding["rule"] for finding in result.json["findings"]}
 
 
 def test_no_rank_is_here(mixed, statecli):
@@ -477,9 +477,9 @@ def test_a_rank_cut_short(mixed, statecli):
     os.truncate(mixed / "__1_0.distcp", 100)
     result = statecli("inspect", str(mixed))
     assert result.code == 2
-    (told,) = result.err.splitlines()
-    assert " more tensors: __1_0.distcp is truncated: .metadata needs " in told
-    assert "the file has 100; copy the file again" in told
+    (line,) = result.err.splitlines()
+    assert " more tensors: __1_0.distcp is truncated: .metadata needs " in line
+    assert "the file has 100; copy the file again" in line
     assert "float16" in result.out
 
 
@@ -487,9 +487,9 @@ def moved(fqn: str, chunk: int, start: list[int], shape: list[int]) -> Any:
     """A change of metadata: one chunk of a tensor is said to be elsewhere, and stored so."""
 
     def change(metadata: Any) -> None:
-        held = metadata.state_dict_metadata[fqn].chunks
-        old = MetadataIndex(fqn, held[chunk].offsets)
-        held[chunk] = ChunkStorageMetadata(torch.Size(start), torch.Size(shape))
+        chunks = metadata.state_dict_metadata[fqn].chunks
+        old = MetadataIndex(fqn, chunks[chunk].offsets)
+        chunks[chunk] = ChunkStorageMetadata(torch.Size(start), torch.Size(shape))
         metadata.storage_data[MetadataIndex(fqn, start)] = metadata.storage_data.pop(old)
 
     return change
@@ -525,8 +525,8 @@ def test_chunks_that_make_no_tensor(case, mixed, statecli):
     change, said = DAMAGED[case]
     told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed)).tensors}
     rewritten(mixed, change)
-    found = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed)).tensors}
-    assert {fqn: found[fqn] for fqn in told} == told
+    actual = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed)).tensors}
+    assert {fqn: actual[fqn] for fqn in told} == told
     result = statecli("inspect", str(mixed))
     assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}; save the checkpoint again\n")
     assert "columns" in result.out
@@ -674,8 +674,8 @@ def test_the_names_that_metadata_needs_are_torchs_own():
     assert {f"{one.__module__}.{one.__qualname__}" for one in (*CLASSES, _StorageInfo)} <= NEEDED
     for name in NEEDED:
         module, _, last = name.rpartition(".")
-        found = getattr(sys.modules.get(module), last, None)
-        assert found is None or isinstance(found, (type, torch.dtype)) or last == "_get_layout"
+        actual = getattr(sys.modules.get(module), last, None)
+        assert actual is None or isinstance(actual, (type, torch.dtype)) or last == "_get_layout"
 
 
 def test_a_value_that_attacks(tmp_path, statecli):
@@ -696,10 +696,10 @@ def test_every_pickle_is_scanned(ranks):
     """The metadata, and one for each item in each rank's file."""
     with (ranks / "mixed" / ".metadata").open("rb") as file:
         items = len(pickle.load(file).storage_data)
-    found = scan.scan_pickles(str(ranks / "mixed"))
-    assert len([one for one in found if one.where.endswith("data.pkl")]) == items
-    assert len([one for one in found if Path(one.place.path).name == ".metadata"]) == 1
-    assert not [one for one in found if one.unread]
+    findings = scan.scan_pickles(str(ranks / "mixed"))
+    assert len([one for one in findings if one.where.endswith("data.pkl")]) == items
+    assert len([one for one in findings if Path(one.place.path).name == ".metadata"]) == 1
+    assert not [one for one in findings if one.unread]
 
 
 # What `.metadata` says to be an archive is one, wherever it lies.

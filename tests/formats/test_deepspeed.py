@@ -79,15 +79,15 @@ def test_real_folders_agree_with_the_library(real, spec):
 def test_what_it_registers_is_exact(real, spec):
     """Trained, frozen and buffers are what DeepSpeed says they are; tied names share, and no others do."""
     module = section(formats.read(str(real / spec)), "module")
-    assert {one.evidence for one in module.values()} == {Evidence.REGISTERED}
-    buffers = {name for name, one in module.items() if one.kind is Kind.BUFFER}
+    assert {tensor.evidence for tensor in module.values()} == {Evidence.REGISTERED}
+    buffers = {name for name, tensor in module.items() if tensor.kind is Kind.BUFFER}
     assert buffers == {"table", "count"}
     assert all(module[name].persistent for name in buffers)
-    assert {one.requires_grad for name, one in module.items() if "frozen" in name} <= {False, None}
+    assert {tensor.requires_grad for name, tensor in module.items() if "frozen" in name} <= {False, None}
     if spec[0] != "0":
-        learning = {name for name, one in module.items() if one.requires_grad}
+        learning = {name for name, tensor in module.items() if tensor.requires_grad}
         assert learning == module.keys() - buffers - {"frozen.weight", "frozen.bias"}
-    tied = {name: one.tied_to for name, one in module.items() if one.tied_to}
+    tied = {name: tensor.tied_to for name, tensor in module.items() if tensor.tied_to}
     assert tied == {"embed.weight": ("head.weight",), "head.weight": ("embed.weight",)}
 
 
@@ -103,9 +103,9 @@ def test_moments_are_those_that_the_ranks_name(real):
                 flat = rank["base_optimizer_state"]["state"][group][moment]
                 for name, where in slices.items():
                     pieces.setdefault(name, []).append(flat[where.start : where.start + where.numel])
-        found = section(state, f"optimizer.{moment}")
-        assert found.keys() == pieces.keys()
-        for name, tensor in found.items():
+        actual = section(state, f"optimizer.{moment}")
+        assert actual.keys() == pieces.keys()
+        for name, tensor in actual.items():
             assert same(tensor, torch.cat(pieces[name]).reshape(tensor.shape))
             assert (tensor.kind, tensor.belongs_to) == (Kind.OPTIMIZER, name)
     assert not [odd for odd in state.oddities if odd.name == "misplaced-partition"]
@@ -140,7 +140,7 @@ def test_what_stage_one_does_not_train_is_said_to_be_untrained(tmp_path):
     folder = zero.write(tmp_path / "zero", 1, net(), frozen=FROZEN, buffers=BUFFERS)
     edited(folder / "global_step2" / "mp_rank_00_model_states.pt", lambda held: held.update(frozen_param_shapes=None))
     module = section(formats.read(str(folder)), "module")
-    noted = {name: one.requires_grad for name, one in module.items() if one.note == deepspeed.UNTRAINED}
+    noted = {name: tensor.requires_grad for name, tensor in module.items() if tensor.note == deepspeed.UNTRAINED}
     assert noted == {"f": None, "g": None}
     assert module["a"].requires_grad
 
@@ -160,7 +160,9 @@ def test_the_folder_and_its_tag_are_one(real):
     """The folder of `latest`, the one that it names, and one without `latest`, as Lightning saves it."""
     whole = formats.read(str(real / "3-bf16-2"))
     tagged = formats.read(str(real / "3-bf16-2" / "global_step2"))
-    assert [(one.fqn, one.shape) for one in tagged.tensors] == [(one.fqn, one.shape) for one in whole.tensors]
+    assert [(tensor.fqn, tensor.shape) for tensor in tagged.tensors] == [
+        (tensor.fqn, tensor.shape) for tensor in whole.tensors
+    ]
 
 
 def test_settings_are_named_alike_in_all_stages(real):
@@ -176,9 +178,9 @@ def test_settings_are_named_alike_in_all_stages(real):
 def test_an_audit_of_a_real_folder_finds_nothing(statecli, real, spec):
     """DeepSpeed's own classes are data, and every pickle was scanned."""
     result = statecli("audit", str(real / spec), "--values", "-f", "json")
-    assert {one["severity"] for one in result.json["findings"]} <= {"note"}
+    assert {finding["severity"] for finding in result.json["findings"]} <= {"note"}
     files = list((real / spec).rglob("*.pt"))
-    assert {one.place.path for one in scan.scan_pickles(str(real / spec))} == {str(one) for one in files}
+    assert {finding.place.path for finding in scan.scan_pickles(str(real / spec))} == {str(file) for file in files}
 
 
 def net(rows: int = 5) -> list[zero.Tensors]:
@@ -277,9 +279,9 @@ def test_a_frozen_fragment_that_is_missing(tmp_path):
 
 
 def edited(file: Path, change) -> None:
-    held = torch.load(file, weights_only=False)
-    change(held)
-    torch.save(held, file)
+    loaded = torch.load(file, weights_only=False)
+    change(loaded)
+    torch.save(loaded, file)
 
 
 @dataclass
@@ -309,8 +311,8 @@ def test_ranks_that_disagree_on_a_shape(tmp_path):
     edited(file, lambda held: held["param_shapes"][0].update(a=torch.Size([5, 4])))
     state = formats.read(str(folder))
     assert damaged(state)["module"] == {"a"}
-    told = section(state, "module")["a"].damage
-    assert told == f"{folder}: a: its shape differs between ranks: [5, 3] in rank 0, [5, 4] in rank 1"
+    damage = section(state, "module")["a"].damage
+    assert damage == f"{folder}: a: its shape differs between ranks: [5, 3] in rank 0, [5, 4] in rank 1"
 
 
 DISAGREE = {
@@ -345,8 +347,8 @@ def test_lengths_of_stage_three_that_disagree(tmp_path):
     """Each rank has as much of each group."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
     edited(optimizer(folder, 1), lambda held: held["optimizer_state_dict"]["fp32_flat_groups"].insert(0, torch.ones(1)))
-    told = section(formats.read(str(folder)), "module")["a"].damage
-    assert told.endswith("the number of groups differs between ranks: 2 in rank 0, 3 in rank 1")
+    damage = section(formats.read(str(folder)), "module")["a"].damage
+    assert damage.endswith("the number of groups differs between ranks: 2 in rank 0, 3 in rank 1")
 
 
 def test_more_partitions_than_any_file_has(statecli, tmp_path):
@@ -405,15 +407,15 @@ def test_a_hidden_folder_that_deepspeed_loads_fails_the_audit(tmp_path, tracker,
         torch.save(state, folder / inner / "mp_rank_00_model_states.pt")
     (folder / "latest").write_text("global_step1")
     (folder / tracker).write_text(tag.format(folder=folder))
-    found = audit(Request((str(folder),)))
-    reasons = [target.reason for target in found.targets if target.status is Status.FAILED]
+    result = audit(Request((str(folder),)))
+    reasons = [target.reason for target in result.targets if target.status is Status.FAILED]
     assert reasons[0] == (
         f"{folder}: {tracker} points to {tag.format(folder=folder)!r}, which is not a plain folder in the checkpoint "
         "folder; DeepSpeed would load files that statecli did not check"
     )
     # A walk that finds the folder by this name fails it too.
     assert [reason.partition(":")[0] for reason in reasons[1:]] in ([], [str(folder / ".gs1")])
-    assert str(folder / "global_step1") in {target.target for target in found.targets}
+    assert str(folder / "global_step1") in {target.target for target in result.targets}
 
 
 @pytest.mark.parametrize(
@@ -432,8 +434,8 @@ def test_a_hidden_folder_is_found_as_deepspeed_finds_it(tmp_path, tag, name):
     torch.save({"module": {"w": torch.zeros(2)}}, tmp_path / ".gs1" / name)
     torch.save({"module": {"w": torch.zeros(2)}}, tmp_path / "global_step1" / "mp_rank_00_model_states.pt")
     (tmp_path / "latest").write_text(tag)
-    found = audit(Request((str(tmp_path),)))
-    reasons = [target.reason for target in found.targets if target.status is Status.FAILED]
+    result = audit(Request((str(tmp_path),)))
+    reasons = [target.reason for target in result.targets if target.status is Status.FAILED]
     assert "which is not a plain folder in the checkpoint folder" in reasons[0]
     assert [reason.partition(":")[0] for reason in reasons[1:]] in ([], [str(tmp_path / ".gs1")])
 
@@ -463,7 +465,7 @@ def test_ranks_in_the_older_format_of_torch(tmp_path):
     for file in folder.rglob("*.pt"):
         torch.save(torch.load(file, weights_only=False), file, _use_new_zipfile_serialization=False)
     after = formats.read(str(folder))
-    assert [one.fqn for one in after.tensors] == [one.fqn for one in before.tensors]
+    assert [tensor.fqn for tensor in after.tensors] == [tensor.fqn for tensor in before.tensors]
     assert same(section(after, "module")["a"], net()[0]["a"])
 
 
@@ -561,7 +563,7 @@ def test_an_unknown_stage_or_version(statecli, tmp_path):
 
 def told(statecli, folder: Path) -> str:
     """The audit's findings, a message a line."""
-    return "\n".join(one["message"] for one in statecli("audit", str(folder), "-f", "json").json["findings"])
+    return "\n".join(finding["message"] for finding in statecli("audit", str(folder), "-f", "json").json["findings"])
 
 
 def test_a_crafted_rank_is_harmless_and_told(statecli, tmp_path):
@@ -611,7 +613,7 @@ def test_weights_beside_it_are_the_folder(tmp_path):
     folder = zero.write(tmp_path / "zero", 2, net())
     save_file({"w": torch.ones(2)}, folder / "model.safetensors")
     state = formats.read(str(folder))
-    assert [one.fqn for one in state.tensors] == ["w"]
+    assert [tensor.fqn for tensor in state.tensors] == ["w"]
     said = (
         "statecli did not read DeepSpeed checkpoints of the same training run: global_step2; to read one of these "
         "checkpoints, give its folder"
@@ -658,14 +660,18 @@ def test_a_file_of_a_universal_checkpoint_that_cannot_be_read_is_a_row(tmp_path)
     """Of that state of that parameter."""
     files = universal(tmp_path / "run")
     (files / "zero" / "b" / "exp_avg.pt").write_bytes(b"PK\3\4")
-    damaged = [(one.section, one.fqn) for one in formats.read(str(files)).tensors if one.damage]
+    damaged = [(tensor.section, tensor.fqn) for tensor in formats.read(str(files)).tensors if tensor.damage]
     assert damaged == [("optimizer.exp_avg", "b")]
 
 
 def missing_rows(path: Path) -> list[tuple[str, str]]:
     """The rows of missing files; the rule about missing files has a finding where there are some."""
     state = formats.read(str(path))
-    rows = [(one.section, one.fqn) for one in state.tensors if one.damage and "is missing; copy the file" in one.damage]
+    rows = [
+        (tensor.section, tensor.fqn)
+        for tensor in state.tensors
+        if tensor.damage and "is missing; copy the file" in tensor.damage
+    ]
     assert bool(rows) == any(odd.name == "missing-shard" for odd in state.oddities)
     return rows
 
@@ -756,6 +762,6 @@ def test_the_pickles_of_a_universal_checkpoint_are_scanned(tmp_path):
     files = universal(tmp_path / "run")
     evil = attacks.pickled(attacks.called(attacks.named("os", "system"), attacks.text("true")))
     (files / "zero" / "b" / "step.pt").write_bytes(attacks.build(attacks.records(evil)))
-    names = {mention.qualified for one in scan.scan_pickles(str(files)) for mention in one.names}
+    names = {mention.qualified for finding in scan.scan_pickles(str(files)) for mention in finding.names}
     assert "os.system" in names
-    assert len({one.place.path for one in scan.scan_pickles(str(files))}) == 10
+    assert len({finding.place.path for finding in scan.scan_pickles(str(files))}) == 10

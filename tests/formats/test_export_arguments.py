@@ -366,10 +366,10 @@ def test_a_program_of_vmap_says_how_to_export_it(tmp_path):
     """Its functions crash the process for other levels and sizes; decomposed, it calls only operators."""
     program = torch.export.export(Mapped(), (torch.ones(2, 3),))
     torch.export.save(program, tmp_path / "vmap.pt2")
-    found = messages(tmp_path / "vmap.pt2")
-    if not found:
+    actual_messages = messages(tmp_path / "vmap.pt2")
+    if not actual_messages:
         pytest.skip("needs a newer torch")
-    assert all("to remove this operator, call run_decompositions()" in message for message in found)
+    assert all("to remove this operator, call run_decompositions()" in message for message in actual_messages)
     torch.export.save(program.run_decompositions(), tmp_path / "plain.pt2")
     assert messages(tmp_path / "plain.pt2") == []
 
@@ -437,8 +437,8 @@ def test_an_argument_that_becomes_source_or_is_evaluated_is_found(name, tmp_path
     """torch evaluates it when the graph is called by an interpreter, or compiles its repr() as it loads."""
     foreign, what = FOREIGN[name]
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
-    found = messages(change(path, lambda graph: graph["nodes"].insert(0, foreign)))
-    assert any(what in message for message in found), found
+    actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, foreign)))
+    assert any(what in message for message in actual_messages), actual_messages
 
 
 OBJECT = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
@@ -475,8 +475,8 @@ def test_a_key_of_a_dict_is_no_field():
 @pytest.mark.parametrize("value", [TEXT, {"as_operator": "torch.ops.aten.relu.default"}])
 def test_a_key_of_a_dict_hides_no_text_from_arithmetic(value):
     node = call("_operator.add", {"as_string_to_argument": {"graph": value}})
-    found = list(export_arguments.find_misuses({"graph_module": {"graph": {"nodes": [node]}}}, Steps()))
-    assert [misuse.why for misuse in found] == [
+    misuses = list(export_arguments.find_misuses({"graph_module": {"graph": {"nodes": [node]}}}, Steps()))
+    assert [misuse.why for misuse in misuses] == [
         "gets a string or an object from the file instead of a number, and may evaluate this value as code"
     ]
 
@@ -489,8 +489,8 @@ def test_an_object_that_is_an_input_of_the_graph_is_no_source(tmp_path):
         graph["inputs"].append(custom)
         graph["nodes"].insert(0, call("torch.ops.mine.use.default", custom))
 
-    found = messages(change(export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2)), edit))
-    assert not any("an object from the file" in message for message in found)
+    actual_messages = messages(change(export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2)), edit))
+    assert not any("an object from the file" in message for message in actual_messages)
 
 
 #: What torch ignores next to the name of an object.
@@ -587,8 +587,10 @@ def test_unflatten_compiles_the_repr_of_an_object_in_a_signature(tmp_path):
 def test_a_text_in_place_of_a_number_is_found(value, tmp_path):
     """torch checks no types, and sympy evaluates texts: in each list of numbers, and as a symbolic number."""
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
-    found = messages(change(path, lambda graph: graph["nodes"].insert(0, call("torch.ops.mine.use.default", value))))
-    assert any("instead of a number" in message for message in found)
+    actual_messages = messages(
+        change(path, lambda graph: graph["nodes"].insert(0, call("torch.ops.mine.use.default", value)))
+    )
+    assert any("instead of a number" in message for message in actual_messages)
 
 
 @pytest.mark.parametrize("name", ["self", "torch", "lambda", "inf"])
@@ -602,8 +604,8 @@ def test_a_value_with_a_name_of_the_source_is_found(name, where, tmp_path):
     new["name"] = name if where == "a node" else "new"
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     assert messages(path) == []
-    found = messages(change(path, lambda graph: graph["nodes"].insert(0, new)))
-    assert any(f"finds a value named {name}, which changes" in message for message in found)
+    actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, new)))
+    assert any(f"finds a value named {name}, which changes" in message for message in actual_messages)
 
 
 def test_a_graph_with_the_name_of_a_method_is_found(tmp_path):
@@ -611,9 +613,9 @@ def test_a_graph_with_the_name_of_a_method_is_found(tmp_path):
     graph = {"as_graph": {"name": "to_folder", "graph": {"inputs": [], "nodes": [], "outputs": []}}}
     wrap = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, graph)
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
-    found = messages(change(path, lambda whole: whole["nodes"].insert(0, wrap)))
+    actual_messages = messages(change(path, lambda whole: whole["nodes"].insert(0, wrap)))
     start = "loading the file calls torch.export.load, which finds a graph named to_folder"
-    assert any(message.startswith(start) for message in found)
+    assert any(message.startswith(start) for message in actual_messages)
 
 
 def test_an_object_in_place_of_a_graph_is_found(tmp_path):
@@ -625,8 +627,11 @@ def test_an_object_in_place_of_a_graph_is_found(tmp_path):
         wrap = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, custom, {"as_string": "a"})
         graph["nodes"].insert(0, wrap)
 
-    found = messages(change(export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2)), edit))
-    assert any("gets an object from the file instead of a graph, and calls this object" in message for message in found)
+    actual_messages = messages(change(export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2)), edit))
+    assert any(
+        "gets an object from the file instead of a graph, and calls this object" in message
+        for message in actual_messages
+    )
 
 
 @pytest.mark.parametrize(
@@ -642,8 +647,8 @@ def test_a_value_that_an_operator_calls_is_found(name, arguments, tmp_path):
     """A tensor may be a method: the source has `self.` and the name of a buffer for it."""
     edit = call(f"torch.ops.higher_order.{name}", *arguments)
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
-    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
-    assert any("calls a value that is not" in message for message in found)
+    actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert any("calls a value that is not" in message for message in actual_messages)
 
 
 @pytest.mark.parametrize(
@@ -660,8 +665,10 @@ def test_a_value_that_an_operator_calls_is_found(name, arguments, tmp_path):
 def test_an_operator_on_texts_is_found(target, tmp_path):
     """A text that the graph computes becomes source of a kernel, and no judgement saw it."""
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
-    found = messages(change(path, lambda graph: graph["nodes"].insert(0, call(f"torch.ops.{target}", {"as_int": 39}))))
-    assert any("computes a string or a list" in message for message in found), found
+    actual_messages = messages(
+        change(path, lambda graph: graph["nodes"].insert(0, call(f"torch.ops.{target}", {"as_int": 39})))
+    )
+    assert any("computes a string or a list" in message for message in actual_messages), actual_messages
 
 
 @pytest.mark.parametrize(
@@ -672,8 +679,8 @@ def test_a_message_that_is_no_text_of_the_file_is_found(name, value, tmp_path):
     node = call(f"torch.ops.aten.{name}", {"as_tensor": {"name": "x"}}, value)
     node["inputs"][0]["name"], node["inputs"][1]["name"] = "self", "assert_msg"
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
-    found = messages(change(path, lambda graph: graph["nodes"].insert(0, node)))
-    assert any("has a message that is not a constant string" in message for message in found), found
+    actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, node)))
+    assert any("has a message that is not a constant string" in message for message in actual_messages), actual_messages
 
 
 @pytest.mark.parametrize("kind", [{"as_string": "'"}, {"as_strings": ["'"]}, {"as_string_to_argument": {}}])
@@ -681,8 +688,8 @@ def test_a_text_for_a_graph_is_found(kind, tmp_path):
     """The graph adds such texts up."""
     edit = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, GRAPH, kind)
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
-    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
-    assert any("gets a string as an input of its graph" in message for message in found), found
+    actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert any("gets a string as an input of its graph" in message for message in actual_messages), actual_messages
 
 
 @pytest.mark.parametrize("name", ["flex_attention", "flex_attention_backward"])
@@ -692,8 +699,8 @@ def test_an_operator_whose_arguments_become_source_is_found(name, scale, tmp_pat
     value = {"as_tensor": {"name": "x"}}
     edit = call(f"torch.ops.higher_order.{name}", value, value, value, GRAPH, value, scale, {"as_none": True})
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
-    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
-    assert any("torch writes into source code" in message for message in found), found
+    actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert any("torch writes into source code" in message for message in actual_messages), actual_messages
 
 
 def test_a_key_for_a_number_is_found(tmp_path):
@@ -701,8 +708,8 @@ def test_a_key_for_a_number_is_found(tmp_path):
     target = "torch.utils._sympy.functions.FloorDiv"
     edit = call(target, {"as_string_to_argument": {"print(1)": {"as_int": 1}}}, {"as_int": 2})
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
-    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
-    assert any("instead of a number" in message for message in found), found
+    actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert any("instead of a number" in message for message in actual_messages), actual_messages
 
 
 def test_each_character_of_a_guard_is_a_step():
@@ -734,8 +741,8 @@ def test_an_argument_by_place_counts_whatever_its_name(name, arguments, what, tm
     for given, (argument, _) in zip(edit["inputs"], arguments, strict=True):
         given["name"] = argument
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
-    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
-    assert any(what in message for message in found), found
+    actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert any(what in message for message in actual_messages), actual_messages
 
 
 @pytest.mark.parametrize(
@@ -754,9 +761,9 @@ def test_an_argument_by_name_that_torch_calls_is_found(name, keyword, value, cou
     edit = call(f"torch.ops.higher_order.{name}", GRAPH)
     edit["inputs"].append({"name": keyword, "arg": value, "kind": 2})
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
-    found = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
-    assert len(found) == count, found
-    assert all(f"gets the keyword argument {keyword}" in message for message in found)
+    actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
+    assert len(actual_messages) == count, actual_messages
+    assert all(f"gets the keyword argument {keyword}" in message for message in actual_messages)
 
 
 @pytest.mark.parametrize("name", ["\uff52ecompile", "_\uff47raph.a"])
@@ -781,14 +788,14 @@ def test_an_object_among_the_outputs_of_a_graph_is_found(tmp_path):
     """torch takes it from the constants of the file."""
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     custom = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
-    found = messages(change(path, lambda graph: graph["outputs"].append(custom)))
-    assert any("an object from the file" in message for message in found)
+    actual_messages = messages(change(path, lambda graph: graph["outputs"].append(custom)))
+    assert any("an object from the file" in message for message in actual_messages)
     inner = {"as_graph": {"name": "g", "graph": {"inputs": [], "nodes": [], "outputs": [custom]}}}
     branch = call("torch.ops.higher_order.cond", inner)
-    found = messages(
+    actual_messages = messages(
         change(export(path, nn.Linear(2, 2), torch.ones(1, 2)), lambda graph: graph["nodes"].append(branch))
     )
-    assert any("an object from the file" in message for message in found)
+    assert any("an object from the file" in message for message in actual_messages)
 
 
 def test_each_character_of_an_expression_is_a_step():

@@ -48,7 +48,7 @@ def written(tmp_path, content: object, name: str = "model.msgpack") -> str:
 
 def tensors(path: str, section: str | None = None) -> dict[tuple[str, str], Any]:
     """The tensors by section and name."""
-    return {(one.section, one.fqn): one for one in formats.read(path, section).tensors}
+    return {(tensor.section, tensor.fqn): tensor for tensor in formats.read(path, section).tensors}
 
 
 def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -79,11 +79,11 @@ def test_each_dtype_is_as_flax_restores_it(flax, tmp_path, dtype, shape):
     made = made.reshape(shape).astype(getattr(library, dtype, dtype))
     path = written(tmp_path, flax.to_bytes({"layer": {"kernel": made}}))
     again = flax.msgpack_restore((tmp_path / "model.msgpack").read_bytes())["layer"]["kernel"]
-    (found,) = formats.read(path).tensors
-    assert (found.fqn, found.dtype, found.shape) == ("layer.kernel", str(again.dtype), again.shape)
-    assert found.nbytes == again.nbytes
+    (tensor,) = formats.read(path).tensors
+    assert (tensor.fqn, tensor.dtype, tensor.shape) == ("layer.kernel", str(again.dtype), again.shape)
+    assert tensor.nbytes == again.nbytes
     if shape != (0, 4):
-        assert raw_of(found) == again.tobytes()
+        assert raw_of(tensor) == again.tobytes()
 
 
 def train_state(flax) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def test_a_train_state(flax, tmp_path):
     state = parameter_or_buffer.classify_tensors(formats.read(path))
     assert state.format == "flax-msgpack"
     assert set(state.sections) == {"", "params", "opt_state", "batch_stats"}
-    rows = {(one.section, one.fqn): one for one in state.tensors}
+    rows = {(tensor.section, tensor.fqn): tensor for tensor in state.tensors}
     kernel, mean = rows["params", "Dense_0.kernel"], rows["batch_stats", "BatchNorm_0.mean"]
     assert (kernel.kind, kernel.evidence) == ("parameter", "optimizer")
     assert (mean.kind, mean.evidence) == ("buffer", "convention")
@@ -121,7 +121,7 @@ def test_a_train_state(flax, tmp_path):
     for key, row in rows.items():
         again = restored[".".join(filter(None, key))]
         assert numpy.array_equal(read_all_values(row.data).reshape(again.shape), again)
-    assert not any((one.device, one.requires_grad) != (None, None) for one in state.tensors)
+    assert not any((tensor.device, tensor.requires_grad) != (None, None) for tensor in state.tensors)
 
 
 def test_models_in_a_map_have_sections_of_their_own(flax, tmp_path):
@@ -144,21 +144,21 @@ def test_params_may_be_all_variables(flax, tmp_path):
     variables = {"params": {"w": ones}, "batch_stats": {"mean": ones}}
     moments = {"0": {"mu": variables}}
     path = written(tmp_path, flax.to_bytes({"params": variables, "opt_state": moments}))
-    found = tensors(path)
-    assert set(found) == {
+    actual = tensors(path)
+    assert set(actual) == {
         ("params.params", "w"),
         ("params.batch_stats", "mean"),
         ("opt_state", "0.mu.params.w"),
         ("opt_state", "0.mu.batch_stats.mean"),
     }
-    assert found["opt_state", "0.mu.params.w"].belongs_to == "w"
+    assert actual["opt_state", "0.mu.params.w"].belongs_to == "w"
 
 
 def test_a_container_can_be_named(flax, tmp_path):
     """`#params.Dense_0` is a section of its own; the rest keeps its own."""
     path = written(tmp_path, flax.to_bytes(train_state(flax)))
-    found = tensors(path, "params.Dense_0")
-    assert {("params.Dense_0", "kernel"), ("params.Dense_0", "bias"), ("params", "BatchNorm_0.scale")} <= set(found)
+    actual = tensors(path, "params.Dense_0")
+    assert {("params.Dense_0", "kernel"), ("params.Dense_0", "bias"), ("params", "BatchNorm_0.scale")} <= set(actual)
 
 
 def test_what_transformers_writes_is_one_section(flax, tmp_path):
@@ -179,7 +179,7 @@ def test_shards_of_transformers(flax, tmp_path):
     index = {"metadata": {"total_size": 32}, "weight_map": shards}
     (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps(index))
     state = formats.read(str(tmp_path))
-    assert {one.fqn for one in state.tensors} == {"embed.kernel", "head.kernel"}
+    assert {tensor.fqn for tensor in state.tensors} == {"embed.kernel", "head.kernel"}
     assert (state.format, state.oddities) == ("sharded flax-msgpack", ())
 
 
@@ -210,9 +210,9 @@ def test_what_is_no_array_is_a_setting(flax, tmp_path):
         "raw": b"abc",
     }
     state = formats.read(written(tmp_path, flax.msgpack_serialize(content)))
-    told = state.metadata.values
-    assert [one.fqn for one in state.tensors] == ["w"]
-    assert {key: told[key] for key in ("lr", "half", "n", "negative", "on", "none", "name", "c")} == {
+    values = state.metadata.values
+    assert [tensor.fqn for tensor in state.tensors] == ["w"]
+    assert {key: values[key] for key in ("lr", "half", "n", "negative", "on", "none", "name", "c")} == {
         "lr": 0.5,
         "half": 2.0,
         "n": 3,
@@ -222,8 +222,8 @@ def test_what_is_no_array_is_a_setting(flax, tmp_path):
         "name": "adam",
         "c": "(1+2j)",
     }
-    assert (told["big"], told["list.0"], told["list.1"]) == (str(2**63), 1, "two")
-    assert str(told["raw"]).startswith("3 bytes, sha256 ")
+    assert (values["big"], values["list.0"], values["list.1"]) == (str(2**63), 1, "two")
+    assert str(values["raw"]).startswith("3 bytes, sha256 ")
 
 
 def test_a_scalar_of_bfloat16(flax, tmp_path):
@@ -267,8 +267,8 @@ def test_each_length_of_an_extension(tmp_path, length):
     path = tmp_path / "value"
     path.write_bytes(library.packb(library.ExtType(5, bytes(length))))
     with flax_msgpack.Source(str(path)) as source:
-        found = msgpack.Parser(source).value()
-    assert (found.code, found.length, found.offset + length) == (5, length, path.stat().st_size)
+        result = msgpack.Parser(source).value()
+    assert (result.code, result.length, result.offset + length) == (5, length, path.stat().st_size)
 
 
 # Names.
@@ -277,7 +277,7 @@ def test_each_length_of_an_extension(tmp_path, length):
 def test_two_paths_that_read_the_same(tmp_path):
     """A key may have a dot: the second of two equal names is spelled out."""
     path = written(tmp_path, {"a": {"b": array([1])}, "a.b": array([2])})
-    assert {key: one.shape for key, one in tensors(path).items()} == {
+    assert {key: tensor.shape for key, tensor in tensors(path).items()} == {
         ("model", "a.b"): (1,),
         ("model", "['a.b']"): (2,),
     }
@@ -400,9 +400,9 @@ def test_an_array_that_contradicts_itself_spoils_itself_alone(case, tmp_path, in
     """It is listed with what is wrong, and so are the others; the exit code is 2."""
     node, expected = DAMAGED[case]
     path = written(tmp_path, {"bad": node, "good": array([2])})
-    found = tensors(path)
-    assert expected in found["model", "bad"].damage
-    assert found["model", "good"].shape == (2,)
+    actual = tensors(path)
+    assert expected in actual["model", "bad"].damage
+    assert actual["model", "good"].shape == (2,)
     code, out, err = inspect(path)
     assert (code, err.count("\n")) == (2, 1)
     assert "good" in out
@@ -411,7 +411,7 @@ def test_an_array_that_contradicts_itself_spoils_itself_alone(case, tmp_path, in
 def test_a_dtype_of_nobody(tmp_path, inspect):
     """It is named, and its values are not read."""
     path = written(tmp_path, {"a": array([2], "float8_e9m9", b"ab")})
-    assert [(one.dtype, one.nbytes) for one in formats.read(path).tensors] == [("numpy float8_e9m9", 2)]
+    assert [(tensor.dtype, tensor.nbytes) for tensor in formats.read(path).tensors] == [("numpy float8_e9m9", 2)]
     assert inspect(path, "--stats")[0] == 0
 
 
@@ -460,8 +460,8 @@ def test_no_beginning_is_taken_for_whole(tmp_path):
                 formats.read(str(path))
             continue
         state = formats.read(str(path))
-        assert ("params", "a") in {(one.section, one.fqn) for one in state.tensors if not one.damage}
-        (damaged,) = (one for one in state.tensors if one.damage)
+        assert ("params", "a") in {(tensor.section, tensor.fqn) for tensor in state.tensors if not tensor.damage}
+        (damaged,) = (tensor for tensor in state.tensors if tensor.damage)
         assert f"{damaged.fqn}: is truncated: " in damaged.damage
 
 
@@ -473,11 +473,11 @@ def test_what_stands_before_the_cut_is_listed(tmp_path, inspect):
         path.write_bytes(whole[:-cut])
         state = formats.read(str(path))
         assert state.metadata.values["step"] == 3
-        found = {one.fqn: one for one in state.tensors}
-        assert (found["a"].shape, found["a"].damage) == ((2,), None)
-        assert [one.fqn for one in state.tensors if one.damage] == [name]
+        actual = {tensor.fqn: tensor for tensor in state.tensors}
+        assert (actual["a"].shape, actual["a"].damage) == ((2,), None)
+        assert [tensor.fqn for tensor in state.tensors if tensor.damage] == [name]
         code, out, err = inspect(path, "--stats")
-        assert (code, err) == (2, f"statecli: {found[name].damage}\n")
+        assert (code, err) == (2, f"statecli: {actual[name].damage}\n")
         assert "a" in out.split()
 
 
@@ -488,9 +488,9 @@ def test_a_list_or_an_array_in_pieces_that_breaks_off(tmp_path):
         (chunked((4,), array([2]), array([2])), []),
     ):
         path = written(tmp_path, pack({"first": array([1]), "x": node})[:-3])
-        found = formats.read(path).tensors
-        assert [one.fqn for one in found if not one.damage] == ["first", *names]
-        (damaged,) = (one for one in found if one.damage)
+        actual_tensors = formats.read(path).tensors
+        assert [tensor.fqn for tensor in actual_tensors if not tensor.damage] == ["first", *names]
+        (damaged,) = (tensor for tensor in actual_tensors if tensor.damage)
         assert "is truncated: bytes" in damaged.damage
 
 
@@ -543,7 +543,7 @@ SAME_NAMES = {
 def test_keys_of_the_same_name_differ(tmp_path, statecli, case, section):
     """Flax loads one of them where the other fails; the names and values are equal."""
     paths = [written(tmp_path, content, f"{n}.msgpack") for n, content in enumerate(SAME_NAMES[case])]
-    names = [sorted(one.fqn for one in formats.read(path).tensors) for path in paths]
+    names = [sorted(tensor.fqn for tensor in formats.read(path).tensors) for path in paths]
     assert names[0] == names[1]
     if section and "params" in formats.read(paths[0]).sections:
         paths = [path + section for path in paths]
@@ -553,11 +553,11 @@ def test_keys_of_the_same_name_differ(tmp_path, statecli, case, section):
 
 def test_the_text_of_unusual_keys_is_not_a_setting_of_theirs(tmp_path):
     """A file cannot have the setting by itself, nor hide it."""
-    found = formats.read(written(tmp_path, {"params": {"a.b": array([2])}})).metadata.values["params.(keys)"]
-    forged = {"params": {"a": {"b": array([2])}, "(keys)": found}}
-    assert formats.read(written(tmp_path, forged)).metadata.values["params.(keys)"] == f"'{found}'"
+    actual = formats.read(written(tmp_path, {"params": {"a.b": array([2])}})).metadata.values["params.(keys)"]
+    forged = {"params": {"a": {"b": array([2])}, "(keys)": actual}}
+    assert formats.read(written(tmp_path, forged)).metadata.values["params.(keys)"] == f"'{actual}'"
     hidden = {"params": {"a.b": array([2]), "(keys)": 1}}
-    assert formats.read(written(tmp_path, hidden)).metadata.values == {"params.(keys)": 1, "params.(keys)'": found}
+    assert formats.read(written(tmp_path, hidden)).metadata.values == {"params.(keys)": 1, "params.(keys)'": actual}
 
 
 def test_a_lock_has_unusual_keys(tmp_path, statecli):

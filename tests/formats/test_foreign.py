@@ -387,8 +387,8 @@ def test_in_a_process_of_its_own(tmp_path):
     (tmp_path / "fine.safetensors").write_bytes(save({"a": torch.zeros(3)}))
     run = [sys.executable, "-X", "importtime", "-m", "statecli", "inspect", "-f", "json"]
     page = subprocess.run([*run[:1], *run[3:], tmp_path / "page.pt"], capture_output=True, text=True)
-    told = f"statecli: {tmp_path / 'page.pt'}: is an HTML page: the server sent a login page or an error page\n"
-    assert (page.returncode, page.stdout, page.stderr) == (2, "", told)
+    text = f"statecli: {tmp_path / 'page.pt'}: is an HTML page: the server sent a login page or an error page\n"
+    assert (page.returncode, page.stdout, page.stderr) == (2, "", text)
     fine = subprocess.run([*run, tmp_path / "fine.safetensors"], capture_output=True, text=True)
     assert json.loads(fine.stdout)["tensors"][0]["fqn"] == "a"
     imported = {line.rsplit("|")[-1].strip().split(".")[0] for line in fine.stderr.splitlines()}

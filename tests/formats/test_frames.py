@@ -157,9 +157,9 @@ def test_torch_runs_what_a_frame_hides(fired):
 def test_a_file_with_a_frame_that_no_pickler_writes_is_not_clean(name, hostile):
     """`unscanned-pickle` reports the frame, and `unsafe-global` the name that torch imports."""
     targets = audit(Request((str(place_of(name, hostile) / FILES[name][1]),))).targets
-    errors = [one for target in targets for one in target.findings if one.severity is Severity.ERROR]
-    assert {one.rule for one in errors} >= {"unscanned-pickle", "unsafe-global"}
-    (call,) = (one for one in errors if one.rule == "unsafe-global")
+    errors = [finding for target in targets for finding in target.findings if finding.severity is Severity.ERROR]
+    assert {error.rule for error in errors} >= {"unscanned-pickle", "unsafe-global"}
+    (call,) = (error for error in errors if error.rule == "unsafe-global")
     assert "os.system" in call.message
     assert Path(call.place.path).read_bytes()[call.place.offset :].startswith(b"cos\nsystem")
 
@@ -171,7 +171,7 @@ def test_a_frame_that_hides_a_payload_is_found_in_a_string_of_a_pickle(place, tm
     value = b"B" + struct.pack("<I", len(hidden)) + hidden if place == "bytes" else text(hidden.decode("latin-1"))
     (tmp_path / "model.pt").write_bytes(build(records(state_dict(w=tensor(), x=value))))
     (target,) = audit(Request((str(tmp_path / "model.pt"),))).targets
-    assert {one.rule for one in target.findings} >= {"unscanned-pickle", "unsafe-global"}
+    assert {finding.rule for finding in target.findings} >= {"unscanned-pickle", "unsafe-global"}
 
 
 CROSSING = {
@@ -195,7 +195,7 @@ def test_a_length_that_crosses_the_end_of_a_frame_is_the_frames_fault(tmp_path):
     (tmp_path / "a.pkl").write_bytes(data)
     (scanned,) = scan.scan_pickles(str(tmp_path / "a.pkl"))
     assert "an instruction runs past the end of its block" in scanned.unread
-    assert [(one.qualified, one.position) for one in scanned.names] == [("os.system", data.index(b"cos"))]
+    assert [(name.qualified, name.position) for name in scanned.names] == [("os.system", data.index(b"cos"))]
 
 
 VALUES = {
@@ -248,12 +248,12 @@ def test_the_opcodes_after_a_frame_are_those_that_cpython_reads():
 def test_every_opcode_is_read_with_what_belongs_to_it():
     """The table of arguments is that of the standard library."""
     counts = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT8U: 8}
-    for one in pickletools.opcodes:
-        argument = one.arg.n if one.arg else 0
-        code = ord(one.code)
+    for result in pickletools.opcodes:
+        argument = result.arg.n if result.arg else 0
+        code = ord(result.code)
         if argument >= 0:
             assert code == 0x95 or frames._ARGUMENT_BYTES[code] == argument
         elif argument == pickletools.UP_TO_NEWLINE:
-            assert frames._ARGUMENT_LINES[code] == (2 if one.name in ("GLOBAL", "INST") else 1)
+            assert frames._ARGUMENT_LINES[code] == (2 if result.name in ("GLOBAL", "INST") else 1)
         else:
             assert frames._LENGTH_BYTES[code] == counts.get(argument, 4)

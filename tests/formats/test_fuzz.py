@@ -117,15 +117,15 @@ def corpus_of_torch() -> list[bytes]:
     big = {f"l{n}.w": torch.zeros(300 * (n % 2), 5)[:, n % 3 :] for n in range(60)}
     net = nn.Sequential(nn.Linear(3, 300), nn.BatchNorm1d(300), nn.LSTM(3, 2, num_layers=3))
     optimizer = torch.optim.Adam(net.parameters())
-    for one in net.parameters():
-        one.grad = torch.zeros_like(one)
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     values = [
         wide,
         big,
         net,
         {"model": net.state_dict(), "optimizer": optimizer.state_dict()},
-        [nn.Parameter(one.detach().clone()) for one in [*net.parameters()] * 9],
+        [nn.Parameter(parameter.detach().clone()) for parameter in [*net.parameters()] * 9],
     ]
     return [saved_pickle(value) for value in values] + [saved_pickle(wide, protocol=4)]
 
@@ -392,7 +392,11 @@ def test_every_prefix_is_refused(reader, small, tmp_path):
 
 
 def names(tensors) -> object:
-    return [(one.fqn, one.dtype, one.shape, one.device) for one in tensors] if isinstance(tensors, tuple) else tensors
+    return (
+        [(tensor.fqn, tensor.dtype, tensor.shape, tensor.device) for tensor in tensors]
+        if isinstance(tensors, tuple)
+        else tensors
+    )
 
 
 def test_every_flipped_byte_of_an_archive_is_refused_or_changes_nothing(small, tmp_path):

@@ -284,7 +284,7 @@ def quantized(tmp_path) -> tuple[Path, Path, Path]:
 
 
 def changes(told: str) -> dict[str, dict]:
-    return {one["fqn"]: one for one in json.loads(told)["changes"] if one["status"] != "identical"}
+    return {change["fqn"]: change for change in json.loads(told)["changes"] if change["status"] != "identical"}
 
 
 def test_a_quantized_tensor_that_changed_is_told_in_numbers(quantized, run):
@@ -303,7 +303,7 @@ def test_quantized_is_compared_with_full_within_a_tolerance(quantized, run):
     one, _, full = quantized
     code, told = run("diff", one, full, "--atol", "0.05", "-f", "json")
     assert code == 1
-    assert all(found["fields"] == ["dtype"] for found in changes(told).values())
+    assert all(actual["fields"] == ["dtype"] for actual in changes(told).values())
     assert run("diff", one, full, "--atol", "0.05", "--ignore", "dtype")[0] == 0
     assert run("diff", one, full, "--ignore", "dtype")[0] == 1
 
@@ -644,10 +644,10 @@ def test_a_tensor_in_the_wrong_place_spoils_no_other(case, tmp_path, inspect):
     path = built(tmp_path, (), [tensor(name, [size], 0, at) for name, size, at in lines], bytes(128))
     code, out, err = inspect(path, "--stats")
     rows = formats.read(str(path)).tensors
-    told = [row.damage for row in rows if row.damage]
-    assert (code, len(told)) == (2 if expected else 0, len(expected))
-    assert all(one.startswith(f"{path}: {text}") for one, text in zip(told, expected, strict=True))
-    assert not expected or err.startswith(f"statecli: {told[0]}\n")
+    damages = [row.damage for row in rows if row.damage]
+    assert (code, len(damages)) == (2 if expected else 0, len(expected))
+    assert all(one.startswith(f"{path}: {text}") for one, text in zip(damages, expected, strict=True))
+    assert not expected or err.startswith(f"statecli: {damages[0]}\n")
     assert [row.fqn for row in rows] == list(dict.fromkeys(name for name, _, _ in lines))
     damaged = {text.partition(":")[0] for text in expected}
     assert all((row.data is None) == (row.fqn in damaged) for row in rows)
@@ -655,7 +655,7 @@ def test_a_tensor_in_the_wrong_place_spoils_no_other(case, tmp_path, inspect):
 
 
 def odd(path: Path) -> list[str]:
-    return [one.message for one in formats.read(str(path)).oddities]
+    return [oddity.message for oddity in formats.read(str(path)).oddities]
 
 
 def test_bytes_of_nobody_are_told(tmp_path, run):

@@ -66,7 +66,7 @@ def test_its_sections_are_called_as_it_calls_them(checkpoint):
     assert {*models, "optimizer_states.0", "optimizer_states.1", "callbacks"} <= set(state.sections)
     loaded = torch.load(checkpoint, weights_only=False)
     for name in models:
-        rows = {one.fqn: one for one in state.tensors if one.section == name}
+        rows = {tensor.fqn: tensor for tensor in state.tensors if tensor.section == name}
         assert list(rows) == list(loaded[name])
         for fqn, tensor in loaded[name].items():
             assert torch.equal(torch.from_numpy(read_all_values(rows[fqn].data)).reshape(tensor.shape), tensor)
@@ -76,8 +76,8 @@ def test_what_it_trains_is_told_by_both_optimizers(checkpoint):
     """Each trains too little of the model to be evidence alone; of the averages it is known as well."""
     state = classify_tensors(formats.read(str(checkpoint)))
     for name in ("state_dict", "current_model_state"):
-        rows = {one.fqn: one for one in state.tensors if one.section == name}
-        learned = {fqn for fqn, one in rows.items() if one.kind is Kind.PARAMETER}
+        rows = {tensor.fqn: tensor for tensor in state.tensors if tensor.section == name}
+        learned = {fqn for fqn, tensor in rows.items() if tensor.kind is Kind.PARAMETER}
         assert learned == {"gen.0.weight", "gen.0.bias", "gen.1.weight", "gen.1.bias", "gen.2.weight", "gen.2.bias"} | {
             "disc.weight",
             "disc.bias",

@@ -51,7 +51,7 @@ def test_ranks_are_sections_of_their_own(tmp_path):
     for target in (folder, folder / "iter_0000010"):
         state = formats.read(str(target))
         assert state.format == "megatron"
-        held = {(one.section, one.fqn): one for one in state.tensors}
+        held = {(tensor.section, tensor.fqn): tensor for tensor in state.tensors}
         for number in range(2):
             weight = held[f"mp_rank_{number:02d}.model", "embedding.word_embeddings.weight"]
             assert set(read_all_values(weight.data)) == {float(number)}
@@ -104,8 +104,8 @@ def test_ranks_that_disagree_are_noted(tmp_path):
     held = rank(1, torch.float32)
     held["model"]["extra.weight"] = torch.ones(2)
     torch.save(held, folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt")
-    told = [odd.message for odd in formats.read(str(folder)).oddities if odd.name == "ranks-disagree"]
-    assert told == [
+    messages = [odd.message for odd in formats.read(str(folder)).oddities if odd.name == "ranks-disagree"]
+    assert messages == [
         "these tensors are in mp_rank_01 but not in mp_rank_00: model.extra.weight; copy the folder again",
         "model.embedding.word_embeddings.weight: its dtype differs between ranks: bfloat16 in mp_rank_00, float32 in "
         "mp_rank_01",
@@ -178,9 +178,9 @@ def test_a_distributed_checkpoint_in_zarr_is_not_passed_over(tmp_path):
         (tmp_path / name / "0.0").write_bytes(bytes(16))
     state = formats.read(str(tmp_path))
     assert state.format == "megatron"
-    damaged = {one.fqn: one.damage for one in state.tensors if one.damage}
+    damaged = {tensor.fqn: tensor.damage for tensor in state.tensors if tensor.damage}
     assert set(damaged) == {"model.decoder.weight", "optimizer.state.exp_avg.decoder.weight"}
     assert "is a zarr array, which statecli does not read" in damaged["model.decoder.weight"]
-    target = next(one for one in audit(Request((str(tmp_path),))).targets if one.target == str(tmp_path))
+    target = next(target for target in audit(Request((str(tmp_path),))).targets if target.target == str(tmp_path))
     assert target.status is Status.FAILED
     assert formats.members(str(tmp_path)) == ("common.pt", "metadata.json")

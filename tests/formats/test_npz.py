@@ -72,10 +72,10 @@ def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
         made |= {f"{code}.c": whole, f"{code}.f": numpy.asfortranarray(whole), f"{code}.0": whole[:0]}
         made |= {f"{code}.scalar": whole[1, 2, 3], f"{code}.turned": whole.transpose(1, 2, 0)}
     path = saved(tmp_path, packed, **made)
-    found = {one.fqn: one for one in formats.read(path).tensors}
+    actual = {tensor.fqn: tensor for tensor in formats.read(path).tensors}
     with numpy.load(path) as again:
-        assert list(found) == again.files
-        for name, tensor in found.items():
+        assert list(actual) == again.files
+        for name, tensor in actual.items():
             expected = again[name]
             assert (tensor.dtype, tensor.shape) == (expected.dtype.name, expected.shape)
             assert tensor.nbytes == expected.nbytes
@@ -86,10 +86,10 @@ def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 def test_complex_numbers(tmp_path, code, packed):
     """Swapped by their parts."""
-    made = numpy.array([1 + 2j, 3 - 4j]).astype(code)
-    (found,) = formats.read(saved(tmp_path, packed, a=made)).tensors
-    assert found.dtype == made.dtype.name
-    assert numpy.array_equal(read_all_values(found.data), made)
+    tensor = numpy.array([1 + 2j, 3 - 4j]).astype(code)
+    (found,) = formats.read(saved(tmp_path, packed, a=tensor)).tensors
+    assert found.dtype == tensor.dtype.name
+    assert numpy.array_equal(read_all_values(found.data), tensor)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
@@ -123,9 +123,9 @@ def test_complex_numbers(tmp_path, code, packed):
 )
 def test_what_is_no_number(tmp_path, made, dtype, note, packed):
     """Text, times, void and records are told by their size, and compared by their bytes."""
-    (found,) = formats.read(saved(tmp_path, packed, a=made)).tensors
-    assert (found.dtype, found.shape, found.nbytes, found.note) == (dtype, made.shape, made.nbytes, note)
-    assert raw_of(found) == made.tobytes()
+    (tensor,) = formats.read(saved(tmp_path, packed, a=made)).tensors
+    assert (tensor.dtype, tensor.shape, tensor.nbytes, tensor.note) == (dtype, made.shape, made.nbytes, note)
+    assert raw_of(tensor) == made.tobytes()
 
 
 RECORD = [("lr", "<f4"), ("wd", "<f4")]
@@ -169,16 +169,16 @@ def test_a_record_has_one_dtype_in_all_formats(tmp_path, case):
     torch.save({"r": made, "w": torch.ones(1)}, tmp_path / "a.pt")
     torch.save({"r": made.view(numpy.recarray), "w": torch.ones(1)}, tmp_path / "b.pt")
     read = [formats.read(str(tmp_path / name)).tensors[0] for name in ("a.npz", "a.pt", "b.pt")]
-    assert len({one.dtype for one in read}) == 1
-    assert [raw_of(one) for one in read] == [made.tobytes()] * 3
+    assert len({tensor.dtype for tensor in read}) == 1
+    assert [raw_of(tensor) for tensor in read] == [made.tobytes()] * 3
 
 
 def test_fields_out_of_order_have_their_offsets(tmp_path):
     """numpy saves such records in pickles alone."""
     dtypes = []
     for n, offsets in enumerate(([0, 2], [2, 0], [0, 4])):
-        made = numpy.zeros(1, numpy.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": offsets}))
-        torch.save({"r": made, "w": torch.ones(1)}, tmp_path / f"{n}.pt")
+        array = numpy.zeros(1, numpy.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": offsets}))
+        torch.save({"r": array, "w": torch.ones(1)}, tmp_path / f"{n}.pt")
         dtypes.append(formats.read(str(tmp_path / f"{n}.pt")).tensors[0].dtype)
     assert dtypes == [
         "numpy V4 [('a', '<i4'), ('b', '<i2', offset 2)]",
@@ -191,8 +191,8 @@ def test_long_dtypes_end_in_a_digest(tmp_path):
     """Two of them that differ in their last field differ."""
     dtypes = []
     for last in ("x", "y"):
-        made = numpy.zeros(1, [(f"field{n}", "<f4") for n in range(500)] + [(last, "<f4")])
-        dtypes.append(formats.read(saved(tmp_path, a=made)).tensors[0].dtype)
+        array = numpy.zeros(1, [(f"field{n}", "<f4") for n in range(500)] + [(last, "<f4")])
+        dtypes.append(formats.read(saved(tmp_path, a=array)).tensors[0].dtype)
     assert dtypes[0] != dtypes[1]
     assert max(map(len, dtypes)) <= 120
 
@@ -200,10 +200,10 @@ def test_long_dtypes_end_in_a_digest(tmp_path):
 @pytest.mark.parametrize("unit", ["M8[s]", "M8[25s]", "m8[ns]", "M8"])
 def test_times_in_a_pickle_have_their_unit(tmp_path, unit):
     """The unit is in the state of the dtype, as numpy's own name of the dtype has it in a .npy."""
-    made = numpy.zeros(2, unit)
-    torch.save({"r": made, "w": torch.ones(1)}, tmp_path / "a.pt")
+    array = numpy.zeros(2, unit)
+    torch.save({"r": array, "w": torch.ones(1)}, tmp_path / "a.pt")
     assert formats.read(str(tmp_path / "a.pt")).tensors[0].dtype == f"numpy {unit}"
-    numpy.savez(tmp_path / "a.npz", r=made)
+    numpy.savez(tmp_path / "a.npz", r=array)
     assert formats.read(str(tmp_path / "a.npz")).tensors[0].dtype == f"numpy {unit}"
 
 
@@ -220,14 +220,14 @@ def test_bfloat16_is_void(tmp_path):
     """numpy has no name for it, nor for float8: what is in the file is two bytes."""
     types = pytest.importorskip("ml_dtypes")
     made = numpy.arange(4).astype(types.bfloat16)
-    (found,) = formats.read(saved(tmp_path, a=made)).tensors
-    assert (found.dtype, raw_of(found)) == ("numpy V2", made.tobytes())
+    (tensor,) = formats.read(saved(tmp_path, a=made)).tensors
+    assert (tensor.dtype, raw_of(tensor)) == ("numpy V2", made.tobytes())
 
 
 def test_records_with_names_that_need_version_3(tmp_path):
     """Header version 3 is UTF-8, versions 1 and 2 are Latin-1."""
-    made = numpy.zeros(2, [("größe", "<f4"), ("重", "<f4")])
-    numpy.save(tmp_path / "a.npy", made)
+    array = numpy.zeros(2, [("größe", "<f4"), ("重", "<f4")])
+    numpy.save(tmp_path / "a.npy", array)
     assert (tmp_path / "a.npy").read_bytes()[6] == 3
     assert formats.read(str(tmp_path / "a.npy")).tensors[0].note == "records of 8 bytes: größe, 重"
 
@@ -241,28 +241,28 @@ def test_a_single_array(tmp_path, version, fortran):
     out = io.BytesIO()
     library.write_array(out, made, version)
     state = formats.read(file(tmp_path, out.getvalue()))
-    (found,) = state.tensors
-    assert (state.format, found.fqn, found.dtype, found.shape) == ("npy", "tensor", "float32", (2, 3))
-    assert numpy.array_equal(read_all_values(found.data).reshape(2, 3), made)
+    (tensor,) = state.tensors
+    assert (state.format, tensor.fqn, tensor.dtype, tensor.shape) == ("npy", "tensor", "float32", (2, 3))
+    assert numpy.array_equal(read_all_values(tensor.data).reshape(2, 3), made)
 
 
 def test_what_the_format_does_not_record(tmp_path):
     """Neither devices nor requires_grad, nor what is a buffer."""
-    (found,) = formats.read(saved(tmp_path, a=numpy.ones(2))).tensors
-    assert (found.kind, found.evidence, found.persistent) == ("parameter", "assumed", None)
-    assert (found.device, found.requires_grad, found.saved) == (None, None, True)
+    (tensor,) = formats.read(saved(tmp_path, a=numpy.ones(2))).tensors
+    assert (tensor.kind, tensor.evidence, tensor.persistent) == ("parameter", "assumed", None)
+    assert (tensor.device, tensor.requires_grad, tensor.saved) == (None, None, True)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 4), max_size=5), st.sampled_from(CODES), st.booleans(), st.sampled_from("<>"))
 def test_any_array(tmp_path, shape, code, fortran, order):
     """Whatever its shape, type and order, its values are numpy's."""
-    made = numpy.arange(numpy.prod(shape, dtype=int)).reshape(shape).astype(f"{order}{code}")
-    made = numpy.asfortranarray(made) if fortran else made
-    numpy.save(tmp_path / "a.npy", made)
+    tensor = numpy.arange(numpy.prod(shape, dtype=int)).reshape(shape).astype(f"{order}{code}")
+    tensor = numpy.asfortranarray(tensor) if fortran else tensor
+    numpy.save(tmp_path / "a.npy", tensor)
     (found,) = formats.read(str(tmp_path / "a.npy")).tensors
-    assert (found.dtype, found.shape) == (made.dtype.name, made.shape)
-    assert numpy.array_equal(read_all_values(found.data).reshape(made.shape), made)
+    assert (found.dtype, found.shape) == (tensor.dtype.name, tensor.shape)
+    assert numpy.array_equal(read_all_values(found.data).reshape(tensor.shape), tensor)
 
 
 # What other writers make of it.
@@ -280,8 +280,8 @@ LITERALS = {
 @pytest.mark.parametrize("case", LITERALS)
 def test_other_writers(tmp_path, case):
     """Whatever numpy takes for the same header."""
-    (found,) = formats.read(file(tmp_path, npy(LITERALS[case], bytes(8)))).tensors
-    assert (found.dtype, found.shape, found.nbytes) == ("float32", (2,), 8)
+    (tensor,) = formats.read(file(tmp_path, npy(LITERALS[case], bytes(8)))).tensors
+    assert (tensor.dtype, tensor.shape, tensor.nbytes) == ("float32", (2,), 8)
 
 
 # Objects.
@@ -292,21 +292,21 @@ def test_objects_are_named_and_not_loaded(tmp_path, packed, inspect):
     """They are a pickle, which nothing here executes, and an audit finds what it would call."""
     objects = numpy.array([Call(open, str(tmp_path / "harm"), "w"), None], dtype=object)
     path = saved(tmp_path, packed, x=numpy.ones(3), labels=objects)
-    found = {one.fqn: one for one in formats.read(path).tensors}
-    assert (found["labels"].dtype, found["labels"].data) == ("numpy O", None)
-    assert found["labels"].note == "Python objects, saved as a pickle: not loaded"
+    actual = {tensor.fqn: tensor for tensor in formats.read(path).tensors}
+    assert (actual["labels"].dtype, actual["labels"].data) == ("numpy O", None)
+    assert actual["labels"].note == "Python objects, saved as a pickle: not loaded"
     assert inspect(path, "--stats")[0] == 0
     (pickled,) = scan_pickles(path)
     assert "labels" in pickled.where
-    assert "open" in {one.name for one in pickled.names}
+    assert "open" in {name.name for name in pickled.names}
     assert not (tmp_path / "harm").exists()
 
 
 def test_records_with_objects_are_objects(tmp_path):
     """An object among fields makes a pickle of all of it."""
-    made = numpy.zeros(2, [("a", "<f4"), ("b", object)])
-    (found,) = formats.read(saved(tmp_path, a=made)).tensors
-    assert (found.dtype, found.data) == ("numpy O [('a', '<f4'), ('b', '|O')]", None)
+    array = numpy.zeros(2, [("a", "<f4"), ("b", object)])
+    (tensor,) = formats.read(saved(tmp_path, a=array)).tensors
+    assert (tensor.dtype, tensor.data) == ("numpy O [('a', '<f4'), ('b', '|O')]", None)
 
 
 def test_an_audit_does_not_inflate_numbers(tmp_path, monkeypatch):
@@ -397,16 +397,16 @@ def test_a_code_is_the_type_that_numpy_reads_or_refused(tmp_path, kind, order):
         except TypeError:
             expected = None
         try:
-            (found,) = formats.read(path).tensors
+            (tensor,) = formats.read(path).tensors
         except MalformedError:
             assert expected is None or code not in (expected.str, f"={expected.str[1:]}")
             continue
-        if ELSEWHERE.fullmatch(code) or found.dtype == "numpy O":
+        if ELSEWHERE.fullmatch(code) or tensor.dtype == "numpy O":
             continue
-        assert (code, found.nbytes) == (code, expected.itemsize)
+        assert (code, tensor.nbytes) == (code, expected.itemsize)
         if expected.kind in "biufc":
-            assert (code, found.dtype.removeprefix("numpy ").removeprefix(">")) == (code, expected.name)
-            assert found.data is None or expected.itemsize == 1 or found.data.storage.big_endian == (order == ">")
+            assert (code, tensor.dtype.removeprefix("numpy ").removeprefix(">")) == (code, expected.name)
+            assert tensor.data is None or expected.itemsize == 1 or tensor.data.storage.big_endian == (order == ">")
 
 
 @pytest.mark.parametrize("case", sorted(DAMAGED))
@@ -433,20 +433,20 @@ def test_an_array_that_is_cut_short(method, tmp_path, inspect):
     path = file(tmp_path, data)
     if method is not None:
         path = file(tmp_path, build([Member("tensor.npy", data, method=method)]), "a.npz")
-    (found,) = formats.read(path).tensors
+    (tensor,) = formats.read(path).tensors
     why = "float32 [2] takes 8 bytes, but 7 follow the header: truncated; copy or download the file again"
-    assert (found.dtype, found.shape, found.data) == ("float32", (2,), None)
-    assert found.damage == f"{path}: tensor: {why}"
+    assert (tensor.dtype, tensor.shape, tensor.data) == ("float32", (2,), None)
+    assert tensor.damage == f"{path}: tensor: {why}"
     assert formats.read(path).oddities == ()
     code, out, err = inspect(path)
-    assert (code, err) == (2, f"statecli: {found.damage}\n")
+    assert (code, err) == (2, f"statecli: {tensor.damage}\n")
     assert "[2]" in out
 
 
 def test_elements_of_no_bytes_are_read(tmp_path):
     """A few of them are what numpy saves of an array of them."""
-    (found,) = formats.read(saved(tmp_path, a=numpy.empty(3, "V0"))).tensors
-    assert (found.dtype, found.shape, found.damage) == ("numpy V0", (3,), None)
+    (tensor,) = formats.read(saved(tmp_path, a=numpy.empty(3, "V0"))).tensors
+    assert (tensor.dtype, tensor.shape, tensor.damage) == ("numpy V0", (3,), None)
 
 
 @pytest.mark.parametrize(
@@ -464,14 +464,14 @@ def test_elements_of_no_bytes_are_read(tmp_path):
 )
 def test_what_is_no_number_is_no_parameter(array, tmp_path):
     """Text, times, records and objects are trained by nobody."""
-    (found,) = formats.read(saved(tmp_path, a=array)).tensors
-    assert (found.kind, found.evidence) == (Kind.OTHER, Evidence.CONVENTION)
+    (tensor,) = formats.read(saved(tmp_path, a=array)).tensors
+    assert (tensor.kind, tensor.evidence) == (Kind.OTHER, Evidence.CONVENTION)
 
 
 def test_numbers_may_be_parameters(tmp_path):
     """Also those of bfloat16 and float8, which numpy saves as bytes without a type."""
     arrays = {"f": numpy.ones(2), "c": numpy.ones(2, "c8"), "two": numpy.zeros(2, "V2"), "one": numpy.zeros(2, "V1")}
-    assert {found.kind for found in formats.read(saved(tmp_path, **arrays)).tensors} == {Kind.PARAMETER}
+    assert {tensor.kind for tensor in formats.read(saved(tmp_path, **arrays)).tensors} == {Kind.PARAMETER}
 
 
 @pytest.mark.parametrize("dtype", [numpy.longdouble, numpy.clongdouble], ids=["real", "complex"])
@@ -483,9 +483,9 @@ def test_longdouble_is_compared_by_its_bytes(dtype, tmp_path, statecli):
         (tmp_path / name).mkdir()
         saved(tmp_path / name, a=array, b=numpy.ones(2))
     first, same, other = (str(tmp_path / name / "arrays.npz") for name in ("first", "same", "other"))
-    found = formats.read(first).tensors[0]
-    assert found.dtype == f"numpy {numpy.dtype(dtype).name}"
-    assert raw_of(found) == one.tobytes()
+    tensor = formats.read(first).tensors[0]
+    assert tensor.dtype == f"numpy {numpy.dtype(dtype).name}"
+    assert raw_of(tensor) == one.tobytes()
     lock = str(tmp_path / "lock.json")
     assert statecli("lock", first, "-o", lock).code == 0
     assert statecli("audit", same, "--lock", lock).code == statecli("diff", first, same).code == 0
@@ -550,8 +550,8 @@ def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
     monkeypatch.setattr(
         npz, "_read_head", lambda record, source, length: asked.append(length) or head(record, source, length)
     )
-    (found,) = formats.read(path).tensors
-    assert (found.shape, asked) == ((2**22,), [npy_array.USUAL])
+    (tensor,) = formats.read(path).tensors
+    assert (tensor.shape, asked) == ((2**22,), [npy_array.USUAL])
 
 
 def test_a_flipped_bit_is_found(tmp_path, inspect):
@@ -614,7 +614,7 @@ def test_a_damaged_archive_is_refused(tmp_path, line, members, expected):
 def test_names_that_differ_by_case(tmp_path):
     """They are two arrays, and on some systems one file."""
     state = formats.read(file(tmp_path, build([Member("a.npy", ARRAY), Member("A.npy", ARRAY)]), "a.npz"))
-    assert [one.fqn for one in state.tensors] == ["a", "A"]
+    assert [tensor.fqn for tensor in state.tensors] == ["a", "A"]
     assert [odd.name for odd in state.oddities] == ["case-only-names"]
 
 
@@ -622,7 +622,7 @@ def test_names_of_any_kind(tmp_path):
     """A path is part of the name, and leads nowhere."""
     names = ["../../etc/passwd", "/abs", "a/b", "", ".npy", "x.npy", "a\nb", "é"]
     state = formats.read(file(tmp_path, build([Member(f"{name}.npy", ARRAY) for name in names]), "a.npz"))
-    assert [one.fqn for one in state.tensors] == names
+    assert [tensor.fqn for tensor in state.tensors] == names
 
 
 def test_what_lies_beside_arrays(tmp_path):
@@ -643,9 +643,9 @@ def test_an_array_without_the_suffix_is_an_array(tmp_path, method):
     state = formats.read(path)
     with numpy.load(path) as loaded:
         names = [name for name in loaded.files if isinstance(loaded[name], numpy.ndarray)]
-        assert [one.fqn for one in state.tensors] == names
-        for one in state.tensors:
-            assert numpy.array_equal(read_all_values(one.data).reshape(one.shape), loaded[one.fqn])
+        assert [tensor.fqn for tensor in state.tensors] == names
+        for tensor in state.tensors:
+            assert numpy.array_equal(read_all_values(tensor.data).reshape(tensor.shape), loaded[tensor.fqn])
     assert [odd.message for odd in state.oddities] == [
         "statecli did not read files in the archive that are not arrays: cut, none"
     ]

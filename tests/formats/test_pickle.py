@@ -62,9 +62,9 @@ def test_shared_and_cyclic_containers_stay_so(protocol):
     shared: list[object] = [1]
     cyclic: list[object] = []
     cyclic.append(cyclic)
-    found = read_pickle(pickle.dumps({"a": shared, "b": shared, "c": cyclic}, protocol)).root
-    assert found["a"] is found["b"]
-    assert found["c"][0] is found["c"]
+    actual_root = read_pickle(pickle.dumps({"a": shared, "b": shared, "c": cyclic}, protocol)).root
+    assert actual_root["a"] is actual_root["b"]
+    assert actual_root["c"][0] is actual_root["c"]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -170,8 +170,8 @@ def test_old_opcodes_of_instances():
 )
 def test_each_opcode_pushes_what_pickle_pushes(body, value):
     """Opcode by opcode, all the ways to write a value."""
-    found = root(body)
-    assert (found, type(found)) == (value, type(value))
+    actual = root(body)
+    assert (actual, type(actual)) == (value, type(value))
 
 
 def test_memo_entries_may_come_in_any_order_and_be_overwritten():
@@ -184,8 +184,8 @@ def test_dictionary_keys_that_hash_slowly_are_kept_by_identity():
     """Tuples, floats, nodes, huge integers and long bytes become Keys, the rest stay themselves."""
     slow = [numbers(1, 2), b"G" + bytes(8), number(2**60), number(-(2**70)), b"cm\nn\n", b"]"]
     slow.append(b"B" + struct.pack("<I", 65_537) + bytes(65_537))
-    found = root(b"}(" + b"".join(key + b"N" for key in slow) + b"u")
-    assert [type(key) for key in found] == [Key] * len(slow)
+    actual = root(b"}(" + b"".join(key + b"N" for key in slow) + b"u")
+    assert [type(key) for key in actual] == [Key] * len(slow)
     quick = [text("a"), b"N", b"\x88", number(2**60 - 1), b"C\1a"]
     assert list(root(b"}(" + b"".join(key + b"N" for key in quick) + b"u")) == ["a", None, True, 2**60 - 1, b"a"]
 
@@ -193,9 +193,9 @@ def test_dictionary_keys_that_hash_slowly_are_kept_by_identity():
 def test_duplicate_keys_are_told_and_the_last_one_wins():
     """Within one batch, across batches, and with a bool that equals an int."""
     body = b"}(" + (text("a") + number(1)) + (text("a") + number(2)) + b"u" + text("a") + number(3) + b"s"
-    made = read_pickle(pickled(body + b"(" + number(1) + b"N\x88N" + b"u"))
-    assert made.root == {"a": 3, 1: None}
-    assert made.duplicate_keys == ["a", "a", True]
+    value = read_pickle(pickled(body + b"(" + number(1) + b"N\x88N" + b"u"))
+    assert value.root == {"a": 3, 1: None}
+    assert value.duplicate_keys == ["a", "a", True]
 
 
 def test_at_most_a_hundred_duplicates_are_kept():
@@ -206,34 +206,34 @@ def test_at_most_a_hundred_duplicates_are_kept():
 def test_globals_are_listed_once_with_the_byte_of_their_first_mention():
     """GLOBAL, STACK_GLOBAL and INST name them; one name is one object."""
     data = pickled(b"]" + b"cos\nsystem\na" + text("os") + text("system") + b"\x93a" + b"(iposix\nfork\na")
-    made = read_pickle(data)
-    assert [(one.qualified, one.position) for one in made.globals] == [
+    value = read_pickle(data)
+    assert [(one.qualified, one.position) for one in value.globals] == [
         ("os.system", 3),
         ("posix.fork", data.index(b"iposix")),
     ]
-    assert made.root[0] is made.root[1]
+    assert value.root[0] is value.root[1]
 
 
 def test_persistent_ids_are_listed_in_order():
     """BINPERSID takes any value, PERSID a line of text."""
-    made = read_pickle(pickled(b"]" + numbers(1) + b"QaPline\na"))
-    assert [one.pid for one in made.persistent] == [(1,), "line"]
-    assert made.root == made.persistent
+    value = read_pickle(pickled(b"]" + numbers(1) + b"QaPline\na"))
+    assert [one.pid for one in value.persistent] == [(1,), "line"]
+    assert value.root == value.persistent
 
 
 def test_module_ids_stand_for_the_class_only_when_asked():
     """Old whole modules give ("module", class, file, source) where later ones give the class."""
     data = pickled(b"(" + text("module") + b"cm\nNet\n" + text("f.py") + text("source") + b"tQ")
     assert type(read_pickle(data).root) is Persistent
-    found = read_pickle(data, module_ids=True).root
-    assert type(found) is Global
-    assert found.qualified == "m.Net"
+    actual_root = read_pickle(data, module_ids=True).root
+    assert type(actual_root) is Global
+    assert actual_root.qualified == "m.Net"
 
 
 def test_a_pickle_may_start_and_end_in_the_middle():
     """`start` is where it begins, `end` the first byte after it."""
-    made = read_pickle(memoryview(b"junk" + pickled(number(3)) + b"more"), start=4)
-    assert (made.root, made.end) == (3, 9)
+    value = read_pickle(memoryview(b"junk" + pickled(number(3)) + b"more"), start=4)
+    assert (value.root, value.end) == (3, 9)
 
 
 RUNNING = {
@@ -253,9 +253,9 @@ RUNNING = {
 def test_nothing_is_imported_or_called(body, tmp_path, in_tmp_path):
     """What pickle would run becomes a graph, the file it would write is not there, no module is loaded."""
     before = set(sys.modules)
-    made = read_pickle(pickled(body))
-    assert type(made.root) is Obj
-    assert made.globals
+    value = read_pickle(pickled(body))
+    assert type(value.root) is Obj
+    assert value.globals
     assert list(tmp_path.iterdir()) == []
     assert set(sys.modules) == before
 
@@ -511,16 +511,16 @@ def test_the_collector_is_left_as_it_was(enabled, data):
     except MalformedError:
         pass
     finally:
-        found = gc.isenabled()
+        actual = gc.isenabled()
         (gc.enable if was else gc.disable)()
-    assert found is enabled
+    assert actual is enabled
 
 
 def test_nodes_print_without_walking():
     """A node's repr is short, since the graph's can be exponential."""
     body = state_dict(w=tensor())
-    made = read_pickle(body)
-    for node in (made, made.root["w"], made.persistent[0], Key(made.root), SetOf([made.root]), made.globals[0]):
+    value = read_pickle(body)
+    for node in (value, value.root["w"], value.persistent[0], Key(value.root), SetOf([value.root]), value.globals[0]):
         assert len(repr(node)) < 60
 
 

@@ -225,8 +225,8 @@ HOSTILE = {
 def test_texts_that_become_source_are_found(name):
     """Each became source or a call in torch 2.13, or is next to one that did."""
     document, what = HOSTILE[name]
-    found = list(find_program_calls(document, Steps()))
-    assert any(isinstance(call, ProgramCall) and what in (call.why or "") for call in found), found
+    program_calls = list(find_program_calls(document, Steps()))
+    assert any(isinstance(call, ProgramCall) and what in (call.why or "") for call in program_calls), program_calls
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def scanned(tmp_path):
 
 def names(pickles):
     """All names, of all pickles."""
-    return {one.qualified for pickle in pickles for one in pickle.names}
+    return {name.qualified for pickle in pickles for name in pickle.names}
 
 
 class Recording:
@@ -154,10 +154,10 @@ def test_the_names_of_an_honest_pickle_are_those_that_the_unpickler_asks_for(tmp
     data = pickle.dumps(value, protocol)
     path = tmp_path_factory.getbasetemp() / "honest"
     path.write_bytes(b"\x80\x02" + data if protocol < 2 else data)
-    (found, *rest) = scan_pickles(str(path))
+    (actual, *rest) = scan_pickles(str(path))
     assert not rest
-    assert found.unread is None
-    assert names([found]) == imported(data, FromC)
+    assert actual.unread is None
+    assert names([actual]) == imported(data, FromC)
 
 
 PIECES = [
@@ -231,9 +231,9 @@ def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_facto
     data = b"\x80\x04" + named("zeroth", "Zero") + begin + b"".join(pieces) + b"."
     path = tmp_path_factory.getbasetemp() / "hostile"
     path.write_bytes(data)
-    found = scan_pickles(str(path))
+    findings = scan_pickles(str(path))
     asked = imported(data, FromC) | imported(data, FromPython)
-    assert asked <= names(found)
+    assert asked <= names(findings)
 
 
 def test_what_stands_behind_an_old_instance_is_read(scanned):
@@ -278,7 +278,7 @@ def test_a_name_is_told_with_its_byte(scanned):
     """Of the pickle, and by the place of the pickle that of the file."""
     data = build(records(state_dict(w=tensor(), x=SYSTEM)))
     (found,) = scanned(data)
-    mention = next(one for one in found.names if one.module == "os")
+    mention = next(name for name in found.names if name.module == "os")
     assert found.exact
     assert data[found.place.offset + mention.position :].startswith(b"cos\nsystem\n")
     assert mention.called
@@ -297,20 +297,20 @@ def test_a_compressed_pickle_is_told_by_its_record(scanned):
 
 def test_every_pickle_of_a_legacy_file_is_read(scanned):
     """Five, each with where it begins."""
-    found = scanned(legacy(state_dict(w=tensor(), x=SYSTEM), [("0", 4, bytes(16))]))
-    assert len(found) == 5
-    assert "os.system" in names(found[3:4])
-    assert found[3].where == f"the file, the pickle at byte {found[3].place.offset}"
+    actual = scanned(legacy(state_dict(w=tensor(), x=SYSTEM), [("0", 4, bytes(16))]))
+    assert len(actual) == 5
+    assert "os.system" in names(actual[3:4])
+    assert actual[3].where == f"the file, the pickle at byte {actual[3].place.offset}"
 
 
 def test_a_pickle_longer_than_a_window_is_read_whole(scanned):
     """Of a legacy file no length is known."""
     big = {f"layer.{n}.weight": n for n in range(20_000)}
     data = pickle.dumps(big, 2)[:-1] + b"0" + SYSTEM + b"."
-    (found,) = scanned(data)
-    assert found.unread is None
-    assert names([found]) == {"os.system"}
-    assert found.place.length == len(data) > 100_000
+    (actual,) = scanned(data)
+    assert actual.unread is None
+    assert names([actual]) == {"os.system"}
+    assert actual.place.length == len(data) > 100_000
 
 
 MANY = 70_000
@@ -396,8 +396,8 @@ def test_an_import_of_a_computed_name_is_not_harmless(tmp_path, statecli):
     """Also in bytes that no first byte tells to be a pickle: a loader's ids may return any text."""
     payload = b"N0" + _returned("posix") + _returned("system") + b"\x93" + b"."
     (tmp_path / "a.bin").write_bytes(payload)
-    (found,) = scan_pickles(str(tmp_path / "a.bin"))
-    assert "the name of an imported function or class is computed during loading" in (found.unread or "")
+    (finding,) = scan_pickles(str(tmp_path / "a.bin"))
+    assert "the name of an imported function or class is computed during loading" in (finding.unread or "")
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.pkl", "features.npy", "weights.msgpack"])
@@ -571,7 +571,9 @@ def test_the_shards_of_an_index_are_scanned(tmp_path):
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text('{"metadata": {}, "weight_map": {"w": "model-00001-of-00001.bin"}}')
     for target in (tmp_path, index):
-        assert [one.place.path for one in scan_pickles(str(target))] == [str(tmp_path / "model-00001-of-00001.bin")]
+        assert [finding.place.path for finding in scan_pickles(str(target))] == [
+            str(tmp_path / "model-00001-of-00001.bin")
+        ]
 
 
 @pytest.mark.parametrize("name", ["x.INDEX.JSON", "x.index.a.b.json", "ds_checkpoint.json", "model.safetensors", "x"])
@@ -583,7 +585,7 @@ def test_an_index_of_any_name_has_shards(tmp_path, name, of_folder):
     if of_folder:
         (tmp_path / name).rename(tmp_path / "model.safetensors")
     target = str(tmp_path if of_folder else tmp_path / name)
-    assert {one.place.path for one in scan_pickles(target)} == {str(tmp_path / "w.bin")}
+    assert {finding.place.path for finding in scan_pickles(target)} == {str(tmp_path / "w.bin")}
     assert [row.fqn for row in formats.read(target).tensors] == ["w"]
 
 
@@ -599,9 +601,9 @@ def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
 def test_the_metadata_of_a_distributed_checkpoint_is_a_pickle_whatever_it_begins_with(tmp_path):
     """torch.distributed.checkpoint always unpickles it, so that a module is imported though the pickle breaks off."""
     (tmp_path / ".metadata").write_bytes(b"N0cevil_module\nx\n\xff")
-    (found,) = scan_pickles(str(tmp_path / ".metadata"))
-    assert names([found]) == {"evil_module.x"}
-    assert "unknown opcode 0xff" in found.unread
+    (finding,) = scan_pickles(str(tmp_path / ".metadata"))
+    assert names([finding]) == {"evil_module.x"}
+    assert "unknown opcode 0xff" in finding.unread
 
 
 @pytest.mark.parametrize("arguments", [b"](K\x01e", b"}", text("ab"), named("m", "x"), b"\x8f"], ids=repr)
@@ -609,7 +611,7 @@ def test_the_metadata_of_a_distributed_checkpoint_is_a_pickle_whatever_it_begins
 def test_arguments_in_another_object_than_a_tuple_are_an_error(scanned, opcode, arguments):
     """The unpickler in Python, which joblib, dill and pandas use, calls the function with the elements."""
     (found,) = scanned(b"\x80\x04" + named("numpy.random._pickle", "__generator_ctor") + arguments + opcode + b".")
-    misuses = [one.misuse for one in found.names if one.name == "__generator_ctor"]
+    misuses = [name.misuse for name in found.names if name.name == "__generator_ctor"]
     assert "is called by the pickle with an object instead of a tuple of arguments" in misuses[0]
 
 
@@ -647,8 +649,8 @@ def test_what_is_no_pickle_has_none(content, scanned):
 def test_text_in_a_checkpoint_is_no_pickle(scanned):
     """A prompt or a note that begins like an opcode."""
     notes = ["cats\nand\ndogs", "(a) first\n(b) second\n", "c\nd\ne.", "I am\nhere.", "]\n}"]
-    (found,) = scanned(build(records(state_dict(w=tensor(), **{f"n{n}": text(one) for n, one in enumerate(notes)}))))
-    assert names([found]) <= {"torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "collections.OrderedDict"}
+    (actual,) = scanned(build(records(state_dict(w=tensor(), **{f"n{n}": text(one) for n, one in enumerate(notes)}))))
+    assert names([actual]) <= {"torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "collections.OrderedDict"}
 
 
 def test_a_file_that_is_missing_has_no_pickle(tmp_path):
@@ -670,17 +672,17 @@ def test_pickles_in_pickles_have_an_end(scanned):
     data = pickled(SYSTEM)
     for _ in range(8):
         data = pickled(b"B" + struct.pack("<I", len(data)) + data)
-    found = scanned(data)
-    assert "are nested more than 4" in found[-1].unread
-    assert len(found) == 2
+    actual = scanned(data)
+    assert "are nested more than 4" in actual[-1].unread
+    assert len(actual) == 2
 
 
 def test_many_pickles_have_an_end(scanned, monkeypatch):
     """A file of more than there is time for is said to be read in part."""
     monkeypatch.setattr(Budget.PIECES, "limit", 10)
     strings = b"".join(b"B" + struct.pack("<I", 8) + pickled(b"]0NNN") + b"0" for _ in range(20))
-    found = scanned(pickled(strings + b"N"))
-    assert found[-1].unread == (
+    actual = scanned(pickled(strings + b"N"))
+    assert actual[-1].unread == (
         "statecli stopped the scan at its limit of 10 records and strings, and did not read the rest of the file"
     )
 
@@ -690,10 +692,10 @@ def test_code_is_read_before_many_storages(scanned, monkeypatch):
     monkeypatch.setattr(Budget.PIECES, "limit", 10)
     code = Member("a/code/__torch__.py", b"def f(x):\n  t = torch.from_file('/etc/passwd')\n  return t\n")
     storages = [Member(f"a/data/{n}", b"x" * 80) for n in range(20)]
-    found = scanned(build([*storages, code]))
-    assert any(mention.name == "from_file" for one in found for mention in one.names)
+    actual = scanned(build([*storages, code]))
+    assert any(mention.name == "from_file" for one in actual for mention in one.names)
     assert (
-        found[-1].unread
+        actual[-1].unread
         == "statecli stopped the scan at its limit of 10 records and strings, and did not read the rest of the file"
     )
 
@@ -708,10 +710,10 @@ def test_a_row_of_pickles_is_read_or_said_not_to_be(scanned):
 def test_opcodes_have_an_end(scanned, monkeypatch):
     """Of all pickles together."""
     monkeypatch.setattr(Budget.OPCODES, "limit", 200_000)
-    found = scanned(build([Member(f"a/{n}.pkl", pickled(b"N0" * 60_000 + b"N")) for n in range(5)]))
-    assert len(found) == 3
-    assert [one.unread is not None for one in found] == [False, True, True]
-    assert found[-1].unread == (
+    actual = scanned(build([Member(f"a/{n}.pkl", pickled(b"N0" * 60_000 + b"N")) for n in range(5)]))
+    assert len(actual) == 3
+    assert [one.unread is not None for one in actual] == [False, True, True]
+    assert actual[-1].unread == (
         "statecli stopped the scan at its limit of 200,000 pickle instructions, and did not read the rest of the file"
     )
 
@@ -772,17 +774,17 @@ def test_a_real_checkpoint_has_one_pickle(tmp_path):
     """The records of its storages are looked at, and are none, whatever they begin with."""
     begins = torch.tensor([0x80, 2, 0x5D, 0x2E] + [0] * 60, dtype=torch.uint8)
     torch.save({"w": begins, "v": torch.randn(100)}, tmp_path / "a.pt")
-    found = scan_pickles(str(tmp_path / "a.pt"))
-    assert [one.where for one in found][:1] == ["a/data.pkl"]
-    assert all(not one.names for one in found[1:])
+    findings = scan_pickles(str(tmp_path / "a.pt"))
+    assert [one.where for one in findings][:1] == ["a/data.pkl"]
+    assert all(not one.names for one in findings[1:])
 
 
 def test_pickles_that_are_the_same_are_each_told_where_they_are(scanned):
     """Tensors of one shape have one pickle, which is read once; what it imports is found in every archive."""
     evil, good = build(records(state_dict(w=tensor(), x=SYSTEM))), build(records())
     data = good + evil + good + evil
-    found = [one for one in scanned(data) if "os.system" in names([one])]
-    assert [one.place.offset for one in found] == [
+    actual = [one for one in scanned(data) if "os.system" in names([one])]
+    assert [one.place.offset for one in actual] == [
         data.index(b"\x80\x02", at) for at in (len(good), len(good) * 2 + len(evil))
     ]
 
@@ -819,7 +821,7 @@ def test_two_archives_in_a_record_are_one_archive(tmp_path, record, statecli):
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("a/archive_format", "pt2")
         archive.writestr(f"a/{record}", both)
-    assert any(one.unread for one in scan_pickles(str(tmp_path / "a.pt2")))
+    assert any(finding.unread for finding in scan_pickles(str(tmp_path / "a.pt2")))
     assert statecli("audit", str(tmp_path / "a.pt2")).code != 0
     assert not mark.exists()
     torch.load(io.BytesIO(both), weights_only=False)
@@ -829,7 +831,7 @@ def test_two_archives_in_a_record_are_one_archive(tmp_path, record, statecli):
 @pytest.mark.parametrize("name", ["a.pt", "a.bin", "a"])
 def test_two_archives_in_a_file_are_one_archive(tmp_path, name, statecli):
     (tmp_path / name).write_bytes(_write_two_archives(Call(exec, f"open({str(tmp_path / 'ran')!r}, 'w')")))
-    assert any(one.unread for one in scan_pickles(str(tmp_path / name)))
+    assert any(finding.unread for finding in scan_pickles(str(tmp_path / name)))
     assert statecli("audit", str(tmp_path / name)).code != 0
 
 
@@ -852,7 +854,7 @@ def test_two_archives_in_an_item_are_one_archive(tmp_path, statecli):
         place = _StorageInfo("__1_0.distcp", 0, len(both)) if n == 1999 else text
         metadata.storage_data[dcp_metadata.MetadataIndex(item)] = place
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    assert any(one.unread for one in scan_pickles(str(folder)))
+    assert any(finding.unread for finding in scan_pickles(str(folder)))
     assert statecli("audit", str(folder)).code != 0
 
 
@@ -871,7 +873,7 @@ def test_a_folder_with_a_nul_is_not_passed(tmp_path, statecli, forked_python):
         directory += b"PK\1\2\x14\0" + head + sizes + bytes(12) + struct.pack("<I", at) + name
     end = struct.pack("<HHHHIIH", 0, 0, len(records), len(records), len(directory), len(body), 0)
     (tmp_path / "a.pt").write_bytes(body + directory + b"PK\5\6" + end)
-    assert any("NUL" in (one.unread or "") for one in scan_pickles(str(tmp_path / "a.pt")))
+    assert any("NUL" in (finding.unread or "") for finding in scan_pickles(str(tmp_path / "a.pt")))
     assert statecli("audit", str(tmp_path / "a.pt"), "--fail-on", "error").code != 0
     assert not mark.exists()
     forked_python(f"import torch; torch.package.PackageImporter({str(tmp_path / 'a.pt')!r}).import_module('m')")

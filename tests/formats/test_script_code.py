@@ -104,7 +104,7 @@ def changed(code: str, statements: str, behind: str) -> str:
 def told(path: Path, *rules: str) -> list[str]:
     result = audit(Request((str(path),), select=rules))
     assert set(rules) <= set(result.targets[0].ran)
-    return [one.message for one in result.findings]
+    return [finding.message for finding in result.findings]
 
 
 #: Every rule about pickles and code.
@@ -159,7 +159,7 @@ def test_a_word_without_a_space_before_it_hides_no_call(expression):
     """torch's lexer takes `is not` for one token, whatever follows."""
     call = expression.format('torch.save(y, "HARM")')
     code = f"class N(Module):\n  def save(self, y):\n    return y\n  def f(self, x, y):\n    z = {call}\n    return y\n"
-    assert "TorchScript" in [one.module for one in script_code.find_calls(code.encode(), Steps()) if one.why]
+    assert "TorchScript" in [call.module for call in script_code.find_calls(code.encode(), Steps()) if call.why]
 
 
 def test_numbers_and_names_are_not_words_without_a_space():
@@ -221,7 +221,7 @@ def test_operators_and_classes_of_other_libraries_are_unknown():
     """Those that come with torch are not; those of its companions that touch files are known for it."""
 
     def known(code: bytes) -> list[tuple[str, str, bool]]:
-        return [(one.module, one.name, one.why is not None) for one in script_code.find_calls(code, Steps())]
+        return [(call.module, call.name, call.why is not None) for call in script_code.find_calls(code, Steps())]
 
     assert known(b"x = ops.mylib.run(1)") == [("torch.ops.mylib", "run", False)]
     assert known(b"x = ops.torchvision.nms(1)\ny = ops.image.decode_jpeg(x)") == []
@@ -282,8 +282,8 @@ def test_names_of_attributes_and_parameters_are_no_other_names():
     """Whatever a module calls them."""
     code = b"class A(Module):\n  ops : Tensor\n  torch : Tensor\n  def f(self: A, torch: int):\n    g(torch=1)\n"
     assert list(script_code.find_calls(code, Steps())) == []
-    assert [one.name for one in script_code.find_calls(b"    a = torch\n", Steps())] == ["*"]
-    assert [one.name for one in script_code.find_calls(b"    g(torch=torch)\n", Steps())] == ["*"]
+    assert [call.name for call in script_code.find_calls(b"    a = torch\n", Steps())] == ["*"]
+    assert [call.name for call in script_code.find_calls(b"    g(torch=torch)\n", Steps())] == ["*"]
 
 
 @pytest.mark.parametrize(
@@ -297,9 +297,9 @@ def test_code_is_read_wherever_torch_reads_it(name, tmp_path):
             file.writestr("a/data.pkl", b"\x80\x02}.")
             file.writestr("a/" + name, b"t = torch.from_file(1)\n")
             file.writestr("a/model.py", b"torch.save(1)\n")
-        (found,) = [one for one in scan_pickles(str(tmp_path / "a.pt")) if one.doer]
-        assert found.where == f"a/{name}, line 1"
-        assert found.names[0].name == "from_file"
+        (actual,) = [finding for finding in scan_pickles(str(tmp_path / "a.pt")) if finding.doer]
+        assert actual.where == f"a/{name}, line 1"
+        assert actual.names[0].name == "from_file"
 
 
 UNCHECKED = {
@@ -337,8 +337,8 @@ def test_an_operator_that_trusts_its_arguments_is_unsafe(name):
 )
 def test_a_number_that_stands_for_nothing_is_unsafe(call, records, tmp_path, forked_python):
     """torch looks up what the number stands for; three of them crash."""
-    (found,) = script_enumerations.find_odd_numbers(f"    t = torch.{call}\n".encode(), Steps())
-    assert found.why == (
+    (number,) = script_enumerations.find_odd_numbers(f"    t = torch.{call}\n".encode(), Steps())
+    assert number.why == (
         "gets a number that is not a valid dtype, layout or memory format; torch does not check the number, and "
         "may read memory outside its tables"
     )
@@ -421,10 +421,10 @@ def test_bytecode_is_searched_for_what_is_known(tmp_path):
             return torch.from_file("HARM", False, 4)
 
     torch.jit.script(Writer())._save_for_lite_interpreter(str(tmp_path / "a.ptl"))
-    where = [one.where.rpartition("/")[2] for one in scan_pickles(str(tmp_path / "a.ptl")) if one.doer]
+    where = [finding.where.rpartition("/")[2] for finding in scan_pickles(str(tmp_path / "a.ptl")) if finding.doer]
     assert "bytecode.pkl" in where
     torch.jit.script(nn.Linear(2, 2))._save_for_lite_interpreter(str(tmp_path / "b.ptl"))
-    assert not [one for one in scan_pickles(str(tmp_path / "b.ptl")) if one.doer]
+    assert not [finding for finding in scan_pickles(str(tmp_path / "b.ptl")) if finding.doer]
 
 
 def test_bytecode_is_a_warning_because_the_lite_interpreter_trusts_it(tmp_path, statecli, forked_python):
@@ -466,9 +466,9 @@ def test_a_configuration_that_cannot_be_read_hides_no_bytecode(tmp_path, config,
         folder = next(iter(records)).partition("/")[0]
         archive.writestr(f"{folder}/Archive_format", b"")
         archive.writestr(f"{folder}/data/weights/m_weights_config.json", config)
-    where = [one.where.rpartition("/")[2] for one in scan_pickles(str(tmp_path / "b.ptl")) if one.doer]
+    where = [finding.where.rpartition("/")[2] for finding in scan_pickles(str(tmp_path / "b.ptl")) if finding.doer]
     assert "bytecode.pkl" in where
-    unread = [one.unread for one in scan_pickles(str(tmp_path / "b.ptl")) if one.unread]
+    unread = [finding.unread for finding in scan_pickles(str(tmp_path / "b.ptl")) if finding.unread]
     assert any("m_weights_config.json" in why for why in unread)
     assert statecli("audit", str(tmp_path / "b.ptl")).code != 0
 
@@ -487,9 +487,13 @@ def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
         for name, data in {**records, f"{folder}/model.json": b"{}"}.items():
             file.writestr(name, data)
-    assert ["torch 1.0" in one.unread for one in scan_pickles(str(tmp_path / "a.pt")) if one.unread] == [True]
+    assert ["torch 1.0" in finding.unread for finding in scan_pickles(str(tmp_path / "a.pt")) if finding.unread] == [
+        True
+    ]
     monkeypatch.setattr("statecli.file_scan.scan.MAX_CODE_BYTES", 100)
-    assert any("the code has more than 100 bytes" in (one.unread or "") for one in scan_pickles(str(tmp_path / "a.pt")))
+    assert any(
+        "the code has more than 100 bytes" in (finding.unread or "") for finding in scan_pickles(str(tmp_path / "a.pt"))
+    )
 
 
 def test_every_operator_of_torch_is_of_a_namespace_that_is_known(forked_python):
@@ -498,9 +502,11 @@ def test_every_operator_of_torch_is_of_a_namespace_that_is_known(forked_python):
     operators = forked_python(code).stdout.split()
     assert len(operators) > 1000
     assert [
-        one for one in operators if not (program_operators.is_shipped(one) or program_operators.describe_harm(one))
+        operator
+        for operator in operators
+        if not (program_operators.is_shipped(operator) or program_operators.describe_harm(operator))
     ] == []
-    touching = [one for one in operators if one.endswith(("_file", "::save", "PythonOp", "load_tensor"))]
+    touching = [operator for operator in operators if operator.endswith(("_file", "::save", "PythonOp", "load_tensor"))]
     assert len(touching) > 3
     assert [one for one in touching if not program_operators.describe_harm(one)] == []
 
@@ -615,7 +621,7 @@ def test_numbers_of_a_big_endian_archive_are_unknown(name, tmp_path):
         with zipfile.ZipFile(path, "w") as archive:
             for record, data in {**held, f"conv/{name}": order}.items():
                 archive.writestr(record, data)
-        mentions = [mention for one in scan_pickles(str(path)) for mention in one.names]
+        mentions = [mention for finding in scan_pickles(str(path)) for mention in finding.names]
         assert any("access memory outside the weights" in (mention.misuse or "") for mention in mentions) != is_known
 
 

@@ -52,7 +52,7 @@ def test_a_path_selects_what_lies_below_it(cut, thing, section, legacy):
     state = cut(thing, section, _use_new_zipfile_serialization=not legacy)
     assert names(state) == [(section, "weight"), (section, "bias")]
     assert all(tensor.tied_to == () for tensor in state.tensors)
-    assert [one.section for one in state.state_dicts if one.section in state.sections] == [section]
+    assert [tensor.section for tensor in state.state_dicts if tensor.section in state.sections] == [section]
 
 
 def test_a_container_of_models_is_each_of_them(cut):

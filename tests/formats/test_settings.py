@@ -31,8 +31,8 @@ PLAIN = {"epoch": 3, "name": "run", "best": 0.5, "done": True, "none": None}
 
 def test_plain_ones_are_themselves(tmp_path):
     """Numbers, text, bools and None; containers by dotted path."""
-    found, _ = settings(tmp_path, **PLAIN, args={"lr": 0.1, "betas": (0.9, 0.99)})
-    assert found == {**PLAIN, "args.lr": 0.1, "args.betas.0": 0.9, "args.betas.1": 0.99}
+    actual, _ = settings(tmp_path, **PLAIN, args={"lr": 0.1, "betas": (0.9, 0.99)})
+    assert actual == {**PLAIN, "args.lr": 0.1, "args.betas.0": 0.9, "args.betas.1": 0.99}
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_whatever_it_is_two_of_them_can_be_told_apart(tmp_path, one, two, told):
 
 def test_attributes_of_objects_are_settings(tmp_path):
     """argparse.Namespace holds the arguments of many a run."""
-    found, _ = settings(tmp_path, args=argparse.Namespace(lr=0.1, layers=[1, 2]))
-    assert found == {"args.lr": 0.1, "args.layers.0": 1, "args.layers.1": 2}
+    actual, _ = settings(tmp_path, args=argparse.Namespace(lr=0.1, layers=[1, 2]))
+    assert actual == {"args.lr": 0.1, "args.layers.0": 1, "args.layers.1": 2}
 
 
 def test_numbers_beside_a_models_tensors(tmp_path):
@@ -78,15 +78,15 @@ def test_numbers_beside_a_models_tensors(tmp_path):
 
 def test_two_paths_that_read_the_same_stay_apart(tmp_path):
     """{'a.b': 1, 'a': {'b': 2}} has two entries."""
-    found, _ = settings(tmp_path, **{"a.b": 1, "a": {"b": 2}})
-    assert sorted(found.values()) == [1, 2]
+    actual, _ = settings(tmp_path, **{"a.b": 1, "a": {"b": 2}})
+    assert sorted(actual.values()) == [1, 2]
 
 
 def test_a_container_that_is_shared_is_listed_each_time(tmp_path):
     """One dict under two names is two equal dicts."""
     shared = {"lr": 1}
-    found, _ = settings(tmp_path, a=shared, b=shared)
-    assert found == {"a.lr": 1, "b.lr": 1} == settings(tmp_path, a={"lr": 1}, b={"lr": 1})[0]
+    actual, _ = settings(tmp_path, a=shared, b=shared)
+    assert actual == {"a.lr": 1, "b.lr": 1} == settings(tmp_path, a={"lr": 1}, b={"lr": 1})[0]
 
 
 def test_deep_ones_are_digested(tmp_path):
@@ -108,17 +108,17 @@ def test_the_order_of_a_set_means_nothing(tmp_path):
         "import pickle, sys; pickler = pickle.Pickler(sys.stdout.buffer, 2); pickler.fast = True; "
         "pickler.dump({'s': set('abcdefgh'), 'f': {frozenset('xyz')}})"
     )
-    sets, found = [], []
+    sets, actual = [], []
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
         sets.append(done.stdout[2:-1])  # without PROTO and STOP
         path = tmp_path / f"{seed}.pt"
         path.write_bytes(build(records(state_dict(w=tensor(), x=sets[-1]))))
-        found.append(formats.read(str(path)).metadata.values)
+        actual.append(formats.read(str(path)).metadata.values)
     assert sets[0] != sets[1]
-    assert found[0] == found[1]
-    assert len(found[0]) == 2
+    assert actual[0] == actual[1]
+    assert len(actual[0]) == 2
 
 
 def test_sharing_without_end_ends(tmp_path):
@@ -126,8 +126,8 @@ def test_sharing_without_end_ends(tmp_path):
     node = {"v": 1}
     for _ in range(40):
         node = {"a": node, "b": node}
-    found, _ = settings(tmp_path, x=node)
-    assert len(found) < 1000
+    actual, _ = settings(tmp_path, x=node)
+    assert len(actual) < 1000
 
 
 def test_a_container_in_itself_ends(tmp_path):
@@ -139,10 +139,10 @@ def test_a_container_in_itself_ends(tmp_path):
 
 def test_many_are_cut_to_a_digest_that_tells_them_apart(tmp_path):
     """Beyond twenty thousand the rest stands as one digest of all."""
-    one = settings(tmp_path, x={str(n): n for n in range(30_000)})[0]
+    setting = settings(tmp_path, x={str(n): n for n in range(30_000)})[0]
     two = settings(tmp_path, x={str(n): n + (n == 29_999) for n in range(30_000)})[0]
-    assert len(one) == 20_001
-    assert one["(and more)"] != two["(and more)"]
+    assert len(setting) == 20_001
+    assert setting["(and more)"] != two["(and more)"]
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -179,22 +179,22 @@ def test_records_of_numpy_name_their_type(tmp_path):
 
 def test_an_ordered_dict_of_numbers(tmp_path):
     """OrderedDict, defaultdict and Counter, which pickles as a call on a dict, are containers like any."""
-    found, _ = settings(
+    actual, _ = settings(
         tmp_path,
         o=collections.OrderedDict(a=1),
         d=collections.defaultdict(int, b=2),
         c=collections.Counter({30: 1, 80: 2}),
         e=collections.Counter(),
     )
-    assert found == {"o.a": 1, "d.b": 2, "c.30": 1, "c.80": 2, "e": "{}"}
+    assert actual == {"o.a": 1, "d.b": 2, "c.30": 1, "c.80": 2, "e": "{}"}
 
 
 def test_the_milestones_of_a_schedule(tmp_path):
     """MultiStepLR keeps them as the keys of a Counter."""
     optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 90])
-    found, _ = settings(tmp_path, sched=schedule.state_dict())
-    assert (found["sched.milestones.30"], found["sched.milestones.90"]) == (1, 1)
+    actual, _ = settings(tmp_path, sched=schedule.state_dict())
+    assert (actual["sched.milestones.30"], actual["sched.milestones.90"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ def test_settings_of_a_module_in_a_section(tmp_path):
     """The probability of a dropout is a setting, wherever its module is."""
     path = str(tmp_path / "file.pt")
     torch.save({"model": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.25)), "epoch": 1}, path)
-    found = formats.read(path).metadata.values
-    assert 0.25 in found.values()
-    assert found["epoch"] == 1
+    values = formats.read(path).metadata.values
+    assert 0.25 in values.values()
+    assert values["epoch"] == 1
 
 
 TEXT = "a text of the same letters"
@@ -304,17 +304,17 @@ def test_names_are_told_apart(tmp_path):
 def test_empty_containers_are_told(tmp_path):
     """An empty dict and an empty list are settings; an empty tuple is an empty list."""
     empty = collections.OrderedDict()
-    found, _ = settings(tmp_path, a={}, b=[], c=(), d={"e": {}}, f=empty, g=argparse.Namespace())
-    assert found == {"a": "{}", "b": "[]", "c": "[]", "d.e": "{}", "f": "{}", "g": "argparse.Namespace()"}
+    actual, _ = settings(tmp_path, a={}, b=[], c=(), d={"e": {}}, f=empty, g=argparse.Namespace())
+    assert actual == {"a": "{}", "b": "[]", "c": "[]", "d.e": "{}", "f": "{}", "g": "argparse.Namespace()"}
 
 
 def test_ordinary_checkpoints_have_no_empty_settings(tmp_path):
     """Neither a state_dict nor an optimizer without state, nor a module with its dozen dicts of hooks."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     group = torch.optim.SGD(net.parameters(), lr=0.1)
-    found, _ = settings(tmp_path, net=net.state_dict(), whole=net, optimizer=group.state_dict(), pickled=group)
-    assert not [key for key, value in found.items() if value in ("[]", "{}") or "of 0" in str(value)]
-    assert found["optimizer.param_groups.0.lr"] == 0.1
+    actual, _ = settings(tmp_path, net=net.state_dict(), whole=net, optimizer=group.state_dict(), pickled=group)
+    assert not [key for key, value in actual.items() if value in ("[]", "{}") or "of 0" in str(value)]
+    assert actual["optimizer.param_groups.0.lr"] == 0.1
 
 
 @pytest.mark.parametrize(
@@ -343,8 +343,8 @@ def test_keys_are_told_apart_in_any_order(tmp_path, holding):
 
 def test_plain_paths_stay_plain(tmp_path):
     """Keys are brackets and quotes only where two of them read the same."""
-    found, _ = settings(tmp_path, x={1: "a", "2": "b", "c.d": "c", None: "d"})
-    assert found == {"x.1": "a", "x.2": "b", "x.c.d": "c", "x.None": "d"}
+    actual, _ = settings(tmp_path, x={1: "a", "2": "b", "c.d": "c", None: "d"})
+    assert actual == {"x.1": "a", "x.2": "b", "x.c.d": "c", "x.None": "d"}
 
 
 def digest(tmp_path, value):
@@ -414,8 +414,8 @@ def test_what_python_holds_equal_has_one_digest(tmp_path, one, two):
 
 def test_the_first_and_the_second_look_are_the_same(tmp_path):
     """A long text that stands twice has one digest."""
-    found, _ = settings(tmp_path, a=TEXT * 100, b=TEXT * 100)
-    assert found["a"] == found["b"]
+    actual, _ = settings(tmp_path, a=TEXT * 100, b=TEXT * 100)
+    assert actual["a"] == actual["b"]
 
 
 def cycle(first, second):
@@ -428,12 +428,12 @@ def cycle(first, second):
 def test_cycles_have_one_digest_wherever_they_are_entered(tmp_path):
     """What holds itself is read from outside in two orders."""
     one, two = cycle(1, 2)
-    found = settings(tmp_path, a=long(one), b=long(two))[0]
+    setting = settings(tmp_path, a=long(one), b=long(two))[0]
     one, two = cycle(1, 2)
-    assert settings(tmp_path, b=long(two), a=long(one))[0] == found
-    assert found["a"] != found["b"]
+    assert settings(tmp_path, b=long(two), a=long(one))[0] == setting
+    assert setting["a"] != setting["b"]
     one, two = cycle(1, 3)
-    assert settings(tmp_path, a=long(one), b=long(two))[0]["a"] != found["a"]
+    assert settings(tmp_path, a=long(one), b=long(two))[0]["a"] != setting["a"]
 
 
 def test_what_a_cycle_comes_back_to_counts(tmp_path):
@@ -447,16 +447,16 @@ def test_what_a_cycle_comes_back_to_counts(tmp_path):
 def test_a_cycle_is_listed_once(tmp_path):
     """A config whose nodes know their parents does not fill the list with ways round."""
     one, _ = cycle(1, 2)
-    found, _ = settings(tmp_path, x=one)
-    assert set(found) == {"x.n", "x.other.n", "x.other.other"}
+    actual, _ = settings(tmp_path, x=one)
+    assert set(actual) == {"x.n", "x.other.n", "x.other.other"}
 
 
 def test_attributes_and_arguments_are_settings(tmp_path):
     """What a dict has as attributes, and an object was made of, is passed over nowhere."""
     pickled = {"d": Odd(a=1), "e": Made(3)}
     pickled["d"].note = "x"
-    found, _ = settings(tmp_path, **pickled)
-    assert found == {"d.a": 1, "d.__dict__.note": "x", "e.held": 1, "e.__args__.0": 3}
+    actual, _ = settings(tmp_path, **pickled)
+    assert actual == {"d.a": 1, "d.__dict__.note": "x", "e.held": 1, "e.__args__.0": 3}
 
 
 class Odd(dict):
@@ -516,9 +516,9 @@ def with_attributes(cls=torch.Tensor, **attributes):
 )
 def test_attributes_of_a_tensor_are_settings(tmp_path, cls, before, after, expected):
     """pickle keeps them, and a program may compute with them."""
-    found = settings(tmp_path, x=with_attributes(cls, scale=before))[0]
-    assert found == expected
-    assert settings(tmp_path, x=with_attributes(cls, scale=after))[0] != found
+    setting = settings(tmp_path, x=with_attributes(cls, scale=before))[0]
+    assert setting == expected
+    assert settings(tmp_path, x=with_attributes(cls, scale=after))[0] != setting
 
 
 def test_attributes_of_tensors_in_a_long_list_are_in_its_digest(tmp_path):
@@ -538,10 +538,10 @@ def test_marks_of_libraries_are_not_settings(tmp_path):
     compiled = torch.ones(3, 2)
     torch._dynamo.mark_dynamic(compiled, 0)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    found = settings(tmp_path, a=torch.nn.Buffer(torch.ones(2)), b=compiled, c=nested, d=torch.nn.Parameter(compiled))[
-        0
-    ]
-    assert found == {"c._ragged_idx": 1}
+    setting = settings(
+        tmp_path, a=torch.nn.Buffer(torch.ones(2)), b=compiled, c=nested, d=torch.nn.Parameter(compiled)
+    )[0]
+    assert setting == {"c._ragged_idx": 1}
 
 
 @pytest.mark.parametrize("cls", [torch.Tensor, torch.nn.Parameter, Marked])

@@ -471,17 +471,19 @@ def test_a_shard_that_is_missing_costs_its_own_tensors(target, folder, spared, s
     what = f"shard {TWO} is missing: 1 of 2 exist, according to {INDEX if target == '' else 'the index'}"
     path = folder / target if target else folder
     assert spared(path) == f"model.b and 2 more tensors: {what}; copy or download the missing files"
-    rows = {one.fqn: (one.dtype, one.shape) for one in formats.read(str(path)).tensors}
+    rows = {tensor.fqn: (tensor.dtype, tensor.shape) for tensor in formats.read(str(path)).tensors}
     unknown = ("unknown", None)
     assert rows == {"model.a": ("float32", (2, 3)), "model.b": unknown, "model.c": unknown, "model.d": unknown}
     assert oddities(path) == {"missing-shard": what}
     result = statecli("diff", str(path), str(folder.parent / "whole"), "-f", "json")
-    assert (result.code, [one["fqn"] for one in result.json["broken"]]) == (2, ["model.b", "model.c", "model.d"])
+    assert (result.code, [tensor["fqn"] for tensor in result.json["broken"]]) == (2, ["model.b", "model.c", "model.d"])
     assert result.json["changes"] == []
     assert statecli("lock", str(path), "-o", str(folder.parent / "l.json")).code == 2
     result = statecli("audit", str(path), "-f", "json")
     assert result.code == 2
-    assert [(one["rule"], one["target"]) for one in result.json["findings"]] == [("missing-shard", str(path))]
+    assert [(finding["rule"], finding["target"]) for finding in result.json["findings"]] == [
+        ("missing-shard", str(path))
+    ]
 
 
 def test_a_shard_that_is_a_pipe(folder, spared):

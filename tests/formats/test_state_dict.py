@@ -22,11 +22,11 @@ def test_metadata_is_torchs(tmp_path):
     net = nn.Sequential(nn.BatchNorm1d(2), nn.utils.spectral_norm(nn.Linear(2, 2)), nn.MultiheadAttention(2, 1))
     state = net.state_dict()
     for zipped in (True, False):
-        (found,) = read(
+        (actual,) = read(
             tmp_path / "a.pt", {"epoch": 1, "model": state}, _use_new_zipfile_serialization=zipped
         ).state_dicts
-        assert found == StateDict("model", dict(state._metadata), keys=("model",))
-        assert found.metadata["1"]["spectral_norm"] == {"weight.version": 1}
+        assert actual == StateDict("model", dict(state._metadata), keys=("model",))
+        assert actual.metadata["1"]["spectral_norm"] == {"weight.version": 1}
 
 
 def test_a_plain_dict_has_none(tmp_path):
@@ -37,8 +37,8 @@ def test_a_plain_dict_has_none(tmp_path):
 def test_keys_without_a_tensor(tmp_path):
     """Numbers, and containers with tensors below them, in the order of the file."""
     state = {"a": 3, "w": torch.ones(1), "b": {"c": torch.ones(1)}, "d": None}
-    (found,) = read(tmp_path / "a.pt", state).state_dicts
-    assert (found.others, found.holders) == (("a", "b", "d"), ("b",))
+    (actual,) = read(tmp_path / "a.pt", state).state_dicts
+    assert (actual.others, actual.holders) == (("a", "b", "d"), ("b",))
 
 
 def test_a_whole_module_has_what_its_class_says(tmp_path):
@@ -50,9 +50,9 @@ def test_metadata_of_a_strange_kind_is_told(tmp_path):
     """What is no number, text or dict of them is left out, and an oddity says so."""
     state = OrderedDict(w=torch.ones(1))
     state._metadata = {"": {"version": 1, "shape": torch.Size([1])}, "a": 3}
-    found = read(tmp_path / "a.pt", state)
-    assert found.state_dicts[0].metadata == {"": {"version": 1}}
-    assert [odd.message for odd in found.oddities if odd.name == "state-dict-metadata"]
+    actual_state = read(tmp_path / "a.pt", state)
+    assert actual_state.state_dicts[0].metadata == {"": {"version": 1}}
+    assert [odd.message for odd in actual_state.oddities if odd.name == "state-dict-metadata"]
 
 
 def test_shards_have_no_metadata(tmp_path):
@@ -66,5 +66,5 @@ def test_shards_have_no_metadata(tmp_path):
     names = {"weight": "pytorch_model-0.bin", "bias": "pytorch_model-1.bin"}
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
-    (found,) = formats.read(str(index)).state_dicts
-    assert found == StateDict("model", None, ("extra0", "extra1"), keys=())
+    (actual,) = formats.read(str(index)).state_dicts
+    assert actual == StateDict("model", None, ("extra0", "extra1"), keys=())

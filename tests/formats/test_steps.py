@@ -177,10 +177,10 @@ def test_cheap_opcodes_buy_few_steps(count):
 def test_what_many_objects_share_ends_at_the_budget(name, tmp_path, monkeypatch):
     """The finding names the budget; the steps are those of the budget and of one container more."""
     monkeypatch.setattr(Budget.FLOW, "limit", 100_000)
-    steps, found = taken(tmp_path, build(records(SHARED_BY_MANY[name])))
+    steps, actual = taken(tmp_path, build(records(SHARED_BY_MANY[name])))
     limit = Budget.FLOW.limit + int(min(FLOW_PER_OPCODE * steps[Budget.OPCODES], FLOW_PER_BYTE * steps[Budget.BYTES]))
     assert limit < steps[Budget.FLOW] <= limit + 6001, steps
-    assert found[0].unread == f"statecli stopped the scan at its limit of {limit:,} values to check"
+    assert actual[0].unread == f"statecli stopped the scan at its limit of {limit:,} values to check"
 
 
 @pytest.mark.parametrize(("name", "counted"), [("model.pt", True), (".metadata", False)])
@@ -189,8 +189,8 @@ def test_calls_end_at_their_budget(name, counted, tmp_path, monkeypatch):
     monkeypatch.setattr(Budget.CALLS, "limit", 1000)
     (tmp_path / name).write_bytes(four(stacked("builtins", "list") + SHARED + (GET + b")R0") * 1500))
     with Source(str(tmp_path / name)) as source:
-        (found,) = _scan.FileScan(source).scan()
-    assert found.unread == ("statecli stopped the scan at its limit of 1,000 calls" if counted else None)
+        (actual,) = _scan.FileScan(source).scan()
+    assert actual.unread == ("statecli stopped the scan at its limit of 1,000 calls" if counted else None)
 
 
 def grown_later(user, count):
@@ -220,8 +220,8 @@ def test_a_name_that_calls_spell_does_not_grow_without_end(tmp_path):
     """`getattr(getattr(a.b, "x"), "x")` is a.b.x.x, and a thousand characters at most."""
     step = put(2) + b"0" + get(1) + get(2) + short("x") + b"\x86R"
     body = stacked("builtins", "getattr") + put(1) + b"0" + stacked("a", "b") + step * 4000
-    _, found = taken(tmp_path, build(records(four(body))))
-    assert max(len(name.qualified) for name in found[0].names) <= 1010
+    _, actual = taken(tmp_path, build(records(four(body))))
+    assert max(len(name.qualified) for name in actual[0].names) <= 1010
 
 
 def test_settings_that_nest_without_end_are_cut(tmp_path):

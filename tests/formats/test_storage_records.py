@@ -49,7 +49,7 @@ def shorten(records: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def find_hazards(path: Path) -> list[str]:
-    return [hazard.text for one in scan_pickles(str(path)) for hazard in one.hazards]
+    return [hazard.text for finding in scan_pickles(str(path)) for hazard in finding.hazards]
 
 
 EXPECTED = f"has {CLAIMED * 8} bytes, but its record has {RECORDED * 8}"
@@ -66,8 +66,8 @@ def test_a_key_of_a_dict(tmp_path, statecli, folder):
     write_archive(shorten(records), str(path))
     (key,) = torch.jit.load(path).table
     assert key.untyped_storage().nbytes() == CLAIMED * 8
-    (found,) = find_hazards(path)
-    assert EXPECTED in found
+    (hazard,) = find_hazards(path)
+    assert EXPECTED in hazard
     audit = statecli("audit", str(path), "--no-config")
     assert (audit.code, "unsafe-data" in audit.out) == (1, True)
 
@@ -77,10 +77,10 @@ def test_a_constant_of_the_lite_interpreter(tmp_path):
     path = tmp_path / "a.ptl"
     torch.jit.script(Keyed())._save_for_lite_interpreter(str(path))
     records = read_archive(path)
-    assert not any(EXPECTED in found for found in find_hazards(path))
+    assert not any(EXPECTED in hazard for hazard in find_hazards(path))
     write_archive(shorten(records), str(path))
     assert records != shorten(records)
-    assert any(EXPECTED in found for found in find_hazards(path))
+    assert any(EXPECTED in hazard for hazard in find_hazards(path))
 
 
 def test_an_object_of_an_exported_program(tmp_path):
@@ -101,7 +101,7 @@ def test_an_object_of_an_exported_program(tmp_path):
         write_archive(change(read_archive(tmp_path / "inner")), inner)
         records |= {config: json.dumps(document).encode(), "data/constants/custom_obj_0": inner.getvalue()}
         write_archive(records, str(path))
-        assert any(EXPECTED in found for found in find_hazards(path)) == expected
+        assert any(EXPECTED in hazard for hazard in find_hazards(path)) == expected
 
 
 def test_equal_pickles_with_other_records(tmp_path):
@@ -116,7 +116,7 @@ def test_equal_pickles_with_other_records(tmp_path):
             write_archive(change(inner), content)
             records[f"data/weights/weight_{number}"] = content.getvalue()
         write_archive(records, str(path))
-        assert [EXPECTED in found for found in find_hazards(path)] == [True]
+        assert [EXPECTED in hazard for hazard in find_hazards(path)] == [True]
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_an_empty_record_is_one_of_example_inputs_alone(script, tmp_path):
     data = script["data.pkl"].replace(b"X\x01\0\0\x000", b"X" + bytes([len(key), 0, 0, 0]) + key)
     assert key in data
     write_archive({**script, "data.pkl": data, "data/traced_inputs/0": b""}, str(tmp_path / "a.pt"))
-    assert any("but its record has 0" in found for found in find_hazards(tmp_path / "a.pt"))
+    assert any("but its record has 0" in hazard for hazard in find_hazards(tmp_path / "a.pt"))
 
 
 @pytest.mark.parametrize("name", [b"torch\nper_channel_affine_float_qparams", b"__torch__\nLongStorage"])
@@ -141,21 +141,21 @@ def test_a_storage_of_another_class(script, tmp_path, name):
     data = script["data.pkl"].replace(b"ctorch\nLongStorage\n", b"c" + name + b"\n")
     assert data != script["data.pkl"]
     write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
-    assert any("not a storage class of torch" in found for found in find_hazards(tmp_path / "a.pt"))
+    assert any("not a storage class of torch" in hazard for hazard in find_hazards(tmp_path / "a.pt"))
 
 
 def test_a_name_after_which_names_are_confused(script, tmp_path):
     """torch.save writes it for subclasses of tensors, torch.jit.save never."""
     data = script["data.pkl"][:-1] + b"ctorch._tensor\n_rebuild_from_type_v2\n0."
     write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
-    assert any("_rebuild_from_type_v2" in found for found in find_hazards(tmp_path / "a.pt"))
+    assert any("_rebuild_from_type_v2" in hazard for hazard in find_hazards(tmp_path / "a.pt"))
 
 
 def test_a_call_of_a_quantization_scheme(script, tmp_path):
     """To torch's reader in C++ it is a number, and so a call of another name."""
     data = script["data.pkl"][:-1] + b"ctorch\nper_channel_symmetric\n)R0."
     write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
-    assert any(mention.misuse for one in scan_pickles(str(tmp_path / "a.pt")) for mention in one.names)
+    assert any(mention.misuse for finding in scan_pickles(str(tmp_path / "a.pt")) for mention in finding.names)
 
 
 @pytest.fixture
@@ -232,9 +232,9 @@ def test_a_class_of_the_archive_with_the_name_of_a_storage(module, model, tmp_pa
     code = b"class ByteStorage(Module):\n  __parameters__ = []\n  __buffers__ = []\n"
     names = {"data.pkl": model["data.pkl"].replace(old, new), f"code/{module.replace('.', '/')}.py": code}
     write_archive({**model, **names}, str(tmp_path / "a.pt"))
-    found = find_hazards(tmp_path / "a.pt")
-    assert any("has a class that is not a storage class of torch" in text for text in found)
-    assert any("outside of code/__torch__" in text for text in found)
+    hazards = find_hazards(tmp_path / "a.pt")
+    assert any("has a class that is not a storage class of torch" in text for text in hazards)
+    assert any("outside of code/__torch__" in text for text in hazards)
     assert statecli("audit", tmp_path / "a.pt", "--select", "unsafe-data").code == 1
 
 
@@ -243,7 +243,7 @@ def test_a_state_for_a_class_that_is_a_number_in_cpp(made, tmp_path):
     """BUILD calls the import with this number, which may be any function."""
     state = b"\x80\x02ctorch\nFloatStorage\n" + made + b"(K\x00K\x01t" + b"b."
     write_archive({"data.pkl": state, "constants.pkl": b"\x80\x02).", "code/__torch__.py": b""}, str(tmp_path / "a.pt"))
-    names = [name.qualified for one in scan_pickles(str(tmp_path / "a.pt")) for name in one.names]
+    names = [name.qualified for finding in scan_pickles(str(tmp_path / "a.pt")) for name in finding.names]
     assert "pickle.Unpickler.load_reduce" in names
 
 

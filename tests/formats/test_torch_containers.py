@@ -489,7 +489,7 @@ def test_every_storage_of_a_real_file_holds_torchs_bytes(tmp_path, reader, proto
     with open(path, "rb") as file:
         assert reader.sniff(path, file.read(HEAD_BYTES))
     state = formats.read(path)
-    assert [one.fqn for one in state.tensors] == list(loaded)
+    assert [tensor.fqn for tensor in state.tensors] == list(loaded)
     for one in state.tensors:
         tensor = loaded[one.fqn]
         at = one.data.storage.offset + one.data.offset * tensor.element_size()
@@ -568,4 +568,4 @@ def test_a_whole_module_of_the_old_stream_names_its_classes(tmp_path):
     path = saved(tmp_path / "x.pt", torch.nn.Linear(2, 3), _use_new_zipfile_serialization=False)
     from statecli import formats
 
-    assert {one.fqn: one.shape for one in formats.read(path).tensors} == {"weight": (3, 2), "bias": (3,)}
+    assert {tensor.fqn: tensor.shape for tensor in formats.read(path).tensors} == {"weight": (3, 2), "bias": (3,)}

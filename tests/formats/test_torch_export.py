@@ -182,9 +182,9 @@ def test_how_the_kinds_are_known(program, tmp_path):
 
 def test_what_wrote_it_is_noted(program, tmp_path):
     """torch's version, and the schema's."""
-    told = read(new(program, tmp_path / "x.pt2")).metadata.values
-    assert told["torch_version"] == str(torch.__version__)
-    assert told["schema_version"].partition(".")[0].isdecimal()
+    values = read(new(program, tmp_path / "x.pt2")).metadata.values
+    assert values["torch_version"] == str(torch.__version__)
+    assert values["schema_version"].partition(".")[0].isdecimal()
 
 
 def test_the_first_releases_named_archives_json(program, tmp_path):
@@ -266,11 +266,11 @@ def test_what_is_compiled_is_told(tmp_path):
     for row in state.tensors:
         assert (read_all_values(row.data).reshape(row.shape) == views[row.fqn].numpy()).all()
         assert (row.kind, row.evidence) == (Kind.PARAMETER, Evidence.ASSUMED)
-    assert [one.name for one in state.oddities] == ["aotinductor"]
+    assert [oddity.name for oddity in state.oddities] == ["aotinductor"]
     packages.package_pt2(str(tmp_path / "y.pt2"), aoti_files={"model": [str(library)]})
     assert (
         "has tensors only in the compiled library, which statecli does not read: 1 file is compiled by AOTInductor "
-        "(model)" in {one.message for one in read(tmp_path / "y.pt2").oddities}
+        "(model)" in {oddity.message for oddity in read(tmp_path / "y.pt2").oddities}
     )
 
 
@@ -287,8 +287,8 @@ def test_the_programs_state_dict_is_the_same(writer, program, tmp_path):
     done = run("diff", path, tmp_path / "sd.pt")
     assert done.returncode == 0, done.stdout
     assert run("lock", path, "-o", tmp_path / "lock.json").returncode == 0
-    held = run("audit", tmp_path / "sd.pt", "--lock", tmp_path / "lock.json", "--select", "lock")
-    assert held.returncode == 0, held.stdout
+    result = run("audit", tmp_path / "sd.pt", "--lock", tmp_path / "lock.json", "--select", "lock")
+    assert result.returncode == 0, result.stdout
 
 
 @each_layout
@@ -306,9 +306,9 @@ def test_a_tensor_that_is_no_buffer_is_found(program, tmp_path):
     module = torch.export.load(path).module()
     assert module.to(torch.float64).block.table.dtype == torch.float32
     done = run("audit", path, "-f", "json", "--select", "unregistered-tensor")
-    (found,) = json.loads(done.stdout)["findings"]
-    assert (found["fqn"], found["severity"]) == ("block.table", "note")
-    assert found["help"].startswith("no action is needed if you run the archive as it is")
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (finding["fqn"], finding["severity"]) == ("block.table", "note")
+    assert finding["help"].startswith("no action is needed if you run the archive as it is")
     assert done.returncode == 0
 
 
@@ -475,7 +475,7 @@ def test_a_constant_is_a_tensor_by_the_name_of_its_record(parts, tmp_path):
     assert torch.export.load(path).constants["obj"] == 1
     state = read(path)
     assert "obj" not in {row.fqn for row in state.tensors}
-    assert ("custom-object", "obj") in {(one.name, one.fqn) for one in state.oddities}
+    assert ("custom-object", "obj") in {(oddity.name, oddity.fqn) for oddity in state.oddities}
 
 
 def test_what_is_missing_is_named(parts, tmp_path, line):
@@ -553,7 +553,7 @@ def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
     """Which torch 2.13 does not load: what is a weight has always been said in the same way."""
     state = read(built(tmp_path / "y.pt2", schema(parts, version)))
     assert len(state.tensors) == 2
-    (said,) = [one.message for one in state.oddities if one.name == "schema-version"]
+    (said,) = [oddity.message for oddity in state.oddities if oddity.name == "schema-version"]
     assert said.endswith("but torch 2.13 loads only 8")
 
 
@@ -561,7 +561,7 @@ def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
 def test_a_schema_that_torch_loads_is_no_note(version, parts, tmp_path):
     """0.0 means that nobody checks it; a minor changes nothing that was there."""
     state = read(built(tmp_path / "y.pt2", schema(parts, version)))
-    assert (len(state.tensors), [one.name for one in state.oddities]) == (2, [])
+    assert (len(state.tensors), [oddity.name for oddity in state.oddities]) == (2, [])
 
 
 @pytest.mark.parametrize("version", ["8", [8, 20], {}, {"major": True}, {"major": -1}, 8.5], ids=repr)
@@ -614,7 +614,7 @@ def test_objects_are_noted(parts, tmp_path):
     }
     name = "data/constants/model_constants_config.json"
     state = read(built(tmp_path / "y.pt2", {**parts, name: _json(config)}))
-    assert [(one.name, one.fqn) for one in state.oddities] == [("custom-object", "obj")]
+    assert [(oddity.name, oddity.fqn) for oddity in state.oddities] == [("custom-object", "obj")]
     assert "(data/constants/custom_obj_0)" in state.oddities[0].message
 
 
@@ -632,10 +632,10 @@ def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
         archive.writestr("archive/version", "3")
     path = built(tmp_path / "y.pt2", {**parts, name: pickle if "opaque" in name else out.getvalue()})
     read(path)
-    assert "os.system" in {mention.qualified for one in scan_pickles(str(path)) for mention in one.names}
+    assert "os.system" in {mention.qualified for finding in scan_pickles(str(path)) for mention in finding.names}
     done = run("audit", path, "-f", "json")
     assert done.returncode == 1
-    assert "unsafe-global" in {one["rule"] for one in json.loads(done.stdout)["findings"]}
+    assert "unsafe-global" in {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
     assert not mark.exists()
 
 
@@ -668,7 +668,7 @@ def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, folder, par
         archive.writestr(f"x/{folder}/custom_obj_0", out.getvalue())
     done = run("audit", path, "-f", "json")
     assert done.returncode == (1 if method == zipfile.ZIP_STORED else 2)
-    rules = {one["rule"] for one in json.loads(done.stdout)["findings"]}
+    rules = {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
     assert {"unsafe-global", "unscanned-pickle"} & rules
     assert not mark.exists()
     torch.export.load(path)
@@ -810,9 +810,9 @@ def test_expressions_of_real_programs_are_plain(tmp_path):
     program = torch.export.export(Sizes(), (torch.randn(12, 4),), dynamic_shapes=({0: size},))
     path = new(program, tmp_path / "x.pt2")
     with zipfile.ZipFile(path) as archive:
-        found = set(iter_expressions(json.loads(archive.read("x/models/model.json"))))
-    assert any("FloorDiv" in one for one in found)
-    assert [one for one in found if not is_plain_expression(one) or describe_cost(one)] == []
+        expressions = set(iter_expressions(json.loads(archive.read("x/models/model.json"))))
+    assert any("FloorDiv" in one for one in expressions)
+    assert [one for one in expressions if not is_plain_expression(one) or describe_cost(one)] == []
     assert scan_pickles(str(path))
 
 
@@ -900,8 +900,8 @@ def test_expressions_that_take_for_ever_are_found(parts, text, tmp_path):
     assert is_plain_expression(text)
     program = json.loads(parts["models/model.json"])
     program["graph_module"]["graph"]["sym_int_values"] = {"costly": {"as_expr": {"expr_str": text}}}
-    (found,) = findings(built(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)}))
-    assert "sympy.sympify" in found[1]
+    (finding,) = findings(built(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)}))
+    assert "sympy.sympify" in finding[1]
 
 
 @pytest.mark.parametrize("text", CHEAP, ids=lambda text: text[:20])
@@ -940,9 +940,9 @@ def test_code_among_the_expressions_is_found(writer, tmp_path):
             forged.writestr(name, data)
     done = run("audit", tmp_path / "y.pt2", "-f", "json")
     assert done.returncode == 1
-    (found,) = (one for one in json.loads(done.stdout)["findings"] if one["severity"] == "error")
-    assert found["rule"] == "unsafe-global"
-    assert "sympy.sympify, which evaluates text as Python code" in found["message"]
+    (finding,) = (finding for finding in json.loads(done.stdout)["findings"] if finding["severity"] == "error")
+    assert finding["rule"] == "unsafe-global"
+    assert "sympy.sympify, which evaluates text as Python code" in finding["message"]
     assert not mark.exists()
     with pytest.raises(Exception):  # noqa: B017, PT011  # whatever torch makes of what is no expression
         torch.export.load(tmp_path / "y.pt2")
@@ -1105,8 +1105,8 @@ def test_an_object_as_a_key_of_the_example_inputs_is_found(key, parts, tmp_path)
     """torch writes its repr into a guard; a DeviceMesh has the names of its dimensions in it, as they are."""
     data = io.BytesIO()
     torch.save((({key: torch.ones(2)},), {}), data)
-    found = findings(built(tmp_path / "a.pt2", {**parts, "data/sample_inputs/model.pt": data.getvalue()}))
-    assert any("key that is neither a string nor a number" in message for _, message in found)
+    actual_findings = findings(built(tmp_path / "a.pt2", {**parts, "data/sample_inputs/model.pt": data.getvalue()}))
+    assert any("key that is neither a string nor a number" in message for _, message in actual_findings)
 
 
 @pytest.mark.parametrize(
@@ -1206,7 +1206,7 @@ def forged(tmp_path):
 def findings(path):
     """What the rules about pickles find."""
     (target,) = audit(Request((str(path),), select=tuple(rule.name for rule in RULES))).targets
-    return [(one.rule, one.message) for one in target.findings]
+    return [(finding.rule, finding.message) for finding in target.findings]
 
 
 def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
@@ -1243,9 +1243,9 @@ def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
 )
 def test_what_a_graph_calls_is_judged(target, rule, what, forged):
     """Operators of torch that compute are clean, others of torch unsafe, those of other libraries unknown."""
-    found = findings(forged("torch.ops.aten.sin.default", target))
-    assert [one for one, _ in found] == ([rule] if rule else [])
-    assert not rule or what in found[0][1]
+    actual_findings = findings(forged("torch.ops.aten.sin.default", target))
+    assert [one for one, _ in actual_findings] == ([rule] if rule else [])
+    assert not rule or what in actual_findings[0][1]
 
 
 def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
@@ -1334,8 +1334,8 @@ def test_keys_of_a_dict_that_is_an_argument_stay_texts(name, parts, tmp_path):
     inner = {"type": "builtins.dict", "context": json.dumps([name, "k"]), "children_spec": [_leaf()] * 2}
     spec = [1, {"type": "builtins.tuple", "context": "null", "children_spec": [inner]}]
     for key in ("in_spec", "out_spec"):
-        found = findings(built(tmp_path / "a.pt2", _with_spec(parts, spec, key)))
-        assert [rule for rule, _ in found] == ["unsafe-global"] * any(mark in name for mark in "'\"\\")
+        actual_findings = findings(built(tmp_path / "a.pt2", _with_spec(parts, spec, key)))
+        assert [rule for rule, _ in actual_findings] == ["unsafe-global"] * any(mark in name for mark in "'\"\\")
 
 
 @pytest.mark.parametrize("padding", ["", " " * (1 << 20)], ids=["short", "longer than a mebibyte"])
@@ -1344,11 +1344,11 @@ def test_a_class_in_the_nesting_is_judged_in_any_length_and_company(padding, mor
     """torch reads JSON of any length, and looks for an enumeration first; its member may be a path to a library."""
     context = [{"__enum__": True, "fqn": "ctypes:cdll", "name": "/tmp/evil.so", **more}]
     spec = [1, {"type": "builtins.dict", "context": json.dumps(context), "children_spec": [_leaf()]}]
-    found = findings(built(tmp_path / "a.pt2", _with_spec(parts, spec, "out_spec", padding)))
+    actual_findings = findings(built(tmp_path / "a.pt2", _with_spec(parts, spec, "out_spec", padding)))
     assert ("unsafe-global", "loading the file imports ctypes.cdll") in {
-        (rule, text.partition(",")[0]) for rule, text in found
+        (rule, text.partition(",")[0]) for rule, text in actual_findings
     }
-    assert any("'/tmp/evil.so' stands in place of a name" in text for _, text in found)
+    assert any("'/tmp/evil.so' stands in place of a name" in text for _, text in actual_findings)
 
 
 #: An enumeration whose class is the loader of shared libraries, and whose member is a path.
@@ -1389,8 +1389,8 @@ def test_only_remarks_are_left_out(place, parts, tmp_path):
         module["metadata"] = {"custom": json.dumps(remark)}
     else:
         module["graph"]["tensor_values" if place == "a value" else "custom_obj_values"] = {"metadata": remark}
-    found = findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))
-    assert len(found) == (0 if place in ("a node", "the module") else 1)
+    actual_findings = findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))
+    assert len(actual_findings) == (0 if place in ("a node", "the module") else 1)
 
 
 #: Whatever Python's `int` takes for a number.
@@ -1412,8 +1412,8 @@ def test_symbols_of_small_numbers_are_plain(symbol, parts, tmp_path):
 @pytest.mark.parametrize("symbol", ENDLESS_SYMBOLS)
 def test_symbols_are_counted_by_their_numbers(symbol, parts, tmp_path):
     """torch counts to the number, one by one."""
-    found = findings(of_symbol(symbol, parts, tmp_path / "a.pt2"))
-    assert any("counts in steps of 1 up to the number in the symbol" in message for _, message in found)
+    actual_findings = findings(of_symbol(symbol, parts, tmp_path / "a.pt2"))
+    assert any("counts in steps of 1 up to the number in the symbol" in message for _, message in actual_findings)
 
 
 #: Loads the first file, which imports what a load needs, and then each file within half a second of CPU time.
@@ -1451,8 +1451,8 @@ def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
     """JSON too deep for statecli may be read by torch."""
     deep = "[" * 200_000 + "]" * 200_000
     program = _of_signature({"out_spec": deep})
-    found = findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": program}))
-    assert [rule for rule, _ in found] == ["unsafe-global"]
+    actual_findings = findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": program}))
+    assert [rule for rule, _ in actual_findings] == ["unsafe-global"]
 
 
 @pytest.mark.parametrize("key", ["any_key", "verifiers", "torch_version"])
@@ -1517,7 +1517,7 @@ def test_a_library_is_found_in_any_spelling_of_its_folder(name, first, tmp_path)
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         for record in (first, name):
             archive.writestr(record, b"\x7fELF")
-    names = [mention for found in scan_pickles(str(tmp_path / "a.pt2")) for mention in found.names]
+    names = [mention for finding in scan_pickles(str(tmp_path / "a.pt2")) for mention in finding.names]
     assert [(mention.name, mention.called) for mention in names] == [("so", True)]
 
 
@@ -1565,7 +1565,9 @@ def test_a_file_that_leaves_the_loaders_folder_is_found(parts, tmp_path):
 def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
     """Python's own parser takes NaN, so what is refused here may load."""
     path = built(tmp_path / "y.pt2", {**parts, "models/model.json": b'{"a": NaN, "expr_str": "eval(1)"}'})
-    assert "not valid JSON" in next(one.unread for one in scan_pickles(str(path)) if one.where == "x/models/model.json")
+    assert "not valid JSON" in next(
+        finding.unread for finding in scan_pickles(str(path)) if finding.where == "x/models/model.json"
+    )
 
 
 def test_every_beginning_is_refused_or_read(parts, tmp_path):
@@ -1630,11 +1632,11 @@ def test_records_that_torch_2_7_did_not_write_are_reported(program, tmp_path):
     """Another loader may read them: torch.jit.load takes the folder of the first record."""
     path = of_2_7(program, tmp_path / "x.pt2")
     assert findings(path) == []
-    assert [one for one in read(path).oddities if one.kind is OddityKind.UNUSED_RECORDS] == []
+    assert [oddity for oddity in read(path).oddities if oddity.kind is OddityKind.UNUSED_RECORDS] == []
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("extra_files/notes.txt", b"text")
         archive.writestr("a/data.pkl", b"N.")
-    (unused,) = [one for one in read(path).oddities if one.kind is OddityKind.UNUSED_RECORDS]
+    (unused,) = [oddity for oddity in read(path).oddities if oddity.kind is OddityKind.UNUSED_RECORDS]
     assert "a/data.pkl" in unused.message
     assert "notes" not in unused.message
 
@@ -1648,8 +1650,8 @@ def test_a_python_object_of_a_program_is_found(value, count, parts, tmp_path):
     """The code of the program may call any of its methods; plain data has none that do harm."""
     records = {**parts, **_declared("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle.dumps(value, 2)}
     all_findings = findings(built(tmp_path / "a.pt2", records))
-    found = [rule for rule, message in all_findings if "may call methods" in message]
-    assert found == ["unsafe-data"] * count
+    rules = [rule for rule, message in all_findings if "may call methods" in message]
+    assert rules == ["unsafe-data"] * count
 
 
 def _saved(value: object) -> bytes:
@@ -1680,8 +1682,8 @@ RECORDS_OF_CONSTANTS = {"data/constants/model.pt": True, "data/constants/tensor_
 def test_a_python_object_among_the_tensors_of_constants_is_found(name, value, count, parts, tmp_path):
     """torch takes whatever a record of constants holds for a constant, and may compile its repr()."""
     data = _saved({"c": value} if RECORDS_OF_CONSTANTS[name] else value)
-    found = findings(built(tmp_path / "a.pt2", {**parts, name: data}))
-    assert [rule for rule, message in found if "may call methods" in message] == ["unsafe-data"] * count
+    actual_findings = findings(built(tmp_path / "a.pt2", {**parts, name: data}))
+    assert [rule for rule, message in actual_findings if "may call methods" in message] == ["unsafe-data"] * count
 
 
 def test_a_python_object_of_a_program_is_found_in_each_of_equal_records(parts, tmp_path):
@@ -1759,7 +1761,7 @@ def test_a_package_in_another_archive_is_found(kind, renamed, parts, tmp_path):
     packaged = {renamed[1] if name in renamed else name: data for name, data in _packaged(mark).items()}
     path = built(tmp_path / "y.pt2", {**packaged, **own})
     done = run("audit", path, "-f", "json")
-    assert "unsafe-global" in {one["rule"] for one in json.loads(done.stdout)["findings"]}
+    assert "unsafe-global" in {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode != 0
     assert not mark.exists()
     if "COLLECTIONS.py" not in renamed:
@@ -1788,7 +1790,7 @@ def test_a_record_that_torch_does_not_know_is_reported(kind, parts, tmp_path):
         own = {name: reader.get_record(name) for name in reader.get_all_records()}
     path = built(tmp_path / "y.pt2", {**own, "notes/x": b"abc" * 9})
     state = read(path)
-    assert [(one.name, one.message) for one in state.oddities] == [
+    assert [(oddity.name, oddity.message) for oddity in state.oddities] == [
         ("unused-records", "27 bytes belong to records that torch does not read: notes/x")
     ]
 

@@ -110,10 +110,10 @@ def test_views_agree_with_torch_load(tmp_path_factory, specs):
 def test_shared_storage_is_tied(tmp_path):
     """Two names of one tensor, and two views of one storage, are tied to each other."""
     base = torch.randn(10)
-    found = rows(read(tmp_path, {"a": base, "b": base, "head": base[:4], "own": torch.randn(10)}))
-    assert set(found["a"].tied_to) == {"b", "head"}
-    assert found["own"].tied_to == ()
-    assert found["head"].note == "view: 4 of the 10 elements of its storage"
+    actual_rows = rows(read(tmp_path, {"a": base, "b": base, "head": base[:4], "own": torch.randn(10)}))
+    assert set(actual_rows["a"].tied_to) == {"b", "head"}
+    assert actual_rows["own"].tied_to == ()
+    assert actual_rows["head"].note == "view: 4 of the 10 elements of its storage"
 
 
 def test_an_expanded_tensor_says_so(tmp_path):
@@ -150,12 +150,12 @@ def test_a_cuda_location_is_shown_without_cuda(tmp_path):
 def test_sparse_tensors_show_outer_shape_and_stored_parts(tmp_path):
     """COO and CSR: the shape is the whole, the bytes are what is stored."""
     dense = torch.eye(4)
-    found = rows(read(tmp_path, {"coo": dense.to_sparse(), "csr": dense.to_sparse_csr()}))
-    assert (found["coo"].layout, found["coo"].shape) == ("sparse_coo", (4, 4))
-    assert [name for name, _ in found["coo"].parts] == ["indices", "values"]
-    assert found["coo"].nbytes == 4 * 4 + 2 * 4 * 8
-    assert (found["csr"].layout, found["csr"].shape) == ("sparse_csr", (4, 4))
-    assert [name for name, _ in found["csr"].parts] == ["compressed_indices", "plain_indices", "values"]
+    actual_rows = rows(read(tmp_path, {"coo": dense.to_sparse(), "csr": dense.to_sparse_csr()}))
+    assert (actual_rows["coo"].layout, actual_rows["coo"].shape) == ("sparse_coo", (4, 4))
+    assert [name for name, _ in actual_rows["coo"].parts] == ["indices", "values"]
+    assert actual_rows["coo"].nbytes == 4 * 4 + 2 * 4 * 8
+    assert (actual_rows["csr"].layout, actual_rows["csr"].shape) == ("sparse_csr", (4, 4))
+    assert [name for name, _ in actual_rows["csr"].parts] == ["compressed_indices", "plain_indices", "values"]
 
 
 def test_quantized_tensors_keep_their_quantizer(tmp_path):
@@ -164,34 +164,34 @@ def test_quantized_tensors_keep_their_quantizer(tmp_path):
     channel = torch.quantize_per_channel(
         torch.randn(4, 3), torch.ones(4).double(), torch.zeros(4).long(), 0, torch.quint8
     )
-    found = rows(read(tmp_path, {"t": tensor, "c": channel}))
-    quantizer = found["t"].data.quantizer
-    assert (found["t"].dtype, found["t"].layout) == ("qint8", "quantized")
+    actual_rows = rows(read(tmp_path, {"t": tensor, "c": channel}))
+    quantizer = actual_rows["t"].data.quantizer
+    assert (actual_rows["t"].dtype, actual_rows["t"].layout) == ("qint8", "quantized")
     assert (quantizer.scheme, quantizer.scale, quantizer.zero_point) == ("per_tensor_affine", 0.5, 3)
-    assert found["c"].data.quantizer.axis == 0
-    assert found["c"].data.quantizer.scales.shape == (4,)
+    assert actual_rows["c"].data.quantizer.axis == 0
+    assert actual_rows["c"].data.quantizer.scales.shape == (4,)
 
 
 def test_parameters_keep_type_and_requires_grad(tmp_path):
     """A dict of nn.Parameter says itself what they are, and records requires_grad."""
     made = {"w": nn.Parameter(torch.randn(2)), "frozen": nn.Parameter(torch.randn(2), requires_grad=False)}
-    found = rows(read(tmp_path, made))
-    assert all(row.kind is Kind.PARAMETER and row.evidence is Evidence.TYPE for row in found.values())
-    assert (found["w"].requires_grad, found["frozen"].requires_grad) == (True, False)
+    actual_rows = rows(read(tmp_path, made))
+    assert all(row.kind is Kind.PARAMETER and row.evidence is Evidence.TYPE for row in actual_rows.values())
+    assert (actual_rows["w"].requires_grad, actual_rows["frozen"].requires_grad) == (True, False)
 
 
 def test_a_state_dict_records_no_requires_grad(tmp_path):
     """state_dict() detaches: its False is nobody's setting."""
-    found = rows(read(tmp_path, nn.Linear(2, 2).state_dict()))
-    assert [row.requires_grad for row in found.values()] == [None, None]
+    actual_rows = rows(read(tmp_path, nn.Linear(2, 2).state_dict()))
+    assert [row.requires_grad for row in actual_rows.values()] == [None, None]
 
 
 def test_nn_buffer_leaves_its_mark(tmp_path):
     """nn.Buffer is a buffer, persistent or not, even in a bare dict."""
     made = {"b": nn.Buffer(torch.randn(2)), "n": nn.Buffer(torch.randn(2), persistent=False)}
-    found = rows(read(tmp_path, made))
-    assert (found["b"].kind, found["b"].persistent) == (Kind.BUFFER, True)
-    assert (found["n"].kind, found["n"].persistent) == (Kind.BUFFER, False)
+    actual_rows = rows(read(tmp_path, made))
+    assert (actual_rows["b"].kind, actual_rows["b"].persistent) == (Kind.BUFFER, True)
+    assert (actual_rows["n"].kind, actual_rows["n"].persistent) == (Kind.BUFFER, False)
 
 
 class Holder:
@@ -224,9 +224,9 @@ def test_a_whole_module_is_grouped_as_torch_groups_it(tmp_path):
     net = Net()
     net.fc.bias.requires_grad_(False)
     state = read(tmp_path, net)
-    found = rows(state)
+    actual_rows = rows(state)
     for name, parameter in net.named_parameters(remove_duplicate=False):
-        row = found.pop(name)
+        row = actual_rows.pop(name)
         assert (row.kind, row.evidence, row.requires_grad) == (
             Kind.PARAMETER,
             Evidence.REGISTERED,
@@ -234,10 +234,10 @@ def test_a_whole_module_is_grouped_as_torch_groups_it(tmp_path):
         )
         assert row.shape == tuple(parameter.shape)
     for name, buffer in net.named_buffers(remove_duplicate=False):
-        row = found.pop(name)
+        row = actual_rows.pop(name)
         assert (row.kind, row.shape, row.persistent) == (Kind.BUFFER, tuple(buffer.shape), name != "scratch")
         assert row.saved is (name in net.state_dict())
-    assert set(found) == {
+    assert set(actual_rows) == {
         "table",
         "cache['cos']",
         "cache[3]",
@@ -246,30 +246,30 @@ def test_a_whole_module_is_grouped_as_torch_groups_it(tmp_path):
         "holder.table",
     }
     # Whether the class saves them by itself is in its code, which is not in the pickle.
-    assert all(row.kind is Kind.UNREGISTERED and row.saved is None for row in found.values())
+    assert all(row.kind is Kind.UNREGISTERED and row.saved is None for row in actual_rows.values())
 
 
 def test_other_names_of_registered_tensors_are_aliases(tmp_path):
     """RNN's flat weights, a list of a parameter and a view of a buffer are no unregistered tensors."""
-    found = rows(read(tmp_path, Net()))
-    assert "second_name[0]" in found["fc.weight"].aliases
-    assert found["norm.running_mean"].aliases == ("view",)
-    assert any(alias.startswith("rnn._flat_weights") for alias in found["rnn.weight_ih_l0"].aliases)
-    assert found["fc.weight"].tied_to == ("tied.weight",)
+    actual_rows = rows(read(tmp_path, Net()))
+    assert "second_name[0]" in actual_rows["fc.weight"].aliases
+    assert actual_rows["norm.running_mean"].aliases == ("view",)
+    assert any(alias.startswith("rnn._flat_weights") for alias in actual_rows["rnn.weight_ih_l0"].aliases)
+    assert actual_rows["fc.weight"].tied_to == ("tied.weight",)
 
 
 def test_a_none_parameter_is_noted(tmp_path):
     """register_parameter(name, None) holds no tensor and is mentioned."""
     odd = [odd for odd in read(tmp_path, Net()).oddities if odd.name == "none-parameter"]
-    assert [one.fqn for one in odd] == ["nothing"]
+    assert [tensor.fqn for tensor in odd] == ["nothing"]
 
 
 def test_a_module_twice_registered_has_both_names(tmp_path):
     """Both rows are there, tied to each other."""
     layer = nn.Linear(2, 2)
-    found = rows(read(tmp_path, nn.Sequential(layer, layer)))
-    assert set(found) == {"0.weight", "0.bias", "1.weight", "1.bias"}
-    assert found["0.weight"].tied_to == ("1.weight",)
+    actual_rows = rows(read(tmp_path, nn.Sequential(layer, layer)))
+    assert set(actual_rows) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert actual_rows["0.weight"].tied_to == ("1.weight",)
 
 
 @pytest.mark.parametrize(
@@ -286,8 +286,8 @@ def test_a_module_twice_registered_has_both_names(tmp_path):
 def test_torchs_own_modules_are_grouped_exactly(tmp_path, make):
     """Names, kinds and requires_grad agree with the live module."""
     module = make()
-    found = rows(read(tmp_path, module))
-    registered = {name: row for name, row in found.items() if row.kind is not Kind.UNREGISTERED}
+    actual_rows = rows(read(tmp_path, module))
+    registered = {name: row for name, row in actual_rows.items() if row.kind is not Kind.UNREGISTERED}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
     assert {n for n, row in registered.items() if row.kind is Kind.PARAMETER} == set(parameters)
@@ -363,8 +363,8 @@ def test_a_nested_plain_state_is_one_section(tmp_path):
 
 def test_extra_state_stays_in_its_model(tmp_path):
     """get_extra_state's tensors do not make sections."""
-    made = collections.OrderedDict({"fc.weight": torch.ones(1), "fc._extra_state": {"scale": torch.ones(1)}})
-    state = read(tmp_path, made)
+    ordered_dict = collections.OrderedDict({"fc.weight": torch.ones(1), "fc._extra_state": {"scale": torch.ones(1)}})
+    state = read(tmp_path, ordered_dict)
     assert state.sections == ("model",)
     assert list(rows(state)) == ["fc.weight", "fc._extra_state['scale']"]
 
@@ -414,8 +414,8 @@ class Odd(dict):
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_dict_with_arguments_and_attributes_loses_none(tmp_path, nested):
     """What the class of a dict does with its arguments is not known: their tensors are listed next to its items."""
-    made = Odd({"a": torch.ones(1)})
-    state = read(tmp_path, {"state_dict": made} if nested else made)
+    odd = Odd({"a": torch.ones(1)})
+    state = read(tmp_path, {"state_dict": odd} if nested else odd)
     assert {name: row.shape for name, row in rows(state).items()} == {"b": (2,), "c": (3,), "__args__[0]['a']": (1,)}
 
 
@@ -528,12 +528,12 @@ class Views(nn.Module):
 
 def test_slices_of_an_unregistered_tensor_are_rows_of_their_own(tmp_path):
     """Only what sees no more than the registered tensor is its alias; a second name of the same object is one too."""
-    found = rows(read(tmp_path, Views()))
-    assert set(found) == {"buf", "a", "b", "full"}
-    assert found["a"].tied_to == ("b",)
-    assert found["full"].tied_to == ("buf",)
-    assert found["buf"].aliases == ("part",)
-    assert found["a"].aliases == ("again",)
+    actual_rows = rows(read(tmp_path, Views()))
+    assert set(actual_rows) == {"buf", "a", "b", "full"}
+    assert actual_rows["a"].tied_to == ("b",)
+    assert actual_rows["full"].tied_to == ("buf",)
+    assert actual_rows["buf"].aliases == ("part",)
+    assert actual_rows["a"].aliases == ("again",)
 
 
 def test_old_weight_norm_is_said_to_be_derived(tmp_path):
@@ -584,10 +584,16 @@ def test_a_storage_saved_by_itself_is_a_tensor_of_its_dtype(tmp_path, legacy):
         "empty": torch.FloatStorage([]),
     }
     state = read(tmp_path, {"deep": [storages], "w": torch.ones(1)}, _use_new_zipfile_serialization=not legacy)
-    found = {name.split("'")[1]: (row.dtype, row.shape, row.nbytes) for name, row in rows(state).items() if "'" in name}
-    assert found == {
-        name: (str(one.dtype).removeprefix("torch.") if name != "bytes" else "uint8", (len(one),), one.nbytes())
-        for name, one in storages.items()
+    actual = {
+        name.split("'")[1]: (row.dtype, row.shape, row.nbytes) for name, row in rows(state).items() if "'" in name
+    }
+    assert actual == {
+        name: (
+            str(tensor.dtype).removeprefix("torch.") if name != "bytes" else "uint8",
+            (len(tensor),),
+            tensor.nbytes(),
+        )
+        for name, tensor in storages.items()
     }
     (odd,) = (odd for odd in state.oddities if odd.name == "bare-storage")
     assert odd.message.endswith("deep[0]['floats'], deep[0]['longs'], deep[0]['bytes'], deep[0]['empty']")
@@ -602,15 +608,15 @@ def test_a_storage_alone_is_a_file(tmp_path):
 def test_a_storage_is_tied_to_the_tensor_over_it(tmp_path):
     """Both are the same bytes."""
     storage = torch.FloatStorage([1.0, 2.0, 3.0])
-    found = rows(read(tmp_path, {"w": torch.empty(0).set_(storage), "s": storage}))
-    assert (found["w"].tied_to, found["s"].tied_to) == (("s",), ("w",))
+    actual_rows = rows(read(tmp_path, {"w": torch.empty(0).set_(storage), "s": storage}))
+    assert (actual_rows["w"].tied_to, actual_rows["s"].tied_to) == (("s",), ("w",))
 
 
 def test_what_load_state_dict_takes_for_no_tensor(tmp_path):
     """A storage and an array have values, and are no torch.Tensor."""
     thing = {"w": torch.ones(1), "s": torch.FloatStorage([1.0]), "n": torch.ones(1).numpy(), "x": 3}
-    (found,) = read(tmp_path, thing).state_dicts
-    assert found.others == ("s", "n", "x")
+    (actual,) = read(tmp_path, thing).state_dicts
+    assert actual.others == ("s", "n", "x")
 
 
 def ragged(layout, *lengths):

@@ -96,7 +96,7 @@ def found(path) -> list[tuple[str, str]]:
     """What the rules about pickles find."""
     names = tuple(rule.name for rule in RULES)
     (target,) = audit(Request((str(path),), select=names)).targets
-    return [(one.rule, one.message) for one in target.findings]
+    return [(finding.rule, finding.message) for finding in target.findings]
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
@@ -134,7 +134,7 @@ def test_an_honest_one_is_clean(written):
     assert found(path) == []
     (target,) = audit(Request((str(path),), select=("unsafe-global", "unscanned-pickle"))).targets
     assert target.status is Status.AUDITED
-    assert {one.where for one in scan_pickles(str(path))} == {"storages", "tensors", "pickle"}
+    assert {finding.where for finding in scan_pickles(str(path))} == {"storages", "tensors", "pickle"}
 
 
 def system(mark: Path) -> bytes:

@@ -62,9 +62,9 @@ class Net(nn.Module):
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
-        made = torch.tensor([1.0, 2.0, 3.0])
+        tensor = torch.tensor([1.0, 2.0, 3.0])
         kept = self.views[0].sum() + self.views[1].sum() + self.cache["cos"].sum() + self.pair[0].sum()
-        return self.norm(self.fc(x)) + self.tied(x) + self.frozen.sum() + kept + made
+        return self.norm(self.fc(x)) + self.tied(x) + self.frozen.sum() + kept + tensor
 
 
 #: Not in the class: TorchScript does not understand them as text.
@@ -150,14 +150,14 @@ def test_values_are_torchs(writer, net, tmp_path):
     """Every registered tensor and every constant, bit by bit."""
     writer(net, tmp_path / "x.pt")
     loaded = torch.jit.load(tmp_path / "x.pt")
-    found = values(tmp_path / "x.pt")
+    actual_values = values(tmp_path / "x.pt")
     for name, tensor in loaded.state_dict().items():
-        assert (found["model", name] == tensor.numpy()).all()
+        assert (actual_values["model", name] == tensor.numpy()).all()
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
         raw = [name for name in archive.namelist() if "/constants/" in name]
-        assert len(raw) == sum(section == "constants" for section, _ in found)
+        assert len(raw) == sum(section == "constants" for section, _ in actual_values)
         for name in raw:
-            array = found["constants", f"c{name.rpartition('/')[2]}"]
+            array = actual_values["constants", f"c{name.rpartition('/')[2]}"]
             whole = sorted(array.tobytes()) == sorted(archive.read(name))  # one is transposed
             assert whole or array.tobytes() in archive.read(name)
 
@@ -165,16 +165,16 @@ def test_values_are_torchs(writer, net, tmp_path):
 def test_attributes_have_the_names_that_python_has_for_them(net, tmp_path):
     """A tensor that no class registers is unregistered, wherever it is kept."""
     loaded = scripted(net, tmp_path / "x.pt")
-    found = values(tmp_path / "x.pt")
+    actual_values = values(tmp_path / "x.pt")
     rows = [row for row in read(tmp_path / "x.pt").tensors if row.kind is Kind.UNREGISTERED]
     assert {row.fqn for row in rows} == {
         *("views[0]", "views[1]", "cache['cos']", "pair[0]", "maybe", "nested[0][0]"),
         *("blocks.0.table", "blocks.1.table"),
     }
     assert {(row.section, row.evidence, row.saved) for row in rows} == {("model", Evidence.REGISTERED, False)}
-    assert (found["model", "views[0]"] == loaded.views[0].numpy()).all()
-    assert (found["model", "views[1]"] == loaded.views[1].numpy()).all()
-    assert (found["model", "cache['cos']"] == loaded.cache["cos"].numpy()).all()
+    assert (actual_values["model", "views[0]"] == loaded.views[0].numpy()).all()
+    assert (actual_values["model", "views[1]"] == loaded.views[1].numpy()).all()
+    assert (actual_values["model", "cache['cos']"] == loaded.cache["cos"].numpy()).all()
 
 
 def test_ties_and_views_are_kept(net, tmp_path):
@@ -203,7 +203,7 @@ def test_a_frozen_module_is_constants_alone(net, tmp_path):
     frozen(net, tmp_path / "x.pt")
     state = read(tmp_path / "x.pt")
     assert state.sections == ("constants",)
-    assert not [one for one in state.oddities if one.name == "no-tensors"]
+    assert not [oddity for oddity in state.oddities if oddity.name == "no-tensors"]
 
 
 def test_code_is_noted(net, tmp_path):
@@ -299,7 +299,7 @@ def test_types_that_have_no_storage_in_python(of_new_dtype):
     state = read(path)
     (row,) = state.tensors
     assert (f"torch.{row.dtype}", row.shape) == (str(tensor.dtype), tuple(tensor.shape))
-    assert not [one for one in state.oddities if one.name in ("foreign-globals", "no-tensors")]
+    assert not [oddity for oddity in state.oddities if oddity.name in ("foreign-globals", "no-tensors")]
     assert state.globals == () or "Storage" not in str([name for name, _ in state.globals])
     where = row.data.storage
     assert path.read_bytes()[where.offset : where.offset + where.length] == bytes(tensor.untyped_storage())
@@ -324,9 +324,9 @@ def test_lazy_conjugates_and_negatives_are_undone(tmp_path):
     model.register_buffer("both", torch._neg_view(made.clone().conj()))
     torch.jit.save(torch.jit.script(model), tmp_path / "x.pt")
     loaded = torch.jit.load(tmp_path / "x.pt").state_dict()
-    found = values(tmp_path / "x.pt")
+    actual_values = values(tmp_path / "x.pt")
     for name, tensor in loaded.items():
-        assert (found["model", name] == tensor.resolve_conj().resolve_neg().numpy()).all(), name
+        assert (actual_values["model", name] == tensor.resolve_conj().resolve_neg().numpy()).all(), name
     torch.save(model.state_dict(), tmp_path / "sd.pt")
     done = run("diff", tmp_path / "sd.pt", tmp_path / "x.pt")
     assert done.returncode == 0, done.stdout
@@ -345,8 +345,8 @@ def test_an_audit_knows_every_storage_of_torchscript(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     records["data.pkl"] = records["data.pkl"].replace(b"UInt16Storage", b"UInt61Storage")
-    found = json.loads(run("audit", built(tmp_path / "y.pt", records), "-f", "json").stdout)["findings"]
-    assert any("torch.UInt61Storage" in one["message"] for one in found)
+    findings = json.loads(run("audit", built(tmp_path / "y.pt", records), "-f", "json").stdout)["findings"]
+    assert any("torch.UInt61Storage" in finding["message"] for finding in findings)
 
 
 def test_the_modules_own_state_dict_is_the_same(net, tmp_path, capsys):
@@ -357,8 +357,8 @@ def test_the_modules_own_state_dict_is_the_same(net, tmp_path, capsys):
         done = run("diff", tmp_path / "x.pt", tmp_path / "sd.pt")
         assert done.returncode == 0, done.stdout
         run("lock", tmp_path / "x.pt", "-o", tmp_path / "lock.json")
-        held = run("audit", tmp_path / "sd.pt", "--lock", tmp_path / "lock.json", "--select", "lock")
-        assert held.returncode == 0, held.stdout
+        result = run("audit", tmp_path / "sd.pt", "--lock", tmp_path / "lock.json", "--select", "lock")
+        assert result.returncode == 0, result.stdout
 
 
 def run(*arguments):
@@ -373,10 +373,12 @@ def test_an_audit_finds_nothing_in_ordinary_ones(tmp_path):
         path = tmp_path / f"{writer.__name__}.pt"
         writer(model, path)
         done = run("audit", path, "--values", "-f", "json")
-        found = [one["message"].partition(" (")[0] for one in json.loads(done.stdout)["findings"]]
+        findings = [finding["message"].partition(" (")[0] for finding in json.loads(done.stdout)["findings"]]
         trusted = "torch's lite interpreter for mobile devices does not check all numbers in this bytecode"
         expected = [trusted] if writer in (lite, lite_with_debug_info) else []
-        assert (done.returncode, [one.partition(";")[0] for one in found]) == (len(expected), expected), writer
+        assert (done.returncode, [finding.partition(";")[0] for finding in findings]) == (len(expected), expected), (
+            writer
+        )
 
 
 def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path):
@@ -384,10 +386,12 @@ def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path):
     loaded = scripted(net, tmp_path / "x.pt")
     assert loaded.to(torch.float64).cache["cos"].dtype == torch.float32
     done = run("audit", tmp_path / "x.pt", "-f", "json", "--select", "unregistered-tensor")
-    found = json.loads(done.stdout)["findings"]
-    assert "blocks.0.table" in {one["fqn"] for one in found}
-    assert "not in state_dict()" in found[0]["message"]
-    assert {(one["severity"], one["help"].partition(" if")[0]) for one in found} == {("note", "no action is needed")}
+    findings = json.loads(done.stdout)["findings"]
+    assert "blocks.0.table" in {tensor["fqn"] for tensor in findings}
+    assert "not in state_dict()" in findings[0]["message"]
+    assert {(finding["severity"], finding["help"].partition(" if")[0]) for finding in findings} == {
+        ("note", "no action is needed")
+    }
     assert done.returncode == 0
 
 
@@ -497,10 +501,10 @@ def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
     ):
         path = built(tmp_path / "y.pt", {**parts, name: data})
         read(path)
-        assert "os.system" in {mention.qualified for one in scan_pickles(str(path)) for mention in one.names}
+        assert "os.system" in {mention.qualified for finding in scan_pickles(str(path)) for mention in finding.names}
         done = run("audit", path, "-f", "json")
         assert done.returncode == 1
-        assert "unsafe-global" in {one["rule"] for one in json.loads(done.stdout)["findings"]}
+        assert "unsafe-global" in {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
     assert not mark.exists()
 
 
@@ -510,7 +514,7 @@ def test_a_pickle_for_debugging_is_found_whatever_it_begins_with(parts, tmp_path
     """`torch.utils.model_dump` unpickles it."""
     pickled = b"N0cposix\nsystem\n(S'true'\ntR0]." + b"\n" * padding
     path = built(tmp_path / "y.pt", {**parts, name: pickled})
-    assert "posix.system" in {mention.qualified for one in scan_pickles(str(path)) for mention in one.names}
+    assert "posix.system" in {mention.qualified for finding in scan_pickles(str(path)) for mention in finding.names}
 
 
 @pytest.mark.parametrize("folder", ["x/code", "x/CODE", "x/Code", "X/code"])
@@ -527,7 +531,11 @@ def test_code_is_found_in_a_folder_of_any_case(folder, tmp_path):
             other.writestr(name.replace("x/code/", f"{folder}/"), good.read(name))
     torch.jit.load(tmp_path / "y.pt")(str(tmp_path / "made"))
     assert (tmp_path / "made").exists()
-    names = {(one.doer, mention.qualified) for one in scan_pickles(str(tmp_path / "y.pt")) for mention in one.names}
+    names = {
+        (finding.doer, mention.qualified)
+        for finding in scan_pickles(str(tmp_path / "y.pt"))
+        for mention in finding.names
+    }
     assert ("the code of the file", "torch.from_file") in names
 
 
@@ -536,7 +544,7 @@ def test_foreign_names_are_noted(parts, tmp_path):
     assert not read(built(tmp_path / "x.pt", parts)).globals[0][0].startswith("__torch__")
     assert not read(built(tmp_path / "x.pt", parts)).oddities
     path = built(tmp_path / "y.pt", {**parts, "data.pkl": module_pickle(b"X\1\0\0\0acos\nsystem\n)R")})
-    assert [one.name for one in read(path).oddities if one.name == "foreign-globals"]
+    assert [oddity.name for oddity in read(path).oddities if oddity.name == "foreign-globals"]
 
 
 def test_modules_that_hold_each_other_end(parts, tmp_path, monkeypatch):
@@ -574,7 +582,7 @@ def test_a_cpp_class_that_unpickles_its_state_is_found(how, parts, tmp_path):
     crafted["skipped"] = skipped
     body = crafted.get(how, _OPAQUE + b")\x81" + text + b"b")
     path = built(tmp_path / "crafted.pt", {**parts, "constants.pkl": b"\x80\2(" + body + b"t."})
-    names = {mention.qualified: mention for found in scan_pickles(str(path)) for mention in found.names}
+    names = {mention.qualified: mention for finding in scan_pickles(str(path)) for mention in finding.names}
     opaque = names["__torch__.torch.classes.aten.OpaqueObject"]
     assert how in ("number", "skipped") or opaque.called
     assert how != "skipped" or names["pickle.Unpickler.load_global"].misuse
@@ -589,8 +597,8 @@ def test_an_unknown_cpp_class_is_a_question(parts, tmp_path):
     for name, rules in (("mine\nThing", {"unknown-global"}), ("rnn\nCellParamsBase", set())):
         pickle = f"\x80\2(c__torch__.torch.classes.{name}\n)\x81)bt.".encode("latin-1")
         path = built(tmp_path / "crafted.pt", {**parts, "constants.pkl": pickle})
-        found = audit(Request((str(path),))).targets[0].findings
-        assert {finding.rule for finding in found} & {"unknown-global", "unsafe-global"} == rules
+        findings = audit(Request((str(path),))).targets[0].findings
+        assert {finding.rule for finding in findings} & {"unknown-global", "unsafe-global"} == rules
 
 
 def test_attributes_that_hold_themselves_end(parts, tmp_path):

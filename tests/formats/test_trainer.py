@@ -112,23 +112,23 @@ def test_a_checkpoint_of_the_trainer_is_read_whole(step):
 def test_its_weights_and_moments_are_those_that_the_libraries_load(step):
     """transformers' `from_pretrained`, and torch for the optimizer and the generators."""
     transformers = pytest.importorskip("transformers")
-    found = held(step)
+    actual = held(step)
     model = transformers.BertForSequenceClassification.from_pretrained(step).state_dict()
-    assert found["model"].keys() == model.keys()
-    assert all(torch.equal(found["model"][name], value) for name, value in model.items())
+    assert actual["model"].keys() == model.keys()
+    assert all(torch.equal(actual["model"][name], value) for name, value in model.items())
     moments = torch.load(step / "optimizer.pt")["state"]
-    assert len(found["optimizer"]) == sum(map(len, moments.values()))
+    assert len(actual["optimizer"]) == sum(map(len, moments.values()))
     for number, entries in moments.items():
         for name, value in entries.items():
-            assert torch.equal(found["optimizer"][f"state[{number}]['{name}']"], value)
+            assert torch.equal(actual["optimizer"][f"state[{number}]['{name}']"], value)
     states = torch.load(step / "rng_state.pth", weights_only=False)
-    assert torch.equal(found["rng_state"]["cpu"], states["cpu"])
+    assert torch.equal(actual["rng_state"]["cpu"], states["cpu"])
 
 
 def test_its_optimizer_tells_what_is_a_parameter(step):
     """safetensors sorts its entries, so that the number of each shape must tell; all of them are trained."""
     state = load.read_checkpoint(str(step))
-    kinds = {(one.section, one.kind, one.evidence) for one in state.tensors}
+    kinds = {(tensor.section, tensor.kind, tensor.evidence) for tensor in state.tensors}
     assert kinds == {
         ("model", Kind.PARAMETER, Evidence.OPTIMIZER),
         ("optimizer", Kind.OPTIMIZER, Evidence.OPTIMIZER),
@@ -141,13 +141,13 @@ def test_what_is_frozen_is_not_told_as_trained(tmp_path):
     net = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 3), "b": torch.nn.Linear(5, 3), "c": torch.nn.Linear(3, 2)})
     net["b"].bias.requires_grad_(False)
     save_file(net.state_dict(), tmp_path / "model.safetensors")
-    optimizer = torch.optim.AdamW([one for one in net.parameters() if one.requires_grad])
+    optimizer = torch.optim.AdamW([parameter for parameter in net.parameters() if parameter.requires_grad])
     net["c"](net["a"](torch.ones(1, 4)) + net["b"](torch.ones(1, 5))).sum().backward()
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     state = load.read_checkpoint(str(tmp_path))
-    known = {one.fqn: one.evidence for one in state.tensors if one.section == "model"}
-    assert known == {
+    evidences_by_fqn = {tensor.fqn: tensor.evidence for tensor in state.tensors if tensor.section == "model"}
+    assert evidences_by_fqn == {
         **dict.fromkeys(["a.weight", "b.weight", "c.weight", "c.bias"], Evidence.OPTIMIZER),
         **dict.fromkeys(["a.bias", "b.bias"], Evidence.ASSUMED),
     }
@@ -160,7 +160,7 @@ def test_an_optimizer_of_something_else_tells_nothing(step):
     net(torch.ones(1, 7)).sum().backward()
     optimizer.step()
     torch.save(optimizer.state_dict(), step / "optimizer.pt")
-    assert {one.evidence for one in load.read_checkpoint(str(step)).tensors if one.section == "model"} == {
+    assert {tensor.evidence for tensor in load.read_checkpoint(str(step)).tensors if tensor.section == "model"} == {
         Evidence.ASSUMED
     }
 
@@ -186,7 +186,7 @@ def test_it_beside_its_model_file_is_the_model_alone(step, statecli):
     for both in ((step, step / "model.safetensors"), (step / "model.safetensors", step)):
         result = statecli("diff", *both, "-f", "json")
         assert (result.code, result.json["summary"]["identical"]) == (0, 41)
-        (said,) = (one for one in result.json["notes"] if one["name"] == "sections-left-out")
+        (said,) = (note for note in result.json["notes"] if note["name"] == "sections-left-out")
         assert said["message"].startswith("statecli did not compare optimizer, rng_state of ")
     other = shutil.copytree(step, step.parent / "other")
     assert statecli("diff", step, other).code == 0
@@ -195,9 +195,9 @@ def test_it_beside_its_model_file_is_the_model_alone(step, statecli):
     torch.save(moments, other / "optimizer.pt")
     (other / "trainer_state.json").write_text('{"global_step": 3}')
     result = statecli("diff", step, other, "-f", "json")
-    assert {one["section"] for one in result.json["changes"]} == {"optimizer"}
+    assert {change["section"] for change in result.json["changes"]} == {"optimizer"}
     assert ("trainer_state.global_step", 2, 3) in {
-        (one["key"], one["before"], one["after"]) for one in result.json["metadata"]
+        (change["key"], change["before"], change["after"]) for change in result.json["metadata"]
     }
 
 
@@ -243,7 +243,7 @@ def test_a_part_that_cannot_be_read_loses_nothing_else(step, statecli):
     assert result.code == 2
     assert result.err.count("\n") == 1
     assert result.err.startswith(f"statecli: {step / 'optimizer.pt'}: ")
-    assert len([one for one in result.json["tensors"] if one["section"] == "model"]) == 41
+    assert len([tensor for tensor in result.json["tensors"] if tensor["section"] == "model"]) == 41
     assert statecli("audit", step).code == 2
     assert statecli("lock", step, "-o", step.parent / "l.json").code == 2
 
@@ -253,9 +253,9 @@ def test_a_bare_pickle_beside_the_weights_is_noted_and_not_run(step, statecli):
     (step / "random_states_0.pkl").write_bytes(pickle.dumps(Call(print, "called")))
     result = statecli("inspect", step, "-f", "json")
     assert result.code == 0
-    (said,) = (one["message"] for one in result.json["notes"] if one["name"] == "companions")
+    (said,) = (note["message"] for note in result.json["notes"] if note["name"] == "companions")
     assert said.startswith("random_states_0.pkl: not read, because it is a bare pickle")
-    assert "unsafe-global" in {one["rule"] for one in statecli("audit", step, "-f", "json").json["findings"]}
+    assert "unsafe-global" in {finding["rule"] for finding in statecli("audit", step, "-f", "json").json["findings"]}
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_state_of_accelerate_is_read_whole(accelerated):
         "optimizer_1",
         "random_states_0",
     )
-    known = {(one.section, one.fqn): (one.kind, one.evidence) for one in state.tensors}
+    known = {(tensor.section, tensor.fqn): (tensor.kind, tensor.evidence) for tensor in state.tensors}
     assert known["model", "weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
     assert known["model_1", "0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
     assert known["model_1", "1.running_mean"] == (Kind.BUFFER, Evidence.CONVENTION)
@@ -354,7 +354,7 @@ def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(sharded):
     state = load.read_checkpoint(str(sharded))
     assert state.format == "trainer dcp+torch-zip"
     assert state.sections == ("model", "optimizer", "rng_state_0", "rng_state_1")
-    known = {one.fqn: (one.kind, one.evidence) for one in state.tensors if one.section == "model"}
+    known = {tensor.fqn: (tensor.kind, tensor.evidence) for tensor in state.tensors if tensor.section == "model"}
     assert known["0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
     assert known["1.running_mean"] == (Kind.BUFFER, Evidence.CONVENTION)
     assert state.metadata.values["optimizer.param_groups.0.lr"] == 0.01
@@ -382,7 +382,7 @@ def test_they_differ_in_nothing_from_the_same_weights_in_one_file(sharded, state
     assert statecli("lock", sharded, "-o", lock).code == 0
     result = statecli("audit", sharded, "--values", "--lock", lock, "-f", "json")
     assert (result.code, result.json["findings"]) == (0, [])
-    assert len([one for one in result.json["targets"] if one["status"] != "skipped"]) == 1
+    assert len([target for target in result.json["targets"] if target["status"] != "skipped"]) == 1
 
 
 def test_further_models_of_fsdp_are_numbered(sharded):
@@ -420,7 +420,7 @@ def test_shards_that_are_missing(sharded, statecli, part):
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert result.err.startswith(f"statecli: {sharded / part}: ")
     assert ": __0_0.distcp is missing: 0 of the 1 files that .metadata lists exist" in result.err
-    shapes = [one["shape"] for one in result.json["tensors"] if one["section"] == "model"]
+    shapes = [tensor["shape"] for tensor in result.json["tensors"] if tensor["section"] == "model"]
     assert (len(shapes), None in shapes) == (9, False)
 
 
@@ -438,9 +438,9 @@ def test_an_adapter_names_its_base_model(tmp_path, statecli):
     adapted.save_pretrained(tmp_path / "adapter")
     state = formats.read(str(tmp_path / "adapter"))
     saved = peft.get_peft_model_state_dict(adapted)
-    found = held(tmp_path / "adapter")["model"]
-    assert found.keys() == saved.keys()
-    assert all(torch.equal(found[name], value) for name, value in saved.items())
+    model = held(tmp_path / "adapter")["model"]
+    assert model.keys() == saved.keys()
+    assert all(torch.equal(model[name], value) for name, value in saved.items())
     expected = {
         "base_model_name_or_path": str(tmp_path / "base"),
         "peft_type": "LORA",

@@ -508,8 +508,8 @@ def with_local_extra(name: str, extra: int) -> bytes:
     """Two records, `name` with so many bytes of extra field in its local header alone."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        for one in ("a/x", "a/y"):
-            archive.writestr(one, b"abcd")
+        for text in ("a/x", "a/y"):
+            archive.writestr(text, b"abcd")
     data = bytearray(file.getvalue())
     at = data.index(b"PK\3\4", 1 if name == "a/y" else 0)
     struct.pack_into("<H", data, at + 28, extra)
@@ -676,11 +676,11 @@ def test_the_directory_alone_places_a_record_of_4_gib(tmp_path, size):
         with skip_data():
             torch.save([torch.empty(size, dtype=torch.uint8), torch.ones(3)], path)
         with Source(str(path)) as source:
-            found = Archive(source).records
+            actual_records = Archive(source).records
         path.unlink()
-        assert found[f"{path.name}/data/0"].size == size
-        assert {name: zip_archive._align(one) for name, one in found.items()} == {
-            name: one.data_offset for name, one in found.items()
+        assert actual_records[f"{path.name}/data/0"].size == size
+        assert {name: zip_archive._align(one) for name, one in actual_records.items()} == {
+            name: one.data_offset for name, one in actual_records.items()
         }
 
 
@@ -693,11 +693,11 @@ def test_the_directory_alone_places_a_record_at_the_last_byte_of_32_bits(tmp_pat
         with skip_data():
             torch.save([torch.empty(size, dtype=torch.uint8), torch.ones(3)], path)
         with Source(str(path)) as source:
-            found = Archive(source).records
-        distance = 2**32 - 1 - found[f"{path.name}/data/1"].offset
+            actual_records = Archive(source).records
+        distance = 2**32 - 1 - actual_records[f"{path.name}/data/1"].offset
     assert distance == 0
-    assert {name: zip_archive._align(one) for name, one in found.items()} == {
-        name: one.data_offset for name, one in found.items()
+    assert {name: zip_archive._align(one) for name, one in actual_records.items()} == {
+        name: one.data_offset for name, one in actual_records.items()
     }
 
 

@@ -72,15 +72,17 @@ def _third(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[
 
 
 def _second(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[str, object]:
-    whole = [torch.cat([one.flatten() for one in group.values()]) for group in groups]
-    each = [-(-one.numel() // (2 * ranks)) * 2 for one in whole]
-    flat = [torch.cat([one, one.new_zeros(n * ranks - one.numel())]) for one, n in zip(whole, each, strict=True)]
-    flat = [one[rank * n : (rank + 1) * n] for one, n in zip(flat, each, strict=True)]
-    lengths = [min(max(one.numel() - rank * n, 0), n) for one, n in zip(whole, each, strict=True)]
+    whole = [torch.cat([tensor.flatten() for tensor in group.values()]) for group in groups]
+    each = [-(-tensor.numel() // (2 * ranks)) * 2 for tensor in whole]
+    flat = [
+        torch.cat([tensor, tensor.new_zeros(n * ranks - tensor.numel())]) for tensor, n in zip(whole, each, strict=True)
+    ]
+    flat = [tensor[rank * n : (rank + 1) * n] for tensor, n in zip(flat, each, strict=True)]
+    lengths = [min(max(tensor.numel() - rank * n, 0), n) for tensor, n in zip(whole, each, strict=True)]
     return {
         "partition_count": [ranks] * len(groups),
         "base_optimizer_state": _adam(flat, moments),
-        "single_partition_of_fp32_groups": [one[:n].clone() for one, n in zip(flat, lengths, strict=True)],
+        "single_partition_of_fp32_groups": [tensor[:n].clone() for tensor, n in zip(flat, lengths, strict=True)],
         "group_paddings": [n - length for n, length in zip(each, lengths, strict=True)],
     }
 

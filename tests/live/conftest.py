@@ -65,8 +65,8 @@ def rows() -> Callable[[ModelState], dict[str, TensorInfo]]:
     """The rows of a state by name; two rows of one name are a failure."""
 
     def by_name(state: ModelState) -> dict[str, TensorInfo]:
-        found = {info.fqn: info for info in state.tensors}
-        assert len(found) == len(state.tensors)
-        return found
+        infos_by_fqn = {info.fqn: info for info in state.tensors}
+        assert len(infos_by_fqn) == len(state.tensors)
+        return infos_by_fqn
 
     return by_name

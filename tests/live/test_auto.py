@@ -52,7 +52,7 @@ CLASSES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "config", "sizes"), CLASSES, ids=[one[0] for one in CLASSES])
+@pytest.mark.parametrize(("name", "config", "sizes"), CLASSES, ids=[class_[0] for class_ in CLASSES])
 def test_every_entry_is_what_the_class_registers(statecli, name, config, sizes):
     """Parameters and buffers as the loaded model has them, by the names that it loads them by; nothing is missing."""
     saved(name, config, **sizes)
@@ -74,8 +74,8 @@ def test_a_base_model_is_loaded_into_a_head_class_by_its_prefix(statecli):
     changed(architectures=["BertForSequenceClassification"])
     result = statecli("inspect", "m", "--model", "auto", "-f", "json")
     assert result.code == 1
-    assert {one["fqn"] for one in result.json["findings"]} == {"classifier.weight", "classifier.bias"}
-    assert {one["rule"] for one in result.json["findings"]} == {"missing-entry"}
+    assert {finding["fqn"] for finding in result.json["findings"]} == {"classifier.weight", "classifier.bias"}
+    assert {finding["rule"] for finding in result.json["findings"]} == {"missing-entry"}
     (note,) = result.json["notes"]
     assert note["message"].endswith("embeddings.LayerNorm.bias as bert.embeddings.LayerNorm.bias")
     _, info = transformers.BertForSequenceClassification.from_pretrained("m", output_loading_info=True)
@@ -93,13 +93,13 @@ def test_the_three_commands_agree(statecli, name, other):
     changed(architectures=[other])
     commands = (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto"))
     results = [statecli(*words, "-f", "json") for words in commands]
-    assert [one.code for one in results] == [1, 1, 1]
-    found = [{(one["rule"], one["fqn"]) for one in result.json["findings"]} for result in results]
-    assert found[0] == found[1] == found[2]
+    assert [result.code for result in results] == [1, 1, 1]
+    actual_results = [{(finding["rule"], finding["fqn"]) for finding in result.json["findings"]} for result in results]
+    assert actual_results[0] == actual_results[1] == actual_results[2]
     assert results[1].json["summary"]["identical"] == 39
-    assert "renamed-on-loading" in {one["name"] for one in results[1].json["notes"]}
+    assert "renamed-on-loading" in {note["name"] for note in results[1].json["notes"]}
     _, info = getattr(transformers, other).from_pretrained("m", output_loading_info=True)
-    assert {name for _, name in found[0]} == {*info["missing_keys"], *info["unexpected_keys"]}
+    assert {name for _, name in actual_results[0]} == {*info["missing_keys"], *info["unexpected_keys"]}
 
 
 def test_a_wrapper_that_transformers_looks_through_is_no_finding(statecli):
@@ -108,7 +108,7 @@ def test_a_wrapper_that_transformers_looks_through_is_no_finding(statecli):
     changed(architectures=["LlamaForCausalLM"])
     for words in (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto")):
         result = statecli(*words, "-f", "json")
-        assert {one["fqn"] for one in result.json["findings"]} == {"lm_head.weight"}
+        assert {finding["fqn"] for finding in result.json["findings"]} == {"lm_head.weight"}
 
 
 def test_a_configuration_without_architectures_is_of_the_base_model(statecli):
@@ -136,7 +136,7 @@ def test_a_shape_that_is_another_is_a_finding(statecli):
     for words in (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto")):
         result = statecli(*words, "-f", "json")
         assert result.code == 1
-        assert {one["fqn"] for one in result.json["findings"]} == {"embeddings.word_embeddings.weight"}
+        assert {finding["fqn"] for finding in result.json["findings"]} == {"embeddings.word_embeddings.weight"}
 
 
 def test_written_out_it_is_a_class_as_any(statecli):

@@ -720,8 +720,8 @@ def test_the_lines_of_explain_build_the_same_model(here, text):
     code = build_model_code(find_class_spec(text))
     names: dict[str, object] = {}
     exec("\n".join([*code.imports, f"model = {code.expression}"]), names)  # noqa: S102 - the printed lines
-    found = {name: tuple(tensor.shape) for name, tensor in names["model"].state_dict().items()}
-    assert found == shapes(text)
+    actual = {name: tuple(tensor.shape) for name, tensor in names["model"].state_dict().items()}
+    assert actual == shapes(text)
 
 
 def test_the_function_of_inputs_takes_names_too(net, statecli):

@@ -384,10 +384,10 @@ def test_what_one_line_cannot_fix_is_said_in_words(inspect, body, said):
 
 def test_a_view_is_told_from_what_it_lies_in(inspect, rows):
     """Of two tensors in one memory the larger is to be registered, and the view to be taken from it."""
-    found = rows(inspect(f"{HEADER}        self.a = torch.ones(3)\n        self.v = self.a[1:]\n"))
-    assert "read this name instead of v" in found["a"].fix
-    assert "the tensor shares memory with a" in found["v"].fix
-    assert all(line.startswith("#") for row in found.values() for line in row.fix.splitlines())
+    actual_rows = rows(inspect(f"{HEADER}        self.a = torch.ones(3)\n        self.v = self.a[1:]\n"))
+    assert "read this name instead of v" in actual_rows["a"].fix
+    assert "the tensor shares memory with a" in actual_rows["v"].fix
+    assert all(line.startswith("#") for row in actual_rows.values() for line in row.fix.splitlines())
 
 
 def test_a_parent_that_assigns_it_first_is_minded(inspect):
@@ -488,8 +488,10 @@ def test_a_file_that_imports_neither_torch_nor_nn_gets_the_import(tmp_path, in_t
 def test_a_list_with_a_registered_buffer_is_not_registered_twice(inspect, rows):
     """The buffer would be in the memory twice, and a move would separate the two."""
     body = "self.register_buffer('t', torch.ones(2))\n        self.a = [self.t, torch.ones(3)]"
-    found = rows(inspect(f"{HEADER}        {body}\n"))
-    assert found["a[1]"].fix == "# read the registered buffers in a under their own names, and register the others"
+    actual_rows = rows(inspect(f"{HEADER}        {body}\n"))
+    assert (
+        actual_rows["a[1]"].fix == "# read the registered buffers in a under their own names, and register the others"
+    )
 
 
 def test_the_module_has_the_name_that_its_constructor_uses(inspect):

@@ -140,8 +140,8 @@ print(len(statecli.inspect(net).state.tensors))
 
 def test_a_large_model_ends():
     """4,000 tensors in a list took 45 s, as the square of their number, and have 20 s."""
-    found = run_python(["-c", HUGE], timeout=120, check=True)
-    assert int(found.stdout) == 4_003
+    result = run_python(["-c", HUGE], timeout=120, check=True)
+    assert int(result.stdout) == 4_003
 
 
 def test_modules_nested_10_000_levels_deep_are_cut_and_said():
@@ -160,10 +160,10 @@ def test_repeated_names_are_numbered_in_linear_steps():
     from statecli.live.walk import WalkResult
 
     tensors = [torch.zeros(1) for _ in range(800)]
-    found = WalkResult()
-    names = [found.unique_name("a.b", tensor) for tensor in tensors]
+    walk_result = WalkResult()
+    names = [walk_result.unique_name("a.b", tensor) for tensor in tensors]
     assert names == ["a.b", *(f"a.b ({n})" for n in range(2, 801))]
-    assert found.unique_name("a.b", tensors[5]) == "a.b (6)"
+    assert walk_result.unique_name("a.b", tensors[5]) == "a.b (6)"
     steps = [
         _steps(lambda n=n, result=result: [result.unique_name("a", tensor) for tensor in tensors[:n]])
         for n, result in ((200, WalkResult()), (400, WalkResult()))

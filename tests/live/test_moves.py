@@ -63,17 +63,17 @@ class Net(nn.Module):
 
 def test_a_plain_attribute_stays(inspect, rows):
     """A parameter follows, a plain tensor does not, and the origin is the line that assigned each."""
-    found = rows(inspect(PLAIN))
-    assert (found["w"].moves, found["t"].moves) == (True, False)
-    assert (found["w"].origin.line, found["t"].origin.line) == (7, 8)
-    assert found["t"].origin.file == "net0.py"
+    actual_rows = rows(inspect(PLAIN))
+    assert (actual_rows["w"].moves, actual_rows["t"].moves) == (True, False)
+    assert (actual_rows["w"].origin.line, actual_rows["t"].origin.line) == (7, 8)
+    assert actual_rows["t"].origin.file == "net0.py"
 
 
 def test_an_overridden_apply_is_believed_where_it_acts(inspect, rows):
     """What the class's own `_apply` moves follows, and needs no fix; what it forgets stays."""
-    found = rows(inspect(OVERRIDES_APPLY))
-    assert (found["t"].moves, found["t"].fix) == (True, None)
-    assert (found["u"].moves, found["u"].fix is None) == (False, False)
+    actual_rows = rows(inspect(OVERRIDES_APPLY))
+    assert (actual_rows["t"].moves, actual_rows["t"].fix) == (True, None)
+    assert (actual_rows["u"].moves, actual_rows["u"].fix is None) == (False, False)
 
 
 def test_an_overridden_to_is_believed(inspect, rows):
@@ -123,8 +123,10 @@ def test_tied_buffers_come_apart(inspect, rows):
 @pytest.mark.parametrize("to", [None, "meta"])
 def test_what_hides_a_registered_name_is_told_apart(inspect, rows, lines, to):
     """Python reads the hidden attribute, state_dict and moves take the registered tensor: two rows, two truths."""
-    found = rows(inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}", to=to))
-    registered, hiding = found["b"], found["__dict__['b']"]
+    actual_rows = rows(
+        inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}", to=to)
+    )
+    registered, hiding = actual_rows["b"], actual_rows["__dict__['b']"]
     assert (registered.shape, registered.saved, registered.moves) == ((2,), True, True)
     assert (hiding.shape, hiding.saved, hiding.moves, hiding.kind) == ((5,), False, False, Kind.UNREGISTERED)
     assert "hides the registered tensor" in hiding.note
@@ -134,9 +136,9 @@ def test_what_hides_a_registered_name_is_told_apart(inspect, rows, lines, to):
 
 def test_a_buffer_under_a_parameters_name(inspect, rows):
     """state_dict() holds the buffer, so the parameter is not saved; both move."""
-    found = rows(inspect(PLAIN + '        self._buffers["w"] = torch.ones(7)\n'))
-    assert (found["w"].kind, found["w"].saved, found["w"].moves) == (Kind.PARAMETER, False, True)
-    assert (found["w (2)"].shape, found["w (2)"].saved, found["w (2)"].moves) == ((7,), True, True)
+    actual_rows = rows(inspect(PLAIN + '        self._buffers["w"] = torch.ones(7)\n'))
+    assert (actual_rows["w"].kind, actual_rows["w"].saved, actual_rows["w"].moves) == (Kind.PARAMETER, False, True)
+    assert (actual_rows["w (2)"].shape, actual_rows["w (2)"].saved, actual_rows["w (2)"].moves) == ((7,), True, True)
 
 
 def test_memory_that_numpy_handed_back_is_the_same_memory(inspect):
@@ -193,17 +195,17 @@ def test_a_move_that_needs_values_is_tried_again_with_them(inspect, rows):
 
 def test_real_moves_to_meta_show_before_and_after(inspect, rows):
     """`--to meta` fills `after`: what follows is on meta, what stays is on the cpu."""
-    found = rows(inspect(PLAIN, to="meta"))
-    assert (found["w"].after.device, found["w"].after.followed) == ("meta", True)
-    assert (found["t"].after.device, found["t"].after.followed) == ("cpu", False)
-    assert found["t"].device == "cpu"
+    actual_rows = rows(inspect(PLAIN, to="meta"))
+    assert (actual_rows["w"].after.device, actual_rows["w"].after.followed) == ("meta", True)
+    assert (actual_rows["t"].after.device, actual_rows["t"].after.followed) == ("cpu", False)
+    assert actual_rows["t"].device == "cpu"
 
 
 def test_a_tensor_that_was_on_the_device_before_has_not_followed(inspect, rows):
     """It is where the move ends because it was made there; a move to another device leaves it behind."""
     source = PLAIN.replace("torch.ones(3)", 'torch.ones(3, device="meta")')
-    found = rows(inspect(source, to="meta"))["t"]
-    assert (found.device, found.after, found.moves, found.note) == ("meta", After("meta", False), False, None)
+    change = rows(inspect(source, to="meta"))["t"]
+    assert (change.device, change.after, change.moves, change.note) == ("meta", After("meta", False), False, None)
 
 
 def test_a_move_to_meta_finds_the_same_oddities(inspect):
@@ -294,8 +296,8 @@ def test_a_failing_state_dict_says_why(inspect):
 def test_torchmetrics_states_follow(read_live, rows):
     """A metric's plain attributes follow through its own `_apply` and are not saved."""
     torchmetrics = pytest.importorskip("torchmetrics")
-    found = rows(read_live(lambda: torchmetrics.classification.BinaryStatScores()))
-    states = [found[name] for name in ("tp", "fp", "tn", "fn")]
+    actual_rows = rows(read_live(lambda: torchmetrics.classification.BinaryStatScores()))
+    states = [actual_rows[name] for name in ("tp", "fp", "tn", "fn")]
     assert {(t.kind, t.moves, t.saved, t.fix) for t in states} == {(Kind.UNREGISTERED, True, False, None)}
 
 
@@ -375,9 +377,9 @@ def test_samplers_that_are_made_again_on_the_device_follow(inspect, rows, to, ch
     """A move within one device does not show that, nor one to meta where values are read; a fake CUDA device does."""
     source = SAMPLERS.format(check=check, validate=check != "pass", to=to)
     source += "\nclass Wrapped(nn.Sequential):\n    def __init__(self): super().__init__(nn.Linear(2, 2), Net())\n"
-    found = rows(inspect(source, wrap))
+    actual_rows = rows(inspect(source, wrap))
     prefix = "1." if wrap == "Wrapped" else ""
-    moves = {name: found[prefix + name].moves for name in ("sampler.low", "sampler.high", "forgotten")}
+    moves = {name: actual_rows[prefix + name].moves for name in ("sampler.low", "sampler.high", "forgotten")}
     assert moves == {"sampler.low": True, "sampler.high": True, "forgotten": False}
 
 
@@ -407,17 +409,17 @@ def test_what_torch_recomputes_is_no_finding(statecli, tmp_path, wrap):
     (tmp_path / "old.py").write_text(
         f"import torch\nfrom torch import nn\ndef net():\n    return nn.utils.{wrap.__name__}(nn.Linear(3, 2))\n"
     )
-    found = statecli("inspect", tmp_path / "old.py:net", "--to", "meta", "-f", "json")
-    assert found.code == 0
-    assert [note["fqn"] for note in found.json["notes"] if note["name"] == "recomputed"] == ["weight"]
+    result = statecli("inspect", tmp_path / "old.py:net", "--to", "meta", "-f", "json")
+    assert result.code == 0
+    assert [note["fqn"] for note in result.json["notes"] if note["name"] == "recomputed"] == ["weight"]
 
 
 def test_a_non_persistent_buffer_tied_to_a_saved_one_is_not_saved_itself(inspect, rows):
     """state_dict() has no entry of its name; that its memory is saved under another one is said."""
     lines = "self.register_buffer('a', torch.ones(4)); self.register_buffer('b', self.a, persistent=False)"
-    found = rows(inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}"))
-    assert (found["a"].saved, found["b"].saved) == (True, False)
-    assert "under the name of a tied tensor" in found["b"].note
+    actual_rows = rows(inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}"))
+    assert (actual_rows["a"].saved, actual_rows["b"].saved) == (True, False)
+    assert "under the name of a tied tensor" in actual_rows["b"].note
 
 
 def test_three_of_one_storage_come_apart_in_each_pair(inspect):
@@ -435,8 +437,10 @@ def test_three_of_one_storage_come_apart_in_each_pair(inspect):
 @pytest.mark.filterwarnings("ignore")
 def test_a_nested_tensor_as_a_plain_attribute(inspect, rows):
     """A strided nested tensor has no sizes to ask for."""
-    found = rows(inspect(PLAIN.replace("torch.ones(3)", "torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])")))
-    assert (found["t"].shape, found["t"].saved, found["t"].moves) == (None, False, False)
+    actual_rows = rows(
+        inspect(PLAIN.replace("torch.ones(3)", "torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])"))
+    )
+    assert (actual_rows["t"].shape, actual_rows["t"].saved, actual_rows["t"].moves) == (None, False, False)
 
 
 def test_the_lines_of_what_passed_no_setter(inspect, rows):
@@ -451,8 +455,8 @@ class Net(nn.Module):
         self.a.register_forward_hook(lambda module, args, out: out * k)
         self.b = copy.deepcopy(self.a)
 """
-    found = rows(inspect(source))
-    assert {fqn: row.origin.line for fqn, row in found.items() if not fqn.startswith("b._")} == {
+    actual_rows = rows(inspect(source))
+    assert {fqn: row.origin.line for fqn, row in actual_rows.items() if not fqn.startswith("b._")} == {
         "a.weight": 8,
         "a.bias": 8,
         "b.weight": 11,
@@ -480,7 +484,7 @@ def test_what_a_state_dict_holds_a_copy_of_under_its_own_name_is_saved(read_live
 
         def state_dict(self, *args, **kwargs):
             state = super().state_dict(*args, **kwargs)
-            return {**state, "total": self.total.clone(), "values": [one.clone() for one in self.values]}
+            return {**state, "total": self.total.clone(), "values": [value.clone() for value in self.values]}
 
     saved = {name: row.saved for name, row in rows(read_live(Metric)).items()}
     assert saved == {"total": True, "other": False, "values[0]": True, "values[1]": True}
@@ -495,6 +499,6 @@ def test_persistent_states_of_torchmetrics_are_saved(read_live, rows):
         metric.persistent(True)
         return metric
 
-    found = rows(read_live(make))
-    assert {name: found[name].saved for name in make().state_dict()} == {"mean_value": True, "weight": True}
-    assert not found["_defaults['weight']"].saved
+    actual_rows = rows(read_live(make))
+    assert {name: actual_rows[name].saved for name in make().state_dict()} == {"mean_value": True, "weight": True}
+    assert not actual_rows["_defaults['weight']"].saved

@@ -140,7 +140,7 @@ def test_lazy_parameters_have_no_shape(read_live, rows):
 
 def test_tied_rows_name_each_other(read_live, rows):
     """Tied weights share a storage and each names the other."""
-    found = rows(read_live(_tied))
-    assert found["0.weight"].tied_to == ("1.weight",)
-    assert found["1.weight"].tied_to == ("0.weight",)
-    assert found["0.weight"].storage == found["1.weight"].storage
+    actual_rows = rows(read_live(_tied))
+    assert actual_rows["0.weight"].tied_to == ("1.weight",)
+    assert actual_rows["1.weight"].tied_to == ("0.weight",)
+    assert actual_rows["0.weight"].storage == actual_rows["1.weight"].storage

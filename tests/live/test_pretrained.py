@@ -56,7 +56,7 @@ def said(path, model):
     result = audit(Request((str(path),), select=RULES, model=model)).targets[-1]
     assert result.status.value == "audited", result.reason
     assert result.ran == RULES
-    return [(one.severity, one.rule, one.message) for one in result.findings]
+    return [(finding.severity, finding.rule, finding.message) for finding in result.findings]
 
 
 def without(path, *names, **others):
@@ -78,8 +78,8 @@ def test_another_entry_is_missed_all_the_same(saved):
     """Of the same class."""
     path, model = saved("marian")
     name = "model.encoder.layers.0.fc1.weight"
-    found = said(without(path, name), model)
-    assert [one.partition(":")[0] for severity, _, one in found if severity is Severity.ERROR] == [name]
+    actual = said(without(path, name), model)
+    assert [one.partition(":")[0] for severity, _, one in actual if severity is Severity.ERROR] == [name]
 
 
 @pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason="needs transformers 5")

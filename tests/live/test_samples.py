@@ -25,9 +25,9 @@ MODELS = sorted(path for path in SAMPLES.glob("*.py") if not path.stem.endswith(
 
 def _spec(path: Path) -> str:
     """The spec in the docstring's command."""
-    found = re.search(r"statecli inspect sample_models/(\S+)", ast.get_docstring(ast.parse(path.read_text())))
-    assert found is not None, path.name
-    return str(SAMPLES / found[1])
+    match = re.search(r"statecli inspect sample_models/(\S+)", ast.get_docstring(ast.parse(path.read_text())))
+    assert match is not None, path.name
+    return str(SAMPLES / match[1])
 
 
 def of(name: str, to: str | None = None):
@@ -49,15 +49,15 @@ def test_each_sample_says_what_to_try_and_what_it_shows(path):
 
 def test_net():
     """A parameter and a buffer follow; the plain tensor stays, with its line and its fix."""
-    found, _ = of("net", "meta")
-    assert {name: t.kind.value for name, t in found.items()} == {
+    actual, _ = of("net", "meta")
+    assert {name: t.kind.value for name, t in actual.items()} == {
         "param": "parameter",
         "mybuffer1": "buffer",
         "table": "unregistered",
     }
-    assert [t.elements for t in found.values()] == [9, 4, 9]
-    assert {name for name, t in found.items() if not t.after.followed} == {"table"}
-    assert found["table"].fix == (
+    assert [t.elements for t in actual.values()] == [9, 4, 9]
+    assert {name for name, t in actual.items() if not t.after.followed} == {"table"}
+    assert actual["table"].fix == (
         'self.register_buffer("table", torch.randn(size, size))\n'
         "# older checkpoints lack table; load_state_dict(state, strict=False) keeps initial values"
     )
@@ -80,17 +80,17 @@ def test_the_fix_of_net_is_net_fixed():
 
 def test_frozen():
     """A frozen parameter is a parameter, a buffer a buffer, and neither requires grad."""
-    found, _ = of("frozen")
-    assert (found["scale"].kind, found["scale"].requires_grad) == (Kind.PARAMETER, False)
-    assert (found["offset"].kind, found["offset"].requires_grad) == (Kind.BUFFER, False)
+    actual, _ = of("frozen")
+    assert (actual["scale"].kind, actual["scale"].requires_grad) == (Kind.PARAMETER, False)
+    assert (actual["offset"].kind, actual["offset"].requires_grad) == (Kind.BUFFER, False)
 
 
 def test_batchnorm():
     """Running statistics are persistent buffers, the count an integer."""
-    found, _ = of("batchnorm")
-    buffers = {name for name, t in found.items() if t.kind is Kind.BUFFER and t.persistent and t.saved}
+    actual, _ = of("batchnorm")
+    buffers = {name for name, t in actual.items() if t.kind is Kind.BUFFER and t.persistent and t.saved}
     assert buffers == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
-    assert found["norm.num_batches_tracked"].dtype == "int64"
+    assert actual["norm.num_batches_tracked"].dtype == "int64"
 
 
 def test_positions():
@@ -101,29 +101,29 @@ def test_positions():
 
 def test_anchors():
     """Three tensors in a list stay behind."""
-    found, _ = of("anchors", "meta")
-    assert [name for name, t in found.items() if not t.after.followed] == ["anchors[0]", "anchors[1]", "anchors[2]"]
+    actual, _ = of("anchors", "meta")
+    assert [name for name, t in actual.items() if not t.after.followed] == ["anchors[0]", "anchors[1]", "anchors[2]"]
 
 
 def test_plain_lists():
     """Only `out` is registered; each container is given its own kind of list."""
-    found, _ = of("plain_lists")
-    assert {name for name, t in found.items() if t.kind is Kind.PARAMETER} == {"out.weight", "out.bias"}
-    assert "nn.ParameterList(" in found["scales[0]"].fix
-    assert "nn.ModuleList(" in found["blocks[0].weight"].fix
-    assert "nn.ModuleDict(" in found["heads['a'].weight"].fix
+    actual, _ = of("plain_lists")
+    assert {name for name, t in actual.items() if t.kind is Kind.PARAMETER} == {"out.weight", "out.bias"}
+    assert "nn.ParameterList(" in actual["scales[0]"].fix
+    assert "nn.ModuleList(" in actual["blocks[0].weight"].fix
+    assert "nn.ModuleDict(" in actual["heads['a'].weight"].fix
 
 
 def test_tied():
     """Each of the two names the other."""
-    found, _ = of("tied")
-    assert found["embed.weight"].tied_to == ("head.weight",)
+    actual, _ = of("tied")
+    assert actual["embed.weight"].tied_to == ("head.weight",)
 
 
 def test_none_parameter():
     """The reserved name is an oddity, not a tensor."""
-    found, state = of("none_parameter")
-    assert set(found) == {"weight"}
+    actual, state = of("none_parameter")
+    assert set(actual) == {"weight"}
     assert [(o.name, o.fqn) for o in state.oddities] == [("none-parameter", "bias")]
 
 

@@ -48,24 +48,24 @@ def told(module, *args, library=lambda _: False):
 
 def test_what_the_models_code_raises():
     """The exception as the model wrote it, and the deepest line of its own."""
-    found = told(torch.jit.script(Outer()), torch.ones(3, 2))
-    assert found.text == "ValueError: no such luck"
-    assert found.place == (__file__, line(Inner.forward, "raise"))
+    actual = told(torch.jit.script(Outer()), torch.ones(3, 2))
+    assert actual.text == "ValueError: no such luck"
+    assert actual.place == (__file__, line(Inner.forward, "raise"))
 
 
 def test_what_an_operator_raises():
     """torch's own words, and the line that calls it."""
-    found = told(torch.jit.script(Outer()), torch.ones(1, 5))
-    assert found.text == "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x5 and 2x2)"
-    assert found.place == (__file__, line(Outer.forward, "@"))
+    actual = told(torch.jit.script(Outer()), torch.ones(1, 5))
+    assert actual.text == "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x5 and 2x2)"
+    assert actual.place == (__file__, line(Outer.forward, "@"))
 
 
 def test_a_trace_tells_the_lines_it_was_made_from():
     """The deepest that is of no library."""
     module = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
-    found = told(module, torch.ones(1, 5), library=lambda file: "site-packages" in file)
-    assert found.text.startswith("RuntimeError: mat1 and mat2")
-    assert found.place[0] == __file__
+    actual = told(module, torch.ones(1, 5), library=lambda file: "site-packages" in file)
+    assert actual.text.startswith("RuntimeError: mat1 and mat2")
+    assert actual.place[0] == __file__
     assert told(module, torch.ones(1, 5)).place[0].endswith("linear.py")
 
 
@@ -73,8 +73,8 @@ def test_an_error_without_words():
     """Nothing is made up."""
     frame = '  File "net.py", line 3, in forward\n    x\n    ~ <--- HERE\n'
     text = f"Traceback of TorchScript (most recent call last):\n{frame}RuntimeError"
-    found = parse_script_error(RuntimeError(text), lambda _: False)
-    assert (found.text, found.place) == ("RuntimeError: TorchScript gives no reason", ("net.py", 3))
+    script_error = parse_script_error(RuntimeError(text), lambda _: False)
+    assert (script_error.text, script_error.place) == ("RuntimeError: TorchScript gives no reason", ("net.py", 3))
 
 
 def test_other_errors_are_none_of_it():

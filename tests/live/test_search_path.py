@@ -71,8 +71,8 @@ def test_no_command_imports_from_the_current_folder(hostile, words):
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11: isolated runpy")
 def test_python_m_statecli_imports_nothing_from_the_current_folder(hostile):
     """Python puts it first on the path; it is taken off before anything is imported."""
-    found = run(hostile, "audit", ".", "--values", command=(sys.executable, "-m", "statecli"))
-    assert found.returncode == 0, found.stderr
+    result = run(hostile, "audit", ".", "--values", command=(sys.executable, "-m", "statecli"))
+    assert result.returncode == 0, result.stderr
 
 
 CLASS = "transformers:BertModel(config='config.json')"
@@ -119,8 +119,8 @@ def test_python_s_own_auto_imports_installed_packages_alone(tmp_path, monkeypatc
     (tmp_path / "config.json").write_text(json.dumps(BERT))
     save_file({"embeddings.word_embeddings.weight": torch.zeros(9, 8)}, tmp_path / "model.safetensors")
     code = "import statecli; print(len(statecli.inspect('.', model='auto').state.tensors))"
-    found = run_python(["-c", code], cwd=tmp_path)
-    assert (found.returncode, (tmp_path / "ran").exists()) == (0, False), found.stderr
+    result = run_python(["-c", code], cwd=tmp_path)
+    assert (result.returncode, (tmp_path / "ran").exists()) == (0, False), result.stderr
 
 
 @pytest.mark.parametrize("spec", ["net:Net", "net.py:Net", "inner.net:Net"])
@@ -132,8 +132,8 @@ def test_typed_code_comes_from_the_current_folder(tmp_path, spec):
     text = "import torch\nfrom sizes import WIDTH\n\ndef Net():\n    return torch.nn.Linear(WIDTH, 1)\n"
     (tmp_path / "net.py").write_text(text)
     (tmp_path / "inner" / "net.py").write_text(text)
-    found = run_python([SCRIPT, "inspect", spec], cwd=tmp_path, env={**os.environ, "PYTHONPATH": "lib"})
-    assert found.returncode == 0, found.stderr
+    result = run_python([SCRIPT, "inspect", spec], cwd=tmp_path, env={**os.environ, "PYTHONPATH": "lib"})
+    assert result.returncode == 0, result.stderr
 
 
 def test_the_path_is_what_it_was_afterwards(tmp_path, monkeypatch):

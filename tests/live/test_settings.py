@@ -62,8 +62,8 @@ def test_what_a_constructor_sets_holds_for_its_own_code_alone(built, call):
 @pytest.mark.parametrize("values", [False, True])
 def test_each_instance_starts_from_the_same_settings(built, values):
     """The second one's parameters are float32 as the first one's, though that ended with another default dtype."""
-    found = built("torch.set_default_dtype(torch.float64)")
-    assert found.build_again(values=values).weight.dtype is found.module.weight.dtype is torch.float32
+    actual = built("torch.set_default_dtype(torch.float64)")
+    assert actual.build_again(values=values).weight.dtype is actual.module.weight.dtype is torch.float32
 
 
 def test_what_a_call_sets_is_gone_with_the_next(built):
@@ -81,9 +81,9 @@ def test_what_the_file_sets_at_import_holds_for_all(write):
     torch.set_default_dtype(torch.float64)
     Net = lambda: nn.Linear(3, 3)
     """
-    found = build(parse_spec(write(source)))
-    assert found.module.weight.dtype is found.build_again().weight.dtype is torch.float64
-    with found.user_code("calling it"):
+    actual_built = build(parse_spec(write(source)))
+    assert actual_built.module.weight.dtype is actual_built.build_again().weight.dtype is torch.float64
+    with actual_built.user_code("calling it"):
         assert torch.get_default_dtype() is torch.float64
 
 

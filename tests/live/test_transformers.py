@@ -45,8 +45,8 @@ def test_nothing_is_left_behind_that_follows(name, read_live):
 
 def test_tied_heads_are_tied(read_live, rows):
     """GPT-2's head names the token embedding, as the storages say."""
-    found = rows(read_live(lambda: make("GPT2LMHeadModel")))
-    assert found["lm_head.weight"].tied_to == ("transformer.wte.weight",)
+    actual_rows = rows(read_live(lambda: make("GPT2LMHeadModel")))
+    assert actual_rows["lm_head.weight"].tied_to == ("transformer.wte.weight",)
 
 
 def test_modules_in_a_plain_list_are_found(read_live, rows):
@@ -61,8 +61,8 @@ def test_modules_in_a_plain_list_are_found(read_live, rows):
         num_heads=[1, 1, 1, 1],
         out_features=["stage1", "stage2", "stage3", "stage4"],
     )
-    found = read_live(lambda: transformers.OneFormerModel(config))
-    lost = [t for t in found.tensors if t.kind is Kind.UNREGISTERED and "input_projections" in t.fqn]
+    live = read_live(lambda: transformers.OneFormerModel(config))
+    lost = [t for t in live.tensors if t.kind is Kind.UNREGISTERED and "input_projections" in t.fqn]
     assert len(lost) == 6
     assert {(t.saved, t.moves, t.requires_grad) for t in lost} == {(False, False, True)}
 

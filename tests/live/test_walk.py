@@ -108,19 +108,19 @@ def test_class_attributes_are_marked(inspect, rows):
     """A tensor of the class body is listed with its line and said to be shared; a shadowed one keeps its own name."""
     source = "class Net(nn.Module):\n    a = torch.ones(1)\n    b = [torch.ones(2)]\n    c = torch.ones(3)\n"
     source += "    def __init__(self):\n        super().__init__()\n        self.c = torch.ones(4)\n"
-    found = rows(inspect(source))
-    assert set(found) == {"a", "b[0]", "c", "__class__.c"}
-    assert "class attribute" in found["a"].note
-    assert (found["a"].origin.line, found["b[0]"].origin.line) == (4, 5)
-    assert found["c"].note is None
+    actual_rows = rows(inspect(source))
+    assert set(actual_rows) == {"a", "b[0]", "c", "__class__.c"}
+    assert "class attribute" in actual_rows["a"].note
+    assert (actual_rows["a"].origin.line, actual_rows["b[0]"].origin.line) == (4, 5)
+    assert actual_rows["c"].note is None
 
 
 def test_each_tensor_is_one_row(inspect, rows):
     """A tensor held twice is one row, its second name an alias; another view of it is a row tied to it."""
-    found = rows(inspect(HEADER + "self.a = torch.ones(2); self.b = [self.a]; self.c = self.a[:1]"))
-    assert set(found) == {"a", "c"}
-    assert found["a"].aliases == ("b[0]",)
-    assert found["c"].tied_to == ("a",)
+    actual_rows = rows(inspect(HEADER + "self.a = torch.ones(2); self.b = [self.a]; self.c = self.a[:1]"))
+    assert set(actual_rows) == {"a", "c"}
+    assert actual_rows["a"].aliases == ("b[0]",)
+    assert actual_rows["c"].tied_to == ("a",)
 
 
 TRICKY = """
@@ -277,10 +277,10 @@ def test_wrapper_subclasses_are_one_tensor(read_live, rows):
             self.w = nn.Parameter(TwoTensor(torch.ones(2), torch.ones(2)))
             self.t = TwoTensor(torch.ones(3), torch.ones(3))
 
-    found = rows(read_live(Net))
-    assert set(found) == {"w", "t"}
-    assert (found["w"].kind, found["t"].kind) == (Kind.PARAMETER, Kind.UNREGISTERED)
-    assert (found["w"].moves, found["t"].moves) == (True, False)
+    actual_rows = rows(read_live(Net))
+    assert set(actual_rows) == {"w", "t"}
+    assert (actual_rows["w"].kind, actual_rows["t"].kind) == (Kind.PARAMETER, Kind.UNREGISTERED)
+    assert (actual_rows["w"].moves, actual_rows["t"].moves) == (True, False)
 
 
 def test_nested_tensors_have_elements_and_no_shape(read_live):
@@ -303,9 +303,9 @@ def test_derived_from_what(inspect, rows):
     line = (
         "self.w = nn.Parameter(torch.ones(1)); self.d = self.w * 2; self.e = torch.ones(1, requires_grad=True) * self.w"
     )
-    found = rows(inspect(HEADER + line))
-    assert found["d"].note == "derived from registered tensors (grad_fn MulBackward0)"
-    assert found["e"].note == "derived from other tensors (grad_fn MulBackward0)"
+    actual_rows = rows(inspect(HEADER + line))
+    assert actual_rows["d"].note == "derived from registered tensors (grad_fn MulBackward0)"
+    assert actual_rows["e"].note == "derived from other tensors (grad_fn MulBackward0)"
 
 
 def test_a_copied_module_keeps_the_line_of_its_class(inspect, rows):
@@ -322,9 +322,9 @@ def test_a_copied_module_keeps_the_line_of_its_class(inspect, rows):
             self.a = Block()
             self.b = copy.deepcopy(self.a)
     """
-    found = rows(inspect(source))
-    assert found["b.t"].origin == found["a.t"].origin
-    assert found["b.t"].origin.line == 8
+    actual_rows = rows(inspect(source))
+    assert actual_rows["b.t"].origin == actual_rows["a.t"].origin
+    assert actual_rows["b.t"].origin.line == 8
 
 
 class Plain(nn.Module):
@@ -368,9 +368,9 @@ def traced():
 def test_the_attributes_of_a_scripted_module(make, unregistered, read_live, rows):
     """They are rows that stay behind and are not saved. The oracle: `.double()`, and state_dict()."""
     state = read_live(make)
-    held = {name: row for name, row in rows(state).items() if row.kind is Kind.UNREGISTERED}
-    assert sorted(held) == unregistered
-    assert {(row.moves, row.saved) for row in held.values()} == {(False, False)}
+    rows_by_name = {name: row for name, row in rows(state).items() if row.kind is Kind.UNREGISTERED}
+    assert sorted(rows_by_name) == unregistered
+    assert {(row.moves, row.saved) for row in rows_by_name.values()} == {(False, False)}
     assert state.oddities == ()
     module = make().double()
     own = module[0] if isinstance(module, nn.Sequential) else module

@@ -81,8 +81,8 @@ def test_a_pickle_in_a_hidden_folder_of_modules_json_is_audited(sentences):
     """Dense loads pytorch_model.bin if there is no safetensors file."""
     torch.save({"linear.bias": BarePickle}, sentences / ".2_Dense" / "pytorch_model.bin")
     (sentences / ".2_Dense" / "model.safetensors").unlink()
-    found = audit(Request((str(sentences),)))
-    assert "unknown-global" in {finding.rule for finding in found.findings}
+    result = audit(Request((str(sentences),)))
+    assert "unknown-global" in {finding.rule for finding in result.findings}
 
 
 @pytest.mark.parametrize("path", ["../other", "/other", "deep/../../other"])
@@ -114,9 +114,9 @@ def held(target, locked, path, **options):
 
 def mismatches(found):
     """The messages of `settings-mismatch`, which is always an error."""
-    findings = [one for one in found.findings if one.rule == "settings-mismatch"]
-    assert all(one.severity is Severity.ERROR and one.help for one in findings)
-    return [one.message for one in findings]
+    findings = [finding for finding in found.findings if finding.rule == "settings-mismatch"]
+    assert all(finding.severity is Severity.ERROR and finding.help for finding in findings)
+    return [finding.message for finding in findings]
 
 
 def test_an_unchanged_folder_matches_its_lock(folder, tmp_path):
@@ -124,10 +124,10 @@ def test_an_unchanged_folder_matches_its_lock(folder, tmp_path):
     locked = lock(folder)
     (folder / "README.md").write_text("other words")
     (folder / "trainer_state.json").write_text('{"global_step": 6}')
-    found = held(folder, locked, tmp_path / "lock.json")
-    assert mismatches(found) == []
-    assert found.targets[0].not_checked == ()
-    assert "settings-mismatch" in found.targets[0].ran
+    result = held(folder, locked, tmp_path / "lock.json")
+    assert mismatches(result) == []
+    assert result.targets[0].not_checked == ()
+    assert "settings-mismatch" in result.targets[0].ran
 
 
 def test_files_that_were_compared_with_the_lock_are_not_counted_as_not_checked(folder, tmp_path):
@@ -137,8 +137,8 @@ def test_files_that_were_compared_with_the_lock_are_not_counted_as_not_checked(f
     (folder / "new.txt").write_text("x")
 
     def not_checked(**options):
-        found = held(folder, locked, tmp_path / "lock.json", **options)
-        return {one.target for one in found.targets if one.not_checked}
+        result = held(folder, locked, tmp_path / "lock.json", **options)
+        return {target.target for target in result.targets if target.not_checked}
 
     assert not_checked() == unseen
     assert not_checked(weights_only=True) > unseen
@@ -240,18 +240,18 @@ def test_a_setting_that_a_lock_without_settings_does_not_have_is_counted(tmp_pat
     torch.save({"model": {"w": torch.ones(2)}}, path)
     locked = lock(path)
     torch.save({"model": {"w": torch.ones(2)}, "epoch": 3}, path)
-    found = held(path, locked, tmp_path / "lock.json")
-    assert mismatches(found) == []
-    (entry,) = found.targets[0].not_checked
+    result = held(path, locked, tmp_path / "lock.json")
+    assert mismatches(result) == []
+    (entry,) = result.targets[0].not_checked
     assert (entry.count, entry.why) == (1, "not compared, because the lock has no settings")
 
 
 def test_a_lock_of_a_folder_holds_its_weights_elsewhere(folder, tmp_path):
     """The verdict counts the settings and files that one file cannot have."""
     locked = lock(folder)
-    found = held(folder / "model.safetensors", locked, tmp_path / "lock.json")
-    assert mismatches(found) == []
-    assert {entry.what for entry in found.not_checked} == {"setting", "file"}
+    actual = held(folder / "model.safetensors", locked, tmp_path / "lock.json")
+    assert mismatches(actual) == []
+    assert {entry.what for entry in actual.not_checked} == {"setting", "file"}
 
 
 def test_a_lock_written_before_settings_were_locked_is_read(folder, tmp_path):
@@ -259,9 +259,9 @@ def test_a_lock_written_before_settings_were_locked_is_read(folder, tmp_path):
     document = json.loads(lock(folder))
     for target in document["targets"]:
         del target["settings"], target["files"]
-    found = held(folder, json.dumps(document).encode(), tmp_path / "lock.json")
-    assert found.findings == ()
-    assert len(found.targets[0].not_checked) == 1
+    result = held(folder, json.dumps(document).encode(), tmp_path / "lock.json")
+    assert result.findings == ()
+    assert len(result.targets[0].not_checked) == 1
 
 
 def test_folders_with_weights_of_their_own_are_not_part_of_the_folder_above(folder, tmp_path):
@@ -404,9 +404,9 @@ def pipeline(tmp_path):
 
 def test_an_unchanged_pipeline_matches_its_lock(pipeline, tmp_path):
     """Of its files only a document was not compared."""
-    found = held(pipeline, lock(pipeline, folder=str(tmp_path)), tmp_path / "lock.json")
-    assert mismatches(found) == []
-    assert [one.target for one in found.targets if one.not_checked] == [f"{pipeline}/README.md"]
+    result = held(pipeline, lock(pipeline, folder=str(tmp_path)), tmp_path / "lock.json")
+    assert mismatches(result) == []
+    assert [target.target for target in result.targets if target.not_checked] == [f"{pipeline}/README.md"]
 
 
 def test_the_command_locks_a_pipeline(pipeline, tmp_path, statecli):
@@ -429,19 +429,19 @@ def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline,
     (missing,) = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
     assert missing == f"{name}: in the lock but missing"
     (pipeline / f"{name}.py").write_text("x")
-    found = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
-    assert found == [missing, f"{name}.py: not in the lock"]
+    actual = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
+    assert actual == [missing, f"{name}.py: not in the lock"]
 
 
 def test_a_pipeline_that_cannot_be_compared_fails_and_loses_no_other_target(pipeline, tmp_path, monkeypatch):
     """Its components are audited all the same."""
     locked = lock(pipeline, folder=str(tmp_path))
     monkeypatch.setattr(companion_files, "MAX_FILES", 1)
-    found = held(pipeline, locked, tmp_path / "lock.json")
-    failed = [one for one in found.targets if one.status is Status.FAILED]
+    result = held(pipeline, locked, tmp_path / "lock.json")
+    failed = [target for target in result.targets if target.status is Status.FAILED]
     assert len(failed) == 1
     assert "more than 1 files next to its weights" in failed[0].reason
-    assert sum(one.status is Status.AUDITED for one in found.targets) == 2
+    assert sum(target.status is Status.AUDITED for target in result.targets) == 2
 
 
 def test_a_glob_of_pipelines_reaches_their_files(pipeline, tmp_path):
@@ -462,8 +462,8 @@ def test_a_component_alone_is_compared_without_its_pipeline(pipeline, tmp_path):
 def test_a_second_pipeline_is_not_in_the_lock_of_the_first(pipeline, tmp_path):
     locked = lock(pipeline, folder=str(tmp_path))
     shutil.copytree(pipeline, tmp_path / "other")
-    found = mismatches(held(tmp_path, locked, tmp_path / "lock.json"))
-    assert len([message for message in found if message.endswith(": not in the lock")]) >= 3
+    actual = mismatches(held(tmp_path, locked, tmp_path / "lock.json"))
+    assert len([message for message in actual if message.endswith(": not in the lock")]) >= 3
 
 
 def test_a_pickle_that_is_no_checkpoint_is_locked_as_a_file(folder, tmp_path):

@@ -39,7 +39,7 @@ def sharded(state, folder, count=3):
     files = {name: f"model-{n % count + 1:05}-of-{count:05}.safetensors" for n, name in enumerate(state)}
     for shard in set(files.values()):
         save_file({name: state[name].contiguous() for name, of in files.items() if of == shard}, folder / shard)
-    size = sum(one.numel() * one.element_size() for one in state.values())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     index = {"metadata": {"total_size": size}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
@@ -68,9 +68,9 @@ def test_every_container_has_the_same_lock(tmp_path_factory, state):
     torch.save(state, path / "zip.pt")
     torch.save(dict(reversed(state.items())), path / "legacy.pt", _use_new_zipfile_serialization=False)
     save_file({name: one.contiguous() for name, one in state.items()}, path / "one.safetensors")
-    found = {locked(path / name) for name in ("zip.pt", "legacy.pt", "one.safetensors")}
-    found.add(locked(sharded(state, path / "shards")))
-    assert len(found) == 1
+    texts = {locked(path / name) for name in ("zip.pt", "legacy.pt", "one.safetensors")}
+    texts.add(locked(sharded(state, path / "shards")))
+    assert len(texts) == 1
 
 
 def test_a_line_is_what_is_known_of_a_tensor(tmp_path):
@@ -101,7 +101,7 @@ def test_nothing_of_the_place_or_the_time_is_in_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     assert locked(tmp_path / "a.pt") == locked("b.pt")
     both = json.loads(locked(tmp_path / "a.pt", "./b.pt"))
-    assert [one["target"] for one in both["targets"]] == ["../a.pt", "b.pt"]
+    assert [target["target"] for target in both["targets"]] == ["../a.pt", "b.pt"]
     assert str(tmp_path).encode() not in locked(tmp_path / "a.pt", "b.pt")
 
 
@@ -116,7 +116,7 @@ def test_a_folder_of_several_names_each(in_tmp_path):
     """Also where it holds one today: it may hold two tomorrow."""
     Path("all").mkdir()
     torch.save({"w": torch.ones(2)}, "all/a.pt")
-    assert [one["target"] for one in json.loads(locked("all"))["targets"]] == ["all/a.pt"]
+    assert [target["target"] for target in json.loads(locked("all"))["targets"]] == ["all/a.pt"]
 
 
 def test_names_are_the_way_from_the_lock_files_folder(tmp_path, monkeypatch, statecli):
@@ -133,7 +133,7 @@ def test_names_are_the_way_from_the_lock_files_folder(tmp_path, monkeypatch, sta
         made.add((tmp_path / "lock.json").read_bytes())
         assert statecli("audit", target, "--lock", lock, "--select", "lock").code == 0
     assert len(made) == 1
-    assert [one["target"] for one in json.loads(made.pop())["targets"]] == ["ck/a.pt", "ck/b.pt"]
+    assert [target["target"] for target in json.loads(made.pop())["targets"]] == ["ck/a.pt", "ck/b.pt"]
 
 
 def test_the_configured_lock_is_found_from_a_folder_below(tmp_path, monkeypatch, statecli):
@@ -157,7 +157,7 @@ def test_a_link_is_locked_as_what_it_leads_to(in_tmp_path, statecli):
     Path("lk/best.pt").symlink_to("model.pt")
     for targets in (("lk",), ("lk/best.pt", "lk/model.pt")):
         assert statecli("lock", *targets, "-o", "lock.json").code == 0
-        assert [one["target"] for one in json.loads(Path("lock.json").read_text())["targets"]] == ["lk/model.pt"]
+        assert [target["target"] for target in json.loads(Path("lock.json").read_text())["targets"]] == ["lk/model.pt"]
     for target in ("lk", "lk/best.pt"):
         assert statecli("audit", target, "--lock", "lock.json", "--select", "lock").code == 0
 
@@ -202,9 +202,9 @@ def test_what_is_known_is_written(tmp_path):
     optimizer.step()
     torch.save({"frozen": frozen, "plain": torch.ones(1)}, tmp_path / "p.pt")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
-    found = lines(locked(tmp_path / "p.pt"))
-    assert (found["frozen"]["kind"], found["frozen"]["requires_grad"]) == ("parameter", False)
-    assert (found["plain"]["kind"], found["plain"]["requires_grad"]) == (None, None)
+    actual = lines(locked(tmp_path / "p.pt"))
+    assert (actual["frozen"]["kind"], actual["frozen"]["requires_grad"]) == ("parameter", False)
+    assert (actual["plain"]["kind"], actual["plain"]["requires_grad"]) == (None, None)
     kinds = {(line["section"], line["kind"]) for line in lines(locked(tmp_path / "t.pt")).values()}
     assert kinds == {("model", "parameter"), ("optimizer", "optimizer")}
 
@@ -291,10 +291,10 @@ def test_a_file_that_changes_meanwhile_is_not_locked(tmp_path):
     """Half of the old values and half of the new are neither."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     request = run.Request((str(tmp_path / "a.pt"),))
-    found = run.read_targets(request)
+    targets = run.read_targets(request)
     os.utime(tmp_path / "a.pt", (1, 1))
     with pytest.raises(run.UnreadableError, match=r"a\.pt: changed while statecli read it"):
-        run.build_lock(found, request)
+        run.build_lock(targets, request)
 
 
 LINE = (
@@ -383,8 +383,8 @@ def test_a_lock_that_has_what_callbacks_keep_holds_it(tmp_path):
     old["targets"][0]["tensors"].insert(0, scores | {"shape": [], "digest": "0" * 64})
     (tmp_path / "lock.json").write_text(json.dumps(old))
     lock = lock_file.read_lock(str(tmp_path / "lock.json"))
-    (found,) = audit(Request((str(tmp_path / "a.ckpt"),), lock=lock, select=("lock-mismatch",))).targets
-    assert [(one.rule, one.section) for one in found.findings] == [("lock-mismatch", "callbacks")]
+    (target,) = audit(Request((str(tmp_path / "a.ckpt"),), lock=lock, select=("lock-mismatch",))).targets
+    assert [(finding.rule, finding.section) for finding in target.findings] == [("lock-mismatch", "callbacks")]
 
 
 def test_callbacks_alone_are_nothing_to_lock(tmp_path):

@@ -196,9 +196,9 @@ def test_log_bisect_and_watch_read_the_same_step(statecli, tmp_path, name, setti
         value = float("nan") if number > 4 else float(number)
         own = {key: number * count for key, count in settings.items()}
         torch.save({"model": {"w": torch.tensor([value])}, **own}, tmp_path / name.format(number * 100))
-    found = statecli("bisect", tmp_path, "--condition", "nan", "-f", "json").json
-    assert found["condition"] == "nan"
+    actual_json = statecli("bisect", tmp_path, "--condition", "nan", "-f", "json").json
+    assert actual_json["condition"] == "nan"
     rows = statecli("log", tmp_path, "-f", "json").json["checkpoints"]
-    assert found["first"]["step"] == rows[4]["step"] == step
+    assert actual_json["first"]["step"] == rows[4]["step"] == step
     watched = statecli("watch", tmp_path, "--history", "--count", "5", "--interval", "0.01", "-f", "jsonl")
     assert json.loads(watched.out.splitlines()[4])["step"] == step

@@ -116,7 +116,7 @@ def test_no_part_of_an_audit_acts(output, terminal):
     """A reason for what is accepted, of what failed, was skipped or did not run; a format, a name, what to do."""
     text = "r\x1b[31m\n::error::z"
     told = finding(message=text, help=text, target=text)
-    made = render_audit(
+    audit = render_audit(
         output,
         target(text, told, accepted=accepted(text, told), skipped=(skipped_rule("nan", text),)),
         target(text, told),
@@ -125,12 +125,12 @@ def test_no_part_of_an_audit_acts(output, terminal):
         terminal=terminal,
     )
     if output is Output.GITHUB:
-        assert "::error::z" not in made.replace("%0A::error::z", "").split("::", 2)[0]
-        assert not [line for line in made.splitlines() if line.startswith("::error::")]
+        assert "::error::z" not in audit.replace("%0A::error::z", "").split("::", 2)[0]
+        assert not [line for line in audit.splitlines() if line.startswith("::error::")]
     else:
-        harmless(made, output)
-    assert "\x1b" not in made
-    assert "\\x1b[31m" in made
+        harmless(audit, output)
+    assert "\x1b" not in audit
+    assert "\\x1b[31m" in audit
 
 
 @pytest.mark.parametrize(

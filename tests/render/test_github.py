@@ -26,8 +26,8 @@ def test_the_grammar_refuses_what_is_none(line):
 
 def test_an_annotation_has_its_file_line_and_rule():
     """A class is annotated at the line that assigned the tensor; the message says what to do too."""
-    found = finding("unregistered-tensor", WARNING, origin=Origin("net.py", 9), message="t: stays", help="register it")
-    assert notes(target("net.py:Net", found)) == [
+    actual = finding("unregistered-tensor", WARNING, origin=Origin("net.py", 9), message="t: stays", help="register it")
+    assert notes(target("net.py:Net", actual)) == [
         (
             "warning",
             {"file": "net.py", "line": "9", "title": "statecli unregistered-tensor"},
@@ -39,21 +39,21 @@ def test_an_annotation_has_its_file_line_and_rule():
 @pytest.mark.parametrize(("severity", "level"), [(ERROR, "error"), (WARNING, "warning"), (NOTE, "notice")])
 def test_levels(severity, level):
     """A note is a notice."""
-    assert [one[0] for one in notes(target("a.pt", finding(severity=severity)))] == [level]
+    assert [note[0] for note in notes(target("a.pt", finding(severity=severity)))] == [level]
 
 
 def test_repeated_layers_are_one_annotation():
     """Their names say how many there are."""
-    found = [finding(fqn=f"layers.{n}.weight") for n in range(48)]
-    assert notes(target("a.pt", *found)) == [
+    numbers = [finding(fqn=f"layers.{n}.weight") for n in range(48)]
+    assert notes(target("a.pt", *numbers)) == [
         ("error", {"file": "a.pt", "title": "statecli nan"}, "layers.{0..47}.weight: are nan")
     ]
 
 
 def test_more_than_ten_of_a_rule_are_one_annotation():
     """The first ten in it, and how many more."""
-    found = [finding(fqn=f"name{'x' * n}", help=str(n)) for n in range(25)]
-    ((_, properties, message),) = notes(target("a.pt", *found))
+    numbers = [finding(fqn=f"name{'x' * n}", help=str(n)) for n in range(25)]
+    ((_, properties, message),) = notes(target("a.pt", *numbers))
     assert properties == {"file": "a.pt", "title": "statecli nan (25)"}
     assert message.splitlines()[9:] == ["namexxxxxxxxx: is nan", "… and 15 more"]
 
@@ -67,14 +67,14 @@ def test_what_to_do_about_many_is_said_once():
 
 def test_ten_are_told_one_by_one():
     """As many as GitHub shows."""
-    found = [finding(fqn=f"name{'x' * n}", help=str(n)) for n in range(10)]
-    assert len(notes(target("a.pt", *found))) == 10
+    numbers = [finding(fqn=f"name{'x' * n}", help=str(n)) for n in range(10)]
+    assert len(notes(target("a.pt", *numbers))) == 10
 
 
 def test_more_than_ten_rules_end_with_how_many_more():
     """Nine, and one that names the rest: GitHub would drop them without a word."""
-    found = [finding(f"rule{'x' * n}") for n in range(14)]
-    annotations = notes(target("a.pt", *found))
+    numbers = [finding(f"rule{'x' * n}") for n in range(14)]
+    annotations = notes(target("a.pt", *numbers))
     assert len(annotations) == 10
     assert annotations[-1][2] == "and 5 findings of 5 more rules: " + ", ".join(f"rule{'x' * n}" for n in range(9, 14))
 
@@ -82,7 +82,7 @@ def test_more_than_ten_rules_end_with_how_many_more():
 def test_each_level_has_ten_of_its_own():
     """Errors do not crowd out warnings."""
     found = [finding(f"r{'x' * n}", level) for level in (ERROR, WARNING, NOTE) for n in range(20)]
-    levels = [one[0] for one in notes(target("a.pt", *found))]
+    levels = [note[0] for note in notes(target("a.pt", *found))]
     assert {level: levels.count(level) for level in levels} == {"error": 10, "warning": 10, "notice": 10}
 
 
@@ -98,18 +98,18 @@ def of_lines(count, each=1):
 def test_each_source_line_has_its_own_annotation():
     """More than ten findings at three lines are three annotations, each at its line."""
     annotations = notes(target("net.py:Net", *of_lines(3, each=5)))
-    assert [one[1]["line"] for one in annotations] == ["1", "2", "3"]
-    assert [one[2].count("\n") for one in annotations] == [4, 4, 4]
+    assert [annotation[1]["line"] for annotation in annotations] == ["1", "2", "3"]
+    assert [annotation[2].count("\n") for annotation in annotations] == [4, 4, 4]
 
 
 def test_two_findings_of_one_line_are_one_annotation():
     """GitHub would show them one upon the other. Each is followed by its own help, in lines of their own."""
     where = Origin("net.py", 9)
-    found = [
+    texts = [
         finding("left-behind", fqn=name, origin=where, help=f"# at the end of __init__:\nself.register({name})")
         for name in ("a", "b")
     ]
-    ((_, properties, message),) = notes(target("net.py:Net", *found))
+    ((_, properties, message),) = notes(target("net.py:Net", *texts))
     assert properties == {"file": "net.py", "line": "9", "title": "statecli left-behind (2)"}
     assert message.splitlines() == [
         *("a: is left-behind", "fix:", "# at the end of __init__:", "self.register(a)"),
@@ -127,8 +127,8 @@ def test_no_finding_is_annotated_at_another_line():
 
 def test_repeated_layers_at_two_lines_are_two_annotations():
     """A fold over layers that different lines make would name one of the lines alone."""
-    found = [finding(fqn=f"layers.{n}.weight", origin=Origin("net.py", 5 + n % 2)) for n in range(8)]
-    assert [one[1]["line"] for one in notes(target("net.py:Net", *found))] == ["5", "6"]
+    numbers = [finding(fqn=f"layers.{n}.weight", origin=Origin("net.py", 5 + n % 2)) for n in range(8)]
+    assert [note[1]["line"] for note in notes(target("net.py:Net", *numbers))] == ["5", "6"]
 
 
 def test_findings_of_several_targets_are_at_the_first():
@@ -141,8 +141,8 @@ def test_findings_of_several_targets_are_at_the_first():
 
 def test_what_is_said_of_several_targets_is_behind_their_names():
     """A line for each thing that is said, ten at most; what could not be read is named once."""
-    found = [target(f"{n}.pt", finding(target=f"{n}.pt", message=f"w: {n // 2} NaN")) for n in range(24)]
-    ((_, _, message),) = notes(*found)
+    numbers = [target(f"{n}.pt", finding(target=f"{n}.pt", message=f"w: {n // 2} NaN")) for n in range(24)]
+    ((_, _, message),) = notes(*numbers)
     assert message.splitlines()[::10] == ["0.pt, 1.pt: w: 0 NaN", "… and 4 more"]
     ((_, properties, message),) = notes(*(failed_target(f"{n}.pt") for n in range(12)))
     assert properties == {"file": "0.pt", "title": "statecli cannot-read (12)"}

@@ -38,14 +38,14 @@ def test_an_issue_has_what_gitlab_asks_for():
 @pytest.mark.parametrize(("severity", "word"), [(ERROR, "major"), (WARNING, "minor"), (NOTE, "info")])
 def test_severities(severity, word):
     """Three of GitLab's five; what could not be read at all is a blocker."""
-    assert [one["severity"] for one in issues(target("a.pt", finding(severity=severity)))] == [word]
-    assert [one["severity"] for one in issues(failed_target("no.pt"))] == ["blocker"]
+    assert [issue["severity"] for issue in issues(target("a.pt", finding(severity=severity)))] == [word]
+    assert [issue["severity"] for issue in issues(failed_target("no.pt"))] == ["blocker"]
 
 
 def test_a_source_line_is_the_line():
     """Of the file that assigned the tensor; bytes are those of line 1 of theirs."""
-    found = (finding(origin=Origin("pkg/net.py", 9)), finding("inf", place=Place("m/s-1.safetensors", 8, 4)))
-    assert [one["location"] for one in issues(target("m", *found))] == [
+    actual = (finding(origin=Origin("pkg/net.py", 9)), finding("inf", place=Place("m/s-1.safetensors", 8, 4)))
+    assert [issue["location"] for issue in issues(target("m", *actual))] == [
         {"path": "pkg/net.py", "lines": {"begin": 9}},
         {"path": "m/s-1.safetensors", "lines": {"begin": 1}},
     ]
@@ -58,10 +58,10 @@ def test_a_path_does_not_begin_with_a_dot():
 
 def test_fingerprints_are_unique_and_stay():
     """Two findings of one tensor and rule are two issues, the same in the next run."""
-    several = [finding(message=f"fc.weight: {n}", help=str(n)) for n in range(3)]
-    first = [one["fingerprint"] for one in issues(target("a.pt", *several))]
+    numbers = [finding(message=f"fc.weight: {n}", help=str(n)) for n in range(3)]
+    first = [issue["fingerprint"] for issue in issues(target("a.pt", *numbers))]
     assert len(set(first)) == 3
-    assert first == [one["fingerprint"] for one in issues(target("a.pt", *several))]
+    assert first == [issue["fingerprint"] for issue in issues(target("a.pt", *numbers))]
 
 
 def test_what_is_accepted_or_skipped_is_no_issue():

@@ -91,8 +91,8 @@ def page(**changes):
 
 def report(shown=None, title="net.pt", **changes):
     shown = shown or page()
-    found = tuple(one for problem in shown.problems for one in problem.findings)
-    return Report(title, msgspec.Struct, lambda: Table((), ()), lambda: shown, findings=found, **changes)
+    problems = tuple(finding for problem in shown.problems for finding in problem.findings)
+    return Report(title, msgspec.Struct, lambda: Table((), ()), lambda: shown, findings=problems, **changes)
 
 
 def written(about, **look):
@@ -127,14 +127,14 @@ def test_a_page_is_balanced_and_says_what_the_report_says():
     """Title, subtitle, totals, each cell, remark, finding with its help, note and fix are there as text."""
     finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x", "fc.weight", help="register it")
     shown = page(problems=group_findings([finding]), fixes=(Fix("net.py:9", "a = 1\n\nb = 2"),))
-    found = tree(report(shown, notes=(Oddity("prefix", "module. is looked through"),)))
-    said = "".join(text for _, text in found.texts)
+    actual_tree = tree(report(shown, notes=(Oddity("prefix", "module. is looked through"),)))
+    said = "".join(text for _, text in actual_tree.texts)
     for text in ("net.pt", "2 tensors", "parameter    2 tensors", "error[left-behind]", "fc.weight: stays"):
         assert text in said
     assert "module. is looked through" in said
-    assert found.said("pre") == ["register it\n", "a = 1\n\nb = 2\n"]
-    assert found.rows[0] == ["name", "dtype", "size", "remark"]
-    assert found.rows[1:] == [
+    assert actual_tree.said("pre") == ["register it\n", "a = 1\n\nb = 2\n"]
+    assert actual_tree.rows[0] == ["name", "dtype", "size", "remark"]
+    assert actual_tree.rows[1:] == [
         ["parameters 2 tensors"],
         ["fc.weight", "float32", "24 B", ""],
         ["fc.bias", "float32", "8 B", "= x"],
@@ -143,10 +143,10 @@ def test_a_page_is_balanced_and_says_what_the_report_says():
 
 def test_the_verdict_begins_the_page_and_is_said_once():
     """It is one of the totals too, which plain text ends with."""
-    found = tree(report(page(verdict="2 changed", totals=("2 changed", "1 more"))))
-    assert [text for _, text in found.texts].count("2 changed") == 1
-    assert found.said("p")[1] == "2 changed"
-    assert [text for text in found.said("li") if text.strip()] == ["1 more"]
+    actual_tree = tree(report(page(verdict="2 changed", totals=("2 changed", "1 more"))))
+    assert [text for _, text in actual_tree.texts].count("2 changed") == 1
+    assert actual_tree.said("p")[1] == "2 changed"
+    assert [text for text in actual_tree.said("li") if text.strip()] == ["1 more"]
 
 
 @pytest.fixture(scope="module")
@@ -195,15 +195,15 @@ def test_nothing_is_fetched():
 
 def test_the_policy_admits_the_pages_own_style_and_script_alone():
     """The hashes are those of the text as it stands; there is no unsafe-inline and no inline attribute to need it."""
-    found = tree(everywhere("name"))
-    policy = next(value for _, name, value in found.attributes if name == "content" and "default-src" in value)
+    actual_tree = tree(everywhere("name"))
+    policy = next(value for _, name, value in actual_tree.attributes if name == "content" and "default-src" in value)
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
     for tag in ("style", "script"):
-        (text,) = found.said(tag)
+        (text,) = actual_tree.said(tag)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
-    assert not [name for _, name, _ in found.attributes if name == "style" or name.startswith("on")]
+    assert not [name for _, name, _ in actual_tree.attributes if name == "style" or name.startswith("on")]
 
 
 def test_the_same_report_gives_the_same_bytes():
@@ -226,9 +226,9 @@ def test_quiet_has_the_findings_alone():
 def test_severity_and_mood_are_classes():
     """Errors are red, warnings are not; a bad row is marked."""
     several = (Finding("a", Severity.ERROR, "m", "x"), Finding("b", Severity.WARNING, "m", "x"))
-    found = tree(report(page(problems=tuple(map(build_problem, several)))))
-    assert [value for value in found.classes("li") if value] == ["error", "warning"]
-    assert found.classes("tr") == ["group", "bad"]
+    actual_tree = tree(report(page(problems=tuple(map(build_problem, several)))))
+    assert [value for value in actual_tree.classes("li") if value] == ["error", "warning"]
+    assert actual_tree.classes("tr") == ["group", "bad"]
 
 
 def test_every_mood_and_severity_has_a_style():
@@ -248,9 +248,9 @@ def test_an_outline_is_not_sorted():
 
 def test_columns_of_numbers_are_marked():
     """Head and cells of a right column carry the class by which they are aligned and sorted as numbers."""
-    found = tree(report())
-    assert found.classes("th") == ["n"]
-    assert found.classes("td").count("n") == 2
+    actual_tree = tree(report())
+    assert actual_tree.classes("th") == ["n"]
+    assert actual_tree.classes("td").count("n") == 2
 
 
 def test_a_column_without_a_name_holds_a_drawing():
@@ -263,18 +263,18 @@ def test_a_column_without_a_name_holds_a_drawing():
 def test_a_bar_a_value(count):
     """Up to 500 values each have a bar, with its name and value to point at."""
     values = [10.0 ** -(n % 7) for n in range(count)]
-    found = tree(report(charts=lambda: (bars(values),)))
-    assert found.classes("rect").count("bar") == count
-    titles = [text for text in found.said("title") if text.startswith("l.")]
+    actual_tree = tree(report(charts=lambda: (bars(values),)))
+    assert actual_tree.classes("rect").count("bar") == count
+    titles = [text for text in actual_tree.said("title") if text.startswith("l.")]
     assert titles == [f"l.{n}.w: {value:.6g}" for n, value in enumerate(values)]
 
 
 def test_thousands_of_values_share_bars_and_stay_small():
     """40,000 values: 500 bars of 80, each with its largest and smallest, in well under 2 MB."""
     raw = written(report(charts=lambda: (bars([1.0 + n for n in range(40_000)]),)))
-    found = Tree(raw)
-    assert found.classes("rect").count("bar most") == found.classes("rect").count("bar least") == 500
-    assert any("largest is 40000, for l.39999.w" in text for text in found.said("title"))
+    actual_tree = Tree(raw)
+    assert actual_tree.classes("rect").count("bar most") == actual_tree.classes("rect").count("bar least") == 500
+    assert any("largest is 40000, for l.39999.w" in text for text in actual_tree.said("title"))
     assert len(raw) < 400_000
 
 
@@ -295,9 +295,11 @@ def test_ten_thousand_rows_are_all_there_in_bounded_bytes():
 def _palettes():
     """(name, variables) of the light, dark and printed palette."""
     style = resources.files("statecli.render").joinpath("page.css").read_text("utf-8")
-    found = [dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)]
-    assert len(found) == 3
-    return list(zip(("light", "dark", "print"), found, strict=True))
+    matches = [
+        dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)
+    ]
+    assert len(matches) == 3
+    return list(zip(("light", "dark", "print"), matches, strict=True))
 
 
 def _luminance(color):

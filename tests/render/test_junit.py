@@ -40,12 +40,12 @@ def test_the_schema_refuses_what_is_none(text):
 
 def test_each_rule_is_a_case_of_its_target():
     """Those that found nothing passed; those that could not judge were skipped, with the reason."""
-    found = cases(
+    actual = cases(
         target("a.pt", finding(), ran=("nan", "inf"), skipped=(skipped_rule("broken-tie", "give --against"),))
     )
-    assert found["a.pt", "inf"] == []
-    assert found["a.pt", "nan"] == [("failure", "fc.weight: is nan", "error[nan]: fc.weight: is nan")]
-    assert found["a.pt", "broken-tie"] == [("skipped", "give --against", None)]
+    assert actual["a.pt", "inf"] == []
+    assert actual["a.pt", "nan"] == [("failure", "fc.weight: is nan", "error[nan]: fc.weight: is nan")]
+    assert actual["a.pt", "broken-tie"] == [("skipped", "give --against", None)]
 
 
 def test_several_findings_of_a_rule_are_one_failure():
@@ -65,37 +65,37 @@ def test_a_problem_of_several_tensors_lists_each():
 
 def test_what_does_not_fail_the_run_fails_no_case():
     """A note below --fail-on is told in the case that passed."""
-    found = cases(target("a.pt", finding(severity=NOTE)))
-    assert found["a.pt", "nan"] == [("system-out", None, "note[nan]: fc.weight: is nan")]
+    actual = cases(target("a.pt", finding(severity=NOTE)))
+    assert actual["a.pt", "nan"] == [("system-out", None, "note[nan]: fc.weight: is nan")]
     warned = target("a.pt", finding(severity=WARNING))
     assert cases(warned, fail_on=Severity.ERROR)["a.pt", "nan"][0][0] == "system-out"
 
 
 def test_what_is_accepted_passes_and_says_why():
     """The reason stands in the case."""
-    found = cases(target("a.pt", accepted=accepted("known", finding())))
-    assert found["a.pt", "nan"] == [("system-out", None, "accepted: error[nan]: fc.weight: is nan: known")]
+    actual = cases(target("a.pt", accepted=accepted("known", finding())))
+    assert actual["a.pt", "nan"] == [("system-out", None, "accepted: error[nan]: fc.weight: is nan: known")]
 
 
 def test_a_target_that_was_not_audited_is_a_case():
     """An error where it failed, skipped where it was: never a suite without a word."""
-    found = cases(failed_target("no.pt", "is empty"), skipped_target("README.md", "is a text file"))
-    assert found["no.pt", "audit"] == [("error", "no.pt: is empty", None)]
-    assert found["README.md", "audit"] == [("skipped", "is a text file", None)]
+    actual = cases(failed_target("no.pt", "is empty"), skipped_target("README.md", "is a text file"))
+    assert actual["no.pt", "audit"] == [("error", "no.pt: is empty", None)]
+    assert actual["README.md", "audit"] == [("skipped", "is a text file", None)]
 
 
 def test_a_changed_tensor_says_by_how_much():
     """How many of its values, the largest change, and NaN that came up."""
-    found = changes.diff(changes.nudged("w", changed=2, nan_after=1))
-    (failure,) = junit(changes.written(found, "junit")).iter("failure")
+    diff = changes.diff(changes.nudged("w", changed=2, nan_after=1))
+    (failure,) = junit(changes.written(diff, "junit")).iter("failure")
     assert failure.text.splitlines()[0] == "changed: values 2/16, max |Δ| 0.5, NaN 0 → 1"
 
 
 def test_each_change_of_a_diff_is_a_case():
     """A tensor, a setting; one that was expected passed."""
     scalar = ScalarChange("epoch", Status.CHANGED, 1, 2)
-    found = changes.diff(changes.nudged("w"), changes.renamed("old", "new"), scalars=(scalar,))
-    root = junit(changes.written(found, "junit"))
+    diff = changes.diff(changes.nudged("w"), changes.renamed("old", "new"), scalars=(scalar,))
+    root = junit(changes.written(diff, "junit"))
     assert [(one.get("name"), one[0].tag) for one in root.iter("testcase")] == [
         ("w", "failure"),
         ("new", "failure"),

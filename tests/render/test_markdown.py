@@ -127,9 +127,9 @@ def test_it_fits_a_comment(quiet, expected):
     """65,536 characters, whatever differs, and as many findings as rows have room; the last line counts the rest."""
     changes = [nudged(f"encoder.{n * 7919:x}zz.weight") for n in range(3000)]
     rule = "frozen-changed" if expected else "changed"
-    findings = [Finding(rule, Severity.ERROR, f"{one.fqn}: {rule}", "b.pt", one.fqn) for one in changes]
-    found = diff(*changes, findings=tuple(findings), expected=expected)
-    text = written(found, "markdown", quiet=quiet)
+    findings = [Finding(rule, Severity.ERROR, f"{change.fqn}: {rule}", "b.pt", change.fqn) for change in changes]
+    actual_diff = diff(*changes, findings=tuple(findings), expected=expected)
+    text = written(actual_diff, "markdown", quiet=quiet)
     if expected:  # one violated option is one problem, however many tensors are its evidence
         assert sum(line.startswith("- `error") for line in text.splitlines()) == 1
         assert len(text) <= 65_536

@@ -32,37 +32,37 @@ def find(state, texts):
 def test_a_filter_finds_the_tensors():
     """By name, glob, dtype, kind, shape, number, statistic, problem and remark."""
     state = build_state()
-    for (text, keep), found in zip(CASES, find(state, [text for text, _ in CASES]), strict=True):
+    for (text, keep), actual in zip(CASES, find(state, [text for text, _ in CASES]), strict=True):
         expected = [tensor.fqn for tensor in state.tensors if keep(tensor)]
-        assert [state.tensors[row].fqn for row in found["rows"]] == expected, text
+        assert [state.tensors[row].fqn for row in actual["rows"]] == expected, text
 
 
 def test_a_wrong_word_says_what_to_write():
     """A wrong word is ignored; of a word that matches nothing, the values of its field are named."""
-    for (text, count, problem), found in zip(
+    for (text, count, problem), actual in zip(
         PROBLEMS, find(build_state(), [case[0] for case in PROBLEMS]), strict=True
     ):
-        assert (len(found["rows"]), found["problem"]) == (count, problem), text
+        assert (len(actual["rows"]), actual["problem"]) == (count, problem), text
 
 
 def test_names_have_their_section():
     """If there are several sections, as `-i` takes them."""
     state = build_sections()
-    for (_, expected), found in zip(SECTION_CASES, find(state, [case[0] for case in SECTION_CASES]), strict=True):
-        assert [(state.tensors[row].section, state.tensors[row].fqn) for row in found["rows"]] == expected
+    for (_, expected), actual in zip(SECTION_CASES, find(state, [case[0] for case in SECTION_CASES]), strict=True):
+        assert [(state.tensors[row].section, state.tensors[row].fqn) for row in actual["rows"]] == expected
 
 
 def test_values_that_were_not_read_are_no_answer():
     """The message says which option reads them."""
-    for found in find(build_state(with_stats=False), ["nan>0", "problem"]):
-        assert "the report has no statistics; run statecli report --stats" in found["problem"]
+    for actual in find(build_state(with_stats=False), ["nan>0", "problem"]):
+        assert "the report has no statistics; run statecli report --stats" in actual["problem"]
 
 
 def test_a_tied_name_that_is_not_stored_finds_the_stored_tensor():
     """By a part of the name and by a glob; other names still find nothing."""
     state = mark_state(build_state())
     texts = ["lm_head", "LM_head.weight", "lm_head.*", "{lm_head,typo}.weight", "tied_head"]
-    assert [[state.tensors[row].fqn for row in found["rows"]] for found in find(state, texts)] == [
+    assert [[state.tensors[row].fqn for row in actual["rows"]] for actual in find(state, texts)] == [
         *[["embed.weight"]] * 4,
         [],
     ]

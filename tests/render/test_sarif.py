@@ -39,8 +39,8 @@ def test_the_schema_refuses_what_is_none():
 
 def test_a_rule_has_its_explanation():
     """Name, one line, why, all of it as text and as Markdown, and the level that it has by itself."""
-    (rule,) = (one for one in run(target())["tool"]["driver"]["rules"] if one["id"] == "nan")
-    (known,) = (one for one in RULES if one.name == "nan")
+    (rule,) = (rule for rule in run(target())["tool"]["driver"]["rules"] if rule["id"] == "nan")
+    (known,) = (rule for rule in RULES if rule.name == "nan")
     assert rule["shortDescription"]["text"] == known.summary
     assert rule["help"] == {"text": known.explanation, "markdown": known.explanation}
     assert rule["helpUri"] == f"{DOCUMENTATION_URL}reference/rules/nan.html"
@@ -135,7 +135,7 @@ def test_a_problem_of_several_tensors_is_one_result():
     (result,) = run(target("a.pt", finding(fqn="a"), finding(fqn="b")))["results"]
     assert result["message"]["text"] == "a, b: are nan"
     related = result["relatedLocations"]
-    assert [one["message"]["text"] for one in related] == ["nan: a: is nan", "nan: b: is nan"]
+    assert [finding["message"]["text"] for finding in related] == ["nan: a: is nan", "nan: b: is nan"]
     assert [one["logicalLocations"][0]["name"] for one in related] == ["a", "b"]
     assert "logicalLocations" not in result["locations"][0]
 
@@ -143,8 +143,12 @@ def test_a_problem_of_several_tensors_is_one_result():
 def test_two_problems_of_a_target_and_rule_are_told_apart():
     """By the names of their tensors, in whatever order they are found."""
     lists = [[finding(fqn=f"{name}.{n}", help=name) for n in range(5)] for name in ("a", "b")]
-    first = [one["partialFingerprints"]["statecli/v1"] for one in run(target("a.pt", *lists[0], *lists[1]))["results"]]
-    again = [one["partialFingerprints"]["statecli/v1"] for one in run(target("a.pt", *lists[1], *lists[0]))["results"]]
+    first = [
+        result["partialFingerprints"]["statecli/v1"] for result in run(target("a.pt", *lists[0], *lists[1]))["results"]
+    ]
+    again = [
+        result["partialFingerprints"]["statecli/v1"] for result in run(target("a.pt", *lists[1], *lists[0]))["results"]
+    ]
     assert len(set(first)) == 2
     assert first == again[::-1]
 
@@ -153,7 +157,7 @@ def test_what_is_accepted_is_suppressed():
     """With its reason; and what is not, says so."""
     kept = accepted("known since v1", finding("inf"))
     results = run(target("a.pt", finding(), accepted=kept))["results"]
-    assert [(one["ruleId"], one["suppressions"]) for one in results] == [
+    assert [(result["ruleId"], result["suppressions"]) for result in results] == [
         ("nan", []),
         ("inf", [{"kind": "external", "justification": "known since v1"}]),
     ]

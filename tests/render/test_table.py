@@ -83,8 +83,8 @@ def test_a_remark_never_runs_into_a_long_name():
 def test_a_cell_wider_than_the_terminal_is_broken(width):
     """No line is wider, however narrow the terminal."""
     old, new = tensor("a", "float8_e4m3fn", (1, 2, 3)), tensor("a", "bfloat16", (3, 2, 1), Kind.BUFFER)
-    found = diff(recast("a", old, new, Field.DTYPE, Field.SHAPE, Field.KIND), renamed("x" * 30, "y" * 30))
-    assert max(map(len, written(found, "table", width=width).splitlines())) <= width
+    actual_diff = diff(recast("a", old, new, Field.DTYPE, Field.SHAPE, Field.KIND), renamed("x" * 30, "y" * 30))
+    assert max(map(len, written(actual_diff, "table", width=width).splitlines())) <= width
 
 
 def test_a_row_without_cells_leaves_no_blank_line():

@@ -82,16 +82,16 @@ def test_only_renamed():
 
 def test_metadata_are_told_and_counted():
     """An epoch that moved is a row, and in the verdict."""
-    found = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4),))
-    assert rows(found) == {"metadata": [(("M epoch", "3 → 4"), "")]}
-    assert page(found).verdict == "metadata: 1 changed"
+    actual_diff = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4),))
+    assert rows(actual_diff) == {"metadata": [(("M epoch", "3 → 4"), "")]}
+    assert page(actual_diff).verdict == "metadata: 1 changed"
 
 
 def test_a_long_setting_leaves_the_others_their_column():
     """It stands behind its name, or below, and the short ones beside theirs."""
     long = ScalarChange("prompt", Status.CHANGED, "x" * 50, "y" * 50)
-    found = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4), long))
-    lines = written(found, "table").splitlines()
+    actual_diff = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4), long))
+    lines = written(actual_diff, "table").splitlines()
     assert "  M epoch   3 → 4" in lines
     assert lines[lines.index("  M epoch   3 → 4") + 1] == "  M prompt"
 
@@ -111,8 +111,8 @@ def test_what_else_changed_is_remarked():
     """A dtype beside values is said beside them."""
     old, new = tensor("a"), tensor("a", "bfloat16")
     values = nudged("a").values
-    found = diff(recast("a", old, new, Field.DTYPE, Field.VALUES, values=values))
-    assert rows(found)["parameters"][0][1] == "dtype float32 → bfloat16"
+    actual_diff = diff(recast("a", old, new, Field.DTYPE, Field.VALUES, values=values))
+    assert rows(actual_diff)["parameters"][0][1] == "dtype float32 → bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def list_layers(unusual=(3, 8)):
 
 def test_the_headline_names_each_unusual_module():
     """Layers and the modules outside, but no tensor that starts near zero; the same numbers are in the JSON."""
-    found = diff(*list_layers())
+    actual_diff = diff(*list_layers())
     text = "out changed 287 times as much as the median of 12 layers, blocks.3 255 times, blocks.8 255 times"
     assert text in verdict(*list_layers())
-    modules = json.loads(written(found, "json"))["summary"]["modules"]
+    modules = json.loads(written(actual_diff, "json"))["summary"]["modules"]
     assert [m["name"] for m in modules if "times_median" in m] == ["blocks.3", "blocks.8", "out"]
     assert modules[0] == {"name": "inp", "section": "model", "relative_l2": 2e-4}
     many = [weigh(nudged(f"m{n}.w"), 0.1, 0.1) for n in range(20)]
@@ -213,8 +213,8 @@ def test_a_bar_of_a_layer_says_what_it_leaves_out():
     reshaped = [
         recast(f"h.{n}.b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="shapes") for n in (0, 1)
     ]
-    found = diff(nudged("h.0.a", 0.5), *reshaped, nudged("h.2.a", None, max_abs=None, nan_after=3), same("h.3.a"))
-    (bars,) = build_diff_report(found, DiffView()).charts()
+    actual_diff = diff(nudged("h.0.a", 0.5), *reshaped, nudged("h.2.a", None, max_abs=None, nan_after=3), same("h.3.a"))
+    (bars,) = build_diff_report(actual_diff, DiffView()).charts()
     assert bars.labels == ("h.0", "h.1", "h.2", "h.3")
     assert (bars.values[0], bars.values[1], bars.values[3]) == (0.5, math.inf, 0.0)
     assert math.isnan(bars.values[2])
@@ -247,29 +247,29 @@ def test_a_lost_tie_is_no_changed_value():
     names = ("emb", "head", "third")
     tied = [recast(name, tensor(name, tied_to=tuple({*names} - {name})), tensor(name), Field.TYING) for name in names]
     other = nudged("w")
-    for found, text in (
+    for actual, text in (
         ([*tied, other], "1 of 4 parameters changed, 1 tie lost (3 tensors)"),
         (tied, "1 tie lost (3 tensors)"),
         ([replace(tied[0], before=tied[0].after, after=tied[0].before)], "1 tie added (1 tensor)"),
     ):
-        assert page(diff(*found)).verdict == text
-        assert page(diff(*found)).groups[0].summary == text.replace(" parameters", "")
+        assert page(diff(*actual)).verdict == text
+        assert page(diff(*actual)).groups[0].summary == text.replace(" parameters", "")
     (group,) = page(diff(*tied, other), tree=True).groups
     assert group.summary == "1/4 parameters, 1 tie lost (3 tensors)"
 
 
 def test_nan_and_infinities_are_told():
     """Each side's, and a row in which they came up is marked as bad."""
-    found = diff(nudged("a", nan_after=3, inf_before=2), nudged("b", nan_before=1, nan_after=1))
-    first, second = page(found).groups[0].lines
+    actual_diff = diff(nudged("a", nan_after=3, inf_before=2), nudged("b", nan_before=1, nan_after=1))
+    first, second = page(actual_diff).groups[0].lines
     assert (first.remark, first.mood) == ("NaN 0 → 3, Inf 2 → 0", "bad")
     assert (second.remark, second.mood) == ("NaN 1 → 1", "")
 
 
 def test_an_undefined_change_has_no_number_and_a_reason():
     """Relative to zero is no 0."""
-    found = diff(nudged("a", None, reason="before is all zeros"))
-    assert rows(found)["parameters"] == [(("M a", "3/16", "0.5", "-", ""), "before is all zeros")]
+    actual_diff = diff(nudged("a", None, reason="before is all zeros"))
+    assert rows(actual_diff)["parameters"] == [(("M a", "3/16", "0.5", "-", ""), "before is all zeros")]
 
 
 def test_values_that_could_not_be_compared_say_why():
@@ -346,8 +346,8 @@ def test_unfolded_each_layer_has_its_row():
 
 def test_renamed_layers_fold():
     """A number that both names have is one number."""
-    found = diff(*(renamed(f"{n}.w", f"layers.{n}.w") for n in range(50)))
-    assert rows(found)["parameters"] == [(("R {0..49}.w → layers.{0..49}.w", ""), "")]
+    actual_diff = diff(*(renamed(f"{n}.w", f"layers.{n}.w") for n in range(50)))
+    assert rows(actual_diff)["parameters"] == [(("R {0..49}.w → layers.{0..49}.w", ""), "")]
 
 
 def test_different_changes_do_not_fold():
@@ -364,19 +364,19 @@ def test_folding_loses_no_element():
 
 def test_lines_limits_each_group():
     """-n 2: two rows of each role, how many more, and the verdict of all."""
-    found = diff(*LAYERS[:10], *(nudged(f"b{n}", kind=Kind.BUFFER) for n in range(2)))
-    groups = rows(found, lines=2)
+    actual_diff = diff(*LAYERS[:10], *(nudged(f"b{n}", kind=Kind.BUFFER) for n in range(2)))
+    groups = rows(actual_diff, lines=2)
     assert [len(lines) for lines in groups.values()] == [3, 2]
     assert groups["parameters"][-1][0][0] == "… and 8 more"
-    assert page(found, lines=2).verdict == page(found).verdict
+    assert page(actual_diff, lines=2).verdict == page(actual_diff).verdict
 
 
 def test_lines_never_hides_a_finding():
     """A failed expectation is told whatever -n says."""
     finding = Finding("frozen", Severity.ERROR, "layers.7.g: changed, and is frozen", "b.pt", "layers.7.g")
-    found = diff(*LAYERS, findings=(finding,), expected=True)
+    actual_diff = diff(*LAYERS, findings=(finding,), expected=True)
     for output in ("table", "plain", "markdown"):
-        assert "frozen" in written(found, output, lines=0)
+        assert "frozen" in written(actual_diff, output, lines=0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -391,14 +391,14 @@ def test_lines_and_more_add_up(lines):
 
 def test_sections_are_headings():
     """The moving average beside the model is told apart."""
-    found = diff(nudged("w"), nudged("w", section="ema"))
-    assert list(rows(found)) == ["model: parameters", "ema: parameters"]
+    actual_diff = diff(nudged("w"), nudged("w", section="ema"))
+    assert list(rows(actual_diff)) == ["model: parameters", "ema: parameters"]
 
 
 def test_the_tree_sums_by_module():
     """Of each module how many changed and how much at most; what is identical is not there."""
-    found = diff(nudged("a.x", 0.5), same("a.y"), same("b.z"))
-    (group,) = page(found, tree=True).groups
+    actual_diff = diff(nudged("a.x", 0.5), same("a.y"), same("b.z"))
+    (group,) = page(actual_diff, tree=True).groups
     assert group.summary == "1/3 parameters"
     cells = [line.cells[:3] for line in group.lines]
     assert cells == [("a", "1/2 parameters", "0.5"), ("  M x", "values 3/16", "0.5")]
@@ -414,15 +414,15 @@ def test_the_tree_folds_layers():
 def test_names_as_git_lists_them():
     """--name-status: a letter and the name, two names of a rename, nothing identical."""
     scalars = (ScalarChange("epoch", Status.CHANGED, 1, 2),)
-    found = diff(nudged("m"), same("i"), renamed("old", "new"), added("x"), removed("gone"), scalars=scalars)
-    assert written(found, "plain", names=NameList.STATUS) == "M\tm\nR\told\tnew\nA\tx\nD\tgone\nM\tepoch\n"
-    assert written(found, "plain", names=NameList.ONLY) == "m\nnew\nx\ngone\nepoch\n"
+    actual_diff = diff(nudged("m"), same("i"), renamed("old", "new"), added("x"), removed("gone"), scalars=scalars)
+    assert written(actual_diff, "plain", names=NameList.STATUS) == "M\tm\nR\told\tnew\nA\tx\nD\tgone\nM\tepoch\n"
+    assert written(actual_diff, "plain", names=NameList.ONLY) == "m\nnew\nx\ngone\nepoch\n"
 
 
 def test_names_have_their_section_where_there_are_several():
     """Two entries of one name are not the same line twice."""
-    found = diff(nudged("w"), nudged("w", section="ema"))
-    assert written(found, "plain", names=NameList.ONLY) == "model.w\nema.w\n"
+    actual_diff = diff(nudged("w"), nudged("w", section="ema"))
+    assert written(actual_diff, "plain", names=NameList.ONLY) == "model.w\nema.w\n"
 
 
 def test_a_hostile_name_is_one_line():
@@ -433,14 +433,14 @@ def test_a_hostile_name_is_one_line():
 @pytest.mark.parametrize("output", [one.value for one in Output if one.value not in ("sarif", "github", "gitlab")])
 def test_every_output_of_rows_says_every_change(output):
     """Added, removed, changed, renamed and metadata, in each output."""
-    found = diff(
+    actual_diff = diff(
         nudged("moved"),
         added("fresh"),
         removed("gone"),
         renamed("old", "new"),
         scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),),
     )
-    text = written(found, output)
+    text = written(actual_diff, output)
     assert all(name in text for name in ("moved", "fresh", "gone", "old", "new", "epoch"))
 
 
@@ -462,8 +462,8 @@ def test_quiet_says_why_and_no_row(output):
 def test_a_failed_expectation_is_in_every_output(output):
     """Whatever the output, the reason of exit 1 is there, also when no tensor differs."""
     finding = Finding("changed", Severity.ERROR, "head.*: no matching tensor changed", "b.pt")
-    found = diff(same("head.w"), findings=(finding,), expected=True)
-    assert "no matching tensor changed" in written(found, output)
+    actual_diff = diff(same("head.w"), findings=(finding,), expected=True)
+    assert "no matching tensor changed" in written(actual_diff, output)
 
 
 def test_expected_differences_are_no_failure():
@@ -492,8 +492,8 @@ def test_plain_of_equal_states_is_one_line():
 
 def test_csv_has_the_columns_of_a_spreadsheet():
     """Each number in a column of its own, both sides of each fact, metadata too."""
-    found = diff(nudged("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
-    first, second = csv.DictReader(io.StringIO(written(found, "csv")))
+    actual_diff = diff(nudged("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
+    first, second = csv.DictReader(io.StringIO(written(actual_diff, "csv")))
     assert (first["status"], first["fqn"], first["changed"], first["elements"]) == ("changed", "a", "3", "16")
     assert (first["dtype_before"], first["shape_after"], first["max_abs"]) == ("float32", "[4,4]", "0.5")
     assert (second["kind"], second["fqn"], second["change"]) == ("metadata", "epoch", "1 → 2")
@@ -501,8 +501,8 @@ def test_csv_has_the_columns_of_a_spreadsheet():
 
 def test_json_lists_what_differs_and_counts_the_rest():
     """Identical pairs are in the summary alone."""
-    found = diff(nudged("a"), same("b"), added("c"), notes=(Oddity("prefix", "looked through module."),))
-    document = json.loads(written(found, "json"))
+    actual_diff = diff(nudged("a"), same("b"), added("c"), notes=(Oddity("prefix", "looked through module."),))
+    document = json.loads(written(actual_diff, "json"))
     assert document["schema"] == "statecli.diff/1"
     counts = ("added", "removed", "changed", "renamed", "identical")
     assert [document["summary"][name] for name in counts] == [1, 0, 1, 0, 1]
@@ -513,23 +513,25 @@ def test_json_lists_what_differs_and_counts_the_rest():
 
 def test_jsonl_types_each_line():
     """A change is `change`, so that a stream can be filtered."""
-    found = diff(nudged("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
-    types = [json.loads(line)["type"] for line in written(found, "jsonl").splitlines()]
+    actual_diff = diff(nudged("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
+    types = [json.loads(line)["type"] for line in written(actual_diff, "jsonl").splitlines()]
     assert types == ["target", "change", "finding", "finding", "metadata"]
 
 
 def test_depth_is_drawn_of_parameters_in_order():
     """A bar each parameter, unchanged ones at zero; buffers are left out."""
-    found = diff(nudged("b", 0.5), nudged("a", 0.1), nudged("n", kind=Kind.BUFFER), same("s"))
-    (bars,) = build_diff_report(found, DiffView()).charts()
+    actual_diff = diff(nudged("b", 0.5), nudged("a", 0.1), nudged("n", kind=Kind.BUFFER), same("s"))
+    (bars,) = build_diff_report(actual_diff, DiffView()).charts()
     assert isinstance(bars, Bars)
     assert (bars.labels, bars.values) == (("b", "a", "s"), (0.5, 0.1, 0.0))
 
 
 def test_a_change_from_zero_is_no_nan():
     """A bias that was zero has a finite Δ and only no ratio: it is not drawn as what went wrong is."""
-    found = diff(nudged("zero", None), nudged("nan", None, max_abs=None, nan_after=3), nudged("one", 0.1, inf_after=1))
-    (bars,) = build_diff_report(found, DiffView()).charts()
+    actual_diff = diff(
+        nudged("zero", None), nudged("nan", None, max_abs=None, nan_after=3), nudged("one", 0.1, inf_after=1)
+    )
+    (bars,) = build_diff_report(actual_diff, DiffView()).charts()
     assert bars.values[0] == math.inf
     assert all(map(math.isnan, bars.values[1:]))
     assert bars.words == ("no relative change, because all old values are zero", "", "")
@@ -539,11 +541,13 @@ def test_what_has_no_measure_is_not_drawn_as_unchanged():
     """Another shape, values not compared and a damaged file are each what they are, in the place where they stand."""
     reshaped = recast("b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="the shapes differ")
     cast = recast("e", tensor("e"), tensor("e", "float16"), Field.DTYPE)
-    found = diff(nudged("a", 0.5), reshaped, same("d", not_compared="sparse"), cast)
-    found = replace(found, broken=(Broken("c", "model", "b.pt: c: checksum wrong"),))
-    held = list(found.after.tensors)
-    held.insert(2, tensor("c"))
-    (bars,) = build_diff_report(replace(found, after=replace(found.after, tensors=tuple(held))), DiffView()).charts()
+    change = diff(nudged("a", 0.5), reshaped, same("d", not_compared="sparse"), cast)
+    change = replace(change, broken=(Broken("c", "model", "b.pt: c: checksum wrong"),))
+    tensors = list(change.after.tensors)
+    tensors.insert(2, tensor("c"))
+    (bars,) = build_diff_report(
+        replace(change, after=replace(change.after, tensors=tuple(tensors))), DiffView()
+    ).charts()
     assert bars.labels == ("a", "b", "c", "d", "e")
     assert bars.values == (0.5, math.inf, math.inf, math.inf, 0.0)
     assert bars.words == ("", "of another shape", "not compared", "not compared", "")
@@ -551,8 +555,8 @@ def test_what_has_no_measure_is_not_drawn_as_unchanged():
 
 def test_histograms_are_drawn():
     """One picture each, under its name."""
-    found = diff(nudged("a"), histograms=(Histogram("a", "model", (0.0, 1.0), (3,)),))
-    *_, spread = build_diff_report(found, DiffView()).charts()
+    actual_diff = diff(nudged("a"), histograms=(Histogram("a", "model", (0.0, 1.0), (3,)),))
+    *_, spread = build_diff_report(actual_diff, DiffView()).charts()
     assert isinstance(spread, Spread)
     assert (spread.title, spread.counts) == ("a", (3,))
 
@@ -564,8 +568,8 @@ def test_nothing_to_draw():
 
 def test_an_outline_through_a_pipe_keeps_remarks():
     """--tree as plain text: what was added, and what of the metadata changed, is there."""
-    found = diff(nudged("a.b"), added("a.c"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
-    text = written(found, "plain", tree=True)
+    actual_diff = diff(nudged("a.b"), added("a.c"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
+    text = written(actual_diff, "plain", tree=True)
     assert "float32 [4,4], 64 B" in text
     assert "1 → 2" in text
 
@@ -604,57 +608,57 @@ def test_norms_beyond_float64_have_a_sum():
 
 def test_what_is_damaged_is_counted_among_all():
     """Of four on both sides, one of which cannot be read, two changed: of four."""
-    found = diff(nudged("a"), nudged("b"), same("c"), broken=(Broken("d", "model", "b.pt: d: cut short"),))
-    after = replace(found.after, tensors=(*found.after.tensors, tensor("d")))
-    assert page(replace(found, after=after)).verdict.startswith("2 of 4 parameters changed; 1 tensor could not")
-    assert page(replace(found, after=after)).groups[0].summary == "2 of 4 changed"
+    change = diff(nudged("a"), nudged("b"), same("c"), broken=(Broken("d", "model", "b.pt: d: cut short"),))
+    after = replace(change.after, tensors=(*change.after.tensors, tensor("d")))
+    assert page(replace(change, after=after)).verdict.startswith("2 of 4 parameters changed; 1 tensor could not")
+    assert page(replace(change, after=after)).groups[0].summary == "2 of 4 changed"
 
 
 def test_an_empty_name_is_seen():
     """Two quotes stand for it, wherever people read it."""
-    found = diff(
+    actual_diff = diff(
         nudged(""), renamed("", "x"), findings=(Finding("changed", Severity.ERROR, ": values differ", "b", ""),)
     )
-    plain = written(found, "plain")
+    plain = written(actual_diff, "plain")
     assert [line.split()[2] for line in plain.splitlines()[1:3]] == ["''", "x"]
     assert plain.splitlines()[2].split()[3] == "''"
-    assert {line.cells[0] for line in page(found).groups[0].lines} == {"M ''", "R '' → x"}
-    assert "M ''" in written(found, "plain", tree=True)
-    assert written(found, "plain", names=NameList.ONLY).splitlines() == ["''", "x"]
-    assert written(found, "plain", quiet=True) == "error[changed]: '': values differ\n"
+    assert {line.cells[0] for line in page(actual_diff).groups[0].lines} == {"M ''", "R '' → x"}
+    assert "M ''" in written(actual_diff, "plain", tree=True)
+    assert written(actual_diff, "plain", names=NameList.ONLY).splitlines() == ["''", "x"]
+    assert written(actual_diff, "plain", quiet=True) == "error[changed]: '': values differ\n"
 
 
 def test_findings_and_damage_have_their_section_where_there_are_several():
     """As the names have it that `--name-only` lists; JSON has both apart."""
-    told = tuple(
-        Finding("changed", Severity.ERROR, "w: values differ", "b", "w", section=one) for one in ("model", "ema")
+    texts = tuple(
+        Finding("changed", Severity.ERROR, "w: values differ", "b", "w", section=text) for text in ("model", "ema")
     )
     damage = (Broken("u", "ema", "b.pt: u: cut short"),)
-    found = diff(nudged("w"), nudged("w", section="ema"), findings=told, broken=damage)
+    actual_diff = diff(nudged("w"), nudged("w", section="ema"), findings=texts, broken=damage)
     said = (
         "error[changed]: model.w: values differ, by at most 0.5\nerror[changed]: ema.w: values differ, by at most 0.5\n"
     )
-    assert written(found, "plain", quiet=True) == said
-    assert "- `error[changed]: ema.w: values differ, by at most 0.5`" in written(found, "markdown", quiet=True)
-    assert rows(found)["not compared"] == [(("? ema.u", "", "", "", ""), "b.pt: ema.u: cut short")]
-    assert [one["message"] for one in json.loads(written(found, "json"))["findings"]] == [
+    assert written(actual_diff, "plain", quiet=True) == said
+    assert "- `error[changed]: ema.w: values differ, by at most 0.5`" in written(actual_diff, "markdown", quiet=True)
+    assert rows(actual_diff)["not compared"] == [(("? ema.u", "", "", "", ""), "b.pt: ema.u: cut short")]
+    assert [finding["message"] for finding in json.loads(written(actual_diff, "json"))["findings"]] == [
         "w: values differ",
         "w: values differ",
     ]
-    (bars,) = build_diff_report(found, DiffView()).charts()
+    (bars,) = build_diff_report(actual_diff, DiffView()).charts()
     assert bars.labels == ("model.w", "ema.w")
 
 
 def test_lines_limit_what_could_not_be_compared():
     """-n 2 of what no one could compare, as of every other group; without it repeated layers fold."""
     damage = tuple(Broken(f"l.{n}.w", "", f"b.pt: l.{n}.w: cut short") for n in range(50))
-    found = diff(same("a"), broken=damage)
-    assert [cells[0] for cells, _ in rows(found, lines=2)["not compared"]] == ["? l.{0..49}.w"]
-    assert len(rows(found, lines=2, unfold=True)["not compared"]) == 3
-    plain = written(found, "plain", lines=2)
+    actual_diff = diff(same("a"), broken=damage)
+    assert [cells[0] for cells, _ in rows(actual_diff, lines=2)["not compared"]] == ["? l.{0..49}.w"]
+    assert len(rows(actual_diff, lines=2, unfold=True)["not compared"]) == 3
+    plain = written(actual_diff, "plain", lines=2)
     assert plain.count("cut short") == 2
     assert plain.endswith("… and 48 more (-n 2)\n")
-    assert written(found, "plain").count("cut short") == 50
+    assert written(actual_diff, "plain").count("cut short") == 50
 
 
 def test_the_tree_tells_nan_and_old_names():
@@ -665,8 +669,8 @@ def test_the_tree_tells_nan_and_old_names():
 
 def test_a_nan_is_no_zero_change():
     """Where only a NaN came up, the finite rest did not change: no number says how much did."""
-    found = diff(nudged("a", 0.0, max_abs=0.0, nan_after=1, left_out=1))
-    assert rows(found)["parameters"] == [(("M a", "3/16", "-", "-", ""), "NaN 0 → 1")]
+    actual_diff = diff(nudged("a", 0.0, max_abs=0.0, nan_after=1, left_out=1))
+    assert rows(actual_diff)["parameters"] == [(("M a", "3/16", "-", "-", ""), "NaN 0 → 1")]
 
 
 def test_a_column_that_says_nothing_is_not_shown():
@@ -725,9 +729,9 @@ def test_lines_limit_findings_too(output):
 
 def loaded(*changes, **facts):
     """A diff of a class and a checkpoint."""
-    found = diff(*changes, **facts)
+    change = diff(*changes, **facts)
     return replace(
-        found, before=replace(found.before, target="net.py:Net", format="module", traits=FormatTraits(is_class=True))
+        change, before=replace(change.before, target="net.py:Net", format="module", traits=FormatTraits(is_class=True))
     )
 
 

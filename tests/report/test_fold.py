@@ -83,8 +83,8 @@ def test_folding_loses_and_invents_nothing(pairs, cell):
 def test_findings_of_repeated_layers_fold_however_many_they_are():
     """Seventy layers that are left on the CPU are one line, and two are."""
     many = [Finding("left-behind", Severity.ERROR, f"h.{n}.t: stays", "x", f"h.{n}.t") for n in range(70)]
-    assert [one.message for one in fold.fold_findings(many)] == ["h.{0..69}.t: stays"]
-    assert [one.message for one in fold.fold_findings(many[:2])] == ["h.{0,1}.t: stays"]
+    assert [finding.message for finding in fold.fold_findings(many)] == ["h.{0..69}.t: stays"]
+    assert [finding.message for finding in fold.fold_findings(many[:2])] == ["h.{0,1}.t: stays"]
     assert fold.fold_findings(many[:1]) == tuple(many[:1])
 
 
@@ -110,8 +110,8 @@ def test_a_remark_that_names_one_layer_does_not():
 
 def test_leading_zeros_are_names():
     """`01` and `1` are two layers, and a name is never printed without its zeros."""
-    found = names("l.00.w", "l.01.w", "l.1.w", "l.2.w")
-    assert sorted(found) == ["l.00.w", "l.01.w", "l.{1,2}.w"]
+    actual = names("l.00.w", "l.01.w", "l.1.w", "l.2.w")
+    assert sorted(actual) == ["l.00.w", "l.01.w", "l.{1,2}.w"]
 
 
 def test_one_name_twice_is_two_rows():

@@ -115,8 +115,8 @@ def test_what_a_folder_is_stands_below_its_rows(case, folder, statecli):
         result = statecli("inspect", path, *arguments)
         assert result.code == 0
         assert "\x1b[31m" not in result.out
-        told = [line for line in result.out.splitlines() if line.startswith("note") and "escapes" not in case]
-        assert [line.split(": ", 1)[1] for line in told] == ([expected] if expected else [])
+        lines = [line for line in result.out.splitlines() if line.startswith("note") and "escapes" not in case]
+        assert [line.split(": ", 1)[1] for line in lines] == ([expected] if expected else [])
 
 
 def test_plain_ends_as_the_page_does(folder, statecli):

@@ -44,7 +44,7 @@ def blocks():
 
 
 def find(rule, rows, what, severity=Severity.ERROR):
-    return [Finding(rule, severity, f"{one.fqn}: {what}", "net.py:Net", one.fqn) for one in rows]
+    return [Finding(rule, severity, f"{row.fqn}: {what}", "net.py:Net", row.fqn) for row in rows]
 
 
 @pytest.fixture
@@ -195,11 +195,11 @@ def test_a_statement_on_several_lines_is_shown_as_one(tmp_path, in_tmp_path, lin
 def test_several_tensors_have_a_verb_in_the_plural(singular, plural):
     """One problem has one sentence for all its tensors."""
     rows = [row(name, None, kind=Kind.PARAMETER) for name in "ab"]
-    one, several = (
+    finding, several = (
         group_findings(find("zero-gradient", rows[:1], singular))[0],
         group_findings(find("x", rows, singular))[0],
     )
-    assert (one.message, several.message) == (f"a: {singular}", f"a, b: {plural}")
+    assert (finding.message, several.message) == (f"a: {singular}", f"a, b: {plural}")
 
 
 def test_one_more_consequence_is_shown_not_counted():

@@ -109,8 +109,8 @@ def test_a_failure_that_no_finding_tells_keeps_its_reason():
 @pytest.mark.parametrize("verdict", Verdict)
 def test_each_verdict_has_a_sign_of_its_own(verdict):
     """No two can be taken for each other."""
-    found = run(moved(w=Cell(verdict)), rows=[tensor("w")])
-    assert lines(found)["w"][0] == SIGNS[verdict]
+    result = run(moved(w=Cell(verdict)), rows=[tensor("w")])
+    assert lines(result)["w"][0] == SIGNS[verdict]
     assert sorted(map(len, SIGNS.values())) == [1, 1, 1, 1]
     assert len(set(SIGNS.values())) == 4
 
@@ -131,36 +131,36 @@ def test_a_reason_of_the_whole_group_is_said_beside_its_heading():
     """Twelve rows do not say it twelve times."""
     rows = [tensor(f"b{n}", Kind.BUFFER) for n in range(12)]
     cells = {row.fqn: Cell(SKIPPED, reason="a buffer") for row in rows}
-    found = run(Check(Name.STEP, SKIPPED, columns=(Column("gradient", cells),)), rows=rows)
-    assert page(found).groups[0].summary == "12 tensors; gradient: a buffer"
-    assert {remark for _, remark in lines(found).values()} == {""}
+    result = run(Check(Name.STEP, SKIPPED, columns=(Column("gradient", cells),)), rows=rows)
+    assert page(result).groups[0].summary == "12 tensors; gradient: a buffer"
+    assert {remark for _, remark in lines(result).values()} == {""}
 
 
 def test_the_reason_of_a_whole_proof_is_in_its_own_line_alone():
     """Where backward fails, every cell says the same."""
     cells = {"w": Cell(UNSURE, reason="no backward"), "v": passed()}
     check = Check(Name.STEP, UNSURE, "one step", "no backward", columns=(Column("gradient", cells),))
-    found = run(check, rows=[tensor("w"), tensor("v")])
-    assert lines(found)["w"] == ("?", "")
-    assert done(found) == [("? step", "one step: no backward")]
+    result = run(check, rows=[tensor("w"), tensor("v")])
+    assert lines(result)["w"] == ("?", "")
+    assert done(result) == [("? step", "one step: no backward")]
 
 
 def test_a_remark_that_is_no_failure_is_told():
     """What stays behind and is harmless says why it is."""
-    found = run(moved(w=passed(reason="forward moves it"), v=passed()), rows=[tensor("w"), tensor("v")])
-    assert lines(found)["w"] == ("✓", "moves: forward moves it")
+    result = run(moved(w=passed(reason="forward moves it"), v=passed()), rows=[tensor("w"), tensor("v")])
+    assert lines(result)["w"] == ("✓", "moves: forward moves it")
 
 
 def test_what_forward_made_appear_says_so():
     """A row's own note is kept, also of a tensor that passed."""
-    found = run(moved(w=passed()), rows=[tensor("w", note="created by the first forward")])
-    assert lines(found)["w"] == ("✓", "created by the first forward")
+    result = run(moved(w=passed()), rows=[tensor("w", note="created by the first forward")])
+    assert lines(result)["w"] == ("✓", "created by the first forward")
 
 
 def test_verbose_has_what_was_measured():
     """-v: before and after of each column that measured something."""
-    found = run(moved(w=passed(before="cpu", after="cuda:0"), v=passed()), rows=[tensor("w"), tensor("v")])
-    assert lines(found, verbose=True) == {"w": ("✓", "moves: cpu → cuda:0"), "v": ("✓", "")}
+    result = run(moved(w=passed(before="cpu", after="cuda:0"), v=passed()), rows=[tensor("w"), tensor("v")])
+    assert lines(result, verbose=True) == {"w": ("✓", "moves: cpu → cuda:0"), "v": ("✓", "")}
 
 
 def test_repeated_layers_are_folded_and_unfolded():
@@ -168,15 +168,15 @@ def test_repeated_layers_are_folded_and_unfolded():
     rows = [tensor(f"layers.{n}.w") for n in range(50)]
     cells = {row.fqn: passed() for row in rows}
     cells["layers.7.w"] = Cell(UNSURE)
-    found = run(moved(UNSURE, **cells), rows=rows)
-    assert lines(found) == {"layers.{0..6,8..49}.w": ("✓", ""), "layers.7.w": ("?", "")}
-    assert len(lines(found, unfold=True)) == 50
+    result = run(moved(UNSURE, **cells), rows=rows)
+    assert lines(result) == {"layers.{0..6,8..49}.w": ("✓", ""), "layers.7.w": ("?", "")}
+    assert len(lines(result, unfold=True)) == 50
 
 
 def test_rows_are_grouped_by_kind_in_order():
     """Parameters, buffers, unregistered, whatever the order of the source."""
-    found = run(moved(), rows=[TABLE, tensor("b", Kind.BUFFER), tensor("w")])
-    assert [group.heading for group in page(found).groups] == ["parameters", "buffers", "unregistered"]
+    result = run(moved(), rows=[TABLE, tensor("b", Kind.BUFFER), tensor("w")])
+    assert [group.heading for group in page(result).groups] == ["parameters", "buffers", "unregistered"]
 
 
 def test_columns_of_one_name_are_told_apart():
@@ -242,8 +242,8 @@ def test_the_verdict_counts_the_tensors_of_all_proofs():
 
 def test_a_proof_that_is_unsure_of_some_tensors_names_the_first():
     """There is no reason of the whole, so that of a tensor stands for the others."""
-    found = run(moved(UNSURE, a=Cell(UNSURE, reason="sparse"), b=Cell(UNSURE), c=passed()), rows=map(tensor, "abc"))
-    assert done(found) == [("? move", '.to("meta"): a: sparse; 1 more tensor inconclusive')]
+    result = run(moved(UNSURE, a=Cell(UNSURE, reason="sparse"), b=Cell(UNSURE), c=passed()), rows=map(tensor, "abc"))
+    assert done(result) == [("? move", '.to("meta"): a: sparse; 1 more tensor inconclusive')]
 
 
 def test_the_verdict_names_what_failed_first():
@@ -261,9 +261,9 @@ def test_the_verdict_of_a_clean_model():
 def test_a_failure_of_no_tensor_counts_none():
     """A forward that raises is nobody's tensor's fault."""
     check = Check(Name.FORWARD, FAILED, "on cuda", findings=(finding(None),))
-    found = run(check, rows=[tensor("w")])
-    assert page(found).verdict == "1 error: forward failed"
-    assert done(found) == [("✗ forward", "failed: on cuda")]
+    result = run(check, rows=[tensor("w")])
+    assert page(result).verdict == "1 error: forward failed"
+    assert done(result) == [("✗ forward", "failed: on cuda")]
 
 
 # Fixes and notes.
@@ -307,8 +307,10 @@ def test_a_line_in_the_advice_is_the_place_of_the_problem(help, place, advice):
 
 def test_a_further_name_of_a_tensor_is_mended_at_its_own_line():
     """It is no row, and its message has the line."""
-    found = Finding("stale-view", Severity.ERROR, "w (assigned at m.py:7) is another name of a", "x", "w", "a property")
-    (problem,) = page(run(Check(Name.MOVE, FAILED, findings=(found,)), rows=[TABLE])).problems
+    actual_finding = Finding(
+        "stale-view", Severity.ERROR, "w (assigned at m.py:7) is another name of a", "x", "w", "a property"
+    )
+    (problem,) = page(run(Check(Name.MOVE, FAILED, findings=(actual_finding,)), rows=[TABLE])).problems
     assert (place_of(problem), problem.help) == ("m.py:7", "a property")
 
 
@@ -336,24 +338,24 @@ def test_what_packs_its_weights_is_named():
 
 def test_what_nobody_asked_for_may_be_skipped():
     """Without an input, step and forward are told and do not fail the command."""
-    found = run(moved(w=passed()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
-    assert list_inconclusive(found, ()) == ()
-    assert list_inconclusive(found, (Name.MOVE,)) == ()
-    assert list_inconclusive(found, (Name.STEP,)) == (f"net.py:Net: step: {NO_INPUT}",)
+    result = run(moved(w=passed()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
+    assert list_inconclusive(result, ()) == ()
+    assert list_inconclusive(result, (Name.MOVE,)) == ()
+    assert list_inconclusive(result, (Name.STEP,)) == (f"net.py:Net: step: {NO_INPUT}",)
 
 
 def test_what_is_inconclusive_is_no_pass():
     """Asked for by name or not."""
-    found = run(moved(w=passed()), Check(Name.STEP, UNSURE, reason="net.py:4: no"), rows=[tensor("w")])
-    assert list_inconclusive(found, ()) == ("net.py:Net: step: net.py:4: no",)
+    result = run(moved(w=passed()), Check(Name.STEP, UNSURE, reason="net.py:4: no"), rows=[tensor("w")])
+    assert list_inconclusive(result, ()) == ("net.py:Net: step: net.py:4: no",)
 
 
 def test_proofs_that_fail_for_one_reason_are_one_line():
     """The step calls forward in train mode: the same error of forward is reported once, for both proofs."""
     reasons = ("calling the model in train mode raised TypeError: no", "calling the model raised TypeError: no")
     checks = [Check(name, UNSURE, reason=why) for name, why in zip((Name.STEP, Name.FORWARD), reasons, strict=True)]
-    found = run(moved(w=passed()), *checks, rows=[tensor("w")])
-    assert list_inconclusive(found, ()) == (f"net.py:Net: step, forward: {reasons[1]}",)
+    result = run(moved(w=passed()), *checks, rows=[tensor("w")])
+    assert list_inconclusive(result, ()) == (f"net.py:Net: step, forward: {reasons[1]}",)
     other = run(moved(w=passed()), checks[0], Check(Name.FORWARD, UNSURE, reason="no such layer"), rows=[tensor("w")])
     assert list_inconclusive(other, ()) == (
         f"net.py:Net: step: {reasons[0]}",
@@ -401,8 +403,8 @@ def test_every_output_says_what_failed_and_how_to_mend_it(output):
 @pytest.mark.parametrize("output", ["table", "plain", "markdown", "html", "json", "jsonl"])
 def test_every_output_says_why_a_proof_was_skipped(output):
     """No silent skip."""
-    found = run(moved(w=passed()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
-    assert NO_INPUT in written(found, output)
+    result = run(moved(w=passed()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
+    assert NO_INPUT in written(result, output)
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
@@ -422,21 +424,21 @@ def test_a_narrow_table_says_by_group_what_no_reader_looks_for():
     rows = [tensor("encoder.weight"), tensor("b", Kind.BUFFER), TABLE]
     cells = {"encoder.weight": passed(), "b": passed(), "table": Cell(SKIPPED)}
     columns = tuple(Column(name, cells) for name in ("saved", "restored"))
-    found = run(moved(**{**cells, "table": Cell(FAILED)}), Check(Name.SAVE, PASSED, columns=columns), rows=rows)
-    text = written(found, width=29).replace("\n  ", " ")
+    result = run(moved(**{**cells, "table": Cell(FAILED)}), Check(Name.SAVE, PASSED, columns=columns), rows=rows)
+    text = written(result, width=29).replace("\n  ", " ")
     assert "passed; saved, restored: ✓ parameters and buffers, – unregistered" in text
     assert "name            moves" in text
-    assert "saved, restored:" not in written(found, width=60)
+    assert "saved, restored:" not in written(result, width=60)
 
 
 def test_columns_move_together_before_rows_are_broken():
     """A table that is a little too wide keeps one line a tensor."""
     cells = {"w": Cell(FAILED), "v": passed()}
     columns = tuple(Column(f"column{n}", cells) for n in range(6))
-    found = run(Check(Name.SAVE, FAILED, columns=columns), rows=map(tensor, "wv"))
-    assert "\n  w     ✗        ✗  " in written(found, width=60)
-    assert "\n  w    ✗       ✗  " in written(found, width=56)
-    assert "\n  w\n    ✗        ✗  " in written(found, width=50)
+    result = run(Check(Name.SAVE, FAILED, columns=columns), rows=map(tensor, "wv"))
+    assert "\n  w     ✗        ✗  " in written(result, width=60)
+    assert "\n  w    ✗       ✗  " in written(result, width=56)
+    assert "\n  w\n    ✗        ✗  " in written(result, width=50)
 
 
 def test_quiet_prints_what_failed_alone():
@@ -473,7 +475,7 @@ def test_json_is_the_contracts():
     assert [row["kind"] for row in document["tensors"]] == ["parameter", "unregistered"]
     assert document["summary"]["checks"] == {"passed": 0, "failed": 1, "skipped": 0, "inconclusive": 0}
     assert document["summary"]["tensors"] == {"passed": 1, "failed": 1, "skipped": 0, "inconclusive": 0}
-    assert [found["rule"] for found in document["findings"]] == ["left-behind"]
+    assert [finding["rule"] for finding in document["findings"]] == ["left-behind"]
 
 
 @pytest.mark.parametrize(("verdict", "said"), [(PASSED, True), (FAILED, False), (SKIPPED, None), (UNSURE, None)])
@@ -529,10 +531,10 @@ def test_no_reason_is_lost(found):
     """Each reason of a cell is somewhere on the page: in its row, its group, its proof's line, or told as a finding."""
     text = written(found, unfold=True)
     for check in found.checks:
-        told = {one.fqn for one in check.findings}
+        fqns = {finding.fqn for finding in check.findings}
         for column in check.columns:
             for fqn, cell in column.cells.items():
-                if cell.reason and not (cell.verdict is FAILED and fqn in told) and cell.reason != check.reason:
+                if cell.reason and not (cell.verdict is FAILED and fqn in fqns) and cell.reason != check.reason:
                     assert cell.reason.split()[0] in text
 
 
@@ -542,7 +544,9 @@ def test_every_output_takes_any_run(found, output):
     """No combination of verdicts breaks one, and each failure is in each."""
     text = written(found, output)
     problems = group_findings(found.findings, found.state.tensors)
-    rules = {problem.rule for problem in problems} if output in GROUPED else {one.rule for one in found.findings}
+    rules = (
+        {problem.rule for problem in problems} if output in GROUPED else {finding.rule for finding in found.findings}
+    )
     assert all(f"[{rule}]" in text or rule in text for rule in rules)
 
 
@@ -550,8 +554,8 @@ def test_every_output_takes_any_run(found, output):
 def test_verbose_shows_what_was_measured_off_a_terminal_too(verbose):
     """The devices before and after and the line, in columns of their own."""
     row = tensor("table", origin=Origin("net.py", 9))
-    found = run(moved(table=passed(before="cpu", after="meta")), rows=[row])
-    head, first = written(found, "plain", verbose=verbose).splitlines()[:2]
+    result = run(moved(table=passed(before="cpu", after="meta")), rows=[row])
+    head, first = written(result, "plain", verbose=verbose).splitlines()[:2]
     extra = {"origin": "net.py:9", "moves_before": "cpu", "moves_after": "meta"}
     assert set(extra) & set(head.split()) == (set(extra) if verbose else set())
     assert set(extra.values()) & set(first.split()) == (set(extra.values()) if verbose else set())

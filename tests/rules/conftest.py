@@ -14,7 +14,7 @@ def found():
 
     def one(rule, target, **options):
         targets = audit(Request((str(target),), select=(rule,), **options)).targets
-        (result,) = (one for one in targets if one.status is not Status.SKIPPED)
+        (result,) = (target for target in targets if target.status is not Status.SKIPPED)
         assert result.status is Status.AUDITED, result.reason
         assert result.ran == (rule,), result.skipped
         assert {finding.rule for finding in result.findings} <= {rule}

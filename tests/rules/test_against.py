@@ -40,7 +40,7 @@ def said(tmp_path):
     def findings(rule, target, **options):
         result = audit(Request((str(target),), select=(rule,), **options)).targets[-1]
         assert result.ran == (rule,), result.skipped
-        return [(one.severity.value, one.fqn, one.message) for one in result.findings]
+        return [(finding.severity.value, finding.fqn, finding.message) for finding in result.findings]
 
     return findings
 
@@ -187,8 +187,8 @@ def test_a_strict_load_keeps_the_last_of_what_the_class_ties(tied, pt):
 
 def test_broken_tie_spares_what_the_class_ties_and_the_checkpoint_too(said, pt, tied, tmp_path):
     """In one storage, or by one of the names alone as safetensors keeps it."""
-    one = torch.zeros(2, 2)
-    assert said("broken-tie", pt(embed=one, head=one), model=tied) == []
+    array = torch.zeros(2, 2)
+    assert said("broken-tie", pt(embed=array, head=array), model=tied) == []
     net = runpy.run_path(tied.partition(":")[0])["Net"]()
     save_model(net, str(tmp_path / "a.safetensors"))
     assert said("broken-tie", tmp_path / "a.safetensors", model=tied) == []
@@ -197,23 +197,23 @@ def test_broken_tie_spares_what_the_class_ties_and_the_checkpoint_too(said, pt, 
 def test_broken_tie_spares_slices_of_one_storage_that_the_class_has_apart(said, pt):
     """As the weights of a flattened model are: sharing a storage is no tie."""
     state = four()
-    flat = torch.zeros(48).split([one.numel() for one in state.values()])
-    parts = {name: part.view(one.shape) for (name, one), part in zip(state.items(), flat, strict=True)}
+    flat = torch.zeros(48).split([tensor.numel() for tensor in state.values()])
+    parts = {name: part.view(tensor.shape) for (name, tensor), part in zip(state.items(), flat, strict=True)}
     assert said("broken-tie", pt(**parts), model=FOUR) == []
 
 
 def test_broken_tie_finds_tied_weights_that_were_parted(held, pt):
     """Both names are told."""
-    one = torch.zeros(2, 2)
-    tied = pt("b", embed=one, head=one)
-    assert held("broken-tie", pt(embed=one, head=one.clone()), against=str(tied)) == ["embed", "head"]
+    array = torch.zeros(2, 2)
+    tied = pt("b", embed=array, head=array)
+    assert held("broken-tie", pt(embed=array, head=array.clone()), against=str(tied)) == ["embed", "head"]
 
 
 def test_broken_tie_spares_ties_that_are_kept(held, pt):
     """In another checkpoint's storage."""
-    one = torch.zeros(2, 2)
+    array = torch.zeros(2, 2)
     other = torch.ones(2, 2)
-    assert held("broken-tie", pt(embed=other, head=other), against=str(pt("b", embed=one, head=one))) == []
+    assert held("broken-tie", pt(embed=other, head=other), against=str(pt("b", embed=array, head=array))) == []
 
 
 def training(**others):
@@ -236,11 +236,11 @@ def against(pt):
     """Rule, FQN and section of all that the five rules say of one state beside another."""
 
     def findings(target, reference):
-        asked = Request((str(pt("a", **target)),), select=HOLDING, against=str(pt("b", **reference)))
-        (result,) = audit(asked).targets
+        request = Request((str(pt("a", **target)),), select=HOLDING, against=str(pt("b", **reference)))
+        (result,) = audit(request).targets
         assert result.status.value == "audited", result.reason
         assert result.ran == HOLDING
-        return [(one.rule, one.fqn, one.section) for one in result.findings]
+        return [(finding.rule, finding.fqn, finding.section) for finding in result.findings]
 
     return findings
 
@@ -309,9 +309,9 @@ def test_an_optimizer_is_held_to_an_optimizer(against):
     """Where the reference holds no model, all of it is meant."""
     state = training()["optimizer_states"][0]
     less = {"state": {0: state["state"][0]}, "param_groups": state["param_groups"]}
-    found = against(less, state)
-    assert {rule for rule, _, _ in found} == {"missing-entry"}
-    assert {fqn[: len("state[1]")] for _, fqn, _ in found} == {"state[1]"}
+    actual = against(less, state)
+    assert {rule for rule, _, _ in actual} == {"missing-entry"}
+    assert {fqn[: len("state[1]")] for _, fqn, _ in actual} == {"state[1]"}
 
 
 def failed(target, **options):
@@ -359,7 +359,7 @@ def test_a_wrappers_prefix_alone_is_no_missing_entry(against):
 
 def prefixes(target, reference):
     (result,) = audit(Request((str(target),), select=("wrapper-prefix",), against=str(reference))).targets
-    return [(one.severity.value, one.message) for one in result.findings]
+    return [(finding.severity.value, finding.message) for finding in result.findings]
 
 
 def test_a_wrappers_prefix_in_the_reference_is_a_note(pt):
@@ -387,8 +387,8 @@ def test_the_only_model_in_a_folder_without_index_is_the_reference(pt, tmp_path)
     torch.save(training()["optimizer_states"][0], step / "moments.pt")
     target = pt(**without("bias"))
     (result,) = audit(Request((str(target),), select=("missing-entry",), against=str(step))).targets
-    (found,) = result.findings
-    assert found.message == f"bias: missing; {step / 'weights.pt'} has this tensor"
+    (finding,) = result.findings
+    assert finding.message == f"bias: missing; {step / 'weights.pt'} has this tensor"
     (step / "more.pt").write_bytes((step / "weights.pt").read_bytes()[:-9])
     assert "give one of the files" in failed(target, against=str(step))
     (step / "more.pt").unlink()
@@ -400,7 +400,7 @@ def notes(target, **options):
     """What is noted of the one checkpoint."""
     result = audit(Request((str(target),), select=("missing-entry",), **options)).targets[-1]
     assert (result.status.value, result.findings) == ("audited", ())
-    return [one.message for one in result.notes if one.name.startswith("sections")]
+    return [note.message for note in result.notes if note.name.startswith("sections")]
 
 
 def test_the_section_that_was_taken_is_noted(pt):

@@ -624,8 +624,8 @@ def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, m
     """A dict has one long tuple as its key many times. The limit is low here, because each hash takes a millisecond."""
     monkeypatch.setattr(allocations, "_MAX_HASH_STEPS", 5_000_000)
     body = b"(" + b"N" * 6_000 + b"t" + put(0) + b"0}(" + (get(0) + b"N") * count + b"u"
-    found = bombs(tmp_path / "a.pt", valued(body))
-    assert [("needs more than 5,000,000 steps to hash dictionary keys") in message for message in found] == [
+    actual = bombs(tmp_path / "a.pt", valued(body))
+    assert [("needs more than 5,000,000 steps to hash dictionary keys") in message for message in actual] == [
         True
     ] * is_bomb
 

@@ -619,10 +619,10 @@ def put_off(function, *args, **kwargs):
 
 def overwriting(path):
     """A function that makes a configuration and has it write itself to that path, whatever it is called with."""
-    made = put_off(
+    off = put_off(
         stacked(*CONFIG), attribute_map=attributes(fill_=short("to_json_file")), note=short("of the attacker")
     )
-    steps = put_off(stacked("numpy", "mean"), having(("types", "SimpleNamespace"), mean=made)) + put_off(
+    steps = put_off(stacked("numpy", "mean"), having(("types", "SimpleNamespace"), mean=off)) + put_off(
         stacked("torch.nn.init", "constant_"), val=short(path)
     )
     chain = having(
@@ -1309,9 +1309,9 @@ def tar(**members):
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as archive:
         for name, data in members.items():
-            told = tarfile.TarInfo(name)
-            told.size = len(data)
-            archive.addfile(told, io.BytesIO(data))
+            tar_info = tarfile.TarInfo(name)
+            tar_info.size = len(data)
+            archive.addfile(tar_info, io.BytesIO(data))
     return written.getvalue()
 
 
@@ -1405,10 +1405,12 @@ def test_a_published_bypass_is_flagged_and_does_not_run(kind, tmp_path, in_tmp_p
         path = tmp_path / f"{index}.bin"
         path.write_bytes(ALL[name])
         (target,) = audit(Request((path.name,), values=False)).targets
-        assert "unsafe-global" in {one.rule for one in target.findings if one.severity is Severity.ERROR}, name
+        assert "unsafe-global" in {finding.rule for finding in target.findings if finding.severity is Severity.ERROR}, (
+            name
+        )
         assert [*tmp_path.iterdir()] == [path], name
         ours = ("statecli", "_compat_pickle", "encodings.")
-        assert [one for one in set(sys.modules) - before if not one.startswith(ours)] == [], name
+        assert [module for module in set(sys.modules) - before if not module.startswith(ours)] == [], name
         path.unlink()
 
 

@@ -71,7 +71,9 @@ def test_a_blob_that_cannot_be_read_as_a_checkpoint_is_named_too(snapshot):
     """The target fails, and the finding says that the bytes are not those of the Hub."""
     (snapshot / "model.safetensors").resolve().write_bytes(WEIGHTS[:40])
     targets = audit(Request((str(snapshot / "model.safetensors"),), select=(RULE,))).targets
-    assert [(one.status, [finding.rule for finding in one.findings]) for one in targets] == [(Status.FAILED, [RULE])]
+    assert [(target.status, [finding.rule for finding in target.findings]) for target in targets] == [
+        (Status.FAILED, [RULE])
+    ]
 
 
 def test_a_blob_beyond_the_limit_is_not_checked(snapshot, statecli, monkeypatch):

@@ -21,8 +21,8 @@ def train(tmp_path):
     def save(module, named):
         optimizer = torch.optim.AdamW(named)
         for group in optimizer.param_groups:
-            for one in group["params"]:
-                one.grad = torch.ones_like(one)
+            for param in group["params"]:
+                param.grad = torch.ones_like(param)
         optimizer.step()
         model = dict(module.named_parameters())
         torch.save({"model": model, "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
@@ -76,8 +76,8 @@ def test_trainable_mismatch_finds_that_it_cannot_be_told(found, tmp_path):
 def test_trainable_mismatch_spares_what_a_lock_holds(tmp_path):
     """What is frozen, by its values; of what is trained a lock says nothing."""
     torch.save(small().state_dict(), tmp_path / "s.pt")
-    asked = locking.Request((str(tmp_path / "s.pt"),))
-    lock = locking.build_lock(locking.read_targets(asked), asked)
+    request = locking.Request((str(tmp_path / "s.pt"),))
+    lock = locking.build_lock(locking.read_targets(request), request)
     frozen, trained = Policy(frozen=("0.*",)), Policy(trainable=("1.*",))
     assert not audit(Request((str(tmp_path / "s.pt"),), policy=frozen, lock=lock)).findings
     (finding,) = audit(Request((str(tmp_path / "s.pt"),), policy=trained, lock=lock)).findings
@@ -92,8 +92,8 @@ def test_trainable_mismatch_is_skipped_where_there_is_no_model(tmp_path):
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "o.pt")
     request = Request((str(tmp_path / "o.pt"),), select=("trainable-mismatch",), policy=Policy(frozen=("0.*",)))
-    (one,) = audit(request).skipped_rules
-    assert one.reason == "the target has no model tensors"
+    (rule,) = audit(request).skipped_rules
+    assert rule.reason == "the target has no model tensors"
 
 
 def test_optimizer_orphan_finds_state_of_a_parameter_that_is_gone(found, train):
@@ -127,8 +127,8 @@ def test_untracked_parameter_spares_frozen_ones(found, train):
 def not_run(path):
     """Why the two rules about an optimizer's parameters did not run."""
     (result,) = audit(Request((str(path),), select=("optimizer-orphan", "untracked-parameter"))).targets
-    assert {one.rule for one in result.skipped} == {"optimizer-orphan", "untracked-parameter"}
-    return {one.reason for one in result.skipped}
+    assert {finding.rule for finding in result.skipped} == {"optimizer-orphan", "untracked-parameter"}
+    return {finding.reason for finding in result.skipped}
 
 
 def test_an_optimizer_that_nothing_is_known_of_is_one_all_the_same(train, monkeypatch):
@@ -154,7 +154,7 @@ def fused(cls=torch.optim.AdamW, frozen=0, **settings):
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(2, 2))
     for parameter in list(module.parameters())[:frozen]:
         parameter.requires_grad_(False)
-    optimizer = cls([one for one in module.parameters() if one.requires_grad], fused=True, **settings)
+    optimizer = cls([parameter for parameter in module.parameters() if parameter.requires_grad], fused=True, **settings)
     module(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     return {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
@@ -242,7 +242,7 @@ def test_short_states_in_a_training_folder_are_an_error(tmp_path):
         checkpoint = fused(frozen=frozen)
         _short(checkpoint["optimizer"]["state"])
         checkpoint["optimizer"]["param_groups"][0]["fused"] = 1
-        assert [found for found, _ in mismatches(in_folder(checkpoint, tmp_path / f"checkpoint-{frozen}"))] == [
+        assert [actual for actual, _ in mismatches(in_folder(checkpoint, tmp_path / f"checkpoint-{frozen}"))] == [
             severity
         ]
 

@@ -395,7 +395,7 @@ def test_what_bytes_that_were_never_saved_are_worth_is_judged_by_no_rule(saved, 
     for options in ((), ("--select", "nan"), ("--ignore", "checksum-mismatch"), ("--select", "unread-values")):
         result = statecli("audit", path, "--values", *options, "-f", "json")
         assert (result.code, result.json["passed"], "nan" in result.json["ran"]) == (2, False, False)
-        assert [one["rule"] for one in result.json["findings"]] == ["checksum-mismatch"][: not options]
+        assert [finding["rule"] for finding in result.json["findings"]] == ["checksum-mismatch"][: not options]
         assert result.err.startswith(f"statecli: {path}: a: checksum wrong: recorded 0x")
     assert statecli("audit", path, "--values", "-x", "a").code == 0
     assert statecli("audit", path, "--no-values", "--select", "layout").code == 0
@@ -410,7 +410,7 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(saved, statecli):
     assert [finding.rule for finding in target.findings] == ["checksum-mismatch"]
     assert target.findings[0].message == target.reason
     result = statecli("audit", path, "-f", "json")
-    assert (result.code, [one["rule"] for one in result.json["findings"]]) == (2, ["checksum-mismatch"])
+    assert (result.code, [finding["rule"] for finding in result.json["findings"]]) == (2, ["checksum-mismatch"])
     assert result.err == f"statecli: {target.reason}\n"
 
 
@@ -487,7 +487,11 @@ def test_the_pickles_of_a_checkpoint_that_lacks_a_shard_are_judged_once(tmp_path
     torch.save({"a": torch.zeros(2), "x": Call(os.system, "true")}, tmp_path / "m-1.bin")
     (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "m-1.bin", "b": "m-2.bin"}}')
     (target,) = audit(Request((str(tmp_path),))).targets
-    assert sorted(one.rule for one in target.findings) == ["missing-shard", "needs-weights-only-false", "unsafe-global"]
+    assert sorted(finding.rule for finding in target.findings) == [
+        "missing-shard",
+        "needs-weights-only-false",
+        "unsafe-global",
+    ]
 
 
 def test_missing_shard_finds_a_gap_in_a_numbered_series(tmp_path):
@@ -540,7 +544,7 @@ def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(found, sharde
         "m-2.safetensors"
     )
     assert finding.severity.value == "note"
-    names = [one.target for one in audit(Request((str(path),), select=("index-mismatch",))).targets]
+    names = [target.target for target in audit(Request((str(path),), select=("index-mismatch",))).targets]
     assert names == [str(path), str(path / "m-2.safetensors")]
 
 

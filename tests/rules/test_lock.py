@@ -170,7 +170,7 @@ def test_lock_mismatch_spares_what_the_filters_leave_out(held, state):
     """Of both: what is gone and what came too. The kind of a name that is gone is not known, and it is told."""
     changed = {"a.weight": state["a.weight"] + 1, "a.bias": None, "new": torch.ones(1)}
     assert not held(changed, selection=Selection(include=("b.*",)))
-    assert [one.fqn for one in held(changed, selection=Selection(exclude=("a.weight",)))] == ["a.bias", "new"]
+    assert [tensor.fqn for tensor in held(changed, selection=Selection(exclude=("a.weight",)))] == ["a.bias", "new"]
 
 
 def test_lock_mismatch_finds_only_what_is_frozen_where_that_is_asked(found, tmp_path):
@@ -184,7 +184,7 @@ def test_lock_mismatch_finds_only_what_is_frozen_where_that_is_asked(found, tmp_
     (finding,) = found("lock-mismatch", tmp_path / "b.pt", lock=lock, frozen_only=True)
     assert finding.fqn == "frozen"
     findings = found("lock-mismatch", tmp_path / "b.pt", lock=lock, frozen_only=True, policy=Policy(frozen=("he*",)))
-    assert [one.fqn for one in findings] == ["frozen", "head"]
+    assert [finding.fqn for finding in findings] == ["frozen", "head"]
 
 
 def test_frozen_only_with_nothing_frozen_does_not_pass(tmp_path, state):
@@ -200,10 +200,10 @@ def test_a_target_that_is_not_in_the_lock_does_not_pass(in_tmp_path, state):
     for name in ("one.pt", "two.pt", "tow.pt"):
         torch.save(state, name)
     lock = locked("one.pt", "two.pt")
-    found = audit(Request(("one.pt", "./two.pt", "tow.pt"), lock=lock, select=("lock-mismatch",)))
-    assert [one.status for one in found.targets] == [Status.AUDITED, Status.AUDITED, Status.FAILED]
-    assert "two.pt" in (found.targets[2].reason or "")
-    assert not found.findings
+    result = audit(Request(("one.pt", "./two.pt", "tow.pt"), lock=lock, select=("lock-mismatch",)))
+    assert [target.status for target in result.targets] == [Status.AUDITED, Status.AUDITED, Status.FAILED]
+    assert "two.pt" in (result.targets[2].reason or "")
+    assert not result.findings
 
 
 def test_values_are_read_only_where_the_rest_agrees(monkeypatch, held, state):
@@ -216,7 +216,7 @@ def test_values_are_read_only_where_the_rest_agrees(monkeypatch, held, state):
         digest, "compute_digests", lambda tensors, *a, **k: asked.extend(tensors) or real(tensors, *a, **k)
     )
     held({"a.weight": state["a.weight"].double(), "new": torch.ones(1)})
-    assert sorted(one.fqn for one in asked) == ["a.bias", "b.weight"]
+    assert sorted(tensor.fqn for tensor in asked) == ["a.bias", "b.weight"]
     asked.clear()
     audit(Request(("sample_models/net.py:Net",)))
     assert not asked
@@ -233,12 +233,12 @@ def test_a_locked_repository_fails_for_a_nudged_weight(tmp_path, in_tmp_path, st
     save_file(state, "model.safetensors")
     result = statecli(*line, "-f", "json")
     assert result.code == 1
-    assert [(one["rule"], one["fqn"]) for one in result.json["findings"] if one["severity"] == "error"] == [
-        ("lock-mismatch", "a.bias")
-    ]
+    assert [
+        (finding["rule"], finding["fqn"]) for finding in result.json["findings"] if finding["severity"] == "error"
+    ] == [("lock-mismatch", "a.bias")]
     assert statecli("lock", "model.safetensors", "-o", "statecli.lock.json").code == 0
     after = (tmp_path / "statecli.lock.json").read_text().splitlines()
-    assert sum(one != two for one, two in zip(before, after, strict=True)) == 1
+    assert sum(tensor != two for tensor, two in zip(before, after, strict=True)) == 1
     assert statecli(*line).code == 0
 
 
@@ -261,8 +261,10 @@ def test_values_not_locked_finds_a_lock_without_digests(found, tmp_path, state):
     """Whatever the values are, it would pass; one finding says of how many."""
     torch.save(state, tmp_path / "a.pt")
     lock = locked(tmp_path / "a.pt")
-    (one,) = lock.targets
-    emptied = replace(lock, targets=(replace(one, tensors=tuple(replace(line, digest=None) for line in one.tensors)),))
+    (target,) = lock.targets
+    emptied = replace(
+        lock, targets=(replace(target, tensors=tuple(replace(line, digest=None) for line in target.tensors)),)
+    )
     torch.save({name: tensor + 1 for name, tensor in state.items()}, tmp_path / "a.pt")
     assert not found("lock-mismatch", tmp_path / "a.pt", lock=emptied)
     (finding,) = found("values-not-locked", tmp_path / "a.pt", lock=emptied)

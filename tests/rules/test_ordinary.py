@@ -28,7 +28,12 @@ def audited(folder: Path) -> list[str]:
     read = [target for target in targets if target.status is not Status.SKIPPED]
     assert read
     assert all(target.status is Status.AUDITED for target in read), targets
-    return [f"{one.target}: {one.message}" for t in read for one in t.findings if one.severity is not Severity.NOTE]
+    return [
+        f"{finding.target}: {finding.message}"
+        for t in read
+        for finding in t.findings
+        if finding.severity is not Severity.NOTE
+    ]
 
 
 def optimizer_of(module):

@@ -45,9 +45,9 @@ from .test_pickles import RULES
 
 def model():
     """Weights, buffers, tied parameters."""
-    made = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    made[2].weight = made[0].weight
-    return made
+    sequential = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    sequential[2].weight = sequential[0].weight
+    return sequential
 
 
 def trained(optimizer, **options):
@@ -324,7 +324,7 @@ WRITERS = {
 
 def said(path):
     """What the rules about pickles say of it."""
-    return [(one.rule, one.message) for one in audit(Request((str(path),), select=RULES)).findings]
+    return [(finding.rule, finding.message) for finding in audit(Request((str(path),), select=RULES)).findings]
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -406,7 +406,7 @@ def test_a_wrapper_of_torch_is_a_whole_module_and_nothing_else(make, tmp_path):
     for made in make():
         torch.save(made, tmp_path / "a.pt")
         (target,) = audit(Request((str(tmp_path / "a.pt"),), select=RULES)).targets
-        assert {one.rule for one in target.findings} <= {"whole-module-pickle", "needs-weights-only-false"}
+        assert {finding.rule for finding in target.findings} <= {"whole-module-pickle", "needs-weights-only-false"}
 
 
 def command():
@@ -429,7 +429,7 @@ def test_a_compiler_with_more_than_switches_is_no_module(make, tmp_path):
     """What it runs when it is called is in the file."""
     torch.save(make(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=RULES)).targets
-    assert "unsafe-global" in {one.rule for one in target.findings}
+    assert "unsafe-global" in {finding.rule for finding in target.findings}
 
 
 def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
@@ -445,7 +445,7 @@ def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
     )
     rows = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1], "labels": 1}] * 2
     transformers.Trainer(net, arguments, train_dataset=rows).train()
-    written = sorted(one for one in (tmp_path / "checkpoint-1").iterdir() if one.suffix in (".pt", ".pth", ".bin"))
+    written = sorted(path for path in (tmp_path / "checkpoint-1").iterdir() if path.suffix in (".pt", ".pth", ".bin"))
     assert {one.name for one in written} == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
     assert [said(one) for one in written] == [[]] * 4
     assert said(tmp_path / "checkpoint-1") == []
@@ -487,10 +487,10 @@ def distributed_checkpoint(folder):
     """The folder that torch.distributed.checkpoint writes, weights and optimizer, from one process."""
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
     net = model()
-    made = torch.optim.AdamW(net.parameters(), lr=0.1)
+    adam_w = torch.optim.AdamW(net.parameters(), lr=0.1)
     net(torch.randn(3, 4)).sum().backward()
-    made.step()
-    state = {"model": net.state_dict(), "optim": made.state_dict(), "epoch": 3, "rng": torch.get_rng_state()}
+    adam_w.step()
+    state = {"model": net.state_dict(), "optim": adam_w.state_dict(), "epoch": 3, "rng": torch.get_rng_state()}
     checkpoint.save(state, checkpoint_id=folder)
 
 
@@ -503,7 +503,7 @@ def test_the_files_of_a_distributed_checkpoint_are_data(tmp_path):
         scan_pickles(str(tmp_path / "dcp" / "__0_0.distcp")),
     )
     assert {"Metadata", "_StorageInfo", "_MEM_FORMAT_ENCODING"} <= {
-        one.name for pickle in index for one in pickle.names
+        name.name for pickle in index for name in pickle.names
     }
     assert len(tensors) > 10
     assert said(tmp_path / "dcp") == []
@@ -588,7 +588,7 @@ def test_functions_that_a_module_keeps_only_compute():
         inside = importlib.import_module(f"torch._C._{part}")
         names = [name for name in vars(inside) if is_clean(inside.__name__, name)]
         assert len(names) > 10
-        schemas = {one.name for one in torch._C._jit_get_all_schemas()}
+        schemas = {schema.name for schema in torch._C._jit_get_all_schemas()}
         assert [name for name in names if f"aten::{name}" not in schemas] == []
 
 
@@ -613,11 +613,11 @@ def defined(table):
 @pytest.mark.filterwarnings("ignore")
 def test_every_class_of_the_table_is_defined_where_it_says():
     """None is a metaclass, and none is another module's."""
-    found = {whole: one for whole, one in defined(CLASSES) if one is not None}
-    assert len(found) > 400
-    moved = {whole for whole, one in found.items() if f"{one.__module__}.{one.__qualname__}" != whole}
+    actual = {whole: one for whole, one in defined(CLASSES) if one is not None}
+    assert len(actual) > 400
+    moved = {whole for whole, one in actual.items() if f"{one.__module__}.{one.__qualname__}" != whole}
     assert {one for one in moved if not one.startswith(("torch.cuda.amp.", "torch.nn.utils.rnn."))} == set()
-    assert not [whole for whole, one in found.items() if not isinstance(one, type) or issubclass(one, type)]
+    assert not [whole for whole, one in actual.items() if not isinstance(one, type) or issubclass(one, type)]
 
 
 @pytest.mark.parametrize("package", [nn.modules, torch.optim, torch.optim.lr_scheduler])
@@ -626,7 +626,7 @@ def test_every_module_and_optimizer_of_torch_is_in_the_table(package):
     kinds = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     classes = [one for one in vars(package).values() if isinstance(one, type) and issubclass(one, kinds)]
     assert len(classes) > 10
-    assert [one for one in classes if f"{one.__module__}.{one.__qualname__}" not in CLASSES] == []
+    assert [class_ for class_ in classes if f"{class_.__module__}.{class_.__qualname__}" not in CLASSES] == []
 
 
 def settings_of(pickle):
@@ -652,7 +652,7 @@ def test_a_command_that_is_gone_when_the_pickle_ends_is_found(late, tmp_path):
         again = b"h" + bytes([made]) + b"}b0"
     (tmp_path / "b.pt").write_bytes(build(records(pickle[:end] + again + b".")))
     (target,) = audit(Request((str(tmp_path / "b.pt"),), select=RULES)).targets
-    assert "unsafe-global" in {one.rule for one in target.findings}
+    assert "unsafe-global" in {finding.rule for finding in target.findings}
 
 
 USES = {
@@ -682,7 +682,7 @@ def test_names_that_a_compiled_module_needs_are_for_it_alone(use, tmp_path):
         pickle = archive.read("a/data.pkl")
     (tmp_path / "b.pt").write_bytes(build(records(pickle[:-1] + USES[use] + b"\x86.")))
     (target,) = audit(Request((str(tmp_path / "b.pt"),), select=RULES)).targets
-    assert "unsafe-global" in {one.rule for one in target.findings}
+    assert "unsafe-global" in {finding.rule for finding in target.findings}
 
 
 def test_safetensors_has_no_pickle(tmp_path):

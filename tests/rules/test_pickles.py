@@ -355,7 +355,7 @@ def test_unscanned_pickle_finds_one_that_breaks_off(tmp_path):
     (tmp_path / "a.pkl").write_bytes(pickled(called(named("os", "system"), text("true")))[:-1] + b"\xff")
     result = judged(tmp_path / "a.pkl")
     assert result.status is Status.AUDITED
-    assert [one.rule for one in result.findings] == ["unsafe-global", "unscanned-pickle"]
+    assert [finding.rule for finding in result.findings] == ["unsafe-global", "unscanned-pickle"]
     assert "unknown opcode 0xff" in result.findings[1].message
 
 
@@ -374,7 +374,7 @@ def test_unknown_global_finds_a_thousand_and_tells_a_hundred(tmp_path):
         write(tmp_path / "a.pt", state_dict(w=tensor(), x=b"](" + names + b"e")), "unknown-global"
     ).findings
     assert len(findings) == 101
-    assert "and 900 more findings of this rule in the file" in {one.message for one in findings}
+    assert "and 900 more findings of this rule in the file" in {finding.message for finding in findings}
 
 
 def test_nested_pickle_spares_the_pickle_of_a_damaged_archive(tmp_path):
@@ -382,7 +382,7 @@ def test_nested_pickle_spares_the_pickle_of_a_damaged_archive(tmp_path):
     whole = write(tmp_path / "a.pt").read_bytes()
     for damaged in (whole[:-100], b"#!/bin/sh\n" + whole):
         (tmp_path / "a.pt").write_bytes(damaged)
-        assert {one.rule for one in judged(tmp_path / "a.pt").findings} <= {"unscanned-pickle"}
+        assert {finding.rule for finding in judged(tmp_path / "a.pt").findings} <= {"unscanned-pickle"}
 
 
 def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains(found, tmp_path):
@@ -423,9 +423,9 @@ def test_each_finding_says_what_to_do(tmp_path):
     torch.save(torch.nn.Linear(1, 1), tmp_path / "whole.pt")
     (tmp_path / "b.pkl").write_bytes(pickled(text("a"))[:-1] + b"\xff")
     targets = write(tmp_path / "a.pt", pickle, nested), tmp_path / "b.pkl", tmp_path / "whole.pt"
-    found = [finding for one in targets for finding in judged(one).findings]
-    assert {one.rule for one in found} == set(RULES)
-    assert all(one.help for one in found)
+    findings = [finding for target in targets for finding in judged(target).findings]
+    assert {finding.rule for finding in findings} == set(RULES)
+    assert all(one.help for one in findings)
 
 
 def test_a_name_that_is_absurdly_long_is_cut(tmp_path):
@@ -436,7 +436,7 @@ def test_a_name_that_is_absurdly_long_is_cut(tmp_path):
         path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=body))
         findings = judged(path).findings
         assert findings
-        assert max(len(one.message) for one in findings) < 1_000
+        assert max(len(finding.message) for finding in findings) < 1_000
 
 
 HOOKS = b"ccollections\nOrderedDict\n"
@@ -456,7 +456,7 @@ def recorded():
 def test_what_a_tensor_calls_is_judged_where_it_was_named_before(name, tmp_path):
     """A class in the place of the one that its hooks are kept in is called, as pickle makes no object of it."""
     path = write(tmp_path / "a.pt", recorded().replace(HOOKS, f"c{name}\n".encode()))
-    assert name.replace("\n", ".") in {one.about for one in judged(path, "unsafe-global").findings}
+    assert name.replace("\n", ".") in {finding.about for finding in judged(path, "unsafe-global").findings}
     assert not judged(write(tmp_path / "a.pt", recorded()), "unsafe-global").findings
 
 
@@ -508,5 +508,5 @@ def test_what_takes_an_item_is_unknown_and_no_harm(tmp_path):
     assert (finding.rule, finding.severity) == ("unknown-global", Severity.WARNING)
     called_next = called(called(named("operator", "itemgetter"), text("a")), b"}")
     assert "unsafe-global" in {
-        one.rule for one in judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=called_next))).findings
+        finding.rule for finding in judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=called_next))).findings
     }

@@ -70,7 +70,7 @@ def test_accelerator_device_finds_the_first_gpu_once_under_both_its_names(found,
     (finding,) = found("accelerator-device", saved(STATE, {A: "cuda", B: "cuda"}))
     assert finding.message.startswith("2 tensors on cuda (a, b): ")
     findings = found("accelerator-device", saved(STATE, {A: "cuda", B: "cuda:3"}))
-    assert [one.message.partition(" (")[0] for one in findings] == ["1 tensor on cuda", "1 tensor on cuda:3"]
+    assert [finding.message.partition(" (")[0] for finding in findings] == ["1 tensor on cuda", "1 tensor on cuda:3"]
 
 
 def test_accelerator_device_spares_the_first_gpu_by_either_name_where_the_policy_names_it(found, saved):

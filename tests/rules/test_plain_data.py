@@ -448,7 +448,7 @@ def test_unsafe_data_reads_paths_of_any_spelling(found, tmp_path):
 
     for path in (PosixPath("../x"), Call(PosixPath, "..", np.str_("x")), SlotPath("x")):
         torch.save(checkpoint({"last_model_path": path}), tmp_path / "a.ckpt")
-        assert [one.severity for one in found("unsafe-data", tmp_path / "a.ckpt")] == [Severity.ERROR]
+        assert [finding.severity for finding in found("unsafe-data", tmp_path / "a.ckpt")] == [Severity.ERROR]
     for path in (PosixPath("/runs/x"), PosixPath("x/y")):
         torch.save(checkpoint({"last_model_path": path, "best_model_path": PosixPath()}), tmp_path / "a.ckpt")
         assert not found("unsafe-data", tmp_path / "a.ckpt")
@@ -488,7 +488,7 @@ def test_unsafe_data_finds_paths_of_lightning_that_are_objects(judge, tmp_path, 
         states.append({"best_k_models": {value: 1.0}})
     for state in states:
         torch.save(checkpoint(state), tmp_path / "a.ckpt")
-        (finding,) = (one for one in judge(tmp_path / "a.ckpt") if "callbacks" in one.message)
+        (finding,) = (finding for finding in judge(tmp_path / "a.ckpt") if "callbacks" in finding.message)
         assert finding.severity is Severity.ERROR
         assert (
             "is neither a string nor a path, so statecli cannot check which file Lightning opens and deletes"
@@ -569,9 +569,9 @@ def test_unsafe_data_finds_integers_that_an_optimizer_raises_to_a_power(messages
     state = optimizer.state_dict()
     state["param_groups"][0].update(change)
     optimizer.load_state_dict(state)
-    found = messages({"optimizer": state})
-    assert found[0].startswith("['optimizer']['param_groups'][0]['")
-    assert "may compute a power of this number for hours" in found[0]
+    actual_messages = messages({"optimizer": state})
+    assert actual_messages[0].startswith("['optimizer']['param_groups'][0]['")
+    assert "may compute a power of this number for hours" in actual_messages[0]
 
 
 def test_unsafe_data_finds_milestones_that_a_scheduler_raises_to_a_power(messages):
@@ -629,9 +629,9 @@ def test_messages_hold_no_control_characters_and_end(messages):
     state, long = ("MT19937", TABLE, -1), "k" * 400
     data = {".\x1b[31m": [state], long: {long: state}, (long,): [state], "callbacks": {long: {"best_model_path": ""}}}
     data["callbacks"][long]["last_model_path"] = f"{long}://\x1b"
-    found = messages(data)
-    assert len(found) == 2  # one state in three places, and a path
-    assert all(message.isprintable() and len(message) < 700 for message in found)
+    actual_messages = messages(data)
+    assert len(actual_messages) == 2  # one state in three places, and a path
+    assert all(message.isprintable() and len(message) < 700 for message in actual_messages)
     (message,) = messages({".\x1b[31m": [state]})
     assert message.startswith("['.\\x1b[31m'][0]: the position of a numpy random generator")
 

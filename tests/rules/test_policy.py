@@ -61,7 +61,7 @@ def test_missing_metadata_takes_the_key_itself_before_a_deeper_one(found, tmp_pa
     state = {"model": {"w": torch.zeros(2)}, "epoch": "", "args": {"epoch": 3, "in": {"lr": 0.1}}}
     torch.save(state, tmp_path / "a.pt")
     policy = Policy(require_metadata=("epoch", "in.lr", "args.in.lr"))
-    assert [one.message[:7] for one in found("missing-metadata", tmp_path / "a.pt", policy=policy)] == [
+    assert [finding.message[:7] for finding in found("missing-metadata", tmp_path / "a.pt", policy=policy)] == [
         "epoch: ",
         "in.lr: ",
     ]
@@ -71,8 +71,8 @@ def test_missing_metadata_is_skipped_for_a_class():
     """It has none, and the reason says so."""
     text = f"{SAMPLES / 'net_fixed.py'}:Net"
     request = Request((text,), select=("missing-metadata",), policy=Policy(require_metadata=("license",)))
-    (one,) = audit(request).skipped_rules
-    assert one.reason == "a class has no metadata: audit a checkpoint"
+    (rule,) = audit(request).skipped_rules
+    assert rule.reason == "a class has no metadata: audit a checkpoint"
 
 
 def test_unchanged_tensor_finds_what_should_have_been_trained(found, pair):

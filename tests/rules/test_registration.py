@@ -59,15 +59,17 @@ def test_unregistered_tensor_finds_a_scalar_to_be_worth_a_note(found, net):
 def test_unregistered_tensor_finds_a_metrics_state_to_be_worth_a_note(found, tmp_path):
     """The class moves it by code of its own: so of the class, and of one pickled whole, before and after an update."""
     torchmetrics = pytest.importorskip("torchmetrics")
-    made = "Accuracy('multiclass', num_classes=3)"
-    (tmp_path / "net.py").write_text(f"import torchmetrics\n\n\ndef made():\n    return torchmetrics.{made}\n")
+    text = "Accuracy('multiclass', num_classes=3)"
+    (tmp_path / "net.py").write_text(f"import torchmetrics\n\n\ndef made():\n    return torchmetrics.{text}\n")
     used = torchmetrics.CatMetric()
     used.update(torch.ones(3))
     torch.save(nn.ModuleList([torchmetrics.Accuracy("multiclass", num_classes=3), used]), tmp_path / "a.pt")
-    whole, of_class = (found("unregistered-tensor", one) for one in (tmp_path / "a.pt", f"{tmp_path / 'net.py'}:made"))
+    whole, of_class = (
+        found("unregistered-tensor", tensor) for tensor in (tmp_path / "a.pt", f"{tmp_path / 'net.py'}:made")
+    )
     assert {"0.tp", "0._defaults['tp']", "1.value[0]"} <= set(named(whole))
-    assert {f"0.{one.fqn}" for one in of_class} <= set(named(whole))
-    assert {one.severity for one in (*whole, *of_class)} == {Severity.NOTE}
+    assert {f"0.{tensor.fqn}" for tensor in of_class} <= set(named(whole))
+    assert {finding.severity for finding in (*whole, *of_class)} == {Severity.NOTE}
 
 
 def test_unregistered_tensor_finds_a_table_beside_a_metrics_state(found, tmp_path):
@@ -76,7 +78,9 @@ def test_unregistered_tensor_finds_a_table_beside_a_metrics_state(found, tmp_pat
     metric.table, other = torch.ones(3), nn.Linear(2, 2)
     other.tp = torch.ones(3)
     torch.save(nn.ModuleList([metric, other]), tmp_path / "a.pt")
-    warned = [one.fqn for one in found("unregistered-tensor", tmp_path / "a.pt") if one.severity is Severity.WARNING]
+    warned = [
+        tensor.fqn for tensor in found("unregistered-tensor", tmp_path / "a.pt") if tensor.severity is Severity.WARNING
+    ]
     assert sorted(warned) == ["0.table", "1.tp"]
 
 
@@ -115,12 +119,12 @@ def test_unregistered_module_finds_layers_in_a_plain_list_one_finding_each(found
 def test_unregistered_module_names_its_tensors(found, net):
     """In a sentence, whether it has one or several."""
     lines = "self.pair = [nn.Linear(2, 2)]", "self.one = [nn.Linear(2, 2, bias=False)]"
-    several, one = found("unregistered-module", net(*lines))
+    several, finding = found("unregistered-module", net(*lines))
     ends = "not trained, saved or moved"
     assert several.message == (
         f"pair[0]: module is not registered: its 2 tensors (pair[0].weight, pair[0].bias) are {ends}"
     )
-    assert one.message == f"one[0]: module is not registered: its only tensor (one[0].weight) is {ends}"
+    assert finding.message == f"one[0]: module is not registered: its only tensor (one[0].weight) is {ends}"
 
 
 def test_unregistered_module_spares_module_lists_and_modules_without_tensors(found, net):
@@ -178,7 +182,7 @@ def test_what_torchs_quantized_modules_pack_is_spared(tmp_path, make):
     """They keep their weights in plain attributes of C++ and save them themselves: a whole module, and nothing else."""
     torch.save(make(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),))).targets
-    assert {one.rule for one in target.findings} == {"whole-module-pickle", "needs-weights-only-false"}
+    assert {finding.rule for finding in target.findings} == {"whole-module-pickle", "needs-weights-only-false"}
 
 
 @pytest.mark.filterwarnings("ignore")

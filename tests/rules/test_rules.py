@@ -23,10 +23,12 @@ NAMES = {
 
 def test_every_rule_in_the_folder_is_listed():
     """One that is not in RULES would never run, and nobody would know."""
-    modules = [importlib.import_module(f"statecli.rules.{one.name}") for one in pkgutil.iter_modules(rules.__path__)]
+    modules = [
+        importlib.import_module(f"statecli.rules.{module.name}") for module in pkgutil.iter_modules(rules.__path__)
+    ]
     written = [value for module in modules for value in vars(module).values() if isinstance(value, AuditRule)]
-    assert {id(one) for one in written} == {id(one) for one in RULES}
-    assert len({one.name for one in RULES}) == len(RULES)
+    assert {id(one) for one in written} == {id(rule) for rule in RULES}
+    assert len({rule.name for rule in RULES}) == len(RULES)
 
 
 @pytest.mark.parametrize("part", ["finds", "spares"])

@@ -320,7 +320,7 @@ def test_safetensors_refuses_exactly_what_shares_bytes(tmp_path_factory, slices)
     (target,) = audit(Request((str(folder / "a.pt"),), select=("tied-tensors", "shared-slices"))).targets
     assert target.status is Status.AUDITED
     # It takes tensors without an element for tied wherever they are.
-    filled = {name: one for name, one in state.items() if one.numel()}
+    filled = {name: tensor for name, tensor in state.items() if tensor.numel()}
     refused = pytest.raises(RuntimeError, match="share memory") if target.findings else nullcontext()
     with refused:
         save_file(filled, folder / "a.safetensors")
@@ -427,7 +427,7 @@ def test_mixed_dtypes_spares_a_buffer_that_the_class_registers(saved, tmp_path):
         '        self.register_buffer("table", torch.zeros(3, dtype=torch.float64))\n'
     )
     request = Request((str(path),), select=("mixed-dtypes",), model=f"{tmp_path}/net.py:Net")
-    assert [one.findings for one in audit(request).targets] == [(), ()]
+    assert [target.findings for target in audit(request).targets] == [(), ()]
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -114,8 +114,8 @@ def test_nan_and_inf_are_a_note_in_what_is_no_models(told, weight, rule, values)
 def test_nan_and_inf_are_an_error_in_a_weight_beside_it(told, weight, rule):
     """The one note does not make a note of the other."""
     weight[0, 0] = float(rule)
-    found = told(rule, {"state_dict": {"w": weight}, "best_metric": torch.tensor([float(rule), 1.0])})
-    assert sorted((one.fqn, one.severity.value) for one in found) == [("best_metric", "note"), ("w", "error")]
+    actual = told(rule, {"state_dict": {"w": weight}, "best_metric": torch.tensor([float(rule), 1.0])})
+    assert sorted((tensor.fqn, tensor.severity.value) for tensor in actual) == [("best_metric", "note"), ("w", "error")]
 
 
 @pytest.mark.parametrize("best", [math.inf, -math.inf])
@@ -124,7 +124,9 @@ def test_inf_spares_a_best_score_that_has_none_yet(told, weight, best):
     callbacks = {"ModelCheckpoint{'monitor': 'loss'}": {"kth_value": torch.tensor(best), "mode": "min"}}
     assert not told("inf", {"state_dict": {"w": weight}, "callbacks": callbacks})
     state = {"w": weight, "scale": torch.tensor([best])}
-    assert [one.severity for one in told("inf", {"state_dict": state, "callbacks": callbacks})] == [Severity.ERROR]
+    assert [finding.severity for finding in told("inf", {"state_dict": state, "callbacks": callbacks})] == [
+        Severity.ERROR
+    ]
 
 
 def test_nan_finds_what_is_tied_once(told, weight):
@@ -150,12 +152,14 @@ def test_inf_finds_a_weight_that_overflowed(told, weight):
     assert (finding.severity, finding.message) == (Severity.ERROR, "w: 2 of 400 values are infinite")
     checkpoint = trained()
     checkpoint["optimizer"]["state"][0]["exp_avg_sq"][0, 0] = math.inf
-    assert [one.severity for one in told("inf", checkpoint)] == [Severity.ERROR]
+    assert [finding.severity for finding in told("inf", checkpoint)] == [Severity.ERROR]
 
 
 def test_inf_finds_a_weight_whose_other_values_are_one(told):
     """A mask hides with -inf; +inf beside zeros is none."""
-    assert [one.severity for one in told("inf", {"w": torch.tensor([[math.inf, 0.0], [0.0, 0.0]])})] == [Severity.ERROR]
+    assert [finding.severity for finding in told("inf", {"w": torch.tensor([[math.inf, 0.0], [0.0, 0.0]])})] == [
+        Severity.ERROR
+    ]
 
 
 def test_inf_finds_a_buffer_with_one_among_others(told, weight):
@@ -176,13 +180,15 @@ def test_inf_finds_a_buffer_with_one_among_others(told, weight):
 )
 def test_inf_finds_a_mask_and_lets_it_pass(told, meant):
     """-inf beside one value alone is a mask: a note, whatever its name and kind."""
-    assert [one.severity for one in told("inf", {"attn_mask": meant, "w": meant.clone()})] == [Severity.NOTE] * 2
+    assert [finding.severity for finding in told("inf", {"attn_mask": meant, "w": meant.clone()})] == [
+        Severity.NOTE
+    ] * 2
 
 
 def test_inf_finds_an_observer_that_has_seen_nothing_and_lets_it_pass(told):
     """A smallest value so far begins at infinity: torch's own observers save that."""
     observer = torch.nn.ModuleDict({"obs": torch.ao.quantization.MinMaxObserver()})
-    assert [one.severity for one in told("inf", observer.state_dict())] == [Severity.NOTE] * 2
+    assert [finding.severity for finding in told("inf", observer.state_dict())] == [Severity.NOTE] * 2
 
 
 def test_inf_spares_nan_and_the_largest_numbers(told):
@@ -204,10 +210,10 @@ def test_all_zero_finds_a_weight_that_was_never_written(told, weight):
 def test_all_zero_finds_several_in_one_finding_a_section(told, weight):
     """How many, and the first by name; the only one of another section by itself."""
     state = {"model": {"w": weight, **{f"l{n}.w": torch.zeros(16, 16) for n in range(4)}}}
-    many, one = told("all-zero", {**state, "ema": {"w": weight, "l0.w": torch.zeros(16, 16)}})
+    many, tensor = told("all-zero", {**state, "ema": {"w": weight, "l0.w": torch.zeros(16, 16)}})
     assert many.message == "model: 4 tensors are all zero: model.l0.w, model.l1.w and 2 more"
-    assert (many.fqn, many.section, one.fqn) == (None, "model", "l0.w")
-    assert one.message == "ema.l0.w: all 256 values are zero"
+    assert (many.fqn, many.section, tensor.fqn) == (None, "model", "l0.w")
+    assert tensor.message == "ema.l0.w: all 256 values are zero"
 
 
 def test_all_zero_finds_a_checkpoint_without_any_value(told):
@@ -271,9 +277,9 @@ def test_constant_spares_norms_and_zeros_and_one_value_that_is_not(told):
 
 def table(count, *, value=1e-40, shape=(640, 640)):
     """A float32 weight of 409,600 values, `count` of them denormal: 4,096 are one in a hundred."""
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    made.view(-1)[:count] = value
-    return made
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    tensor.view(-1)[:count] = value
+    return tensor
 
 
 def test_denormal_finds_a_weight_that_decayed(told):
@@ -287,7 +293,7 @@ def test_denormal_finds_moments_and_lets_them_pass(told):
     """Those of rows that no gradient reaches decay: ordinary, a note."""
     checkpoint = trained()
     checkpoint["optimizer"]["state"][0]["exp_avg_sq"] = table(4096)
-    assert [one.severity for one in told("denormal", checkpoint)] == [Severity.NOTE]
+    assert [finding.severity for finding in told("denormal", checkpoint)] == [Severity.NOTE]
 
 
 def test_denormal_lets_a_bias_pass_that_decayed(told):
@@ -313,9 +319,9 @@ def test_denormal_warns_of_nothing_in_what_training_leaves(told):
         optimizer.zero_grad()
         net(torch.randint(0, 500 if step < 100 else 5, (64,))).sum().backward()
         optimizer.step()
-    found = told("denormal", {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
-    assert {one.severity for one in found} == {Severity.NOTE}
-    assert all(one.fqn.endswith("['exp_avg']") for one in found)
+    actual = told("denormal", {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
+    assert {finding.severity for finding in actual} == {Severity.NOTE}
+    assert all(tensor.fqn.endswith("['exp_avg']") for tensor in actual)
 
 
 # --- casts -----------------------------------------------------------------------------------------------------------
@@ -469,7 +475,7 @@ def test_a_storage_that_ends_too_soon_fails_its_target_whatever_is_asked(cut, st
     result = statecli("audit", cut, "--values", "--select", select, "-f", "json")
     nan = select in ("nan", "values")
     assert (result.code, result.json["passed"], result.json["ran"]) == (2, False, ["nan"] * nan)
-    assert [(one["rule"], one["fqn"]) for one in result.json["findings"]] == [("nan", "bad")] * nan
+    assert [(finding["rule"], finding["fqn"]) for finding in result.json["findings"]] == [("nan", "bad")] * nan
     assert result.json["targets"][0]["status"] == "failed"
     assert result.err.startswith(f"statecli: {cut}: cut and 1 more tensor: ")
     assert result.err.count("\n") == 1
@@ -510,7 +516,7 @@ def test_unread_values_finds_types_that_hold_no_numbers(told, weight):
         "m": torch.empty(3, device="meta"),
     }
     findings = told("unread-values", state)
-    assert {one.fqn: one.severity for one in findings} == {"bits": Severity.WARNING, "m": Severity.NOTE}
+    assert {finding.fqn: finding.severity for finding in findings} == {"bits": Severity.WARNING, "m": Severity.NOTE}
 
 
 def test_unread_values_spares_every_type_that_torch_computes_with(told, weight):
@@ -569,7 +575,7 @@ def test_an_ordinary_checkpoint_is_clean(tmp_path, made):
     policy = Policy(dtype=("float32", "bfloat16"))
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=chosen, values=True, policy=policy)).targets
     assert target.ran == chosen
-    assert [one.message for one in target.findings if one.severity is not Severity.NOTE] == []
+    assert [finding.message for finding in target.findings if finding.severity is not Severity.NOTE] == []
 
 
 # --- sparse tensors --------------------------------------------------------------------------------------------------
@@ -656,7 +662,7 @@ def test_unchecked_indices_finds_tensors_that_are_not_listed(tmp_path, where):
         program.example_inputs = ((sparse,), {})
         torch.export.save(program, path)
     (target,) = audit(Request((path,), select=("unchecked-indices",), values=True)).targets
-    assert ["1 sparse tensor in the pickles is not listed" in one.message for one in target.findings] == [True]
+    assert ["1 sparse tensor in the pickles is not listed" in finding.message for finding in target.findings] == [True]
 
 
 def test_unchecked_indices_spares_tensors_that_are_listed(tmp_path):

@@ -132,8 +132,8 @@ def test_a_legacy_file_of_a_later_protocol_is_one_finding(tmp_path):
     """Its five pickles have one protocol."""
     path = tmp_path / "a.pt"
     torch.save({"w": torch.zeros(2)}, path, pickle_protocol=4, _use_new_zipfile_serialization=False)
-    (found,) = audit(Request((str(path),), select=("needs-weights-only-false",))).findings
-    assert "is a pickle of protocol 4" in found.message
+    (finding,) = audit(Request((str(path),), select=("needs-weights-only-false",))).findings
+    assert "is a pickle of protocol 4" in finding.message
 
 
 def test_torchscript_is_not_a_matter_of_names(tmp_path):

@@ -73,9 +73,9 @@ def test_an_indexed_job_of_kubernetes(shell):
 def test_a_matrix_of_github(shell):
     """Its steps, with the number that the matrix puts into them; each job has checked out a copy of its own."""
     jobs = yaml.safe_load(blocks("yaml")[1])["jobs"]
-    (share,) = (one["run"] for one in jobs["share"]["steps"] if one.get("run", "").startswith("statecli"))
+    (share,) = (step["run"] for step in jobs["share"]["steps"] if step.get("run", "").startswith("statecli"))
     for n in jobs["share"]["strategy"]["matrix"]["share"]:
         os.utime("checkpoints/a.safetensors", (n, n))
         assert shell(share.replace("${{ matrix.share }}", str(n))) == ""
-    (merge,) = (one["run"] for one in jobs["merge"]["steps"] if one.get("run", "").startswith("statecli"))
+    (merge,) = (step["run"] for step in jobs["merge"]["steps"] if step.get("run", "").startswith("statecli"))
     assert shell(merge, 1) == shell("statecli audit checkpoints --values -f github", 1)

@@ -60,7 +60,7 @@ def lines(path: str) -> list[dict]:
 
 def forged(path: str, documents: list[dict]) -> None:
     """Written as --shard would have written these, with the digest that they have."""
-    body = b"".join(json.dumps(one).encode() + b"\n" for one in documents[:-1])
+    body = b"".join(json.dumps(document).encode() + b"\n" for document in documents[:-1])
     end = {**documents[-1], "tasks": len(documents) - 2, "sha256": hashlib.sha256(body).hexdigest()}
     Path(path).write_bytes(body + json.dumps(end).encode() + b"\n")
 
@@ -516,20 +516,20 @@ def test_an_endless_line_is_refused(parts, refusal, monkeypatch):
 def test_a_part_is_held_once(tmp_path):
     """Of a part of many tasks twice its bytes are needed, not those of all its lines and of what they say at once."""
     wide, count = Wide(1.2345678, 3), 20_000
-    one = Comparison(Tally(5, 3, 600, 1.5, *[wide] * 5))
+    comparison = Comparison(Tally(5, 3, 600, 1.5, *[wide] * 5))
     head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), count, count, {})
-    made = (
-        shard_file.build_line(tasks.Key("run_batch", f"{n:032x}"), f"layers.{n}.mlp.weight", 1 << 23, one)
+    numbers = (
+        shard_file.build_line(tasks.Key("run_batch", f"{n:032x}"), f"layers.{n}.mlp.weight", 1 << 23, comparison)
         for n in range(count)
     )
     path = tmp_path / "p.jsonl"
-    path.write_bytes(b"".join(shard_file.encode_file(head, made)))
+    path.write_bytes(b"".join(shard_file.encode_file(head, numbers)))
     with patch.object(shard_file, "PIECE_BYTES", 1 << 16):
         tracemalloc.start()
         results = shard_file.read_file(str(path)).results
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert results[tasks.Key("run_batch", "0" * 32)].result == one
+    assert results[tasks.Key("run_batch", "0" * 32)].result == comparison
     assert peak < 2 * path.stat().st_size
 
 

@@ -21,8 +21,8 @@ def server(tmp_path):
     for n, name in enumerate(("a.safetensors", "b.safetensors")):
         state = {f"w{i}": torch.full((500, 100), float(i + n * (i % 2))) for i in range(24)}
         save_file(state, folder / name)
-    with Server(folder) as found:
-        yield found
+    with Server(folder) as actual_server:
+        yield actual_server
 
 
 def test_shares_of_urls_are_merged(server, same):

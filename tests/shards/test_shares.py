@@ -59,7 +59,7 @@ def test_shares_are_even_in_bytes(given_passes, count):
         enough = sum(size + TASK_OVERHEAD_BYTES for size in sizes) // (count * RUNS_PER_SHARD)
         largest = max([largest, *(enough + size + TASK_OVERHEAD_BYTES for size in sizes)])
         for n, cut in enumerate(cuts):
-            loads[n] += sum(sizes[one] + TASK_OVERHEAD_BYTES for one in cut.select_tasks(sizes, None))
+            loads[n] += sum(sizes[task] + TASK_OVERHEAD_BYTES for task in cut.select_tasks(sizes, None))
     assert max(loads) - min(loads) <= largest
 
 
@@ -121,9 +121,9 @@ def test_a_share_with_nothing_to_do_is_a_part(shares, statecli):
 def test_a_part_goes_to_stdout_without_o(statecli):
     """For a job whose logs are kept."""
     printed = [statecli("diff", "a.safetensors", "b.safetensors", "--shard", f"{n}/2") for n in (1, 2)]
-    for n, one in enumerate(printed):
-        assert (one.code, one.err) == (0, "")
-        Path(f"{n}.jsonl").write_text(one.out)
+    for n, result in enumerate(printed):
+        assert (result.code, result.err) == (0, "")
+        Path(f"{n}.jsonl").write_text(result.out)
     whole = statecli("diff", "a.safetensors", "b.safetensors")
     assert statecli("merge", "0.jsonl", "1.jsonl").out == whole.out
 
@@ -161,10 +161,10 @@ def test_a_target_that_changes_while_a_share_reads_it_makes_no_part(statecli, mo
     run = pool._run_batches
 
     def written_to(*words, **more):
-        found = run(*words, **more)
+        actual_result = run(*words, **more)
         raw = Path("b.safetensors").read_bytes()
         Path("b.safetensors").write_bytes(raw[:-4] + b"\1\1\1\1")
-        return found
+        return actual_result
 
     monkeypatch.setattr(pool, "_run_batches", written_to)
     result = statecli(*line.split(), "--shard", "1/2", "-o", "p.jsonl")

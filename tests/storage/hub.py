@@ -91,8 +91,8 @@ class Hub(Server):
         if hidden:
             return _error(404, "Repository not found", "RepoNotFound")
         if gate and self.gated.get(repo, token) != token:
-            told = f"Access to model {repo} is restricted and you are not in the authorized list."
-            return _error(403 if token else 401, told, "GatedRepo")
+            text = f"Access to model {repo} is restricted and you are not in the authorized list."
+            return _error(403 if token else 401, text, "GatedRepo")
         return None
 
     def _told(self, request: Request, repo: str, rest: list[str]) -> Reply:

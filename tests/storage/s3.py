@@ -19,9 +19,9 @@ def refusal(status: int, code: str, **headers: str) -> Behaviour:
 
     def refuse(request: Request, reply: Reply) -> None:
         given = escape(request.headers.get("authorization", "nothing"))
-        told = f"<Code>{code}</Code><Message>no: {given}</Message><AWSAccessKeyId>{given}</AWSAccessKeyId>"
+        text = f"<Code>{code}</Code><Message>no: {given}</Message><AWSAccessKeyId>{given}</AWSAccessKeyId>"
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        reply.become(Reply(status, {"Content-Type": "application/xml", **named}, f"<Error>{told}</Error>".encode()))
+        reply.become(Reply(status, {"Content-Type": "application/xml", **named}, f"<Error>{text}</Error>".encode()))
 
     return refuse
 
@@ -60,8 +60,8 @@ class S3(Server):
         left = [key for key in sorted(inner) if key > after]
         entries = "".join(_entry(root, key) for key in left[:PAGE])
         more = f"<NextContinuationToken>{escape(left[PAGE - 1])}</NextContinuationToken>" if left[PAGE:] else ""
-        told = f"<IsTruncated>{str(bool(left[PAGE:])).lower()}</IsTruncated>{more}{entries}"
-        return Reply(200, {"Content-Type": "application/xml"}, f"<ListBucketResult>{told}</ListBucketResult>".encode())
+        text = f"<IsTruncated>{str(bool(left[PAGE:])).lower()}</IsTruncated>{more}{entries}"
+        return Reply(200, {"Content-Type": "application/xml"}, f"<ListBucketResult>{text}</ListBucketResult>".encode())
 
 
 def _entry(root: Path, key: str) -> str:

@@ -153,9 +153,9 @@ class OtherRange:
     said: bool = True
 
     def __call__(self, request: Request, reply: Reply) -> None:
-        found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", reply.headers.get("Content-Range", ""))
-        if found and reply.whole is not None:
-            start, last, total = (int(number) for number in found.groups())
+        match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", reply.headers.get("Content-Range", ""))
+        if match and reply.whole is not None:
+            start, last, total = (int(number) for number in match.groups())
             start, last = min(start + self.shift, total - 1), min(last + self.shift, total - 1)
             reply.body = reply.whole[start : last + 1]
             if self.said:
@@ -335,7 +335,7 @@ class Server:
 
     def behave(self, path: str, *behaviours: Behaviour) -> None:
         """What becomes of replies for a path, or for all that match a glob ("*": the whole server), from now on."""
-        self._behaviours = [known for known in self._behaviours if known[0] != path] + [(path, behaviours)]
+        self._behaviours = [behaviour for behaviour in self._behaviours if behaviour[0] != path] + [(path, behaviours)]
 
     @property
     def requests(self) -> list[Request]:
@@ -438,13 +438,13 @@ class Server:
 
 def file_reply(request: Request, path: Path) -> Reply:
     """The file, or the one range of it that was asked for, as RFC 9110 has it (several ranges: the whole file)."""
-    found = path.stat()
+    status = path.stat()
     whole = _mapped(path)
     headers = {
         "Content-Type": "application/octet-stream",
         "Accept-Ranges": "bytes",
-        "ETag": f'"{found.st_mtime_ns:x}-{found.st_size:x}"',
-        "Last-Modified": formatdate(found.st_mtime, usegmt=True),
+        "ETag": f'"{status.st_mtime_ns:x}-{status.st_size:x}"',
+        "Last-Modified": formatdate(status.st_mtime, usegmt=True),
     }
     return ranged(request, whole, headers)
 
@@ -454,11 +454,11 @@ def ranged(request: Request, whole: bytes | memoryview, headers: dict[str, str])
     etag, size = headers.get("ETag"), len(whole)
     if request.headers.get("if-match", etag) not in (etag, "*"):
         return page(412, "<h1>Precondition Failed</h1>")
-    asked = re.fullmatch(r"bytes=(\d*)-(\d*)", request.range or "")
-    if not asked or asked[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", request.range or "")
+    if not match or match[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
         return Reply(200, headers, whole, whole)
-    start = int(asked[1]) if asked[1] else max(size - int(asked[2]), 0)
-    last = min(int(asked[2]), size - 1) if asked[1] and asked[2] else size - 1
+    start = int(match[1]) if match[1] else max(size - int(match[2]), 0)
+    last = min(int(match[2]), size - 1) if match[1] and match[2] else size - 1
     if start >= size:
         return Reply(416, {"Content-Range": f"bytes */{size}"})
     if last < start:

@@ -58,10 +58,10 @@ def test_values_that_did_not_come_end_2_whatever_is_asked(served, statecli, tmp_
     for options in ((), ("--select", "nan"), ("--ignore", "unread-values")):
         asked = ("audit", url, "--values", "--jobs", "1", *options)  # behind what did not come nothing is asked for
         storage_files.forget_command()
-        found = statecli(*asked, "-f", "json")
-        assert (found.code, found.json["passed"]) == (2, False)
-        assert [one["rule"] for one in found.json["findings"]] == ["nan"]
-        (line,) = found.err.splitlines()
+        result = statecli(*asked, "-f", "json")
+        assert (result.code, result.json["passed"]) == (2, False)
+        assert [finding["rule"] for finding in result.json["findings"]] == ["nan"]
+        (line,) = result.err.splitlines()
         assert (line.count(url), line.count(": w"), "more tensor" in line) == (1, 1, True), line
         storage_files.forget_command()
         accepted = statecli(*asked, "--write-baseline", baseline, "--reason", "a test")
@@ -75,11 +75,11 @@ def test_no_output_of_such_a_run_looks_clean(served, statecli, output):
     """Each says that the target could not be read; no rule that had not seen all values is told to have passed."""
     far(served.folder)
     served.behave("*", Within(Refuse(403)))
-    found = statecli("audit", served.url("m.safetensors"), "--values", "--select", "inf", "-f", output)
-    assert found.code == 2
-    assert "w1 and 2 more tensors: access is refused (HTTP 403)" in found.out
-    assert "clean" not in found.out
-    assert 'name="inf"/>' not in found.out
+    result = statecli("audit", served.url("m.safetensors"), "--values", "--select", "inf", "-f", output)
+    assert result.code == 2
+    assert "w1 and 2 more tensors: access is refused (HTTP 403)" in result.out
+    assert "clean" not in result.out
+    assert 'name="inf"/>' not in result.out
 
 
 def test_a_lock_and_a_reference_that_could_not_be_compared_end_2(served, statecli, tmp_path):
@@ -99,8 +99,8 @@ def test_a_lock_and_a_reference_that_could_not_be_compared_end_2(served, statecl
         ("inspect", "--stats", url),
     ):
         storage_files.forget_command()
-        found = statecli(*asked, *(("--ignore", "unread-values") if asked[0] == "audit" else ()))
-        assert (found.code, "HTTP 403" in found.err, "clean" in found.out) == (2, True, False), (asked, found)
+        result = statecli(*asked, *(("--ignore", "unread-values") if asked[0] == "audit" else ()))
+        assert (result.code, "HTTP 403" in result.err, "clean" in result.out) == (2, True, False), (asked, result)
     assert not (tmp_path / "none").exists()
 
 
@@ -113,8 +113,8 @@ def of_before_1_6(folder: Path) -> str:
 
 def archive(folder: Path) -> str:
     torch.save([torch.zeros(50_000) for _ in range(4)], folder / "m.pt")
-    with zipfile.ZipFile(folder / "m.pt", "a") as held:
-        held.writestr("m/more.pkl", pickle.dumps([b"x" * 200_000, Call(os.system, "echo")]))
+    with zipfile.ZipFile(folder / "m.pt", "a") as zip_file:
+        zip_file.writestr("m/more.pkl", pickle.dumps([b"x" * 200_000, Call(os.system, "echo")]))
     return "m.pt"
 
 
@@ -151,6 +151,6 @@ def test_whichever_request_fails_nothing_is_left_out_of_what_is_found(served, st
     for number in range(counted):
         served.behave("*", Once(number, fault))
         storage_files.forget_command()
-        found = statecli("audit", url, "-f", "json")
-        assert found.code == 2 or (found.code, found.out) == (whole.code, whole.out)
-        assert "unscanned-pickle" not in [one["rule"] for one in found.json["findings"]]
+        result = statecli("audit", url, "-f", "json")
+        assert result.code == 2 or (result.code, result.out) == (whole.code, whole.out)
+        assert "unscanned-pickle" not in [finding["rule"] for finding in result.json["findings"]]

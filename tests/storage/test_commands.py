@@ -50,7 +50,7 @@ def web(served):
 
 
 def targets(result) -> list[str]:
-    return [one["target"] for one in result.json["targets"] if one["status"] != "skipped"]
+    return [target["target"] for target in result.json["targets"] if target["status"] != "skipped"]
 
 
 # --- what there is
@@ -59,9 +59,9 @@ def targets(result) -> list[str]:
 def test_an_audit_walks_a_folder(web, statecli):
     """Its models and what is beside them, as on disk; no file is opened that is none of theirs."""
     root = web.url()
-    found = statecli("audit", root, "-f", "json")
-    assert found.code == 0
-    assert targets(found) == [
+    result = statecli("audit", root, "-f", "json")
+    assert result.code == 0
+    assert targets(result) == [
         f"{root}run-{n}{rest}" for n in (1, 2) for rest in ("", "/train.ckpt")
     ]  # the model's file is its folder
 
@@ -85,8 +85,8 @@ def test_a_glob_of_folders(web, bucket, statecli):
     bucket.upload(web.folder)
     for root in (web.url(), bucket.url()):
         for glob in ("run-*/", "*[12]/"):
-            found = statecli("audit", f"{root}{glob}", "-f", "json")
-            assert (found.code, targets(found)[::2]) == (0, [f"{root}run-1/", f"{root}run-2/"])
+            result = statecli("audit", f"{root}{glob}", "-f", "json")
+            assert (result.code, targets(result)[::2]) == (0, [f"{root}run-1/", f"{root}run-2/"])
         nothing = f"{root}run-1/model.*/"
         assert statecli("audit", nothing).err == f"statecli: {nothing}: no file matches this glob\n"
 
@@ -97,9 +97,9 @@ def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
     assert statecli("audit", nothing).err == f"statecli: {nothing}: no file matches this glob\n"
     files.forget_command()
     web.listing = None
-    found = statecli("audit", f"{web.url()}run-*/model.safetensors")
-    assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "statecli cannot list the names in this folder for the glob" in found.err
+    result = statecli("audit", f"{web.url()}run-*/model.safetensors")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "statecli cannot list the names in this folder for the glob" in result.err
 
 
 def test_a_glob_of_hosts_is_none():
@@ -111,8 +111,8 @@ def test_a_glob_of_hosts_is_none():
 def test_sections(web, statecli):
     """`#optimizer` of a URL, as of a file."""
     url = f"{web.url('run-1/train.ckpt')}#optimizer"
-    found = statecli("inspect", url, "-f", "json").json
-    assert (found["target"], {one["section"] for one in found["tensors"]}) == (url, {"optimizer"})
+    result = statecli("inspect", url, "-f", "json").json
+    assert (result["target"], {tensor["section"] for tensor in result["tensors"]}) == (url, {"optimizer"})
     assert "did you mean #optimizer?" in statecli("inspect", url[:-1]).err
 
 
@@ -123,7 +123,7 @@ def test_a_lock_of_urls_names_them(web, statecli):
     """And finds them by these names from any folder; what is gone from a folder behind a URL is told."""
     lock = Path("run.lock")
     assert statecli("lock", web.url(), "-o", lock).code == 0
-    names = [one["target"] for one in json.loads(lock.read_text())["targets"]]
+    names = [target["target"] for target in json.loads(lock.read_text())["targets"]]
     assert names == [f"{web.url()}run-{n}{rest}" for n in (1, 2) for rest in ("", "/train.ckpt")]
     Path("deeper").mkdir()
     moved = Path("deeper") / lock
@@ -131,9 +131,9 @@ def test_a_lock_of_urls_names_them(web, statecli):
     assert statecli("audit", web.url(), "--lock", moved).code == 0
     files.forget_command()
     (web.folder / "run-2" / "train.ckpt").unlink()
-    found = statecli("audit", web.url(), "--lock", moved, "-f", "json")
-    assert found.code == 1
-    assert [(one["rule"], one["target"]) for one in found.json["findings"]] == [
+    result = statecli("audit", web.url(), "--lock", moved, "-f", "json")
+    assert result.code == 1
+    assert [(finding["rule"], finding["target"]) for finding in result.json["findings"]] == [
         ("lock-mismatch", f"{web.url()}run-2/train.ckpt")
     ]
 
@@ -148,8 +148,8 @@ def test_a_file_and_a_folder_of_one_name_are_both_audited(bucket, statecli, tmp_
     client.upload_file(str(tmp_path / "good.safetensors"), "models", "amb/m.safetensors")
     client.upload_file(str(tmp_path / "bad.safetensors"), "models", "amb/m.safetensors/model.safetensors")
     for target in ("s3://models/amb", "s3://models/amb/*", "s3://models/amb/**"):
-        found = statecli("audit", target, "--values", "-f", "json")
-        assert (found.code, {one["rule"] for one in found.json["findings"]}) == (1, {"nan"}), target
+        result = statecli("audit", target, "--values", "-f", "json")
+        assert (result.code, {finding["rule"] for finding in result.json["findings"]}) == (1, {"nan"}), target
 
 
 def test_no_key_hides_from_an_audit(bucket, statecli, tmp_path):
@@ -161,16 +161,16 @@ def test_no_key_hides_from_an_audit(bucket, statecli, tmp_path):
     for key in ("odd/m.safetensors", "odd/../up.safetensors", "odd/./dot.safetensors"):
         client.upload_file(str(tmp_path / "m.safetensors"), "models", key)
     client.put_object(Bucket="models", Key="odd/")
-    found = statecli("audit", "s3://models/odd/", "-f", "json")
-    assert found.code == 0
-    reasons = {one["target"]: one.get("reason") for one in found.json["targets"]}
+    result = statecli("audit", "s3://models/odd/", "-f", "json")
+    assert result.code == 0
+    reasons = {target["target"]: target.get("reason") for target in result.json["targets"]}
     assert reasons == {f"s3://models/odd/{name}.safetensors": None for name in ("m", "../up", "./dot")}
     client.upload_file(str(tmp_path / "m.safetensors"), "models", "odd//y.safetensors")
-    found = statecli("audit", "s3://models/odd/")
-    assert found.code == 2
+    result = statecli("audit", "s3://models/odd/")
+    assert result.code == 2
     assert (
         "the folder may contain other files: statecli cannot read a file whose key contains two slashes (//)"
-        in found.err
+        in result.err
     )
 
 
@@ -181,10 +181,10 @@ def test_a_lock_and_a_server_that_is_not_there(statecli, tmp_path):
         save_file({"w": torch.ones(2)}, tmp_path / "one" / f"{name}.safetensors")
     written = statecli("lock", f"{tmp_path}/one/a.safetensors", f"{tmp_path}/one/b.safetensors", "-o", "two.lock.json")
     assert written.code == 0
-    found = statecli("audit", "http://127.0.0.1:1/here/net.pt", "--lock", "two.lock.json")
-    assert found.code == 2
-    assert found.err.count("\n") == 1
-    assert "cannot be reached" in found.err
+    result = statecli("audit", "http://127.0.0.1:1/here/net.pt", "--lock", "two.lock.json")
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert "cannot be reached" in result.err
 
 
 def test_a_lock_that_lies_beside_what_it_locks(web, statecli, monkeypatch):
@@ -196,8 +196,8 @@ def test_a_lock_that_lies_beside_what_it_locks(web, statecli, monkeypatch):
     assert statecli("audit", f"{root}run-1", f"{root}run-2", "--lock", f"{root}all.lock").code == 0
     files.forget_command()
     trained(web.folder / "run-2", seed=2)
-    found = statecli("audit", f"{root}run-1", f"{root}run-2", "--lock", f"{root}all.lock", "-f", "json")
-    assert {one["target"] for one in found.json["findings"]} == {f"{root}run-2", f"{root}run-2/train.ckpt"}
+    result = statecli("audit", f"{root}run-1", f"{root}run-2", "--lock", f"{root}all.lock", "-f", "json")
+    assert {finding["target"] for finding in result.json["findings"]} == {f"{root}run-2", f"{root}run-2/train.ckpt"}
 
 
 def test_a_lock_of_another_place_says_how_names_are_compared(web, bucket, statecli, monkeypatch):
@@ -207,10 +207,10 @@ def test_a_lock_of_another_place_says_how_names_are_compared(web, bucket, statec
     near, far = ["run-1", "run-2"], [bucket.url("run-1"), bucket.url("run-2")]
     for locked, held in ((far, near), (near, far)):
         assert statecli("lock", *locked, "-o", "all.lock").code == 0
-        found = statecli("audit", *held, "--lock", "all.lock")
-        assert found.code == 2
+        result = statecli("audit", *held, "--lock", "all.lock")
+        assert result.code == 2
         every = [f"{run}{rest}" for run in held for rest in ("", "/train.ckpt")]
-        for line, target in zip(found.err.splitlines(), every, strict=True):
+        for line, target in zip(result.err.splitlines(), every, strict=True):
             assert line.startswith(f"statecli: {target}: is not in the lock, which has {locked[0][:-2]}")
             assert "lock this target alone: a lock file with one target" in line
             assert "lock this target alone" in line
@@ -253,9 +253,9 @@ def test_the_class_of_a_configuration_behind_a_url(web, statecli):
     }
     model = transformers.BertModel(transformers.BertConfig(**sizes))
     model.save_pretrained(web.folder / "bert")
-    found = statecli("inspect", web.url("bert"), "--model", "auto", "-f", "json")
-    assert found.code == 0
-    assert {row["evidence"] for row in found.json["tensors"]} == {"registered"}
+    result = statecli("inspect", web.url("bert"), "--model", "auto", "-f", "json")
+    assert result.code == 0
+    assert {row["evidence"] for row in result.json["tensors"]} == {"registered"}
     missing = statecli("inspect", web.url("run-2/train.ckpt"), "--model", "auto")
     assert missing.code == 2
     assert missing.err.count("\n") == 1
@@ -274,19 +274,19 @@ def spoiled(served):
 @pytest.mark.parametrize("form", ["sarif", "junit", "github", "gitlab", "json", "markdown", "html", "table"])
 def test_every_output_names_the_url_as_it_is_shown(spoiled, statecli, form):
     """With the place of the tensor in it, and without what signs it."""
-    found = statecli("audit", spoiled, "--values", "-f", form)
-    assert found.code == 1
-    assert "nan" in found.out.lower()
-    assert "run/model.safetensors" in found.out
-    assert SECRET not in found.out + found.err
+    result = statecli("audit", spoiled, "--values", "-f", form)
+    assert result.code == 1
+    assert "nan" in result.out.lower()
+    assert "run/model.safetensors" in result.out
+    assert SECRET not in result.out + result.err
 
 
 def test_github_annotates_no_file_for_a_url(spoiled, served, statecli):
     """Which it could attach to none: the URL is in the message, once, in front of what is said of it."""
     shown = f"{served.url('run/model.safetensors')}?sig=…"
-    found = statecli("audit", spoiled, "--values", "-f", "github").out
-    assert "file=" not in found
-    assert f"::error title=statecli nan::{shown}: weight: " in found
+    out = statecli("audit", spoiled, "--values", "-f", "github").out
+    assert "file=" not in out
+    assert f"::error title=statecli nan::{shown}: weight: " in out
     gone = served.url("none.pt")
     assert (
         f"::error title=statecli cannot-read::{gone}: does not exist (HTTP 404)\n"
@@ -334,10 +334,10 @@ def test_nothing_is_written_to_a_url(web, statecli, command, option):
         statecli("lock", web.url("run-1"), "-o", url),
         statecli("audit", web.url("run-1"), "--write-baseline", url, "--reason", "x"),
     ]
-    for found in lines:
-        assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
-        assert "statecli cannot write to a URL; write a local file and upload it" in found.err
-        assert SECRET not in found.err
+    for result in lines:
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert "statecli cannot write to a URL; write a local file and upload it" in result.err
+        assert SECRET not in result.err
     assert not (web.folder / "out.json").exists()
 
 
@@ -354,19 +354,19 @@ def test_a_configuration_may_name_urls(web, statecli):
         f'[per-target-ignore."{root}run-1/*"]\nrules = ["pickles"]\nreason = "known"\n'
         '[per-target-ignore."s3://none/*"]\nrules = ["pickles"]\nreason = "known"\n'
     )
-    found = statecli("audit", f"{root}run-1", "-f", "json")
-    assert found.code == 0
-    assert "per-target-ignore.s3://none/*: has no effect, because no target or file matches" in found.out + found.err
-    assert f"per-target-ignore.{root}run-1/*: matches no target" not in found.out + found.err
+    result = statecli("audit", f"{root}run-1", "-f", "json")
+    assert result.code == 0
+    assert "per-target-ignore.s3://none/*: has no effect, because no target or file matches" in result.out + result.err
+    assert f"per-target-ignore.{root}run-1/*: matches no target" not in result.out + result.err
     shown = statecli("config", "-f", "json")
-    assert SECRET not in found.out + found.err + shown.out + shown.err
+    assert SECRET not in result.out + result.err + shown.out + shown.err
 
 
 def test_a_configuration_lies_here(web, statecli):
     """--config takes no URL."""
-    found = statecli("audit", web.url("run-1"), "--config", web.url("statecli.toml"))
-    assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "copy the configuration to a local file" in found.err
+    result = statecli("audit", web.url("run-1"), "--config", web.url("statecli.toml"))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "copy the configuration to a local file" in result.err
 
 
 def test_verify_is_of_classes(web, statecli):
@@ -398,7 +398,7 @@ def test_what_was_read_of_many_files_is_let_go(web, monkeypatch, statecli):
     monkeypatch.setattr(remote, "MAX_KEPT_FILES", 2)
     for n in range(6):
         trained(web.folder / f"many-{n}", seed=n)
-    found = statecli("audit", *(web.url(f"many-{n}/model.safetensors") for n in range(6)), "-f", "json")
-    assert found.code == 0
+    result = statecli("audit", *(web.url(f"many-{n}/model.safetensors") for n in range(6)), "-f", "json")
+    assert result.code == 0
     held = [file for file in remote.remote_store()._files.values() if file._held]
     assert len(held) <= 2

@@ -41,22 +41,22 @@ def test_workers_of_dask_read_urls(secret, served, cluster, statecli):
     line = ("diff", secret("a.safetensors"), secret("b.safetensors"), "-f", "json")
     alone = statecli(*line)
     engine = f"dask:{cluster.scheduler_address}"
-    found = statecli(*line, "--executor", engine, "--debug")
-    assert found == alone
+    result = statecli(*line, "--executor", engine, "--debug")
+    assert result == alone
     assert alone.code == 1
     served.behave("b.safetensors", After(1, Refuse(403, f"<h1>{PASSWORD}</h1>")))
     broken = statecli(*line, "--executor", engine, "--debug")
     assert broken.code == 2
     assert "access is refused (HTTP 403)" in broken.err
     logs = str(cluster.get_logs())
-    assert not [text for text in (found.out, found.err, broken.out, broken.err, logs) if PASSWORD in text]
+    assert not [text for text in (result.out, result.err, broken.out, broken.err, logs) if PASSWORD in text]
 
 
 def test_processes_that_were_not_forked_read_urls(secret):
     """An Executor of Python's own, whose processes begin with nothing."""
     urls = secret("a.safetensors"), secret("b.safetensors")
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
-        found = package.diff(*urls, executor=processes)
-    assert msgspec.json.encode(found) == msgspec.json.encode(package.diff(*urls))
-    changed = {change.fqn for change in found.changes if change.status.value == "changed"}
+        diff = package.diff(*urls, executor=processes)
+    assert msgspec.json.encode(diff) == msgspec.json.encode(package.diff(*urls))
+    changed = {change.fqn for change in diff.changes if change.status.value == "changed"}
     assert changed == {"w1", "w3", "w5", "w7"}

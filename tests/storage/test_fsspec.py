@@ -47,7 +47,7 @@ def test_memory_is_read_like_any_other(memory, tmp_path, statecli):
     memory.pipe("/run/deep/b.safetensors", written(tmp_path).read_bytes())
     assert statecli("inspect", "memory://run/a.safetensors").code == 0
     targets = statecli("audit", "memory://run", "-f", "json").json["targets"]
-    assert [one["target"] for one in targets] == ["memory://run/a.safetensors", "memory://run/deep/b.safetensors"]
+    assert [target["target"] for target in targets] == ["memory://run/a.safetensors", "memory://run/deep/b.safetensors"]
 
 
 def test_an_object_that_changes_is_noticed(memory, tmp_path):
@@ -81,13 +81,13 @@ def test_what_cannot_be_read_is_one_line(statecli, url, line, memory):
 def test_the_package_of_a_scheme_is_named(statecli, monkeypatch):
     """In fsspec's own words; and fsspec itself."""
     monkeypatch.setitem(sys.modules, "adlfs", None)
-    found = statecli("inspect", "abfs://container/m.pt")
-    assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "adlfs" in found.err
+    result = statecli("inspect", "abfs://container/m.pt")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "adlfs" in result.err
     files.forget_command()
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    found = statecli("inspect", "memory://m.pt")
-    assert (found.code, found.err) == (
+    result = statecli("inspect", "memory://m.pt")
+    assert (result.code, result.err) == (
         2,
         "statecli: URLs need the package fsspec: pip install 'torch-statecli[remote]'\n",
     )
@@ -100,10 +100,10 @@ def test_no_text_of_a_package_is_shown(memory, statecli, monkeypatch):
         raise RuntimeError("token=hunter2-hunter2")
 
     monkeypatch.setattr(type(memory), "info", fails)
-    found = statecli("inspect", "memory://m.pt", "--debug")
-    assert found.code == 2
-    assert "cannot be read (RuntimeError)" in found.err
-    assert "hunter2" not in found.err
+    result = statecli("inspect", "memory://m.pt", "--debug")
+    assert result.code == 2
+    assert "cannot be read (RuntimeError)" in result.err
+    assert "hunter2" not in result.err
 
 
 # --- answers

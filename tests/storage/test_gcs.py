@@ -27,13 +27,15 @@ def gs(cloud_storage):
 def test_a_file_is_one_request(gs, statecli):
     """Its size comes with its first bytes; gcsfs asks for a description of the object first."""
     assert statecli("inspect", URL).code == 0
-    assert [(one.method, one.path, one.range) for one in gs.requests] == [("GET", MEDIA, "bytes=0-65535")]
+    assert [(request.method, request.path, request.range) for request in gs.requests] == [
+        ("GET", MEDIA, "bytes=0-65535")
+    ]
 
 
 def test_a_folder_is_its_listing_and_its_file(gs, statecli):
     """And a bucket without a checkpoint says in which of its folders one is."""
     assert statecli("inspect", "gs://models/run/").code == 0
-    assert [one.path for one in gs.requests] == ["storage/v1/b/models/o", MEDIA]
+    assert [request.path for request in gs.requests] == ["storage/v1/b/models/o", MEDIA]
     assert "give one of the subfolders: run" in statecli("inspect", "gs://models").err
 
 
@@ -51,10 +53,10 @@ def test_a_folder_is_its_listing_and_its_file(gs, statecli):
 def test_what_it_refuses_is_one_line(gs, statecli, behaviour, line):
     """It names the URL and what to do."""
     gs.behave(MEDIA, behaviour)
-    found = statecli("inspect", URL)
-    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
-    assert found.err.startswith(f"statecli: {URL}: ")
-    assert line in found.err
+    result = statecli("inspect", URL)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"statecli: {URL}: ")
+    assert line in result.err
 
 
 def test_busy_is_asked_again(gs, statecli):
@@ -66,9 +68,9 @@ def test_busy_is_asked_again(gs, statecli):
 def test_an_object_that_changes_is_noticed(gs, statecli):
     """Its generation is in each answer."""
     gs.behave(MEDIA, Headers(X_Goog_Generation="1"), After(1, Headers(X_Goog_Generation="2")))
-    found = statecli("inspect", URL, "--stats")
-    assert found.code == 2
-    assert "changed while statecli read it; try again" in found.err
+    result = statecli("inspect", URL, "--stats")
+    assert result.code == 2
+    assert "changed while statecli read it; try again" in result.err
 
 
 def test_a_generation_is_read_by_its_number(gs, statecli):
@@ -98,8 +100,8 @@ def test_names_with_marks(gs, statecli):
     for name in ("a#b?c.safetensors", "p#q/model.safetensors", "d?d/model.safetensors"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         save_file({"w": torch.zeros(2)}, folder / name)
-    found = statecli("audit", "gs://models/odd/", "-f", "json")
-    assert (found.code, len(found.json["targets"]), found.err) == (0, 3, "")
+    result = statecli("audit", "gs://models/odd/", "-f", "json")
+    assert (result.code, len(result.json["targets"]), result.err) == (0, 3, "")
     assert statecli("audit", "gs://models/odd/d?*").code == 0
 
 
@@ -126,6 +128,6 @@ def test_credentials_that_are_named_and_none(gs, statecli, monkeypatch, tmp_path
     elif written:
         path.write_text(written)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
-    found = statecli("inspect", URL)
-    told = f"statecli: {URL}: GOOGLE_APPLICATION_CREDENTIALS {line}: set it to a file of credentials, or unset it\n"
-    assert (found.code, found.err, gs.requests) == (2, told, [])
+    result = statecli("inspect", URL)
+    text = f"statecli: {URL}: GOOGLE_APPLICATION_CREDENTIALS {line}: set it to a file of credentials, or unset it\n"
+    assert (result.code, result.err, gs.requests) == (2, text, [])

@@ -97,9 +97,9 @@ def read(url, statecli, *options):
 
 def test_a_header_is_one_request(big, statecli):
     """Of a file of 2 MB 64 KiB travel."""
-    found = read(big.url(NAME), statecli)
-    assert list(found.rows()) == ["w"]
-    assert [(one.method, one.status, one.sent) for one in big.requests] == [("GET", 206, 64 << 10)]
+    state = read(big.url(NAME), statecli)
+    assert list(state.rows()) == ["w"]
+    assert [(request.method, request.status, request.sent) for request in big.requests] == [("GET", 206, 64 << 10)]
 
 
 def test_a_server_without_ranges_is_noticed_before_it_sends_gigabytes(served, refused):
@@ -120,9 +120,9 @@ def test_a_small_file_of_a_server_without_ranges_is_taken_once(big, statecli, tm
     """However often it is read: 2 MB, one request, the same result."""
     local = statecli("inspect", big.folder / NAME, "--stats", "-f", "json").out
     big.behave("*", ignore_range)
-    found = read(big.url(NAME), statecli, "--stats")
-    assert found.out.replace(big.url(NAME), str(big.folder / NAME)) == local
-    assert [one.status for one in big.requests] == [200]
+    result = read(big.url(NAME), statecli, "--stats")
+    assert result.out.replace(big.url(NAME), str(big.folder / NAME)) == local
+    assert [request.status for request in big.requests] == [200]
 
 
 def test_small_files_of_a_server_without_ranges_are_not_taken_without_end(server, monkeypatch, refused, statecli):
@@ -181,7 +181,7 @@ def test_an_old_server_is_read(served, statecli, tmp_path):
     with Server(served.folder, protocol="HTTP/1.0") as old:
         checkpoint(served.folder / NAME, 500_000)
         read(old.url(NAME), statecli, "--stats")
-        assert {one.status for one in old.requests} == {206}
+        assert {request.status for request in old.requests} == {206}
 
 
 def test_an_end_that_may_be_a_cut_is_none(served, refused):
@@ -279,8 +279,8 @@ def test_an_error_goes_to_another_process_as_it_is():
 
     for kind in (http.Refused, http.NoFile, http.Gone):
         error = kind("does not exist", 404, types.MappingProxyType({"Location": "http://host/?sig=5"}))
-        for found in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
-            assert (type(found), str(found), dict(found.headers)) == (kind, "does not exist", {})
+        for actual in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert (type(actual), str(actual), dict(actual.headers)) == (kind, "does not exist", {})
 
 
 # --- cuts and stalls ------------------------------------------------------------------------------------------------
@@ -290,8 +290,8 @@ def test_a_connection_that_is_cut_is_resumed_where_it_was(big, statecli):
     """No byte is fetched twice: the ranges asked for are those that were missing."""
     local = statecli("inspect", big.folder / NAME, "--stats", "-f", "json").out
     big.behave(NAME, Times(2, Cut(after=20_000)))
-    found = read(big.url(NAME), statecli, "--stats")
-    assert found.out.replace(big.url(NAME), str(big.folder / NAME)) == local
+    result = read(big.url(NAME), statecli, "--stats")
+    assert result.out.replace(big.url(NAME), str(big.folder / NAME)) == local
     first, second, third, *_ = big.requests
     assert [one.range for one in (first, second, third)] == ["bytes=0-65535", "bytes=20000-65535", "bytes=40000-65535"]
     assert big.sent == (big.folder / NAME).stat().st_size
@@ -343,7 +343,7 @@ def test_a_server_that_stalls_is_tried_again(big, statecli, monkeypatch):
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.2")
     big.behave(NAME, Times(1, Stall(None)), After(1, Times(1, Stall(10_000))))
     read(big.url(NAME), statecli)
-    assert [one.range for one in big.requests] == ["bytes=0-65535", "bytes=0-65535", "bytes=10000-65535"]
+    assert [request.range for request in big.requests] == ["bytes=0-65535", "bytes=0-65535", "bytes=10000-65535"]
 
 
 @pytest.mark.parametrize(("after", "came"), [(None, ""), (0, ", after 0 of 80 bytes"), (50, ", after 50 of 80 bytes")])
@@ -359,7 +359,7 @@ def test_a_busy_server_is_asked_again(server, status, statecli):
     """And gives the file in the end."""
     server.behave(NAME, Times(3, Refuse(status, Retry_After="7")))
     read(server.url(NAME), statecli)
-    assert [one.status for one in server.requests] == [status] * 3 + [206]
+    assert [request.status for request in server.requests] == [status] * 3 + [206]
 
 
 def test_a_busy_server_says_when(server, statecli, monkeypatch, refused):
@@ -420,8 +420,8 @@ def test_a_signature_that_ends_in_the_middle_is_asked_for_again(big, other, stat
     big.behave(NAME, Redirect(other.url("there.bin")))
     other.behave("there.bin", After(1, Times(1, Refuse(403))))
     read(big.url(NAME), statecli, "--stats")
-    assert [one.status for one in big.requests] == [302, 302]
-    assert 403 in [one.status for one in other.requests]
+    assert [request.status for request in big.requests] == [302, 302]
+    assert 403 in [request.status for request in other.requests]
 
 
 def test_no_secret_goes_to_another_host(server, other, statecli):
@@ -504,7 +504,7 @@ def test_a_fragment_of_a_redirect_is_not_sent(server, statecli):
     server.behave(NAME, Redirect(f"{server.url('there.bin')}#top"))
     (server.folder / NAME).rename(server.folder / "there.bin")
     read(server.url(NAME), statecli)
-    assert [one.path for one in server.requests] == [NAME, "there.bin"]
+    assert [request.path for request in server.requests] == [NAME, "there.bin"]
 
 
 def test_a_redirect_to_a_login_page_names_its_host(server, other, refused):
@@ -574,7 +574,7 @@ def test_two_calls_in_one_process_do_not_share_what_they_read(server):
     checkpoint(server.folder / NAME, 6)
     assert statecli.inspect(server.url(NAME)).state.tensors[0].shape == (6,)
     before = statecli.diff(server.url(NAME), server.folder / NAME)
-    assert not [one for one in before.changes if one.fields]
+    assert not [change for change in before.changes if change.fields]
 
 
 # --- credentials ----------------------------------------------------------------------------------------------------
@@ -669,11 +669,15 @@ def secure(served, tmp_path):
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     day = datetime.timedelta(days=1)
-    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day).add_extension(names, False)
-    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), True).sign(key, hashes.SHA256())
+    extension = x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day).add_extension(
+        names, False
+    )
+    extension = extension.add_extension(x509.BasicConstraints(ca=True, path_length=None), True).sign(
+        key, hashes.SHA256()
+    )
     pem = tmp_path / "certificate.pem"
     pem.write_bytes(
-        made.public_bytes(serialization.Encoding.PEM)
+        extension.public_bytes(serialization.Encoding.PEM)
         + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -800,7 +804,7 @@ def test_ways_of_all_kinds_are_asked_for_as_they_are_meant(served, statecli):
         read(served.url() + quote(name), statecli)
     for name in ("a b.safetensors", "ü&=.safetensors".replace("&=", "&=;")):
         read(served.url() + name, statecli)
-    assert {one.path for one in served.requests} == {one.name for one in served.folder.iterdir()}
+    assert {request.path for request in served.requests} == {path.name for path in served.folder.iterdir()}
 
 
 def test_the_address_of_a_host_may_be_of_ipv6(tmp_path, statecli):
@@ -840,11 +844,11 @@ def test_a_file_url_is_the_path(tmp_path, statecli):
     checkpoint(tmp_path / "a b.safetensors")
     url = (tmp_path / "a b.safetensors").as_uri()
     assert "%20" in url
-    found = [
+    targets = [
         read(one, statecli).json["target"]
         for one in (url, url.replace("file:", "FILE:"), url[:7] + "localhost" + url[7:])
     ]
-    assert found == [str(tmp_path / "a b.safetensors")] * 3
+    assert targets == [str(tmp_path / "a b.safetensors")] * 3
     import statecli as api
 
     assert len(api.inspect(url).state.tensors) == 1
@@ -878,8 +882,8 @@ def test_a_shard_that_cannot_be_fetched_is_a_row(sharded, behaviour, statecli):
 
 def test_an_index_whose_folder_nobody_lists_is_read(sharded, statecli):
     """The folder's names were asked for only to say what else is there."""
-    found = read(sharded.url("model.safetensors.index.json"), statecli)
-    assert list(found.rows()) == ["w1", "w2"]
+    state = read(sharded.url("model.safetensors.index.json"), statecli)
+    assert list(state.rows()) == ["w1", "w2"]
     assert len(sharded.requests) <= 4
 
 

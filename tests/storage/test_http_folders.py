@@ -49,9 +49,9 @@ def test_a_listing_has_the_names_of_what_lies_straight_in_the_folder(served, sty
     for name in NAMES:
         (inner / name).touch()
     served.listing = style
-    found = Http().listing(served.url("in/ner")).folders
-    assert found == dict(sorted({**dict.fromkeys(NAMES, False), "sub dir": True}.items()))
-    assert Http().listing(served.url("in/ner/")).folders == found
+    folders = Http().listing(served.url("in/ner")).folders
+    assert folders == dict(sorted({**dict.fromkeys(NAMES, False), "sub dir": True}.items()))
+    assert Http().listing(served.url("in/ner/")).folders == folders
 
 
 @pytest.mark.parametrize("style", LISTED)
@@ -76,9 +76,9 @@ def test_links_that_lead_away_are_no_names():
         "../d/j.bin", "../other/k.bin",
     ]  # fmt: skip
     text = "".join(f'<a href="{href}">x</a>' for href in hrefs)
-    found = html_listing.parse_names(f"<html><body>{text}</body></html>", "http://host/d/")
+    names = html_listing.parse_names(f"<html><body>{text}</body></html>", "http://host/d/")
     odd = dict.fromkeys(["%2e%2e%2fetc", "a%2Fb", "a\\b", "a\0b"], False)
-    assert found == {
+    assert names == {
         **dict.fromkeys([f"{name}.bin" for name in "abcdj"] + [f"{name}.pkl" for name in "lmnop"], False),
         "sub": True,
         **odd,
@@ -89,11 +89,11 @@ def test_a_name_of_a_file_and_of_a_folder_fails(served, statecli):
     """A path names one of both, so the other would be left out silently."""
     listing = page(200, '<title>Index of /</title><a href="x.pkl">x</a><a href="x.pkl/">x</a>')
     served.behave("d/", lambda request, reply: reply.become(listing))
-    found = statecli("audit", served.url("d/"))
+    result = statecli("audit", served.url("d/"))
     assert (
-        found.code,
+        result.code,
         "lists 'x.pkl' both as a file and as a folder; give the URLs of the files instead of the URL of the folder"
-        in found.err,
+        in result.err,
     ) == (2, True)
 
 
@@ -103,8 +103,8 @@ def test_a_file_behind_a_link_with_a_query_is_audited(served, statecli):
     served.behave(
         "", lambda request, reply: reply.become(page(200, '<title>Index of</title><a href="a.pt?raw=1">a</a>'))
     )
-    found = statecli("audit", served.url(""), "-f", "json")
-    assert [(target["target"], target["status"]) for target in found.json["targets"]] == [
+    result = statecli("audit", served.url(""), "-f", "json")
+    assert [(target["target"], target["status"]) for target in result.json["targets"]] == [
         (served.url("a.pt"), "audited")
     ]
 
@@ -116,8 +116,8 @@ def test_a_link_through_a_folder_leads_to_its_files(served, statecli):
     served.listing = "python"
     links = page(200, '<title>Index of</title><a href="a%20b/c/d.safetensors">d</a>')
     served.behave("", lambda request, reply: reply.become(links))
-    found = statecli("audit", served.url(""), "-f", "json")
-    assert [target["target"] for target in found.json["targets"]] == [served.url("a b/c/d.safetensors")]
+    result = statecli("audit", served.url(""), "-f", "json")
+    assert [target["target"] for target in result.json["targets"]] == [served.url("a b/c/d.safetensors")]
 
 
 def test_a_link_through_a_folder_that_is_not_listed_fails(served, statecli):
@@ -125,8 +125,8 @@ def test_a_link_through_a_folder_that_is_not_listed_fails(served, statecli):
     save_file({"w": torch.ones(1)}, served.folder / "ok.safetensors")
     links = '<title>Index of</title><a href="ok.safetensors">m</a><a href="/files/evil.pt?raw">m</a>'
     served.behave("", lambda request, reply: reply.become(page(200, links)))
-    found = statecli("audit", served.url(""))
-    assert (found.code, served.url("files") in found.err) == (2, True)
+    result = statecli("audit", served.url(""))
+    assert (result.code, served.url("files") in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("style", ["python", "nginx", "apache"])
@@ -146,10 +146,10 @@ def test_a_folder_that_lists_itself_ends(served, statecli):
     """Each page has a link to one more folder."""
     served.behave("*/", lambda request, reply: reply.become(page(200, '<title>Index of /</title><a href="a/">a/</a>')))
     for target in (served.url("d/"), served.url("d/**")):
-        found = statecli("audit", target)
-        assert found.code == 2
-        assert "is more than 64 folders deep; " in found.err
-        assert found.err.count("\n") == 1
+        result = statecli("audit", target)
+        assert result.code == 2
+        assert "is more than 64 folders deep; " in result.err
+        assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("target", ["", "**", "**/*.pt"])
@@ -160,10 +160,10 @@ def test_a_tree_without_end_ends(served, statecli, monkeypatch, target):
     tree = page(200, f"<title>Index of /</title>{links}")
     end = page(200, "<title>Index of /</title>")
     served.behave("*/", lambda request, reply: reply.become(end if request.path.count("/") > 6 else tree))
-    found = statecli("audit", served.url("d/") + target)
-    assert found.code == 2
-    assert "the server lists more than 30 folders or 200,000 names below" in found.err
-    assert "give a deeper folder" in found.err
+    result = statecli("audit", served.url("d/") + target)
+    assert result.code == 2
+    assert "the server lists more than 30 folders or 200,000 names below" in result.err
+    assert "give a deeper folder" in result.err
     assert len(served.requests) < 400
 
 
@@ -172,15 +172,15 @@ def test_a_folder_with_too_many_names_fails(served, statecli, monkeypatch):
     monkeypatch.setattr(store, "MAX_LISTED_NAMES", 10)
     links = "".join(f'<a href="{n}.pt">{n}</a>' for n in range(20))
     served.behave("d/", lambda request, reply: reply.become(page(200, f"<title>Index of /</title>{links}")))
-    found = statecli("audit", served.url("d/"))
-    assert (found.code, "1,000 folders or 10 names below" in found.err) == (2, True)
+    result = statecli("audit", served.url("d/"))
+    assert (result.code, "1,000 folders or 10 names below" in result.err) == (2, True)
     assert len(served.requests) < 10
 
 
 def test_a_base_of_a_page_is_heeded():
     """Links are relative to it."""
-    found = html_listing.parse_names('<head><base href="/d/"></head><a href="a.bin">a</a>', "http://host/d/")
-    assert found == {"a.bin": False}
+    names = html_listing.parse_names('<head><base href="/d/"></head><a href="a.bin">a</a>', "http://host/d/")
+    assert names == {"a.bin": False}
     assert html_listing.parse_names('<base href="http://evil/d/"><a href="a.bin">a</a>', "http://host/d/") is None
 
 
@@ -201,10 +201,10 @@ def test_a_folder_keeps_the_password_and_the_query_it_was_given_with(folder, sta
     folder.listing = "python"
     folder.behave("*", Basic("me", "sesame-77"), Signed("token", "abc17"))
     url = folder.url("net/inner").replace("://", "://me:sesame-77@") + "?token=abc17"
-    found = statecli("inspect", url, "-f", "json")
-    assert (found.code, found.err) == (0, "")
-    assert found.json["target"] == folder.url("net/inner").replace("://", "://…@") + "?token=…"
-    assert {one.status for one in folder.requests} <= {200, 206, 301, 403, 404}
+    result = statecli("inspect", url, "-f", "json")
+    assert (result.code, result.err) == (0, "")
+    assert result.json["target"] == folder.url("net/inner").replace("://", "://…@") + "?token=…"
+    assert {request.status for request in folder.requests} <= {200, 206, 301, 403, 404}
 
 
 def test_a_login_page_is_no_listing(folder, statecli, refused):
@@ -239,9 +239,9 @@ def test_a_folder_that_nobody_lists_is_asked_for_the_usual_names(folder, slash, 
     for path in ("net/inner", "net/inner/"):
         folder.behave(path, Refuse(status))
     url = folder.url("net/inner") + slash
-    found = statecli("inspect", url, "-f", "json", "-v")
-    assert found.code == 0, found
-    assert list(found.rows()) == ["w"]
+    result = statecli("inspect", url, "-f", "json", "-v")
+    assert result.code == 0, result
+    assert list(result.rows()) == ["w"]
     table = statecli("inspect", url).out + statecli("inspect", url).err
     assert "statecli may not have found all files of this folder: the folder cannot be listed (" in table
     for name in ("model.safetensors", "model.safetensors.index.json", ".metadata", "latest", "adapter_config.json"):
@@ -254,12 +254,12 @@ def test_an_audit_of_what_cannot_be_listed_has_not_passed(folder, statecli):
     torch.save({"w": torch.zeros(1)}, folder.folder / "net" / "inner" / "other.pt")
     folder.behave("net/inner/", Refuse(403))
     url = folder.url("net/inner/")
-    found = statecli("audit", url, "-f", "json")
-    assert found.code == 2
-    assert {one["target"]: one["status"] for one in found.json["targets"]}[f"{url}*"] == "failed"
+    result = statecli("audit", url, "-f", "json")
+    assert result.code == 2
+    assert {target["target"]: target["status"] for target in result.json["targets"]}[f"{url}*"] == "failed"
     assert (
         f"{url}: the folder may contain other files: the folder cannot be listed (access is refused (HTTP 403)"
-        in found.err
+        in result.err
     )
     globbed = statecli("audit", f"{url}*.safetensors")
     assert globbed.code == 2
@@ -275,16 +275,16 @@ def test_a_usual_name_that_is_refused_is_not_taken_for_absent(folder, statecli, 
     folder.behave("net/inner/model.safetensors", fault)
     url = folder.url("net/inner/")
     for command in ("inspect", "audit", "lock"):
-        found = statecli(command, url, *(("-o", "-") if command == "lock" else ()))
-        assert found.code == 2, found
-        assert "cannot check whether the folder contains model.safetensors: " in found.err
+        result = statecli(command, url, *(("-o", "-") if command == "lock" else ()))
+        assert result.code == 2, result
+        assert "cannot check whether the folder contains model.safetensors: " in result.err
 
 
 def test_the_usual_names_are_asked_for_once_each(folder, statecli):
     """And nothing is read of what is not there."""
     statecli("inspect", folder.url("net/inner/"))
-    asked = [one.path for one in folder.requests]
-    assert sorted(asked) == sorted(
+    paths = [request.path for request in folder.requests]
+    assert sorted(paths) == sorted(
         ["net/inner/", *(f"net/inner/{name}" for name in unlisted_folder.list_usual_names())]
     )
 
@@ -355,9 +355,9 @@ def test_an_index_keeps_its_shards_credentials(served, statecli, tmp_path):
         served.behave(weights["w2"], Basic("me", "sesame-77"), Redirect(cdn.url("blob")))
         served.behave(weights["w1"], Basic("me", "sesame-77"))
         url = served.url("model.safetensors.index.json").replace("://", "://me:sesame-77@")
-        found = statecli("inspect", url, "-f", "json", "--stats")
-        assert (found.code, found.err, list(found.rows())) == (0, "", ["w1", "w2"])
-        assert not any("authorization" in one.headers for one in cdn.requests)
+        result = statecli("inspect", url, "-f", "json", "--stats")
+        assert (result.code, result.err, list(result.rows())) == (0, "", ["w1", "w2"])
+        assert not any("authorization" in request.headers for request in cdn.requests)
 
 
 def test_a_listing_that_fails_at_first_is_asked_for_again(folder, statecli):
@@ -395,4 +395,4 @@ def test_a_shard_is_no_folder(served, status, statecli):
             served.behave(name, Refuse(status))
     result = statecli("inspect", served.url("model.safetensors.index.json"))
     assert result.code == 2
-    assert sorted(one.path for one in served.requests) == sorted(["", "model.safetensors.index.json", *shards])
+    assert sorted(request.path for request in served.requests) == sorted(["", "model.safetensors.index.json", *shards])

@@ -215,8 +215,8 @@ def test_a_slow_line_is_no_stall(statecli, monkeypatch):
             yield None
 
     with raw(answer) as url:
-        found = statecli("inspect", url)
-        assert (found.code, found.err) == (0, "")
+        result = statecli("inspect", url)
+        assert (result.code, result.err) == (0, "")
 
 
 def test_chunks_that_end_keep_the_connection(statecli):

@@ -36,31 +36,31 @@ def written(folder: Path, tensor: torch.Tensor, name: str = "model.safetensors")
 
 def shown(statecli, url: str) -> str:
     """What is said of a URL that is refused: one line, that names it first."""
-    found = statecli("inspect", url)
-    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
-    assert found.err.startswith(f"statecli: {url}: ")
-    return found.err.removeprefix(f"statecli: {url}: ").rstrip("\n")
+    result = statecli("inspect", url)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"statecli: {url}: ")
+    return result.err.removeprefix(f"statecli: {url}: ").rstrip("\n")
 
 
 def test_a_file_is_its_commit_and_one_range(net, statecli):
     """The hub is asked which commit `main` is, and the CDN for the first bytes; no token where there is none."""
     assert statecli("inspect", "hf://org/net/model.safetensors").code == 0
     commit = net.commit("org/net")
-    assert [one.path for one in net.requests] == [
+    assert [request.path for request in net.requests] == [
         "api/models/org/net/revision/main",
         f"org/net/resolve/{commit}/model.safetensors",
     ]
-    assert [one.range for one in net.cdn.requests] == ["bytes=0-65535"]
-    assert all("authorization" not in one.headers for one in net.requests)
+    assert [request.range for request in net.cdn.requests] == ["bytes=0-65535"]
+    assert all("authorization" not in request.headers for request in net.requests)
 
 
 def test_all_files_are_of_one_commit(net, statecli):
     """What somebody pushes meanwhile is of the next command."""
-    found = statecli("inspect", "hf://org/net")
-    assert found.code == 0
-    revisions = [one.path for one in net.requests if "/revision/" in one.path]
+    result = statecli("inspect", "hf://org/net")
+    assert result.code == 0
+    revisions = [request.path for request in net.requests if "/revision/" in request.path]
     assert revisions == ["api/models/org/net/revision/main"]
-    rest = [one.path for one in net.requests if "/revision/" not in one.path]
+    rest = [request.path for request in net.requests if "/revision/" not in request.path]
     assert rest
     assert all(net.commit("org/net") in path for path in rest)
 
@@ -70,9 +70,9 @@ def test_what_an_audit_of_a_repository_asks_for(net, statecli):
     for name in ("README.md", "tokenizer.json"):
         (net.folder / "org" / "net" / name).write_text("{}")
     assert statecli("audit", "hf://org/net").code == 0
-    asked = [one.path for one in net.requests]
-    assert sum(path.startswith("api/") for path in asked) == 2
-    files = sorted(path.rpartition("/")[2] for path in asked if not path.startswith("api/"))
+    paths = [request.path for request in net.requests]
+    assert sum(path.startswith("api/") for path in paths) == 2
+    files = sorted(path.rpartition("/")[2] for path in paths if not path.startswith("api/"))
     assert files == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
 
 
@@ -83,7 +83,7 @@ def test_another_revision(net, statecli, revision):
     url = f"hf://org/net@{revision}"
     assert statecli("inspect", f"{url}/model.safetensors", "--stats", "-f", "json").rows()["w"]["stats"]["max"] == 0
     differ = statecli("diff", url, "hf://org/net", "-f", "json").json
-    assert [one["values"]["changed"] for one in differ["changes"]] == [4]
+    assert [change["values"]["changed"] for change in differ["changes"]] == [4]
 
 
 def test_a_repository_of_data(net, statecli):
@@ -106,8 +106,8 @@ def test_many_files_in_a_folder_are_several_pages(net, statecli):
 
     commit = net.commit("org/net")
     net.behave(f"api/models/org/net/tree/{commit}", paged)
-    found = statecli("audit", "hf://org/net", "-f", "json").json
-    assert [one["target"] for one in found["targets"]] == ["hf://org/net", "hf://org/net/deep"]
+    result = statecli("audit", "hf://org/net", "-f", "json").json
+    assert [target["target"] for target in result["targets"]] == ["hf://org/net", "hf://org/net/deep"]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_a_page_of_a_listing_that_hides_files_fails(net, statecli, page, line):
             reply.headers["Link"] = f'<{net.url(where)}?cursor=2>; rel="next"'
 
     net.behave(where, paged)
-    found = statecli("audit", "hf://org/net")
-    assert (found.code, line in found.err) == (2, True)
+    result = statecli("audit", "hf://org/net")
+    assert (result.code, line in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("there", ["http://127.0.0.1:9/", "itself"])
@@ -145,9 +145,9 @@ def test_a_listing_that_goes_on_elsewhere_is_refused(net, statecli, monkeypatch,
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     where = f"api/models/org/net/tree/{net.commit('org/net')}"
     net.behave(where, Headers(Link=f'<{net.url(where) if there == "itself" else there}>; rel="next"'))
-    found = statecli("audit", "hf://org/net")
-    assert found.code == 2
-    assert "repeats a page or continues on another host" in found.err
+    result = statecli("audit", "hf://org/net")
+    assert result.code == 2
+    assert "repeats a page or continues on another host" in result.err
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_a_private_repository(net, statecli, monkeypatch):
     assert shown(statecli, "hf://org/net").endswith("does not exist, or your token does not give access to it")
     files.forget_command()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    found = statecli("inspect", "hf://org/net", "--stats", "--debug")
-    assert found.code == 0
-    assert all("authorization" not in one.headers for one in net.cdn.requests)
-    assert TOKEN not in found.out + found.err
+    result = statecli("inspect", "hf://org/net", "--stats", "--debug")
+    assert result.code == 0
+    assert all("authorization" not in request.headers for request in net.cdn.requests)
+    assert TOKEN not in result.out + result.err
 
 
 def test_a_gated_repository(net, statecli, monkeypatch):
@@ -228,12 +228,12 @@ def test_the_token_is_found_where_the_library_keeps_it(net, statecli, monkeypatc
     (tmp_path / "token").write_text(TOKEN)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     assert statecli("inspect", "hf://org/net").code == 0
-    assert {one.headers.get("authorization") for one in net.requests} == {f"Bearer {TOKEN}"}
+    assert {request.headers.get("authorization") for request in net.requests} == {f"Bearer {TOKEN}"}
     net.forget()
     files.forget_command()
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
     assert statecli("inspect", "hf://org/net").code == 0
-    assert {one.headers.get("authorization") for one in net.requests} == {None}
+    assert {request.headers.get("authorization") for request in net.requests} == {None}
 
 
 def test_offline_means_offline(net, statecli, monkeypatch):
@@ -251,9 +251,9 @@ def test_offline_means_offline(net, statecli, monkeypatch):
 def test_a_signature_of_the_cdn_is_in_no_line(net, statecli):
     """It stands in the redirect; what the CDN refuses is told without it, with --debug too."""
     net.cdn.behave("*", Refuse(403))
-    found = statecli("inspect", "hf://org/net/model.safetensors", "--debug")
-    assert found.code == 2
-    assert SIGNATURE not in found.out + found.err
+    result = statecli("inspect", "hf://org/net/model.safetensors", "--debug")
+    assert result.code == 2
+    assert SIGNATURE not in result.out + result.err
 
 
 def test_a_busy_hub_is_asked_again(net, statecli):
@@ -274,17 +274,17 @@ def test_what_changes_in_the_cdn_is_noticed(net, statecli):
     """A commit's file does not change; what answers otherwise is no such file."""
     written(net.folder / "org" / "net", torch.ones(1 << 18))
     net.cdn.behave("*", After(1, Headers(ETag='"another"')))
-    found = statecli("inspect", "hf://org/net/model.safetensors", "--stats")
-    assert found.code == 2
-    assert "changed while statecli read it" in found.err
+    result = statecli("inspect", "hf://org/net/model.safetensors", "--stats")
+    assert result.code == 2
+    assert "changed while statecli read it" in result.err
 
 
 def test_a_folder_of_a_repository(net, statecli):
     """`hf://org/net/sub` is one, and an audit of the repository walks it."""
     written(net.folder / "org" / "net" / "sub", torch.ones(2), "other.safetensors")
     assert statecli("inspect", "hf://org/net/sub", "-f", "json").rows()["w"]["shape"] == [2]
-    found = statecli("audit", "hf://org/net", "-f", "json").json
-    assert [one["target"] for one in found["targets"]] == [
+    result = statecli("audit", "hf://org/net", "-f", "json").json
+    assert [target["target"] for target in result["targets"]] == [
         "hf://org/net",
         "hf://org/net/config.json",
         "hf://org/net/sub/other.safetensors",
@@ -297,9 +297,9 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch, statecli):
 
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    found = statecli("inspect", "hf://org/net")
+    result = statecli("inspect", "hf://org/net")
     refused = "the hub, 127.0.0.1:9: the server cannot be reached: connection refused; try again later"
-    assert (found.code, found.err) == (2, f"statecli: hf://org/net: {refused}\n")
+    assert (result.code, result.err) == (2, f"statecli: hf://org/net: {refused}\n")
 
 
 def test_an_endpoint_that_is_no_url_is_named(monkeypatch, statecli):
@@ -307,15 +307,15 @@ def test_an_endpoint_that_is_no_url_is_named(monkeypatch, statecli):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "nonsense")
-    found = statecli("inspect", "hf://org/net")
-    assert (found.code, found.err) == (2, "statecli: hf://org/net: HF_ENDPOINT is not a URL: write https://HOST\n")
+    result = statecli("inspect", "hf://org/net")
+    assert (result.code, result.err) == (2, "statecli: hf://org/net: HF_ENDPOINT is not a URL: write https://HOST\n")
 
 
 def test_the_package_is_named(monkeypatch, statecli):
     """Where huggingface_hub is not installed."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    found = statecli("inspect", "hf://org/net")
-    assert (found.code, found.err) == (
+    result = statecli("inspect", "hf://org/net")
+    assert (result.code, result.err) == (
         2,
         "statecli: hf:// needs the package huggingface_hub: pip install 'torch-statecli[hf]'\n",
     )

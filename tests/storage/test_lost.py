@@ -42,7 +42,7 @@ def get(served):
 
 
 def paths(served) -> str:
-    return "".join(one.path for one in served.requests)
+    return "".join(request.path for request in served.requests)
 
 
 FAULTS = [Refuse(503), Cut(None), Cut(100), Stall(None), Stall(100)]
@@ -56,10 +56,10 @@ def test_a_file_that_was_asked_for_in_vain_is_not_asked_for_with_each_tensor(ser
     save_file(held, tmp_path / "m.safetensors")
     served.behave("*", After(4, fault))
     url = served.url("m.safetensors")
-    found = statecli("diff", url, tmp_path / "m.safetensors", "--jobs", "1", "-f", "json")
-    assert found.code == 2
-    assert found.err.count("\n") == 1
-    assert 0 < found.json["summary"]["identical"] < 60
+    result = statecli("diff", url, tmp_path / "m.safetensors", "--jobs", "1", "-f", "json")
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert 0 < result.json["summary"]["identical"] < 60
     assert len(served.requests) == 4 + 3
     served.behave("*")
     files.forget_command()
@@ -70,8 +70,8 @@ def test_threads_that_ask_together_end_together(served, statecli, tmp_path):
     """Each has its own request on its way, and begins no other."""
     save_file({f"w{i:03}": torch.zeros(150_000) for i in range(200)}, served.folder / "m.safetensors")
     served.behave("*", After(1, Stall(10)))
-    found = statecli("inspect", "--stats", served.url("m.safetensors"), "--jobs", "8")
-    assert found.code == 2
+    result = statecli("inspect", "--stats", served.url("m.safetensors"), "--jobs", "8")
+    assert result.code == 2
     assert len(served.requests) <= 1 + 8 * 3
 
 

@@ -94,9 +94,9 @@ def hides(url):
 def test_urls_that_differ_stay_apart(typed):
     """However little differs, and in whatever order they are typed."""
     names.typed_urls().clear()
-    found = [mask_url(url) for url in typed]
-    assert len(set(found)) == len(typed)
-    assert [unmask_url(name) for name in found] == typed
+    actual = [mask_url(url) for url in typed]
+    assert len(set(actual)) == len(typed)
+    assert [unmask_url(name) for name in actual] == typed
 
 
 @given(url=urls(), beside=steps)

@@ -114,8 +114,8 @@ def test_nothing_is_drawn_where_nobody_wants_it(net, options):
 
 def test_nothing_is_drawn_into_a_pipe(net):
     """Neither bar is for a log."""
-    found = run_python([*COMMAND, "inspect", "--stats", net], "statecli", text=False, check=True)
-    assert found.stderr == b""
+    result = run_python([*COMMAND, "inspect", "--stats", net], "statecli", text=False, check=True)
+    assert result.stderr == b""
 
 
 NET = """import torch

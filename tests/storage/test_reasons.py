@@ -64,7 +64,7 @@ def test_the_metadata_of_a_distributed_checkpoint_that_did_not_come(served, refu
 def test_a_configuration_that_did_not_come(sharded, statecli, fault, reason):
     """A note, for the weights are read without it."""
     sharded.behave("net/config.json", fault)
-    found = statecli("inspect", sharded.url("net/"), "-f", "json")
-    (odd,) = [one["message"] for one in found.json["notes"] if one["name"] == "config-unread"]
+    result = statecli("inspect", sharded.url("net/"), "-f", "json")
+    (odd,) = [note["message"] for note in result.json["notes"] if note["name"] == "config-unread"]
     because = f", because it{reason}" if reason.startswith(" ") else reason
     assert odd.startswith(f"config.json was not read{because}")

@@ -59,11 +59,11 @@ class Crowd:
 
 def asked(served) -> list[tuple[str, str]]:
     """Path and range of each request that was not for a list of names."""
-    return [(one.path, one.range) for one in served.requests if one.status == 206]
+    return [(request.path, request.range) for request in served.requests if request.status == 206]
 
 
 def listings(served) -> int:
-    return sum(one.status != 206 for one in served.requests)
+    return sum(request.status != 206 for request in served.requests)
 
 
 # --- safetensors
@@ -105,8 +105,8 @@ def test_shards_are_one_request_each_and_64_at_a_time(served, statecli):
     served.listing = "python"
     crowd = Crowd(64)
     served.behave("*.safetensors", crowd)
-    found = statecli("inspect", served.url("net/model.safetensors.index.json"), "-f", "json")
-    assert (found.code, len(found.json["tensors"])) == (0, 128)
+    result = statecli("inspect", served.url("net/model.safetensors.index.json"), "-f", "json")
+    assert (result.code, len(result.json["tensors"])) == (0, 128)
     assert Counter(path for path, _ in asked(served)).most_common(1)[0][1] == 1
     assert len(asked(served)) == 129
     assert crowd.most == 64
@@ -140,8 +140,8 @@ def test_torch_save_is_its_end_its_directory_and_its_pickle(served, statecli, te
     path = archive(served.folder / "m.pt", tensors, elements)
     assert statecli("inspect", served.url("m.pt")).code == 0
     assert len(asked(served)) == requests
-    with zipfile.ZipFile(path) as held:
-        pickle, directory = held.getinfo("m/data.pkl").file_size, path.stat().st_size - held.start_dir
+    with zipfile.ZipFile(path) as zip_file:
+        pickle, directory = zip_file.getinfo("m/data.pkl").file_size, path.stat().st_size - zip_file.start_dir
     assert served.sent <= max(pickle, HEAD) + max(directory, HEAD) + 8192
 
 
@@ -160,8 +160,8 @@ def test_the_directory_alone_places_what_torch_writes(tmp_path, served, size, na
 
 def moved(path: Path, name: str, by: int) -> None:
     """Lets the record's local header claim that its bytes begin later, or earlier, than the writer put them."""
-    with zipfile.ZipFile(path) as held:
-        at = held.getinfo(name).header_offset
+    with zipfile.ZipFile(path) as zip_file:
+        at = zip_file.getinfo(name).header_offset
     raw = bytearray(path.read_bytes())
     (extra,) = struct.unpack_from("<H", raw, at + 28)
     struct.pack_into("<H", raw, at + 28, extra + by)
@@ -188,8 +188,8 @@ def test_what_is_no_damage_is_read_from_where_it_really_is(served, statecli, by)
     """Values that do lie where their local header has them, and not where torch would put them, are read from there."""
     path = archive(served.folder / "m.pt", 30, 30_000)
     moved(path, "m/data/15", by)
-    with zipfile.ZipFile(path) as held:
-        header = held.getinfo("m/data/15").header_offset
+    with zipfile.ZipFile(path) as zip_file:
+        header = zip_file.getinfo("m/data/15").header_offset
     raw = bytearray(path.read_bytes())
     start = header + 30 + sum(struct.unpack_from("<HH", raw, header + 26))
     raw[start : start + 120_000] = raw[start - by : start - by + 120_000]
@@ -220,10 +220,10 @@ def test_a_diff_with_a_record_that_is_wrong_says_so_of_its_tensor_alone(served, 
     here = archive(tmp_path / "m.pt", 30, 30_000)
     shutil.copy(here, served.folder / "m.pt")
     renamed(served.folder / "m.pt", "m/data/15")
-    found = statecli("diff", here, served.url("m.pt"), "-f", "json")
-    assert found.code == 2
-    assert found.json["summary"]["identical"] == 29
-    (line,) = found.err.splitlines()
+    result = statecli("diff", here, served.url("m.pt"), "-f", "json")
+    assert result.code == 2
+    assert result.json["summary"]["identical"] == 29
+    (line,) = result.err.splitlines()
     assert "layers.15.weight" in line
     assert "own header contradicts" in line
 
@@ -242,8 +242,8 @@ def test_what_is_wrong_with_a_directory_is_said_as_on_disk(served, statecli, pla
 
 def renamed(path: Path, name: str, by: int = 0) -> None:
     """Lets the record's local header say another name."""
-    with zipfile.ZipFile(path) as held:
-        at = held.getinfo(name).header_offset + 30
+    with zipfile.ZipFile(path) as zip_file:
+        at = zip_file.getinfo(name).header_offset + 30
     raw = path.read_bytes()
     path.write_bytes(raw[:at] + b"M" + raw[at + 1 :])
 
@@ -265,9 +265,9 @@ def test_an_audit_looks_at_every_local_header(served, statecli, spoilt, code, sa
 def test_an_archive_that_another_program_packed_is_asked_for_its_local_headers(served, statecli):
     """Without torch's padding nothing is guessed: the values are those of the file on disk."""
     made = archive(served.folder / "torch.pt", 5, 30_000)
-    with zipfile.ZipFile(made) as held, zipfile.ZipFile(served.folder / "m.pt", "w") as packed:
-        for name in held.namelist():
-            packed.writestr(name, held.read(name))
+    with zipfile.ZipFile(made) as zip_file, zipfile.ZipFile(served.folder / "m.pt", "w") as packed:
+        for name in zip_file.namelist():
+            packed.writestr(name, zip_file.read(name))
     near = statecli("inspect", served.folder / "m.pt", "--stats", "-f", "json")
     far = statecli("inspect", served.url("m.pt"), "--stats", "-f", "json")
     assert far.code == near.code == 0
@@ -278,8 +278,8 @@ def test_a_record_that_has_another_name_is_not_read(served, statecli):
     """The pickle's own local header is asked too, where it is here already."""
     path = archive(served.folder / "m.pt", 3, 1000)
     path.write_bytes(path.read_bytes().replace(b"m/data.pkl", b"m/dota.pkl", 1))
-    found = statecli("inspect", served.url("m.pt"))
-    assert (found.code, "own header contradicts" in found.err) == (2, True)
+    result = statecli("inspect", served.url("m.pt"))
+    assert (result.code, "own header contradicts" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("question", [("lock", "-o", "-"), ("audit",), ("inspect",)], ids=lambda question: question[0])
@@ -288,7 +288,7 @@ def test_below_a_name_with_a_section_no_folder_is_tried(served, statecli, questi
     torch.save({"model": {"w": torch.zeros(30_000)}, "optimizer": {"state": {}}}, served.folder / "m.ckpt")
     asked_first, *others = question
     assert statecli(asked_first, f"{served.url()}m.ckpt#model", *others).code == 0
-    assert {one.path for one in served.requests} <= {"m.ckpt#model", "m.ckpt"}
+    assert {request.path for request in served.requests} <= {"m.ckpt#model", "m.ckpt"}
     assert len(served.requests) <= 3
 
 
@@ -320,9 +320,9 @@ def test_an_array_that_was_damaged_is_found_by_its_checksum(served, statecli, qu
     path.write_bytes(raw)
     near, far = (statecli(*question, one) for one in (path, served.url("m.npz")))
     assert (far.code, far.out, near.code) == (2, "", 2)
-    for found, where in ((far, served.url("m.npz")), (near, path)):
-        assert found.err.startswith(f"statecli: {where}: a")
-        assert "checksum wrong: " in found.err
+    for result, where in ((far, served.url("m.npz")), (near, path)):
+        assert result.err.startswith(f"statecli: {where}: a")
+        assert "checksum wrong: " in result.err
 
 
 # --- all other formats: so many requests, and of the file so few per cent
@@ -402,12 +402,12 @@ def test_no_format_fetches_values_to_list_them(served, statecli, write, requests
     path = write(served.folder)
     served.listing = "python"
     url = served.url(path.name) + "/" * path.is_dir()
-    far, near = (statecli("inspect", one, "-f", "json") for one in (url, path))
+    far, near = (statecli("inspect", change, "-f", "json") for change in (url, path))
     assert far.code == near.code == 0
     assert far.json["tensors"] == near.json["tensors"]
-    size = sum(one.stat().st_size for one in ([path] if path.is_file() else path.iterdir()))
+    size = sum(change.stat().st_size for change in ([path] if path.is_file() else path.iterdir()))
     assert len(asked(served)) <= requests
-    assert sum(one.sent for one in served.requests if one.status == 206) <= size * percent / 100
+    assert sum(request.sent for request in served.requests if request.status == 206) <= size * percent / 100
 
 
 def dcp_of_one_file(path: Path) -> Path:

@@ -49,7 +49,7 @@ def written(folder: Path, name: str = "m.safetensors", size: int = 4) -> Path:
 
 
 def asked(s3: S3) -> list[tuple[str, str, str | None]]:
-    return [(one.method, one.path, one.range) for one in s3.requests]
+    return [(request.method, request.path, request.range) for request in s3.requests]
 
 
 # --- what travels
@@ -71,7 +71,7 @@ def test_a_folder_is_its_listing_and_its_files(s3, signed, statecli):
         (folder / f"step-{n}").mkdir()
         (folder / f"step-{n}" / "log.txt").write_text("x")
     assert statecli("inspect", "s3://models/run/").code == 0
-    own = [one.path for one in s3.requests if "run/step-" not in one.query.get("prefix", "")]
+    own = [request.path for request in s3.requests if "run/step-" not in request.query.get("prefix", "")]
     assert own == ["models", "models", "models/run/m.safetensors"]
     assert len(s3.requests) == len(own) + 4  # whether one of the folders is of DeepSpeed's
 
@@ -82,8 +82,8 @@ def test_64_threads_read_at_once(s3, signed):
     (s3.folder / "models" / "big.bin").write_bytes(data)
     store, url = stores.open_store("s3://models/big.bin"), "s3://models/big.bin"
     with ThreadPoolExecutor(64) as threads:
-        found = list(threads.map(lambda n: store.get(url, n * 1000, 1000, None)[0], range(128)))
-    assert b"".join(found) == data[: 128 * 1000]
+        actual = list(threads.map(lambda n: store.get(url, n * 1000, 1000, None)[0], range(128)))
+    assert b"".join(actual) == data[: 128 * 1000]
 
 
 def _worker(url: str) -> bytes:
@@ -96,8 +96,8 @@ def test_a_forked_process_reads_too(s3, signed):
     path = written(s3.folder / "models")
     assert _worker("s3://models/m.safetensors") == path.read_bytes()[8:12]
     with multiprocessing.get_context("fork").Pool(2) as processes:
-        found = processes.map_async(_worker, ["s3://models/m.safetensors"] * 4).get(60)
-    assert found == [path.read_bytes()[8:12]] * 4
+        actual = processes.map_async(_worker, ["s3://models/m.safetensors"] * 4).get(60)
+    assert actual == [path.read_bytes()[8:12]] * 4
 
 
 # --- names
@@ -134,8 +134,8 @@ def test_a_key_is_written_as_it_is(bucket, tmp_path, statecli):
     for url in urls:
         assert statecli("inspect", url, "-f", "json").json["target"] == url
     for ways in (urls, [bucket.url("odd")], [bucket.url("odd/*")]):
-        found = statecli("audit", *ways, "-f", "json")
-        assert (found.code, sorted(one["target"] for one in found.json["targets"])) == (0, sorted(urls))
+        result = statecli("audit", *ways, "-f", "json")
+        assert (result.code, sorted(target["target"] for target in result.json["targets"])) == (0, sorted(urls))
 
 
 def test_a_key_with_a_hash(bucket, tmp_path, statecli):
@@ -145,17 +145,17 @@ def test_a_key_with_a_hash(bucket, tmp_path, statecli):
     url = bucket.url("odd/a#b.safetensors")
     for way in ("odd", "odd/", "odd/*", "o*/"):
         files.forget_command()
-        found = statecli("audit", bucket.url(way), "-f", "json")
-        assert (found.code, [one["target"] for one in found.json["targets"]]) == (0, [url])
+        result = statecli("audit", bucket.url(way), "-f", "json")
+        assert (result.code, [target["target"] for target in result.json["targets"]]) == (0, [url])
     files.forget_command()
     assert statecli("lock", bucket.url("odd"), "-o", tmp_path / "one.lock").code == 0
     assert statecli("audit", bucket.url("odd"), "--lock", tmp_path / "one.lock").code == 0
     assert statecli("inspect", f"{url}#model").code == 0
-    told = (
+    text = (
         "statecli read #b.safetensors as the name of a section; if # belongs to the file name, add a section such as "
         "#model after the name: #b.safetensors#model"
     )
-    assert statecli("inspect", url).err == f"statecli: {bucket.url('odd/a')}: does not exist; {told}\n"
+    assert statecli("inspect", url).err == f"statecli: {bucket.url('odd/a')}: does not exist; {text}\n"
 
 
 def test_keys_with_a_question_mark(bucket, tmp_path, statecli):
@@ -174,8 +174,8 @@ def test_keys_with_a_question_mark(bucket, tmp_path, statecli):
         "odd/d?d/*": 1,
     }.items():
         files.forget_command()
-        found = statecli("audit", bucket.url(way), "-f", "json")
-        assert (found.code, len(found.json["targets"]), found.err) == (0, count, ""), way
+        result = statecli("audit", bucket.url(way), "-f", "json")
+        assert (result.code, len(result.json["targets"]), result.err) == (0, count, ""), way
     files.forget_command()
     for way in ("odd/d?d", "odd/d?d/", "odd/d?d/model.safetensors"):
         assert statecli("inspect", bucket.url(way)).code == 0
@@ -198,7 +198,7 @@ def test_a_walk_lists_a_folder_once(s3, signed, statecli):
         s3.forget()
         files.forget_command()
         assert statecli("audit", *urls).code == 0
-        asked = [(one.path, one.query.get("prefix")) for one in s3.requests]
+        asked = [(request.path, request.query.get("prefix")) for request in s3.requests]
         assert len(asked) == len(set(asked)) == 2 * len(urls)
 
 
@@ -227,10 +227,10 @@ def test_a_folder_with_its_slash_is_not_asked_for_as_a_file(s3, signed, statecli
     """Without, it may be either, and a key is looked for first."""
     written(s3.folder / "models" / "run")
     assert statecli("inspect", "s3://models/run").code == 0
-    assert [one.status for one in s3.requests] == [404, 200, 206]
+    assert [request.status for request in s3.requests] == [404, 200, 206]
     s3.forget()
     assert statecli("inspect", "s3://models/run/").code == 0
-    assert [one.status for one in s3.requests] == [200, 206]
+    assert [request.status for request in s3.requests] == [200, 206]
 
 
 def test_an_empty_object_is_an_empty_file(s3, signed, statecli):
@@ -263,7 +263,7 @@ def test_a_bucket_of_another_region_is_found(s3, signed, statecli, monkeypatch):
     written(s3.folder / "models")
     written(s3.folder / "models", "n.safetensors")
     assert statecli("diff", "s3://models/m.safetensors", "s3://models/n.safetensors").code == 0
-    assert [one.status for one in s3.requests].count(301) == 1
+    assert [request.status for request in s3.requests].count(301) == 1
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -274,10 +274,10 @@ def test_a_redirect_elsewhere_is_not_followed(s3, signed, statecli, monkeypatch,
     with Server(s3.folder) as other:
         s3.behave("*", Redirect(other.url("models/m.safetensors").replace("127.0.0.1", "localhost"), status=status))
         for url in ("s3://models/m.safetensors", "s3://models/"):
-            found = statecli("inspect", url)
-            told = f"statecli: {url}: the answer did not come from S3 (HTTP {status}); check AWS_ENDPOINT_URL"
-            assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
-            assert found.err.startswith(told)
+            result = statecli("inspect", url)
+            text = f"statecli: {url}: the answer did not come from S3 (HTTP {status}); check AWS_ENDPOINT_URL"
+            assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+            assert result.err.startswith(text)
         assert other.requests == []
 
 
@@ -303,10 +303,10 @@ def test_refused_without_credentials(s3, statecli):
     """The line says that there were none, and what gives some."""
     written(s3.folder / "models")
     s3.behave("*", refusal(403, "AccessDenied"))
-    found = statecli("inspect", "s3://models/m.safetensors")
-    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
-    assert "no AWS credentials were found" in found.err
-    assert "AWS_PROFILE" in found.err
+    result = statecli("inspect", "s3://models/m.safetensors")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "no AWS credentials were found" in result.err
+    assert "AWS_PROFILE" in result.err
 
 
 @pytest.mark.parametrize(
@@ -328,13 +328,13 @@ def test_what_s3_refuses_is_one_line(s3, signed, statecli, status, code, words):
     """It names the URL and what to do, once, and nothing of the credentials, with --debug too."""
     written(s3.folder / "models")
     s3.behave("*", refusal(status, code))
-    found = statecli("inspect", "s3://models/m.safetensors")
-    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
-    assert found.err.startswith("statecli: s3://models/m.safetensors: ")
-    assert words in found.err
-    told = statecli("inspect", "s3://models/m.safetensors", "--debug").err
+    result = statecli("inspect", "s3://models/m.safetensors")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("statecli: s3://models/m.safetensors: ")
+    assert words in result.err
+    err = statecli("inspect", "s3://models/m.safetensors", "--debug").err
     for secret in (SECRET, KEY, "Signature="):
-        assert secret not in found.err + told
+        assert secret not in result.err + err
 
 
 def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, signed, statecli):
@@ -343,11 +343,11 @@ def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, signed, s
     s3.behave("models", refusal(403, "AccessDenied"))
     for url in ("s3://models/run", "s3://models/run/", "s3://models"):
         for command in ("inspect", "audit", "lock"):
-            found = statecli(command, url)
-            assert (found.code, found.err.count("\n")) == (2, 1)
+            result = statecli(command, url)
+            assert (result.code, result.err.count("\n")) == (2, 1)
             assert (
                 f"{url}: access is refused (HTTP 403): your AWS credentials do not give access to this object"
-                in found.err
+                in result.err
             )
 
 
@@ -364,15 +364,15 @@ def test_what_may_be_read_and_not_listed(s3, signed, statecli):
             refusal(403, "AccessDenied")(request, reply)
 
     s3.behave("*", only_what_is_there)
-    found = statecli("inspect", "s3://models/run/model.safetensors.index.json", "-f", "json")
-    assert (found.code, set(found.rows()), found.err) == (0, {"w1", "w2"}, "")
+    result = statecli("inspect", "s3://models/run/model.safetensors.index.json", "-f", "json")
+    assert (result.code, set(result.rows()), result.err) == (0, {"w1", "w2"}, "")
     assert statecli("audit", "s3://models/run/model.safetensors.index.json").code == 0
     for url in ("s3://models/run", "s3://models/run/", "s3://models/run/*/", "s3://models/run/none.pt"):
-        found = statecli("inspect" if "*" not in url else "audit", url)
-        assert (found.code, found.err.count("\n")) == (2, 1)
+        result = statecli("inspect" if "*" not in url else "audit", url)
+        assert (result.code, result.err.count("\n")) == (2, 1)
         assert (
             "access is refused (HTTP 403): your AWS credentials do not give access to this object, or the object does "
-            "not exist" in found.err
+            "not exist" in result.err
         )
 
 
@@ -408,10 +408,10 @@ def test_a_server_that_checks_signatures(judging, statecli, monkeypatch):
     def asked(key: str, secret: str, url: str = url):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-        found = statecli("inspect", url)
+        result = statecli("inspect", url)
         debug = statecli("inspect", url, "--debug").err
-        assert not [one for one in (key, secret, "Signature=") if one in found.out + found.err + debug]
-        return found
+        assert not [one for one in (key, secret, "Signature=") if one in result.out + result.err + debug]
+        return result
 
     assert asked(key, secret).code == 0
     lines = {
@@ -419,26 +419,26 @@ def test_a_server_that_checks_signatures(judging, statecli, monkeypatch):
         "S3 does not know the access key of your AWS credentials": asked("AKIANOBODYHASTHISONE", secret),
         "access is refused (HTTP 403)": asked(key, secret, "s3://models/run/"),
     }
-    for words, found in lines.items():
-        assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
-        assert words in found.err
+    for words, result in lines.items():
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert words in result.err
 
 
 def test_credentials_in_the_url_have_no_place(s3, statecli):
     """They are refused, and not shown."""
-    found = statecli("inspect", f"s3://{KEY}:{SECRET}@models/m.safetensors")
-    assert found.code == 2
-    assert "set AWS_PROFILE or log in" in found.err
-    assert SECRET not in found.err
+    result = statecli("inspect", f"s3://{KEY}:{SECRET}@models/m.safetensors")
+    assert result.code == 2
+    assert "set AWS_PROFILE or log in" in result.err
+    assert SECRET not in result.err
     assert s3.requests == []
 
 
 def test_a_profile_that_there_is_not(s3, statecli, monkeypatch):
     """AWS_PROFILE is named."""
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    found = statecli("inspect", "s3://models/m.safetensors")
-    assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "AWS_PROFILE" in found.err
+    result = statecli("inspect", "s3://models/m.safetensors")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "AWS_PROFILE" in result.err
 
 
 ROLE = "role_arn=arn:aws:iam::123456789012:role/x\n"
@@ -473,11 +473,11 @@ def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tm
     if profile.startswith("region"):
         monkeypatch.delenv("AWS_DEFAULT_REGION")
     s3.behave("*", refusal(403, "AccessDenied"))
-    found = statecli("inspect", "s3://models/m.safetensors")
-    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
-    assert words in found.err
-    assert "hidden-5" not in found.err
-    assert not [one for one in s3.requests if one.path.startswith("models")]
+    result = statecli("inspect", "s3://models/m.safetensors")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert words in result.err
+    assert "hidden-5" not in result.err
+    assert not [request for request in s3.requests if request.path.startswith("models")]
 
 
 @pytest.mark.parametrize(
@@ -494,10 +494,10 @@ def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tm
 def test_a_variable_that_says_nothing(s3, signed, statecli, monkeypatch, name, value, words):
     """It is named."""
     monkeypatch.setenv(name, value)
-    found = statecli("inspect", "s3://models/m.safetensors")
-    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
-    assert words in found.err
-    assert "hidden-6" not in found.err
+    result = statecli("inspect", "s3://models/m.safetensors")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert words in result.err
+    assert "hidden-6" not in result.err
 
 
 def test_certificates_that_are_not_there(s3, signed, statecli, monkeypatch):
@@ -542,10 +542,10 @@ def test_an_object_that_changes_is_noticed(s3, signed, statecli):
     """The request for its values is for the version that its header was of."""
     path = written(s3.folder / "models", size=1 << 18)
     s3.behave("models/m.safetensors", After(1, Headers(ETag='"another"')))
-    found = statecli("inspect", "s3://models/m.safetensors", "--stats")
-    assert found.code == 2
-    assert "changed while statecli read it; try again" in found.err
-    assert ["if-match" in one.headers for one in s3.requests][:2] == [False, True]
+    result = statecli("inspect", "s3://models/m.safetensors", "--stats")
+    assert result.code == 2
+    assert "changed while statecli read it; try again" in result.err
+    assert ["if-match" in request.headers for request in s3.requests][:2] == [False, True]
     assert path.stat().st_size > 1 << 20
 
 
@@ -553,10 +553,10 @@ def test_an_object_that_is_replaced_is_refused_by_s3(s3, signed, statecli):
     """412 to If-Match: not one byte of the other version travels."""
     written(s3.folder / "models", size=1 << 18)
     s3.behave("models/m.safetensors", After(1, refusal(412, "PreconditionFailed")))
-    found = statecli("inspect", "s3://models/m.safetensors", "--stats")
-    assert found.code == 2
-    assert "changed while statecli read it; try again" in found.err
-    assert all("if-match" in one.headers for one in s3.requests[1:])
+    result = statecli("inspect", "s3://models/m.safetensors", "--stats")
+    assert result.code == 2
+    assert "changed while statecli read it; try again" in result.err
+    assert all("if-match" in request.headers for request in s3.requests[1:])
 
 
 PAGE = b"<html><body>please log in<br></body></html>"
@@ -577,9 +577,9 @@ def test_what_is_no_answer_of_s3_is_said_with_its_status(s3, signed, statecli, s
     written(s3.folder / "models" / "run")
     s3.behave("*", page(status, body))
     for url in ("s3://models/run/m.safetensors", "s3://models/run", "s3://models/run/", "s3://models"):
-        told = f"{url}: the answer did not come from S3 (HTTP {status}); check AWS_ENDPOINT_URL and any proxy"
-        found = statecli("inspect", url)
-        assert (found.code, found.out, found.err) == (2, "", f"statecli: {told}\n")
+        text = f"{url}: the answer did not come from S3 (HTTP {status}); check AWS_ENDPOINT_URL and any proxy"
+        result = statecli("inspect", url)
+        assert (result.code, result.out, result.err) == (2, "", f"statecli: {text}\n")
 
 
 @pytest.mark.parametrize("body", [PAGE, PAGE.replace(b"<br>", b"")], ids=["html", "xhtml"])
@@ -588,9 +588,9 @@ def test_a_page_is_no_empty_folder(s3, signed, statecli, body):
     written(s3.folder / "models" / "run")
     s3.behave("*", page(200, body))
     for command in ("inspect", "audit", "lock"):
-        found = statecli(command, "s3://models/run/")
-        assert (found.code, found.err.count("\n")) == (2, 1)
-        assert "AWS_ENDPOINT_URL" in found.err
+        result = statecli(command, "s3://models/run/")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert "AWS_ENDPOINT_URL" in result.err
     assert "is an HTML page" in statecli("inspect", "s3://models/run/m.safetensors").err
 
 
@@ -600,7 +600,7 @@ def test_a_busy_proxy_is_asked_again(s3, signed, statecli, status):
     written(s3.folder / "models")
     s3.behave("*", Times(1, page(status)))
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
-    assert [one.status for one in s3.requests] == [status, 206]
+    assert [request.status for request in s3.requests] == [status, 206]
 
 
 def test_busy_is_asked_again(s3, signed, statecli):
@@ -608,15 +608,15 @@ def test_busy_is_asked_again(s3, signed, statecli):
     written(s3.folder / "models")
     s3.behave("*", Times(1, refusal(503, "SlowDown")), Times(2, refusal(500, "InternalError")))
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
-    assert [one.status for one in s3.requests] == [503, 500, 206] or len(s3.requests) == 3
+    assert [request.status for request in s3.requests] == [503, 500, 206] or len(s3.requests) == 3
 
 
 def test_busy_for_ever_is_one_line(s3, signed, statecli, monkeypatch):
     """As often as it was allowed, by nobody else's count."""
     monkeypatch.setenv("STATECLI_RETRIES", "2")
     s3.behave("*", refusal(503, "SlowDown"))
-    found = statecli("inspect", "s3://models/m.safetensors")
-    assert (found.code, found.err) == (
+    result = statecli("inspect", "s3://models/m.safetensors")
+    assert (result.code, result.err) == (
         2,
         "statecli: s3://models/m.safetensors: S3 is busy (SlowDown), in each of 3 attempts; try again later\n",
     )
@@ -636,8 +636,8 @@ def test_a_stall_is_one_line(s3, signed, statecli, monkeypatch):
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     written(s3.folder / "models")
     s3.behave("models/m.safetensors", Stall(after=10))
-    found = statecli("inspect", "s3://models/m.safetensors")
-    assert (found.code, found.err) == (
+    result = statecli("inspect", "s3://models/m.safetensors")
+    assert (result.code, result.err) == (
         2,
         "statecli: s3://models/m.safetensors: no answer in 0.2 s; try again later\n",
     )
@@ -647,9 +647,9 @@ def test_another_range_is_refused(s3, signed, statecli):
     """Before its bytes are taken for others."""
     written(s3.folder / "models", size=1 << 16)
     s3.behave("models/m.safetensors", OtherRange(4))
-    found = statecli("inspect", "s3://models/m.safetensors")
-    assert found.code == 2
-    assert "did not send the byte range that statecli requested" in found.err
+    result = statecli("inspect", "s3://models/m.safetensors")
+    assert result.code == 2
+    assert "did not send the byte range that statecli requested" in result.err
 
 
 def test_a_store_without_ranges_sends_no_gigabytes(s3, signed, statecli):
@@ -661,9 +661,9 @@ def test_a_store_without_ranges_sends_no_gigabytes(s3, signed, statecli):
         file.truncate(256 << 20)
     s3.forget()
     files.forget_command()
-    found = statecli("inspect", "s3://models/m.safetensors")
-    assert found.code == 2
-    assert "ignores range requests" in found.err
+    result = statecli("inspect", "s3://models/m.safetensors")
+    assert result.code == 2
+    assert "ignores range requests" in result.err
     assert s3.sent < 32 << 20
 
 
@@ -671,17 +671,17 @@ def test_nobody_there_is_one_line(statecli, monkeypatch, signed):
     """A port that refuses."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("STATECLI_RETRIES", "1")
-    found = statecli("inspect", "s3://models/m.safetensors")
-    assert found.code == 2
-    assert found.err.count("\n") == 1
-    assert "in each of 2 attempts; try again later" in found.err
+    result = statecli("inspect", "s3://models/m.safetensors")
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert "in each of 2 attempts; try again later" in result.err
 
 
 def test_the_package_is_named(monkeypatch, statecli):
     """Where s3fs is not installed."""
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    found = statecli("inspect", "s3://models/m.safetensors")
-    assert (found.code, found.err) == (
+    result = statecli("inspect", "s3://models/m.safetensors")
+    assert (result.code, result.err) == (
         2,
         "statecli: s3:// needs the package s3fs: pip install 'torch-statecli[remote]'\n",
     )

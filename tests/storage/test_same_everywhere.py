@@ -73,9 +73,9 @@ def test_the_same_wherever_it_lies(write, sent, tmp_path, statecli):
     assert (diff.code, diff.err, diff.json["changes"]) == (0, "", [])
     lock = tmp_path / "made.lock"
     assert statecli("lock", path, "-o", lock).code == 0
-    held, held_there = (statecli("audit", one, "--lock", lock, "--select", "lock-mismatch") for one in (path, url))
-    assert (held_there.code, held_there.out.replace(there, str(here))) == (held.code, held.out)
-    assert held.code == 0
+    result, held_there = (statecli("audit", one, "--lock", lock, "--select", "lock-mismatch") for one in (path, url))
+    assert (held_there.code, held_there.out.replace(there, str(here))) == (result.code, result.out)
+    assert result.code == 0
 
 
 def test_a_lock_of_one_place_finds_what_changed_in_another(sent, tmp_path, statecli):
@@ -88,13 +88,15 @@ def test_a_lock_of_one_place_finds_what_changed_in_another(sent, tmp_path, state
     path = safetensors(here)
     lock = tmp_path / "made.lock"
     assert statecli("lock", path, "-o", lock).code == 0
-    held = load_file(path)
-    held["steps"][1, 1] += 1
+    file = load_file(path)
+    file["steps"][1, 1] += 1
     (tmp_path / "other").mkdir()
-    save_file(held, tmp_path / "other" / path.name)
-    assert torch.equal(held["scale"], torch.tensor(3.5))
+    save_file(file, tmp_path / "other" / path.name)
+    assert torch.equal(file["scale"], torch.tensor(3.5))
     url = f"{sent(tmp_path / 'other')}/{path.name}"
-    found = statecli("audit", url, "--lock", lock, "--select", "lock-mismatch", "-f", "json").json["findings"]
-    assert [(one["rule"], one["fqn"], one["target"]) for one in found] == [("lock-mismatch", "steps", url)]
+    findings = statecli("audit", url, "--lock", lock, "--select", "lock-mismatch", "-f", "json").json["findings"]
+    assert [(tensor["rule"], tensor["fqn"], tensor["target"]) for tensor in findings] == [
+        ("lock-mismatch", "steps", url)
+    ]
     differ = statecli("diff", path, url, "-f", "json").json["changes"]
-    assert [(one["fqn"], one["values"]["changed"]) for one in differ] == [("steps", 1)]
+    assert [(tensor["fqn"], tensor["values"]["changed"]) for tensor in differ] == [("steps", 1)]

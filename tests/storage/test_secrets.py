@@ -108,10 +108,10 @@ def test_no_lock_and_no_baseline_has_one(secret, desk, statecli):
     assert statecli("lock", url, "-o", "lock.json").code == 0
     held = statecli("audit", url, "--lock", "lock.json")
     assert held.code == 0, held
-    made = statecli("audit", url, "--write-baseline", "known.json", "--reason", f"as {url} was")
-    assert made.code in (0, 1, 2)
+    result = statecli("audit", url, "--write-baseline", "known.json", "--reason", f"as {url} was")
+    assert result.code in (0, 1, 2)
     assert len(written(desk)) >= 1
-    assert_none(*written(desk), made.out, made.err, held.out, held.err)
+    assert_none(*written(desk), result.out, result.err, held.out, held.err)
 
 
 def test_no_part_of_a_divided_run_has_one(secret, desk, statecli):
@@ -132,7 +132,7 @@ def test_a_configuration_shows_none(secret, server, desk, statecli):
     assert (shown.code, result.code in (0, 1)) == (0, True), result
     assert "b.safetensors" in shown.out
     assert_none(shown.out, shown.err, result.out, result.err)
-    assert any(one.path == "b.safetensors" and one.status == 206 for one in server.requests)
+    assert any(request.path == "b.safetensors" and request.status == 206 for request in server.requests)
 
 
 def test_a_class_that_is_given_a_url_shows_none(desk, statecli):
@@ -271,8 +271,8 @@ def test_what_botocore_logs_has_none(tmp_path, monkeypatch):
     with S3(tmp_path) as s3:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url().rstrip("/"))
         text = logged("import statecli; print(len(statecli.inspect('s3://bucket/a.safetensors').state.tensors))")
-        signatures = [one.headers["authorization"].rpartition("=")[2] for one in s3.requests]
-        assert [one.headers["x-amz-security-token"] for one in s3.requests] == [TOKEN] * len(signatures)
+        signatures = [request.headers["authorization"].rpartition("=")[2] for request in s3.requests]
+        assert [request.headers["x-amz-security-token"] for request in s3.requests] == [TOKEN] * len(signatures)
     assert "DEBUG:botocore.auth:CanonicalRequest" in text
     assert signatures
     for one in (f"AKIA{TOKEN.upper()}", *signatures):
@@ -283,9 +283,9 @@ def test_what_botocore_logs_has_none(tmp_path, monkeypatch):
 def logged(code):
     """All that is logged by a process that runs this, and that it came to its end."""
     every = "import logging; logging.basicConfig(level=logging.DEBUG); "
-    found = subprocess.run([sys.executable, "-c", every + code], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    return found.stdout + found.stderr
+    result = subprocess.run([sys.executable, "-c", every + code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(
@@ -325,8 +325,8 @@ def test_a_url_with_a_slip_shows_no_password(typed, desk, statecli):
 def test_a_file_of_an_odd_name_is_read_and_shown(desk, statecli):
     """For there is one; and a file that is to be written has the name that was typed."""
     save_file({"w": torch.ones(2)}, desk / "train:a@1.safetensors")
-    found = statecli("inspect", "train:a@1.safetensors", "-f", "json", "-o", "out:b@2.json")
-    assert (found.code, found.err) == (0, "")
+    result = statecli("inspect", "train:a@1.safetensors", "-f", "json", "-o", "out:b@2.json")
+    assert (result.code, result.err) == (0, "")
     assert '"target": "train:a@1.safetensors"' in (desk / "out:b@2.json").read_text()
 
 
@@ -345,7 +345,7 @@ def test_a_cdn_that_fails_in_the_middle_shows_no_signature(server, secret, tmp_p
         assert "APKA77" not in result.err
         assert_none(result.out, result.err)
         assert cdn.requests[0].query["Signature"] == SIGNED
-        assert_none(*(str(one.headers) for one in cdn.requests))
+        assert_none(*(str(request.headers) for request in cdn.requests))
 
 
 def test_a_bug_of_ours_shows_none(secret, statecli, monkeypatch):
@@ -493,6 +493,6 @@ def test_text_without_secrets_stays_as_it_is():
 
 def test_json_has_names_that_lead_nowhere(secret, statecli):
     """What was written is as it is shown: its reader learns neither user nor token."""
-    found = json.loads(statecli("inspect", secret("a.safetensors"), "-f", "json").out)
-    assert found["target"].endswith("a.safetensors?token=…")
-    assert "://…@" in found["target"]
+    document = json.loads(statecli("inspect", secret("a.safetensors"), "-f", "json").out)
+    assert document["target"].endswith("a.safetensors?token=…")
+    assert "://…@" in document["target"]

@@ -176,8 +176,8 @@ def test_a_stalled_answer_does_not_keep_the_server(tmp_path):
     with Server(tmp_path) as server, urllib3.PoolManager(retries=False, timeout=20) as pool:
         ask(pool, server.url("m.bin"))
         server.behave("m.bin", Stall(100))
-        with ThreadPoolExecutor(1) as one:
-            waiting = one.submit(ask, pool, server.url("m.bin"))
+        with ThreadPoolExecutor(1) as thread_pool_executor:
+            waiting = thread_pool_executor.submit(ask, pool, server.url("m.bin"))
             while len(server.requests) < 2:
                 pass
             server.close()
@@ -330,9 +330,9 @@ def test_the_hub_lists_and_serves_a_repository(hub, repo):
 def test_the_hub_says_what_a_url_is_of(hub, repo):
     """HEAD has the commit, the size and the ETag before the redirect to a signed URL."""
     library = pytest.importorskip("huggingface_hub")
-    told = library.get_hf_file_metadata(library.hf_hub_url(repo, "model.safetensors"))
-    assert (told.commit_hash, told.size) == (hub.commit(repo), 1024)
-    assert SIGNATURE in told.location
+    hf_file_metadata = library.get_hf_file_metadata(library.hf_hub_url(repo, "model.safetensors"))
+    assert (hf_file_metadata.commit_hash, hf_file_metadata.size) == (hub.commit(repo), 1024)
+    assert SIGNATURE in hf_file_metadata.location
     small = library.get_hf_file_metadata(library.hf_hub_url(repo, "sub/config.json", revision="v1"))
     assert small.commit_hash == hub.commit(repo, "v1")
     assert library.HfApi().repo_info(repo, revision="v1").sha == hub.commit(repo, "v1")

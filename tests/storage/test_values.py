@@ -113,8 +113,8 @@ def test_a_tensor_that_is_left_out_does_not_travel(served, statecli):
 
 def test_a_transposed_tensor_travels_twice_at_most(served, statecli, tmp_path):
     """What does not lie in its order is read to the same result, and its storage once more for the checksum."""
-    held = torch.randn(4, 500_000)
-    torch.save({"a": held[:, :100_000].t(), "all": held}, served.folder / "m.pt")
+    tensor = torch.randn(4, 500_000)
+    torch.save({"a": tensor[:, :100_000].t(), "all": tensor}, served.folder / "m.pt")
     near, far = (
         statecli("inspect", "--stats", one, "-i", "a", "-f", "json").rows()["a"]["stats"]
         for one in (served.folder / "m.pt", served.url("m.pt"))
@@ -147,16 +147,16 @@ def test_what_was_compared_before_the_server_died_is_shown(served, statecli, tmp
     safetensors(served.folder, weights(0, 12))
     # Of 13 windows one of two threads has seven, and a tensor has five.
     served.behave("*", After(14, Cut(None)))
-    found = statecli("diff", here, served.url("m.safetensors"), "--jobs", "2", "-f", "plain")
-    assert found.code == 2
+    result = statecli("diff", here, served.url("m.safetensors"), "--jobs", "2", "-f", "plain")
+    assert result.code == 2
     url = served.url("m.safetensors")
-    lines = [line for line in found.out.splitlines() if line.startswith("not compared")]
+    lines = [line for line in result.out.splitlines() if line.startswith("not compared")]
     assert 0 < len(lines) < 12
     assert all(f"{url}: layers." in line and "the connection was cut" in line for line in lines)
-    assert f"; {len(lines)} tensors could not be compared" in found.out
-    assert "no difference found in" in found.out
-    assert found.err.startswith(f"statecli: {url}: layers.")
-    assert found.err.count("\n") == 1
+    assert f"; {len(lines)} tensors could not be compared" in result.out
+    assert "no difference found in" in result.out
+    assert result.err.startswith(f"statecli: {url}: layers.")
+    assert result.err.count("\n") == 1
 
 
 MEASURED = """
@@ -189,13 +189,13 @@ def test_memory_is_bounded(served, tmp_path):
 @given(st.lists(st.binary(max_size=300), max_size=8))
 def test_checksums_of_pieces_are_that_of_the_whole(pieces):
     """As zlib's crc32_combine has it, which Python does not show."""
-    found, sums, at = 0, Checksums(), 0
+    actual, sums, at = 0, Checksums(), 0
     for piece in pieces:
-        found = combine_crc32(found, zlib.crc32(piece), len(piece))
+        actual = combine_crc32(actual, zlib.crc32(piece), len(piece))
         sums.add(at, memoryview(piece), [])
         at += len(piece)
     whole = b"".join(pieces)
-    assert found == zlib.crc32(whole)
+    assert actual == zlib.crc32(whole)
     assert sums.combine(0, at, lambda *_: None) == zlib.crc32(whole)
     assert sums.combine(0, at + 1, lambda *_: None) is None
 
@@ -207,9 +207,9 @@ class Bytes:
         self.data, self.fetched = data, 0
 
     def get(self, url, offset, length, known):
-        found = self.data[offset : offset + length]
-        self.fetched += len(found)
-        return found, FileVersion(len(self.data), "1")
+        data = self.data[offset : offset + length]
+        self.fetched += len(data)
+        return data, FileVersion(len(self.data), "1")
 
 
 spans = st.tuples(st.integers(0, 400_000), st.integers(0, 90_000))
@@ -220,19 +220,19 @@ spans = st.tuples(st.integers(0, 400_000), st.integers(0, 90_000))
 def test_whatever_is_here_the_bytes_are_those_of_the_object(steps):
     """Reads, windows and fetches ahead, in any order and overlapping, give the object's bytes."""
     data = bytes(range(251)) * 1700
-    one = object_cache.RemoteFile("mem://x", Bytes(data))
+    remote_file = object_cache.RemoteFile("mem://x", Bytes(data))
     for what, (offset, length) in steps:
         if what == "read":
-            assert one.read(offset, length) == data[offset : offset + length]
+            assert remote_file.read(offset, length) == data[offset : offset + length]
         elif what == "window" and offset < len(data):
-            found = one.read_window(offset, offset + length + 1)
-            assert found == data[offset : offset + len(found)]
-            assert 0 < len(found) <= length + 1
+            window = remote_file.read_window(offset, offset + length + 1)
+            assert window == data[offset : offset + len(window)]
+            assert 0 < len(window) <= length + 1
         elif what == "prefetch":
-            one.prefetch([(offset, length), (offset + length // 2, length)])
+            remote_file.prefetch([(offset, length), (offset + length // 2, length)])
         else:
-            one.add_reader()
-            one.remove_reader()
+            remote_file.add_reader()
+            remote_file.remove_reader()
 
 
 @given(st.lists(spans, min_size=1, max_size=12))
@@ -253,16 +253,18 @@ def test_no_byte_is_handed_out_before_its_header_is_confirmed(steps):
         bad.append(header)
         raise MalformedError("is elsewhere")
 
-    one = object_cache.RemoteFile("mem://x", Bytes(data))
+    remote_file = object_cache.RemoteFile("mem://x", Bytes(data))
     guards = [Guard(at - 40, at, at + 50_000, check(at)) for at in (70_040, 120_080, 300_000)]
-    one.prefetch_head()
-    one.guard([*guards, Guard(200_000, 200_040, 250_000, refuse)])
+    remote_file.prefetch_head()
+    remote_file.guard([*guards, Guard(200_000, 200_040, 250_000, refuse)])
     for n, (offset, length) in enumerate(steps):
         try:
             if n % 2:
-                end = offset + len(one.read_window(offset, offset + length + 1)) if offset < len(data) else offset
+                end = (
+                    offset + len(remote_file.read_window(offset, offset + length + 1)) if offset < len(data) else offset
+                )
             else:
-                end = offset + len(one.read(offset, length))
+                end = offset + len(remote_file.read(offset, length))
         except MalformedError:
             assert bad
             assert offset < 250_000

@@ -83,10 +83,10 @@ def test_as_it_is_stored(stored):
     """Blocks are elements of a type of their own, of as many bytes as they have; what is not quantized stays."""
     where, _ = stored
     data = TensorData(where, "float32", (ROWS, COLUMNS))
-    found = ggml_blocks.to_stored_blocks(data)
-    assert (found.dtype, found.shape) == ("q5_k", (ROWS, COLUMNS // 256))
-    assert (found.storage.offset, found.storage.length, found.storage.packing) == (6, where.packing.length, None)
-    assert ggml_blocks.to_stored_blocks(found) is found
+    tensor = ggml_blocks.to_stored_blocks(data)
+    assert (tensor.dtype, tensor.shape) == ("q5_k", (ROWS, COLUMNS // 256))
+    assert (tensor.storage.offset, tensor.storage.length, tensor.storage.packing) == (6, where.packing.length, None)
+    assert ggml_blocks.to_stored_blocks(tensor) is tensor
 
 
 def test_a_type_that_the_package_does_not_read(tmp_path):

@@ -30,8 +30,8 @@ def both(store):
 
 
 def outcome(before: TensorInfo, after: TensorInfo) -> object:
-    (found,) = compare_pairs([Pair(before, after)], CompareOptions(), jobs=1)
-    return found
+    (pair,) = compare_pairs([Pair(before, after)], CompareOptions(), jobs=1)
+    return pair
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -39,18 +39,18 @@ def test_damage_on_either_side_of_a_difference_is_an_error(both, side):
     """What differs because it is damaged was not trained."""
     pair = [both[0], both[1]]
     pair[side] = with_crc(pair[side], 1)
-    found = outcome(*pair)
-    assert isinstance(found, ChecksumMismatch)
-    assert pair[side].data.storage.path in str(found)
+    actual_outcome = outcome(*pair)
+    assert isinstance(actual_outcome, ChecksumMismatch)
+    assert pair[side].data.storage.path in str(actual_outcome)
 
 
 def test_a_difference_between_good_files_is_a_difference(both):
     """With a recorded checksum, and without."""
     for crcs in ((None, None), (None, ...), (..., None), (..., ...)):
         pair = [one if crc is ... else with_crc(one, crc) for one, crc in zip(both[:2], crcs, strict=True)]
-        found = outcome(*pair)
-        assert isinstance(found, Delta)
-        assert found.changed == 6
+        actual_outcome = outcome(*pair)
+        assert isinstance(actual_outcome, Delta)
+        assert actual_outcome.changed == 6
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -58,9 +58,9 @@ def test_equal_bytes_under_two_checksums_are_an_error(both, side):
     """One of the two files is damaged; which it is, its own checksum says."""
     pair = [both[0], both[2]]
     pair[side] = with_crc(pair[side], 1)
-    found = outcome(*pair)
-    assert isinstance(found, ChecksumMismatch)
-    assert pair[side].data.storage.path in str(found)
+    actual_outcome = outcome(*pair)
+    assert isinstance(actual_outcome, ChecksumMismatch)
+    assert pair[side].data.storage.path in str(actual_outcome)
 
 
 def test_equal_bytes_under_one_checksum_are_equal(both):
@@ -80,8 +80,8 @@ def test_storages_of_other_lengths_have_other_checksums(store):
 def test_damage_fails_the_pairs_that_lie_in_it_and_no_other(both):
     """Each pair has the error of its own storage."""
     bad = with_crc(both[0], 1)
-    found = compare_pairs([Pair(bad, both[1]), Pair(both[1], both[2]), Pair(both[1], bad)], CompareOptions(), jobs=1)
-    assert [type(one) for one in found] == [ChecksumMismatch, Delta, ChecksumMismatch]
+    pairs = compare_pairs([Pair(bad, both[1]), Pair(both[1], both[2]), Pair(both[1], bad)], CompareOptions(), jobs=1)
+    assert [type(one) for one in pairs] == [ChecksumMismatch, Delta, ChecksumMismatch]
 
 
 def test_a_changed_file_comes_before_its_checksums(both):
@@ -89,26 +89,26 @@ def test_a_changed_file_comes_before_its_checksums(both):
     pair = Pair(both[0], both[1])
     path = both[1].data.storage.path
     seen = {path: (0, 0, 0, 0, 0)}
-    (found,) = compare_pairs([pair], CompareOptions(), jobs=1, seen=seen)
-    assert type(found) is UnreadableError
-    assert str(found).startswith(f"{path}: w: changed while statecli read it")
-    (found,) = compare_pairs([Pair(both[1], both[0])], CompareOptions(), jobs=1, seen=seen)
-    assert str(found).startswith(f"{path}: w: changed while statecli read it")
+    (actual_pair,) = compare_pairs([pair], CompareOptions(), jobs=1, seen=seen)
+    assert type(actual_pair) is UnreadableError
+    assert str(actual_pair).startswith(f"{path}: w: changed while statecli read it")
+    (actual_pair,) = compare_pairs([Pair(both[1], both[0])], CompareOptions(), jobs=1, seen=seen)
+    assert str(actual_pair).startswith(f"{path}: w: changed while statecli read it")
 
 
 def test_each_damaged_tensor_has_its_own_errors(both):
     """None where the sum is right, or where there is none to be wrong."""
     bad = with_crc(both[1], 1)
-    found = check_checksums([both[0], bad, with_crc(both[0], None), bad], jobs=1)
-    assert [len(errors) for errors in found] == [0, 1, 0, 1]
+    checksums = check_checksums([both[0], bad, with_crc(both[0], None), bad], jobs=1)
+    assert [len(errors) for errors in checksums] == [0, 1, 0, 1]
     assert check_checksums([both[0], with_crc(both[1], None)], jobs=1) == [(), ()]
 
 
 def test_a_file_that_is_gone_has_no_right_checksum(both):
     """What cannot be read is damaged as well."""
     os.remove(both[0].data.storage.path)
-    (found,) = check_checksums([both[0]], jobs=1)
-    assert "cannot be opened" in str(found[0])
+    (checksum,) = check_checksums([both[0]], jobs=1)
+    assert "cannot be opened" in str(checksum[0])
 
 
 # --- fingerprints ----------------------------------------------------------------------------------------------------
@@ -159,5 +159,5 @@ def test_a_fingerprint_of_a_file_that_is_gone_is_its_error(both):
     """Nobody can tell what it equals."""
     gone = with_crc(both[0], None)
     os.remove(gone.data.storage.path)
-    (found,) = compute_fingerprints([gone], jobs=1)
-    assert isinstance(found, UnreadableError)
+    (fingerprint,) = compute_fingerprints([gone], jobs=1)
+    assert isinstance(fingerprint, UnreadableError)

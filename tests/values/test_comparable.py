@@ -20,8 +20,8 @@ from .test_ranges import boxed
 
 
 def outcome(before: TensorInfo, after: TensorInfo, how: CompareOptions = CompareOptions()) -> object:  # noqa: B008 - frozen
-    (found,) = compare_pairs([Pair(before, after)], how, jobs=1)
-    return found
+    (pair,) = compare_pairs([Pair(before, after)], how, jobs=1)
+    return pair
 
 
 # --- why not ---------------------------------------------------------------------------------------------------------
@@ -75,10 +75,10 @@ def test_a_type_that_is_no_number_is_not_compared_with_another(store, dtype):
     plain = store(torch.zeros(8, dtype=torch.int8))
     strange = info_of(replace(plain.data, dtype=dtype))
     for pair in ((strange, plain), (plain, strange)):
-        found = outcome(*pair)
-        assert isinstance(found, NotCompared)
-        assert dtype in found.reason or "gguf" in found.reason
-        assert "int8 and" not in found.reason
+        actual_outcome = outcome(*pair)
+        assert isinstance(actual_outcome, NotCompared)
+        assert dtype in actual_outcome.reason or "gguf" in actual_outcome.reason
+        assert "int8 and" not in actual_outcome.reason
 
 
 def test_an_unknown_type_is_not_compared_with_itself(store):
@@ -102,9 +102,9 @@ def test_elements_of_other_numbers_of_values_are_not_compared(store):
     """Two float4 in a byte are not one uint8."""
     plain = store(torch.zeros(8, dtype=torch.uint8))
     packed = info_of(replace(plain.data, dtype="float4_e2m1fn_x2"))
-    for one, two in ((plain, packed), (packed, plain)):
-        assert outcome(one, two) == NotCompared(
-            f"an element of {one.dtype} has another number of values than an element of {two.dtype}"
+    for tensor, two in ((plain, packed), (packed, plain)):
+        assert outcome(tensor, two) == NotCompared(
+            f"an element of {tensor.dtype} has another number of values than an element of {two.dtype}"
         )
 
 
@@ -136,11 +136,16 @@ def test_parts_are_compared_together(store):
     """Sums are of all parts, the count of elements is the tensor's, and no index is."""
     before = in_parts(store, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
     after = in_parts(store, torch.tensor([1.0, 4.0]), torch.tensor([3.0, 4.0, 8.0]))
-    found = outcome(before, after)
-    assert (found.changed, found.max_abs, found.elements, found.first) == (2, 3.0, 3, None)
-    assert found.l2 == pytest.approx(13**0.5)
-    assert found.mean_abs == pytest.approx(1.0)
-    assert found.reason in (None, "computed over all inner tensors together: a, b")
+    actual_outcome = outcome(before, after)
+    assert (actual_outcome.changed, actual_outcome.max_abs, actual_outcome.elements, actual_outcome.first) == (
+        2,
+        3.0,
+        3,
+        None,
+    )
+    assert actual_outcome.l2 == pytest.approx(13**0.5)
+    assert actual_outcome.mean_abs == pytest.approx(1.0)
+    assert actual_outcome.reason in (None, "computed over all inner tensors together: a, b")
     assert outcome(before, before) == Delta(elements=3)
 
 
@@ -148,9 +153,9 @@ def test_of_parts_that_hold_nan_the_reason_names_the_parts(store):
     """What is left out of the sums is left out of all parts taken together."""
     before = in_parts(store, torch.tensor([1.0, torch.nan]), torch.tensor([3.0]))
     after = in_parts(store, torch.tensor([2.0, 7.0]), torch.tensor([3.0]))
-    found = outcome(before, after)
-    assert (found.changed, found.left_out) == (2, 1)
-    assert found.reason == "computed over all inner tensors together: a, b"
+    actual_outcome = outcome(before, after)
+    assert (actual_outcome.changed, actual_outcome.left_out) == (2, 1)
+    assert actual_outcome.reason == "computed over all inner tensors together: a, b"
 
 
 def with_attributes(values: TensorInfo, **attributes: TensorInfo) -> TensorInfo:
@@ -161,9 +166,9 @@ def with_attributes(values: TensorInfo, **attributes: TensorInfo) -> TensorInfo:
 def test_a_tensor_with_attributes_is_compared_with_them(store):
     """A sum is of its own values and of each attribute, and what is left out of it is left out of all."""
     ones, before, after = store(torch.ones(3)), store(torch.tensor([1.0, 2.0])), store(torch.tensor([1.0, torch.nan]))
-    found = outcome(with_attributes(ones, scale=before), with_attributes(ones, scale=after))
-    assert (found.elements, found.changed, found.left_out) == (3, 1, 1)
-    assert found.reason == "computed over all inner tensors together: its own values, scale"
+    actual_outcome = outcome(with_attributes(ones, scale=before), with_attributes(ones, scale=after))
+    assert (actual_outcome.elements, actual_outcome.changed, actual_outcome.left_out) == (3, 1, 1)
+    assert actual_outcome.reason == "computed over all inner tensors together: its own values, scale"
     assert outcome(*[with_attributes(ones, scale=before)] * 2) == Delta(elements=3)
 
 
@@ -179,9 +184,9 @@ def test_a_part_that_cannot_be_read_is_named(store):
     before = in_parts(store, torch.ones(2), torch.ones(3))
     after = in_parts(store, torch.ones(2), torch.zeros(3))
     os.truncate(after.parts[1][1].storage.path, 4)
-    found = outcome(*map(without_checksums, (before, after)))
-    assert isinstance(found, StateError)
-    assert "w: b" in str(found)
+    actual_outcome = outcome(*map(without_checksums, (before, after)))
+    assert isinstance(actual_outcome, StateError)
+    assert "w: b" in str(actual_outcome)
 
 
 @pytest.mark.parametrize("layout", ["nested", "jagged"])
@@ -246,8 +251,8 @@ def test_boxes_are_compared_as_the_array_that_they_make(store, tmp_path, monkeyp
         rows.append(info_of(replace(data, storage=replace(data.storage, boxes=listed))))
     other = info_of(boxed(after, ([4], [3]), tmp_path, name="c"))
     single = store(torch.from_numpy(after))
-    for found in (outcome(rows[0], rows[1]), outcome(rows[0], single), outcome(rows[0], other)):
-        assert (found.elements, found.changed, found.first, found.max_abs) == (30, 2, (2, 4), 85.0)
+    for actual in (outcome(rows[0], rows[1]), outcome(rows[0], single), outcome(rows[0], other)):
+        assert (actual.elements, actual.changed, actual.first, actual.max_abs) == (30, 2, (2, 4), 85.0)
     assert outcome(rows[1], rows[1]) == outcome(rows[1], single) == outcome(other, rows[1]) == Delta(elements=30)
 
 
@@ -314,9 +319,11 @@ def test_a_task_on_another_device_is_the_same(store, monkeypatch):
     tensors = [torch.arange(float(n)) for n in (5, 70_000, 9)]
     pairs = [Pair(store(tensor), store(tensor + (n == 1))) for n, tensor in enumerate(tensors)]
     reported = []
-    found = compare_pairs(pairs, CompareOptions(device="cuda:7"), progress=lambda name, count: reported.append(count))
+    actual_pairs = compare_pairs(
+        pairs, CompareOptions(device="cuda:7"), progress=lambda name, count: reported.append(count)
+    )
     expected = compare_pairs(pairs, CompareOptions())
-    assert [one.changed for one in found] == [one.changed for one in expected] == [0, 70_000, 0]
-    assert found[1].l2 == pytest.approx(expected[1].l2)
+    assert [one.changed for one in actual_pairs] == [one.changed for one in expected] == [0, 70_000, 0]
+    assert actual_pairs[1].l2 == pytest.approx(expected[1].l2)
     assert sum(reported) == sum(4 * len(tensor) for tensor in tensors)
     assert set(asked) == {torch.device("cpu")}

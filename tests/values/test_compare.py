@@ -295,8 +295,8 @@ def test_duplicates_of_an_uncoalesced_tensor_are_summed(paired):
 
 def test_meta_is_not_compared(paired):
     """There is nothing to read, and that is said."""
-    (found,) = compare_pairs(paired({"t": torch.ones(2, device="meta")}, {"t": torch.ones(2)}), CompareOptions())
-    assert found == NotCompared("a meta tensor has no data")
+    (pair,) = compare_pairs(paired({"t": torch.ones(2, device="meta")}, {"t": torch.ones(2)}), CompareOptions())
+    assert pair == NotCompared("a meta tensor has no data")
 
 
 @pytest.mark.parametrize("suffixes", [("pt", "safetensors"), ("safetensors", "safetensors")])
@@ -329,10 +329,10 @@ def test_the_size_of_blocks_makes_no_difference(paired, monkeypatch, block):
     (expected,) = compare_pairs(pairs, CompareOptions())
     monkeypatch.setattr(compare_task.Worker, "block", block)
     monkeypatch.setattr(compare, "TASK_ELEMENTS", 3 * block)
-    (found,) = compare_pairs(pairs, CompareOptions())
-    assert (found.changed, found.first, found.max_abs) == (expected.changed, expected.first, expected.max_abs)
+    (pair,) = compare_pairs(pairs, CompareOptions())
+    assert (pair.changed, pair.first, pair.max_abs) == (expected.changed, expected.first, expected.max_abs)
     for name in ("mean_abs", "l2", "relative_l2", "cosine"):
-        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-9)
+        assert getattr(pair, name) == pytest.approx(getattr(expected, name), rel=1e-9)
 
 
 def test_damage_is_not_taken_for_a_change(paired):
@@ -342,9 +342,9 @@ def test_damage_is_not_taken_for_a_change(paired):
     with open(where.path, "r+b") as file:
         file.seek(where.offset + 40)
         file.write(b"\x01")
-    found, other = compare_pairs(pairs, CompareOptions())
-    assert isinstance(found, MalformedError)
-    assert "t: checksum wrong" in str(found)
+    actual, other = compare_pairs(pairs, CompareOptions())
+    assert isinstance(actual, MalformedError)
+    assert "t: checksum wrong" in str(actual)
     assert other.changed == 9
 
 
@@ -353,8 +353,8 @@ def test_damage_on_one_side_of_equal_bytes_is_told(paired):
     (pair,) = paired({"t": torch.ones(5)}, {"t": torch.ones(5)})
     data = pair.after.data
     other = replace(pair.after, data=replace(data, storage=replace(data.storage, crc32=data.storage.crc32 ^ 1)))
-    (found,) = compare_pairs([Pair(pair.before, other)], CompareOptions())
-    assert isinstance(found, MalformedError)
+    (actual_pair,) = compare_pairs([Pair(pair.before, other)], CompareOptions())
+    assert isinstance(actual_pair, MalformedError)
 
 
 def test_damage_on_one_side_of_equal_bytes_in_archives_is_told(tmp_path):
@@ -366,9 +366,9 @@ def test_damage_on_one_side_of_equal_bytes_in_archives_is_told(tmp_path):
     file.write_bytes(file.read_bytes().replace((values * 2).numpy().tobytes(), values.numpy().tobytes()))
     saved, same, damaged = (formats.read(str(tmp_path / name)).tensors[0] for name in ("saved", "same", "damaged"))
     assert compare_pairs([Pair(saved, same)], CompareOptions())[0].changed == 0
-    (found,) = compare_pairs([Pair(saved, damaged)], CompareOptions())
-    assert isinstance(found, ChecksumMismatch)
-    assert found.place.path == str(file)
+    (pair,) = compare_pairs([Pair(saved, damaged)], CompareOptions())
+    assert isinstance(pair, ChecksumMismatch)
+    assert pair.place.path == str(file)
 
 
 def test_a_file_cut_short_is_its_pairs_error(paired):
@@ -381,11 +381,11 @@ def test_a_file_cut_short_is_its_pairs_error(paired):
     path = pairs[1].after.data.storage.path
     with open(path, "r+b") as file:
         file.truncate(pairs[1].after.data.storage.offset + 1000)
-    found = dict(zip(("a", "t"), compare_pairs(pairs, CompareOptions()), strict=True))
-    assert isinstance(found["t"], MalformedError)
-    assert path in str(found["t"])
-    assert "t: ends at byte" in str(found["t"])
-    assert found["a"].changed == 0
+    actual = dict(zip(("a", "t"), compare_pairs(pairs, CompareOptions()), strict=True))
+    assert isinstance(actual["t"], MalformedError)
+    assert path in str(actual["t"])
+    assert "t: ends at byte" in str(actual["t"])
+    assert actual["a"].changed == 0
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(paired, monkeypatch):
@@ -401,9 +401,9 @@ def test_a_file_that_changes_meanwhile_is_noticed(paired, monkeypatch):
         return original(*arguments, **more)
 
     monkeypatch.setattr(compare, "_run_tasks", touching)
-    (found,) = compare_pairs([pair], CompareOptions())
-    assert isinstance(found, UnreadableError)
-    assert "changed while statecli read it" in str(found)
+    (actual_pair,) = compare_pairs([pair], CompareOptions())
+    assert isinstance(actual_pair, UnreadableError)
+    assert "changed while statecli read it" in str(actual_pair)
 
 
 def test_a_file_that_is_gone(paired):
@@ -412,8 +412,8 @@ def test_a_file_that_is_gone(paired):
 
     (pair,) = paired({"t": torch.ones(4)}, {"t": torch.ones(4)})
     os.remove(pair.before.data.storage.path)
-    (found,) = compare_pairs([pair], CompareOptions())
-    assert pair.before.data.storage.path in str(found)
+    (actual_pair,) = compare_pairs([pair], CompareOptions())
+    assert pair.before.data.storage.path in str(actual_pair)
 
 
 def test_what_overlaps_without_end_has_no_fingerprint(paired):
@@ -426,10 +426,10 @@ def test_fingerprints_are_of_the_elements(paired):
     """The same elements have the same one from a zip, from safetensors and through strides; others another."""
     base = torch.randn(30, 20)
     pairs = paired({"t": base, "u": base.t()}, {"t": base, "u": base.t().contiguous()}, ("pt", "safetensors"))
-    found = compute_fingerprints([pairs[0].before, pairs[0].after, pairs[1].before, pairs[1].after])
-    assert found[0] == found[1]
-    assert found[2] == found[3]
-    assert found[0] != found[2]
+    fingerprints = compute_fingerprints([pairs[0].before, pairs[0].after, pairs[1].before, pairs[1].after])
+    assert fingerprints[0] == fingerprints[1]
+    assert fingerprints[2] == fingerprints[3]
+    assert fingerprints[0] != fingerprints[2]
 
 
 def test_histograms_count_every_difference(paired):
@@ -464,9 +464,9 @@ def test_cuda_adds_up_to_the_same(paired):
     """The same on a GPU."""
     before, after = torch.randn(1_000_000), torch.randn(1_000_000)
     pairs = paired({"t": before}, {"t": after})
-    (expected,), (found,) = compare_pairs(pairs, CompareOptions()), compare_pairs(pairs, CompareOptions(device="cuda"))
-    assert (found.changed, found.first) == (expected.changed, expected.first)
-    assert found.l2 == pytest.approx(expected.l2, rel=1e-6)
+    (expected,), (actual,) = compare_pairs(pairs, CompareOptions()), compare_pairs(pairs, CompareOptions(device="cuda"))
+    assert (actual.changed, actual.first) == (expected.changed, expected.first)
+    assert actual.l2 == pytest.approx(expected.l2, rel=1e-6)
 
 
 @given(data=st.data())
@@ -585,9 +585,9 @@ def test_integers_beside_anything(whole, nudge, dtype):
     after = np.array(near, dtype)
     others = [int(n.real) if np.dtype(dtype).kind == "c" else int(n) for n in after]
     gaps = [abs(one - two) for one, two in zip(exact, others, strict=True)]
-    found = kernels.tally_values(before, after, CompareOptions(), Decoder())
-    assert found.changed == sum(gap > 0 for gap in gaps)
-    assert found.max_abs == pytest.approx(float(max(gaps)), rel=1e-15)
+    values = kernels.tally_values(before, after, CompareOptions(), Decoder())
+    assert values.changed == sum(gap > 0 for gap in gaps)
+    assert values.max_abs == pytest.approx(float(max(gaps)), rel=1e-15)
 
 
 def test_a_uint64_beside_an_int64(paired):
@@ -639,8 +639,8 @@ def test_float4_counts_elements(paired, how, view):
 def test_float4_beside_another_type(paired):
     """Twice as many values in the same shape: nobody can tell."""
     before, after = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), torch.zeros(4)
-    (found,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
-    assert isinstance(found, NotCompared)
+    (pair,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    assert isinstance(pair, NotCompared)
 
 
 @pytest.mark.parametrize("dtype", ["bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"])
@@ -741,10 +741,10 @@ def test_windows_that_overlap_without_end(paired):
     two[1000] = 1
     before, after = (t.as_strided((1 << 8,) * 4, (1, 1, 1, 1)) for t in (one, two))
     assert compare_pairs(paired({"t": before}, {"t": before}), CompareOptions()) == [Delta(elements=1 << 32)]
-    (found,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
-    assert isinstance(found, UnreadableError)
-    assert "a.pt" in str(found)
-    assert "b.pt: t: the tensor repeats 1021 stored elements as 4294967296 elements" in str(found)
+    (pair,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    assert isinstance(pair, UnreadableError)
+    assert "a.pt" in str(pair)
+    assert "b.pt: t: the tensor repeats 1021 stored elements as 4294967296 elements" in str(pair)
 
 
 @pytest.mark.parametrize("strides", [(0,), (0, 0, 0), (-1, 0), (9, 9)])

@@ -36,7 +36,9 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 def of_file(path, algorithm=Algorithm.BLAKE3, jobs=1):
     tensors = formats.read(str(path)).tensors
-    return dict(zip([one.fqn for one in tensors], digest.compute_digests(tensors, algorithm, jobs=jobs), strict=True))
+    return dict(
+        zip([tensor.fqn for tensor in tensors], digest.compute_digests(tensors, algorithm, jobs=jobs), strict=True)
+    )
 
 
 @st.composite
@@ -47,13 +49,13 @@ def tensors(draw):
     size = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
     seed = draw(st.integers(0, 2**32))
     bits = torch.randint(0, 256, (size,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    found = (bits & 1).bool().reshape(shape) if dtype is torch.bool else bits.view(dtype).reshape(shape)
-    found = found.permute(draw(st.permutations(range(found.ndim))))
-    if found.ndim and draw(st.booleans()):
-        axis = draw(st.integers(0, found.ndim - 1))
-        start = draw(st.integers(0, found.shape[axis]))
-        found = found.narrow(axis, start, found.shape[axis] - start)
-    return found[::2] if found.ndim and draw(st.booleans()) else found
+    tensor = (bits & 1).bool().reshape(shape) if dtype is torch.bool else bits.view(dtype).reshape(shape)
+    tensor = tensor.permute(draw(st.permutations(range(tensor.ndim))))
+    if tensor.ndim and draw(st.booleans()):
+        axis = draw(st.integers(0, tensor.ndim - 1))
+        start = draw(st.integers(0, tensor.shape[axis]))
+        tensor = tensor.narrow(axis, start, tensor.shape[axis] - start)
+    return tensor[::2] if tensor.ndim and draw(st.booleans()) else tensor
 
 
 @settings(max_examples=60)
@@ -72,9 +74,9 @@ def test_conjugation_that_was_put_off_is_done(tmp_path, dtype):
     kept = torch.view_as_complex(torch.tensor([[1.0, -2.0], [float("nan"), float("nan")], [-0.0, 0.0]])).to(dtype)
     views = {"c": kept.conj(), "n": kept.clone().conj().imag, "both": torch._neg_view(kept.conj())}
     torch.save(views, tmp_path / "a.pt")
-    found = of_file(tmp_path / "a.pt")
-    assert found == {name: blake3(raw(view)).hexdigest() for name, view in views.items()}
-    assert found["c"] != blake3(raw(kept)).hexdigest()
+    actual = of_file(tmp_path / "a.pt")
+    assert actual == {name: blake3(raw(view)).hexdigest() for name, view in views.items()}
+    assert actual["c"] != blake3(raw(kept)).hexdigest()
 
 
 def test_negated_integers_are_negated_as_integers(tmp_path):
@@ -96,9 +98,9 @@ def test_a_sparse_tensor_has_the_digest_of_its_parts(tmp_path, layout):
     moved, nudged = dense.roll(1, 0), dense * 2
     torch.save({"a": sparse(dense), "moved": sparse(moved), "nudged": sparse(nudged)}, tmp_path / "a.pt")
     torch.save({"a": sparse(dense)}, tmp_path / "b.pt", _use_new_zipfile_serialization=False)
-    found = of_file(tmp_path / "a.pt")
-    assert len(set(found.values())) == 3
-    assert of_file(tmp_path / "b.pt")["a"] == found["a"]
+    actual = of_file(tmp_path / "a.pt")
+    assert len(set(actual.values())) == 3
+    assert of_file(tmp_path / "b.pt")["a"] == actual["a"]
 
 
 @pytest.mark.parametrize("names", [("sparse_csr", "sparse_csc"), ("sparse_bsr", "sparse_bsc")])
@@ -140,9 +142,9 @@ def test_a_quantized_tensor_is_its_codes_and_its_scale(tmp_path):
 def test_what_has_no_values_has_no_digest(tmp_path):
     """A tensor that was saved on meta is a shape."""
     torch.save({"m": torch.empty(2, device="meta"), "w": torch.ones(2)}, tmp_path / "a.pt")
-    found = of_file(tmp_path / "a.pt")
-    assert found["m"] is None
-    assert found["w"] is not None
+    actual = of_file(tmp_path / "a.pt")
+    assert actual["m"] is None
+    assert actual["w"] is not None
 
 
 def test_every_core_gives_the_same(tmp_path, monkeypatch):
@@ -201,10 +203,10 @@ def test_small_neighbours_are_read_together(tmp_path, monkeypatch, name, save):
     monkeypatch.setattr(LocalFile, "fill", lambda file, *args: reads.append(args) or fill(file, *args))
     state = formats.read(str(tmp_path / name))
     digests = digest.compute_digests(state.tensors, Algorithm.SHA256, jobs=1)
-    found = {tensor.fqn: value for tensor, value in zip(state.tensors, digests, strict=True)}
+    values_by_fqn = {tensor.fqn: value for tensor, value in zip(state.tensors, digests, strict=True)}
     assert compare.check_checksums(state.tensors, jobs=1) == [()] * len(tensors)
     for key, tensor in tensors.items():
-        assert found[key] == hashlib.sha256(raw(tensor)).hexdigest(), key
+        assert values_by_fqn[key] == hashlib.sha256(raw(tensor)).hexdigest(), key
     assert 0 < len(reads) < 10
 
 
@@ -217,7 +219,7 @@ def test_a_damaged_storage_among_neighbours_is_named(tmp_path, number):
         file.seek(storage.offset + 5)
         file.write(b"!")
     errors = compare.check_checksums(state.tensors, jobs=1)
-    assert [tensor.fqn for tensor, found in zip(state.tensors, errors, strict=True) if found] == [f"t{number}"]
+    assert [tensor.fqn for tensor, actual in zip(state.tensors, errors, strict=True) if actual] == [f"t{number}"]
 
 
 def test_many_files_stay_open_and_no_more(tmp_path):

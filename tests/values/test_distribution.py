@@ -34,12 +34,12 @@ def test_bins_are_those_of_numpy(compute, dtype):
     """Bins of equal width from the smallest to the largest value."""
     tensor = (torch.randn(300, 50, generator=torch.Generator().manual_seed(1)) * 20).to(dtype)
     values = tensor.double().numpy()
-    found = compute(tensor)
-    assert (found.low, found.high) == (values.min(), values.max())
+    actual = compute(tensor)
+    assert (actual.low, actual.high) == (values.min(), values.max())
     expected = np.histogram(values, BINS)[0]
-    assert sum(found.counts) == values.size
+    assert sum(actual.counts) == values.size
     # A value on the edge of two bins may be in either: numpy computes the edges with another rounding.
-    assert np.abs(np.cumsum(found.counts) - np.cumsum(expected)).max() <= (
+    assert np.abs(np.cumsum(actual.counts) - np.cumsum(expected)).max() <= (
         3 if dtype in (torch.float64, torch.float32) else values.size // 20
     )
 
@@ -63,16 +63,16 @@ def test_first_values_are_those_of_the_tensor(compute):
 
 def test_values_that_are_not_finite_are_in_no_bin(compute):
     """Neither histogram nor quantiles count NaN and infinities; a tensor of nothing else has neither."""
-    found = compute(torch.tensor([0.0, float("nan"), 2.0, float("inf")]))
-    assert (found.low, found.high, sum(found.counts)) == (0.0, 2.0, 2)
+    actual = compute(torch.tensor([0.0, float("nan"), 2.0, float("inf")]))
+    assert (actual.low, actual.high, sum(actual.counts)) == (0.0, 2.0, 2)
     nothing = compute(torch.full((3,), float("nan")))
     assert (nothing.counts, nothing.quantiles, nothing.low) == ((), (), None)
 
 
 def test_the_whole_range_of_float64_has_bins(compute):
     """The difference of the largest and the smallest value overflows, the bins do not."""
-    found = compute(torch.tensor([-1.7e308, 0.0, 1.7e308], dtype=torch.float64))
-    assert (found.counts[0], found.counts[BINS // 2], found.counts[-1]) == (1, 1, 1)
+    actual = compute(torch.tensor([-1.7e308, 0.0, 1.7e308], dtype=torch.float64))
+    assert (actual.counts[0], actual.counts[BINS // 2], actual.counts[-1]) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_the_whole_range_of_float64_has_bins(compute):
 )
 def test_values_without_an_order_have_a_reason(compute, tensor):
     """Complex and sparse tensors say why they have no histogram."""
-    found = compute(tensor)
-    assert found.reason
-    assert found.counts == ()
+    actual = compute(tensor)
+    assert actual.reason
+    assert actual.counts == ()
 
 
 def test_an_empty_tensor_and_equal_values_have_no_bins(compute):
@@ -105,8 +105,8 @@ def test_the_first_nan_and_infinity_have_an_index(compute):
     tensor = torch.zeros(7, 400_000)
     tensor[3, 399_999] = tensor[4, 7] = float("nan")
     tensor[6, 5] = -float("inf")
-    found = compute(tensor)
-    assert (found.first_nan, found.first_inf) == ((3, 399_999), (6, 5))
+    actual = compute(tensor)
+    assert (actual.first_nan, actual.first_inf) == ((3, 399_999), (6, 5))
     assert compute(tensor[:, :10].t()).first_nan == (7, 4)
     assert compute(torch.tensor(float("inf"))).first_inf == ()
     assert (compute(torch.ones(3)).first_nan, compute(torch.ones(3)).first_inf) == (None, None)

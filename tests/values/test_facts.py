@@ -52,8 +52,8 @@ def small(monkeypatch):
 
 
 def of(info, **options):
-    (found,) = facts.read_facts([info], **options)
-    return found
+    (fact,) = facts.read_facts([info], **options)
+    return fact
 
 
 def any_bits(dtype, n, seed=0):
@@ -114,9 +114,9 @@ def test_integers_are_exact(store, way, small, dtype):
     tensor = any_bits(dtype, 300)
     tensor[7] = 0
     listed = tensor.tolist()
-    found = of(store(tensor))
-    assert (found.low, found.high, found.zeros) == (min(listed), max(listed), listed.count(0))
-    assert (found.nan, found.inf, found.denormal) == (0, 0, 0)
+    actual = of(store(tensor))
+    assert (actual.low, actual.high, actual.zeros) == (min(listed), max(listed), listed.count(0))
+    assert (actual.nan, actual.inf, actual.denormal) == (0, 0, 0)
 
 
 def test_bools(store, way, small):
@@ -133,13 +133,13 @@ def test_complex_elements_are_what_a_part_of_them_is(store, way, small, dtype):
     tensor[100] = 0
     parts = torch.view_as_real(tensor).to(torch.float64)
     tiny = torch.finfo(part).smallest_normal
-    found = of(store(tensor))
-    assert found.elements == 200
-    assert found.nan == int(parts.isnan().any(1).sum())
-    assert found.inf == int(parts.isinf().any(1).sum())
-    assert found.zeros == int((parts == 0).all(1).sum())
-    assert found.denormal == int(((parts != 0) & (parts.abs() < tiny)).any(1).sum())
-    assert (found.low, found.high) == (None, None)
+    actual = of(store(tensor))
+    assert actual.elements == 200
+    assert actual.nan == int(parts.isnan().any(1).sum())
+    assert actual.inf == int(parts.isinf().any(1).sum())
+    assert actual.zeros == int((parts == 0).all(1).sum())
+    assert actual.denormal == int(((parts != 0) & (parts.abs() < tiny)).any(1).sum())
+    assert (actual.low, actual.high) == (None, None)
 
 
 def test_float4_has_two_values_in_a_byte(tmp_path, way):
@@ -147,10 +147,10 @@ def test_float4_has_two_values_in_a_byte(tmp_path, way):
     sizes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     content = bytes(range(256))
     (tmp_path / "a").write_bytes(content)
-    found = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 256), "float4_e2m1fn_x2", (256,))))
+    actual = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 256), "float4_e2m1fn_x2", (256,))))
     values = [sizes[code % 8] * (-1 if code > 7 else 1) for byte in content for code in (byte % 16, byte // 16)]
-    assert (found.elements, found.low, found.high) == (512, min(values), max(values))
-    assert (found.zeros, found.denormal) == (values.count(0), sum(abs(one) == 0.5 for one in values))
+    assert (actual.elements, actual.low, actual.high) == (512, min(values), max(values))
+    assert (actual.zeros, actual.denormal) == (values.count(0), sum(abs(value) == 0.5 for value in values))
 
 
 def test_quantized_values_are_scaled(store, way):
@@ -196,9 +196,9 @@ def test_byte_order_and_strides_leave_no_trace(store, way, small, dtype):
 def test_expanded_elements_count_each_time(store, way):
     """A row shown a thousand times has a thousand times its NaN."""
     row = any_bits(torch.float32, 50)
-    found = of(store(row.expand(1000, 50)))
-    assert told(found) == expected(row.expand(1000, 50))
-    assert found.digest is None
+    actual = of(store(row.expand(1000, 50)))
+    assert told(actual) == expected(row.expand(1000, 50))
+    assert actual.digest is None
 
 
 def test_what_torch_has_put_off_is_done(store, way):
@@ -277,12 +277,12 @@ def test_both_ways_count_the_same(n, seed):
     assert (np.frombuffer(facts_kernel._native.codes(raw), np.int64) == counts).all()
     for signed, infinity, normal in facts_kernel.FLOAT_LAYOUTS.values():
         some = raw.view(signed)
-        found, wanted = (
+        actual, wanted = (
             facts_kernel._native.floats(some, some.itemsize, infinity, normal),
             facts_kernel._count_floats(some, infinity, normal),
         )
-        assert found[:5] == wanted[:5]
-        assert found[0] + found[1] == some.size or found == wanted
+        assert actual[:5] == wanted[:5]
+        assert actual[0] + actual[1] == some.size or actual == wanted
 
 
 def test_the_kernel_refuses_what_it_would_misread():
@@ -312,13 +312,13 @@ def test_pieces_add_up_in_any_order(n, shuffled: random.Random, dtype):
             for start in range(0, items.size, per_block)
         ]
         whole = Facts()
-        for one in blocks:
-            whole = whole.merge(one)
+        for block in blocks:
+            whole = whole.merge(block)
         shuffled.shuffle(blocks)
         while len(blocks) > 1:
-            one = blocks.pop(shuffled.randrange(len(blocks)))
+            block = blocks.pop(shuffled.randrange(len(blocks)))
             at = shuffled.randrange(len(blocks))
-            blocks[at] = blocks[at].merge(one)
+            blocks[at] = blocks[at].merge(block)
         assert blocks == [whole]
 
 
@@ -369,16 +369,16 @@ def test_what_lies_in_one_place_is_read_once(store, monkeypatch):
 def test_a_type_without_numbers_says_so(tmp_path):
     """bits8 is no number: a reason, and no facts of values; its bytes have a digest all the same."""
     (tmp_path / "a").write_bytes(bytes(range(64)))
-    found = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "bits8", (64,))))
-    assert "cannot read bits8 elements as numbers" in found.reason
-    assert found.digest
-    assert not found.damaged
+    actual = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "bits8", (64,))))
+    assert "cannot read bits8 elements as numbers" in actual.reason
+    assert actual.digest
+    assert not actual.damaged
 
 
 def test_a_type_that_is_not_known_says_so(tmp_path):
     """A name that this version has never heard is named."""
-    found = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "float3_e1m1", (64,))))
-    assert "float3_e1m1" in found.reason
+    actual = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "float3_e1m1", (64,))))
+    assert "float3_e1m1" in actual.reason
 
 
 def test_a_quantized_tensor_without_its_scale_says_so(store):
@@ -412,8 +412,8 @@ def test_windows_that_overlap_without_end_are_not_read(tmp_path):
     """A few bytes that claim to be 10 ** 12 elements cost nothing, and a reason says why."""
     (tmp_path / "a").write_bytes(bytes(8_000_008))
     shape, strides = (1_000_000, 1_000_001), (1, 1)
-    found = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 8_000_008), "float32", shape, 0, strides)))
-    assert "repeats" in found.reason
+    actual = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 8_000_008), "float32", shape, 0, strides)))
+    assert "repeats" in actual.reason
 
 
 def test_meta_has_no_values():

@@ -37,18 +37,18 @@ def tally_by_numpy(before, after, types, options):
 
 def assert_same(before, after, types, options):
     """The kernel counts what numpy counts, and its sums are as near as it promises; or it leaves the block to numpy."""
-    found = compiled_kernel.tally_stored(before, after, types, options)
-    if found is None:
+    stored = compiled_kernel.tally_stored(before, after, types, options)
+    if stored is None:
         return False
     wanted = tally_by_numpy(before, after, types, options)
-    assert found[:3] == wanted[:3], (types, options)
-    assert (found.nan_before, found.left_out, found.lost) == (wanted.nan_before, wanted.left_out, wanted.lost)
+    assert stored[:3] == wanted[:3], (types, options)
+    assert (stored.nan_before, stored.left_out, stored.lost) == (wanted.nan_before, wanted.left_out, wanted.lost)
     near = 6e-7 if NARROW.issuperset(types) else 1e-13
-    assert found.max_abs == pytest.approx(wanted.max_abs, rel=2e-7 if near > 1e-9 else 1e-15)
+    assert stored.max_abs == pytest.approx(wanted.max_abs, rel=2e-7 if near > 1e-9 else 1e-15)
     for name in ("sum_abs", "squares", "before", "after"):
-        assert getattr(found, name).to_float() == pytest.approx(getattr(wanted, name).to_float(), rel=near), name
+        assert getattr(stored, name).to_float() == pytest.approx(getattr(wanted, name).to_float(), rel=near), name
     scale = math.sqrt(wanted.before.to_float() * wanted.after.to_float())
-    assert found.product.to_float() == pytest.approx(wanted.product.to_float(), abs=near * scale)
+    assert stored.product.to_float() == pytest.approx(wanted.product.to_float(), abs=near * scale)
     return True
 
 
@@ -166,8 +166,8 @@ def test_a_block_at_any_address(dtype):
 def test_differences_of_64_bit_integers_are_rounded_once(dtype, before, after, gap):
     """Their values have no float64 each, but neighbours differ by 1."""
     one, two = (np.array([value] * 3, require_element(dtype).stored) for value in (before, after))
-    found = compiled_kernel.tally_stored(one, two, (dtype, dtype))
-    assert (found.max_abs, found.changed) == (gap, 3)
+    stored = compiled_kernel.tally_stored(one, two, (dtype, dtype))
+    assert (stored.max_abs, stored.changed) == (gap, 3)
     assert compiled_kernel.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=gap)).changed == 0
     assert compiled_kernel.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=gap * 0.999)).changed == 3
 
@@ -180,5 +180,5 @@ def test_an_element_at_the_tolerance_is_compared_in_float64(dtype):
     one, two = (np.full(200, value, kind) for value in values)
     gap = compiled_kernel.tally_stored(one, two, (dtype, dtype)).max_abs
     for atol, changed in ((gap, 0), (math.nextafter(gap, 0), 200), (math.nextafter(gap, 9), 0)):
-        found = compiled_kernel.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=atol))
-        assert found.changed == changed, atol
+        stored = compiled_kernel.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=atol))
+        assert stored.changed == changed, atol

@@ -62,8 +62,8 @@ def test_results_are_in_order(jobs):
 def test_small_tasks_are_handed_out_together():
     """Each has its own result all the same; of no tasks there are none."""
     seen = []
-    found = pool.run_tasks(doubled, 3, [Small(n) for n in range(2000)], absent=None, on_batch=seen.append)
-    assert found == [6 * n for n in range(2000)]
+    tasks = pool.run_tasks(doubled, 3, [Small(n) for n in range(2000)], absent=None, on_batch=seen.append)
+    assert tasks == [6 * n for n in range(2000)]
     assert 1 < len(seen) < 10
     assert [n for batch in seen for n in batch] == list(range(2000))
     assert run(doubled, [], 2) == []
@@ -71,17 +71,17 @@ def test_small_tasks_are_handed_out_together():
 
 def test_small_work_is_done_here():
     """Starting workers would take longer."""
-    found = pool.run_tasks(lambda _, batch: [os.getpid()] * len(batch), None, [Small(1), Small(2)], absent=None)
-    assert found == [os.getpid()] * 2
+    tasks = pool.run_tasks(lambda _, batch: [os.getpid()] * len(batch), None, [Small(1), Small(2)], absent=None)
+    assert tasks == [os.getpid()] * 2
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_goes_wrong_with_a_task_is_its_result(jobs):
     """With its own type and text; the others have theirs."""
-    found = run(failing, [0, 1, 2], jobs)
-    assert (found[0], found[2]) == (0, 2)
-    assert isinstance(found[1], MalformedError)
-    assert str(found[1]) == "1: no"
+    result = run(failing, [0, 1, 2], jobs)
+    assert (result[0], result[2]) == (0, 2)
+    assert isinstance(result[1], MalformedError)
+    assert str(result[1]) == "1: no"
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -101,10 +101,10 @@ def test_of_what_is_wanted_whole_the_first_error_is_raised(jobs):
 @pytest.mark.parametrize("jobs", [2, 3])
 def test_a_worker_that_dies_is_told(jobs):
     """Killed for lack of memory, say: that is the result of what it did, and everything else is done."""
-    found = run(dying, list(range(12)), jobs)
-    assert isinstance(found[3], UnreadableError)
-    assert "a worker process was killed" in str(found[3])
-    assert [n for n in found if n is not found[3]] == [n for n in range(12) if n != 3]
+    result = run(dying, list(range(12)), jobs)
+    assert isinstance(result[3], UnreadableError)
+    assert "a worker process was killed" in str(result[3])
+    assert [n for n in result if n is not result[3]] == [n for n in range(12) if n != 3]
 
 
 SLEEPY = """

@@ -92,16 +92,16 @@ def test_one_result_of_all_instruction_sets(files):
     native = compiled_kernel.native
     widest = native.instruction_set()
     before, after = (torch.load(files / name) for name in ("before.pt", "after.pt"))
-    found = {}
+    actual = {}
     try:
         for name in ("baseline", "avx2", "avx512f"):
             with contextlib.suppress(ValueError):  # another processor
                 assert native.instruction_set(name) == name
-                found[name] = _run_kernel(native, before, after)
+                actual[name] = _run_kernel(native, before, after)
     finally:
         native.instruction_set(widest)
-    assert widest in found
-    assert len(set(found.values())) == 1
+    assert widest in actual
+    assert len(set(actual.values())) == 1
 
 
 def _run_kernel(native, before, after):

@@ -97,10 +97,10 @@ def test_a_sparse_tensor_is_its_dense_self(compared, layout, seed):
     if layout == "batch of bsr":
         before, after = before.abs() + 1, after.abs() + 1
     one, two = LAYOUTS[layout](before), LAYOUTS[layout](after)
-    found, dense = compared(one, two), compared(one.to_dense(), two.to_dense())
-    assert (found.elements, found.changed, found.first) == (dense.elements, dense.changed, dense.first)
+    actual, dense = compared(one, two), compared(one.to_dense(), two.to_dense())
+    assert (actual.elements, actual.changed, actual.first) == (dense.elements, dense.changed, dense.first)
     for name in ("max_abs", "mean_abs", "l2", "relative_l2", "cosine"):
-        assert getattr(found, name) == pytest.approx(getattr(dense, name))
+        assert getattr(actual, name) == pytest.approx(getattr(dense, name))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -115,9 +115,9 @@ def test_equal_parts_are_equal_tensors(compared, layout, monkeypatch):
 def test_too_many_values_are_not_told(compared, monkeypatch):
     """Above the limit of what is held in memory: neither equal nor different."""
     monkeypatch.setattr(sparse, "MAX_STORED_VALUES", 3)
-    found = compared(coo([0, 1], [1, 2], 4), coo([0, 2], [1, 2], 4))
-    assert isinstance(found, NotCompared)
-    assert "more than 3 indices and values" in found.reason
+    actual = compared(coo([0, 1], [1, 2], 4), coo([0, 2], [1, 2], 4))
+    assert isinstance(actual, NotCompared)
+    assert "more than 3 indices and values" in actual.reason
 
 
 def test_blocks_of_other_sizes(compared):
@@ -132,8 +132,8 @@ def test_nothing_stored_on_one_side(compared, dtype, bitwise):
     """A side without values has no type of its own, and is zero throughout."""
     nothing, one = coo([], [], 4, dtype), coo([2], [1], 4, dtype)
     for pair in ((nothing, one), (one, nothing)):
-        found = compared(*pair, bitwise=bitwise)
-        assert (found.changed, found.first, found.max_abs) == (1, (2,), 1.0)
+        actual = compared(*pair, bitwise=bitwise)
+        assert (actual.changed, actual.first, actual.max_abs) == (1, (2,), 1.0)
 
 
 def test_indices_of_another_type(compared):
@@ -165,8 +165,8 @@ def test_a_negative_zero_stored_twice(compared):
 
 def test_what_torch_cannot_add_is_not_told(compared):
     """Two float8 values at one place have no sum in their own type."""
-    found = compared(*(coo([1, 1], [1.0, k], 3, torch.float8_e5m2) for k in (1, 2)))
-    assert found == NotCompared(
+    actual = compared(*(coo([1, 1], [1.0, k], 3, torch.float8_e5m2) for k in (1, 2)))
+    assert actual == NotCompared(
         "stores several float8_e5m2 values at one index, and torch cannot add values of this dtype"
     )
 
@@ -174,8 +174,8 @@ def test_what_torch_cannot_add_is_not_told(compared):
 def test_more_short_values_at_a_place_than_are_added(compared, monkeypatch):
     """Each takes a step of its own: past the limit it cannot be told."""
     monkeypatch.setattr(sparse, "MAX_DUPLICATES", 3)
-    found = compared(coo([1] * 4, [1] * 4, 3, torch.bfloat16), coo([1], [4], 3, torch.bfloat16))
-    assert found == NotCompared("stores more than 3 bfloat16 values at one index, the limit of statecli")
+    actual = compared(coo([1] * 4, [1] * 4, 3, torch.bfloat16), coo([1], [4], 3, torch.bfloat16))
+    assert actual == NotCompared("stores more than 3 bfloat16 values at one index, the limit of statecli")
 
 
 # --- damage ------------------------------------------------------------------------------------------------------
@@ -258,9 +258,9 @@ def test_a_flipped_bit_is_told_by_its_checksum(read, tmp_path):
     with open(where.path, "r+b") as file:
         file.seek(where.offset)
         file.write(b"\xff")
-    (found,) = compare_pairs([Pair(row, read(torch.eye(3).to_sparse_csr() * 2))], CompareOptions())
-    assert type(found) is ChecksumMismatch
-    assert "checksum wrong" in str(found)
+    (pair,) = compare_pairs([Pair(row, read(torch.eye(3).to_sparse_csr() * 2))], CompareOptions())
+    assert type(pair) is ChecksumMismatch
+    assert "checksum wrong" in str(pair)
 
 
 def test_parts_that_are_not_in_the_file(compared):
@@ -281,17 +281,17 @@ def nested(*shapes, fill=1.0, layout=torch.strided):
 def test_statistics_of_a_nested_tensor_are_of_its_values(compared, layout):
     """Sizes, strides and offsets are no values: the same numbers as of one tensor of all of them."""
     before, after = (nested((2, 2), (3, 2), fill=fill, layout=layout) for fill in (1.0, 3.0))
-    found, dense = compared(before, after), compared(torch.ones(10), torch.full((10,), 3.0))
+    actual, dense = compared(before, after), compared(torch.ones(10), torch.full((10,), 3.0))
     names = ("elements", "changed", "max_abs", "mean_abs", "l2", "relative_l2", "cosine", "reason")
-    assert [getattr(found, name) for name in names] == [getattr(dense, name) for name in names]
+    assert [getattr(actual, name) for name in names] == [getattr(dense, name) for name in names]
     assert compared(before, before.clone()).changed == 0
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_inner_shapes_that_differ(compared, layout):
     """As many values in other rows: another shape, whatever the values are."""
-    found = compared(*(nested(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2)))))
-    assert found == NotCompared("the shapes of its inner tensors differ", reshaped=True)
+    actual = compared(*(nested(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2)))))
+    assert actual == NotCompared("the shapes of its inner tensors differ", reshaped=True)
 
 
 def test_values_that_lie_in_another_order(compared):
@@ -333,11 +333,11 @@ def test_damage_does_not_hide_the_other_tensors(diff, case):
     """2, one line that names the file, the rest on stdout."""
     *parts, values, shape = DAMAGED[case]
     after = {"w": Rebuilt(*parts, torch.ones(5), shape), "x": torch.zeros(3)}
-    result, found = diff({"w": Rebuilt(*parts, values, shape), "x": torch.ones(3)}, after)
+    result, actual = diff({"w": Rebuilt(*parts, values, shape), "x": torch.ones(3)}, after)
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "a.pt: w: " in result.err
     assert "internal error" not in result.err
-    assert [change["fqn"] for change in found["changes"] if change["status"] == "changed"] == ["x"]
+    assert [change["fqn"] for change in actual["changes"] if change["status"] == "changed"] == ["x"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -352,11 +352,11 @@ def test_a_copy_is_identical(diff, layout):
 def test_inner_shapes_are_a_change_of_shape(diff, statecli, tmp_path, layout):
     """1, and said so; with --ignore shape nobody can tell what of the values is the same."""
     one, other = (nested(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2))))
-    result, found = diff({"w": one}, {"w": other})
-    (change,) = found["changes"]
+    result, target = diff({"w": one}, {"w": other})
+    (change,) = target["changes"]
     assert (result.code, change["fields"], change["values"]) == (1, ["shape"], None)
     assert change["not_compared"] == "the shapes of its inner tensors differ"
-    assert [finding["message"] for finding in found["findings"]] == ["w: shape of its inner tensors"]
+    assert [finding["message"] for finding in target["findings"]] == ["w: shape of its inner tensors"]
     shown = statecli("diff", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
     assert "shape of its inner tensors" in shown.out
     result, _ = diff({"w": one}, {"w": other}, "--ignore", "shape")

@@ -25,21 +25,21 @@ def compute(tmp_path):
 def test_values_are_those_of_torch(compute, dtype, shape):
     """All of a small matrix; of a larger one MAX_VALUES, evenly from the largest to the smallest."""
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    found = compute(w=tensor)["w"]
+    actual = compute(w=tensor)["w"]
     expected = torch.linalg.svdvals(tensor.double()).tolist()
-    assert found.count == len(expected) == min(shape)
-    assert len(found.values) == min(MAX_VALUES, found.count)
-    assert (found.ranks[0], found.ranks[-1]) == (1, found.count)
-    assert found.values == pytest.approx([expected[rank - 1] for rank in found.ranks], abs=1e-12)
-    assert found.stable_rank == pytest.approx(sum(v * v for v in expected) / expected[0] ** 2)
+    assert actual.count == len(expected) == min(shape)
+    assert len(actual.values) == min(MAX_VALUES, actual.count)
+    assert (actual.ranks[0], actual.ranks[-1]) == (1, actual.count)
+    assert actual.values == pytest.approx([expected[rank - 1] for rank in actual.ranks], abs=1e-12)
+    assert actual.stable_rank == pytest.approx(sum(v * v for v in expected) / expected[0] ** 2)
 
 
 def test_the_rank_is_that_of_torch(compute):
     """A product of two thin matrices, the identity, and a matrix of zeros."""
     thin = torch.randn(40, 3, dtype=torch.float64) @ torch.randn(3, 60, dtype=torch.float64)
-    found = compute(thin=thin, eye=torch.eye(9), zeros=torch.zeros(4, 5))
-    assert [found[name].rank for name in ("thin", "eye", "zeros")] == [3, 9, 0]
-    assert found["zeros"].stable_rank is None
+    actual = compute(thin=thin, eye=torch.eye(9), zeros=torch.zeros(4, 5))
+    assert [actual[name].rank for name in ("thin", "eye", "zeros")] == [3, 9, 0]
+    assert actual["zeros"].stable_rank is None
 
 
 def test_a_kernel_is_a_matrix_of_its_output_channels(compute):
@@ -58,9 +58,9 @@ def test_each_matrix_without_values_has_a_reason(compute):
         "empty": torch.ones(0, 3),
         "sparse": torch.eye(3).to_sparse(),
     }
-    found = compute(vector=torch.ones(3), scalar=torch.tensor(1.0), **tensors)
-    assert found.keys() == tensors.keys()
-    assert {name: spectrum.reason for name, spectrum in found.items()} == {
+    actual = compute(vector=torch.ones(3), scalar=torch.tensor(1.0), **tensors)
+    assert actual.keys() == tensors.keys()
+    assert {name: spectrum.reason for name, spectrum in actual.items()} == {
         "nan": "it has NaN or Inf",
         "integers": "its values are integers",
         "empty": "it has no elements",
@@ -71,11 +71,11 @@ def test_each_matrix_without_values_has_a_reason(compute):
 def test_large_matrices_are_left_out_with_a_reason(compute, monkeypatch):
     """The smallest ones come first, so that one large matrix does not use the limit of all."""
     monkeypatch.setattr(spectrum, "MAX_OPERATIONS", 10 * 10 * 10 * 3)
-    found = compute(large=torch.randn(20, 20), **{f"small{n}": torch.eye(10) for n in range(4)})
-    assert [name for name, entry in found.items() if entry.reason is None] == ["small0", "small1", "small2"]
-    assert found["large"].reason == found["small3"].reason
-    assert "select only this matrix with -i" in found["large"].reason
-    assert [*found] == ["large", "small0", "small1", "small2", "small3"]
+    actual = compute(large=torch.randn(20, 20), **{f"small{n}": torch.eye(10) for n in range(4)})
+    assert [name for name, entry in actual.items() if entry.reason is None] == ["small0", "small1", "small2"]
+    assert actual["large"].reason == actual["small3"].reason
+    assert "select only this matrix with -i" in actual["large"].reason
+    assert [*actual] == ["large", "small0", "small1", "small2", "small3"]
     monkeypatch.setattr(spectrum, "MAX_ELEMENTS", 99)
     assert "more than 99 elements" in compute(w=torch.eye(10))["w"].reason
 

@@ -40,11 +40,11 @@ def oracle(tensor):
     """The same with torch, all at once in float64."""
     x = tensor.double().reshape(-1)
     finite = x[x.isfinite()]
-    found = Stats(zeros=int((x == 0).sum()), nan=int(x.isnan().sum()), inf=int(x.isinf().sum()))
+    stats = Stats(zeros=int((x == 0).sum()), nan=int(x.isnan().sum()), inf=int(x.isinf().sum()))
     if not finite.numel():
-        return found
+        return stats
     return msgspec.structs.replace(
-        found,
+        stats,
         min=finite.min().item(),
         max=finite.max().item(),
         mean=finite.mean().item(),
@@ -116,22 +116,22 @@ def test_a_live_tensor_is_what_torch_says(dtype):
 def test_any_values_at_all(monkeypatch, values, chunk):
     """NaN payloads, infinities, subnormals, maxima: extremes and counts exact, moments right where float64 can say."""
     monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
-    found, finite = compute_live_stats(torch.from_numpy(values)), values[np.isfinite(values)].astype(np.float64)
-    assert (found.zeros, found.nan, found.inf) == (
+    actual, finite = compute_live_stats(torch.from_numpy(values)), values[np.isfinite(values)].astype(np.float64)
+    assert (actual.zeros, actual.nan, actual.inf) == (
         int((values == 0).sum()),
         int(np.isnan(values).sum()),
         int(np.isinf(values).sum()),
     )
     if not finite.size:
-        assert (found.min, found.max, found.mean, found.std) == (None,) * 4
+        assert (actual.min, actual.max, actual.mean, actual.std) == (None,) * 4
         return
-    assert (found.min, found.max) == (finite.min(), finite.max())
+    assert (actual.min, actual.max) == (finite.min(), finite.max())
     exact = finite.astype(np.longdouble)
     spread = float(np.abs(finite).max())
-    assert found.mean == pytest.approx(float(exact.mean()), rel=1e-12, abs=1e-13 * spread + 5e-324)
-    assert found.min <= found.mean <= found.max
+    assert actual.mean == pytest.approx(float(exact.mean()), rel=1e-12, abs=1e-13 * spread + 5e-324)
+    assert actual.min <= actual.mean <= actual.max
     if finite.size > 1 and float(exact.std(ddof=1)) < 1.7e308:
-        assert found.std == pytest.approx(float(exact.std(ddof=1)), rel=1e-9, abs=1e-13 * spread + 5e-324)
+        assert actual.std == pytest.approx(float(exact.std(ddof=1)), rel=1e-9, abs=1e-13 * spread + 5e-324)
 
 
 @given(
@@ -166,9 +166,9 @@ def test_merging_parts_is_the_same_as_one_whole(parts):
 def test_data_far_from_zero_keeps_its_spread():
     """1e8 with a spread of 1: sums of squares in float64 would leave nothing of it; in float32 not even the data."""
     x = 1e8 + torch.randn(300_000, dtype=torch.float64)
-    found = compute_live_stats(x)
-    assert found.std == pytest.approx(x.std().item(), rel=1e-9)
-    assert found.mean == pytest.approx(x.mean().item(), rel=1e-15)
+    live_stats = compute_live_stats(x)
+    assert live_stats.std == pytest.approx(x.std().item(), rel=1e-9)
+    assert live_stats.mean == pytest.approx(x.mean().item(), rel=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -176,12 +176,12 @@ def test_maxima_of_the_type_do_not_overflow(dtype):
     """Half the elements at the type's maximum, half at its minimum: mean 0, std the maximum."""
     top = torch.finfo(dtype).max
     x = torch.tensor([top, -top] * 100_000, dtype=dtype)
-    found = compute_live_stats(x)
-    assert (found.min, found.max) == (-top, top)
-    assert found.mean == 0
-    assert found.std == pytest.approx(top, rel=1e-5) if dtype != torch.float64 else found.std is None
+    live_stats = compute_live_stats(x)
+    assert (live_stats.min, live_stats.max) == (-top, top)
+    assert live_stats.mean == 0
+    assert live_stats.std == pytest.approx(top, rel=1e-5) if dtype != torch.float64 else live_stats.std is None
     if dtype == torch.float64:
-        assert found.reason == "std is too large for float64"
+        assert live_stats.reason == "std is too large for float64"
 
 
 def test_chunks_at_opposite_maxima_can_be_merged():
@@ -210,8 +210,8 @@ def test_values_whose_squares_vanish_keep_their_spread():
 def test_a_constant_has_no_spread_at_all(value):
     """Exactly 0 and exactly the value, however many chunks."""
     x = torch.full((200_001,), value)
-    found = compute_live_stats(x)
-    assert (found.mean, found.std) == (x[0].item(), 0.0)
+    live_stats = compute_live_stats(x)
+    assert (live_stats.mean, live_stats.std) == (x[0].item(), 0.0)
 
 
 def test_one_element_has_no_std():
@@ -233,9 +233,9 @@ def test_zeros_of_either_sign_count():
 @pytest.mark.parametrize("value", [2**53 + 1, -(2**62) - 1])
 def test_integers_that_no_float_holds_are_said(value):
     """min and max are floats in the output: the exact ones stand in the reason."""
-    found = compute_live_stats(torch.tensor([value, 0]))
-    assert str(value) in found.reason
-    assert "rounded" in found.reason
+    live_stats = compute_live_stats(torch.tensor([value, 0]))
+    assert str(value) in live_stats.reason
+    assert "rounded" in live_stats.reason
 
 
 def test_integers_that_a_float_holds_are_not_said():
@@ -245,15 +245,15 @@ def test_integers_that_a_float_holds_are_not_said():
 
 def test_uint64_beyond_int64(store):
     """Unsigned is not read as signed."""
-    found = read_stats(store(torch.tensor([2**64 - 1024 * 2, 0], dtype=torch.uint64)))
-    assert (found.min, found.max, found.zeros) == (0, 2**64 - 2048, 1)
+    stats = read_stats(store(torch.tensor([2**64 - 1024 * 2, 0], dtype=torch.uint64)))
+    assert (stats.min, stats.max, stats.zeros) == (0, 2**64 - 2048, 1)
 
 
 def test_a_bool_byte_that_is_neither_0_nor_1_is_true(store):
     """No more than true: a file may hold any byte."""
     data = store(torch.tensor([0, 1, 2, 255], dtype=torch.uint8)).data
-    found = read_stats(TensorInfo("w", "bool", (4,), 4, 4, data=TensorData(data.storage, "bool", (4,))))
-    assert (found.min, found.max, found.mean, found.zeros) == (0, 1, 0.75, 1)
+    stats = read_stats(TensorInfo("w", "bool", (4,), 4, 4, data=TensorData(data.storage, "bool", (4,))))
+    assert (stats.min, stats.max, stats.mean, stats.zeros) == (0, 1, 0.75, 1)
 
 
 # --- kinds of tensors ----------------------------------------------------------------------------------------------
@@ -265,11 +265,11 @@ def test_complex_values_are_counted_and_not_ordered(store, dtype):
     nan, inf = math.nan, math.inf
     x = torch.tensor([0, 1, 1j, complex(nan, 1), complex(0, inf), complex(inf, nan), -0.0]).to(dtype)
     wide = x.to(torch.complex128)
-    found = read_stats(store(x))
-    assert (found.zeros, found.nan, found.inf) == (2, int(wide.isnan().sum()), int(wide.isinf().sum()))
-    assert (found.min, found.max, found.mean, found.std) == (None,) * 4
-    assert found.reason == "complex values have no order"
-    assert compute_live_stats(x) == found
+    stats = read_stats(store(x))
+    assert (stats.zeros, stats.nan, stats.inf) == (2, int(wide.isnan().sum()), int(wide.isinf().sum()))
+    assert (stats.min, stats.max, stats.mean, stats.std) == (None,) * 4
+    assert stats.reason == "complex values have no order"
+    assert compute_live_stats(x) == stats
 
 
 @pytest.mark.usefixtures("way")
@@ -277,11 +277,11 @@ def test_float4_counts_values_not_bytes(store):
     """Sixteen codes in eight bytes; two of them zero."""
     codes = torch.arange(16, dtype=torch.uint8)
     packed = (codes[::2] | codes[1::2] << 4).view(torch.float4_e2m1fn_x2)
-    found = read_stats(store(packed))
+    stats = read_stats(store(packed))
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-    assert (found.min, found.max, found.mean, found.zeros) == (-6, 6, 0, 2)
-    assert found.std == pytest.approx(np.std(values + [-v for v in values], ddof=1))
-    assert compute_live_stats(packed) == found
+    assert (stats.min, stats.max, stats.mean, stats.zeros) == (-6, 6, 0, 2)
+    assert stats.std == pytest.approx(np.std(values + [-v for v in values], ddof=1))
+    assert compute_live_stats(packed) == stats
 
 
 @pytest.mark.usefixtures("way")
@@ -295,9 +295,9 @@ def test_quantized_tensors_are_dequantized(store, dtype):
     else:
         tensor = torch.quantize_per_tensor(x, 0.05, 3, dtype)
     expected = oracle(tensor.dequantize())
-    for found in (read_stats(store(tensor)), compute_live_stats(tensor)):
-        assert found.zeros == expected.zeros
-        assert [found.min, found.max, found.mean, found.std] == pytest.approx(
+    for actual in (read_stats(store(tensor)), compute_live_stats(tensor)):
+        assert actual.zeros == expected.zeros
+        assert [actual.min, actual.max, actual.mean, actual.std] == pytest.approx(
             [expected.min, expected.max, expected.mean, expected.std], rel=1e-6
         )
 
@@ -339,12 +339,12 @@ def test_a_full_sparse_tensor_has_no_implicit_zeros(store):
 def test_uncoalesced_is_said(store):
     """Entries of one index are not summed."""
     tensor = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (4,))
-    for found in (
+    for actual in (
         read_stats(sparse_row(store, tensor, "sparse_coo", note="2 values stored, uncoalesced")),
         compute_live_stats(tensor),
     ):
-        assert found.reason.startswith("uncoalesced")
-        assert found.max == 2.0
+        assert actual.reason.startswith("uncoalesced")
+        assert actual.max == 2.0
 
 
 class Wrapper(torch.Tensor):
@@ -371,12 +371,12 @@ def test_a_huge_expanded_tensor_is_read_at_once(store):
     shape, strides = (2**20, 4, 2**18), (0, 1, 0)
     info = TensorInfo("w", "float32", shape, 2**40, 2**42, data=TensorData(data.storage, "float32", shape, 0, strides))
     start = time.process_time()
-    found = read_stats(info)
+    stats = read_stats(info)
     assert time.process_time() - start < 5  # not the hours that each element would take
-    assert (found.zeros, found.mean, found.min, found.max) == (2**38, 2.0, 0.0, 5.0)
-    assert found.std == pytest.approx(np.std([0, 1, 2, 5]))
+    assert (stats.zeros, stats.mean, stats.min, stats.max) == (2**38, 2.0, 0.0, 5.0)
+    assert stats.std == pytest.approx(np.std([0, 1, 2, 5]))
     live = torch.as_strided(torch.tensor([0.0, 1.0, 2.0, 5.0]), shape, strides)
-    assert compute_live_stats(live) == found
+    assert compute_live_stats(live) == stats
 
 
 def test_windows_without_end_are_refused_at_once(store):
@@ -385,10 +385,10 @@ def test_windows_without_end_are_refused_at_once(store):
     shape, strides = (1024, 1024, 1024), (1, 1, 1)
     info = TensorInfo("w", "float32", shape, 2**30, 2**32, data=TensorData(data.storage, "float32", shape, 0, strides))
     start = time.process_time()
-    found = read_stats(info)
+    stats = read_stats(info)
     assert time.process_time() - start < 5  # not the hours that each element would take
-    assert found.mean is None
-    assert "repeats" in found.reason
+    assert stats.mean is None
+    assert "repeats" in stats.reason
 
 
 @pytest.mark.parametrize(
@@ -402,23 +402,23 @@ def test_windows_without_end_are_refused_at_once(store):
 )
 def test_tensors_without_bytes_have_a_reason(row, said):
     """Never zeros, never an exception."""
-    found = read_stats(row)
-    assert said in found.reason
-    assert found.zeros is None
+    stats = read_stats(row)
+    assert said in stats.reason
+    assert stats.zeros is None
 
 
 def test_a_subclass_names_its_inner_tensors(store):
     """Its values are computed from them by code that is not run."""
     data = store(torch.zeros(3)).data
-    found = read_stats(TensorInfo("w", "bfloat16", (3,), 3, 6, parts=(("qdata", data), ("scale", data))))
-    assert found.reason == "stored as several tensors (qdata, scale), so statistics are not available"
+    stats = read_stats(TensorInfo("w", "bfloat16", (3,), 3, 6, parts=(("qdata", data), ("scale", data))))
+    assert stats.reason == "stored as several tensors (qdata, scale), so statistics are not available"
 
 
 def test_a_type_without_numbers_has_a_reason(store):
     """And says which."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
-    found = read_stats(TensorInfo("w", "bits8", (4,), 4, 4, data=TensorData(data.storage, "bits8", (4,))))
-    assert found.reason == "statecli cannot read bits8 elements as numbers"
+    stats = read_stats(TensorInfo("w", "bits8", (4,), 4, 4, data=TensorData(data.storage, "bits8", (4,))))
+    assert stats.reason == "statecli cannot read bits8 elements as numbers"
 
 
 @pytest.mark.parametrize(

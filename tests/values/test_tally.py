@@ -54,8 +54,8 @@ def test_a_root_is_a_root(wide):
 
 def test_nothing_added_changes_nothing(way):
     """The empty tally is neutral on both sides."""
-    one = kernels.tally_values(np.ones(5, np.float32), np.arange(5, dtype=np.float32), CompareOptions(), Decoder())
-    assert Tally().merge(one) == one == one.merge(Tally())
+    values = kernels.tally_values(np.ones(5, np.float32), np.arange(5, dtype=np.float32), CompareOptions(), Decoder())
+    assert Tally().merge(values) == values == values.merge(Tally())
 
 
 def test_one_large_and_many_small(way):
@@ -64,9 +64,9 @@ def test_one_large_and_many_small(way):
     gap[:64] = 1  # of numpy, whose terms lie as far apart as they can
     gap.reshape(-1, 128)[:, :16] = 1  # of C, whose terms lie in 16 lanes of 128
     zeros = np.zeros_like(gap)
-    found = kernels.tally_values(zeros, gap, CompareOptions(), Decoder())
-    assert found.squares.to_float() == pytest.approx(float(np.square(gap.astype(np.float64)).sum()), rel=1e-6)
-    assert found.sum_abs.to_float() == pytest.approx(float(gap.astype(np.float64).sum()), rel=1e-6)
+    values = kernels.tally_values(zeros, gap, CompareOptions(), Decoder())
+    assert values.squares.to_float() == pytest.approx(float(np.square(gap.astype(np.float64)).sum()), rel=1e-6)
+    assert values.sum_abs.to_float() == pytest.approx(float(gap.astype(np.float64).sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize("n", [1, TERMS_PER_SUM - 1, TERMS_PER_SUM, TERMS_PER_SUM + 1, 3 * TERMS_PER_SUM + 17])
@@ -76,10 +76,10 @@ def test_rows_that_are_not_full(n, way):
     numbers = np.random.default_rng(n)
     for _ in range(2):
         a, b = (numbers.standard_normal(n).astype(np.float32) for _ in range(2))
-        found = kernels.tally_values(a, b, CompareOptions(), decoder)
-        assert (found.changed, found.finite) == (n, n)
+        values = kernels.tally_values(a, b, CompareOptions(), decoder)
+        assert (values.changed, values.finite) == (n, n)
         expected = float(np.dot(a.astype(np.float64), b.astype(np.float64)))
-        assert found.product.to_float() == pytest.approx(expected, rel=1e-6)
+        assert values.product.to_float() == pytest.approx(expected, rel=1e-6)
 
 
 def test_half_precision_by_its_bits():
@@ -114,15 +114,15 @@ def test_stored_blocks_are_summed_as_float64_would(one, other, n):
     before = torch.randn(n, generator=numbers).to(STORED[one])
     after = torch.where(torch.rand(n, generator=numbers) < 0.3, before, torch.randn(n, generator=numbers))
     after = after.to(STORED[other])
-    found = compiled_kernel.tally_stored(stored(before), stored(after), (one, other))
+    change = compiled_kernel.tally_stored(stored(before), stored(after), (one, other))
     sums, product, largest = in_float64(before, after)
     differ = (before.to(torch.float64) != after.to(torch.float64)).numpy()
-    assert (found.changed, found.finite) == (int(differ.sum()), n)
-    assert found.first == (int(differ.argmax()) if differ.any() else None)
-    assert found.max_abs == pytest.approx(largest, rel=1e-7)
-    got = [found.sum_abs, found.squares, found.before, found.after]
+    assert (change.changed, change.finite) == (int(differ.sum()), n)
+    assert change.first == (int(differ.argmax()) if differ.any() else None)
+    assert change.max_abs == pytest.approx(largest, rel=1e-7)
+    got = [change.sum_abs, change.squares, change.before, change.after]
     assert [one.to_float() for one in got] == pytest.approx(sums, rel=1e-6)
-    assert found.product.to_float() == pytest.approx(product, abs=1e-13 * math.sqrt(sums[2] * sums[3]))
+    assert change.product.to_float() == pytest.approx(product, abs=1e-13 * math.sqrt(sums[2] * sums[3]))
 
 
 @needs_kernel
@@ -132,14 +132,14 @@ def test_every_value_of_sixteen_bits(name):
     every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(STORED[name])
     for part in every.split(128):
         zeros = torch.zeros_like(part)
-        found = compiled_kernel.tally_stored(stored(zeros), stored(part), (name, name))
+        actual_stored = compiled_kernel.tally_stored(stored(zeros), stored(part), (name, name))
         wide = part.to(torch.float64)
         vanishing = wide.abs().max() < 2.0**-40
         if not torch.isfinite(wide).all() or wide.abs().max() > 2.0**60 or vanishing:
-            assert found is None or found.max_abs == float(wide.abs().max())
+            assert actual_stored is None or actual_stored.max_abs == float(wide.abs().max())
         else:
-            assert found.max_abs == float(wide.abs().max())
-            assert found.changed == int((wide != 0).sum())
+            assert actual_stored.max_abs == float(wide.abs().max())
+            assert actual_stored.changed == int((wide != 0).sum())
 
 
 @needs_kernel
@@ -181,8 +181,8 @@ def test_blocks_of_unequal_length_are_refused():
 
 def told(before, after):
     """What is said of the two, as float64."""
-    one, two = (np.array(values, np.float64) for values in (before, after))
-    return kernels.tally_values(one, two, CompareOptions(), Decoder()).to_delta(one.shape)
+    tensor, two = (np.array(values, np.float64) for values in (before, after))
+    return kernels.tally_values(tensor, two, CompareOptions(), Decoder()).to_delta(tensor.shape)
 
 
 def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
@@ -255,8 +255,8 @@ def test_the_cosine_of_what_points_elsewhere(n, angle, way):
         before, after = a.astype(np.float32), (b * 3).astype(np.float32)
         one, two = before.astype(np.float64), after.astype(np.float64)
         expected = (one @ two) / (np.linalg.norm(one) * np.linalg.norm(two))
-        found = kernels.tally_values(before, after, CompareOptions(), Decoder()).to_delta((n,))
-        assert found.cosine == pytest.approx(expected, rel=1e-6)
+        actual = kernels.tally_values(before, after, CompareOptions(), Decoder()).to_delta((n,))
+        assert actual.cosine == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -274,5 +274,7 @@ def test_the_cosine_of_what_points_elsewhere(n, angle, way):
 )
 def test_tolerances_beyond_float64(before, after, atol, rtol, beyond):
     """Neither a gap nor a limit that overflows makes a difference equal, or an equality different."""
-    found = kernels.tally_values(np.array([before]), np.array([after]), CompareOptions(atol=atol, rtol=rtol), Decoder())
-    assert found.changed == beyond
+    values = kernels.tally_values(
+        np.array([before]), np.array([after]), CompareOptions(atol=atol, rtol=rtol), Decoder()
+    )
+    assert values.changed == beyond

@@ -168,7 +168,7 @@ def given(*shapes: object) -> Inputs:
     """Inputs of these shapes, of ones; a tensor is given as it is."""
 
     def make(seed: int = 0):
-        return tuple(one.clone() if isinstance(one, torch.Tensor) else torch.ones(one) for one in shapes), {}
+        return tuple(shape.clone() if isinstance(shape, torch.Tensor) else torch.ones(shape) for shape in shapes), {}
 
     return Inputs("ones", make)
 

@@ -49,9 +49,9 @@ def of_live(prove: Callable, make: Callable, *args) -> Check:
 
 def rules(check: Check) -> dict[str | None, str]:
     """The rule that each tensor broke; two findings of one tensor fail the test."""
-    found = {finding.fqn: finding.rule for finding in check.findings}
-    assert len(found) == len(check.findings), check.findings
-    return found
+    rules_by_fqn = {finding.fqn: finding.rule for finding in check.findings}
+    assert len(rules_by_fqn) == len(check.findings), check.findings
+    return rules_by_fqn
 
 
 def prove_real(name: Name, *classes: str) -> dict[str, Check]:
@@ -86,5 +86,5 @@ def cell(check: Check, column: str, fqn: str) -> Cell:
 
 def verdicts(check: Check, column: str) -> dict[str, str]:
     """The verdicts of one column by name."""
-    (found,) = [one.cells for one in check.columns if one.name == column]
-    return {fqn: cell.verdict.value for fqn, cell in found.items()}
+    (cells,) = [one.cells for one in check.columns if one.name == column]
+    return {fqn: cell.verdict.value for fqn, cell in cells.items()}

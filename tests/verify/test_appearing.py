@@ -73,24 +73,24 @@ def test_no_fix_of_the_constructor_is_shown_for_it(after):
 
 def test_what_is_put_into_a_dict_has_the_line_of_the_dict(after):
     """Nothing of torch sees an item assigned; also where forward assigns another attribute of the module."""
-    found = rows(after("self.seen = x\nself.cache[str(x.device)] = torch.ones(3)", init="self.cache = {}"))
-    assert found["cache['cpu']"].origin.line == line_of("self.cache = {}")
-    assert found["seen"].origin.line == line_of("self.seen = x")
+    actual_rows = rows(after("self.seen = x\nself.cache[str(x.device)] = torch.ones(3)", init="self.cache = {}"))
+    assert actual_rows["cache['cpu']"].origin.line == line_of("self.cache = {}")
+    assert actual_rows["seen"].origin.line == line_of("self.seen = x")
 
 
 def test_a_module_made_in_forward_is_registered(after):
     """Its parameters are, in the order in which torch has them, and they are saved and moved."""
-    found = after("if not hasattr(self, 'late'):\n    self.late = nn.Linear(3, 3)")
-    assert [row.fqn for row in found.state.tensors] == ["fc.weight", "fc.bias", "late.weight", "late.bias"]
-    late = [row for row in found.state.tensors if row.appeared]
+    actual = after("if not hasattr(self, 'late'):\n    self.late = nn.Linear(3, 3)")
+    assert [row.fqn for row in actual.state.tensors] == ["fc.weight", "fc.bias", "late.weight", "late.bias"]
+    late = [row for row in actual.state.tensors if row.appeared]
     assert [(row.fqn, row.saved, row.moves) for row in late] == [("late.weight", True, True), ("late.bias", True, True)]
 
 
 def test_what_was_there_has_not_appeared(after):
     """The constructor's own rows are as they were without an input."""
-    found = after("self.mask = x", init="self.table = torch.ones(3)")
+    actual = after("self.mask = x", init="self.table = torch.ones(3)")
     before = inspection.inspect(inspection.Request("net.py:Net")).state.tensors
-    assert [row for row in found.state.tensors if not row.appeared] == list(before)
+    assert [row for row in actual.state.tensors if not row.appeared] == list(before)
 
 
 def test_what_forward_assigns_anew_keeps_the_constructors_line(after):
@@ -103,9 +103,11 @@ def test_what_forward_assigns_anew_keeps_the_constructors_line(after):
 
 def test_a_tie_that_forward_breaks_is_no_appearance(after):
     """A further name of a buffer becomes a tensor of its own when forward rebinds the buffer."""
-    found = rows(after("self.t = self.t + 1", init="self.register_buffer('t', torch.ones(3)); self.other = self.t"))
-    assert (found["other"].appeared, found["other"].fix) == (False, None)
-    assert found["t"].aliases == ()
+    actual_rows = rows(
+        after("self.t = self.t + 1", init="self.register_buffer('t', torch.ones(3)); self.other = self.t")
+    )
+    assert (actual_rows["other"].appeared, actual_rows["other"].fix) == (False, None)
+    assert actual_rows["t"].aliases == ()
 
 
 def test_forward_is_not_called_without_input(tmp_path, in_tmp_path):
@@ -125,20 +127,20 @@ def test_forward_is_not_called_without_input(tmp_path, in_tmp_path):
 
 def test_lazy_parameters_get_their_shapes():
     """Those that torch gives them, and it is said where they come from."""
-    found = inspection.inspect(inspection.Request("torch.nn:LazyConv2d(4, 3)", input=("1x2x8x8",)))
+    state = inspection.inspect(inspection.Request("torch.nn:LazyConv2d(4, 3)", input=("1x2x8x8",)))
     oracle = nn.LazyConv2d(4, 3)
     oracle(torch.ones(1, 2, 8, 8))
-    assert {row.fqn: row.shape for row in found.state.tensors} == {
+    assert {row.fqn: row.shape for row in state.state.tensors} == {
         n: tuple(p.shape) for n, p in oracle.state_dict().items()
     }
-    assert noted(found) == dict.fromkeys(oracle.state_dict(), "gets its shape in the first forward")
-    assert not any(row.appeared for row in found.state.tensors)
+    assert noted(state) == dict.fromkeys(oracle.state_dict(), "gets its shape in the first forward")
+    assert not any(row.appeared for row in state.state.tensors)
 
 
 def test_without_input_they_have_none():
     """What `--input` is for."""
-    found = inspection.inspect(inspection.Request("torch.nn:LazyConv2d(4, 3)"))
-    assert [row.shape for row in found.state.tensors] == [None, None]
+    state = inspection.inspect(inspection.Request("torch.nn:LazyConv2d(4, 3)"))
+    assert [row.shape for row in state.state.tensors] == [None, None]
 
 
 # --- what changes -------------------------------------------------------------------------------------------
@@ -177,9 +179,9 @@ def test_what_has_the_same_bits_is_not_changed(after, forward):
 
 def test_running_statistics_change_in_training_mode():
     """Evaluation leaves BatchNorm's three buffers, training changes them."""
-    found = inspection.inspect(inspection.Request("torch.nn:BatchNorm1d(3)", input=("2x3",)))
+    state = inspection.inspect(inspection.Request("torch.nn:BatchNorm1d(3)", input=("2x3",)))
     buffers = dict(nn.BatchNorm1d(3).named_buffers())
-    assert noted(found) == dict.fromkeys(buffers, "changed by forward in training mode")
+    assert noted(state) == dict.fromkeys(buffers, "changed by forward in training mode")
 
 
 def test_a_model_built_in_eval_mode_is_not_trained(after):
@@ -190,22 +192,22 @@ def test_a_model_built_in_eval_mode_is_not_trained(after):
 
 def test_the_values_are_those_after_forward(after):
     """One forward in evaluation: the statistics are of the instance that ran it."""
-    found = after("self.count += 1", init="self.register_buffer('count', torch.zeros(()))", stats=True)
-    assert rows(found)["count"].stats.max == 1
+    actual = after("self.count += 1", init="self.register_buffer('count', torch.zeros(()))", stats=True)
+    assert rows(actual)["count"].stats.max == 1
 
 
 def test_on_meta_writes_are_counted(after):
     """There are no values to compare; inputs are on meta as the model is."""
     init = "self.register_buffer('count', torch.zeros(())); self.register_buffer('still', torch.zeros(()))"
-    found = after("self.count += 1; self.seen = x + self.still", init=init, init_device="meta")
-    assert noted(found) == {"count": "changed by forward", "seen": "created by the first forward"}
-    assert rows(found)["seen"].device == "meta"
+    actual = after("self.count += 1; self.seen = x + self.still", init=init, init_device="meta")
+    assert noted(actual) == {"count": "changed by forward", "seen": "created by the first forward"}
+    assert rows(actual)["seen"].device == "meta"
 
 
 def test_what_forward_removes_is_told(after):
     """It has no row any more."""
-    found = after("if hasattr(self, 'tmp'): del self.tmp", init="self.tmp = torch.ones(3)")
-    assert [(odd.name, odd.fqn) for odd in found.state.oddities] == [("gone-after-forward", "tmp")]
+    actual = after("if hasattr(self, 'tmp'): del self.tmp", init="self.tmp = torch.ones(3)")
+    assert [(odd.name, odd.fqn) for odd in actual.state.oddities] == [("gone-after-forward", "tmp")]
 
 
 # --- what may go wrong --------------------------------------------------------------------------------------
@@ -221,11 +223,11 @@ def test_a_forward_that_raises_has_its_own_message_and_line(after):
 
 def test_a_forward_that_raises_in_training_alone_is_told():
     """BatchNorm does, with one row; the table stands."""
-    found = inspection.inspect(inspection.Request("torch.nn:BatchNorm1d(3)", input=("1x3",)))
-    (oddity,) = found.state.oddities
+    state = inspection.inspect(inspection.Request("torch.nn:BatchNorm1d(3)", input=("1x3",)))
+    (oddity,) = state.state.oddities
     assert oddity.name == "not-tried-in-training"
     assert "Expected more than 1 value per channel" in oddity.message
-    assert not noted(found)
+    assert not noted(state)
 
 
 def test_a_model_that_exists_once_is_copied(after):
@@ -246,8 +248,8 @@ def compiled():
 def make():
     return {made}
 """
-    found = after("self.mask = torch.ones(3)", call="make", more=more)
-    assert [row.fqn.rpartition(".")[2] for row in found.state.tensors if row.appeared] == ["mask"]
+    actual = after("self.mask = torch.ones(3)", call="make", more=more)
+    assert [row.fqn.rpartition(".")[2] for row in actual.state.tensors if row.appeared] == ["mask"]
 
 
 def test_a_checkpoint_has_no_forward(tmp_path):
@@ -262,19 +264,22 @@ def test_a_checkpoint_has_no_forward(tmp_path):
 
 def test_what_appeared_is_moved_too(after):
     """A cache stays where its forward was, and is found; one that each forward replaces does no harm."""
-    found = after("if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None", to="meta")
-    assert [(one.rule, one.fqn) for one in found.findings] == [("left-behind", "mask"), ("keeps-dtype", "mask")]
-    assert rows(found)["mask"].after.device == "cpu"
-    found = after("self.mask = torch.ones(3)", to="meta")
-    assert found.findings == ()
-    assert rows(found)["mask"].after.device == "cpu"
+    result = after("if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None", to="meta")
+    assert [(finding.rule, finding.fqn) for finding in result.findings] == [
+        ("left-behind", "mask"),
+        ("keeps-dtype", "mask"),
+    ]
+    assert rows(result)["mask"].after.device == "cpu"
+    result = after("self.mask = torch.ones(3)", to="meta")
+    assert result.findings == ()
+    assert rows(result)["mask"].after.device == "cpu"
 
 
 def test_a_proof_that_fails_names_the_line_in_forward(after):
     """A move leaves it behind; it was assigned there."""
     after("if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None")
-    found = run(Request("net.py:Net", checks=(Name.MOVE,), device="meta", input=("2x3",)))
-    (finding,) = found.findings
+    result = run(Request("net.py:Net", checks=(Name.MOVE,), device="meta", input=("2x3",)))
+    (finding,) = result.findings
     assert finding.help.endswith(f"; assigned at net.py:{line_of('self.mask = torch.ones(3)')}")
 
 
@@ -296,10 +301,10 @@ def test_the_registered_rows_are_those_of_an_instance_that_ran(spec):
     from statecli.live.build import build
     from statecli.live.spec import parse_spec
 
-    found = inspection.inspect(inspection.Request(spec, input=MODULES[spec]))
+    state = inspection.inspect(inspection.Request(spec, input=MODULES[spec]))
     built = build(parse_spec(spec))
     args, _ = inputs.find_inputs(MODULES[spec], None, built)[0].make()
     built.module(*args)
     named = [*built.module.named_parameters(), *built.module.named_buffers()]
     wanted = {name: tuple(tensor.shape) for name, tensor in named}
-    assert {row.fqn: row.shape for row in found.state.tensors if row.kind.value != "unregistered"} == wanted
+    assert {row.fqn: row.shape for row in state.state.tensors if row.kind.value != "unregistered"} == wanted

@@ -98,7 +98,7 @@ def test_a_scripted_models_parameters_can_be_trained():
     module = torch.jit.script(nn.Linear(4, 4))
     assert not copy.deepcopy(module).weight.is_leaf
     copied = copy_model.copy_live_model(module, values=True)
-    assert [(one.is_leaf, one.requires_grad) for one in copied.parameters()] == [(True, True)] * 2
+    assert [(parameter.is_leaf, parameter.requires_grad) for parameter in copied.parameters()] == [(True, True)] * 2
 
 
 def test_large_storages_are_copied_with_values_alone():

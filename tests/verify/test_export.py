@@ -263,10 +263,10 @@ REAL = {
 
 def test_real_classes_have_no_constants():
     """A slice of the 150 classes on which the proof was measured."""
-    found = prove_real(Name.EXPORT, *REAL)
-    assert {name: check.verdict.value for name, check in found.items()} == REAL
-    assert [check.findings for check in found.values()] == [()] * len(REAL)
-    assert set(verdicts(found["LSTM"], "exported").values()) == {"passed"}
+    real = prove_real(Name.EXPORT, *REAL)
+    assert {name: check.verdict.value for name, check in real.items()} == REAL
+    assert [check.findings for check in real.values()] == [()] * len(REAL)
+    assert set(verdicts(real["LSTM"], "exported").values()) == {"passed"}
 
 
 @pytest.mark.parametrize(

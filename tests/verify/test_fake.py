@@ -37,10 +37,10 @@ def test_what_cuda_allows_is_allowed(name):
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_what_cuda_refuses_is_noted(name):
     """An illegal mix is noted, with this file's line, and the call goes on."""
-    found = watched(ILLEGAL[name])
-    assert found
-    assert found[0].place[0].endswith("mixes.py")
-    assert found[0].device == "cpu"
+    actual = watched(ILLEGAL[name])
+    assert actual
+    assert actual[0].place[0].endswith("mixes.py")
+    assert actual[0].device == "cpu"
 
 
 @pytest.mark.cuda
@@ -134,7 +134,7 @@ def test_the_move_finds_what_stays():
 def test_the_move_finds_the_stale_view():
     """A second name of a buffer is told; that of a parameter is not."""
     check = move.prove_on_fake_gpu(live(Names))
-    assert [(one.rule, one.fqn) for one in check.findings] == [("stale-view", "old")]
+    assert [(finding.rule, finding.fqn) for finding in check.findings] == [("stale-view", "old")]
 
 
 @pytest.mark.parametrize(

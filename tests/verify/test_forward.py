@@ -113,7 +113,7 @@ def test_a_tensor_made_in_forward_is_told_by_its_line(name):
     """There is no name, only the line."""
     check = forward.prove(live(lambda: Once(ILLEGAL[name]), (1,)), FAKE)
     assert check.verdict is Verdict.FAILED
-    assert all("created in forward at" in one.message for one in check.findings)
+    assert all("created in forward at" in finding.message for finding in check.findings)
 
 
 class InList(nn.Module):
@@ -351,7 +351,7 @@ def test_what_torch_checks_itself(device):
     """An RNN compares devices before any operator is run: the line is told, the call ends there."""
     check = forward.prove(live(Hidden, (2, 1, 2)), device)
     assert check.verdict is Verdict.FAILED
-    assert any(" at " in one.message for one in check.findings)
+    assert any(" at " in finding.message for finding in check.findings)
     assert "lazy" not in (check.reason or "")
 
 

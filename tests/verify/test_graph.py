@@ -43,7 +43,7 @@ def test_a_function_whose_backward_gives_none_is_named(between):
     """The output depends on it, as torch's graph says; mended, it trains."""
     parts = "self.w = nn.Parameter(torch.ones(8))", f"return self.used(x) + self.Times.apply(x, self.w{between})"
     check = step(*parts, TIMES.format("None"))
-    assert [one.message for one in check.findings] == [
+    assert [finding.message for finding in check.findings] == [
         "w: gets no gradient: the output uses the parameter, but Times.backward does not return a gradient"
     ]
     assert check.findings[0].help.startswith("return a gradient from Times.backward, or freeze the parameter")
@@ -57,7 +57,7 @@ def test_a_hook_that_takes_the_gradient_away():
     """Backward gave it one, says torch."""
     hook = "self.used.bias.register_post_accumulate_grad_hook(lambda one: setattr(one, 'grad', None))"
     check = step(hook, "return self.used(x)")
-    assert [one.message for one in check.findings] == [
+    assert [finding.message for finding in check.findings] == [
         "used.bias: gets no gradient: the output uses the parameter, but grad is None after backward"
     ]
     assert check.findings[0].help.startswith("look for a hook")
@@ -75,10 +75,10 @@ def test_a_reentrant_checkpoint_whose_inputs_need_no_gradient(rest):
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True. Gradients will be None"):
         output()
     why = "used in a reentrant torch.utils.checkpoint without an input that requires grad"
-    found = {one.fqn: one for one in check.findings if "used" in one.fqn}
-    assert set(found) == {"used.weight", "used.bias"}
-    assert [one.message for one in found.values()] == [f"{fqn}: gets no gradient: {why}" for fqn in found]
-    assert found["used.weight"].help.startswith("use checkpoint(..., use_reentrant=False), or pass an input that")
+    actual = {finding.fqn: finding for finding in check.findings if "used" in finding.fqn}
+    assert set(actual) == {"used.weight", "used.bias"}
+    assert [finding.message for finding in actual.values()] == [f"{fqn}: gets no gradient: {why}" for fqn in actual]
+    assert actual["used.weight"].help.startswith("use checkpoint(..., use_reentrant=False), or pass an input that")
     for mended in (forward.replace("=True", "=False"), forward.replace(" x, use", " x.requires_grad_(), use")):
         assert "used.weight" not in rules(step("self.head = nn.Linear(8, 8)", mended))
 
@@ -88,7 +88,7 @@ def test_what_a_reentrant_checkpoint_gives_and_nobody_uses():
     forward = "y = self.used(x)\ncheckpoint(self.lost, y, use_reentrant=True)\nreturn y"
     check = step("self.lost = nn.Linear(8, 8)", forward)
     why = "used in forward, but no differentiable path leads to the output"
-    assert [one.message for one in check.findings] == [
+    assert [finding.message for finding in check.findings] == [
         f"lost.{what}: gets no gradient: {why}" for what in ("weight", "bias")
     ]
 
@@ -98,8 +98,8 @@ def test_an_expert_that_is_chosen_by_a_value():
     init = "self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])"
     check = step(init, "return self.used(x) + self.experts[int(x.mean() > 9)](x)")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "forward does not use the parameter, but uses experts.0.bias: give more inputs"
-    assert cell(check, "gradient", "experts.2.bias").reason == told
+    text = "forward does not use the parameter, but uses experts.0.bias: give more inputs"
+    assert cell(check, "gradient", "experts.2.bias").reason == text
     fixed = step(init, "return self.used(x) + self.experts[0](x)")
     assert set(rules(fixed).values()) == {"no-gradient"}
 
@@ -109,8 +109,8 @@ def test_what_a_further_round_uses_is_not_called_unused():
     forward = "self.calls += 1\nreturn (self.late if self.calls == 4 else self.used)(x)"
     check = step("self.late, self.calls = nn.Linear(8, 8), 0", forward)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = (
+    text = (
         "no gradient in 3 rounds, but the parameter has a gradient in a later round: forward does not always use the "
         "parameter"
     )
-    assert cell(check, "gradient", "late.bias").reason == told
+    assert cell(check, "gradient", "late.bias").reason == text

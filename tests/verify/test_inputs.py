@@ -41,9 +41,9 @@ def live(module: nn.Module) -> BuiltModel:
 
 
 def given_by(*texts: str) -> Inputs:
-    found, why_not = find_inputs(texts, None, live(nn.Identity()))
-    assert found is not None, why_not
-    return found
+    actual, why_not = find_inputs(texts, None, live(nn.Identity()))
+    assert actual is not None, why_not
+    return actual
 
 
 # --- --input ------------------------------------------------------------------------------------------------
@@ -108,11 +108,11 @@ def test_tensors_are_as_written(dtype, shape, bound, seed):
     """dtype, shape and bound hold, and a seed gives the same values in new tensors."""
     limit = f"<{bound}" if dtype in INTEGERS else ""
     made = given_by(f"{dtype}:{'x'.join(map(str, shape))}{limit}")
-    ((one,), kwargs), ((again,), _) = made.make(seed=seed), made.make(seed=seed)
-    assert (one.dtype, list(one.shape), kwargs) == (getattr(torch, dtype), shape, {})
-    assert one is not again
-    assert torch.equal(one, again)
-    assert not limit or not one.numel() or 0 <= int(one.min()) <= int(one.max()) < bound
+    ((tensor,), kwargs), ((again,), _) = made.make(seed=seed), made.make(seed=seed)
+    assert (tensor.dtype, list(tensor.shape), kwargs) == (getattr(torch, dtype), shape, {})
+    assert tensor is not again
+    assert torch.equal(tensor, again)
+    assert not limit or not tensor.numel() or 0 <= int(tensor.min()) <= int(tensor.max()) < bound
 
 
 def test_numbers_are_standard_normal_and_ids_reach_the_bound():
@@ -135,7 +135,7 @@ def test_names_are_keywords_and_the_rest_is_in_order():
     """Positional ones keep their order, wherever names stand among them."""
     made = given_by("2", "y=int64:3<5", "4")
     args, kwargs = made.make()
-    assert [list(one.shape) for one in args] == [[2], [4]]
+    assert [list(arg.shape) for arg in args] == [[2], [4]]
     assert list(kwargs) == ["y"]
     assert made.text == "float32 2, y int64 3 below 5, float32 4"
 
@@ -162,9 +162,9 @@ def of_function(tmp_path, in_tmp_path):
 
     def find_one(body: str, spec: str = "mine.py:make") -> Inputs:
         (tmp_path / "mine.py").write_text(f"import torch\nkept = torch.ones(2)\ndef make():\n    {body}\n")
-        found, _ = find_inputs((), spec, live(nn.Identity()))
-        assert found is not None
-        return found
+        actual, _ = find_inputs((), spec, live(nn.Identity()))
+        assert actual is not None
+        return actual
 
     return find_one
 
@@ -179,12 +179,12 @@ def of_function(tmp_path, in_tmp_path):
 ])  # fmt: skip
 def test_what_a_function_may_give(of_function, gives, shapes, names, text):
     """A tensor, a tuple or list of positional ones, a dict by name, or both."""
-    found = of_function(f"return {gives}")
-    args, kwargs = found.make()
-    assert [list(one.shape) for one in args] == shapes
-    assert {name: list(one.shape) for name, one in kwargs.items()} == names
-    assert found.text == text
-    assert found.chosen_by_user
+    actual = of_function(f"return {gives}")
+    args, kwargs = actual.make()
+    assert [list(arg.shape) for arg in args] == shapes
+    assert {name: list(tensor.shape) for name, tensor in kwargs.items()} == names
+    assert actual.text == text
+    assert actual.chosen_by_user
 
 
 def test_a_dict_beside_a_tensor_is_an_argument_unless_it_has_names(of_function):
@@ -207,8 +207,8 @@ def test_a_function_gets_the_seed_and_gives_new_tensors(of_function):
 def test_a_function_may_have_arguments(tmp_path, in_tmp_path):
     """Literals, as for the model."""
     (tmp_path / "mine.py").write_text("import torch\ndef make(n):\n    return torch.ones(n)\n")
-    found, _ = find_inputs((), "mine.py:make(3)", live(nn.Identity()))
-    assert list(found.make()[0][0].shape) == [3]
+    actual, _ = find_inputs((), "mine.py:make(3)", live(nn.Identity()))
+    assert list(actual.make()[0][0].shape) == [3]
 
 
 @pytest.mark.parametrize(("body", "message"), [
@@ -270,14 +270,14 @@ HEARS = {"WhisperModel": "input_features", "Wav2Vec2Model": "input_values"}
 def test_real_classes_run_on_what_they_carry(name):
     """Forward takes the inputs that are found; of what hears, none are made up."""
     built = live(make(name).eval())
-    found, why_not = find_inputs((), None, built)
+    actual, why_not = find_inputs((), None, built)
     if name in HEARS:
-        assert found is None
+        assert actual is None
         assert str(why_not).endswith(f"forward needs the argument {HEARS[name]}")
         return
-    args, kwargs = found.make()
+    args, kwargs = actual.make()
     built.module(*args, **kwargs)
-    assert not found.chosen_by_user
+    assert not actual.chosen_by_user
 
 
 def test_a_vocabulary_smaller_than_the_dummy_ids():
@@ -285,8 +285,8 @@ def test_a_vocabulary_smaller_than_the_dummy_ids():
     import transformers
 
     config = transformers.BertConfig(**{**SMALL["BertModel"][1], "vocab_size": 5})
-    found, _ = find_inputs((), None, live(transformers.BertModel(config)))
-    assert found.text == "input_ids int64 2×8 below 5 (from its config)"
+    actual, _ = find_inputs((), None, live(transformers.BertModel(config)))
+    assert actual.text == "input_ids int64 2×8 below 5 (from its config)"
 
 
 def test_a_model_of_text_and_images_gets_both():
@@ -296,9 +296,9 @@ def test_a_model_of_text_and_images_gets_both():
     vision = {**SMALL["CLIPVisionModel"][1]}
     text = {**SMALL["BertModel"][1], "eos_token_id": 63, "bos_token_id": 1, "pad_token_id": 0}
     model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
-    found, _ = find_inputs((), None, live(model.eval()))
-    assert sorted(found.make()[1]) == ["input_ids", "pixel_values"]
-    model(**found.make()[1])
+    actual, _ = find_inputs((), None, live(model.eval()))
+    assert sorted(actual.make()[1]) == ["input_ids", "pixel_values"]
+    model(**actual.make()[1])
 
 
 class Carries(nn.Linear):
@@ -340,8 +340,8 @@ def test_an_example_that_forward_refuses_is_skipped():
 @pytest.mark.parametrize("example", [None, (torch.ones(2), torch.ones(2), torch.ones(2))])
 def test_an_example_that_is_none_or_does_not_fit(example):
     """Lightning's default is None; three arguments are not forward's one."""
-    found, why_not = find_inputs((), None, live(Carries(example)))
-    assert (found, str(why_not)) == (None, "no input given: --input 2x2 or --input-from FILE.PY:MAKE")
+    actual, why_not = find_inputs((), None, live(Carries(example)))
+    assert (actual, str(why_not)) == (None, "no input given: --input 2x2 or --input-from FILE.PY:MAKE")
 
 
 class Stack(nn.Sequential):
@@ -376,8 +376,8 @@ class Two(nn.Linear):
 )
 def test_without_input_the_shape_that_the_first_layer_takes_is_named(model, shape):
     """A shape to type, or with letters for sizes that the layer leaves open; SHAPE if the first layer is unknown."""
-    found, why_not = find_inputs((), None, live(model))
-    assert (found, str(why_not)) == (None, f"no input given: --input {shape} or --input-from FILE.PY:MAKE")
+    actual, why_not = find_inputs((), None, live(model))
+    assert (actual, str(why_not)) == (None, f"no input given: --input {shape} or --input-from FILE.PY:MAKE")
     if shape != "SHAPE" and shape[-1] not in "LW":
         with torch.no_grad():
             model(*_build_from_texts([shape.strip("'")]).make()[0])
@@ -388,8 +388,8 @@ def test_an_example_that_raises(tmp_path):
     source = "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
     source += "    @property\n    def dummy_inputs(self):\n        raise OSError('no such data')\n"
     (tmp_path / "net.py").write_text(source)
-    found, why_not = find_inputs((), None, build(parse_spec(f"{tmp_path}/net.py:Net")))
-    assert found is None
+    actual, why_not = find_inputs((), None, build(parse_spec(f"{tmp_path}/net.py:Net")))
+    assert actual is None
     assert "reading the example inputs of the model raised OSError: no such data" in str(why_not)
     assert "net.py:7" in why_not.describe_for_python()
 
@@ -408,15 +408,15 @@ Pair = collections.namedtuple("Pair", "a b")
 
 def test_tensors_are_mapped_through_containers():
     """Lists, tuples, named tuples, dicts of any class and dataclasses keep their class and their order."""
-    one = torch.ones(2)
-    value = [one, (one, 3), Pair(one, "b"), collections.OrderedDict(x=one), Batch(one, 5), None]
-    made = map_tensors(value, lambda tensor: tensor.to("meta"))
-    assert [type(item) for item in made] == [type(item) for item in value]
-    found = [leaf for leaf in iter_leaves(made) if isinstance(leaf, torch.Tensor)]
-    assert len(found) == 5
-    assert {leaf.device.type for leaf in found} == {"meta"}
-    assert [leaf for leaf in iter_leaves(made) if not isinstance(leaf, torch.Tensor)] == [3, "b", 5, None]
-    assert one.device.type == "cpu"
+    array = torch.ones(2)
+    value = [array, (array, 3), Pair(array, "b"), collections.OrderedDict(x=array), Batch(array, 5), None]
+    tensors = map_tensors(value, lambda tensor: tensor.to("meta"))
+    assert [type(item) for item in tensors] == [type(item) for item in value]
+    leaves = [leaf for leaf in iter_leaves(tensors) if isinstance(leaf, torch.Tensor)]
+    assert len(leaves) == 5
+    assert {leaf.device.type for leaf in leaves} == {"meta"}
+    assert [leaf for leaf in iter_leaves(tensors) if not isinstance(leaf, torch.Tensor)] == [3, "b", 5, None]
+    assert array.device.type == "cpu"
 
 
 def test_a_batch_of_transformers_is_mapped():
@@ -427,9 +427,9 @@ def test_a_batch_of_transformers_is_mapped():
     batch = transformers.BatchEncoding({"input_ids": torch.ones(2)})
     output = BaseModelOutput(last_hidden_state=torch.ones(2))
     for value in (batch, output):
-        made = map_tensors(value, lambda tensor: tensor.to("meta"))
-        assert type(made) is type(value)
-        assert [leaf.device.type for leaf in iter_leaves(made) if leaf is not None] == ["meta"]
+        tensors = map_tensors(value, lambda tensor: tensor.to("meta"))
+        assert type(tensors) is type(value)
+        assert [leaf.device.type for leaf in iter_leaves(tensors) if leaf is not None] == ["meta"]
 
 
 def test_a_container_within_itself_ends():

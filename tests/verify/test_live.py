@@ -15,9 +15,9 @@ from statecli.commands.verify import live_model  # noqa: E402
 
 
 def model():
-    made = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    made[0].weight.grad = torch.ones(4, 4)
-    return made
+    sequential = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    sequential[0].weight.grad = torch.ones(4, 4)
+    return sequential
 
 
 def facts(module):
@@ -25,14 +25,14 @@ def facts(module):
     return [
         (
             name,
-            id(one),
-            one.dtype,
-            str(one.device),
-            one.requires_grad,
-            id(one.grad),
-            None if one.is_meta else one.tolist(),
+            id(tensor),
+            tensor.dtype,
+            str(tensor.device),
+            tensor.requires_grad,
+            id(tensor.grad),
+            None if tensor.is_meta else tensor.tolist(),
         )
-        for name, one in named
+        for name, tensor in named
     ]
 
 
@@ -112,6 +112,6 @@ def test_a_frozen_script_has_no_mode_to_restore():
     """Freezing takes `training` away, and makes constants of all its tensors: nothing is proved, and nothing raises."""
     frozen = torch.jit.freeze(torch.jit.script(nn.Linear(2, 2).eval()))
     assert not hasattr(frozen, "training")
-    found = statecli.verify(frozen, inputs="1x2")
-    assert {check.verdict.value for check in found.checks} <= {"skipped", "inconclusive"}
-    assert [note.name for note in found.notes] == ["script-module", "no-tensors"]
+    verification = statecli.verify(frozen, inputs="1x2")
+    assert {check.verdict.value for check in verification.checks} <= {"skipped", "inconclusive"}
+    assert [note.name for note in verification.notes] == ["script-module", "no-tensors"]

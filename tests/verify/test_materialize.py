@@ -217,18 +217,18 @@ def test_forward_decides_the_severity(result, severities, in_tmp_path):
     """A tensor that forward does not read is a note; a plain attribute that forward reads is an error."""
     body = f"{buffer('torch.ones(3)')}\nself.u = torch.ones(3)" + FORWARD.format(result)
     check = of_source(Name.MATERIALIZE, body, "2x3")
-    found = {finding.fqn: finding.severity.value for finding in check.findings}
-    assert severities.items() <= found.items()
-    failed = {name for name, severity in found.items() if severity == "error"}
+    values_by_fqn = {finding.fqn: finding.severity.value for finding in check.findings}
+    assert severities.items() <= values_by_fqn.items()
+    failed = {name for name, severity in values_by_fqn.items() if severity == "error"}
     assert {name for name, verdict in verdicts(check, "materialized").items() if verdict == "failed"} == failed
 
 
 def test_a_part_of_a_tensor_is_counted(in_tmp_path):
     """The message has the number of elements that no method writes."""
     check = of_source(Name.MATERIALIZE, ZOO["half of the elements"][0])
-    (found,) = check.findings
-    assert found.message.startswith("t: 2 of 4 elements uninitialized")
-    assert "compute t also in Net.reset_parameters()" in found.help
+    (finding,) = check.findings
+    assert finding.message.startswith("t: 2 of 4 elements uninitialized")
+    assert "compute t also in Net.reset_parameters()" in finding.help
 
 
 def test_a_failing_init_method_is_inconclusive(in_tmp_path):

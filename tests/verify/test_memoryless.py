@@ -79,8 +79,8 @@ def holding(**tensors):
 def test_a_wrapper_subclass_is_verified(inputs):
     """As weight, buffer and plain attribute; the proofs that write values leave it out."""
     model = holding(weight=nn.Parameter(int8(4, 4), requires_grad=False), buffer=int8(40, 40), plain=int8(3, 4))
-    found = statecli.verify(model, inputs=inputs)
-    assert {row.fqn for row in found.state.tensors} == {"weight", "bias", "buffer", "plain"}
+    verification = statecli.verify(model, inputs=inputs)
+    assert {row.fqn for row in verification.state.tensors} == {"weight", "bias", "buffer", "plain"}
 
 
 @pytest.mark.parametrize("name", ["buffer", "plain"])
@@ -122,8 +122,8 @@ def test_a_freed_storage_is_refused_by_name(make, bytes_left):
 
 def test_the_copy_of_a_freed_storage_is_freed_too():
     """A copy with memory of its own would show values that nobody has written."""
-    found = statecli.inspect(holding(p=freed(torch.ones(30))), stats=True)
-    assert next(row.stats for row in found.state.tensors if row.fqn == "p").max is None
+    state = statecli.inspect(holding(p=freed(torch.ones(30))), stats=True)
+    assert next(row.stats for row in state.state.tensors if row.fqn == "p").max is None
 
 
 def test_the_statistics_of_a_freed_storage_are_not_made_up():

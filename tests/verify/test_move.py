@@ -167,8 +167,8 @@ def test_what_ddp_sets_anew_is_not_judged():
 @pytest.mark.usefixtures("_one_process")
 def test_another_list_of_buffers_on_ddp_is_stale():
     """Only the two attributes that DDP sets are its own."""
-    found = rules(of_live(move.prove, lambda: distributed("own"), "meta"))
-    assert found == {f"own[{i}]": "stale-view" for i in range(3)}
+    actual = rules(of_live(move.prove, lambda: distributed("own"), "meta"))
+    assert actual == {f"own[{i}]": "stale-view" for i in range(3)}
 
 
 def test_a_move_that_raises_is_told_and_the_next_way_tried():
@@ -279,7 +279,7 @@ def test_the_method_that_is_to_blame_is_named(does, rule, mend):
     """With the line on which it begins, where the class has one of its own."""
     check = moved(APPLY.format(does), device="cpu")
     assert {finding.rule for finding in check.findings} == ({rule} if rule else set())
-    assert all(one.help.startswith(f"net.py:7: {mend} Net._apply") for one in check.findings)
+    assert all(finding.help.startswith(f"net.py:7: {mend} Net._apply") for finding in check.findings)
 
 
 # --- inputs that a model carries -------------------------------------------------------------------------------------

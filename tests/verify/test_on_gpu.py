@@ -26,8 +26,8 @@ def test_a_live_model_on_the_gpu_is_proved_there(inputs):
     """Inputs are moved to the model, and the model stays as and where it is."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).cuda()
     values, numbers = {name: one.clone() for name, one in model.state_dict().items()}, torch.cuda.get_rng_state()
-    found = statecli.verify(model, inputs=inputs)
-    assert {check.check: check.verdict for check in found.checks} == dict.fromkeys(Name, Verdict.PASSED)
+    verification = statecli.verify(model, inputs=inputs)
+    assert {check.check: check.verdict for check in verification.checks} == dict.fromkeys(Name, Verdict.PASSED)
     assert all(torch.equal(one, values[name]) for name, one in model.state_dict().items())
     assert {one.device.type for one in model.state_dict().values()} == {"cuda"}
     assert torch.equal(torch.cuda.get_rng_state(), numbers)
@@ -45,8 +45,8 @@ def test_tensors_that_forward_creates_on_the_gpu_are_listed():
             self.cache = x * self.w
             return self.cache
 
-    found = statecli.inspect(Caching().cuda(), inputs="2x4")
-    assert {tensor.fqn: tensor.device for tensor in found.state.tensors} == {"w": "cuda:0", "cache": "cuda:0"}
+    state = statecli.inspect(Caching().cuda(), inputs="2x4")
+    assert {tensor.fqn: tensor.device for tensor in state.state.tensors} == {"w": "cuda:0", "cache": "cuda:0"}
 
 
 def test_a_tensor_made_on_the_gpu_has_not_followed_a_move_to_it(in_tmp_path):
@@ -54,8 +54,8 @@ def test_a_tensor_made_on_the_gpu_has_not_followed_a_move_to_it(in_tmp_path):
     body = 'self.w = nn.Parameter(torch.ones(2)); self.t = torch.ones(2, device="cuda")'
     check = of_source(Name.MOVE, body, device="cuda")
     assert [finding.fqn for finding in check.findings] == ["t"]
-    found = statecli.inspect("net.py:Net", to="cuda")
-    assert [(finding.fqn, finding.message) for finding in found.findings] == [
+    state = statecli.inspect("net.py:Net", to="cuda")
+    assert [(finding.fqn, finding.message) for finding in state.findings] == [
         ("t", check.findings[0].message),
     ]
 

@@ -74,8 +74,8 @@ def row(model: nn.Module, name: str = "t"):
 @pytest.mark.parametrize("make", [exported, Registers, Drops, lambda: nn.Sequential(Registers())[0]])
 def test_a_plain_tensor_stays_plain_whatever_a_copy_makes_of_it(make):
     """It is unregistered, not saved, and does not move."""
-    found = row(make())
-    assert (found.kind.value, found.saved, found.moves) == ("unregistered", False, False)
+    actual = row(make())
+    assert (actual.kind.value, actual.saved, actual.moves) == ("unregistered", False, False)
 
 
 WRAPPERS = {
@@ -93,19 +93,21 @@ WRAPPERS = {
 def test_wrappers_of_torch_are_listed_as_they_are(name):
     """Names, kinds and requires_grad are those of the model's own registries; the plain tensor stays plain."""
     model = WRAPPERS[name]()
-    found = {row.fqn: row for row in statecli.inspect(model).state.tensors}
-    plain = [name for name, row in found.items() if row.kind.value == "unregistered"]
+    rows_by_fqn = {row.fqn: row for row in statecli.inspect(model).state.tensors}
+    plain = [name for name, row in rows_by_fqn.items() if row.kind.value == "unregistered"]
     assert [row.rpartition(".")[2] for row in plain] == ["t"]
-    assert found[plain[0]].moves is False
+    assert rows_by_fqn[plain[0]].moves is False
     requires_grad = {name: tensor.requires_grad for name, tensor in model.named_parameters()}
-    assert {name: row.requires_grad for name, row in found.items() if row.kind.value == "parameter"} == requires_grad
+    assert {
+        name: row.requires_grad for name, row in rows_by_fqn.items() if row.kind.value == "parameter"
+    } == requires_grad
 
 
 @pytest.mark.parametrize("make", [exported, Registers, Drops])
 def test_verify_fails_for_a_plain_tensor_that_a_copy_registers(make):
     """Proofs work on a copy that holds what the model holds."""
-    found = statecli.verify(make(), checks="move")
-    assert [(one.rule, one.fqn) for one in found.findings] == [("left-behind", "t")]
+    verification = statecli.verify(make(), checks="move")
+    assert [(finding.rule, finding.fqn) for finding in verification.findings] == [("left-behind", "t")]
 
 
 def test_what_was_added_after_construction_is_there():
@@ -125,9 +127,9 @@ def test_a_module_in_a_list_is_listed_as_it_is():
 def test_where_no_copy_is_like_the_model_nothing_is_said_of_the_move():
     """Neither that it moves nor that it stays; the tensor is listed as it is."""
     model = Locked()
-    found = row(model)
-    assert (found.kind.value, found.saved, found.moves) == ("unregistered", False, None)
-    assert "a copy of the model has the tensor as a buffer" in found.note
+    actual = row(model)
+    assert (actual.kind.value, actual.saved, actual.moves) == ("unregistered", False, None)
+    assert "a copy of the model has the tensor as a buffer" in actual.note
     (check,) = statecli.verify(model, checks="move").checks
     assert check.verdict.value == "inconclusive"
     assert check.columns[0].cells["fc.weight"].verdict.value == "passed"
@@ -148,7 +150,7 @@ def test_a_tie_that_a_copy_parts_is_not_broken_by_the_move():
             return other
 
     state = statecli.inspect(Parts()).state
-    assert [one.name for one in state.oddities if one.name == "untied-by-move"] == []
+    assert [oddity.name for oddity in state.oddities if oddity.name == "untied-by-move"] == []
     assert state.tensors[0].tied_to == ("b",)
 
 
@@ -176,8 +178,8 @@ def test_statistics_are_of_the_model_itself():
 
     model = Zeroed()
     nn.init.constant_(model.fc.weight, 3.0)
-    found = next(row for row in statecli.inspect(model, stats=True).state.tensors if row.fqn == "fc.weight")
-    assert (found.stats.min, found.stats.max) == (3.0, 3.0)
+    tensor = next(row for row in statecli.inspect(model, stats=True).state.tensors if row.fqn == "fc.weight")
+    assert (tensor.stats.min, tensor.stats.max) == (3.0, 3.0)
 
 
 PLAIN_CLASSES = """

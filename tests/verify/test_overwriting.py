@@ -88,9 +88,9 @@ def test_a_forward_that_cannot_be_called_again_does_not_tell():
     """Its own words say why."""
     check = step("self.w.fill_(1.0)\n        if self.calls > 1: raise ValueError('one call only')")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = cell(check, "updated", "w").reason
-    assert told.startswith(
+    reason = cell(check, "updated", "w").reason
+    assert reason.startswith(
         "forward writes to the parameter, and statecli does not know whether an update is kept: calling the model in "
         "train"
     )
-    assert "raised ValueError: one call only" in told
+    assert "raised ValueError: one call only" in reason

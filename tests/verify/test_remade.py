@@ -41,31 +41,31 @@ def proved(name: Name, start: str, forward: str, read: str, rest: str = "", devi
 
 def cache(check, column: str):
     """The cell of what lies in `self.c`; of several, all have the same verdict and reason."""
-    found = [cell(check, column, name) for name in verdicts(check, column) if not name.startswith("a.")]
-    assert len({(one.verdict, one.reason) for one in found}) == 1
-    return found[0]
+    actual_verdicts = [cell(check, column, name) for name in verdicts(check, column) if not name.startswith("a.")]
+    assert len({(check.verdict, check.reason) for check in actual_verdicts}) == 1
+    return actual_verdicts[0]
 
 
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
 @pytest.mark.parametrize("way", ONCE)
 def test_a_cache_for_each_device_is_not_judged(way, device):
     """Measured on a pretended GPU, whatever the names of its entries."""
-    found = cache(proved(Name.MOVE, *ONCE[way], device=device), "moves")
-    assert (found.verdict.value, found.reason) == ("skipped", "forward replaces the tensor when the device changes")
+    check = cache(proved(Name.MOVE, *ONCE[way], device=device), "moves")
+    assert (check.verdict.value, check.reason) == ("skipped", "forward replaces the tensor when the device changes")
 
 
 def test_a_cache_that_each_forward_replaces_is_not_said_to_be_unread():
     """Forward reads the new value; nobody reads the old one."""
-    found = cache(proved(Name.FORWARD, "None", "self.c = self.a(x).detach()", "self.c"), "forward")
+    check = cache(proved(Name.FORWARD, "None", "self.c = self.a(x).detach()", "self.c"), "forward")
     reason = "left on cpu; forward replaces the tensor without reading the old value"
-    assert (found.verdict.value, found.reason) == ("skipped", reason)
+    assert (check.verdict.value, check.reason) == ("skipped", reason)
 
 
 @pytest.mark.parametrize("way", ONCE)
 def test_a_cache_for_each_dtype_is_not_judged(way):
     """As by hand, where a forward after .double() gives float64."""
-    found = cache(proved(Name.CAST, *ONCE[way]), "casts")
-    assert (found.verdict.value, found.reason) == ("skipped", "forward replaces the tensor when the dtype changes")
+    check = cache(proved(Name.CAST, *ONCE[way]), "casts")
+    assert (check.verdict.value, check.reason) == ("skipped", "forward replaces the tensor when the dtype changes")
 
 
 def test_a_cache_by_device_alone_is_read_after_a_cast():
@@ -104,9 +104,9 @@ def test_a_dict_of_the_class_keeps_nothing_of_a_pretended_gpu():
     body = CACHE.format(start="None", forward=ONCE["by device and dtype"][1], read="self.c[k]", rest="c = {}")
     body = body.replace(", self.c = nn.Linear(3, 3), None", " = nn.Linear(3, 3)")
     assert rules(of_source(Name.FORWARD, body, "2x3", device="fake-cuda")) == {}
-    found = run(Request("net.py:Net", device="fake-cuda", input=("2x3",)))
-    assert found.findings == ()
-    (moves,) = [one for check in found.checks for one in check.columns if one.name == "moves"]
+    result = run(Request("net.py:Net", device="fake-cuda", input=("2x3",)))
+    assert result.findings == ()
+    (moves,) = [column for check in result.checks for column in check.columns if column.name == "moves"]
     assert moves.cells["c[#0]"].reason == "forward replaces the tensor when the device changes"
 
 
@@ -115,8 +115,8 @@ def test_a_model_of_doubles_is_asked_with_floats():
     rest = "example_input_array = property(lambda self: torch.ones(2, 3, dtype=torch.float64))"
     body = CACHE.format(start="None", forward=ONCE["checked"][1], read="self.c", rest=rest)
     body = body.replace("nn.Linear(3, 3)", "nn.Linear(3, 3).double()")
-    found = cache(of_source(Name.CAST, body), "casts")
-    assert (found.before, found.reason) == ("float64", "forward replaces the tensor when the dtype changes")
+    change = cache(of_source(Name.CAST, body), "casts")
+    assert (change.before, change.reason) == ("float64", "forward replaces the tensor when the dtype changes")
 
 
 @pytest.mark.parametrize(

@@ -252,8 +252,8 @@ def test_what_extra_state_may_lose_fails():
     """A tensor in it has no place in safetensors; an object may hold one, and is refused by torch.load too."""
     (finding,) = saved(EXTRA.format('{"seen": [torch.ones(self.seen)]}')).findings
     assert (finding.rule, finding.fqn, finding.severity) == ("not-in-safetensors", "_extra_state", Severity.WARNING)
-    found = rules(saved(EXTRA.format("__import__('fractions').Fraction(1, 3)")))
-    assert found == {None: "not-plain-data", "_extra_state": "not-in-safetensors"}
+    actual = rules(saved(EXTRA.format("__import__('fractions').Fraction(1, 3)")))
+    assert actual == {None: "not-plain-data", "_extra_state": "not-in-safetensors"}
 
 
 def test_what_else_safetensors_refuses_is_told_beside_extra_state():
@@ -354,7 +354,7 @@ def test_a_method_that_saves_something_else_is_named():
     """Left out, and rounded."""
     body = 'self.register_buffer("t", torch.rand(3))\n---\ndef state_dict(self, *args, **kwargs):\n    return {}'
     for made, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
-        (finding,) = [one for one in saved(body.replace("{}", made)).findings if one.fqn == "t"]
+        (finding,) = [finding for finding in saved(body.replace("{}", made)).findings if finding.fqn == "t"]
         assert (finding.rule, finding.help) == (rule, "net.py:7: keep in Net.state_dict all entries that super() saves")
 
 
@@ -362,7 +362,7 @@ def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
     """A fresh model has None there and refuses it; the line is that of the forward which made it."""
     body = 'self.a = nn.Linear(3, 3); self.register_buffer("q", {})\n---\ndef forward(self, x):\n'
     body += "    if self.q is None: self.q = torch.ones(3)\n    return self.a(x) * self.q"
-    helps = {one.rule: one.help for one in saved(body.format("None"), "2x3").findings}
+    helps = {finding.rule: finding.help for finding in saved(body.format("None"), "2x3").findings}
     what = "register the tensor in the constructor with its final shape, because a new instance lacks it before forward"
     assert helps == {"not-loadable": f"net.py:8: {what}", "not-restored": f"{what}; assigned at net.py:8"}
     assert saved(body.format("torch.ones(3)"), "2x3").findings == ()

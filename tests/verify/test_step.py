@@ -44,15 +44,15 @@ def train(tmp_path, in_tmp_path):
 
 def rules(check: Check) -> dict[str, str]:
     """The rule that each tensor broke; two findings of one tensor are a failure of the test."""
-    found = {finding.fqn: finding.rule for finding in check.findings}
-    assert len(found) == len(check.findings)
-    return found
+    rules_by_fqn = {finding.fqn: finding.rule for finding in check.findings}
+    assert len(rules_by_fqn) == len(check.findings)
+    return rules_by_fqn
 
 
 def cells(check: Check, column: str) -> dict[str, str]:
     """The verdicts of one column by name."""
-    found = {one.name: one.cells for one in check.columns}
-    return {fqn: cell.verdict.value for fqn, cell in found.get(column, {}).items()}
+    cells_by_name = {column.name: column.cells for column in check.columns}
+    return {fqn: cell.verdict.value for fqn, cell in cells_by_name.get(column, {}).items()}
 
 
 def reason(check: Check, column: str, fqn: str) -> str:
@@ -135,9 +135,11 @@ def test_what_forward_updates_is_told_and_no_failure():
 
 def test_a_parameter_in_a_plain_list_without_a_gradient_is_a_warning():
     """heads['b'] is not even used; what is used and not trained is an error."""
-    found = {one.fqn: one.severity for one in step(str(SAMPLES / "plain_lists.py:Lists"), "2x4").findings}
-    assert found["heads['b'].weight"] is Severity.WARNING
-    assert found["heads['a'].weight"] is Severity.ERROR
+    severities_by_fqn = {
+        finding.fqn: finding.severity for finding in step(str(SAMPLES / "plain_lists.py:Lists"), "2x4").findings
+    }
+    assert severities_by_fqn["heads['b'].weight"] is Severity.WARNING
+    assert severities_by_fqn["heads['a'].weight"] is Severity.ERROR
 
 
 # --- real classes -------------------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ def test_an_embedding_that_these_inputs_do_not_reach_is_not_called_unused(tmp_pa
     assert check.findings == ()
     assert check.reason.startswith(reason)
     # Nobody asked for this proof, nor chose these inputs.
-    (check,) = (one for one in run(Request(f"{tmp_path}/x.py:make")).checks if one.check is Name.STEP)
+    (check,) = (check for check in run(Request(f"{tmp_path}/x.py:make")).checks if check.check is Name.STEP)
     assert check.verdict is Verdict.SKIPPED
     assert check.reason.startswith(reason)
 
@@ -502,13 +504,13 @@ def test_verdicts_agree_with_a_loop_of_torch(train):
     scope: dict = {}
     exec("import torch\nfrom torch import nn\n" + source, scope)  # noqa: S102
     net: nn.Module = scope["Net"]()
-    before = {name: one.detach().clone() for name, one in net.named_parameters()}
+    before = {name: tensor.detach().clone() for name, tensor in net.named_parameters()}
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     net(torch.randn(4, 8)).square().sum().backward()
     optimizer.step()
-    learned = {name for name, one in net.named_parameters() if not torch.equal(one, before[name])}
+    learned = {name for name, tensor in net.named_parameters() if not torch.equal(tensor, before[name])}
     assert {name for name, verdict in cells(check, "updated").items() if verdict == "passed"} == learned
-    assert {name for name, one in net.named_parameters() if one.requires_grad} - learned == set(rules(check))
+    assert {name for name, tensor in net.named_parameters() if tensor.requires_grad} - learned == set(rules(check))
 
 
 def test_inputs_without_elements_prove_nothing():
@@ -533,8 +535,8 @@ class Only(torch.optim.Optimizer):
     def step(self, closure=None):
         """The update."""
         with torch.no_grad():
-            for one in self.param_groups[0]["params"]:
-                one.view(-1)[self.chosen] += 1
+            for param in self.param_groups[0]["params"]:
+                param.view(-1)[self.chosen] += 1
 
 
 @pytest.mark.parametrize(

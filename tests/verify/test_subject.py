@@ -43,7 +43,7 @@ def test_a_hollow_copy_takes_no_memory():
     subject = subjects.prepare_live_model(module)
     copies = [subject.build_fresh() for _ in range(3)]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
-    assert all(one.weight.shape == (8192, 8192) for one in copies)
+    assert all(copy.weight.shape == (8192, 8192) for copy in copies)
 
 
 def test_a_live_model_is_left_as_it_was():
@@ -77,9 +77,9 @@ class Net(nn.Module):
 def test_instances_with_other_names_cannot_be_compared(tmp_path, in_tmp_path):
     """Each proof that compares instances says so; a row is of the first one, or appears within another."""
     (tmp_path / "net.py").write_text(COUNTER)
-    found = run(Request("net.py:Net", input=("2x3",)))
-    assert [row.fqn for row in found.state.tensors] == ["l1.weight", "l1.bias", "last"]
-    said = {check.check.value: (check.verdict.value, check.reason) for check in found.checks}
+    result = run(Request("net.py:Net", input=("2x3",)))
+    assert [row.fqn for row in result.state.tensors] == ["l1.weight", "l1.bias", "last"]
+    said = {check.check.value: (check.verdict.value, check.reason) for check in result.checks}
     why = "statecli cannot compare two instances of the class, because only one has l1.weight"
     assert said.pop("forward")[0] == "passed"
     assert set(said.values()) == {("inconclusive", why)}

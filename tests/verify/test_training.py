@@ -99,8 +99,8 @@ def test_what_training_alone_drops_each_time_cannot_be_told(drop, got):
     """A rate near 1 looks like that, and so does a fault; in eval mode it has its gradient."""
     check = dropping("self.training", drop)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = cell(check, "gradient", "branch.weight").reason
-    assert told.startswith(
+    reason = cell(check, "gradient", "branch.weight").reason
+    assert reason.startswith(
         f"{got} gradient in each of 12 rounds, but the parameter has a gradient in eval mode: in train mode, dropout "
         "may have left the parameter out in each round"
     )
@@ -120,8 +120,8 @@ def test_what_is_zero_in_eval_mode_too_is_no_dropout():
     """Random numbers are drawn, and they are not why."""
     check = dropping("True")
     assert rules(check) == {"branch.weight": "zero-gradient", "branch.bias": "zero-gradient"}
-    told = "the gradient is all zeros in each of 3 rounds and in eval mode, without dropout"
-    assert check.findings[0].message == f"branch.weight: {told}"
+    text = "the gradient is all zeros in each of 3 rounds and in eval mode, without dropout"
+    assert check.findings[0].message == f"branch.weight: {text}"
 
 
 def test_what_draws_no_random_numbers_drops_nothing_by_chance():
@@ -136,10 +136,10 @@ def test_an_eval_mode_that_cannot_be_called_does_not_tell(draw):
     """Whatever generator is drawn from; its own words say why."""
     check = dropping("self.training", draw=f"{draw}\nif not self.training: raise ValueError('labels')")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = cell(check, "gradient", "branch.weight").reason
+    reason = cell(check, "gradient", "branch.weight").reason
     assert (
         "eval mode does not show whether they are the cause: calling the model in eval mode raised ValueError: labels"
-        in told
+        in reason
     )
 
 
@@ -159,8 +159,8 @@ def test_a_real_drop_path_is_no_fault():
     pytest.importorskip("transformers")
     sizes = "image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4"
     for rate in (0.1, 0.7):
-        made = f"SwinModel(SwinConfig({sizes}, drop_path_rate={rate}))"
-        Path("swin.py").write_text(f"from transformers import SwinConfig, SwinModel\ndef make():\n    return {made}\n")
+        text = f"SwinModel(SwinConfig({sizes}, drop_path_rate={rate}))"
+        Path("swin.py").write_text(f"from transformers import SwinConfig, SwinModel\ndef make():\n    return {text}\n")
         run, why_not = training_rounds.train_fresh_instance(_subject("swin.py:make", "1x3x32x32"), torch.optim.SGD)
         assert why_not is None
         assert not [name for name, seen in run.seen.items() if seen.is_missing]
@@ -202,7 +202,7 @@ def test_a_chain_of_gates_that_start_at_zero_has_a_round_for_each():
     for _ in range(6):
         optimizer.zero_grad()
         net(torch.ones(4, 8)).sum().backward()
-        reached.append(sum(bool(one.grad.any()) for one in net.parameters()))
+        reached.append(sum(bool(parameter.grad.any()) for parameter in net.parameters()))
         optimizer.step()
     assert reached == [1, 2, 3, 4, 5, 7]
 
@@ -211,11 +211,11 @@ def test_a_longer_chain_cannot_be_told():
     """After eight rounds each has still given another gate its first gradient."""
     check = step(GATES.format(12), THROUGH.format(""))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = (
+    text = (
         "the gradient is zero in each of 8 rounds; more rounds may be needed, because another parameter got its first "
         "gradient in the last round"
     )
-    assert cell(check, "gradient", "gates.0").reason == told
+    assert cell(check, "gradient", "gates.0").reason == text
 
 
 def test_what_is_zero_when_the_chain_is_open_is_a_fault():
@@ -242,8 +242,8 @@ def test_an_expert_without_rows_was_not_chosen(when):
     """Its gradient is zero where it is called and None where it is not, and both say the same."""
     check = step(EXPERTS, CHOSEN.strip().format(when, ""))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = "forward does not use the parameter, but uses experts.0.bias: give more inputs"
-    assert cell(check, "gradient", "experts.2.bias").reason == told
+    text = "forward does not use the parameter, but uses experts.0.bias: give more inputs"
+    assert cell(check, "gradient", "experts.2.bias").reason == text
     assert verdicts(check, "gradient")["experts.1.bias"] == "passed"
 
 
@@ -257,8 +257,8 @@ def test_an_expert_that_had_rows_in_some_rounds_only():
     """A zero there may be that of the few rows that it had (a ReLU that is off)."""
     forward = "self.calls += 1\nreturn self.used(x) + self.few(x[:self.calls - 1]).sum() * 0"
     check = step("self.few, self.calls = nn.Linear(8, 8), 0", forward)
-    told = "forward does not use the parameter in 1 of 3 rounds, and the gradient is zero in the others"
-    assert cell(check, "gradient", "few.bias").reason == f"{told}: give more inputs"
+    text = "forward does not use the parameter in 1 of 3 rounds, and the gradient is zero in the others"
+    assert cell(check, "gradient", "few.bias").reason == f"{text}: give more inputs"
 
 
 # --- batch statistics -----------------------------------------------------------------------------------------------
@@ -314,12 +314,12 @@ def test_batch_norms_that_cannot_be_called_in_eval_mode_do_not_tell():
     raises = "if not self.norm.training: raise ValueError('no statistics yet')\n"
     check = normed(f"{raises}return self.out(self.norm(x + self.shift))")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    told = cell(check, "gradient", "shift").reason
-    assert told.startswith(
+    reason = cell(check, "gradient", "shift").reason
+    assert reason.startswith(
         "the gradient is zero, perhaps because a batch norm cancels it; statecli could not check this: calling the "
         "model in train"
     )
-    assert "raised ValueError: no statistics yet" in told
+    assert "raised ValueError: no statistics yet" in reason
 
 
 # --- hidden states ----------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def proved(name: str) -> Verification:
 
 
 def check(name: str, proof: Name) -> Check:
-    return next(one for one in proved(name).checks if one.check is proof)
+    return next(check for check in proved(name).checks if check.check is proof)
 
 
 def cells(name: str, proof: Name, fqn: str) -> list[Cell]:
@@ -65,7 +65,7 @@ def trained(name: str) -> dict[str, torch.Tensor | None]:
     module = real.make(name).train()
     shapes = [text.rpartition("=")[2] for text in real.INPUTS[name]]
     outputs = tree_leaves(module(*(torch.randn(*map(int, shape.split("x"))) for shape in shapes)).to_tuple())
-    loss = sum((one * torch.randn_like(one)).sum() for one in outputs if one is not None)
+    loss = sum((output * torch.randn_like(output)).sum() for output in outputs if output is not None)
     loss.backward()
     return {fqn: parameter.grad for fqn, parameter in module.named_parameters()}
 
@@ -99,9 +99,9 @@ def test_a_real_class_fails_what_is_true_of_it_and_nothing_else(name):
     if name == "DataParallel" and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")  # which a DataParallel built here takes tensors of, not of a fake one
     assert broken(name) == shared(name) | STORIES.get(name, set())
-    unclear = {one.check for one in proved(name).checks if one.verdict is Verdict.INCONCLUSIVE}
+    unclear = {check.check for check in proved(name).checks if check.verdict is Verdict.INCONCLUSIVE}
     assert unclear == UNCLEAR.get(name, set())
-    skipped = (one for one in proved(name).checks if one.verdict is Verdict.SKIPPED)
+    skipped = (check for check in proved(name).checks if check.verdict is Verdict.SKIPPED)
     unreached = {one.check for one in skipped if "inputs that statecli chose" in (one.reason or "")}
     assert unreached == UNREACHED.get(name, set())
 
@@ -123,9 +123,9 @@ def test_a_weight_that_forward_leaves_behind_cannot_be_copied(name):
     module(*(torch.ones(*map(int, text.split("x"))) for text in real.TORCH[name][1]))
     with pytest.raises(RuntimeError, match="graph leaves"):
         copy.deepcopy(module)
-    (found,) = check(name, Name.COPY).findings
-    assert found.message.endswith("so after a forward copy.deepcopy of the model raises an error")
-    assert "before copying" in found.help
+    (finding,) = check(name, Name.COPY).findings
+    assert finding.message.endswith("so after a forward copy.deepcopy of the model raises an error")
+    assert "before copying" in finding.help
 
 
 # --- stories of transformers ------------------------------------------------------------------------------------------
@@ -135,9 +135,9 @@ def test_oneformer_keeps_convolutions_in_a_plain_list():
     """They are not moved, saved or trained, and forward stops at them; the line that filled the list is named."""
     module = real.make("OneFormerModel")
     assert not set(PROJECTIONS) & {name for name, _ in module.named_parameters()}
-    stopped = [one for one in check("OneFormerModel", Name.FORWARD).findings if one.fqn in PROJECTIONS]
-    assert all("in convolution at" in one.message for one in stopped)
-    assert all("assigned at" in one.message and "modeling_oneformer.py" in one.message for one in stopped)
+    stopped = [finding for finding in check("OneFormerModel", Name.FORWARD).findings if finding.fqn in PROJECTIONS]
+    assert all("in convolution at" in finding.message for finding in stopped)
+    assert all("assigned at" in finding.message and "modeling_oneformer.py" in finding.message for finding in stopped)
 
 
 def test_a_table_that_stays_behind_and_is_copied_by_forward_mixes_no_devices():
@@ -164,12 +164,13 @@ def test_what_gets_no_gradient_gets_none_from_torch():
 
 def test_a_layer_norm_whose_result_is_thrown_away_is_used():
     """OneFormer's backbone ends in one. It is told from a parameter that forward does not touch."""
-    thrown_away = [one for one in check("OneFormerModel", Name.STEP).findings if one.rule == "no-gradient"]
+    thrown_away = [finding for finding in check("OneFormerModel", Name.STEP).findings if finding.rule == "no-gradient"]
     assert all(
-        one.message.endswith("used in forward, but no differentiable path leads to the output") for one in thrown_away
+        finding.message.endswith("used in forward, but no differentiable path leads to the output")
+        for finding in thrown_away
     )
-    (one,) = check("Dinov2Model", Name.STEP).findings
-    assert one.message.endswith("not used in forward")
+    (finding,) = check("Dinov2Model", Name.STEP).findings
+    assert finding.message.endswith("not used in forward")
 
 
 def test_what_a_function_remembers_is_not_the_models():
@@ -208,14 +209,14 @@ def test_safetensors_refuses_ties_itself(name):
     state = real.make(name).state_dict()
     with pytest.raises(RuntimeError, match="share memory"):
         safetensors.save(state)
-    refused = {one.fqn for one in check(name, Name.SAVE).findings}
+    refused = {finding.fqn for finding in check(name, Name.SAVE).findings}
     assert safetensors.save({key: value for key, value in state.items() if key not in refused})
 
 
 def test_inputs_that_were_found_prove_no_parameter_unused():
     """Longformer's global attention needs a mask that no config tells of: the proof asks for inputs."""
-    one = next(one for one in check("LongformerModel", Name.STEP).columns if one.name == "gradient")
-    unclear = {fqn: found for fqn, found in one.cells.items() if found.verdict is Verdict.INCONCLUSIVE}
+    column = next(column for column in check("LongformerModel", Name.STEP).columns if column.name == "gradient")
+    unclear = {fqn: found for fqn, found in column.cells.items() if found.verdict is Verdict.INCONCLUSIVE}
     assert unclear
     assert all("global" in fqn for fqn in unclear)
     assert all("--input" in found.reason for found in unclear.values())
@@ -267,19 +268,21 @@ def metric(text: str) -> Verification:
 def test_a_metric_is_followed_by_its_states(text):
     """They are plain attributes that the class's own `_apply` moves, and nothing of them fails."""
     pytest.importorskip("torchmetrics")
-    found = metric(text)
-    assert not found.findings
-    assert {one.verdict for one in found.checks} <= {Verdict.PASSED, Verdict.SKIPPED}
-    assert next(one for one in found.checks if one.check is Name.MOVE).verdict is Verdict.PASSED
+    result = metric(text)
+    assert not result.findings
+    assert {check.verdict for check in result.checks} <= {Verdict.PASSED, Verdict.SKIPPED}
+    assert next(check for check in result.checks if check.check is Name.MOVE).verdict is Verdict.PASSED
 
 
 def test_a_half_that_does_nothing_is_the_classs_own_choice():
     """torchmetrics' `half()` returns self: a registered table keeps its dtype and does not fail."""
     pytest.importorskip("torchmetrics")
-    cast = next(one for one in metric("classification.BinaryAUROC(thresholds=5)").checks if one.check is Name.CAST)
-    found = cell(cast, "casts", "thresholds")
-    assert (found.verdict, found.after) == (Verdict.PASSED, "float64 → bfloat16")
-    assert "the class's own .half() keeps the dtype" in found.reason
+    cast = next(
+        check for check in metric("classification.BinaryAUROC(thresholds=5)").checks if check.check is Name.CAST
+    )
+    change = cell(cast, "casts", "thresholds")
+    assert (change.verdict, change.after) == (Verdict.PASSED, "float64 → bfloat16")
+    assert "the class's own .half() keeps the dtype" in change.reason
 
 
 def test_a_graph_convolution_caches_its_edges(tmp_path, monkeypatch):
@@ -290,8 +293,8 @@ def test_a_graph_convolution_caches_its_edges(tmp_path, monkeypatch):
     Path("graph.py").write_text(f"import torch\ndef make():\n    return torch.randn(6, 4), {edges}\n", "utf-8")
     for text, names in {"False": [], "True": ["_cached_edge_index[0]", "_cached_edge_index[1]"]}.items():
         target = f"torch_geometric.nn:GCNConv(4, 3, cached={text})"
-        found = run(Request(target, checks=(Name.MOVE, Name.FORWARD), device="fake-cuda", inputs="graph.py:make"))
-        assert [(one.rule, one.fqn) for one in found.findings] == [
+        result = run(Request(target, checks=(Name.MOVE, Name.FORWARD), device="fake-cuda", inputs="graph.py:make"))
+        assert [(finding.rule, finding.fqn) for finding in result.findings] == [
             (rule, name) for rule in ("left-behind", "device-mismatch") for name in names
         ]
 
@@ -303,9 +306,9 @@ def test_a_cache_by_device_does_no_harm():
     except (ImportError, RuntimeError) as error:
         pytest.skip(f"timm does not import: {error}")
     target = "timm:create_model('levit_128s', pretrained=False)"
-    found = run(Request(target, checks=(Name.MOVE, Name.FORWARD), device="fake-cuda", input=("1x3x224x224",)))
-    assert any("attention_bias_cache['cpu']" in row.fqn for row in found.state.tensors)
-    assert not found.findings
+    result = run(Request(target, checks=(Name.MOVE, Name.FORWARD), device="fake-cuda", input=("1x3x224x224",)))
+    assert any("attention_bias_cache['cpu']" in row.fqn for row in result.state.tensors)
+    assert not result.findings
 
 
 # --- the same, small --------------------------------------------------------------------------------------------------
@@ -314,9 +317,9 @@ def test_a_cache_by_device_does_no_harm():
 def test_a_module_that_is_not_called_yet_is_not_blamed(in_tmp_path):
     """A lazy layer without inputs: what has no values is neither saved nor copied, and nothing fails."""
     for proof in (Name.MOVE, Name.SAVE, Name.COPY):
-        found = of_source(proof, "self.layer = nn.LazyLinear(2)")
-        assert not found.findings
-        assert found.verdict in (Verdict.PASSED, Verdict.SKIPPED)
+        result = of_source(proof, "self.layer = nn.LazyLinear(2)")
+        assert not result.findings
+        assert result.verdict in (Verdict.PASSED, Verdict.SKIPPED)
     assert nn.LazyLinear(2).has_uninitialized_params()
 
 
@@ -324,6 +327,6 @@ def test_a_leaf_that_forward_replaces_is_not_left_out_of_the_optimizer(in_tmp_pa
     """It requires grad and is not registered, but forward never reads it: what it puts there comes of the layer."""
     init = "self.layer = nn.Linear(3, 3)\nself.last = torch.zeros(3, requires_grad=True)"
     forward = "def forward(self, x):\n    self.last = self.layer(x)\n    return self.last"
-    found = of_source(Name.STEP, f"{init}\n---\n{forward}", "2x3")
-    assert not found.findings
-    assert "forward replaces the tensor without reading it" in cell(found, "updated", "last").reason
+    result = of_source(Name.STEP, f"{init}\n---\n{forward}", "2x3")
+    assert not result.findings
+    assert "forward replaces the tensor without reading it" in cell(result, "updated", "last").reason
