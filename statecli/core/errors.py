@@ -134,14 +134,6 @@ class UsageError(StateError):
         return _OPTION.sub(spell, super().describe())
 
 
-class MisspeltArguments(UsageError):
-    """The arguments of a spec are not written as Python writes them. `line`: the spec to type, quoted for a shell."""
-
-    def __init__(self, problem: str, line: str) -> None:
-        super().__init__(problem, advice=f"write {line}")
-        self.line = line
-
-
 class NothingMatched(UsageError):
     """Filters left nothing to check; the run never exits with status 0."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from statecli.core.errors import MissingDependency, MisspeltArguments, ModelError, StateError, UsageError
+from statecli.core.errors import MissingDependency, ModelError, StateError, UsageError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
@@ -26,6 +26,7 @@ from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
 from statecli.live.import_model import LoadedObject, load_with_module
 from statecli.live.library_lines import hide_library_lines
+from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.model_errors import describe_type, format_exception, get_typed_paths, report_as_model_error
 from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec, parse_spec

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from statecli.core.errors import MisspeltArguments
 from statecli.core.installed_package import MODEL_LIBRARIES
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
+from statecli.live.misspelt_arguments import MisspeltArguments
 
 #: What stands for a class in place of its name: the class that config.json names.
 AUTO = "auto"

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from statecli.core.errors import MisspeltArguments, UsageError
+from statecli.core.errors import UsageError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
+from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.spec_objects import ObjectCall, ObjectName
 from statecli.storage import files
 

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from statecli import formats, live
 from statecli.core import parameter_or_buffer
-from statecli.core.errors import MalformedError, MisspeltArguments, UnreadableError, UsageError, option
+from statecli.core.errors import MalformedError, UnreadableError, UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
+from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.spec import AUTO, ModelSpec, correct_package, parse_spec, split_class_options
 from statecli.storage import checkpoint_folder, files
 from statecli.targets.section_of_target import split_section
