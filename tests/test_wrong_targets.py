@@ -33,6 +33,7 @@ class Other:
 def here(tmp_path, monkeypatch):
     """A folder with a file of classes, which cannot be imported, and a checkpoint."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "net", raising=False)  # of a test before
     (tmp_path / "net.py").write_text(SOURCE)
     torch.save({"w": torch.ones(2)}, "weights.pt")
     (tmp_path / "syntax.py").write_text("import torch\ndef f(:\n")

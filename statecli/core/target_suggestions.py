@@ -55,6 +55,18 @@ _REGISTRY_FUNCTIONS = ("create_model", "get_model", "list_models")
 _MODEL_NAME = compile_on_use(r"[a-z][a-z_]*\d\w*")
 #: Libraries whose models are repositories -> what their names begin with.
 _ORGANIZATIONS = {"sentence_transformers": "sentence-transformers/", "transformers": "", "diffusers": ""}
+#: How the names of the hub's first repositories begin -> the organization that has them now (moved in 2024).
+_ORGANIZATION_OF_START = {
+    "albert": "albert",
+    "bert": "google-bert",
+    "camembert": "almanach",
+    "distilbert": "distilbert",
+    "distilroberta": "distilbert",
+    "roberta": "FacebookAI",
+    "t5": "google-t5",
+    "xlm": "FacebookAI",
+    "xlnet": "xlnet",
+}
 #: `resnet-50`, which timm and torchvision spell `resnet50`.
 _NUMBERED_MODEL = compile_on_use(r"\A([a-z_]+)-(\d+)\Z")
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
@@ -175,6 +187,11 @@ def _describe_missing_folder(path: str) -> str:
     return f"the folder {missing} does not exist" if missing and "@" not in missing else ""
 
 
+def _find_organization(name: str) -> str:
+    start = name.partition("-")[0].lower()
+    return f"{_ORGANIZATION_OF_START.get(start, 'ORGANIZATION')}/"
+
+
 def suggest_repository(path: str) -> str:
     """Return how to name a repository of the Hugging Face hub, for a text that may be the name of one; else ""."""
     dot, extension = path.rpartition(".")[1:]
@@ -184,7 +201,7 @@ def suggest_repository(path: str) -> str:
         return ""
     registry, slash, name = path.partition("/")
     in_registry = f"for a model of {registry}, write {registry}:{name}; " if slash and registry in _REGISTRIES else ""
-    hub = f"hf://{'' if slash else 'ORGANIZATION/'}{path}"
+    hub = f"hf://{'' if slash else _find_organization(path)}{path}"
     return f"{in_registry}for a repository of the Hugging Face hub, write {hub}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 
@@ -11,7 +12,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.formats import registry
 from statecli.pickle_scan.code_in_text import find_code_in_text
-from statecli.storage import files, zip_archive
+from statecli.storage import checkpoint_folder, files, zip_archive
 from statecli.storage.byte_source import HEAD_BYTES, Source
 
 #: What preceded GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian numbers.
@@ -96,6 +97,9 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
         return UnreadableError(
             "is a lock file; to check a checkpoint against it: statecli audit CHECKPOINT --lock FILE"
         )
+    if description == _JSON and os.path.basename(path) == checkpoint_folder.CONFIG:
+        advice = checkpoint_folder.advise_class(path)
+        return UnreadableError(f"is a configuration that does not name a model class; {advice}")
     advice = "; to read a sharded checkpoint, give its *.index.json file or its folder" if description == _JSON else ""
     return UnreadableError(f"is {description}{advice}")
 

@@ -48,12 +48,13 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
     """
     torch = import_torch()
     _check_device(torch, init_device)
-    try:
-        return _build_model(spec, init_device, values)
-    except ModelError as error:
-        if spec.is_file or not error.lines:
-            raise
-        raise working_line.correct_advice(error, _build_line) from error.__cause__
+    with hide_library_lines():  # advice imports classes too
+        try:
+            return _build_model(spec, init_device, values)
+        except ModelError as error:
+            if spec.is_file or not error.lines:
+                raise
+            raise working_line.correct_advice(error, _build_line) from error.__cause__
 
 
 def correct_spelling(error: MisspeltArguments) -> StateError:
@@ -61,7 +62,8 @@ def correct_spelling(error: MisspeltArguments) -> StateError:
     if ".py:" in error.line:
         return error
     refused = ModelError(error.describe(), advice=error.advice, lines=(error.line,))
-    corrected = working_line.correct_advice(refused, _build_line)
+    with hide_library_lines():
+        corrected = working_line.correct_advice(refused, _build_line)
     return UsageError(error.describe(), choices=corrected.choices, advice=corrected.advice)
 
 
@@ -150,8 +152,7 @@ def _find_model_of_config(config_class: Any) -> str | None:
     kind = getattr(config_class, "model_type", None)
     if auto_class is None or not kind or not hasattr(config_class, "from_dict"):
         return None
-    with hide_library_lines():
-        example = hf_auto.find_example(auto_class, kind)
+    example = hf_auto.find_example(auto_class, kind)
     return None if example is None else quote_for_shell(example)
 
 

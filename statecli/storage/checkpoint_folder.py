@@ -12,6 +12,7 @@ from statecli.core import quoting
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity
+from statecli.core.quoting import quote_for_shell
 from statecli.storage import files as on_disk
 from statecli.storage import json_object
 from statecli.storage.byte_source import read_small_file
@@ -329,8 +330,14 @@ def _explain_folder(path: str, names: list[str], folders: list[str]) -> Unreadab
     return UnreadableError(
         problem
         or "is a folder without a checkpoint: it contains no *.safetensors, *.bin, *.pt, *.gguf or *.index.json file"
-        + f", and its {CONFIG} does not name a model class" * (CONFIG in names)
+        + f", and its {CONFIG} does not name a model class; {advise_class(path)}" * (CONFIG in names)
     )
+
+
+def advise_class(path: str) -> str:
+    """Return the advice for a config.json that names no model class, or for its folder."""
+    line = quote_for_shell(f"transformers:BertModel(config={path!r})")
+    return f"name the class too, for example {line}"
 
 
 def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:

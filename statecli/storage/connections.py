@@ -179,7 +179,7 @@ def _explain_proxy_error(text: str) -> UnreadableError | Transient:
 def _explain_name_error(inner: BaseException | None) -> UnreadableError | Transient:
     if isinstance(inner, socket.gaierror) and inner.errno == socket.EAI_AGAIN:
         return Transient("the host name cannot be resolved; check the network connection")
-    return UnreadableError("unknown host: check the name in the URL")
+    return UnreadableError("unknown host: check the name in the URL and the network connection")
 
 
 def _explain_tls_error(inner: object) -> UnreadableError:

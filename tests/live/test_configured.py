@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from statecli.core.errors import ModelError, StateError
+from statecli.live import hf_auto
 from statecli.live.spec import parse_spec
 from statecli.live.spec_objects import ObjectCall, ObjectName
 from statecli.targets.load import build_model, find_class_spec
@@ -259,7 +260,7 @@ def test_other_calls_of_a_library_are_the_users_own(real, statecli):
 def test_what_is_not_there_is_one_line(real, statecli):
     """With what to type."""
     missing = statecli("inspect", "transformers:BertModel(config='bert-base-uncased')").err
-    hub = "for a repository of the Hugging Face hub, write hf://ORGANIZATION/bert-base-uncased"
+    hub = "for a repository of the Hugging Face hub, write hf://google-bert/bert-base-uncased"
     default = "for the default configuration, write 'transformers:BertModel(config=BertConfig())'"
     assert missing == f"statecli: bert-base-uncased: no such file or folder; {hub}; {default}\n"
     Path("empty").mkdir()
@@ -881,5 +882,20 @@ def test_the_name_of_a_model_has_its_library(here, statecli):
 def test_a_configuration_without_a_model_class_is_named(real, statecli):
     """A folder with such a file alone is neither a checkpoint nor a class."""
     configure("nomodel", hello=1)
-    end = "*.index.json file, and its config.json does not name a model class\n"
+    end = "*.index.json file, and its config.json does not name a model class; "
+    end += "name the class too, for example \"transformers:BertModel(config='nomodel')\"\n"
     assert statecli("inspect", "nomodel").err.endswith(end)
+    end = "name the class too, for example \"transformers:BertModel(config='nomodel/config.json')\"\n"
+    assert statecli("inspect", "nomodel/config.json").err.endswith(f"does not name a model class; {end}")
+    assert statecli("inspect", "transformers:BertModel(config='nomodel/config.json')").code == 0
+
+
+def test_what_a_library_logs_while_advice_is_sought_is_hidden(statecli, monkeypatch):
+    """An Auto class imports the class of its example, and the libraries of that class."""
+    pytest.importorskip("transformers")
+    code = "import logging\ndef find_example(auto_class):\n    logging.getLogger('noisy').warning('failed to load')\n"
+    library = {}
+    exec(compile(code, "/usr/lib/python3/site-packages/noisy/__init__.py", "exec"), library)  # noqa: S102
+    monkeypatch.setattr(hf_auto, "find_example", library["find_example"])
+    refused = statecli("inspect", "transformers:AutoModelForCausalLM")
+    assert (refused.code, refused.err.count("\n"), "failed to load" in refused.err) == (2, 1, False)

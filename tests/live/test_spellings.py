@@ -266,7 +266,7 @@ def test_the_line_for_a_class_of_another_package_works(here, advise, typed, writ
         ("from torch.nn import Linear", "write 'torch.nn:Linear(in_features=3, out_features=3)'"),
         ("import torch.nn as nn", "give one of its classes or functions, such as 'torch.nn:Linear(2, 3)'"),
         ("sentence_transformers:all-MiniLM-L6-v2", "write hf://sentence-transformers/all-MiniLM-L6-v2"),
-        ("transformers:bert-base-uncased", "write hf://ORGANIZATION/bert-base-uncased"),
+        ("transformers:bert-base-uncased", "write hf://google-bert/bert-base-uncased"),
     ],
 )
 def test_an_import_or_the_name_of_a_repository(here, statecli, typed, end):

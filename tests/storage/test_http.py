@@ -643,7 +643,7 @@ def test_a_name_that_was_copied_from_output_is_no_url(server, refused):
 def test_a_host_that_is_none_is_one_line(refused, once):
     """No such name; nobody behind the port; no host at all."""
     assert refused("http://no-such-host.invalid/m.pt").removeprefix("http://no-such-host.invalid/m.pt: ") in (
-        "unknown host: check the name in the URL",
+        "unknown host: check the name in the URL and the network connection",
         "the host name cannot be resolved; check the network connection, then try again",
     )
     import socket
