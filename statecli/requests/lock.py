@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from statecli.commands.lock import lock_file
 from statecli.commands.lock import run as lock_run
 from statecli.core.errors import UsageError, option
@@ -42,7 +40,7 @@ def prepare(options: LockOptions, caller: Caller) -> lock_run.Request:  # noqa: 
         options.jobs,
         options.init_device,
         options.selection,
-        os.path.dirname(path or "") or ".",
+        path,
         options.tensors_only,
     )
 

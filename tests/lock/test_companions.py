@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ HIDDEN = [".2_Dense", "deep/.3_Dense", ".4_Router/.query"]
 @pytest.mark.parametrize("name", HIDDEN)
 def test_weights_in_a_hidden_folder_of_modules_json_are_locked(sentences, tmp_path, name):
     """sentence-transformers loads them, whatever the folder is called."""
-    locked = lock(sentences, folder=str(tmp_path))
+    locked = lock(sentences, lock_file=str(tmp_path / "lock.json"))
     assert not held(sentences, locked, tmp_path / "lock.json", values=True).findings
     save_file({"linear.bias": torch.full((2,), 666.0)}, sentences / name / "model.safetensors")
     (finding,) = held(sentences, locked, tmp_path / "lock.json", values=True).findings
@@ -72,7 +73,7 @@ def test_weights_in_a_hidden_folder_of_modules_json_are_locked(sentences, tmp_pa
 @pytest.mark.parametrize("name", [*(f"{name}/config.json" for name in HIDDEN), ".5_Pooling/config.json"])
 def test_settings_in_a_hidden_folder_of_modules_json_are_locked(sentences, tmp_path, name):
     """As those in a visible one."""
-    locked = lock(sentences, folder=str(tmp_path))
+    locked = lock(sentences, lock_file=str(tmp_path / "lock.json"))
     (sentences / name).write_text('{"pooling_mode_mean_tokens": false}')
     assert mismatches(held(sentences, locked, tmp_path / "lock.json"))
 
@@ -270,7 +271,7 @@ def test_folders_with_weights_of_their_own_are_not_part_of_the_folder_above(fold
     inner.mkdir()
     save_file({"w": torch.zeros(2, 2)}, inner / "model.safetensors")
     (inner / "config.json").write_text(json.dumps(CONFIG))
-    locked = lock(folder, folder=str(tmp_path))
+    locked = lock(folder, lock_file=str(tmp_path / "lock.json"))
     assert b"checkpoint-5/config.json" not in locked
     (inner / "config.json").write_text("{}")
     messages = mismatches(held(folder, locked, tmp_path / "lock.json"))
@@ -404,7 +405,7 @@ def pipeline(tmp_path):
 
 def test_an_unchanged_pipeline_matches_its_lock(pipeline, tmp_path):
     """Of its files only a document was not compared."""
-    result = held(pipeline, lock(pipeline, folder=str(tmp_path)), tmp_path / "lock.json")
+    result = held(pipeline, lock(pipeline, lock_file=str(tmp_path / "lock.json")), tmp_path / "lock.json")
     assert mismatches(result) == []
     assert [target.target for target in result.targets if target.not_checked] == [f"{pipeline}/README.md"]
 
@@ -421,7 +422,7 @@ def test_the_command_locks_a_pipeline(pipeline, tmp_path, statecli):
 @pytest.mark.parametrize("name", ["model_index.json", "scheduler/scheduler_config.json", "tokenizer/vocab.json"])
 def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline, tmp_path, name):
     """A changed file, a file that is gone, and a new one next to it."""
-    locked = lock(pipeline, folder=str(tmp_path))
+    locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     (pipeline / name).write_text("{}")
     (changed,) = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
     assert changed.startswith(f"{name}: content differs from the lock")
@@ -435,7 +436,7 @@ def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline,
 
 def test_a_pipeline_that_cannot_be_compared_fails_and_loses_no_other_target(pipeline, tmp_path, monkeypatch):
     """Its components are audited all the same."""
-    locked = lock(pipeline, folder=str(tmp_path))
+    locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     monkeypatch.setattr(companion_files, "MAX_FILES", 1)
     result = held(pipeline, locked, tmp_path / "lock.json")
     failed = [target for target in result.targets if target.status is Status.FAILED]
@@ -445,22 +446,24 @@ def test_a_pipeline_that_cannot_be_compared_fails_and_loses_no_other_target(pipe
 
 
 def test_a_glob_of_pipelines_reaches_their_files(pipeline, tmp_path):
-    locked = lock(tmp_path / "pipe*", folder=str(tmp_path))
+    locked = lock(tmp_path / "pipe*", lock_file=str(tmp_path / "lock.json"))
     (pipeline / "tokenizer" / "vocab.json").write_text('{"a": 1}')
     assert len(mismatches(held(tmp_path / "pipe*", locked, tmp_path / "lock.json"))) == 1
 
 
 def test_a_component_alone_is_compared_without_its_pipeline(pipeline, tmp_path):
-    locked = lock(pipeline, folder=str(tmp_path))
+    locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     (pipeline / "tokenizer" / "vocab.json").write_text('{"a": 1}')
     assert mismatches(held(pipeline / "unet", locked, tmp_path / "lock.json")) == []
-    only_weights = held(pipeline, lock(pipeline, folder=str(tmp_path), weights_only=True), tmp_path / "lock.json")
+    only_weights = held(
+        pipeline, lock(pipeline, lock_file=str(tmp_path / "lock.json"), weights_only=True), tmp_path / "lock.json"
+    )
     assert mismatches(only_weights) == []
     assert mismatches(held(pipeline, locked, tmp_path / "lock.json", weights_only=True)) == []
 
 
 def test_a_second_pipeline_is_not_in_the_lock_of_the_first(pipeline, tmp_path):
-    locked = lock(pipeline, folder=str(tmp_path))
+    locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     shutil.copytree(pipeline, tmp_path / "other")
     actual = mismatches(held(tmp_path, locked, tmp_path / "lock.json"))
     assert len([message for message in actual if message.endswith(": not in the lock")]) >= 3
@@ -475,3 +478,17 @@ def test_a_pickle_that_is_no_checkpoint_is_locked_as_a_file(folder, tmp_path):
     assert message.startswith("vocab.pkl: content differs")
     with pytest.raises(BarePickle, match="is a bare pickle"):
         lock(folder / "vocab.pkl")
+
+
+def test_a_lock_in_the_folder_that_it_locks_is_not_a_file_of_the_model(statecli, in_tmp_path):
+    """A lock is written again, and is compared with nothing; another file is never replaced."""
+    Path("ck").mkdir()
+    save_file({"w": torch.ones(2)}, "ck/model.safetensors")
+    Path("ck/tokenizer.json").write_text('{"a": 1}')
+    for _ in range(2):
+        assert statecli("lock", "ck", "-o", "ck/statecli.lock").code == 0
+    assert statecli("audit", "ck", "--lock", "ck/statecli.lock").code == 0
+    refused = statecli("lock", "ck", "-o", "ck/tokenizer.json")
+    assert (refused.code, Path("ck/tokenizer.json").read_text()) == (2, '{"a": 1}')
+    Path("ck/statecli.lock.json").write_text('{"schema": "statecli.lock/1"}')
+    assert "statecli.lock.json: not in the lock" in statecli("audit", "ck", "--lock", "ck/statecli.lock").out

@@ -53,7 +53,7 @@ def check_lock(subject: Subject, request: Request, progress: Progress | None) ->
     state, lines = load.select_section(subject.full_state, text), compare_lock.select_target(text, lock_request)
     differences = compare_lock.compare_with_lock(state, lines, lock_request, progress)
     only_tensors = request.weights_only or request.frozen_only
-    companions = None if only_tensors else compare_companions(state, lines, lock.digest)
+    companions = None if only_tensors else compare_companions(state, lines, lock.digest, request.lock_file)
     return replace(subject, lock=differences, companions=companions)
 
 
@@ -135,7 +135,7 @@ def compare_pipelines(request: Request, audited: Collection[str]) -> Iterator[Su
         if _is_expected(folder, request.targets):
             folders[name] = folder
     for name, folder in sorted(folders.items()):
-        changes = compare_files(folder, locked.get(name, {}), lock.digest)
+        changes = compare_files(folder, locked.get(name, {}), lock.digest, request.lock_file)
         yield Subject(folder, ModelState(folder, "", ()), request.policy, lock=(), companions=changes)
 
 

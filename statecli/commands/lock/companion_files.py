@@ -94,20 +94,32 @@ def select_lockable_settings(state: ModelState, section: str | None) -> Settings
     return replace(rename(settings, keep), beside=settings.beside - set(training))
 
 
-def compute_companion_digests(text: str, algorithm: Algorithm) -> dict[str, str] | None:
+def compute_companion_digests(text: str, algorithm: Algorithm, lock_file: str | None = None) -> dict[str, str] | None:
     """Return a digest of each companion of the weights that changes the model, by its path in the folder or archive.
 
-    Of a folder these are its other files; of a file its programs (TorchScript, torch.export). None without companions.
-    Raises UnreadableError for an unreadable file, and for a folder with more than `MAX_FILES` or `MAX_DEPTH` levels.
+    Of a folder these are its other files except `lock_file`; of a file its programs (TorchScript, torch.export). None
+    without companions. Raises UnreadableError for an unreadable file, and for a folder with more than `MAX_FILES` or
+    `MAX_DEPTH` levels.
     """
     path, _ = split_section(text)
     if not files.is_folder(path):
         return _compute_program_digests(path, algorithm) or None
     if files.explain_missing_names(path):
         return None
+    places = {name: files.join(path, name) for name in sorted(find_companion_files(path))}
     return {
-        name: _compute_file_digest(files.join(path, name), algorithm) for name in sorted(find_companion_files(path))
+        name: _compute_file_digest(place, algorithm)
+        for name, place in places.items()
+        if lock_file is None or not _is_same_lock(place, lock_file)
     }
+
+
+def _is_same_lock(path: str, lock_file: str) -> bool:
+    """Return True for the lock itself; False for a file of the model that a lock is about to replace."""
+    if files.resolve_links(path) != files.resolve_links(lock_file):
+        return False
+    with Source(path) as source:
+        return b'"statecli.lock/' in source.head[:200]
 
 
 def find_companion_files(folder: str) -> list[str]:
@@ -254,7 +266,9 @@ def _hash_file(path: str, algorithm: Algorithm) -> str:
     return str(digest.hexdigest())
 
 
-def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algorithm) -> CompanionChanges:
+def compare_companions(
+    state: ModelState, target: LockedTarget, algorithm: Algorithm, lock_file: str | None = None
+) -> CompanionChanges:
     """Compare the settings and files of the unfiltered `state` with its settings and files in the lock."""
     if state.traits.is_class:
         return CompanionChanges()
@@ -262,7 +276,7 @@ def compare_companions(state: ModelState, target: LockedTarget, algorithm: Algor
         why = "the lock has only tensors; run `statecli lock` again to lock settings and files"
         return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {why}"),))
     settings, uncompared = _compare_settings(state, target.settings)
-    folder = compare_files(state.target, target.files, algorithm)
+    folder = compare_files(state.target, target.files, algorithm, lock_file)
     # A changed key says more than a changed digest of its file.
     named = {f"{change.key.partition('.')[0]}.json" for change in settings}
     changes = (change for change in folder.files if change.name not in named or None in (change.locked, change.found))
@@ -292,9 +306,11 @@ def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettin
     return change.key.partition(".")[0] in both
 
 
-def compare_files(text: str, locked: Mapping[str, str] | None, algorithm: Algorithm) -> CompanionChanges:
-    """Compare the files of a folder with the lock; the result has no settings."""
-    digests = compute_companion_digests(text, algorithm)
+def compare_files(
+    text: str, locked: Mapping[str, str] | None, algorithm: Algorithm, lock_file: str | None = None
+) -> CompanionChanges:
+    """Compare the files of a folder, without the lock itself, with the lock; the result has no settings."""
+    digests = compute_companion_digests(text, algorithm, lock_file)
     folder = split_section(text)[0]
     is_file = not files.is_folder(folder)
     if digests is None and is_file and locked:

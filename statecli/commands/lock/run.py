@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -36,15 +37,20 @@ RELIABLE_EVIDENCE = frozenset([Evidence.REGISTERED, Evidence.TYPE, Evidence.OPTI
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request to lock. `jobs` is the number of workers, 0 for one a core; `folder` is the folder of the lock file."""
+    """A request to lock. `jobs` is the number of workers, 0 for one a core; `lock_file` is the path to write to."""
 
     targets: tuple[str, ...]
     digest: Algorithm = Algorithm.BLAKE3
     jobs: int = 0
     init_device: str | None = None
     selection: Selection = Selection()
-    folder: str = "."
+    lock_file: str | None = None
     weights_only: bool = False
+
+    @property
+    def folder(self) -> str:
+        """The folder of the lock file."""
+        return os.path.dirname(self.lock_file or "") or "."
 
 
 class LockInput(msgspec.Struct, frozen=True):
@@ -169,14 +175,14 @@ def _lock_target(item: LockInput, digests: Sequence[str | None], request: Reques
     target = LockedTarget(item.name, lock_tensors(item.state, digests))
     if request.weights_only or item.state.traits.is_class:
         return target
-    companions = compute_companion_digests(item.state.target, request.digest)
+    companions = compute_companion_digests(item.state.target, request.digest, request.lock_file)
     return msgspec.structs.replace(target, settings=lock_settings(item.state), files=companions)
 
 
 def _lock_pipelines(inputs: Sequence[LockInput], request: Request) -> Iterator[LockedTarget]:
     """Yield a target for the files of each diffusers pipeline around the checkpoints."""
     for folder in find_pipeline_folders([item.state.target for item in inputs], request.targets):
-        digests = compute_companion_digests(folder, request.digest)
+        digests = compute_companion_digests(folder, request.digest, request.lock_file)
         yield LockedTarget(make_relative_name(folder, request.folder), (), files=digests)
 
 
