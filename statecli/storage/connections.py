@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import MissingDependency, StateError, UnreadableError
 from statecli.core.installed_package import install_extra
@@ -14,6 +14,11 @@ from statecli.storage.credentials import NO_URL
 from statecli.storage.limits import Settings, settings
 from statecli.storage.masked_url import parse_url
 from statecli.storage.retry import Transient
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from urllib3 import BaseHTTPResponse, PoolManager
 
 #: Seconds that a server may take to accept a connection.
 CONNECT_TIMEOUT_S = 10.0
@@ -24,7 +29,7 @@ _PROXY = "the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
 ADD_TO_PROXY_URL = "add the user name and the password to the proxy URL in the environment: http://USER:PASSWORD@…"
 
 
-def send(url: str, headers: dict[str, str]) -> Any:
+def send(url: str, headers: dict[str, str]) -> BaseHTTPResponse:
     """Send a GET request and return the response of urllib3 after the headers were read.
 
     urllib3 neither retries nor follows a redirect: a retry would request the whole range again, and errors after a
@@ -60,9 +65,9 @@ class _Pools:
     """
 
     def __init__(self) -> None:
-        self._by_key: dict[tuple[str, str | None, int, Settings], Any] = {}
+        self._by_key: dict[tuple[str, str | None, int, Settings], PoolManager] = {}
 
-    def open(self, scheme: str, proxy: str | None) -> Any:
+    def open(self, scheme: str, proxy: str | None) -> PoolManager:
         """Return the connections for a scheme. Raises ValueError for an impossible proxy."""
         key = scheme, proxy, os.getpid(), settings()
         if key not in self._by_key:
@@ -70,7 +75,7 @@ class _Pools:
         return self._by_key[key]
 
 
-def _create_pool(scheme: str, proxy: str | None, how: Settings) -> Any:
+def _create_pool(scheme: str, proxy: str | None, how: Settings) -> PoolManager:
     import urllib3
 
     options: dict[str, Any] = {
@@ -93,7 +98,7 @@ def _create_pool(scheme: str, proxy: str | None, how: Settings) -> Any:
     return _limit_pace(manager)
 
 
-def _limit_pace(pools: Any) -> Any:
+def _limit_pace(pools: PoolManager) -> PoolManager:
     from statecli.storage.minimum_speed import POOLS
 
     redact.filter_logs()
@@ -116,7 +121,7 @@ def _find_proxy(url: str) -> tuple[str, str | None]:
     return scheme, proxy if "://" in proxy else f"http://{proxy}"
 
 
-def _load_certificates() -> Any:
+def _load_certificates() -> SSLContext:
     import ssl
 
     own = os.environ.get("SSL_CERT_FILE")

@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecli.core.errors import PlaceUnreadable, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
@@ -19,6 +19,11 @@ from statecli.storage.masked_url import hide_secrets, parse_url
 from statecli.storage.object_store import Listing, Missing, Unsure, confirm_version
 from statecli.storage.retry import Transient, retry
 from statecli.storage.store import FileVersion
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
+
+    from statecli.storage.minimum_speed import Pace
 
 #: Largest file in bytes that is accepted from a server without ranges, and all such files together.
 MAX_WHOLE_BYTES, MAX_ALL_WHOLE_BYTES = 16 << 20, 256 << 20
@@ -63,7 +68,7 @@ class Gone(NoFile, Missing):
 class Answer(NamedTuple):
     """Head of an answer, its URL after redirects, and the credentials for the first server."""
 
-    response: Any
+    response: BaseHTTPResponse
     url: str
     sent: credentials.Sent
 
@@ -245,7 +250,7 @@ class _Range:
 # --- headers---------------------------------------------------------------------------------------------------------
 
 
-def _check_range(response: Any, offset: int, length: int) -> int:
+def _check_range(response: BaseHTTPResponse, offset: int, length: int) -> int:
     """Return the size of the file. Raises UnreadableError if the answer has another range."""
     text = response.headers.get("Content-Range", "")
     match = _RANGE.fullmatch(text)
@@ -263,7 +268,7 @@ def _check_range(response: Any, offset: int, length: int) -> int:
     return size
 
 
-def _parse_length(response: Any) -> int | None:
+def _parse_length(response: BaseHTTPResponse) -> int | None:
     """Return the length of an answer without range; None for chunks. Raises UnreadableError for too many bytes."""
     length = response.headers.get("Content-Length", "")
     if not length and "chunked" in response.headers.get("Transfer-Encoding", "").lower():
@@ -289,7 +294,7 @@ def _parse_empty_size(answer: Answer, offset: int) -> int:
     return int(match["size"])
 
 
-def _parse_marker(response: Any) -> str | None:
+def _parse_marker(response: BaseHTTPResponse) -> str | None:
     """Return the marker of a `FileVersion`: ETag and date, or the date alone if the ETag is weak.
 
     Servers behind one load balancer may have different weak ETags for the same bytes.
@@ -415,7 +420,7 @@ def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transie
     return Transient(text, why.after) if isinstance(why, Transient) else UnreadableError(text)
 
 
-def _is_page(response: Any) -> bool:
+def _is_page(response: BaseHTTPResponse) -> bool:
     return "html" in response.headers.get("Content-Type", "").lower()
 
 
@@ -455,7 +460,9 @@ def _parse_retry_after(text: str | None) -> float | None:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
-def _receive(response: Any, length: int | None, parts: list[bytes], take: Callable[[int], None] | None = None) -> bytes:
+def _receive(
+    response: BaseHTTPResponse, length: int | None, parts: list[bytes], take: Callable[[int], None] | None = None
+) -> bytes:
     """Return `parts` and the rest of the answer, `length` bytes together. Raises Transient, with `parts` kept.
 
     The next attempt resumes after `parts`. `read1` returns each byte received before the connection broke. Without a
@@ -492,7 +499,7 @@ def _raise_cut(error: Exception | None, have: int, length: int) -> None:
     raise Transient(f"the connection was cut after {have:,}{of} bytes")
 
 
-def _refuse_surplus(response: Any) -> None:
+def _refuse_surplus(response: BaseHTTPResponse) -> None:
     """Raise UnreadableError if chunks go on after the range."""
     from urllib3 import exceptions
 
@@ -504,12 +511,13 @@ def _refuse_surplus(response: Any) -> None:
             raise UnreadableError("the server reports contradictory sizes for its answer; download the file first")
 
 
-def _hurry(response: Any) -> None:
-    if response.connection is not None:
-        response.connection.pace.hurry(DRAIN_TIMEOUT_S)
+def _hurry(response: BaseHTTPResponse) -> None:
+    pace: Pace | None = getattr(response.connection, "pace", None)
+    if pace is not None:
+        pace.hurry(DRAIN_TIMEOUT_S)
 
 
-def _release(response: Any) -> None:
+def _release(response: BaseHTTPResponse) -> None:
     """Release the connection, or close a connection with many unread bytes."""
     left = response.length_remaining
     try:
