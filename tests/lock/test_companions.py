@@ -487,7 +487,9 @@ def test_a_lock_in_the_folder_that_it_locks_is_not_a_file_of_the_model(statecli,
     Path("ck/tokenizer.json").write_text('{"a": 1}')
     for _ in range(2):
         assert statecli("lock", "ck", "-o", "ck/statecli.lock").code == 0
-    assert statecli("audit", "ck", "--lock", "ck/statecli.lock").code == 0
+    audited = statecli("audit", "ck", "--lock", "ck/statecli.lock")
+    assert (audited.code, "ck/statecli.lock: is the lock of this audit" in audited.out) == (0, True)
+    assert "not checked" not in audited.out
     refused = statecli("lock", "ck", "-o", "ck/tokenizer.json")
     assert (refused.code, Path("ck/tokenizer.json").read_text()) == (2, '{"a": 1}')
     Path("ck/statecli.lock.json").write_text('{"schema": "statecli.lock/1"}')

@@ -156,8 +156,13 @@ class _Run:
         return _accept_ignored(result, self.request)
 
     def mark_compared(self, result: TargetResult) -> TargetResult:
-        """Count a skipped file as checked if its content was compared with the lock."""
-        if result.status is not Status.SKIPPED or result.target not in self.compared_files:
+        """Count a skipped file as checked if its content was compared with the lock, or if it is this lock."""
+        lock_file = self.request.lock_file
+        if result.status is not Status.SKIPPED:
+            return result
+        if lock_file and files.resolve_links(result.target) == files.resolve_links(lock_file):
+            return replace(result, reason="is the lock of this audit", not_checked=())
+        if result.target not in self.compared_files:
             return result
         return replace(
             result,
