@@ -247,17 +247,43 @@ class _Hint(NamedTuple):
 def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[[Any, str], _Hint]) -> Any:
     obj: Any = module
     names_done: list[str] = []
-    for name in spec.attribute.split("."):
+    names = spec.attribute.split(".")
+    for name in names:
         try:
-            obj = getattr(obj, name)
+            obj = _get_member(obj, name)
         except AttributeError as error:
             where = ".".join([spec.module, *names_done]) if not spec.is_file else ":".join([spec.module, *names_done])
-            hint = suggest(obj, name)
+            # UNet, for nets.UNet, before a name that is similar to nets.
+            last = _find_named_class(obj, names[-1]) if name != names[-1] else None
+            spec, hint = (spec, suggest(obj, name)) if last is None else (replace(spec, attribute=names[-1]), last)
             line = _write_near(spec, names_done, obj, hint)
             problem = f"{where} has no {name}{hint.text}"
             raise (advise_line(line).build_error(problem) if line else ModelError(problem)) from error
         names_done.append(name)
     return obj
+
+
+def _get_member(obj: Any, name: str) -> Any:
+    """Return an attribute; a module that its package has not imported, but that can be imported. Raises AttributeError.
+
+    A library may build a deprecated module only when the module is imported by its full name.
+    """
+    try:
+        return getattr(obj, name)
+    except AttributeError:
+        is_package = isinstance(obj, types.ModuleType) and hasattr(obj, "__path__")
+        module = _import_quietly(f"{obj.__name__}.{name}") if is_package else None
+        if module is None:
+            raise
+        return module
+
+
+def _find_named_class(module: Any, name: str) -> _Hint | None:
+    """Return the model class of this name in a package; None for an object that is not a module."""
+    if not isinstance(module, types.ModuleType):
+        return None
+    owner = _map_model_classes(module).get(name)
+    return _Hint("", name, owner) if owner else _find_moved_class(module, name)
 
 
 def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> str:

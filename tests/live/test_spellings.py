@@ -304,6 +304,24 @@ def test_the_lines_of_explain_import_the_other_package(here):
     assert code.expression == "Adapted(bodies.Body(bodies.settings.BodyConfig(4)), config=LoraConfig(5))"
 
 
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("graphs.nets.Sized(classes=4)", "graphs.wrapped:Sized(classes=4)"),
+        ("graphs.lost.Recurrent(3, hidden_size=2, bias=True)", "graphs.wrapped:Recurrent(3, hidden_size=2, bias=True)"),
+    ],
+)
+def test_the_class_of_a_wrong_module_comes_before_a_module_of_a_similar_name(here, advise, typed, written):
+    """With the arguments of the user."""
+    Path("../installed/graphs/__init__.py").write_text("import graphs.wrapped\nclass Nest: pass\n")
+    assert shlex.split(advise(typed)[1]) == [written]
+
+
+def test_a_module_that_its_package_does_not_import_is_found(here, statecli):
+    assert statecli("inspect", "graphs.wrapped.Sized(classes=4)").code == 0
+    assert statecli("inspect", "graphs:wrapped.Sized(classes=4)").code == 0
+
+
 # --- an argument without an annotation that takes a configuration -----------------------------------------------------
 
 GUESSED = """
