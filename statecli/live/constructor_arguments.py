@@ -9,6 +9,7 @@ import inspect
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_scope
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,7 +18,12 @@ from msgspec.structs import replace
 from statecli.core.errors import ModelError
 from statecli.core.units import join_names
 from statecli.live.argument_errors import find_missing_arguments
-from statecli.live.configuration_argument import build_from_json, find_configuration, is_of_transformers
+from statecli.live.configuration_argument import (
+    build_from_json,
+    find_configuration,
+    is_of_transformers,
+    list_parameters,
+)
 from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, replace_call
@@ -41,11 +47,41 @@ class Arguments:
 def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Any) -> Arguments:
     """Return the arguments of the spec as objects; each call builds their classes again. Raises ModelError."""
     scope = Scope.around(spec, module, callee)
-    arguments = _resolve_all(scope, spec.args, spec.kwargs)
+    try:
+        arguments = _resolve_all(scope, spec.args, spec.kwargs)
+    except ModelError as error:
+        raise _replace_placeholders(scope, callee, error) from error.__cause__
     if spec.options.config_json is not None:
         name, config_class = find_configuration(scope, callee)
         arguments.kwargs[name] = build_from_json(spec, spec.options.config_json, config_class)
     return arguments
+
+
+def _replace_placeholders(scope: Scope, callee: Any, error: ModelError) -> ModelError:
+    """Return the error with lines that have a value in place of each unknown name; the same error without such a name.
+
+    In `get_peft_model(model, LoraConfig(r=8))`, a model of the kind that the argument takes is written for `model`.
+    """
+    spec = scope.spec
+    positional = dict(zip((one.name for one in list_parameters(callee)), spec.args, strict=False))
+    unknown = [name for name, value in {**positional, **spec.kwargs}.items() if _is_placeholder(scope, value)]
+    values = write_values(spec, callee, unknown, _SIZE) if unknown and not spec.is_file else None
+    if not values:
+        return error
+    args = [values.get(name, scope.rewrite(value)) for name, value in positional.items()]
+    args += map(scope.rewrite, spec.args[len(args) :])
+    kwargs = {name: values.get(name, scope.rewrite(value)) for name, value in spec.kwargs.items()}
+    line = spell(replace(spec, args=tuple(args), kwargs=kwargs))
+    quoted = spell(spec, replace_scope(scope, quotes_names=True).rewrite)
+    if any(isinstance(value, (ObjectCall, ObjectName, list)) for value in values.values()):
+        return advise_line(line).build_error(error.describe())
+    return ModelError(error.describe(), choices=error.choices, advice=error.advice, lines=(quoted, line))
+
+
+def _is_placeholder(scope: Scope, value: Any) -> bool:
+    """Return True for a plain name in lower case that is not defined, or is a module."""
+    is_plain = isinstance(value, ObjectName) and value.module is None and value.name.isidentifier()
+    return is_plain and value.name.islower() and not scope.defines(value)
 
 
 def _resolve_all(scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:

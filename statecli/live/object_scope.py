@@ -91,6 +91,14 @@ class Scope:
             )
         return found
 
+    def defines(self, named: ObjectName) -> bool:
+        """Return True for the name of a class or a value, False for an unknown name or a module."""
+        try:
+            self.find(named)
+        except ModelError:
+            return False
+        return True
+
     def find_namespace(self, named: ObjectName) -> types.ModuleType | None:
         """Return the module whose name begins an argument: that of `nn` of `nn.GELU`; None without one."""
         first = named.name.partition(".")[0]

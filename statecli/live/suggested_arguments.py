@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import sys
 import typing
 from collections.abc import Iterable, Iterator
@@ -134,6 +135,11 @@ def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth
         return _write_subclass(found, scope, is_sequence=bool(words & SEQUENCES))
     if words & TYPES:
         return ObjectName(found.__name__)
+    from statecli.core.target_suggestions import find_example
+
+    known = find_example(found.__module__)
+    if known is not None and f":{found.__name__}(" in known:
+        return ObjectName(shlex.split(known)[0])
     needed = [one.name for one in list_parameters(found) if one.default is one.empty]
     values = {inner: _write_value(found, inner, scope, number, depth + 1) for inner in needed}
     if None in values.values():

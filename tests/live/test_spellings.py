@@ -322,6 +322,23 @@ def test_a_module_that_its_package_does_not_import_is_found(here, statecli):
     assert statecli("inspect", "graphs:wrapped.Sized(classes=4)").code == 0
 
 
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("adapters.adapt(model, LoraConfig(rank=5))", "adapters:adapt(torch.nn.Linear(2, 3), LoraConfig(rank=5))"),
+        ("adapters:Adapted(config=LoraConfig(5), model=net)", "config=LoraConfig(5), model=torch.nn.Linear(2, 3))"),
+        ("adapters.adapt(model, LoraConfig(rank=5)).eval()", "torch.nn.Linear(2, 3), LoraConfig(rank=5))"),
+        ("graphs.wrapped.Sized(classes=ten)", "graphs.wrapped:Sized(classes=3)"),
+        ("graphs.wrapped:Task(task=multiclass, size=5)", "graphs.wrapped:Task(task='multiclass', size=5)"),
+    ],
+)
+def test_a_value_is_written_for_the_name_of_a_variable(here, advise, typed, written):
+    """The other arguments are those of the user; a text is mentioned only if the line has a text."""
+    message, line = advise(typed)
+    assert shlex.split(line)[0].endswith(written)
+    assert "for a string" not in message
+
+
 # --- an argument without an annotation that takes a configuration -----------------------------------------------------
 
 GUESSED = """
