@@ -28,11 +28,14 @@ def write_builder(
     top = spec.attribute.partition(".")[0]
     names = {spec.module: {top}}
     packages: set[str] = set()
+    called: list[types.ModuleType] = []
 
     def write_name(named: ObjectName) -> ObjectName:
         first, dot, _ = named.name.partition(".")
-        owner = next((space.__name__ for space in namespaces if hasattr(space, first)), None)
+        owner = next((space.__name__ for space in (*namespaces, *called) if hasattr(space, first)), None)
         owner = None if dot and first in sys.modules else owner
+        # BertConfig, in the arguments of transformers.BertModel.
+        called.extend(filter(None, [sys.modules.get(named.module or named.name.rpartition(".")[0])]))
         if named.module != file and (named.module or owner):
             names.setdefault(str(named.module or owner), set()).add(first)
         elif named.module != file and dot:

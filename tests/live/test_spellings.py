@@ -339,6 +339,13 @@ def test_a_value_is_written_for_the_name_of_a_variable(here, advise, typed, writ
     assert "for a string" not in message
 
 
+def test_a_builder_imports_the_names_in_the_arguments_of_another_package(here, statecli):
+    """The function has to run as it is printed."""
+    result = statecli("inspect", "adapters:change(bodies.Body(BodyConfig(4)), LoraConfig())")
+    Path("build.py").write_text(result.err.split("`")[1])
+    assert statecli("inspect", "build.py:make").code == 0
+
+
 # --- an argument without an annotation that takes a configuration -----------------------------------------------------
 
 GUESSED = """
