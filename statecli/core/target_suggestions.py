@@ -345,9 +345,6 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
     if module == "nn" and any(_find_modules(["torch"])):
         return _suggest_layer(attribute, call)
     missing = f"the Python module {top} was not found" if not module else f"the Python module {top} is not installed"
-    in_library = _suggest_loaded_class(module, attribute, call)
-    if in_library is not None:
-        return in_library
     if module:
         return Suggestion(
             f"{missing}; {_install(top)}, then give the target {quote_for_shell(f'{module}:{attribute}{call}')}"
@@ -392,15 +389,6 @@ def _suggest_transformers(name: str, call: str) -> Suggestion | None:
     return Suggestion(f"write the module and a colon before the name: {quote_for_shell(f'transformers:{name}{call}')}")
 
 
-def _suggest_loaded_class(class_name: str, method: str, call: str) -> Suggestion | None:
-    """Return how to build `AutoModel.from_pretrained('bert')`, whose module is missing, from the configuration."""
-    spec = next(_find_modules(["transformers"]), None)
-    if method not in ("from_pretrained", "from_config") or spec is None or not _CLASS_NAME.fullmatch(class_name):
-        return None
-    line = quote_for_shell(f"transformers:{class_name}{call}")
-    return Suggestion(f"to build a class of transformers from its configuration, write {line}")
-
-
 def _list_names(path: str, module: str | None = None) -> Suggestion:
     """Return the builders of a model in a file: classes, then functions; and how to build the other classes."""
     models, factories = list(python_names.list_model_classes(path)), list(python_names.list_model_factories(path))
@@ -428,6 +416,22 @@ def split_module_name(name: str) -> ModuleName | None:
     parts = name.split(".")
     count = len(list(_find_modules(parts)))
     return ModuleName(".".join(parts[:count]), ".".join(parts[count:])) if 0 < count < len(parts) else None
+
+
+def split_loaded_class(name: str) -> ModuleName | None:
+    """Return transformers and `AutoModel.from_pretrained`, for a class without its module; None for other names."""
+    class_name, _, method = name.partition(".")
+    if method not in ("from_pretrained", "from_config") or not _CLASS_NAME.fullmatch(class_name):
+        return None
+    return split_module_name(f"transformers.{name}")
+
+
+def split_inner_module(name: str) -> ModuleName | None:
+    """Return the package and the last part of the name of a module; None for other names, and for a package."""
+    parts = name.split(".")
+    modules = list(_find_modules(parts)) if len(parts) > 1 else []
+    is_module = len(modules) == len(parts) and modules and modules[-1].submodule_search_locations is None
+    return ModuleName(".".join(parts[:-1]), parts[-1]) if is_module else None
 
 
 def _find_modules(parts: Sequence[str]) -> Iterator[ModuleSpec]:

@@ -29,6 +29,7 @@ from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
 from statecli.live.suggested_arguments import (
     get_annotation_text,
+    is_module_class,
     list_factories,
     write_modules,
     write_options,
@@ -311,7 +312,16 @@ def _list_lines(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> tuple[s
         return ()
     values = (write_values(spec, callee, missing, number) for number in _NUMBERS)
     lines = [_format_line(spec, given) for given in values if given is not None]
-    return tuple(dict.fromkeys([*lines, *_list_documented(spec, callee), *list_factories(callee)]))
+    return tuple(dict.fromkeys([*lines, *_list_documented(spec, callee), *list_factories(callee), *_list_owner(spec)]))
+
+
+def _list_owner(spec: ModelSpec) -> list[str]:
+    """Return the line for the model class of a method: `SchNet` for `SchNet.from_qm9_pretrained`; [] for others."""
+    owner: Any = sys.modules.get(spec.module)
+    for name in spec.attribute.split(".")[:-1]:
+        owner = getattr(owner, name, None)
+    attribute = spec.attribute.rpartition(".")[0]
+    return [spell(replace(spec, attribute=attribute, called=False))] if is_module_class(owner) else []
 
 
 def _explain_missing(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> ModelError:

@@ -207,8 +207,10 @@ def _call_spec(
         what = describe_type(obj)
         problem = f"{spec.text}: {spec.attribute} is {what}, not a model class or a function that returns one"
         names = [name for name in vars(obj) if _is_model_of(obj, name)] if isinstance(obj, types.ModuleType) else []
-        names.sort(key=lambda name: name.lower() != obj.__name__.rpartition(".")[2].replace("_", ""))
+        stem = spec.attribute.rpartition(".")[2].replace("_", "")
+        names.sort(key=lambda name: (name.lower() != stem, not name.endswith("Model")))
         lines = [spell(replace(spec, module=obj.__name__, attribute=name)) for name in names[:1]]
+        lines += filter(None, [find_example(spec.module)])
         raise advise_line(lines[0]).build_error(problem) if lines else ModelError(problem)
     _seed_torch(seed)
     # No device mode for the cpu: it would override a default device that the user's own code sets.

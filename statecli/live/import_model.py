@@ -28,9 +28,10 @@ from statecli.core.errors import ModelError
 from statecli.core.installed_package import MODEL_LIBRARIES, install_module
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.similar_paths import suggest_similar_paths
-from statecli.core.target_suggestions import find_example
+from statecli.core.target_suggestions import ModuleName, find_example
 from statecli.core.units import join_names
-from statecli.live import model_registries, object_scope
+from statecli.live import model_registries, object_scope, search_path
+from statecli.live.library_lines import hide_library_lines
 from statecli.live.model_errors import report_as_model_error
 from statecli.live.module_names import list_names
 from statecli.live.spec import ModelSpec
@@ -261,6 +262,17 @@ def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[
             raise (advise_line(line).build_error(problem) if line else ModelError(problem)) from error
         names_done.append(name)
     return obj
+
+
+def has_attribute(name: ModuleName) -> bool:
+    """Return True if an installed module has the attribute; False if the module cannot be imported."""
+    with hide_library_lines(), search_path.use_installed_only():
+        obj: Any = _import_quietly(name.module)
+        with suppress(AttributeError):
+            for part in name.attribute.split("."):
+                obj = _get_member(obj, part)
+            return True
+    return False
 
 
 def _get_member(obj: Any, name: str) -> Any:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from statecli import formats, live
 from statecli.core import parameter_or_buffer
 from statecli.core.errors import MalformedError, UnreadableError, UsageError, option
+from statecli.core.installed_package import MODEL_LIBRARIES
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
@@ -21,6 +22,7 @@ from statecli.storage import checkpoint_folder, files
 from statecli.targets.section_of_target import split_section
 
 if TYPE_CHECKING:
+    from statecli.core.target_suggestions import ModuleName
     from statecli.live.built_model import BuiltModel
 
 LoadedNames = dict[str, tuple[str, ...]]
@@ -117,9 +119,17 @@ def _parse_hub_model(text: str) -> ModelSpec | None:
 def _parse_dotted_name(text: str) -> ModelSpec | None:
     """Return the spec of `Identity`, `torch.nn.Identity` and `timm.create_model('resnet18')`; None for any other text.
 
-    The name is of an installed package, and has a call or is the name of a class. It may stand in an import or in code.
+    The name is of an installed package, and has a call or is the name of a class, or a library of models defines the
+    name. It may stand in an import or in code.
     """
-    from statecli.core.target_suggestions import find_imported_name, find_model_in_code, is_layer, split_module_name
+    from statecli.core.target_suggestions import (
+        find_imported_name,
+        find_model_in_code,
+        is_layer,
+        split_inner_module,
+        split_loaded_class,
+        split_module_name,
+    )
     from statecli.live import search_path
 
     imported = find_imported_name(text)
@@ -135,17 +145,23 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
         spec = parse_spec(f"torch.nn:{layer}")
         return spec and replace(spec, text=text)
     match = _DOTTED_NAME.match(text)
-    if match is None or not (match["call"] or _CLASS_NAME.fullmatch(match["name"])):
+    if match is None or (not match["call"] and os.path.isfile(f"{text.partition('.')[0]}.py")):  # of this file
         return None
-    if not match["call"] and os.path.isfile(f"{text.partition('.')[0]}.py"):  # the name is of this file
-        return None
-
+    path = correct_package(match["path"])
     with search_path.use_installed_only():
-        split = split_module_name(correct_package(match["path"]))
-    if split is None:
+        split = split_module_name(path) or split_loaded_class(path) or split_inner_module(path)
+    is_class = match["call"] or _CLASS_NAME.fullmatch(match["name"])
+    if split is None or not (is_class or _is_in_library(split)):
         return None
     spec = _find_class_spec(f"{split.module}:{split.attribute}{match['call'] or ''}")
     return spec and replace(spec, text=text, is_library=True)
+
+
+def _is_in_library(name: ModuleName) -> bool:
+    """Return True for a function or module of a library of models; the end of a file's name is neither."""
+    from statecli.live import import_model
+
+    return name.module.partition(".")[0] in MODEL_LIBRARIES and import_model.has_attribute(name)
 
 
 def resolve_auto_class(text: str, checkpoint: str) -> str:

@@ -855,8 +855,8 @@ def test_a_model_of_timm_has_the_nearest_name(here):
         ),
         (
             "AutoModel.from_pretrained('bert')",
-            "AutoModel.from_pretrained('bert'): cannot be opened: no such file or directory; to build a class of "
-            "transformers from its configuration, write \"transformers:AutoModel('bert')\"",
+            "transformers:AutoModel.from_pretrained('bert'): bert has no weights; to build the class from its "
+            "config.json, write \"transformers:AutoModel('bert')\"",
         ),
     ],
 )

@@ -42,6 +42,22 @@ STAND_INS = {
             def __init__(self, width=3): self.width = width
     """,
     "graphs/__init__.py": "import graphs.layers",
+    "kornia/__init__.py": "",
+    "kornia/drawing/__init__.py": "def warp(x) -> 'Tensor': return x",
+    "kornia/drawing/tall_net.py": """
+        from torch import nn
+        class Block(nn.Module):
+            def __init__(self, size, name): super().__init__()
+        class TallNet(nn.Module):
+            def __init__(self, size: int, steps: int = 2):
+                super().__init__()
+                self.layer = nn.Linear(size, 2)
+            @staticmethod
+            def load(folder, name): raise OSError
+        class ShortNet(nn.Module):
+            @staticmethod
+            def load(folder, kind: 'Kind'): raise OSError
+    """,
     "metrics/__init__.py": "from metrics.image import MemorizedFrechetDistance",
     "metrics/parts/broken.py": "class Sharpness: pass\nraise SystemError",
     "metrics/parts/sharp.py": """
@@ -337,6 +353,28 @@ def test_a_value_is_written_for_the_name_of_a_variable(here, advise, typed, writ
     message, line = advise(typed)
     assert shlex.split(line)[0].endswith(written)
     assert "for a string" not in message
+
+
+@pytest.mark.parametrize(
+    ("typed", "problem", "written"),
+    [
+        ("kornia.drawing.tall_net", "is a Python module", "kornia.drawing.tall_net:TallNet(size=3)"),
+        ("kornia.drawing.tall_net(size=4)", "is a Python module", "kornia.drawing.tall_net:TallNet(size=4)"),
+        ("kornia.drawing.tall_net.ShortNet.load", "needs folder, kind", "kornia.drawing.tall_net:ShortNet"),
+    ],
+)
+def test_a_name_with_dots_has_the_line_of_the_name_with_a_colon(here, advise, typed, problem, written):
+    """Without another refusal; the arguments stay."""
+    message, line = advise(typed)
+    assert problem in message
+    assert shlex.split(line) == [written]
+
+
+def test_the_end_of_the_name_of_a_file_is_not_a_function(here, statecli):
+    """A library of models is imported, and does not have the name."""
+    assert statecli("inspect", "kornia.pt").err.startswith("statecli: kornia.pt: cannot be opened: no such file")
+    error = statecli("inspect", "kornia.drawing.warp").err
+    assert error.startswith("statecli: kornia.drawing.warp: warp is a function of tensors, not a model class; ")
 
 
 def test_a_builder_imports_the_names_in_the_arguments_of_another_package(here, statecli):
