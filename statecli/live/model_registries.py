@@ -11,12 +11,16 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from statecli.core.errors import ModelError
 from statecli.core.registry_functions import REGISTRIES, Registry
 from statecli.live import search_path
 from statecli.live.library_lines import hide_library_lines
+from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
-from statecli.live.working_line import Advice
+from statecli.live.spec_objects import ObjectName
+from statecli.live.working_line import advise_line
 
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.6
@@ -40,8 +44,12 @@ def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
     if registry is None:
         return None
     module = importlib.import_module(registry.module)
-    if spec.attribute == registry.build and spec.args and type(spec.args[0]) is str:
-        _check_name(spec, spec.args[0], registry, module)
+    first = spec.args[0] if spec.attribute == registry.build and spec.args else None
+    if isinstance(first, ObjectName):
+        line = spell(replace(spec, args=(repr(first), *spec.args[1:])))
+        raise advise_line(line).build_error(f"{spec.text}: the name of a model needs quotes")
+    if type(first) is str:
+        _check_name(spec, first, registry, module)
     if spec.attribute == registry.names or (spec.attribute == registry.build and not spec.args and not spec.kwargs):
         _refuse_function(spec, registry, module)
     if hasattr(package, spec.attribute.partition(".")[0]):
@@ -87,13 +95,16 @@ def _check_name(spec: ModelSpec, name: str, registry: Registry, module: Any) -> 
     names = list(getattr(module, registry.names)())
     # A name of timm may end in the name of pretrained weights, as in resnet50.a1_in1k.
     if (name.partition(".")[0] if spec.module == "timm" else name) not in names:
-        near = [known for known in names if known.startswith(f"{name}_")][:3]
+        longer = [known for known in names if known.startswith(f"{name}_")]
+        near = sorted(longer, key=lambda known: (len(known), known))[:3]
         near = near or difflib.get_close_matches(name, names, 3, _SIMILARITY)
         family = [known for known in names if known.startswith(name.lower())]  # resnet18 for ResNet
         near = near or sorted(family, key=lambda known: (len(known), known))[:3]
         problem = f"{spec.text}: {spec.module} has no model called {name}"
         if near:
             question = f"did you mean {' or '.join(f'{spec.module}:{known}' for known in near)}?"
-            raise Advice(f"write {spec.module}:{near[0]}", (f"{spec.module}:{near[0]}",), question).build_error(problem)
+            args = spec.args if spec.attribute == name else spec.args[1:]
+            line = spell(replace(spec, attribute=near[0], args=args, called=bool(args or spec.kwargs)))
+            raise advise_line(line, question=question).build_error(problem)
         example = f"for example, write {spec.module}:{_EXAMPLE if _EXAMPLE in names else names[0]}"
         raise ModelError(f"{problem}; {example}, or list the names with {registry.module}.{registry.names}()")

@@ -94,6 +94,7 @@ def parse_spec(text: str) -> ModelSpec | None:
     head, parenthesis, rest = model.partition("(")
     module, colon, attribute = head.strip().rpartition(":")
     attribute = attribute.strip() if parenthesis else attribute.rstrip(" ,;")
+    attribute = attribute.removeprefix(f"{module}/")  # timm/resnet18, the repository of timm:resnet18
     indexed = _INDEXED.fullmatch(f"{attribute}{parenthesis}{rest}".rstrip(" ,;")) if colon else None
     if indexed is not None:
         line = quote_for_shell(f"{module}:{indexed['name']}({indexed['arguments']})")

@@ -416,6 +416,7 @@ def test_a_library_that_is_not_installed_is_named(here, monkeypatch):
     [
         "timm:resnet18",
         "timm:resnet18.a1_in1k",
+        "timm:timm/resnet18.a1_in1k",
         "timm:resnet18(num_classes=1000)",
         "timm:create_model('resnet18')",
         "timm.create_model('resnet18')",
@@ -440,6 +441,21 @@ def test_an_unknown_name_has_the_nearest(statecli, here):
     assert statecli("inspect", "torchvision:zzz").err.endswith("list the names with torchvision.models.list_models()\n")
     assert "did you mean timm:resnet18 or" in statecli("inspect", "timm.create_model('resnet19')").err
     assert "torchvision has no model called resnet18.x" in statecli("inspect", "torchvision:resnet18.x").err
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("timm:vit(num_classes=9)", "write 'timm:vit_b_16(num_classes=9)'"),
+        ("timm.create_model('vit', num_classes=9)", "write 'timm:vit_b_16(num_classes=9)'"),
+        ("timm.create_model(vit_b_16)", "the name of a model needs quotes; write \"timm:create_model('vit_b_16')\""),
+    ],
+)
+def test_the_line_for_an_unknown_name_has_the_shortest_name_and_the_arguments(here, statecli, typed, written):
+    """A name without quotes gets its quotes."""
+    library = Path(here.parent, "installed/timm/__init__.py")
+    library.write_text(library.read_text().replace('"resnet34"', '"vit_a_18x2_16", "vit_b_16"'))
+    assert statecli("inspect", typed).err.endswith(f"{written}\n")
 
 
 @pytest.mark.parametrize(
