@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from statecli.core import build_function
 from statecli.core.errors import ModelError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.python_names import PRETRAINED_EXAMPLES, SEQUENCES, takes_object
+from statecli.core.python_names import PRETRAINED_EXAMPLES, SEQUENCES, takes_configuration, takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import downloads
-from statecli.live.configuration_argument import is_of_transformers, list_parameters
+from statecli.live.configuration_argument import is_configuration, is_of_transformers, list_parameters
 from statecli.live.exception_text import get_exception_text
 from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
@@ -31,6 +31,8 @@ from statecli.live.suggested_arguments import (
     get_annotation_text,
     is_module_class,
     list_factories,
+    list_subclasses,
+    set_argument,
     write_modules,
     write_options,
     write_values,
@@ -122,20 +124,37 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
     return _advise_modules(spec, callee, absent, text) if not bound else None
 
 
-def list_attempts(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
-    """Return lines to try after an error that names no argument.
+def list_attempts(spec: ModelSpec, callee: Any, error: BaseException) -> tuple[str, ...]:
+    """Return lines to try after an error that names no argument that is missing.
 
     Names have quotes, an argument has another option or is left out, or the arguments are those of an example.
     """
     if spec.is_file:
         return ()
+    if inspect.isabstract(callee):
+        return tuple(spell(replace(spec, attribute=name)) for name in list_subclasses(callee, spec.module))
+    named = [spell(replace(set_argument(spec, callee, *value), called=True)) for value in _list_named(callee, error)]
     names = tuple(spec.kwargs)
     fewer = [replace(spec, kwargs={key: spec.kwargs[key] for key in names if key != name}) for name in names]
     fewer += [replace(spec, args=spec.args[:count]) for count in reversed(range(len(spec.args)))]
     shorter = [spell(call) for call in fewer]
     documented = _list_documented(spec, callee)
-    lines = (spell(spec, _quote_names), *write_options(spec, callee), *shorter, *documented)
+    lines = (spell(spec, _quote_names), *named, *write_options(spec, callee), *shorter, *documented)
     return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
+
+
+def _list_named(callee: Any, error: BaseException) -> list[tuple[str, Any]]:
+    """Return values to try for the arguments that an error names: numbers, or a configuration taken by `**kwargs`."""
+    text = get_exception_text(error)
+    words = set(re.findall(r"\w+", text))
+    numbers = dict.fromkeys([*map(int, re.findall(r"\b\d{1,4}\b", text)), *_NUMBERS])
+    named = [one.name for one in list_parameters(callee) if one.name in words and type(one.default) is int]
+    values: list[tuple[str, Any]] = [(name, number) for name in named for number in numbers if number]
+    if isinstance(error, KeyError) and error.args and takes_configuration(str(error.args[0]), ""):
+        module = sys.modules.get(callee.__module__)
+        classes = [key for key, value in vars(module).items() if isinstance(value, type) and is_configuration(value)]
+        values += [(error.args[0], ObjectCall(name)) for name in classes]
+    return values
 
 
 def _list_documented(spec: ModelSpec, callee: Any) -> list[str]:

@@ -55,6 +55,14 @@ def list_factories(callee: Any) -> list[str]:
     return names[:_MAX_FACTORIES]
 
 
+def list_subclasses(base: type, module: str) -> list[str]:
+    """Return the names in a module of classes of a base class that are not abstract and need no arguments."""
+    values = vars(sys.modules[module])
+    names = [name for name, value in values.items() if isinstance(value, type) and issubclass(value, base)]
+    concrete = [name for name in names if not inspect.isabstract(values[name])]
+    return [name for name in concrete if not any(one.default is one.empty for one in list_parameters(values[name]))]
+
+
 def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
     """Return an argument with an instance in place of each module class, and with a layer in place of each text."""
     module = sys.modules.get(spec.module) or sys.modules.get(callee.__module__)

@@ -119,6 +119,16 @@ STAND_INS = {
             def part(self): ...
         class Plain(Part):
             def part(self): ...
+        class ShapedConfig:
+            width = 2
+        class Shaped(nn.Linear):
+            def __init__(self, *args, **kwargs):
+                config = kwargs.pop("config")
+                super().__init__(config.width, *args, **kwargs)
+        class Grouped(nn.Module):
+            def __init__(self, size: int, group: int = 256):
+                super().__init__()
+                assert size % group == 0, f"need size:{size} % group:{group} == 0"
         class Parts(nn.Module):
             def __init__(self, parts: List[Part]):
                 super().__init__()
@@ -375,6 +385,20 @@ def test_the_end_of_the_name_of_a_file_is_not_a_function(here, statecli):
     assert statecli("inspect", "kornia.pt").err.startswith("statecli: kornia.pt: cannot be opened: no such file")
     error = statecli("inspect", "kornia.drawing.warp").err
     assert error.startswith("statecli: kornia.drawing.warp: warp is a function of tensors, not a model class; ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("graphs.wrapped:Shaped(4)", "graphs.wrapped:Shaped(4, config=ShapedConfig())"),
+        ("graphs.wrapped:Shaped", "graphs.wrapped:Shaped(config=ShapedConfig(), out_features=3)"),
+        ("graphs.wrapped:Grouped(64)", "graphs.wrapped:Grouped(64, group=64)"),
+        ("graphs.wrapped:Part", "graphs.wrapped:Plain"),
+    ],
+)
+def test_an_error_in_the_constructor_of_a_library_has_a_line(here, advise, typed, written):
+    """A configuration, a number of the message, or the subclass of an abstract class."""
+    assert shlex.split(advise(typed)[1]) == [written]
 
 
 def test_a_builder_imports_the_names_in_the_arguments_of_another_package(here, statecli):
