@@ -132,7 +132,7 @@ def _check_class(spec: ModelSpec, obj: Any) -> None:
         return  # a metaclass may build anything
     if obj.__new__ is not object.__new__:
         return
-    if obj.__module__.startswith("transformers.models.auto."):
+    if obj.__module__.startswith("transformers.models.auto.") and hasattr(obj, "_model_mapping"):
         word = quote_for_shell(f"{spec.base}(config=...)")
         path = f"write {word} with the path of a config.json, or of its folder"
         example = hf_auto.find_example(obj)

@@ -168,7 +168,9 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
     mapping = getattr(getattr(transformers, name, None), "_model_mapping", None)
     if config_class is None or mapping is None or config_class not in mapping:
         has = f"model_type {str(kind)[:80]!r}" if kind else "a file without model_type"
-        raise ModelError(f"{config}: {name} of transformers {transformers.__version__} has no class for {has}")
+        problem = f"{config}: {name} of transformers {transformers.__version__} has no class for {has}"
+        example = find_example(getattr(transformers, name, None), str(kind or ""))
+        raise ModelError(f"{problem}; for random values, write {quote_for_shell(example)}" if example else problem)
     chosen = mapping[config_class]
     if not isinstance(chosen, (tuple, list)):
         return chosen

@@ -278,6 +278,14 @@ def test_what_is_not_there_is_one_line(real, statecli):
     start, _, example = auto.rstrip("\n").partition(", or, for example, ")
     assert start == f"statecli: transformers:AutoModel: needs a configuration; {line}"
     assert statecli("inspect", example.strip("'"), "--init-device", "meta").code == 0
+    other = statecli("inspect", "transformers:AutoTokenizer").err
+    model = "write, for example, 'transformers:BertModel(config=BertConfig())'\n"
+    assert other.endswith(f": the class AutoTokenizer is not an nn.Module; {model}")
+    configure("plain", hidden_size=8)
+    plain = statecli("inspect", "transformers:AutoModel('plain')").err.rstrip("\n")
+    problem, _, example = plain.partition("; for random values, write ")
+    assert problem.endswith("has no class for a file without model_type")
+    assert statecli("inspect", example.strip("'"), "--init-device", "meta").code == 0
     Path("sd/unet").mkdir(parents=True)
     Path("sd/model_index.json").write_text("{}")
     Path("sd/unet/config.json").write_text("{}")
