@@ -52,9 +52,20 @@ def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) ->
         try:
             return _build_model(spec, init_device, values)
         except ModelError as error:
-            if spec.is_file or not error.lines:
+            if spec.is_file:
                 raise
-            raise working_line.correct_advice(error, _build_line) from error.__cause__
+            corrected = working_line.correct_advice(error, _build_line) if error.lines else error
+            raise _add_example(spec, corrected) from error.__cause__
+
+
+def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
+    """Return the error with another model of the library, if the advice has a `...` for which no value is known."""
+    example = find_example(spec.module) if "..." in (error.advice or "") else None
+    if example is None or example in str(error):
+        return error
+    return ModelError(
+        error.describe(), choices=error.choices, advice=f"{error.advice}; for another model, write {example}"
+    )
 
 
 def correct_spelling(error: MisspeltArguments) -> StateError:

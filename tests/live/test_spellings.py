@@ -43,6 +43,11 @@ STAND_INS = {
     """,
     "graphs/__init__.py": "import graphs.layers",
     "kornia/__init__.py": "",
+    "kornia/feature.py": """
+        from torch import nn
+        class HardNet(nn.Module):
+            def __init__(self, pretrained): super().__init__()
+    """,
     "kornia/drawing/__init__.py": "def warp(x) -> 'Tensor': return x",
     "kornia/drawing/tall_net.py": """
         from torch import nn
@@ -54,6 +59,10 @@ STAND_INS = {
                 self.layer = nn.Linear(size, 2)
             @staticmethod
             def load(folder, name): raise OSError
+        class Opened(nn.Module):
+            def __init__(self, folder):
+                super().__init__()
+                raise OSError(folder)
         class ShortNet(nn.Module):
             @staticmethod
             def load(folder, kind: 'Kind'): raise OSError
@@ -399,6 +408,12 @@ def test_the_end_of_the_name_of_a_file_is_not_a_function(here, statecli):
 def test_an_error_in_the_constructor_of_a_library_has_a_line(here, advise, typed, written):
     """A configuration, a number of the message, or the subclass of an abstract class."""
     assert shlex.split(advise(typed)[1]) == [written]
+
+
+def test_an_argument_without_a_known_value_has_another_model_of_the_library(here, advise):
+    message, line = advise("kornia.drawing.tall_net:Opened")
+    assert "kornia.drawing.tall_net:Opened(folder=...)' with a number" in message
+    assert shlex.split(line) == ["kornia.feature:HardNet(pretrained=False)"]
 
 
 def test_a_builder_imports_the_names_in_the_arguments_of_another_package(here, statecli):
