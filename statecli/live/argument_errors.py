@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -87,7 +87,7 @@ def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_
 
 def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Advice | None:
     """Return the line to type after an error that names an argument, or a folder without weights; None if unknown."""
-    folder = next(filter(_is_configured_folder, (*spec.args, *spec.kwargs.values())), None)
+    folder = next(filter(_is_configured_folder, _iter_texts((*spec.args, *spec.kwargs.values()))), None)
     if folder is not None and isinstance(error, OSError):
         line = quote_for_shell(folder)
         return Advice(f"to build the class without weights, write {line}", (line,))
@@ -260,8 +260,19 @@ def _choose_option(text: str, value: Any) -> Any:
     return known[near[0]] if near else value
 
 
-def _is_configured_folder(value: Any) -> bool:
-    return type(value) is str and any(os.path.isfile(os.path.join(value, name)) for name in (MODULES, CONFIG))
+def _iter_texts(values: Iterable[Any]) -> Iterator[str]:
+    """Yield the texts of arguments, at any depth."""
+    for value in values:
+        if type(value) is str:
+            yield value
+        elif isinstance(value, ObjectCall):
+            yield from _iter_texts((*value.args, *value.kwargs.values()))
+        elif type(value) in (list, tuple, dict):
+            yield from _iter_texts(value.values() if type(value) is dict else value)
+
+
+def _is_configured_folder(value: str) -> bool:
+    return any(os.path.isfile(os.path.join(value, name)) for name in (MODULES, CONFIG))
 
 
 def _explain_configuration(spec: ModelSpec, callee: Any) -> ModelError | None:

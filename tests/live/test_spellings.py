@@ -416,6 +416,14 @@ def test_an_argument_without_a_known_value_has_another_model_of_the_library(here
     assert shlex.split(line) == ["kornia.feature:HardNet(pretrained=False)"]
 
 
+def test_a_folder_without_weights_in_the_arguments_of_an_argument(here, statecli):
+    """Its configuration builds the class."""
+    Path("plain").mkdir()
+    Path("plain/config.json").write_text("{}")
+    refused = statecli("inspect", "graphs.wrapped:Parts([Loaded('plain')])")
+    assert refused.err.endswith("; to build the class without weights, write plain\n")
+
+
 def test_a_builder_imports_the_names_in_the_arguments_of_another_package(here, statecli):
     """The function has to run as it is printed."""
     result = statecli("inspect", "adapters:change(bodies.Body(BodyConfig(4)), LoraConfig())")
