@@ -62,7 +62,7 @@ _QUOTED = compile_on_use(r"[`'\"](\w+)[`'\"]")
 _SIMILARITY = 0.7
 _VALUES = " with a number, a string or a list in place of each `...`"
 #: Numbers that are tried for sizes, one for all arguments: channels must often divide another argument.
-_NUMBERS = (3, 2, 8, 64)
+NUMBERS = (3, 2, 8, 64)
 
 
 def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_call: bool) -> ModelError | None:
@@ -147,7 +147,7 @@ def _list_named(callee: Any, error: BaseException) -> list[tuple[str, Any]]:
     """Return values to try for the arguments that an error names: numbers, or a configuration taken by `**kwargs`."""
     text = get_exception_text(error)
     words = set(re.findall(r"\w+", text))
-    numbers = dict.fromkeys([*map(int, re.findall(r"\b\d{1,4}\b", text)), *_NUMBERS])
+    numbers = dict.fromkeys([*map(int, re.findall(r"\b\d{1,4}\b", text)), *NUMBERS])
     named = [one.name for one in list_parameters(callee) if one.name in words and type(one.default) is int]
     values: list[tuple[str, Any]] = [(name, number) for name in named for number in numbers if number]
     if isinstance(error, KeyError) and error.args and takes_configuration(str(error.args[0]), ""):
@@ -204,7 +204,7 @@ def _write_objects(spec: ModelSpec, callee: Any, signature: inspect.Signature, t
         args = tuple([one] if isinstance(one, ObjectCall) else one for one in args)
         kwargs = {name: [one] if isinstance(one, ObjectCall) else one for name, one in kwargs.items()}
     changed = replace(spec, args=args, kwargs=kwargs)
-    lines = [spell(changed, functools.partial(write_modules, spec, callee, number)) for number in _NUMBERS]
+    lines = [spell(changed, functools.partial(write_modules, spec, callee, number)) for number in NUMBERS]
     return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
 
 
@@ -340,7 +340,7 @@ def _list_lines(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> tuple[s
     """Return lines with numbers for arguments of an installed class, to be tried; () for a class of a file."""
     if spec.is_file:
         return ()
-    values = (write_values(spec, callee, missing, number) for number in _NUMBERS)
+    values = (write_values(spec, callee, missing, number) for number in NUMBERS)
     lines = [_format_line(spec, given) for given in values if given is not None]
     return tuple(dict.fromkeys([*lines, *_list_documented(spec, callee), *list_factories(callee), *_list_owner(spec)]))
 
@@ -392,7 +392,7 @@ def _write_accepted(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
     if unknown and not known and not spec.args:
         calls = [*_list_joined(callee, unknown), *calls]
     accepted = [replace(spec, args=args, kwargs=known) for args in calls]
-    changes = (None, functools.partial(write_modules, spec, callee, _NUMBERS[0]))
+    changes = (None, functools.partial(write_modules, spec, callee, NUMBERS[0]))
     lines = [spell(call, change) for call in accepted for change in changes]
     return () if spec.is_file else tuple(dict.fromkeys(line for line in lines if line != spell(spec)))
 

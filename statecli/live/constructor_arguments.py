@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from statecli.core.errors import ModelError
 from statecli.core.units import join_names
-from statecli.live.argument_errors import find_missing_arguments
+from statecli.live.argument_errors import NUMBERS, find_missing_arguments
 from statecli.live.configuration_argument import (
     build_from_json,
     find_configuration,
@@ -34,6 +34,8 @@ from statecli.live.working_line import Advice, advise_line
 _SIMILARITY = 0.7
 #: Size of a layer in a line to type.
 _SIZE = 3
+#: A module in place of the name of a variable.
+_MODULE = "torch.nn.Linear(2, 3)"
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,24 @@ def _replace_placeholders(scope: Scope, callee: Any, error: ModelError) -> Model
     spec = scope.spec
     positional = dict(zip((one.name for one in list_parameters(callee)), spec.args, strict=False))
     unknown = [name for name, value in {**positional, **spec.kwargs}.items() if _is_placeholder(scope, value)]
-    values = write_values(spec, callee, unknown, _SIZE) if unknown and not spec.is_file else None
-    if not values:
+    others = spec.args[len(positional) :]  # of `*args`
+    modules = [ObjectName(_MODULE) if _is_placeholder(scope, value) else scope.rewrite(value) for value in others]
+    if spec.is_file or not (unknown or ObjectName(_MODULE) in modules):
         return error
-    args = [values.get(name, scope.rewrite(value)) for name, value in positional.items()]
-    args += map(scope.rewrite, spec.args[len(args) :])
-    kwargs = {name: values.get(name, scope.rewrite(value)) for name, value in spec.kwargs.items()}
-    line = spell(replace(spec, args=tuple(args), kwargs=kwargs))
+    lines, has_objects = [], not unknown
+    for number in NUMBERS:
+        values = write_values(spec, callee, unknown, number)
+        if values is None:
+            return error
+        has_objects |= any(isinstance(value, (ObjectCall, ObjectName)) for value in values.values())
+        args = [values.get(name, scope.rewrite(value)) for name, value in positional.items()]
+        kwargs = {name: values.get(name, scope.rewrite(value)) for name, value in spec.kwargs.items()}
+        lines.append(spell(replace(spec, args=(*args, *modules), kwargs=kwargs)))
+    if has_objects and len(set(lines)) == 1:
+        return advise_line(lines[0]).build_error(error.describe())
     quoted = spell(spec, replace_scope(scope, quotes_names=True).rewrite)
-    if any(isinstance(value, (ObjectCall, ObjectName, list)) for value in values.values()):
-        return advise_line(line).build_error(error.describe())
-    return ModelError(error.describe(), choices=error.choices, advice=error.advice, lines=(quoted, line))
+    lines = [*lines, quoted] if has_objects else [quoted, *lines]
+    return ModelError(error.describe(), choices=error.choices, advice=error.advice, lines=tuple(lines))
 
 
 def _is_placeholder(scope: Scope, value: Any) -> bool:

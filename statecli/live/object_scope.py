@@ -161,7 +161,7 @@ class Scope:
         quoted = spell(self.spec, replace(self, quotes_names=True).rewrite)
         if replacement.is_similar and quoted != line:
             return Advice(f"did you mean {replacement.value}? write {line}", (quoted, line))
-        if isinstance(replacement.value, str):
+        if isinstance(replacement.value, str) and self.spec.is_file:  # else another line may be the one that works
             return Advice(f"for a string, write {line}", (line,))
         return advise_line(line, question=f"did you mean {replacement.value}?" if replacement.is_similar else "")
 

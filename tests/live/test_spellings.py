@@ -363,6 +363,8 @@ def test_a_module_that_its_package_does_not_import_is_found(here, statecli):
         ("adapters.adapt(model, LoraConfig(rank=5))", "adapters:adapt(torch.nn.Linear(2, 3), LoraConfig(rank=5))"),
         ("adapters:Adapted(config=LoraConfig(5), model=net)", "config=LoraConfig(5), model=torch.nn.Linear(2, 3))"),
         ("adapters.adapt(model, LoraConfig(rank=5)).eval()", "torch.nn.Linear(2, 3), LoraConfig(rank=5))"),
+        ("torch.nn.Sequential(conv, relu)", "Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(2, 3))"),
+        ("torch.nn.MultiheadAttention(size, 8)", "torch.nn:MultiheadAttention(8, 8)"),
         ("graphs.wrapped.Sized(classes=ten)", "graphs.wrapped:Sized(classes=3)"),
         ("graphs.wrapped:Task(task=multiclass, size=5)", "graphs.wrapped:Task(task='multiclass', size=5)"),
     ],
