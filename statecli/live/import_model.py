@@ -294,7 +294,9 @@ def _find_named_class(module: Any, name: str) -> _Hint | None:
     """Return the model class of this name in a package; None for an object that is not a module."""
     if not isinstance(module, types.ModuleType):
         return None
-    owner = _map_model_classes(module).get(name)
+    # A library may load the module of a class only when the class is named.
+    own = module.__name__ if _is_model_class(getattr(module, name, None)) else None
+    owner = own or _map_model_classes(module).get(name)
     return _Hint("", name, owner) if owner else _find_moved_class(module, name)
 
 

@@ -343,6 +343,7 @@ def test_the_lines_of_explain_import_the_other_package(here):
     ("typed", "written"),
     [
         ("graphs.nets.Sized(classes=4)", "graphs.wrapped:Sized(classes=4)"),
+        ("bodies.bodys.Body(BodyConfig(4))", "bodies:Body(BodyConfig(4))"),
         ("graphs.lost.Recurrent(3, hidden_size=2, bias=True)", "graphs.wrapped:Recurrent(3, hidden_size=2, bias=True)"),
     ],
 )
