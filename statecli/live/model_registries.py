@@ -94,8 +94,9 @@ def _check_name(spec: ModelSpec, name: str, registry: Registry, module: Any) -> 
         return
     names = list(getattr(module, registry.names)())
     # A name of timm may end in the name of pretrained weights, as in resnet50.a1_in1k.
-    if (name.partition(".")[0] if spec.module == "timm" else name) not in names:
-        longer = [known for known in names if known.startswith(f"{name}_")]
+    model = name.partition(".")[0] if spec.module == "timm" else name
+    if model not in names:
+        longer = [known for known in names if known.startswith(f"{model}_")]
         near = sorted(longer, key=lambda known: (len(known), known))[:3]
         near = near or difflib.get_close_matches(name, names, 3, _SIMILARITY)
         family = [known for known in names if known.startswith(name.lower())]  # resnet18 for ResNet

@@ -456,6 +456,7 @@ def test_an_unknown_name_has_the_nearest(statecli, here):
     [
         ("timm:vit(num_classes=9)", "write 'timm:vit_b_16(num_classes=9)'"),
         ("timm.create_model('vit', num_classes=9)", "write 'timm:vit_b_16(num_classes=9)'"),
+        ("timm:timm/vit.a1_in1k", "write timm:vit_b_16"),
         ("timm.create_model(vit_b_16)", "the name of a model needs quotes; write \"timm:create_model('vit_b_16')\""),
     ],
 )
