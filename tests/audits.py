@@ -30,7 +30,7 @@ def skipped_target(name, reason="is a text file"):
     return TargetResult(name, Status.SKIPPED, reason)
 
 
-def accepted(reason, *findings):
+def accept_findings(reason, *findings):
     return tuple(Accepted(finding, reason) for finding in findings)
 
 

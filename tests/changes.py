@@ -23,7 +23,7 @@ def delta(relative=0.001, *, elements=16, changed=3, max_abs=0.5, **facts):
     return Delta(elements, changed, max_abs, relative_l2=relative, **facts)
 
 
-def nudged(fqn, relative=0.001, kind=Kind.PARAMETER, section="model", **facts):
+def nudge_tensor(fqn, relative=0.001, kind=Kind.PARAMETER, section="model", **facts):
     """One whose values differ, and nothing else."""
     side = tensor(fqn, kind=kind, section=section)
     values = delta(relative, **facts)
@@ -40,16 +40,16 @@ def same(fqn, kind=Kind.PARAMETER, **facts):
     return Change(fqn, "model", Status.IDENTICAL, kind, before=side, after=side, **facts)
 
 
-def renamed(before, after):
+def rename_tensor(before, after):
     old, new = tensor(before), tensor(after)
     return Change(after, "model", Status.RENAMED, Kind.PARAMETER, renamed_from=before, before=old, after=new)
 
 
-def added(fqn, kind=Kind.PARAMETER):
+def add_tensor(fqn, kind=Kind.PARAMETER):
     return Change(fqn, "model", Status.ADDED, kind, after=tensor(fqn, kind=kind))
 
 
-def removed(fqn, kind=Kind.PARAMETER):
+def remove_tensor(fqn, kind=Kind.PARAMETER):
     return Change(fqn, "model", Status.REMOVED, kind, before=tensor(fqn, kind=kind))
 
 
@@ -74,7 +74,7 @@ def rows(found, **view):
     return {group.heading: [(line.cells, line.remark) for line in group.lines] for group in page(found, **view).groups}
 
 
-def written(found, output, *, width=80, terminal=True, **view):
+def render_diff(found, output, *, width=80, terminal=True, **view):
     """What an output makes of a diff."""
     look = RenderOptions(terminal, width, False, view.pop("quiet", False))
     return render.format_report(build_diff_report(found, DiffView(**view)), Output(output), look)

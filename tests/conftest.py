@@ -113,7 +113,7 @@ def _text(stream: io.TextIOWrapper) -> str:
 
 
 @pytest.fixture
-def refused(statecli):
+def inspect_error(statecli):
     """Inspect something that cannot be read: exit 2, nothing on stdout, and the one line without its prefix."""
 
     def run(*args: str | os.PathLike[str]) -> str:

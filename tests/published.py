@@ -62,7 +62,7 @@ def junit(text):
     return root
 
 
-def _unescaped(text):
+def _unescape(text):
     assert not re.search(r"%(?!25|0D|0A|3A|2C)", text)
     return re.sub("%25|%0D|%0A|%3A|%2C", lambda match: ESCAPES[match[0]], text)
 
@@ -77,7 +77,7 @@ def github(text):
         if match:
             level, properties, message = match.groups()
             pairs = (part.split("=", 1) for part in properties.split(","))
-            actual.append((level, {key: _unescaped(value) for key, value in pairs}, _unescaped(message)))
+            actual.append((level, {key: _unescape(value) for key, value in pairs}, _unescape(message)))
     for level in ("error", "warning", "notice"):
         assert sum(one[0] == level for one in actual) <= 10
     return actual

@@ -183,7 +183,7 @@ class Reset(nn.Module):
 KNOWN: list[nn.Module] = []
 
 
-def kept(model):
+def capture_state(model):
     """All that must not change of a model: modes, values, gradients, identity of each tensor, hooks."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {
@@ -223,18 +223,18 @@ def test_a_live_model_is_left_as_it_was(kind):
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 0.5)
     model.fc.eval() if kind is Closed else None
-    before = kept(model), process()
+    before = capture_state(model), process()
     statecli.verify(model, inputs="6x4")
-    assert (kept(model), process()) == before
+    assert (capture_state(model), process()) == before
 
 
 @pytest.mark.parametrize("check", Name)
 def test_a_model_that_copies_lead_back_to_is_put_back(check):
     """Each proof by itself moves, casts or trains the instance that `.to` gives."""
     model = Returns()
-    before = kept(model), process()
+    before = capture_state(model), process()
     statecli.verify(model, checks=[check], inputs="6x4", device="meta" if check is Name.MOVE else None)
-    assert (kept(model), process()) == before
+    assert (capture_state(model), process()) == before
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -268,9 +268,9 @@ def test_a_specs_constructor_leaves_the_random_generators():
 def test_inspecting_leaves_a_live_model_as_it_was():
     """A really moved one, with statistics, is a copy."""
     model = Plain()
-    before = kept(model), process()
+    before = capture_state(model), process()
     state = statecli.inspect(model, to="meta", stats=True)
-    assert (kept(model), process()) == before
+    assert (capture_state(model), process()) == before
     (row,) = [row for row in state.state.tensors if row.fqn == "table"]
     assert (row.stats.min, row.stats.max, row.after.device) == (0.0, 7.0, "meta")
 

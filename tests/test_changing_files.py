@@ -39,7 +39,7 @@ def touch(path: Path) -> None:
     os.utime(path, (1, 1))
 
 
-def cut(path: Path) -> None:
+def cut_file(path: Path) -> None:
     """Nothing behind the first half."""
     os.truncate(path, path.stat().st_size // 2)
 
@@ -113,7 +113,7 @@ def test_an_unchanged_file_is_not_said_to_change(command, path, after_listing, s
     assert result.code == 0, result
 
 
-@pytest.mark.parametrize("change", [cut, remove], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("change", [cut_file, remove], ids=lambda one: one.__name__)
 @each_command
 def test_a_file_that_is_cut_or_removed_is_2(command, change, path, after_listing, statecli):
     """Each says what it met."""

@@ -208,9 +208,9 @@ def test_output_goes_to_the_file(statecli, small, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["format"] == "safetensors"
 
 
-def test_output_that_cannot_be_written_is_one_line(refused, small, tmp_path):
+def test_output_that_cannot_be_written_is_one_line(inspect_error, small, tmp_path):
     """A missing folder is named."""
-    assert refused(small, "-o", tmp_path / "no" / "out.json").endswith(
+    assert inspect_error(small, "-o", tmp_path / "no" / "out.json").endswith(
         f"cannot be written: the folder {tmp_path / 'no'} does not exist"
     )
 
@@ -244,11 +244,11 @@ def test_a_name_with_brackets_can_be_typed(statecli):
     assert list(statecli("inspect", result.json["target"], "-i", name, "-f", "json").rows()) == [name]
 
 
-def test_nothing_matched_is_never_0(refused, small):
+def test_nothing_matched_is_never_0(inspect_error, small):
     """A glob that leaves nothing is exit 2, with a hint."""
-    assert "try '*weight*'" in refused(small, "-i", "weight")
-    assert "try '*zzz*'" in refused(small, "-i", "zzz*")
-    assert "try" not in refused(small, "-i", "*zzz*")
+    assert "try '*weight*'" in inspect_error(small, "-i", "weight")
+    assert "try '*zzz*'" in inspect_error(small, "-i", "zzz*")
+    assert "try" not in inspect_error(small, "-i", "*zzz*")
 
 
 @pytest.mark.parametrize("words", [("inspect", "a.pt"), ("diff", "a.pt", "b.pt")])
@@ -279,17 +279,17 @@ def test_a_section_can_be_named(statecli, tmp_path):
     assert "did you mean #model?" in statecli("inspect", f"{tmp_path}/train.ckpt#modle").err
 
 
-def test_cuda_without_cuda_names_the_check_that_works(refused):
+def test_cuda_without_cuda_names_the_check_that_works(inspect_error):
     """--cuda on a machine without one points at --to meta."""
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    assert "--to meta" in refused(NET, "--cuda")
-    assert "--to meta" in refused(NET, "--to", "cuda:7")
+    assert "--to meta" in inspect_error(NET, "--cuda")
+    assert "--to meta" in inspect_error(NET, "--to", "cuda:7")
 
 
-def test_cuda_and_another_device_contradict(refused):
+def test_cuda_and_another_device_contradict(inspect_error):
     """--cuda --to meta is refused, not resolved by order."""
-    assert "contradict" in refused(NET, "--cuda", "--to", "meta")
+    assert "contradict" in inspect_error(NET, "--cuda", "--to", "meta")
 
 
 def test_usage_errors_end_2():
@@ -463,11 +463,11 @@ def test_version_and_help():
     assert "inspect" in process("--help").stdout
 
 
-def test_the_output_is_never_what_is_read(refused, small, tmp_path):
+def test_the_output_is_never_what_is_read(inspect_error, small, tmp_path):
     """-o of the checkpoint itself would destroy it."""
     before = small.read_bytes()
-    assert "write to another file" in refused(small, "-o", small)
-    assert "write to another file" in refused(tmp_path, "-o", small)
+    assert "write to another file" in inspect_error(small, "-o", small)
+    assert "write to another file" in inspect_error(tmp_path, "-o", small)
     assert small.read_bytes() == before
 
 
@@ -480,10 +480,10 @@ def test_without_a_place_to_write_it_ends_2(small, line):
     assert "Traceback" not in result.stderr
 
 
-def test_a_megabyte_of_name_is_no_megabyte_of_message(refused, tmp_path):
+def test_a_megabyte_of_name_is_no_megabyte_of_message(inspect_error, tmp_path):
     """An error's one line is bounded."""
     torch.save({"k" * 1_000_000: torch.ones(1), "d": {"w": 1}}, tmp_path / "long.pt")
-    assert len(refused(tmp_path / "long.pt", "-i", "x" * 100_000)) < 3000
+    assert len(inspect_error(tmp_path / "long.pt", "-i", "x" * 100_000)) < 3000
 
 
 def test_dash_is_stdout(statecli, small):
@@ -620,9 +620,9 @@ def test_a_mistake_on_the_line_is_told_in_one(statecli, line, said):
     assert said in done.err
 
 
-def test_a_device_to_build_on_is_for_classes(refused, small):
+def test_a_device_to_build_on_is_for_classes(inspect_error, small):
     """A checkpoint is not built: the option would be ignored."""
-    assert refused(small, "--init-device", "meta").startswith("--init-device meta: ")
+    assert inspect_error(small, "--init-device", "meta").startswith("--init-device meta: ")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")

@@ -24,12 +24,22 @@ from statecli.report.documents.schemas import DOCUMENTS
 from statecli.requests.options import ListOutput
 from statecli.rules.dictionary import DICTIONARY
 
-from .audits import NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
+from .audits import (
+    NOTE,
+    WARNING,
+    accept_findings,
+    failed_target,
+    finding,
+    render_audit,
+    skipped_rule,
+    skipped_target,
+    target,
+)
 from .test_cli import on_a_terminal
 
 
 @pytest.fixture(autouse=True)
-def _here(in_tmp_path):
+def _audit_folder(in_tmp_path):
     """A folder with a clean checkpoint, one with a warning, and one that cannot be read."""
     torch.save({"w": torch.ones(2)}, "clean.pt")
     torch.save({"w": torch.ones(2), "W": torch.ones(2)}, "found.pt")
@@ -120,7 +130,7 @@ def test_one_bar_is_drawn_for_all_that_is_read():
     assert "bytes" not in [line.partition("bytes")[1] for line in out.split("\n")[1:]]
 
 
-def shown(*targets, width=80, **options):
+def render_table(*targets, width=80, **options):
     return render_audit("table", *targets, terminal=True, width=width, **options)
 
 
@@ -132,14 +142,16 @@ def test_a_table_keeps_to_its_width(width, count):
         "unregistered-tensor", message=f"model.{'block.' * 30}w: {'is not registered ' * 9}", help="fix it " * 30
     )
     targets = [target(f"runs/{'x' * 60}/step-{n}.pt", long, finding()) for n in range(count)]
-    text = shown(*targets, failed_target("no.pt", "is " + "very " * 40 + "empty"), skipped_target("R.md"), width=width)
+    text = render_table(
+        *targets, failed_target("no.pt", "is " + "very " * 40 + "empty"), skipped_target("R.md"), width=width
+    )
     assert max(map(len, text.splitlines())) <= width
 
 
 def test_one_target_is_grouped_by_rule():
     """Worst first; what to do is said once where it is the same."""
     actual = [finding("inf", WARNING, fqn="a"), *(finding(fqn=name, help="go back") for name in "bc")]
-    assert shown(target("a.pt", *actual)).splitlines() == [
+    assert render_table(target("a.pt", *actual)).splitlines() == [
         "a.pt",
         "1 audited: 1 error, 1 warning; 2 rules ran",
         "torch-zip, 2 tensors, 64 B",
@@ -153,7 +165,7 @@ def test_one_target_is_grouped_by_rule():
 
 def test_several_targets_are_a_group_each():
     """With their findings' rules; a clean one is named in the heading."""
-    text = shown(target("a.pt", finding()), target("b.pt"), target("c.pt", finding("inf", NOTE, target="c.pt")))
+    text = render_table(target("a.pt", finding()), target("b.pt"), target("c.pt", finding("inf", NOTE, target="c.pt")))
     assert [line for line in text.splitlines() if "." in line] == [
         "torch-zip, 6 tensors, 192 B; clean: b.pt",
         "a.pt  1 error",
@@ -167,11 +179,11 @@ def test_several_targets_are_a_group_each():
 def test_targets_of_which_the_same_is_said_are_one_group():
     """The checkpoints of one run; --all has each."""
     targets = [target(f"step-{n}.pt", finding(target=f"step-{n}.pt")) for n in range(300)]
-    text = shown(*targets)
+    text = render_table(*targets)
     assert "step-0.pt\n  and 299 more, each with the same 1 error: step-1.pt, step-2.pt, step-3.pt," in text
     assert "step-10.pt\n  and 289 more\n" in text
     assert text.count("is nan") == 1
-    assert shown(*targets, view=View(unfold=True)).count("is nan") == 300
+    assert render_table(*targets, view=View(unfold=True)).count("is nan") == 300
 
 
 @pytest.mark.parametrize("output", ["table", "markdown", "html"])
@@ -190,10 +202,10 @@ def test_ten_thousand_findings_are_a_page_that_is_read():
     numbers = [
         finding(fqn=f"w{'x' * (n % 7)}.{n}.{n * 7919 % 1000}", message=f"w: {n * 7919} NaN") for n in range(10_000)
     ]
-    text = shown(target("a.pt", *numbers))
+    text = render_table(target("a.pt", *numbers))
     assert len(text.splitlines()) < 12
     assert "… and 9,992 more (--all)" in text
-    assert shown(target("a.pt", *numbers), view=View(unfold=True)).count("NaN") == 10_000
+    assert render_table(target("a.pt", *numbers), view=View(unfold=True)).count("NaN") == 10_000
 
 
 def test_the_rest_of_a_problem_is_counted_in_findings():
@@ -201,7 +213,7 @@ def test_the_rest_of_a_problem_is_counted_in_findings():
     numbers = [
         finding(fqn=f"layers.{n}.w{m}", message=f"layers.{n}.w{m}: {m} NaN") for m in range(10) for n in range(4)
     ]
-    text = shown(target("a.pt", *numbers))
+    text = render_table(target("a.pt", *numbers))
     assert "(40 findings)" in text
     assert "… and 8 more (--all)" in text
     assert "; 8 more" in render_audit("github", target("a.pt", *numbers))
@@ -210,7 +222,7 @@ def test_the_rest_of_a_problem_is_counted_in_findings():
 def test_repeated_layers_are_folded():
     """On a terminal and piped; data for programs has each."""
     numbers = [finding(fqn=f"layers.{n}.w") for n in range(48)]
-    assert "layers.{0..47}.w: are nan" in shown(target("a.pt", *numbers))
+    assert "layers.{0..47}.w: are nan" in render_table(target("a.pt", *numbers))
     assert render_audit("plain", target("a.pt", *numbers)).count("are nan") == 1
     assert render_audit("csv", target("a.pt", *numbers)).count("is nan") == 48
 
@@ -256,7 +268,7 @@ def test_what_was_not_audited_is_said(output):
 @pytest.mark.parametrize("output", PEOPLE)
 def test_what_is_accepted_is_said_with_its_reason(output):
     """Counted by rule and reason, as one problem for one remedy; with -v each."""
-    kept = accepted("known since v1", finding(fqn="a"), finding(fqn="b"))
+    kept = accept_findings("known since v1", finding(fqn="a"), finding(fqn="b"))
     text = render_audit(output, target("a.pt", accepted=kept), terminal=True)
     assert "1 problem accepted (nan)" in text
     assert "known since v1" in text
@@ -330,7 +342,7 @@ def test_a_damaged_file_is_counted_once(output):
     text = render_audit(output, failed, target("a.pt", finding()), terminal=True)
     assert "1 audited: 1 error in 1 target; 1 failed" in text
     assert "unscanned-pickle" in text
-    headings = shown(failed, target("a.pt", finding())).splitlines()
+    headings = render_table(failed, target("a.pt", finding())).splitlines()
     assert [line for line in headings if line.startswith(("no.pt", "a.pt"))] == ["no.pt  failed", "a.pt  1 error"]
 
 
@@ -348,7 +360,7 @@ def test_the_class_of_model_is_not_a_target(of_class, of_file, counts):
     spec = "net.py:Net"
     model = target(spec, *(finding(target=spec, fqn=fqn) for fqn in of_class))
     file = target("a.pt", *(finding(fqn=fqn) for fqn in of_file))
-    text = shown(msgspec.structs.replace(model, tensors=9, bytes=90), file, model=spec).splitlines()
+    text = render_table(msgspec.structs.replace(model, tensors=9, bytes=90), file, model=spec).splitlines()
     assert text[:2] == ["a.pt", f"1 audited against {spec}: {counts}; 2 rules ran"]
     assert text[2].startswith("torch-zip, 2 tensors, 64 B")
 

@@ -62,9 +62,9 @@ def test_what_stays_behind_on_a_move_ends_1(statecli):
         (["pyproject.toml", "--input-from", "a.py:b"], "--input-from a.py:b: pyproject.toml is a checkpoint"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(refused, words, said):
+def test_what_cannot_be_done_is_one_line(inspect_error, words, said):
     """Exit 2, nothing on stdout."""
-    assert said in refused(*words)
+    assert said in inspect_error(*words)
 
 
 def test_a_cache_is_mended_where_forward_assigns_it(statecli):

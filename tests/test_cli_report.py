@@ -9,7 +9,7 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, in_tmp_path):
+def report_folder(tmp_path, in_tmp_path):
     torch.save({f"h.{n}.w": torch.randn(4, 4) for n in range(6)}, "net.pt")
     (tmp_path / "net.py").write_text("from torch import nn\ndef make(): return nn.Linear(2, 3)\n")
 

@@ -53,19 +53,19 @@ def ending(name, verdict, reason=None, fqn=None):
 def proofs(monkeypatch):
     """Every proof passes, but for those that are given: `proofs(step=ending(...))`."""
 
-    def given(**others):
+    def set_proofs(**others):
         for name in Name:
             monkeypatch.setitem(proving.PROOFS, name, others.get(name.value, passing(name)))
 
-    given()
-    return given
+    set_proofs()
+    return set_proofs
 
 
-def failed(fqn="table"):
+def failed_check(fqn="table"):
     return ending(Name.MOVE, Verdict.FAILED, "stays", fqn)
 
 
-def skipped():
+def skipped_check():
     return ending(Name.STEP, Verdict.SKIPPED, "no input given")
 
 
@@ -84,7 +84,7 @@ def test_all_passed_ends_0(statecli, proofs):
 
 def test_what_was_proved_false_ends_1(statecli, proofs):
     """The finding is in the result, and stderr stays empty."""
-    proofs(move=failed())
+    proofs(move=failed_check())
     result = statecli("verify", NET)
     assert (result.code, result.err) == (1, "")
     assert "error[unregistered-tensor]: table: is a plain attribute" in result.out
@@ -100,7 +100,7 @@ def test_what_cannot_be_told_ends_2(statecli, proofs):
 
 def test_one_wins_over_two_and_both_are_told(statecli, proofs):
     """A failure is a failure, whatever else could not be told."""
-    proofs(move=failed(), forward=unsure())
+    proofs(move=failed_check(), forward=unsure())
     result = statecli("verify", NET)
     assert result.code == 1
     assert result.err == f"statecli: {NET}: forward: net.py:7: depends on data\n"
@@ -108,7 +108,7 @@ def test_one_wins_over_two_and_both_are_told(statecli, proofs):
 
 def test_a_proof_that_has_nothing_to_try_with_is_no_failure(statecli, proofs):
     """Unless it was asked for."""
-    proofs(step=skipped())
+    proofs(step=skipped_check())
     result = statecli("verify", NET)
     assert (result.code, result.err) == (0, "")
     assert "step: no input given" in result.out
@@ -206,7 +206,7 @@ def test_options_reach_the_request(statecli, monkeypatch):
 
 def test_filters_leave_out_findings_too(statecli, proofs):
     """What -x leaves out neither shows nor fails."""
-    proofs(move=failed())
+    proofs(move=failed_check())
     result = statecli("verify", NET, "-x", "table")
     assert result.code == 0
     assert "table" not in result.out
@@ -218,7 +218,7 @@ def test_filters_leave_out_findings_too(statecli, proofs):
 @pytest.mark.parametrize("output", list(Output))
 def test_every_output_says_why_it_ends_1(statecli, proofs, output):
     """A failure is never silent, whatever the output."""
-    proofs(move=failed())
+    proofs(move=failed_check())
     result = statecli("verify", NET, "-f", output.value)
     assert result.code == 1
     assert "stays" in result.out
@@ -227,7 +227,7 @@ def test_every_output_says_why_it_ends_1(statecli, proofs, output):
 def test_quiet_prints_findings_or_nothing(statecli, proofs):
     """-q is a gate."""
     assert statecli("verify", NET, "-q").out == ""
-    proofs(move=failed())
+    proofs(move=failed_check())
     assert statecli("verify", NET, "-q").out == (
         "error[unregistered-tensor]: table: is a plain attribute, not registered"
         " (float32 [3,3]) [sample_models/net.py:19]\n"
@@ -236,7 +236,7 @@ def test_quiet_prints_findings_or_nothing(statecli, proofs):
 
 def test_json_holds_to_the_printed_schema(statecli, proofs):
     """`statecli schema verify` describes what `verify -f json` prints."""
-    proofs(move=failed(), step=skipped(), forward=unsure())
+    proofs(move=failed_check(), step=skipped_check(), forward=unsure())
     document = statecli("verify", NET, "-f", "json").json
     schema = statecli("schema", "verify")
     assert schema.code == 0

@@ -19,14 +19,14 @@ from statecli.requests.parameters import parameters_of
 from statecli.rules.dictionary import DICTIONARY, RULES
 
 
-def offered(line):
+def list_candidates(line):
     """The words that are offered at the end of a command line."""
     *words, current = line.split(" ")[1:]
     return [word for word, _ in complete(words, current).candidates]
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def hostile_folder(tmp_path, monkeypatch):
     """A folder with a checkpoint of several sections and a file of classes, which must not be imported."""
     weights = {"weight": torch.ones(2)}
     hostile = {"$(touch ran)": weights, "two words": weights, ";ls": weights, "'": weights, "\x1b[31m": weights}
@@ -53,14 +53,16 @@ def here(tmp_path, monkeypatch):
 def test_every_command_is_offered():
     """Of statecli, of git, and behind help."""
     commands = list(dict.fromkeys(name.split(" ")[0] for name in COMMANDS))
-    assert offered("statecli ") == offered("statecli help ") == [*commands, "help", "version"]
+    assert list_candidates("statecli ") == list_candidates("statecli help ") == [*commands, "help", "version"]
     assert (
-        offered("statecli git ") == offered("statecli help git ") == ["setup", "textconv", "external-diff", "difftool"]
+        list_candidates("statecli git ")
+        == list_candidates("statecli help git ")
+        == ["setup", "textconv", "external-diff", "difftool"]
     )
-    assert offered("statecli co") == ["config", "completion"]
-    assert offered("statecli -") == ["--version", "--help"]
+    assert list_candidates("statecli co") == ["config", "completion"]
+    assert list_candidates("statecli -") == ["--version", "--help"]
     for line in ("statecli version ", "statecli nope ", "statecli git nope ", "statecli help diff "):
-        assert offered(line) == []
+        assert list_candidates(line) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -80,9 +82,11 @@ def test_every_choice_of_an_option_is_offered(command):
     """After the option by any spelling, and behind its equals sign."""
     for parameter in parameters_of(COMMANDS[command]):
         for flag in parameter.spellings if parameter.choices else ():
-            assert offered(f"statecli {command} {flag} ") == list(parameter.choices)
+            assert list_candidates(f"statecli {command} {flag} ") == list(parameter.choices)
             if flag.startswith("--"):
-                assert offered(f"statecli {command} {flag}=") == [f"{flag}={choice}" for choice in parameter.choices]
+                assert list_candidates(f"statecli {command} {flag}=") == [
+                    f"{flag}={choice}" for choice in parameter.choices
+                ]
 
 
 @pytest.mark.parametrize(
@@ -118,32 +122,32 @@ def test_every_choice_of_an_option_is_offered(command):
 )
 def test_values_are_offered(line, words):
     """Those of the option at the cursor."""
-    assert offered(line) == words
+    assert list_candidates(line) == words
 
 
 def test_rules_are_those_that_the_command_takes(statecli):
     """`audit` selects its own, `inspect` and `verify` leave out those that they report, `rules` explains all."""
     known = {rule.name for rule in RULES}
-    assert set(offered("statecli audit --select ")) == known | {rule.group for rule in RULES}
-    assert set(offered("statecli audit --ignore ")) == known | {rule.group for rule in RULES}
-    assert set(offered("statecli rules ")) == set(DICTIONARY)
+    assert set(list_candidates("statecli audit --select ")) == known | {rule.group for rule in RULES}
+    assert set(list_candidates("statecli audit --ignore ")) == known | {rule.group for rule in RULES}
+    assert set(list_candidates("statecli rules ")) == set(DICTIONARY)
     for command in ("inspect", "verify"):
         names = {rule.name for rule in DICTIONARY.values() if command in rule.commands}
-        assert names < set(offered(f"statecli {command} --ignore "))
-    for name in offered("statecli inspect --ignore non"):
+        assert names < set(list_candidates(f"statecli {command} --ignore "))
+    for name in list_candidates("statecli inspect --ignore non"):
         assert "unknown rule" not in statecli("inspect", "nope.pt", "--ignore", name).err
 
 
 def test_what_is_offered_for_the_schema_has_one(statecli):
     """Each."""
-    assert all(statecli("schema", name).code == 0 for name in offered("statecli schema "))
+    assert all(statecli("schema", name).code == 0 for name in list_candidates("statecli schema "))
 
 
 def test_executors_that_are_offered_exist():
     """Each form."""
     from statecli.workers import executors
 
-    for name in offered("statecli diff --executor "):
+    for name in list_candidates("statecli diff --executor "):
         executors.check_executor(f"{name}tcp://127.0.0.1:1" if name.endswith(":") else name, jobs=0)
 
 
@@ -191,7 +195,7 @@ def test_every_kind_of_value_is_offered_something_or_known_to_be_free():
 
 def test_report_formats_are_offered():
     """Each with its equals sign."""
-    assert offered("statecli audit --report ") == [f"{output.value}=" for output in Output]
+    assert list_candidates("statecli audit --report ") == [f"{output.value}=" for output in Output]
 
 
 # --- from files -------------------------------------------------------------------------------------------------------
@@ -214,9 +218,9 @@ def test_report_formats_are_offered():
         ("statecli verify --inputs net.py:m", ["net.py:make"]),
     ],
 )
-def test_names_in_a_python_file(here, line, words):
+def test_names_in_a_python_file(hostile_folder, line, words):
     """Module classes by the syntax tree; if there are none, classes with a base; for inputs the functions."""
-    assert offered(line) == words
+    assert list_candidates(line) == words
 
 
 @pytest.mark.parametrize(
@@ -228,9 +232,9 @@ def test_names_in_a_python_file(here, line, words):
         ("statecli inspect none.ckpt#", []),
     ],
 )
-def test_sections_of_a_checkpoint(here, line, words):
+def test_sections_of_a_checkpoint(hostile_folder, line, words):
     """Names that a shell would read as more than a name are left out, because they come from the file."""
-    assert offered(line) == words
+    assert list_candidates(line) == words
 
 
 # --- what the scripts get ---------------------------------------------------------------------------------------------
@@ -253,13 +257,13 @@ def test_sections_of_a_checkpoint(here, line, words):
         (["inspect", "--executor", "dask", ":"], "", []),
     ],
 )
-def test_bash_gets_what_it_inserts(here, words, current, inserted):
+def test_bash_gets_what_it_inserts(hostile_folder, words, current, inserted):
     """It has split the words at `:` and `=`, and replaces the last piece as it was typed."""
     answer = completion._format_answer("bash", current, words)
     assert [line.split("\t")[0] for line in answer.splitlines()[2:]] == inserted
 
 
-def test_the_other_shells_get_whole_words(here):
+def test_the_other_shells_get_whole_words(hostile_folder):
     """Without quotes, which they add."""
     for shell in ("zsh", "fish", "powershell"):
         answer = completion._format_answer(shell, "--to=me", ["inspect"])
@@ -300,7 +304,7 @@ def modules_of(*arguments):
     return result.stdout, set(json.loads(result.stderr))
 
 
-def test_completing_imports_the_table_and_no_more(here):
+def test_completing_imports_the_table_and_no_more(hostile_folder):
     """Neither Typer nor a reader, a renderer or a rule: what is imported at each Tab is waited for."""
     text, modules = modules_of("zsh", "=--t", "inspect")
     assert "--tree\t" in text
@@ -311,7 +315,7 @@ def test_completing_imports_the_table_and_no_more(here):
 
 
 @pytest.mark.parametrize("arguments", [("=net.py:", "inspect"), ("=train.ckpt#", "inspect"), ("=", "rules")])
-def test_names_from_files_and_rules_need_no_torch(here, arguments):
+def test_names_from_files_and_rules_need_no_torch(hostile_folder, arguments):
     """Nor numpy, nor Typer."""
     text, modules = modules_of("zsh", *arguments)
     assert len(text.splitlines()) > 3
@@ -322,9 +326,9 @@ def test_names_from_files_and_rules_need_no_torch(here, arguments):
     "arguments",
     [[], ["zsh"], ["tcsh", "=", "inspect"], ["zsh", "=\udce4#", "inspect"], ["zsh", "=old.py:", "inspect"]],
 )
-def test_a_wrong_question_is_answered_without_a_word_on_stderr(here, arguments):
+def test_a_wrong_question_is_answered_without_a_word_on_stderr(hostile_folder, arguments):
     """A prompt is no place for an error, nor for what Python has to say of an invalid escape."""
-    (here / "old.py").write_text("class Net(nn.Module):\n    pattern = '\\d'\n")
+    (hostile_folder / "old.py").write_text("class Net(nn.Module):\n    pattern = '\\d'\n")
     result = subprocess.run(
         [sys.executable, "-m", "statecli", "__complete", *arguments], capture_output=True, check=False
     )
@@ -350,7 +354,7 @@ def run_shell(program, argv):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_completes(here, program):
+def test_bash_completes(hostile_folder, program):
     """The function that the script defines, with the words as Bash splits them."""
     script = """
 source <(statecli completion bash)
@@ -371,7 +375,7 @@ ask statecli inspect my
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_completes(here, program):
+def test_fish_completes(hostile_folder, program):
     """As it does at a prompt."""
     lines = (
         "statecli insp",
@@ -408,7 +412,7 @@ zpty -d shell
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_completes(here, program, monkeypatch):
+def test_zsh_completes(hostile_folder, program, monkeypatch):
     """At a prompt of its own."""
     monkeypatch.setenv("OUT", str(program / "out"))
     typed = {

@@ -25,7 +25,7 @@ from statecli.requests.options import COMMANDS, Group
 from statecli.requests.parameters import parameters_of
 
 from .forked_python import run_command
-from .test_light_start import imported
+from .test_light_start import import_status
 
 PAGES = ("", *help_table.GROUPS, *COMMANDS)
 MANUALS = {"": manuals.ROOT, **manuals.GROUPS, **manuals.MANUALS}
@@ -67,7 +67,7 @@ def help_of(command, width=80, **options):
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def example_folder(tmp_path_factory):
     """A folder with every file that an example names."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "net.py").write_text(NET)
@@ -92,10 +92,10 @@ def written(tmp_path_factory):
 
 
 @pytest.fixture
-def desk(written, tmp_path, monkeypatch, statecli):
+def desk(example_folder, tmp_path, monkeypatch, statecli):
     """A copy of that folder as the current one, with a home of its own and what earlier commands write."""
     desk = tmp_path / "desk"
-    shutil.copytree(written, desk)
+    shutil.copytree(example_folder, desk)
     monkeypatch.chdir(desk)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / ".gitconfig"))
@@ -405,7 +405,7 @@ def test_colours_are_as_in_results(statecli, monkeypatch, words, variables, colo
 def test_help_imports_neither_typer_nor_anything_heavy():
     """The table is enough."""
     heavy = ("typer", "click", "torch", "numpy", "rich")
-    assert imported("diff", "--help", heavy=heavy) == (0, [])
+    assert import_status("diff", "--help", heavy=heavy) == (0, [])
 
 
 # --- manual pages -----------------------------------------------------------------------------------------------------

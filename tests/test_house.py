@@ -42,10 +42,10 @@ def _forget_trees():
         function.cache_clear()
 
 
-def dotted(node):
+def dotted_name(node):
     """A name with its attributes as it is written; "" for any other expression."""
     if isinstance(node, ast.Attribute):
-        owner = dotted(node.value)
+        owner = dotted_name(node.value)
         return f"{owner}.{node.attr}" if owner else ""
     return node.id if isinstance(node, ast.Name) else ""
 
@@ -258,7 +258,7 @@ def test_nothing_unpickles_or_evaluates():
         assert path in ours or not named & forbidden, path
         for node in nodes(path):
             if isinstance(node, ast.Call):
-                called = dotted(node.func)
+                called = dotted_name(node.func)
                 refused = called in ("eval", "exec", "torch.load", "torch.jit.load")
                 assert not refused or (called == "torch.load" and path in ours), f"{path}:{node.lineno}"
 
@@ -351,7 +351,7 @@ def test_every_module_that_a_docstring_names_exists():
 def skip_reasons(tree):
     """The reason of each skip up to a colon, or the package of an importorskip without a reason."""
     for node in ast.walk(tree):
-        called = dotted(node.func) if isinstance(node, ast.Call) else ""
+        called = dotted_name(node.func) if isinstance(node, ast.Call) else ""
         if called in ("pytest.mark.skip", "pytest.mark.skipif", "pytest.importorskip", "pytest.skip"):
             reasons = [keyword.value for keyword in node.keywords if keyword.arg == "reason"]
             text = (reasons or node.args)[0]

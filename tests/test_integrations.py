@@ -259,7 +259,7 @@ def test_no_more_is_installed_than_the_audit_needs(repository, args, config, own
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_the_configuration_of_the_base_decides_about_numpy(configured, repository, monkeypatch):
+def test_the_configuration_of_the_base_decides_about_numpy(configured_upstream, repository, monkeypatch):
     """The lock that it names is compared; the configuration of the pull request names none."""
     Path("statecli.toml").write_text("")
     installed = record_installations(repository)
@@ -284,12 +284,12 @@ esac
 """)
     python.chmod(0o755)
 
-    def installed():
+    def read_installed():
         packages = record.read_text().splitlines() if record.exists() else []
         record.write_text("")
         return packages
 
-    return installed
+    return read_installed
 
 
 def read_component():
@@ -335,7 +335,7 @@ def component(targets, args="", **more):
 
 
 @pytest.fixture
-def configured(repository, monkeypatch):
+def configured_upstream(repository, monkeypatch):
     """A clone on a branch whose statecli.toml switches everything off; that of main switches nothing off."""
     nudge()
     upstream = repository.parent / "upstream"
@@ -353,7 +353,7 @@ def configured(repository, monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_a_pull_request_is_audited_with_the_configuration_of_its_base(configured, monkeypatch):
+def test_a_pull_request_is_audited_with_the_configuration_of_its_base(configured_upstream, monkeypatch):
     """Its own would let the nudged weight pass, as it does where no branch is to be merged."""
     assert act("Audit", targets="m.safetensors")[0].returncode == 0
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
@@ -364,7 +364,9 @@ def test_a_pull_request_is_audited_with_the_configuration_of_its_base(configured
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_a_pull_request_whose_base_cannot_be_fetched_is_audited_without_a_configuration(configured, monkeypatch):
+def test_a_pull_request_whose_base_cannot_be_fetched_is_audited_without_a_configuration(
+    configured_upstream, monkeypatch
+):
     """A warning and the verdict say so."""
     monkeypatch.setenv("GITHUB_BASE_REF", "gone")
     done, _, _ = act("Audit", targets="m.safetensors")
@@ -374,7 +376,7 @@ def test_a_pull_request_whose_base_cannot_be_fetched_is_audited_without_a_config
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize(("config", "code", "said"), [("none", 0, "--no-config"), ("own.toml", 1, "own.toml")])
-def test_the_actions_configuration_can_be_named(configured, monkeypatch, config, code, said):
+def test_the_actions_configuration_can_be_named(configured_upstream, monkeypatch, config, code, said):
     """A file, or `none`."""
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
     Path("own.toml").write_text('lock = "statecli.lock.json"\n')
@@ -394,10 +396,10 @@ def rebase(upstream, **files):
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize("baseline", ["baseline.json", "./ci/baseline.json"])
-def test_a_pull_request_does_not_accept_its_own_findings(configured, monkeypatch, baseline):
+def test_a_pull_request_does_not_accept_its_own_findings(configured_upstream, monkeypatch, baseline):
     """The baseline is the base branch's, and the checkout has its own again afterwards."""
     empty = b'{"schema": "statecli.baseline/2", "findings": []}'
-    rebase(configured, **{"statecli.toml": f'baseline = "{baseline}"'.encode(), baseline: empty})
+    rebase(configured_upstream, **{"statecli.toml": f'baseline = "{baseline}"'.encode(), baseline: empty})
     Path("evil.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     Path(baseline).parent.mkdir(exist_ok=True)
     line = ("audit", "evil.pt", "--no-config", "--write-baseline", baseline, "--reason", "x")
@@ -413,7 +415,7 @@ def test_a_pull_request_does_not_accept_its_own_findings(configured, monkeypatch
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_a_pull_request_does_not_lock_its_own_weights(configured, monkeypatch):
+def test_a_pull_request_does_not_lock_its_own_weights(configured_upstream, monkeypatch):
     """A nudged weight with a lock of its own differs from the base branch's lock."""
     assert run("statecli", "lock", "m.safetensors", "-o", "statecli.lock.json").returncode == 0
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
@@ -422,22 +424,22 @@ def test_a_pull_request_does_not_lock_its_own_weights(configured, monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_a_pull_request_does_not_change_the_reference(configured, monkeypatch):
+def test_a_pull_request_does_not_change_the_reference(configured_upstream, monkeypatch):
     """The nudged weight is the pull request's own reference too; that of the base branch has the former weight."""
     former = (torch.eye(3), torch.arange(3.0))
-    save_file(dict(zip(("fc.weight", "fc.bias"), former, strict=True)), configured / "m.safetensors")
+    save_file(dict(zip(("fc.weight", "fc.bias"), former, strict=True)), configured_upstream / "m.safetensors")
     policy = b'[policy]\nreference = "m.safetensors"\nmust-not-change = "*"\n'
-    rebase(configured, **{"statecli.toml": policy})
+    rebase(configured_upstream, **{"statecli.toml": policy})
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
     done, _, _ = act("Audit", targets="m.safetensors")
     assert (done.returncode, "fc.bias" in done.stdout) == (1, True), done.stdout + done.stderr
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_a_lock_that_the_base_branch_lacks_cannot_be_replaced_by_the_pull_request(configured, monkeypatch):
+def test_a_lock_that_the_base_branch_lacks_cannot_be_replaced_by_the_pull_request(configured_upstream, monkeypatch):
     """The audit ends without a verdict."""
-    (configured / "statecli.lock.json").unlink()
-    rebase(configured)
+    (configured_upstream / "statecli.lock.json").unlink()
+    rebase(configured_upstream)
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
     done, outputs, _ = act("Audit", targets="m.safetensors")
     assert (done.returncode, "exit-code=2" in outputs) == (2, True), done.stdout + done.stderr
@@ -445,16 +447,16 @@ def test_a_lock_that_the_base_branch_lacks_cannot_be_replaced_by_the_pull_reques
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_a_folder_that_a_pull_request_redirects_ends_the_audit(configured, monkeypatch):
+def test_a_folder_that_a_pull_request_redirects_ends_the_audit(configured_upstream, monkeypatch):
     """A symbolic link in the way of a named file would be followed to any folder."""
-    rebase(configured, **{"statecli.toml": b'baseline = "ci/baseline.json"'})
+    rebase(configured_upstream, **{"statecli.toml": b'baseline = "ci/baseline.json"'})
     Path("ci").symlink_to("..")
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
     done, outputs, _ = act("Audit", targets="m.safetensors")
     assert (done.returncode, "symbolic link" in done.stdout, outputs) == (2, True, "sarif=\nexit-code=2\n")
 
 
-def test_gitlab_uses_the_configuration_of_the_default_branch_alone(configured):
+def test_gitlab_uses_the_configuration_of_the_default_branch_alone(configured_upstream):
     """A merge request is audited without any, unless the input names a file."""
     args = "--lock=statecli.lock.json"
     assert component("m.safetensors", args, CI_COMMIT_BRANCH="main", CI_DEFAULT_BRANCH="main").returncode == 0
@@ -462,7 +464,7 @@ def test_gitlab_uses_the_configuration_of_the_default_branch_alone(configured):
     assert component("m.safetensors", args, STATECLI_CONFIG="statecli.toml").returncode == 0
 
 
-def hooked(repository, **own):
+def run_hook(repository, **own):
     """pre-commit itself runs the hook on all files, with these own keys. What is installed here stands for the
     environment that it would make of this package.
     """
@@ -478,11 +480,11 @@ def hooked(repository, **own):
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_pre_commit_stops_a_commit_that_nudges_a_locked_weight(repository):
     """The hook's entry runs on the files that its pattern names."""
-    clean = hooked(repository, args=["--lock", "statecli.lock.json", "--"])
+    clean = run_hook(repository, args=["--lock", "statecli.lock.json", "--"])
     assert clean.returncode == 0, clean.stdout + clean.stderr
     assert "1 audited" in clean.stdout
     nudge()
-    stopped = hooked(repository, args=["--lock", "statecli.lock.json", "--"])
+    stopped = run_hook(repository, args=["--lock", "statecli.lock.json", "--"])
     assert stopped.returncode == 1
     assert "fc.bias" in stopped.stdout
 
@@ -492,7 +494,7 @@ def test_pre_commit_follows_a_link_with_the_name_of_a_checkpoint(repository):
     """What it leads to is what torch.load opens, whatever that is called."""
     Path("firmware.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     Path("evil.pt").symlink_to("firmware.bin")
-    stopped = hooked(repository)
+    stopped = run_hook(repository)
     assert stopped.returncode == 1
     assert "unsafe-global" in stopped.stdout
 
@@ -511,12 +513,12 @@ def test_pre_commit_holds_the_shards_of_a_commit_as_their_model(repository, what
     torch.save({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}, "run/optimizer.pt")
     Path("m.safetensors").unlink()
     Path("statecli.toml").write_text('policy = { require-metadata = "format" }')
-    clean = hooked(repository, args=["--lock", "statecli.lock.json", "--"])
+    clean = run_hook(repository, args=["--lock", "statecli.lock.json", "--"])
     assert clean.returncode == 0, clean.stdout + clean.stderr
     assert "1 audited: clean" in clean.stdout
     assert "optimizer: not part of a model and not in the lock, so not compared" in clean.stdout
     save_file({"b": torch.zeros(2)}, f"run/{shards[1]}", metadata={"format": "pt"})
-    stopped = hooked(repository, args=["--lock", "statecli.lock.json", "--"])
+    stopped = run_hook(repository, args=["--lock", "statecli.lock.json", "--"])
     assert stopped.returncode == 1
     assert "b: values differ from the lock" in stopped.stdout
 
@@ -527,7 +529,7 @@ def test_no_files_name_makes_the_hook_pass(repository, own):
     """One that reads as `-o .pt` is audited behind `--`, and refused where own args leave that out."""
     torch.save({"w": torch.ones(2)}, "-o.pt")
     Path("evil.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    done = hooked(repository, **own)
+    done = run_hook(repository, **own)
     assert done.returncode != 0
     assert ("unsafe-global" if "--" in own.get("args", ["--"]) else "a file has the name of this option") in done.stdout
     assert not Path(".pt").exists()

@@ -37,7 +37,7 @@ def imported_by_each(lines, heavy=HEAVY):
     return [tuple(json.loads(line)) for line in result.stderr.splitlines()[-len(lines) :]]
 
 
-def imported(*args, heavy=HEAVY):
+def import_status(*args, heavy=HEAVY):
     """(exit code, which of the heavy modules the command line imported)."""
     (result,) = imported_by_each([args], heavy)
     return result
@@ -71,20 +71,20 @@ def test_a_listing_imports_the_reader_and_the_renderer_that_it_uses(files):
     renderers = [f"statecli.render.{name}" for name in ("json", "csv", "html", "table", "sarif")]
     others = ["statecli.pickles.machine", "statecli.live.build", "statecli.live.hf_auto", "statecli.targets.expand"]
     heavy = (*readers, *renderers, *others)
-    code, modules = imported("inspect", files / "a.safetensors", "-f", "json", heavy=heavy)
+    code, modules = import_status("inspect", files / "a.safetensors", "-f", "json", heavy=heavy)
     assert (code, modules) == (0, ["statecli.formats.safetensors", "statecli.render.json"])
 
 
 def test_stats_import_numpy_and_not_torch(files):
     """Values of a checkpoint need numpy alone."""
-    assert imported("inspect", files / "a.pt", "--stats", "-f", "json", heavy=("torch", "numpy")) == (0, ["numpy"])
+    assert import_status("inspect", files / "a.pt", "--stats", "-f", "json", heavy=("torch", "numpy")) == (0, ["numpy"])
 
 
 def test_small_files_are_locked_and_found_equal_without_numpy(files):
     """Their bytes are hashed and compared as they are."""
     path = files / "a.safetensors"
     for words in (("lock", path, "-o", files / "a.lock"), ("diff", path, path)):
-        assert imported(*words, heavy=("torch", "numpy")) == (0, [])
+        assert import_status(*words, heavy=("torch", "numpy")) == (0, [])
 
 
 @pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
@@ -99,20 +99,20 @@ def test_two_epochs_of_a_small_model_are_compared_without_numpy(tmp_path, suffix
         (torch.save if suffix == "pt" else save_file)(state, tmp_path / f"{name}.{suffix}")
     words = ("diff", *(tmp_path / f"{name}.{suffix}" for name in "ab"), "-f", "json")
     heavy = ("torch", "numpy", "statecli.commands.diff.transformations.find")
-    assert imported(*words, heavy=heavy) == (1, [])
+    assert import_status(*words, heavy=heavy) == (1, [])
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "fix"])
 def test_a_wrong_input_is_refused_without_torch(command, files):
     """The import of torch takes seconds."""
     (files / "net.py").write_text("import torch\nclass Net(torch.nn.Module): pass\n")
-    assert imported(command, f"{files}/net.py:Net", "--input", "2,16", heavy=("torch",)) == (2, [])
+    assert import_status(command, f"{files}/net.py:Net", "--input", "2,16", heavy=("torch",)) == (2, [])
 
 
 def test_an_audit_without_plugins_imports_nothing_for_plugins(files):
     """Neither what imports a plugin nor what finds installed packages."""
     heavy = ("statecli.commands.audit.import_plugin", "statecli.commands.audit.plugin_trust", "importlib.metadata")
-    assert imported("audit", files / "a.safetensors", "--no-config", "-f", "json", heavy=heavy) == (0, [])
+    assert import_status("audit", files / "a.safetensors", "--no-config", "-f", "json", heavy=heavy) == (0, [])
 
 
 def test_help_and_version_import_nothing_heavy():
@@ -129,7 +129,7 @@ def test_the_version_imports_nothing_of_the_commands():
 def test_msgspec_is_imported_without_modules_that_it_does_not_use(files):
     """They take a seventh of a listing."""
     heavy = ("textwrap", "platform", "typing_extensions", "tomllib")
-    assert imported("inspect", files / "a.safetensors", "-f", "json", heavy=heavy) == (0, [])
+    assert import_status("inspect", files / "a.safetensors", "-f", "json", heavy=heavy) == (0, [])
 
 
 def test_modules_that_msgspec_gets_later_do_the_same():
@@ -204,5 +204,5 @@ def test_the_inspection_of_a_file_enters_twelve_rooms(files):
 
 def test_the_check_can_fail():
     """A class needs torch, and the same check sees it."""
-    code, modules = imported("inspect", "sample_models/net_fixed.py:Net", "-f", "json", heavy=("torch",))
+    code, modules = import_status("inspect", "sample_models/net_fixed.py:Net", "-f", "json", heavy=("torch",))
     assert (code, modules) == (0, ["torch"])

@@ -12,7 +12,7 @@ from statecli.core.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
-def _here(in_tmp_path):
+def _checkpoint(in_tmp_path):
     """A checkpoint that would pass."""
     torch.save({"w": torch.ones(2)}, "a.pt")
 

@@ -43,7 +43,7 @@ HOSTILE = (
 
 
 @pytest.fixture
-def here(tmp_path, in_tmp_path):
+def target_folder(tmp_path, in_tmp_path):
     """A folder of small targets, and in it."""
     torch.save({"fc.weight": torch.zeros(2, 3), "fc.bias": torch.ones(2)}, "a.pt")
     torch.save({"fc.weight": torch.zeros(2, 3), "fc.bias": torch.zeros(2)}, "b.pt")
@@ -81,7 +81,7 @@ def reports(*outputs):
     ],
 )
 @pytest.mark.parametrize("command", [("inspect", "a.pt"), ("diff", "a.pt", "b.pt"), ("audit", "a.pt", "b.pt")])
-def test_a_report_that_cannot_be_is_one_line(statecli, here, command, words, said):
+def test_a_report_that_cannot_be_is_one_line(statecli, target_folder, command, words, said):
     """Exit 2, nothing on stdout, and nothing is written."""
     before = sorted(os.listdir())
     result = statecli(*command, *words)
@@ -91,14 +91,14 @@ def test_a_report_that_cannot_be_is_one_line(statecli, here, command, words, sai
 
 
 @pytest.mark.parametrize("command", [("inspect", "no.pt"), ("audit", "no.pt"), ("verify", "no.py:Net")])
-def test_a_wrong_report_is_told_before_anything_is_read(statecli, here, command):
+def test_a_wrong_report_is_told_before_anything_is_read(statecli, target_folder, command):
     """What else is wrong with the line is not looked at."""
     assert "is not a format" in statecli(*command, "--report", "x=y").err
 
 
 @pytest.mark.parametrize("path", ["statecli.toml", "l.json", "b.json", "a.safetensors"])
 @pytest.mark.parametrize("option", ["-o", "--report"])
-def test_what_the_configuration_names_is_never_written_to(statecli, here, path, option):
+def test_what_the_configuration_names_is_never_written_to(statecli, target_folder, path, option):
     """Neither the configuration itself, which was found."""
     statecli("lock", "b.pt", "-o", "l.json")
     statecli("audit", "found.pt", "--write-baseline", "b.json", "--reason", "x")
@@ -125,7 +125,7 @@ def test_what_the_configuration_names_is_never_written_to(statecli, here, path, 
     ],
 )
 @pytest.mark.parametrize("option", ["-o", "--report"])
-def test_what_is_read_is_never_written_to(statecli, here, words, path, option):
+def test_what_is_read_is_never_written_to(statecli, target_folder, words, path, option):
     """By the target's own name, its section, its class, a glob, a folder or an option that names it."""
     before = Path(path).read_bytes()
     result = statecli(*words, *((option, path) if option == "-o" else (option, f"json={path}")))
@@ -151,7 +151,7 @@ READERS = [
 
 
 @pytest.mark.parametrize(("command", "parameter"), READERS, ids=lambda part: getattr(part, "field", part))
-def test_no_output_replaces_an_input_of_any_command(statecli, here, command, parameter):
+def test_no_output_replaces_an_input_of_any_command(statecli, target_folder, command, parameter):
     """Whatever option or target names the input, and under any name of the file, in one line."""
     file, value = INPUT_VALUES.get(parameter.metavar, ("in.bin", "in.bin"))
     Path(file).write_text("content")
@@ -164,7 +164,7 @@ def test_no_output_replaces_an_input_of_any_command(statecli, here, command, par
     words = ["net.py:Net"] * (parameter.field == "checkpoint") + words
     words += [] if parameter.is_target else [parameter.flags[0], value]
     others = ["-o", "other.json"] if command == "report" else []
-    for name in (file, "link", "hard", f"folder/../{file}", str(here / file)):
+    for name in (file, "link", "hard", f"folder/../{file}", str(target_folder / file)):
         outputs = [["-o", name]] if "output" in fields else []
         outputs += [[*others, "--report", f"json={name}"]] if "report" in fields else []
         outputs += [["--write-baseline", name, "--reason", "x"]] if "write_baseline" in fields else []
@@ -208,7 +208,7 @@ def test_each_option_that_names_a_file_reads_or_writes_the_file():
         ("inspect model --trust-remote-code", "model/modeling.py"),
     ],
 )
-def test_an_input_without_an_option_of_its_own_is_not_replaced(statecli, here, words, path):
+def test_an_input_without_an_option_of_its_own_is_not_replaced(statecli, target_folder, words, path):
     """Also a configuration that was found, and files of a model's folder."""
     Path("net.json").write_text("{}")
     Path("rules.py").write_text("RULES = ()")
@@ -223,7 +223,7 @@ def test_an_input_without_an_option_of_its_own_is_not_replaced(statecli, here, w
     assert Path(path).read_bytes() == before
 
 
-def test_a_locked_file_is_not_replaced_by_its_lock(statecli, here):
+def test_a_locked_file_is_not_replaced_by_its_lock(statecli, target_folder):
     """A lock in the folder of its model would hold its own digest, which it cannot."""
     Path("model/sub").mkdir(parents=True)
     os.rename("a.safetensors", "model/model.safetensors")
@@ -237,7 +237,7 @@ def test_a_locked_file_is_not_replaced_by_its_lock(statecli, here):
     assert statecli("lock", "model", "-o", "lock.json").code == 0
 
 
-def test_standard_input_is_not_replaced(here):
+def test_standard_input_is_not_replaced(target_folder):
     """A shell opens the file of `<`; the name of the file is not on the command line."""
     before = Path("a.pt").read_bytes()
     words = [sys.executable, "-m", "statecli", "inspect", "-", "-f", "json", "-o", "a.pt"]
@@ -248,7 +248,7 @@ def test_standard_input_is_not_replaced(here):
     assert Path("a.pt").read_bytes() == before
 
 
-def test_merge_replaces_no_input_of_the_command(statecli, here):
+def test_merge_replaces_no_input_of_the_command(statecli, target_folder):
     """The command of the parts reads the adapter, and `merge` has no option for the adapter."""
     statecli("diff", "a.pt", "b.pt", "--adapter", "a.safetensors", "--shard", "1/1", "-o", "1.part")
     before = Path("a.safetensors").read_bytes()
@@ -258,14 +258,14 @@ def test_merge_replaces_no_input_of_the_command(statecli, here):
     assert Path("a.safetensors").read_bytes() == before
 
 
-def test_a_baseline_is_written_again_with_its_reasons(statecli, here):
+def test_a_baseline_is_written_again_with_its_reasons(statecli, target_folder):
     """The only file that a run reads and writes."""
     for _ in range(2):
         words = ["--baseline", "b.json"] if Path("b.json").exists() else []
         assert statecli("audit", "found.pt", *words, "--write-baseline", "b.json", "--reason", "x").code == 0
 
 
-def test_two_names_of_one_file_are_two_outputs_in_one_file(statecli, here):
+def test_two_names_of_one_file_are_two_outputs_in_one_file(statecli, target_folder):
     """A hard link is another name of the file."""
     Path("x.json").write_text("")
     os.link("x.json", "y.json")
@@ -274,7 +274,7 @@ def test_two_names_of_one_file_are_two_outputs_in_one_file(statecli, here):
     assert Path("x.json").read_text() == ""
 
 
-def test_a_report_in_an_audited_folder_is_written_again(statecli, here):
+def test_a_report_in_an_audited_folder_is_written_again(statecli, target_folder):
     """The second run finds the first one's report, and takes it for no checkpoint."""
     for _ in range(2):
         result = statecli("audit", ".", "--report", "sarif=out.sarif", "--report", "json=out.json", "-x", "nothing")
@@ -285,7 +285,7 @@ def test_a_report_in_an_audited_folder_is_written_again(statecli, here):
 # What is written.
 
 
-def test_each_report_is_what_its_output_alone_is(statecli, here):
+def test_each_report_is_what_its_output_alone_is(statecli, target_folder):
     """Beside what -f writes, and the exit code is the same."""
     result = statecli("audit", "found.pt", "-f", "json", *reports(*Output))
     assert result.code == 1
@@ -295,7 +295,7 @@ def test_each_report_is_what_its_output_alone_is(statecli, here):
         assert written == statecli("audit", "found.pt", "-f", output.value).out
 
 
-def test_quiet_is_of_the_terminal(statecli, here):
+def test_quiet_is_of_the_terminal(statecli, target_folder):
     """-q of a clean target prints nothing, and the reports are whole."""
     result = statecli("audit", "a.pt", "-q", "--report", "markdown=out.md", "--report", "plain=out.txt")
     assert (result.code, result.out) == (0, "")
@@ -303,7 +303,7 @@ def test_quiet_is_of_the_terminal(statecli, here):
     assert "1 audited" in Path("out.txt").read_text()
 
 
-def test_a_result_in_a_file_has_its_verdict_on_stderr(statecli, here):
+def test_a_result_in_a_file_has_its_verdict_on_stderr(statecli, target_folder):
     """A job that fails names the reason and the file; a clean or quiet run prints nothing."""
     done = statecli("inspect", "net.py:Net", "-f", "sarif", "-o", "out.sarif")
     assert (done.code, done.out) == (1, "")
@@ -312,14 +312,14 @@ def test_a_result_in_a_file_has_its_verdict_on_stderr(statecli, here):
     assert statecli("inspect", "a.pt", "-o", "out.txt").err == ""
 
 
-def test_names_alone_are_not_reported(statecli, here):
+def test_names_alone_are_not_reported(statecli, target_folder):
     """--name-only is of stdout; a document beside it is whole."""
     result = statecli("diff", "a.pt", "b.pt", "--name-only", "--report", "json=out.json")
     assert result.out == "fc.bias\n"
     assert json.loads(Path("out.json").read_text())["summary"]["changed"] == 1
 
 
-def test_a_page_has_its_pictures_in_a_report_too(statecli, here):
+def test_a_page_has_its_pictures_in_a_report_too(statecli, target_folder):
     """Histograms are counted where a page asks for them."""
     statecli("diff", "a.pt", "b.pt", "--report", "html=out.html")
     statecli("diff", "a.pt", "b.pt", "-f", "html", "-o", "alone.html")
@@ -361,7 +361,7 @@ def valid(output, text):
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_every_output_of_every_command(statecli, here, run):
+def test_every_output_of_every_command(statecli, target_folder, run):
     """Each is valid, says what was found, and nothing where nothing was."""
     result = statecli(*RUNS[run], *reports(*Output))
     actual = run.split()[1] in ("found", "model")
@@ -387,15 +387,15 @@ def test_every_output_of_every_command(statecli, here, run):
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_no_path_is_absolute_that_was_typed_relative(statecli, here, run):
+def test_no_path_is_absolute_that_was_typed_relative(statecli, target_folder, run):
     """Nor the name of the machine's folders anywhere in a report."""
     statecli(*RUNS[run], *reports(Output.SARIF, Output.JUNIT, Output.GITHUB, Output.GITLAB))
-    for path in here.glob("out.*"):
-        assert str(here) not in path.read_text("utf-8")
+    for path in target_folder.glob("out.*"):
+        assert str(target_folder) not in path.read_text("utf-8")
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_every_rule_of_a_finding_is_described(statecli, here, run):
+def test_every_rule_of_a_finding_is_described(statecli, target_folder, run):
     """In words, and not by its name alone."""
     statecli(*RUNS[run], "--report", "sarif=out.sarif")
     for rule in sarif(Path("out.sarif").read_text())["tool"]["driver"]["rules"]:
@@ -406,18 +406,18 @@ def test_every_rule_of_a_finding_is_described(statecli, here, run):
 
 
 @pytest.fixture
-def hostile(here):
+def hostile(target_folder):
     """Checkpoints and a class whose names are hostile, of which every command has something to say."""
     names = HOSTILE[:-1]
     torch.save({name + end: torch.zeros(1) for name in names for end in ("w", "W")}, "before.pt")
     torch.save({name + end: torch.ones(1) for name in names for end in ("w", "W")}, "after.pt")
     body = "".join(f"        setattr(self, {name!r}, torch.ones(1))\n" for name in names)
-    (here / "odd.py").write_text(
+    (target_folder / "odd.py").write_text(
         "import torch\n\n\nclass Odd(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n" + body,
         "utf-8",
         "backslashreplace",
     )
-    return here
+    return target_folder
 
 
 HOSTILE_RUNS = {
@@ -454,7 +454,7 @@ def test_a_name_of_a_megabyte_is_elided(statecli, hostile, run):
 @pytest.mark.parametrize(
     "name", ["a b.pt", "100%.pt", "a:b,c.pt", "two\nlines.pt", "q'\"<&>.pt", "ü.pt", "::error::x.pt"]
 )
-def test_hostile_file_names_are_file_names(statecli, here, name):
+def test_hostile_file_names_are_file_names(statecli, target_folder, name):
     """The file is found again by what an output calls it."""
     os.rename("found.pt", name)
     statecli("audit", name, *reports(*Output))
@@ -462,7 +462,7 @@ def test_hostile_file_names_are_file_names(statecli, here, name):
         assert valid(output, Path(f"out.{output.value}").read_bytes().decode("utf-8"))
 
 
-def test_a_name_that_is_no_utf8(statecli, here):
+def test_a_name_that_is_no_utf8(statecli, target_folder):
     """Its bytes are percent-encoded in SARIF, and escaped elsewhere."""
     os.rename("found.pt", b"caf\xe9.pt")
     statecli("audit", os.fsdecode(b"caf\xe9.pt"), *reports(*Output))
@@ -511,7 +511,7 @@ def process(line, *targets, limit=""):
 
 @posix
 @pytest.mark.parametrize("write", WRITES)
-def test_what_cannot_be_written_leaves_what_was_there(here, write):
+def test_what_cannot_be_written_leaves_what_was_there(target_folder, write):
     """Whole, with nothing beside it; the one line names the file that it was about, and why."""
     old = Path("old.json")
     statement = b"{}" if write != "--write-baseline" else b'{"schema": "statecli.baseline/2", "findings": []}'
@@ -524,7 +524,7 @@ def test_what_cannot_be_written_leaves_what_was_there(here, write):
 
 
 @posix
-def test_an_interrupt_leaves_what_was_there(here, monkeypatch):
+def test_an_interrupt_leaves_what_was_there(target_folder, monkeypatch):
     """Nothing is beside it: an output is there whole, or not at all."""
     Path("old.json").write_text("old")
     files = sorted(os.listdir())
@@ -537,7 +537,7 @@ def test_an_interrupt_leaves_what_was_there(here, monkeypatch):
 
 @posix
 @pytest.mark.parametrize("write", WRITES)
-def test_a_file_keeps_its_mode_and_its_links(statecli, here, write):
+def test_a_file_keeps_its_mode_and_its_links(statecli, target_folder, write):
     """A symbolic link still leads to it, and another name of it is one still; a new file is what the umask leaves."""
     Path("real").mkdir()
     real = Path("real/r.json")
@@ -558,7 +558,7 @@ def test_a_file_keeps_its_mode_and_its_links(statecli, here, write):
 
 
 @posix
-def test_a_link_to_nothing_yet_makes_what_it_leads_to(statecli, here):
+def test_a_link_to_nothing_yet_makes_what_it_leads_to(statecli, target_folder):
     """As a shell's `>` does."""
     os.symlink("made.json", "link.json")
     assert statecli("inspect", "a.pt", "-f", "json", "-o", "link.json").code == 0
@@ -569,7 +569,7 @@ def test_a_link_to_nothing_yet_makes_what_it_leads_to(statecli, here):
 @posix
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "stdout"])
 @pytest.mark.parametrize("into", ["| cat", "> into.json; cat into.json"])
-def test_standard_output_by_its_path_is_standard_output(here, name, into):
+def test_standard_output_by_its_path_is_standard_output(target_folder, name, into):
     """Though a command keeps its own from what a model prints: a pipe, and a file that a shell has open."""
     if not os.path.exists(os.path.dirname(name) or "."):
         pytest.skip(f"no such file: {name}")
@@ -581,7 +581,7 @@ def test_standard_output_by_its_path_is_standard_output(here, name, into):
 
 @posix
 @pytest.mark.parametrize("write", ["-o", "--report", "lock", "rule"])
-def test_pipes_and_devices_are_written_to_and_stay(here, write):
+def test_pipes_and_devices_are_written_to_and_stay(target_folder, write):
     """A process substitution, a fifo, the null device."""
     os.mkfifo("fifo")
     done = process("> /dev/null & timeout 30 cat fifo; wait $!", *words(write, "fifo"))
@@ -593,7 +593,7 @@ def test_pipes_and_devices_are_written_to_and_stay(here, write):
 
 @posix
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_of_several_outputs_the_one_that_failed_is_named(here):
+def test_of_several_outputs_the_one_that_failed_is_named(target_folder):
     """The others are whole."""
     reports = ("--report", "json=one.json", "--report", "sarif=/dev/full", "-o", "three.txt")
     done = process("", "inspect", "a.pt", *reports)
@@ -605,7 +605,7 @@ def test_of_several_outputs_the_one_that_failed_is_named(here):
 
 @posix
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="runs as root: may write anywhere")
-def test_a_file_that_may_be_written_in_a_folder_that_may_not(statecli, here):
+def test_a_file_that_may_be_written_in_a_folder_that_may_not(statecli, target_folder):
     """It is written in place; one that may not be written is left, though its folder would let it be replaced."""
     Path("shut").mkdir()
     Path("shut/o.json").write_text("old")

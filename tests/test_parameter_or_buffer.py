@@ -27,14 +27,14 @@ class Net(nn.Module):
         self.register_buffer("index", torch.zeros(4, dtype=torch.long))
 
 
-def stepped(net, optimizer):
+def step_optimizer(net, optimizer):
     for parameter in net.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     return optimizer.state_dict()
 
 
-def classified(tmp_path, thing):
+def classify_saved(tmp_path, thing):
     path = str(tmp_path / "file.pt")
     torch.save(thing, path)
     state = parameter_or_buffer.classify_tensors(formats.read(path))
@@ -43,7 +43,7 @@ def classified(tmp_path, thing):
 
 def test_a_bare_state_dict_is_assumed_and_conventions_are_named(tmp_path):
     """BatchNorm's statistics and integers are buffers by convention; the rest is only assumed."""
-    actual = classified(tmp_path, Net().state_dict())
+    actual = classify_saved(tmp_path, Net().state_dict())
     assert {n for n, row in actual.items() if row.kind is Kind.BUFFER} == {
         "norm.running_mean",
         "norm.running_var",
@@ -61,7 +61,7 @@ def test_groups_of_an_optimizer_are_compared_up_to_a_number(tmp_path, monkeypatc
     net = Net()
     groups = [{"params": [parameter]} for parameter in net.parameters()]
     path = str(tmp_path / "file.pt")
-    torch.save({"model": net.state_dict(), "optimizer": stepped(net, torch.optim.Adam(groups))}, path)
+    torch.save({"model": net.state_dict(), "optimizer": step_optimizer(net, torch.optim.Adam(groups))}, path)
     state = formats.read(path)
     assert not parameter_or_buffer.classify_tensors(state).oddities
     monkeypatch.setattr(parameter_or_buffer, "MAX_GROUP_ENTRY_PAIRS", len(groups) * 2)
@@ -75,8 +75,8 @@ def test_groups_of_an_optimizer_are_compared_up_to_a_number(tmp_path, monkeypatc
 def test_param_names_of_the_optimizer_are_exact(tmp_path):
     """An optimizer built from named_parameters() says what it trains."""
     net = Net()
-    state = stepped(net, torch.optim.AdamW(net.named_parameters()))
-    actual = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    state = step_optimizer(net, torch.optim.AdamW(net.named_parameters()))
+    actual = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": state})
     trained = {n for n, row in actual.items() if row.evidence is Evidence.OPTIMIZER}
     assert trained == {n for n, _ in net.named_parameters()}
     assert actual["scale"].evidence is Evidence.ASSUMED
@@ -95,8 +95,8 @@ def test_param_names_of_the_optimizer_are_exact(tmp_path):
 def test_moment_shapes_never_make_a_buffer_a_parameter(tmp_path, optimizer_of):
     """Whatever is said to be trained is a parameter of the live model; what shapes force is found."""
     net = Net()
-    state = stepped(net, optimizer_of(net))
-    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    state = step_optimizer(net, optimizer_of(net))
+    found = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": state})
     trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
     assert trained <= {n for n, _ in net.named_parameters()}
     assert {"embed.weight", "fc.weight"} <= trained
@@ -109,7 +109,7 @@ def test_two_groups_in_model_order_as_trainer_saves_them(tmp_path):
     decay = [p for n, p in parameters.items() if p.dim() > 1]
     rest = [p for n, p in parameters.items() if p.dim() == 1]
     optimizer = torch.optim.AdamW([{"params": decay}, {"params": rest, "weight_decay": 0.0}])
-    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": stepped(net, optimizer)})
+    found = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": step_optimizer(net, optimizer)})
     trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
     assert {"embed.weight", "fc.weight"} <= trained <= set(parameters)
 
@@ -121,7 +121,7 @@ def test_fsdp_names_are_exact(tmp_path):
         "state": {"a.weight": {"exp_avg": torch.ones(2)}},
         "param_groups": [{"lr": 0.1, "params": ["a.weight"]}],
     }
-    actual = classified(tmp_path, {"model": sd, "optimizer": optimizer})
+    actual = classify_saved(tmp_path, {"model": sd, "optimizer": optimizer})
     assert actual["a.weight"].evidence is Evidence.OPTIMIZER
     assert actual["a.scale"].evidence is Evidence.ASSUMED
 
@@ -130,8 +130,8 @@ def test_tied_entries_are_trained_together(tmp_path):
     """parameters() gives a tied tensor once; both of its names are parameters."""
     net = nn.ModuleDict({"embed": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
     net["head"].weight = net["embed"].weight
-    state = stepped(net, torch.optim.AdamW(net.parameters()))
-    actual = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    state = step_optimizer(net, torch.optim.AdamW(net.parameters()))
+    actual = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": state})
     assert {row.evidence for row in actual.values()} == {Evidence.OPTIMIZER}
 
 
@@ -141,7 +141,11 @@ def test_an_ema_copy_takes_its_models_evidence(tmp_path):
     path = str(tmp_path / "train.pt")
     ema = {key: value.clone() for key, value in net.state_dict().items()}
     torch.save(
-        {"model": net.state_dict(), "ema": ema, "optimizer": stepped(net, torch.optim.AdamW(net.named_parameters()))},
+        {
+            "model": net.state_dict(),
+            "ema": ema,
+            "optimizer": step_optimizer(net, torch.optim.AdamW(net.named_parameters())),
+        },
         path,
     )
     state = parameter_or_buffer.classify_tensors(formats.read(path))
@@ -152,7 +156,7 @@ def test_a_tied_name_is_trained_in_the_copy_as_well(tmp_path):
     """An EMA copy clones each entry, so that its ties are gone; the model's evidence holds for it by name."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
     net[1].weight = net[0].weight
-    state = stepped(net, torch.optim.Adam(net.parameters()))
+    state = step_optimizer(net, torch.optim.Adam(net.parameters()))
     ema = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     path = str(tmp_path / "ema.pt")
     torch.save({"model": net.state_dict(), "ema": ema, "optimizer": state}, path)
@@ -166,7 +170,7 @@ def test_an_averaged_model_is_a_copy_too(tmp_path):
     """AveragedModel wraps every name in `module.`: the evidence of the model itself is not lost by it."""
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     averaged = torch.optim.swa_utils.AveragedModel(net)
-    optimizer = stepped(net, torch.optim.AdamW(net.parameters()))
+    optimizer = step_optimizer(net, torch.optim.AdamW(net.parameters()))
     path = str(tmp_path / "swa.pt")
     torch.save({"model": net.state_dict(), "swa": averaged.state_dict(), "optimizer": optimizer}, path)
     state = parameter_or_buffer.classify_tensors(formats.read(path))
@@ -178,7 +182,7 @@ def test_a_twin_is_no_copy(tmp_path):
     """Two networks of the same names and shapes: which of them the optimizer trains cannot be told."""
     net, twin = nn.Linear(2, 2), nn.Linear(2, 2)
     path = str(tmp_path / "twins.pt")
-    optimizer = stepped(net, torch.optim.AdamW(net.named_parameters()))
+    optimizer = step_optimizer(net, torch.optim.AdamW(net.named_parameters()))
     torch.save({"net_a": net.state_dict(), "net_b": twin.state_dict(), "opt_a": optimizer}, path)
     state = parameter_or_buffer.classify_tensors(formats.read(path))
     assert {t.evidence for t in state.tensors if t.kind is Kind.PARAMETER} == {Evidence.ASSUMED}
@@ -189,7 +193,7 @@ def test_another_models_optimizer_says_nothing_of_this_one(tmp_path):
     generator = nn.Linear(3, 3)
     found = {"fc.weight": torch.ones(3, 3), "bias": torch.ones(3), "weight": torch.ones(3, 3), "scale": torch.ones(3)}
     path = str(tmp_path / "gan.pt")
-    optimizer = stepped(generator, torch.optim.AdamW(generator.named_parameters()))
+    optimizer = step_optimizer(generator, torch.optim.AdamW(generator.named_parameters()))
     torch.save({"generator": generator.state_dict(), "discriminator": found, "optimizer": optimizer}, path)
     state = parameter_or_buffer.classify_tensors(formats.read(path))
     assert {t.evidence for t in state.tensors if t.section == "discriminator"} == {Evidence.ASSUMED}
@@ -202,7 +206,7 @@ def test_an_optimizer_of_something_else_says_nothing(tmp_path):
     center.grad = torch.ones(4, 4)
     second = torch.optim.AdamW([center])
     second.step()
-    actual = classified(tmp_path, {"model": net.state_dict(), "optimizer_center": second.state_dict()})
+    actual = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer_center": second.state_dict()})
     assert Evidence.OPTIMIZER not in {row.evidence for row in actual.values()}
 
 
@@ -215,7 +219,7 @@ def test_a_criterion_that_learns_too_makes_no_parameter_of_a_buffer(tmp_path):
         parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.Adam(groups)
     optimizer.step()
-    actual = classified(tmp_path, {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
+    actual = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
     assert actual["table"].evidence is Evidence.ASSUMED
     assert actual["0.weight"].evidence is Evidence.OPTIMIZER
 
@@ -224,8 +228,8 @@ def test_optimizers_that_share_a_model_are_evidence_together(tmp_path):
     """A generator's and a discriminator's: one of them trains too little of the model to tell by itself."""
     net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 1))
     shared = [torch.optim.Adam(net[:2].parameters()), torch.optim.SGD(net[2:].parameters(), 0.1, momentum=0.9)]
-    states = [stepped(net, one) for one in shared]
-    actual = classified(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
+    states = [step_optimizer(net, one) for one in shared]
+    actual = classify_saved(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
     assert {row.evidence for row in actual.values()} == {Evidence.OPTIMIZER}
 
 
@@ -233,8 +237,8 @@ def test_optimizers_that_leave_something_out_are_no_evidence_together(tmp_path):
     """A head that nobody trains: what the smaller one trains could be that as well."""
     net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 1), nn.Linear(6, 1))
     shared = [torch.optim.Adam(net[:2].parameters()), torch.optim.SGD(net[2:3].parameters(), 0.1, momentum=0.9)]
-    states = [stepped(net, one) for one in shared]
-    actual = classified(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
+    states = [step_optimizer(net, one) for one in shared]
+    actual = classify_saved(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
     assert {name for name, row in actual.items() if row.evidence is Evidence.OPTIMIZER} <= {
         *(f"{layer}.{part}" for layer in (0, 1) for part in ("weight", "bias"))
     }
@@ -246,8 +250,9 @@ def test_groups_that_split_by_weight_decay_are_told(tmp_path):
     net.register_buffer("table", torch.ones(3, 3))
     flat = [p for p in net.parameters() if p.ndim < 2]
     groups = [{"params": [p for p in net.parameters() if p.ndim > 1]}, {"params": flat, "weight_decay": 0.0}]
-    found = classified(
-        tmp_path, {"model": net.state_dict(), "optimizer": stepped(net, torch.optim.AdamW(groups, weight_decay=0.1))}
+    found = classify_saved(
+        tmp_path,
+        {"model": net.state_dict(), "optimizer": step_optimizer(net, torch.optim.AdamW(groups, weight_decay=0.1))},
     )
     trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
     assert trained == {n for n, _ in net.named_parameters()}
@@ -257,15 +262,15 @@ def test_ids_without_shapes_say_nothing(tmp_path):
     """SGD without momentum saves numbers alone; that there are as many is no evidence."""
     sd = {"a.w": torch.ones(2), "b.w": torch.ones(3), "scale": torch.ones(4)}
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1)) for _ in range(3)], 0.1).state_dict()
-    actual = classified(tmp_path, {"model": sd, "optimizer": optimizer})
+    actual = classify_saved(tmp_path, {"model": sd, "optimizer": optimizer})
     assert {row.evidence for row in actual.values()} == {Evidence.ASSUMED}
 
 
-def test_a_file_without_a_models_tensors_cannot_be_grouped(refused, tmp_path, spec):
+def test_a_file_without_a_models_tensors_cannot_be_grouped(inspect_error, tmp_path, spec):
     """ "Nothing was checked" is never 0."""
     linear = nn.Linear(2, 2)
-    torch.save(stepped(linear, torch.optim.AdamW(linear.parameters())), tmp_path / "opt.pt")
-    assert "contains no model tensors" in refused(tmp_path / "opt.pt", "--model", spec)
+    torch.save(step_optimizer(linear, torch.optim.AdamW(linear.parameters())), tmp_path / "opt.pt")
+    assert "contains no model tensors" in inspect_error(tmp_path / "opt.pt", "--model", spec)
 
 
 def test_findings_of_several_sections_say_which(statecli, tmp_path, spec):
@@ -288,7 +293,7 @@ def test_optimizer_entries_name_their_parameter(tmp_path):
     """With param_names, `state[0]['exp_avg']` is said to be of `weight`."""
     net = nn.Linear(2, 2)
     path = str(tmp_path / "opt.pt")
-    torch.save(stepped(net, torch.optim.AdamW(net.named_parameters())), path)
+    torch.save(step_optimizer(net, torch.optim.AdamW(net.named_parameters())), path)
     owners = {t.fqn: t.belongs_to for t in parameter_or_buffer.classify_tensors(formats.read(path)).tensors}
     assert owners["state[0]['exp_avg']"] == "weight"
     assert owners["state[1]['step']"] == "bias"
@@ -344,7 +349,7 @@ def entries(hidden=4):
     return {"fc.weight": torch.ones(hidden, hidden), "fc.bias": torch.ones(hidden), "scale": torch.ones(hidden)}
 
 
-def inspected(statecli, tmp_path, spec, sd):
+def inspect_with_model(statecli, tmp_path, spec, sd):
     save_file(sd, tmp_path / "net.safetensors")
     return statecli("inspect", tmp_path / "net.safetensors", "--model", spec, "-f", "json")
 
@@ -355,7 +360,7 @@ def rules(result):
 
 def test_a_class_makes_the_grouping_exact(statecli, tmp_path, spec):
     """--model: what the class registers, and nothing to find. A tied name that safetensors dropped is told."""
-    result = inspected(statecli, tmp_path, spec, entries())
+    result = inspect_with_model(statecli, tmp_path, spec, entries())
     assert result.code == 0, result
     assert "does not have tied.weight, which is tied to fc.weight" in result.json["notes"][0]["message"]
     assert {row["evidence"] for row in result.json["tensors"]} == {"registered"}
@@ -364,7 +369,7 @@ def test_a_class_makes_the_grouping_exact(statecli, tmp_path, spec):
 
 def test_what_the_class_lacks_is_unregistered(statecli, tmp_path, spec):
     """An unexpected entry changes its kind and is a finding."""
-    result = inspected(statecli, tmp_path, spec, {**entries(), "old.weight": torch.ones(1)})
+    result = inspect_with_model(statecli, tmp_path, spec, {**entries(), "old.weight": torch.ones(1)})
     assert result.code == 1
     assert result.rows()["old.weight"]["kind"] == "unregistered"
     assert rules(result) == [("unexpected-entry", "old.weight")]
@@ -374,7 +379,7 @@ def test_what_the_file_lacks_is_missing(statecli, tmp_path, spec):
     """A missing entry is a finding, a non-persistent buffer is not expected at all."""
     sd = entries()
     del sd["scale"]
-    result = inspected(statecli, tmp_path, spec, sd)
+    result = inspect_with_model(statecli, tmp_path, spec, sd)
     assert result.code == 1
     assert rules(result) == [("missing-entry", "scale")]
 
@@ -390,7 +395,7 @@ def test_a_tied_entry_that_a_pickle_lacks_is_missing(statecli, tmp_path, spec):
 
 def test_another_shape_names_both(statecli, tmp_path, spec):
     """Shapes of file and class stand in one line."""
-    result = inspected(statecli, tmp_path, spec, {**entries(), "fc.bias": torch.ones(7)})
+    result = inspect_with_model(statecli, tmp_path, spec, {**entries(), "fc.bias": torch.ones(7)})
     assert rules(result) == [("shape-mismatch", "fc.bias")]
     assert "[7]" in result.out
     assert "registers [4]" in result.out
@@ -398,7 +403,7 @@ def test_another_shape_names_both(statecli, tmp_path, spec):
 
 def test_a_saved_non_persistent_buffer_is_what_a_strict_load_refuses(statecli, tmp_path, spec):
     """As load_state_dict says it: unexpected."""
-    result = inspected(statecli, tmp_path, spec, {**entries(), "scratch": torch.ones(4)})
+    result = inspect_with_model(statecli, tmp_path, spec, {**entries(), "scratch": torch.ones(4)})
     assert rules(result) == [("unexpected-entry", "scratch")]
     assert result.rows()["scratch"]["kind"] == "buffer"
 
@@ -406,7 +411,7 @@ def test_a_saved_non_persistent_buffer_is_what_a_strict_load_refuses(statecli, t
 def test_a_wrappers_prefix_is_seen_through_and_said(statecli, tmp_path, spec):
     """`module._orig_mod.` before every name is one finding, not two for each tensor."""
     wrapped = {f"module._orig_mod.{key}": value for key, value in entries().items()}
-    result = inspected(statecli, tmp_path, spec, wrapped)
+    result = inspect_with_model(statecli, tmp_path, spec, wrapped)
     assert rules(result) == [("wrapper-prefix", None)]
     assert result.rows()["module._orig_mod.scale"]["kind"] == "buffer"
 
@@ -414,7 +419,7 @@ def test_a_wrappers_prefix_is_seen_through_and_said(statecli, tmp_path, spec):
 def test_a_trainers_attribute_is_seen_through(statecli, tmp_path, spec):
     """Lightning saves `net.` before every name when the model is its attribute `net`."""
     held = {f"net.{key}": value for key, value in entries().items()}
-    assert rules(inspected(statecli, tmp_path, spec, held)) == [("wrapper-prefix", None)]
+    assert rules(inspect_with_model(statecli, tmp_path, spec, held)) == [("wrapper-prefix", None)]
 
 
 def test_findings_agree_with_load_state_dict(statecli, tmp_path, spec):
@@ -422,7 +427,7 @@ def test_findings_agree_with_load_state_dict(statecli, tmp_path, spec):
     import importlib.util
 
     sd = {"fc.weight": torch.ones(4, 4), "extra": torch.ones(1), "scratch": torch.ones(4)}
-    result = inspected(statecli, tmp_path, spec, sd)
+    result = inspect_with_model(statecli, tmp_path, spec, sd)
     module_spec = importlib.util.spec_from_file_location("model_of_kinds_oracle", spec.rpartition(":")[0])
     module = importlib.util.module_from_spec(module_spec)
     module_spec.loader.exec_module(module)
@@ -432,23 +437,23 @@ def test_findings_agree_with_load_state_dict(statecli, tmp_path, spec):
     assert ours["missing-entry"] == set(torchs.missing_keys) - {"tied.weight"}
 
 
-def test_a_model_cannot_group_a_class(refused, spec):
+def test_a_model_cannot_group_a_class(inspect_error, spec):
     """--model beside a class is a mistake, said in one line."""
-    assert "is a class" in refused(spec, "--model", spec)
+    assert "is a class" in inspect_error(spec, "--model", spec)
 
 
-def test_a_model_must_be_a_class(refused, tmp_path):
+def test_a_model_must_be_a_class(inspect_error, tmp_path):
     """--model with a file's name says what to write."""
     save_file(entries(), tmp_path / "net.safetensors")
-    assert "write file.py:Class" in refused(tmp_path / "net.safetensors", "--model", tmp_path / "net.safetensors")
+    assert "write file.py:Class" in inspect_error(tmp_path / "net.safetensors", "--model", tmp_path / "net.safetensors")
 
 
 def test_weight_norms_direction_is_no_buffer(tmp_path):
     """`weight_v` beside `weight_g` learns; beside `weight_orig` it is the old spectral_norm's vector."""
-    actual = classified(tmp_path, {"weight_g": torch.ones(2, 1), "weight_v": torch.ones(2, 2)})
+    actual = classify_saved(tmp_path, {"weight_g": torch.ones(2, 1), "weight_v": torch.ones(2, 2)})
     assert {row.kind for row in actual.values()} == {Kind.PARAMETER}
     spectral = {"weight_orig": torch.ones(2, 2), "weight_u": torch.ones(2), "weight_v": torch.ones(2)}
-    actual = classified(tmp_path, spectral)
+    actual = classify_saved(tmp_path, spectral)
     assert [row.kind for row in actual.values()] == [Kind.PARAMETER, Kind.BUFFER, Kind.BUFFER]
 
 
@@ -458,8 +463,8 @@ def test_the_optimizer_is_stronger_than_a_name(tmp_path, name, named):
     """A parameter that has the name of many a buffer is one where the optimizer trains it."""
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     net.register_parameter(name, nn.Parameter(torch.ones(3, 4)))
-    state = stepped(net, torch.optim.Adam(net.named_parameters() if named else net.parameters()))
-    found = classified(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    state = step_optimizer(net, torch.optim.Adam(net.named_parameters() if named else net.parameters()))
+    found = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": state})
     trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
     assert trained == {n for n, _ in net.named_parameters()}
 
@@ -471,7 +476,7 @@ def test_one_shape_alone_is_no_evidence(tmp_path):
     optimizer = torch.optim.Adam([centers])
     optimizer.step()
     model = {"cent": torch.ones(3, 4), "0.weight": torch.ones(4, 4)}
-    actual = classified(tmp_path, {"model": model, "optimizer": optimizer.state_dict()})
+    actual = classify_saved(tmp_path, {"model": model, "optimizer": optimizer.state_dict()})
     assert {row.evidence for row in actual.values()} == {Evidence.ASSUMED}
 
 

@@ -51,7 +51,7 @@ BUFFERS = ("gptq", "awq")
 
 
 @pytest.fixture(scope="module")
-def stored() -> dict[str, torch.Tensor]:
+def quantized_tensors() -> dict[str, torch.Tensor]:
     return load_file(DATA / "quantized.safetensors") | load_file(DATA / "quantized_layers.safetensors")
 
 
@@ -106,9 +106,9 @@ def bytes_of(tensors):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_weight_has_its_own_shape_and_all_its_tensors(document, stored, form):
+def test_a_weight_has_its_own_shape_and_all_its_tensors(document, quantized_tensors, form):
     """The shape is the shape before the library quantized it, the size is that of all tensors."""
-    tensors = parts_of(stored, form)
+    tensors = parts_of(quantized_tensors, form)
     result = document(tensors | {"norm.weight": torch.ones(7)})
     (weight,) = result["quantized"]
     shape = SHAPES.get(form, (32, 64))
@@ -131,9 +131,9 @@ def test_a_weight_has_its_own_shape_and_all_its_tensors(document, stored, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_codes_are_what_the_library_registers(document, stored, form):
+def test_the_codes_are_what_the_library_registers(document, quantized_tensors, form):
     """A parameter, except in gptqmodel and autoawq, which register buffers."""
-    tensors = parts_of(stored, form)
+    tensors = parts_of(quantized_tensors, form)
     result = document(tensors)
     kinds = {row["fqn"]: (row["kind"], row["evidence"]) for row in result["tensors"]}
     codes = result["quantized"][0]["tensors"][0]
@@ -144,9 +144,9 @@ def test_the_codes_are_what_the_library_registers(document, stored, form):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_a_table_has_one_row_a_weight(statecli, save, stored, form, suffix):
+def test_a_table_has_one_row_a_weight(statecli, save, quantized_tensors, form, suffix):
     """Each format gives the same row and the same number of parameters."""
-    path = save(parts_of(stored, form) | {"norm.weight": torch.ones(7)}, f"a{suffix}")
+    path = save(parts_of(quantized_tensors, form) | {"norm.weight": torch.ones(7)}, f"a{suffix}")
     shown = statecli("inspect", path, "-f", "table").out
     height, width = SHAPES.get(form, (32, 64))
     (row,) = [line for line in shown.splitlines() if line.strip().startswith("proj.")]
@@ -155,9 +155,9 @@ def test_a_table_has_one_row_a_weight(statecli, save, stored, form, suffix):
     assert f"{count / 1000:.3g} K parameters" in " ".join(shown.split())
 
 
-def test_parts_lists_the_tensors_below_the_weight(statecli, save, stored):
-    path = save(parts_of(stored, "nf4"), "a.safetensors")
-    names = list(parts_of(stored, "nf4"))
+def test_parts_lists_the_tensors_below_the_weight(statecli, save, quantized_tensors):
+    path = save(parts_of(quantized_tensors, "nf4"), "a.safetensors")
+    names = list(parts_of(quantized_tensors, "nf4"))
     for output in ("table", "plain", "markdown"):
         shown = statecli("inspect", path, "--parts", "-f", output).out
         assert all(name in shown for name in names)
@@ -165,16 +165,16 @@ def test_parts_lists_the_tensors_below_the_weight(statecli, save, stored):
     assert not any(f"{name} " in short for name in names if name != "proj.weight")
 
 
-def test_programs_get_every_tensor(statecli, save, stored):
+def test_programs_get_every_tensor(statecli, save, quantized_tensors):
     """JSON lines and CSV have a row for each tensor of the file, with or without --parts."""
-    path = save(parts_of(stored, "nf4"), "a.safetensors")
+    path = save(parts_of(quantized_tensors, "nf4"), "a.safetensors")
     for output in ("csv", "jsonl"):
         assert statecli("inspect", path, "-f", output).out == statecli("inspect", path, "-f", output, "--parts").out
         assert "proj.weight.absmax" in statecli("inspect", path, "-f", output).out
 
 
-def test_repeated_layers_share_a_line(statecli, save, stored):
-    tensors = {k: v for n in range(3) for k, v in parts_of(stored, "awq", f"layers.{n}.proj").items()}
+def test_repeated_layers_share_a_line(statecli, save, quantized_tensors):
+    tensors = {k: v for n in range(3) for k, v in parts_of(quantized_tensors, "awq", f"layers.{n}.proj").items()}
     shown = statecli("inspect", save(tensors, "a.safetensors"), "-f", "table").out
     assert "layers.{0..2}.proj.weight" in shown
     assert "3 weights in 9 tensors" in " ".join(shown.split())
@@ -297,18 +297,18 @@ def test_plain_checkpoints_are_listed_as_before(document, statecli, save):
     assert "bits" not in statecli("inspect", save(tensors, "a.safetensors"), "-f", "table").out
 
 
-def test_stats_and_moves_list_the_tensors(statecli, save, stored):
+def test_stats_and_moves_list_the_tensors(statecli, save, quantized_tensors):
     """Values belong to the tensors of the file."""
-    path = save(parts_of(stored, "nf4"), "a.safetensors")
+    path = save(parts_of(quantized_tensors, "nf4"), "a.safetensors")
     for args in (("--stats",), ("--to", "cpu")):
         shown = statecli("inspect", path, "-f", "table", *args).out
         assert "proj.weight.absmax" in shown
         assert "2.05 K parameters" in shown
 
 
-def test_a_selection_of_parts_lists_them(statecli, save, stored):
+def test_a_selection_of_parts_lists_them(statecli, save, quantized_tensors):
     """Without its codes among the selected tensors, a weight has no row."""
-    path = save(parts_of(stored, "nf4"), "a.safetensors")
+    path = save(parts_of(quantized_tensors, "nf4"), "a.safetensors")
     shown = statecli("inspect", path, "-f", "table", "-i", "*absmax").out
     assert "proj.weight.absmax" in shown
     whole = statecli("inspect", path, "-f", "table", "-i", "proj.weight").out
@@ -316,9 +316,9 @@ def test_a_selection_of_parts_lists_them(statecli, save, stored):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_weight_is_selected_by_its_own_name_dtype_and_shape(document, stored, form):
+def test_a_weight_is_selected_by_its_own_name_dtype_and_shape(document, quantized_tensors, form):
     """`-i '*.weight'` selects a GPTQ weight without a tensor of this name; `-x` leaves out all its tensors."""
-    tensors = parts_of(stored, form) | {"norm.bias": torch.ones(7)}
+    tensors = parts_of(quantized_tensors, form) | {"norm.bias": torch.ones(7)}
     shape = "x".join(map(str, SHAPES.get(form, (32, 64))))
     for args in (("-i", "*.weight"), ("--dtype", FORMS[form][0]), ("--shape", shape)):
         selected = {row["fqn"] for row in document(tensors, *args)["tensors"]}
@@ -356,9 +356,9 @@ def stack(stored, form, count=9):
 
 
 @pytest.mark.parametrize(("form", "name", "defect"), LOST)
-def test_a_missing_part_is_named(document, statecli, stored, save, form, name, defect):
+def test_a_missing_part_is_named(document, statecli, quantized_tensors, save, form, name, defect):
     """In one of nine layers: the weight says what it lacks, and the audit finds it."""
-    tensors = stack(stored, form)
+    tensors = stack(quantized_tensors, form)
     del tensors[f"layers.4.proj.{name}"]
     result = document(tensors)
     defects = {weight["fqn"]: weight["defect"] for weight in result["quantized"]}
@@ -378,9 +378,9 @@ def test_a_missing_part_is_named(document, statecli, stored, save, form, name, d
 @pytest.mark.parametrize(
     ("form", "name"), [("nf4", "weight.quant_state.bitsandbytes__nf4"), ("packed_4", "weight_shape"), ("gptq", "g_idx")]
 )
-def test_a_missing_optional_part_is_a_gap(statecli, stored, save, form, name):
+def test_a_missing_optional_part_is_a_gap(statecli, quantized_tensors, save, form, name):
     """One of nine layers lacks what the other eight have."""
-    tensors = stack(stored, form)
+    tensors = stack(quantized_tensors, form)
     del tensors[f"layers.4.proj.{name}"]
     result = json.loads(statecli("audit", save(tensors, "a.pt"), "-f", "json", "--select", "sibling-gap").out)
     (message,) = [finding["message"] for finding in result["findings"]]
@@ -388,9 +388,9 @@ def test_a_missing_optional_part_is_a_gap(statecli, stored, save, form, name):
 
 
 @pytest.mark.parametrize("form", ["w8a8", "fp8", "fp8_dynamic", "llm_int8", "gptq", "packed_4", "nf4"])
-def test_a_layer_that_is_not_quantized_lacks_no_scales(statecli, stored, save, form):
+def test_a_layer_that_is_not_quantized_lacks_no_scales(statecli, quantized_tensors, save, form):
     """A list of layers to ignore is usual. Its dtype is reported, as for a layer that a conversion forgot."""
-    tensors = stack(stored, form)
+    tensors = stack(quantized_tensors, form)
     for name in [name for name in tensors if ".4." in name]:
         del tensors[name]
     tensors["layers.4.proj.weight"] = torch.ones(32, 64).bfloat16()
@@ -398,9 +398,9 @@ def test_a_layer_that_is_not_quantized_lacks_no_scales(statecli, stored, save, f
 
 
 @pytest.mark.parametrize(("form", "name"), [("gptq", "scales"), ("awq", "scales"), ("packed_4", "weight_scale")])
-def test_the_scales_of_one_layer_are_compared_with_the_others(statecli, stored, save, form, name):
+def test_the_scales_of_one_layer_are_compared_with_the_others(statecli, quantized_tensors, save, form, name):
     """A scale applied twice, and scales of another dtype; buffers are part of the stack if they are of a weight."""
-    tensors = stack(stored, form)
+    tensors = stack(quantized_tensors, form)
     fqn = f"layers.4.proj.{name}"
     for wrong, expected in (
         (tensors[fqn] * 2.0**12, f"{fqn}: values are 4,096 times larger than in the other layers"),
@@ -412,8 +412,8 @@ def test_the_scales_of_one_layer_are_compared_with_the_others(statecli, stored, 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_whole_stacks_have_no_finding(statecli, save, stored, form):
-    path = save(stack(stored, form), "a.safetensors")
+def test_whole_stacks_have_no_finding(statecli, save, quantized_tensors, form):
+    path = save(stack(quantized_tensors, form), "a.safetensors")
     assert list_gaps(statecli, path) == []
 
 
@@ -437,9 +437,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("form", "name", "shape"), WRONG)
-def test_a_part_of_the_wrong_shape_is_named(document, statecli, save, stored, form, name, shape):
+def test_a_part_of_the_wrong_shape_is_named(document, statecli, save, quantized_tensors, form, name, shape):
     """The weight says which tensor does not fit; its shape is the true one or not known."""
-    tensors = parts_of(stored, form)
+    tensors = parts_of(quantized_tensors, form)
     old = tensors[f"proj.{name}"]
     tensors[f"proj.{name}"] = torch.ones(shape).to(old.dtype)
     (weight,) = document(tensors)["quantized"]
@@ -452,9 +452,9 @@ def test_a_part_of_the_wrong_shape_is_named(document, statecli, save, stored, fo
 
 
 @pytest.mark.parametrize("form", ["nf4", "fp4", "nf4_bfloat16"])
-def test_without_quant_state_the_shape_is_not_stored(document, statecli, save, stored, form):
+def test_without_quant_state_the_shape_is_not_stored(document, statecli, save, quantized_tensors, form):
     """The codes say the number of values, rounded up to a byte, and not the shape."""
-    tensors = {name: part for name, part in parts_of(stored, form).items() if "quant_state" not in name}
+    tensors = {name: part for name, part in parts_of(quantized_tensors, form).items() if "quant_state" not in name}
     result = document(tensors)
     (weight,) = result["quantized"]
     assert (weight["shape"], weight["elements"], weight["dtype"], weight["defect"]) == (None, 2048, "4-bit", None)
@@ -464,9 +464,9 @@ def test_without_quant_state_the_shape_is_not_stored(document, statecli, save, s
     assert "2.05 K parameters at most" in shown
 
 
-def test_without_weight_shape_the_size_is_not_known(document, statecli, save, stored):
+def test_without_weight_shape_the_size_is_not_known(document, statecli, save, quantized_tensors):
     """Codes fill whole words, and their bits are not stored."""
-    tensors = parts_of(stored, "packed_4")
+    tensors = parts_of(quantized_tensors, "packed_4")
     del tensors["proj.weight_shape"]
     result = document(tensors | {"norm": torch.ones(7)})
     (weight,) = result["quantized"]
@@ -497,8 +497,8 @@ def test_without_weight_shape_the_size_is_not_known(document, statecli, save, st
         b"\xff" * 5000,
     ],
 )
-def test_a_hostile_quant_state_gives_no_shape(document, stored, text):
-    tensors = parts_of(stored, "nf4")
+def test_a_hostile_quant_state_gives_no_shape(document, quantized_tensors, text):
+    tensors = parts_of(quantized_tensors, "nf4")
     name = next(name for name in tensors if "quant_state" in name)
     tensors[name] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     (weight,) = document(tensors)["quantized"]
@@ -507,9 +507,9 @@ def test_a_hostile_quant_state_gives_no_shape(document, stored, text):
 
 
 @pytest.mark.parametrize("sizes", [(32, 63), (31, 64), (-32, 64), (0, 0), (32, 64, 1), (2**62, 4)])
-def test_a_hostile_weight_shape_gives_no_shape(document, stored, sizes):
+def test_a_hostile_weight_shape_gives_no_shape(document, quantized_tensors, sizes):
     """[32, 63] fits the words as well: a width is only refused if no number of bits fits it."""
-    tensors = parts_of(stored, "packed_4") | {"proj.weight_shape": torch.tensor(sizes)}
+    tensors = parts_of(quantized_tensors, "packed_4") | {"proj.weight_shape": torch.tensor(sizes)}
     (weight,) = document(tensors)["quantized"]
     assert (weight["shape"] is None) == (sizes != (32, 63))
 
@@ -520,8 +520,8 @@ def test_float8_without_scales_is_a_plain_weight(document):
     assert result.get("quantized", []) == []
 
 
-def test_norms_next_to_quantized_weights_are_no_codes(document, stored):
-    tensors = stack(stored, "nf4") | {f"layers.{n}.norm.weight": torch.ones(64) for n in range(9)}
+def test_norms_next_to_quantized_weights_are_no_codes(document, quantized_tensors):
+    tensors = stack(quantized_tensors, "nf4") | {f"layers.{n}.norm.weight": torch.ones(64) for n in range(9)}
     tensors |= {"lm_head.weight": torch.ones(5, 64).bfloat16()}
     result = document(tensors)
     assert len(result["quantized"]) == 9
@@ -595,11 +595,13 @@ def lose(tensors, fqn):
 
 @pytest.mark.parametrize(("form", "name"), LOST_NEXT_TO_ONE)
 @pytest.mark.parametrize("others", [["mlp.down"], ["attn.q", "attn.k", "attn.v"]])
-def test_a_part_that_a_sibling_has_is_missing(statecli, save, stored, form, name, others):
+def test_a_part_that_a_sibling_has_is_missing(statecli, save, quantized_tensors, form, name, others):
     """With one sibling in the same block or three in another, no stack of layers is needed."""
-    if f"{form}.{name}" not in stored:
+    if f"{form}.{name}" not in quantized_tensors:
         name = name.replace("weight_scale_inv", "weight_scale")
-    tensors = {k: v for prefix in ("mlp.up", *others) for k, v in parts_of(stored, form, f"block.{prefix}").items()}
+    tensors = {
+        k: v for prefix in ("mlp.up", *others) for k, v in parts_of(quantized_tensors, form, f"block.{prefix}").items()
+    }
     assert list_gaps(statecli, save(tensors, "whole.safetensors")) == []
     (message,) = list_gaps(statecli, save(lose(tensors, f"block.mlp.up.{name}"), "a.safetensors"))
     assert message.startswith(f"block.mlp.up.weight: {name} is missing; ")
@@ -621,24 +623,26 @@ def test_an_input_scale_alone_makes_float8_incomplete(statecli, save):
 
 
 @pytest.mark.parametrize("name", ["weight.nested_absmax", "weight.nested_quant_map"])
-def test_double_quantization_needs_both_tables(statecli, save, stored, name):
+def test_double_quantization_needs_both_tables(statecli, save, quantized_tensors, name):
     """bitsandbytes restores `absmax` from both; one weight alone shows that one of them is missing."""
-    (message,) = list_gaps(statecli, save(lose(parts_of(stored, "nf4_double"), f"proj.{name}"), "a.safetensors"))
+    (message,) = list_gaps(
+        statecli, save(lose(parts_of(quantized_tensors, "nf4_double"), f"proj.{name}"), "a.safetensors")
+    )
     assert message == f"proj.weight: {name} is missing"
 
 
-def test_codes_of_scales_need_both_tables(statecli, save, stored):
+def test_codes_of_scales_need_both_tables(statecli, save, quantized_tensors):
     """`absmax` in bytes are codes, so double quantization is known without its tables."""
-    tensors = {name: part for name, part in parts_of(stored, "nf4_double").items() if "nested" not in name}
+    tensors = {name: part for name, part in parts_of(quantized_tensors, "nf4_double").items() if "nested" not in name}
     (message,) = list_gaps(statecli, save(tensors, "a.safetensors"))
     assert message == "proj.weight: weight.nested_absmax, weight.nested_quant_map are missing"
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_two_forms_in_one_file_have_no_gap(statecli, save, stored, form):
+def test_two_forms_in_one_file_have_no_gap(statecli, save, quantized_tensors, form):
     """Mixed precision is usual: other layers have other parts."""
     for other in ("packed_4_asymmetric", "fp8_dynamic", "nf4_double", "gptq", "w8a8"):
-        tensors = parts_of(stored, form, "mlp.up") | parts_of(stored, other, "mlp.down")
+        tensors = parts_of(quantized_tensors, form, "mlp.up") | parts_of(quantized_tensors, other, "mlp.down")
         assert list_gaps(statecli, save(tensors, "a.safetensors")) == [], other
 
 
@@ -661,17 +665,17 @@ def test_float8_of_another_component_needs_no_scales(statecli, save):
         ("torchao_int8", "_weight_qdata", "_weight_scale"),
     ],
 )
-def test_lost_codes_are_named(statecli, save, stored, form, codes, scales):
+def test_lost_codes_are_named(statecli, save, quantized_tensors, form, codes, scales):
     """The scales are there, and a sibling has both."""
-    tensors = parts_of(stored, form, "mlp.up") | parts_of(stored, form, "mlp.down")
+    tensors = parts_of(quantized_tensors, form, "mlp.up") | parts_of(quantized_tensors, form, "mlp.down")
     (message,) = list_gaps(statecli, save(lose(tensors, f"mlp.up.{codes}"), "a.safetensors"))
     others = "1 other weight of this layout has all its tensors"
     assert message == f"mlp.up.{codes}: is missing, but mlp.up.{scales} is its scale; {others}"
 
 
-def test_scales_of_codes_with_another_name_are_no_gap(statecli, save, stored):
+def test_scales_of_codes_with_another_name_are_no_gap(statecli, save, quantized_tensors):
     """A library of its own may use the same name for the scales."""
-    tensors = parts_of(stored, "w8a8", "mlp.up") | {
+    tensors = parts_of(quantized_tensors, "w8a8", "mlp.up") | {
         "mlp.down.weight_int4": torch.zeros(32, 32, dtype=torch.uint8),
         "mlp.down.weight_scale": torch.ones(32, 1),
     }

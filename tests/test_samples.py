@@ -49,7 +49,7 @@ def verdicts(sample: str, input: str, device: str, *checks: Name) -> dict[Name, 
     return {check.check: check.verdict for check in run(request).checks}
 
 
-def wanted(sample: str) -> dict[Name, Verdict]:
+def expected_verdicts(sample: str) -> dict[Name, Verdict]:
     """What the table says; no proof is skipped, none inconclusive."""
     failing = FAILING[sample][1].split()
     return {name: Verdict.FAILED if name.value in failing else Verdict.PASSED for name in DEFAULT_PROOFS}
@@ -65,7 +65,7 @@ def twin_of(fixed: str) -> str:
 @pytest.mark.parametrize("sample", FAILING)
 def test_a_sample_fails_what_it_was_written_to_fail(sample, device):
     """Every other proof passes."""
-    assert verdicts(sample, FAILING[sample][0], device) == wanted(sample)
+    assert verdicts(sample, FAILING[sample][0], device) == expected_verdicts(sample)
 
 
 @ANY_GPU
@@ -81,7 +81,7 @@ def test_the_fixed_twin_passes_all(fixed, device):
 def test_a_move_to_meta_says_the_same(sample):
     """Though meta makes new objects, which a GPU does not."""
     actual = verdicts(sample, FAILING[sample][0], "meta", Name.MOVE)
-    assert actual == {Name.MOVE: wanted(sample)[Name.MOVE]}
+    assert actual == {Name.MOVE: expected_verdicts(sample)[Name.MOVE]}
 
 
 def test_every_sample_is_in_the_table():

@@ -82,11 +82,11 @@ def finish(process, given=None):
     return process.returncode, (out or b"").decode(), (err or b"").decode()
 
 
-def supervised(code="pass", late="pass", finalizer="pass", **options):
+def start_supervised(code="pass", late="pass", finalizer="pass", **options):
     return start(["-c", PROGRAM.format(code=code, late=late, finalizer=finalizer)], **options)
 
 
-def inspected(*words, constructor="pass", method="pass"):
+def inspect_model(*words, constructor="pass", method="pass"):
     Path("net.py").write_text(MODEL.format(constructor=constructor, method=method), "utf-8")
     done = run_python(["-m", "statecli", "inspect", "net.py:Net", *words], stdin=subprocess.DEVNULL, timeout=120)
     return done.returncode, done.stdout, done.stderr
@@ -113,7 +113,7 @@ AFTER_THE_VERDICT = {
 @pytest.mark.parametrize("case", AFTER_THE_VERDICT)
 def test_code_that_runs_after_the_verdict_changes_neither_the_result_nor_the_code(case):
     """Exit handlers, finalizers, threads, replaced functions: 1 stays 1, and standard output is the result alone."""
-    code, out, err = finish(supervised(AFTER_THE_VERDICT[case]))
+    code, out, err = finish(start_supervised(AFTER_THE_VERDICT[case]))
     assert (code, out) == (1, "result\n")
     assert "statecli: a note\n" in err
 
@@ -121,7 +121,7 @@ def test_code_that_runs_after_the_verdict_changes_neither_the_result_nor_the_cod
 def test_a_thread_that_never_ends_is_waited_for_two_seconds():
     """Python would wait for ever."""
     begun = time.monotonic()
-    assert finish(supervised("threading.Thread(target=time.sleep, args=(1e4,)).start()"))[:2] == (1, "result\n")
+    assert finish(start_supervised("threading.Thread(target=time.sleep, args=(1e4,)).start()"))[:2] == (1, "result\n")
     assert time.monotonic() - begun < 30
 
 
@@ -153,7 +153,7 @@ WITHOUT_A_VERDICT = {
 def test_a_process_that_ends_without_a_verdict_is_one_line_and_2(case, late):
     """The line names the model and says how it ended; a result that was sent before is not printed."""
     code, reason = WITHOUT_A_VERDICT[case]
-    code, out, err = finish(supervised(**{"late" if late else "code": code}))
+    code, out, err = finish(start_supervised(**{"late" if late else "code": code}))
     assert (code, out) == (2, "")
     line = err.splitlines()[-1]
     assert line.startswith("statecli: net.py:Net: the model's code ")
@@ -163,14 +163,14 @@ def test_a_process_that_ends_without_a_verdict_is_one_line_and_2(case, late):
 
 def test_a_finalizer_between_the_result_and_the_verdict_is_2():
     """The model is freed when its frame ends."""
-    code, out, err = finish(supervised(finalizer="posix._exit(0)"))
+    code, out, err = finish(start_supervised(finalizer="posix._exit(0)"))
     assert (code, out) == (2, "")
     assert "ended the process with status 0" in err
 
 
 def test_a_verdict_for_another_result_is_not_accepted():
     """What a fork of the pipe, or a lost message, makes of the result: length and checksum do not fit."""
-    code, out, err = finish(supervised(late="supervisor.get_connection()._size += 1"))
+    code, out, err = finish(start_supervised(late="supervisor.get_connection()._size += 1"))
     assert (code, out) == (2, "")
     assert "there is no result" in err
 
@@ -180,7 +180,7 @@ def test_a_limit_ends_code_that_ignores_interrupts():
     limit = "supervisor.get_connection().limit_time(0.5)"
     loop = f"{limit}; signal.signal(signal.SIGINT, signal.SIG_IGN)\n    while True: pass"
     begun = time.monotonic()
-    code, out, err = finish(supervised(loop))
+    code, out, err = finish(start_supervised(loop))
     assert (code, out) == (2, "")
     assert err == "statecli: net.py:Net: stopped after 0.5 s (--timeout), before the end; there is no result\n"
     assert time.monotonic() - begun < 30
@@ -189,7 +189,7 @@ def test_a_limit_ends_code_that_ignores_interrupts():
 def test_the_first_limit_counts():
     """The model's code cannot set another."""
     loop = "[supervisor.get_connection().limit_time(n) for n in (0.5, 1e9)]; time.sleep(60)"
-    assert finish(supervised(loop))[0] == 2
+    assert finish(start_supervised(loop))[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ LOOP = """if True:
 
 def looping(ignored="SIG_IGN", **options):
     """(process, number of its child), which is in a loop."""
-    process = supervised(LOOP.format(ignored=ignored), **options)
+    process = start_supervised(LOOP.format(ignored=ignored), **options)
     while not Path("ready").exists():
         time.sleep(0.02)
     return process, int(Path("ready").read_text())
@@ -263,7 +263,7 @@ def ends(pid):
 
 def test_standard_input_reaches_the_models_code():
     """It is inherited."""
-    process = supervised("print('read', input(), file=sys.stderr)", stdin=subprocess.PIPE)
+    process = start_supervised("print('read', input(), file=sys.stderr)", stdin=subprocess.PIPE)
     assert "read a word" in finish(process, b"a word\n")[2]
 
 
@@ -271,7 +271,7 @@ def test_standard_input_reaches_the_models_code():
 def test_a_full_disk_is_reported_by_the_parent():
     """The result cannot be written, and that is what the line says."""
     with open("/dev/full", "w") as full:
-        code, _, err = finish(supervised(stdout=full))
+        code, _, err = finish(start_supervised(stdout=full))
     assert (code, err) == (2, "statecli: cannot write to standard output: No space left on device\n")
 
 
@@ -279,7 +279,7 @@ def test_a_closed_pipe_is_141_without_a_word():
     """As `| head` closes one."""
     reading, writing = os.pipe()
     os.close(reading)
-    code, _, err = finish(supervised(stdout=writing))
+    code, _, err = finish(start_supervised(stdout=writing))
     os.close(writing)
     assert (code, err) == (141, "")
 
@@ -294,7 +294,7 @@ def test_a_terminal_keeps_its_width_and_colours():
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 43, 0, 0))
     show = "sink = streams.open_stdout(); sink.text(f'{streams.get_width(sink)} {sink.raw.isatty()}')"
-    process = supervised(show, stdin=theirs, stdout=theirs)
+    process = start_supervised(show, stdin=theirs, stdout=theirs)
     os.close(theirs)
     state = os.read(ours, 1 << 16)
     assert finish(process)[0] == 1
@@ -307,35 +307,35 @@ def test_a_terminal_keeps_its_width_and_colours():
 def test_an_exit_handler_of_a_model_does_not_turn_1_into_0():
     """`inspect --to meta` fails for a tensor that stays behind."""
     options = ("--to", "meta", "--fail-on", "warning", "-f", "json")
-    code, out, _ = inspected(*options, constructor="atexit.register(os._exit, 0)")
+    code, out, _ = inspect_model(*options, constructor="atexit.register(os._exit, 0)")
     assert code == 1
     assert [row["fqn"] for row in json.loads(out)["tensors"]] == ["t"]
 
 
 def test_a_finalizer_of_a_model_does_not_turn_1_into_0():
     """It runs before the verdict, so that nothing is known."""
-    code, out, err = inspected("--to", "meta", method="def __del__(self): posix._exit(0)")
+    code, out, err = inspect_model("--to", "meta", method="def __del__(self): posix._exit(0)")
     assert (code, out) == (2, "")
     assert "net.py:Net: the model's code ended the process with status 0" in err
 
 
 def test_a_model_that_crashes_is_one_line_and_2():
     """The signal by its name."""
-    code, out, err = inspected(constructor="ctypes.string_at(0)")
+    code, out, err = inspect_model(constructor="ctypes.string_at(0)")
     expected = "statecli: net.py:Net: the model's code crashed (SIGSEGV); there is no result\n"
     assert (code, out, err) == (2, "", expected)
 
 
 def test_a_model_that_loops_ends_at_the_timeout():
     """The limit is one of the whole command."""
-    code, out, err = inspected("--timeout", "1", constructor="\n        while True: pass")
+    code, out, err = inspect_model("--timeout", "1", constructor="\n        while True: pass")
     assert (code, out) == (2, "")
     assert err.endswith("stopped after 1 s (--timeout), before the end; there is no result\n")
 
 
 def test_dev_stdout_is_standard_output():
     """`-o /dev/stdout` goes the way of the result."""
-    code, out, _ = inspected("-o", "/dev/stdout", "-f", "json")
+    code, out, _ = inspect_model("-o", "/dev/stdout", "-f", "json")
     assert code == 0
     assert json.loads(out)["tensors"]
 
@@ -377,7 +377,7 @@ def test_lines_without_code_are_not_supervised():
 )
 def test_a_system_exit_that_model_code_raises_is_no_verdict(code):
     """A watchdog that fires while statecli writes its report: exit code 2 and one line."""
-    code_, out, err = inspected("--to", "meta", constructor=f"import sys; {code}")
+    code_, out, err = inspect_model("--to", "meta", constructor=f"import sys; {code}")
     assert code_ == 2
     assert out == ""
     assert "there is no result" in err
@@ -402,5 +402,5 @@ def test_a_system_exit_that_python_wraps_is_no_verdict(capsys):
 def test_processes_that_a_model_leaves_end_with_the_command():
     """They would go on with the command, and start more of them."""
     code = "left = os.fork(); left or time.sleep(600); open('left', 'w').write(str(left))"
-    assert finish(supervised(code))[0] == 1
+    assert finish(start_supervised(code))[0] == 1
     assert ends(int(Path("left").read_text()))

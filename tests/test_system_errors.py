@@ -23,7 +23,7 @@ from statecli.workers import pool
 
 
 @pytest.fixture(autouse=True)
-def _here(in_tmp_path):
+def _checkpoints(in_tmp_path):
     """Two checkpoints of equal shapes and other values, in each of two formats."""
     for name, value in (("a", 1.0), ("b", 2.0)):
         state = {"w": torch.full((300, 300), value), "v": torch.arange(7.0) + value}
@@ -38,8 +38,8 @@ def failing(monkeypatch):
     def fail(name, number=errno.EIO, after=0):
         reads = 0
 
-        def wrapped(read):
-            def injected(descriptor, *rest):
+        def wrap_read(read):
+            def fail_read(descriptor, *rest):
                 nonlocal reads
                 if os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")) == name:
                     reads += 1
@@ -47,10 +47,10 @@ def failing(monkeypatch):
                         raise OSError(number, os.strerror(number))
                 return read(descriptor, *rest)
 
-            return injected
+            return fail_read
 
         for call in ("pread", "preadv"):
-            monkeypatch.setattr(os, call, wrapped(getattr(os, call)))
+            monkeypatch.setattr(os, call, wrap_read(getattr(os, call)))
 
     return fail
 
@@ -192,7 +192,7 @@ def double(shared, batch):
     return [shared * one for one in batch]
 
 
-def refused(*_, **__):
+def refuse_fork(*_, **__):
     raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
@@ -200,11 +200,11 @@ def refused(*_, **__):
 def test_the_work_is_done_here_where_no_process_can_be_started(monkeypatch, where):
     """`ulimit -u`, and a /dev/shm that is full: the result is the same."""
     if where == "fork":
-        monkeypatch.setattr(os, "fork", refused)
+        monkeypatch.setattr(os, "fork", refuse_fork)
     else:
         from multiprocessing import synchronize
 
-        monkeypatch.setattr(synchronize._multiprocessing, "SemLock", refused)
+        monkeypatch.setattr(synchronize._multiprocessing, "SemLock", refuse_fork)
     with pool.use_engine(pool.Processes(2)):
         assert pool.run_tasks(double, 2, [Large(1), Large(2), Large(3)], absent=None) == [2, 4, 6]
     with pool.run_in_background(len, "four") as length:

@@ -22,7 +22,7 @@ def row(
     return TensorInfo(fqn, "float32", (nbytes // 4,), nbytes // 4, nbytes, section=section, storage=storage, note=note)
 
 
-def tied(*rows: TensorInfo) -> dict[str, tuple[str, ...]]:
+def list_ties(*rows: TensorInfo) -> dict[str, tuple[str, ...]]:
     """What each is tied to."""
     state = tied_tensors.fill_tied_to(ModelState("t", "f", rows))
     return {tensor.fqn: tensor.tied_to for tensor in state.tensors}
@@ -44,7 +44,7 @@ def test_by_definition(spec):
         )
         for a in rows
     }
-    assert tied(*rows) == expected
+    assert list_ties(*rows) == expected
 
 
 def test_nothing_but_tied_to_changes():

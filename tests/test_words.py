@@ -45,11 +45,11 @@ PHRASES = {
 }
 
 
-def compiled(phrases):
+def compile_phrases(phrases):
     return {re.compile(rf"\b{phrase}", re.IGNORECASE): word for phrase, word in phrases.items()}
 
 
-RULES, WORST_RULES = compiled(WORST | PHRASES), compiled(WORST)
+RULES, WORST_RULES = compile_phrases(WORST | PHRASES), compile_phrases(WORST)
 #: Matches at least where one of the rules does: files without a match are not parsed.
 ANY_RULE, ANY_WORST = (re.compile(rf"\b(?:{'|'.join(phrases)})", re.IGNORECASE) for phrases in (WORST | PHRASES, WORST))
 
@@ -87,7 +87,7 @@ def prose(path):
             yield number, re.sub(r"`[^`]*`", "`code`", line)
 
 
-def refused(path, texts, rules):
+def list_refused(path, texts, rules):
     """A line for each phrase that the texts have."""
     return [
         f"{path.relative_to(ROOT)}:{line}: {match[0].strip()!r}: write {word}"
@@ -102,26 +102,26 @@ def test_messages_use_plain_words():
     """Every string of the program but docstrings."""
     for path, source in sources():
         messages = ((line, text) for line, text, is_docstring in strings(source) if not is_docstring)
-        assert not refused(path, messages, RULES)
+        assert not list_refused(path, messages, RULES)
 
 
 def test_docstrings_and_comments_have_none_of_the_worst_words():
     """They are read by contributors, and many become messages."""
     for path, source in sources():
         if ANY_WORST.search(source):
-            assert not refused(path, notes(source), WORST_RULES)
+            assert not list_refused(path, notes(source), WORST_RULES)
 
 
 def test_documents_use_plain_words():
     """The README and docs/, the generated parts too, which come from the code."""
-    assert not [line for path in DOCUMENTS for line in refused(path, prose(path), RULES)]
+    assert not [line for path in DOCUMENTS for line in list_refused(path, prose(path), RULES)]
 
 
 @pytest.mark.parametrize("text", ["it cannot be told", "x is no file", "lies beside it", "it ends 2", "in vain"])
 def test_a_bad_phrase_is_found(text):
-    assert refused(ROOT / "x", [(1, text)], RULES)
+    assert list_refused(ROOT / "x", [(1, text)], RULES)
 
 
 @pytest.mark.parametrize("text", ["x is no longer there", "there is no such file", "`model` is None", "not a file"])
 def test_an_ordinary_phrase_is_not(text):
-    assert not refused(ROOT / "x", [(1, text)], RULES)
+    assert not list_refused(ROOT / "x", [(1, text)], RULES)

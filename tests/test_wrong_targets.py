@@ -30,7 +30,7 @@ class Other:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def class_folder(tmp_path, monkeypatch):
     """A folder with a file of classes, which cannot be imported, and a checkpoint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "net", raising=False)  # of a test before
@@ -174,7 +174,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
-def test_a_mistake_is_one_line_with_what_to_type(here, statecli, words):
+def test_a_mistake_is_one_line_with_what_to_type(class_folder, statecli, words):
     """The file is read by its syntax: importing it would fail."""
     result = statecli(*words)
     assert (result.code, result.out) == (2, "")
@@ -182,7 +182,7 @@ def test_a_mistake_is_one_line_with_what_to_type(here, statecli, words):
     assert result.err.rstrip().endswith(MISTAKES[words])
 
 
-def test_an_error_is_not_repeated_where_both_streams_end(here):
+def test_an_error_is_not_repeated_where_both_streams_end(class_folder):
     """In a pipe or a log of both streams the page has it; each stream of its own has it."""
     run = [sys.executable, "-m", "statecli", "audit", "gone.pt"]
     both = subprocess.run(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -192,28 +192,28 @@ def test_an_error_is_not_repeated_where_both_streams_end(here):
     assert apart.stderr.startswith("statecli: gone.pt: cannot be opened")
 
 
-def test_the_advice_works(here, statecli):
+def test_the_advice_works(class_folder, statecli):
     """The line for a package names a class."""
     (advice,) = shlex.split(statecli("inspect", "torch").err.partition("such as ")[2])
     assert statecli("inspect", advice).code == 0
 
 
-def test_only_classes_that_a_command_line_can_build_are_listed(here, statecli):
+def test_only_classes_that_a_command_line_can_build_are_listed(class_folder, statecli):
     """A configuration cannot be typed; of a file without such classes its functions are listed, else what to write."""
     module = "(nn.Module):\n    def __init__(self, {}):\n        super().__init__()\n"
     classes = "".join(f"class A{n}{module.format('size=1')}" for n in range(22))
-    (here / "many.py").write_text(f"from torch import nn\nclass C{module.format('cfg')}{classes}")
+    (class_folder / "many.py").write_text(f"from torch import nn\nclass C{module.format('cfg')}{classes}")
     lines = statecli("inspect", "many.py").err.splitlines()
     assert lines[1:22] == [*(f"  many.py:A{n}" for n in range(20)), "  or one of 2 more"]
     assert lines[22].startswith("C needs cfg; ")
-    (here / "made.py").write_text(f"from torch import nn\nclass C{module.format('x: NetConfig')}"
+    (class_folder / "made.py").write_text(f"from torch import nn\nclass C{module.format('x: NetConfig')}"
                                   "def make(): return nn.Linear(2, 2)\ndef main(): print()\n")  # fmt: skip
     assert "choose one of its classes or functions: made.py:make; C needs x; " in statecli("inspect", "made.py").err
-    (here / "none.py").write_text("def main(): print()\n")
+    (class_folder / "none.py").write_text("def main(): print()\n")
     assert "write a function make() in build.py that builds the model" in statecli("inspect", "none.py").err
 
 
-def test_an_error_in_python_is_a_sentence(here):
+def test_an_error_in_python_is_a_sentence(class_folder):
     """The classes follow the message, without lines."""
     with pytest.raises(
         UnreadableError, match=r"its classes or functions: 'net.py:Base\(size=..., depth=...\)', net.py:Tiny\Z"
@@ -225,9 +225,9 @@ def test_an_error_in_python_is_a_sentence(here):
         api.verify("net.py")
 
 
-def test_a_constructor_that_needs_an_object_gets_no_advice_that_cannot_work(here, statecli):
+def test_a_constructor_that_needs_an_object_gets_no_advice_that_cannot_work(class_folder, statecli):
     """A number or text can be written on the command line, a configuration cannot."""
-    (here / "needs.py").write_text(
+    (class_folder / "needs.py").write_text(
         "from torch import nn\nclass A(nn.Module):\n    def __init__(self, config):\n        super().__init__()\n"
         "class B(nn.Module):\n    def __init__(self, size):\n        super().__init__()\n"
     )
@@ -282,9 +282,9 @@ def build_wide(width): return Wide()
 """
 
 
-def test_every_class_of_a_file_is_named(here, statecli):
+def test_every_class_of_a_file_is_named(class_folder, statecli):
     """Those that a command line can build, the functions that build others, and what the rest needs."""
-    (here / "need.py").write_text(NEEDS + MAKERS)
+    (class_folder / "need.py").write_text(NEEDS + MAKERS)
     specs = ["need.py:Net(cfg=Config())", "need.py:Child(cfg=Config())"]
     specs += ["need.py:Embedding", "need.py:Wide", "need.py:build", "need.py:build_again"]
     message, *lines = statecli("inspect", "need.py").err.splitlines()
@@ -296,9 +296,9 @@ def test_every_class_of_a_file_is_named(here, statecli):
 
 
 @pytest.mark.parametrize("target", ["inspect need.py:Child", "inspect need.Child"])
-def test_a_class_that_needs_a_configuration_has_the_line_to_type(here, statecli, target):
+def test_a_class_that_needs_a_configuration_has_the_line_to_type(class_folder, statecli, target):
     """The class of the configuration is the only one of the file, and the line works."""
-    (here / "need.py").write_text(NEEDS)
+    (class_folder / "need.py").write_text(NEEDS)
     (line,) = statecli(*target.split()).err.splitlines()
     command, spec = "inspect", "need.py:Child(cfg=Config())"
     assert line.endswith(f"write {shlex.quote(spec)}")
@@ -312,28 +312,28 @@ OTHER_NEEDS = NEEDS.replace(
 
 
 @pytest.mark.parametrize("target", ["inspect need.py", "inspect need.py:Child", "inspect need.Child"])
-def test_a_printed_function_works_when_it_is_pasted(here, statecli, target):
+def test_a_printed_function_works_when_it_is_pasted(class_folder, statecli, target):
     """It is added to the file with a value, and named as the line says."""
-    (here / "need.py").write_text(OTHER_NEEDS)
+    (class_folder / "need.py").write_text(OTHER_NEEDS)
     (line,) = re.findall(r"add the line `(.*)` to need.py with", statecli(*target.split()).err)
-    with (here / "need.py").open("a") as file:
+    with (class_folder / "need.py").open("a") as file:
         file.write(line.replace("...", "Config(size=3)") + "\n")
     assert statecli("inspect", "need.py:make").code == 0
     with pytest.raises(UnreadableError, match=r"need.py:make builds (Net|Child), which needs cfg"):
         api.inspect("need.py")
 
 
-def test_an_error_in_python_has_the_function(here):
+def test_an_error_in_python_has_the_function(class_folder):
     """In the sentence."""
-    (here / "need.py").write_text(OTHER_NEEDS)
+    (class_folder / "need.py").write_text(OTHER_NEEDS)
     with pytest.raises(api.StateError, match=r"`def make\(\): return Net\(cfg=...\)` to need.py"):
         api.inspect("need.py:Net")
 
 
 @pytest.mark.parametrize("spec", ["need.py:Other", "need.py:Other(size=3)"])
-def test_a_class_that_is_no_module_is_refused_at_once(here, statecli, spec):
+def test_a_class_that_is_no_module_is_refused_at_once(class_folder, statecli, spec):
     """Arguments would not help; a class of another file is looked up where it is defined."""
-    (here / "need.py").write_text(NEEDS)
+    (class_folder / "need.py").write_text(NEEDS)
     lines = statecli("verify", spec).err.splitlines()
     assert lines[0] == f"statecli: {spec}: the class Other is not an nn.Module; name a model class or a function:"
     assert lines[3:5] == ["  need.py:Embedding", "  need.py:Wide"]
@@ -347,34 +347,34 @@ def bert():
 
 
 @pytest.mark.parametrize("target", ["transformers.BertModel()", "transformers.BertModel", "transformers:BertModel"])
-def test_the_line_for_a_class_of_transformers_works(bert, here, statecli, target):
+def test_the_line_for_a_class_of_transformers_works(bert, class_folder, statecli, target):
     """It builds the class from its configuration."""
     (message,) = statecli("verify", target).err.splitlines()
     assert message.endswith("; write 'transformers:BertModel(config=BertConfig())'")
     assert statecli("inspect", "transformers:BertModel(config=BertConfig())", "--init-device", "meta").code == 0
 
 
-def test_a_checkpoint_has_the_classes_of_files_next_to_it(here, statecli):
+def test_a_checkpoint_has_the_classes_of_files_next_to_it(class_folder, statecli):
     """Those of the current folder too; without any there is the general form."""
-    (here / "runs").mkdir()
+    (class_folder / "runs").mkdir()
     torch.save({}, "runs/a.pt")
-    (here / "runs" / "own.py").write_text("from torch import nn\nclass Own(nn.Module): pass\n")
+    (class_folder / "runs" / "own.py").write_text("from torch import nn\nclass Own(nn.Module): pass\n")
     assert statecli("verify", "runs/a.pt").err.splitlines()[1] == "  runs/own.py:Own"
     assert "  net.py:Tiny" in statecli("verify", "runs").err.splitlines()
-    (here / "net.py").unlink()
+    (class_folder / "net.py").unlink()
     end = "is a checkpoint; verify needs a model class, such as net.py:Net or package.module:Class\n"
     assert statecli("verify", "weights.pt").err.endswith(end)
 
 
-def test_a_wrong_function_for_inputs_is_answered_with_functions(here, statecli):
+def test_a_wrong_function_for_inputs_is_answered_with_functions(class_folder, statecli):
     """A class of the file is no function that returns inputs."""
-    (here / "need.py").write_text(
+    (class_folder / "need.py").write_text(
         NEEDS + "def mk_batch(): return torch.ones(2, dtype=torch.int64)\ndef other(): pass\n"
     )
     line = ("verify", "need.py:Wide", "--input-from")
     assert statecli(*line, "need.py:zz").err.endswith("need.py has no zz; its functions are mk_batch, other\n")
     assert statecli(*line, "need.py:mkbatch").err.endswith("need.py has no mkbatch; did you mean mk_batch?\n")
-    (here / "none.py").write_text("x = 1\n")
+    (class_folder / "none.py").write_text("x = 1\n")
     assert statecli(*line, "none.py:Wide").err.endswith("none.py has no Wide; the file defines no function\n")
 
 

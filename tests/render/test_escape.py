@@ -18,7 +18,7 @@ from statecli.core.model_state import Oddity, Origin
 from statecli.render import Output, RenderOptions
 from statecli.report import Column, Fix, Group, Line, Page, Problem, Report, Table, label_help
 
-from ..audits import accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
+from ..audits import accept_findings, failed_target, finding, render_audit, skipped_rule, skipped_target, target
 
 PEOPLE = (Output.TABLE, Output.PLAIN, Output.MARKDOWN, Output.HTML)
 #: What a terminal or a workflow's runner would act on, and texts with it in every place.
@@ -118,7 +118,7 @@ def test_no_part_of_an_audit_acts(output, terminal):
     told = finding(message=text, help=text, target=text)
     audit = render_audit(
         output,
-        target(text, told, accepted=accepted(text, told), skipped=(skipped_rule("nan", text),)),
+        target(text, told, accepted=accept_findings(text, told), skipped=(skipped_rule("nan", text),)),
         target(text, told),
         failed_target(text, text),
         skipped_target(text, text),

@@ -7,7 +7,7 @@ import pytest
 from statecli.core.model_state import Origin, Place
 from statecli.targets.location import compute_fingerprint
 
-from ..audits import ERROR, NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_target, target
+from ..audits import ERROR, NOTE, WARNING, accept_findings, failed_target, finding, render_audit, skipped_target, target
 from ..published import gitlab
 
 
@@ -66,7 +66,7 @@ def test_fingerprints_are_unique_and_stay():
 
 def test_what_is_accepted_or_skipped_is_no_issue():
     """The report has what there is to mend."""
-    assert issues(target("a.pt", accepted=accepted("known", finding())), skipped_target("README.md")) == []
+    assert issues(target("a.pt", accepted=accept_findings("known", finding())), skipped_target("README.md")) == []
 
 
 def test_a_clean_run_is_an_empty_list():

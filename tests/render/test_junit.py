@@ -10,7 +10,17 @@ from statecli.commands.diff.result import ScalarChange, Status
 from statecli.core.finding import Severity
 
 from .. import changes
-from ..audits import NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_rule, skipped_target, target
+from ..audits import (
+    NOTE,
+    WARNING,
+    accept_findings,
+    failed_target,
+    finding,
+    render_audit,
+    skipped_rule,
+    skipped_target,
+    target,
+)
 from ..published import junit
 
 
@@ -73,7 +83,7 @@ def test_what_does_not_fail_the_run_fails_no_case():
 
 def test_what_is_accepted_passes_and_says_why():
     """The reason stands in the case."""
-    actual = cases(target("a.pt", accepted=accepted("known", finding())))
+    actual = cases(target("a.pt", accepted=accept_findings("known", finding())))
     assert actual["a.pt", "nan"] == [("system-out", None, "accepted: error[nan]: fc.weight: is nan: known")]
 
 
@@ -86,29 +96,29 @@ def test_a_target_that_was_not_audited_is_a_case():
 
 def test_a_changed_tensor_says_by_how_much():
     """How many of its values, the largest change, and NaN that came up."""
-    diff = changes.diff(changes.nudged("w", changed=2, nan_after=1))
-    (failure,) = junit(changes.written(diff, "junit")).iter("failure")
+    diff = changes.diff(changes.nudge_tensor("w", changed=2, nan_after=1))
+    (failure,) = junit(changes.render_diff(diff, "junit")).iter("failure")
     assert failure.text.splitlines()[0] == "changed: values 2/16, max |Δ| 0.5, NaN 0 → 1"
 
 
 def test_each_change_of_a_diff_is_a_case():
     """A tensor, a setting; one that was expected passed."""
     scalar = ScalarChange("epoch", Status.CHANGED, 1, 2)
-    diff = changes.diff(changes.nudged("w"), changes.renamed("old", "new"), scalars=(scalar,))
-    root = junit(changes.written(diff, "junit"))
+    diff = changes.diff(changes.nudge_tensor("w"), changes.rename_tensor("old", "new"), scalars=(scalar,))
+    root = junit(changes.render_diff(diff, "junit"))
     assert [(one.get("name"), one[0].tag) for one in root.iter("testcase")] == [
         ("w", "failure"),
         ("new", "failure"),
         ("epoch", "failure"),
     ]
-    expected = changes.diff(changes.nudged("w"), findings=(), expected=True)
-    (case,) = junit(changes.written(expected, "junit")).iter("testcase")
+    expected = changes.diff(changes.nudge_tensor("w"), findings=(), expected=True)
+    (case,) = junit(changes.render_diff(expected, "junit")).iter("testcase")
     assert [one.tag for one in case] == ["system-out"]
 
 
 def test_equal_states_are_one_case_that_passed():
     """A report without a case is an error to most that read it."""
-    (case,) = junit(changes.written(changes.diff(changes.same("w")), "junit")).iter("testcase")
+    (case,) = junit(changes.render_diff(changes.diff(changes.same("w")), "junit")).iter("testcase")
     assert (case.get("name"), list(case)) == ("identical", [])
 
 
@@ -118,7 +128,10 @@ def test_any_name_is_xml(fqn, name):
     found = finding(fqn=fqn, message=f"{fqn}: x", target=name)
     junit(
         render_audit(
-            "junit", target(name, found), failed_target(f"{name}."), target("b", accepted=accepted(fqn or "-", found))
+            "junit",
+            target(name, found),
+            failed_target(f"{name}."),
+            target("b", accepted=accept_findings(fqn or "-", found)),
         )
     )
 

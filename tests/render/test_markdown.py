@@ -11,39 +11,41 @@ from statecli.commands.diff.result import Field, ScalarChange, Status
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Oddity
 
-from ..changes import diff, nudged, recast, renamed, same, tensor, written
+from ..changes import diff, nudge_tensor, recast, rename_tensor, render_diff, same, tensor
 
 markdown_it = pytest.importorskip("markdown_it")  # rich comes with it
 
-MANY = [nudged(f"w{chr(97 + n)}") for n in range(21)]
+MANY = [nudge_tensor(f"w{chr(97 + n)}") for n in range(21)]
 
 
 def test_markdown_says_the_verdict_first():
     """A pull request's reader sees it without opening anything."""
-    title, _, verdict, *_ = written(diff(nudged("a"), same("b")), "markdown").splitlines()
+    title, _, verdict, *_ = render_diff(diff(nudge_tensor("a"), same("b")), "markdown").splitlines()
     assert title == "### `a.pt → b.pt`"
     assert verdict == "**1 of 2 parameters changed**"
 
 
 def test_markdown_folds_long_tables_away():
     """More than a screenful is behind a summary that says what is in it; few rows are not."""
-    text = written(diff(*MANY), "markdown")
+    text = render_diff(diff(*MANY), "markdown")
     assert "<details><summary><b>parameters</b>: 21 of 21 changed</summary>\n\n| name" in text
     assert text.count("<details>") == text.count("</details>") == 1
-    assert "<details>" not in written(diff(*MANY[:20]), "markdown")
+    assert "<details>" not in render_diff(diff(*MANY[:20]), "markdown")
 
 
 def test_markdown_rows_have_a_cell_a_column():
     """A bar in a heading or a name is no column."""
-    text = written(diff(nudged("a|b"), nudged("c", nan_after=1)), "markdown")
+    text = render_diff(diff(nudge_tensor("a|b"), nudge_tensor("c", nan_after=1)), "markdown")
     table = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1
 
 
 def test_a_summary_in_html_is_escaped():
     """A section's name is text inside the folded heading."""
-    changes = [nudged(f"w{n}", section="<img src=x>") for n in range(15)] + [nudged(f"v{n}") for n in range(15)]
-    text = written(diff(*changes), "markdown", unfold=True)
+    changes = [nudge_tensor(f"w{n}", section="<img src=x>") for n in range(15)] + [
+        nudge_tensor(f"v{n}") for n in range(15)
+    ]
+    text = render_diff(diff(*changes), "markdown", unfold=True)
     assert "<img" not in text
     assert "<code>&#60;img src&#61;x&#62;&#58; parameters</code>" in text
 
@@ -75,7 +77,7 @@ def everywhere(text):
     note = Oddity("prefix", text)
     setting = ScalarChange(text, Status.CHANGED, text, text + "!")
     tied = recast(text, tensor(text), tensor(text, tied_to=(text,)), Field.TYING)
-    changes = (nudged(text, section=text), renamed(text, text + "2"), tied, same("a"))
+    changes = (nudge_tensor(text, section=text), rename_tensor(text, text + "2"), tied, same("a"))
     return diff(*changes, scalars=(setting,), findings=(finding,), notes=(note,), expected=True)
 
 
@@ -104,8 +106,8 @@ def live(tokens):
 def test_no_name_is_markup_anywhere(text, unfold):
     """Every row, setting, finding, note and heading: nothing but our own tags, no link, no mention, no issue."""
     parser = markdown_it.MarkdownIt("commonmark").enable(["table", "strikethrough"])
-    shown, tags = live(parser.parse(written(everywhere(text), "markdown", unfold=unfold)))
-    _, harmless = live(parser.parse(written(everywhere("harmless"), "markdown", unfold=unfold)))
+    shown, tags = live(parser.parse(render_diff(everywhere(text), "markdown", unfold=unfold)))
+    _, harmless = live(parser.parse(render_diff(everywhere("harmless"), "markdown", unfold=unfold)))
     made = set(tags) - {"code_inline", "html_inline", "<code", "</code"}
     assert made <= set(harmless) | {"<details", "<summary", "<b"}
     assert tags.count("td_open") == harmless.count("td_open")
@@ -116,7 +118,7 @@ def test_no_name_is_markup_anywhere(text, unfold):
 def test_what_is_shown_is_the_name():
     """A pipe, a backtick and a backslash survive the table."""
     parser = markdown_it.MarkdownIt("commonmark").enable("table")
-    page = parser.render(written(diff(nudged("a|b`c\\|d\\")), "markdown"))
+    page = parser.render(render_diff(diff(nudge_tensor("a|b`c\\|d\\")), "markdown"))
     (name,) = re.findall(r"<code>(M .*?)</code>", page)
     assert html.unescape(name) == "M a|b`c\\|d\\"
 
@@ -125,11 +127,11 @@ def test_what_is_shown_is_the_name():
 @pytest.mark.parametrize("expected", [False, True])
 def test_it_fits_a_comment(quiet, expected):
     """65,536 characters, whatever differs, and as many findings as rows have room; the last line counts the rest."""
-    changes = [nudged(f"encoder.{n * 7919:x}zz.weight") for n in range(3000)]
+    changes = [nudge_tensor(f"encoder.{n * 7919:x}zz.weight") for n in range(3000)]
     rule = "frozen-changed" if expected else "changed"
     findings = [Finding(rule, Severity.ERROR, f"{change.fqn}: {rule}", "b.pt", change.fqn) for change in changes]
     actual_diff = diff(*changes, findings=tuple(findings), expected=expected)
-    text = written(actual_diff, "markdown", quiet=quiet)
+    text = render_diff(actual_diff, "markdown", quiet=quiet)
     if expected:  # one violated option is one problem, however many tensors are its evidence
         assert sum(line.startswith("- `error") for line in text.splitlines()) == 1
         assert len(text) <= 65_536
@@ -143,6 +145,8 @@ def test_it_fits_a_comment(quiet, expected):
 
 def test_all_is_all():
     """--all is not cut: what is written to a file has room."""
-    text = written(diff(*(nudged(f"encoder.{n * 7919:x}zz.weight") for n in range(3000))), "markdown", unfold=True)
+    text = render_diff(
+        diff(*(nudge_tensor(f"encoder.{n * 7919:x}zz.weight") for n in range(3000))), "markdown", unfold=True
+    )
     assert sum(line.startswith("| `M") for line in text.splitlines()) == 3000
     assert "more" not in text.splitlines()[-1]

@@ -16,7 +16,7 @@ from statecli.render.sarif import make_uri
 from statecli.rules.dictionary import RULES
 from statecli.targets.location import compute_fingerprint
 
-from ..audits import ERROR, NOTE, WARNING, accepted, failed_target, finding, render_audit, skipped_target, target
+from ..audits import ERROR, NOTE, WARNING, accept_findings, failed_target, finding, render_audit, skipped_target, target
 from ..published import sarif
 
 
@@ -155,7 +155,7 @@ def test_two_problems_of_a_target_and_rule_are_told_apart():
 
 def test_what_is_accepted_is_suppressed():
     """With its reason; and what is not, says so."""
-    kept = accepted("known since v1", finding("inf"))
+    kept = accept_findings("known since v1", finding("inf"))
     results = run(target("a.pt", finding(), accepted=kept))["results"]
     assert [(result["ruleId"], result["suppressions"]) for result in results] == [
         ("nan", []),

@@ -13,14 +13,14 @@ from statecli.report import Column, Group, Line, Page, Report, Table, build_prob
 
 from ..audits import failed_target, finding, target
 from ..audits import render_audit as audited
-from ..changes import added, diff, nudged, recast, renamed, same, tensor, written
+from ..changes import add_tensor, diff, nudge_tensor, recast, rename_tensor, render_diff, same, tensor
 
 PROBLEM = build_problem(finding())
 
 
 def test_the_verdict_is_below_the_title():
     """So that the first two lines say what was compared and how it ended."""
-    assert written(diff(nudged("a"), same("b")), "table").splitlines()[1] == "1 of 2 parameters changed"
+    assert render_diff(diff(nudge_tensor("a"), same("b")), "table").splitlines()[1] == "1 of 2 parameters changed"
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_a_result_without_problems_is_not_clean_where_values_were_not_read():
 
 def test_a_remark_stands_in_empty_columns():
     """What was added needs no line of its own for its dtype and shape."""
-    lines = written(diff(nudged("a"), added("new")), "table").splitlines()
+    lines = render_diff(diff(nudge_tensor("a"), add_tensor("new")), "table").splitlines()
     assert "  A new  float32 [4,4], 64 B" in lines
 
 
 def test_a_remark_never_runs_into_a_long_name():
     """Where a name takes the columns' place, the remark has the next line."""
-    text = written(diff(nudged("a"), added("n" * 70)), "table")
+    text = render_diff(diff(nudge_tensor("a"), add_tensor("n" * 70)), "table")
     assert "n" * 70 + "\n" in text
     assert "↳ float32 [4,4], 64 B" in text
 
@@ -83,19 +83,21 @@ def test_a_remark_never_runs_into_a_long_name():
 def test_a_cell_wider_than_the_terminal_is_broken(width):
     """No line is wider, however narrow the terminal."""
     old, new = tensor("a", "float8_e4m3fn", (1, 2, 3)), tensor("a", "bfloat16", (3, 2, 1), Kind.BUFFER)
-    actual_diff = diff(recast("a", old, new, Field.DTYPE, Field.SHAPE, Field.KIND), renamed("x" * 30, "y" * 30))
-    assert max(map(len, written(actual_diff, "table", width=width).splitlines())) <= width
+    actual_diff = diff(recast("a", old, new, Field.DTYPE, Field.SHAPE, Field.KIND), rename_tensor("x" * 30, "y" * 30))
+    assert max(map(len, render_diff(actual_diff, "table", width=width).splitlines())) <= width
 
 
 def test_a_row_without_cells_leaves_no_blank_line():
     """A rename too long for its column is one line."""
-    text = written(diff(nudged("a"), renamed("x" * 40, "y" * 30)), "table")
+    text = render_diff(diff(nudge_tensor("a"), rename_tensor("x" * 40, "y" * 30)), "table")
     assert text.endswith(f"{'x' * 40} → {'y' * 30}\n")
 
 
 def test_two_long_names_have_a_line_each():
     """A rename is broken at its arrow, not within a word."""
-    lines = written(diff(nudged("a"), renamed("model.before." + "x" * 50, "after." + "y" * 50)), "table").splitlines()
+    lines = render_diff(
+        diff(nudge_tensor("a"), rename_tensor("model.before." + "x" * 50, "after." + "y" * 50)), "table"
+    ).splitlines()
     at = lines.index("  R model.before." + "x" * 50)
     assert lines[at + 1] == "  → after." + "y" * 50
 
@@ -103,7 +105,7 @@ def test_two_long_names_have_a_line_each():
 def test_a_name_is_broken_between_its_parts():
     """Where it has any."""
     parts = ["module", "encoder", "layers", "attention", "projection", "weight"] * 3
-    lines = written(diff(nudged(".".join(parts))), "table", width=60).splitlines()
+    lines = render_diff(diff(nudge_tensor(".".join(parts))), "table", width=60).splitlines()
     shown = [line.strip() for line in lines if line.strip().split(".")[0].removeprefix("M ") in parts]
     assert "".join(shown) == "M " + ".".join(parts)
     assert all(line.endswith(".") for line in shown[:-1])

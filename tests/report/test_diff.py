@@ -26,7 +26,19 @@ from statecli.report import diff as diffing
 from statecli.report.diff import DiffView, NameList, build_diff_report
 from statecli.report.documents import diff as documents
 
-from ..changes import added, diff, nudged, page, recast, removed, renamed, rows, same, tensor, written
+from ..changes import (
+    add_tensor,
+    diff,
+    nudge_tensor,
+    page,
+    recast,
+    remove_tensor,
+    rename_tensor,
+    render_diff,
+    rows,
+    same,
+    tensor,
+)
 
 
 def verdict(*changes, **facts):
@@ -65,19 +77,25 @@ def test_what_could_not_be_compared_is_not_called_identical():
 
 def test_the_verdict_counts_each_role_apart():
     """A counter that moved does not drown the weights."""
-    changes = [nudged("w"), same("v"), nudged("n", kind=Kind.BUFFER), same("m", kind=Kind.BUFFER), added("x")]
+    changes = [
+        nudge_tensor("w"),
+        same("v"),
+        nudge_tensor("n", kind=Kind.BUFFER),
+        same("m", kind=Kind.BUFFER),
+        add_tensor("x"),
+    ]
     assert verdict(*changes) == "1 of 2 parameters changed, 1 added; 1 of 2 buffers changed"
 
 
 def test_only_added_or_removed():
     """Without any on both sides there is no "of"."""
-    assert verdict(added("x")) == "1 parameter added"
-    assert verdict(added("x"), added("y"), removed("z")) == "2 parameters added, 1 removed"
+    assert verdict(add_tensor("x")) == "1 parameter added"
+    assert verdict(add_tensor("x"), add_tensor("y"), remove_tensor("z")) == "2 parameters added, 1 removed"
 
 
 def test_only_renamed():
     """Renamed tensors are on both sides."""
-    assert verdict(renamed("a", "b"), same("c")) == "1 of 2 parameters renamed"
+    assert verdict(rename_tensor("a", "b"), same("c")) == "1 of 2 parameters renamed"
 
 
 def test_metadata_are_told_and_counted():
@@ -91,26 +109,28 @@ def test_a_long_setting_leaves_the_others_their_column():
     """It stands behind its name, or below, and the short ones beside theirs."""
     long = ScalarChange("prompt", Status.CHANGED, "x" * 50, "y" * 50)
     actual_diff = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4), long))
-    lines = written(actual_diff, "table").splitlines()
+    lines = render_diff(actual_diff, "table").splitlines()
     assert "  M epoch   3 → 4" in lines
     assert lines[lines.index("  M epoch   3 → 4") + 1] == "  M prompt"
 
 
 def test_a_changed_row():
     """Status letter, how many elements, the largest, relative to what was there, and a bar."""
-    assert rows(diff(nudged("fc.weight"))) == {"parameters": [(("M fc.weight", "3/16", "0.5", "0.001", "██████▎"), "")]}
+    assert rows(diff(nudge_tensor("fc.weight"))) == {
+        "parameters": [(("M fc.weight", "3/16", "0.5", "0.001", "██████▎"), "")]
+    }
 
 
 def test_all_elements_changed():
     """ "all" is said where it is so, and only there."""
-    cells = [line[0] for line in rows(diff(nudged("a", changed=16), nudged("b", changed=15)))["parameters"]]
+    cells = [line[0] for line in rows(diff(nudge_tensor("a", changed=16), nudge_tensor("b", changed=15)))["parameters"]]
     assert [cell[1] for cell in cells] == ["all 16", "15/16"]
 
 
 def test_what_else_changed_is_remarked():
     """A dtype beside values is said beside them."""
     old, new = tensor("a"), tensor("a", "bfloat16")
-    values = nudged("a").values
+    values = nudge_tensor("a").values
     actual_diff = diff(recast("a", old, new, Field.DTYPE, Field.VALUES, values=values))
     assert rows(actual_diff)["parameters"][0][1] == "dtype float32 → bfloat16"
 
@@ -143,7 +163,7 @@ def test_tied_names_are_told():
 
 def test_a_rename_shows_both_names():
     """As git writes it."""
-    assert rows(diff(renamed("old", "new")))["parameters"] == [(("R old → new", ""), "")]
+    assert rows(diff(rename_tensor("old", "new")))["parameters"] == [(("R old → new", ""), "")]
 
 
 @pytest.mark.parametrize(
@@ -161,8 +181,10 @@ def test_a_rename_shows_both_names():
 )
 def test_the_headline_names_a_layer_that_changed_ten_times_more(sizes, text):
     """Than the median of its siblings: one or few, not a trend over all layers."""
-    changes = [nudged(f"model.layers.{n}.{name}", size) for n, size in enumerate(sizes) for name in ("a.w", "b.w")]
-    parts = verdict(*changes, nudged("head", 0.01)).split("; ")
+    changes = [
+        nudge_tensor(f"model.layers.{n}.{name}", size) for n, size in enumerate(sizes) for name in ("a.w", "b.w")
+    ]
+    parts = verdict(*changes, nudge_tensor("head", 0.01)).split("; ")
     assert [part for part in parts if "times as much" in part] == ([text] if text else [])
 
 
@@ -175,11 +197,11 @@ def weigh(change, relative, before, elements=100):
 
 def list_layers(unusual=(3, 8)):
     """Twelve layers whose bias starts near zero, a first and a last module."""
-    changes = [weigh(nudged("inp.weight"), 2e-4, 0.1)]
+    changes = [weigh(nudge_tensor("inp.weight"), 2e-4, 0.1)]
     for n in range(12):
-        changes.append(weigh(nudged(f"blocks.{n}.norm.bias"), 0.9, 1e-5))
-        changes.append(weigh(nudged(f"blocks.{n}.up.weight"), 0.08 if n in unusual else 3e-4, 0.1))
-    return [*changes, weigh(nudged("out.weight"), 0.09, 0.1), weigh(nudged("scale"), 0.9, 1e-6)]
+        changes.append(weigh(nudge_tensor(f"blocks.{n}.norm.bias"), 0.9, 1e-5))
+        changes.append(weigh(nudge_tensor(f"blocks.{n}.up.weight"), 0.08 if n in unusual else 3e-4, 0.1))
+    return [*changes, weigh(nudge_tensor("out.weight"), 0.09, 0.1), weigh(nudge_tensor("scale"), 0.9, 1e-6)]
 
 
 def test_the_headline_names_each_unusual_module():
@@ -187,10 +209,10 @@ def test_the_headline_names_each_unusual_module():
     actual_diff = diff(*list_layers())
     text = "out changed 287 times as much as the median of 12 layers, blocks.3 255 times, blocks.8 255 times"
     assert text in verdict(*list_layers())
-    modules = json.loads(written(actual_diff, "json"))["summary"]["modules"]
+    modules = json.loads(render_diff(actual_diff, "json"))["summary"]["modules"]
     assert [m["name"] for m in modules if "times_median" in m] == ["blocks.3", "blocks.8", "out"]
     assert modules[0] == {"name": "inp", "section": "model", "relative_l2": 2e-4}
-    many = [weigh(nudged(f"m{n}.w"), 0.1, 0.1) for n in range(20)]
+    many = [weigh(nudge_tensor(f"m{n}.w"), 0.1, 0.1) for n in range(20)]
     assert verdict(*list_layers(()), *many).count(" times") == 9
     assert "13 more at least 10 times" in verdict(*list_layers(()), *many)
 
@@ -213,7 +235,9 @@ def test_a_bar_of_a_layer_says_what_it_leaves_out():
     reshaped = [
         recast(f"h.{n}.b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="shapes") for n in (0, 1)
     ]
-    actual_diff = diff(nudged("h.0.a", 0.5), *reshaped, nudged("h.2.a", None, max_abs=None, nan_after=3), same("h.3.a"))
+    actual_diff = diff(
+        nudge_tensor("h.0.a", 0.5), *reshaped, nudge_tensor("h.2.a", None, max_abs=None, nan_after=3), same("h.3.a")
+    )
     (bars,) = build_diff_report(actual_diff, DiffView()).charts()
     assert bars.labels == ("h.0", "h.1", "h.2", "h.3")
     assert (bars.values[0], bars.values[1], bars.values[3]) == (0.5, math.inf, 0.0)
@@ -223,7 +247,7 @@ def test_a_bar_of_a_layer_says_what_it_leaves_out():
 
 def test_a_bar_leads_to_its_row():
     """Equal layers share the row."""
-    text = written(diff(*list_layers()), "html")
+    text = render_diff(diff(*list_layers()), "html")
     ids = re.findall(r'<tr id="(row-\d+)"[^>]*>\s*<td class="name">([^<]*)', text)
     row_of = {name: row for row, name in ids}
     assert text.count(f'<a href="#{row_of["M blocks.{3,8}.up.weight"]}"') == 2
@@ -231,22 +255,22 @@ def test_a_bar_leads_to_its_row():
 
 def test_a_page_sorts_its_rows_by_the_change():
     """New NaN first, then what has no measure, then the largest change; a table keeps the order of the file."""
-    nan = nudged("e", nan_after=1, relative=None)
-    changes = [nudged("a", 0.1), nudged("b", 0.5), added("c"), nan, nudged("d", 0.3)]
-    text = written(diff(*changes), "html")
+    nan = nudge_tensor("e", nan_after=1, relative=None)
+    changes = [nudge_tensor("a", 0.1), nudge_tensor("b", 0.5), add_tensor("c"), nan, nudge_tensor("d", 0.3)]
+    text = render_diff(diff(*changes), "html")
     places = [text.index(name) for name in ("M e<", "A c<", "M b<", "M d<", "M a<")]
     assert places == sorted(places)
     assert '<th scope="col" class="n" aria-sort="descending">rel. change</th>' in text
-    lines = [line.split()[:2] for line in written(diff(*changes), "table").splitlines()]
+    lines = [line.split()[:2] for line in render_diff(diff(*changes), "table").splitlines()]
     assert [name for letter, name in filter(lambda line: len(line) == 2, lines) if letter in "MA"][:2] == ["e", "a"]
-    assert '" aria-sort' not in written(diff(*changes), "html", sort=ChangeOrder.NAME)
+    assert '" aria-sort' not in render_diff(diff(*changes), "html", sort=ChangeOrder.NAME)
 
 
 def test_a_lost_tie_is_no_changed_value():
     """Tensors that differ only in their ties are counted as a tie; the headline, the group and the tree agree."""
     names = ("emb", "head", "third")
     tied = [recast(name, tensor(name, tied_to=tuple({*names} - {name})), tensor(name), Field.TYING) for name in names]
-    other = nudged("w")
+    other = nudge_tensor("w")
     for actual, text in (
         ([*tied, other], "1 of 4 parameters changed, 1 tie lost (3 tensors)"),
         (tied, "1 tie lost (3 tensors)"),
@@ -260,7 +284,7 @@ def test_a_lost_tie_is_no_changed_value():
 
 def test_nan_and_infinities_are_told():
     """Each side's, and a row in which they came up is marked as bad."""
-    actual_diff = diff(nudged("a", nan_after=3, inf_before=2), nudged("b", nan_before=1, nan_after=1))
+    actual_diff = diff(nudge_tensor("a", nan_after=3, inf_before=2), nudge_tensor("b", nan_before=1, nan_after=1))
     first, second = page(actual_diff).groups[0].lines
     assert (first.remark, first.mood) == ("NaN 0 → 3, Inf 2 → 0", "bad")
     assert (second.remark, second.mood) == ("NaN 1 → 1", "")
@@ -268,7 +292,7 @@ def test_nan_and_infinities_are_told():
 
 def test_an_undefined_change_has_no_number_and_a_reason():
     """Relative to zero is no 0."""
-    actual_diff = diff(nudged("a", None, reason="before is all zeros"))
+    actual_diff = diff(nudge_tensor("a", None, reason="before is all zeros"))
     assert rows(actual_diff)["parameters"] == [(("M a", "3/16", "0.5", "-", ""), "before is all zeros")]
 
 
@@ -280,10 +304,13 @@ def test_values_that_could_not_be_compared_say_why():
 
 def test_verbose_tells_where_first():
     """-v: the index of the first, and the other statistics."""
-    assert rows(diff(nudged("a")), verbose=True)["parameters"][0][1] == "first [0,1], mean |Δ| 0.1, L2 0.7, cosine 0.99"
+    assert (
+        rows(diff(nudge_tensor("a")), verbose=True)["parameters"][0][1]
+        == "first [0,1], mean |Δ| 0.1, L2 0.7, cosine 0.99"
+    )
 
 
-LAYERS = [nudged(f"layers.{n}.{name}", 10.0**-n) for n in range(8) for name in "abcdefg"]
+LAYERS = [nudge_tensor(f"layers.{n}.{name}", 10.0**-n) for n in range(8) for name in "abcdefg"]
 
 
 def test_layers_that_changed_alike_are_one_row():
@@ -295,13 +322,13 @@ def test_layers_that_changed_alike_are_one_row():
 
 def test_two_layers_fold_as_eight_do():
     """Folding does not depend on the number of differences."""
-    folded = rows(diff(nudged("l.0.w"), nudged("l.1.w"), nudged("l.w")))["parameters"]
+    folded = rows(diff(nudge_tensor("l.0.w"), nudge_tensor("l.1.w"), nudge_tensor("l.w")))["parameters"]
     assert [cells[0] for cells, _ in folded] == ["M l.{0,1}.w", "M l.w"]
 
 
 def test_layers_of_different_shapes_do_not_fold():
     """Layers of an nn.Sequential that only have similar names are not a repetition."""
-    changes = [nudged("net.0.w"), nudged("net.2.w")]
+    changes = [nudge_tensor("net.0.w"), nudge_tensor("net.2.w")]
     changes[1] = replace(changes[1], before=tensor("net.2.w", shape=(2, 8)), after=tensor("net.2.w", shape=(2, 8)))
     assert [cells[0] for cells, _ in rows(diff(*changes))["parameters"]] == ["M net.0.w", "M net.2.w"]
 
@@ -309,24 +336,24 @@ def test_layers_of_different_shapes_do_not_fold():
 @pytest.mark.parametrize("view", [{"sort": ChangeOrder.CHANGE}, {"lines": 9}, {"top": 9}, {"verbose": True}])
 def test_ordered_differences_have_a_row_each(view):
     """An order of differences is of single tensors."""
-    (shown,) = rows(diff(nudged("l.0.w"), nudged("l.1.w")), **view).values()
+    (shown,) = rows(diff(nudge_tensor("l.0.w"), nudge_tensor("l.1.w")), **view).values()
     assert [cells[0] for cells, _ in shown] == ["M l.0.w", "M l.1.w"]
 
 
 def test_a_tensor_of_zeros_before_has_no_remark():
     """A bias that was zero is ordinary: its column says it."""
-    zeros = [nudged(f"{name}.b", None, reason="all old values are zero") for name in "xy"]
+    zeros = [nudge_tensor(f"{name}.b", None, reason="all old values are zero") for name in "xy"]
     assert rows(diff(*zeros))["parameters"] == [((f"M {n}.b", "3/16", "0.5", "from zero", ""), "") for n in "xy"]
 
 
 def test_an_equal_remark_of_all_rows_is_said_once():
     """The heading has it; rows that differ in it have their own."""
     sides = tensor("x"), tensor("x", "int8")
-    recasts = [recast(name, *sides, Field.DTYPE, Field.VALUES, values=nudged("x").values) for name in "xy"]
+    recasts = [recast(name, *sides, Field.DTYPE, Field.VALUES, values=nudge_tensor("x").values) for name in "xy"]
     (group,) = page(diff(*recasts)).groups
     assert group.summary == "2 of 2 changed; dtype float32 → int8"
     assert {line.remark for line in group.lines} == {""}
-    both = rows(diff(*recasts, nudged("z")))["parameters"]
+    both = rows(diff(*recasts, nudge_tensor("z")))["parameters"]
     assert [remark for _, remark in both] == ["dtype float32 → int8", "dtype float32 → int8", ""]
 
 
@@ -346,13 +373,15 @@ def test_unfolded_each_layer_has_its_row():
 
 def test_renamed_layers_fold():
     """A number that both names have is one number."""
-    actual_diff = diff(*(renamed(f"{n}.w", f"layers.{n}.w") for n in range(50)))
+    actual_diff = diff(*(rename_tensor(f"{n}.w", f"layers.{n}.w") for n in range(50)))
     assert rows(actual_diff)["parameters"] == [(("R {0..49}.w → layers.{0..49}.w", ""), "")]
 
 
 def test_different_changes_do_not_fold():
     """A layer whose dtype changed too stands by itself."""
-    odd = recast("layers.9.a", tensor("x"), tensor("x", "int8"), Field.DTYPE, Field.VALUES, values=nudged("x").values)
+    odd = recast(
+        "layers.9.a", tensor("x"), tensor("x", "int8"), Field.DTYPE, Field.VALUES, values=nudge_tensor("x").values
+    )
     assert [cells[0] for cells, _ in rows(diff(*LAYERS, odd))["parameters"]].count("M layers.9.a") == 1
 
 
@@ -364,7 +393,7 @@ def test_folding_loses_no_element():
 
 def test_lines_limits_each_group():
     """-n 2: two rows of each role, how many more, and the verdict of all."""
-    actual_diff = diff(*LAYERS[:10], *(nudged(f"b{n}", kind=Kind.BUFFER) for n in range(2)))
+    actual_diff = diff(*LAYERS[:10], *(nudge_tensor(f"b{n}", kind=Kind.BUFFER) for n in range(2)))
     groups = rows(actual_diff, lines=2)
     assert [len(lines) for lines in groups.values()] == [3, 2]
     assert groups["parameters"][-1][0][0] == "… and 8 more"
@@ -376,7 +405,7 @@ def test_lines_never_hides_a_finding():
     finding = Finding("frozen", Severity.ERROR, "layers.7.g: changed, and is frozen", "b.pt", "layers.7.g")
     actual_diff = diff(*LAYERS, findings=(finding,), expected=True)
     for output in ("table", "plain", "markdown"):
-        assert "frozen" in written(actual_diff, output, lines=0)
+        assert "frozen" in render_diff(actual_diff, output, lines=0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -391,13 +420,13 @@ def test_lines_and_more_add_up(lines):
 
 def test_sections_are_headings():
     """The moving average beside the model is told apart."""
-    actual_diff = diff(nudged("w"), nudged("w", section="ema"))
+    actual_diff = diff(nudge_tensor("w"), nudge_tensor("w", section="ema"))
     assert list(rows(actual_diff)) == ["model: parameters", "ema: parameters"]
 
 
 def test_the_tree_sums_by_module():
     """Of each module how many changed and how much at most; what is identical is not there."""
-    actual_diff = diff(nudged("a.x", 0.5), same("a.y"), same("b.z"))
+    actual_diff = diff(nudge_tensor("a.x", 0.5), same("a.y"), same("b.z"))
     (group,) = page(actual_diff, tree=True).groups
     assert group.summary == "1/3 parameters"
     cells = [line.cells[:3] for line in group.lines]
@@ -414,46 +443,53 @@ def test_the_tree_folds_layers():
 def test_names_as_git_lists_them():
     """--name-status: a letter and the name, two names of a rename, nothing identical."""
     scalars = (ScalarChange("epoch", Status.CHANGED, 1, 2),)
-    actual_diff = diff(nudged("m"), same("i"), renamed("old", "new"), added("x"), removed("gone"), scalars=scalars)
-    assert written(actual_diff, "plain", names=NameList.STATUS) == "M\tm\nR\told\tnew\nA\tx\nD\tgone\nM\tepoch\n"
-    assert written(actual_diff, "plain", names=NameList.ONLY) == "m\nnew\nx\ngone\nepoch\n"
+    actual_diff = diff(
+        nudge_tensor("m"),
+        same("i"),
+        rename_tensor("old", "new"),
+        add_tensor("x"),
+        remove_tensor("gone"),
+        scalars=scalars,
+    )
+    assert render_diff(actual_diff, "plain", names=NameList.STATUS) == "M\tm\nR\told\tnew\nA\tx\nD\tgone\nM\tepoch\n"
+    assert render_diff(actual_diff, "plain", names=NameList.ONLY) == "m\nnew\nx\ngone\nepoch\n"
 
 
 def test_names_have_their_section_where_there_are_several():
     """Two entries of one name are not the same line twice."""
-    actual_diff = diff(nudged("w"), nudged("w", section="ema"))
-    assert written(actual_diff, "plain", names=NameList.ONLY) == "model.w\nema.w\n"
+    actual_diff = diff(nudge_tensor("w"), nudge_tensor("w", section="ema"))
+    assert render_diff(actual_diff, "plain", names=NameList.ONLY) == "model.w\nema.w\n"
 
 
 def test_a_hostile_name_is_one_line():
     """A line break or a tab in a name makes no second line and no second field."""
-    assert written(diff(nudged("a\n\tb\x1b[31m")), "plain", names=NameList.STATUS) == "M\ta\\n\\tb\\x1b[31m\n"
+    assert render_diff(diff(nudge_tensor("a\n\tb\x1b[31m")), "plain", names=NameList.STATUS) == "M\ta\\n\\tb\\x1b[31m\n"
 
 
 @pytest.mark.parametrize("output", [one.value for one in Output if one.value not in ("sarif", "github", "gitlab")])
 def test_every_output_of_rows_says_every_change(output):
     """Added, removed, changed, renamed and metadata, in each output."""
     actual_diff = diff(
-        nudged("moved"),
-        added("fresh"),
-        removed("gone"),
-        renamed("old", "new"),
+        nudge_tensor("moved"),
+        add_tensor("fresh"),
+        remove_tensor("gone"),
+        rename_tensor("old", "new"),
         scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),),
     )
-    text = written(actual_diff, output)
+    text = render_diff(actual_diff, output)
     assert all(name in text for name in ("moved", "fresh", "gone", "old", "new", "epoch"))
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 def test_rows_are_not_said_twice(output):
     """The finding of a changed tensor is its row."""
-    assert written(diff(nudged("moved")), output).count("moved") == 1
+    assert render_diff(diff(nudge_tensor("moved")), output).count("moved") == 1
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 def test_quiet_says_why_and_no_row(output):
     """-q: the findings alone."""
-    text = written(diff(nudged("moved")), output, quiet=True)
+    text = render_diff(diff(nudge_tensor("moved")), output, quiet=True)
     assert "error[changed]" in text
     assert "3/16" not in text
 
@@ -463,12 +499,12 @@ def test_a_failed_expectation_is_in_every_output(output):
     """Whatever the output, the reason of exit 1 is there, also when no tensor differs."""
     finding = Finding("changed", Severity.ERROR, "head.*: no matching tensor changed", "b.pt")
     actual_diff = diff(same("head.w"), findings=(finding,), expected=True)
-    assert "no matching tensor changed" in written(actual_diff, output)
+    assert "no matching tensor changed" in render_diff(actual_diff, output)
 
 
 def test_expected_differences_are_no_failure():
     """--may-change that holds: rows are shown and the command ends 0."""
-    report = build_diff_report(diff(nudged("a"), findings=(), expected=True), DiffView())
+    report = build_diff_report(diff(nudge_tensor("a"), findings=(), expected=True), DiffView())
     assert not report.has_failed()
     assert report.page().groups
     assert report.page().verdict == "1 of 1 parameters changed: all changes are allowed"
@@ -476,24 +512,24 @@ def test_expected_differences_are_no_failure():
 
 def test_any_finding_is_a_failure():
     """The findings are the only source of exit 1."""
-    assert build_diff_report(diff(nudged("a")), DiffView()).has_failed()
+    assert build_diff_report(diff(nudge_tensor("a")), DiffView()).has_failed()
 
 
 def test_plain_has_a_row_for_each():
     """Through a pipe nothing is folded, and each row is one line."""
-    lines = written(diff(*LAYERS), "plain", terminal=False).splitlines()
+    lines = render_diff(diff(*LAYERS), "plain", terminal=False).splitlines()
     assert len(lines) == 1 + len(LAYERS) + 2
 
 
 def test_plain_of_equal_states_is_one_line():
     """No header over nothing."""
-    assert written(diff(same("a")), "plain") == "identical: 1 tensor, 64 B\n"
+    assert render_diff(diff(same("a")), "plain") == "identical: 1 tensor, 64 B\n"
 
 
 def test_csv_has_the_columns_of_a_spreadsheet():
     """Each number in a column of its own, both sides of each fact, metadata too."""
-    actual_diff = diff(nudged("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
-    first, second = csv.DictReader(io.StringIO(written(actual_diff, "csv")))
+    actual_diff = diff(nudge_tensor("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
+    first, second = csv.DictReader(io.StringIO(render_diff(actual_diff, "csv")))
     assert (first["status"], first["fqn"], first["changed"], first["elements"]) == ("changed", "a", "3", "16")
     assert (first["dtype_before"], first["shape_after"], first["max_abs"]) == ("float32", "[4,4]", "0.5")
     assert (second["kind"], second["fqn"], second["change"]) == ("metadata", "epoch", "1 → 2")
@@ -501,8 +537,10 @@ def test_csv_has_the_columns_of_a_spreadsheet():
 
 def test_json_lists_what_differs_and_counts_the_rest():
     """Identical pairs are in the summary alone."""
-    actual_diff = diff(nudged("a"), same("b"), added("c"), notes=(Oddity("prefix", "looked through module."),))
-    document = json.loads(written(actual_diff, "json"))
+    actual_diff = diff(
+        nudge_tensor("a"), same("b"), add_tensor("c"), notes=(Oddity("prefix", "looked through module."),)
+    )
+    document = json.loads(render_diff(actual_diff, "json"))
     assert document["schema"] == "statecli.diff/1"
     counts = ("added", "removed", "changed", "renamed", "identical")
     assert [document["summary"][name] for name in counts] == [1, 0, 1, 0, 1]
@@ -513,14 +551,14 @@ def test_json_lists_what_differs_and_counts_the_rest():
 
 def test_jsonl_types_each_line():
     """A change is `change`, so that a stream can be filtered."""
-    actual_diff = diff(nudged("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
-    types = [json.loads(line)["type"] for line in written(actual_diff, "jsonl").splitlines()]
+    actual_diff = diff(nudge_tensor("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
+    types = [json.loads(line)["type"] for line in render_diff(actual_diff, "jsonl").splitlines()]
     assert types == ["target", "change", "finding", "finding", "metadata"]
 
 
 def test_depth_is_drawn_of_parameters_in_order():
     """A bar each parameter, unchanged ones at zero; buffers are left out."""
-    actual_diff = diff(nudged("b", 0.5), nudged("a", 0.1), nudged("n", kind=Kind.BUFFER), same("s"))
+    actual_diff = diff(nudge_tensor("b", 0.5), nudge_tensor("a", 0.1), nudge_tensor("n", kind=Kind.BUFFER), same("s"))
     (bars,) = build_diff_report(actual_diff, DiffView()).charts()
     assert isinstance(bars, Bars)
     assert (bars.labels, bars.values) == (("b", "a", "s"), (0.5, 0.1, 0.0))
@@ -529,7 +567,9 @@ def test_depth_is_drawn_of_parameters_in_order():
 def test_a_change_from_zero_is_no_nan():
     """A bias that was zero has a finite Δ and only no ratio: it is not drawn as what went wrong is."""
     actual_diff = diff(
-        nudged("zero", None), nudged("nan", None, max_abs=None, nan_after=3), nudged("one", 0.1, inf_after=1)
+        nudge_tensor("zero", None),
+        nudge_tensor("nan", None, max_abs=None, nan_after=3),
+        nudge_tensor("one", 0.1, inf_after=1),
     )
     (bars,) = build_diff_report(actual_diff, DiffView()).charts()
     assert bars.values[0] == math.inf
@@ -541,7 +581,7 @@ def test_what_has_no_measure_is_not_drawn_as_unchanged():
     """Another shape, values not compared and a damaged file are each what they are, in the place where they stand."""
     reshaped = recast("b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="the shapes differ")
     cast = recast("e", tensor("e"), tensor("e", "float16"), Field.DTYPE)
-    change = diff(nudged("a", 0.5), reshaped, same("d", not_compared="sparse"), cast)
+    change = diff(nudge_tensor("a", 0.5), reshaped, same("d", not_compared="sparse"), cast)
     change = replace(change, broken=(Broken("c", "model", "b.pt: c: checksum wrong"),))
     tensors = list(change.after.tensors)
     tensors.insert(2, tensor("c"))
@@ -555,7 +595,7 @@ def test_what_has_no_measure_is_not_drawn_as_unchanged():
 
 def test_histograms_are_drawn():
     """One picture each, under its name."""
-    actual_diff = diff(nudged("a"), histograms=(Histogram("a", "model", (0.0, 1.0), (3,)),))
+    actual_diff = diff(nudge_tensor("a"), histograms=(Histogram("a", "model", (0.0, 1.0), (3,)),))
     *_, spread = build_diff_report(actual_diff, DiffView()).charts()
     assert isinstance(spread, Spread)
     assert (spread.title, spread.counts) == ("a", (3,))
@@ -568,8 +608,8 @@ def test_nothing_to_draw():
 
 def test_an_outline_through_a_pipe_keeps_remarks():
     """--tree as plain text: what was added, and what of the metadata changed, is there."""
-    actual_diff = diff(nudged("a.b"), added("a.c"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
-    text = written(actual_diff, "plain", tree=True)
+    actual_diff = diff(nudge_tensor("a.b"), add_tensor("a.c"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
+    text = render_diff(actual_diff, "plain", tree=True)
     assert "float32 [4,4], 64 B" in text
     assert "1 → 2" in text
 
@@ -579,7 +619,7 @@ def test_a_folded_branch_speaks_of_all_its_layers():
     lines = {line.cells[0]: line.cells for line in page(diff(*LAYERS), tree=True).groups[0].lines}
     assert lines["    M a"][1] == "values 24/128"
     norms = [(3.0, 4.0), (5.0, 12.0)]  # of the difference, and of before
-    layers = [nudged(f"layers.{n}.a", l2 / before, l2=l2) for n, (l2, before) in enumerate(norms)]
+    layers = [nudge_tensor(f"layers.{n}.a", l2 / before, l2=l2) for n, (l2, before) in enumerate(norms)]
     lines = {line.cells[0]: line.cells for line in page(diff(*layers), tree=True).groups[0].lines}
     assert lines["    M a"][2] == lines["layers"][2] == f"{math.sqrt((9 + 25) / (16 + 144)):.2g}"
 
@@ -588,7 +628,7 @@ def test_a_folded_branch_speaks_of_all_its_layers():
 def test_tensors_together_change_as_one(norms):
     """The combined change is that of their values in one tensor."""
     together = changed.combine_relative_change(
-        [nudged("a", l2 / before, l2=l2) for l2, before in norms if l2 / before > 0]
+        [nudge_tensor("a", l2 / before, l2=l2) for l2, before in norms if l2 / before > 0]
     )
     l2, before = (math.hypot(*several) for several in zip(*norms, strict=True))
     assert together == pytest.approx(l2 / before, rel=1e-9)
@@ -596,19 +636,19 @@ def test_tensors_together_change_as_one(norms):
 
 def test_a_change_without_a_norm_is_left_out_of_the_sum():
     """What was zero before has no ratio, and what differs in its bits alone a ratio of zero."""
-    assert changed.combine_relative_change([nudged("a", 0.5, l2=1.0), nudged("b", None, l2=9.0)]) == 0.5
-    assert changed.combine_relative_change([nudged("a", 0.0, l2=0.0, max_abs=0.0)]) == 0.0
-    assert changed.combine_relative_change([nudged("a", None)]) is None
+    assert changed.combine_relative_change([nudge_tensor("a", 0.5, l2=1.0), nudge_tensor("b", None, l2=9.0)]) == 0.5
+    assert changed.combine_relative_change([nudge_tensor("a", 0.0, l2=0.0, max_abs=0.0)]) == 0.0
+    assert changed.combine_relative_change([nudge_tensor("a", None)]) is None
 
 
 def test_norms_beyond_float64_have_a_sum():
     """Two tensors of which the norms before are 1e311, and the changes a thousandth of it."""
-    assert changed.combine_relative_change([nudged("a", 1e-3, l2=1e308)] * 2) == pytest.approx(1e-3)
+    assert changed.combine_relative_change([nudge_tensor("a", 1e-3, l2=1e308)] * 2) == pytest.approx(1e-3)
 
 
 def test_what_is_damaged_is_counted_among_all():
     """Of four on both sides, one of which cannot be read, two changed: of four."""
-    change = diff(nudged("a"), nudged("b"), same("c"), broken=(Broken("d", "model", "b.pt: d: cut short"),))
+    change = diff(nudge_tensor("a"), nudge_tensor("b"), same("c"), broken=(Broken("d", "model", "b.pt: d: cut short"),))
     after = replace(change.after, tensors=(*change.after.tensors, tensor("d")))
     assert page(replace(change, after=after)).verdict.startswith("2 of 4 parameters changed; 1 tensor could not")
     assert page(replace(change, after=after)).groups[0].summary == "2 of 4 changed"
@@ -617,15 +657,17 @@ def test_what_is_damaged_is_counted_among_all():
 def test_an_empty_name_is_seen():
     """Two quotes stand for it, wherever people read it."""
     actual_diff = diff(
-        nudged(""), renamed("", "x"), findings=(Finding("changed", Severity.ERROR, ": values differ", "b", ""),)
+        nudge_tensor(""),
+        rename_tensor("", "x"),
+        findings=(Finding("changed", Severity.ERROR, ": values differ", "b", ""),),
     )
-    plain = written(actual_diff, "plain")
+    plain = render_diff(actual_diff, "plain")
     assert [line.split()[2] for line in plain.splitlines()[1:3]] == ["''", "x"]
     assert plain.splitlines()[2].split()[3] == "''"
     assert {line.cells[0] for line in page(actual_diff).groups[0].lines} == {"M ''", "R '' → x"}
-    assert "M ''" in written(actual_diff, "plain", tree=True)
-    assert written(actual_diff, "plain", names=NameList.ONLY).splitlines() == ["''", "x"]
-    assert written(actual_diff, "plain", quiet=True) == "error[changed]: '': values differ\n"
+    assert "M ''" in render_diff(actual_diff, "plain", tree=True)
+    assert render_diff(actual_diff, "plain", names=NameList.ONLY).splitlines() == ["''", "x"]
+    assert render_diff(actual_diff, "plain", quiet=True) == "error[changed]: '': values differ\n"
 
 
 def test_findings_and_damage_have_their_section_where_there_are_several():
@@ -634,14 +676,16 @@ def test_findings_and_damage_have_their_section_where_there_are_several():
         Finding("changed", Severity.ERROR, "w: values differ", "b", "w", section=text) for text in ("model", "ema")
     )
     damage = (Broken("u", "ema", "b.pt: u: cut short"),)
-    actual_diff = diff(nudged("w"), nudged("w", section="ema"), findings=texts, broken=damage)
+    actual_diff = diff(nudge_tensor("w"), nudge_tensor("w", section="ema"), findings=texts, broken=damage)
     said = (
         "error[changed]: model.w: values differ, by at most 0.5\nerror[changed]: ema.w: values differ, by at most 0.5\n"
     )
-    assert written(actual_diff, "plain", quiet=True) == said
-    assert "- `error[changed]: ema.w: values differ, by at most 0.5`" in written(actual_diff, "markdown", quiet=True)
+    assert render_diff(actual_diff, "plain", quiet=True) == said
+    assert "- `error[changed]: ema.w: values differ, by at most 0.5`" in render_diff(
+        actual_diff, "markdown", quiet=True
+    )
     assert rows(actual_diff)["not compared"] == [(("? ema.u", "", "", "", ""), "b.pt: ema.u: cut short")]
-    assert [finding["message"] for finding in json.loads(written(actual_diff, "json"))["findings"]] == [
+    assert [finding["message"] for finding in json.loads(render_diff(actual_diff, "json"))["findings"]] == [
         "w: values differ",
         "w: values differ",
     ]
@@ -655,49 +699,51 @@ def test_lines_limit_what_could_not_be_compared():
     actual_diff = diff(same("a"), broken=damage)
     assert [cells[0] for cells, _ in rows(actual_diff, lines=2)["not compared"]] == ["? l.{0..49}.w"]
     assert len(rows(actual_diff, lines=2, unfold=True)["not compared"]) == 3
-    plain = written(actual_diff, "plain", lines=2)
+    plain = render_diff(actual_diff, "plain", lines=2)
     assert plain.count("cut short") == 2
     assert plain.endswith("… and 48 more (-n 2)\n")
-    assert written(actual_diff, "plain").count("cut short") == 50
+    assert render_diff(actual_diff, "plain").count("cut short") == 50
 
 
 def test_the_tree_tells_nan_and_old_names():
     """What the columns have no room for is remarked there too."""
-    lines = page(diff(nudged("a", nan_after=1, max_abs=0.0, relative=0.0, left_out=1), renamed("x", "y")), tree=True)
+    lines = page(
+        diff(nudge_tensor("a", nan_after=1, max_abs=0.0, relative=0.0, left_out=1), rename_tensor("x", "y")), tree=True
+    )
     assert [line.remark for line in lines.groups[0].lines] == ["NaN 0 → 1", "was x"]
 
 
 def test_a_nan_is_no_zero_change():
     """Where only a NaN came up, the finite rest did not change: no number says how much did."""
-    actual_diff = diff(nudged("a", 0.0, max_abs=0.0, nan_after=1, left_out=1))
+    actual_diff = diff(nudge_tensor("a", 0.0, max_abs=0.0, nan_after=1, left_out=1))
     assert rows(actual_diff)["parameters"] == [(("M a", "3/16", "-", "-", ""), "NaN 0 → 1")]
 
 
 def test_a_column_that_says_nothing_is_not_shown():
     """Plain text has "change" where something but values changed; CSV always has it."""
-    assert "change " not in written(diff(nudged("a")), "plain").splitlines()[0] + " "
-    assert written(diff(nudged("a"), added("b")), "plain").splitlines()[0].endswith("  change")
-    assert written(diff(nudged("a")), "csv").splitlines()[0].endswith(",change,finding")
+    assert "change " not in render_diff(diff(nudge_tensor("a")), "plain").splitlines()[0] + " "
+    assert render_diff(diff(nudge_tensor("a"), add_tensor("b")), "plain").splitlines()[0].endswith("  change")
+    assert render_diff(diff(nudge_tensor("a")), "csv").splitlines()[0].endswith(",change,finding")
 
 
 def test_all_but_a_few():
     """Where both numbers would read the same, how many did not change is said; sorting still finds the large one."""
-    text = rows(diff(nudged("a", elements=2_345_678, changed=2_345_617)))["parameters"][0][0][1]
+    text = rows(diff(nudge_tensor("a", elements=2_345_678, changed=2_345_617)))["parameters"][0][0][1]
     assert text == "all 2.35 M but 61"
-    assert rows(diff(nudged("a", elements=2_345_678, changed=2_300_000)))["parameters"][0][0][1] == "2.3 M/2.35 M"
+    assert rows(diff(nudge_tensor("a", elements=2_345_678, changed=2_300_000)))["parameters"][0][0][1] == "2.3 M/2.35 M"
 
 
 def test_one_position_is_no_positions():
     """-v counts what the statistics leave out."""
     for count, text in ((1, "1 position left out"), (2, "2 positions left out")):
-        assert rows(diff(nudged("a", left_out=count)), verbose=True)["parameters"][0][1].endswith(f", {text}")
+        assert rows(diff(nudge_tensor("a", left_out=count)), verbose=True)["parameters"][0][1].endswith(f", {text}")
 
 
 def test_plain_has_what_verbose_promises():
     """-v through a pipe: where first, mean, L2, cosine in columns of their own; how many elements there are always."""
-    head, row, *_ = written(diff(nudged("a")), "plain").splitlines()
+    head, row, *_ = render_diff(diff(nudge_tensor("a")), "plain").splitlines()
     assert head.split() == ["status", "kind", "fqn", "elements", "changed", "relative_l2", "max_abs"]
-    head, row, *_ = written(diff(nudged("a")), "plain", verbose=True).splitlines()
+    head, row, *_ = render_diff(diff(nudge_tensor("a")), "plain", verbose=True).splitlines()
     assert head.split()[3:] == [
         "elements",
         "changed",
@@ -720,10 +766,10 @@ def test_lines_limit_findings_too(output):
     """-n 2: two of them and how many more, beside the rows; alone they are one line."""
     forbidden = "changed, but matches --must-not-change '*': dtype"
     findings = tuple(replace(one, message=f"{one.fqn}: {forbidden} {n}") for n, one in enumerate(EXPECTED))
-    text = written(diff(*LAYERS, findings=findings, expected=True), output, lines=2)
+    text = render_diff(diff(*LAYERS, findings=findings, expected=True), output, lines=2)
     assert [n for n in range(9) if f"w{n}x" in text] == [0, 1]
     assert "… and 7 more (-n 2)" in text
-    alone = written(diff(*LAYERS, findings=findings, expected=True), output, quiet=True, lines=2)
+    alone = render_diff(diff(*LAYERS, findings=findings, expected=True), output, quiet=True, lines=2)
     assert alone.count("error[") == 1
 
 
@@ -739,10 +785,10 @@ def test_a_load_that_fails_is_not_called_without_difference():
     """Only the names differ, by a prefix: no row says so, and the verdict does."""
     note = Oddity("values-not-compared", "values are not compared: Net is a class")
     finding = Finding("wrapper-prefix", Severity.ERROR, "the names differ by 'module.'", "b.pt")
-    text = written(loaded(same("a"), findings=(finding,), notes=(note,)), "plain")
+    text = render_diff(loaded(same("a"), findings=(finding,), notes=(note,)), "plain")
     assert text.startswith("no tensor differs, but load_state_dict would fail (1 finding): 1 tensor, 64 B\n")
     assert "nothing differs" not in text
-    assert written(loaded(same("a"), notes=(note,)), "plain").startswith("nothing differs")
+    assert render_diff(loaded(same("a"), notes=(note,)), "plain").startswith("nothing differs")
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
@@ -750,7 +796,7 @@ def test_a_load_says_why_it_ends_1(output):
     """Also of a dtype, which load_state_dict accepts and casts."""
     half = recast("a", tensor("a"), tensor("a", "float16"), Field.DTYPE)
     finding = Finding("changed", Severity.ERROR, "a: dtype: float32 → float16", "b.pt", "a")
-    assert "error[changed]" in written(loaded(half, findings=(finding,)), output)
+    assert "error[changed]" in render_diff(loaded(half, findings=(finding,)), output)
 
 
 # --- what is not built ------------------------------------------------------------------------------------------------
@@ -761,7 +807,7 @@ def test_flat_outputs_build_no_page_and_locate_no_finding(monkeypatch, output):
     """Both take as long as the comparison where 300,000 tensors differ, and their rows say it all."""
     monkeypatch.delattr(diffing, "_build_groups")
     monkeypatch.setattr(diffing, "add_places", lambda *_: pytest.fail("a finding was located"))
-    assert "layers.7.w" in written(diff(*(nudged(f"layers.{n}.w") for n in range(50))), output)
+    assert "layers.7.w" in render_diff(diff(*(nudge_tensor(f"layers.{n}.w") for n in range(50))), output)
 
 
 @pytest.mark.parametrize("output", ["json", "jsonl"])
@@ -770,7 +816,7 @@ def test_a_row_of_json_is_built_when_it_is_written(monkeypatch, output):
     built, written_after = [], []
     build = documents._build_diff_row
     monkeypatch.setattr(documents, "_build_diff_row", lambda change: built.append(change.fqn) or build(change))
-    report = build_diff_report(diff(*(nudged(f"layers.{n}.w") for n in range(300))), DiffView())
+    report = build_diff_report(diff(*(nudge_tensor(f"layers.{n}.w") for n in range(300))), DiffView())
 
     class Sink:
         def utf8(self, raw):
@@ -785,5 +831,5 @@ def test_plain_text_reads_each_row_once(monkeypatch):
     read = []
     monkeypatch.setattr(diffing, "_get_side_field", lambda *facts: read.append(facts))
     monkeypatch.setattr(diffing, "_get_measure", lambda name, change: read.append((name, change.fqn)))
-    written(diff(*(nudged(f"layers.{n}.w") for n in range(50))), "plain", terminal=False)
+    render_diff(diff(*(nudge_tensor(f"layers.{n}.w") for n in range(50))), "plain", terminal=False)
     assert len(read) == 4 * 50

@@ -25,7 +25,7 @@ def found():
 
 @pytest.fixture
 def held():
-    """`held("missing-entry", path, model="net.py:Net")`: the FQNs that the rule names of what is held to something."""
+    """`held("missing-entry", path, model="net.py:Net")`: the FQNs that the rule names."""
 
     def names(rule, target, **options):
         result = audit(Request((str(target),), select=(rule,), **options)).targets[-1]

@@ -28,7 +28,7 @@ def state():
 
 @pytest.fixture
 def held(found, tmp_path, state):
-    """`held({"a.bias": other}, …)`: what the rule says of the locked state with these entries; None takes one out."""
+    """`held({"a.bias": other}, …)`: findings of the locked state with these entries; None removes."""
     torch.save(state, tmp_path / "a.pt")
     lock = locked(tmp_path / "a.pt")
 

@@ -102,12 +102,12 @@ def test_a_header_is_one_request(big, statecli):
     assert [(request.method, request.status, request.sent) for request in big.requests] == [("GET", 206, 64 << 10)]
 
 
-def test_a_server_without_ranges_is_noticed_before_it_sends_gigabytes(served, refused):
+def test_a_server_without_ranges_is_noticed_before_it_sends_gigabytes(served, inspect_error):
     """Of 64 MB that it begins to send it has sent only what the buffers between the two took."""
     with (served.folder / NAME).open("wb") as file:
         file.truncate(64 << 20)
     served.behave("*", ignore_range)
-    why = refused(served.url(NAME))
+    why = inspect_error(served.url(NAME))
     assert why == (
         f"{served.url(NAME)}: the server ignores range requests and would send "
         "all 67,108,864 bytes; download the file first"
@@ -125,11 +125,11 @@ def test_a_small_file_of_a_server_without_ranges_is_taken_once(big, statecli, tm
     assert [request.status for request in big.requests] == [200]
 
 
-def test_small_files_of_a_server_without_ranges_are_not_taken_without_end(server, monkeypatch, refused, statecli):
+def test_small_files_of_a_server_without_ranges_are_not_taken_without_end(server, monkeypatch, inspect_error, statecli):
     """Together they may have so many bytes, and no more."""
     server.behave("*", ignore_range)
     monkeypatch.setattr(http, "MAX_ALL_WHOLE_BYTES", 50)
-    assert refused(server.url(NAME)).endswith(
+    assert inspect_error(server.url(NAME)).endswith(
         ": the server ignores range requests, and whole files would need more than 0 MiB of memory; download the files "
         "first"
     )
@@ -164,14 +164,14 @@ def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(se
         assert result.err.count("\n") == 1
 
 
-def test_an_answer_in_chunks_has_no_length_and_is_read_to_its_end(big, statecli, refused, monkeypatch):
+def test_an_answer_in_chunks_has_no_length_and_is_read_to_its_end(big, statecli, inspect_error, monkeypatch):
     """Ranges say their length elsewhere; a whole file is taken if it is small, and given up where it is not."""
     big.behave("*", chunked)
     read(big.url(NAME), statecli)
     big.behave("*", ignore_range, chunked)
     read(big.url(NAME), statecli)
     monkeypatch.setattr(http, "MAX_WHOLE_BYTES", 100_000)
-    assert refused(big.url(NAME)).endswith(
+    assert inspect_error(big.url(NAME)).endswith(
         ": the server ignores range requests and does not report the size of its answer; download the file first"
     )
 
@@ -184,7 +184,7 @@ def test_an_old_server_is_read(served, statecli, tmp_path):
         assert {request.status for request in old.requests} == {206}
 
 
-def test_an_end_that_may_be_a_cut_is_none(served, refused):
+def test_an_end_that_may_be_a_cut_is_none(served, inspect_error):
     """A whole answer without a length, which ends with its connection, is not taken for a file."""
     checkpoint(served.folder / NAME)
 
@@ -194,7 +194,7 @@ def test_an_end_that_may_be_a_cut_is_none(served, refused):
 
     with Server(served.folder, protocol="HTTP/1.0") as old:
         old.behave("*", endless)
-        assert refused(old.url(NAME)).endswith(
+        assert inspect_error(old.url(NAME)).endswith(
             ": the server does not report the size of its answer; download the file first"
         )
 
@@ -233,39 +233,39 @@ def test_an_end_that_may_be_a_cut_is_none(served, refused):
         (login_page, "is an HTML page, perhaps a login or an error page (HTTP 200)"),
     ],
 )
-def test_what_a_server_gets_wrong_is_one_line(server, behaviour, why, refused, statecli, once):
+def test_what_a_server_gets_wrong_is_one_line(server, behaviour, why, inspect_error, statecli, once):
     """Which names the URL and says what happened; the exit code is 2, and nothing is on stdout."""
     server.behave(NAME, behaviour)
-    assert refused(server.url(NAME)) == f"{server.url(NAME)}: {why}"
+    assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
 
 
-def test_other_bytes_than_the_answer_says_are_not_noticed_by_http_but_by_the_format(server, refused):
+def test_other_bytes_than_the_answer_says_are_not_noticed_by_http_but_by_the_format(server, inspect_error):
     """A server that lies about its range throughout cannot be told from an honest one; what it sends is no header."""
     server.behave(NAME, OtherRange(8, said=False))
-    assert refused(server.url(NAME)).startswith(f"{server.url(NAME)}: ")
+    assert inspect_error(server.url(NAME)).startswith(f"{server.url(NAME)}: ")
 
 
-def test_a_file_without_bytes_is_an_empty_file(served, refused):
+def test_a_file_without_bytes_is_an_empty_file(served, inspect_error):
     """416 that says so; and a whole answer of nothing."""
     (served.folder / NAME).touch()
-    assert refused(served.url(NAME)) == f"{served.url(NAME)}: is an empty file"
+    assert inspect_error(served.url(NAME)) == f"{served.url(NAME)}: is an empty file"
     served.behave(NAME, lambda request, reply: reply.become(Reply(200)))
-    assert refused(served.url(NAME)) == f"{served.url(NAME)}: is an empty file"
+    assert inspect_error(served.url(NAME)) == f"{served.url(NAME)}: is an empty file"
 
 
-def test_a_range_that_is_refused_is_no_empty_file(server, refused):
+def test_a_range_that_is_refused_is_no_empty_file(server, inspect_error):
     """416 that says that there are bytes, or says nothing of them."""
     for headers in ({"Content_Range": "bytes */96"}, {}, {"Content_Range": "bytes */*"}):
         server.behave(NAME, Refuse(416, **headers))
         why = "the server refuses the byte range that statecli requested (HTTP 416): download the file first"
-        assert refused(server.url(NAME)) == f"{server.url(NAME)}: {why}"
+        assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
 
 
-def test_a_name_with_a_number_sign_is_written_with_its_code(served, statecli, refused):
+def test_a_name_with_a_number_sign_is_written_with_its_code(served, statecli, inspect_error):
     """Whoever writes it as it is, is told so."""
     checkpoint(served.folder / "a#b.safetensors")
     plain = served.url("a") + "#b.safetensors"
-    assert refused(plain) == (
+    assert inspect_error(plain) == (
         f"{served.url('a')}: does not exist (HTTP 404); statecli read #b.safetensors as the name of a section; if # "
         "belongs to the file name, write %23"
     )
@@ -298,10 +298,10 @@ def test_a_connection_that_is_cut_is_resumed_where_it_was(big, statecli):
 
 
 @pytest.mark.parametrize(("after", "came"), [(1000, 5000), (0, 0)])
-def test_a_connection_that_is_always_cut_is_given_up(big, after, came, refused):
+def test_a_connection_that_is_always_cut_is_given_up(big, after, came, inspect_error):
     """After four more attempts, which say how far they came."""
     big.behave(NAME, Cut(after=after))
-    assert refused(big.url(NAME)) == (
+    assert inspect_error(big.url(NAME)) == (
         (
             f"{big.url(NAME)}: the connection was cut after {came:,} of 65,536 bytes, "
             "in each of 5 attempts; try again later"
@@ -318,15 +318,15 @@ def test_a_connection_that_is_cut_before_the_answer_is_made_again(server, statec
     read(server.url(NAME), statecli)
 
 
-def test_a_whole_answer_that_is_cut_is_fetched_again(big, statecli, refused):
+def test_a_whole_answer_that_is_cut_is_fetched_again(big, statecli, inspect_error):
     """For there are no ranges to go on from."""
     big.behave(NAME, ignore_range, Times(1, Cut(1000)))
     read(big.url(NAME), statecli)
     big.behave(NAME, ignore_range, chunked, Cut(1000))
-    assert "the connection was cut after 1,000 bytes, in each of 5 attempts" in refused(big.url(NAME))
+    assert "the connection was cut after 1,000 bytes, in each of 5 attempts" in inspect_error(big.url(NAME))
 
 
-def test_a_length_that_lies_is_a_cut(server, refused, once):
+def test_a_length_that_lies_is_a_cut(server, inspect_error, once):
     """More bytes are said than come before the connection ends."""
 
     def lies(request, reply):
@@ -335,7 +335,7 @@ def test_a_length_that_lies_is_a_cut(server, refused, once):
         Cut(after=80)(request, reply)
 
     server.behave(NAME, lies)
-    assert refused(server.url(NAME)).endswith("the connection was cut after 80 of 500 bytes; try again later")
+    assert inspect_error(server.url(NAME)).endswith("the connection was cut after 80 of 500 bytes; try again later")
 
 
 def test_a_server_that_stalls_is_tried_again(big, statecli, monkeypatch):
@@ -347,11 +347,11 @@ def test_a_server_that_stalls_is_tried_again(big, statecli, monkeypatch):
 
 
 @pytest.mark.parametrize(("after", "came"), [(None, ""), (0, ", after 0 of 80 bytes"), (50, ", after 50 of 80 bytes")])
-def test_a_server_that_only_stalls_is_given_up(server, after, came, refused, once):
+def test_a_server_that_only_stalls_is_given_up(server, after, came, inspect_error, once):
     """One line says how long nothing came, and which variable says how long to wait."""
     server.behave(NAME, Stall(after))
     why = f"the server stalls: no data arrived in 0.3 s (STATECLI_TIMEOUT sets this limit){came}; try again later"
-    assert refused(server.url(NAME)) == f"{server.url(NAME)}: {why}"
+    assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
@@ -362,7 +362,7 @@ def test_a_busy_server_is_asked_again(server, status, statecli):
     assert [request.status for request in server.requests] == [status] * 3 + [206]
 
 
-def test_a_busy_server_says_when(server, statecli, monkeypatch, refused):
+def test_a_busy_server_says_when(server, statecli, monkeypatch, inspect_error):
     """Seconds or a date; what is no time is not heeded, and nobody waits for longer than 20 s."""
     slept = []
     monkeypatch.setattr(retry, "LONGEST_PAUSE_S", 20.0)
@@ -378,7 +378,7 @@ def test_a_busy_server_says_when(server, statecli, monkeypatch, refused):
         server.forget()
         server.behave(NAME, Refuse(503, Retry_After=said))
         why = f"the server is busy (HTTP 503): the server asks statecli to wait {text} s; try again later"
-        assert refused(server.url(NAME)) == f"{server.url(NAME)}: {why}"
+        assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
         assert len(server.requests) == 1
     assert len(slept) == 4
 
@@ -448,13 +448,13 @@ def test_a_redirect_on_the_same_host_keeps_the_password(server, statecli):
     read(server.url(NAME).replace("://", f"://me:{PASSWORD}@"), statecli)
 
 
-def test_redirects_without_end_and_without_a_place_are_one_line(server, refused):
+def test_redirects_without_end_and_without_a_place_are_one_line(server, inspect_error):
     """More than ten, or one that leads nowhere."""
     for number in range(20):
         server.behave(f"r{number}", Redirect(f"r{number + 1}"))
-    assert refused(server.url("r0")).endswith(": the server redirects more than 10 times")
+    assert inspect_error(server.url("r0")).endswith(": the server redirects more than 10 times")
     server.behave("nowhere", lambda request, reply: reply.become(Reply(302)))
-    assert refused(server.url("nowhere")).endswith(": the server sent a redirect without a target")
+    assert inspect_error(server.url("nowhere")).endswith(": the server sent a redirect without a target")
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_redirects_without_end_and_without_a_place_are_one_line(server, refused)
         ),
     ],
 )
-def test_behind_a_redirect_the_server_that_fails_is_named(server, other, behaviour, why, refused, once):
+def test_behind_a_redirect_the_server_that_fails_is_named(server, other, behaviour, why, inspect_error, once):
     """With its port; and that it was sent no password."""
     checkpoint(other.folder / "there.bin")
     other.behave("there.bin", behaviour)
@@ -489,14 +489,14 @@ def test_behind_a_redirect_the_server_that_fails_is_named(server, other, behavio
     stalls = "the server stalls: no data arrived in 0.3 s (STATECLI_TIMEOUT sets this limit)"
     told = why.format(there=other.address, stalls=stalls, other="the server answered with bytes 8 to 80 of 80")
     url = server.url(NAME).replace("://", f"://me:{PASSWORD}@")
-    assert refused(url) == f"{server.url(NAME).replace('://', '://…@')}: {told}"
+    assert inspect_error(url) == f"{server.url(NAME).replace('://', '://…@')}: {told}"
 
 
 @pytest.mark.parametrize("to", ["http://[/x", "http://host:99999/x", "http://a b/x", "https://", "http://x:y/"])
-def test_a_redirect_to_nowhere_is_the_servers(server, to, refused):
+def test_a_redirect_to_nowhere_is_the_servers(server, to, inspect_error):
     """And not the fault of the URL that was typed."""
     server.behave(NAME, Redirect(to))
-    assert refused(server.url(NAME)) == f"{server.url(NAME)}: the server redirects to an invalid URL"
+    assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: the server redirects to an invalid URL"
 
 
 def test_a_fragment_of_a_redirect_is_not_sent(server, statecli):
@@ -507,26 +507,26 @@ def test_a_fragment_of_a_redirect_is_not_sent(server, statecli):
     assert [request.path for request in server.requests] == [NAME, "there.bin"]
 
 
-def test_a_redirect_to_a_login_page_names_its_host(server, other, refused):
+def test_a_redirect_to_a_login_page_names_its_host(server, other, inspect_error):
     """Which is what somebody who is not logged in gets for every file; its query is told to nobody."""
     other.behave("login", login_page)
     server.behave(NAME, Redirect(other.url("login") + "?next=secret-place"))
-    assert refused(server.url(NAME)) == (
+    assert inspect_error(server.url(NAME)) == (
         f"{server.url(NAME)}: is an HTML page, perhaps a login or an error page "
         f"(HTTP 200, after a redirect to {other.address})"
     )
 
 
-def test_a_login_page_that_does_not_say_html_is_named_by_its_content(server, refused):
+def test_a_login_page_that_does_not_say_html_is_named_by_its_content(server, inspect_error):
     """As on disk."""
     server.behave(NAME, login_page, Headers(Content_Type="application/octet-stream"))
-    assert refused(server.url(NAME)).endswith(": is an HTML page: the server sent a login page or an error page")
+    assert inspect_error(server.url(NAME)).endswith(": is an HTML page: the server sent a login page or an error page")
 
 
-def test_a_login_page_that_is_compressed_is_a_page(server, refused):
+def test_a_login_page_that_is_compressed_is_a_page(server, inspect_error):
     """Its first bytes do not tell; its type does."""
     server.behave(NAME, login_page, Gzip(always=True))
-    assert "is an HTML page" in refused(server.url(NAME))
+    assert "is an HTML page" in inspect_error(server.url(NAME))
 
 
 def test_a_checkpoint_that_is_called_html_is_read(server, statecli):
@@ -592,7 +592,7 @@ def test_user_and_password_of_a_url_are_sent(server, user, password, statecli):
     assert read(url, statecli).json["target"] == server.url(NAME).replace("://", "://…@")
 
 
-def test_user_and_password_of_the_netrc_file_are_sent(server, other, statecli, refused):
+def test_user_and_password_of_the_netrc_file_are_sent(server, other, statecli, inspect_error):
     """To their host alone; a netrc that cannot be read is told of where a password was needed."""
     server.behave("*", Basic("me", PASSWORD))
     with open(os.environ["NETRC"], "w") as netrc:
@@ -600,7 +600,7 @@ def test_user_and_password_of_the_netrc_file_are_sent(server, other, statecli, r
     read(server.url(NAME), statecli)
     with open(os.environ["NETRC"], "w") as netrc:
         netrc.write("machine 127.0.0.1 nonsense\n")
-    assert refused(server.url(NAME)).endswith("or into ~/.netrc (the netrc file cannot be read)")
+    assert inspect_error(server.url(NAME)).endswith("or into ~/.netrc (the netrc file cannot be read)")
 
 
 @pytest.mark.parametrize(
@@ -613,26 +613,26 @@ def test_user_and_password_of_the_netrc_file_are_sent(server, other, statecli, r
         ),
     ],
 )
-def test_what_was_sent_is_said_and_not_what_it_was(server, status, said, refused):
+def test_what_was_sent_is_said_and_not_what_it_was(server, status, said, inspect_error):
     """Where from, never which."""
     server.behave(NAME, Refuse(status))
-    why = refused(server.url(NAME).replace("://", f"://me:{PASSWORD}@"))
+    why = inspect_error(server.url(NAME).replace("://", f"://me:{PASSWORD}@"))
     assert why == f"{server.url(NAME).replace('://', '://…@')}: {said}"
 
 
-def test_a_signature_that_has_expired_is_a_guess(server, refused):
+def test_a_signature_that_has_expired_is_a_guess(server, inspect_error):
     """The server's page, which repeats it, is not shown."""
     server.behave(NAME, Signed("X-Amz-Signature", "right"))
-    assert refused(server.url(NAME) + "?X-Amz-Signature=wrong17") == (
+    assert inspect_error(server.url(NAME) + "?X-Amz-Signature=wrong17") == (
         f"{server.url(NAME)}?X-Amz-Signature=…: access is refused (HTTP 403): the query was sent unchanged; "
         "a signature in the query may have expired"
     )
 
 
-def test_a_name_that_was_copied_from_output_is_no_url(server, refused):
+def test_a_name_that_was_copied_from_output_is_no_url(server, inspect_error):
     """It says so where the server refuses it."""
     server.behave(NAME, Signed("sig", "right"))
-    assert refused(server.url(NAME) + "?sig=…").endswith(
+    assert inspect_error(server.url(NAME) + "?sig=…").endswith(
         "(HTTP 403): the URL contains … in place of a secret; use the original URL"
     )
 
@@ -640,9 +640,9 @@ def test_a_name_that_was_copied_from_output_is_no_url(server, refused):
 # --- connections ----------------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_is_none_is_one_line(refused, once):
+def test_a_host_that_is_none_is_one_line(inspect_error, once):
     """No such name; nobody behind the port; no host at all."""
-    assert refused("http://no-such-host.invalid/m.pt").removeprefix("http://no-such-host.invalid/m.pt: ") in (
+    assert inspect_error("http://no-such-host.invalid/m.pt").removeprefix("http://no-such-host.invalid/m.pt: ") in (
         "unknown host: check the name in the URL and the network connection",
         "the host name cannot be resolved; check the network connection, then try again",
     )
@@ -652,10 +652,10 @@ def test_a_host_that_is_none_is_one_line(refused, once):
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]  # nobody's from now on
     url = f"http://127.0.0.1:{port}/m.pt"
-    assert refused(url) == f"{url}: the server cannot be reached: connection refused; try again later"
+    assert inspect_error(url) == f"{url}: the server cannot be reached: connection refused; try again later"
     for url in ("http:///m.pt", "http://host:port/m.pt", "http://[::1/m.pt", "https://exa mple/m.pt"):
         named = url.replace(":port", ":…")  # it may be a password
-        assert refused(url) == f"{named}: is not a URL with a valid host name"
+        assert inspect_error(url) == f"{named}: is not a URL with a valid host name"
 
 
 @pytest.fixture
@@ -698,9 +698,9 @@ def no_pools():
     session.for_process(connections._Pools).__init__()
 
 
-def test_a_certificate_that_nobody_vouches_for_is_one_line(secure, refused, no_pools):
+def test_a_certificate_that_nobody_vouches_for_is_one_line(secure, inspect_error, no_pools):
     """It is not tried again, and what to do is said."""
-    why = refused(secure.url(NAME))
+    why = inspect_error(secure.url(NAME))
     assert why.startswith(f"{secure.url(NAME)}: the server's certificate cannot be verified: self")
     assert why.endswith("; to trust other certificates, set SSL_CERT_FILE to the file that contains them")
 
@@ -713,31 +713,31 @@ def test_a_certificate_that_the_environment_vouches_for_is_trusted(secure, varia
     read(secure.url(NAME).replace("https", "HTTPS"), statecli)
 
 
-def test_certificates_that_are_none_are_one_line(secure, refused, monkeypatch, no_pools):
+def test_certificates_that_are_none_are_one_line(secure, inspect_error, monkeypatch, no_pools):
     """The file that the variable names is not there."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/no/such.pem")
-    assert refused(secure.url(NAME)).endswith(
+    assert inspect_error(secure.url(NAME)).endswith(
         ": the certificates in /no/such.pem cannot be read: no such file or directory"
     )
 
 
-def test_https_to_a_server_without_it_is_one_line(server, refused, no_pools):
+def test_https_to_a_server_without_it_is_one_line(server, inspect_error, no_pools):
     """And the other way round."""
-    assert refused(server.url(NAME).replace("http:", "https:")).endswith(
+    assert inspect_error(server.url(NAME).replace("http:", "https:")).endswith(
         "; if the server does not use TLS, write http://"
     )
 
 
-def test_what_is_secure_does_not_become_insecure(secure, server, refused, monkeypatch, no_pools):
+def test_what_is_secure_does_not_become_insecure(secure, server, inspect_error, monkeypatch, no_pools):
     """A redirect from https to http is refused."""
     monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate))
     for scheme in ("http", "HTTP"):
         secure.behave(NAME, Redirect(server.url(NAME).replace("http", scheme)))
         for typed in ("https", "HTTPS"):
-            assert "redirects from https:// to http://" in refused(secure.url(NAME).replace("https", typed))
+            assert "redirects from https:// to http://" in inspect_error(secure.url(NAME).replace("https", typed))
     secure.behave("hop", Redirect(server.url(NAME)))
     secure.behave(NAME, Redirect(secure.url("hop").replace("https", "HTTPS")))
-    assert "redirects from https:// to http://" in refused(secure.url(NAME))
+    assert "redirects from https:// to http://" in inspect_error(secure.url(NAME))
     assert not server.requests
 
 
@@ -759,7 +759,7 @@ def test_a_proxy_of_the_environment_is_asked(server, secure, statecli, monkeypat
 
 
 def test_a_proxy_that_wants_a_password_gets_the_one_of_its_url(
-    server, secure, statecli, refused, monkeypatch, no_pools
+    server, secure, statecli, inspect_error, monkeypatch, no_pools
 ):
     """Which no server sees; without it, one line says so."""
     with Proxy(f"out:{PASSWORD}") as proxy:
@@ -772,24 +772,24 @@ def test_a_proxy_that_wants_a_password_gets_the_one_of_its_url(
         for variable in ("http_proxy", "https_proxy"):
             monkeypatch.setenv(variable, proxy.url)
         for url in (server.url(NAME), secure.url(NAME)):
-            assert ": the proxy asks for a user name and a password (HTTP 407): " in refused(url)
+            assert ": the proxy asks for a user name and a password (HTTP 407): " in inspect_error(url)
 
 
-def test_a_proxy_that_is_not_there_is_one_line(server, refused, monkeypatch, once):
+def test_a_proxy_that_is_not_there_is_one_line(server, inspect_error, monkeypatch, once):
     """Nothing of its URL is shown."""
     monkeypatch.setenv("http_proxy", f"http://out:{PASSWORD}@127.0.0.1:9")
-    assert refused(server.url(NAME)).endswith(
+    assert inspect_error(server.url(NAME)).endswith(
         ": the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be reached; try again later"
     )
     monkeypatch.setenv("http_proxy", f"socks5://out:{PASSWORD}@127.0.0.1:9")
-    assert "the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY has an unsupported URL" in refused(server.url(NAME))
+    assert "the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY has an unsupported URL" in inspect_error(server.url(NAME))
 
 
 @pytest.mark.parametrize("proxy", ["http://{}@127.0.0.1:99999", "http://{}@[bad", "[bad", "http://", "http://me:{}"])
-def test_a_proxy_that_is_no_url_is_said_to_be_the_one_at_fault(server, refused, monkeypatch, proxy):
+def test_a_proxy_that_is_no_url_is_said_to_be_the_one_at_fault(server, inspect_error, monkeypatch, proxy):
     """Not the URL that was asked for; nothing of it is shown."""
     monkeypatch.setenv("http_proxy", proxy.format(f"out:{PASSWORD}"))
-    why = refused(server.url(NAME))
+    why = inspect_error(server.url(NAME))
     assert why == (
         f"{server.url(NAME)}: the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY is not a URL: write http://HOST:PORT"
     )

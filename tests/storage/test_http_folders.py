@@ -207,13 +207,13 @@ def test_a_folder_keeps_the_password_and_the_query_it_was_given_with(folder, sta
     assert {request.status for request in folder.requests} <= {200, 206, 301, 403, 404}
 
 
-def test_a_login_page_is_no_listing(folder, statecli, refused):
+def test_a_login_page_is_no_listing(folder, statecli, inspect_error):
     """Neither one in the folder's place, nor one elsewhere that a redirect leads to."""
     folder.behave("*", login_page)
-    assert "is an HTML page" in refused(folder.url("net/inner"))
+    assert "is an HTML page" in inspect_error(folder.url("net/inner"))
     folder.behave("*", Redirect("login"))
     folder.behave("login", lambda request, reply: reply.become(page(200, '<html><a href="/x.bin">Sign in</a></html>')))
-    why = refused(folder.url("net/inner"))
+    why = inspect_error(folder.url("net/inner"))
     assert f"is an HTML page, perhaps a login or an error page (HTTP 200, after a redirect to {folder.address})" in why
 
 
@@ -289,11 +289,11 @@ def test_the_usual_names_are_asked_for_once_each(folder, statecli):
     )
 
 
-def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
+def test_a_folder_without_any_of_the_usual_names_is_one_line(served, inspect_error):
     """It is said that it was not listed, and what to do."""
     (served.folder / "net").mkdir()
     url = served.url("net/")
-    why = refused(url)
+    why = inspect_error(url)
     assert why == (
         f"{url}: cannot be listed (access is refused (HTTP 403): statecli sent no user name and no password), and "
         f"this folder has no file with one of the {len(unlisted_folder.list_usual_names())} usual checkpoint names; "
@@ -301,42 +301,44 @@ def test_a_folder_without_any_of_the_usual_names_is_one_line(served, refused):
     )
 
 
-def test_a_server_that_answers_every_name_with_its_page_has_none_of_them(served, refused):
+def test_a_server_that_answers_every_name_with_its_page_has_none_of_them(served, inspect_error):
     """As web applications do: 200 and HTML, whatever is asked for."""
     served.behave("*", lambda request, reply: reply.become(page(200, "<!doctype html><title>App</title>")))
-    assert "is an HTML page" in refused(served.url("net"))
-    assert "this folder has no file with one of the" in refused(served.url("net/"))
+    assert "is an HTML page" in inspect_error(served.url("net"))
+    assert "this folder has no file with one of the" in inspect_error(served.url("net/"))
 
 
-def test_a_folder_of_which_it_is_not_known_what_is_there_is_not_read(folder, refused):
+def test_a_folder_of_which_it_is_not_known_what_is_there_is_not_read(folder, inspect_error):
     """A name that was asked for in vain for other reasons than that it is missing may be there."""
     folder.behave("net/inner/config.json", Cut(None))
-    assert "the connection was cut" in refused(folder.url("net/inner/"))
+    assert "the connection was cut" in inspect_error(folder.url("net/inner/"))
 
 
-def test_a_note_stands_with_what_is_wrong_too(served, refused):
+def test_a_note_stands_with_what_is_wrong_too(served, inspect_error):
     """A folder of which only companions are known says why that may not be all."""
     (served.folder / "net").mkdir()
     (served.folder / "net" / "config.json").write_text("{}")
-    why = refused(served.url("net/"))
+    why = inspect_error(served.url("net/"))
     assert "is a folder without a checkpoint" in why
     assert "; the folder cannot be listed (" in why
 
 
-def test_a_wrong_password_is_not_tried_thirty_times(folder, refused):
+def test_a_wrong_password_is_not_tried_thirty_times(folder, inspect_error):
     """Accounts are locked for less."""
     folder.behave("*", Basic("me", "sesame-77"))
     url = folder.url("net/inner").replace("://", "://me:wrong-pass@")
-    assert refused(url).endswith("the server does not accept the user name and the password of the URL (HTTP 401)")
+    assert inspect_error(url).endswith(
+        "the server does not accept the user name and the password of the URL (HTTP 401)"
+    )
     assert len(folder.requests) == 1
-    assert "(HTTP 401)" in refused(url + "/")
+    assert "(HTTP 401)" in inspect_error(url + "/")
     assert len(folder.requests) == 2
 
 
-def test_a_missing_file_is_no_folder(served, refused):
+def test_a_missing_file_is_no_folder(served, inspect_error):
     """What is a file by its name is asked for once."""
     url = served.url("net/model.safetensors")
-    assert refused(url) == f"{url}: does not exist (HTTP 404)"
+    assert inspect_error(url) == f"{url}: does not exist (HTTP 404)"
     assert len(served.requests) <= 2
 
 

@@ -181,16 +181,16 @@ AGAIN = "; try again later"
         (too_many_chunks, "the server reports contradictory sizes for its answer; download the file first"),
     ],
 )
-def test_a_server_that_keeps_its_client_busy_is_given_up(answer, why, refused, monkeypatch):
+def test_a_server_that_keeps_its_client_busy_is_given_up(answer, why, inspect_error, monkeypatch):
     """Whatever it sends meanwhile: within the timeout, and not tried again where that is no use."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     monkeypatch.setenv("STATECLI_TIMEOUT", str(SECONDS))
     with raw(answer) as url:
         pattern = re.escape(why).replace(r"\[0\-9\]\{1,3\}", "[0-9]{1,3}")
-        assert re.fullmatch(re.escape(f"{url}: ") + pattern, refused(url))
+        assert re.fullmatch(re.escape(f"{url}: ") + pattern, inspect_error(url))
 
 
-def test_what_is_no_http_is_asked_once(refused):
+def test_what_is_no_http_is_asked_once(inspect_error):
     """It will not be by the next time."""
     asked = []
 
@@ -199,7 +199,7 @@ def test_what_is_no_http_is_asked_once(refused):
         yield from ssh(start, last, n)
 
     with raw(answer) as url:
-        assert refused(url) == f"{url}: {GARBAGE}"
+        assert inspect_error(url) == f"{url}: {GARBAGE}"
     assert asked == [1]
 
 

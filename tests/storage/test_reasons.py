@@ -43,21 +43,21 @@ def sharded(served):
 
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
-def test_an_index_that_did_not_come(sharded, refused, fault, reason):
+def test_an_index_that_did_not_come(sharded, inspect_error, fault, reason):
     """By the folder, and by its own name."""
     sharded.behave(f"net/{INDEX}", fault)
-    assert f"{INDEX}{reason}" in refused(sharded.url("net/"))
+    assert f"{INDEX}{reason}" in inspect_error(sharded.url("net/"))
 
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
-def test_the_metadata_of_a_distributed_checkpoint_that_did_not_come(served, refused, fault, reason):
+def test_the_metadata_of_a_distributed_checkpoint_that_did_not_come(served, inspect_error, fault, reason):
     """The same words."""
     import torch.distributed.checkpoint as dcp
 
     dcp.save({"w": torch.zeros(4)}, storage_writer=dcp.FileSystemWriter(served.folder / "run"), no_dist=True)
     served.listing = "python"
     served.behave("run/.metadata", fault)
-    assert f".metadata{reason}" in refused(served.url("run/"))
+    assert f".metadata{reason}" in inspect_error(served.url("run/"))
 
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
