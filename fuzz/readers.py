@@ -12,7 +12,7 @@ from pathlib import Path
 
 from statecli import formats
 from statecli.core.errors import UnreadableError
-from tests.formats.test_any_bytes import SEEDS, damaged
+from tests.formats.test_any_bytes import SEEDS, damage_bytes
 
 #: Bytes of a file that is replaced; larger ones belong to formats that have a small one too.
 MAX_SEED = 50_000
@@ -59,4 +59,4 @@ def check(data: bytes) -> None:
 
 def mutate(data: bytes, dice: random.Random, others: list[bytes]) -> bytes:  # noqa: ARG001 - one signature for all
     """Damage the content; the file stays the same."""
-    return data[:2] + damaged(data[2:], dice)
+    return data[:2] + damage_bytes(data[2:], dice)

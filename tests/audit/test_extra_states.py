@@ -21,7 +21,7 @@ from torch.torch_version import TorchVersion
 
 from statecli.pickles.python2_names import MODULES
 
-from ..formats.attacks import Call, build, pickled, records
+from ..formats.attacks import Call, build, build_pickle, records
 from ..formats.torch_archives import read_archive, write_archive
 
 KEY = "fc._extra_state"
@@ -77,7 +77,7 @@ def test_what_a_loader_finds_under_the_key_is_audited(name, file, tmp_path, stat
 def test_a_node_of_omegaconf_may_be_a_key(tmp_path, statecli):
     """Its hash and its equality are those of the text in its state. omegaconf is not installed here."""
     node = b"comegaconf.nodes\nStringNode\n)\x81}X\x04\x00\x00\x00_valX\x0f\x00\x00\x00fc._extra_statesb"
-    (tmp_path / "a.pt").write_bytes(build(records(pickled(b"}" + node + b"K\x01s"))))
+    (tmp_path / "a.pt").write_bytes(build(records(build_pickle(b"}" + node + b"K\x01s"))))
     result = statecli("audit", tmp_path / "a.pt", "--no-config")
     assert result.code == 2
     assert "a dictionary key is the result of calling omegaconf.nodes.StringNode" in result.out + result.err

@@ -51,7 +51,7 @@ def tensor(
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + geometry + b"\x89" + hooks + b"tR"
 
 
-def pickled(body: bytes) -> bytes:
+def build_pickle(body: bytes) -> bytes:
     """A whole pickle of protocol 2 that leaves what `body` builds."""
     return PROTO + body + STOP
 
@@ -94,40 +94,40 @@ def short(value: str | bytes) -> bytes:
     return (b"\x8c" if isinstance(value, str) else b"C") + bytes([len(data)]) + data
 
 
-def named(module: str, name: str) -> bytes:
+def global_name(module: str, name: str) -> bytes:
     """GLOBAL."""
     return f"c{module}\n{name}\n".encode()
 
 
-def stacked(module: str, name: str) -> bytes:
+def stack_global(module: str, name: str) -> bytes:
     """STACK_GLOBAL, as protocol 4 names a global; the name may have dots."""
     return short(module) + short(name) + b"\x93"
 
 
-def called(function: bytes, *args: bytes) -> bytes:
+def call_function(function: bytes, *args: bytes) -> bytes:
     """REDUCE: what `function` pushes, called with what each of `args` pushes."""
     return function + b"(" + b"".join(args) + b"tR"
 
 
 def state_dict(**tensors: bytes) -> bytes:
     """A pickled dict of tensors."""
-    return pickled(b"}(" + b"".join(text(name) + body for name, body in tensors.items()) + b"u")
+    return build_pickle(b"}(" + b"".join(text(name) + body for name, body in tensors.items()) + b"u")
 
 
 def hash_bomb() -> bytes:
     """t = (t, t) 64 times over, as a key: hashing it takes 2**64 steps."""
-    return pickled(b"}" + number(1) + b"".join(b"q\1h\1\x86" for _ in range(64)) + b"Ns")
+    return build_pickle(b"}" + number(1) + b"".join(b"q\1h\1\x86" for _ in range(64)) + b"Ns")
 
 
 def deep_key(depth: int) -> bytes:
     """A tuple nested `depth` times, as a key: hashing it recurses in C."""
-    return pickled(b"})" + b"\x85" * depth + b"Ns")
+    return build_pickle(b"})" + b"\x85" * depth + b"Ns")
 
 
 def colliding_ints(count: int) -> bytes:
     """Integers that all hash to 0, as keys."""
     prime = 2**61 - 1
-    return pickled(b"}(" + b"".join(number(prime * n) + b"N" for n in range(1, count + 1)) + b"u")
+    return build_pickle(b"}(" + b"".join(number(prime * n) + b"N" for n in range(1, count + 1)) + b"u")
 
 
 @dataclass
@@ -251,7 +251,7 @@ def records(
     ]
 
 
-def changed(name: str, **fields: object) -> list[Member]:
+def change_record(name: str, **fields: object) -> list[Member]:
     """The good archive with one record's fields replaced."""
     made = records()
     for member in made:
@@ -274,7 +274,9 @@ def legacy(
     """A stream as torch wrote before 1.6; each storage is key, number of elements, bytes."""
     machine = b"}" + text("little_endian") + (b"\x88" if little else b"\x89") + b"s"
     keys = b"](" + b"".join(text(key) for key, _, _ in storages) + b"e"
-    head = pickled(number(magic)) + pickled(number(1001)) + pickled(machine) + pickle + pickled(keys)
+    head = (
+        build_pickle(number(magic)) + build_pickle(number(1001)) + build_pickle(machine) + pickle + build_pickle(keys)
+    )
     return head + b"".join(struct.pack("<q", count) + data for _, count, data in storages)
 
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 RANKS = 4
 
 
-def mixed() -> dict[str, object]:
+def build_mixed_state() -> dict[str, object]:
     """A state_dict of DTensors and others, the same in each rank."""
     line = init_device_mesh("cpu", (RANKS,))
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
@@ -50,7 +50,7 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
-def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+def train_model() -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model in shards, and its optimizer after a step."""
     net = model()
     fully_shard(net, mesh=init_device_mesh("cpu", (RANKS,)))
@@ -63,10 +63,10 @@ def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
 def save(rank: int, folder: str) -> None:
     """One rank's part."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    state = mixed()
+    state = build_mixed_state()
     dcp.save(state, checkpoint_id=f"{folder}/mixed")
     torch.save({"rows": state["rows"], "scalar": state["scalar"]}, f"{folder}/rank{rank}.pt")
-    net, optimizer = trained()
+    net, optimizer = train_model()
     weights, moments = get_state_dict(net, optimizer)
     whole = {"model": weights, "optimizer": moments, "epoch": 4, "extra": {"lr": 0.5, "rng": torch.get_rng_state()}}
     dcp.save(whole, checkpoint_id=f"{folder}/fsdp2")

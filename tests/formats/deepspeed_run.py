@@ -45,7 +45,7 @@ class Net(nn.Module):
         return self.head(h).float().square().mean() + self.frozen(h).float().mean()
 
 
-def configured(spec: str) -> tuple[dict[str, object], nn.Module, torch.optim.Optimizer]:
+def build_engine_parts(spec: str) -> tuple[dict[str, object], nn.Module, torch.optim.Optimizer]:
     """The configuration, the model and the optimizer that `2-bf16-1` stands for; `3p` leaves small parameters whole."""
     stage, dtype, groups = spec.split("-")
     torch.manual_seed(3)
@@ -75,7 +75,7 @@ def work(rank: int, out: str, port: int, specs: list[str]) -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
     for spec in specs:
-        config, net, optimizer = configured(spec)
+        config, net, optimizer = build_engine_parts(spec)
         engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
         for _ in range(2):
             made = torch.Generator().manual_seed(rank)

@@ -52,7 +52,7 @@ def array(shape: object, dtype: object = "float32", data: object = None) -> Exte
     return Extension(1, pack([shape, dtype, bytes(4 * count) if data is None else data]))
 
 
-def chunked(shape: tuple[int, ...], *pieces: object) -> dict[str, object]:
+def chunk_array(shape: tuple[int, ...], *pieces: object) -> dict[str, object]:
     """Flax's map for an array in pieces."""
     numbered = {str(n): size for n, size in enumerate(shape)}
     return {

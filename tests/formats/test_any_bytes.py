@@ -27,7 +27,7 @@ def zero_3(folder: Path) -> Path:
     return zero.write(folder / "zero", 3, PARTED, buffers={"n": torch.arange(2)}, frozen={"f": torch.ones(3)})
 
 
-def accelerated(folder: Path) -> Path:
+def write_accelerate_state(folder: Path) -> Path:
     """Two models, an optimizer, random states and an object of one's own."""
     save_file({"weight": torch.ones(2, 3)}, folder / "model.safetensors")
     save_file({"bias": torch.ones(3)}, folder / "model_1.safetensors")
@@ -56,13 +56,13 @@ SEEDS = (
     zero_2,
     zero_3,
     megatron,
-    accelerated,
+    write_accelerate_state,
 )
 #: Damaged copies of each.
 DAMAGED = 60
 
 
-def tried(target: Path) -> None:
+def read_or_refuse(target: Path) -> None:
     """Read it: either there is a state, or one line that begins with a path."""
     try:
         state = formats.read(str(target))
@@ -79,7 +79,7 @@ def files_of(target: Path) -> list[Path]:
     return sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
 
 
-def damaged(raw: bytes, dice: random.Random) -> bytes:
+def damage_bytes(raw: bytes, dice: random.Random) -> bytes:
     """A few bytes changed, a piece cut out, doubled or zeroed, or the end cut off."""
     data = bytearray(raw)
     for _ in range(dice.choice((1, 1, 1, 3, 12))):
@@ -111,10 +111,10 @@ def test_damage_is_refused_in_one_line_or_read(writer, tmp_path):
     originals = {path: path.read_bytes() for path in files}
     for _ in range(DAMAGED):
         path = dice.choice(files)
-        path.write_bytes(damaged(originals[path], dice))
-        tried(good)
+        path.write_bytes(damage_bytes(originals[path], dice))
+        read_or_refuse(good)
         path.write_bytes(originals[path])
-    tried(good)
+    read_or_refuse(good)
     assert formats.read(str(good)).tensors
 
 
@@ -126,11 +126,11 @@ def test_a_missing_or_emptied_file_is_refused_in_one_line_or_read(writer, tmp_pa
     for path in files_of(good):
         kept = path.read_bytes()
         path.write_bytes(b"")
-        tried(good)
+        read_or_refuse(good)
         path.unlink()
-        tried(good)
+        read_or_refuse(good)
         path.mkdir()
-        tried(good)
+        read_or_refuse(good)
         shutil.rmtree(path)
         path.write_bytes(kept)
     assert formats.read(str(good)).tensors
@@ -147,5 +147,5 @@ def test_every_beginning_of_a_file_is_refused_in_one_line_or_read(writer, tmp_pa
         whole = path.read_bytes()
         for end in range(0, len(whole), max(1, len(whole) // cuts)):
             path.write_bytes(whole[:end])
-            tried(good)
+            read_or_refuse(good)
         path.write_bytes(whole)

@@ -11,7 +11,7 @@ import pytest
 
 from statecli.pickle_scan.imported_names import Scanner
 
-from .attacks import Called, called, named, number, numbers, pickled, short, text
+from .attacks import Called, build_pickle, call_function, global_name, number, numbers, short, text
 
 CODES = [
     "?",
@@ -49,7 +49,7 @@ SHAPES = {
 }
 
 
-def misused(value, protocol):
+def list_misused(value, protocol):
     """The names of its pickle that are put to another use than to hold data."""
     scanner = Scanner(pickle.dumps(value, protocol), "it")
     scanner.run(0)
@@ -63,7 +63,7 @@ def test_what_numpy_writes_is_sound(shape, protocol):
     for code in CODES:
         dtype = SHAPES[shape](code)
         array = np.zeros(2, dtype)
-        assert [misused(one, protocol) for one in (dtype, array, array[0])] == [[], [], []], code
+        assert [list_misused(one, protocol) for one in (dtype, array, array[0])] == [[], [], []], code
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -72,7 +72,7 @@ def test_what_numpy_derives_is_sound(protocol):
     fields = [("a", "i4"), ("b", "f4")]
     shared = np.zeros(2, {"names": ["a", "b"], "formats": ["f8", "i2"], "offsets": [0, 4]})
     arrays = [np.rec.array([(1, 2.0)], dtype=fields), np.ma.zeros(2, fields), shared]
-    assert [misused(array, protocol) for array in arrays] == [[], [], []]
+    assert [list_misused(array, protocol) for array in arrays] == [[], [], []]
 
 
 @pytest.mark.parametrize("place", range(8))
@@ -91,8 +91,8 @@ def test_a_state_with_one_thing_changed_is_not_sound(place):
         (version, order, (numbers, (2,)), None, None, size, alignment, flags),
         (version, order, (numbers, (-2,)), None, None, size, alignment, 0),
     ][place]
-    assert misused(Called(function, args, state), 4) == []
-    assert misused(Called(function, args, other), 4) == ["numpy.dtype"]
+    assert list_misused(Called(function, args, state), 4) == []
+    assert list_misused(Called(function, args, other), 4) == ["numpy.dtype"]
 
 
 O8 = np.dtype("O")
@@ -124,7 +124,7 @@ UNSOUND = {
 @pytest.mark.parametrize(("code", "state"), UNSOUND.values(), ids=list(UNSOUND))
 def test_a_state_that_numpy_does_not_write_is_not_sound(code, state):
     """Whether its flags, its fields or its unit are wrong."""
-    assert misused(Called(np.dtype, (code, False, True), state), 4) == ["numpy.dtype"]
+    assert list_misused(Called(np.dtype, (code, False, True), state), 4) == ["numpy.dtype"]
 
 
 CONSTRUCT = np.zeros(0).__reduce__()[0]
@@ -141,13 +141,13 @@ def array_of(dtype, elements, shape=(4,)):
 
 def without_state(code):
     """The opcodes of a type that is told by that code."""
-    return called(named("numpy", "dtype"), text(code), b"\x89", b"\x88")
+    return call_function(global_name("numpy", "dtype"), text(code), b"\x89", b"\x88")
 
 
-def built(dtype=None, elements=b"](K\x01K\x02K\x03e", shape=None, *, make=None, bracket=b"t", more=b""):
+def build_object_array(dtype=None, elements=b"](K\x01K\x02K\x03e", shape=None, *, make=None, bracket=b"t", more=b""):
     """The opcodes of an array of objects, of shape (4,): the list has three, and numpy reads four pointers."""
-    made = make or called(
-        named(CONSTRUCT.__module__, "_reconstruct"), named("numpy", "ndarray"), numbers(0), short(b"b")
+    made = make or call_function(
+        global_name(CONSTRUCT.__module__, "_reconstruct"), global_name("numpy", "ndarray"), numbers(0), short(b"b")
     )
     parts = b"K\x01" + (shape or numbers(4)) + (dtype or without_state("O8")) + b"\x89" + elements + more
     return made + (b"](" if bracket == b"e" else b"(") + parts + bracket + b"b"
@@ -157,25 +157,31 @@ MASKED = ("numpy.ma.core", "MaskedArray")
 STRINGS = ("numpy._core._internal", "_convert_to_stringdtype_kwargs")
 #: Arrays whose lists are too short, with types that are made in every way, and states of every kind.
 TOO_SHORT = {
-    "a class of types": built(called(named("numpy.dtypes", "ObjectDType"))),
-    "a class of types, made by pickle": built(named("numpy.dtypes", "ObjectDType") + b")\x81"),
-    "a class of texts": built(called(named("numpy.dtypes", "StringDType"))),
-    "a code of texts": built(without_state("T")),
-    "texts as numpy writes them": built(called(named(*STRINGS), number(1))),
-    "a function that gives its argument": built(
-        called(named("torch.jit._pickle", "restore_type_tag"), without_state("O8"), text("x"))
+    "a class of types": build_object_array(call_function(global_name("numpy.dtypes", "ObjectDType"))),
+    "a class of types, made by pickle": build_object_array(global_name("numpy.dtypes", "ObjectDType") + b")\x81"),
+    "a class of texts": build_object_array(call_function(global_name("numpy.dtypes", "StringDType"))),
+    "a code of texts": build_object_array(without_state("T")),
+    "texts as numpy writes them": build_object_array(call_function(global_name(*STRINGS), number(1))),
+    "a function that gives its argument": build_object_array(
+        call_function(global_name("torch.jit._pickle", "restore_type_tag"), without_state("O8"), text("x"))
     ),
-    "a type by its __new__": built(called(named("copyreg", "__newobj__"), named("numpy", "dtype"), text("O8"))),
-    "a scalar that is a type": built(
-        called(named(CONSTRUCT.__module__, "scalar"), without_state("O8"), without_state("O8"))
+    "a type by its __new__": build_object_array(
+        call_function(global_name("copyreg", "__newobj__"), global_name("numpy", "dtype"), text("O8"))
     ),
-    "a list that a call gives": built(elements=called(named("builtins", "list"))),
-    "a shape that a call gives": built(shape=called(named("torch", "Size"), numbers(4))),
-    "a list for the state": built(bracket=b"e"),
-    "a masked array": built(make=named(*MASKED) + b"]\x85\x81", more=short(b"") + b"N"),
-    "a masked array that is called": built(make=called(named(*MASKED), b"]"), more=short(b"") + b"N"),
-    "a matrix": built(
-        make=called(named(CONSTRUCT.__module__, "_reconstruct"), named("numpy", "matrix"), numbers(0), short(b"b"))
+    "a scalar that is a type": build_object_array(
+        call_function(global_name(CONSTRUCT.__module__, "scalar"), without_state("O8"), without_state("O8"))
+    ),
+    "a list that a call gives": build_object_array(elements=call_function(global_name("builtins", "list"))),
+    "a shape that a call gives": build_object_array(shape=call_function(global_name("torch", "Size"), numbers(4))),
+    "a list for the state": build_object_array(bracket=b"e"),
+    "a masked array": build_object_array(make=global_name(*MASKED) + b"]\x85\x81", more=short(b"") + b"N"),
+    "a masked array that is called": build_object_array(
+        make=call_function(global_name(*MASKED), b"]"), more=short(b"") + b"N"
+    ),
+    "a matrix": build_object_array(
+        make=call_function(
+            global_name(CONSTRUCT.__module__, "_reconstruct"), global_name("numpy", "matrix"), numbers(0), short(b"b")
+        )
     ),
 }
 
@@ -183,7 +189,7 @@ TOO_SHORT = {
 @pytest.mark.parametrize("name", TOO_SHORT)
 def test_a_list_that_is_too_short_is_found_whatever_makes_the_type(name):
     """numpy takes what lies behind the list for addresses of objects."""
-    scanner = Scanner(pickled(TOO_SHORT[name]), "it")
+    scanner = Scanner(build_pickle(TOO_SHORT[name]), "it")
     scanner.run(0)
     reasons = [mention.misuse for mention in scanner.iter_mentions() if mention.misuse]
     assert any("a state that numpy never saves" in reason for reason in reasons)
@@ -192,7 +198,7 @@ def test_a_list_that_is_too_short_is_found_whatever_makes_the_type(name):
 @pytest.mark.parametrize("name", ["a class of types", "a list for the state", "a masked array"])
 def test_an_array_of_a_list_that_is_too_short_crashes(name, tmp_path):
     """The installed numpy reads on: with a shape of 4,000, into memory that is no list's."""
-    data = pickled(TOO_SHORT[name].replace(numbers(4), numbers(4000)))
+    data = build_pickle(TOO_SHORT[name].replace(numbers(4), numbers(4000)))
     (tmp_path / "a.pkl").write_bytes(data)
     code = "import pickle; print(pickle.load(open('a.pkl', 'rb')).shape)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
@@ -209,18 +215,18 @@ def test_what_else_numpy_writes_is_sound(protocol):
     if hasattr(getattr(np, "dtypes", None), "StringDType"):
         missing = np.array(["a", np.nan], np.dtypes.StringDType(na_object=np.nan, coerce=False))
         values += [np.array(["a", "bcd"], "T"), missing, np.array([], "T"), np.array([["a"]], "T")]
-    assert [misused(value, protocol) for value in values] == [[] for _ in values]
+    assert [list_misused(value, protocol) for value in values] == [[] for _ in values]
 
 
 def test_a_type_of_texts_is_given_plain_values():
     """numpy calls the methods of a value for what is missing, and of each element."""
     shape = numbers(1)
-    space = called(named("types", "SimpleNamespace"))
+    space = call_function(global_name("types", "SimpleNamespace"))
     for dtype, element in [
-        (called(named(*STRINGS), number(1), space), text("a")),
-        (called(named(*STRINGS), number(1)), space),
+        (call_function(global_name(*STRINGS), number(1), space), text("a")),
+        (call_function(global_name(*STRINGS), number(1)), space),
     ]:
-        scanner = Scanner(pickled(built(dtype, b"](" + element + b"e", shape)), "it")
+        scanner = Scanner(build_pickle(build_object_array(dtype, b"](" + element + b"e", shape)), "it")
         scanner.run(0)
         assert [mention for mention in scanner.iter_mentions() if mention.misuse]
 
@@ -228,14 +234,18 @@ def test_a_type_of_texts_is_given_plain_values():
 @pytest.mark.parametrize(
     "body",
     [
-        called(named("numpy", "poly1d"), b"](K\x01K\x02e", b"\x88"),
-        named("numpy", "poly1d") + b")\x81}" + text("coeffs") + called(named("types", "SimpleNamespace")) + b"sb",
+        call_function(global_name("numpy", "poly1d"), b"](K\x01K\x02e", b"\x88"),
+        global_name("numpy", "poly1d")
+        + b")\x81}"
+        + text("coeffs")
+        + call_function(global_name("types", "SimpleNamespace"))
+        + b"sb",
     ],
     ids=["called", "of objects"],
 )
 def test_a_polynomial_is_made_of_an_array(body):
     """As pickle makes it, and of nothing whose methods it would call."""
-    scanner = Scanner(pickled(body), "it")
+    scanner = Scanner(build_pickle(body), "it")
     scanner.run(0)
     assert "numpy.poly1d" in [mention.qualified for mention in scanner.iter_mentions() if mention.misuse]
 
@@ -243,16 +253,18 @@ def test_a_polynomial_is_made_of_an_array(body):
 def test_an_array_of_fewer_objects_than_elements_is_not_sound():
     """numpy reads on behind the list; of a record too."""
     for dtype in O8, np.dtype([("a", "O")]):
-        assert misused(array_of(dtype, [1, 2, 3, 4]), 2) == []
-        assert misused(array_of(dtype, [1, 2, 3]), 2) == [CONSTRUCTOR]
+        assert list_misused(array_of(dtype, [1, 2, 3, 4]), 2) == []
+        assert list_misused(array_of(dtype, [1, 2, 3]), 2) == [CONSTRUCTOR]
 
 
 def test_a_type_that_changes_after_it_was_used_is_not_sound():
     """The bytes of an array become addresses if its type gets fields of objects, or other fields, afterwards."""
-    dtype = called(named("numpy", "dtype"), text("V8"), b"\x89", b"\x88")
-    object_type = called(named("numpy", "dtype"), text("O8"), b"\x89", b"\x88")
+    dtype = call_function(global_name("numpy", "dtype"), text("V8"), b"\x89", b"\x88")
+    object_type = call_function(global_name("numpy", "dtype"), text("O8"), b"\x89", b"\x88")
     object_type += b"(K\x03" + text("|") + b"NNN" + number(-1) + number(-1) + b"K\x3ftb"
-    empty = called(named(CONSTRUCT.__module__, "_reconstruct"), named("numpy", "ndarray"), numbers(0), short(b"b"))
+    empty = call_function(
+        global_name(CONSTRUCT.__module__, "_reconstruct"), global_name("numpy", "ndarray"), numbers(0), short(b"b")
+    )
     array = empty + b"(K\x01" + numbers(1) + b"h\x01" + b"\x89" + short(b"A" * 8) + b"tb"
     field = text("a") + object_type + b"K\x00\x86"
     state = b"h\x01(K\x03" + text("|") + b"N" + text("a") + b"\x85h\x02" + number(8) + number(1) + number(27) + b"tb"
@@ -261,7 +273,7 @@ def test_a_type_that_changes_after_it_was_used_is_not_sound():
         (dtype + b"q\x01" + fields + array + state, "after"),
         (dtype + b"q\x01" + fields + state + b"h\x02" + field + b"s0", "other fields"),
     ]:
-        scanner = Scanner(pickled(body), "it")
+        scanner = Scanner(build_pickle(body), "it")
         scanner.run(0)
         assert "numpy.dtype" in [mention.qualified for mention in scanner.iter_mentions() if mention.misuse], why
 
@@ -278,5 +290,5 @@ def test_a_type_that_changes_after_it_was_used_is_not_sound():
 def test_a_scalar_of_objects_comes_from_an_array_of_its_type(args):
     """numpy reads the first element of whatever array there is."""
     function = np.float64(1).__reduce__()[0]
-    assert misused(np.zeros(1, [("a", "O")])[0], 4) == []
-    assert misused(Called(function, args), 4) == [f"{CONSTRUCT.__module__}.scalar"]
+    assert list_misused(np.zeros(1, [("a", "O")])[0], 4) == []
+    assert list_misused(Called(function, args), 4) == [f"{CONSTRUCT.__module__}.scalar"]

@@ -16,7 +16,7 @@ from statecli.core.errors import MalformedError
 from statecli.values.read import read_all_values
 
 from . import attacks
-from .attacks import Called, called, numbers, pickled, tensor, text
+from .attacks import Called, build_pickle, call_function, numbers, tensor, text
 
 ORDERED_DICT = b"ccollections\nOrderedDict\n)R"
 PARAMETER = b"ctorch.nn.parameter\nParameter\n"
@@ -54,18 +54,18 @@ def real(value: float) -> bytes:
     return b"G" + struct.pack(">d", value)
 
 
-def written(tmp_path, body: bytes, *, legacy: bool = False, storages: dict[str, bytes] = STORAGES) -> str:
+def write_archive(tmp_path, body: bytes, *, legacy: bool = False, storages: dict[str, bytes] = STORAGES) -> str:
     path = tmp_path / "a.pt"
     if legacy:
         body = body.replace(b"tQ", b"NtQ")
         used = [(key, len(data) // 4, data) for key, data in storages.items() if text(key) in body]
-        path.write_bytes(attacks.legacy(pickled(body), used))
+        path.write_bytes(attacks.legacy(build_pickle(body), used))
     else:
-        path.write_bytes(attacks.build(attacks.records(pickled(body), storages)))
+        path.write_bytes(attacks.build(attacks.records(build_pickle(body), storages)))
     return str(path)
 
 
-def loaded(path: str, *, everything: bool = False) -> dict[str, list[float]]:
+def load_with_torch(path: str, *, everything: bool = False) -> dict[str, list[float]]:
     """The tensors that torch.load gives, by their keys as statecli names them; by default as it loads by default."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -73,7 +73,7 @@ def loaded(path: str, *, everything: bool = False) -> dict[str, list[float]]:
     return {key if type(key) is str else f"[{key!r}]": value.tolist() for key, value in held.items()}
 
 
-def shown(path: str) -> dict[str, list[float] | str | None]:
+def read_with_statecli(path: str) -> dict[str, list[float] | str | None]:
     """The tensors as they are shown: values, the line that says why they cannot be told, None where there are none."""
     state = formats.read(path)
     return {
@@ -85,18 +85,19 @@ def shown(path: str) -> dict[str, list[float] | str | None]:
 SET_AGAIN = {
     "set_": tensor() + b"(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb",
     "set_ of a Parameter": (
-        called(REBUILD_PARAMETER, tensor(), b"\x89", ORDERED_DICT)
+        call_function(REBUILD_PARAMETER, tensor(), b"\x89", ORDERED_DICT)
         + b"(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb"
     ),
     "data of a Parameter": (
-        called(REBUILD_PARAMETER, tensor(), b"\x88", ORDERED_DICT)
+        call_function(REBUILD_PARAMETER, tensor(), b"\x88", ORDERED_DICT)
         + b"(" + tensor("1") + b"N" + ORDERED_DICT + b"\x89\x89tb"
     ),
     "data of an old Parameter": PARAMETER + tensor() + b"\x85R(" + tensor("1") + b"N" + ORDERED_DICT + b"\x89\x89tb",
     "a class of torch before": b"ctorch\nFloatTensor\n)R(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb",
-    "attribute data": called(FROM_TYPE, REBUILD, TYPE, arguments(), tree(data=tensor("1"))),
-    "attribute data of slots": called(FROM_TYPE, REBUILD, TYPE, arguments(), b"N" + tree(data=tensor("1")) + b"\x86"),
-    "attribute data of a Parameter": called(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, tree(data=tensor("1"))),
+    "attribute data": call_function(FROM_TYPE, REBUILD, TYPE, arguments(), tree(data=tensor("1"))),
+    "attribute data of slots":
+        call_function(FROM_TYPE, REBUILD, TYPE, arguments(), b"N" + tree(data=tensor("1")) + b"\x86"),
+    "attribute data of a Parameter": call_function(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, tree(data=tensor("1"))),
 }  # fmt: skip
 
 
@@ -104,9 +105,9 @@ SET_AGAIN = {
 @pytest.mark.parametrize("name", SET_AGAIN)
 def test_a_tensor_that_is_set_again_cannot_be_told(tmp_path, name, legacy):
     """torch gives other values than the tensor was made with; which it is made with is no longer said of it."""
-    path = written(tmp_path, tree(w=SET_AGAIN[name], v=tensor("1")), legacy=legacy)
-    assert loaded(path)["w"] != [1, 2, 3, 4]
-    held = shown(path)
+    path = write_archive(tmp_path, tree(w=SET_AGAIN[name], v=tensor("1")), legacy=legacy)
+    assert load_with_torch(path)["w"] != [1, 2, 3, 4]
+    held = read_with_statecli(path)
     assert "w: the pickle " in held["w"]
     assert "of this tensor after creating it; torch.save never writes this" in held["w"]
     assert held["v"] == [90, 91, 92, 93]
@@ -115,9 +116,9 @@ def test_a_tensor_that_is_set_again_cannot_be_told(tmp_path, name, legacy):
 def test_a_parameter_that_is_set_to_its_own_data_is_readable(tmp_path):
     """`Params4bit` of bitsandbytes saves its own data and requires_grad among its attributes."""
     own = tree(data=tensor(), requires_grad=b"\x88", module=b"N", bits=b"K\4")
-    made = called(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, own)
-    path = written(tmp_path, tree(w=made))
-    assert shown(path) == loaded(path) == {"w": [1, 2, 3, 4]}
+    made = call_function(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, own)
+    path = write_archive(tmp_path, tree(w=made))
+    assert read_with_statecli(path) == load_with_torch(path) == {"w": [1, 2, 3, 4]}
 
 
 @pytest.mark.parametrize(
@@ -135,8 +136,8 @@ def test_a_parameter_that_is_set_to_its_own_data_is_readable(tmp_path):
 )
 def test_a_parameter_that_is_set_to_other_data_cannot_be_told(tmp_path, attributes):
     """Another storage, view or requires_grad than that of the Parameter."""
-    path = written(tmp_path, tree(w=called(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, attributes)))
-    assert "of this tensor after creating it" in shown(path)["w"]
+    path = write_archive(tmp_path, tree(w=call_function(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, attributes)))
+    assert "of this tensor after creating it" in read_with_statecli(path)["w"]
 
 
 def test_quantized_values_whose_scales_are_set_again_cannot_be_told(tmp_path):
@@ -144,16 +145,16 @@ def test_quantized_values_whose_scales_are_set_again_cannot_be_told(tmp_path):
     scales = tensor("1", 4, kind="DoubleStorage") + b"q\1"
     changed = b"h\1(" + storage("2", "DoubleStorage", 1) + b"K\0" + numbers(4) + numbers(0) + b"tb"
     scheme = b"(ctorch\nper_channel_affine\n" + scales + tensor("3", kind="LongStorage") + b"K\0t"
-    body = called(
+    body = call_function(
         b"ctorch._utils\n_rebuild_qtensor\n",
         *(storage("0", "QInt8Storage"), b"K\0", numbers(4, 1), numbers(1, 1), scheme, b"\x89", ORDERED_DICT),
     )
     data = {"0": b"\1" * 4, "1": struct.pack("<4d", 1, 2, 3, 4), "2": struct.pack("<d", 9), "3": bytes(32)}
-    path = written(tmp_path, tree(q=body, scales=changed), storages=data)
+    path = write_archive(tmp_path, tree(q=body, scales=changed), storages=data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert torch.load(path)["scales"].tolist() == [9, 9, 9, 9]
-    held = shown(path)
+    held = read_with_statecli(path)
     assert "of this tensor after creating it" in held["q"]
     assert "of this tensor after creating it" in held["scales"]
 
@@ -166,32 +167,34 @@ CHANGED_LATER = {
         "sets an item of a tensor",
     ),
     "the real part of a tensor that is dropped": (
-        called(FROM_TYPE, REBUILD, TYPE, arguments(), tree(real=tensor("1"))) + b"0" + tree(w=tensor()),
+        call_function(FROM_TYPE, REBUILD, TYPE, arguments(), tree(real=tensor("1"))) + b"0" + tree(w=tensor()),
         "overwrites the attribute 'real' of a tensor",
     ),
     "a tensor by another call that gives it": (
-        tensor() + b"q\1" + called(SAME, b"h\1", b"ctorch\nfloat32\n", text("cpu"), b"\x89")
+        tensor() + b"q\1" + call_function(SAME, b"h\1", b"ctorch\nfloat32\n", text("cpu"), b"\x89")
         + b"(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb00" + tree(w=b"h\1"),
         "changes a tensor after creating it",
     ),
     "data by another call that gives the tensor": (
         tensor() + b"q\1"
-        + called(FROM_TYPE, SAME, TYPE, b"(h\1ctorch\nfloat32\n" + text("cpu") + b"\x89t", tree(data=tensor("1")))
+        + call_function(
+            FROM_TYPE, SAME, TYPE, b"(h\1ctorch\nfloat32\n" + text("cpu") + b"\x89t", tree(data=tensor("1"))
+        )
         + b"00" + tree(w=b"h\1"),
         "overwrites the attribute 'data' of a tensor",
     ),
     "a shape": (
-        called(REBUILD, storage(), b"K\0", b"](K\2eq\1", b"](K\1eq\2", b"\x89", ORDERED_DICT)
+        call_function(REBUILD, storage(), b"K\0", b"](K\2eq\1", b"](K\1eq\2", b"\x89", ORDERED_DICT)
         + b"q\3" + b"0h\1(K\2e0h\2(K\0e0" + tree(w=b"h\3"),
         "changes a list or a dict after building",
     ),
     "a torch.Size": (
-        called(REBUILD, storage(), b"K\0", b"ctorch\nSize\n](K\2eq\1\x85R", numbers(1), b"\x89", ORDERED_DICT)
+        call_function(REBUILD, storage(), b"K\0", b"ctorch\nSize\n](K\2eq\1\x85R", numbers(1), b"\x89", ORDERED_DICT)
         + b"q\3" + b"0h\1K\0b0" + tree(w=b"h\3"),
         "the pickle sets the state of a list, but Python's pickle sets the state only of an object that a call created",
     ),
     "flags": (
-        called(REBUILD, storage(), b"K\0", numbers(4), numbers(1), b"\x89", ORDERED_DICT, b"}q\1")
+        call_function(REBUILD, storage(), b"K\0", numbers(4), numbers(1), b"\x89", ORDERED_DICT, b"}q\1")
         + b"q\3" + b"0h\1" + text("neg") + b"\x88s0" + tree(w=b"h\3"),
         "changes a list or a dict after building",
     ),
@@ -215,7 +218,7 @@ CHANGED_LATER = {
 def test_a_change_of_what_is_made_already_is_refused(tmp_path, name):
     """A pickle's graph has no time: what it shows at the end is not what a call was given."""
     body, why = CHANGED_LATER[name]
-    path = written(tmp_path, body)
+    path = write_archive(tmp_path, body)
     with pytest.raises(MalformedError, match=why):
         formats.read(path)
 
@@ -229,17 +232,17 @@ def test_a_change_of_what_is_made_already_is_refused(tmp_path, name):
 )
 def test_what_is_dropped_changes_tensors_that_are_not(tmp_path, name):
     """torch's own answer, for what the test above refuses."""
-    path = written(tmp_path, CHANGED_LATER[name][0])
-    assert loaded(path, everything=True)["w"] != [1, 2, 3, 4]
+    path = write_archive(tmp_path, CHANGED_LATER[name][0])
+    assert load_with_torch(path, everything=True)["w"] != [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("state", [b"\x88\x89", b"\x89\x89"])
 def test_an_old_parameter_requires_grad_as_its_state_says(tmp_path, state):
     """torch before 0.4 set (requires_grad, volatile, hooks) on a Parameter."""
-    path = written(tmp_path, tree(w=PARAMETER + tensor() + b"\x85R(" + state + ORDERED_DICT + b"tb"), legacy=True)
+    path = write_archive(tmp_path, tree(w=PARAMETER + tensor() + b"\x85R(" + state + ORDERED_DICT + b"tb"), legacy=True)
     (row,) = formats.read(path).tensors
     assert row.requires_grad is torch.load(path)["w"].requires_grad
-    assert shown(path) == loaded(path)
+    assert read_with_statecli(path) == load_with_torch(path)
 
 
 def test_attributes_of_python_stay_readable(tmp_path):
@@ -248,7 +251,7 @@ def test_attributes_of_python_stay_readable(tmp_path):
     marked.note, parameter.note = "mine", [1]
     made = {"b": torch.nn.Buffer(torch.arange(2.0)), "t": marked, "p": parameter}
     torch.save(made, tmp_path / "a.pt")
-    assert shown(str(tmp_path / "a.pt")) == {name: value.tolist() for name, value in made.items()}
+    assert read_with_statecli(str(tmp_path / "a.pt")) == {name: value.tolist() for name, value in made.items()}
 
 
 NAN = real(math.nan)
@@ -292,9 +295,9 @@ KEYS = {
 def test_keys_that_are_one_in_python_are_one(tmp_path, name):
     """The first key stays, with the last value, in the place of the first; as many keys as torch has."""
     first, second = KEYS[name]
-    path = written(tmp_path, items((first, tensor("0")), (text("w"), tensor("1")), (second, tensor("1"))))
-    expected = loaded(path)
-    held = shown(path)
+    path = write_archive(tmp_path, items((first, tensor("0")), (text("w"), tensor("1")), (second, tensor("1"))))
+    expected = load_with_torch(path)
+    held = read_with_statecli(path)
     assert list(held.values()) == list(expected.values())
     assert [key for key in held if not key.startswith("[#")] == [
         key for key, other in zip(expected, held, strict=True) if not other.startswith("[#")
@@ -306,29 +309,33 @@ def test_an_ordered_dict_of_pairs_has_pythons_keys(tmp_path, name):
     """What a call makes of pairs, as Python 2 pickled an OrderedDict."""
     first, second = KEYS[name]
     pairs = b"](" + b"".join(key + tensor(to) + b"\x86" for key, to in ((first, "0"), (second, "1"))) + b"e"
-    path = written(tmp_path, b"ccollections\nOrderedDict\n" + pairs + b"\x85R")
-    assert list(shown(path).values()) == list(loaded(path).values()) == [[90, 91, 92, 93]]
+    path = write_archive(tmp_path, b"ccollections\nOrderedDict\n" + pairs + b"\x85R")
+    assert list(read_with_statecli(path).values()) == list(load_with_torch(path).values()) == [[90, 91, 92, 93]]
 
 
 def test_text_that_str_makes_is_the_text(tmp_path):
     """It is one key with the same text, and called what it is."""
     computed = b"cbuiltins\nstr\n" + text("w") + b"\x85R"
-    path = written(tmp_path, items((text("w"), tensor("0")), (computed, tensor("1"))))
-    assert shown(path) == loaded(path, everything=True) == {"w": [90, 91, 92, 93]}
+    path = write_archive(tmp_path, items((text("w"), tensor("0")), (computed, tensor("1"))))
+    assert read_with_statecli(path) == load_with_torch(path, everything=True) == {"w": [90, 91, 92, 93]}
 
 
 @pytest.mark.parametrize("scalar", [np.int64(1), np.uint8(1), np.float64(1), np.float32(1), np.bool_(True)], ids=repr)
 def test_numbers_of_numpy_are_numbers(tmp_path, scalar):
     """numpy.int64(1) is 1 as a key, and protocol 2 writes its bytes as text."""
     key = pickle.dumps(scalar, 2)[2:-1]
-    path = written(tmp_path, items((b"K\1", tensor("0")), (key, tensor("1")), (b"K\2", tensor("0"))))
-    assert shown(path) == loaded(path, everything=True) == {"[1]": [90, 91, 92, 93], "[2]": [1, 2, 3, 4]}
+    path = write_archive(tmp_path, items((b"K\1", tensor("0")), (key, tensor("1")), (b"K\2", tensor("0"))))
+    assert (
+        read_with_statecli(path)
+        == load_with_torch(path, everything=True)
+        == {"[1]": [90, 91, 92, 93], "[2]": [1, 2, 3, 4]}
+    )
 
 
 @pytest.mark.parametrize("call", [b"cbuiltins\nstr\nK\1\x85R", b"cbuiltins\nint\n" + text("1") + b"\x85R"])
 def test_a_key_that_is_computed_otherwise_is_refused(tmp_path, call):
     """Which key it is, and whether there is another like it, is not known here."""
-    path = written(tmp_path, items((text("w"), tensor("0")), (call, tensor("1"))))
+    path = write_archive(tmp_path, items((text("w"), tensor("0")), (call, tensor("1"))))
     with pytest.raises(MalformedError, match="a dictionary key is the result of calling builtins"):
         formats.read(path)
 
@@ -338,13 +345,13 @@ def test_keys_cost_no_more_than_their_pickle(tmp_path):
     chain = b")q\1" + b"".join(b"0h\1\x85q\1" for _ in range(9_000)) + b"0"
     long = text("a" * 4_000_000) + b"q\2" + b"0"
     again = b"h\1N" * 50_000 + b"h\2K\1\x86N" * 50_000
-    path = written(tmp_path, chain + long + b"}(" + again + text("w") + tensor() + b"u")
-    assert shown(path) == {"w": [1, 2, 3, 4]}
+    path = write_archive(tmp_path, chain + long + b"}(" + again + text("w") + tensor() + b"u")
+    assert read_with_statecli(path) == {"w": [1, 2, 3, 4]}
 
 
 def test_a_key_that_python_cannot_hash_is_refused(tmp_path):
     """Its stack overflows at some depth, and two such keys would not be told apart."""
-    path = written(tmp_path, b"})" + b"\x85" * 20_000 + tensor() + b"s")
+    path = write_archive(tmp_path, b"})" + b"\x85" * 20_000 + tensor() + b"s")
     with pytest.raises(
         MalformedError, match="a dictionary key has more than 10,000 nested tuples, the limit of statecli"
     ):
@@ -365,12 +372,12 @@ def test_a_storage_of_two_descriptions_cannot_be_told(tmp_path, name, dropped, l
     """torch takes the first description for all tensors of a storage, whatever has become of it."""
     first, second = (tensor().replace(storage(), one) for one in DESCRIPTIONS[name])
     body = first + b"0" + tree(b=second) if dropped else tree(a=first, b=second)
-    path = written(tmp_path, body, legacy=legacy)
+    path = write_archive(tmp_path, body, legacy=legacy)
     if legacy and "types" in name:
         with pytest.raises(MalformedError, match="storage '0' has two descriptions"):
             formats.read(path)
     else:
-        assert all("the pickle describes storage '0' in two ways" in why for why in shown(path).values())
+        assert all("the pickle describes storage '0' in two ways" in why for why in read_with_statecli(path).values())
 
 
 def test_empty_storages_may_have_two_types(tmp_path):
@@ -391,17 +398,17 @@ def test_two_views_of_one_key_cannot_be_told(tmp_path):
     other = tensor(size=(2,)).replace(storage(), view(text("v"), 2))
     path = tmp_path / "a.pt"
     data = [("0", 4, STORAGES["0"])]
-    path.write_bytes(attacks.legacy(pickled(body), data))
-    assert shown(str(path)) == loaded(str(path)) == {"a": [1, 2]}
-    path.write_bytes(attacks.legacy(pickled(body[:-1] + text("b") + other + b"u"), data))
-    assert loaded(str(path))["b"] == [1, 2]
-    assert all("the pickle describes storage " in why for why in shown(str(path)).values())
+    path.write_bytes(attacks.legacy(build_pickle(body), data))
+    assert read_with_statecli(str(path)) == load_with_torch(str(path)) == {"a": [1, 2]}
+    path.write_bytes(attacks.legacy(build_pickle(body[:-1] + text("b") + other + b"u"), data))
+    assert load_with_torch(str(path))["b"] == [1, 2]
+    assert all("the pickle describes storage " in why for why in read_with_statecli(str(path)).values())
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_a_tensor_on_meta_has_the_bytes_of_the_file(tmp_path, legacy):
     """Its device is meta for torch, and with a map_location it has the values of its storage."""
-    path = written(
+    path = write_archive(
         tmp_path,
         tree(w=tensor().replace(storage(), storage(location="meta"))),
         legacy=legacy,
@@ -415,7 +422,7 @@ def test_a_tensor_on_meta_has_the_bytes_of_the_file(tmp_path, legacy):
 
 def in_order(tmp_path, body: bytes, order: bytes, data: bytes) -> str:
     """An archive of one storage whose byteorder record says this."""
-    members = attacks.records(pickled(body), {"0": data})
+    members = attacks.records(build_pickle(body), {"0": data})
     for member in members:
         if member.name.endswith("byteorder"):
             member.data = order
@@ -424,10 +431,10 @@ def in_order(tmp_path, body: bytes, order: bytes, data: bytes) -> str:
     return str(path)
 
 
-def typed(kind: str, numel: int, dtype: str, size: int) -> bytes:
+def rebuild_typed(kind: str, numel: int, dtype: str, size: int) -> bytes:
     """`_rebuild_tensor_v3`: a storage of one class, seen as a dtype."""
     what = (storage("0", kind, numel), b"K\0", numbers(size), numbers(1), b"\x89", ORDERED_DICT)
-    return called(b"ctorch._utils\n_rebuild_tensor_v3\n", *what, f"ctorch\n{dtype}\n".encode())
+    return call_function(b"ctorch._utils\n_rebuild_tensor_v3\n", *what, f"ctorch\n{dtype}\n".encode())
 
 
 OTHER_SWAPS = {
@@ -443,28 +450,31 @@ VALUES = struct.pack("<4f", 1.5, 2.5, 3.5, 4.5)
 @pytest.mark.parametrize("case", OTHER_SWAPS)
 def test_a_big_endian_tensor_of_another_type_than_its_storage_cannot_be_told(tmp_path, case):
     """torch swaps the bytes of the storage's elements, whatever the tensor's are."""
-    body = tree(w=typed(*OTHER_SWAPS[case]))
+    body = tree(w=rebuild_typed(*OTHER_SWAPS[case]))
     path = in_order(tmp_path, body, b"little", VALUES)
-    assert shown(path) == loaded(path)
-    assert "w: the values depend on the loading machine" in shown(in_order(tmp_path, body, b"big", VALUES))["w"]
+    assert read_with_statecli(path) == load_with_torch(path)
+    assert (
+        "w: the values depend on the loading machine"
+        in read_with_statecli(in_order(tmp_path, body, b"big", VALUES))["w"]
+    )
 
 
 @pytest.mark.parametrize(("kind", "dtype", "size"), [("UntypedStorage", "int8", 16), ("FloatStorage", "float32", 4)])
 def test_a_big_endian_tensor_is_swapped_as_torch_swaps_it(tmp_path, kind, dtype, size):
     """A byte is the same in any order."""
-    path = in_order(tmp_path, tree(w=typed(kind, size, dtype, size)), b"big", VALUES)
-    assert shown(path) == loaded(path)
+    path = in_order(tmp_path, tree(w=rebuild_typed(kind, size, dtype, size)), b"big", VALUES)
+    assert read_with_statecli(path) == load_with_torch(path)
 
 
 def test_the_byte_order_in_upper_case_is_refused(tmp_path):
     """torch finds a record whatever the case of its name."""
-    members = attacks.records(pickled(tree(w=tensor())), {"0": VALUES})
+    members = attacks.records(build_pickle(tree(w=tensor())), {"0": VALUES})
     for member in members:
         if member.name.endswith("byteorder"):
             member.name, member.data = "archive/ByteOrder", b"big"
     path = tmp_path / "a.pt"
     path.write_bytes(attacks.build(members))
-    assert loaded(str(path))["w"] != [1.5, 2.5, 3.5, 4.5]
+    assert load_with_torch(str(path))["w"] != [1.5, 2.5, 3.5, 4.5]
     with pytest.raises(MalformedError, match="byteorder record with upper-case letters in its name"):
         formats.read(str(path))
 
@@ -473,23 +483,25 @@ def test_the_byte_order_in_upper_case_is_refused(tmp_path):
 def test_the_machine_of_a_stream_changes_no_value(tmp_path, order):
     """torch ignores its description."""
     path = tmp_path / "a.pt"
-    stream = attacks.legacy(pickled(tree(w=tensor().replace(b"tQ", b"NtQ"))), [("0", 4, VALUES)])
+    stream = attacks.legacy(build_pickle(tree(w=tensor().replace(b"tQ", b"NtQ"))), [("0", 4, VALUES)])
     path.write_bytes(stream.replace(text("little_endian") + b"\x88", text("little_endian") + order))
-    assert shown(str(path)) == loaded(str(path)) == {"w": [1.5, 2.5, 3.5, 4.5]}
+    assert read_with_statecli(str(path)) == load_with_torch(str(path)) == {"w": [1.5, 2.5, 3.5, 4.5]}
 
 
 def test_data_that_a_load_converts_cannot_be_told(tmp_path):
     """torch writes the data of a device in the dtype that they have there."""
 
-    def moved(dtype: str) -> str:
+    def write_cast(dtype: str) -> str:
         ints = tensor(kind="IntStorage")
-        return written(tmp_path, tree(w=called(SAME, ints, f"ctorch\n{dtype}\n".encode(), text("cpu"), b"\x89")))
+        return write_archive(
+            tmp_path, tree(w=call_function(SAME, ints, f"ctorch\n{dtype}\n".encode(), text("cpu"), b"\x89"))
+        )
 
-    path = moved("int32")
-    assert shown(path) == loaded(path)
-    path = moved("float32")
-    assert loaded(path)["w"] != [1, 2, 3, 4]
-    assert "w: has the dtype float32, but its data is int32" in shown(path)["w"]
+    path = write_cast("int32")
+    assert read_with_statecli(path) == load_with_torch(path)
+    path = write_cast("float32")
+    assert load_with_torch(path)["w"] != [1, 2, 3, 4]
+    assert "w: has the dtype float32, but its data is int32" in read_with_statecli(path)["w"]
 
 
 def test_an_array_of_float32_may_be_a_bfloat16_of_xla(tmp_path):
@@ -498,5 +510,5 @@ def test_an_array_of_float32_may_be_a_bfloat16_of_xla(tmp_path):
     moved_array = Called(torch._utils._rebuild_device_tensor_from_numpy, (array, torch.bfloat16, "cpu", False))
     torch.save({"w": moved_array}, tmp_path / "a.pt")
     path = str(tmp_path / "a.pt")
-    assert shown(path) == loaded(path, everything=True)
+    assert read_with_statecli(path) == load_with_torch(path, everything=True)
     assert formats.read(path).tensors[0].dtype == "bfloat16"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from .attacks import build, pickled, records, tensor, text
+from .attacks import build, build_pickle, records, tensor, text
 
 SAID = "a: storage 0 has 100 bytes in the file, but the pickle claims 400; copy or download the file again"
 
@@ -21,7 +21,7 @@ def sound(tmp_path):
 
 
 @pytest.fixture
-def damaged(tmp_path, sound):
+def damaged_file(tmp_path, sound):
     """The same file, 100 bytes in place of the 400 of `a`."""
     return cut_short(sound, str(tmp_path / "damaged.pt"))
 
@@ -35,11 +35,11 @@ def cut_short(sound, path):
 
 
 @pytest.mark.parametrize("options", [(), ("--stats",), ("--to", "cpu"), ("--to", "meta"), ("-i", "a")])
-def test_the_rest_is_listed(statecli, damaged, options):
+def test_the_rest_is_listed(statecli, damaged_file, options):
     """One line on stderr with the file, the tensor and both numbers; its row says the same."""
-    result = statecli("inspect", damaged, *options)
-    assert (result.code, result.err) == (2, f"statecli: {damaged}: {SAID}\n")
-    rows = statecli("inspect", damaged, *options, "-f", "json").rows()
+    result = statecli("inspect", damaged_file, *options)
+    assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {SAID}\n")
+    rows = statecli("inspect", damaged_file, *options, "-f", "json").rows()
     assert rows["a"]["note"].startswith(f"cannot be read: {SAID.removeprefix('a: ')}")
     assert (rows["a"]["dtype"], rows["a"]["shape"]) == ("unknown", None)
     assert list(rows) == (["a"] if "-i" in options else ["a", "b", "c"])
@@ -48,7 +48,7 @@ def test_the_rest_is_listed(statecli, damaged, options):
 def test_a_storage_of_no_tensor_is_checked_too(statecli, tmp_path):
     """torch.load reads it and refuses the file."""
     dropped = tensor("1", numel=2_000_000, size=(2_000_000,)) + b"0"
-    pickle = pickled(dropped + b"}" + text("w") + tensor() + b"s")
+    pickle = build_pickle(dropped + b"}" + text("w") + tensor() + b"s")
     path = tmp_path / "a.pt"
     path.write_bytes(build(records(pickle, {"0": bytes(16), "1": bytes(4)})))
     said = "data.pkl: storage 1 has 4 bytes in the file, but the pickle claims 8000000"
@@ -59,37 +59,39 @@ def test_a_storage_of_no_tensor_is_checked_too(statecli, tmp_path):
         torch.load(path, weights_only=False)
 
 
-def test_what_leaves_it_out_is_whole(statecli, damaged):
+def test_what_leaves_it_out_is_whole(statecli, damaged_file):
     """`-x a` asks for nothing that is damaged."""
-    result = statecli("inspect", damaged, "-x", "a")
+    result = statecli("inspect", damaged_file, "-x", "a")
     assert (result.code, result.err) == (0, "")
 
 
 @pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--ignore", "values"), ("--must-not-change", "b")])
 @pytest.mark.parametrize("swapped", [False, True], ids=["after", "before"])
-def test_a_diff_compares_the_rest(statecli, tmp_path, sound, damaged, swapped, options):
+def test_a_diff_compares_the_rest(statecli, tmp_path, sound, damaged_file, swapped, options):
     """What differs elsewhere is shown, the pair is neither equal nor different, and no field of it is."""
     other = str(tmp_path / "other.pt")
     torch.save({"a": torch.ones(100), "b": torch.zeros(4), "c": torch.ones(2)}, other)
     for beside, actual in ((sound, []), (other, ["b"])):
-        result = statecli("diff", *((damaged, beside) if swapped else (beside, damaged)), *options, "-f", "json")
-        assert (result.code, result.err) == (2, f"statecli: {damaged}: {SAID}\n")
+        result = statecli(
+            "diff", *((damaged_file, beside) if swapped else (beside, damaged_file)), *options, "-f", "json"
+        )
+        assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {SAID}\n")
         assert [change["fqn"] for change in result.json["changes"]] == actual
-        assert [finding["message"] for finding in result.json["broken"]] == [f"{damaged}: {SAID}"]
+        assert [finding["message"] for finding in result.json["broken"]] == [f"{damaged_file}: {SAID}"]
 
 
-def test_a_diff_without_it_is_whole(statecli, sound, damaged):
+def test_a_diff_without_it_is_whole(statecli, sound, damaged_file):
     """`-x a` compares the other two."""
-    result = statecli("diff", sound, damaged, "-x", "a")
+    result = statecli("diff", sound, damaged_file, "-x", "a")
     assert (result.code, result.out.splitlines()[-1]) == (0, "identical: 2 tensors, 20 B: exit status 0")
 
 
-def test_one_that_only_one_side_has(statecli, tmp_path, damaged):
+def test_one_that_only_one_side_has(statecli, tmp_path, damaged_file):
     """Damage is told of what was added as well."""
     other = str(tmp_path / "other.pt")
     torch.save({"b": torch.zeros(3), "c": torch.ones(2)}, other)
-    result = statecli("diff", other, damaged)
-    assert (result.code, result.err) == (2, f"statecli: {damaged}: {SAID}\n")
+    result = statecli("diff", other, damaged_file)
+    assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {SAID}\n")
 
 
 def test_a_class_cannot_tell(statecli, tmp_path, sound):

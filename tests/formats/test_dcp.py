@@ -43,7 +43,7 @@ from statecli.values.read import read_all_values
 
 from ..forked_python import run_python
 from . import dcp_ranks
-from .attacks import Call, build, called, legacy, named, pickled, records, state_dict, tensor, text
+from .attacks import Call, build, build_pickle, call_function, global_name, legacy, records, state_dict, tensor, text
 
 CLASSES = (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata)
 
@@ -57,7 +57,7 @@ def ranks(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def mixed(ranks, tmp_path) -> Path:
+def mixed_folder(ranks, tmp_path) -> Path:
     """A copy to be damaged."""
     return Path(shutil.copytree(ranks / "mixed", tmp_path / "mixed"))
 
@@ -317,21 +317,23 @@ def test_a_state_dict_that_was_not_flattened(tmp_path):
     assert sorted(actual_values) == ["bias", "scale", "w", "weight"]
 
 
-def test_older_metadata(mixed):
+def test_older_metadata(mixed_folder):
     """torch before 2.3 wrote neither version nor storage_meta, and its writers no transforms."""
 
     def older(metadata: Any) -> None:
         del metadata.__dict__["version"], metadata.__dict__["storage_meta"]
 
-    before = values(mixed)
-    rewritten(mixed, older)
-    assert {fqn: found.shape for fqn, found in values(mixed).items()} == {fqn: a.shape for fqn, a in before.items()}
+    before = values(mixed_folder)
+    rewritten(mixed_folder, older)
+    assert {fqn: found.shape for fqn, found in values(mixed_folder).items()} == {
+        fqn: a.shape for fqn, a in before.items()
+    }
 
 
-def test_values_beyond_the_budget(mixed, monkeypatch):
+def test_values_beyond_the_budget(mixed_folder, monkeypatch):
     """As many values beside the tensors are read as the budget allows, and how many are not is said."""
     monkeypatch.setattr(reader, "MAX_ITEMS", 2)
-    state = formats.read(str(mixed))
+    state = formats.read(str(mixed_folder))
     assert [odd.message for odd in state.oddities] == [
         "statecli did not read 2 of 4 values that are not tensors: nested.none, nested.lr"
     ]
@@ -351,16 +353,16 @@ def test_extra_states_are_read_before_other_values(tmp_path, monkeypatch):
     assert damaged == ["z2._extra_state"]
 
 
-def test_a_stream_of_another_kind(mixed, statecli):
+def test_a_stream_of_another_kind(mixed_folder, statecli):
     """What was written through zstd is listed, and its values are said not to be read."""
 
-    def packed(metadata: Any) -> None:
+    def mark_compressed(metadata: Any) -> None:
         for index, info in metadata.storage_data.items():
             if index.fqn in ("rows", "nested.epoch"):
                 info.transform_descriptors = ("stream.zstd",)
 
-    rewritten(mixed, packed)
-    state = formats.read(str(mixed))
+    rewritten(mixed_folder, mark_compressed)
+    state = formats.read(str(mixed_folder))
     rows = next(t for t in state.tensors if t.fqn == "rows")
     assert (rows.shape, rows.data) == ((10, 3), None)
     assert rows.note == (
@@ -368,7 +370,7 @@ def test_a_stream_of_another_kind(mixed, statecli):
         "stream.zstd, which statecli cannot reverse"
     )
     assert state.oddities[0].message == "statecli did not read 1 of 4 values that are not tensors: nested.epoch"
-    assert statecli("diff", str(mixed), str(mixed)).code == 2
+    assert statecli("diff", str(mixed_folder), str(mixed_folder)).code == 2
 
 
 def test_what_torch_save_makes_of_a_rank(ranks):
@@ -407,48 +409,48 @@ def test_shards_of_safetensors_with_a_hole(ranks, tmp_path, statecli):
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
-def test_a_file_of_it_named(name, mixed, line):
+def test_a_file_of_it_named(name, mixed_folder, line):
     """A part of a tensor is no checkpoint: the folder is what to name."""
-    said = f"is one file of a torch.distributed.checkpoint folder; give the folder instead: {mixed}"
-    assert line(mixed / name) == said
+    said = f"is one file of a torch.distributed.checkpoint folder; give the folder instead: {mixed_folder}"
+    assert line(mixed_folder / name) == said
 
 
-def test_a_missing_rank(mixed, ranks, statecli):
+def test_a_missing_rank(mixed_folder, ranks, statecli):
     """One line: the file, how many are here, how much needs it. All shapes are shown, and what is here is compared."""
-    (mixed / "__2_0.distcp").unlink()
-    result = statecli("inspect", str(mixed))
+    (mixed_folder / "__2_0.distcp").unlink()
+    result = statecli("inspect", str(mixed_folder))
     said = "__2_0.distcp is missing: 3 of the 4 files that .metadata lists exist"
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert (
         f": {said}; this file contains data of 8 of the 17 tensors and other values; copy the file again" in result.err
     )
     told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(ranks / "mixed")).tensors}
-    state = formats.read(str(mixed))
+    state = formats.read(str(mixed_folder))
     assert {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in state.tensors} == told
-    result = statecli("diff", str(ranks / "mixed"), str(mixed), "-f", "json")
+    result = statecli("diff", str(ranks / "mixed"), str(mixed_folder), "-f", "json")
     broken = [t.fqn for t in state.tensors if t.damage]
     assert (result.code, result.json["summary"]["identical"]) == (2, len(told) - len(broken))
-    result = statecli("audit", str(mixed), "-f", "json")
+    result = statecli("audit", str(mixed_folder), "-f", "json")
     assert result.code == 2
     assert "missing-shard" in {finding["rule"] for finding in result.json["findings"]}
 
 
-def test_no_rank_is_here(mixed, statecli):
+def test_no_rank_is_here(mixed_folder, statecli):
     """The metadata has every shape all the same; the values beside the tensors are missed too."""
-    for path in mixed.glob("*.distcp"):
+    for path in mixed_folder.glob("*.distcp"):
         path.unlink()
-    result = statecli("inspect", str(mixed))
+    result = statecli("inspect", str(mixed_folder))
     assert result.code == 2
     assert "0 of the 4 files that .metadata lists exist" in result.err
-    assert {t.fqn: t.shape for t in formats.read(str(mixed)).tensors}["images"] == (2, 3, 4, 4)
+    assert {t.fqn: t.shape for t in formats.read(str(mixed_folder)).tensors}["images"] == (2, 3, 4, 4)
 
 
-def test_a_file_of_another_save(mixed):
+def test_a_file_of_another_save(mixed_folder):
     """A rank's file that the metadata does not name is told of; that of a rank which had nothing to save is empty."""
-    (mixed / "__8_0.distcp").write_bytes(b"")
-    assert formats.read(str(mixed)).oddities == ()
-    shutil.copy(mixed / "__0_0.distcp", mixed / "__9_0.distcp")
-    (odd,) = formats.read(str(mixed)).oddities
+    (mixed_folder / "__8_0.distcp").write_bytes(b"")
+    assert formats.read(str(mixed_folder)).oddities == ()
+    shutil.copy(mixed_folder / "__0_0.distcp", mixed_folder / "__9_0.distcp")
+    (odd,) = formats.read(str(mixed_folder)).oddities
     assert (
         odd.message == "no metadata file lists these files, so statecli did not read them: __9_0.distcp; "
         "the files may be from another save"
@@ -456,26 +458,26 @@ def test_a_file_of_another_save(mixed):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80"])
-def test_a_save_that_broke_off(data, mixed, line):
+def test_a_save_that_broke_off(data, mixed_folder, line):
     """What writes `.metadata` last may not have come to its end."""
-    (mixed / ".metadata").write_bytes(data)
+    (mixed_folder / ".metadata").write_bytes(data)
     cut = "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
-    assert line(mixed).startswith(".metadata is ")
-    assert line(mixed).endswith(f": {cut}")
+    assert line(mixed_folder).startswith(".metadata is ")
+    assert line(mixed_folder).endswith(f": {cut}")
 
 
-def test_no_metadata(mixed, line):
+def test_no_metadata(mixed_folder, line):
     """What does not say where the tensors lie cannot be put together."""
-    (mixed / ".metadata").unlink()
-    assert line(mixed) == (
+    (mixed_folder / ".metadata").unlink()
+    assert line(mixed_folder) == (
         "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or the copy failed"
     )
 
 
-def test_a_rank_cut_short(mixed, statecli):
+def test_a_rank_cut_short(mixed_folder, statecli):
     """One line for all that lay behind the cut; the rest is read."""
-    os.truncate(mixed / "__1_0.distcp", 100)
-    result = statecli("inspect", str(mixed))
+    os.truncate(mixed_folder / "__1_0.distcp", 100)
+    result = statecli("inspect", str(mixed_folder))
     assert result.code == 2
     (line,) = result.err.splitlines()
     assert " more tensors: __1_0.distcp is truncated: .metadata needs " in line
@@ -483,7 +485,7 @@ def test_a_rank_cut_short(mixed, statecli):
     assert "float16" in result.out
 
 
-def moved(fqn: str, chunk: int, start: list[int], shape: list[int]) -> Any:
+def move_chunk(fqn: str, chunk: int, start: list[int], shape: list[int]) -> Any:
     """A change of metadata: one chunk of a tensor is said to be elsewhere, and stored so."""
 
     def change(metadata: Any) -> None:
@@ -496,16 +498,16 @@ def moved(fqn: str, chunk: int, start: list[int], shape: list[int]) -> Any:
 
 
 DAMAGED: dict[str, tuple[Any, str]] = {
-    "overlap": (moved("rows", 1, [2, 0], [4, 3]), "rows: two chunks overlap: [0:3, 0:3] and [2:6, 0:3]"),
-    "hole": (moved("rows", 1, [4, 0], [2, 3]), "rows: no chunk covers [3:4, 0:3]"),
-    "a hole at the end": (moved("rows", 3, [9, 0], [1, 2]), "rows: no chunk covers [9:10, 2:3]"),
-    "outside": (moved("rows", 3, [9, 0], [2, 3]), "rows: a chunk covers [9:11, 0:3], outside the shape [10, 3]"),
+    "overlap": (move_chunk("rows", 1, [2, 0], [4, 3]), "rows: two chunks overlap: [0:3, 0:3] and [2:6, 0:3]"),
+    "hole": (move_chunk("rows", 1, [4, 0], [2, 3]), "rows: no chunk covers [3:4, 0:3]"),
+    "a hole at the end": (move_chunk("rows", 3, [9, 0], [1, 2]), "rows: no chunk covers [9:10, 2:3]"),
+    "outside": (move_chunk("rows", 3, [9, 0], [2, 3]), "rows: a chunk covers [9:11, 0:3], outside the shape [10, 3]"),
     "dimensions": (
-        moved("rows", 3, [9], [1]),
+        move_chunk("rows", 3, [9], [1]),
         "rows: a chunk has 1 sizes and 1 offsets, but the tensor has 2 dimensions: [10, 3]",
     ),
     "blocks that overlap": (
-        moved("blocks", 3, [2, 4], [3, 3]),
+        move_chunk("blocks", 3, [2, 4], [3, 3]),
         "blocks: two chunks overlap: [0:3, 4:7] and [2:5, 4:7]",
     ),
     "a value nowhere": (
@@ -520,20 +522,20 @@ DAMAGED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_chunks_that_make_no_tensor(case, mixed, statecli):
+def test_chunks_that_make_no_tensor(case, mixed_folder, statecli):
     """One line with the tensor and the boxes; its shape and all others are read, by every command."""
     change, said = DAMAGED[case]
-    told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed)).tensors}
-    rewritten(mixed, change)
-    actual = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed)).tensors}
+    told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed_folder)).tensors}
+    rewritten(mixed_folder, change)
+    actual = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed_folder)).tensors}
     assert {fqn: actual[fqn] for fqn in told} == told
-    result = statecli("inspect", str(mixed))
-    assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}; save the checkpoint again\n")
+    result = statecli("inspect", str(mixed_folder))
+    assert (result.code, result.err) == (2, f"statecli: {mixed_folder}: {said}; save the checkpoint again\n")
     assert "columns" in result.out
-    assert statecli("audit", str(mixed)).code == 2
+    assert statecli("audit", str(mixed_folder)).code == 2
 
 
-def broken(metadata: Any) -> None:
+def break_offset(metadata: Any) -> None:
     metadata.storage_data[MetadataIndex("rows", [3, 0])].offset = -1
 
 
@@ -551,7 +553,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda metadata: setattr(metadata, "version", [1]),
         ".metadata has a version of an unknown type, but torch writes version 1.0.0; save the checkpoint again",
     ),
-    "no place": (broken, "rows: .metadata does not record the position of this tensor; save the checkpoint again"),
+    "no place": (
+        break_offset,
+        "rows: .metadata does not record the position of this tensor; save the checkpoint again",
+    ),
     "no storage": (
         lambda metadata: setattr(metadata, "storage_data", None),
         ".metadata has no storage_data, so the positions of the tensors are unknown; save the checkpoint again",
@@ -564,17 +569,17 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_metadata_that_is_refused(case, mixed, line):
+def test_metadata_that_is_refused(case, mixed_folder, line):
     """One line, exit 2."""
     change, said = REFUSED[case]
-    rewritten(mixed, change)
-    assert line(mixed) == said
+    rewritten(mixed_folder, change)
+    assert line(mixed_folder) == said
 
 
-def test_another_pickle(mixed, line):
+def test_another_pickle(mixed_folder, line):
     """A folder with rank files whose `.metadata` is anything else."""
-    (mixed / ".metadata").write_bytes(pickle.dumps({"a": 1}))
-    assert line(mixed) == (
+    (mixed_folder / ".metadata").write_bytes(pickle.dumps({"a": 1}))
+    assert line(mixed_folder) == (
         ".metadata does not contain metadata of torch.distributed.checkpoint; "
         "copy the folder again, or save the checkpoint again"
     )
@@ -584,25 +589,25 @@ OUTSIDE = ("../x.distcp", "/etc/passwd", "C:x.distcp", "s3://b/x", "~", "..", ""
 
 
 @pytest.mark.parametrize("name", OUTSIDE, ids=[repr(name) for name in OUTSIDE])
-def test_a_path_that_leads_outside(name, mixed, statecli):
+def test_a_path_that_leads_outside(name, mixed_folder, statecli):
     """It is not followed; what lies elsewhere is read."""
     place = MetadataIndex("rows", [3, 0])
-    rewritten(mixed, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
-    result = statecli("inspect", str(mixed))
+    rewritten(mixed_folder, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
+    result = statecli("inspect", str(mixed_folder))
     why = f".metadata points outside its folder: {name!r} is not a plain file name; this file contains data of 1 of the"
     said = f"rows: {why} 17 tensors and other values; do not load this checkpoint; save the checkpoint again"
-    assert (result.code, result.err) == (2, f"statecli: {mixed}: {said}\n")
-    assert [t.fqn for t in formats.read(str(mixed)).tensors if t.damage] == ["rows"]
+    assert (result.code, result.err) == (2, f"statecli: {mixed_folder}: {said}\n")
+    assert [t.fqn for t in formats.read(str(mixed_folder)).tensors if t.damage] == ["rows"]
 
 
-def test_a_rank_that_is_no_file(mixed, statecli):
+def test_a_rank_that_is_no_file(mixed_folder, statecli):
     """A named pipe would block whoever opens it."""
-    (mixed / "__0_0.distcp").unlink()
-    os.mkfifo(mixed / "__0_0.distcp")
-    result = statecli("inspect", str(mixed))
+    (mixed_folder / "__0_0.distcp").unlink()
+    os.mkfifo(mixed_folder / "__0_0.distcp")
+    result = statecli("inspect", str(mixed_folder))
     assert result.code == 2
     assert ": __0_0.distcp is a named pipe, not a regular file; " in result.err
-    assert any(t.damage is None for t in formats.read(str(mixed)).tensors)
+    assert any(t.damage is None for t in formats.read(str(mixed_folder)).tensors)
 
 
 def test_an_archive_of_another_tensor(tmp_path, statecli):
@@ -622,27 +627,29 @@ def test_an_archive_of_another_tensor(tmp_path, statecli):
 # What would be executed.
 
 
-def test_metadata_that_attacks(mixed, tmp_path, statecli):
+def test_metadata_that_attacks(mixed_folder, tmp_path, statecli):
     """torch unpickles `.metadata`; here it runs nothing, and inspect and audit name the call."""
-    rewritten(mixed, lambda metadata: metadata.planner_data.update(x=Call(os.system, f"touch {tmp_path / 'harm'}")))
-    result = statecli("inspect", str(mixed))
+    rewritten(
+        mixed_folder, lambda metadata: metadata.planner_data.update(x=Call(os.system, f"touch {tmp_path / 'harm'}"))
+    )
+    result = statecli("inspect", str(mixed_folder))
     assert result.code == 1
     assert "unsafe-global" in result.out
-    result = statecli("audit", str(mixed))
+    result = statecli("audit", str(mixed_folder))
     assert result.code == 1
     assert "unsafe-global" in result.out
     assert not (tmp_path / "harm").exists()
 
 
-def test_lists_that_no_names_fill_are_refused(mixed, statecli):
+def test_lists_that_no_names_fill_are_refused(mixed_folder, statecli):
     """torch makes a list as long as an index in the paths of `.metadata` asks for, of any length."""
     for path in (("a", 10**11), ["a", "b", 10**11], ("a",) * 300 + (10**11,)):
-        rewritten(mixed, lambda metadata, path=path: metadata.planner_data.update({"a.b": path}))
-        result = statecli("audit", str(mixed))
+        rewritten(mixed_folder, lambda metadata, path=path: metadata.planner_data.update({"a.b": path}))
+        result = statecli("audit", str(mixed_folder))
         assert result.code == 2
         assert "describes lists of 100,000,000,00" in result.out
-    rewritten(mixed, lambda metadata: metadata.planner_data.update({"a.b": ("a", 1000)}))
-    assert statecli("audit", str(mixed)).code != 2
+    rewritten(mixed_folder, lambda metadata: metadata.planner_data.update({"a.b": ("a", 1000)}))
+    assert statecli("audit", str(mixed_folder)).code != 2
 
 
 DISGUISED = (
@@ -658,15 +665,17 @@ DISGUISED = (
 
 
 @pytest.mark.parametrize("names", DISGUISED, ids=[".".join(names) for names in DISGUISED])
-def test_metadata_that_calls_what_torch_has(names, mixed, statecli):
+def test_metadata_that_calls_what_torch_has(names, mixed_folder, statecli):
     """Only the classes of data that a `.metadata` is made of are passed over, each by its whole name."""
-    data = (mixed / ".metadata").read_bytes()
+    data = (mixed_folder / ".metadata").read_bytes()
     assert data[:2] == b"\x80\x04"
-    (mixed / ".metadata").write_bytes(b"\x80\x04" + data[11:-1] + called(named(*names), text("x")) + b"0.")
-    (odd,) = formats.read(str(mixed)).oddities
+    (mixed_folder / ".metadata").write_bytes(
+        b"\x80\x04" + data[11:-1] + call_function(global_name(*names), text("x")) + b"0."
+    )
+    (odd,) = formats.read(str(mixed_folder)).oddities
     said = "torch.distributed.checkpoint unpickles .metadata; this imports or calls a function or class"
     assert (odd.name, odd.message) == ("foreign-globals", f"{said}: {'.'.join(names)}")
-    assert statecli("audit", str(mixed)).code == 1
+    assert statecli("audit", str(mixed_folder)).code == 1
 
 
 def test_the_names_that_metadata_needs_are_torchs_own():
@@ -705,11 +714,11 @@ def test_every_pickle_is_scanned(ranks):
 # What `.metadata` says to be an archive is one, wherever it lies.
 
 
-CALL = called(named("os", "system"), text("touch HARM"))
+CALL = call_function(global_name("os", "system"), text("touch HARM"))
 HIDDEN = {
-    "an archive": build(records(pickled(CALL))),
+    "an archive": build(records(build_pickle(CALL))),
     "a legacy file": legacy(state_dict(w=tensor(), x=CALL), [("0", 4, bytes(16))]),
-    "one pickle": pickled(CALL),
+    "one pickle": build_pickle(CALL),
 }
 
 
@@ -803,10 +812,10 @@ def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_pa
     assert "1 of the values: torch.distributed.checkpoint stored them with the transform zstd" in result.out
 
 
-def test_metadata_that_no_reader_asks_for_is_judged_too(mixed, statecli):
+def test_metadata_that_no_reader_asks_for_is_judged_too(mixed_folder, statecli):
     """A rank's own, beside that of all: where its archives begin is scanned, or said not to be."""
-    (mixed / "__0.metadata").write_bytes(b"\x80\x02N.")
-    result = statecli("audit", str(mixed), "--select", "unscanned-pickle")
+    (mixed_folder / "__0.metadata").write_bytes(b"\x80\x02N.")
+    result = statecli("audit", str(mixed_folder), "--select", "unscanned-pickle")
     assert result.code == 1
     assert "cannot locate the archives in the file: __0.metadata does not contain metadata" in result.out
 
@@ -1020,15 +1029,15 @@ def test_metadata_of_another_class_is_not_clean(tmp_path, statecli, forked_pytho
     loads_and_harms(tmp_path, forked_python)
 
 
-def test_places_outside_the_folder_are_not_clean_in_metadata_that_is_not_read(mixed, statecli):
+def test_places_outside_the_folder_are_not_clean_in_metadata_that_is_not_read(mixed_folder, statecli):
     """A rank's own metadata, beside that of all."""
-    shutil.copy(mixed / ".metadata", mixed / "__7.metadata")
-    with (mixed / "__7.metadata").open("rb") as file:
+    shutil.copy(mixed_folder / ".metadata", mixed_folder / "__7.metadata")
+    with (mixed_folder / "__7.metadata").open("rb") as file:
         metadata = pickle.load(file)
     for one in metadata.storage_data.values():
         one.relative_path = "../data"
-    (mixed / "__7.metadata").write_bytes(pickle.dumps(metadata))
-    result = statecli("audit", str(mixed), "--select", "unscanned-pickle")
+    (mixed_folder / "__7.metadata").write_bytes(pickle.dumps(metadata))
+    result = statecli("audit", str(mixed_folder), "--select", "unscanned-pickle")
     assert result.code == 1
     assert "outside the folder: '../data'" in result.out
 

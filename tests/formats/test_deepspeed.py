@@ -138,7 +138,9 @@ def test_a_parameter_without_elements_is_in_no_partition(tmp_path):
 def test_what_stage_one_does_not_train_is_said_to_be_untrained(tmp_path):
     """It writes no `frozen_param_shapes`: whether such a parameter asks for gradients is not known."""
     folder = zero.write(tmp_path / "zero", 1, net(), frozen=FROZEN, buffers=BUFFERS)
-    edited(folder / "global_step2" / "mp_rank_00_model_states.pt", lambda held: held.update(frozen_param_shapes=None))
+    edit_file(
+        folder / "global_step2" / "mp_rank_00_model_states.pt", lambda held: held.update(frozen_param_shapes=None)
+    )
     module = section(formats.read(str(folder)), "module")
     noted = {name: tensor.requires_grad for name, tensor in module.items() if tensor.note == deepspeed.UNTRAINED}
     assert noted == {"f": None, "g": None}
@@ -234,7 +236,7 @@ def test_float32_copies_are_a_checkpoint_of_their_own(statecli, tmp_path):
 # --- what is wrong ---------------------------------------------------------------------------------------------------
 
 
-def damaged(state) -> dict[str, set[str]]:
+def damaged_names(state) -> dict[str, set[str]]:
     """Names that cannot be read, by section."""
     found: dict[str, set[str]] = {}
     for tensor in state.tensors:
@@ -248,7 +250,7 @@ def test_a_missing_rank_spoils_what_lies_in_it(statecli, tmp_path):
     folder = zero.write(tmp_path / "zero", 2, net(1), ranks=2)
     (folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
     state = formats.read(str(folder))
-    assert damaged(state) == {"optimizer.fp32": {"b", "c", "d"}}
+    assert damaged_names(state) == {"optimizer.fp32": {"b", "c", "d"}}
     result = statecli("inspect", str(folder))
     assert result.code == 2
     assert result.err.startswith(
@@ -274,11 +276,11 @@ def test_a_frozen_fragment_that_is_missing(tmp_path):
     folder = zero.write(tmp_path / "zero", 3, net(), frozen=FROZEN, ranks=2)
     (folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_model_states.pt").unlink()
     state = formats.read(str(folder))
-    assert damaged(state) == {"module": {"f"}}
+    assert damaged_names(state) == {"module": {"f"}}
     assert [odd.name for odd in state.oddities] == ["missing-rank"]
 
 
-def edited(file: Path, change) -> None:
+def edit_file(file: Path, change) -> None:
     loaded = torch.load(file, weights_only=False)
     change(loaded)
     torch.save(loaded, file)
@@ -299,7 +301,7 @@ def optimizer(folder: Path, rank: int) -> Path:
 def test_an_unreadable_rank_that_calls_itself_missing_is_noted(tmp_path):
     """No text of the file makes the rank one of those that are counted as missing."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
-    edited(optimizer(folder, 1), lambda held: held["optimizer_state_dict"].update(zero_stage="is missing"))
+    edit_file(optimizer(folder, 1), lambda held: held["optimizer_state_dict"].update(zero_stage="is missing"))
     (oddity,) = formats.read(str(folder)).oddities
     assert (oddity.name, "zero_stage is 'is missing'" in oddity.message) == ("unread-rank", True)
 
@@ -308,9 +310,9 @@ def test_ranks_that_disagree_on_a_shape(tmp_path):
     """Only that parameter is spoiled; both shapes are said."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
     file = folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_model_states.pt"
-    edited(file, lambda held: held["param_shapes"][0].update(a=torch.Size([5, 4])))
+    edit_file(file, lambda held: held["param_shapes"][0].update(a=torch.Size([5, 4])))
     state = formats.read(str(folder))
-    assert damaged(state)["module"] == {"a"}
+    assert damaged_names(state)["module"] == {"a"}
     damage = section(state, "module")["a"].damage
     assert damage == f"{folder}: a: its shape differs between ranks: [5, 3] in rank 0, [5, 4] in rank 1"
 
@@ -337,16 +339,18 @@ def test_ranks_that_disagree_on_how_it_is_parted(statecli, tmp_path, what):
     """Nothing can be put together then; the module is shown all the same."""
     change, said = DISAGREE[what]
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
-    edited(optimizer(folder, 1), lambda held: change(held["optimizer_state_dict"]))
+    edit_file(optimizer(folder, 1), lambda held: change(held["optimizer_state_dict"]))
     result = statecli("inspect", str(folder))
     assert (result.code, result.err) == (2, f"statecli: {folder}: a and 3 more tensors: {said}\n")
-    assert not damaged(formats.read(str(folder))).keys() - {"optimizer.fp32"}
+    assert not damaged_names(formats.read(str(folder))).keys() - {"optimizer.fp32"}
 
 
 def test_lengths_of_stage_three_that_disagree(tmp_path):
     """Each rank has as much of each group."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
-    edited(optimizer(folder, 1), lambda held: held["optimizer_state_dict"]["fp32_flat_groups"].insert(0, torch.ones(1)))
+    edit_file(
+        optimizer(folder, 1), lambda held: held["optimizer_state_dict"]["fp32_flat_groups"].insert(0, torch.ones(1))
+    )
     damage = section(formats.read(str(folder)), "module")["a"].damage
     assert damage.endswith("the number of groups differs between ranks: 2 in rank 0, 3 in rank 1")
 
@@ -354,9 +358,9 @@ def test_lengths_of_stage_three_that_disagree(tmp_path):
 def test_more_partitions_than_any_file_has(statecli, tmp_path):
     """A count from a file asks for no memory."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
-    edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**6 - 1] * 2))
+    edit_file(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**6 - 1] * 2))
     assert statecli("inspect", str(folder)).code == 0
-    edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**9]))
+    edit_file(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**9]))
     assert "partition_count is 1000000000; expected the number of ranks, 1 to" in statecli("inspect", str(folder)).err
 
 
@@ -365,7 +369,7 @@ def test_what_another_save_left_is_not_read(tmp_path):
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
     shutil.copy(optimizer(folder, 1), optimizer(folder, 2))
     state = formats.read(str(folder))
-    assert not damaged(state)
+    assert not damaged_names(state)
     assert [odd.name for odd in state.oddities] == ["stale-rank"]
 
 
@@ -497,7 +501,7 @@ def test_odd_numbers_in_a_rank_spoil_only_its_parameters(statecli, tmp_path, wha
     """Or nothing; the module is shown, and at most one line says why the rest is not."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
     for rank in range(2):
-        edited(optimizer(folder, rank), lambda held: held["optimizer_state_dict"].update(HOSTILE[what]))
+        edit_file(optimizer(folder, rank), lambda held: held["optimizer_state_dict"].update(HOSTILE[what]))
     result = statecli("inspect", str(folder), "-f", "json")
     assert result.code in (0, 2)
     assert result.err.count("\n") == (result.code == 2)
@@ -508,7 +512,7 @@ def test_a_shape_that_no_model_has(statecli, tmp_path):
     """A count of elements beyond any memory asks for none."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
     for file in folder.rglob("*model_states.pt"):
-        edited(file, lambda held: held["param_shapes"][0].update(a=torch.Size([2**30, 2**30])))
+        edit_file(file, lambda held: held["param_shapes"][0].update(a=torch.Size([2**30, 2**30])))
     result = statecli("inspect", str(folder))
     assert result.code == 2
     assert "the parameters need 576460752303423504 elements in each rank, but each rank has 24" in result.err
@@ -519,7 +523,9 @@ def test_a_rank_that_denies_its_place_is_noted(tmp_path):
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
     for start, noted in ((15, []), (9, ["misplaced-partition"])):
         slices = [{"b": Fragment(7, start)}, {}]
-        edited(optimizer(folder, 0), lambda held, s=slices: held["optimizer_state_dict"].update(param_slice_mappings=s))
+        edit_file(
+            optimizer(folder, 0), lambda held, s=slices: held["optimizer_state_dict"].update(param_slice_mappings=s)
+        )
         odd = [odd for odd in formats.read(str(folder)).oddities if odd.name != "foreign-globals"]
         assert [one.name for one in odd] == noted
     assert (
@@ -551,17 +557,17 @@ def test_an_unknown_stage_or_version(statecli, tmp_path):
     """The stage decides how it is parted; a newer version is noted and read as long as all adds up."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
     model = folder / "global_step2" / "mp_rank_00_model_states.pt"
-    edited(model, lambda held: held.update(ds_version="1.2.3"))
+    edit_file(model, lambda held: held.update(ds_version="1.2.3"))
     result = statecli("inspect", str(folder))
     assert result.code == 0
     assert "ds_version is '1.2.3', but statecli knows only versions up to 0.19" in result.out + result.err
-    edited(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(zero_stage=7))
+    edit_file(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(zero_stage=7))
     result = statecli("inspect", str(folder))
     assert result.code == 2
     assert "zero_stage is 7, but statecli knows only 1 to 3" in result.err
 
 
-def told(statecli, folder: Path) -> str:
+def list_messages(statecli, folder: Path) -> str:
     """The audit's findings, a message a line."""
     return "\n".join(finding["message"] for finding in statecli("audit", str(folder), "-f", "json").json["findings"])
 
@@ -570,12 +576,12 @@ def test_a_crafted_rank_is_harmless_and_told(statecli, tmp_path):
     """What loading it would run is found by an audit, and nothing of it runs."""
     folder = zero.write(tmp_path / "zero", 2, net())
     mark = tmp_path / "ran"
-    body = attacks.called(attacks.named("os", "system"), attacks.text(f"touch {mark}"))
+    body = attacks.call_function(attacks.global_name("os", "system"), attacks.text(f"touch {mark}"))
     file = optimizer(folder, 1)
-    file.write_bytes(attacks.build(attacks.records(attacks.pickled(body))))
+    file.write_bytes(attacks.build(attacks.records(attacks.build_pickle(body))))
     assert statecli("inspect", str(folder)).code == 2
     place = f"{file.relative_to(folder)}: record archive/data.pkl, byte 2"
-    assert f"os.system, which runs shell commands ({place})" in told(statecli, folder)
+    assert f"os.system, which runs shell commands ({place})" in list_messages(statecli, folder)
     assert not mark.exists()
 
 
@@ -602,7 +608,7 @@ def test_a_missing_model_parallel_rank_is_a_row(statecli, tmp_path):
     assert result.err.startswith(f"statecli: {folder}: the *_model_states.pt files are missing, so ")
     assert "mp_rank_00.optimizer.fp32" in result.out
     (files / "zero_pp_rank_0_mp_rank_01_optim_states.pt").unlink()
-    edited(model, lambda held: held.update(mp_world_size=4))
+    edit_file(model, lambda held: held.update(mp_world_size=4))
     result = statecli("inspect", str(folder))
     said = "mp_world_size is 4, but only 1 model-parallel ranks have files here; copy the files of the other ranks"
     assert (result.code, result.err) == (2, f"statecli: {folder}: {said}\n")
@@ -682,7 +688,7 @@ def test_a_parameter_that_a_universal_checkpoint_lacks_is_a_row(statecli, tmp_pa
     """The model's file names the parameter, `zero/` has no float32 copy of it."""
     files = universal(tmp_path / "run")
     if not has_shapes:
-        edited(files / "mp_rank_00_model_states.pt", lambda held: held.update(param_shapes=None))
+        edit_file(files / "mp_rank_00_model_states.pt", lambda held: held.update(param_shapes=None))
     assert missing_rows(files) == []
     shutil.rmtree(files / lost) if (files / lost).is_dir() else (files / lost).unlink()
     names = [*WEIGHTS] if lost == "zero" else ["a.weight"]
@@ -760,7 +766,7 @@ def test_what_deepspeed_keeps_beside_its_shards_is_data(real):
 def test_the_pickles_of_a_universal_checkpoint_are_scanned(tmp_path):
     """Those below `zero/` too."""
     files = universal(tmp_path / "run")
-    evil = attacks.pickled(attacks.called(attacks.named("os", "system"), attacks.text("true")))
+    evil = attacks.build_pickle(attacks.call_function(attacks.global_name("os", "system"), attacks.text("true")))
     (files / "zero" / "b" / "step.pt").write_bytes(attacks.build(attacks.records(evil)))
     names = {mention.qualified for finding in scan.scan_pickles(str(files)) for mention in finding.names}
     assert "os.system" in names

@@ -18,8 +18,8 @@ from statecli.formats import flax_msgpack
 from statecli.storage import msgpack
 from statecli.values.read import open_view, read_all_values, read_items
 
-from .msgpacks import Extension, Raw, array, chunked, pack
-from .test_any_bytes import tried
+from .msgpacks import Extension, Raw, array, chunk_array, pack
+from .test_any_bytes import read_or_refuse
 
 
 class Adam(NamedTuple):
@@ -40,7 +40,7 @@ def flax():
     return pytest.importorskip("flax.serialization")
 
 
-def written(tmp_path, content: object, name: str = "model.msgpack") -> str:
+def write_msgpack(tmp_path, content: object, name: str = "model.msgpack") -> str:
     """A file of that content, packed unless it is bytes."""
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else pack(content))
     return str(tmp_path / name)
@@ -77,7 +77,7 @@ def test_each_dtype_is_as_flax_restores_it(flax, tmp_path, dtype, shape):
     library = pytest.importorskip("ml_dtypes")
     made = numpy.arange(6).reshape(2, 3)[: shape[0] if shape else 1].reshape(-1)[: numpy.prod(shape, dtype=int)]
     made = made.reshape(shape).astype(getattr(library, dtype, dtype))
-    path = written(tmp_path, flax.to_bytes({"layer": {"kernel": made}}))
+    path = write_msgpack(tmp_path, flax.to_bytes({"layer": {"kernel": made}}))
     again = flax.msgpack_restore((tmp_path / "model.msgpack").read_bytes())["layer"]["kernel"]
     (tensor,) = formats.read(path).tensors
     assert (tensor.fqn, tensor.dtype, tensor.shape) == ("layer.kernel", str(again.dtype), again.shape)
@@ -104,7 +104,7 @@ def train_state(flax) -> dict[str, Any]:
 
 def test_a_train_state(flax, tmp_path):
     """Its fields are sections; what the optimizer holds moments of is trained, and says of which parameter each is."""
-    path = written(tmp_path, flax.to_bytes(train_state(flax)), "checkpoint_7")
+    path = write_msgpack(tmp_path, flax.to_bytes(train_state(flax)), "checkpoint_7")
     state = parameter_or_buffer.classify_tensors(formats.read(path))
     assert state.format == "flax-msgpack"
     assert set(state.sections) == {"", "params", "opt_state", "batch_stats"}
@@ -128,7 +128,7 @@ def test_models_in_a_map_have_sections_of_their_own(flax, tmp_path):
     """Wherever the names that Flax gives its collections are; parameters are not looked into for more of them."""
     ones = numpy.ones(2, numpy.float32)
     inner = {"params": {"w": ones, "cache": {"v": ones}}, "cache": {"k": ones}}
-    path = written(tmp_path, flax.to_bytes({"generator": inner, "rng": ones, "ema": {"w": ones}}))
+    path = write_msgpack(tmp_path, flax.to_bytes({"generator": inner, "rng": ones, "ema": {"w": ones}}))
     assert {key: one.kind.value for key, one in tensors(path).items()} == {
         ("generator.params", "w"): "parameter",
         ("generator.params", "cache.v"): "parameter",
@@ -143,7 +143,7 @@ def test_params_may_be_all_variables(flax, tmp_path):
     ones = numpy.ones(2, numpy.float32)
     variables = {"params": {"w": ones}, "batch_stats": {"mean": ones}}
     moments = {"0": {"mu": variables}}
-    path = written(tmp_path, flax.to_bytes({"params": variables, "opt_state": moments}))
+    path = write_msgpack(tmp_path, flax.to_bytes({"params": variables, "opt_state": moments}))
     actual = tensors(path)
     assert set(actual) == {
         ("params.params", "w"),
@@ -156,7 +156,7 @@ def test_params_may_be_all_variables(flax, tmp_path):
 
 def test_a_container_can_be_named(flax, tmp_path):
     """`#params.Dense_0` is a section of its own; the rest keeps its own."""
-    path = written(tmp_path, flax.to_bytes(train_state(flax)))
+    path = write_msgpack(tmp_path, flax.to_bytes(train_state(flax)))
     actual = tensors(path, "params.Dense_0")
     assert {("params.Dense_0", "kernel"), ("params.Dense_0", "bias"), ("params", "BatchNorm_0.scale")} <= set(actual)
 
@@ -165,7 +165,7 @@ def test_what_transformers_writes_is_one_section(flax, tmp_path):
     """`flax_model.msgpack` is the parameters alone, and a folder that holds it is known by it."""
     ones = numpy.ones((2, 2), numpy.float32)
     content = flax.to_bytes({"transformer": {"h": {"0": {"attn": {"kernel": ones}}}}})
-    written(tmp_path, content, "flax_model.msgpack")
+    write_msgpack(tmp_path, content, "flax_model.msgpack")
     (tmp_path / "config.json").write_text("{}")
     assert set(tensors(str(tmp_path))) == {("model", "transformer.h.0.attn.kernel")}
 
@@ -174,7 +174,7 @@ def test_shards_of_transformers(flax, tmp_path):
     """The index of a sharded Flax model has slashes where names have dots."""
     ones = numpy.ones((2, 2), numpy.float32)
     for n, layer in enumerate(("embed", "head"), 1):
-        written(tmp_path, flax.to_bytes({layer: {"kernel": ones}}), f"flax_model-0000{n}-of-00002.msgpack")
+        write_msgpack(tmp_path, flax.to_bytes({layer: {"kernel": ones}}), f"flax_model-0000{n}-of-00002.msgpack")
     shards = {f"{layer}/kernel": f"flax_model-0000{n}-of-00002.msgpack" for n, layer in ((1, "embed"), (2, "head"))}
     index = {"metadata": {"total_size": 32}, "weight_map": shards}
     (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps(index))
@@ -187,7 +187,7 @@ def test_arrays_in_pieces(flax, tmp_path, monkeypatch):
     """What Flax cuts into flat pieces is one tensor, and its values are put together as it is read."""
     monkeypatch.setattr(flax, "MAX_CHUNK_SIZE", 64)
     made = numpy.arange(60, dtype=numpy.float32).reshape(3, 20)
-    path = written(tmp_path, flax.msgpack_serialize({"params": {"big": made, "small": made[0, :4]}}))
+    path = write_msgpack(tmp_path, flax.msgpack_serialize({"params": {"big": made, "small": made[0, :4]}}))
     big = tensors(path)["params", "big"]
     assert (big.shape, big.note) == ((3, 20), "in 4 chunks")
     assert numpy.array_equal(read_all_values(big.data), made.reshape(-1))
@@ -209,7 +209,7 @@ def test_what_is_no_array_is_a_setting(flax, tmp_path):
         "list": [1, "two"],
         "raw": b"abc",
     }
-    state = formats.read(written(tmp_path, flax.msgpack_serialize(content)))
+    state = formats.read(write_msgpack(tmp_path, flax.msgpack_serialize(content)))
     values = state.metadata.values
     assert [tensor.fqn for tensor in state.tensors] == ["w"]
     assert {key: values[key] for key in ("lr", "half", "n", "negative", "on", "none", "name", "c")} == {
@@ -229,7 +229,7 @@ def test_what_is_no_array_is_a_setting(flax, tmp_path):
 def test_a_scalar_of_bfloat16(flax, tmp_path):
     """What no number of Python's holds is told by its bits."""
     library = pytest.importorskip("ml_dtypes")
-    path = written(tmp_path, flax.msgpack_serialize({"w": numpy.ones(2), "x": library.bfloat16(1)}))
+    path = write_msgpack(tmp_path, flax.msgpack_serialize({"w": numpy.ones(2), "x": library.bfloat16(1)}))
     assert formats.read(path).metadata.values["x"] == "bfloat16 0x3f80"
 
 
@@ -276,7 +276,7 @@ def test_each_length_of_an_extension(tmp_path, length):
 
 def test_two_paths_that_read_the_same(tmp_path):
     """A key may have a dot: the second of two equal names is spelled out."""
-    path = written(tmp_path, {"a": {"b": array([1])}, "a.b": array([2])})
+    path = write_msgpack(tmp_path, {"a": {"b": array([1])}, "a.b": array([2])})
     assert {key: tensor.shape for key, tensor in tensors(path).items()} == {
         ("model", "a.b"): (1,),
         ("model", "['a.b']"): (2,),
@@ -285,7 +285,7 @@ def test_two_paths_that_read_the_same(tmp_path):
 
 def test_numbers_as_keys(tmp_path):
     """Flax restores them, as it does lists of arrays."""
-    path = written(tmp_path, {"layers": {0: array([1]), 1: array([2])}, "list": [array([3])]})
+    path = write_msgpack(tmp_path, {"layers": {0: array([1]), 1: array([2])}, "list": [array([3])]})
     assert set(tensors(path)) == {("model", "layers.0"), ("model", "layers.1"), ("model", "list.0")}
 
 
@@ -336,7 +336,7 @@ REFUSED = {
 def test_refused_in_one_line(case, tmp_path, line):
     """What would be read otherwise by somebody else, or asks for more than is there."""
     content, expected = REFUSED[case]
-    path = written(tmp_path, content)
+    path = write_msgpack(tmp_path, content)
     if expected is None:
         assert "nests more than" in formats.read(path).tensors[0].damage
     else:
@@ -368,17 +368,17 @@ DAMAGED = {
     "too few bytes": (array([3], data=bytes(8)), "float32 [3] takes 12 bytes, but the array has 8"),
     "too many bytes": (array([3], data=bytes(16)), "float32 [3] takes 12 bytes, but the array has 16"),
     "bytes that break off": (Extension(1, pack([[1], "float32", bytes(4)])[:-2]), "is truncated"),
-    "pieces that are too few": (chunked((5,), array([2]), array([2])), "has 5 elements, but its chunks have 4"),
+    "pieces that are too few": (chunk_array((5,), array([2]), array([2])), "has 5 elements, but its chunks have 4"),
     "pieces of two dtypes": (
-        chunked((4,), array([2]), array([2], "int32")),
+        chunk_array((4,), array([2]), array([2], "int32")),
         "its chunks are not one-dimensional arrays of one numeric dtype",
     ),
     "a piece that is no array": (
-        chunked((4,), array([2]), 5),
+        chunk_array((4,), array([2]), 5),
         "its chunks are not a map of arrays",
     ),
     "a damaged piece": (
-        chunked((4,), array([2]), array([2], data=b"")),
+        chunk_array((4,), array([2]), array([2], data=b"")),
         "float32 [2] takes 8 bytes, but the array has 0",
     ),
     "objects": (array([1], "object", bytes(8)), "has dtype object: its bytes are memory addresses of the process"),
@@ -390,7 +390,7 @@ DAMAGED = {
         array([2], "<U1", bytes(5)),
         "numpy <U1 [2]: 5 bytes do not fit 2 elements",
     ),
-    "no pieces": (chunked((0,)), "its chunks are not a map of arrays"),
+    "no pieces": (chunk_array((0,)), "its chunks are not a map of arrays"),
     "pieces without a shape": ({"__msgpack_chunked_array__": True, "chunks": {"0": array([2])}}, "not a list of sizes"),
 }
 
@@ -399,7 +399,7 @@ DAMAGED = {
 def test_an_array_that_contradicts_itself_spoils_itself_alone(case, tmp_path, inspect):
     """It is listed with what is wrong, and so are the others; the exit code is 2."""
     node, expected = DAMAGED[case]
-    path = written(tmp_path, {"bad": node, "good": array([2])})
+    path = write_msgpack(tmp_path, {"bad": node, "good": array([2])})
     actual = tensors(path)
     assert expected in actual["model", "bad"].damage
     assert actual["model", "good"].shape == (2,)
@@ -410,7 +410,7 @@ def test_an_array_that_contradicts_itself_spoils_itself_alone(case, tmp_path, in
 
 def test_a_dtype_of_nobody(tmp_path, inspect):
     """It is named, and its values are not read."""
-    path = written(tmp_path, {"a": array([2], "float8_e9m9", b"ab")})
+    path = write_msgpack(tmp_path, {"a": array([2], "float8_e9m9", b"ab")})
     assert [(tensor.dtype, tensor.nbytes) for tensor in formats.read(path).tensors] == [("numpy float8_e9m9", 2)]
     assert inspect(path, "--stats")[0] == 0
 
@@ -418,20 +418,20 @@ def test_a_dtype_of_nobody(tmp_path, inspect):
 def test_bytes_of_no_array_have_a_budget(tmp_path, line, monkeypatch):
     """They are read for a digest of them."""
     monkeypatch.setattr(flax_msgpack, "_MAX_BYTES", 10)
-    path = written(tmp_path, {"a": array([1]), "b": b"12345678", "c": b"123"})
+    path = write_msgpack(tmp_path, {"a": array([1]), "b": b"12345678", "c": b"123"})
     assert line(path) == "has more than 10 bytes outside arrays, the limit of statecli"
 
 
 def test_entries_have_a_budget(tmp_path, line, monkeypatch):
     """A megabyte of nothing would be a million objects."""
     monkeypatch.setattr(msgpack, "MAX_ENTRIES", 10)
-    assert line(written(tmp_path, {"a": [None] * 20})) == "has more than 10 entries, the limit of statecli"
+    assert line(write_msgpack(tmp_path, {"a": [None] * 20})) == "has more than 10 entries, the limit of statecli"
 
 
 def test_names_have_a_budget(tmp_path, line, monkeypatch):
     """Each name repeats those above it."""
     monkeypatch.setattr(flax_msgpack, "MAX_CHARACTERS", 1000)
-    path = written(tmp_path, {"x" * 400: {str(n): array([1]) for n in range(9)}})
+    path = write_msgpack(tmp_path, {"x" * 400: {str(n): array([1]) for n in range(9)}})
     assert line(path).startswith("the tensor names have more than ")
 
 
@@ -443,7 +443,7 @@ def test_any_bytes(tmp_path, data, start):
     """They are read, or refused in one line."""
     path = tmp_path / "any.msgpack"
     path.write_bytes(start + data)
-    tried(path)
+    read_or_refuse(path)
 
 
 def test_no_beginning_is_taken_for_whole(tmp_path):
@@ -485,9 +485,9 @@ def test_a_list_or_an_array_in_pieces_that_breaks_off(tmp_path):
     """The pieces that are there are no array; the items before it are."""
     for node, names in (
         ([array([1]), array([2])], ["x.0"]),
-        (chunked((4,), array([2]), array([2])), []),
+        (chunk_array((4,), array([2]), array([2])), []),
     ):
-        path = written(tmp_path, pack({"first": array([1]), "x": node})[:-3])
+        path = write_msgpack(tmp_path, pack({"first": array([1]), "x": node})[:-3])
         actual_tensors = formats.read(path).tensors
         assert [tensor.fqn for tensor in actual_tensors if not tensor.damage] == ["first", *names]
         (damaged,) = (tensor for tensor in actual_tensors if tensor.damage)
@@ -522,7 +522,7 @@ def test_what_is_no_map_of_names(head):
 def test_the_first_key_may_be_long(tmp_path):
     """Of more than 31 bytes, in a file without a suffix."""
     name = "x" * 40
-    path = written(tmp_path, b"\x81\xd9\x28" + name.encode() + pack(array([1])), "checkpoint")
+    path = write_msgpack(tmp_path, b"\x81\xd9\x28" + name.encode() + pack(array([1])), "checkpoint")
     assert set(tensors(path)) == {("model", name)}
 
 
@@ -542,7 +542,7 @@ SAME_NAMES = {
 @pytest.mark.parametrize("case", SAME_NAMES)
 def test_keys_of_the_same_name_differ(tmp_path, statecli, case, section):
     """Flax loads one of them where the other fails; the names and values are equal."""
-    paths = [written(tmp_path, content, f"{n}.msgpack") for n, content in enumerate(SAME_NAMES[case])]
+    paths = [write_msgpack(tmp_path, content, f"{n}.msgpack") for n, content in enumerate(SAME_NAMES[case])]
     names = [sorted(tensor.fqn for tensor in formats.read(path).tensors) for path in paths]
     assert names[0] == names[1]
     if section and "params" in formats.read(paths[0]).sections:
@@ -553,11 +553,14 @@ def test_keys_of_the_same_name_differ(tmp_path, statecli, case, section):
 
 def test_the_text_of_unusual_keys_is_not_a_setting_of_theirs(tmp_path):
     """A file cannot have the setting by itself, nor hide it."""
-    actual = formats.read(written(tmp_path, {"params": {"a.b": array([2])}})).metadata.values["params.(keys)"]
+    actual = formats.read(write_msgpack(tmp_path, {"params": {"a.b": array([2])}})).metadata.values["params.(keys)"]
     forged = {"params": {"a": {"b": array([2])}, "(keys)": actual}}
-    assert formats.read(written(tmp_path, forged)).metadata.values["params.(keys)"] == f"'{actual}'"
+    assert formats.read(write_msgpack(tmp_path, forged)).metadata.values["params.(keys)"] == f"'{actual}'"
     hidden = {"params": {"a.b": array([2]), "(keys)": 1}}
-    assert formats.read(written(tmp_path, hidden)).metadata.values == {"params.(keys)": 1, "params.(keys)'": actual}
+    assert formats.read(write_msgpack(tmp_path, hidden)).metadata.values == {
+        "params.(keys)": 1,
+        "params.(keys)'": actual,
+    }
 
 
 def test_a_lock_has_unusual_keys(tmp_path, statecli):
@@ -567,10 +570,10 @@ def test_a_lock_has_unusual_keys(tmp_path, statecli):
         (dotted, nested, 1, "setting differs from the lock: params.(keys)"),
         (nested, dotted, 0, "not checked: 1 setting"),
     ):
-        path = written(tmp_path, locked)
+        path = write_msgpack(tmp_path, locked)
         assert statecli("lock", path, "-o", tmp_path / "lock.json").code == 0
         assert "not checked" not in statecli("audit", path, "--lock", tmp_path / "lock.json").out
-        written(tmp_path, other)
+        write_msgpack(tmp_path, other)
         result = statecli("audit", path, "--lock", tmp_path / "lock.json")
         assert (result.code, text in result.out) == (code, True)
 
@@ -581,7 +584,7 @@ def test_another_format_has_no_keys_to_compare(tmp_path, statecli):
     from safetensors.torch import save_file
 
     save_file({"a.b": torch.zeros(2)}, tmp_path / "a.safetensors")
-    result = statecli("diff", written(tmp_path, {"a.b": array([2])}), tmp_path / "a.safetensors")
+    result = statecli("diff", write_msgpack(tmp_path, {"a.b": array([2])}), tmp_path / "a.safetensors")
     assert result.code == 0
     assert (
         "statecli did not compare these settings, because only one of the two formats records them: (keys)"

@@ -33,7 +33,7 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b
 DVC = b"outs:\n- md5: 0123456789abcdef0123456789abcdef\n  size: 5\n  path: model.pt\n"
 
 
-def tarred(*members: str) -> bytes:
+def pack_tar(*members: str) -> bytes:
     """A tar archive of small members."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
@@ -44,7 +44,7 @@ def tarred(*members: str) -> bytes:
     return out.getvalue()
 
 
-def zipped(*members: str) -> bytes:
+def pack_zip(*members: str) -> bytes:
     """A zip archive of small members."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -99,21 +99,21 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "zstd": (b"\x28\xb5\x2f\xfd\x04\x58" + bytes(9), "is a zstd file: unpack it first (unzstd)"),
     "7z": (b"7z\xbc\xaf\x27\x1c\0\4" + bytes(20), "is a 7z archive: unpack it first (7z x)"),
     "RAR": (b"Rar!\x1a\x07\1\0" + bytes(20), "is a RAR archive: unpack it first (unrar x)"),
-    "tar": (tarred("a.txt"), "is a tar archive that holds a.txt: unpack it first (tar -xf)"),
+    "tar": (pack_tar("a.txt"), "is a tar archive that holds a.txt: unpack it first (tar -xf)"),
     "tar with a folder first": (
-        tarred("model/", "model/model.safetensors"),
+        pack_tar("model/", "model/model.safetensors"),
         "is a tar archive that holds model/model.safetensors: unpack it first (tar -xf)",
     ),
     "tar of nothing but a long name": (
-        tarred("é" * 60)[:512],
+        pack_tar("é" * 60)[:512],
         "is a tar archive: unpack it first (tar -xf)",
     ),
     "tar in gzip": (
-        gzip.compress(tarred("model.pt")),
+        gzip.compress(pack_tar("model.pt")),
         "is a gzip file that contains a tar archive that holds model.pt: unpack it first (tar -xf)",
     ),
     "tar in xz": (
-        lzma.compress(tarred("model.pt")),
+        lzma.compress(pack_tar("model.pt")),
         "is an xz file that contains a tar archive that holds model.pt: unpack it first (tar -xf)",
     ),
     "safetensors in gzip": (
@@ -124,11 +124,11 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "damaged gzip": (b"\x1f\x8b\x08\0" + b"\xff" * 60, "is a gzip file: unpack it first (gunzip)"),
     "damaged xz": (b"\xfd7zXZ\0" + b"\xff" * 60, "is an xz file: unpack it first (unxz)"),
     "torch.save of 2016": (
-        tarred("sys_info", "pickle", "tensors", "storages"),
+        pack_tar("sys_info", "pickle", "tensors", "storages"),
         "storages (a pickle at byte 3584): the pickle is damaged: an instruction "
         "needs more values than the stack has (byte 0)",
     ),
-    "empty zip": (zipped(), "is an empty zip archive"),
+    "empty zip": (pack_zip(), "is an empty zip archive"),
     "pickle": (pickle.dumps({"a": [1.0]}), "is a bare pickle, not written by torch.save; statecli does not read it"),
     **{
         f"pickle of protocol {protocol}, which has no mark": (
@@ -237,7 +237,7 @@ ARCHIVES = {
 def test_other_zip_archives(case, tmp_path, line):
     """A zip archive that torch.save did not write is one line; which it is, the zip reader's own tests say."""
     path = tmp_path / "m.pt"
-    path.write_bytes(zipped(*ARCHIVES[case]))
+    path.write_bytes(pack_zip(*ARCHIVES[case]))
     assert line(path)
 
 

@@ -25,11 +25,11 @@ from statecli.pickles.errors import MisframedPickle, TruncatedFrame
 from statecli.pickles.machine import read_pickle
 
 from ..forked_python import run_python
-from .attacks import PROTO, STOP, build, called, named, number, records, state_dict, tensor, text
+from .attacks import PROTO, STOP, build, call_function, global_name, number, records, state_dict, tensor, text
 from .test_fuzz import outcome, record
 
 #: Makes a file, and leaves one value on the stack.
-PAYLOAD = called(named("os", "system"), text("touch PWNED"))
+PAYLOAD = call_function(global_name("os", "system"), text("touch PWNED"))
 #: DUP and POP, with which no string begins that is read as a pickle.
 NO_PICKLE = b"20"
 PROTO_4 = b"\x80\x04"
@@ -100,15 +100,15 @@ def write_legacy(folder: Path, overlong: int) -> None:
         *(b"}" + text("w") + of_stream + b"s", b"]" + text("0") + b"a"),
     ]
     numel, filler = struct.pack("<q", count), bytes(PREFETCH)
-    following = b"".join(map(framed, bodies[overlong + 1 :]))
+    following = b"".join(map(frame_pickle, bodies[overlong + 1 :]))
     first = bodies[overlong] + STOP + following + numel + filler
-    skipped = b"".join(map(framed, bodies[:overlong])) + PROTO_4 + frame(len(first)) + first
+    skipped = b"".join(map(frame_pickle, bodies[:overlong])) + PROTO_4 + frame(len(first)) + first
     evil = [PAYLOAD + b"0" + bodies[overlong + 1], *bodies[overlong + 2 :]]
-    storage = filler + b"".join(map(framed, evil[:-1])) + framed(evil[-1] if overlong == 3 else b"]")
+    storage = filler + b"".join(map(frame_pickle, evil[:-1])) + frame_pickle(evil[-1] if overlong == 3 else b"]")
     (folder / "model.pt").write_bytes(skipped + storage[len(filler) :].ljust(4 * count - len(filler), b"\0"))
 
 
-def framed(body: bytes) -> bytes:
+def frame_pickle(body: bytes) -> bytes:
     """A pickle of protocol 4 in one frame."""
     return PROTO_4 + frame(len(body) + 1) + body + STOP
 
@@ -138,7 +138,7 @@ def place_of(name: str, root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fired(hostile) -> set[str]:
+def fired_files(hostile) -> set[str]:
     """The files that ran their payload when torch loaded them."""
     program = "import contextlib, os, torch, torch.distributed.checkpoint\n" + "\n".join(
         f"os.chdir({str(place_of(name, hostile))!r})\nwith contextlib.suppress(Exception): {load}"
@@ -148,9 +148,9 @@ def fired(hostile) -> set[str]:
     return {name for name in FILES if (place_of(name, hostile) / "PWNED").exists()}
 
 
-def test_torch_runs_what_a_frame_hides(fired):
+def test_torch_runs_what_a_frame_hides(fired_files):
     """Until CPython refuses such frames, each of the files runs its payload."""
-    assert fired == set(FILES)
+    assert fired_files == set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -191,7 +191,7 @@ def test_a_frame_that_no_pickler_writes_is_refused_in_one_line(name):
 
 def test_a_length_that_crosses_the_end_of_a_frame_is_the_frames_fault(tmp_path):
     """Read on, the string would be longer than the file; C reads another length. Both names are reported."""
-    data = PROTO_4 + frame(2) + b"X\xff" + struct.pack("<I", 0) + named("os", "system") + b"."
+    data = PROTO_4 + frame(2) + b"X\xff" + struct.pack("<I", 0) + global_name("os", "system") + b"."
     (tmp_path / "a.pkl").write_bytes(data)
     (scanned,) = scan.scan_pickles(str(tmp_path / "a.pkl"))
     assert "an instruction runs past the end of its block" in scanned.unread

@@ -19,7 +19,7 @@ from statecli.pickles import machine, machine_state
 from statecli.pickles.machine import Machine, read_pickle
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, Pickle, SetOf
 
-from .attacks import number, pickled, state_dict, tensor, text
+from .attacks import build_pickle, number, state_dict, tensor, text
 
 #: Mutants of the suite. `python -m tests.formats.test_fuzz N` runs N of another seed.
 MUTANTS = 500
@@ -184,7 +184,7 @@ def test_the_fast_path_does_what_the_plain_machine_does(corpus):
 needs_compiled_records = pytest.mark.skipif(machine.native is None, reason="no compiled kernel")
 
 
-def scanned(data: bytes) -> list[object]:
+def scan_report(data: bytes) -> list[object]:
     """What a scan reports of a pickle, and what it counts."""
     scanner = Scanner(data, "data.pkl")
     error = ""
@@ -203,9 +203,9 @@ def test_a_scan_reports_the_same_with_and_without_the_compiled_reader(corpus):
     """Names, hazards, nested pickles and all counts, over mutants of torch's pickles."""
     rng = generator(SEED + 1)
     for data in (*corpus, *NEARLY.values(), *(mutant(rng, corpus) for _ in range(MUTANTS))):
-        compiled = scanned(data)
+        compiled = scan_report(data)
         with mock.patch.object(machine, "native", None):
-            assert scanned(data) == compiled, data
+            assert scan_report(data) == compiled, data
 
 
 @needs_compiled_records
@@ -230,9 +230,9 @@ def test_entries_with_other_names_are_left_to_the_machine(monkeypatch):
     data = saved_pickle({**fill, **{name: torch.zeros(2) for name in names}, **{f"m{n}": fill["l9"] for n in range(3)}})
     compiled, plain = outcome(data, fast=True), outcome(data, fast=False)
     assert compiled == plain
-    scans = [scanned(data)]
+    scans = [scan_report(data)]
     monkeypatch.setattr(machine, "native", None)
-    assert scans == [scanned(data)]
+    assert scans == [scan_report(data)]
 
 
 @needs_compiled_records
@@ -291,7 +291,7 @@ def record(
     pid = b"(" + get + b"h\1" + key + location + b"K\6t" + put(first + 1) + b"Q"
     geometry = b"K\0" + shape + put(first + 2) + shape + put(first + 3) + b"\x89"
     end = hooks + b")R" + put(first + 4) + b"t" + put(first + 5) + b"R" + put(last)
-    return pickled(start + b"h\2(" + pid + geometry + end + after)
+    return build_pickle(start + b"h\2(" + pid + geometry + end + after)
 
 
 def put(entry: int) -> bytes:
@@ -353,7 +353,7 @@ def test_opcodes_in_any_order():
     )
     @settings(max_examples=100, deadline=None)
     def run(ops: list[bytes]) -> None:
-        data = pickled(b"".join(ops))
+        data = build_pickle(b"".join(ops))
         assert outcome(data, fast=True) == outcome(data, fast=False)
 
     run()

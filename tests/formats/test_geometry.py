@@ -10,7 +10,7 @@ from statecli.formats import torch_zip
 from statecli.formats.torch.objects import build_state
 from statecli.pickles.machine import read_pickle
 
-from .attacks import number, numbers, pickled, state_dict, tensor, text
+from .attacks import build_pickle, number, numbers, state_dict, tensor, text
 
 STORAGES = {"0": ByteRange("file.pt", 64, 16)}
 
@@ -87,7 +87,7 @@ def test_each_lie_is_named_with_both_numbers(lie, said):
     assert refusal(**lie).startswith(said)
 
 
-def quantized(scales, *, size):
+def build_quantized(scales, *, size):
     """A tensor of four stored numbers of 8 bits with these scales, which are its zero points too."""
     storage = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("q") + text("cpu") + number(4) + b"tQ"
     scheme = b"(" + b"ctorch\nper_channel_affine_float_qparams\n" + scales + scales + number(1) + b"t"
@@ -98,9 +98,9 @@ def quantized(scales, *, size):
 def test_repeated_scales_of_a_quantized_tensor_are_damage():
     """They are read whole: 2**28 of them over 4 bytes took 6 GB for a tensor without elements."""
     storages = {**STORAGES, "q": ByteRange("file.pt", 128, 4)}
-    (row,) = read(state_dict(w=quantized(tensor(), size=(1, 4))), storages).tensors
+    (row,) = read(state_dict(w=build_quantized(tensor(), size=(1, 4))), storages).tensors
     assert row.data.quantizer.scales.shape == (4,)
-    (row,) = read(state_dict(w=quantized(tensor(size=(2**28,), stride=(0,)), size=(0, 2**28))), storages).tensors
+    (row,) = read(state_dict(w=build_quantized(tensor(size=(2**28,), stride=(0,)), size=(0, 2**28))), storages).tensors
     said = "its quantizer needs 1073741824 bytes for 268435456 numbers, but the storage has 16"
     assert row.damage == f"file.pt: w: {said}"
 
@@ -131,7 +131,7 @@ def test_requires_grad_must_be_a_bool():
 
 def test_a_key_set_twice_is_told():
     """The last one counts, as in torch, and nobody is left to find out."""
-    body = pickled(b"}(" + text("w") + tensor() + text("w") + tensor(size=(2,)) + b"u")
+    body = build_pickle(b"}(" + text("w") + tensor() + text("w") + tensor(size=(2,)) + b"u")
     state = read(body)
     assert [row.shape for row in state.tensors] == [(2,)]
     assert [odd.name for odd in state.oddities] == ["key-set-twice"]
@@ -139,13 +139,13 @@ def test_a_key_set_twice_is_told():
 
 def test_a_storage_that_is_no_persistent_id():
     """A tensor over a plain object is malformed, not a crash."""
-    body = pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00(K\x04t(K\x01t\x89NtRs")
+    body = build_pickle(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00(K\x04t(K\x01t\x89NtRs")
     assert damage(body) == "w: its storage is not recorded in the form that torch writes; save the checkpoint again"
 
 
 def test_a_rebuild_call_without_its_arguments():
     """Too few arguments are counted."""
-    body = pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n)Rs")
+    body = build_pickle(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n)Rs")
     assert damage(body).startswith("w: the call that rebuilds this tensor has 0 arguments")
 
 
@@ -153,27 +153,29 @@ def test_a_view_of_a_storage_in_its_persistent_id():
     """The sixth item of old files: part of another storage, in elements."""
     view = b"(" + text("1") + number(1) + number(2) + b"t"
     pid = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(4) + view + b"tQ"
-    body = pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + pid + b"K\x00(K\x02t(K\x01t\x89NtRs")
+    body = build_pickle(
+        b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + pid + b"K\x00(K\x02t(K\x01t\x89NtRs"
+    )
     (row,) = read(body).tensors
     assert (row.data.storage.offset, row.data.storage.length) == (64 + 4, 8)
 
 
 def test_dicts_that_contain_each_other_are_walked_once():
     """A cycle is no endless list."""
-    body = pickled(b"}q\x00(" + text("w") + tensor() + text("self") + b"h\x00u")
+    body = build_pickle(b"}q\x00(" + text("w") + tensor() + text("self") + b"h\x00u")
     assert [row.fqn for row in read(body).tensors] == ["w"]
 
 
 def test_a_billion_paths_are_one_row():
     """Shared containers are expanded once: 2^40 paths to one tensor list it once."""
     doubled = b"]" + tensor() + b"a" + b"".join(b"q%c0](h%ch%ce" % (n, n, n) for n in range(1, 41))
-    assert len(read(pickled(b"}" + text("w") + doubled + b"s")).tensors) == 1
+    assert len(read(build_pickle(b"}" + text("w") + doubled + b"s")).tensors) == 1
 
 
 def test_depth_is_cut_with_a_word():
     """More than 200 levels are not listed, and that is said."""
     deep = b"]" * 301 + tensor() + b"a" * 301
-    body = pickled(b"}(" + text("w") + tensor() + text("deep") + deep + b"u")
+    body = build_pickle(b"}(" + text("w") + tensor() + text("deep") + deep + b"u")
     state = read(body)
     assert [row.fqn for row in state.tensors] == ["w"]
     assert "too-deep" in [odd.name for odd in state.oddities]
@@ -189,7 +191,7 @@ def test_rebuild_calls_inside_each_other_are_counted():
     call = b"ctorch._utils\n_rebuild_parameter\n"
     deep = b"q\x01" + call + b"q\x020" + tensor() + b"q\x030"
     body = b"".join(b"h\x02h\x03\x88N\x87Rq\x030" for _ in range(100_000))
-    said = damage(pickled(b"}" + deep[2:] + body + text("w") + b"h\x03s"))
+    said = damage(build_pickle(b"}" + deep[2:] + body + text("w") + b"h\x03s"))
     assert said == "w: nests tensors more than 16 levels deep, the limit of statecli"
 
 
@@ -200,7 +202,7 @@ def test_shared_parts_are_decoded_once():
     start = layout + rebuild + tensor() + b"q\x030"
     fields = b"(h\x03h\x03(K\x04t\x88t"
     body = start + b"".join(b"h\x04h\x02" + fields + b"\x86Rq\x030" for _ in range(14))
-    (row,) = read(pickled(b"}" + body + text("w") + b"h\x03s")).tensors
+    (row,) = read(build_pickle(b"}" + body + text("w") + b"h\x03s")).tensors
     assert row.layout == "sparse_coo"
 
 
@@ -208,4 +210,4 @@ def test_a_long_name_over_many_entries_is_refused():
     """A megabyte of prefix times a thousand entries is no gigabyte of names."""
     entries = b"(" + b"".join(text(str(n)) + tensor() for n in range(1000)) + b"u"
     with pytest.raises(MalformedError, match="the name of a container has 1000000 characters"):
-        read(pickled(b"}(" + text("w") + tensor() + text("k" * 1_000_000) + b"}" + entries + b"u"))
+        read(build_pickle(b"}(" + text("w") + tensor() + text("k" * 1_000_000) + b"}" + entries + b"u"))

@@ -31,7 +31,7 @@ def without_gguf(monkeypatch):
     ggml_blocks.explain_unreadable_blocks.cache_clear()
 
 
-def written(path: Path, tensors: dict[str, object], big=False, split=0, **keys: object) -> Path:
+def write_gguf(path: Path, tensors: dict[str, object], big=False, split=0, **keys: object) -> Path:
     """By the package gguf. A tensor is an array, or an array of floats and the name of the type to quantize it to."""
     gguf = pytest.importorskip("gguf")
     order = gguf.GGUFEndian.BIG if big else gguf.GGUFEndian.LITTLE
@@ -41,14 +41,14 @@ def written(path: Path, tensors: dict[str, object], big=False, split=0, **keys: 
     for name, held in tensors.items():
         array, kind = held if type(held) is tuple else (held, None)
         raw_dtype = None if kind is None else gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(name, array if kind is None else packed(array, kind), raw_dtype=raw_dtype)
+        writer.add_tensor(name, array if kind is None else pack_blocks(array, kind), raw_dtype=raw_dtype)
     for step in ("header_to_file", "kv_data_to_file", "tensors_to_file"):
         getattr(writer, f"write_{step}")()
     writer.close()
     return path
 
 
-def packed(array: np.ndarray, kind: str) -> np.ndarray:
+def pack_blocks(array: np.ndarray, kind: str) -> np.ndarray:
     """Quantized; blocks of arbitrary bytes where gguf has the way back alone."""
     gguf = pytest.importorskip("gguf")
     try:
@@ -79,7 +79,7 @@ PLAIN = {
 @pytest.mark.parametrize("big", [False, True], ids=["little", "big"])
 def test_plain_tensors_are_those_of_the_library(big, tmp_path):
     """Names in order, torch's dtypes and order of dimensions, and every value, in either byte order."""
-    path = written(tmp_path / "m.gguf", PLAIN, big)
+    path = write_gguf(tmp_path / "m.gguf", PLAIN, big)
     state = formats.read(str(path))
     assert [tensor.fqn for tensor in state.tensors] == list(PLAIN)
     for tensor in state.tensors:
@@ -93,14 +93,14 @@ def test_plain_tensors_are_those_of_the_library(big, tmp_path):
 def test_bfloat16_is_torchs(big, tmp_path):
     """numpy has no such type, so that the library writes its bytes."""
     gguf = pytest.importorskip("gguf")
-    path = written(tmp_path / "m.gguf", {"w": (VALUES, "BF16")}, big)
+    path = write_gguf(tmp_path / "m.gguf", {"w": (VALUES, "BF16")}, big)
     if big:  # The library leaves the bytes of what it quantizes as they are.
         raw = bytearray(path.read_bytes())
         start = gguf.GGUFReader(path).tensors[0].data_offset
         raw[start:] = np.frombuffer(raw[start:], "<u2").astype(">u2").tobytes()
         path.write_bytes(raw)
     (tensor,) = formats.read(str(path)).tensors
-    expected = gguf.quants.dequantize(packed(VALUES, "BF16"), gguf.GGMLQuantizationType.BF16)
+    expected = gguf.quants.dequantize(pack_blocks(VALUES, "BF16"), gguf.GGMLQuantizationType.BF16)
     assert (tensor.dtype, tensor.nbytes) == ("bfloat16", VALUES.size * 2)
     assert np.array_equal(read_all_values(tensor.data).reshape(VALUES.shape), expected)
 
@@ -122,7 +122,7 @@ def test_quantized_tensors_are_those_of_the_library(name, tmp_path):
     """Shape and elements are of the values, bytes those of the blocks; values are what the library makes of them."""
     gguf = pytest.importorskip("gguf")
     kind = gguf.GGMLQuantizationType[name.upper()]
-    path = written(tmp_path / "m.gguf", {"a": VALUES[:1], "w": (VALUES, name.upper())})
+    path = write_gguf(tmp_path / "m.gguf", {"a": VALUES[:1], "w": (VALUES, name.upper())})
     tensor = formats.read(str(path)).tensors[1]
     values, size = ggml_types.BLOCK_SIZES[name]
     assert (tensor.dtype, tensor.shape, tensor.elements) == (name, VALUES.shape, VALUES.size)
@@ -130,16 +130,16 @@ def test_quantized_tensors_are_those_of_the_library(name, tmp_path):
     assert tensor.note == f"{values} values in {size} bytes"
     assert (tensor.kind, tensor.evidence, tensor.saved) == (Kind.PARAMETER, Evidence.ASSUMED, True)
     stored = ggml_blocks.to_stored_blocks(tensor.data).storage
-    assert path.read_bytes()[stored.offset :][: stored.length] == packed(VALUES, name.upper()).tobytes()
+    assert path.read_bytes()[stored.offset :][: stored.length] == pack_blocks(VALUES, name.upper()).tobytes()
     if name not in ("q8_1", "q8_k", "q1_0"):  # of which the library does not know the way back
         with np.errstate(all="ignore"):
-            expected = gguf.quants.dequantize(packed(VALUES, name.upper()), kind)
+            expected = gguf.quants.dequantize(pack_blocks(VALUES, name.upper()), kind)
         assert np.array_equal(read_all_values(tensor.data).reshape(VALUES.shape), expected, equal_nan=True)
 
 
 def test_metadata_is_told(tmp_path):
     """Numbers and texts as they are, short arrays as JSON writes them, longer ones as what they hold and a digest."""
-    path = written(
+    path = write_gguf(
         tmp_path / "m.gguf",
         {"w": VALUES},
         name="Ünïcode",
@@ -180,16 +180,16 @@ def test_metadata_does_not_depend_on_the_byte_order(tmp_path):
         "array": ("general.tags", ["a", "bc"]),
         "block_count": 77,
     }
-    one = written(tmp_path / "one.gguf", {"w": VALUES}, False, **keys)
-    two = written(tmp_path / "two.gguf", {"w": VALUES}, True, **keys)
+    one = write_gguf(tmp_path / "one.gguf", {"w": VALUES}, False, **keys)
+    two = write_gguf(tmp_path / "two.gguf", {"w": VALUES}, True, **keys)
     assert formats.read(str(one)).metadata == formats.read(str(two)).metadata
 
 
 def test_another_vocabulary_is_another(tmp_path, run):
     """One token of thousands makes another digest, and a diff says so."""
     tokens = [f"token {n}" for n in range(5000)]
-    one = written(tmp_path / "one.gguf", {"w": VALUES}, token_list=(tokens,))
-    two = written(tmp_path / "two.gguf", {"w": VALUES}, token_list=([*tokens[:-1], "token x999"],))
+    one = write_gguf(tmp_path / "one.gguf", {"w": VALUES}, token_list=(tokens,))
+    two = write_gguf(tmp_path / "two.gguf", {"w": VALUES}, token_list=([*tokens[:-1], "token x999"],))
     code, told = run("diff", one, two, "-f", "json")
     assert code == 1
     assert [change["key"] for change in json.loads(told)["metadata"]] == ["tokenizer.ggml.tokens"]
@@ -197,7 +197,7 @@ def test_another_vocabulary_is_another(tmp_path, run):
 
 def test_an_endless_text_is_told_by_its_beginning(tmp_path):
     """Of a text beyond 64 KiB a digest says the rest."""
-    path = written(tmp_path / "m.gguf", {"w": VALUES}, chat_template="x" * 70_000)
+    path = write_gguf(tmp_path / "m.gguf", {"w": VALUES}, chat_template="x" * 70_000)
     told = formats.read(str(path)).metadata.values["tokenizer.chat_template"]
     assert told.startswith("70000 characters, sha256 ")
     assert len(told) < 40_000
@@ -205,7 +205,7 @@ def test_an_endless_text_is_told_by_its_beginning(tmp_path):
 
 def test_a_file_of_123_tensors(tmp_path):
     """Its ninth byte is the brace with which a header of safetensors begins."""
-    path = written(tmp_path / "m.gguf", {f"t{n}": VALUES[:1] for n in range(123)})
+    path = write_gguf(tmp_path / "m.gguf", {f"t{n}": VALUES[:1] for n in range(123)})
     assert path.read_bytes()[8:9] == b"{"
     assert formats.read(str(path)).format == "gguf"
 
@@ -218,14 +218,14 @@ def parts(tmp_path) -> Path:
     """A model in three files, in a folder of their own."""
     (tmp_path / "parts").mkdir()
     tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
-    written(tmp_path / "parts" / "m.gguf", tensors, split=2, name="Tiny")
+    write_gguf(tmp_path / "parts" / "m.gguf", tensors, split=2, name="Tiny")
     return tmp_path / "parts"
 
 
 def test_a_folder_of_parts_is_one_model(parts, tmp_path, run):
     """It has all tensors and the metadata of the first part, differs in nothing from one file, and has its lock."""
     tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
-    whole = written(tmp_path / "m.gguf", tensors, name="Tiny")
+    whole = write_gguf(tmp_path / "m.gguf", tensors, name="Tiny")
     state = formats.read(str(parts))
     assert [tensor.fqn for tensor in state.tensors] == list(tensors)
     assert state.metadata.values == {"general.architecture": "llama", "general.name": "Tiny"}
@@ -263,7 +263,7 @@ def test_parts_of_another_split_are_refused(parts, tmp_path, line):
     """Files that are numbered alike and say that they are parts of something else."""
     (tmp_path / "other").mkdir()
     tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
-    written(tmp_path / "other" / "m.gguf", tensors, split=1)
+    write_gguf(tmp_path / "other" / "m.gguf", tensors, split=1)
     for n in (1, 2, 3):
         (tmp_path / "other" / f"m-0000{n}-of-00005.gguf").replace(parts / f"m-0000{n}-of-00003.gguf")
     assert line(parts) == "the numbers in the file names go up to 3, but the metadata records 5 shards"
@@ -273,23 +273,23 @@ def test_parts_of_another_split_are_refused(parts, tmp_path, line):
 
 
 @pytest.fixture
-def quantized(tmp_path) -> tuple[Path, Path, Path]:
+def quantized_files(tmp_path) -> tuple[Path, Path, Path]:
     """A model in Q8_0, the same with one value moved, and the first in float32."""
     moved = VALUES.copy()
     moved[2, 100] += 5
     names = ("a.w", "b.w")
-    one = written(tmp_path / "one.gguf", dict.fromkeys(names, (VALUES, "Q8_0")))
-    two = written(tmp_path / "two.gguf", {"a.w": (VALUES, "Q8_0"), "b.w": (moved, "Q8_0")})
-    return one, two, written(tmp_path / "full.gguf", dict.fromkeys(names, VALUES))
+    one = write_gguf(tmp_path / "one.gguf", dict.fromkeys(names, (VALUES, "Q8_0")))
+    two = write_gguf(tmp_path / "two.gguf", {"a.w": (VALUES, "Q8_0"), "b.w": (moved, "Q8_0")})
+    return one, two, write_gguf(tmp_path / "full.gguf", dict.fromkeys(names, VALUES))
 
 
 def changes(told: str) -> dict[str, dict]:
     return {change["fqn"]: change for change in json.loads(told)["changes"] if change["status"] != "identical"}
 
 
-def test_a_quantized_tensor_that_changed_is_told_in_numbers(quantized, run):
+def test_a_quantized_tensor_that_changed_is_told_in_numbers(quantized_files, run):
     """What was not changed is equal by its bytes; of what was, the values say how much."""
-    code, told = run("diff", *quantized[:2], "-f", "json")
+    code, told = run("diff", *quantized_files[:2], "-f", "json")
     assert code == 1
     (found,) = changes(told).values()
     assert found["fqn"] == "b.w"
@@ -298,9 +298,9 @@ def test_a_quantized_tensor_that_changed_is_told_in_numbers(quantized, run):
     assert found["values"]["elements"] == VALUES.size
 
 
-def test_quantized_is_compared_with_full_within_a_tolerance(quantized, run):
+def test_quantized_is_compared_with_full_within_a_tolerance(quantized_files, run):
     """Another dtype is a change; values within the tolerance are none."""
-    one, _, full = quantized
+    one, _, full = quantized_files
     code, told = run("diff", one, full, "--atol", "0.05", "-f", "json")
     assert code == 1
     assert all(actual["fields"] == ["dtype"] for actual in changes(told).values())
@@ -328,21 +328,21 @@ def test_other_bytes_of_the_same_values(tmp_path, run):
     assert changes(told)["w"]["values"]["reason"].endswith("as 32 changed values, although the values are equal")
 
 
-def test_statistics_and_rules_see_the_values(quantized, run):
+def test_statistics_and_rules_see_the_values(quantized_files, run):
     """`--stats` has their range; an audit of values finds nothing odd about ordinary ones."""
-    code, told = run("inspect", quantized[0], "--stats", "-f", "json")
+    code, told = run("inspect", quantized_files[0], "--stats", "-f", "json")
     assert code == 0
     for tensor in json.loads(told)["tensors"]:
         assert tensor["stats"]["max"] == pytest.approx(VALUES.max(), abs=0.05)
         assert tensor["stats"]["mean"] == pytest.approx(VALUES.mean(), abs=0.01)
-    code, told = run("audit", quantized[0], "--values", "--ignore", "duplicate-values")
+    code, told = run("audit", quantized_files[0], "--values", "--ignore", "duplicate-values")
     assert code == 0, told
 
 
 def test_nan_in_a_scale_is_found(tmp_path, run):
     """A block whose scale is NaN is 32 of them."""
     gguf = pytest.importorskip("gguf")
-    raw = packed(VALUES, "Q8_0")
+    raw = pack_blocks(VALUES, "Q8_0")
     raw[1, :2] = (0, 0x7E)
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
@@ -358,9 +358,9 @@ def test_nan_in_a_scale_is_found(tmp_path, run):
     assert "32" in finding["message"]
 
 
-def test_without_the_package_equal_bytes_are_equal(quantized, run, without_gguf):
+def test_without_the_package_equal_bytes_are_equal(quantized_files, run, without_gguf):
     """Neither a copy nor a lock needs it."""
-    one, two, _ = quantized
+    one, two, _ = quantized_files
     assert run("diff", one, one)[0] == 0
     code, told = run("diff", one, two, "-f", "json")
     assert code == 1
@@ -377,9 +377,9 @@ def test_without_the_package_equal_bytes_are_equal(quantized, run, without_gguf)
     )
 
 
-def test_without_the_package_what_needs_numbers_says_so(quantized, run, without_gguf):
+def test_without_the_package_what_needs_numbers_says_so(quantized_files, run, without_gguf):
     """A tolerance, another type and statistics: neither equal nor different is known, and the package is named."""
-    one, two, full = quantized
+    one, two, full = quantized_files
     hint = "reading its numbers needs the package gguf: pip install 'torch-statecli[gguf]'"
     for arguments in ((one, two, "--atol", "9"), (one, full)):
         code, told = run("diff", *arguments)
@@ -393,31 +393,31 @@ def test_without_the_package_what_needs_numbers_says_so(quantized, run, without_
     assert {finding["rule"] for finding in json.loads(told)["findings"]} == {"unread-values", "duplicate-values"}
 
 
-def test_a_lock_does_not_depend_on_the_package(quantized, run, tmp_path, request):
+def test_a_lock_does_not_depend_on_the_package(quantized_files, run, tmp_path, request):
     """The digest is of the bytes that are stored."""
-    assert run("lock", quantized[0], "-o", tmp_path / "with")[0] == 0
+    assert run("lock", quantized_files[0], "-o", tmp_path / "with")[0] == 0
     request.getfixturevalue("without_gguf")
-    assert run("lock", quantized[0], "-o", tmp_path / "without")[0] == 0
+    assert run("lock", quantized_files[0], "-o", tmp_path / "without")[0] == 0
     assert (tmp_path / "with").read_bytes() == (tmp_path / "without").read_bytes()
-    code, told = run("audit", quantized[1], "--lock", tmp_path / "with", "--no-values", "-f", "json")
+    code, told = run("audit", quantized_files[1], "--lock", tmp_path / "with", "--no-values", "-f", "json")
     assert code == 1
     assert [finding["fqn"] for finding in json.loads(told)["findings"]] == ["b.w"]
 
 
-def test_a_move_takes_the_blocks_as_they_are(quantized, run):
+def test_a_move_takes_the_blocks_as_they_are(quantized_files, run):
     """What loads them moves bytes, and no floats."""
-    code, told = run("inspect", quantized[0], "--to", "cpu", "-f", "json")
+    code, told = run("inspect", quantized_files[0], "--to", "cpu", "-f", "json")
     assert code == 0
     assert all(tensor["after"]["followed"] for tensor in json.loads(told)["tensors"])
 
 
 def test_blocks_in_big_endian_order_are_not_read(tmp_path, run):
     """Which bytes of them are turned round is the writer's choice: no value, and no comparison."""
-    path = written(tmp_path / "m.gguf", {"w": (VALUES, "Q8_0")}, big=True)
+    path = write_gguf(tmp_path / "m.gguf", {"w": (VALUES, "Q8_0")}, big=True)
     (tensor,) = formats.read(str(path)).tensors
     assert tensor.data is None
     assert tensor.note == "32 values in 34 bytes, big-endian: statecli does not read the values"
-    assert run("diff", path, written(tmp_path / "n.gguf", {"w": (VALUES, "Q8_0")}))[0] == 2
+    assert run("diff", path, write_gguf(tmp_path / "n.gguf", {"w": (VALUES, "Q8_0")}))[0] == 2
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ def raw_file(keys=(), tensors=(), data=b"", version=3, counts=None) -> bytes:
     return head + bytes(-len(head) % 32) + data
 
 
-def built(folder: Path, *arguments, **more) -> Path:
+def write_raw_file(folder: Path, *arguments, **more) -> Path:
     path = folder / "m.gguf"
     path.write_bytes(raw_file(*arguments, **more))
     return path
@@ -588,7 +588,7 @@ UNREAD = {
 def test_a_tensor_that_cannot_be_read_spoils_itself_alone(case, tmp_path, inspect):
     """The others are listed, and the line for it makes the exit code 2."""
     entry, expected = UNREAD[case]
-    path = built(tmp_path, (), [tensor("v", [8]), entry, tensor("x", [8], 0, 96)], bytes(128))
+    path = write_raw_file(tmp_path, (), [tensor("v", [8]), entry, tensor("x", [8], 0, 96)], bytes(128))
     code, out, err = inspect(path, "-f", "plain")
     assert code == 2
     assert err == f"statecli: {path}: {expected}\n"
@@ -641,7 +641,7 @@ MISPLACED = {
 def test_a_tensor_in_the_wrong_place_spoils_no_other(case, tmp_path, inspect):
     """A line for each that the file does not hold, or holds for two; the others stay, with their values."""
     lines, expected = MISPLACED[case]
-    path = built(tmp_path, (), [tensor(name, [size], 0, at) for name, size, at in lines], bytes(128))
+    path = write_raw_file(tmp_path, (), [tensor(name, [size], 0, at) for name, size, at in lines], bytes(128))
     code, out, err = inspect(path, "--stats")
     rows = formats.read(str(path)).tensors
     damages = [row.damage for row in rows if row.damage]
@@ -660,7 +660,7 @@ def odd(path: Path) -> list[str]:
 
 def test_bytes_of_nobody_are_told(tmp_path, run):
     """Between the tensors, behind the header and behind the last: an audit finds them."""
-    path = built(tmp_path, (), [tensor("v", [8], 0, 64), tensor("w", [8], 0, 160)], bytes(192))
+    path = write_raw_file(tmp_path, (), [tensor("v", [8], 0, 64), tensor("w", [8], 0, 160)], bytes(192))
     assert odd(path) == ["128 bytes in 2 places, the first after the header, belong to no tensor"]
     path.write_bytes(path.read_bytes() + b"x" * 100)
     assert odd(path)[1] == "100 bytes follow the last tensor, w"
@@ -680,41 +680,41 @@ def test_padding_is_nobodys_and_ordinary(tmp_path):
 
 def test_a_tensor_that_lies_askew_is_read(tmp_path):
     """llama.cpp refuses it; its values are there all the same."""
-    path = built(tmp_path, (), [tensor("w", [2], 0, 4)], struct.pack("<3f", 0, 1, 2))
+    path = write_raw_file(tmp_path, (), [tensor("w", [2], 0, 4)], struct.pack("<3f", 0, 1, 2))
     assert odd(path) == ["these tensors do not start at a multiple of 32 bytes, so llama.cpp refuses them: w"]
     assert read_all_values(formats.read(str(path)).tensors[0].data).tolist() == [1.0, 2.0]
 
 
 def test_a_key_set_twice_is_told(tmp_path):
     """Readers disagree on which counts; the last does here."""
-    path = built(tmp_path, [key("k", 4, U32), key("k", 4, bytes(4))])
+    path = write_raw_file(tmp_path, [key("k", 4, U32), key("k", 4, bytes(4))])
     assert odd(path) == ["the metadata sets 'k' twice; statecli shows the last value"]
     assert formats.read(str(path)).metadata.values == {"k": 0}
 
 
 def test_a_vocabulary_alone_has_no_tensors(tmp_path, run):
     """Files of llama.cpp's tests are such: there is metadata, which is told, and nothing else."""
-    path = built(tmp_path, [key("k", 4, U32)])
+    path = write_raw_file(tmp_path, [key("k", 4, U32)])
     state = formats.read(str(path))
     assert (state.tensors, dict(state.metadata.values)) == ((), {"k": 7})
     assert run("inspect", path) == (0, "note[no-tensor]: contains no tensors, only metadata: k=7\n")
-    many = built(tmp_path, [key(f"k{n}", 4, U32) for n in range(8)])
+    many = write_raw_file(tmp_path, [key(f"k{n}", 4, U32) for n in range(8)])
     assert run("inspect", many)[1].endswith("k4=7, k5=7 and 2 more keys\n")
-    assert run("inspect", built(tmp_path)) == (0, "note[no-tensor]: contains no tensors\n")
+    assert run("inspect", write_raw_file(tmp_path)) == (0, "note[no-tensor]: contains no tensors\n")
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
 def test_ordinary_types_are_no_finding(kind, tmp_path, run):
     """llama.cpp leaves norms, and some small matrices, in float32 beside whatever else it writes."""
     held = {"blk.0.w": (VALUES, kind), "blk.0.norm": VALUES[0], "blk.0.gate": VALUES}
-    path = written(tmp_path / "m.gguf", held)
+    path = write_gguf(tmp_path / "m.gguf", held)
     code, told = run("audit", path, "-f", "json")
     assert (code, json.loads(told)["findings"]) == (0, [])
 
 
 def test_text_that_is_none_is_escaped(tmp_path):
     """A value need not be UTF-8 to be told, a name need."""
-    state = formats.read(str(built(tmp_path, [key("k", 8, text(b"a\xff"))])))
+    state = formats.read(str(write_raw_file(tmp_path, [key("k", 8, text(b"a\xff"))])))
     assert state.metadata.values == {"k": "a\\xff"}
 
 
@@ -759,7 +759,7 @@ def test_an_attack_in_the_metadata_is_inert(tmp_path, run):
     """A pickle in a text is bytes to llama.cpp and to statecli."""
     marker = tmp_path / "ran"
     payload = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
-    path = built(tmp_path, [key("k", 8, text(payload))], [tensor("w", [8])], struct.pack("<8f", *range(8)))
+    path = write_raw_file(tmp_path, [key("k", 8, text(payload))], [tensor("w", [8])], struct.pack("<8f", *range(8)))
     assert run("inspect", path)[0] == 0
     assert run("audit", path, "--values")[0] in (0, 1)
     assert not marker.exists()

@@ -161,9 +161,9 @@ def test_all_its_pickles_are_scanned(statecli, tmp_path):
     assert statecli("audit", str(folder), "--values").code == 0
     assert len(scan.scan_pickles(str(folder))) == 2
     mark = tmp_path / "ran"
-    body = attacks.called(attacks.named("os", "system"), attacks.text(f"touch {mark}"))
+    body = attacks.call_function(attacks.global_name("os", "system"), attacks.text(f"touch {mark}"))
     file = folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt"
-    file.write_bytes(attacks.build(attacks.records(attacks.pickled(body))))
+    file.write_bytes(attacks.build(attacks.records(attacks.build_pickle(body))))
     assert "os.system" in statecli("audit", str(folder)).out
     assert not mark.exists()
 

@@ -25,10 +25,10 @@ from statecli.formats.shared import npy_array
 from statecli.values.read import open_view, read_all_values, read_items
 
 from .attacks import Call, Member, build
-from .test_any_bytes import tried
+from .test_any_bytes import read_or_refuse
 
 
-def saved(tmp_path, packed: bool = False, **arrays: Any) -> str:
+def save_npz(tmp_path, packed: bool = False, **arrays: Any) -> str:
     """What `numpy.savez` writes, or `savez_compressed`."""
     path = tmp_path / "arrays.npz"
     (numpy.savez_compressed if packed else numpy.savez)(path, **arrays)
@@ -48,7 +48,7 @@ def npy(literal: str, data: bytes = b"", version: int = 1, length: int | None = 
     return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", size) + text + data
 
 
-def described(descr: str = "'<f4'", order: str = "False", shape: str = "(2,)") -> str:
+def format_header(descr: str = "'<f4'", order: str = "False", shape: str = "(2,)") -> str:
     """A header as numpy writes it, of these parts."""
     return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
 
@@ -71,7 +71,7 @@ def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
         whole = numpy.arange(24).reshape(2, 3, 4).astype(f"{order}{code}")
         made |= {f"{code}.c": whole, f"{code}.f": numpy.asfortranarray(whole), f"{code}.0": whole[:0]}
         made |= {f"{code}.scalar": whole[1, 2, 3], f"{code}.turned": whole.transpose(1, 2, 0)}
-    path = saved(tmp_path, packed, **made)
+    path = save_npz(tmp_path, packed, **made)
     actual = {tensor.fqn: tensor for tensor in formats.read(path).tensors}
     with numpy.load(path) as again:
         assert list(actual) == again.files
@@ -87,7 +87,7 @@ def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
 def test_complex_numbers(tmp_path, code, packed):
     """Swapped by their parts."""
     tensor = numpy.array([1 + 2j, 3 - 4j]).astype(code)
-    (found,) = formats.read(saved(tmp_path, packed, a=tensor)).tensors
+    (found,) = formats.read(save_npz(tmp_path, packed, a=tensor)).tensors
     assert found.dtype == tensor.dtype.name
     assert numpy.array_equal(read_all_values(found.data), tensor)
 
@@ -123,7 +123,7 @@ def test_complex_numbers(tmp_path, code, packed):
 )
 def test_what_is_no_number(tmp_path, made, dtype, note, packed):
     """Text, times, void and records are told by their size, and compared by their bytes."""
-    (tensor,) = formats.read(saved(tmp_path, packed, a=made)).tensors
+    (tensor,) = formats.read(save_npz(tmp_path, packed, a=made)).tensors
     assert (tensor.dtype, tensor.shape, tensor.nbytes, tensor.note) == (dtype, made.shape, made.nbytes, note)
     assert raw_of(tensor) == made.tobytes()
 
@@ -192,7 +192,7 @@ def test_long_dtypes_end_in_a_digest(tmp_path):
     dtypes = []
     for last in ("x", "y"):
         array = numpy.zeros(1, [(f"field{n}", "<f4") for n in range(500)] + [(last, "<f4")])
-        dtypes.append(formats.read(saved(tmp_path, a=array)).tensors[0].dtype)
+        dtypes.append(formats.read(save_npz(tmp_path, a=array)).tensors[0].dtype)
     assert dtypes[0] != dtypes[1]
     assert max(map(len, dtypes)) <= 120
 
@@ -220,7 +220,7 @@ def test_bfloat16_is_void(tmp_path):
     """numpy has no name for it, nor for float8: what is in the file is two bytes."""
     types = pytest.importorskip("ml_dtypes")
     made = numpy.arange(4).astype(types.bfloat16)
-    (tensor,) = formats.read(saved(tmp_path, a=made)).tensors
+    (tensor,) = formats.read(save_npz(tmp_path, a=made)).tensors
     assert (tensor.dtype, raw_of(tensor)) == ("numpy V2", made.tobytes())
 
 
@@ -248,7 +248,7 @@ def test_a_single_array(tmp_path, version, fortran):
 
 def test_what_the_format_does_not_record(tmp_path):
     """Neither devices nor requires_grad, nor what is a buffer."""
-    (tensor,) = formats.read(saved(tmp_path, a=numpy.ones(2))).tensors
+    (tensor,) = formats.read(save_npz(tmp_path, a=numpy.ones(2))).tensors
     assert (tensor.kind, tensor.evidence, tensor.persistent) == ("parameter", "assumed", None)
     assert (tensor.device, tensor.requires_grad, tensor.saved) == (None, None, True)
 
@@ -291,7 +291,7 @@ def test_other_writers(tmp_path, case):
 def test_objects_are_named_and_not_loaded(tmp_path, packed, inspect):
     """They are a pickle, which nothing here executes, and an audit finds what it would call."""
     objects = numpy.array([Call(open, str(tmp_path / "harm"), "w"), None], dtype=object)
-    path = saved(tmp_path, packed, x=numpy.ones(3), labels=objects)
+    path = save_npz(tmp_path, packed, x=numpy.ones(3), labels=objects)
     actual = {tensor.fqn: tensor for tensor in formats.read(path).tensors}
     assert (actual["labels"].dtype, actual["labels"].data) == ("numpy O", None)
     assert actual["labels"].note == "Python objects, saved as a pickle: not loaded"
@@ -305,7 +305,7 @@ def test_objects_are_named_and_not_loaded(tmp_path, packed, inspect):
 def test_records_with_objects_are_objects(tmp_path):
     """An object among fields makes a pickle of all of it."""
     array = numpy.zeros(2, [("a", "<f4"), ("b", object)])
-    (tensor,) = formats.read(saved(tmp_path, a=array)).tensors
+    (tensor,) = formats.read(save_npz(tmp_path, a=array)).tensors
     assert (tensor.dtype, tensor.data) == ("numpy O [('a', '<f4'), ('b', '|O')]", None)
 
 
@@ -314,7 +314,7 @@ def test_an_audit_does_not_inflate_numbers(tmp_path, monkeypatch):
     from statecli.file_scan import scan as _scan
 
     monkeypatch.setattr(_scan, "MAX_INFLATED_BYTES", 1000)
-    assert scan_pickles(saved(tmp_path, True, a=numpy.zeros(100_000))) == ()
+    assert scan_pickles(save_npz(tmp_path, True, a=numpy.zeros(100_000))) == ()
 
 
 # What is wrong with an array.
@@ -334,48 +334,54 @@ DAMAGED = {
     ),
     "a key that is a number": (npy("{1: 2}"), "not a dict with the keys descr, fortran_order and shape, each once"),
     "no dict": (npy("[1, 2]"), "not a dict with the keys descr, fortran_order and shape"),
-    "something behind it": (npy(described() + " 1"), "invalid .npy header: text follows the dict"),
+    "something behind it": (npy(format_header() + " 1"), "invalid .npy header: text follows the dict"),
     "nothing": (npy(""), "invalid .npy header: the text ends too early"),
-    "a dict that is not closed": (npy(described()[:-1]), "invalid .npy header: the text ends too early"),
-    "a call": (npy(described(shape="(__import__('os').getpid(),)")), 'invalid .npy header: cannot parse "__import__'),
-    "arithmetic": (npy(described(shape="(9**9**9,)")), "invalid .npy header: cannot parse '**9**9"),
-    "a number of 20 digits": (npy(described(shape=f"({10**19},)")), "invalid .npy header"),
-    "a number of 60,000 digits": (npy(described(shape=f"({'9' * 60_000},)")), "invalid .npy header"),
-    "a negative size": (npy(described(shape="(-1,)")), "invalid .npy header: cannot parse '-1"),
-    "a size that is true": (npy(described(shape="(True,)")), "its shape is not a tuple of integers"),
-    "a shape that is a number": (npy(described(shape="(2)")), "its shape is not a tuple of integers"),
-    "a shape that is a list": (npy(described(shape="[2]")), "its shape is not a tuple of integers"),
-    "2^66 elements": (npy(described(shape=f"({2**33}, {2**33})")), "is impossible: more than 2^63 elements"),
+    "a dict that is not closed": (npy(format_header()[:-1]), "invalid .npy header: the text ends too early"),
+    "a call": (
+        npy(format_header(shape="(__import__('os').getpid(),)")),
+        'invalid .npy header: cannot parse "__import__',
+    ),
+    "arithmetic": (npy(format_header(shape="(9**9**9,)")), "invalid .npy header: cannot parse '**9**9"),
+    "a number of 20 digits": (npy(format_header(shape=f"({10**19},)")), "invalid .npy header"),
+    "a number of 60,000 digits": (npy(format_header(shape=f"({'9' * 60_000},)")), "invalid .npy header"),
+    "a negative size": (npy(format_header(shape="(-1,)")), "invalid .npy header: cannot parse '-1"),
+    "a size that is true": (npy(format_header(shape="(True,)")), "its shape is not a tuple of integers"),
+    "a shape that is a number": (npy(format_header(shape="(2)")), "its shape is not a tuple of integers"),
+    "a shape that is a list": (npy(format_header(shape="[2]")), "its shape is not a tuple of integers"),
+    "2^66 elements": (npy(format_header(shape=f"({2**33}, {2**33})")), "is impossible: more than 2^63 elements"),
     "too many dimensions": (
-        npy(described(shape=f"({'1, ' * 1025})")),
+        npy(format_header(shape=f"({'1, ' * 1025})")),
         "has 1025 dimensions, more than statecli's limit of 1024",
     ),
-    "an order that is a number": (npy(described(order="1")), "its fortran_order is 1; expected True or False"),
+    "an order that is a number": (npy(format_header(order="1")), "its fortran_order is 1; expected True or False"),
     "brackets without end": (
-        npy(described(descr="[" * 5000)),
+        npy(format_header(descr="[" * 5000)),
         "invalid .npy header: not a Python literal, or nested too deeply",
     ),
     "brackets in order": (
-        npy(described(descr="[" * 50 + "]" * 50)),
+        npy(format_header(descr="[" * 50 + "]" * 50)),
         "invalid .npy header: not a Python literal, or nested too deeply",
     ),
-    "commas alone": (npy(described(descr="[,]")), "invalid .npy header"),
-    "no comma": (npy(described(shape="(2 3)")), "invalid .npy header: missing comma"),
-    "an unknown type": (npy(described(descr="'<x4'")), "its descr '<x4' is not a dtype that numpy saves"),
-    "a type of 10 digits": (npy(described(descr="'<V1000000000'")), "is not a dtype that numpy saves"),
-    "a type that is a number": (npy(described(descr="4")), "its descr is not a dtype code or a list of fields"),
-    "a field of one": (npy(described(descr="[('a',)]")), "its descr is not a dtype code or a list of fields"),
-    "a field of shape True": (npy(described(descr="[('a', '<f4', (True,))]")), "its descr is not a dtype code or"),
-    "a field too large": (npy(described(descr=f"[('a', '<f8', ({2**62},))]")), "its descr is not a dtype code or"),
+    "commas alone": (npy(format_header(descr="[,]")), "invalid .npy header"),
+    "no comma": (npy(format_header(shape="(2 3)")), "invalid .npy header: missing comma"),
+    "an unknown type": (npy(format_header(descr="'<x4'")), "its descr '<x4' is not a dtype that numpy saves"),
+    "a type of 10 digits": (npy(format_header(descr="'<V1000000000'")), "is not a dtype that numpy saves"),
+    "a type that is a number": (npy(format_header(descr="4")), "its descr is not a dtype code or a list of fields"),
+    "a field of one": (npy(format_header(descr="[('a',)]")), "its descr is not a dtype code or a list of fields"),
+    "a field of shape True": (npy(format_header(descr="[('a', '<f4', (True,))]")), "its descr is not a dtype code or"),
+    "a field too large": (npy(format_header(descr=f"[('a', '<f8', ({2**62},))]")), "its descr is not a dtype code or"),
     "2^40 elements of nothing": (
-        npy(described(descr="'|V0'", shape=f"({2**40},)"), bytes(8)),
+        npy(format_header(descr="'|V0'", shape=f"({2**40},)"), bytes(8)),
         "claims 1099511627776 elements of 0 bytes each, more than the file has bytes (87); statecli refuses such an "
         "array",
     ),
-    "a header beyond the end": (npy(described(), length=5000), "is truncated: its header needs 5010 bytes, but only"),
-    "a header of 4 GB": (npy(described(), version=2, length=2**32 - 1), "its header claims 4294967295 bytes"),
+    "a header beyond the end": (
+        npy(format_header(), length=5000),
+        "is truncated: its header needs 5010 bytes, but only",
+    ),
+    "a header of 4 GB": (npy(format_header(), version=2, length=2**32 - 1), "its header claims 4294967295 bytes"),
     "no UTF-8": (npy("", version=3, length=2, data=b"\xff\xff"), "its header is not valid UTF-8 near byte 0"),
-    "version 4": (npy(described(), version=4), "has .npy format version 4.0, but statecli reads only 1.0 to 3.0"),
+    "version 4": (npy(format_header(), version=4), "has .npy format version 4.0, but statecli reads only 1.0 to 3.0"),
     "the magic number alone": (b"\x93NUMPY", "is truncated: its header needs 10 bytes, but only 6 exist"),
     "version alone": (b"\x93NUMPY\1\0\x76", "is truncated"),
 }
@@ -391,7 +397,7 @@ ELSEWHERE = re.compile(r"[<>|=]?(?:f12|c24|O4)")
 def test_a_code_is_the_type_that_numpy_reads_or_refused(tmp_path, kind, order):
     """numpy reads one letter as a type of C: `b` is int8, `f` float32, `c` a text of one byte."""
     for code in (order + kind + size + unit for size in SIZES for unit in ("", "[s]")):
-        path = file(tmp_path, npy(described(descr=f"'{code}'", shape="(1,)"), bytes(256)))
+        path = file(tmp_path, npy(format_header(descr=f"'{code}'", shape="(1,)"), bytes(256)))
         try:
             expected = numpy.dtype(code)
         except TypeError:
@@ -415,7 +421,7 @@ def test_a_damaged_array(case, tmp_path, line, inspect):
     data, expected = DAMAGED[case]
     assert expected in line(file(tmp_path, data))
     for method in (0, 8):
-        good = Member("good.npy", npy(described(), bytes(8)), method=method)
+        good = Member("good.npy", npy(format_header(), bytes(8)), method=method)
         path = file(tmp_path, build([Member("bad.npy", data, method=method), good]), "a.npz")
         bad, other = formats.read(path).tensors
         assert expected in bad.damage
@@ -429,7 +435,7 @@ def test_a_damaged_array(case, tmp_path, line, inspect):
 @pytest.mark.parametrize("method", [None, 0, 8], ids=["alone", "stored", "deflated"])
 def test_an_array_that_is_cut_short(method, tmp_path, inspect):
     """Its header says what it was; the exit code is 2."""
-    data = npy(described(), bytes(7))
+    data = npy(format_header(), bytes(7))
     path = file(tmp_path, data)
     if method is not None:
         path = file(tmp_path, build([Member("tensor.npy", data, method=method)]), "a.npz")
@@ -445,7 +451,7 @@ def test_an_array_that_is_cut_short(method, tmp_path, inspect):
 
 def test_elements_of_no_bytes_are_read(tmp_path):
     """A few of them are what numpy saves of an array of them."""
-    (tensor,) = formats.read(saved(tmp_path, a=numpy.empty(3, "V0"))).tensors
+    (tensor,) = formats.read(save_npz(tmp_path, a=numpy.empty(3, "V0"))).tensors
     assert (tensor.dtype, tensor.shape, tensor.damage) == ("numpy V0", (3,), None)
 
 
@@ -464,14 +470,14 @@ def test_elements_of_no_bytes_are_read(tmp_path):
 )
 def test_what_is_no_number_is_no_parameter(array, tmp_path):
     """Text, times, records and objects are trained by nobody."""
-    (tensor,) = formats.read(saved(tmp_path, a=array)).tensors
+    (tensor,) = formats.read(save_npz(tmp_path, a=array)).tensors
     assert (tensor.kind, tensor.evidence) == (Kind.OTHER, Evidence.CONVENTION)
 
 
 def test_numbers_may_be_parameters(tmp_path):
     """Also those of bfloat16 and float8, which numpy saves as bytes without a type."""
     arrays = {"f": numpy.ones(2), "c": numpy.ones(2, "c8"), "two": numpy.zeros(2, "V2"), "one": numpy.zeros(2, "V1")}
-    assert {tensor.kind for tensor in formats.read(saved(tmp_path, **arrays)).tensors} == {Kind.PARAMETER}
+    assert {tensor.kind for tensor in formats.read(save_npz(tmp_path, **arrays)).tensors} == {Kind.PARAMETER}
 
 
 @pytest.mark.parametrize("dtype", [numpy.longdouble, numpy.clongdouble], ids=["real", "complex"])
@@ -481,7 +487,7 @@ def test_longdouble_is_compared_by_its_bytes(dtype, tmp_path, statecli):
     two[1] = 1
     for name, array in (("first", one), ("same", one), ("other", two)):
         (tmp_path / name).mkdir()
-        saved(tmp_path / name, a=array, b=numpy.ones(2))
+        save_npz(tmp_path / name, a=array, b=numpy.ones(2))
     first, same, other = (str(tmp_path / name / "arrays.npz") for name in ("first", "same", "other"))
     tensor = formats.read(first).tensors[0]
     assert tensor.dtype == f"numpy {numpy.dtype(dtype).name}"
@@ -507,13 +513,13 @@ def test_the_same_bytes_in_another_order_are_other_elements(tmp_path, statecli, 
 
 def test_one_that_is_no_array(tmp_path):
     """The name alone does not make one."""
-    path = file(tmp_path, build([Member("a.npy", b"x"), Member("b.npy", npy(described(), bytes(8)))]), "a.npz")
+    path = file(tmp_path, build([Member("a.npy", b"x"), Member("b.npy", npy(format_header(), bytes(8)))]), "a.npz")
     assert "a: is not a numpy array" in formats.read(path).tensors[0].damage
 
 
 def test_bytes_behind_an_array(tmp_path):
     """numpy does not look at them."""
-    data = npy(described(), bytes(11))
+    data = npy(format_header(), bytes(11))
     alone = formats.read(file(tmp_path, data))
     packed = formats.read(file(tmp_path, build([Member("a.npy", data)]), "a.npz"))
     assert [odd.message for odd in alone.oddities] == ["3 bytes follow the array: numpy.load ignores them"]
@@ -523,7 +529,7 @@ def test_bytes_behind_an_array(tmp_path):
 
 # What is wrong with an archive.
 
-ARRAY = npy(described(), bytes(8))
+ARRAY = npy(format_header(), bytes(8))
 
 
 def test_a_size_that_lies(tmp_path, inspect):
@@ -543,7 +549,7 @@ def test_what_does_not_inflate(tmp_path):
 def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
     """Of a gigabyte of zeros in a megabyte no more is asked for than a header may have."""
     monkeypatch.setattr(npz, "MAX_VERIFIED", 2**24)
-    bomb = npy(described(shape=f"({2**22},)"), bytes(2**24))
+    bomb = npy(format_header(shape=f"({2**22},)"), bytes(2**24))
     path = file(tmp_path, build([Member("a.npy", bomb, method=8)]), "a.npz")
     asked = []
     head = npz._read_head
@@ -567,7 +573,7 @@ def test_a_flipped_bit_is_found(tmp_path, inspect):
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_flipped_bit_of_a_header_is_found(tmp_path, packed):
     """Another dtype or shape of as many bytes is no listing: zip has a checksum over the header."""
-    path = saved(tmp_path, packed, a=numpy.arange(8, dtype="<f4").reshape(2, 4))
+    path = save_npz(tmp_path, packed, a=numpy.arange(8, dtype="<f4").reshape(2, 4))
     data = Path(path).read_bytes()
     start = data.index(b"a.npy") + 5 + 20
     for at in range(start, start + (60 if packed else 128)):
@@ -585,7 +591,7 @@ def test_every_flipped_bit_of_a_header_is_found(tmp_path, packed):
 def test_a_header_that_contradicts_its_size_is_checked_in_any_archive(tmp_path, monkeypatch):
     """Also where the checksums of so many bytes are not all verified."""
     monkeypatch.setattr(npz, "MAX_VERIFIED", 0)
-    path = saved(tmp_path, a=numpy.zeros((2, 400), "<f4"))
+    path = save_npz(tmp_path, a=numpy.zeros((2, 400), "<f4"))
     data = Path(path).read_bytes()
     (row,) = formats.read(file(tmp_path, data.replace(b"(2, 400)", b"(2, 300)"), "b.npz")).tensors
     assert "checksum wrong" in row.damage
@@ -654,7 +660,7 @@ def test_an_array_without_the_suffix_is_an_array(tmp_path, method):
 @pytest.mark.parametrize("method", [0, 8], ids=["stored", "deflated"])
 def test_a_damaged_array_without_the_suffix_spoils_itself_alone(tmp_path, method):
     """It begins as an array, so that numpy.load fails for it."""
-    members = [Member("w.npy", ARRAY), Member("bias", npy(described(), bytes(7)), method=method)]
+    members = [Member("w.npy", ARRAY), Member("bias", npy(format_header(), bytes(7)), method=method)]
     first, second = formats.read(file(tmp_path, build(members), "a.npz")).tensors
     assert (first.damage, "truncated" in second.damage) == (None, True)
 
@@ -672,7 +678,7 @@ def test_every_beginning_is_refused(tmp_path, packed, line):
     """A download that stopped at any byte."""
     from statecli.core.errors import UnreadableError
 
-    with open(saved(tmp_path, packed, a=numpy.ones(3), b=numpy.arange(4)), "rb") as source:
+    with open(save_npz(tmp_path, packed, a=numpy.ones(3), b=numpy.arange(4)), "rb") as source:
         whole = source.read()
     for end in range(len(whole)):
         with pytest.raises(UnreadableError):
@@ -685,7 +691,7 @@ def test_any_bytes_behind_the_magic_number(tmp_path, data):
     """They are read, or refused in one line."""
     for version in (b"\1\0", b"\2\0", b"\3\0", b""):
         (tmp_path / "any.npy").write_bytes(b"\x93NUMPY" + version + data)
-        tried(tmp_path / "any.npy")
+        read_or_refuse(tmp_path / "any.npy")
 
 
 @given(st.text(alphabet="(){}[],:'\"0129LTrueFalsdc<f4 \\", max_size=60))
@@ -693,7 +699,7 @@ def test_any_bytes_behind_the_magic_number(tmp_path, data):
 def test_any_literal(tmp_path, text):
     """Whatever stands in a header."""
     (tmp_path / "any.npy").write_bytes(npy(text, bytes(8)))
-    tried(tmp_path / "any.npy")
+    read_or_refuse(tmp_path / "any.npy")
 
 
 def test_a_second_archive_inside_the_zip64_end_record_is_refused(tmp_path):
@@ -701,7 +707,7 @@ def test_a_second_archive_inside_the_zip64_end_record_is_refused(tmp_path):
     mark = tmp_path / "ran"
     written = io.BytesIO()
     numpy.save(written, numpy.array([Call(Path.touch, mark)], dtype=object), allow_pickle=True)
-    honest = build([Member("weight.npy", npy(described(), bytes(8)))])
+    honest = build([Member("weight.npy", npy(format_header(), bytes(8)))])
     ends = 20 + 22  # the locator and the old end record
     hidden = build([Member("weight.npy", written.getvalue())])[:-ends]
     record = len(honest) - ends - 56

@@ -25,7 +25,7 @@ from statecli.pickles.errors import TruncatedFrame, TruncatedPickle
 from statecli.pickles.machine import read_pickle
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf
 
-from .attacks import colliding_ints, deep_key, hash_bomb, number, numbers, pickled, state_dict, tensor, text
+from .attacks import build_pickle, colliding_ints, deep_key, hash_bomb, number, numbers, state_dict, tensor, text
 
 PROTOCOLS = range(6)
 
@@ -42,7 +42,7 @@ values = st.recursive(
 
 def root(body: bytes) -> object:
     """What the machine makes of the pickle of these opcodes."""
-    return read_pickle(pickled(body)).root
+    return read_pickle(build_pickle(body)).root
 
 
 @given(values, st.sampled_from(PROTOCOLS))
@@ -193,19 +193,19 @@ def test_dictionary_keys_that_hash_slowly_are_kept_by_identity():
 def test_duplicate_keys_are_told_and_the_last_one_wins():
     """Within one batch, across batches, and with a bool that equals an int."""
     body = b"}(" + (text("a") + number(1)) + (text("a") + number(2)) + b"u" + text("a") + number(3) + b"s"
-    value = read_pickle(pickled(body + b"(" + number(1) + b"N\x88N" + b"u"))
+    value = read_pickle(build_pickle(body + b"(" + number(1) + b"N\x88N" + b"u"))
     assert value.root == {"a": 3, 1: None}
     assert value.duplicate_keys == ["a", "a", True]
 
 
 def test_at_most_a_hundred_duplicates_are_kept():
     """A file of nothing but duplicates does not fill the memory with them."""
-    assert len(read_pickle(pickled(b"}(" + (text("a") + b"N") * 1000 + b"u")).duplicate_keys) == 100
+    assert len(read_pickle(build_pickle(b"}(" + (text("a") + b"N") * 1000 + b"u")).duplicate_keys) == 100
 
 
 def test_globals_are_listed_once_with_the_byte_of_their_first_mention():
     """GLOBAL, STACK_GLOBAL and INST name them; one name is one object."""
-    data = pickled(b"]" + b"cos\nsystem\na" + text("os") + text("system") + b"\x93a" + b"(iposix\nfork\na")
+    data = build_pickle(b"]" + b"cos\nsystem\na" + text("os") + text("system") + b"\x93a" + b"(iposix\nfork\na")
     value = read_pickle(data)
     assert [(one.qualified, one.position) for one in value.globals] == [
         ("os.system", 3),
@@ -216,14 +216,14 @@ def test_globals_are_listed_once_with_the_byte_of_their_first_mention():
 
 def test_persistent_ids_are_listed_in_order():
     """BINPERSID takes any value, PERSID a line of text."""
-    value = read_pickle(pickled(b"]" + numbers(1) + b"QaPline\na"))
+    value = read_pickle(build_pickle(b"]" + numbers(1) + b"QaPline\na"))
     assert [one.pid for one in value.persistent] == [(1,), "line"]
     assert value.root == value.persistent
 
 
 def test_module_ids_stand_for_the_class_only_when_asked():
     """Old whole modules give ("module", class, file, source) where later ones give the class."""
-    data = pickled(b"(" + text("module") + b"cm\nNet\n" + text("f.py") + text("source") + b"tQ")
+    data = build_pickle(b"(" + text("module") + b"cm\nNet\n" + text("f.py") + text("source") + b"tQ")
     assert type(read_pickle(data).root) is Persistent
     actual_root = read_pickle(data, module_ids=True).root
     assert type(actual_root) is Global
@@ -232,7 +232,7 @@ def test_module_ids_stand_for_the_class_only_when_asked():
 
 def test_a_pickle_may_start_and_end_in_the_middle():
     """`start` is where it begins, `end` the first byte after it."""
-    value = read_pickle(memoryview(b"junk" + pickled(number(3)) + b"more"), start=4)
+    value = read_pickle(memoryview(b"junk" + build_pickle(number(3)) + b"more"), start=4)
     assert (value.root, value.end) == (3, 9)
 
 
@@ -253,7 +253,7 @@ RUNNING = {
 def test_nothing_is_imported_or_called(body, tmp_path, in_tmp_path):
     """What pickle would run becomes a graph, the file it would write is not there, no module is loaded."""
     before = set(sys.modules)
-    value = read_pickle(pickled(body))
+    value = read_pickle(build_pickle(body))
     assert type(value.root) is Obj
     assert value.globals
     assert list(tmp_path.iterdir()) == []
@@ -369,7 +369,7 @@ def test_nonsense_is_malformed(case):
     """Each way to misuse an opcode has its line, with the byte."""
     body, message = case
     with pytest.raises(MalformedError) as caught:
-        read_pickle(pickled(body))
+        read_pickle(build_pickle(body))
     line = str(caught.value)
     assert message in line
     assert line.startswith("data.pkl: ")
@@ -415,15 +415,15 @@ BOMBS = {
     "a key that takes 2**64 steps to hash": hash_bomb(),
     "a key nested 500,000 deep": deep_key(500_000),
     "sixty thousand integers of one hash": colliding_ints(60_000),
-    "a memo entry 2**28": pickled(b"Nr\0\0\0\x10"),
-    "a memo entry 2**31 - 2": pickled(b"Nr\xfe\xff\xff\x7f"),
-    "lists nested 100,000 deep": pickled(b"]" * 100_000 + b"a" * 99_999),
-    "dicts nested 100,000 deep": pickled(b"}" + b"N}" * 100_000 + b"s" * 100_000),
-    "calls nested 100,000 deep": pickled(b"cm\nf\n" + b")R" * 100_000),
-    "storages nested 100,000 deep": pickled(b"N" + b"Q" * 100_000),
-    "sets nested 100,000 deep": pickled(b"(" * 9_000 + b"\x91" * 9_000),
-    "keys nested 100,000 deep": pickled(b"}" * 100_000 + b"Ns" * 99_999),
-    "a thousand laughs": pickled(b"]q\0" + b"]h\0ah\0aq\0" * 1000),
+    "a memo entry 2**28": build_pickle(b"Nr\0\0\0\x10"),
+    "a memo entry 2**31 - 2": build_pickle(b"Nr\xfe\xff\xff\x7f"),
+    "lists nested 100,000 deep": build_pickle(b"]" * 100_000 + b"a" * 99_999),
+    "dicts nested 100,000 deep": build_pickle(b"}" + b"N}" * 100_000 + b"s" * 100_000),
+    "calls nested 100,000 deep": build_pickle(b"cm\nf\n" + b")R" * 100_000),
+    "storages nested 100,000 deep": build_pickle(b"N" + b"Q" * 100_000),
+    "sets nested 100,000 deep": build_pickle(b"(" * 9_000 + b"\x91" * 9_000),
+    "keys nested 100,000 deep": build_pickle(b"}" * 100_000 + b"Ns" * 99_999),
+    "a thousand laughs": build_pickle(b"]q\0" + b"]h\0ah\0aq\0" * 1000),
 }
 
 
@@ -464,9 +464,9 @@ def test_each_budget_ends_a_bomb(case, monkeypatch):
     limit, body, message = case
     monkeypatch.setattr(machine, limit, 200_000)
     with pytest.raises(MalformedError, match=message):
-        read_pickle(pickled(body * 300_000))
+        read_pickle(build_pickle(body * 300_000))
     if limit != "MAX_OPCODES":
-        read_pickle(pickled(body * 150_000 + b"N"))
+        read_pickle(build_pickle(body * 150_000 + b"N"))
 
 
 def test_the_budgets_leave_room_for_a_hundred_thousand_tensors():
@@ -483,7 +483,7 @@ def test_the_number_of_globals_is_bounded(monkeypatch):
     with pytest.raises(
         MalformedError, match="the pickle imports more than 10 functions and classes, the limit of statecli"
     ):
-        read_pickle(pickled(body))
+        read_pickle(build_pickle(body))
 
 
 def test_a_bomb_frees_its_memory_in_a_fresh_process():
@@ -501,7 +501,7 @@ def test_a_bomb_frees_its_memory_in_a_fresh_process():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize("data", [pickled(b"N"), b"\x80\x02\xff"])
+@pytest.mark.parametrize("data", [build_pickle(b"N"), b"\x80\x02\xff"])
 def test_the_collector_is_left_as_it_was(enabled, data):
     """It is switched off for the parse only, errors included."""
     was = gc.isenabled()

@@ -35,7 +35,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}
 
 
-def packed(header: bytes | str | dict, data: bytes = b"", length: int | None = None) -> bytes:
+def pack_file(header: bytes | str | dict, data: bytes = b"", length: int | None = None) -> bytes:
     """A file of this header, whether it is one or not, and a length that may be a lie."""
     if isinstance(header, dict):
         header = json.dumps(header)
@@ -44,9 +44,9 @@ def packed(header: bytes | str | dict, data: bytes = b"", length: int | None = N
     return struct.pack("<Q", len(header) if length is None else length) + header + data
 
 
-def one(value, data: bytes = bytes(8), name: str = "a") -> bytes:
+def pack_tensor(value, data: bytes = bytes(8), name: str = "a") -> bytes:
     """A file of one tensor with this entry."""
-    return packed({name: value}, data)
+    return pack_file({name: value}, data)
 
 
 A = '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
@@ -73,219 +73,237 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "is truncated: its header claims 50 bytes, but 0 follow; copy or download the file again",
     ),
     "header over file": (
-        packed(A + "}", length=900),
+        pack_file(A + "}", length=900),
         "is truncated: its header claims 900 bytes, but 54 follow; copy or download the file again",
     ),
     "header of 100 MB and one": (
-        packed(A + "}", length=100_000_001),
+        pack_file(A + "}", length=100_000_001),
         "its header claims 100000001 bytes, more than safetensors' limit of 100000000",
     ),
     "header of 2^63": (
-        packed(A + "}", length=2**63),
+        pack_file(A + "}", length=2**63),
         "its header claims 9223372036854775808 bytes, more than safetensors' limit of 100000000",
     ),
     "header of 2^64-1": (
-        packed(A + "}", length=2**64 - 1),
+        pack_file(A + "}", length=2**64 - 1),
         "its header claims 18446744073709551615 bytes, more than safetensors' limit of 100000000",
     ),
     "header of no bytes": (
-        packed("{}", length=0),
+        pack_file("{}", length=0),
         "its header is not valid JSON: Expecting value: line 1 column 1 (char 0)",
     ),
     "hole": (
-        packed({"a": entry(), "b": entry(offsets=(12, 20))}, bytes(20)),
+        pack_file({"a": entry(), "b": entry(offsets=(12, 20))}, bytes(20)),
         "b: starts at byte 12, but a ends at byte 8: the 4 bytes between belong to no tensor",
     ),
     "hole at the start": (
-        one(entry(offsets=(4, 12)), bytes(12)),
+        pack_tensor(entry(offsets=(4, 12)), bytes(12)),
         "a: starts at byte 4, but the header ends at byte 0: the 4 bytes between belong to no tensor",
     ),
     "overlap": (
-        packed({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12)),
+        pack_file({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12)),
         "b: its bytes 4 to 12 overlap a, which ends at byte 8",
     ),
     "one place twice": (
-        packed({"a": entry(), "b": entry()}, bytes(8)),
+        pack_file({"a": entry(), "b": entry()}, bytes(8)),
         "b: its bytes 0 to 8 overlap a, which ends at byte 8",
     ),
     "trailing": (
-        one(entry(), bytes(11)),
+        pack_tensor(entry(), bytes(11)),
         "3 bytes at the end of the file belong to no tensor: a ends at byte 8 of 11 bytes of tensor data",
     ),
     "trailing after no tensor": (
-        packed("{}", bytes(5)),
+        pack_file("{}", bytes(5)),
         "5 bytes at the end of the file belong to no tensor: the header ends at byte 0 of 5 bytes of tensor data",
     ),
     "short": (
-        one(entry(), bytes(5)),
+        pack_tensor(entry(), bytes(5)),
         "a: ends at byte 8, but the file holds 5 bytes of tensors: truncated, 3 bytes are missing; "
         "copy or download the file again",
     ),
-    "reversed": (one(entry(offsets=(8, 0))), "a: its data_offsets begin at 8, but end at 0"),
-    "negative offset": (one(entry(offsets=(-8, 0))), "a: its data_offsets holds -8; expected integers of 0 or more"),
-    "negative shape": (one(entry(shape=(-2,))), "a: its shape holds -2; expected integers of 0 or more"),
-    "two negatives": (one(entry(shape=(-1, -2))), "a: its shape holds -1; expected integers of 0 or more"),
+    "reversed": (pack_tensor(entry(offsets=(8, 0))), "a: its data_offsets begin at 8, but end at 0"),
+    "negative offset": (
+        pack_tensor(entry(offsets=(-8, 0))),
+        "a: its data_offsets holds -8; expected integers of 0 or more",
+    ),
+    "negative shape": (pack_tensor(entry(shape=(-2,))), "a: its shape holds -2; expected integers of 0 or more"),
+    "two negatives": (pack_tensor(entry(shape=(-1, -2))), "a: its shape holds -1; expected integers of 0 or more"),
     "overflow": (
-        one(entry(shape=(2**62, 2**62))),
+        pack_tensor(entry(shape=(2**62, 2**62))),
         "a: shape [4611686018427387904, 4611686018427387904] is impossible: over 2^64 elements",
     ),
     "overflow before a zero": (
-        one(entry(shape=(2**62, 2**62, 0), offsets=(0, 0)), b""),
+        pack_tensor(entry(shape=(2**62, 2**62, 0), offsets=(0, 0)), b""),
         "a: shape [4611686018427387904, 4611686018427387904, 0] is impossible: over 2^64 elements",
     ),
     "overflow of the bytes": (
-        one(entry("F64", shape=(2**61 + 1,))),
+        pack_tensor(entry("F64", shape=(2**61 + 1,))),
         "a: float64 [2305843009213693953] takes 18446744073709551624 bytes, but its data_offsets cover 8 bytes",
     ),
     "offset of 2^70": (
-        one(entry(offsets=(0, 2**70))),
+        pack_tensor(entry(offsets=(0, 2**70))),
         f"a: its data_offsets holds {2**70}; expected integers of 0 or more",
     ),
     "offset of 5000 digits": (
-        packed(A.replace("8]", "9" * 5000 + "]") + "}", bytes(8)),
+        pack_file(A.replace("8]", "9" * 5000 + "]") + "}", bytes(8)),
         "its header is not valid JSON: a number has more digits than Python reads",
     ),
     "offset of 4000 digits": (
-        packed(A.replace("8]", "9" * 4000 + "]") + "}", bytes(8)),
+        pack_file(A.replace("8]", "9" * 4000 + "]") + "}", bytes(8)),
         "a: its data_offsets holds a number of more than 30 digits; expected integers of 0 or more",
     ),
-    "size mismatch": (one(entry(shape=(3,))), "a: float32 [3] takes 12 bytes, but its data_offsets cover 8 bytes"),
+    "size mismatch": (
+        pack_tensor(entry(shape=(3,))),
+        "a: float32 [3] takes 12 bytes, but its data_offsets cover 8 bytes",
+    ),
     "size mismatch in nine dimensions": (
-        one(entry(shape=(1,) * 8 + (3,))),
+        pack_tensor(entry(shape=(1,) * 8 + (3,))),
         "a: float32 [1, 1, 1, 1, 1, 1, 1, 1, …] (9 dimensions) takes 12 bytes, but its data_offsets cover 8 bytes",
     ),
-    "unknown dtype": (one(entry("F99")), "a: unknown dtype 'F99'; a newer safetensors may have written the file"),
-    "lower-case dtype": (one(entry("f32")), "a: unknown dtype 'f32'; a newer safetensors may have written the file"),
-    "dtype is a number": (one(entry(32)), "a: unknown dtype 32; a newer safetensors may have written the file"),
-    "dtype is a list": (one(entry(["F32"])), "a: unknown dtype a list; a newer safetensors may have written the file"),
-    "float in the shape": (one(entry(shape=(2.0,))), "a: its shape holds 2.0; expected integers of 0 or more"),
+    "unknown dtype": (
+        pack_tensor(entry("F99")),
+        "a: unknown dtype 'F99'; a newer safetensors may have written the file",
+    ),
+    "lower-case dtype": (
+        pack_tensor(entry("f32")),
+        "a: unknown dtype 'f32'; a newer safetensors may have written the file",
+    ),
+    "dtype is a number": (pack_tensor(entry(32)), "a: unknown dtype 32; a newer safetensors may have written the file"),
+    "dtype is a list": (
+        pack_tensor(entry(["F32"])),
+        "a: unknown dtype a list; a newer safetensors may have written the file",
+    ),
+    "float in the shape": (pack_tensor(entry(shape=(2.0,))), "a: its shape holds 2.0; expected integers of 0 or more"),
     "exponent in the shape": (
-        packed(A.replace("[2]", "[2e0]") + "}", bytes(8)),
+        pack_file(A.replace("[2]", "[2e0]") + "}", bytes(8)),
         "a: its shape holds 2.0; expected integers of 0 or more",
     ),
     "bool in the shape": (
-        one(entry(shape=(True,), offsets=(0, 4)), bytes(4)),
+        pack_tensor(entry(shape=(True,), offsets=(0, 4)), bytes(4)),
         "a: its shape holds True; expected integers of 0 or more",
     ),
-    "text in the shape": (one(entry(shape=("2",))), "a: its shape holds '2'; expected integers of 0 or more"),
-    "list in the shape": (one(entry(shape=([2],))), "a: its shape holds a list; expected integers of 0 or more"),
+    "text in the shape": (pack_tensor(entry(shape=("2",))), "a: its shape holds '2'; expected integers of 0 or more"),
+    "list in the shape": (
+        pack_tensor(entry(shape=([2],))),
+        "a: its shape holds a list; expected integers of 0 or more",
+    ),
     "NaN in the shape": (
-        packed(A.replace("[2]", "[NaN]") + "}", bytes(8)),
+        pack_file(A.replace("[2]", "[NaN]") + "}", bytes(8)),
         "its header is not valid JSON: NaN is not a JSON value",
     ),
     "infinity in the shape": (
-        packed(A.replace("[2]", "[-Infinity]") + "}", bytes(8)),
+        pack_file(A.replace("[2]", "[-Infinity]") + "}", bytes(8)),
         "its header is not valid JSON: -Infinity is not a JSON value",
     ),
     "number out of range": (
-        packed(A[:-1] + ',"x":1e999}}', bytes(8)),
+        pack_file(A[:-1] + ',"x":1e999}}', bytes(8)),
         "its header is not valid JSON: 1e999 is too large for a float64, and JSON readers refuse such a number",
     ),
-    "shape is no list": (packed(A.replace("[2]", "2") + "}", bytes(8)), "a: its shape is not a list but 2"),
-    "shape is null": (packed(A.replace("[2]", "null") + "}", bytes(8)), "a: its shape is not a list but None"),
-    "one offset": (one(entry(offsets=(0,))), "a: its data_offsets are not a list of two numbers"),
-    "three offsets": (one(entry(offsets=(0, 4, 8))), "a: its data_offsets are not a list of two numbers"),
+    "shape is no list": (pack_file(A.replace("[2]", "2") + "}", bytes(8)), "a: its shape is not a list but 2"),
+    "shape is null": (pack_file(A.replace("[2]", "null") + "}", bytes(8)), "a: its shape is not a list but None"),
+    "one offset": (pack_tensor(entry(offsets=(0,))), "a: its data_offsets are not a list of two numbers"),
+    "three offsets": (pack_tensor(entry(offsets=(0, 4, 8))), "a: its data_offsets are not a list of two numbers"),
     "no UTF-8": (
-        packed(A.encode().replace(b'"a"', b'"\xff"') + b"}", bytes(8)),
+        pack_file(A.encode().replace(b'"a"', b'"\xff"') + b"}", bytes(8)),
         "its header is not valid UTF-8 near its byte 2",
     ),
     "surrogate in UTF-8": (
-        packed(A.replace('"a"', '"\ud800"') + "}", bytes(8)),
+        pack_file(A.replace('"a"', '"\ud800"') + "}", bytes(8)),
         "its header is not valid UTF-8 near its byte 2",
     ),
     "lone high surrogate": (
-        packed(A.replace('"a"', r'"\ud800"') + "}", bytes(8)),
+        pack_file(A.replace('"a"', r'"\ud800"') + "}", bytes(8)),
         "its header contains the escape \\ud800 alone; only a pair of such escapes (surrogates) is a character",
     ),
     "lone low surrogate": (
-        packed(A.replace('"a"', r'"\uDC00x"') + "}", bytes(8)),
+        pack_file(A.replace('"a"', r'"\uDC00x"') + "}", bytes(8)),
         "its header contains the escape \\uDC00 alone; only a pair of such escapes (surrogates) is a character",
     ),
     "two high surrogates": (
-        packed(A.replace('"a"', r'"\ud83d\ud83d\ude00"') + "}", bytes(8)),
+        pack_file(A.replace('"a"', r'"\ud83d\ud83d\ude00"') + "}", bytes(8)),
         "its header contains the escape \\ud83d alone; only a pair of such escapes (surrogates) is a character",
     ),
     "byte order mark": (
-        packed(b"\xef\xbb\xbf" + A.encode() + b"}", bytes(8)),
+        pack_file(b"\xef\xbb\xbf" + A.encode() + b"}", bytes(8)),
         "its header is not valid JSON: the text begins with a byte order mark",
     ),
     "raw control character": (
-        packed(A.replace('"a"', '"a\n"') + "}", bytes(8)),
+        pack_file(A.replace('"a"', '"a\n"') + "}", bytes(8)),
         "its header is not valid JSON: Invalid control character at: line 1 column 4 (char 3)",
     ),
     "NUL padding": (
-        packed(A + "}\0\0", bytes(8)),
+        pack_file(A + "}\0\0", bytes(8)),
         "its header is not valid JSON: Extra data: line 1 column 55 (char 54)",
     ),
     "junk behind the object": (
-        packed(A + "}{}", bytes(8)),
+        pack_file(A + "}{}", bytes(8)),
         "its header is not valid JSON: Extra data: line 1 column 55 (char 54)",
     ),
     "cut JSON": (
-        packed(A, bytes(8)),
+        pack_file(A, bytes(8)),
         "its header is not valid JSON: Expecting ',' delimiter: line 1 column 54 (char 53)",
     ),
     "single quotes": (
-        packed("{'a': 1}"),
+        pack_file("{'a': 1}"),
         "its header is not valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
     ),
     "nested 100,000 deep": (
-        packed('{"a":' + "[" * 100_000),
+        pack_file('{"a":' + "[" * 100_000),
         ("its header has lists and objects that are nested too deeply for statecli to read"),
     ),
     "nested a bit too deep": (
-        packed(A[:-1] + ',"x":' + "[" * DEEP + "]" * DEEP + "}}", bytes(8)),
+        pack_file(A[:-1] + ',"x":' + "[" * DEEP + "]" * DEEP + "}}", bytes(8)),
         "a: its header entry is nested too deeply",
     ),
-    "no dtype": (packed('{"a":{"shape":[2],"data_offsets":[0,8]}}', bytes(8)), "a: its header entry has no dtype"),
-    "no shape": (packed('{"a":{"dtype":"F32","data_offsets":[0,8]}}', bytes(8)), "a: its header entry has no shape"),
-    "no offsets": (packed('{"a":{"dtype":"F32","shape":[2]}}', bytes(8)), "a: its header entry has no data_offsets"),
+    "no dtype": (pack_file('{"a":{"shape":[2],"data_offsets":[0,8]}}', bytes(8)), "a: its header entry has no dtype"),
+    "no shape": (pack_file('{"a":{"dtype":"F32","data_offsets":[0,8]}}', bytes(8)), "a: its header entry has no shape"),
+    "no offsets": (pack_file('{"a":{"dtype":"F32","shape":[2]}}', bytes(8)), "a: its header entry has no data_offsets"),
     "field twice in an entry": (
-        packed('{"a":{"dtype":"F16","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
+        pack_file('{"a":{"dtype":"F16","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
         "its header has the key 'dtype' twice; programs may read either value",
     ),
     "two __metadata__": (
-        packed('{"__metadata__":{"x":"1"},"__metadata__":{"x":"2"}}'),
+        pack_file('{"__metadata__":{"x":"1"},"__metadata__":{"x":"2"}}'),
         "its header has the key '__metadata__' twice; programs may read either value",
     ),
     "number in the metadata": (
-        packed('{"__metadata__":{"epoch":3}}'),
+        pack_file('{"__metadata__":{"epoch":3}}'),
         "its __metadata__ maps 'epoch' to 3, not to a string",
     ),
     "object in the metadata": (
-        packed('{"__metadata__":{"x":{}}}'),
+        pack_file('{"__metadata__":{"x":{}}}'),
         "its __metadata__ maps 'x' to a dict, not to a string",
     ),
-    "metadata is a list": (packed('{"__metadata__":[]}'), "its __metadata__ is not a JSON object but a list"),
-    "metadata is text": (packed('{"__metadata__":"pt"}'), "its __metadata__ is not a JSON object but 'pt'"),
+    "metadata is a list": (pack_file('{"__metadata__":[]}'), "its __metadata__ is not a JSON object but a list"),
+    "metadata is text": (pack_file('{"__metadata__":"pt"}'), "its __metadata__ is not a JSON object but 'pt'"),
     "empty tensor in the middle of another": (
-        packed({"a": entry(), "e": entry(shape=(0,), offsets=(4, 4))}, bytes(8)),
+        pack_file({"a": entry(), "e": entry(shape=(0,), offsets=(4, 4))}, bytes(8)),
         "e: its bytes 4 to 4 overlap a, which ends at byte 8",
     ),
     "empty tensor past the end": (
-        packed({"a": entry(), "e": entry(shape=(0,), offsets=(9, 9))}, bytes(8)),
+        pack_file({"a": entry(), "e": entry(shape=(0,), offsets=(9, 9))}, bytes(8)),
         "e: starts at byte 9, but a ends at byte 8: the 1 bytes between belong to no tensor",
     ),
     "F4 with odd elements": (
-        one(entry("F4", shape=(3,), offsets=(0, 2)), bytes(2)),
+        pack_tensor(entry("F4", shape=(3,), offsets=(0, 2)), bytes(2)),
         "a: float4_e2m1fn [3] takes 12 bits, but its data_offsets cover 2 bytes",
     ),
     "F6 with a broken byte": (
-        one(entry("F6_E2M3", shape=(3,), offsets=(0, 3)), bytes(3)),
+        pack_tensor(entry("F6_E2M3", shape=(3,), offsets=(0, 3)), bytes(3)),
         "a: float6_e2m3fn [3] takes 18 bits, but its data_offsets cover 3 bytes",
     ),
-    "entry is text": (packed('{"a":"F32"}'), "a: its header entry is not a JSON object but 'F32'"),
-    "entry is null": (packed('{"a":null}'), "a: its header entry is not a JSON object but None"),
+    "entry is text": (pack_file('{"a":"F32"}'), "a: its header entry is not a JSON object but 'F32'"),
+    "entry is null": (pack_file('{"a":null}'), "a: its header entry is not a JSON object but None"),
     "a name with a line break": (
-        packed({"a\nb\x1b[31m": entry(shape=(3,))}, bytes(8)),
+        pack_file({"a\nb\x1b[31m": entry(shape=(3,))}, bytes(8)),
         "a\\nb\\x1b[31m: float32 [3] takes 12 bytes, but its data_offsets cover 8 bytes",
     ),
     "a name without letters": (
-        packed({"": entry(shape=(3,))}, bytes(8)),
+        pack_file({"": entry(shape=(3,))}, bytes(8)),
         "'': float32 [3] takes 12 bytes, but its data_offsets cover 8 bytes",
     ),
     "a name of 1 MB": (
-        packed({"n" * 1_000_000: entry(shape=(3,))}, bytes(8)),
+        pack_file({"n" * 1_000_000: entry(shape=(3,))}, bytes(8)),
         f"{'n' * 100}…{'n' * 100}: float32 [3] takes 12 bytes, but its data_offsets cover 8 bytes",
     ),
 }
@@ -293,40 +311,40 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 #: What safe_open accepts and this reader refuses: case -> (file, line).
 STRICTER: dict[str, tuple[bytes, str]] = {
     "one name twice": (
-        packed(A + ',"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
+        pack_file(A + ',"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
         "its header has the key 'a' twice; programs may read either value",
     ),
     "one name twice, once escaped": (
-        packed(A + r',"\u0061":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
+        pack_file(A + r',"\u0061":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
         "its header has the key 'a' twice; programs may read either value",
     ),
     "an unknown field twice": (
-        packed(A[:-1] + ',"x":1,"x":2}}', bytes(8)),
+        pack_file(A[:-1] + ',"x":1,"x":2}}', bytes(8)),
         "its header has the key 'x' twice; programs may read either value",
     ),
     "entry is a list": (
-        packed('{"a":["F32",[2],[0,8]]}', bytes(8)),
+        pack_file('{"a":["F32",[2],[0,8]]}', bytes(8)),
         "a: its header entry is not a JSON object but a list",
     ),
     "dtype is an object": (
-        packed(A.replace('"F32"', '{"F32":null}') + "}", bytes(8)),
+        pack_file(A.replace('"F32"', '{"F32":null}') + "}", bytes(8)),
         "a: unknown dtype a dict; a newer safetensors may have written the file",
     ),
     "F4 over two rows": (
-        one(entry("F4", shape=(2, 3), offsets=(0, 3)), bytes(3)),
+        pack_tensor(entry("F4", shape=(2, 3), offsets=(0, 3)), bytes(3)),
         "a: F4 [2, 3] does not fill whole bytes, because its last dimension is odd",
     ),
     "a dimension of 2^63": (
-        one(entry(shape=(0, 2**63), offsets=(0, 0)), b""),
+        pack_tensor(entry(shape=(0, 2**63), offsets=(0, 0)), b""),
         "a: its shape holds 9223372036854775808; expected integers of 0 or more",
     ),
 }
 
 #: What this reader accepts and safe_open refuses.
-LOOSER = {"a shape of -0, which is 0": packed(A.replace("[2]", "[-0]").replace("8]", "0]") + "}")}
+LOOSER = {"a shape of -0, which is 0": pack_file(A.replace("[2]", "[-0]").replace("8]", "0]") + "}")}
 
 
-def opened(path: Path) -> dict[str, tuple[str, list[int]]] | None:
+def open_with_library(path: Path) -> dict[str, tuple[str, list[int]]] | None:
     """What safe_open says of a file, name -> (dtype, shape); None where it refuses."""
     try:
         with safe_open(path, "pt") as file:
@@ -343,15 +361,15 @@ def test_both_refuse(case, tmp_path, line):
     path = tmp_path / "file.safetensors"
     path.write_bytes(data)
     assert line(path) == expected
-    assert opened(path) is None
+    assert open_with_library(path) is None
 
 
 def test_a_comma_at_the_end(tmp_path, line):
     """Python's versions word it differently; it is refused by all."""
     path = tmp_path / "file.safetensors"
-    path.write_bytes(packed(A + ",}", bytes(8)))
+    path.write_bytes(pack_file(A + ",}", bytes(8)))
     assert line(path).startswith("its header is not valid JSON: ")
-    assert opened(path) is None
+    assert open_with_library(path) is None
 
 
 @pytest.mark.parametrize("case", STRICTER)
@@ -361,7 +379,7 @@ def test_stricter(case, tmp_path, line):
     path = tmp_path / "file.safetensors"
     path.write_bytes(data)
     assert line(path) == expected
-    assert opened(path) is not None
+    assert open_with_library(path) is not None
 
 
 @pytest.mark.parametrize("case", LOOSER)
@@ -369,34 +387,34 @@ def test_looser(case, tmp_path):
     """What safe_open refuses for no reason that concerns the tensors is read."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(LOOSER[case])
-    assert opened(path) is None
+    assert open_with_library(path) is None
     assert formats.read(str(path)).tensors[0].shape == (0,)
 
 
 ACCEPTED: dict[str, bytes] = {
-    "no tensor": packed("{}"),
-    "no tensor, and metadata": packed({"__metadata__": {"format": "pt"}}),
-    "metadata is null": packed('{"__metadata__":null}'),
-    "an empty tensor": one(entry(shape=(0,), offsets=(0, 0)), b""),
-    "empty tensors between others": packed(
+    "no tensor": pack_file("{}"),
+    "no tensor, and metadata": pack_file({"__metadata__": {"format": "pt"}}),
+    "metadata is null": pack_file('{"__metadata__":null}'),
+    "an empty tensor": pack_tensor(entry(shape=(0,), offsets=(0, 0)), b""),
+    "empty tensors between others": pack_file(
         {"b": entry(offsets=(8, 16)), "e": entry(shape=(3, 0), offsets=(8, 8)), "a": entry()}, bytes(16)
     ),
-    "a scalar": one(entry(shape=(), offsets=(0, 4)), bytes(4)),
-    "padded with spaces": packed(A + "}   ", bytes(8)),
-    "padded with line breaks": packed(A + "}\n\r\t", bytes(8)),
-    "names of all kinds": packed(
+    "a scalar": pack_tensor(entry(shape=(), offsets=(0, 4)), bytes(4)),
+    "padded with spaces": pack_file(A + "}   ", bytes(8)),
+    "padded with line breaks": pack_file(A + "}\n\r\t", bytes(8)),
+    "names of all kinds": pack_file(
         {"": entry(), "a\0b": entry(offsets=(8, 16)), "\x1b[2J\u202e": entry(offsets=(16, 24))}, bytes(24)
     ),
-    "a name in a surrogate pair": packed(A.replace('"a"', r'"\ud83d\ude00 \\ud800"') + "}", bytes(8)),
-    "a million dimensions": one(entry(shape=(1,) * 1_000_000, offsets=(0, 4)), bytes(4)),
-    "zero times huge": one(entry(shape=(0, 2**62, 2**62), offsets=(0, 0)), b""),
-    "tensors in no order": packed({"z": entry(offsets=(8, 16)), "a": entry()}, bytes(16)),
-    "unknown field": one(entry(strides=[1], x={"y": [None, 1.5, "s"]})),
-    "misaligned": packed(A + "}" + " " * 3, bytes(8)),
-    "white space first": packed("\n " + A + "}", bytes(8)),
-    "metadata key twice": packed('{"__metadata__":{"x":"1","x":"2"}}'),
-    "F6 that fills whole bytes": one(entry("F6_E3M2", shape=(4,), offsets=(0, 3)), bytes(3)),
-    "deep, but not too deep": packed(A[:-1] + ',"x":' + "[" * 125 + "]" * 125 + "}}", bytes(8)),
+    "a name in a surrogate pair": pack_file(A.replace('"a"', r'"\ud83d\ude00 \\ud800"') + "}", bytes(8)),
+    "a million dimensions": pack_tensor(entry(shape=(1,) * 1_000_000, offsets=(0, 4)), bytes(4)),
+    "zero times huge": pack_tensor(entry(shape=(0, 2**62, 2**62), offsets=(0, 0)), b""),
+    "tensors in no order": pack_file({"z": entry(offsets=(8, 16)), "a": entry()}, bytes(16)),
+    "unknown field": pack_tensor(entry(strides=[1], x={"y": [None, 1.5, "s"]})),
+    "misaligned": pack_file(A + "}" + " " * 3, bytes(8)),
+    "white space first": pack_file("\n " + A + "}", bytes(8)),
+    "metadata key twice": pack_file('{"__metadata__":{"x":"1","x":"2"}}'),
+    "F6 that fills whole bytes": pack_tensor(entry("F6_E3M2", shape=(4,), offsets=(0, 3)), bytes(3)),
+    "deep, but not too deep": pack_file(A[:-1] + ',"x":' + "[" * 125 + "]" * 125 + "}}", bytes(8)),
 }
 
 
@@ -413,8 +431,8 @@ def test_both_accept(case, tmp_path, inspect):
 def test_deep_limit_is_the_validators(tmp_path):
     """One level more than the deepest accepted is refused by both."""
     path = tmp_path / "file.safetensors"
-    path.write_bytes(packed(A[:-1] + ',"x":' + "[" * 126 + "]" * 126 + "}}", bytes(8)))
-    assert opened(path) is None
+    path.write_bytes(pack_file(A[:-1] + ',"x":' + "[" * 126 + "]" * 126 + "}}", bytes(8)))
+    assert open_with_library(path) is None
     with pytest.raises(UnreadableError, match="is nested too deeply"):
         formats.read(str(path))
 
@@ -448,7 +466,7 @@ NAMES = {torch_name: name for name, (torch_name, _) in safetensors.DTYPES.items(
 
 def assert_same(path: Path, state: ModelState, *, values: bool = True) -> None:
     """The state names the tensors, dtypes and shapes that safe_open names, and the very bytes it returns."""
-    expected = opened(path)
+    expected = open_with_library(path)
     assert expected is not None, "safe_open refuses what we accept"
     rows = [tensor for tensor in state.tensors if tensor.note != safetensors.DROPPED]
     seen = {}
@@ -508,7 +526,7 @@ def test_the_sample_leaves_out_only_what_torch_lacks():
 def test_the_validator_knows_no_other_dtype(tmp_path):
     """The dtypes that safetensors' own error lists are those of the table."""
     path = tmp_path / "file.safetensors"
-    path.write_bytes(one(entry("F99")))
+    path.write_bytes(pack_tensor(entry("F99")))
     with pytest.raises(SafetensorError, match="F99") as refused:
         safe_open(path, "pt")
     listed = str(refused.value).split("expected one of ")[1].split(" at line")[0]
@@ -609,14 +627,14 @@ def refusal(path: Path) -> str | None:
     return None
 
 
-def judged(path: Path) -> bool:
+def check_against_library(path: Path) -> bool:
     """Read a file with both; what we accept safe_open accepts and reads the same, whatever we refuse is one line."""
     message = refusal(path)
     if message is not None:
         assert message.startswith(f"{path}: ")
         assert len(message.splitlines()) == 1
         return False
-    if re.search(rb"[\[,] *-0", path.read_bytes()) and opened(path) is None:
+    if re.search(rb"[\[,] *-0", path.read_bytes()) and open_with_library(path) is None:
         return False  # The one way in which this reader is looser, LOOSER above.
     assert_same(path, formats.read(str(path)))
     return True
@@ -629,7 +647,7 @@ def test_flipped_bytes_agree_with_safe_open(tmp_path):
     accepted = 0
     for at, mask in itertools.product(range(len(whole) - 16), (0x01, 0x02, 0x10, 0x20, 0x80, 0xFF)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
-        accepted += judged(path)
+        accepted += check_against_library(path)
     # The format has no checksum: a changed letter of a name is another name.
     assert 10 < accepted < 400
 
@@ -686,7 +704,7 @@ def change(header: dict, rng: random.Random) -> None:
         numbers.insert(rng.randint(0, len(numbers)), odd(rng)) if rng.random() < 0.5 else numbers.reverse()
 
 
-def mutated(header: dict, rng: random.Random) -> bytes:
+def mutate_header(header: dict, rng: random.Random) -> bytes:
     """The header as text after one to three changes of its structure, sometimes one of its spelling too."""
     header = deepcopy(header)
     for _ in range(rng.randint(1, 3)):
@@ -713,8 +731,8 @@ def test_mutated_headers_agree_with_safe_open(tmp_path):
     header, data = json.loads(whole[8:start]), whole[start:]
     accepted = 0
     for _ in range(1500):
-        path.write_bytes(packed(mutated(header, rng), data))
-        accepted += judged(path)
+        path.write_bytes(pack_file(mutate_header(header, rng), data))
+        accepted += check_against_library(path)
     assert accepted > 100, "most mutants being refused at once would test nothing"
 
 
@@ -726,7 +744,7 @@ def test_any_bytes(head, body, honest, tmp_path):
     """No bytes, behind an honest length or not, raise anything but UnreadableError."""
     path = tmp_path / "any.safetensors"
     path.write_bytes(struct.pack("<Q", len(body)) + body if honest else head + body)
-    judged(path)
+    check_against_library(path)
 
 
 JSON = st.recursive(
@@ -749,26 +767,26 @@ ENTRY = st.fixed_dictionaries(
 def test_any_json(header, data, tmp_path):
     """No JSON in the header's place raises anything but UnreadableError, and none passes that safe_open refuses."""
     path = tmp_path / "any.safetensors"
-    path.write_bytes(packed(header, data))
-    judged(path)
+    path.write_bytes(pack_file(header, data))
+    check_against_library(path)
 
 
 def test_only_the_header_is_read(tmp_path, monkeypatch):
     """Of a file of 8 GB nothing behind the header is touched."""
     path = tmp_path / "big.safetensors"
     size = 8 << 30
-    header = packed({"a": entry("U8", (size,), (0, size))})
+    header = pack_file({"a": entry("U8", (size,), (0, size))})
     with path.open("wb") as file:
         file.write(header)
         file.truncate(len(header) + size)
     reads = []
     pread = os.pread
 
-    def counted(fd: int, length: int, offset: int) -> bytes:
+    def count_reads(fd: int, length: int, offset: int) -> bytes:
         reads.append((offset, length))
         return pread(fd, length, offset)
 
-    monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(os, "pread", count_reads)
     assert formats.read(str(path)).tensors[0].nbytes == size
     assert sum(length for _, length in reads) < 3 * 4096
 
@@ -777,7 +795,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, line):
     """A file truncated between its opening and its reading is said to be truncated."""
     path = tmp_path / "shrinks.safetensors"
     names = {f"a{n}": entry(offsets=(8 * n, 8 * n + 8)) for n in range(200)}
-    whole = packed(names, bytes(1600))
+    whole = pack_file(names, bytes(1600))
 
     class Shrinking(Source):
         """A source whose file loses its end once it is open."""
@@ -799,7 +817,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, line):
 def test_a_file_replaced_while_it_is_read(tmp_path, monkeypatch):
     """The file that was opened is read to its end, whatever takes its name meanwhile."""
     path = tmp_path / "replaced.safetensors"
-    path.write_bytes(one(entry(), name="old"))
+    path.write_bytes(pack_tensor(entry(), name="old"))
 
     class Replaced(Source):
         """A source whose name goes to another file once it is open."""
@@ -807,7 +825,7 @@ def test_a_file_replaced_while_it_is_read(tmp_path, monkeypatch):
         def __init__(self, path: str) -> None:
             super().__init__(path)
             other = Path(path + ".new")
-            other.write_bytes(one(entry("F16", (4,)), name="new"))
+            other.write_bytes(pack_tensor(entry("F16", (4,)), name="new"))
             other.replace(path)
 
     monkeypatch.setattr(safetensors, "Source", Replaced)
@@ -817,7 +835,7 @@ def test_a_file_replaced_while_it_is_read(tmp_path, monkeypatch):
 def test_a_header_of_nothing_but_brackets(tmp_path, line):
     """20 MB that would become half a gigabyte of empty lists are refused before they are parsed."""
     path = tmp_path / "bomb.safetensors"
-    path.write_bytes(packed(b'{"a":[' + b"[]," * 6_600_000 + b"[]]}"))
+    path.write_bytes(pack_file(b'{"a":[' + b"[]," * 6_600_000 + b"[]]}"))
     before = time.process_time()
     assert line(path) == "its header has 6600003 lists and objects in total, more than statecli's limit of 6000000"
     assert time.process_time() - before < 1
@@ -841,7 +859,7 @@ def large(path: Path, count: int) -> None:
         f"model.layers.{n}.self_attn.q_proj.weight": entry(shape=(1, 2), offsets=(8 * n, 8 * n + 8))
         for n in range(count)
     }
-    path.write_bytes(packed(names, bytes(8 * count)))
+    path.write_bytes(pack_file(names, bytes(8 * count)))
 
 
 COLONS = ("a", "b", "a:b", ":", "::c", "\\u003a", "\\u0061", "é", "a.b")
@@ -873,20 +891,20 @@ def test_the_plain_path_tells_what_the_strict_parser_tells(tmp_path, monkeypatch
     path = tmp_path / "colons.safetensors"
     plain, parse_plain = [], safetensors._parse_plain_header
 
-    def counted(*arguments):
+    def count_reads(*arguments):
         result = parse_plain(*arguments)
         plain.append(result)
         return result
 
-    def refused(*_):
+    def refuse_plain(*_):
         raise safetensors._NotPlain
 
     accepted = 0
     for _ in range(1000):
-        path.write_bytes(packed(with_repeats(rng), bytes(8)))
-        monkeypatch.setattr(safetensors, "_parse_plain_header", counted)
+        path.write_bytes(pack_file(with_repeats(rng), bytes(8)))
+        monkeypatch.setattr(safetensors, "_parse_plain_header", count_reads)
         quick = state_or_error(path)
-        monkeypatch.setattr(safetensors, "_parse_plain_header", refused)
+        monkeypatch.setattr(safetensors, "_parse_plain_header", refuse_plain)
         assert state_or_error(path) == quick
         accepted += isinstance(quick, ModelState)
     assert 100 < len(plain) < accepted, "both ways were taken"
@@ -916,7 +934,7 @@ def test_growth_is_linear(tmp_path):
 def test_a_file_that_shrinks_before_its_values_are_read(tmp_path, monkeypatch, inspect):
     """Truncated between the header and --stats: one line that names the file, not statistics of what is left."""
     path = tmp_path / "shrinks.safetensors"
-    path.write_bytes(one(entry(shape=(100,), offsets=(0, 400)), bytes(400)))
+    path.write_bytes(pack_tensor(entry(shape=(100,), offsets=(0, 400)), bytes(400)))
     classified = parameter_or_buffer.classify_tensors
 
     def truncating(state: ModelState) -> ModelState:

@@ -47,7 +47,7 @@ def torch_legacy(folder: Path) -> Path:
     return folder / "legacy.pt"
 
 
-def deepspeed(folder: Path) -> Path:
+def write_deepspeed(folder: Path) -> Path:
     """A DeepSpeed engine's folder without an optimizer's states: its model alone."""
     (folder / "global_step1").mkdir()
     (folder / "latest").write_text("global_step1")
@@ -108,7 +108,7 @@ def flax_msgpack(folder: Path) -> Path:
     return folder / "model.msgpack"
 
 
-def nested() -> torch.nn.Module:
+def build_nested_module() -> torch.nn.Module:
     """A module whose state_dict is `weights()`."""
     root = torch.nn.Module()
     for name, tensor in weights().items():
@@ -127,7 +127,7 @@ def nested() -> torch.nn.Module:
 
 def torchscript(folder: Path) -> Path:
     """`torch.jit.save`."""
-    torch.jit.save(torch.jit.script(nested()), folder / "script.pt")
+    torch.jit.save(torch.jit.script(build_nested_module()), folder / "script.pt")
     return folder / "script.pt"
 
 
@@ -137,10 +137,10 @@ def torch_export(folder: Path) -> Path:
     class Root(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            for name, child in nested().named_children():
+            for name, child in build_nested_module().named_children():
                 self.add_module(name, child)
-            self.scale = nested().scale
-            self.register_buffer("steps", nested().steps)
+            self.scale = build_nested_module().scale
+            self.register_buffer("steps", build_nested_module().steps)
 
         def forward(self, given: torch.Tensor) -> torch.Tensor:
             return given + self.scale + self.steps.sum()
@@ -180,7 +180,7 @@ WRITERS = (
     trainer,
     dcp,
     dcp_safetensors,
-    deepspeed,
+    write_deepspeed,
     gguf,
     npz,
     npz_deflated,

@@ -41,11 +41,11 @@ from .attacks import (
     Call,
     Member,
     build,
-    called,
+    build_pickle,
+    call_function,
+    global_name,
     legacy,
-    named,
     number,
-    pickled,
     records,
     short,
     state_dict,
@@ -55,18 +55,18 @@ from .attacks import (
 from .test_pickle import BOMBS
 from .torch_archives import write_archive
 
-SYSTEM = called(named("os", "system"), text("touch PWNED"))
+SYSTEM = call_function(global_name("os", "system"), text("touch PWNED"))
 
 
 @pytest.fixture
-def scanned(tmp_path):
+def scan_bytes(tmp_path):
     """The pickles of a file of these bytes."""
 
-    def one(data):
+    def scan(data):
         (tmp_path / "file").write_bytes(data)
         return scan_pickles(str(tmp_path / "file"))
 
-    return one
+    return scan
 
 
 def names(pickles):
@@ -110,7 +110,7 @@ class FromPython(Recording, pickle._Unpickler):
     """The one that it was made after."""
 
 
-def imported(data, unpickler):
+def list_imports(data, unpickler):
     """What this unpickler asks for, until it ends or gives up."""
     reader = unpickler(io.BytesIO(data))
     # Hostile streams fail in every way; what was asked for before is the fact.
@@ -157,7 +157,7 @@ def test_the_names_of_an_honest_pickle_are_those_that_the_unpickler_asks_for(tmp
     (actual, *rest) = scan_pickles(str(path))
     assert not rest
     assert actual.unread is None
-    assert names([actual]) == imported(data, FromC)
+    assert names([actual]) == list_imports(data, FromC)
 
 
 PIECES = [
@@ -213,8 +213,8 @@ PIECES = [
     b"\x95" + struct.pack("<Q", 0),
     b"Pid\n",
     b"iold\nClass\n",
-    named("first", "One"),
-    named("second", "a.b.Two"),
+    global_name("first", "One"),
+    global_name("second", "a.b.Two"),
     short("module") + short("Name") + b"\x93",
     text("third") + text("Three") + b"\x93",
 ]
@@ -228,26 +228,33 @@ WEIGHTED = PIECES + 3 * [piece for piece in PIECES if len(piece) > 6] + 4 * [b"N
 @settings(max_examples=100)
 def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_factory, begin, pieces):
     """Whatever opcodes in whatever order: what either unpickler asks for is known, or the rest is said to be unread."""
-    data = b"\x80\x04" + named("zeroth", "Zero") + begin + b"".join(pieces) + b"."
+    data = b"\x80\x04" + global_name("zeroth", "Zero") + begin + b"".join(pieces) + b"."
     path = tmp_path_factory.getbasetemp() / "hostile"
     path.write_bytes(data)
     findings = scan_pickles(str(path))
-    asked = imported(data, FromC) | imported(data, FromPython)
+    asked = list_imports(data, FromC) | list_imports(data, FromPython)
     assert asked <= names(findings)
 
 
-def test_what_stands_behind_an_old_instance_is_read(scanned):
+def test_what_stands_behind_an_old_instance_is_read(scan_bytes):
     """INST takes its arguments from behind the mark, and what it makes is before it again."""
-    data = pickled(b"N(N" + b"iold\nClass\n" + b"\x86" + named("first", "One"))
-    assert names(scanned(data)) == {"old.Class", "first.One"} == imported(data, FromC)
+    data = build_pickle(b"N(N" + b"iold\nClass\n" + b"\x86" + global_name("first", "One"))
+    assert names(scan_bytes(data)) == {"old.Class", "first.One"} == list_imports(data, FromC)
 
 
 def test_that_property_can_fail():
     """A name behind what the machine refuses is asked for by both unpicklers, and missed by one that stops there."""
     data = (
-        b"\x80\x04" + named("zeroth", "Zero") + b"N}" + text("a") + number(1) + b"s\x86b" + named("first", "One") + b"."
+        b"\x80\x04"
+        + global_name("zeroth", "Zero")
+        + b"N}"
+        + text("a")
+        + number(1)
+        + b"s\x86b"
+        + global_name("first", "One")
+        + b"."
     )
-    assert imported(data, FromC) == imported(data, FromPython) == {"zeroth.Zero", "first.One"}
+    assert list_imports(data, FromC) == list_imports(data, FromPython) == {"zeroth.Zero", "first.One"}
     with pytest.raises(MalformedError):
         machine.read_pickle(data)
 
@@ -274,40 +281,40 @@ def test_a_damaged_archive_still_gives_its_pickle(tmp_path_factory, data):
     assert "os.system" in names(scan_pickles(str(path)))
 
 
-def test_a_name_is_told_with_its_byte(scanned):
+def test_a_name_is_told_with_its_byte(scan_bytes):
     """Of the pickle, and by the place of the pickle that of the file."""
     data = build(records(state_dict(w=tensor(), x=SYSTEM)))
-    (found,) = scanned(data)
+    (found,) = scan_bytes(data)
     mention = next(name for name in found.names if name.module == "os")
     assert found.exact
     assert data[found.place.offset + mention.position :].startswith(b"cos\nsystem\n")
     assert mention.called
 
 
-def test_a_compressed_pickle_is_told_by_its_record(scanned):
+def test_a_compressed_pickle_is_told_by_its_record(scan_bytes):
     """Its bytes are not those of the file."""
     members = records(state_dict(w=tensor(), x=SYSTEM))
     members[0].method = 8
     data = build(members)
-    (found,) = scanned(data)
+    (found,) = scan_bytes(data)
     assert not found.exact
     content = data[found.place.offset : found.place.offset + found.place.length]
     assert content == members[0].content
 
 
-def test_every_pickle_of_a_legacy_file_is_read(scanned):
+def test_every_pickle_of_a_legacy_file_is_read(scan_bytes):
     """Five, each with where it begins."""
-    actual = scanned(legacy(state_dict(w=tensor(), x=SYSTEM), [("0", 4, bytes(16))]))
+    actual = scan_bytes(legacy(state_dict(w=tensor(), x=SYSTEM), [("0", 4, bytes(16))]))
     assert len(actual) == 5
     assert "os.system" in names(actual[3:4])
     assert actual[3].where == f"the file, the pickle at byte {actual[3].place.offset}"
 
 
-def test_a_pickle_longer_than_a_window_is_read_whole(scanned):
+def test_a_pickle_longer_than_a_window_is_read_whole(scan_bytes):
     """Of a legacy file no length is known."""
     big = {f"layer.{n}.weight": n for n in range(20_000)}
     data = pickle.dumps(big, 2)[:-1] + b"0" + SYSTEM + b"."
-    (actual,) = scanned(data)
+    (actual,) = scan_bytes(data)
     assert actual.unread is None
     assert names([actual]) == {"os.system"}
     assert actual.place.length == len(data) > 100_000
@@ -332,9 +339,9 @@ LONG_LINES = {
 
 
 @pytest.mark.parametrize("name", LONG_LINES)
-def test_a_line_of_any_length_is_read(scanned, name):
+def test_a_line_of_any_length_is_read(scan_bytes, name):
     """A name, a number or a text of more than a window does not hide what follows it: the call is known."""
-    (one,) = scanned(LONG_LINES[name])
+    (one,) = scan_bytes(LONG_LINES[name])
     assert one.unread is None
     (mention,) = one.names
     assert (mention.module.partition(".")[0], mention.name[:1], mention.called) == ("os", "s", True)
@@ -379,7 +386,7 @@ def test_text_that_changes_what_it_imports_is_a_pickle(tmp_path, pickled, statec
     assert statecli("audit", str(tmp_path)).code != 0
 
 
-def _returned(text: str) -> bytes:
+def _persistent_id(text: str) -> bytes:
     """A persistent id for which torch returns its second part, a text."""
     return b"(" + b"".join(b"\x8c" + bytes([len(one)]) + one.encode() for one in ("module", text, "", "")) + b"tQ"
 
@@ -394,7 +401,7 @@ _EQUAL_NUMBERS = {
 
 def test_an_import_of_a_computed_name_is_not_harmless(tmp_path, statecli):
     """Also in bytes that no first byte tells to be a pickle: a loader's ids may return any text."""
-    payload = b"N0" + _returned("posix") + _returned("system") + b"\x93" + b"."
+    payload = b"N0" + _persistent_id("posix") + _persistent_id("system") + b"\x93" + b"."
     (tmp_path / "a.bin").write_bytes(payload)
     (finding,) = scan_pickles(str(tmp_path / "a.bin"))
     assert "the name of an imported function or class is computed during loading" in (finding.unread or "")
@@ -417,7 +424,7 @@ def test_an_import_may_be_the_name_of_another(tmp_path, name, statecli, forked_p
 @pytest.mark.parametrize("name", ["model.pt", "model.pkl", "model.msgpack"])
 def test_a_number_equal_to_the_magic_number_begins_a_legacy_file(tmp_path, first, name, statecli, forked_python):
     """torch compares the first object with `!=`, and unpickles four more, whose names its own ids may return."""
-    payload = _returned("builtins") + _returned("open") + b"\x93\x8c\x05PWNED\x8c\x01w\x86R."
+    payload = _persistent_id("builtins") + _persistent_id("open") + b"\x93\x8c\x05PWNED\x8c\x01w\x86R."
     (tmp_path / name).write_bytes(first + b"M\xe9\x03." + b"}." + payload + b"].")
     forked_python(f"import torch; torch.load('{name}', weights_only=False)", cwd=tmp_path)
     assert (tmp_path / "PWNED").exists()
@@ -539,29 +546,34 @@ def test_a_dict_of_two_is_no_plain_pair(tmp_path, statecli):
     pair = b"}(" + _text("best_model_path") + b"K\0" + _text("local:///tmp/x") + b"K\0u"
     state = named + b"]" + pair + b"a\x85R"
     callbacks = b"}" + _text("callbacks") + b"}" + _text("ModelCheckpoint") + state + b"ss"
-    (tmp_path / "a.ckpt").write_bytes(build(records(pickled(callbacks))))
+    (tmp_path / "a.ckpt").write_bytes(build(records(build_pickle(callbacks))))
     done = statecli("audit", str(tmp_path / "a.ckpt"))
     assert done.code == 1
     assert "is a dict whose entries are computed during loading" in done.out
-    (tmp_path / "b.ckpt").write_bytes(build(records(pickled(b"}" + _text("a") + named + b"K\1\x85Rs"))))
+    (tmp_path / "b.ckpt").write_bytes(build(records(build_pickle(b"}" + _text("a") + named + b"K\1\x85Rs"))))
     done = statecli("audit", str(tmp_path / "b.ckpt"))
     assert "is a dict whose entries are computed during loading" in done.out
 
 
-def test_getattr_of_a_name_is_the_longer_name(scanned):
+def test_getattr_of_a_name_is_the_longer_name(scan_bytes):
     """As pickle spells a class in a class before protocol 4; then getattr itself is no name of its own."""
-    getattr_ = named("__builtin__", "getattr")
-    assert names(scanned(pickled(called(getattr_, named("m", "Outer"), text("Inner"))))) == {"m.Outer", "m.Outer.Inner"}
-    opaque = pickled(called(getattr_, called(named("m", "f")), text("Inner")))
-    assert "__builtin__.getattr" in names(scanned(opaque))
-    both = pickled(called(getattr_, named("m", "Outer"), text("Inner")) + b"0" + opaque[2:-1])
-    assert "__builtin__.getattr" in names(scanned(both))
+    getattr_ = global_name("__builtin__", "getattr")
+    assert names(scan_bytes(build_pickle(call_function(getattr_, global_name("m", "Outer"), text("Inner"))))) == {
+        "m.Outer",
+        "m.Outer.Inner",
+    }
+    opaque = build_pickle(call_function(getattr_, call_function(global_name("m", "f")), text("Inner")))
+    assert "__builtin__.getattr" in names(scan_bytes(opaque))
+    both = build_pickle(call_function(getattr_, global_name("m", "Outer"), text("Inner")) + b"0" + opaque[2:-1])
+    assert "__builtin__.getattr" in names(scan_bytes(both))
 
 
-def test_getattr_with_a_default_is_not_taken_for_a_name(scanned):
+def test_getattr_with_a_default_is_not_taken_for_a_name(scan_bytes):
     """What it gives depends on what is there."""
-    data = pickled(called(named("builtins", "getattr"), named("m", "Outer"), text("Inner"), b"N"))
-    assert names(scanned(data)) == {"builtins.getattr", "m.Outer"}
+    data = build_pickle(
+        call_function(global_name("builtins", "getattr"), global_name("m", "Outer"), text("Inner"), b"N")
+    )
+    assert names(scan_bytes(data)) == {"builtins.getattr", "m.Outer"}
 
 
 def test_the_shards_of_an_index_are_scanned(tmp_path):
@@ -591,7 +603,7 @@ def test_an_index_of_any_name_has_shards(tmp_path, name, of_folder):
 
 def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
     """A path in it is not followed."""
-    (tmp_path / "a.pkl").write_bytes(pickled(SYSTEM))
+    (tmp_path / "a.pkl").write_bytes(build_pickle(SYSTEM))
     (tmp_path / "in").mkdir()
     index = tmp_path / "in" / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"w": "../a.pkl"}}')
@@ -606,11 +618,13 @@ def test_the_metadata_of_a_distributed_checkpoint_is_a_pickle_whatever_it_begins
     assert "unknown opcode 0xff" in finding.unread
 
 
-@pytest.mark.parametrize("arguments", [b"](K\x01e", b"}", text("ab"), named("m", "x"), b"\x8f"], ids=repr)
+@pytest.mark.parametrize("arguments", [b"](K\x01e", b"}", text("ab"), global_name("m", "x"), b"\x8f"], ids=repr)
 @pytest.mark.parametrize("opcode", [b"R", b"\x81", b"}\x92"], ids=["REDUCE", "NEWOBJ", "NEWOBJ_EX"])
-def test_arguments_in_another_object_than_a_tuple_are_an_error(scanned, opcode, arguments):
+def test_arguments_in_another_object_than_a_tuple_are_an_error(scan_bytes, opcode, arguments):
     """The unpickler in Python, which joblib, dill and pandas use, calls the function with the elements."""
-    (found,) = scanned(b"\x80\x04" + named("numpy.random._pickle", "__generator_ctor") + arguments + opcode + b".")
+    (found,) = scan_bytes(
+        b"\x80\x04" + global_name("numpy.random._pickle", "__generator_ctor") + arguments + opcode + b"."
+    )
     misuses = [name.misuse for name in found.names if name.name == "__generator_ctor"]
     assert "is called by the pickle with an object instead of a tuple of arguments" in misuses[0]
 
@@ -641,15 +655,17 @@ def test_the_data_of_metadata_is_not_walked(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"cats\nand dogs\n", b"can\nyou\n(see)\n.", b"{}", bytes(1000), b"\x89PNG\r\n"]
 )
-def test_what_is_no_pickle_has_none(content, scanned):
+def test_what_is_no_pickle_has_none(content, scan_bytes):
     """Text may begin with the letter of an opcode."""
-    assert scanned(content) == ()
+    assert scan_bytes(content) == ()
 
 
-def test_text_in_a_checkpoint_is_no_pickle(scanned):
+def test_text_in_a_checkpoint_is_no_pickle(scan_bytes):
     """A prompt or a note that begins like an opcode."""
     notes = ["cats\nand\ndogs", "(a) first\n(b) second\n", "c\nd\ne.", "I am\nhere.", "]\n}"]
-    (actual,) = scanned(build(records(state_dict(w=tensor(), **{f"n{n}": text(one) for n, one in enumerate(notes)}))))
+    (actual,) = scan_bytes(
+        build(records(state_dict(w=tensor(), **{f"n{n}": text(one) for n, one in enumerate(notes)})))
+    )
     assert names([actual]) <= {"torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "collections.OrderedDict"}
 
 
@@ -658,41 +674,41 @@ def test_a_file_that_is_missing_has_no_pickle(tmp_path):
     assert scan_pickles(str(tmp_path / "missing")) == ()
 
 
-def test_an_inflation_bomb_is_said_and_not_inflated(scanned, monkeypatch):
+def test_an_inflation_bomb_is_said_and_not_inflated(scan_bytes, monkeypatch):
     """20 MB of nothing in 20 KB."""
     monkeypatch.setattr(_scan, "MAX_INFLATED_BYTES", 10_000_000)
     members = records(b"]" * 20_000_000)
     members[0].method = 8
-    found = scanned(build(members))
+    found = scan_bytes(build(members))
     assert any("unpacks to more than" in (one.unread or "") for one in found)
 
 
-def test_pickles_in_pickles_have_an_end(scanned):
+def test_pickles_in_pickles_have_an_end(scan_bytes):
     """A string in a string in a string: said, where reading ends."""
-    data = pickled(SYSTEM)
+    data = build_pickle(SYSTEM)
     for _ in range(8):
-        data = pickled(b"B" + struct.pack("<I", len(data)) + data)
-    actual = scanned(data)
+        data = build_pickle(b"B" + struct.pack("<I", len(data)) + data)
+    actual = scan_bytes(data)
     assert "are nested more than 4" in actual[-1].unread
     assert len(actual) == 2
 
 
-def test_many_pickles_have_an_end(scanned, monkeypatch):
+def test_many_pickles_have_an_end(scan_bytes, monkeypatch):
     """A file of more than there is time for is said to be read in part."""
     monkeypatch.setattr(Budget.PIECES, "limit", 10)
-    strings = b"".join(b"B" + struct.pack("<I", 8) + pickled(b"]0NNN") + b"0" for _ in range(20))
-    actual = scanned(pickled(strings + b"N"))
+    strings = b"".join(b"B" + struct.pack("<I", 8) + build_pickle(b"]0NNN") + b"0" for _ in range(20))
+    actual = scan_bytes(build_pickle(strings + b"N"))
     assert actual[-1].unread == (
         "statecli stopped the scan at its limit of 10 records and strings, and did not read the rest of the file"
     )
 
 
-def test_code_is_read_before_many_storages(scanned, monkeypatch):
+def test_code_is_read_before_many_storages(scan_bytes, monkeypatch):
     """A limit on records hides no call in the code of the same archive."""
     monkeypatch.setattr(Budget.PIECES, "limit", 10)
     code = Member("a/code/__torch__.py", b"def f(x):\n  t = torch.from_file('/etc/passwd')\n  return t\n")
     storages = [Member(f"a/data/{n}", b"x" * 80) for n in range(20)]
-    actual = scanned(build([*storages, code]))
+    actual = scan_bytes(build([*storages, code]))
     assert any(mention.name == "from_file" for one in actual for mention in one.names)
     assert (
         actual[-1].unread
@@ -700,17 +716,17 @@ def test_code_is_read_before_many_storages(scanned, monkeypatch):
     )
 
 
-def test_a_row_of_pickles_is_read_or_said_not_to_be(scanned):
+def test_a_row_of_pickles_is_read_or_said_not_to_be(scan_bytes):
     """Nothing, many times over, and a call behind it: that the end was not read is told."""
-    row = scanned(b"N." * 100 + SYSTEM + b".")
+    row = scan_bytes(b"N." * 100 + SYSTEM + b".")
     assert [one.unread is not None for one in row] == [True]
-    assert scanned(b"N." * 20 + b"\1\2") == ()
+    assert scan_bytes(b"N." * 20 + b"\1\2") == ()
 
 
-def test_opcodes_have_an_end(scanned, monkeypatch):
+def test_opcodes_have_an_end(scan_bytes, monkeypatch):
     """Of all pickles together."""
     monkeypatch.setattr(Budget.OPCODES, "limit", 200_000)
-    actual = scanned(build([Member(f"a/{n}.pkl", pickled(b"N0" * 60_000 + b"N")) for n in range(5)]))
+    actual = scan_bytes(build([Member(f"a/{n}.pkl", build_pickle(b"N0" * 60_000 + b"N")) for n in range(5)]))
     assert len(actual) == 3
     assert [one.unread is not None for one in actual] == [False, True, True]
     assert actual[-1].unread == (
@@ -721,38 +737,40 @@ def test_opcodes_have_an_end(scanned, monkeypatch):
 #: (what comes first, what is repeated): each takes as long as a call, in three or four opcodes.
 SLOW = {
     "a key that is a tuple": (b"}", b"K\1\x85Ns"),
-    "a key that is an object": (called(named("m", "c")) + b"q\0}", b"h\0Ns"),
+    "a key that is an object": (call_function(global_name("m", "c")) + b"q\0}", b"h\0Ns"),
     "a key that Python refuses": (b"]q\0}", b"h\0Ns"),
-    "an item of an object": (called(named("m", "c")), b"NNs"),
-    "a state of an object": (called(named("m", "c")), b"Nb"),
+    "an item of an object": (call_function(global_name("m", "c")), b"NNs"),
+    "a state of an object": (call_function(global_name("m", "c")), b"Nb"),
 }
 
 
 @pytest.mark.parametrize(("begin", "unit"), SLOW.values(), ids=SLOW)
-def test_what_takes_as_long_as_a_call_counts_as_one(begin, unit, scanned, monkeypatch):
+def test_what_takes_as_long_as_a_call_counts_as_one(begin, unit, scan_bytes, monkeypatch):
     """A compressed record of 40 KB has ten million opcodes, which would take minutes."""
     monkeypatch.setattr(Budget.CALLS, "limit", 1000)
-    (found,) = scanned(pickled(begin + unit * 1002))
+    (found,) = scan_bytes(build_pickle(begin + unit * 1002))
     assert found.unread.startswith("statecli stopped the scan at its limit of 1,000 calls")
-    assert all(one.unread is None for one in scanned(pickled(begin + unit * 400)))
+    assert all(one.unread is None for one in scan_bytes(build_pickle(begin + unit * 400)))
 
 
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
-def test_bombs_are_scanned_like_ordinary_pickles(data, scanned):
+def test_bombs_are_scanned_like_ordinary_pickles(data, scan_bytes):
     """What hangs or crashes an unpickler takes a moment, and is freed without a crash.
 
     The slowest takes 2 s of CPU on a machine of two cores, with a square of its length it would take hours.
     """
     gc.freeze()  # the collection below looks at what the scan leaves, not at the libraries
     begun = time.process_time()
-    scanned(data)
+    scan_bytes(data)
     assert time.process_time() - begun < 10
     gc.collect()
 
 
 def test_a_scan_imports_neither_pickle_nor_torch(tmp_path):
     """Nor anything that the file names."""
-    (tmp_path / "a.pt").write_bytes(build(records(state_dict(w=tensor(), x=called(named("wave", "open"))))))
+    (tmp_path / "a.pt").write_bytes(
+        build(records(state_dict(w=tensor(), x=call_function(global_name("wave", "open")))))
+    )
     code = f"""
         import sys
         from statecli.file_scan.scan import scan_pickles
@@ -764,7 +782,7 @@ def test_a_scan_imports_neither_pickle_nor_torch(tmp_path):
 
 def test_the_payloads_of_these_tests_would_run(tmp_path):
     """Unpickled in a process of its own, one leaves its file: the tests that find none could have found it."""
-    (tmp_path / "a.pkl").write_bytes(pickled(SYSTEM))
+    (tmp_path / "a.pkl").write_bytes(build_pickle(SYSTEM))
     code = "import pickle; pickle.load(open('a.pkl', 'rb'))"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     assert (tmp_path / "PWNED").exists()
@@ -779,23 +797,23 @@ def test_a_real_checkpoint_has_one_pickle(tmp_path):
     assert all(not one.names for one in findings[1:])
 
 
-def test_pickles_that_are_the_same_are_each_told_where_they_are(scanned):
+def test_pickles_that_are_the_same_are_each_told_where_they_are(scan_bytes):
     """Tensors of one shape have one pickle, which is read once; what it imports is found in every archive."""
     evil, good = build(records(state_dict(w=tensor(), x=SYSTEM))), build(records())
     data = good + evil + good + evil
-    actual = [one for one in scanned(data) if "os.system" in names([one])]
+    actual = [one for one in scan_bytes(data) if "os.system" in names([one])]
     assert [one.place.offset for one in actual] == [
         data.index(b"\x80\x02", at) for at in (len(good), len(good) * 2 + len(evil))
     ]
 
 
-def test_what_is_too_long_to_be_known_again_is_read(scanned, monkeypatch):
+def test_what_is_too_long_to_be_known_again_is_read(scan_bytes, monkeypatch):
     """Each by itself, also once no more are kept."""
     monkeypatch.setattr(_scan, "MAX_CACHED_PICKLES", 1)
     long = build(records(state_dict(w=tensor(), x=text("a" * 5000))))
     evil = build(records(state_dict(w=tensor(), x=text("a" * 5000), y=SYSTEM)))
-    assert "os.system" in names(scanned(build(records()) + long + evil))
-    assert "os.system" in names(scanned(build(records()) + build(records(state_dict(w=tensor(), x=SYSTEM)))))
+    assert "os.system" in names(scan_bytes(build(records()) + long + evil))
+    assert "os.system" in names(scan_bytes(build(records()) + build(records(state_dict(w=tensor(), x=SYSTEM)))))
 
 
 def _write_archive(data_pkl: bytes, storage: bytes) -> bytes:

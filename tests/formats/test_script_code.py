@@ -87,21 +87,23 @@ def records(tmp_path_factory) -> dict[str, bytes]:
 def archive(records, tmp_path, in_tmp_path):
     """The archive with these statements in its `__setstate__`, and whatever stands behind the class."""
 
-    def made(statements: str, behind: str = "") -> Path:
+    def write_changed(statements: str, behind: str = "") -> Path:
         with zipfile.ZipFile("y.pt", "w") as file:
             for name, data in records.items():
-                file.writestr(name, changed(data.decode(), statements, behind) if name.endswith(".py") else data)
+                file.writestr(
+                    name, insert_statements(data.decode(), statements, behind) if name.endswith(".py") else data
+                )
         return tmp_path / "y.pt"
 
-    return made
+    return write_changed
 
 
-def changed(code: str, statements: str, behind: str) -> str:
+def insert_statements(code: str, statements: str, behind: str) -> str:
     head, _, body = code.partition("  def __setstate__(")
     return f"{head}  def __setstate__({body}".replace("NoneType:\n", f"NoneType:\n    {statements}\n", 1) + behind
 
 
-def told(path: Path, *rules: str) -> list[str]:
+def list_messages(path: Path, *rules: str) -> list[str]:
     result = audit(Request((str(path),), select=rules))
     assert set(rules) <= set(result.targets[0].ran)
     return [finding.message for finding in result.findings]
@@ -116,7 +118,7 @@ def test_code_that_writes_a_file_is_found_and_does_so(name, archive, tmp_path):
     """Compiled and run by torch.jit.load as it loads; the audit names the line, and runs nothing."""
     statements = f"{WRITES[name]}\n    self.w = torch.fill_(t, 65)"
     path = archive(statements, MADE if "made" in WRITES[name] else "")
-    (message, *_) = told(path, "unsafe-global")
+    (message, *_) = list_messages(path, "unsafe-global")
     assert not (tmp_path / "HARM").exists()
     assert "code/__torch__" in message
     assert ", line " in message
@@ -131,7 +133,7 @@ def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, arch
     """The function of the archive has the name of the operator, so that a method of this name is no operator."""
     statements = f't = torch.ones([4])\n    x = {number}{between}{root}.save(t, "HARM")'
     path = archive(statements, "def save(x: Tensor) -> Tensor:\n  return x\n")
-    assert any("save" in message for message in told(path, "unsafe-global"))
+    assert any("save" in message for message in list_messages(path, "unsafe-global"))
     with contextlib.suppress(RuntimeError):  # a number that torch does not read
         torch.jit.load(str(path))
         assert (tmp_path / "HARM").exists()
@@ -203,13 +205,13 @@ def test_code_that_only_computes_is_clean(name, archive):
     """Words in texts and comments, and in longer names; torch compiles all of it."""
     path = archive(SPARES[name])
     torch.jit.load(str(path))
-    assert told(path, *PICKLES) == []
+    assert list_messages(path, *PICKLES) == []
 
 
 def test_what_runs_on_load_is_told_from_what_runs_when_called(archive):
     """`__setstate__` is called by loading; another function by whoever calls it. The place is the byte of the file."""
     path = archive(WRITES["plain"], MADE)
-    one, _ = told(path, "unsafe-global")
+    one, _ = list_messages(path, "unsafe-global")
     assert one.startswith("loading the file calls torch.from_file, which maps a file into memory")
     path = archive("pass", MADE)
     (finding,) = audit(Request((str(path),), select=("unsafe-global",))).findings
@@ -220,17 +222,17 @@ def test_what_runs_on_load_is_told_from_what_runs_when_called(archive):
 def test_operators_and_classes_of_other_libraries_are_unknown():
     """Those that come with torch are not; those of its companions that touch files are known for it."""
 
-    def known(code: bytes) -> list[tuple[str, str, bool]]:
+    def list_calls(code: bytes) -> list[tuple[str, str, bool]]:
         return [(call.module, call.name, call.why is not None) for call in script_code.find_calls(code, Steps())]
 
-    assert known(b"x = ops.mylib.run(1)") == [("torch.ops.mylib", "run", False)]
-    assert known(b"x = ops.torchvision.nms(1)\ny = ops.image.decode_jpeg(x)") == []
-    assert known(b'x = ops.image.read_file("a")') == [("torch.ops.image", "read_file", True)]
-    assert known(b"x = ops.torchaudio.sox_io_save_audio_file(1)")[0][2]
-    assert known(b"x = ops.prim.PythonOp(1)") == [("torch.ops.prim", "PythonOp", True)]
-    assert known(b"x : __torch__.torch.classes.quantized.LinearPackedParamsBase") == []
-    assert known(b"x = __torch__.torch.classes.mine.Thing(1)") == [("torch.classes.mine", "Thing", False)]
-    assert known(b"x = __torch__.torch\ny = x.classes") == [("__torch__.torch", "*", True)]
+    assert list_calls(b"x = ops.mylib.run(1)") == [("torch.ops.mylib", "run", False)]
+    assert list_calls(b"x = ops.torchvision.nms(1)\ny = ops.image.decode_jpeg(x)") == []
+    assert list_calls(b'x = ops.image.read_file("a")') == [("torch.ops.image", "read_file", True)]
+    assert list_calls(b"x = ops.torchaudio.sox_io_save_audio_file(1)")[0][2]
+    assert list_calls(b"x = ops.prim.PythonOp(1)") == [("torch.ops.prim", "PythonOp", True)]
+    assert list_calls(b"x : __torch__.torch.classes.quantized.LinearPackedParamsBase") == []
+    assert list_calls(b"x = __torch__.torch.classes.mine.Thing(1)") == [("torch.classes.mine", "Thing", False)]
+    assert list_calls(b"x = __torch__.torch\ny = x.classes") == [("__torch__.torch", "*", True)]
 
 
 #: Statements that access memory at an offset of the file's choice, far outside of the tensor.
@@ -249,7 +251,7 @@ WILD = {
 def test_an_operator_that_does_not_check_memory_is_unsafe(name, archive, forked_python):
     """torch.jit.load runs the operator and crashes; the audit does not pass the file."""
     path = archive(f"{WILD[name]}\n    self.w = t")
-    operator, others = told(path, "unsafe-global")
+    operator, others = list_messages(path, "unsafe-global")
     assert "__setstate__ runs" not in operator
     assert "__setstate__ runs" in others
     load = f"import torch; torch.jit.load({str(path)!r})"
@@ -272,7 +274,7 @@ def test_only_the_listed_operators_of_a_namespace_are_clean(operator):
 
 def test_an_unknown_operator_is_a_warning(archive):
     """Nothing is known against it."""
-    (message,) = told(archive("t = ops.mylib.run(1)"), "unknown-global")
+    (message,) = list_messages(archive("t = ops.mylib.run(1)"), "unknown-global")
     assert (
         "loading the file calls torch.ops.mylib.run, which belongs to a library outside torch, torchvision" in message
     )
@@ -377,7 +379,7 @@ def test_methods_of_the_archive_are_not_operators(archive):
 def test_the_message_tells_an_operator_of_torch_from_a_library(archive):
     """The remedy differs."""
     path = archive("pass", "def f(x: Tensor) -> Tensor:\n  return torch.ctc_loss(x, x, x, x)\n")
-    (message,) = told(path, "unknown-global")
+    (message,) = list_messages(path, "unknown-global")
     assert (
         "the code of the file calls torch.ctc_loss, which is not on the list of operators that torch writes" in message
     )
@@ -549,7 +551,7 @@ def test_an_operator_that_loading_runs_is_found_and_crashes(name, archive, forke
     path = archive(CRASHES[name], POOLS)
     assert any(
         "max_pool2d_with_indices_backward" in one or "torch.len" in one or "torch.ff" in one
-        for one in told(path, "unsafe-global")
+        for one in list_messages(path, "unsafe-global")
     )
     assert forked_python(f"import torch; torch.jit.load({str(path)!r})").returncode < 0
 
@@ -559,16 +561,18 @@ def test_an_operator_that_loading_runs_is_found_and_crashes(name, archive, forke
 )
 def test_a_loop_that_loading_runs_is_found(loop, archive):
     """Nobody can tell when it ends; nor how large the result of an operator is."""
-    assert any("statecli cannot predict whether this code ends" in one for one in told(archive(loop), "unsafe-global"))
+    assert any(
+        "statecli cannot predict whether this code ends" in one for one in list_messages(archive(loop), "unsafe-global")
+    )
 
 
 def test_what_runs_when_called_is_judged_by_its_operators_alone(archive):
     """A function that no `__setstate__` mentions: its loops and calls are no finding, and its operator is one."""
-    (message,) = told(archive("pass", POOLS), "unsafe-global")
+    (message,) = list_messages(archive("pass", POOLS), "unsafe-global")
     assert message.startswith(
         "the code of the file calls torch.max_pool2d_with_indices_backward, which uses sizes or indices"
     )
-    assert told(archive("pass", POOLS.replace("max_pool2d_with_indices_backward(", "relu(")), *PICKLES) == []
+    assert list_messages(archive("pass", POOLS.replace("max_pool2d_with_indices_backward(", "relu(")), *PICKLES) == []
 
 
 @pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "EmbeddingBag"])
@@ -577,7 +581,7 @@ def test_quantized_modules_of_torch_are_clean(kind, tmp_path):
     make = getattr(torch.ao.nn.quantized, kind)
     module = make(10, 8) if kind in ("Linear", "EmbeddingBag") else make(3, 4, 3)
     torch.jit.save(torch.jit.script(module), tmp_path / "x.pt")
-    assert told(tmp_path / "x.pt", *PICKLES) == []
+    assert list_messages(tmp_path / "x.pt", *PICKLES) == []
 
 
 def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
@@ -603,9 +607,9 @@ def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_quantized_convolution_is_packed_by_numbers_that_it_can_have(frozen, tmp_path, forked_python):
     """What torch writes is clean. With no groups fbgemm divides by zero, which ends the process; onednn refuses it."""
-    assert told(convolutional(tmp_path, frozen=frozen), "unsafe-global") == []
+    assert list_messages(convolutional(tmp_path, frozen=frozen), "unsafe-global") == []
     path = convolutional(tmp_path, frozen=frozen, groups=0)
-    assert "access memory outside the weights" in told(path, "unsafe-global")[0]
+    assert "access memory outside the weights" in list_messages(path, "unsafe-global")[0]
     code = "import torch; torch.backends.quantized.engine = 'fbgemm'; torch.jit.load('conv.pt')"
     assert forked_python(code, cwd=tmp_path).returncode < 0
 
@@ -653,7 +657,9 @@ def test_code_that_packs_by_other_numbers_is_found(name, tmp_path):
             archive.writestr(
                 record.replace("modules/conv.py", "modules/other.py") if "other" in new else record, changed_data
             )
-    assert "may get other numbers from __setstate__ than the file saves" in "".join(told(path, "unsafe-global"))
+    assert "may get other numbers from __setstate__ than the file saves" in "".join(
+        list_messages(path, "unsafe-global")
+    )
 
 
 #: What is repeated: unfinished lists, paths, calls, words, targets, spaces and comments.

@@ -14,7 +14,7 @@ from statecli.targets import load
 
 
 @pytest.fixture
-def cut(tmp_path):
+def read_section(tmp_path):
     """The state of one section of an object, and where it lies."""
 
     def read(thing, section, **options):
@@ -47,36 +47,36 @@ def names(state):
     ],
     ids=["one of two", "below an unknown word", "in a list", "odd keys", "keys with dots", "inside a section"],
 )
-def test_a_path_selects_what_lies_below_it(cut, thing, section, legacy):
+def test_a_path_selects_what_lies_below_it(read_section, thing, section, legacy):
     """Its tensors alone, under the names they have in it."""
-    state = cut(thing, section, _use_new_zipfile_serialization=not legacy)
+    state = read_section(thing, section, _use_new_zipfile_serialization=not legacy)
     assert names(state) == [(section, "weight"), (section, "bias")]
     assert all(tensor.tied_to == () for tensor in state.tensors)
     assert [tensor.section for tensor in state.state_dicts if tensor.section in state.sections] == [section]
 
 
-def test_a_container_of_models_is_each_of_them(cut):
+def test_a_container_of_models_is_each_of_them(read_section):
     """`#a` of {"a": {"net": …, "ema": …}} is two sections, as it is where the file has nothing else."""
-    state = cut({"a": {"net": weights(), "ema": weights(1)}, "step": 1}, "a")
+    state = read_section({"a": {"net": weights(), "ema": weights(1)}, "step": 1}, "a")
     assert state.sections == ("a.net", "a.ema")
 
 
-def test_a_part_of_an_optimizer_stays_an_optimizers(cut):
+def test_a_part_of_an_optimizer_stays_an_optimizers(read_section):
     """`#optimizer.state` holds no parameters."""
     net = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.ones(2)).sum().backward()
     optimizer.step()
-    state = cut({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, "optimizer.state")
+    state = read_section({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, "optimizer.state")
     assert {tensor.kind for tensor in state.tensors} == {Kind.OPTIMIZER}
     assert len(state.tensors) == 6
 
 
 @pytest.mark.parametrize("section", ["a.nothing", "a.net.weight", "a.args", "net", "a.net.", ".a"])
-def test_a_path_to_nothing_is_refused(cut, section):
+def test_a_path_to_nothing_is_refused(read_section, section):
     """A tensor is no container, and a container without tensors no section."""
     with pytest.raises(UnreadableError, match="has no section"):
-        cut({"a": {"net": weights(), "args": {"lr": 1}}}, section)
+        read_section({"a": {"net": weights(), "args": {"lr": 1}}}, section)
 
 
 KEYS = st.text("ab.1", min_size=1, max_size=3) | st.integers(0, 3)
@@ -91,10 +91,10 @@ def test_every_path_that_reads_as_one_selects_its_tensors(tmp_path_factory, tree
         return
     count = iter(range(1000))
 
-    def made(node):
-        return torch.tensor(next(count)) if node == "leaf" else {key: made(child) for key, child in node.items()}
+    def build_node(node):
+        return torch.tensor(next(count)) if node == "leaf" else {key: build_node(child) for key, child in node.items()}
 
-    thing = made(tree)
+    thing = build_node(tree)
     path = str(tmp_path_factory.mktemp("sections") / "file.pt")
     torch.save(thing, path)
     below, leaves = {}, {}

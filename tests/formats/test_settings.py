@@ -92,12 +92,12 @@ def test_a_container_that_is_shared_is_listed_each_time(tmp_path):
 def test_deep_ones_are_digested(tmp_path):
     """Below eight levels the rest is one digest, and differs where the depth does."""
 
-    def nested(value):
+    def nest_value(value):
         for _ in range(20):
             value = {"d": value}
         return value
 
-    one, two = settings(tmp_path, x=nested(1))[0], settings(tmp_path, x=nested(2))[0]
+    one, two = settings(tmp_path, x=nest_value(1))[0], settings(tmp_path, x=nest_value(2))[0]
     assert one != two
     assert len(one) == 1
 

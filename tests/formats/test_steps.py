@@ -19,13 +19,13 @@ from statecli.pickle_scan.step_budget import FLOW_PER_BYTE, FLOW_PER_OPCODE, Bud
 from statecli.storage.byte_source import Source
 from statecli.targets.target_result import Status
 
-from .attacks import Member, build, called, four, get, named, number, put, records, short, stacked
+from .attacks import Member, build, call_function, four, get, global_name, number, put, records, short, stack_global
 
 SHARED = b"r" + struct.pack("<I", 0)
 GET = b"j" + struct.pack("<I", 0)
-EMPTY_OBJECT = stacked("argparse", "Namespace") + b")\x81"
-DICT = stacked("builtins", "dict")
-PARTIAL = stacked("functools", "partial")
+EMPTY_OBJECT = stack_global("argparse", "Namespace") + b")\x81"
+DICT = stack_global("builtins", "dict")
+PARTIAL = stack_global("functools", "partial")
 
 
 def sharing(shared, user, count):
@@ -45,7 +45,9 @@ def settings(count):
 
 def dtype(code, state):
     """A numpy dtype of this code and state."""
-    return called(stacked("numpy", "dtype"), short(code), b"\x89", b"\x88") + b"(" + number(3) + state + b"tb"
+    return (
+        call_function(stack_global("numpy", "dtype"), short(code), b"\x89", b"\x88") + b"(" + number(3) + state + b"tb"
+    )
 
 
 def doubled_dtypes(levels):
@@ -76,7 +78,7 @@ def code(text):
     return build([*records(), Member("archive/code/__torch__.py", text)])
 
 
-def taken(tmp_path, data):
+def count_steps(tmp_path, data):
     """The steps that a scan of the file takes, and what it found."""
     path = tmp_path / "model.pt"
     path.write_bytes(data)
@@ -88,7 +90,7 @@ def taken(tmp_path, data):
 
 def test_code_of_many_short_lines_exceeds_the_budget(tmp_path):
     """60 MB of it, packed to 60 kB, took minutes."""
-    (steps, found) = taken(tmp_path, code(b"f\n" * 13_000_000))
+    (steps, found) = count_steps(tmp_path, code(b"f\n" * 13_000_000))
     assert steps[Budget.TEXT] > Budget.TEXT.limit
     assert any("code tokens" in (pickle.unread or "") for pickle in found)
 
@@ -110,7 +112,7 @@ LINEAR = {
         45_000,
     ),
     "a function called with itself": (
-        build(records(four(stacked("copyreg", "__newobj__") + SHARED + b"(" + GET * 4000 + b"tR"))),
+        build(records(four(stack_global("copyreg", "__newobj__") + SHARED + b"(" + GET * 4000 + b"tR"))),
         Budget.FLOW,
         60_000,
     ),
@@ -121,7 +123,7 @@ LINEAR = {
 def test_a_file_that_once_took_minutes_takes_few_steps(name, tmp_path):
     """No budget is exceeded, and all of the file is read. The parser of torch crashes at the chain of 20,000 names."""
     data, budget, most = LINEAR[name]
-    steps, found = taken(tmp_path, data)
+    steps, found = count_steps(tmp_path, data)
     assert steps[budget] <= most
     unread = [pickle.unread for pickle in found if pickle.unread]
     assert [why.endswith("which crashes torch.jit.load") for why in unread] == [True] * (name in _DEEP)
@@ -133,20 +135,20 @@ _DEEP = frozenset(["a long chain of autograd"])
 
 # What is shared and judged again for each that has it. An honest pickler writes none of them.
 SHARED_BY_MANY = {
-    "arguments": sharing(b"(" + b"N" * 3000 + b"t", stacked("uuid", "UUID") + GET + b"R", 3000),
-    "a list among arguments": sharing(sequence(3000), stacked("uuid", "UUID") + GET + b"\x85R", 3000),
+    "arguments": sharing(b"(" + b"N" * 3000 + b"t", stack_global("uuid", "UUID") + GET + b"R", 3000),
+    "a list among arguments": sharing(sequence(3000), stack_global("uuid", "UUID") + GET + b"\x85R", 3000),
     "a list in a state": sharing(sequence(3000), EMPTY_OBJECT + b"}" + short("a") + GET + b"sb", 3000),
-    "keyword arguments": sharing(settings(1200), stacked("uuid", "UUID") + b")" + GET + b"\x92", 1200),
+    "keyword arguments": sharing(settings(1200), stack_global("uuid", "UUID") + b")" + GET + b"\x92", 1200),
     "persistent ids": sharing(b"(" + b"N" * 3000 + b"t", GET + b"Q", 3000),
     "parts of jagged tensors": sharing(
-        settings(3000), stacked("torch.nested._internal.nested_tensor", "_rebuild_njt") + GET + b"\x85R", 3000
+        settings(3000), stack_global("torch.nested._internal.nested_tensor", "_rebuild_njt") + GET + b"\x85R", 3000
     ),
     "modules in modules": sharing(
         settings(3000),
-        stacked("torch.nn.modules.linear", "Linear") + b")\x81}(" + short("_modules") + GET + b"ub",
+        stack_global("torch.nn.modules.linear", "Linear") + b")\x81}(" + short("_modules") + GET + b"ub",
         3000,
     ),
-    "the characters of a name": sharing(named("a" * 30_000, "b"), GET + b")R", 6000),
+    "the characters of a name": sharing(global_name("a" * 30_000, "b"), GET + b")R", 6000),
     "arguments of partials": put_off(3000, 3000).replace(b"K\1" * 3000, EMPTY_OBJECT * 3000),
 }
 
@@ -158,7 +160,7 @@ FOLLOWED_ONCE = ("a list among arguments", "keyword arguments")
 @pytest.mark.parametrize("name", FOLLOWED_ONCE)
 def test_what_many_calls_are_given_is_followed_once(name, tmp_path):
     """However many calls there are."""
-    steps, _ = taken(tmp_path, build(records(SHARED_BY_MANY[name])))
+    steps, _ = count_steps(tmp_path, build(records(SHARED_BY_MANY[name])))
     assert steps[Budget.FLOW] < 40_000
 
 
@@ -177,7 +179,7 @@ def test_cheap_opcodes_buy_few_steps(count):
 def test_what_many_objects_share_ends_at_the_budget(name, tmp_path, monkeypatch):
     """The finding names the budget; the steps are those of the budget and of one container more."""
     monkeypatch.setattr(Budget.FLOW, "limit", 100_000)
-    steps, actual = taken(tmp_path, build(records(SHARED_BY_MANY[name])))
+    steps, actual = count_steps(tmp_path, build(records(SHARED_BY_MANY[name])))
     limit = Budget.FLOW.limit + int(min(FLOW_PER_OPCODE * steps[Budget.OPCODES], FLOW_PER_BYTE * steps[Budget.BYTES]))
     assert limit < steps[Budget.FLOW] <= limit + 6001, steps
     assert actual[0].unread == f"statecli stopped the scan at its limit of {limit:,} values to check"
@@ -187,7 +189,7 @@ def test_what_many_objects_share_ends_at_the_budget(name, tmp_path, monkeypatch)
 def test_calls_end_at_their_budget(name, counted, tmp_path, monkeypatch):
     """A call costs as much as 50 opcodes; the `.metadata` of a large model has millions of them."""
     monkeypatch.setattr(Budget.CALLS, "limit", 1000)
-    (tmp_path / name).write_bytes(four(stacked("builtins", "list") + SHARED + (GET + b")R0") * 1500))
+    (tmp_path / name).write_bytes(four(stack_global("builtins", "list") + SHARED + (GET + b")R0") * 1500))
     with Source(str(tmp_path / name)) as source:
         (actual,) = _scan.FileScan(source).scan()
     assert actual.unread == ("statecli stopped the scan at its limit of 1,000 calls" if counted else None)
@@ -200,9 +202,11 @@ def grown_later(user, count):
 
 READ_AGAIN = {name: SHARED_BY_MANY[name] for name in ("arguments", "a list among arguments")} | {
     "a state": sharing(settings(3000), EMPTY_OBJECT + GET + b"b", 3000),
-    "a list that grows": grown_later(stacked("uuid", "UUID") + GET + b"\x85R", 3000),
+    "a list that grows": grown_later(stack_global("uuid", "UUID") + GET + b"\x85R", 3000),
     "a list in a deque": sharing(
-        stacked("collections", "deque") + sequence(3000) + b"\x85R", stacked("builtins", "list") + GET + b"\x85R", 3000
+        stack_global("collections", "deque") + sequence(3000) + b"\x85R",
+        stack_global("builtins", "list") + GET + b"\x85R",
+        3000,
     ),
 }
 
@@ -219,8 +223,8 @@ def test_what_many_objects_share_is_not_read_for_each(name, tmp_path):
 def test_a_name_that_calls_spell_does_not_grow_without_end(tmp_path):
     """`getattr(getattr(a.b, "x"), "x")` is a.b.x.x, and a thousand characters at most."""
     step = put(2) + b"0" + get(1) + get(2) + short("x") + b"\x86R"
-    body = stacked("builtins", "getattr") + put(1) + b"0" + stacked("a", "b") + step * 4000
-    _, actual = taken(tmp_path, build(records(four(body))))
+    body = stack_global("builtins", "getattr") + put(1) + b"0" + stack_global("a", "b") + step * 4000
+    _, actual = count_steps(tmp_path, build(records(four(body))))
     assert max(len(name.qualified) for name in actual[0].names) <= 1010
 
 
@@ -234,7 +238,7 @@ def test_settings_that_nest_without_end_are_cut(tmp_path):
 def test_a_scan_over_its_budget_is_an_unscanned_pickle(tmp_path, monkeypatch):
     """Each budget is named by the finding, and what was read before is still reported."""
     monkeypatch.setattr(Budget.FLOW, "limit", -10_000)
-    evil = called(named("os", "system"), short("true"))
+    evil = call_function(global_name("os", "system"), short("true"))
     (tmp_path / "a.pt").write_bytes(build(records(four(evil + EMPTY_OBJECT + b"}b\x86"))))
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unsafe-global", "unscanned-pickle"))).targets
     assert [finding.rule for finding in target.findings] == ["unsafe-global", "unscanned-pickle"]
@@ -255,14 +259,14 @@ def test_each_budget_is_named_where_it_is_exceeded(budget):
 def test_opcodes_are_counted_one_by_one(tmp_path):
     """Those of many small pickles are not lost. The same pickle in two records is read once."""
     small = [Member(f"archive/{n}.pkl", four(b"N0" * n + b"N")) for n in range(50)]
-    steps, _ = taken(tmp_path, build([*records(four(b"N")), *small]))
+    steps, _ = count_steps(tmp_path, build([*records(four(b"N")), *small]))
     assert steps[Budget.OPCODES] == sum(3 + 2 * n for n in range(50))
 
 
 def test_compressed_storages_are_not_inflated_to_be_scanned(tmp_path):
     """Three storages of 10 MB each, which begin like no pickle, cost no bytes."""
     storages = [Member(f"archive/data/{n}", b"\1" * 10_000_000, method=8) for n in range(1, 4)]
-    steps, found = taken(tmp_path, build([*records(), *storages]))
+    steps, found = count_steps(tmp_path, build([*records(), *storages]))
     assert steps[Budget.BYTES] < 1000
     assert not [pickle.unread for pickle in found if pickle.unread]
 

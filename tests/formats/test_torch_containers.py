@@ -17,7 +17,20 @@ from statecli.pickles.nodes import Pickle
 from statecli.storage.byte_source import HEAD_BYTES, Source, Window
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
 
-from .attacks import Lies, Member, build, changed, legacy, number, pickled, records, state_dict, tensor, text, without
+from .attacks import (
+    Lies,
+    Member,
+    build,
+    build_pickle,
+    change_record,
+    legacy,
+    number,
+    records,
+    state_dict,
+    tensor,
+    text,
+    without,
+)
 
 
 @dataclass
@@ -50,7 +63,7 @@ def contents(tmp_path, monkeypatch):
     return read
 
 
-def refused(contents, data, reader=torch_zip) -> str:
+def refusal_line(contents, data, reader=torch_zip) -> str:
     """The line a reader refuses this with."""
     with pytest.raises(UnreadableError) as caught:
         contents(data, reader)
@@ -154,18 +167,18 @@ def test_records_that_older_torch_did_not_write_may_be_missing(contents, name):
 
 def test_big_endian(contents):
     """The byteorder record says it for every storage."""
-    assert contents(build(changed("byteorder", data=b"big"))).storages["0"].big_endian
+    assert contents(build(change_record("byteorder", data=b"big"))).storages["0"].big_endian
 
 
 def test_a_checksum_of_zero_is_none_recorded(contents):
     """But for an empty storage, whose checksum is 0."""
-    made = contents(build([*changed("data/0", crc=0), Member("archive/data/1", b"")]))
+    made = contents(build([*change_record("data/0", crc=0), Member("archive/data/1", b"")]))
     assert (made.storages["0"].crc32, made.storages["1"].crc32) == (None, 0)
 
 
 def test_an_archive_without_checksums_is_read_and_odd(contents):
     """torch.save writes it when told to; Python's zipfile refuses it."""
-    made = contents(build(changed("data.pkl", crc=0)))
+    made = contents(build(change_record("data.pkl", crc=0)))
     assert made.oddities == ["no-checksums"]
 
 
@@ -181,7 +194,7 @@ def test_the_order_of_records_is_free(contents):
 
 def test_a_deflated_data_pkl_is_read(contents):
     """torch reads it too."""
-    assert list(contents(build(changed("data.pkl", method=8))).pickle.root) == ["w"]
+    assert list(contents(build(change_record("data.pkl", method=8))).pickle.root) == ["w"]
 
 
 ODD = {
@@ -191,7 +204,7 @@ ODD = {
     "case-only-names": build([*records(), Member("archive/DATA.PKL")]),
     "unused-storages": build([*records(), Member("archive/data/1", b"x")]),
     "unused-records": build([*records(), Member("archive/extra", b"x")]),
-    "format-version": build(changed(".format_version", data=b"2")),
+    "format-version": build(change_record(".format_version", data=b"2")),
 }
 
 
@@ -215,7 +228,7 @@ REFUSED = {
         build(records(version=b"9" * 5000)),
         "archive/version has 5,000 bytes, more than statecli's limit of 64",
     ),
-    "byteorder middle": (build(changed("byteorder", data=b"middle")), "byteorder record contains 'middle'"),
+    "byteorder middle": (build(change_record("byteorder", data=b"middle")), "byteorder record contains 'middle'"),
     "an unfinished save": (build(without("data.pkl")), "holds no data.pkl: the save did not finish"),
     "TorchScript": (build([*records(), Member("archive/constants.pkl", b"x")]), "is a TorchScript archive"),
     "torch.export": (
@@ -252,9 +265,9 @@ REFUSED = {
     ),
     "a folder with a NUL": (build(records(folder="a\0b")), "'a\\x00b/', contains a NUL"),
     "a folder and a NUL": (build([*records(folder="a\0"), Member("a", b"3")]), "'a\\x00/', contains a NUL"),
-    "a damaged pickle": (build(changed("data.pkl", crc=1)), "archive/data.pkl: checksum wrong"),
+    "a damaged pickle": (build(change_record("data.pkl", crc=1)), "archive/data.pkl: checksum wrong"),
     "a compressed storage": (
-        build(changed("data/0", method=8)),
+        build(change_record("data/0", method=8)),
         "'archive/data/0' is compressed; save the checkpoint again with torch",
     ),
     "two data.pkl": (
@@ -270,20 +283,20 @@ REFUSED = {
 def test_wrong_archives_have_their_line(contents, case):
     """Each is refused, and named."""
     data, message = case
-    assert message in refused(contents, data)
+    assert message in refusal_line(contents, data)
 
 
 def test_a_pickle_bomb_is_refused_before_it_is_inflated(contents):
     """A megabyte over the limit for compressed records; packing it takes 0.4 s, so it is packed here alone."""
     bomb = Member("a/data.pkl", b"]" * 68_000_000, method=8)
-    assert "takes 68,000,000 bytes unpacked" in refused(contents, build([bomb, *records(folder="a")[1:]]))
+    assert "takes 68,000,000 bytes unpacked" in refusal_line(contents, build([bomb, *records(folder="a")[1:]]))
 
 
 def test_a_truncated_archive_is_malformed(contents):
     """Cut at any byte, it is no archive; none of the cuts is taken for another kind of file."""
     data = build(records())
     for end in range(4, len(data)):
-        assert "file is truncated: " in refused(contents, data[:end])
+        assert "file is truncated: " in refusal_line(contents, data[:end])
 
 
 @pytest.mark.parametrize(
@@ -332,7 +345,7 @@ def test_bytes_after_the_stream_are_odd(contents):
 
 def test_a_stream_of_no_storages(contents):
     """An object without tensors is a stream as well."""
-    made = contents(legacy(pickled(number(1)), []), torch_legacy)
+    made = contents(legacy(build_pickle(number(1)), []), torch_legacy)
     assert (made.pickle.root, made.storages, made.oddities) == (1, {}, [])
 
 
@@ -346,8 +359,8 @@ def test_a_pickle_larger_than_the_first_window(contents):
 def test_a_pickle_over_the_limit_is_refused(contents, monkeypatch):
     """The window stops growing."""
     monkeypatch.setattr(torch_legacy, "MAX_PICKLE", 100_000)
-    data = legacy(pickled(text("x" * 200_000)), [])
-    assert "the object is a pickle of more than 100,000 bytes, the limit of statecli" in refused(
+    data = legacy(build_pickle(text("x" * 200_000)), [])
+    assert "the object is a pickle of more than 100,000 bytes, the limit of statecli" in refusal_line(
         contents, data, torch_legacy
     )
 
@@ -359,15 +372,18 @@ def test_a_view_record_and_an_unused_view_are_read(contents):
 
 
 def storage_id(*items: bytes) -> bytes:
-    return legacy(pickled(b"(" + b"".join(items) + b"tQ"), [("0", 4, bytes(16))])
+    return legacy(build_pickle(b"(" + b"".join(items) + b"tQ"), [("0", 4, bytes(16))])
 
 
 FLOAT = b"ctorch\nFloatStorage\n"
 REFUSED_STREAMS = {
     "another magic number": (legacy(ONE, [], magic=7), "its magic number is missing"),
-    "another version": (STREAM.replace(pickled(number(1001)), pickled(number(1002))), "its format version is 1002"),
+    "another version": (
+        STREAM.replace(build_pickle(number(1001)), build_pickle(number(1002))),
+        "its format version is 1002",
+    ),
     "a version that is a list": (
-        STREAM.replace(pickled(number(1001)), pickled(b"]")),
+        STREAM.replace(build_pickle(number(1001)), build_pickle(b"]")),
         "its format version is not a 64-bit integer",
     ),
     "too few elements": (
@@ -391,7 +407,7 @@ REFUSED_STREAMS = {
         legacy(state_dict(a=tensor(), b=tensor(kind="IntStorage")), [("0", 4, bytes(16))]),
         "storage '0' has two descriptions: 4 float32 elements and 4 int32 elements",
     ),
-    "an id in text": (legacy(pickled(b"Pevil\n"), []), "as torch writes it; save the checkpoint again"),
+    "an id in text": (legacy(build_pickle(b"Pevil\n"), []), "as torch writes it; save the checkpoint again"),
     "an id of two": (storage_id(text("storage"), FLOAT), "as torch writes it; save the checkpoint again"),
     "an id of another kind": (
         storage_id(text("stor"), FLOAT, text("0"), text("cpu"), number(4)),
@@ -428,13 +444,13 @@ REFUSED_STREAMS = {
 def test_wrong_streams_have_their_line(contents, case):
     """Each is refused, and named."""
     data, message = case
-    assert message in refused(contents, data, torch_legacy)
+    assert message in refusal_line(contents, data, torch_legacy)
 
 
 def test_every_cut_of_a_stream_is_malformed(contents):
     """Cut at any byte, inside a pickle, between two or in the storages."""
     for end in range(1, len(STREAM)):
-        assert "truncated" in refused(contents, STREAM[:end], torch_legacy)
+        assert "truncated" in refusal_line(contents, STREAM[:end], torch_legacy)
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -449,7 +465,7 @@ def test_the_stream_is_told_by_its_magic_number_in_any_protocol(protocol):
 # Real files.
 
 
-def saved(path, value, **kwargs) -> str:
+def save_value(path, value, **kwargs) -> str:
     import torch
 
     torch.save(value, path, **kwargs)
@@ -478,7 +494,7 @@ def test_every_storage_of_a_real_file_holds_torchs_bytes(tmp_path, reader, proto
 
     from statecli import formats
 
-    path = saved(
+    path = save_value(
         tmp_path / "net.v2.pt",
         values(torch),
         pickle_protocol=protocol,
@@ -509,7 +525,7 @@ def test_alignment_and_checksums_as_torch_is_configured(tmp_path, alignment):
     config.save.storage_alignment = alignment
     torch.serialization.set_crc32_options(False)
     try:
-        path = saved(tmp_path / "x.pt", {"w": torch.ones(5)})
+        path = save_value(tmp_path / "x.pt", {"w": torch.ones(5)})
     finally:
         config.save.storage_alignment = before
         torch.serialization.set_crc32_options(True)
@@ -527,7 +543,7 @@ def test_an_archive_over_4_gib_is_read_by_its_zip64_fields(tmp_path):
     with FakeTensorMode():
         value = {"big": torch.empty(5 * 2**30, dtype=torch.uint8), "small": torch.empty(3)}
     with torch.serialization.skip_data(materialize_fake_tensors=True):
-        path = saved(tmp_path / "big.pt", value)
+        path = save_value(tmp_path / "big.pt", value)
     _, storages, _ = torch_zip.read_contents(path)
     assert [one.length for one in storages.values()] == [5 * 2**30, 12]
     assert storages["1"].offset > 5 * 2**30
@@ -565,7 +581,7 @@ def test_a_whole_module_of_the_old_stream_names_its_classes(tmp_path):
     """Its persistent ids for classes are taken for the classes."""
     import torch
 
-    path = saved(tmp_path / "x.pt", torch.nn.Linear(2, 3), _use_new_zipfile_serialization=False)
+    path = save_value(tmp_path / "x.pt", torch.nn.Linear(2, 3), _use_new_zipfile_serialization=False)
     from statecli import formats
 
     assert {tensor.fqn: tensor.shape for tensor in formats.read(path).tensors} == {"weight": (3, 2), "bias": (3,)}

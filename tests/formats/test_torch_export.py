@@ -38,8 +38,8 @@ from statecli.values.read import read_all_values
 
 from ..forked_python import run_code, run_python
 from . import attacks
-from .test_any_bytes import tried
-from .torch_archives import built
+from .test_any_bytes import read_or_refuse
+from .torch_archives import build_archive
 
 packages = pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
 
@@ -96,7 +96,7 @@ def new(program, path: Path) -> Path:
     return path
 
 
-def _serialized(program):
+def _serialize(program):
     from torch._export.serde.serialize import serialize
 
     return serialize(program)
@@ -104,7 +104,7 @@ def _serialized(program):
 
 def of_2_8(program, path: Path) -> Path:
     """One archive of torch.save for all weights and one for all constants; torch 2.13 still loads it."""
-    made = _serialized(program)
+    made = _serialize(program)
     with packages.PT2ArchiveWriter(str(path)) as writer:
         writer.write_bytes("models/model.json", made.exported_program)
         writer.write_bytes("data/weights/model.pt", made.state_dict)
@@ -115,7 +115,7 @@ def of_2_8(program, path: Path) -> Path:
 
 def of_2_7(program, path: Path, suffix: str = "pt") -> Path:
     """A plain zip; torch 2.13 still loads it."""
-    made = _serialized(program)
+    made = _serialize(program)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("serialized_exported_program.json", made.exported_program)
         archive.writestr(f"serialized_state_dict.{suffix}", made.state_dict)
@@ -346,18 +346,18 @@ def entry(parts, **changes) -> dict[str, bytes]:
 
 def test_an_archive_built_by_hand_is_read(parts, tmp_path):
     """What the damaged ones below are made of is sound."""
-    rows = read(built(tmp_path / "y.pt2", parts)).tensors
+    rows = read(build_archive(tmp_path / "y.pt2", parts)).tensors
     assert [(row.fqn, row.shape, row.damage) for row in rows] == [("weight", (2, 3), None), ("bias", (2,), None)]
 
 
 def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
     """torch.export.load ignores the record, and swaps nothing."""
-    path = built(tmp_path / "x.pt2", {**parts, "byteorder": b"big"})
+    path = build_archive(tmp_path / "x.pt2", {**parts, "byteorder": b"big"})
     weight = torch.export.load(path).state_dict["weight"]
     assert line(path).startswith(
         "the byteorder record is 'big', but torch.jit.load and torch.export.load ignore this record"
     )
-    assert torch.equal(weight, torch.export.load(built(tmp_path / "x.pt2", parts)).state_dict["weight"])
+    assert torch.equal(weight, torch.export.load(build_archive(tmp_path / "x.pt2", parts)).state_dict["weight"])
 
 
 def _int(number):
@@ -412,7 +412,7 @@ def test_a_tensor_that_contradicts_the_archive_spoils_itself_alone(case, parts, 
     """The others are listed, and the exit code is 2."""
     changes, said = WRONG[case]
     changes = {key: dict(value) if key == "meta" else value for key, value in changes.items()}
-    path = built(tmp_path / "y.pt2", entry(parts, **changes))
+    path = build_archive(tmp_path / "y.pt2", entry(parts, **changes))
     rows = {row.fqn: row for row in read(path).tensors}
     assert rows["bias"].damage is None
     assert said in rows["weight"].damage
@@ -424,7 +424,7 @@ def test_a_pickle_by_a_number_is_what_torch_loads(parts, tmp_path):
     """torch takes any truth for use_pickle: the bytes at the offset are not the weight."""
     out = io.BytesIO()
     torch.save(nn.Parameter(torch.full((2, 3), 9.0)), out)
-    path = built(tmp_path / "y.pt2", {**entry(parts, use_pickle=1), "data/weights/weight_0": out.getvalue()})
+    path = build_archive(tmp_path / "y.pt2", {**entry(parts, use_pickle=1), "data/weights/weight_0": out.getvalue()})
     assert torch.export.load(path).state_dict["weight"].tolist() == [[9.0] * 3] * 2
     assert "its use_pickle is 1" in read(path).tensors[0].damage
 
@@ -434,10 +434,10 @@ def test_tensors_of_one_record_have_one_type(meta, parts, tmp_path):
     """torch gives both the dtype and the device of the first."""
     config = json.loads(parts[CONFIG])
     config["config"]["bias"]["path_name"] = config["config"]["weight"]["path_name"]
-    sound = built(tmp_path / "x.pt2", {**parts, CONFIG: _json(config)})
+    sound = build_archive(tmp_path / "x.pt2", {**parts, CONFIG: _json(config)})
     assert [row.damage for row in read(sound).tensors] == [None, None]
     config["config"]["bias"]["tensor_meta"].update(meta)
-    path = built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})
+    path = build_archive(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})
     bias = torch.export.load(path).state_dict["bias"]
     assert (bias.dtype, bias.device.type) == (torch.float32, "cpu")
     assert f"its {next(iter(meta))} differs from the {next(iter(meta))} of the first tensor in record 'weight_0'" in (
@@ -459,7 +459,7 @@ def test_two_descriptions_of_a_storage_in_an_archive_of_torch_save_cannot_be_tol
     with zipfile.ZipFile(out, "w") as archive:
         for name, data in inner.items():
             archive.writestr(name, data)
-    rows = read(built(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": out.getvalue()})).tensors
+    rows = read(build_archive(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": out.getvalue()})).tensors
     assert all("in two ways" in row.damage for row in rows)
 
 
@@ -471,7 +471,7 @@ def test_a_constant_is_a_tensor_by_the_name_of_its_record(parts, tmp_path):
         "data/constants/model_constants_config.json": _json({"config": item}),
         "data/constants/opaque_obj_0": b"\x80\2K\1.".ljust(8, b"\0"),
     }
-    path = built(tmp_path / "y.pt2", {**parts, **records})
+    path = build_archive(tmp_path / "y.pt2", {**parts, **records})
     assert torch.export.load(path).constants["obj"] == 1
     state = read(path)
     assert "obj" not in {row.fqn for row in state.tensors}
@@ -484,7 +484,7 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
         (CONFIG, f"holds no {CONFIG}: the export did not finish; export the program again"),
         ("data/constants/model_constants_config.json", "holds no data/constants/model_constants_config.json: the "),
     ):
-        path = built(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != gone})
+        path = build_archive(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != gone})
         assert line(path).startswith(said)
     for changed, data, said in (
         (
@@ -504,7 +504,7 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
         ("models/model.json", b"{}", "its program has no list graph_module.signature.input_specs"),
         ("models/model.json", b"[]", "models/model.json is not a JSON object"),
     ):
-        assert line(built(tmp_path / "y.pt2", {**parts, changed: data})).startswith(said)
+        assert line(build_archive(tmp_path / "y.pt2", {**parts, changed: data})).startswith(said)
 
 
 MODEL = "models/model.json"
@@ -515,16 +515,17 @@ def test_weights_of_a_program_that_is_missing_are_no_clean_archive(parts, progra
     for folder in ("weights", "constants"):
         beside = f"data/{'weights' if folder == 'constants' else 'constants'}/"
         left = {name: data for name, data in parts.items() if name != MODEL and not name.startswith(beside)}
-        path = built(tmp_path / "y.pt2", left)
+        path = build_archive(tmp_path / "y.pt2", left)
         assert line(path) == f"holds {folder} of 'model' but no models/model.json; export the program again"
         assert run("audit", path).returncode == 2
     with zipfile.ZipFile(of_2_8(program, tmp_path / "x.pt2")) as archive:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    path = built(tmp_path / "y.pt2", {name: data for name, data in records.items() if name != MODEL})
+    path = build_archive(tmp_path / "y.pt2", {name: data for name, data in records.items() if name != MODEL})
     assert line(path) == "holds weights of 'model' but no models/model.json; export the program again"
     other = {**parts, "data/weights/b_weights_config.json": b'{"config": {}}'}
     assert (
-        line(built(tmp_path / "y.pt2", other)) == "holds weights of 'b' but no models/b.json; export the program again"
+        line(build_archive(tmp_path / "y.pt2", other))
+        == "holds weights of 'b' but no models/b.json; export the program again"
     )
 
 
@@ -537,8 +538,8 @@ def schema(parts, version) -> dict[str, bytes]:
 
 def test_a_newer_schema_is_refused(parts, tmp_path, line):
     """torch.export.load refuses it too; the program may mean something else by the same words."""
-    torch.export.load(built(tmp_path / "y.pt2", schema(parts, {"major": 0, "minor": 0})))
-    path = built(tmp_path / "y.pt2", schema(parts, {"major": 99, "minor": 1}))
+    torch.export.load(build_archive(tmp_path / "y.pt2", schema(parts, {"major": 0, "minor": 0})))
+    path = build_archive(tmp_path / "y.pt2", schema(parts, {"major": 99, "minor": 1}))
     with pytest.raises(RuntimeError):
         torch.export.load(path)
     assert (
@@ -551,7 +552,7 @@ def test_a_newer_schema_is_refused(parts, tmp_path, line):
 @pytest.mark.parametrize("version", [{"major": 7, "minor": 3}, 1], ids=["7.3", "1"])
 def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
     """Which torch 2.13 does not load: what is a weight has always been said in the same way."""
-    state = read(built(tmp_path / "y.pt2", schema(parts, version)))
+    state = read(build_archive(tmp_path / "y.pt2", schema(parts, version)))
     assert len(state.tensors) == 2
     (said,) = [oddity.message for oddity in state.oddities if oddity.name == "schema-version"]
     assert said.endswith("but torch 2.13 loads only 8")
@@ -560,19 +561,19 @@ def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
 @pytest.mark.parametrize("version", [None, {"major": 0, "minor": 0}, {"major": 8, "minor": 99}], ids=["none", "0", "8"])
 def test_a_schema_that_torch_loads_is_no_note(version, parts, tmp_path):
     """0.0 means that nobody checks it; a minor changes nothing that was there."""
-    state = read(built(tmp_path / "y.pt2", schema(parts, version)))
+    state = read(build_archive(tmp_path / "y.pt2", schema(parts, version)))
     assert (len(state.tensors), [oddity.name for oddity in state.oddities]) == (2, [])
 
 
 @pytest.mark.parametrize("version", ["8", [8, 20], {}, {"major": True}, {"major": -1}, 8.5], ids=repr)
 def test_a_schema_that_is_no_version_is_refused(version, parts, tmp_path, line):
     """One line says what stands there."""
-    assert "expected an integer of 0 or more" in line(built(tmp_path / "y.pt2", schema(parts, version)))
+    assert "expected an integer of 0 or more" in line(build_archive(tmp_path / "y.pt2", schema(parts, version)))
 
 
 def test_an_archive_older_than_its_version_is_read(parts, tmp_path):
     """torch takes it for version 0."""
-    path = built(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != "archive_version"})
+    path = build_archive(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != "archive_version"})
     assert len(read(path).tensors) == 2
 
 
@@ -580,7 +581,7 @@ def test_a_name_that_only_the_signature_has_is_damage(parts, tmp_path):
     """The others are listed."""
     config = json.loads(parts[CONFIG])
     del config["config"]["weight"]
-    rows = {row.fqn: row for row in read(built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})).tensors}
+    rows = {row.fqn: row for row in read(build_archive(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})).tensors}
     assert rows["weight"].damage.endswith(
         "the program needs this tensor, but no weight and no constant of the archive has its name"
     )
@@ -592,14 +593,14 @@ def test_a_name_that_only_the_entries_have_is_listed(parts, tmp_path):
     config = json.loads(parts[CONFIG])
     config["config"]["more"] = config["config"]["weight"]
     config["config"]["buffer"] = {**config["config"]["bias"], "is_param": False}
-    rows = {row.fqn: row for row in read(built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})).tensors}
+    rows = {row.fqn: row for row in read(build_archive(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})).tensors}
     assert (rows["more"].kind, rows["more"].tied_to) == (Kind.PARAMETER, ("weight",))
     assert (rows["buffer"].kind, rows["buffer"].persistent) == (Kind.BUFFER, True)
 
 
 def test_a_name_among_both_is_refused(parts, tmp_path, line):
     """Which of them counts cannot be told."""
-    path = built(tmp_path / "y.pt2", {**parts, "data/constants/model_constants_config.json": parts[CONFIG]})
+    path = build_archive(tmp_path / "y.pt2", {**parts, "data/constants/model_constants_config.json": parts[CONFIG]})
     assert line(path).endswith("is in both the weights and the constants; expected only one of the two")
 
 
@@ -613,7 +614,7 @@ def test_objects_are_noted(parts, tmp_path):
         "config": {"obj": {"path_name": "custom_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}}
     }
     name = "data/constants/model_constants_config.json"
-    state = read(built(tmp_path / "y.pt2", {**parts, name: _json(config)}))
+    state = read(build_archive(tmp_path / "y.pt2", {**parts, name: _json(config)}))
     assert [(oddity.name, oddity.fqn) for oddity in state.oddities] == [("custom-object", "obj")]
     assert "(data/constants/custom_obj_0)" in state.oddities[0].message
 
@@ -630,7 +631,7 @@ def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr("archive/data.pkl", pickle)
         archive.writestr("archive/version", "3")
-    path = built(tmp_path / "y.pt2", {**parts, name: pickle if "opaque" in name else out.getvalue()})
+    path = build_archive(tmp_path / "y.pt2", {**parts, name: pickle if "opaque" in name else out.getvalue()})
     read(path)
     assert "os.system" in {mention.qualified for finding in scan_pickles(str(path)) for mention in finding.names}
     done = run("audit", path, "-f", "json")
@@ -662,8 +663,8 @@ def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, folder, par
         archive.writestr("archive/data.pkl", item + b"b.")
         archive.writestr("archive/version", "3\n")
         archive.writestr("archive/byteorder", "little")
-    declared = _declared("constants", "custom_obj_0")
-    path = built(tmp_path / "a.pt2", {**parts, **declared})
+    declared = _config_record("constants", "custom_obj_0")
+    path = build_archive(tmp_path / "a.pt2", {**parts, **declared})
     with zipfile.ZipFile(path, "a", method) as archive:
         archive.writestr(f"x/{folder}/custom_obj_0", out.getvalue())
     done = run("audit", path, "-f", "json")
@@ -685,7 +686,7 @@ def test_an_object_that_is_an_attribute_of_a_tensor_is_found(attribute, count, p
     weight, data = torch.ones(2), io.BytesIO()
     weight.foo = attribute
     torch.save(weight, data)
-    path = built(tmp_path / "a.pt2", {**parts, "data/weights/weight_9": data.getvalue()})
+    path = build_archive(tmp_path / "a.pt2", {**parts, "data/weights/weight_9": data.getvalue()})
     assert len([message for _, message in findings(path) if "a tensor has a Python object" in message]) == count
 
 
@@ -697,7 +698,7 @@ def _in_protocol_0(begin: bytes, mark: Path) -> bytes:
     return begin + f"cos\nsystem\n(S'touch {mark}'\ntR.".encode()
 
 
-def _declared(folder: str, name: str, **fields) -> dict[str, bytes]:
+def _config_record(folder: str, name: str, **fields) -> dict[str, bytes]:
     item = {"path_name": name, "is_param": False, "use_pickle": True, "tensor_meta": None, **fields}
     return {f"data/{folder}/model_{folder}_config.json": _json({"config": {"obj": item}})}
 
@@ -715,8 +716,8 @@ def test_an_object_is_a_pickle_whatever_it_begins_with(begin, parts, tmp_path):
     """torch.export.load unpickles each constant that is called an opaque object."""
     mark = tmp_path / "ran"
     pickle = _in_protocol_0(UNUSUAL[begin], mark)
-    records = {**parts, **_declared("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle}
-    _loads_and_is_found(built(tmp_path / "y.pt2", records), mark)
+    records = {**parts, **_config_record("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle}
+    _loads_and_is_found(build_archive(tmp_path / "y.pt2", records), mark)
 
 
 @pytest.mark.parametrize(
@@ -736,8 +737,8 @@ def test_an_object_is_found_by_the_name_that_the_loader_joins(folder, name, reco
     """torch's zip reader ignores case, and no name is normalised."""
     mark = tmp_path / "ran"
     pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")  # a small record is looked at in any case
-    records = {**parts, **_declared(folder, name), record: pickle}
-    _loads_and_is_found(built(tmp_path / "y.pt2", records), mark)
+    records = {**parts, **_config_record(folder, name), record: pickle}
+    _loads_and_is_found(build_archive(tmp_path / "y.pt2", records), mark)
 
 
 @pytest.mark.parametrize(
@@ -746,7 +747,7 @@ def test_an_object_is_found_by_the_name_that_the_loader_joins(folder, name, reco
 def test_an_archive_of_torch_save_may_be_a_stream_of_pickles(name, parts, tmp_path):
     """torch.load takes the legacy format wherever torch.export.load has it load a record."""
     mark = tmp_path / "ran"
-    _loads_and_is_found(built(tmp_path / "y.pt2", {**parts, name: _in_protocol_0(b"N0", mark)}), mark)
+    _loads_and_is_found(build_archive(tmp_path / "y.pt2", {**parts, name: _in_protocol_0(b"N0", mark)}), mark)
 
 
 def _behind(head: bytes, records: dict[str, bytes], tail: bytes) -> bytes:
@@ -769,7 +770,7 @@ def test_an_archive_between_other_bytes_is_found(head, tail, parts, tmp_path):
     """torch's zip reader takes the last end record of the last 69,632 bytes, whatever follows it."""
     mark = tmp_path / "ran"
     pickle = _in_protocol_0(b"N0", mark)
-    records = {**parts, **_declared("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle}
+    records = {**parts, **_config_record("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle}
     begin = {"safetensors": _safetensors_head(0), "GGUF": b"GGUF\3\0\0\0" + bytes(16), "a pickle": b"\x80\2}."}[head]
     if head == "safetensors":
         begin = _safetensors_head(len(_behind(_safetensors_head(10**6), records, tail)) - len(_safetensors_head(10**6)))
@@ -790,7 +791,7 @@ def test_a_storage_that_begins_like_a_pickle_is_no_finding(parts, tmp_path):
     """What a configuration declares as a storage is copied and never unpickled."""
     storage = next(name for name in parts if name.endswith("weights/weight_0"))
     data = b"N0cos\nsystem\n".ljust(len(parts[storage]), b"\0")
-    assert findings(built(tmp_path / "y.pt2", {**parts, storage: data})) == []
+    assert findings(build_archive(tmp_path / "y.pt2", {**parts, storage: data})) == []
 
 
 # --- expressions -----------------------------------------------------------------------------------------------------
@@ -900,7 +901,7 @@ def test_expressions_that_take_for_ever_are_found(parts, text, tmp_path):
     assert is_plain_expression(text)
     program = json.loads(parts["models/model.json"])
     program["graph_module"]["graph"]["sym_int_values"] = {"costly": {"as_expr": {"expr_str": text}}}
-    (finding,) = findings(built(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)}))
+    (finding,) = findings(build_archive(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)}))
     assert "sympy.sympify" in finding[1]
 
 
@@ -950,12 +951,12 @@ def test_code_among_the_expressions_is_found(writer, tmp_path):
 
 
 @pytest.mark.parametrize("function", ["exec", "eval"])
-def test_a_name_that_an_expression_binds_is_found(function, forged, tmp_path):
+def test_a_name_that_an_expression_binds_is_found(function, write_forged, tmp_path):
     """A loop gives two names of functions Python's own as values: nothing but names and numbers, and code runs."""
     pytest.importorskip("sympy")
     mark = tmp_path / "ran"
     letters = "+".join(f"Abs({ord(letter)})" for letter in f"open('{mark}','w')")
-    path = forged(
+    path = write_forged(
         "Symbol('s77', positive=True, integer=True)",
         f"Max(Min({letters}) for Abs in 1*(chr,) for Min in 1*({function},))",
     )
@@ -981,7 +982,7 @@ def test_every_record_below_models_is_a_program(model, suffix, parts, tmp_path):
         for name, data in parts.items()
         if name.startswith("data/") and "/model" in name
     }
-    path = built(tmp_path / "y.pt2", {**parts, **copies, f"models/{model}{suffix}": _json(program)})
+    path = build_archive(tmp_path / "y.pt2", {**parts, **copies, f"models/{model}{suffix}": _json(program)})
     _loads_and_is_found(path, mark)
 
 
@@ -1024,7 +1025,7 @@ def test_code_among_the_guards_is_found(parts, tmp_path):
     """The module of the program compiles it, and runs it when it is called."""
     mark = tmp_path / "ran"
     program = {**json.loads(parts["models/model.json"]), "guards_code": [f"open('{mark}', 'w')"]}
-    path = built(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)})
+    path = build_archive(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)})
     ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
     assert message.startswith("the module of the program calls builtins.exec, which compiles the guard")
@@ -1040,10 +1041,10 @@ class Guarded(nn.Module):
 
 
 @pytest.fixture
-def guarded(tmp_path):
+def write_guarded(tmp_path):
     """A program whose dict has a key, and whose text may be changed in the JSON afterwards."""
 
-    def made(key: str = "k", text: str = "abc", change: Callable[[dict], None] = lambda program: None) -> Path:
+    def write(key: str = "k", text: str = "abc", change: Callable[[dict], None] = lambda program: None) -> Path:
         program = torch.export.export(Guarded(), ({key: torch.ones(2)}, text))
         good = new(program, tmp_path / "x.pt2")
         with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as file:
@@ -1056,10 +1057,10 @@ def guarded(tmp_path):
                 file.writestr(name, data)
         return tmp_path / "y.pt2"
 
-    return made
+    return write
 
 
-def test_code_in_the_text_of_an_input_is_found(guarded, tmp_path):
+def test_code_in_the_text_of_an_input_is_found(write_guarded, tmp_path):
     """`.module()` writes the text into a guard between quotes, and compiles the guard."""
     mark = tmp_path / "ran"
     code = f"' #\n,'')\nopen('{mark}', 'w')\ndef h():\n  (1,'"
@@ -1069,8 +1070,8 @@ def test_code_in_the_text_of_an_input_is_found(guarded, tmp_path):
             if "as_string" in value:
                 value["as_string"] = code
 
-    assert findings(guarded()) == []
-    path = guarded(change=change)
+    assert findings(write_guarded()) == []
+    path = write_guarded(change=change)
     ((rule, message),) = findings(path)
     assert (rule, "builtins.exec" in message) == ("unsafe-global", True)
     with contextlib.suppress(Exception):
@@ -1078,11 +1079,11 @@ def test_code_in_the_text_of_an_input_is_found(guarded, tmp_path):
     assert mark.exists()
 
 
-def test_code_in_the_key_of_an_input_is_found(guarded, tmp_path):
+def test_code_in_the_key_of_an_input_is_found(write_guarded, tmp_path):
     """It ends the message of a guard, in the nesting of the arguments as well as in the example inputs."""
     mark = tmp_path / "ran"
     key = f'" + str(open("{mark}", "w")) + "'
-    path = guarded(key)
+    path = write_guarded(key)
     assert [rule for rule, _ in findings(path)] == ["unsafe-global", "unsafe-data"]
     torch.export.load(path).module()({key: torch.ones(2)}, "abc")
     assert mark.exists()
@@ -1095,7 +1096,7 @@ def test_a_key_of_the_example_inputs_alone_is_found(parts, tmp_path):
     inputs = {"data/sample_inputs/model.pt": data.getvalue()}
     same, other_case = {"data/constants/a.pt": data.getvalue()}, {"DATA/SAMPLE_INPUTS/MODEL.PT": data.getvalue()}
     for more in (inputs, {**same, **inputs}, other_case):
-        ((rule, message),) = findings(built(tmp_path / "a.pt2", {**parts, **more}))
+        ((rule, message),) = findings(build_archive(tmp_path / "a.pt2", {**parts, **more}))
         assert rule == "unsafe-data"
         assert "torch compiles Python code that contains the key" in message
 
@@ -1105,7 +1106,9 @@ def test_an_object_as_a_key_of_the_example_inputs_is_found(key, parts, tmp_path)
     """torch writes its repr into a guard; a DeviceMesh has the names of its dimensions in it, as they are."""
     data = io.BytesIO()
     torch.save((({key: torch.ones(2)},), {}), data)
-    actual_findings = findings(built(tmp_path / "a.pt2", {**parts, "data/sample_inputs/model.pt": data.getvalue()}))
+    actual_findings = findings(
+        build_archive(tmp_path / "a.pt2", {**parts, "data/sample_inputs/model.pt": data.getvalue()})
+    )
     assert any("key that is neither a string nor a number" in message for _, message in actual_findings)
 
 
@@ -1141,7 +1144,7 @@ def test_code_in_the_path_of_a_module_is_found(text, parts, tmp_path):
     for path, count in ((text, 1), ("L['self'].layers[0]", 0)):
         program = json.loads(parts["models/model.json"])
         program["graph_module"]["graph"]["nodes"][0]["metadata"]["nn_module_stack"] = f"a,{path},b"
-        assert len(findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))) == count
+        assert len(findings(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))) == count
 
 
 def test_unflatten_compiles_the_path_of_a_module(tmp_path):
@@ -1182,13 +1185,13 @@ class Two(nn.Module):
 
 
 @pytest.fixture
-def forged(tmp_path):
+def write_forged(tmp_path):
     """A program with one text of its JSON in the place of another, and more records behind it."""
     size = torch.export.Dim("n", min=6, max=600)
     program = torch.export.export(Two(), (torch.randn(12, 4), torch.ones(1)), dynamic_shapes=({0: size}, None))
     good = new(program, tmp_path / "x.pt2")
 
-    def made(old: str = "", forged: str = "", **more: bytes) -> Path:
+    def write(old: str = "", forged: str = "", **more: bytes) -> Path:
         with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as file:
             for name in archive.namelist():
                 data = archive.read(name)
@@ -1200,7 +1203,7 @@ def forged(tmp_path):
                 file.writestr(f"{archive.namelist()[0].partition('/')[0]}/{name}", data)
         return tmp_path / "y.pt2"
 
-    return made
+    return write
 
 
 def findings(path):
@@ -1209,12 +1212,12 @@ def findings(path):
     return [(finding.rule, finding.message) for finding in target.findings]
 
 
-def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
+def test_code_in_the_name_of_an_input_is_found(write_forged, tmp_path):
     """torch writes it into the source of a function, as a default, and runs that on load; here it is only named."""
     pytest.importorskip("sympy")
-    assert findings(forged()) == []
+    assert findings(write_forged()) == []
     mark = tmp_path / "ran"
-    path = forged("y", f"y=__import__('pathlib').Path('{mark}').touch()")
+    path = write_forged("y", f"y=__import__('pathlib').Path('{mark}').touch()")
     ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
     assert message.startswith("loading the file calls builtins.exec, which compiles a graph in which")
@@ -1241,9 +1244,9 @@ def test_code_in_the_name_of_an_input_is_found(forged, tmp_path):
     ],
     ids=lambda one: str(one)[:24],
 )
-def test_what_a_graph_calls_is_judged(target, rule, what, forged):
+def test_what_a_graph_calls_is_judged(target, rule, what, write_forged):
     """Operators of torch that compute are clean, others of torch unsafe, those of other libraries unknown."""
-    actual_findings = findings(forged("torch.ops.aten.sin.default", target))
+    actual_findings = findings(write_forged("torch.ops.aten.sin.default", target))
     assert [one for one, _ in actual_findings] == ([rule] if rule else [])
     assert not rule or what in actual_findings[0][1]
 
@@ -1258,9 +1261,9 @@ def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
     def factory(module, name):
         return spec(default_factory_module=module, default_factory_name=name, dict_context=[])
 
-    assert findings(built(tmp_path / "a.pt2", factory("builtins", "int"))) == []
+    assert findings(build_archive(tmp_path / "a.pt2", factory("builtins", "int"))) == []
     for made in (factory("os", "system"), spec(__enum__=True, fqn="os:system", name="a")):
-        ((rule, message),) = findings(built(tmp_path / "a.pt2", made))
+        ((rule, message),) = findings(build_archive(tmp_path / "a.pt2", made))
         assert rule == "unsafe-global"
         assert message.startswith("loading the file imports os.system")
 
@@ -1322,8 +1325,8 @@ def test_code_in_the_name_of_a_keyword_is_found(tmp_path):
 @pytest.mark.parametrize("name", [["a b"], ["k=1"], [["k"]], {"k=1": 0}, "k=", ["k", "k\n"]], ids=repr)
 def test_names_of_keywords_are_names(name, parts, tmp_path):
     """Whatever JSON they stand in."""
-    assert findings(built(tmp_path / "a.pt2", _with_spec(parts, _keyword(["k", "_2"])))) == []
-    assert [rule for rule, _ in findings(built(tmp_path / "b.pt2", _with_spec(parts, _keyword(name))))] == [
+    assert findings(build_archive(tmp_path / "a.pt2", _with_spec(parts, _keyword(["k", "_2"])))) == []
+    assert [rule for rule, _ in findings(build_archive(tmp_path / "b.pt2", _with_spec(parts, _keyword(name))))] == [
         "unsafe-global"
     ]
 
@@ -1334,7 +1337,7 @@ def test_keys_of_a_dict_that_is_an_argument_stay_texts(name, parts, tmp_path):
     inner = {"type": "builtins.dict", "context": json.dumps([name, "k"]), "children_spec": [_leaf()] * 2}
     spec = [1, {"type": "builtins.tuple", "context": "null", "children_spec": [inner]}]
     for key in ("in_spec", "out_spec"):
-        actual_findings = findings(built(tmp_path / "a.pt2", _with_spec(parts, spec, key)))
+        actual_findings = findings(build_archive(tmp_path / "a.pt2", _with_spec(parts, spec, key)))
         assert [rule for rule, _ in actual_findings] == ["unsafe-global"] * any(mark in name for mark in "'\"\\")
 
 
@@ -1344,7 +1347,7 @@ def test_a_class_in_the_nesting_is_judged_in_any_length_and_company(padding, mor
     """torch reads JSON of any length, and looks for an enumeration first; its member may be a path to a library."""
     context = [{"__enum__": True, "fqn": "ctypes:cdll", "name": "/tmp/evil.so", **more}]
     spec = [1, {"type": "builtins.dict", "context": json.dumps(context), "children_spec": [_leaf()]}]
-    actual_findings = findings(built(tmp_path / "a.pt2", _with_spec(parts, spec, "out_spec", padding)))
+    actual_findings = findings(build_archive(tmp_path / "a.pt2", _with_spec(parts, spec, "out_spec", padding)))
     assert ("unsafe-global", "loading the file imports ctypes.cdll") in {
         (rule, text.partition(",")[0]) for rule, text in actual_findings
     }
@@ -1372,7 +1375,7 @@ def test_a_class_in_the_nesting_is_judged_under_any_key(context, parts, tmp_path
     program = json.loads(parts["models/model.json"])
     signature = program["graph_module"]["module_call_graph"][0]["signature"]
     signature["out_spec"] = json.dumps([1, child])
-    path = built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})
+    path = build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})
     assert any(message.startswith("loading the file imports ctypes.cdll") for _, message in findings(path))
     with pytest.raises(OSError, match=r"/nowhere/evil\.so"):
         torch.export.load(path)
@@ -1389,7 +1392,7 @@ def test_only_remarks_are_left_out(place, parts, tmp_path):
         module["metadata"] = {"custom": json.dumps(remark)}
     else:
         module["graph"]["tensor_values" if place == "a value" else "custom_obj_values"] = {"metadata": remark}
-    actual_findings = findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))
+    actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))
     assert len(actual_findings) == (0 if place in ("a node", "the module") else 1)
 
 
@@ -1400,7 +1403,7 @@ ENDLESS_SYMBOLS = ["u9999999999999", "zuf9999999999999", "u 9_999_999_999_999", 
 def of_symbol(symbol: str, parts: dict[str, bytes], path: Path) -> Path:
     program = json.loads(parts["models/model.json"])
     program["range_constraints"] = {symbol: {"min_val": 0, "max_val": 5}}
-    return built(path, {**parts, "models/model.json": _json(program)})
+    return build_archive(path, {**parts, "models/model.json": _json(program)})
 
 
 @pytest.mark.parametrize("symbol", ["u0", "s77", "s0 + 1", "zuf99999"])
@@ -1441,7 +1444,7 @@ def test_a_text_under_an_unknown_key_is_a_warning(parts, tmp_path):
     """A later torch may have the key, so that the file is no error."""
     program = {**json.loads(parts["models/model.json"]), "language": "a"}
     (finding,) = audit(
-        Request((str(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})),))
+        Request((str(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})),))
     ).findings
     assert (finding.rule, finding.severity.name) == ("unsafe-data", "WARNING")
     assert "text under the unknown key 'language'" in finding.message
@@ -1451,7 +1454,7 @@ def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
     """JSON too deep for statecli may be read by torch."""
     deep = "[" * 200_000 + "]" * 200_000
     program = _of_signature({"out_spec": deep})
-    actual_findings = findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": program}))
+    actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": program}))
     assert [rule for rule, _ in actual_findings] == ["unsafe-global"]
 
 
@@ -1466,7 +1469,7 @@ def test_text_that_would_end_a_string_is_found_under_any_key(key, parts, tmp_pat
     text = ["a'b"] if key == "verifiers" else "a'b"
     for more, count in (({}, 0), ({key: text}, 1), ({"a'b": 1}, 1)):
         program = edit(json.loads(parts["models/model.json"]), more)
-        assert len(findings(built(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))) == count
+        assert len(findings(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))) == count
 
 
 @pytest.mark.parametrize(
@@ -1487,17 +1490,17 @@ def test_the_order_of_arguments_hides_no_exponent(text, plain):
     assert (is_plain_expression(text) and describe_cost(text) is None) == plain
 
 
-def test_a_library_in_it_is_told(forged):
+def test_a_library_in_it_is_told(write_forged):
     """Code for the machine runs when it is loaded: that is a warning, for nothing is known of it."""
-    ((rule, message),) = findings(forged(**{"data/aotinductor/m/a.wrapper.so": b"\x7fELF"}))
+    ((rule, message),) = findings(write_forged(**{"data/aotinductor/m/a.wrapper.so": b"\x7fELF"}))
     assert rule == "unknown-global"
     assert "data/aotinductor/m/a.wrapper.so" in message
 
 
 @pytest.mark.parametrize("name", ["tensor_0.so", "a/b.SO", "x.cpp"])
-def test_a_library_among_the_constants_is_told(name, forged):
+def test_a_library_among_the_constants_is_told(name, write_forged):
     """The loader of AOTInductor opens it, also of an archive without a compiled model."""
-    ((rule, message),) = findings(forged(**{f"data/constants/{name}": b"\x7fELF"}))
+    ((rule, message),) = findings(write_forged(**{f"data/constants/{name}": b"\x7fELF"}))
     assert rule in ("unknown-global", "unsafe-global")
     assert f"data/constants/{name}" in message.lower() or f"data/constants/{name}" in message
 
@@ -1521,9 +1524,9 @@ def test_a_library_is_found_in_any_spelling_of_its_folder(name, first, tmp_path)
     assert [(mention.name, mention.called) for mention in names] == [("so", True)]
 
 
-def test_whatever_lies_below_the_compiled_models_is_code(forged):
+def test_whatever_lies_below_the_compiled_models_is_code(write_forged):
     """Without a library the loader compiles one, with commands from the archive; there is no file to be sure of."""
-    ((rule, message),) = findings(forged(**{"data/aotinductor/m/a.txt": b"\x7fELF"}))
+    ((rule, message),) = findings(write_forged(**{"data/aotinductor/m/a.txt": b"\x7fELF"}))
     assert rule == "unsafe-global"
     assert "which the AOTInductor loader runs compiler commands from the file" in message
 
@@ -1543,7 +1546,7 @@ def test_the_commands_of_a_compiled_model_are_found(folder, parts, tmp_path):
         **{f"{folder}/x.wrapper_{which}_flags.json": flags(mark) for which in ("compile", "linker")},
         f"{folder}/x.wrapper.cpp": b"",
     }
-    path = built(tmp_path / "y.pt2", {**parts, **records})
+    path = build_archive(tmp_path / "y.pt2", {**parts, **records})
     assert ("unsafe-global", f"loading the file calls x/{folder}/x.wrapper.cpp") in {
         (rule, message.partition(",")[0]) for rule, message in findings(path)
     }
@@ -1556,7 +1559,7 @@ def test_the_commands_of_a_compiled_model_are_found(folder, parts, tmp_path):
 def test_a_file_that_leaves_the_loaders_folder_is_found(parts, tmp_path):
     """The loader of compiled models joins names with `..` to its temporary folder."""
     name = "data/aotinductor/model/../../../../x.txt"
-    path = built(tmp_path / "y.pt2", {**parts, "data/aotinductor/model/x.wrapper.so": b"\x7fELF", name: b""})
+    path = build_archive(tmp_path / "y.pt2", {**parts, "data/aotinductor/model/x.wrapper.so": b"\x7fELF", name: b""})
     ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
     assert "which the AOTInductor loader unpacks to a path outside its temporary folder" in message
@@ -1564,7 +1567,7 @@ def test_a_file_that_leaves_the_loaders_folder_is_found(parts, tmp_path):
 
 def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
     """Python's own parser takes NaN, so what is refused here may load."""
-    path = built(tmp_path / "y.pt2", {**parts, "models/model.json": b'{"a": NaN, "expr_str": "eval(1)"}'})
+    path = build_archive(tmp_path / "y.pt2", {**parts, "models/model.json": b'{"a": NaN, "expr_str": "eval(1)"}'})
     assert "not valid JSON" in next(
         finding.unread for finding in scan_pickles(str(path)) if finding.where == "x/models/model.json"
     )
@@ -1572,12 +1575,12 @@ def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
 
 def test_every_beginning_is_refused_or_read(parts, tmp_path):
     """Of the archive, and of its JSON."""
-    whole = built(tmp_path / "y.pt2", parts).read_bytes()
+    whole = build_archive(tmp_path / "y.pt2", parts).read_bytes()
     for end in range(0, len(whole), 29):
         (tmp_path / "z.pt2").write_bytes(whole[:end])
-        tried(tmp_path / "z.pt2")
+        read_or_refuse(tmp_path / "z.pt2")
     for end in range(0, len(parts[CONFIG]), 5):
-        tried(built(tmp_path / "z.pt2", {**parts, CONFIG: parts[CONFIG][:end]}))
+        read_or_refuse(build_archive(tmp_path / "z.pt2", {**parts, CONFIG: parts[CONFIG][:end]}))
 
 
 def test_every_value_of_an_entry_may_be_anything(parts, tmp_path):
@@ -1586,14 +1589,14 @@ def test_every_value_of_an_entry_may_be_anything(parts, tmp_path):
     for place in (*config, *(("tensor_meta", key) for key in config["tensor_meta"])):
         for value in (None, True, -1, 2**70, 1.5, "", "x", [], [[]], {}, {"as_int": "3"}, [{"as_int": None}]):
             changes = {place: value} if isinstance(place, str) else {"meta": {place[1]: value}}
-            path = built(tmp_path / "z.pt2", entry(parts, **changes))
-            tried(path)
+            path = build_archive(tmp_path / "z.pt2", entry(parts, **changes))
+            read_or_refuse(path)
 
 
 def test_huge_json_is_refused(parts, tmp_path, line, monkeypatch):
     """A program's text has a limit."""
     monkeypatch.setattr(torch_export, "MAX_JSON", 100)
-    assert "bytes, more than statecli's limit of 100" in line(built(tmp_path / "y.pt2", parts))
+    assert "bytes, more than statecli's limit of 100" in line(build_archive(tmp_path / "y.pt2", parts))
 
 
 def test_many_names_of_one_archive_are_read_once(parts, tmp_path, monkeypatch):
@@ -1607,7 +1610,7 @@ def test_many_names_of_one_archive_are_read_once(parts, tmp_path, monkeypatch):
     real = torch_export.torch_zip.read_contents
     monkeypatch.setattr(torch_export.torch_zip, "read_contents", lambda *given: calls.append(given) or real(*given))
     records = {**parts, CONFIG: _json(config), "data/weights/w": out.getvalue()}
-    rows = [row for row in read(built(tmp_path / "y.pt2", records)).tensors if row.fqn.startswith("a")]
+    rows = [row for row in read(build_archive(tmp_path / "y.pt2", records)).tensors if row.fqn.startswith("a")]
     assert (len(rows), len(calls)) == (50, 1)
 
 
@@ -1648,13 +1651,17 @@ def test_records_that_torch_2_7_did_not_write_are_reported(program, tmp_path):
 )
 def test_a_python_object_of_a_program_is_found(value, count, parts, tmp_path):
     """The code of the program may call any of its methods; plain data has none that do harm."""
-    records = {**parts, **_declared("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle.dumps(value, 2)}
-    all_findings = findings(built(tmp_path / "a.pt2", records))
+    records = {
+        **parts,
+        **_config_record("constants", "opaque_obj_0"),
+        "data/constants/opaque_obj_0": pickle.dumps(value, 2),
+    }
+    all_findings = findings(build_archive(tmp_path / "a.pt2", records))
     rules = [rule for rule, message in all_findings if "may call methods" in message]
     assert rules == ["unsafe-data"] * count
 
 
-def _saved(value: object) -> bytes:
+def _encode_value(value: object) -> bytes:
     data = io.BytesIO()
     torch.save(value, data)
     return data.getvalue()
@@ -1681,16 +1688,16 @@ RECORDS_OF_CONSTANTS = {"data/constants/model.pt": True, "data/constants/tensor_
 )
 def test_a_python_object_among_the_tensors_of_constants_is_found(name, value, count, parts, tmp_path):
     """torch takes whatever a record of constants holds for a constant, and may compile its repr()."""
-    data = _saved({"c": value} if RECORDS_OF_CONSTANTS[name] else value)
-    actual_findings = findings(built(tmp_path / "a.pt2", {**parts, name: data}))
+    data = _encode_value({"c": value} if RECORDS_OF_CONSTANTS[name] else value)
+    actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, name: data}))
     assert [rule for rule, message in actual_findings if "may call methods" in message] == ["unsafe-data"] * count
 
 
 def test_a_python_object_of_a_program_is_found_in_each_of_equal_records(parts, tmp_path):
     """Equal pickles are read once, but a weight is not used as a constant is."""
-    data = _saved(types.SimpleNamespace(a=1))
+    data = _encode_value(types.SimpleNamespace(a=1))
     names = ["data/weights/a", "data/constants/A", "data/constants/B"]
-    pickles = scan_pickles(str(built(tmp_path / "a.pt2", {**parts, **dict.fromkeys(names, data)})))
+    pickles = scan_pickles(str(build_archive(tmp_path / "a.pt2", {**parts, **dict.fromkeys(names, data)})))
     places = [pickle.where for pickle in pickles if pickle.hazards]
     assert [place.partition(",")[0] for place in places] == ["x/data/constants/A", "x/data/constants/B"]
 
@@ -1700,7 +1707,7 @@ def test_a_python_object_among_the_constants_of_an_old_program_is_found(tmp_path
     path = tmp_path / "a.pt2"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("serialized_exported_program.json", "{}")
-        archive.writestr("serialized_constants.pt", _saved({"c": Partial("sum")}))
+        archive.writestr("serialized_constants.pt", _encode_value({"c": Partial("sum")}))
     pickles = scan_pickles(str(path))
     assert any("may call methods" in hazard.text for pickle in pickles for hazard in pickle.hazards)
 
@@ -1711,16 +1718,16 @@ def test_programs_of_too_many_values_are_refused(parts, tmp_path, monkeypatch):
     program = json.loads(parts["models/model.json"])
     program["zeros"] = [0] * 2_000
     records = {**parts, "models/model.json": _json(program)}
-    assert read(built(tmp_path / "x.pt2", records)).tensors
+    assert read(build_archive(tmp_path / "x.pt2", records)).tensors
     for name in [name for name in records if "model" in name]:
         records[name.replace("model.", "other.").replace("model_", "other_")] = records[name]
     with pytest.raises(UnreadableError, match="more than 3000 values in all"):
-        read(built(tmp_path / "y.pt2", records))
+        read(build_archive(tmp_path / "y.pt2", records))
 
 
 def test_an_unreadable_archive_in_it_names_itself(parts, tmp_path):
     """One line, with the record's name."""
-    path = built(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": b"PK\3\4nothing"})
+    path = build_archive(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": b"PK\3\4nothing"})
     with pytest.raises(UnreadableError) as refused:
         read(path)
     assert len(str(refused.value).splitlines()) == 1
@@ -1729,7 +1736,7 @@ def test_an_unreadable_archive_in_it_names_itself(parts, tmp_path):
 # --- torch.package ---------------------------------------------------------------------------------------------------
 
 
-def _packaged(mark: Path) -> dict[str, bytes]:
+def _package_records(mark: Path) -> dict[str, bytes]:
     """Records of a torch.package whose pickle names only an OrderedDict, which a module of the package defines."""
     code = f"import os\nos.system('touch {mark}')\nclass OrderedDict(dict): pass\n"
     out = io.BytesIO()
@@ -1758,8 +1765,8 @@ def test_a_package_in_another_archive_is_found(kind, renamed, parts, tmp_path):
     if kind != "export":
         reader = torch._C.PyTorchFileReader(io.BytesIO(buffer.getvalue()))
         own = {name: reader.get_record(name) for name in reader.get_all_records()}
-    packaged = {renamed[1] if name in renamed else name: data for name, data in _packaged(mark).items()}
-    path = built(tmp_path / "y.pt2", {**packaged, **own})
+    packaged = {renamed[1] if name in renamed else name: data for name, data in _package_records(mark).items()}
+    path = build_archive(tmp_path / "y.pt2", {**packaged, **own})
     done = run("audit", path, "-f", "json")
     assert "unsafe-global" in {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode != 0
@@ -1773,7 +1780,7 @@ def test_any_record_of_a_package_may_be_a_pickle(parts, tmp_path):
     """PackageImporter.load_pickle takes a name."""
     mark = tmp_path / "ran"
     pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")
-    path = built(tmp_path / "y.pt2", {**parts, ".data/extern_modules": b"posix\nos\n", "m/notes": pickle})
+    path = build_archive(tmp_path / "y.pt2", {**parts, ".data/extern_modules": b"posix\nos\n", "m/notes": pickle})
     assert "unsafe-global" in {rule for rule, _ in findings(path)}
     torch.package.PackageImporter(str(path)).load_pickle("m", "notes")
     assert mark.exists()
@@ -1788,7 +1795,7 @@ def test_a_record_that_torch_does_not_know_is_reported(kind, parts, tmp_path):
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), buffer)
         reader = torch._C.PyTorchFileReader(io.BytesIO(buffer.getvalue()))
         own = {name: reader.get_record(name) for name in reader.get_all_records()}
-    path = built(tmp_path / "y.pt2", {**own, "notes/x": b"abc" * 9})
+    path = build_archive(tmp_path / "y.pt2", {**own, "notes/x": b"abc" * 9})
     state = read(path)
     assert [(oddity.name, oddity.message) for oddity in state.oddities] == [
         ("unused-records", "27 bytes belong to records that torch does not read: notes/x")
@@ -1803,7 +1810,7 @@ def test_tensors_in_one_record_are_unpickled_although_a_configuration_has_them(p
     config["config"]["x"] = {**first, "path_name": "model.pt"}
     pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")
     _loads_and_is_found(
-        built(tmp_path / "y.pt2", {**parts, CONFIG: _json(config), "data/weights/model.pt": pickle}), mark
+        build_archive(tmp_path / "y.pt2", {**parts, CONFIG: _json(config), "data/weights/model.pt": pickle}), mark
     )
 
 

@@ -301,7 +301,7 @@ def test_a_lazy_module_has_no_shape(tmp_path):
     assert "lazy" in row.note
 
 
-def trained(net, optimizer_of):
+def train_optimizer(net, optimizer_of):
     optimizer = optimizer_of(net)
     for parameter in net.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -312,7 +312,7 @@ def trained(net, optimizer_of):
 def test_sections_of_a_training_checkpoint(tmp_path):
     """Model, EMA and optimizer are sections; a loose RNG tensor belongs to none of them."""
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    optimizer = trained(net, lambda net: torch.optim.AdamW(net.parameters()))
+    optimizer = train_optimizer(net, lambda net: torch.optim.AdamW(net.parameters()))
     state = read(
         tmp_path,
         {
@@ -334,7 +334,7 @@ def test_sections_of_a_training_checkpoint(tmp_path):
 def test_sections_in_the_shape_of_lightning(tmp_path):
     """A list of optimizer states counts each as a section, by its dotted path."""
     net = nn.Linear(2, 2)
-    optimizer = trained(net, lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
+    optimizer = train_optimizer(net, lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
     state = read(
         tmp_path,
         {
@@ -455,7 +455,7 @@ def test_nothing_to_list_is_an_error(tmp_path):
 
 def test_an_optimizer_alone(tmp_path):
     """optimizer.state_dict() saved by itself is the section `optimizer`."""
-    optimizer = trained(nn.Linear(2, 2), lambda net: torch.optim.AdamW(net.named_parameters()))
+    optimizer = train_optimizer(nn.Linear(2, 2), lambda net: torch.optim.AdamW(net.named_parameters()))
     state = read(tmp_path, optimizer.state_dict())
     assert state.sections == ("optimizer",)
     assert state.optimizers[0].groups[0].names == ("weight", "bias")
@@ -619,7 +619,7 @@ def test_what_load_state_dict_takes_for_no_tensor(tmp_path):
     assert actual.others == ("s", "n", "x")
 
 
-def ragged(layout, *lengths):
+def ragged_tensor(layout, *lengths):
     return torch.nested.nested_tensor([torch.ones(n, 3) for n in lengths], layout=layout)
 
 
@@ -632,7 +632,7 @@ def ragged(layout, *lengths):
 )
 def test_a_nested_tensor_is_its_parts(tmp_path, layout, name, parts):
     """Its values and where each of its tensors begins; it has no one shape."""
-    made = ragged(layout, 2, 4).requires_grad_(layout is torch.jagged)
+    made = ragged_tensor(layout, 2, 4).requires_grad_(layout is torch.jagged)
     (row,) = read(tmp_path, {"w": made}).tensors
     assert (row.layout, row.shape, row.dtype, row.elements, row.data) == (name, None, "float32", 18, None)
     assert [part for part, _ in row.parts] == parts
@@ -654,7 +654,7 @@ def test_a_jagged_tensor_with_lengths(tmp_path):
 def test_a_diff_of_nested_tensors(statecli, tmp_path, layout, before, after, code):
     """Equal values cut in other places are another tensor; so are more of them."""
     for lengths, path in ((before, tmp_path / "a.pt"), (after, tmp_path / "b.pt")):
-        torch.save({"w": ragged(layout, *lengths), "x": torch.ones(1)}, path)
+        torch.save({"w": ragged_tensor(layout, *lengths), "x": torch.ones(1)}, path)
     result = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", "json")
     assert (result.code, result.err) == (code, "")
     assert [change["fqn"] for change in result.json["changes"]] == ["w"] * code
@@ -663,7 +663,7 @@ def test_a_diff_of_nested_tensors(statecli, tmp_path, layout, before, after, cod
 def test_parts_of_other_shapes_are_shown(statecli, tmp_path):
     """Where a nested tensor is another because there is more of it, the table and the finding say of what."""
     for lengths, path in (((2, 4), tmp_path / "a.pt"), ((2, 5), tmp_path / "b.pt")):
-        torch.save({"w": ragged(torch.jagged, *lengths)}, path)
+        torch.save({"w": ragged_tensor(torch.jagged, *lengths)}, path)
     table = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", "table").out
     assert "shape values [6,3], offsets [3] → values [7,3], offsets [3]" in " ".join(table.split())
     (finding,) = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", "json").json["findings"]

@@ -23,22 +23,22 @@ from statecli.rules.pickles import RULES
 from statecli.targets.target_result import Status
 from statecli.values.read import read_all_values
 
-from .attacks import called, legacy, named, number, pickled, state_dict, tensor, text
+from .attacks import build_pickle, call_function, global_name, legacy, number, state_dict, tensor, text
 
-SYS_INFO = pickled(b"}" + text("protocol_version") + number(1000) + b"s")
+SYS_INFO = build_pickle(b"}" + text("protocol_version") + number(1000) + b"s")
 FLOATS = np.arange(12, dtype="<f4")
 LONGS = np.array([7, 8], dtype="<i8")
 
 
 def storage(key: int, kind: str, data: np.ndarray, location: bytes = text("cpu")) -> bytes:
     """An entry of the member `storages`."""
-    entry = pickled(number(key) + location + named("torch", kind) + b"\x87")
+    entry = build_pickle(number(key) + location + global_name("torch", kind) + b"\x87")
     return entry + struct.pack("<q", data.size) + data.tobytes()
 
 
 def tensor_entry(key: int, of: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> bytes:
     """An entry of the member `tensors`."""
-    head = pickled(number(key) + number(of) + named("torch", "FloatTensor") + b"\x87")
+    head = build_pickle(number(key) + number(of) + global_name("torch", "FloatTensor") + b"\x87")
     return head + struct.pack(f"<ii{2 * len(size) + 1}q", len(size), 0, *size, *stride, offset)
 
 
@@ -56,17 +56,17 @@ def members(**changes: bytes) -> dict[str, bytes]:
     body = b"}(" + b"".join(text(name) + persistent(key) for name, key in keys.items()) + b"u"
     good = {
         "sys_info": SYS_INFO,
-        "pickle": pickled(body),
-        "tensors": pickled(number(4)) + entries,
-        "storages": pickled(number(2))
+        "pickle": build_pickle(body),
+        "tensors": build_pickle(number(4)) + entries,
+        "storages": build_pickle(number(2))
         + storage(11, "FloatStorage", FLOATS)
         + storage(12, "LongStorage", LONGS)
-        + pickled(named_views),
+        + build_pickle(named_views),
     }
     return {**good, **changes}
 
 
-def tarred(contents: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+def pack_tar(contents: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
     """As torch wrote it: times have fractions, so that each member has an extended header."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", format=form) as archive:
@@ -78,7 +78,7 @@ def tarred(contents: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
 
 
 @pytest.fixture
-def written(tmp_path):
+def write_file(tmp_path):
     """The path of a file of these bytes."""
 
     def write(data: bytes, name: str = "x.pt") -> Path:
@@ -92,7 +92,7 @@ def load(path):
     return torch.load(path, weights_only=False)
 
 
-def found(path) -> list[tuple[str, str]]:
+def list_findings(path) -> list[tuple[str, str]]:
     """What the rules about pickles find."""
     names = tuple(rule.name for rule in RULES)
     (target,) = audit(Request((str(path),), select=names)).targets
@@ -100,9 +100,9 @@ def found(path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
-def test_it_agrees_with_torch(form, written):
+def test_it_agrees_with_torch(form, write_file):
     """Names, shapes, types and values, of views too."""
-    path = written(tarred(members(), form))
+    path = write_file(pack_tar(members(), form))
     state, loaded = formats.read(str(path)), load(path)
     assert state.format == "torch-tar"
     assert [row.fqn for row in state.tensors] == list(loaded)
@@ -114,69 +114,71 @@ def test_it_agrees_with_torch(form, written):
     assert {row.fqn: row.storage for row in state.tensors} == {"a": "11", "t": "11", "n": "12", "v": "11", "s": "12"}
 
 
-def test_a_whole_module_is_read(written):
+def test_a_whole_module_is_read(write_file):
     """Its classes are persistent ids, with their files; its parameters are made around tensors."""
-    hooks = named("collections", "OrderedDict") + b")R"
-    weight = named("torch.nn.parameter", "Parameter") + persistent(21) + b"\x85R\x88\x89" + hooks + b"\x87b"
-    cls = b"(" + named("torch.nn.modules.linear", "Linear") + b"NNtQ"
+    hooks = global_name("collections", "OrderedDict") + b")R"
+    weight = global_name("torch.nn.parameter", "Parameter") + persistent(21) + b"\x85R\x88\x89" + hooks + b"\x87b"
+    cls = b"(" + global_name("torch.nn.modules.linear", "Linear") + b"NNtQ"
     groups = {"_parameters": b"}" + text("weight") + weight + b"s", "_buffers": b"}", "_modules": b"}"}
     state = b"}(" + b"".join(text(name) + body for name, body in groups.items()) + text("training") + b"\x88u"
-    path = written(tarred(members(pickle=pickled(cls + b")\x81" + state + b"b"))))
+    path = write_file(pack_tar(members(pickle=build_pickle(cls + b")\x81" + state + b"b"))))
     assert type(load(path)) is torch.nn.Linear
     (row,) = formats.read(str(path)).tensors
     assert (row.fqn, row.shape, row.kind.value) == ("weight", (3, 4), "parameter")
-    assert {rule for rule, _ in found(path)} <= {"whole-module-pickle", "needs-weights-only-false"}
+    assert {rule for rule, _ in list_findings(path)} <= {"whole-module-pickle", "needs-weights-only-false"}
 
 
-def test_an_honest_one_is_clean(written):
+def test_an_honest_one_is_clean(write_file):
     """Every pickle of it is read."""
-    path = written(tarred(members()))
-    assert found(path) == []
+    path = write_file(pack_tar(members()))
+    assert list_findings(path) == []
     (target,) = audit(Request((str(path),), select=("unsafe-global", "unscanned-pickle"))).targets
     assert target.status is Status.AUDITED
     assert {finding.where for finding in scan_pickles(str(path))} == {"storages", "tensors", "pickle"}
 
 
 def system(mark: Path) -> bytes:
-    return called(named("os", "system"), text(f"touch {mark}"))
+    return call_function(global_name("os", "system"), text(f"touch {mark}"))
 
 
 SOMEWHERE = {
-    "the number of storages": lambda evil: {"storages": pickled(evil) + b""},
+    "the number of storages": lambda evil: {"storages": build_pickle(evil) + b""},
     "a location": lambda evil: {
-        "storages": pickled(number(1)) + storage(11, "FloatStorage", FLOATS, evil + b"0" + text("cpu")) + pickled(b"]")
+        "storages": build_pickle(number(1))
+        + storage(11, "FloatStorage", FLOATS, evil + b"0" + text("cpu"))
+        + build_pickle(b"]")
     },
     "behind the elements": lambda evil: {
-        "storages": pickled(number(1)) + storage(11, "FloatStorage", FLOATS) + pickled(evil + b"0]")
+        "storages": build_pickle(number(1)) + storage(11, "FloatStorage", FLOATS) + build_pickle(evil + b"0]")
     },
-    "the number of tensors": lambda evil: {"tensors": pickled(evil + b"0" + number(0))},
+    "the number of tensors": lambda evil: {"tensors": build_pickle(evil + b"0" + number(0))},
     "behind the strides": lambda evil: {
-        "tensors": pickled(number(2)) + tensor_entry(21, 11, (3, 4), (4, 1)) + pickled(evil)
+        "tensors": build_pickle(number(2)) + tensor_entry(21, 11, (3, 4), (4, 1)) + build_pickle(evil)
     },
-    "the object": lambda evil: {"pickle": pickled(evil)},
+    "the object": lambda evil: {"pickle": build_pickle(evil)},
     "elements that are a pickle": lambda evil: {
-        "storages": pickled(number(1)) + storage(11, "ByteStorage", np.frombuffer(b"x", "u1")) + pickled(evil)
+        "storages": build_pickle(number(1)) + storage(11, "ByteStorage", np.frombuffer(b"x", "u1")) + build_pickle(evil)
     },
 }
 
 
 @pytest.mark.parametrize("place", SOMEWHERE)
-def test_a_call_is_found_wherever_torch_unpickles(place, written, tmp_path):
+def test_a_call_is_found_wherever_torch_unpickles(place, write_file, tmp_path):
     """In each member that it loads, between elements and sizes."""
     mark = tmp_path / "ran"
-    path = written(tarred(members(**SOMEWHERE[place](system(mark)))))
-    assert "unsafe-global" in {rule for rule, _ in found(path)}
+    path = write_file(pack_tar(members(**SOMEWHERE[place](system(mark)))))
+    assert "unsafe-global" in {rule for rule, _ in list_findings(path)}
     assert not mark.exists()
     with contextlib.suppress(Exception):  # whatever torch makes of the rest
         load(path)
     assert mark.exists()
 
 
-def linked(evil: bytes) -> bytes:
+def link_storages(evil: bytes) -> bytes:
     """`storages` is a link to another member."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:") as archive:
-        for name, data in {**members(), "other": pickled(evil)}.items():
+        for name, data in {**members(), "other": build_pickle(evil)}.items():
             if name != "storages":
                 info = tarfile.TarInfo(name)
                 info.size = len(data)
@@ -187,11 +189,11 @@ def linked(evil: bytes) -> bytes:
     return out.getvalue()
 
 
-def resized(evil: bytes) -> bytes:
+def resize_member(evil: bytes) -> bytes:
     """An extended header says another size."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", format=tarfile.PAX_FORMAT) as archive:
-        for name, data in members(pickle=pickled(evil)).items():
+        for name, data in members(pickle=build_pickle(evil)).items():
             info = tarfile.TarInfo(name)
             info.size = len(data)
             info.pax_headers = {"size": str(len(data))}
@@ -201,15 +203,17 @@ def resized(evil: bytes) -> bytes:
 
 def twice(evil: bytes) -> bytes:
     """The last of two members of one name counts."""
-    return tarred(members())[: -len(bytes(0))].rstrip(b"\0").ljust(512 * 40, b"\0") + tarred({"pickle": pickled(evil)})
+    return pack_tar(members())[: -len(bytes(0))].rstrip(b"\0").ljust(512 * 40, b"\0") + pack_tar(
+        {"pickle": build_pickle(evil)}
+    )
 
 
-@pytest.mark.parametrize("make", [linked, resized, twice], ids=lambda make: make.__name__)
-def test_what_tarfile_may_read_in_another_way_is_never_clean(make, written, tmp_path):
+@pytest.mark.parametrize("make", [link_storages, resize_member, twice], ids=lambda make: make.__name__)
+def test_what_tarfile_may_read_in_another_way_is_never_clean(make, write_file, tmp_path):
     """Links, other sizes, names given twice: it is said, and refused by whoever lists its tensors."""
-    path = written(make(system(tmp_path / "ran")))
+    path = write_file(make(system(tmp_path / "ran")))
     if make is not twice:
-        assert "unscanned-pickle" in {rule for rule, _ in found(path)}
+        assert "unscanned-pickle" in {rule for rule, _ in list_findings(path)}
         with pytest.raises(MalformedError):
             torch_tar.read(str(path))
 
@@ -227,7 +231,7 @@ def header(begin: bytes, size: int, kind: bytes = b"0") -> bytes:
     return bytes(block)
 
 
-def padded(data: bytes) -> bytes:
+def pad_block(data: bytes) -> bytes:
     return data + bytes(-len(data) % 512)
 
 
@@ -237,7 +241,7 @@ def polyglot_legacy(hidden: bytes, kind: bytes = b"0") -> bytes:
     at = whole.index(b"}" + text("little_endian"))
     begin = whole[: at + 1] + text("x") + b"B" + struct.pack("<I", 512 - at - 1 - 6 - 5)
     rest = b"s" + whole[at + 1 :]
-    extra = padded(rest)
+    extra = pad_block(rest)
     return header(begin, len(extra), kind) + extra + hidden
 
 
@@ -251,44 +255,44 @@ def polyglot_safetensors(hidden: bytes) -> bytes:
 
 
 POLYGLOTS = {
-    "a legacy file": lambda evil: polyglot_legacy(tarred(members(pickle=pickled(evil)))),
+    "a legacy file": lambda evil: polyglot_legacy(pack_tar(members(pickle=build_pickle(evil)))),
     "a legacy file, with the call in the tensors": lambda evil: polyglot_legacy(
-        tarred(members(tensors=pickled(evil)), tarfile.GNU_FORMAT)
+        pack_tar(members(tensors=build_pickle(evil)), tarfile.GNU_FORMAT)
     ),
     "a legacy file, with the call in the storages": lambda evil: polyglot_legacy(
-        tarred(members(storages=pickled(evil)), tarfile.USTAR_FORMAT)
+        pack_tar(members(storages=build_pickle(evil)), tarfile.USTAR_FORMAT)
     ),
-    "a safetensors file": lambda evil: polyglot_safetensors(tarred(members(pickle=pickled(evil)))),
+    "a safetensors file": lambda evil: polyglot_safetensors(pack_tar(members(pickle=build_pickle(evil)))),
 }
 
 
 @pytest.mark.parametrize("name", POLYGLOTS)
-def test_a_negative_checksum_makes_a_tar_too(name, written, tmp_path):
+def test_a_negative_checksum_makes_a_tar_too(name, write_file, tmp_path):
     """torch.load tries tarfile first, which reads checksums in base 256, and signed."""
     mark = tmp_path / "ran"
-    path = written(POLYGLOTS[name](system(mark)))
-    assert {"unsafe-global", "unscanned-pickle"} <= {rule for rule, _ in found(path)}
+    path = write_file(POLYGLOTS[name](system(mark)))
+    assert {"unsafe-global", "unscanned-pickle"} <= {rule for rule, _ in list_findings(path)}
     with contextlib.suppress(Exception):  # whatever torch makes of the rest
         load(path)
     assert mark.exists()
 
 
 @pytest.mark.parametrize("kind", [b"0", b"x"], ids=["a member", "an extended header"])
-def test_a_file_that_is_a_tar_too_is_not_clean_without_a_call(kind, written):
+def test_a_file_that_is_a_tar_too_is_not_clean_without_a_call(kind, write_file):
     """torch loads other tensors than those that are listed."""
-    path = written(polyglot_legacy(tarred(members()), kind))
+    path = write_file(polyglot_legacy(pack_tar(members()), kind))
     assert set(load(path)) == set("atnvs")
     assert [row.fqn for row in formats.read(str(path)).tensors] == ["w"]
-    assert [rule for rule, _ in found(path) if rule == "unscanned-pickle"]
+    assert [rule for rule, _ in list_findings(path) if rule == "unscanned-pickle"]
 
 
-def hidden(evil: bytes, before: str = "") -> bytes:
+def hide_member(evil: bytes, before: str = "") -> bytes:
     """An archive whose first member is another file; `before` is the variation."""
     out = io.BytesIO()
     with tarfile.open(
         fileobj=out, mode="w:", format=tarfile.GNU_FORMAT if before == "gnu" else tarfile.PAX_FORMAT
     ) as archive:
-        for name, data in {"readme": b"hello", **members(storages=pickled(evil))}.items():
+        for name, data in {"readme": b"hello", **members(storages=build_pickle(evil))}.items():
             info = tarfile.TarInfo("other" if before == "path" and name == "storages" else name)
             if name == "readme" and before == "link":
                 info.type, info.linkname, info.size = tarfile.SYMTYPE, "a", 0
@@ -302,10 +306,10 @@ def hidden(evil: bytes, before: str = "") -> bytes:
 
 
 @pytest.mark.parametrize("before", ["", "path", "gnu", "link"])
-def test_a_tar_that_torch_unpickles_is_not_skipped_in_a_folder(before, written, tmp_path):
+def test_a_tar_that_torch_unpickles_is_not_skipped_in_a_folder(before, write_file, tmp_path):
     """A tar is a target by its members, not by its name or its first member."""
     mark = tmp_path / "ran"
-    path = written(hidden(system(mark), before), "learned_embeds.bin")
+    path = write_file(hide_member(system(mark), before), "learned_embeds.bin")
     (target,) = audit(Request((str(tmp_path),))).targets
     assert target.status is not Status.SKIPPED
     with contextlib.suppress(Exception):  # whatever torch makes of the rest
@@ -314,28 +318,32 @@ def test_a_tar_that_torch_unpickles_is_not_skipped_in_a_folder(before, written, 
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_a_tar_of_other_files_is_skipped_in_a_folder(form, written, tmp_path):
+def test_a_tar_of_other_files_is_skipped_in_a_folder(form, write_file, tmp_path):
     """An archive of pictures and folders with long names is not a checkpoint."""
-    written(tarred({"readme": b"a" * 700, "storages/a.png": b"b", f"{'long/' * 40}storages.txt": b"c"}, form), "a.tar")
+    write_file(
+        pack_tar({"readme": b"a" * 700, "storages/a.png": b"b", f"{'long/' * 40}storages.txt": b"c"}, form), "a.tar"
+    )
     (target,) = audit(Request((str(tmp_path),))).targets
     assert target.status is Status.SKIPPED
 
 
-def test_every_beginning_is_refused_or_read(written):
+def test_every_beginning_is_refused_or_read(write_file):
     """And no error but one of ours."""
-    whole = tarred(members(), tarfile.USTAR_FORMAT)
+    whole = pack_tar(members(), tarfile.USTAR_FORMAT)
     for end in range(1, len(whole), 97):
-        path = written(whole[:end])
+        path = write_file(whole[:end])
         with contextlib.suppress(UnreadableError):
             formats.read(str(path))
-        found(path)
+        list_findings(path)
 
 
-def test_a_damaged_entry_spoils_its_tensor_alone(written):
+def test_a_damaged_entry_spoils_its_tensor_alone(write_file):
     """A tensor beyond its storage is a row that says so."""
     entries = tensor_entry(21, 11, (9, 9), (9, 1)) + tensor_entry(22, 11, (4,), (1,)) + tensor_entry(23, 99, (1,), (1,))
     body = b"}(" + b"".join(text(name) + persistent(key) for name, key in {"a": 21, "b": 22, "c": 23}.items()) + b"u"
-    state = formats.read(str(written(tarred(members(tensors=pickled(number(3)) + entries, pickle=pickled(body))))))
+    state = formats.read(
+        str(write_file(pack_tar(members(tensors=build_pickle(number(3)) + entries, pickle=build_pickle(body)))))
+    )
     assert [(row.fqn, row.damage is None) for row in state.tensors] == [("a", False), ("b", True), ("c", False)]
 
 
@@ -347,9 +355,9 @@ def test_the_scan_of_no_tar_needs_no_tarfile(tmp_path):
     assert done.stdout.strip() == "False"
 
 
-def test_no_code_loads_it_with_weights_only(written, monkeypatch, statecli):
+def test_no_code_loads_it_with_weights_only(write_file, monkeypatch, statecli):
     """torch refuses the archive with weights_only=True, so `explain` prints no torch.load."""
-    path = written(tarred(members()))
+    path = write_file(pack_tar(members()))
     with pytest.raises(RuntimeError, match=r"legacy \.tar format"):
         torch.load(path, weights_only=True)
     parameters = "".join(

@@ -22,8 +22,8 @@ from statecli.formats import torchscript
 from statecli.values.read import read_all_values
 
 from ..forked_python import run_code, run_python
-from .test_any_bytes import tried
-from .torch_archives import built, read_archive, write_archive
+from .test_any_bytes import read_or_refuse
+from .torch_archives import build_archive, read_archive, write_archive
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -83,14 +83,14 @@ def net():
     return Net().eval()
 
 
-def scripted(net: nn.Module, path: Path) -> torch.jit.ScriptModule:
+def save_script(net: nn.Module, path: Path) -> torch.jit.ScriptModule:
     """Saved as it was scripted."""
     made = torch.jit.script(net)
     torch.jit.save(made, path)
     return made
 
 
-def traced(net: nn.Module, path: Path) -> None:
+def save_trace(net: nn.Module, path: Path) -> None:
     """Saved as it was traced."""
     torch.jit.save(torch.jit.trace(net, torch.randn(2, 3)), path)
 
@@ -110,7 +110,7 @@ def lite_with_debug_info(net: nn.Module, path: Path) -> None:
     torch.jit.script(net)._save_for_lite_interpreter(str(path), _save_mobile_debug_info=True)
 
 
-WRITERS = [scripted, traced, frozen, lite, lite_with_debug_info]
+WRITERS = [save_script, save_trace, frozen, lite, lite_with_debug_info]
 
 
 def read(path):
@@ -164,7 +164,7 @@ def test_values_are_torchs(writer, net, tmp_path):
 
 def test_attributes_have_the_names_that_python_has_for_them(net, tmp_path):
     """A tensor that no class registers is unregistered, wherever it is kept."""
-    loaded = scripted(net, tmp_path / "x.pt")
+    loaded = save_script(net, tmp_path / "x.pt")
     actual_values = values(tmp_path / "x.pt")
     rows = [row for row in read(tmp_path / "x.pt").tensors if row.kind is Kind.UNREGISTERED]
     assert {row.fqn for row in rows} == {
@@ -179,7 +179,7 @@ def test_attributes_have_the_names_that_python_has_for_them(net, tmp_path):
 
 def test_ties_and_views_are_kept(net, tmp_path):
     """A weight under two names is one storage; strides and offsets are those that were saved."""
-    scripted(net, tmp_path / "x.pt")
+    save_script(net, tmp_path / "x.pt")
     rows = {row.fqn: row for row in read(tmp_path / "x.pt").tensors}
     assert rows["tied.weight"].tied_to == ("fc.weight",)
     assert rows["views[0]"].data.strides == (1, 4)
@@ -188,7 +188,7 @@ def test_ties_and_views_are_kept(net, tmp_path):
 
 def test_a_constant_is_known_by_the_name_that_the_code_has(net, tmp_path):
     """It is no attribute any more: what it was is not recorded, and its storages are apart from the module's."""
-    traced(net, tmp_path / "x.pt")
+    save_trace(net, tmp_path / "x.pt")
     state = read(tmp_path / "x.pt")
     rows = [row for row in state.tensors if row.section == "constants"]
     assert state.sections == ("model", "constants")
@@ -208,7 +208,7 @@ def test_a_frozen_module_is_constants_alone(net, tmp_path):
 
 def test_code_is_noted(net, tmp_path):
     """How many files of it there are, and how large; attributes that are no tensors are settings."""
-    scripted(net, tmp_path / "x.pt")
+    save_script(net, tmp_path / "x.pt")
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
         sizes = [one.file_size for one in archive.infolist() if one.filename.endswith(".py")]
     told = read(tmp_path / "x.pt").metadata.values
@@ -250,7 +250,7 @@ def test_an_object_of_a_scripted_class_is_looked_into(tmp_path):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + self.held.t
 
-    scripted(Holder(), tmp_path / "x.pt")
+    save_script(Holder(), tmp_path / "x.pt")
     (row,) = read(tmp_path / "x.pt").tensors
     assert (row.fqn, row.kind) == ("held.t", Kind.UNREGISTERED)
 
@@ -311,7 +311,7 @@ def test_a_pickle_of_torch_save_has_no_such_storage(parts, tmp_path):
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     records["data.pkl"] = records["data.pkl"].replace(b"ShortStorage", b"UInt16Storage")
-    (row,) = read(built(tmp_path / "y.pt", records)).tensors
+    (row,) = read(build_archive(tmp_path / "y.pt", records)).tensors
     assert "its storage is not recorded in the form that torch writes ('torch.UInt16Storage')" in row.damage
 
 
@@ -345,13 +345,13 @@ def test_an_audit_knows_every_storage_of_torchscript(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     records["data.pkl"] = records["data.pkl"].replace(b"UInt16Storage", b"UInt61Storage")
-    findings = json.loads(run("audit", built(tmp_path / "y.pt", records), "-f", "json").stdout)["findings"]
+    findings = json.loads(run("audit", build_archive(tmp_path / "y.pt", records), "-f", "json").stdout)["findings"]
     assert any("torch.UInt61Storage" in finding["message"] for finding in findings)
 
 
 def test_the_modules_own_state_dict_is_the_same(net, tmp_path, capsys):
     """What else the archive has is noted, and no difference; either is held to the lock of the other."""
-    for writer in (scripted, traced):
+    for writer in (save_script, save_trace):
         writer(net, tmp_path / "x.pt")
         torch.save(torch.jit.load(tmp_path / "x.pt").state_dict(), tmp_path / "sd.pt")
         done = run("diff", tmp_path / "x.pt", tmp_path / "sd.pt")
@@ -383,7 +383,7 @@ def test_an_audit_finds_nothing_in_ordinary_ones(tmp_path):
 
 def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path):
     """`.to` leaves it behind, and no state_dict has it."""
-    loaded = scripted(net, tmp_path / "x.pt")
+    loaded = save_script(net, tmp_path / "x.pt")
     assert loaded.to(torch.float64).cache["cos"].dtype == torch.float32
     done = run("audit", tmp_path / "x.pt", "-f", "json", "--select", "unregistered-tensor")
     findings = json.loads(done.stdout)["findings"]
@@ -416,34 +416,34 @@ CODE = "code/__torch__/torch/nn/modules/linear.py"
 
 def test_an_archive_built_by_hand_is_read(parts, tmp_path):
     """What the damaged ones below are made of is sound."""
-    rows = read(built(tmp_path / "y.pt", parts)).tensors
+    rows = read(build_archive(tmp_path / "y.pt", parts)).tensors
     assert [(row.fqn, row.shape) for row in rows] == [("weight", (2, 3)), ("bias", (2,))]
 
 
 def test_what_is_missing_is_named(parts, tmp_path, line):
     """A record that torch needs, or a class."""
     gone = {name: data for name, data in parts.items() if name != "data.pkl"}
-    assert line(built(tmp_path / "a.pt", gone)) == (
+    assert line(build_archive(tmp_path / "a.pt", gone)) == (
         "is an incomplete TorchScript archive without data.pkl; save the program again"
     )
     gone = {name: data for name, data in parts.items() if name != CODE}
-    assert line(built(tmp_path / "b.pt", gone)) == (
+    assert line(build_archive(tmp_path / "b.pt", gone)) == (
         "holds an object of class __torch__.torch.nn.modules.linear.Linear, but its code does not define this class"
     )
     gone = {name: data for name, data in parts.items() if name != "version"}
-    assert line(built(tmp_path / "c.pt", gone)).startswith("holds no version record")
-    assert line(built(tmp_path / "d.pt", {**parts, "data.pkl": b"\x80\x02}."})) == (
+    assert line(build_archive(tmp_path / "c.pt", gone)).startswith("holds no version record")
+    assert line(build_archive(tmp_path / "d.pt", {**parts, "data.pkl": b"\x80\x02}."})) == (
         "its data.pkl does not contain a TorchScript module"
     )
-    assert line(built(tmp_path / "e.pt", {**parts, "version": b"11"})).startswith(
+    assert line(build_archive(tmp_path / "e.pt", {**parts, "version": b"11"})).startswith(
         "the version record says 11: a newer torch"
     )
 
 
 def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
     """torch.jit.load ignores the record, and swaps nothing."""
-    path = built(tmp_path / "y.pt", {**parts, "byteorder": b"big"}, folder="y/")
-    same = torch.jit.load(built(tmp_path / "x.pt", parts, folder="x/"))
+    path = build_archive(tmp_path / "y.pt", {**parts, "byteorder": b"big"}, folder="y/")
+    same = torch.jit.load(build_archive(tmp_path / "x.pt", parts, folder="x/"))
     assert torch.equal(torch.jit.load(path).weight, same.weight)
     assert line(path).startswith(
         "the byteorder record is 'big', but torch.jit.load and torch.export.load ignore this record"
@@ -453,7 +453,7 @@ def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
 def test_a_storage_that_is_missing_spoils_its_tensor_alone(parts, tmp_path, inspect):
     """The others are listed, and the exit code is 2."""
     weight = next(name for name in parts if name.startswith("data/") and len(parts[name]) == 24)
-    path = built(tmp_path / "y.pt", {name: data for name, data in parts.items() if name != weight})
+    path = build_archive(tmp_path / "y.pt", {name: data for name, data in parts.items() if name != weight})
     code, out, err = inspect(path, "-f", "plain")
     assert code == 2
     assert "bias" in out
@@ -466,13 +466,13 @@ def test_a_storage_that_is_missing_spoils_its_tensor_alone(parts, tmp_path, insp
 def test_code_of_absurd_size_is_refused(parts, tmp_path, line, monkeypatch):
     """Text of classes has a limit of its own."""
     monkeypatch.setattr(torchscript, "MAX_CODE", 100)
-    assert line(built(tmp_path / "y.pt", parts)) == "its code has more than 100 bytes, the limit of statecli"
+    assert line(build_archive(tmp_path / "y.pt", parts)) == "its code has more than 100 bytes, the limit of statecli"
 
 
 def test_archives_of_before_torch_1_6_have_no_line_of_buffers(parts, tmp_path):
     """To that torch, each tensor that is no parameter was a buffer."""
     text = parts[CODE].replace(b"  __buffers__ = []\n", b"").replace(b'"weight", "bias", ', b'"weight", ')
-    rows = {row.fqn: row for row in read(built(tmp_path / "y.pt", {**parts, CODE: text})).tensors}
+    rows = {row.fqn: row for row in read(build_archive(tmp_path / "y.pt", {**parts, CODE: text})).tensors}
     assert rows["weight"].kind is Kind.PARAMETER
     assert (rows["bias"].kind, rows["bias"].persistent) == (Kind.BUFFER, None)
 
@@ -480,7 +480,7 @@ def test_archives_of_before_torch_1_6_have_no_line_of_buffers(parts, tmp_path):
 def test_a_function_cannot_forge_the_lines_of_a_class(parts, tmp_path):
     """Only what stands at the top of a class counts, and the code's own functions are indented further."""
     forged = parts[CODE] + b'    __parameters__ = []\n    __buffers__ = ["weight", ]\n'
-    rows = {row.fqn: row for row in read(built(tmp_path / "y.pt", {**parts, CODE: forged})).tensors}
+    rows = {row.fqn: row for row in read(build_archive(tmp_path / "y.pt", {**parts, CODE: forged})).tensors}
     assert rows["weight"].kind is Kind.PARAMETER
 
 
@@ -499,7 +499,7 @@ def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
         ("extra/x", b"\x80\x02" + call + b"."),
         (f"{CODE}.debug_pkl", b"\x80\x02" + call + b"."),
     ):
-        path = built(tmp_path / "y.pt", {**parts, name: data})
+        path = build_archive(tmp_path / "y.pt", {**parts, name: data})
         read(path)
         assert "os.system" in {mention.qualified for finding in scan_pickles(str(path)) for mention in finding.names}
         done = run("audit", path, "-f", "json")
@@ -513,7 +513,7 @@ def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
 def test_a_pickle_for_debugging_is_found_whatever_it_begins_with(parts, tmp_path, name, padding):
     """`torch.utils.model_dump` unpickles it."""
     pickled = b"N0cposix\nsystem\n(S'true'\ntR0]." + b"\n" * padding
-    path = built(tmp_path / "y.pt", {**parts, name: pickled})
+    path = build_archive(tmp_path / "y.pt", {**parts, name: pickled})
     assert "posix.system" in {mention.qualified for finding in scan_pickles(str(path)) for mention in finding.names}
 
 
@@ -541,9 +541,9 @@ def test_code_is_found_in_a_folder_of_any_case(folder, tmp_path):
 
 def test_foreign_names_are_noted(parts, tmp_path):
     """TorchScript's own classes are none of Python's modules, and go without saying."""
-    assert not read(built(tmp_path / "x.pt", parts)).globals[0][0].startswith("__torch__")
-    assert not read(built(tmp_path / "x.pt", parts)).oddities
-    path = built(tmp_path / "y.pt", {**parts, "data.pkl": module_pickle(b"X\1\0\0\0acos\nsystem\n)R")})
+    assert not read(build_archive(tmp_path / "x.pt", parts)).globals[0][0].startswith("__torch__")
+    assert not read(build_archive(tmp_path / "x.pt", parts)).oddities
+    path = build_archive(tmp_path / "y.pt", {**parts, "data.pkl": module_pickle(b"X\1\0\0\0acos\nsystem\n)R")})
     assert [oddity.name for oddity in read(path).oddities if oddity.name == "foreign-globals"]
 
 
@@ -551,7 +551,7 @@ def test_modules_that_hold_each_other_end(parts, tmp_path, monkeypatch):
     """A cycle is walked once, and 2^60 paths to one module are refused."""
     linear = b"c__torch__.torch.nn.modules.linear\nLinear\n"
     cycle = b"\x80\x02" + linear + b")\x81q\0}(X\1\0\0\0ah\0ub."
-    assert read(_written(tmp_path, parts, cycle)).tensors == ()
+    assert read(_write_crafted(tmp_path, parts, cycle)).tensors == ()
     monkeypatch.setattr("statecli.formats.torch.whole_module.MAX_ROWS", 10_000)
     many = (
         b"\x80\x02"
@@ -560,11 +560,11 @@ def test_modules_that_hold_each_other_end(parts, tmp_path, monkeypatch):
         + b"".join(b"h\0)\x81q%c}(X\1\0\0\0ah%cX\1\0\0\0bh%cub" % (n + 1, n, n) for n in range(1, 60))
     )
     with pytest.raises(UnreadableError, match="many modules share their submodules, so the modules have more than"):
-        read(_written(tmp_path, parts, many + b"."))
+        read(_write_crafted(tmp_path, parts, many + b"."))
 
 
-def _written(folder: Path, parts: dict[str, bytes], pickle: bytes) -> Path:
-    return built(folder / "crafted.pt", {**parts, "data.pkl": pickle})
+def _write_crafted(folder: Path, parts: dict[str, bytes], pickle: bytes) -> Path:
+    return build_archive(folder / "crafted.pt", {**parts, "data.pkl": pickle})
 
 
 _OPAQUE = b"c__torch__.torch.classes.aten\nOpaqueObject\n"
@@ -581,7 +581,7 @@ def test_a_cpp_class_that_unpickles_its_state_is_found(how, parts, tmp_path):
     skipped = b"ctorch._tensor\n_rebuild_from_type_v2\n" + _OPAQUE + b"c__torch__\nM\n)\x81" + text + b"b"
     crafted["skipped"] = skipped
     body = crafted.get(how, _OPAQUE + b")\x81" + text + b"b")
-    path = built(tmp_path / "crafted.pt", {**parts, "constants.pkl": b"\x80\2(" + body + b"t."})
+    path = build_archive(tmp_path / "crafted.pt", {**parts, "constants.pkl": b"\x80\2(" + body + b"t."})
     names = {mention.qualified: mention for finding in scan_pickles(str(path)) for mention in finding.names}
     opaque = names["__torch__.torch.classes.aten.OpaqueObject"]
     assert how in ("number", "skipped") or opaque.called
@@ -596,7 +596,7 @@ def test_an_unknown_cpp_class_is_a_question(parts, tmp_path):
     """A library may have registered it; those of torch that pack weights are known."""
     for name, rules in (("mine\nThing", {"unknown-global"}), ("rnn\nCellParamsBase", set())):
         pickle = f"\x80\2(c__torch__.torch.classes.{name}\n)\x81)bt.".encode("latin-1")
-        path = built(tmp_path / "crafted.pt", {**parts, "constants.pkl": pickle})
+        path = build_archive(tmp_path / "crafted.pt", {**parts, "constants.pkl": pickle})
         findings = audit(Request((str(path),))).targets[0].findings
         assert {finding.rule for finding in findings} & {"unknown-global", "unsafe-global"} == rules
 
@@ -607,29 +607,29 @@ def test_attributes_that_hold_themselves_end(parts, tmp_path):
     cpp = b"c__torch__.torch.classes.x\nY\n)\x81q\6h\6b"
     tags = b"ctorch.jit._pickle\nrestore_type_tag\n" * 50 + b"]" + b"X\1\0\0\0T\x86R" * 50
     body = b"X\1\0\0\0a" + itself + b"X\1\0\0\0b" + cpp + b"X\1\0\0\0c" + tags
-    assert read(_written(tmp_path, parts, module_pickle(body))).tensors == ()
+    assert read(_write_crafted(tmp_path, parts, module_pickle(body))).tensors == ()
 
 
 def test_every_beginning_is_refused_or_read(parts, tmp_path):
     """Of the archive, and of its two pickles and its code."""
-    whole = built(tmp_path / "y.pt", parts).read_bytes()
+    whole = build_archive(tmp_path / "y.pt", parts).read_bytes()
     for end in range(0, len(whole), 7):
-        _tried(tmp_path / "z.pt", whole[:end])
+        _try_read(tmp_path / "z.pt", whole[:end])
     for name in ("data.pkl", "constants.pkl", CODE):
         for end in range(len(parts[name])):
-            built(tmp_path / "z.pt", {**parts, name: parts[name][:end]})
-            _tried(tmp_path / "z.pt")
+            build_archive(tmp_path / "z.pt", {**parts, name: parts[name][:end]})
+            _try_read(tmp_path / "z.pt")
 
 
-def _tried(path: Path, data: bytes | None = None) -> None:
+def _try_read(path: Path, data: bytes | None = None) -> None:
     if data is not None:
         path.write_bytes(data)
-    tried(path)
+    read_or_refuse(path)
 
 
 def test_a_suffix_decides_nothing(parts, tmp_path):
     """Nor does the folder's name."""
-    assert read(built(tmp_path / "model.safetensors", parts, "some name/")).format == "torchscript"
+    assert read(build_archive(tmp_path / "model.safetensors", parts, "some name/")).format == "torchscript"
 
 
 def test_settings_that_every_module_has_are_not_told(tmp_path):

@@ -61,7 +61,7 @@ def step(run, tmp_path) -> Path:
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["safetensors", "bin"])
-def accelerated(tmp_path_factory, request) -> Path:
+def accelerate_folder(tmp_path_factory, request) -> Path:
     """What `save_state` writes of two models, two optimizers, a scheduler and an object of one's own."""
     accelerate = pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("state")
@@ -88,7 +88,7 @@ class Average:
         """It is only saved."""
 
 
-def held(path: Path) -> dict[str, dict[str, torch.Tensor]]:
+def read_tensors(path: Path) -> dict[str, dict[str, torch.Tensor]]:
     """By section and name what is read of each tensor."""
     state = formats.read(str(path))
     found: dict[str, dict[str, torch.Tensor]] = {}
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_the_trainer_is_read_whole(step):
 def test_its_weights_and_moments_are_those_that_the_libraries_load(step):
     """transformers' `from_pretrained`, and torch for the optimizer and the generators."""
     transformers = pytest.importorskip("transformers")
-    actual = held(step)
+    actual = read_tensors(step)
     model = transformers.BertForSequenceClassification.from_pretrained(step).state_dict()
     assert actual["model"].keys() == model.keys()
     assert all(torch.equal(actual["model"][name], value) for name, value in model.items())
@@ -216,7 +216,7 @@ def test_the_model_that_was_kept_has_the_arguments_beside_it(run):
 
 def test_its_shards_and_those_of_ranks_are_its_parts(step):
     """A model in shards, and a generator's state for each rank."""
-    whole = {name: value.clone() for name, value in held(step)["model"].items()}
+    whole = {name: value.clone() for name, value in read_tensors(step)["model"].items()}
     (step / "model.safetensors").unlink()
     names = sorted(whole)
     files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -288,9 +288,9 @@ def test_a_model_that_cannot_be_read_is_one_line(step, statecli):
 # accelerate's.
 
 
-def test_a_state_of_accelerate_is_read_whole(accelerated):
+def test_a_state_of_accelerate_is_read_whole(accelerate_folder):
     """Several models and optimizers, the generators, and what a user registered."""
-    state = load.read_checkpoint(str(accelerated))
+    state = load.read_checkpoint(str(accelerate_folder))
     assert state.sections == (
         "model",
         "model_1",
@@ -304,17 +304,17 @@ def test_a_state_of_accelerate_is_read_whole(accelerated):
     assert known["model_1", "0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
     assert known["model_1", "1.running_mean"] == (Kind.BUFFER, Evidence.CONVENTION)
     assert known["random_states_0", "torch_manual_seed"] == (Kind.OTHER, Evidence.CONVENTION)
-    found = held(accelerated)
+    found = read_tensors(accelerate_folder)
     assert torch.equal(found["custom_checkpoint_0.ema"]["weight"], torch.full((3,), 2.0))
-    moments = torch.load(accelerated / "optimizer_1.bin")["state"][0]["exp_avg"]
+    moments = torch.load(accelerate_folder / "optimizer_1.bin")["state"][0]["exp_avg"]
     assert torch.equal(found["optimizer_1"]["state[0]['exp_avg']"], moments)
     assert state.metadata.values["scheduler.step_size"] == 2
     assert state.metadata.values["custom_checkpoint_0.decay"] == 0.9
 
 
-def test_an_audit_of_them_finds_nothing(step, accelerated, statecli):
+def test_an_audit_of_them_finds_nothing(step, accelerate_folder, statecli):
     """They are ordinary, values included."""
-    for folder in (step, accelerated):
+    for folder in (step, accelerate_folder):
         result = statecli("audit", folder, "--values", "-f", "json")
         assert (result.code, result.json["findings"]) == (0, [])
 
@@ -323,7 +323,7 @@ def test_an_audit_of_them_finds_nothing(step, accelerated, statecli):
 
 
 @pytest.fixture
-def sharded(tmp_path) -> Path:
+def fsdp_folder(tmp_path) -> Path:
     """A step as the Trainer leaves it under FSDP with SHARDED_STATE_DICT; the same weights in one file beside it."""
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
@@ -349,9 +349,9 @@ def sharded(tmp_path) -> Path:
     return folder
 
 
-def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(sharded):
+def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(fsdp_folder):
     """Their folders are sections; the optimizer names its parameters, and settings stand where files have them."""
-    state = load.read_checkpoint(str(sharded))
+    state = load.read_checkpoint(str(fsdp_folder))
     assert state.format == "trainer dcp+torch-zip"
     assert state.sections == ("model", "optimizer", "rng_state_0", "rng_state_1")
     known = {tensor.fqn: (tensor.kind, tensor.evidence) for tensor in state.tensors if tensor.section == "model"}
@@ -360,17 +360,17 @@ def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(sharded):
     assert state.metadata.values["optimizer.param_groups.0.lr"] == 0.01
     assert state.metadata.values["scheduler.step_size"] == 2
     assert state.metadata.values["trainer_state.global_step"] == 2
-    found = held(sharded)
-    moments = torch.load(sharded.parent / "optimizer.pt")["state"]
+    found = read_tensors(fsdp_folder)
+    moments = torch.load(fsdp_folder.parent / "optimizer.pt")["state"]
     for number, name in enumerate(["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]):
         for what in ("step", "exp_avg", "exp_avg_sq"):
             assert torch.equal(found["optimizer"][f"state['{name}']['{what}']"], moments[number][what])
 
 
-def test_they_differ_in_nothing_from_the_same_weights_in_one_file(sharded, statecli):
+def test_they_differ_in_nothing_from_the_same_weights_in_one_file(fsdp_folder, statecli):
     """The folder is one target of diff, lock and audit, its folders' files included."""
-    assert statecli("diff", sharded, sharded.parent / "model.safetensors").code == 0
-    assert set(formats.members(str(sharded))) == {
+    assert statecli("diff", fsdp_folder, fsdp_folder.parent / "model.safetensors").code == 0
+    assert set(formats.members(str(fsdp_folder))) == {
         *(
             f"{name}/{file}"
             for name in ("pytorch_model_fsdp_0", "optimizer_0")
@@ -378,47 +378,47 @@ def test_they_differ_in_nothing_from_the_same_weights_in_one_file(sharded, state
         ),
         *("scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"),
     }
-    lock = sharded.parent / "l.json"
-    assert statecli("lock", sharded, "-o", lock).code == 0
-    result = statecli("audit", sharded, "--values", "--lock", lock, "-f", "json")
+    lock = fsdp_folder.parent / "l.json"
+    assert statecli("lock", fsdp_folder, "-o", lock).code == 0
+    result = statecli("audit", fsdp_folder, "--values", "--lock", lock, "-f", "json")
     assert (result.code, result.json["findings"]) == (0, [])
     assert len([target for target in result.json["targets"] if target["status"] != "skipped"]) == 1
 
 
-def test_further_models_of_fsdp_are_numbered(sharded):
+def test_further_models_of_fsdp_are_numbered(fsdp_folder):
     """As accelerate numbers them; a folder of that name that holds no such checkpoint is none."""
-    shutil.copytree(sharded / "pytorch_model_fsdp_0", sharded / "pytorch_model_fsdp_1")
-    shutil.copytree(sharded / "optimizer_0", sharded / "optimizer_1")
-    (sharded / "optimizer_2").mkdir()
-    state = formats.read(str(sharded))
+    shutil.copytree(fsdp_folder / "pytorch_model_fsdp_0", fsdp_folder / "pytorch_model_fsdp_1")
+    shutil.copytree(fsdp_folder / "optimizer_0", fsdp_folder / "optimizer_1")
+    (fsdp_folder / "optimizer_2").mkdir()
+    state = formats.read(str(fsdp_folder))
     assert state.sections[:4] == ("model", "model_1", "optimizer", "optimizer_1")
     assert state.metadata.values["optimizer_1.param_groups.0.lr"] == 0.01
 
 
-def test_an_optimizer_in_shards_lies_beside_a_model_in_a_file(sharded):
+def test_an_optimizer_in_shards_lies_beside_a_model_in_a_file(fsdp_folder):
     """The file is the model, and the shards beside it are said."""
-    shutil.copy(sharded.parent / "model.safetensors", sharded)
-    state = formats.read(str(sharded))
+    shutil.copy(fsdp_folder.parent / "model.safetensors", fsdp_folder)
+    state = formats.read(str(fsdp_folder))
     assert (state.format, state.sections[:2]) == ("trainer safetensors+dcp+torch-zip", ("model", "optimizer"))
     said = [odd.message for odd in state.oddities if odd.name == "other-weights"]
     assert said == ["statecli did not read other weights in the same folder: pytorch_model_fsdp_0"]
 
 
-def test_a_whole_model_of_fsdp_is_one_file(sharded):
+def test_a_whole_model_of_fsdp_is_one_file(fsdp_folder):
     """FULL_STATE_DICT: `pytorch_model_fsdp.bin`, and numbered from the second on."""
-    shutil.rmtree(sharded / "pytorch_model_fsdp_0")
+    shutil.rmtree(fsdp_folder / "pytorch_model_fsdp_0")
     for name in ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_1.bin"):
-        torch.save({"w": torch.ones(2)}, sharded / name)
-    assert formats.read(str(sharded)).sections[:3] == ("model", "model_1", "optimizer")
+        torch.save({"w": torch.ones(2)}, fsdp_folder / name)
+    assert formats.read(str(fsdp_folder)).sections[:3] == ("model", "model_1", "optimizer")
 
 
 @pytest.mark.parametrize("part", ["pytorch_model_fsdp_0", "optimizer_0"], ids=["model", "optimizer"])
-def test_shards_that_are_missing(sharded, statecli, part):
+def test_shards_that_are_missing(fsdp_folder, statecli, part):
     """One line with the folder and the file; its tensors have their shapes, and all else is listed."""
-    (sharded / part / "__0_0.distcp").unlink()
-    result = statecli("inspect", sharded, "-f", "json")
+    (fsdp_folder / part / "__0_0.distcp").unlink()
+    result = statecli("inspect", fsdp_folder, "-f", "json")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert result.err.startswith(f"statecli: {sharded / part}: ")
+    assert result.err.startswith(f"statecli: {fsdp_folder / part}: ")
     assert ": __0_0.distcp is missing: 0 of the 1 files that .metadata lists exist" in result.err
     shapes = [tensor["shape"] for tensor in result.json["tensors"] if tensor["section"] == "model"]
     assert (len(shapes), None in shapes) == (9, False)
@@ -438,7 +438,7 @@ def test_an_adapter_names_its_base_model(tmp_path, statecli):
     adapted.save_pretrained(tmp_path / "adapter")
     state = formats.read(str(tmp_path / "adapter"))
     saved = peft.get_peft_model_state_dict(adapted)
-    model = held(tmp_path / "adapter")["model"]
+    model = read_tensors(tmp_path / "adapter")["model"]
     assert model.keys() == saved.keys()
     assert all(torch.equal(model[name], value) for name, value in saved.items())
     expected = {

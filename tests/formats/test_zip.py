@@ -20,13 +20,13 @@ from statecli.storage import zip_archive
 from statecli.storage.byte_source import Source
 from statecli.storage.zip_archive import FARTHEST_END, MAX_INFLATED, MAX_PADDING, Archive
 
-from .attacks import Lies, Member, build, changed, records
+from .attacks import Lies, Member, build, change_record, records
 
 LIMIT = 2**20
 
 
 @pytest.fixture
-def opened(tmp_path):
+def open_archive(tmp_path):
     """A function that reads bytes as an archive."""
     sources = []
 
@@ -49,19 +49,19 @@ def oddities(archive: Archive) -> list[str]:
     return [oddity.name for oddity in archive.oddities]
 
 
-def test_records_are_what_zipfile_reads(opened):
+def test_records_are_what_zipfile_reads(open_archive):
     """Names, order and contents agree with Python's zipfile on a good archive."""
     data = build(records())
     with zipfile.ZipFile(io.BytesIO(data)) as oracle:
         wanted = {name: oracle.read(name) for name in oracle.namelist()}
-    archive = opened(data)
+    archive = open_archive(data)
     assert contents(archive) == wanted
     assert list(archive.records) == list(wanted)
     assert archive.oddities == []
 
 
 @pytest.mark.parametrize(("other", "is_refused"), [(b"a/data.pkl", True), (b"a/x", False), (b"", False)])
-def test_another_name_in_an_extra_field_is_refused(other, is_refused, opened):
+def test_another_name_in_an_extra_field_is_refused(other, is_refused, open_archive):
     """zipfile of Python 3.12 and later takes the name that is there; a field behind it is not of the name."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -71,16 +71,16 @@ def test_another_name_in_an_extra_field_is_refused(other, is_refused, opened):
         archive.writestr(info, b"content")
     if is_refused:
         with pytest.raises(MalformedError, match="a second, different name in the zip archive"):
-            opened(out.getvalue())
+            open_archive(out.getvalue())
     else:
-        assert list(opened(out.getvalue()).records) == ["a/x"]
+        assert list(open_archive(out.getvalue()).records) == ["a/x"]
 
 
-def test_data_offset_is_where_the_bytes_are(opened):
+def test_data_offset_is_where_the_bytes_are(open_archive):
     """The padding that torch puts into the local header only is counted."""
     data = build(records())
     for member in records():
-        record = opened(data).records[str(member.name)]
+        record = open_archive(data).records[str(member.name)]
         assert data[record.data_offset :][: record.size] == member.data
 
 
@@ -108,9 +108,9 @@ def test_whatever_zipfile_writes_is_read(tmp_path_factory, entries):
 @pytest.mark.parametrize(
     ("first", "folder"), [("net/data.pkl", "net"), ("/data.pkl", ""), ("data.pkl", None), ("a/b/data.pkl", "a")]
 )
-def test_folder_is_that_of_the_first_record(opened, first, folder):
+def test_folder_is_that_of_the_first_record(open_archive, first, folder):
     """torch takes the top folder of the first record, and an empty name counts."""
-    assert opened(build([Member(first, b"x")])).folder == folder
+    assert open_archive(build([Member(first, b"x")])).folder == folder
 
 
 ACCEPTED = {
@@ -127,9 +127,9 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("data", ACCEPTED.values(), ids=ACCEPTED)
-def test_accepted_without_remark(opened, data):
+def test_accepted_without_remark(open_archive, data):
     """Legal variety is read."""
-    archive = opened(data)
+    archive = open_archive(data)
     assert archive.oddities == []
     contents(archive)
 
@@ -142,10 +142,10 @@ ODD = {
 
 
 @pytest.mark.parametrize(("name", "case"), ODD.items(), ids=ODD)
-def test_odd_but_readable_is_recorded(opened, name, case):
+def test_odd_but_readable_is_recorded(open_archive, name, case):
     """What every reader accepts and nobody would expect is an oddity."""
     data, message = case
-    (oddity,) = opened(data).oddities
+    (oddity,) = open_archive(data).oddities
     assert (oddity.name, message in oddity.message) == (name, True)
 
 
@@ -153,9 +153,9 @@ def _with_end_comment_length(data: bytes, length: int) -> bytes:
     return data[:-2] + struct.pack("<H", length)
 
 
-def test_a_comment_that_is_cut_short_is_odd(opened):
+def test_a_comment_that_is_cut_short_is_odd(open_archive):
     """The end record promises more comment than there is."""
-    assert oddities(opened(_with_end_comment_length(build(records()), 9))) == ["suffixed"]
+    assert oddities(open_archive(_with_end_comment_length(build(records()), 9))) == ["suffixed"]
 
 
 GOOD = build(records())
@@ -172,44 +172,50 @@ REFUSED = {
         "the records 'a/x' and 'a/y' overlap; copy or download the file again",
     ),
     "local name": (
-        build(changed("data.pkl", local_name=b"archive/data.pkx")),
+        build(change_record("data.pkl", local_name=b"archive/data.pkx")),
         "'archive/data.pkl': its own header contradicts",
     ),
-    "local name of other length": (build(changed("data.pkl", local_name=b"archive/evil")), "own header contradicts"),
+    "local name of other length": (
+        build(change_record("data.pkl", local_name=b"archive/evil")),
+        "own header contradicts",
+    ),
     "local method": (
-        build(changed("data.pkl", local_method=8)),
+        build(change_record("data.pkl", local_method=8)),
         "own header contradicts the archive's list of records",
     ),
-    "encrypted in the local header": (build(changed("data.pkl", local_flags=0x0809)), "own header contradicts"),
-    "local sizes without a descriptor": (build(changed("data.pkl", local_flags=0x0800)), "own header contradicts"),
+    "encrypted in the local header": (build(change_record("data.pkl", local_flags=0x0809)), "own header contradicts"),
+    "local sizes without a descriptor": (
+        build(change_record("data.pkl", local_flags=0x0800)),
+        "own header contradicts",
+    ),
     "a name in cp437 or UTF-8": (build([Member("a/é".encode(), b"x", flags=8)]), "does not declare the encoding"),
     "a local name in cp437": (
         build([Member("a/é", b"x", flags=0x0808, local_flags=8)]),
         "does not declare the encoding of its name",
     ),
     "local signature": (
-        build(changed("data/0", local_signature=b"PK\0\0")),
+        build(change_record("data/0", local_signature=b"PK\0\0")),
         "the zip archive is damaged: its list of records (central directory) puts",
     ),
     "local extra past the end": (
-        build(changed(".data/serialization_id", local_extra_length=60_000)),
+        build(change_record(".data/serialization_id", local_extra_length=60_000)),
         "is outside the archive",
     ),
     "header that runs into the directory": (
-        build(changed(".data/serialization_id", offset=GOOD.index(b"PK\1\2") - 10)),
+        build(change_record(".data/serialization_id", offset=GOOD.index(b"PK\1\2") - 10)),
         "'archive/.data/serialization_id' is outside the archive: its header is at byte",
     ),
-    "header past the end": (build(changed("data/0", offset=10**6)), "'archive/data/0' is outside the archive"),
+    "header past the end": (build(change_record("data/0", offset=10**6)), "'archive/data/0' is outside the archive"),
     "size": (
-        build(changed("data/0", size=8)),
+        build(change_record("data/0", size=8)),
         ("stored without compression, but its list of records gives two sizes, 16 and 8 bytes"),
     ),
     "compressed size": (
-        build(changed("data/0", packed_size=8)),
+        build(change_record("data/0", packed_size=8)),
         "stored without compression, but its list of records gives two sizes, 8 and 16 bytes",
     ),
     "both sizes past the end": (
-        build(changed(".data/serialization_id", size=10**6, packed_size=10**6)),
+        build(change_record(".data/serialization_id", size=10**6, packed_size=10**6)),
         "is outside the archive: it ends at byte",
     ),
     "a prefix": (build(records(), prefix=b"#!/bin/sh\n"), "its second end record (zip64) is not at byte"),
@@ -272,20 +278,20 @@ REFUSED = {
     ),
     "several disks": (build(records(), Lies(disk=1)), "spans several files"),
     "a folder with content": (
-        build(changed("data/0", marks=0x10)),
+        build(change_record("data/0", marks=0x10)),
         "'archive/data/0' is marked as a folder but holds 16",
     ),
-    "a record on another disk": (build(changed("data/0", disk=1)), "spans several files"),
+    "a record on another disk": (build(change_record("data/0", disk=1)), "spans several files"),
     "truncated": (GOOD[:-30], "contain no end record of a zip archive"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_lies_are_malformed(opened, case):
+def test_lies_are_malformed(open_archive, case):
     """Each way an archive can contradict itself has its line."""
     data, message = case
     with pytest.raises(MalformedError) as caught:
-        opened(data)
+        open_archive(data)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -303,46 +309,46 @@ def plain(flags: int = 0) -> tuple[bytearray, int]:
 
 
 @pytest.mark.parametrize("field", [14, 18, 22], ids=["checksum", "compressed size", "size"])
-def test_each_local_field_without_a_descriptor_is_that_of_the_directory(opened, field):
+def test_each_local_field_without_a_descriptor_is_that_of_the_directory(open_archive, field):
     """Two readers, of which one believes the local header, would see two records."""
     data, _ = plain()
-    assert contents(opened(bytes(data))) == {"a/x": b"abcd"}
+    assert contents(open_archive(bytes(data))) == {"a/x": b"abcd"}
     struct.pack_into("<I", data, field, 5)
     with pytest.raises(MalformedError, match="its own header contradicts the archive's list of records"):
-        opened(bytes(data))
+        open_archive(bytes(data))
 
 
 @pytest.mark.parametrize("field", [14, 18, 22], ids=["checksum", "compressed size", "size"])
 @pytest.mark.parametrize("flags", [0x0000, 0x0008, 0x0010, 0x0004, 0x0800])
-def test_a_local_field_may_be_anything_where_a_descriptor_follows(opened, field, flags):
+def test_a_local_field_may_be_anything_where_a_descriptor_follows(open_archive, field, flags):
     """Bit 3 of the flags alone says so: torch writes zeros there, and the sizes behind the data."""
     data, _ = plain(flags)
     struct.pack_into("<I", data, field, 0)
     if flags == 0x0008:
-        assert contents(opened(bytes(data))) == {"a/x": b"abcd"}
+        assert contents(open_archive(bytes(data))) == {"a/x": b"abcd"}
         return
     with pytest.raises(MalformedError, match="its own header contradicts the archive's list of records"):
-        opened(bytes(data))
+        open_archive(bytes(data))
 
 
-def test_a_local_field_may_point_to_zip64(opened):
+def test_a_local_field_may_point_to_zip64(open_archive):
     """Sizes of 0xFFFFFFFF say that an extra field has them."""
     data, _ = plain()
     struct.pack_into("<II", data, 18, 0xFFFFFFFF, 0xFFFFFFFF)
-    assert contents(opened(bytes(data))) == {"a/x": b"abcd"}
+    assert contents(open_archive(bytes(data))) == {"a/x": b"abcd"}
 
 
-def test_the_records_of_this_disk_are_all_records(opened):
+def test_the_records_of_this_disk_are_all_records(open_archive):
     """In either end record: an archive of several disks is refused."""
     data, _ = plain()
     end = data.index(b"PK\5\6")
     struct.pack_into("<H", data, end + 8, 2)
     with pytest.raises(MalformedError, match="spans several files"):
-        opened(bytes(data))
+        open_archive(bytes(data))
     wide = bytearray(build(records()))
     struct.pack_into("<Q", wide, wide.index(b"PK\6\6") + 24, 8)
     with pytest.raises(MalformedError, match="spans several files"):
-        opened(bytes(wide))
+        open_archive(bytes(wide))
 
 
 @pytest.mark.parametrize(
@@ -350,155 +356,155 @@ def test_the_records_of_this_disk_are_all_records(opened):
     [(8, "<HH", "number of records"), (12, "<I", "size of the list"), (16, "<I", "position of the list")],
     ids=["records", "size", "offset"],
 )
-def test_the_two_end_records_agree(opened, field, form, what):
+def test_the_two_end_records_agree(open_archive, field, form, what):
     """Records, size and offset of the directory; or the short record points to the long one."""
     wide = bytearray(build(records()))
     at = wide.index(b"PK\5\6") + field
     struct.pack_into(form, wide, at, *([0xFFFF] * 2 if form == "<HH" else [0xFFFFFFFF]))
-    assert len(opened(bytes(wide)).records) == len(records())
+    assert len(open_archive(bytes(wide)).records) == len(records())
     struct.pack_into(form, wide, at, *([6] * 2 if form == "<HH" else [6]))
     with pytest.raises(
         MalformedError, match=rf"its two end records \(zip and zip64\) contradict each other: the {what}"
     ):
-        opened(bytes(wide))
+        open_archive(bytes(wide))
 
 
-def test_as_many_records_and_bytes_of_directory_as_are_allowed(opened, monkeypatch):
+def test_as_many_records_and_bytes_of_directory_as_are_allowed(open_archive, monkeypatch):
     """The limits themselves are allowed, and one more is not."""
     data = build(records())
     size = struct.unpack_from("<I", data, data.index(b"PK\5\6") + 12)[0]
     for name, limit in (("MAX_RECORDS", len(records())), ("MAX_DIRECTORY", size)):
         with monkeypatch.context() as patch:
             patch.setattr(zip_archive, name, limit)
-            assert len(opened(data).records) == len(records())
+            assert len(open_archive(data).records) == len(records())
             patch.setattr(zip_archive, name, limit - 1)
             with pytest.raises(MalformedError, match="more than statecli's limits of"):
-                opened(data)
+                open_archive(data)
 
 
-def test_a_record_is_verified_piece_by_piece(opened, monkeypatch):
+def test_a_record_is_verified_piece_by_piece(open_archive, monkeypatch):
     """Stored or deflated, in pieces of any size: the right checksum passes and a wrong one does not."""
     content = bytes(range(256)) * 40 + bytes(50_000)
     for piece in (1, 7, 1000, 1 << 20):
         monkeypatch.setattr(zip_archive, "_PIECE_BYTES", piece if piece > 1 else 64)
         for method in (0, 8):
-            good = opened(build([Member("a/x", content, method=method)]))
+            good = open_archive(build([Member("a/x", content, method=method)]))
             good.verify(good.records["a/x"])
-            bad = opened(build([Member("a/x", content, method=method, crc=1)]))
+            bad = open_archive(build([Member("a/x", content, method=method, crc=1)]))
             with pytest.raises(ChecksumMismatch, match="checksum wrong"):
                 bad.verify(bad.records["a/x"])
-            unknown = opened(build([Member("a/x", content, method=method, crc=0)]))
+            unknown = open_archive(build([Member("a/x", content, method=method, crc=0)]))
             unknown.verify(unknown.records["a/x"])
-    lying = opened(build([Member("a/x", content, method=8, size=100)]))
+    lying = open_archive(build([Member("a/x", content, method=8, size=100)]))
     with pytest.raises(MalformedError, match="does not decompress to the 100 bytes"):
         lying.verify(lying.records["a/x"])
 
 
 UNREADABLE = {
     "encrypted": (
-        build(changed("data/0", flags=0x0809)),
+        build(change_record("data/0", flags=0x0809)),
         "'archive/data/0' is encrypted, and statecli cannot decrypt it",
     ),
-    "bzip2": (build(changed("data/0", method=12)), "is compressed with bzip2"),
-    "lzma": (build(changed("data/0", method=14)), "is compressed with lzma"),
-    "an unknown method": (build(changed("data/0", method=77)), "is compressed with method 77"),
+    "bzip2": (build(change_record("data/0", method=12)), "is compressed with bzip2"),
+    "lzma": (build(change_record("data/0", method=14)), "is compressed with lzma"),
+    "an unknown method": (build(change_record("data/0", method=77)), "is compressed with method 77"),
 }
 
 
 @pytest.mark.parametrize("case", UNREADABLE.values(), ids=UNREADABLE)
-def test_what_torch_cannot_read_either_is_unreadable(opened, case):
+def test_what_torch_cannot_read_either_is_unreadable(open_archive, case):
     """Encryption and other methods are named."""
     data, message = case
     with pytest.raises(UnreadableError) as caught:
-        opened(data)
+        open_archive(data)
     assert message in str(caught.value)
 
 
-def test_a_wrong_checksum_is_found_when_the_record_is_read(opened):
+def test_a_wrong_checksum_is_found_when_the_record_is_read(open_archive):
     """Opening reads no content; reading does, and both checksums are in the line."""
-    archive = opened(build([Member("a/x", b"content", crc=0x12345678)]))
+    archive = open_archive(build([Member("a/x", b"content", crc=0x12345678)]))
     with pytest.raises(MalformedError, match=r"a/x: checksum wrong: computed [0-9a-f]{8}, recorded 12345678"):
         archive.read(archive.records["a/x"], LIMIT)
 
 
-def test_a_deflated_record_is_inflated(opened):
+def test_a_deflated_record_is_inflated(open_archive):
     """Deflated records of any size under the limit are read."""
-    archive = opened(build([Member("a/x", b"content" * 999, method=8)]))
+    archive = open_archive(build([Member("a/x", b"content" * 999, method=8)]))
     assert archive.read(archive.records["a/x"], LIMIT) == b"content" * 999
 
 
 @pytest.mark.parametrize("said", [8, 200])
-def test_a_deflated_record_that_lies_of_its_size_is_malformed(opened, said):
+def test_a_deflated_record_that_lies_of_its_size_is_malformed(open_archive, said):
     """Neither more nor fewer bytes than the directory says."""
-    archive = opened(build([Member("a/x", b"x" * 100, method=8, size=said)]))
+    archive = open_archive(build([Member("a/x", b"x" * 100, method=8, size=said)]))
     with pytest.raises(MalformedError, match="does not decompress to the"):
         archive.read(archive.records["a/x"], LIMIT)
 
 
-def test_a_deflate_stream_that_is_none_is_malformed(opened):
+def test_a_deflate_stream_that_is_none_is_malformed(open_archive):
     """zlib's own word is in the line."""
-    archive = opened(build([Member("a/x", b"x" * 100, method=8, packed=b"\xff" * 40)]))
+    archive = open_archive(build([Member("a/x", b"x" * 100, method=8, packed=b"\xff" * 40)]))
     with pytest.raises(MalformedError, match="cannot be decompressed"):
         archive.read(archive.records["a/x"], LIMIT)
 
 
-def test_a_deflate_bomb_is_refused_before_it_is_inflated(opened):
+def test_a_deflate_bomb_is_refused_before_it_is_inflated(open_archive):
     """The limit for what is compressed is lower than the caller's."""
-    archive = opened(build([Member("a/x", bytes(MAX_INFLATED + 1), method=8)]))
+    archive = open_archive(build([Member("a/x", bytes(MAX_INFLATED + 1), method=8)]))
     with pytest.raises(MalformedError, match=r"compressed and takes 67,108,865 bytes unpacked, more"):
         archive.read(archive.records["a/x"], 2**40)
 
 
-def test_a_stored_record_over_the_limit_is_refused(opened):
+def test_a_stored_record_over_the_limit_is_refused(open_archive):
     """The caller's limit holds for stored records."""
-    archive = opened(build([Member("a/x", b"12345")]))
+    archive = open_archive(build([Member("a/x", b"12345")]))
     with pytest.raises(MalformedError, match="has 5 bytes, more than statecli's limit of 4"):
         archive.read(archive.records["a/x"], 4)
 
 
-def test_every_cut_is_clean(opened):
+def test_every_cut_is_clean(open_archive):
     """A file cut anywhere is an error of one line."""
     for end in (*range(0, len(GOOD), 37), len(GOOD) - 1):
         with pytest.raises(UnreadableError) as caught:
-            opened(GOOD[:end])
+            open_archive(GOOD[:end])
         assert "\n" not in str(caught.value), end
 
 
 @pytest.mark.parametrize("local_name", [b"e", b"evil"])
-def test_a_nameless_record_with_a_local_name_is_refused(opened, local_name):
+def test_a_nameless_record_with_a_local_name_is_refused(open_archive, local_name):
     """The two names of a record agree, also where the directory has none."""
     with pytest.raises(MalformedError, match="its own header contradicts the archive's list of records"):
-        opened(build([Member(b"", b"x", local_name=local_name)]))
+        open_archive(build([Member(b"", b"x", local_name=local_name)]))
 
 
 @pytest.mark.parametrize("name", ["archive/e", "archive/\u00e9"])
 @pytest.mark.parametrize("local_name", [b"", b"archive/x"])
-def test_a_record_with_another_local_name_is_refused(opened, name, local_name):
+def test_a_record_with_another_local_name_is_refused(open_archive, name, local_name):
     """No name in the local header is another name too, whatever the letters of the name in the directory."""
     member = Member(name, b"x", flags=0x0808, local_name=local_name)
     with pytest.raises(MalformedError, match="its own header contradicts the archive's list of records"):
-        opened(build([*records(), member]))
+        open_archive(build([*records(), member]))
 
 
-def test_an_oddity_says_where_it_lies(opened):
+def test_an_oddity_says_where_it_lies(open_archive):
     """What is appended, and a comment: file, first byte and length."""
     for data, at, length in (
         (build(records(), suffix=b"junk"), len(GOOD), 4),
         (build(records(), Lies(comment=b"hello")), len(GOOD), 5),
         (build(records(), Lies(comment=b"hello"), suffix=b"junk"), len(GOOD) + 5, 4),
     ):
-        archive = opened(data)
+        archive = open_archive(data)
         (oddity,) = archive.oddities
         assert oddity.place == Place(archive.path, at, length)
 
 
-def test_bytes_before_the_first_record_are_odd(opened):
+def test_bytes_before_the_first_record_are_odd(open_archive):
     """Offsets that count them too are right, and whoever reads from the beginning meets something else."""
     member = Member("a/x", b"content")
     body = bytearray(b"#!/bin/sh\n" + member.local(10))
     directory = member.central(10)
     end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, len(directory), len(body), 0)
-    archive = opened(bytes(body) + directory + end)
+    archive = open_archive(bytes(body) + directory + end)
     (oddity,) = archive.oddities
     assert (oddity.name, oddity.place) == ("prefixed", Place(archive.path, 0, 10))
     assert contents(archive) == {"a/x": b"content"}
@@ -526,14 +532,14 @@ def with_local_extra(name: str, extra: int) -> bytes:
     ("name", "extra", "spaces"),
     [("a/y", MAX_PADDING, []), ("a/y", MAX_PADDING + 1, [("a/x", 37, MAX_PADDING + 1)]), ("a/x", 1000, [])],
 )
-def test_a_space_between_two_records_is_wider_than_padding(opened, name, extra, spaces):
+def test_a_space_between_two_records_is_wider_than_padding(open_archive, name, extra, spaces):
     """Named by the record before it; what is before the first record is none."""
-    archive = opened(with_local_extra(name, extra))
+    archive = open_archive(with_local_extra(name, extra))
     assert contents(archive) == {"a/x": b"abcd", "a/y": b"abcd"}
     assert archive.spaces == [(before, Place(archive.path, at, length)) for before, at, length in spaces]
 
 
-def test_a_space_before_the_directory_is_of_the_last_record(opened):
+def test_a_space_before_the_directory_is_of_the_last_record(open_archive):
     """As one between two records."""
     member = Member("a/x", b"abcd", flags=0x0800)
     body = member.local(0)
@@ -541,7 +547,7 @@ def test_a_space_before_the_directory_is_of_the_last_record(opened):
     end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, len(directory), len(body) + 200, 0)
     # Sizes and checksum in the local header: no descriptor follows.
     body = body[:14] + struct.pack("<III", zlib.crc32(b"abcd"), 4, 4) + body[26:]
-    archive = opened(body + bytes(200) + directory + end)
+    archive = open_archive(body + bytes(200) + directory + end)
     ((name, place),) = archive.spaces
     assert (name, place.offset + place.length) == ("a/x", len(body) + 200)
 
@@ -572,33 +578,33 @@ SUBSETS = [fields for n in range(5) for fields in combinations(WIDE, n)]
 
 
 @pytest.mark.parametrize("fields", SUBSETS, ids="-".join)
-def test_a_zip64_field_holds_what_overflowed_and_nothing_else(opened, fields):
+def test_a_zip64_field_holds_what_overflowed_and_nothing_else(open_archive, fields):
     """Any of size, compressed size, offset and disk, in this order; Python's zipfile agrees."""
     data = one_wide(fields)
-    assert contents(opened(data)) == {"a/x": bytes(4), "a/y": b"abcd"}
+    assert contents(open_archive(data)) == {"a/x": bytes(4), "a/y": b"abcd"}
     with zipfile.ZipFile(io.BytesIO(data)) as oracle:
         assert oracle.read("a/y") == b"abcd"
 
 
 @pytest.mark.parametrize("fields", SUBSETS[1:], ids="-".join)
-def test_a_zip64_field_that_is_too_short_is_malformed(opened, fields):
+def test_a_zip64_field_that_is_too_short_is_malformed(open_archive, fields):
     """Nothing is made up for what it lacks."""
     with pytest.raises(MalformedError, match="its list of records lacks the"):
-        opened(one_wide(fields, cut=1))
+        open_archive(one_wide(fields, cut=1))
 
 
-def test_a_zip64_field_is_found_behind_others(opened):
+def test_a_zip64_field_is_found_behind_others(open_archive):
     """Each extra field says its length; one of no length too."""
     before = struct.pack("<HHI", 0x5455, 4, 1) + struct.pack("<HH", 0xCAFE, 0)
-    assert contents(opened(one_wide(("size", "offset"), before)))["a/y"] == b"abcd"
+    assert contents(open_archive(one_wide(("size", "offset"), before)))["a/y"] == b"abcd"
 
 
 @pytest.mark.parametrize("length", [17, 400, 0xFFFF], ids=["by a byte", "by far", "by the most"])
-def test_an_extra_field_past_its_end_is_malformed_where_it_is_needed(opened, length):
+def test_an_extra_field_past_its_end_is_malformed_where_it_is_needed(open_archive, length):
     """Where the sizes fit nobody looks into it, as torch does not."""
     past = struct.pack("<HHI", 0x5455, length, 1)
     with pytest.raises(MalformedError, match="an optional field of 'a/y' is longer than the entry"):
-        opened(one_wide(("size",), past))
+        open_archive(one_wide(("size",), past))
     data = bytearray(build(records(), Lies(zip64=False)))
     last, end = data.rindex(b"PK\1\2"), data.index(b"PK\5\6")
     struct.pack_into("<H", data, last + 30, len(past))
@@ -606,18 +612,18 @@ def test_an_extra_field_past_its_end_is_malformed_where_it_is_needed(opened, len
     data[end:end] = past
     reader = torch._C.PyTorchFileReader(io.BytesIO(data))
     name = ".data/serialization_id"
-    assert reader.get_record(name) == contents(opened(bytes(data)))[f"archive/{name}"] == b"0" * 40
+    assert reader.get_record(name) == contents(open_archive(bytes(data)))[f"archive/{name}"] == b"0" * 40
 
 
-def test_a_name_in_an_extra_field_past_its_end_is_malformed(opened):
+def test_a_name_in_an_extra_field_past_its_end_is_malformed(open_archive):
     """The record is named."""
     extra = struct.pack("<HHI", 0x7075, 400, 1)
     with pytest.raises(MalformedError, match="an optional field of 'a/y' is longer than the entry"):
-        opened(one_wide((), extra))
+        open_archive(one_wide((), extra))
 
 
 @pytest.mark.parametrize("lie", ["records", "size", "offset"])
-def test_an_end_record_that_points_to_no_zip64_record_is_malformed(opened, lie):
+def test_an_end_record_that_points_to_no_zip64_record_is_malformed(open_archive, lie):
     """One field of three is enough."""
     data = bytearray(build(records(), Lies(zip64=False)))
     end = data.index(b"PK\5\6")
@@ -626,7 +632,7 @@ def test_an_end_record_that_points_to_no_zip64_record_is_malformed(opened, lie):
     with pytest.raises(
         MalformedError, match=r"refers to a second end record \(zip64\), but the file has no such record"
     ):
-        opened(bytes(data))
+        open_archive(bytes(data))
 
 
 @pytest.mark.parametrize(
@@ -634,33 +640,33 @@ def test_an_end_record_that_points_to_no_zip64_record_is_malformed(opened, lie):
     [(b"PK\6\7", 4, 1), (b"PK\6\7", 16, 2), (b"PK\6\6", 16, 1), (b"PK\6\6", 20, 1)],
     ids=["disk of the zip64 record", "number of disks", "this disk", "first disk"],
 )
-def test_a_zip64_record_of_several_disks_is_refused(opened, signature, field, value):
+def test_a_zip64_record_of_several_disks_is_refused(open_archive, signature, field, value):
     """Each place that says so is believed."""
     data = bytearray(GOOD)
     struct.pack_into("<I", data, data.index(signature) + field, value)
     with pytest.raises(MalformedError, match="spans several files"):
-        opened(bytes(data))
+        open_archive(bytes(data))
 
 
 @pytest.mark.parametrize("field", [4, 6], ids=["this disk", "first disk"])
-def test_an_end_record_may_leave_its_disk_to_zip64(opened, field):
+def test_an_end_record_may_leave_its_disk_to_zip64(open_archive, field):
     """0xFFFF says so; any other disk than the first is refused."""
     data = bytearray(GOOD)
     struct.pack_into("<H", data, data.index(b"PK\5\6") + field, 0xFFFF)
-    assert len(opened(bytes(data)).records) == len(records())
+    assert len(open_archive(bytes(data)).records) == len(records())
     struct.pack_into("<H", data, data.index(b"PK\5\6") + field, 1)
     with pytest.raises(MalformedError, match="spans several files"):
-        opened(bytes(data))
+        open_archive(bytes(data))
 
 
 @pytest.mark.parametrize("size", [2**20, 2**20 + 1, 3 * 2**20])
-def test_a_deflated_record_of_more_than_a_piece_is_read_and_verified(opened, size):
+def test_a_deflated_record_of_more_than_a_piece_is_read_and_verified(open_archive, size):
     """3 kB that inflate to 3 MiB: by the piece, and whole."""
-    good = opened(build([Member("a/x", bytes(size), method=8)]))
+    good = open_archive(build([Member("a/x", bytes(size), method=8)]))
     assert good.read(good.records["a/x"], 2**30) == bytes(size)
     good.verify(good.records["a/x"])
     assert max(map(len, good._inflate_pieces(good.records["a/x"]))) == 2**20
-    bad = opened(build([Member("a/x", bytes(size), method=8, crc=1)]))
+    bad = open_archive(build([Member("a/x", bytes(size), method=8, crc=1)]))
     with pytest.raises(ChecksumMismatch, match="checksum wrong"):
         bad.verify(bad.records["a/x"])
 
@@ -707,13 +713,13 @@ def test_the_directory_alone_places_a_record_at_the_last_byte_of_32_bits(tmp_pat
 @pytest.mark.parametrize(
     ("count", "size", "reads", "share"), [(500, 10, 50, 2), (64, 200_000, 300, 0.01)], ids=["small", "large"]
 )
-def test_headers_are_read_together_where_records_are_small(opened, monkeypatch, count, size, reads, share):
+def test_headers_are_read_together_where_records_are_small(open_archive, monkeypatch, count, size, reads, share):
     """Small records are not as many reads; next to large ones, whose values nobody asked for, few bytes are read."""
     lengths = []
     read = Source.read
     monkeypatch.setattr(Source, "read", lambda self, at, length: lengths.append(length) or read(self, at, length))
     data = build([Member(f"a/{n}", bytes(size)) for n in range(count)])
-    assert len(opened(data).records) == count
+    assert len(open_archive(data).records) == count
     assert len(lengths) < reads
     assert sum(lengths) < share * len(data)
 
@@ -788,7 +794,7 @@ def test_a_file_that_no_loader_takes_for_an_archive_is_passed(ends, name):
 
 
 @pytest.fixture
-def mentioned(tmp_path):
+def mentions_name(tmp_path):
     """A function that says whether the directory of an archive mentions a name."""
 
     def ask(data: bytes, *names: bytes) -> bool:
@@ -799,31 +805,31 @@ def mentioned(tmp_path):
 
 
 @pytest.mark.parametrize("lies", [Lies(), Lies(zip64=False), Lies(only_in_zip64=True)], ids=["both", "short", "zip64"])
-def test_a_directory_mentions_its_names_and_nothing_else(mentioned, lies):
+def test_a_directory_mentions_its_names_and_nothing_else(mentions_name, lies):
     """Neither content nor local headers are looked at."""
     data = build([Member("archive/data.pkl", b"/constants.pkl"), Member("archive/x", local_name=b"archive/z")], lies)
-    assert mentioned(data, b"/data.pkl")
-    assert mentioned(data, b"/nothing", b"/x")
-    assert not mentioned(data, b"/constants.pkl")
-    assert not mentioned(data, b"/z")
-    assert not mentioned(data, b"/nothing", b"/neither")
+    assert mentions_name(data, b"/data.pkl")
+    assert mentions_name(data, b"/nothing", b"/x")
+    assert not mentions_name(data, b"/constants.pkl")
+    assert not mentions_name(data, b"/z")
+    assert not mentions_name(data, b"/nothing", b"/neither")
 
 
 @pytest.mark.parametrize("only_in_zip64", [False, True])
-def test_a_long_directory_is_looked_at_near_its_begin_and_its_end(mentioned, only_in_zip64):
+def test_a_long_directory_is_looked_at_near_its_begin_and_its_end(mentions_name, only_in_zip64):
     """64 KiB of either end, as its end lies in the last 64 KiB of the file."""
     names = [f"a/{n:05}-{'n' * 60}" for n in range(3000)]
     names[0], names[1500], names[-1] = "a/first", "a/middle", "a/last"
     data = build([Member(name) for name in names], Lies(only_in_zip64=only_in_zip64))
-    asked = [mentioned(data, name) for name in (b"a/first", b"a/00500-", b"a/middle", b"a/02500-", b"a/last")]
+    asked = [mentions_name(data, name) for name in (b"a/first", b"a/00500-", b"a/middle", b"a/02500-", b"a/last")]
     assert asked == [True, True, False, True, True]
-    assert not mentioned(data, b"a/00700-")
+    assert not mentions_name(data, b"a/00700-")
 
 
-def test_what_is_no_archive_mentions_nothing(mentioned, tmp_path):
+def test_what_is_no_archive_mentions_nothing(mentions_name, tmp_path):
     """Bytes of any kind, an end record that is cut short, a file that is missing or empty."""
     for data in (b"", b"x", b"data.pkl" * 999, GOOD[:-1], GOOD[: GOOD.index(b"PK\5\6") + 4], b"PK\5\6data.pkl"):
-        assert not mentioned(data, b"data.pkl")
+        assert not mentions_name(data, b"data.pkl")
     assert not zip_archive.mentions(str(tmp_path / "missing"), b"data.pkl")
 
 
@@ -832,9 +838,9 @@ def test_what_is_no_archive_mentions_nothing(mentioned, tmp_path):
     [(12, 2**32 - 2, True), (16, None, True), (16, 2**32 - 2, False), (16, 2**32 - 1, False)],
     ids=["too long", "at the end of the file", "behind the file", "in a zip64 record that is not there"],
 )
-def test_an_end_record_that_lies_is_no_error(mentioned, field, value, expected):
+def test_an_end_record_that_lies_is_no_error(mentions_name, field, value, expected):
     """As much as there is of the directory is looked at; whoever reads the archive says what is wrong."""
     data = bytearray(build(records(), Lies(zip64=False)))
     struct.pack_into("<I", data, data.index(b"PK\5\6") + field, len(data) if value is None else value)
-    assert mentioned(bytes(data), b"data.pkl") is expected
-    assert mentioned(bytes(data), b"nothing") is False
+    assert mentions_name(bytes(data), b"data.pkl") is expected
+    assert mentions_name(bytes(data), b"nothing") is False

@@ -15,7 +15,7 @@ def write_archive(records: dict[str, bytes], target) -> None:
     writer.write_end_of_file()
 
 
-def built(path: Path, records: dict[str, bytes], folder: str = "x/") -> Path:
+def build_archive(path: Path, records: dict[str, bytes], folder: str = "x/") -> Path:
     """An archive of these records, not aligned as torch aligns them."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in records.items():

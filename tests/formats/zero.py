@@ -43,7 +43,7 @@ def write(
     }
     for rank in range(ranks):
         if stage == 3:
-            parts = {name: _padded(one, ranks)[rank] for name, one in frozen.items()}
+            parts = {name: _pad_for_ranks(one, ranks)[rank] for name, one in frozen.items()}
             empty = {name: torch.empty(0, dtype=one.dtype) for name, one in weights.items()}
             saved = {"module": OrderedDict({**empty, **buffers}), "frozen_param_fragments": parts, **facts}
             torch.save(saved, files / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
@@ -56,14 +56,14 @@ def write(
     return folder
 
 
-def _padded(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+def _pad_for_ranks(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
     flat = tensor.flatten()
     each = -(-flat.numel() // ranks)
     return list(torch.cat([flat, flat.new_zeros(each * ranks - flat.numel())]).reshape(ranks, each))
 
 
 def _third(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[str, object]:
-    flat = [torch.cat([_padded(one, ranks)[rank] for one in group.values()]) for group in groups]
+    flat = [torch.cat([_pad_for_ranks(one, ranks)[rank] for one in group.values()]) for group in groups]
     return {
         "partition_count": ranks,
         "optimizer_state_dict": _adam(flat, moments),

@@ -14,7 +14,8 @@ from statecli.pickle_scan import allocations
 
 from ..formats.attacks import (
     build,
-    called,
+    build_pickle,
+    call_function,
     colliding_ints,
     deep_key,
     get,
@@ -22,23 +23,22 @@ from ..formats.attacks import (
     legacy,
     number,
     numbers,
-    pickled,
     put,
     records,
     short,
-    stacked,
+    stack_global,
     state_dict,
     tensor,
     text,
 )
 
-NDARRAY = stacked("numpy", "ndarray")
-RECONSTRUCT = stacked("numpy.core.multiarray", "_reconstruct")
+NDARRAY = stack_global("numpy", "ndarray")
+RECONSTRUCT = stack_global("numpy.core.multiarray", "_reconstruct")
 
 
 def builtin(name, *args):
     """A call of a built-in function."""
-    return called(stacked("builtins", name), *args)
+    return call_function(stack_global("builtins", name), *args)
 
 
 #: Numbers that differ by this have one hash.
@@ -52,14 +52,16 @@ def minuses(n):
 
 def scalar(dtype, data):
     """A number of numpy."""
-    return called(
-        stacked("numpy.core.multiarray", "scalar"), called(stacked("numpy", "dtype"), short(dtype)), short(data)
+    return call_function(
+        stack_global("numpy.core.multiarray", "scalar"),
+        call_function(stack_global("numpy", "dtype"), short(dtype)),
+        short(data),
     )
 
 
 def rebuilt(kind, *args):
     """A call of one of the functions that rebuild tensors."""
-    return called(stacked("torch._utils", f"_rebuild_{kind}"), *args)
+    return call_function(stack_global("torch._utils", f"_rebuild_{kind}"), *args)
 
 
 def repeated(count, *, kind="FloatStorage", rows=()):
@@ -69,12 +71,12 @@ def repeated(count, *, kind="FloatStorage", rows=()):
 
 def moved(value):
     """The tensor with each element written out as a number of 8 bytes."""
-    return rebuilt("device_tensor_from_cpu_tensor", value, stacked("torch", "float64"), short("cpu"), b"\x89")
+    return rebuilt("device_tensor_from_cpu_tensor", value, stack_global("torch", "float64"), short("cpu"), b"\x89")
 
 
 def parameter(value):
     """The tensor as a parameter."""
-    return rebuilt("parameter", value, b"\x89", called(stacked("collections", "OrderedDict")))
+    return rebuilt("parameter", value, b"\x89", call_function(stack_global("collections", "OrderedDict")))
 
 
 def built(value, *state):
@@ -96,23 +98,23 @@ RANGE = builtin("range", number(2**40))
 #: A tuple that holds the tuple before it twice, 64 times over.
 LAUGHS = b"N" + b"".join(put(n) + get(n) + b"\x86" for n in range(64)) + put(99) + b"0"
 STORAGE = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("0") + text("cpu") + number(16) + b"tQ"
-EMPTY_TENSOR = called(stacked("torch", "FloatTensor"))
-SIZE = called(stacked("torch", "Size"), b"](" + number(2**20) + number(2**20) + b"e")
-TWICE = put(0) + b"0" + called(stacked("_codecs", "encode"), get(0), short("hex"))
+EMPTY_TENSOR = call_function(stack_global("torch", "FloatTensor"))
+SIZE = call_function(stack_global("torch", "Size"), b"](" + number(2**20) + number(2**20) + b"e")
+TWICE = put(0) + b"0" + call_function(stack_global("_codecs", "encode"), get(0), short("hex"))
 
 # Name -> the opcodes of a value, what the finding says.
 BOMBS = {
     "bytes": (builtin("bytes", number(2**36)), "64.0 GiB in calls to builtins.bytes"),
     "bytes by NEWOBJ": (
-        stacked("builtins", "bytes") + number(2**36) + b"\x85\x81",
+        stack_global("builtins", "bytes") + number(2**36) + b"\x85\x81",
         "64.0 GiB in calls to builtins.bytes",
     ),
     "bytes by a copy": (
-        called(stacked("copyreg", "__newobj__"), stacked("builtins", "bytes"), number(2**36)),
+        call_function(stack_global("copyreg", "__newobj__"), stack_global("builtins", "bytes"), number(2**36)),
         "64.0 GiB in calls to builtins.bytes",
     ),
     "a partial": (
-        called(stacked("functools", "partial"), stacked("builtins", "bytearray"), number(2**36)),
+        call_function(stack_global("functools", "partial"), stack_global("builtins", "bytearray"), number(2**36)),
         "64.0 GiB in calls to builtins.bytearray",
     ),
     "a list of a range": (builtin("list", RANGE), "TiB in calls to builtins.list"),
@@ -124,40 +126,52 @@ BOMBS = {
     "a tuple of a range": (builtin("tuple", RANGE), "TiB in calls to builtins.tuple"),
     "a set of a range": (builtin("set", RANGE), "TiB in calls to builtins.set"),
     "a list's subclass of a range": (
-        called(
-            stacked("copyreg", "_reconstructor"), stacked("collections", "UserList"), stacked("builtins", "list"), RANGE
+        call_function(
+            stack_global("copyreg", "_reconstructor"),
+            stack_global("collections", "UserList"),
+            stack_global("builtins", "list"),
+            RANGE,
         ),
         "TiB in calls to builtins.list",
     ),
-    "a deque of a range": (called(stacked("collections", "deque"), RANGE), "TiB in calls to collections.deque"),
-    "an array of a range": (called(stacked("array", "array"), short("b"), RANGE), "TiB in calls to array.array"),
-    "a size of a range": (called(stacked("torch", "Size"), RANGE), "TiB in calls to torch.Size"),
-    "a tensor of a size": (called(stacked("torch", "Tensor"), number(2**40)), "4.0 TiB in calls to torch.Tensor"),
+    "a deque of a range": (
+        call_function(stack_global("collections", "deque"), RANGE),
+        "TiB in calls to collections.deque",
+    ),
+    "an array of a range": (
+        call_function(stack_global("array", "array"), short("b"), RANGE),
+        "TiB in calls to array.array",
+    ),
+    "a size of a range": (call_function(stack_global("torch", "Size"), RANGE), "TiB in calls to torch.Size"),
+    "a tensor of a size": (
+        call_function(stack_global("torch", "Tensor"), number(2**40)),
+        "4.0 TiB in calls to torch.Tensor",
+    ),
     "a storage of a size": (
-        called(stacked("torch", "FloatStorage"), number(2**40)),
+        call_function(stack_global("torch", "FloatStorage"), number(2**40)),
         "4.0 TiB in calls to torch.FloatStorage",
     ),
     "an untyped storage": (
-        called(stacked("torch.storage", "UntypedStorage"), number(2**40)),
+        call_function(stack_global("torch.storage", "UntypedStorage"), number(2**40)),
         "1.0 TiB in calls to torch",
     ),
     "an array of a shape": (
-        called(RECONSTRUCT, NDARRAY, numbers(2**20, 2**20), short("b")),
+        call_function(RECONSTRUCT, NDARRAY, numbers(2**20, 2**20), short("b")),
         "1.0 TiB in calls to numpy",
     ),
     "an array of objects that is longer than its list": (
-        called(RECONSTRUCT, NDARRAY, numbers(0), short("b"))
+        call_function(RECONSTRUCT, NDARRAY, numbers(0), short("b"))
         + b"("
         + number(1)
         + numbers(2**33)
-        + called(stacked("numpy", "dtype"), short("O8"))
+        + call_function(stack_global("numpy", "dtype"), short("O8"))
         + b"\x89](NNetb",
         "64.0 GiB in calls to numpy",
     ),
     "a masked array": (
-        called(
-            stacked("numpy.ma.core", "_mareconstruct"),
-            stacked("numpy.ma.core", "MaskedArray"),
+        call_function(
+            stack_global("numpy.ma.core", "_mareconstruct"),
+            stack_global("numpy.ma.core", "MaskedArray"),
             NDARRAY,
             numbers(2**40),
             short("b"),
@@ -165,74 +179,103 @@ BOMBS = {
         "2.0 TiB in calls to numpy",
     ),
     "a scalar without bytes": (
-        called(stacked("numpy.core.multiarray", "scalar"), called(stacked("numpy", "dtype"), short("V2000000000"))),
+        call_function(
+            stack_global("numpy.core.multiarray", "scalar"),
+            call_function(stack_global("numpy", "dtype"), short("V2000000000")),
+        ),
         "MiB in calls to numpy",
     ),
-    "a void of numpy": (called(stacked("numpy", "void"), number(2**31 - 1)), "2.0 GiB in calls to numpy.void"),
-    "a number of numpy, of a range": (called(stacked("numpy", "float64"), RANGE), "TiB in calls to numpy.float64"),
+    "a void of numpy": (
+        call_function(stack_global("numpy", "void"), number(2**31 - 1)),
+        "2.0 GiB in calls to numpy.void",
+    ),
+    "a number of numpy, of a range": (
+        call_function(stack_global("numpy", "float64"), RANGE),
+        "TiB in calls to numpy.float64",
+    ),
     "a fraction with an exponent": (
-        called(stacked("fractions", "Fraction"), short("1e999999999")),
+        call_function(stack_global("fractions", "Fraction"), short("1e999999999")),
         "in calls to fractions",
     ),
     "a fraction of a decimal": (
-        called(stacked("fractions", "Fraction"), called(stacked("decimal", "Decimal"), short("1e999999999"))),
+        call_function(
+            stack_global("fractions", "Fraction"),
+            call_function(stack_global("decimal", "Decimal"), short("1e999999999")),
+        ),
         "in calls to fractions",
     ),
     "a fraction with underscores": (
-        called(stacked("fractions", "Fraction"), short("1e1_000_000_000")),
+        call_function(stack_global("fractions", "Fraction"), short("1e1_000_000_000")),
         "in calls to fractions",
     ),
     "a fraction with zeros": (
-        called(stacked("fractions", "Fraction"), short("1e" + "0" * 30 + "1000000000")),
+        call_function(stack_global("fractions", "Fraction"), short("1e" + "0" * 30 + "1000000000")),
         "in calls to fractions",
     ),
     "a fraction with Arabic digits": (
-        called(stacked("fractions", "Fraction"), text("1e\u0661" + "\u0660" * 9)),
+        call_function(stack_global("fractions", "Fraction"), text("1e\u0661" + "\u0660" * 9)),
         "in calls to fractions",
     ),
     "a fraction of a Decimal's tuple": (
-        called(
-            stacked("fractions", "Fraction"),
-            called(stacked("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"\x87"),
+        call_function(
+            stack_global("fractions", "Fraction"),
+            call_function(
+                stack_global("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"\x87"
+            ),
         ),
         "in calls to fractions",
     ),
     "an integer of numpy, of a Decimal": (
-        called(stacked("numpy", "int64"), called(stacked("decimal", "Decimal"), short("1e999999999"))),
+        call_function(
+            stack_global("numpy", "int64"), call_function(stack_global("decimal", "Decimal"), short("1e999999999"))
+        ),
         "in calls to numpy.int64",
     ),
     "a fraction of a Decimal's list": (
-        called(
-            stacked("fractions", "Fraction"),
-            called(stacked("decimal", "Decimal"), b"](" + number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"e"),
+        call_function(
+            stack_global("fractions", "Fraction"),
+            call_function(
+                stack_global("decimal", "Decimal"), b"](" + number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"e"
+            ),
         ),
         "in calls to fractions",
     ),
     "a fraction of a Decimal of a Decimal by NEWOBJ": (
-        stacked("fractions", "Fraction")
-        + called(stacked("decimal", "Decimal"), called(stacked("decimal", "Decimal"), short("1e999999999")))
+        stack_global("fractions", "Fraction")
+        + call_function(
+            stack_global("decimal", "Decimal"), call_function(stack_global("decimal", "Decimal"), short("1e999999999"))
+        )
         + b"\x85\x81",
         "in calls to fractions",
     ),
     "a fraction of decoded bytes": (
-        called(stacked("fractions", "Fraction"), builtin("str", short(b"1e999999999"), short("ascii"))),
+        call_function(stack_global("fractions", "Fraction"), builtin("str", short(b"1e999999999"), short("ascii"))),
         "in calls to fractions",
     ),
     "an integer of numpy, of a list": (
-        called(stacked("numpy", "uint8"), b"](" + called(stacked("decimal", "Decimal"), short("1e999999999")) + b"e"),
+        call_function(
+            stack_global("numpy", "uint8"),
+            b"](" + call_function(stack_global("decimal", "Decimal"), short("1e999999999")) + b"e",
+        ),
         "in calls to numpy.uint8",
     ),
-    "a record of numpy": (called(stacked("numpy", "record"), number(2**31 - 1)), "2.0 GiB in calls to numpy.record"),
+    "a record of numpy": (
+        call_function(stack_global("numpy", "record"), number(2**31 - 1)),
+        "2.0 GiB in calls to numpy.record",
+    ),
     "text of lists that calls make": (
         nested(lambda x: builtin("list", b"(" + x + x + b"l")) + builtin("str", get(39)),
         "in calls to builtins.str",
     ),
     "a user's text of deques": (
-        nested(lambda x: called(stacked("collections", "deque"), b"(" + x + x + b"l"))
-        + called(stacked("collections", "UserString"), get(39)),
+        nested(lambda x: call_function(stack_global("collections", "deque"), b"(" + x + x + b"l"))
+        + call_function(stack_global("collections", "UserString"), get(39)),
         "in calls to collections.UserString",
     ),
-    "a logger and all above it": (called(stacked("logging", "getLogger"), text("a." * 100_000)), "in calls to logging"),
+    "a logger and all above it": (
+        call_function(stack_global("logging", "getLogger"), text("a." * 100_000)),
+        "in calls to logging",
+    ),
     "text of a tuple": (LAUGHS + builtin("str", get(99)), "in calls to builtins.str"),
     "text encoded 40 times": (short("aa") + TWICE * 40, "in calls to _codecs.encode"),
     "a list copied 3,000 times": (
@@ -240,23 +283,23 @@ BOMBS = {
         "2.2 GiB in calls to builtins.list",
     ),
     "a quantized tensor larger than its storage": (
-        called(
-            stacked("torch._utils", "_rebuild_qtensor"),
+        call_function(
+            stack_global("torch._utils", "_rebuild_qtensor"),
             STORAGE,
             number(0),
             numbers(2**40),
             numbers(0),
             b"(ctorch\nper_tensor_affine\nG" + bytes(8) + b"K\0t",
             b"\x89",
-            called(stacked("collections", "OrderedDict")),
+            call_function(stack_global("collections", "OrderedDict")),
         ),
         "8.0 TiB in calls to torch._utils._rebuild_qtensor",
     ),
     "a repeated tensor that is moved to a device": (
-        called(
-            stacked("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"),
+        call_function(
+            stack_global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"),
             tensor(size=(2**40,), stride=(0,)),
-            stacked("torch", "float32"),
+            stack_global("torch", "float32"),
             short("cpu"),
             b"\x89",
         ),
@@ -270,7 +313,7 @@ BOMBS = {
         moved(
             rebuilt(
                 "sparse_tensor",
-                called(stacked("torch.serialization", "_get_layout"), short("torch.sparse_coo")),
+                call_function(stack_global("torch.serialization", "_get_layout"), short("torch.sparse_coo")),
                 b"(" + repeated(2**40, rows=(1,)) + repeated(2**40) + numbers(2**40) + b"\x88t",
             )
         ),
@@ -278,10 +321,10 @@ BOMBS = {
     ),
     "a repeated tensor of a class that is moved": (
         moved(
-            called(
-                stacked("torch._tensor", "_rebuild_from_type_v2"),
-                stacked("torch._utils", "_rebuild_tensor_v2"),
-                stacked("torch", "Tensor"),
+            call_function(
+                stack_global("torch._tensor", "_rebuild_from_type_v2"),
+                stack_global("torch._utils", "_rebuild_tensor_v2"),
+                stack_global("torch", "Tensor"),
                 b"(" + STORAGE + number(0) + numbers(2**40) + numbers(0) + b"\x89" + b"Nt",
                 b"}",
             )
@@ -301,7 +344,7 @@ BOMBS = {
             numbers(1, 1),
             scheme(repeated(2**40)),
             b"\x89",
-            called(stacked("collections", "OrderedDict")),
+            call_function(stack_global("collections", "OrderedDict")),
         ),
         "16.0 TiB in calls to torch._utils._rebuild_qtensor",
     ),
@@ -310,18 +353,18 @@ BOMBS = {
         "1.9 TiB in calls to torch._utils._rebuild_nested_tensor",
     ),
     "a tensor of a torch.Size": (
-        called(stacked("torch", "FloatTensor"), SIZE),
+        call_function(stack_global("torch", "FloatTensor"), SIZE),
         "4.0 TiB in calls to torch.FloatTensor",
     ),
     "a tensor of a torch.Size by a copy": (
-        called(
-            stacked("torch", "FloatTensor"),
-            called(stacked("copyreg", "__newobj__"), stacked("torch", "Size"), numbers(2**20, 2**20)),
+        call_function(
+            stack_global("torch", "FloatTensor"),
+            call_function(stack_global("copyreg", "__newobj__"), stack_global("torch", "Size"), numbers(2**20, 2**20)),
         ),
         "4.0 TiB in calls to torch.FloatTensor",
     ),
     "a tensor of a number that is computed": (
-        called(stacked("torch", "FloatTensor"), scalar("i8", struct.pack("<q", 2**40))),
+        call_function(stack_global("torch", "FloatTensor"), scalar("i8", struct.pack("<q", 2**40))),
         "4.0 TiB in calls to torch.FloatTensor",
     ),
     "bytes of a number in text": (
@@ -335,7 +378,7 @@ BOMBS = {
     "the state of a tensor": (
         built(
             EMPTY_TENSOR,
-            called(stacked("torch.storage", "UntypedStorage"), number(4)),
+            call_function(stack_global("torch.storage", "UntypedStorage"), number(4)),
             b"K\0",
             numbers(2**40),
             numbers(1),
@@ -345,7 +388,7 @@ BOMBS = {
     "the strides of a tensor's state": (
         built(
             EMPTY_TENSOR,
-            called(stacked("torch.storage", "UntypedStorage"), number(4)),
+            call_function(stack_global("torch.storage", "UntypedStorage"), number(4)),
             b"K\0",
             numbers(2),
             numbers(2**40),
@@ -355,7 +398,7 @@ BOMBS = {
     "a tensor over a storage that is made": (
         rebuilt(
             "tensor_v2",
-            called(stacked("torch.storage", "TypedStorage"), number(4)),
+            call_function(stack_global("torch.storage", "TypedStorage"), number(4)),
             number(0),
             numbers(2**40),
             numbers(1),
@@ -365,16 +408,16 @@ BOMBS = {
         "8.0 TiB in calls to torch._utils._rebuild_tensor_v2",
     ),
     "a repeated tensor as a state": (
-        called(stacked("collections", "OrderedDict")) + repeated(2**30) + b"b",
+        call_function(stack_global("collections", "OrderedDict")) + repeated(2**30) + b"b",
         "in calls to coll",
     ),
     "a repeated tensor as a geometry": (
-        called(stacked("torch", "Tensor")) + repeated(2**30) + b"b",
+        call_function(stack_global("torch", "Tensor")) + repeated(2**30) + b"b",
         "in calls to torch.Tensor",
     ),
     **{
         f"a repeated tensor in {name}": (
-            called(stacked(*name.rsplit(".", 1)), *first, repeated(2**30)),
+            call_function(stack_global(*name.rsplit(".", 1)), *first, repeated(2**30)),
             f"in calls to {name}",
         )
         for name, *first in (
@@ -390,33 +433,33 @@ BOMBS = {
         )
     },
     "repeated tensors in a list": (
-        called(stacked("numpy", "float64"), b"](" + repeated(2**24) * 2 + b"e"),
+        call_function(stack_global("numpy", "float64"), b"](" + repeated(2**24) * 2 + b"e"),
         "GiB in calls to numpy.float64",
     ),
     "a tensor of repeated tensors": (
-        called(stacked("torch", "FloatTensor"), b"](" + repeated(2**24) + b"e"),
+        call_function(stack_global("torch", "FloatTensor"), b"](" + repeated(2**24) + b"e"),
         "in calls to torch",
     ),
     "a tensor of a list of a range": (
-        called(stacked("torch", "FloatTensor"), b"](" + RANGE + b"e"),
+        call_function(stack_global("torch", "FloatTensor"), b"](" + RANGE + b"e"),
         "in calls to torch.Float",
     ),
     "a number of numpy, of lists in lists": (
-        nested(lambda x: b"(" + x + x + b"l") + called(stacked("numpy", "float64"), get(39)),
+        nested(lambda x: b"(" + x + x + b"l") + call_function(stack_global("numpy", "float64"), get(39)),
         "in calls to numpy.float64",
     ),
     "a repeated tensor as the fill value of a masked array": (
         built(
-            called(
-                stacked("numpy.ma.core", "_mareconstruct"),
-                stacked("numpy.ma.core", "MaskedArray"),
+            call_function(
+                stack_global("numpy.ma.core", "_mareconstruct"),
+                stack_global("numpy.ma.core", "MaskedArray"),
                 NDARRAY,
                 numbers(0),
                 short("d"),
             ),
             number(1),
             numbers(1),
-            called(stacked("numpy", "dtype"), short("f8")),
+            call_function(stack_global("numpy", "dtype"), short("f8")),
             b"\x89",
             short(bytes(8)),
             short(b"\0"),
@@ -425,7 +468,7 @@ BOMBS = {
         "GiB in calls to numpy.ma.core._mareconstruct",
     ),
     "a repeated tensor as a random state": (
-        built(stacked("random", "Random") + b")\x81", number(3), repeated(2**30), b"N"),
+        built(stack_global("random", "Random") + b")\x81", number(3), repeated(2**30), b"N"),
         "GiB in calls to random.Random",
     ),
     "a memo entry": (
@@ -444,7 +487,9 @@ BOMBS = {
         "compares each of 600 keys with all others",
     ),
     "sizes of one hash": (
-        b"}(" + b"".join(called(stacked("torch", "Size"), numbers(*minuses(n))) + b"N" for n in range(600)) + b"u",
+        b"}("
+        + b"".join(call_function(stack_global("torch", "Size"), numbers(*minuses(n))) + b"N" for n in range(600))
+        + b"u",
         "compares each of 600 keys with all others",
     ),
     "long tuples of one hash": (
@@ -458,7 +503,7 @@ BOMBS = {
     "named tuples of one hash": (
         b"}("
         + b"".join(
-            stacked("torch.ao.quantization.qconfig", "QConfig") + numbers(*minuses(n)) + b"N\x86\x81N"
+            stack_global("torch.ao.quantization.qconfig", "QConfig") + numbers(*minuses(n)) + b"N\x86\x81N"
             for n in range(600)
         )
         + b"u",
@@ -467,7 +512,7 @@ BOMBS = {
     "places in tensors of one hash": (
         b"}("
         + b"".join(
-            stacked("torch.distributed.checkpoint.metadata", "MetadataIndex")
+            stack_global("torch.distributed.checkpoint.metadata", "MetadataIndex")
             + b")\x81}("
             + text("fqn")
             + b"N"
@@ -493,35 +538,36 @@ BOMBS = {
     ),
     "fractions, whose hashes are not known": (
         b"}("
-        + b"".join(called(stacked("fractions", "Fraction"), short(f"{P * n}/1")) + b"N" for n in range(600))
+        + b"".join(call_function(stack_global("fractions", "Fraction"), short(f"{P * n}/1")) + b"N" for n in range(600))
         + b"u",
         "compares each of 600 keys with all others",
     ),
     "a pattern of 400 classes": (
-        called(stacked("re", "_compile"), text("[\u0100-\uffff]" * 400), number(2)),
+        call_function(stack_global("re", "_compile"), text("[\u0100-\uffff]" * 400), number(2)),
         "needs more than 20,000,000 steps to compile regular expressions",
     ),
     "patterns of 40 classes each": (
         b"".join(
-            called(stacked("re", "_compile"), text(f"{n}[\u0100-\uffff]" * 40), number(2)) + b"0" for n in range(10)
+            call_function(stack_global("re", "_compile"), text(f"{n}[\u0100-\uffff]" * 40), number(2)) + b"0"
+            for n in range(10)
         )
         + b"N",
         "steps to compile regular expressions",
     ),
     "a pattern of decoded bytes": (
-        called(
-            stacked("re", "_compile"),
+        call_function(
+            stack_global("re", "_compile"),
             builtin("str", b"B" + struct.pack("<I", 3200) + "[\u0100-\uffff]".encode() * 400, short("utf-8")),
             number(2),
         ),
         "steps to compile regular expressions",
     ),
     "a pattern that is the text of a list": (
-        called(stacked("re", "_compile"), builtin("str", b"](" + text("[a]") * 9 + b"e"), number(2)),
+        call_function(stack_global("re", "_compile"), builtin("str", b"](" + text("[a]") * 9 + b"e"), number(2)),
         "steps to compile regular expressions",
     ),
     "a pattern of two branches": (
-        called(stacked("re", "_compile"), text("a" * 60_000 + "b|" + "a" * 60_000 + "c"), number(0)),
+        call_function(stack_global("re", "_compile"), text("a" * 60_000 + "b|" + "a" * 60_000 + "c"), number(0)),
         "steps to compile regular expressions",
     ),
     "a key of tuples that calls make": (
@@ -529,7 +575,7 @@ BOMBS = {
         "steps to hash dictionary keys",
     ),
     "a key of aliases": (
-        nested(lambda x: called(stacked("types", "GenericAlias"), x, x)) + b"}" + get(39) + b"Ns",
+        nested(lambda x: call_function(stack_global("types", "GenericAlias"), x, x)) + b"}" + get(39) + b"Ns",
         "steps to hash dictionary keys",
     ),
 }
@@ -541,20 +587,21 @@ SPARED = {
     "a key of numbers": b"}" + numbers(1, 2) + b"Ns",
     "600 numbers of numpy": b"}(" + b"".join(scalar("i8", struct.pack("<q", n)) + b"N" for n in range(600)) + b"u",
     "600 paths": b"}("
-    + b"".join(called(stacked("pathlib", "PosixPath"), short(f"{n}.png")) + b"N" for n in range(600))
+    + b"".join(call_function(stack_global("pathlib", "PosixPath"), short(f"{n}.png")) + b"N" for n in range(600))
     + b"u",
     "600 parameters": b"}("
     + b"".join(
-        called(stacked("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", b"}") + b"N" for _ in range(600)
+        call_function(stack_global("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", b"}") + b"N"
+        for _ in range(600)
     )
     + b"u",
-    "fractions and decimals": called(stacked("fractions", "Fraction"), short("1.5e3"))
-    + called(stacked("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(-2) + b"\x87")
+    "fractions and decimals": call_function(stack_global("fractions", "Fraction"), short("1.5e3"))
+    + call_function(stack_global("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(-2) + b"\x87")
     + b"\x86",
     "a key that cannot be hashed": b"}(]tNs",
     "600 places in tensors": b"}("
     + b"".join(
-        stacked("torch.distributed.checkpoint.metadata", "MetadataIndex")
+        stack_global("torch.distributed.checkpoint.metadata", "MetadataIndex")
         + b")\x81}("
         + text("fqn")
         + text(f"layers.{n}.weight")
@@ -564,15 +611,15 @@ SPARED = {
         for n in range(600)
     )
     + b"u",
-    "a long pattern": called(stacked("re", "_compile"), text(r"\d+[a-z]|" * 200), number(32)),
-    "a fraction": called(stacked("fractions", "Fraction"), short("1/3")),
-    "a logger": called(stacked("logging", "getLogger"), short("a.b.c")),
+    "a long pattern": call_function(stack_global("re", "_compile"), text(r"\d+[a-z]|" * 200), number(32)),
+    "a fraction": call_function(stack_global("fractions", "Fraction"), short("1/3")),
+    "a logger": call_function(stack_global("logging", "getLogger"), short("a.b.c")),
     "a tensor that is moved": moved(tensor()),
     "a large tensor that is moved": moved(tensor(numel=10**6, size=(10**6,))),
     "repeated tensors that stay so": b"](" + parameter(repeated(2**40)) + repeated(2**40) + b"e",
     "a size": SIZE,
-    "a small tensor of a torch.Size": called(
-        stacked("torch", "FloatTensor"), called(stacked("torch", "Size"), numbers(9))
+    "a small tensor of a torch.Size": call_function(
+        stack_global("torch", "FloatTensor"), call_function(stack_global("torch", "Size"), numbers(9))
     ),
     "a quantized tensor": rebuilt(
         "qtensor",
@@ -582,12 +629,12 @@ SPARED = {
         numbers(4, 1),
         scheme(tensor(kind="DoubleStorage")),
         b"\x89",
-        called(stacked("collections", "OrderedDict")),
+        call_function(stack_global("collections", "OrderedDict")),
     ),
     "a tensor without storage": rebuilt(
-        "meta_tensor_no_storage", stacked("torch", "float32"), numbers(2**40), numbers(1), b"\x89"
+        "meta_tensor_no_storage", stack_global("torch", "float32"), numbers(2**40), numbers(1), b"\x89"
     ),
-    "an empty array": called(RECONSTRUCT, NDARRAY, numbers(0), short("b")),
+    "an empty array": call_function(RECONSTRUCT, NDARRAY, numbers(0), short("b")),
 }
 
 
@@ -742,7 +789,7 @@ def test_no_tensor_that_torch_saves_grows_its_storage(is_legacy, tmp_path):
 def test_storages_that_are_larger_together_than_their_file_are_found(key, tmp_path):
     """The zip reader of torch ends a name at its first NUL, and torch keeps each key's storage."""
     many = b"".join(tensor(key.format(n), numel=10**6, size=(10**6,)) + b"0" for n in range(600))
-    (message,) = bombs(tmp_path / "a.pt", build(records(pickled(many + b"N"))))
+    (message,) = bombs(tmp_path / "a.pt", build(records(build_pickle(many + b"N"))))
     assert (
         "loads the record 0 again for each of several storages"
     ) in message or " storages, but the file has only " in message
@@ -751,12 +798,12 @@ def test_storages_that_are_larger_together_than_their_file_are_found(key, tmp_pa
 def test_a_storage_that_many_tensors_share_is_loaded_once(tmp_path):
     """By one key."""
     many = b"](" + tensor(numel=10**6, size=(10**6,)) * 600 + b"e"
-    assert bombs(tmp_path / "a.pt", build(records(pickled(many)))) == []
+    assert bombs(tmp_path / "a.pt", build(records(build_pickle(many)))) == []
 
 
 def test_compressed_records_that_inflate_a_thousand_times_are_found(tmp_path):
     """The directory says how much torch allocates, whatever is there."""
-    members = records(pickled(b"N"))
+    members = records(build_pickle(b"N"))
     members[0].method, members[0].size = 8, 2**31
     (message,) = bombs(tmp_path / "a.pt", build(members))
     assert "of compressed data to 2,147,483,648" in message
@@ -767,16 +814,23 @@ def deep(count, step):
     return b"N" + put(0) + b"0" + (step(get(0)) + put(0) + b"0") * count + get(0)
 
 
-OBJECTS = called(stacked("numpy", "dtype"), short("O8"))
+OBJECTS = call_function(stack_global("numpy", "dtype"), short("O8"))
 #: Name -> an object that is freed by recursion, with another in it.
 FREED_BY_RECURSION = {
     "slice": lambda x: builtin("slice", x),
-    "deque": lambda x: called(stacked("collections", "deque")) + x + b"a",
-    "deque of a list": lambda x: called(stacked("collections", "deque"), b"]" + x + b"a"),
-    "defaultdict": lambda x: called(stacked("collections", "defaultdict")) + b"N" + x + b"s",
-    "defaultdict of a dict": lambda x: called(stacked("collections", "defaultdict"), b"N", b"}N" + x + b"s"),
+    "deque": lambda x: call_function(stack_global("collections", "deque")) + x + b"a",
+    "deque of a list": lambda x: call_function(stack_global("collections", "deque"), b"]" + x + b"a"),
+    "defaultdict": lambda x: call_function(stack_global("collections", "defaultdict")) + b"N" + x + b"s",
+    "defaultdict of a dict": lambda x: call_function(
+        stack_global("collections", "defaultdict"), b"N", b"}N" + x + b"s"
+    ),
     "numpy": lambda x: built(
-        called(RECONSTRUCT, NDARRAY, numbers(0), short("b")), number(1), numbers(1), OBJECTS, b"\x89", b"]" + x + b"a"
+        call_function(RECONSTRUCT, NDARRAY, numbers(0), short("b")),
+        number(1),
+        numbers(1),
+        OBJECTS,
+        b"\x89",
+        b"]" + x + b"a",
     ),
 }
 
@@ -796,8 +850,8 @@ def test_objects_that_overflow_the_stack_when_they_are_freed_are_found(name, tmp
 @pytest.mark.usefixtures("low_limits")
 def test_many_objects_that_are_not_nested_are_no_bomb(tmp_path):
     """A list of slices; a chain of objects, each of which has the one before among its attributes."""
-    slices = b"](" + called(stacked("builtins", "slice"), number(1)) * 1_050 + b"e"
-    node = stacked("argparse", "Namespace") + b")\x81}" + short("before")
+    slices = b"](" + call_function(stack_global("builtins", "slice"), number(1)) * 1_050 + b"e"
+    node = stack_global("argparse", "Namespace") + b")\x81}" + short("before")
     chain = b"N" + put(0) + b"0" + (node + get(0) + b"sb" + put(0) + b"0") * 1_050 + get(0)
     assert bombs(tmp_path / "a.pt", valued(slices)) == []
     assert bombs(tmp_path / "a.pt", valued(chain)) == []
@@ -827,7 +881,7 @@ def test_the_bombs_of_these_tests_would_go_off(tmp_path):
 def test_a_nest_of_slices_ends_the_process_that_frees_it(tmp_path):
     """By a signal: nothing in Python catches the overflow of the stack in C."""
     path = tmp_path / "slices.pkl"
-    once = stacked("builtins", "slice") + b"q\0"
+    once = stack_global("builtins", "slice") + b"q\0"
     path.write_bytes(b"\x80\x04" + once + b"h\0" * 899_999 + b"N" + b"\x85R" * 900_000 + b"0N.")
     code = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=100).returncode < 0

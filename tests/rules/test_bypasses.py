@@ -28,16 +28,16 @@ from statecli.targets.target_result import Status
 from ..formats.attacks import (
     Member,
     build,
-    called,
+    build_pickle,
+    call_function,
     four,
+    global_name,
     legacy,
-    named,
     number,
     numbers,
-    pickled,
     records,
     short,
-    stacked,
+    stack_global,
     state_dict,
     tensor,
     text,
@@ -45,14 +45,14 @@ from ..formats.attacks import (
 
 TOUCH = "touch PWNED"
 CODE = "open('PWNED', 'w')"
-SYSTEM = called(named("os", "system"), text(TOUCH))
-EVAL = called(named("builtins", "eval"), text(CODE))
+SYSTEM = call_function(global_name("os", "system"), text(TOUCH))
+EVAL = call_function(global_name("builtins", "eval"), text(CODE))
 MARSHALLED = marshal.dumps(compile(CODE, "", "exec"))
 
 
 def method(module, name, *args):
     """A function of a class, named with dots as protocol 4 can."""
-    return four(called(stacked(module, name), *args))
+    return four(call_function(stack_global(module, name), *args))
 
 
 def unseen(body):
@@ -63,11 +63,11 @@ def unseen(body):
 # A name that a list of harmful names lacked. Advisory -> the pickle.
 GADGETS = {
     # CVE-2025-1716, GHSA-655q-fx9r-782v
-    "pip.main": four(called(stacked("pip", "main"), b"](" + short("install") + short("nothing") + b"e")),
+    "pip.main": four(call_function(stack_global("pip", "main"), b"](" + short("install") + short("nothing") + b"e")),
     # GHSA-v7x6-rv5q-mhwc
-    "timeit.timeit": four(called(stacked("timeit", "timeit"), short(""), short(CODE))),
+    "timeit.timeit": four(call_function(stack_global("timeit", "timeit"), short(""), short(CODE))),
     # GHSA-9xph-j2h6-g47v
-    "idlelib.calltip.get_entity": four(called(stacked("idlelib.calltip", "get_entity"), short(CODE))),
+    "idlelib.calltip.get_entity": four(call_function(stack_global("idlelib.calltip", "get_entity"), short(CODE))),
     # GHSA-8r4j-24qv-fmq9
     "Calltip.fetch_tip": method("idlelib.calltip", "Calltip.fetch_tip", b"}", short(CODE)),
     # GHSA-6w4w-5w54-rjvr
@@ -85,34 +85,39 @@ GADGETS = {
     # GHSA-3gf5-cxq9-w223
     "ModifiedInterpreter.runcode": method("idlelib.pyshell", "ModifiedInterpreter.runcode", b"}", short(CODE)),
     # GHSA-f54q-57x4-jg88
-    "Grammar.loads": method("lib2to3.pgen2.grammar", "Grammar.loads", b"}", short(pickled(EVAL))),
+    "Grammar.loads": method("lib2to3.pgen2.grammar", "Grammar.loads", b"}", short(build_pickle(EVAL))),
     # GHSA-p9w7-82w4-7q8m
     "ParserGenerator.make_label": method(
         "lib2to3.pgen2.pgen", "ParserGenerator.make_label", b"N}", short('""+str(' + CODE + ")")
     ),
     # GHSA-5qwp-399c-mjwf
-    "Trace.run": method("trace", "Trace.run", called(stacked("trace", "Trace")), short(CODE)),
+    "Trace.run": method("trace", "Trace.run", call_function(stack_global("trace", "Trace")), short(CODE)),
     # GHSA-g344-hcph-8vgg
-    "Trace.runctx": method("trace", "Trace.runctx", called(stacked("trace", "Trace")), short(CODE), b"}}"),
+    "Trace.runctx": method("trace", "Trace.runctx", call_function(stack_global("trace", "Trace")), short(CODE), b"}}"),
     # GHSA-x696-vm39-cp64
-    "Profile.run": method("profile", "Profile.run", called(stacked("profile", "Profile")), short(CODE)),
+    "Profile.run": method("profile", "Profile.run", call_function(stack_global("profile", "Profile")), short(CODE)),
     # GHSA-6vqj-c2q5-j97w
-    "Profile.runctx": method("profile", "Profile.runctx", called(stacked("profile", "Profile")), short(CODE), b"}}"),
+    "Profile.runctx": method(
+        "profile", "Profile.runctx", call_function(stack_global("profile", "Profile")), short(CODE), b"}}"
+    ),
     # GHSA-49gj-c84q-6qm9, GHSA-p523-jq9w-64x9 (CVE-2026-22607)
-    "cProfile.run": four(called(stacked("cProfile", "run"), short(CODE))),
+    "cProfile.run": four(call_function(stack_global("cProfile", "run"), short(CODE))),
     # GHSA-9w88-8rmg-7g2p
-    "cProfile.runctx": four(called(stacked("cProfile", "runctx"), short(CODE), b"}}")),
+    "cProfile.runctx": four(call_function(stack_global("cProfile", "runctx"), short(CODE), b"}}")),
     # GHSA-fqq6-7vqf-w3fg
-    "doctest.debug_script": four(called(stacked("doctest", "debug_script"), short(CODE), b"\x88")),
+    "doctest.debug_script": four(call_function(stack_global("doctest", "debug_script"), short(CODE), b"\x88")),
     # GHSA-cj3c-v495-4xqh
     "InteractiveInterpreter.runcode": method(
-        "code", "InteractiveInterpreter.runcode", called(stacked("code", "InteractiveInterpreter")), short(CODE)
+        "code",
+        "InteractiveInterpreter.runcode",
+        call_function(stack_global("code", "InteractiveInterpreter")),
+        short(CODE),
     ),
     # GHSA-xp4f-hrf8-rxw7
-    "ensurepip._run_pip": four(called(stacked("ensurepip", "_run_pip"), b"](" + short("list") + b"e")),
+    "ensurepip._run_pip": four(call_function(stack_global("ensurepip", "_run_pip"), b"](" + short("list") + b"e")),
     # GHSA-m273-6v24-x4m4
     "distutils.file_util.write_file": four(
-        called(stacked("distutils.file_util", "write_file"), short("PWNED"), b"](" + short("a") + b"e")
+        call_function(stack_global("distutils.file_util", "write_file"), short("PWNED"), b"](" + short("a") + b"e")
     ),
     # CVE-2025-10157, GHSA-f7qq-56ww-84cr: a submodule of what was listed
     "asyncio.unix_events": method(
@@ -120,11 +125,11 @@ GADGETS = {
     ),
     # GHSA-4r9r-ch6f-vxmx
     "torch.utils.bottleneck run_cprofile": four(
-        called(stacked("torch.utils.bottleneck.__main__", "run_cprofile"), short(CODE), b"}")
+        call_function(stack_global("torch.utils.bottleneck.__main__", "run_cprofile"), short(CODE), b"}")
     ),
     # GHSA-4whj-rm5r-c2v8
     "torch.utils.bottleneck run_autograd_prof": four(
-        called(stacked("torch.utils.bottleneck.__main__", "run_autograd_prof"), short(CODE), b"}")
+        call_function(stack_global("torch.utils.bottleneck.__main__", "run_autograd_prof"), short(CODE), b"}")
     ),
     # GHSA-86cj-95qr-2p4f
     "GuardBuilder.get": method("torch._dynamo.guards", "GuardBuilder.get", b"}", short(CODE)),
@@ -133,130 +138,168 @@ GADGETS = {
         "torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression", b"}", short(CODE), b"]"
     ),
     # GHSA-f745-w6jp-hpxx
-    "torch.utils.collect_env.run": four(called(stacked("torch.utils.collect_env", "run"), short(TOUCH))),
+    "torch.utils.collect_env.run": four(call_function(stack_global("torch.utils.collect_env", "run"), short(TOUCH))),
     # GHSA-jhph-76pp-mggw
     "torch.utils.collect_env.run_and_read_all": four(
-        called(
-            stacked("torch.utils.collect_env", "run_and_read_all"),
-            stacked("torch.utils.collect_env", "run"),
+        call_function(
+            stack_global("torch.utils.collect_env", "run_and_read_all"),
+            stack_global("torch.utils.collect_env", "run"),
             short(TOUCH),
         )
     ),
     # GHSA-h3qp-7fh3-f8h4
     "decoder.basichandlers": four(
-        called(
-            stacked("torch.utils.data.datapipes.utils.decoder", "basichandlers"), short("pickle"), short(pickled(EVAL))
+        call_function(
+            stack_global("torch.utils.data.datapipes.utils.decoder", "basichandlers"),
+            short("pickle"),
+            short(build_pickle(EVAL)),
         )
     ),
     # GHSA-vr7h-p6mm-wpmh
     "torch.jit execWrapper": four(
-        called(stacked("torch.jit.unsupported_tensor_ops", "execWrapper"), short(CODE), b"}}")
+        call_function(stack_global("torch.jit.unsupported_tensor_ops", "execWrapper"), short(CODE), b"}}")
     ),
     # GHSA-vv6j-3g6g-2pvj
     "ConfigModule.load_config": method(
-        "torch.utils._config_module", "ConfigModule.load_config", b"}", short(pickled(EVAL))
+        "torch.utils._config_module", "ConfigModule.load_config", b"}", short(build_pickle(EVAL))
     ),
     # picklescan's malicious17
     "torch._inductor.codecache.compile_file": four(
-        called(
-            stacked("torch._inductor.codecache", "compile_file"),
+        call_function(
+            stack_global("torch._inductor.codecache", "compile_file"),
             short(""),
             short(""),
             b"](" + short("sh") + short("-c") + short(TOUCH) + b"e",
         )
     ),
     # picklescan's malicious18
-    "pydoc.pipepager": four(called(stacked("pydoc", "pipepager"), short(""), short(TOUCH))),
+    "pydoc.pipepager": four(call_function(stack_global("pydoc", "pipepager"), short(""), short(TOUCH))),
     # picklescan's malicious19
     "functools.partial of torch.load": four(
-        called(called(stacked("functools", "partial"), stacked("torch.serialization", "load"), short("other.bin")))
+        call_function(
+            call_function(
+                stack_global("functools", "partial"), stack_global("torch.serialization", "load"), short("other.bin")
+            )
+        )
     ),
     # picklescan's malicious20
-    "venv.create": four(called(stacked("venv", "create"), short("venv"), b"\x89\x89\x88\x89", short(TOUCH))),
+    "venv.create": four(
+        call_function(stack_global("venv", "create"), short("venv"), b"\x89\x89\x88\x89", short(TOUCH))
+    ),
     # picklescan's malicious22
-    "numpy.testing runstring": four(called(stacked("numpy.testing._private.utils", "runstring"), short(CODE), b"}")),
+    "numpy.testing runstring": four(
+        call_function(stack_global("numpy.testing._private.utils", "runstring"), short(CODE), b"}")
+    ),
     # GHSA-955r-x9j8-7rhh, GHSA-46h3-79wf-xr6c: the C twin of a listed module
     "_operator.attrgetter": four(
-        called(
-            called(stacked("_operator", "attrgetter"), short("system")),
-            called(stacked("builtins", "__import__"), short("os")),
+        call_function(
+            call_function(stack_global("_operator", "attrgetter"), short("system")),
+            call_function(stack_global("builtins", "__import__"), short("os")),
         )
     ),
     # GHSA-4675-36f9-wf6r
-    "_operator.methodcaller": four(called(stacked("_operator", "methodcaller"), short("system"), short(TOUCH))),
+    "_operator.methodcaller": four(
+        call_function(stack_global("_operator", "methodcaller"), short("system"), short(TOUCH))
+    ),
     # GHSA-84r2-jw7c-4r5q
-    "numpy.f2py getlincoef": four(called(stacked("numpy.f2py.crackfortran", "getlincoef"), short(CODE), b"}")),
+    "numpy.f2py getlincoef": four(
+        call_function(stack_global("numpy.f2py.crackfortran", "getlincoef"), short(CODE), b"}")
+    ),
     # GHSA-r8g5-cgf2-4m4m
-    "numpy.f2py _eval_length": four(called(stacked("numpy.f2py.crackfortran", "_eval_length"), short(CODE), b"}")),
+    "numpy.f2py _eval_length": four(
+        call_function(stack_global("numpy.f2py.crackfortran", "_eval_length"), short(CODE), b"}")
+    ),
     # GHSA-vqmv-47xg-9wpr
-    "pty.spawn": four(called(stacked("pty", "spawn"), short(TOUCH))),
+    "pty.spawn": four(call_function(stack_global("pty", "spawn"), short(TOUCH))),
     # GHSA-vvpj-8cmc-gx39: any name at all, given as text
-    "pkgutil.resolve_name": four(called(called(stacked("pkgutil", "resolve_name"), short("os:system")), short(TOUCH))),
+    "pkgutil.resolve_name": four(
+        call_function(call_function(stack_global("pkgutil", "resolve_name"), short("os:system")), short(TOUCH))
+    ),
     # GHSA-7wx9-6375-f5wh
-    "profile.run": four(called(stacked("profile", "run"), short(CODE))),
+    "profile.run": four(call_function(stack_global("profile", "run"), short(CODE))),
     # GHSA-g38g-8gr9-h9xp
-    "uuid._get_command_stdout": four(called(stacked("uuid", "_get_command_stdout"), short("touch"), short("PWNED"))),
+    "uuid._get_command_stdout": four(
+        call_function(stack_global("uuid", "_get_command_stdout"), short("touch"), short("PWNED"))
+    ),
     # GHSA-g38g-8gr9-h9xp
-    "_osx_support._read_output": four(called(stacked("_osx_support", "_read_output"), short(TOUCH))),
+    "_osx_support._read_output": four(call_function(stack_global("_osx_support", "_read_output"), short(TOUCH))),
     # GHSA-g38g-8gr9-h9xp
-    "_aix_support._read_cmd_output": four(called(stacked("_aix_support", "_read_cmd_output"), short(TOUCH))),
+    "_aix_support._read_cmd_output": four(
+        call_function(stack_global("_aix_support", "_read_cmd_output"), short(TOUCH))
+    ),
     # GHSA-g38g-8gr9-h9xp
-    "_pyrepl.pager.pipe_pager": four(called(stacked("_pyrepl.pager", "pipe_pager"), short(""), short(TOUCH))),
+    "_pyrepl.pager.pipe_pager": four(
+        call_function(stack_global("_pyrepl.pager", "pipe_pager"), short(""), short(TOUCH))
+    ),
     # GHSA-g38g-8gr9-h9xp
-    "imaplib.IMAP4_stream": four(called(stacked("imaplib", "IMAP4_stream"), short(TOUCH))),
+    "imaplib.IMAP4_stream": four(call_function(stack_global("imaplib", "IMAP4_stream"), short(TOUCH))),
     # GHSA-g38g-8gr9-h9xp
     "test.support.script_helper": four(
-        called(stacked("test.support.script_helper", "assert_python_ok"), short("-c"), short(CODE))
+        call_function(stack_global("test.support.script_helper", "assert_python_ok"), short("-c"), short(CODE))
     ),
     # GHSA-hgrh-qx5j-jfwx
     "ssl.get_server_certificate": four(
-        called(stacked("ssl", "get_server_certificate"), b"(" + short("localhost") + number(1) + b"t")
+        call_function(stack_global("ssl", "get_server_certificate"), b"(" + short("localhost") + number(1) + b"t")
     ),
     # picklescan pull request 69
-    "mailcap.findmatch": four(called(stacked("mailcap", "findmatch"), b"}", short(TOUCH))),
+    "mailcap.findmatch": four(call_function(stack_global("mailcap", "findmatch"), b"}", short(TOUCH))),
     # picklescan pull request 74
     "importlib.import_module": four(
-        called(called(stacked("importlib", "import_module"), short("os")), short("system"))
+        call_function(call_function(stack_global("importlib", "import_module"), short("os")), short("system"))
     ),
     # picklescan: io.FileIO, logging.FileHandler and urlopen
-    "_io.FileIO": four(called(stacked("_io", "FileIO"), short("PWNED"), short("w"))),
-    "logging.FileHandler": four(called(stacked("logging", "FileHandler"), short("PWNED"))),
-    "urllib.request.urlopen": four(called(stacked("urllib.request", "urlopen"), short("http://localhost:1"))),
+    "_io.FileIO": four(call_function(stack_global("_io", "FileIO"), short("PWNED"), short("w"))),
+    "logging.FileHandler": four(call_function(stack_global("logging", "FileHandler"), short("PWNED"))),
+    "urllib.request.urlopen": four(
+        call_function(stack_global("urllib.request", "urlopen"), short("http://localhost:1"))
+    ),
     # GHSA-r7v6-mfhq-g3m2 (CVE-2025-67748)
-    "pty.spawn and BUILD": four(called(stacked("pty", "spawn"), short(TOUCH)) + short("gottem") + b"b"),
+    "pty.spawn and BUILD": four(call_function(stack_global("pty", "spawn"), short(TOUCH)) + short("gottem") + b"b"),
     # fickling pull request 108
     "pty.spawn by OBJ": b"(cpty\nspawn\nS'" + TOUCH.encode() + b"'\no.",
     # GHSA-565g-hwwr-4pp3 (CVE-2025-67747)
     "marshal and FunctionType": four(
-        called(called(stacked("types", "FunctionType"), called(stacked("marshal", "loads"), short(MARSHALLED)), b"}"))
+        call_function(
+            call_function(
+                stack_global("types", "FunctionType"),
+                call_function(stack_global("marshal", "loads"), short(MARSHALLED)),
+                b"}",
+            )
+        )
         + short("gottem")
         + b"b"
     ),
     # GHSA-wfq2-52f7-7qvj (CVE-2026-22606)
-    "runpy.run_path": four(called(stacked("runpy", "run_path"), short("malicious.py"))),
+    "runpy.run_path": four(call_function(stack_global("runpy", "run_path"), short("malicious.py"))),
     # GHSA-q5qq-mvfm-j35x (CVE-2026-22609), GHSA-5hvc-6wx8-mvv4 (CVE-2026-22608)
     "ctypes by getattr": four(
-        called(
-            called(stacked("builtins", "getattr"), called(stacked("ctypes", "CDLL"), b"N"), short("system")),
+        call_function(
+            call_function(
+                stack_global("builtins", "getattr"),
+                call_function(stack_global("ctypes", "CDLL"), b"N"),
+                short("system"),
+            ),
             short(TOUCH.encode()),
         )
     ),
     # GHSA-5hvc-6wx8-mvv4 (CVE-2026-22608)
-    "pydoc.locate": called(named("pydoc", "locate"), b"S'ctypes.CDLL'\n")
+    "pydoc.locate": call_function(global_name("pydoc", "locate"), b"S'ctypes.CDLL'\n")
     + b"p0\n0cbuiltins\nException\n)R}S'status'\ng0\nsb.",
     # GHSA-q5qq-mvfm-j35x (CVE-2026-22609)
     "code.InteractiveInterpreter": four(
-        called(
-            called(
-                stacked("builtins", "getattr"), called(stacked("code", "InteractiveInterpreter")), short("runsource")
+        call_function(
+            call_function(
+                stack_global("builtins", "getattr"),
+                call_function(stack_global("code", "InteractiveInterpreter")),
+                short("runsource"),
             ),
             short(CODE),
         )
     ),
     # GHSA-q5qq-mvfm-j35x (CVE-2026-22609), modelscan issue 338
     "spawnv_passfds": four(
-        called(
-            stacked("multiprocessing.util", "spawnv_passfds"),
+        call_function(
+            stack_global("multiprocessing.util", "spawnv_passfds"),
             short(b"/bin/sh"),
             b"](" + short(b"/bin/sh") + short(b"-c") + short(TOUCH.encode()) + b"e",
             b")",
@@ -264,46 +307,56 @@ GADGETS = {
     ),
     # GHSA-h4rm-mm56-xf63 (CVE-2026-22612): a name of builtins, its result kept in an exception
     "__import__ in an exception": four(
-        stacked("builtins", "Exception")
+        stack_global("builtins", "Exception")
         + b")R}"
         + short("status")
-        + called(
-            called(
-                stacked("builtins", "getattr"), called(stacked("builtins", "__import__"), short("os")), short("system")
+        + call_function(
+            call_function(
+                stack_global("builtins", "getattr"),
+                call_function(stack_global("builtins", "__import__"), short("os")),
+                short("system"),
             ),
             short(TOUCH),
         )
         + b"sb"
     ),
     # GHSA-mxhj-88fx-4pcv: a call by OBJ whose result is thrown away
-    "OBJ and POP": four(b"(" + stacked("os", "system") + short(TOUCH) + b"o0N"),
+    "OBJ and POP": four(b"(" + stack_global("os", "system") + short(TOUCH) + b"o0N"),
     # GHSA-mhc9-48gj-9gp3: REDUCE and then BUILD, of modules nobody had listed
-    "smtplib and BUILD": four(unseen(called(stacked("smtplib", "SMTP"), short("localhost")))),
+    "smtplib and BUILD": four(unseen(call_function(stack_global("smtplib", "SMTP"), short("localhost")))),
     "socketserver and BUILD": four(
-        unseen(called(stacked("socketserver", "TCPServer"), b"(" + short("") + number(0) + b"tN"))
+        unseen(call_function(stack_global("socketserver", "TCPServer"), b"(" + short("") + number(0) + b"tN"))
     ),
-    "sqlite3 and BUILD": four(unseen(called(stacked("sqlite3", "connect"), short("PWNED")))),
-    "signal and BUILD": four(unseen(called(stacked("signal", "raise_signal"), number(23)))),
+    "sqlite3 and BUILD": four(unseen(call_function(stack_global("sqlite3", "connect"), short("PWNED")))),
+    "signal and BUILD": four(unseen(call_function(stack_global("signal", "raise_signal"), number(23)))),
     "BytesIO with a __setstate__": four(
-        called(stacked("io", "BytesIO")) + b"}" + short("__setstate__") + stacked("os", "system") + b"sb"
+        call_function(stack_global("io", "BytesIO"))
+        + b"}"
+        + short("__setstate__")
+        + stack_global("os", "system")
+        + b"sb"
     ),
     # GHSA-5hwf-rc88-82xm
-    "uuid._popen": four(called(stacked("uuid", "_popen"), short("touch"), short("PWNED"))),
+    "uuid._popen": four(call_function(stack_global("uuid", "_popen"), short("touch"), short("PWNED"))),
     # GHSA-m6fh-58r7-x697
-    "_posixsubprocess.fork_exec": four(called(stacked("_posixsubprocess", "fork_exec"), b"](" + short("touch") + b"e")),
-    "site.addsitedir": four(called(stacked("site", "addsitedir"), short("."))),
-    "atexit.register": four(called(stacked("atexit", "register"), stacked("os", "abort"))),
+    "_posixsubprocess.fork_exec": four(
+        call_function(stack_global("_posixsubprocess", "fork_exec"), b"](" + short("touch") + b"e")
+    ),
+    "site.addsitedir": four(call_function(stack_global("site", "addsitedir"), short("."))),
+    "atexit.register": four(call_function(stack_global("atexit", "register"), stack_global("os", "abort"))),
     # GHSA-6ggj-6f2q-f7mx
-    "_interpreters.run_string": four(called(stacked("_interpreters", "run_string"), number(0), short(CODE))),
-    "_xxsubinterpreters.create": four(called(stacked("_xxsubinterpreters", "create"))),
+    "_interpreters.run_string": four(
+        call_function(stack_global("_interpreters", "run_string"), number(0), short(CODE))
+    ),
+    "_xxsubinterpreters.create": four(call_function(stack_global("_xxsubinterpreters", "create"))),
     # modelscan issue 267
-    "_pickle.loads": four(called(stacked("_pickle", "loads"), short(pickled(EVAL)))),
+    "_pickle.loads": four(call_function(stack_global("_pickle", "loads"), short(build_pickle(EVAL)))),
     # modelscan issue 331: names spelled out of letters
     "importlib and join": four(
-        called(
-            stacked("importlib", "import_module"),
-            called(
-                called(stacked("builtins", "getattr"), stacked("builtins", "str"), short("join")),
+        call_function(
+            stack_global("importlib", "import_module"),
+            call_function(
+                call_function(stack_global("builtins", "getattr"), stack_global("builtins", "str"), short("join")),
                 short(""),
                 b"](" + short("o") + short("s") + b"e",
             ),
@@ -311,68 +364,82 @@ GADGETS = {
     ),
     # modelscan issue 330: a function of a listed package, its __builtins__, and BUILD on it
     "numpy.__builtins__": four(
-        stacked("numpy", "size")
+        stack_global("numpy", "size")
         + b"\x940"
-        + stacked("numpy", "__builtins__")
+        + stack_global("numpy", "__builtins__")
         + b"\x940h\x00}}"
         + short("shape")
         + b"h\x01s\x86b0"
-        + called(called(b"h\x00", b"h\x00", short("eval")), short(CODE))
+        + call_function(call_function(b"h\x00", b"h\x00", short("eval")), short(CODE))
     ),
     # modelscan issue 338
-    "mlflow": four(called(stacked("mlflow.projects.backend.local", "_run_entry_point"), short(TOUCH), short("."))),
-    "pandas.read_csv": four(called(stacked("pandas.io.parsers.readers", "read_csv"), short("http://localhost:1"))),
-    "a longer way to a name": four(called(stacked("torch.library", "torch.utils.collect_env.run"), short(TOUCH))),
+    "mlflow": four(
+        call_function(stack_global("mlflow.projects.backend.local", "_run_entry_point"), short(TOUCH), short("."))
+    ),
+    "pandas.read_csv": four(
+        call_function(stack_global("pandas.io.parsers.readers", "read_csv"), short("http://localhost:1"))
+    ),
+    "a longer way to a name": four(
+        call_function(stack_global("torch.library", "torch.utils.collect_env.run"), short(TOUCH))
+    ),
     # sour pickles, Black Hat 2011
-    "compile and apply": called(
-        named("__builtin__", "apply"), named("__builtin__", "eval"), b"(S'" + CODE.replace("'", '"').encode() + b"'\nl"
+    "compile and apply": call_function(
+        global_name("__builtin__", "apply"),
+        global_name("__builtin__", "eval"),
+        b"(S'" + CODE.replace("'", '"').encode() + b"'\nl",
     )
     + b".",
     # Python 2's module, which pickle finds under its new name
-    "commands.getoutput": called(named("commands", "getoutput"), b"S'" + TOUCH.encode() + b"'\n") + b".",
+    "commands.getoutput": call_function(global_name("commands", "getoutput"), b"S'" + TOUCH.encode() + b"'\n") + b".",
     # cloudpickle's functions: code in an ordinary class's place
     # cloudpickle: code in an ordinary place
     # behind a class's module is everything that it imports
     "through a clean module": four(
-        called(stacked("torch.nn.modules.linear", "torch.utils.cpp_extension.subprocess.Popen"), short(TOUCH))
+        call_function(
+            stack_global("torch.nn.modules.linear", "torch.utils.cpp_extension.subprocess.Popen"), short(TOUCH)
+        )
     ),
     # a class of torch.fx: its graph becomes code
-    "GraphModule": four(called(stacked("torch.ao.quantization.fx.convert", "GraphModule"), b"N", short(CODE))),
-    "reduce_graph_module": four(called(stacked("torch.fx.graph_module", "reduce_graph_module"), b"}", short(CODE))),
-    "types.CodeType": four(called(stacked("types", "CodeType"), number(0))),
-    "cloudpickle": four(called(stacked("cloudpickle.cloudpickle", "_make_function"), b"N")),
+    "GraphModule": four(
+        call_function(stack_global("torch.ao.quantization.fx.convert", "GraphModule"), b"N", short(CODE))
+    ),
+    "reduce_graph_module": four(
+        call_function(stack_global("torch.fx.graph_module", "reduce_graph_module"), b"}", short(CODE))
+    ),
+    "types.CodeType": four(call_function(stack_global("types", "CodeType"), number(0))),
+    "cloudpickle": four(call_function(stack_global("cloudpickle.cloudpickle", "_make_function"), b"N")),
     # CVE-2025-32434, CVE-2022-45907 and friends: torch's own loaders
-    "torch.load": four(called(stacked("torch", "load"), short("other.pt"))),
-    "torch.hub.load": four(called(stacked("torch.hub", "load"), short("a/b"), short("c"))),
-    "_load_from_bytes": four(called(stacked("torch.storage", "_load_from_bytes"), short(b"abcdefgh"))),
+    "torch.load": four(call_function(stack_global("torch", "load"), short("other.pt"))),
+    "torch.hub.load": four(call_function(stack_global("torch.hub", "load"), short("a/b"), short("c"))),
+    "_load_from_bytes": four(call_function(stack_global("torch.storage", "_load_from_bytes"), short(b"abcdefgh"))),
     "torch.jit.annotations.parse_type_line": four(
-        called(stacked("torch.jit.annotations", "parse_type_line"), short("# type: " + CODE))
+        call_function(stack_global("torch.jit.annotations", "parse_type_line"), short("# type: " + CODE))
     ),
 }
 
-SPELLED = called(
-    stacked("builtins", "getattr"), stacked("torch.optim.lr_scheduler", "OneCycleLR"), short("_annealing_cos")
+SPELLED = call_function(
+    stack_global("builtins", "getattr"), stack_global("torch.optim.lr_scheduler", "OneCycleLR"), short("_annealing_cos")
 )
 
 
 def partial(function, *args):
     """functools.partial."""
-    return called(stacked("functools", "partial"), function, *args)
+    return call_function(stack_global("functools", "partial"), function, *args)
 
 
 def spaced(attribute, value):
     """A SimpleNamespace with that attribute."""
-    return called(stacked("types", "SimpleNamespace")) + b"}" + short(attribute) + value + b"sb"
+    return call_function(stack_global("types", "SimpleNamespace")) + b"}" + short(attribute) + value + b"sb"
 
 
-IDENTITY = stacked("torch.jit._pickle", "restore_type_tag")
-NEVER = stacked("builtins", "getattr")
-SPECTRAL = stacked("torch.nn.utils.spectral_norm", "SpectralNorm") + b")\x81}" + short("name") + short("a") + b"sb"
+IDENTITY = stack_global("torch.jit._pickle", "restore_type_tag")
+NEVER = stack_global("builtins", "getattr")
+SPECTRAL = stack_global("torch.nn.utils.spectral_norm", "SpectralNorm") + b")\x81}" + short("name") + short("a") + b"sb"
 
 
 def new(module, name):
     """NEWOBJ: an empty object of that class."""
-    return stacked(module, name) + b")\x81"
+    return stack_global(module, name) + b")\x81"
 
 
 def attributes(**values):
@@ -387,7 +454,7 @@ def having(holder, **values):
 
 def typed(*state, code=b"", size=-1, flags=0):
     """A dtype, told by `code`, that is given this state: subarray, names, fields, and these flags."""
-    made = called(stacked("numpy", "dtype"), code, b"\x89", b"\x88")
+    made = call_function(stack_global("numpy", "dtype"), code, b"\x89", b"\x88")
     parts = b"".join(state or (b"N", b"N", b"N"))
     return made + b"(" + number(3) + short("|") + parts + number(size) + number(1) + number(flags) + b"tb"
 
@@ -404,15 +471,15 @@ def config(**other):
 
 ADDRESS = short(b"A" * 8)
 OBJECT = typed(code=short("O8"), flags=63)
-SCALAR = stacked("numpy._core.multiarray", "scalar")
+SCALAR = stack_global("numpy._core.multiarray", "scalar")
 ONE_FIELD = (b"N", short("a") + b"\x85", b"}" + short("a") + OBJECT + number(0) + b"\x86s")
 SPACE = new("argparse", "Namespace")
-COMPUTED = called(stacked("builtins", "str"), short("__setstate__"))
+COMPUTED = call_function(stack_global("builtins", "str"), short("__setstate__"))
 PARAMETERS = new("torch.nn.modules.container", "ParameterDict") + attributes(_keys=b"}") + b"b"
 PICKED = (
     new("torch.utils.data.dataset", "Subset") + attributes(dataset=PARAMETERS, indices=b"]" + short("to") + b"a") + b"b"
 )
-GENERATOR = stacked("torch._C", "Generator") + b")R"
+GENERATOR = stack_global("torch._C", "Generator") + b")R"
 #: A number whose digits are an address.
 DIGITS = number(sum(0x11111111 << 30 * place for place in range(8)))
 PLACEMENT = new("torch.distributed.tensor.placement_types", "Partial")
@@ -420,16 +487,21 @@ WRITTEN = attributes(reduce_op=short("sum")) + b"b"
 SCRIPTED = new("torch", "ScriptObject")
 HANDLE = new("torch.utils.hooks", "RemovableHandle")
 #: One row of an optimizer's groups or states, a defaultdict; its factory is called for a key that it lacks.
-LISTS = called(stacked("collections", "defaultdict"), stacked("builtins", "list"))
+LISTS = call_function(stack_global("collections", "defaultdict"), stack_global("builtins", "list"))
 
 
 def kept_weights():
     """The weights of a quantized convolution of four channels, and its bias."""
-    storage = b"(" + text("storage") + named("torch", "QInt8Storage") + text("0") + text("cpu") + number(144) + b"tQ"
-    quantizer = b"(" + named("torch", "per_tensor_affine") + b"G\x3f\xf0" + bytes(6) + b"K\0t"
+    storage = (
+        b"(" + text("storage") + global_name("torch", "QInt8Storage") + text("0") + text("cpu") + number(144) + b"tQ"
+    )
+    quantizer = b"(" + global_name("torch", "per_tensor_affine") + b"G\x3f\xf0" + bytes(6) + b"K\0t"
     geometry = number(0) + numbers(4, 4, 3, 3) + numbers(36, 9, 3, 1)
-    hooks = called(named("collections", "OrderedDict"))
-    return called(named("torch._utils", "_rebuild_qtensor"), storage, geometry, quantizer, b"\x89", hooks) + b"N"
+    hooks = call_function(global_name("collections", "OrderedDict"))
+    return (
+        call_function(global_name("torch._utils", "_rebuild_qtensor"), storage, geometry, quantizer, b"\x89", hooks)
+        + b"N"
+    )
 
 
 def convolution(module="torch.ao.nn.quantized.modules.conv", stride=(1, 1), dilation=(1, 1), groups=1):
@@ -468,7 +540,7 @@ METHODS = {
     "a generator whose state is a number": GENERATOR + DIGITS + b"b",
     "a generator whose state is text": GENERATOR + text("AAAAAAAA") + b"b",
     "a generator whose state is too short": GENERATOR + b"K\x01N\x86b",
-    "a generator whose state is no tensor": stacked("torch", "Generator") + b")R" + b"K\x01NK\x02\x87b",
+    "a generator whose state is no tensor": stack_global("torch", "Generator") + b")R" + b"K\x01NK\x02\x87b",
     "an object of TorchScript without one": b"}" + new("torch", "ScriptObject") + b"Ns",
     "a method by another name, given an element": config(append="save_pretrained") + short("PWNED") + b"a",
     "a method by another name, given a second state": config(__setstate__="save_pretrained") + short("PWNED") + b"b",
@@ -491,7 +563,7 @@ METHODS = {
     + b"0",
     "a placement that a function is given": PLACEMENT
     + b"q\x05"
-    + called(stacked("zoneinfo", "ZoneInfo"), b"h\x05")
+    + call_function(stack_global("zoneinfo", "ZoneInfo"), b"h\x05")
     + b"0"
     + WRITTEN,
     "a placement for a mask": having(
@@ -512,7 +584,7 @@ METHODS = {
     "an optimizer whose state is made of one that calls a function": optimizer(
         "Adagrad",
         param_groups=b"]",
-        state=called(stacked("collections", "OrderedDict"), b"]K\x01" + LISTS + b"\x86a"),
+        state=call_function(stack_global("collections", "OrderedDict"), b"]K\x01" + LISTS + b"\x86a"),
     ),
     # Packing divides by these numbers, or reads by them.
     "a quantized convolution of no groups": convolution(groups=0),
@@ -535,12 +607,12 @@ METHODS = {
     + attributes(defaults=spaced("a", b"N"))
     + b"b",
     "an optimizer that asks an object for its state": new("torch.optim.adam", "Adam")
-    + attributes(state=spaced("get", partial(stacked("builtins", "dict"))))
+    + attributes(state=spaced("get", partial(stack_global("builtins", "dict"))))
     + b"b",
     "an optimizer whose groups are objects": new("torch.optim.adam", "Adam")
     + attributes(param_groups=b"]" + spaced("a", b"N") + b"a")
     + b"b",
-    "an attribute whose name is computed": SPACE + b"}" + COMPUTED + partial(stacked("pathlib", "Path")) + b"sb",
+    "an attribute whose name is computed": SPACE + b"}" + COMPUTED + partial(stack_global("pathlib", "Path")) + b"sb",
     "all attributes at once": new("torch.distributed._shard.metadata", "ShardMetadata")
     + b"N"
     + attributes(__dict__=b"}")
@@ -550,57 +622,67 @@ METHODS = {
     + attributes(per_layer_config=b"N")
     + b"\x86b",
     "other names for attributes": config(setdefault="save_pretrained"),
-    "a namespace made of computed names": called(stacked("types", "SimpleNamespace"), b"}" + COMPUTED + b"Ns"),
-    "a tensor with a computed name": called(
-        stacked("torch._tensor", "_rebuild_from_type_v2"),
-        stacked("torch._utils", "_rebuild_meta_tensor_no_storage"),
-        stacked("torch", "Tensor"),
-        b"(" + stacked("torch", "float32") + b"))\x89t",
+    "a namespace made of computed names": call_function(
+        stack_global("types", "SimpleNamespace"), b"}" + COMPUTED + b"Ns"
+    ),
+    "a tensor with a computed name": call_function(
+        stack_global("torch._tensor", "_rebuild_from_type_v2"),
+        stack_global("torch._utils", "_rebuild_meta_tensor_no_storage"),
+        stack_global("torch", "Tensor"),
+        b"(" + stack_global("torch", "float32") + b"))\x89t",
         b"}" + COMPUTED + b"Ns",
     ),
     # torch calls items() of either part of a state, and other code calls what an attribute is
-    "contents that a call makes": called(
-        stacked("torch._tensor", "_rebuild_from_type_v2"),
-        stacked("torch._utils", "_rebuild_meta_tensor_no_storage"),
-        stacked("torch", "Tensor"),
-        b"(" + stacked("torch", "float32") + b"))\x89t",
-        called(stacked("collections", "OrderedDict")) + short("to") + stacked("torch.nn", "Linear") + b"s" + b"N\x86",
+    "contents that a call makes": call_function(
+        stack_global("torch._tensor", "_rebuild_from_type_v2"),
+        stack_global("torch._utils", "_rebuild_meta_tensor_no_storage"),
+        stack_global("torch", "Tensor"),
+        b"(" + stack_global("torch", "float32") + b"))\x89t",
+        call_function(stack_global("collections", "OrderedDict"))
+        + short("to")
+        + stack_global("torch.nn", "Linear")
+        + b"s"
+        + b"N\x86",
     ),
-    "contents of a parameter in two parts": called(
-        stacked("torch._utils", "_rebuild_parameter_with_state"),
+    "contents of a parameter in two parts": call_function(
+        stack_global("torch._utils", "_rebuild_parameter_with_state"),
         b"N",
         b"\x89",
-        called(stacked("collections", "OrderedDict")),
-        b"}" + short("to") + stacked("torch.nn.modules.linear", "Linear") + b"s" + b"N\x86",
+        call_function(stack_global("collections", "OrderedDict")),
+        b"}" + short("to") + stack_global("torch.nn.modules.linear", "Linear") + b"s" + b"N\x86",
     ),
-    "a state that a call computed": SPACE + called(stacked("builtins", "dict")) + b"b",
-    "a method taken out of a module": called(stacked("builtins", "list"), PICKED),
-    "arguments taken out of an object": called(
-        stacked("torch._tensor", "_rebuild_from_type_v2"),
-        stacked("torch._utils", "_rebuild_tensor_v2"),
-        stacked("torch", "Tensor"),
+    "a state that a call computed": SPACE + call_function(stack_global("builtins", "dict")) + b"b",
+    "a method taken out of a module": call_function(stack_global("builtins", "list"), PICKED),
+    "arguments taken out of an object": call_function(
+        stack_global("torch._tensor", "_rebuild_from_type_v2"),
+        stack_global("torch._utils", "_rebuild_tensor_v2"),
+        stack_global("torch", "Tensor"),
         PICKED,
         b"N",
     ),
-    "a jagged tensor of a namespace": called(
-        stacked("torch._tensor", "_rebuild_from_type_v2"),
-        stacked("torch.nested._internal.nested_tensor", "_rebuild_njt"),
-        stacked("torch.nested._internal.nested_tensor", "NestedTensor"),
+    "a jagged tensor of a namespace": call_function(
+        stack_global("torch._tensor", "_rebuild_from_type_v2"),
+        stack_global("torch.nested._internal.nested_tensor", "_rebuild_njt"),
+        stack_global("torch.nested._internal.nested_tensor", "NestedTensor"),
         attributes(values=SPACE, offsets=SPACE) + b"\x85",
         b"}",
     ),
     "a storage's kind that is an object": b"(" + short("storage") + spaced("dtype", b"N") + short("0") + b"tQ",
-    "what numpy gives back": called(SCALAR, OBJECT, stacked("argparse", "Namespace")) + attributes(a=b"N") + b"b",
-    "objects that are told to be none": called(SCALAR, typed(code=short("O8")), ADDRESS),
+    "what numpy gives back": call_function(SCALAR, OBJECT, stack_global("argparse", "Namespace"))
+    + attributes(a=b"N")
+    + b"b",
+    "objects that are told to be none": call_function(SCALAR, typed(code=short("O8")), ADDRESS),
     "objects in a field, told to be none": typed(*ONE_FIELD, code=short("V8"), size=8),
     "a field behind the end": typed(*ONE_FIELD, code=short("V4"), size=4, flags=27),
     "a type told by a type": typed(code=OBJECT),
-    "a type told by a class": typed(code=stacked("builtins", "object")),
-    "an array of objects over bytes": called(stacked("numpy", "ndarray"), number(1), short("O"), ADDRESS),
-    "the same put off": partial(stacked("numpy", "ndarray"), number(1), short("O"), ADDRESS),
-    "the same by its __new__": called(stacked("copyreg", "__newobj__"), stacked("numpy", "ndarray"), number(1)),
-    "a member of an encoding changed": called(
-        stacked("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"), number(0)
+    "a type told by a class": typed(code=stack_global("builtins", "object")),
+    "an array of objects over bytes": call_function(stack_global("numpy", "ndarray"), number(1), short("O"), ADDRESS),
+    "the same put off": partial(stack_global("numpy", "ndarray"), number(1), short("O"), ADDRESS),
+    "the same by its __new__": call_function(
+        stack_global("copyreg", "__newobj__"), stack_global("numpy", "ndarray"), number(1)
+    ),
+    "a member of an encoding changed": call_function(
+        stack_global("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"), number(0)
     )
     + attributes(a=b"N")
     + b"b",
@@ -608,28 +690,28 @@ METHODS = {
 
 SPACED = new("types", "SimpleNamespace")
 CONFIG = ("transformers.configuration_utils", "PreTrainedConfig")
-RELU = stacked("torch.nn.functional", "relu")
+RELU = stack_global("torch.nn.functional", "relu")
 
 
 def put_off(function, *args, **kwargs):
     """A partial as pickle writes it: what it holds is its state."""
     state = b"(" + function + b"(" + b"".join(args) + b"t" + attributes(**kwargs) + b"Nt"
-    return called(stacked("functools", "partial"), function) + state + b"b"
+    return call_function(stack_global("functools", "partial"), function) + state + b"b"
 
 
 def overwriting(path):
     """A function that makes a configuration and has it write itself to that path, whatever it is called with."""
     off = put_off(
-        stacked(*CONFIG), attribute_map=attributes(fill_=short("to_json_file")), note=short("of the attacker")
+        stack_global(*CONFIG), attribute_map=attributes(fill_=short("to_json_file")), note=short("of the attacker")
     )
-    steps = put_off(stacked("numpy", "mean"), having(("types", "SimpleNamespace"), mean=off)) + put_off(
-        stacked("torch.nn.init", "constant_"), val=short(path)
+    steps = put_off(stack_global("numpy", "mean"), having(("types", "SimpleNamespace"), mean=off)) + put_off(
+        stack_global("torch.nn.init", "constant_"), val=short(path)
     )
     chain = having(
         ("torch.distributions.transforms", "ComposeTransform"), _cache_size=number(0), parts=b"](" + steps + b"e"
     )
     start = having(("types", "SimpleNamespace"), softmax=chain)
-    return put_off(stacked("torch.nn.functional", "softmax"), start, number(0))
+    return put_off(stack_global("torch.nn.functional", "softmax"), start, number(0))
 
 
 def chained(*maps):
@@ -639,12 +721,16 @@ def chained(*maps):
 
 def joined(*operands):
     """`|` of these, as pickle spells it."""
-    return called(stacked("functools", "reduce"), stacked("_operator", "or_"), b"](" + b"".join(operands) + b"e")
+    return call_function(
+        stack_global("functools", "reduce"), stack_global("_operator", "or_"), b"](" + b"".join(operands) + b"e"
+    )
 
 
 def optional(*operands):
     """`typing.Optional` of these, as pickle spells it."""
-    return called(stacked("_operator", "getitem"), stacked("typing", "Optional"), b"(" + b"".join(operands) + b"t")
+    return call_function(
+        stack_global("_operator", "getitem"), stack_global("typing", "Optional"), b"(" + b"".join(operands) + b"t"
+    )
 
 
 # Methods of the pickle's own making, and calls that it puts off: each of these alone.
@@ -654,54 +740,60 @@ HIDDEN = {
     "| of objects": joined(chained(b"}"), b"}"),
     "Optional of an object": optional(SPACED),
     "Optional of a list with an object": optional(b"](" + SPACED + b"e"),
-    "Optional of an alias of an object": optional(called(stacked("types", "GenericAlias"), SPACED, b")")),
+    "Optional of an alias of an object": optional(call_function(stack_global("types", "GenericAlias"), SPACED, b")")),
     "a partial of a callback": put_off(
-        stacked("lightning.pytorch.callbacks.model_checkpoint", "ModelCheckpoint"), dirpath=short("a")
+        stack_global("lightning.pytorch.callbacks.model_checkpoint", "ModelCheckpoint"), dirpath=short("a")
     ),
-    "a partial of a configuration": put_off(stacked("transformers.models.auto.configuration_auto", "AutoConfig")),
-    "a partial of a path": put_off(stacked("pathlib", "Path"), short("a")),
-    "a partial of a function, given an object": put_off(stacked("numpy", "mean"), SPACED),
-    "a partial of a function, given an object in a list": put_off(stacked("numpy", "mean"), b"](" + SPACED + b"e"),
-    "a partial of a function, given a text": put_off(stacked("torch.nn.init", "constant_"), val=short("PWNED")),
-    "a partial made with an object": partial(stacked("numpy", "mean"), SPACED),
-    "a partial of a module, given an object": put_off(stacked("torch.nn.modules.container", "Sequential"), SPACED),
-    "a partial whose arguments are computed": called(stacked("functools", "partial"), RELU)
+    "a partial of a configuration": put_off(stack_global("transformers.models.auto.configuration_auto", "AutoConfig")),
+    "a partial of a path": put_off(stack_global("pathlib", "Path"), short("a")),
+    "a partial of a function, given an object": put_off(stack_global("numpy", "mean"), SPACED),
+    "a partial of a function, given an object in a list": put_off(stack_global("numpy", "mean"), b"](" + SPACED + b"e"),
+    "a partial of a function, given a text": put_off(stack_global("torch.nn.init", "constant_"), val=short("PWNED")),
+    "a partial made with an object": partial(stack_global("numpy", "mean"), SPACED),
+    "a partial of a module, given an object": put_off(stack_global("torch.nn.modules.container", "Sequential"), SPACED),
+    "a partial whose arguments are computed": call_function(stack_global("functools", "partial"), RELU)
     + b"("
     + RELU
     + SPACED
     + b"NNtb",
-    "a defaultdict of a partial of a function": called(
-        stacked("collections", "defaultdict"), put_off(stacked("torch.nn.functional", "linear"), tensor(), tensor())
+    "a defaultdict of a partial of a function": call_function(
+        stack_global("collections", "defaultdict"),
+        put_off(stack_global("torch.nn.functional", "linear"), tensor(), tensor()),
     ),
-    "a defaultdict of a partial of a module": called(
-        stacked("collections", "defaultdict"), put_off(stacked("torch.nn.modules.linear", "Linear"), number(2**20))
+    "a defaultdict of a partial of a module": call_function(
+        stack_global("collections", "defaultdict"),
+        put_off(stack_global("torch.nn.modules.linear", "Linear"), number(2**20)),
     ),
-    "a defaultdict of a partial of a list that becomes one of a function": called(
-        stacked("collections", "defaultdict"),
-        partial(stacked("builtins", "list")) + b"(" + stacked("torch.nn.functional", "relu") + b")}Nt" + b"b",
+    "a defaultdict of a partial of a list that becomes one of a function": call_function(
+        stack_global("collections", "defaultdict"),
+        partial(stack_global("builtins", "list")) + b"(" + stack_global("torch.nn.functional", "relu") + b")}Nt" + b"b",
     ),
-    "a hook of a lazy module that is called": called(
-        called(
-            stacked("builtins", "getattr"), new("torch.nn.modules.linear", "LazyLinear"), short("_infer_parameters")
+    "a hook of a lazy module that is called": call_function(
+        call_function(
+            stack_global("builtins", "getattr"),
+            new("torch.nn.modules.linear", "LazyLinear"),
+            short("_infer_parameters"),
         ),
         b"N",
     ),
-    "another method of a lazy module": called(
-        stacked("builtins", "getattr"), new("torch.nn.modules.linear", "LazyLinear"), short("apply")
+    "another method of a lazy module": call_function(
+        stack_global("builtins", "getattr"), new("torch.nn.modules.linear", "LazyLinear"), short("apply")
     ),
-    "a hook of a lazy module that has attributes": called(
-        stacked("builtins", "getattr"),
+    "a hook of a lazy module that has attributes": call_function(
+        stack_global("builtins", "getattr"),
         having(("torch.nn.modules.linear", "LazyLinear"), _infer_parameters=RELU),
         short("_infer_parameters"),
     ),
-    "a hook of a module that is not lazy": called(
-        stacked("builtins", "getattr"), new("torch.nn.modules.linear", "Linear"), short("_infer_parameters")
+    "a hook of a module that is not lazy": call_function(
+        stack_global("builtins", "getattr"), new("torch.nn.modules.linear", "Linear"), short("_infer_parameters")
     ),
-    "a defaultdict of a callback": called(
-        stacked("collections", "defaultdict"), stacked("pytorch_lightning.callbacks.timer", "Timer")
+    "a defaultdict of a callback": call_function(
+        stack_global("collections", "defaultdict"), stack_global("pytorch_lightning.callbacks.timer", "Timer")
     ),
-    "a defaultdict of a configuration": called(stacked("collections", "defaultdict"), stacked(*CONFIG)),
-    "other names for attributes, as arguments": stacked(*CONFIG)
+    "a defaultdict of a configuration": call_function(
+        stack_global("collections", "defaultdict"), stack_global(*CONFIG)
+    ),
+    "other names for attributes, as arguments": stack_global(*CONFIG)
     + b")"
     + attributes(attribute_map=attributes(append=short("save_pretrained")))
     + b"\x92",
@@ -713,8 +805,8 @@ HIDDEN = {
         ("torch.distributions.transforms", "ComposeTransform"), parts=b"](" + RELU + b"e"
     ),
     "a function as a method of an optimizer": having(("torch.optim.adam", "Adam"), step=RELU),
-    "a function as a method of a parameter": called(
-        stacked("torch._utils", "_rebuild_parameter_with_state"), tensor(), b"\x88", b"}", attributes(numel=RELU)
+    "a function as a method of a parameter": call_function(
+        stack_global("torch._utils", "_rebuild_parameter_with_state"), tensor(), b"\x88", b"}", attributes(numel=RELU)
     ),
     "a function as a module": having(
         ("torch.nn.modules.container", "Sequential"), _parameters=b"}", _modules=attributes(a=RELU)
@@ -727,47 +819,60 @@ HIDDEN = {
         ("types", "SimpleNamespace"), __array_interface__=attributes(data=number(8) + b"\x89\x86")
     ),
     # 2 GB an element, which no state has to say
-    "a type of numpy by a list": called(
-        SCALAR, called(stacked("numpy", "dtype"), b"](" + text("a") + text("V2000000000") + b"\x86e")
+    "a type of numpy by a list": call_function(
+        SCALAR, call_function(stack_global("numpy", "dtype"), b"](" + text("a") + text("V2000000000") + b"\x86e")
     ),
-    "a type of numpy by text": called(SCALAR, called(stacked("numpy", "dtype"), text("2000000000i1"))),
-    "a type of numpy by its fields": called(stacked("numpy", "dtype"), text("i4,V2000000000")),
+    "a type of numpy by text": call_function(
+        SCALAR, call_function(stack_global("numpy", "dtype"), text("2000000000i1"))
+    ),
+    "a type of numpy by its fields": call_function(stack_global("numpy", "dtype"), text("i4,V2000000000")),
     # codecs written in Python that take a time quadratic in the text
-    "text in Punycode": called(stacked("_codecs", "encode"), text("\u3400" * 99), short("punycode")),
-    "text decoded from Punycode": called(stacked("builtins", "str"), short(b"a-b"), short("punycode")),
-    "bytes of text by a keyword": stacked("builtins", "bytes")
+    "text in Punycode": call_function(stack_global("_codecs", "encode"), text("\u3400" * 99), short("punycode")),
+    "text decoded from Punycode": call_function(stack_global("builtins", "str"), short(b"a-b"), short("punycode")),
+    "bytes of text by a keyword": stack_global("builtins", "bytes")
     + text("\u3400")
     + b"\x85"
     + attributes(encoding=short("idna"))
     + b"\x92",
-    "bytes of numpy in Punycode": called(stacked("numpy", "bytes_"), text("\u3400"), short("punycode")),
-    "bytes of numpy in Punycode by NEWOBJ": stacked("numpy", "bytes_") + text("\u3400") + short("idna") + b"\x86\x81",
-    "a version in Punycode": called(stacked("torch.torch_version", "TorchVersion"), short(b"a-b"), short("punycode")),
-    "text by a codec that is computed": called(stacked("_codecs", "encode"), text("a"), COMPUTED),
+    "bytes of numpy in Punycode": call_function(stack_global("numpy", "bytes_"), text("\u3400"), short("punycode")),
+    "bytes of numpy in Punycode by NEWOBJ": stack_global("numpy", "bytes_")
+    + text("\u3400")
+    + short("idna")
+    + b"\x86\x81",
+    "a version in Punycode": call_function(
+        stack_global("torch.torch_version", "TorchVersion"), short(b"a-b"), short("punycode")
+    ),
+    "text by a codec that is computed": call_function(stack_global("_codecs", "encode"), text("a"), COMPUTED),
     # uuid.UUID calls `replace` of what it is given
-    "a UUID of an object": called(stacked("uuid", "UUID"), having(("types", "SimpleNamespace"), replace=RELU)),
+    "a UUID of an object": call_function(
+        stack_global("uuid", "UUID"), having(("types", "SimpleNamespace"), replace=RELU)
+    ),
     # the codec `idna` calls `encode` of what it is given
-    "an object encoded": called(
-        stacked("_codecs", "encode"), having(("types", "SimpleNamespace"), encode=RELU), short("idna")
+    "an object encoded": call_function(
+        stack_global("_codecs", "encode"), having(("types", "SimpleNamespace"), encode=RELU), short("idna")
     ),
     # fractions.Fraction calls `as_integer_ratio` from Python 3.14 on
-    "a fraction of an object": called(stacked("fractions", "Fraction"), SPACED),
-    "a fraction of an object by NEWOBJ": stacked("fractions", "Fraction") + SPACED + b"\x85\x81",
-    "a fraction of an object by its __new__": called(
-        stacked("copyreg", "__newobj__"), stacked("fractions", "Fraction"), SPACED
+    "a fraction of an object": call_function(stack_global("fractions", "Fraction"), SPACED),
+    "a fraction of an object by NEWOBJ": stack_global("fractions", "Fraction") + SPACED + b"\x85\x81",
+    "a fraction of an object by its __new__": call_function(
+        stack_global("copyreg", "__newobj__"), stack_global("fractions", "Fraction"), SPACED
     ),
     # the tensor calls `size` of what it wraps
-    "a tensor of an object": called(
-        stacked("torch.distributed._functional_collectives", "AsyncCollectiveTensor"), SPACED
+    "a tensor of an object": call_function(
+        stack_global("torch.distributed._functional_collectives", "AsyncCollectiveTensor"), SPACED
     ),
-    "an object through an identity": called(stacked("uuid", "UUID"), called(IDENTITY, SPACED, short(""))),
-    "an object through numpy": called(stacked("uuid", "UUID"), called(SCALAR, OBJECT, SPACED)),
-    "an object in a sequence": stacked("torch.nn.utils.rnn", "PackedSequence") + b"(" + SPACED + b"NNNt\x81",
-    "a state of the process, made": called(stacked("accelerate.state", "PartialState"), b"\x88"),
-    "a state of the process, made without arguments": called(stacked("accelerate.state", "AcceleratorState")),
+    "an object through an identity": call_function(
+        stack_global("uuid", "UUID"), call_function(IDENTITY, SPACED, short(""))
+    ),
+    "an object through numpy": call_function(stack_global("uuid", "UUID"), call_function(SCALAR, OBJECT, SPACED)),
+    "an object in a sequence": stack_global("torch.nn.utils.rnn", "PackedSequence") + b"(" + SPACED + b"NNNt\x81",
+    "a state of the process, made": call_function(stack_global("accelerate.state", "PartialState"), b"\x88"),
+    "a state of the process, made without arguments": call_function(
+        stack_global("accelerate.state", "AcceleratorState")
+    ),
     "a storage changed": b"("
     + short("storage")
-    + stacked("torch", "FloatStorage")
+    + stack_global("torch", "FloatStorage")
     + short("0")
     + short("cpu")
     + number(4)
@@ -776,58 +881,64 @@ HIDDEN = {
     + b"b",
     "items of a storage": b"("
     + short("storage")
-    + stacked("torch", "FloatStorage")
+    + stack_global("torch", "FloatStorage")
     + short("0")
     + short("cpu")
     + number(4)
     + b"tQK\x00K\x01s",
-    "a class of TorchScript": called(stacked("__torch__.evil", "Run")),
+    "a class of TorchScript": call_function(stack_global("__torch__.evil", "Run")),
 }
 
 RANDOM = "numpy.random._pickle"
-DEEPSPEED = stacked("accelerate.utils.dataclasses", "DeepSpeedPlugin")
-HF_CONFIG = stacked("transformers.integrations.deepspeed", "HfDeepSpeedConfig")
+DEEPSPEED = stack_global("accelerate.utils.dataclasses", "DeepSpeedPlugin")
+HF_CONFIG = stack_global("transformers.integrations.deepspeed", "HfDeepSpeedConfig")
 STATE, GENERATOR, BITS = (
-    stacked(RANDOM, name) for name in ("__randomstate_ctor", "__generator_ctor", "__bit_generator_ctor")
+    stack_global(RANDOM, name) for name in ("__randomstate_ctor", "__generator_ctor", "__bit_generator_ctor")
 )
-FROM_TYPE, TENSOR = stacked("torch._tensor", "_rebuild_from_type_v2"), stacked("torch", "Tensor")
+FROM_TYPE, TENSOR = stack_global("torch._tensor", "_rebuild_from_type_v2"), stack_global("torch", "Tensor")
 # Clean functions that call a class which is given to them, by themselves and through each other.
 INDIRECT = {
     # numpy reads the state behind a null pointer
-    "a bit generator without its state": stacked("numpy.random._pcg64", "PCG64") + b")\x81",
-    "a bit generator without its state as a copy makes it": called(
-        stacked("copyreg", "__newobj__"), stacked("numpy.random._philox", "Philox")
+    "a bit generator without its state": stack_global("numpy.random._pcg64", "PCG64") + b")\x81",
+    "a bit generator without its state as a copy makes it": call_function(
+        stack_global("copyreg", "__newobj__"), stack_global("numpy.random._philox", "Philox")
     ),
-    "a configuration called by a random state": called(STATE, b"}", HF_CONFIG),
-    "a configuration called by a random state, given alone": called(STATE, HF_CONFIG),
-    "a configuration called by a random state through the default": called(STATE, DEEPSPEED, BITS),
-    "a configuration called by a random state through another": called(STATE, DEEPSPEED, STATE),
-    "a configuration called by a generator": called(GENERATOR, b"}", HF_CONFIG),
-    "a configuration called by a generator, given alone": called(GENERATOR, DEEPSPEED),
-    "a configuration called by a generator as a copy makes it": stacked("copyreg", "__newobj__")
+    "a configuration called by a random state": call_function(STATE, b"}", HF_CONFIG),
+    "a configuration called by a random state, given alone": call_function(STATE, HF_CONFIG),
+    "a configuration called by a random state through the default": call_function(STATE, DEEPSPEED, BITS),
+    "a configuration called by a random state through another": call_function(STATE, DEEPSPEED, STATE),
+    "a configuration called by a generator": call_function(GENERATOR, b"}", HF_CONFIG),
+    "a configuration called by a generator, given alone": call_function(GENERATOR, DEEPSPEED),
+    "a configuration called by a generator as a copy makes it": stack_global("copyreg", "__newobj__")
     + GENERATOR
     + DEEPSPEED
     + b"\x86R",
-    "a plugin called by the bits of a generator": called(BITS, DEEPSPEED),
-    "a module called by the bits of a generator": called(BITS, stacked("torch.nn.modules.linear", "Identity")),
-    "a path called by the bits of a generator": called(BITS, stacked("pathlib", "PosixPath")),
-    "a state of the process called by the bits of a generator": called(
-        BITS, stacked("accelerate.state", "PartialState")
+    "a plugin called by the bits of a generator": call_function(BITS, DEEPSPEED),
+    "a module called by the bits of a generator": call_function(
+        BITS, stack_global("torch.nn.modules.linear", "Identity")
     ),
-    "a configuration as a masked array": called(
-        stacked("numpy.ma.core", "_mareconstruct"), DEEPSPEED, stacked("numpy", "ndarray"), b"K\x00\x85", short("b")
+    "a path called by the bits of a generator": call_function(BITS, stack_global("pathlib", "PosixPath")),
+    "a state of the process called by the bits of a generator": call_function(
+        BITS, stack_global("accelerate.state", "PartialState")
     ),
-    "a configuration as an array": called(
-        stacked("numpy.core.multiarray", "_reconstruct"), DEEPSPEED, b"K\x00\x85", short("b")
+    "a configuration as a masked array": call_function(
+        stack_global("numpy.ma.core", "_mareconstruct"),
+        DEEPSPEED,
+        stack_global("numpy", "ndarray"),
+        b"K\x00\x85",
+        short("b"),
     ),
-    "a configuration as the seed of a generator": called(
-        stacked("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"), HF_CONFIG, number(1), b"N"
+    "a configuration as an array": call_function(
+        stack_global("numpy.core.multiarray", "_reconstruct"), DEEPSPEED, b"K\x00\x85", short("b")
     ),
-    "an object as the state of a list": called(
-        stacked("copyreg", "_reconstructor"),
-        stacked("collections", "UserList"),
-        stacked("builtins", "list"),
-        stacked("types", "SimpleNamespace") + b")\x81",
+    "a configuration as the seed of a generator": call_function(
+        stack_global("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"), HF_CONFIG, number(1), b"N"
+    ),
+    "an object as the state of a list": call_function(
+        stack_global("copyreg", "_reconstructor"),
+        stack_global("collections", "UserList"),
+        stack_global("builtins", "list"),
+        stack_global("types", "SimpleNamespace") + b")\x81",
     ),
     "3,000 tensors rebuilt one by another": FROM_TYPE
     + (b"(" + FROM_TYPE + TENSOR) * 3001
@@ -836,7 +947,7 @@ INDIRECT = {
     + b"R",
 }
 
-PRINT = stacked("builtins", "print")
+PRINT = stack_global("builtins", "print")
 FUSED = ("torch.ao.nn.intrinsic.modules.fused", "_FusedModule")
 IDENTITY_MODULE = ("torch.nn.modules.linear", "Identity")
 SEQUENTIAL = ("torch.nn.modules.container", "Sequential")
@@ -860,7 +971,7 @@ def pairs(**values):
 
 def ordered(key, value):
     """An OrderedDict with that item."""
-    return called(stacked("collections", "OrderedDict")) + key + value + b"s"
+    return call_function(stack_global("collections", "OrderedDict")) + key + value + b"s"
 
 
 def calling(function, state=attributes):
@@ -876,7 +987,7 @@ def wrapped(function):
 
 def getting(function):
     """An OrderedDict of which an attribute hides the method `get`."""
-    return called(stacked("collections", "OrderedDict")) + attributes(get=function) + b"b"
+    return call_function(stack_global("collections", "OrderedDict")) + attributes(get=function) + b"b"
 
 
 def named_arguments(function, *args, **kwargs):
@@ -892,19 +1003,21 @@ def mapped(key, value):
 INTERFACE = attributes(
     data=number(0x4141414141) + b"\x89\x86", shape=numbers(1), typestr=short("<u8"), version=number(3)
 )
-MASKED = stacked("numpy.ma.core", "MaskedArray")
-STORAGE, FLOATS = stacked("torch.storage", "UntypedStorage"), stacked("torch", "FloatTensor")
-NEWOBJ_EX = stacked("copyreg", "__newobj_ex__")
+MASKED = stack_global("numpy.ma.core", "MaskedArray")
+STORAGE, FLOATS = stack_global("torch.storage", "UntypedStorage"), stack_global("torch", "FloatTensor")
+NEWOBJ_EX = stack_global("copyreg", "__newobj_ex__")
 DUNDER = "__array_interface__"
-CODED = called(stacked("numpy", "dtype"), short("U9"), b"\x89", b"\x88")
+CODED = call_function(stack_global("numpy", "dtype"), short("U9"), b"\x89", b"\x88")
 #: Texts that calls make: as a key each of them is found by the name.
 TEXTS = {
-    "str": called(stacked("builtins", "str"), short("__array__")),
-    "str of numpy": called(stacked("numpy", "str_"), short("__array__")),
+    "str": call_function(stack_global("builtins", "str"), short("__array__")),
+    "str of numpy": call_function(stack_global("numpy", "str_"), short("__array__")),
     "UserString": having(("collections", "UserString"), data=short("__array__")),
-    "a version": stacked("torch.torch_version", "TorchVersion") + short("__array__") + b"\x85\x81",
-    "an identity": called(stacked("torch.jit._pickle", "restore_type_tag"), short("__array__"), short("str")),
-    "a scalar": called(SCALAR, CODED, short("__array__".encode("utf-32-le"))),
+    "a version": stack_global("torch.torch_version", "TorchVersion") + short("__array__") + b"\x85\x81",
+    "an identity": call_function(
+        stack_global("torch.jit._pickle", "restore_type_tag"), short("__array__"), short("str")
+    ),
+    "a scalar": call_function(SCALAR, CODED, short("__array__".encode("utf-32-le"))),
 }
 # States, arguments and attributes of another kind than picklers write, or at another time.
 STATES = {
@@ -914,7 +1027,7 @@ STATES = {
     ),
     "a module of pairs": new(*FUSED) + pairs(forward=PRINT, **MODULE_PARTS) + b"b",
     "a module of a tuple of pairs": new(*FUSED)
-    + called(stacked("builtins", "tuple"), pairs(forward=PRINT, **MODULE_PARTS))
+    + call_function(stack_global("builtins", "tuple"), pairs(forward=PRINT, **MODULE_PARTS))
     + b"b",
     "a module of two pairs": new(*FUSED) + b"(" + short("forward") + PRINT + b"\x86" + short("_modules") + b"}\x86tb",
     "a module of a set of pairs": new(*FUSED) + b"(" + short("forward") + PRINT + b"\x86\x91b",
@@ -933,7 +1046,7 @@ STATES = {
     "a list of parametrizations as a method": getting(
         having(("torch.nn.utils.parametrize", "ParametrizationList"), **MODULE_PARTS)
     ),
-    "a class of containers as forward": of_module(IDENTITY_MODULE, forward=stacked("builtins", "list")),
+    "a class of containers as forward": of_module(IDENTITY_MODULE, forward=stack_global("builtins", "list")),
     "what calls anything as forward": of_module(IDENTITY_MODULE, forward=FROM_TYPE),
     **{
         f"a function as {method} of a module": of_module(IDENTITY_MODULE, **{method: PRINT})
@@ -948,13 +1061,16 @@ STATES = {
     "a partial among hooks": of_module(IDENTITY_MODULE, _forward_hooks=mapped(number(0), put_off(RELU))),
     "a module among hooks": of_module(IDENTITY_MODULE, _forward_hooks=mapped(number(0), of_module(IDENTITY_MODULE))),
     "hooks that are no dict": of_module(IDENTITY_MODULE, _forward_hooks=having(("collections", "UserDict"), data=b"}")),
-    "hooks of a tensor": called(
-        stacked("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", ordered(number(0), PRINT)
+    "hooks of a tensor": call_function(
+        stack_global("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", ordered(number(0), PRINT)
     ),
     "modules that are ordered": of_module(SEQUENTIAL, _modules=ordered(short("0"), PRINT)),
-    "modules of pairs": of_module(SEQUENTIAL, _modules=called(stacked("collections", "OrderedDict"), pairs(a=PRINT))),
+    "modules of pairs": of_module(
+        SEQUENTIAL, _modules=call_function(stack_global("collections", "OrderedDict"), pairs(a=PRINT))
+    ),
     "modules of pairs that are given others": of_module(
-        SEQUENTIAL, _modules=called(stacked("collections", "OrderedDict"), pairs(a=PRINT)) + short("a") + b"Ns"
+        SEQUENTIAL,
+        _modules=call_function(stack_global("collections", "OrderedDict"), pairs(a=PRINT)) + short("a") + b"Ns",
     ),
     "a partial among modules": of_module(SEQUENTIAL, _modules=attributes(a=put_off(RELU))),
     "modules that are computed": of_module(
@@ -994,13 +1110,13 @@ STATES = {
     + short("_modules")
     + b"}u",
     "an element of a list that is set again": b"](" + of_module(IDENTITY_MODULE) + b"eq\x07" + number(0) + PRINT + b"s",
-    "an element of a deque that is set": called(stacked("collections", "deque"), b"](" + number(1) + b"e")
+    "an element of a deque that is set": call_function(stack_global("collections", "deque"), b"](" + number(1) + b"e")
     + number(0)
     + PRINT
     + b"s",
     # code looks these up
     "modules as buffers": of_module(IDENTITY_MODULE, _buffers=attributes(a=of_module(IDENTITY_MODULE))),
-    "a module with an interface among its buffers": called(
+    "a module with an interface among its buffers": call_function(
         MASKED, b"]]" + of_module(IDENTITY_MODULE, _buffers=attributes(**{DUNDER: INTERFACE})) + b"aa"
     ),
     "a module with an interface among its parameters": of_module(
@@ -1009,12 +1125,12 @@ STATES = {
     "a module with an interface among its modules": of_module(
         IDENTITY_MODULE, _modules=attributes(**{DUNDER: of_module(IDENTITY_MODULE)})
     ),
-    "a module in a list in a list": called(MASKED, b"]]" + of_module(IDENTITY_MODULE) + b"aa"),
-    "a module in a list that a call makes": called(
-        MASKED, called(stacked("builtins", "list"), b"]" + of_module(IDENTITY_MODULE) + b"a")
+    "a module in a list in a list": call_function(MASKED, b"]]" + of_module(IDENTITY_MODULE) + b"aa"),
+    "a module in a list that a call makes": call_function(
+        MASKED, call_function(stack_global("builtins", "list"), b"]" + of_module(IDENTITY_MODULE) + b"a")
     ),
-    "a module in a deque": called(
-        MASKED, called(stacked("collections", "deque"), b"]") + of_module(IDENTITY_MODULE) + b"a"
+    "a module in a deque": call_function(
+        MASKED, call_function(stack_global("collections", "deque"), b"]") + of_module(IDENTITY_MODULE) + b"a"
     ),
     "a dict of attributes with an interface": new("lightning.fabric.utilities.data", "AttributeDict")
     + short(DUNDER)
@@ -1033,26 +1149,26 @@ STATES = {
     + b"\x85"
     + ordered(short("allocator"), number(0x4141414141))
     + b"\x92",
-    "a tensor by its address": named_arguments(stacked("torch", "Tensor"), cdata=number(0x4141414141)),
-    "a tensor by its address through copyreg": called(
-        NEWOBJ_EX, stacked("torch", "Tensor"), b")", attributes(cdata=number(0x4141414141))
+    "a tensor by its address": named_arguments(stack_global("torch", "Tensor"), cdata=number(0x4141414141)),
+    "a tensor by its address through copyreg": call_function(
+        NEWOBJ_EX, stack_global("torch", "Tensor"), b")", attributes(cdata=number(0x4141414141))
     ),
-    "a storage by an allocator through copyreg and an ordered dict": called(
+    "a storage by an allocator through copyreg and an ordered dict": call_function(
         NEWOBJ_EX, STORAGE, number(8) + b"\x85", ordered(short("allocator"), number(0x4141414141))
     ),
-    "bytes by their source": named_arguments(stacked("builtins", "bytes"), source=number(2**33)),
+    "bytes by their source": named_arguments(stack_global("builtins", "bytes"), source=number(2**33)),
     "a tensor by its size": named_arguments(FLOATS, size=numbers(2**31)),
-    "a path by keywords": named_arguments(stacked("datetime", "date"), year=number(1)),
+    "a path by keywords": named_arguments(stack_global("datetime", "date"), year=number(1)),
 }
 OLD = b"\x80\x02"
 # Names of Python 2 in later protocols, in which Python imports a file of that name.
 OLD_NAMES = {
     "a module of Python 2": b"\x80\x03cUserDict\nUserDict\n)\x81.",
-    "a module of Python 2 by STACK_GLOBAL": four(stacked("copy_reg", "_reconstructor")),
+    "a module of Python 2 by STACK_GLOBAL": four(stack_global("copy_reg", "_reconstructor")),
     "a module of Python 2 after the protocol": OLD
-    + named("UserDict", "UserDict")
+    + global_name("UserDict", "UserDict")
     + b"0\x80\x03"
-    + named("UserDict", "UserDict")
+    + global_name("UserDict", "UserDict")
     + b".",
 }
 
@@ -1068,117 +1184,132 @@ TORN = new(*FUSED) + given_back(attributes(**MODULE_PARTS, get=PRINT), short("")
 IDS = {
     "a state": calling(TORN),
     "an id in an id": new(*FUSED) + given_back(given_back(attributes(forward=PRINT), short("")), short("")) + b"b",
-    "a number": called(stacked("builtins", "bytearray"), given_back(number(2**33), short(""))),
+    "a number": call_function(stack_global("builtins", "bytearray"), given_back(number(2**33), short(""))),
     "a list": b"](" + PRINT + b"eQ",
-    "a class with an object for its source": given_back(stacked(*IDENTITY_MODULE), short(""), TORN),
+    "a class with an object for its source": given_back(stack_global(*IDENTITY_MODULE), short(""), TORN),
     "a module that is an object": given_back(short("module"), attributes(a=PRINT), short(""), short("")),
     "a storage without a type": given_back(short("storage"), attributes(a=PRINT), short("0"), short("cpu"), number(4)),
 }
 
 # Clean names put to another use than to hold data: ours, no advisory's.
-MODULE = stacked("torch.nn.modules.linear", "Identity") + b")\x81"
+MODULE = stack_global("torch.nn.modules.linear", "Identity") + b")\x81"
 FLOWS = {
     "a tensor rebuilt from a module, which as_subclass makes the class whose attributes the state sets": four(
-        called(
-            stacked("torch._tensor", "_rebuild_from_type_v2"),
-            stacked("torch._utils", "_rebuild_parameter_with_state"),
-            stacked("torch", "Tensor"),
+        call_function(
+            stack_global("torch._tensor", "_rebuild_from_type_v2"),
+            stack_global("torch._utils", "_rebuild_parameter_with_state"),
+            stack_global("torch", "Tensor"),
             b"(" + MODULE + b"\x89})t",
             b"}" + short("tolist") + MODULE + b"s",
         )
     ),
     "an alias that hands its state on to a function": four(
-        called(stacked("types", "GenericAlias"), stacked("torch.nn.functional", "dropout"), b")")
+        call_function(stack_global("types", "GenericAlias"), stack_global("torch.nn.functional", "dropout"), b")")
         + b"}"
         + short("inplace")
         + b"\x88sb"
     ),
     "a namespace whose extend is a function, and that is given items": four(
-        spaced("extend", stacked("torch.nn.functional", "relu")) + b"(K\x01e"
+        spaced("extend", stack_global("torch.nn.functional", "relu")) + b"(K\x01e"
     ),
     "getattr by partial, beside one that spells a name": four(
-        SPELLED + b"0" + called(partial(NEVER, stacked("logging", "getLogger"), short("__globals__")))
+        SPELLED + b"0" + call_function(partial(NEVER, stack_global("logging", "getLogger"), short("__globals__")))
     ),
     "getattr as __new__": four(
         SPELLED
         + b"0"
-        + called(
-            stacked("copyreg", "_reconstructor"),
-            stacked("logging", "getLogger"),
+        + call_function(
+            stack_global("copyreg", "_reconstructor"),
+            stack_global("logging", "getLogger"),
             spaced("__new__", NEVER),
             short("__globals__"),
         )
     ),
-    "getattr in a list that is given": four(SPELLED + b"0" + called(stacked("builtins", "list"), b"](" + NEVER + b"e")),
+    "getattr in a list that is given": four(
+        SPELLED + b"0" + call_function(stack_global("builtins", "list"), b"](" + NEVER + b"e")
+    ),
     "getattr in an item set and set again": four(SPELLED + b"0}" + short("a") + NEVER + b"s\x94" + short("a") + b"Ns"),
     "a metaclass that a module of torch imports": four(
-        called(stacked("torch.ao.quantization.observer", "ABCMeta"), short("X"), b")", b"}")
+        call_function(stack_global("torch.ao.quantization.observer", "ABCMeta"), short("X"), b")", b"}")
     ),
-    "a partial that is called": four(called(partial(stacked("builtins", "dict")))),
-    "a partial of a partial": four(partial(partial(stacked("builtins", "dict")))),
+    "a partial that is called": four(call_function(partial(stack_global("builtins", "dict")))),
+    "a partial of a partial": four(partial(partial(stack_global("builtins", "dict")))),
     "a partial whose function is set": four(
-        partial(stacked("builtins", "dict")) + b"(" + stacked("copyreg", "_reconstructor") + b")}Ntb"
+        partial(stack_global("builtins", "dict")) + b"(" + stack_global("copyreg", "_reconstructor") + b")}Ntb"
     ),
-    "a partial of what calls anything": four(partial(stacked("torch._tensor", "_rebuild_from_type_v2"))),
-    "a partial in the place of __setstate__": four(spaced("__setstate__", partial(stacked("builtins", "dict")))),
+    "a partial of what calls anything": four(partial(stack_global("torch._tensor", "_rebuild_from_type_v2"))),
+    "a partial in the place of __setstate__": four(spaced("__setstate__", partial(stack_global("builtins", "dict")))),
     "_rebuild_from_type_v2 of another function": four(
-        called(
-            stacked("torch._tensor", "_rebuild_from_type_v2"),
-            stacked("pathlib", "Path"),
-            stacked("torch", "Tensor"),
+        call_function(
+            stack_global("torch._tensor", "_rebuild_from_type_v2"),
+            stack_global("pathlib", "Path"),
+            stack_global("torch", "Tensor"),
             short("a") + b"\x85",
             b"N",
         )
     ),
-    "a hook that is called": four(called(SPECTRAL, stacked("torch.nn.modules.linear", "Linear"), b"N")),
+    "a hook that is called": four(call_function(SPECTRAL, stack_global("torch.nn.modules.linear", "Linear"), b"N")),
     "a hook that an optimizer would call": four(
-        stacked("torch.optim.adam", "Adam") + b")\x81}" + short("state") + spaced("get", SPECTRAL) + b"sb"
+        stack_global("torch.optim.adam", "Adam") + b")\x81}" + short("state") + spaced("get", SPECTRAL) + b"sb"
     ),
-    "a module made with arguments": four(called(stacked("torch.nn.modules.linear", "Linear"), number(1), number(1))),
+    "a module made with arguments": four(
+        call_function(stack_global("torch.nn.modules.linear", "Linear"), number(1), number(1))
+    ),
     "a configuration that makes its folder": four(
-        called(stacked("transformers.training_args", "TrainingArguments"), short("a"))
+        call_function(stack_global("transformers.training_args", "TrainingArguments"), short("a"))
     ),
-    "a norm that is called": four(called(stacked("torch._C._linalg", "linalg_norm"), tensor())),
-    "a name among the norms that is none": four(stacked("torch._C._linalg", "os.system")),
+    "a norm that is called": four(call_function(stack_global("torch._C._linalg", "linalg_norm"), tensor())),
+    "a name among the norms that is none": four(stack_global("torch._C._linalg", "os.system")),
     "what a GradScaler makes its values with, called": four(
-        called(stacked("torch.amp.grad_scaler", "_refresh_per_optimizer_state"))
+        call_function(stack_global("torch.amp.grad_scaler", "_refresh_per_optimizer_state"))
     ),
     "a loss scaler made with arguments": four(
-        called(stacked("deepspeed.runtime.fp16.loss_scaler", "LossScaler"), number(1))
+        call_function(stack_global("deepspeed.runtime.fp16.loss_scaler", "LossScaler"), number(1))
     ),
     "a stage of ZeRO changed": four(
-        called(stacked("deepspeed.runtime.zero.config", "ZeroStageEnum"), number(1)) + b"}" + short("a") + b"Nsb"
+        call_function(stack_global("deepspeed.runtime.zero.config", "ZeroStageEnum"), number(1))
+        + b"}"
+        + short("a")
+        + b"Nsb"
     ),
     "a version made of an object": four(
-        called(
-            stacked("torch.torch_version", "TorchVersion"),
-            stacked("torch.nn.modules.container", "Sequential") + b")\x81",
+        call_function(
+            stack_global("torch.torch_version", "TorchVersion"),
+            stack_global("torch.nn.modules.container", "Sequential") + b")\x81",
         )
     ),
-    "an activation that is called": four(called(stacked("torch.nn.functional", "relu"), number(1))),
+    "an activation that is called": four(call_function(stack_global("torch.nn.functional", "relu"), number(1))),
     "a module changed through an identity": four(
-        called(IDENTITY, stacked("torch.nn.modules.linear", "F"), short("")) + b"}" + short("linear") + b"Nsb"
+        call_function(IDENTITY, stack_global("torch.nn.modules.linear", "F"), short(""))
+        + b"}"
+        + short("linear")
+        + b"Nsb"
     ),
     "a class changed through an identity": four(
-        called(IDENTITY, stacked("torch.nn.modules.linear", "Linear"), short("")) + b"}" + short("forward") + b"Nsb"
+        call_function(IDENTITY, stack_global("torch.nn.modules.linear", "Linear"), short(""))
+        + b"}"
+        + short("forward")
+        + b"Nsb"
     ),
-    "the logger of the process": four(called(stacked("logging", "getLogger")) + b"}" + short("disabled") + b"\x88sb"),
+    "the logger of the process": four(
+        call_function(stack_global("logging", "getLogger")) + b"}" + short("disabled") + b"\x88sb"
+    ),
     "a member of an enumeration changed": four(
-        called(stacked("uuid", "SafeUUID"), number(0)) + b"}" + short("a") + b"Nsb"
+        call_function(stack_global("uuid", "SafeUUID"), number(0)) + b"}" + short("a") + b"Nsb"
     ),
     "Popen by another module": four(
-        called(
-            stacked("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler", "Popen"),
+        call_function(
+            stack_global("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler", "Popen"),
             short("true"),
         )
     ),
-    "Popen by somebody's module": four(called(stacked("my.tools", "subprocess.Popen"), short("true"))),
-    "CDLL by another module": four(stacked("torch._inductor.codecache", "CDLL")),
-    "PyTorchFileWriter": four(called(stacked("torch._C", "PyTorchFileWriter"), short("a"))),
-    "PackageImporter": four(called(stacked("torch.package", "PackageImporter"), short("a"))),
-    "a class of torch on no list": four(called(stacked("torch.optim.swa_utils", "Module"))),
-    "type() of something": four(called(stacked("builtins", "type"), short("X"), b")", b"}")),
-    "operator.getitem of something": four(called(stacked("_operator", "getitem"), b"}", short("a"))),
+    "Popen by somebody's module": four(call_function(stack_global("my.tools", "subprocess.Popen"), short("true"))),
+    "CDLL by another module": four(stack_global("torch._inductor.codecache", "CDLL")),
+    "PyTorchFileWriter": four(call_function(stack_global("torch._C", "PyTorchFileWriter"), short("a"))),
+    "PackageImporter": four(call_function(stack_global("torch.package", "PackageImporter"), short("a"))),
+    "a class of torch on no list": four(call_function(stack_global("torch.optim.swa_utils", "Module"))),
+    "type() of something": four(call_function(stack_global("builtins", "type"), short("X"), b")", b"}")),
+    "operator.getitem of something": four(call_function(stack_global("_operator", "getitem"), b"}", short("a"))),
     **{name: four(body) for name, body in (METHODS | HIDDEN | INDIRECT | STATES).items()},
     **OLD_NAMES,
 }
@@ -1209,40 +1340,50 @@ STREAMS = {
     "names as STRING": b"S'os'\nS'system'\n\x93S'" + TOUCH.encode() + b"'\n\x85R.",
     # picklescan: a call, and then a memo entry that is not there
     "KeyError behind the call": four(
-        named("os", "system") + text(TOUCH) + b"\x85R0" + short("os") + b"\x94h\x03h\x00\x93"
+        global_name("os", "system") + text(TOUCH) + b"\x85R0" + short("os") + b"\x94h\x03h\x00\x93"
     ),
     # picklescan: a call, and then a global named by a number
     "type confusion behind the call": four(
-        named("os", "system") + text(TOUCH) + b"\x85R0" + number(42) + b"\x94" + short("os") + b"\x94h\x00h\x01\x93"
+        global_name("os", "system")
+        + text(TOUCH)
+        + b"\x85R0"
+        + number(42)
+        + b"\x94"
+        + short("os")
+        + b"\x94h\x00h\x01\x93"
     ),
     # nullifAI: it runs, and then breaks off
-    "a broken tail": pickled(SYSTEM)[:-1] + b"\xff\xff",
+    "a broken tail": build_pickle(SYSTEM)[:-1] + b"\xff\xff",
     # picklescan's broken_model: a string longer than the file
     "a string past the end": b"cos\nsystem\n(V" + TOUCH.encode() + b"\ntRX\xff\xff\xff\x00.",
     # picklescan: bytes behind the STOP that are no opcodes
-    "junk behind the STOP": pickled(SYSTEM) + b"\n\n\t\t",
+    "junk behind the STOP": build_pickle(SYSTEM) + b"\n\n\t\t",
     # picklescan's malicious6: the second pickle of the file
-    "a second pickle": pickled(b"](" + text("a") + b"e") + pickled(SYSTEM),
+    "a second pickle": build_pickle(b"](" + text("a") + b"e") + build_pickle(SYSTEM),
     # a call by INST
     "INST": b"(S'" + CODE.replace("'", '"').encode() + b"'\ni__builtin__\neval\n.",
-    "NEWOBJ": four(stacked("os", "system") + short(TOUCH) + b"\x85\x81"),
-    "NEWOBJ_EX": four(stacked("os", "system") + short(TOUCH) + b"\x85}\x92"),
+    "NEWOBJ": four(stack_global("os", "system") + short(TOUCH) + b"\x85\x81"),
+    "NEWOBJ_EX": four(stack_global("os", "system") + short(TOUCH) + b"\x85}\x92"),
     # a name behind the call that no module has, so that all of it passes for text
     "an odd name behind the call": b"cos\nsystem\n(V" + TOUCH.encode() + b"\ntR0c!x\n!y\n.",
     "an odd name that is no text": b"cos\nsystem\n(V" + TOUCH.encode() + b"\ntR0c\xff\n\xff\n.",
     "an odd name before the call": b"c!x\n!y\n0cos\nsystem\n(V" + TOUCH.encode() + b"\ntR.",
     # what no honest pickle does, to be left unread, and then the call
-    "odd arguments": four(stacked("builtins", "list") + called(stacked("builtins", "tuple"), b"]") + b"R0" + SYSTEM),
+    "odd arguments": four(
+        stack_global("builtins", "list") + call_function(stack_global("builtins", "tuple"), b"]") + b"R0" + SYSTEM
+    ),
     "a call of a storage": four(b"NQ)R0" + SYSTEM),
     "BUILD on a class": four(
-        stacked("collections", "OrderedDict") + b"N}" + short("a") + number(1) + b"s\x86b" + SYSTEM
+        stack_global("collections", "OrderedDict") + b"N}" + short("a") + number(1) + b"s\x86b" + SYSTEM
     ),
-    "SETITEM on a class": four(stacked("collections", "OrderedDict") + number(1) + number(2) + b"s0" + SYSTEM),
+    "SETITEM on a class": four(stack_global("collections", "OrderedDict") + number(1) + number(2) + b"s0" + SYSTEM),
     "APPEND on a tuple": four(b")" + number(2) + b"a0" + SYSTEM),
     "hexadecimal": b"\x80\x02I0x10\n0" + SYSTEM + b".",
     "an extension code": four(b"\x82\x07" + short(TOUCH) + b"\x85R"),
-    "a persistent class": four(b"(" + short("module") + stacked("os", "system") + b"NNtQ" + short(TOUCH) + b"\x85R"),
-    "a call inside a tensor": pickled(
+    "a persistent class": four(
+        b"(" + short("module") + stack_global("os", "system") + b"NNtQ" + short(TOUCH) + b"\x85R"
+    ),
+    "a call inside a tensor": build_pickle(
         b"ctorch._utils\n_rebuild_tensor_v2\n(" + SYSTEM + number(0) + b"))\x89ccollections\nOrderedDict\n)RtR"
     ),
 }
@@ -1272,7 +1413,7 @@ def misled():
 
 
 NUMPY_HEADER = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
-ARRAY = b"\x93NUMPY\1\0" + struct.pack("<H", len(NUMPY_HEADER)) + NUMPY_HEADER + pickled(SYSTEM)
+ARRAY = b"\x93NUMPY\1\0" + struct.pack("<H", len(NUMPY_HEADER)) + NUMPY_HEADER + build_pickle(SYSTEM)
 
 MAGIC = b"\x80\x02N0" + number(0x1950A86A20F9469CFC6C) + b"."
 
@@ -1315,15 +1456,15 @@ def tar(**members):
     return written.getvalue()
 
 
-NOTHING = pickled(number(0))
-TAR = tar(storages=NOTHING + pickled(b"]"), tensors=NOTHING, pickle=pickled(SYSTEM))
+NOTHING = build_pickle(number(0))
+TAR = tar(storages=NOTHING + build_pickle(b"]"), tensors=NOTHING, pickle=build_pickle(SYSTEM))
 
 # A file that a scanner did not open, or not to the end.
 FILES = {
     # CVE-2025-1889: a pickle under a name that is none's
-    "another name": build([*records(), Member("archive/config.json", pickled(SYSTEM))]),
+    "another name": build([*records(), Member("archive/config.json", build_pickle(SYSTEM))]),
     # CVE-2025-1889
-    "without a suffix": build([*records(), Member("archive/data/hook", pickled(SYSTEM))]),
+    "without a suffix": build([*records(), Member("archive/data/hook", build_pickle(SYSTEM))]),
     # CVE-2025-1944, GHSA-7q5r-7gvp-wc82: the local header names another record
     "another name in the local header": renamed(archive(EVIL), b"archive/data.pkl", b"archive/datap.kl"),
     # CVE-2025-1945, GHSA-w8jq-xcqf-f792: bits that say it is encrypted
@@ -1333,11 +1474,11 @@ FILES = {
     # CVE-2025-10156, GHSA-mjqp-26hc-grxg: a checksum that is wrong
     "a wrong checksum": archive(EVIL, crc=0x12345678),
     # CVE-2025-10155, GHSA-jgw4-cr84-mqxg: a bare pickle named .bin
-    "a bare pickle": pickled(SYSTEM),
+    "a bare pickle": build_pickle(SYSTEM),
     # modelscan issue 354
     "a bad record before it": misled(),
     # fickling's polyglots
-    "a zip behind a pickle": pickled(SYSTEM) + build(records()),
+    "a zip behind a pickle": build_pickle(SYSTEM) + build(records()),
     "bytes before the archive": b"#!/bin/sh\n" + archive(EVIL),
     # GHSA-wccx-j62j-r448, picklescan's object_array.npy
     "an array of objects": build([*records(), Member("archive/a.npy", ARRAY)]),
@@ -1345,36 +1486,39 @@ FILES = {
     "compressed": archive(EVIL, method=8),
     "an archive in the archive": build([*records(), Member("archive/weights", archive(EVIL))]),
     "a compressed archive in the archive": build([*records(), Member("archive/weights", archive(EVIL), method=8)]),
-    "TorchScript's constants": build([*records(), Member("archive/constants.pkl", pickled(SYSTEM))]),
+    "TorchScript's constants": build([*records(), Member("archive/constants.pkl", build_pickle(SYSTEM))]),
     "bytes in a state_dict": archive(state_dict(w=tensor(), x=b"B" + struct.pack("<I", len(EVIL)) + EVIL)),
     "text in a state_dict": archive(state_dict(w=tensor(), x=text(EVIL.decode("latin-1")))),
     "a storage": build(records(storages={"0": EVIL})),
     "a legacy stream": legacy(EVIL, [("0", 4, bytes(16))]),
-    "the first pickle of a legacy stream": pickled(SYSTEM + b"0" + number(0x1950A86A20F9469CFC6C)) + legacy(EVIL, []),
+    "the first pickle of a legacy stream": build_pickle(SYSTEM + b"0" + number(0x1950A86A20F9469CFC6C))
+    + legacy(EVIL, []),
     "two records of one name": build([*records(), Member("archive/data.pkl", EVIL)]),
     "truncated": archive(EVIL)[:-200],
     "a tar": TAR,
     **{
-        f"a tar with the id of {name}": tar(storages=NOTHING + pickled(b"]"), tensors=NOTHING, pickle=pickled(body))
+        f"a tar with the id of {name}": tar(
+            storages=NOTHING + build_pickle(b"]"), tensors=NOTHING, pickle=build_pickle(body)
+        )
         for name, body in IDS.items()
     },
-    **{f"an archive with the id of {name}": archive(pickled(body)) for name, body in IDS.items()},
-    **{f"a legacy stream with the id of {name}": legacy(pickled(body), []) for name, body in IDS.items()},
+    **{f"an archive with the id of {name}": archive(build_pickle(body)) for name, body in IDS.items()},
+    **{f"a legacy stream with the id of {name}": legacy(build_pickle(body), []) for name, body in IDS.items()},
     "a tar, and a pickle that says no protocol": tar(storages=SYSTEM + b"."),
     "one of several archives": build(records()) + archive(EVIL) + build(records()),
     # a stream of torch's by another beginning than torch writes, and a pickle in it that says no protocol
     "a legacy stream with another first pickle": MAGIC
-    + pickled(number(1001))
-    + pickled(b"}")
+    + build_pickle(number(1001))
+    + build_pickle(b"}")
     + b"N0"
     + SYSTEM
     + b"."
-    + pickled(b"]"),
+    + build_pickle(b"]"),
     **{
         f"a legacy stream that begins with {name}": first + b"\x80\2M\xe9\x03." + b"}." + EVIL + b"]."
         for name, first in EQUAL_NUMBERS.items()
     },
-    **{f"an array of objects, {name}": numpy(header, pickled(SYSTEM)) for name, header in HEADERS.items()},
+    **{f"an array of objects, {name}": numpy(header, build_pickle(SYSTEM)) for name, header in HEADERS.items()},
     **{
         f"bytes in a state_dict that begin with {begin!r}": archive(
             state_dict(w=tensor(), x=short(begin + SYSTEM + b"."))

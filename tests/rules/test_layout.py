@@ -20,7 +20,7 @@ from statecli.rules import dictionary as rules
 from statecli.targets.target_result import Status
 
 from ..formats import zero
-from ..formats.attacks import Call, Lies, Member, build, changed, pickled, records, state_dict, tensor, text
+from ..formats.attacks import Call, Lies, Member, build, build_pickle, change_record, records, state_dict, tensor, text
 from ..formats.torch_archives import read_archive, write_archive
 
 
@@ -83,7 +83,7 @@ def test_trailing_bytes_finds_what_is_appended_to_the_old_stream(found, saved):
 
 def test_trailing_bytes_finds_bytes_behind_a_compressed_pickle_without_a_place(found, written):
     """They lie nowhere in the file by themselves."""
-    data = build(changed("data.pkl", data=state_dict(w=tensor()) + b"more", method=8))
+    data = build(change_record("data.pkl", data=state_dict(w=tensor()) + b"more", method=8))
     (finding,) = found("trailing-bytes", written(data))
     assert not finding.place
 
@@ -234,7 +234,7 @@ def test_places_are_computed_as_torch_computes_them(tmp_path_factory, header, si
 def test_a_storage_named_by_what_is_no_text_is_no_crash(written):
     """A persistent id may be anything."""
     odd = b"(" + text("storage") + text("x") + b"]" + b"tQ"
-    data = build(records(pickled(b"}(" + text("w") + tensor() + text("x") + odd + b"u")))
+    data = build(records(build_pickle(b"}(" + text("w") + tensor() + text("x") + odd + b"u")))
     (target,) = audit(Request((str(written(data)),), select=("unused-bytes",))).targets
     assert not [finding for finding in target.findings if finding.rule == "internal-error"]
 
@@ -417,7 +417,7 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(saved, statecli):
 def test_checksum_mismatch_spares_whole_bytes_and_what_records_none(found, saved, written):
     """0 stands for no checksum; a file without any is not said to be whole."""
     assert not found("checksum-mismatch", saved({"a": torch.ones(3), "e": torch.ones(0)}), values=True)
-    path = written(build(changed("data/0", crc=0)))
+    path = written(build(change_record("data/0", crc=0)))
     (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=True)).targets
     assert (target.ran, target.skipped[0].reason) == ((), "the file records no tensor checksums")
 

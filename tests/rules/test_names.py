@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
 
-from ..formats.attacks import build, pickled, records, tensor, text
+from ..formats.attacks import build, build_pickle, records, tensor, text
 
 
 def test_case_collision_finds_two_names_that_a_folding_file_system_takes_for_one(found, tmp_path):
@@ -150,7 +150,7 @@ UNSEEN += ["\xad", "\ufdd0", "\ufdef", "\ufffe", "\uffff", "\U0001ffff", "\U000e
 def test_control_characters_finds_what_cannot_be_seen(found, tmp_path, character):
     """The message shows it escaped, on one line of what can be seen."""
     body = text("fc") + tensor() + text(f"fc{character}w") + tensor()
-    (tmp_path / "a.pt").write_bytes(build(records(pickled(b"}(" + body + b"u"))))
+    (tmp_path / "a.pt").write_bytes(build(records(build_pickle(b"}(" + body + b"u"))))
     (finding,) = found("control-characters", tmp_path / "a.pt")
     assert finding.fqn == f"fc{character}w"
     assert character not in finding.message

@@ -39,7 +39,7 @@ from statecli.file_scan.scan import scan_pickles
 from statecli.pickle_scan.known_names import is_clean
 from statecli.pickle_scan.torch_classes import CLASSES
 
-from ..formats.attacks import build, called, named, records, state_dict, tensor, text
+from ..formats.attacks import build, call_function, global_name, records, state_dict, tensor, text
 from .test_pickles import RULES
 
 
@@ -514,7 +514,7 @@ def test_an_archive_among_the_archives_of_a_distributed_checkpoint_is_read(tmp_p
     """A call in one of them, wherever it stands, is found where it is."""
     distributed_checkpoint(tmp_path / "dcp")
     whole = (tmp_path / "dcp" / "__0_0.distcp").read_bytes()
-    evil = build(records(state_dict(w=tensor(), x=called(named("os", "system"), text("true")))))
+    evil = build(records(state_dict(w=tensor(), x=call_function(global_name("os", "system"), text("true")))))
     for data in (evil + whole, whole + evil, whole + evil + whole):
         (tmp_path / "a.distcp").write_bytes(data)
         (finding,) = audit(Request((str(tmp_path / "a.distcp"),), select=("unsafe-global",))).findings
@@ -656,21 +656,21 @@ def test_a_command_that_is_gone_when_the_pickle_ends_is_found(late, tmp_path):
 
 
 USES = {
-    "getattr that rebuilds": called(
-        named("torch._tensor", "_rebuild_from_type_v2"),
-        named("__builtin__", "getattr"),
-        named("builtins", "dict"),
-        b"(" + named("torch.nn.functional", "relu") + text("__builtins__") + b"t",
+    "getattr that rebuilds": call_function(
+        global_name("torch._tensor", "_rebuild_from_type_v2"),
+        global_name("__builtin__", "getattr"),
+        global_name("builtins", "dict"),
+        b"(" + global_name("torch.nn.functional", "relu") + text("__builtins__") + b"t",
         b"}",
     ),
-    "getattr in a list": b"]" + named("__builtin__", "getattr") + b"a",
-    "getattr as a method": named("argparse", "Namespace")
+    "getattr in a list": b"]" + global_name("__builtin__", "getattr") + b"a",
+    "getattr as a method": global_name("argparse", "Namespace")
     + b")\x81}"
     + text("a")
-    + named("__builtin__", "getattr")
+    + global_name("__builtin__", "getattr")
     + b"sb",
-    "the context of nothing": b"]" + named("contextlib", "nullcontext") + b"a",
-    "a part of a context": b"]" + named("torch._dynamo.convert_frame", "CatchErrorsWrapper") + b"a",
+    "the context of nothing": b"]" + global_name("contextlib", "nullcontext") + b"a",
+    "a part of a context": b"]" + global_name("torch._dynamo.convert_frame", "CatchErrorsWrapper") + b"a",
 }
 
 

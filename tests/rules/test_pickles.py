@@ -23,7 +23,19 @@ from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
 from statecli.targets.target_result import Status
 
-from ..formats.attacks import Called, Member, build, called, named, number, pickled, records, state_dict, tensor, text
+from ..formats.attacks import (
+    Called,
+    Member,
+    build,
+    build_pickle,
+    call_function,
+    global_name,
+    number,
+    records,
+    state_dict,
+    tensor,
+    text,
+)
 
 RANDOM = "numpy.random._pickle"
 RULES = ("unsafe-global", "unknown-global", "whole-module-pickle", "nested-pickle", "unscanned-pickle")
@@ -43,7 +55,7 @@ def judged(target, *rules):
 
 def test_unsafe_global_finds_a_call_beside_the_tensors(found, tmp_path):
     """The name, what it is known for, the byte of the pickle and that of the file."""
-    pickle = state_dict(w=tensor(), x=called(named("os", "system"), text("true")))
+    pickle = state_dict(w=tensor(), x=call_function(global_name("os", "system"), text("true")))
     path = write(tmp_path / "a.pt", pickle)
     (finding,) = found("unsafe-global", path)
     at = pickle.index(b"cos\n")
@@ -56,14 +68,14 @@ def test_unsafe_global_finds_a_call_beside_the_tensors(found, tmp_path):
 
 def test_unsafe_global_spares_what_builds_data(found, tmp_path):
     """A name that only looks like one: text in a dict is no name."""
-    pickle = state_dict(w=tensor(), x=called(named("collections", "OrderedDict")), y=text("os.system"))
+    pickle = state_dict(w=tensor(), x=call_function(global_name("collections", "OrderedDict")), y=text("os.system"))
     assert not found("unsafe-global", write(tmp_path / "a.pt", pickle))
 
 
 def test_unsafe_global_finds_a_clean_class_that_is_changed(tmp_path):
     """Attributes set on a class are set for everyone who uses it, and so are items of a dict that a module has."""
-    for change in (b"N}" + text("update") + named("_codecs", "encode") + b"s\x86b", text("a") + text("b") + b"s"):
-        pickle = state_dict(w=tensor(), x=named("collections", "OrderedDict") + change)
+    for change in (b"N}" + text("update") + global_name("_codecs", "encode") + b"s\x86b", text("a") + text("b") + b"s"):
+        pickle = state_dict(w=tensor(), x=global_name("collections", "OrderedDict") + change)
         (finding,) = judged(write(tmp_path / "a.pt", pickle), "unsafe-global").findings
         assert (
             "collections.OrderedDict, which is modified by the pickle; the change affects the whole Python process"
@@ -72,9 +84,9 @@ def test_unsafe_global_finds_a_clean_class_that_is_changed(tmp_path):
 
 def test_unsafe_global_spares_a_partial_of_clean_names(found, tmp_path):
     """Whole modules defer calls so; a partial of anything else is as bad as that."""
-    clean = called(named("functools", "partial"), named("torch.nn.functional", "gelu"))
+    clean = call_function(global_name("functools", "partial"), global_name("torch.nn.functional", "gelu"))
     assert not found("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=clean)))
-    bad = called(named("functools", "partial"), named("os", "system"))
+    bad = call_function(global_name("functools", "partial"), global_name("os", "system"))
     (finding,) = found("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=bad)))
     assert finding.about == "os.system"
 
@@ -292,16 +304,16 @@ def test_allocation_bomb_finds_a_pattern_of_many_ranges(found, tmp_path):
     assert not found("allocation-bomb", tmp_path / "good.pt")
 
 
-@pytest.mark.parametrize("args", [(text("MT19937"),), (text("MT19937"), named(RANDOM, "__bit_generator_ctor"))])
+@pytest.mark.parametrize("args", [(text("MT19937"),), (text("MT19937"), global_name(RANDOM, "__bit_generator_ctor"))])
 def test_unsafe_global_spares_a_random_state_of_any_numpy(args, found, tmp_path):
     """numpy 1.24 to 1.26 also write the function that makes the bit generator of its name."""
-    pickle = state_dict(w=tensor(), x=called(named(RANDOM, "__randomstate_ctor"), *args))
+    pickle = state_dict(w=tensor(), x=call_function(global_name(RANDOM, "__randomstate_ctor"), *args))
     assert not found("unsafe-global", write(tmp_path / "a.pt", pickle))
 
 
 def test_unknown_global_finds_a_class_of_somebody(found, tmp_path):
     """Called or only named."""
-    pickle = state_dict(w=tensor(), x=called(named("my.config", "Config")), y=b"cmy.config\nOther\n")
+    pickle = state_dict(w=tensor(), x=call_function(global_name("my.config", "Config")), y=b"cmy.config\nOther\n")
     first, second = found("unknown-global", write(tmp_path / "a.pt", pickle))
     assert first.message.startswith(
         "loading the file calls my.config.Config, which is not on the allow-list of torch and plain-data types"
@@ -313,7 +325,7 @@ def test_unknown_global_finds_a_class_of_somebody(found, tmp_path):
 def test_unknown_global_spares_the_class_of_a_whole_module(found, tmp_path):
     """`whole-module-pickle` says that one."""
     state = b"}(" + text("_parameters") + b"}" + text("w") + tensor() + b"s" + text("_buffers") + b"}"
-    pickle = pickled(b"c__main__\nNet\n)\x81" + state + text("_modules") + b"}ub")
+    pickle = build_pickle(b"c__main__\nNet\n)\x81" + state + text("_modules") + b"}ub")
     path = write(tmp_path / "a.pt", pickle)
     assert not found("unknown-global", path)
     (finding,) = found("whole-module-pickle", path)
@@ -335,7 +347,7 @@ def test_whole_module_pickle_spares_its_state_dict(found, tmp_path):
 
 def test_nested_pickle_finds_one_in_a_record_and_one_in_a_string(found, tmp_path):
     """Both are read; what they name is judged as the rest is."""
-    inner = pickled(called(named("os", "system"), text("true")))
+    inner = build_pickle(call_function(global_name("os", "system"), text("true")))
     pickle = state_dict(w=tensor(), x=b"B" + len(inner).to_bytes(4, "little") + inner)
     path = write(tmp_path / "a.pt", pickle, Member("archive/extra/hook", inner))
     assert len(found("nested-pickle", path)) == 2
@@ -352,7 +364,9 @@ def test_nested_pickle_spares_bytes_that_begin_like_one_by_chance(found, tmp_pat
 
 def test_unscanned_pickle_finds_one_that_breaks_off(tmp_path):
     """It has run until there: what it called is a finding, and the rest is said not to be known."""
-    (tmp_path / "a.pkl").write_bytes(pickled(called(named("os", "system"), text("true")))[:-1] + b"\xff")
+    (tmp_path / "a.pkl").write_bytes(
+        build_pickle(call_function(global_name("os", "system"), text("true")))[:-1] + b"\xff"
+    )
     result = judged(tmp_path / "a.pkl")
     assert result.status is Status.AUDITED
     assert [finding.rule for finding in result.findings] == ["unsafe-global", "unscanned-pickle"]
@@ -387,7 +401,7 @@ def test_nested_pickle_spares_the_pickle_of_a_damaged_archive(tmp_path):
 
 def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains(found, tmp_path):
     """The size, the name and its byte."""
-    pickle = state_dict(w=tensor(), x=called(named("builtins", "bytearray"), number(2**36)))
+    pickle = state_dict(w=tensor(), x=call_function(global_name("builtins", "bytearray"), number(2**36)))
     (finding,) = found("allocation-bomb", write(tmp_path / "a.pt", pickle))
     at = pickle.index(b"cbuiltins")
     assert (
@@ -399,8 +413,8 @@ def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains
 
 def test_allocation_bomb_spares_a_tensor_that_repeats_its_storage(found, tmp_path):
     """An expanded tensor has as many bytes as its storage; a range has none; 8 MiB are no bomb."""
-    large = called(named("builtins", "bytearray"), number(2**23))
-    unused = called(named("builtins", "range"), number(2**40))
+    large = call_function(global_name("builtins", "bytearray"), number(2**23))
+    unused = call_function(global_name("builtins", "range"), number(2**40))
     pickle = state_dict(w=tensor(size=(2**40,), stride=(0,)), x=large, y=unused)
     assert not found("allocation-bomb", write(tmp_path / "a.pt", pickle))
 
@@ -409,7 +423,9 @@ def test_an_array_of_numbers_is_not_looked_at(tmp_path):
     """Whatever its bytes are: of numbers, of fields."""
     import numpy
 
-    inner = numpy.frombuffer(pickled(called(named("os", "system"), text("true"))).ljust(64, b"."), "u1")
+    inner = numpy.frombuffer(
+        build_pickle(call_function(global_name("os", "system"), text("true"))).ljust(64, b"."), "u1"
+    )
     for array in (inner, inner.view([("a", "<i4"), ("b", "<f4")])):
         numpy.save(tmp_path / "a.npy", array)
         (tmp_path / "a.pt").write_bytes(build([*records(), Member("archive/a.npy", (tmp_path / "a.npy").read_bytes())]))
@@ -418,10 +434,12 @@ def test_an_array_of_numbers_is_not_looked_at(tmp_path):
 
 def test_each_finding_says_what_to_do(tmp_path):
     """All five rules: who reads a line of a log has no page of the rule beside it."""
-    nested = Member("archive/extra/hook", pickled(called(named("os", "system"), text("true"))))
-    pickle = state_dict(w=tensor(), x=called(named("os", "system"), text("true")), y=named("my.config", "Config"))
+    nested = Member("archive/extra/hook", build_pickle(call_function(global_name("os", "system"), text("true"))))
+    pickle = state_dict(
+        w=tensor(), x=call_function(global_name("os", "system"), text("true")), y=global_name("my.config", "Config")
+    )
     torch.save(torch.nn.Linear(1, 1), tmp_path / "whole.pt")
-    (tmp_path / "b.pkl").write_bytes(pickled(text("a"))[:-1] + b"\xff")
+    (tmp_path / "b.pkl").write_bytes(build_pickle(text("a"))[:-1] + b"\xff")
     targets = write(tmp_path / "a.pt", pickle, nested), tmp_path / "b.pkl", tmp_path / "whole.pt"
     findings = [finding for target in targets for finding in judged(target).findings]
     assert {finding.rule for finding in findings} == set(RULES)
@@ -431,8 +449,14 @@ def test_each_finding_says_what_to_do(tmp_path):
 def test_a_name_that_is_absurdly_long_is_cut(tmp_path):
     """That of what is imported, and that of the attribute in whose place it is put."""
     long = "n" * 70_000
-    hidden = called(named("argparse", "Namespace")) + b"}" + text(f"__{long}__") + named("builtins", "dict") + b"sb"
-    for body in (hidden, named("os", long), called(named(long, long))):
+    hidden = (
+        call_function(global_name("argparse", "Namespace"))
+        + b"}"
+        + text(f"__{long}__")
+        + global_name("builtins", "dict")
+        + b"sb"
+    )
+    for body in (hidden, global_name("os", long), call_function(global_name(long, long))):
         path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=body))
         findings = judged(path).findings
         assert findings
@@ -462,14 +486,14 @@ def test_what_a_tensor_calls_is_judged_where_it_was_named_before(name, tmp_path)
 
 def test_a_class_of_torchscript_is_one_where_torchscript_is(tmp_path):
     """Beside the archive's constants; elsewhere, and in a record that torch does not read, Python imports it."""
-    net = named("__torch__.evil", "Net") + b")\x81"
-    path, constants = tmp_path / "a.pt", Member("archive/constants.pkl", pickled(b")"))
+    net = global_name("__torch__.evil", "Net") + b")\x81"
+    path, constants = tmp_path / "a.pt", Member("archive/constants.pkl", build_pickle(b")"))
     assert not judged(write(path, state_dict(w=tensor(), x=net), constants), "unsafe-global").findings
     (finding,) = judged(write(path, state_dict(w=tensor(), x=net)), "unsafe-global").findings
     assert finding.message.startswith(
         "loading the file calls __torch__.evil.Net, which is a TorchScript class, but the file has no TorchScript"
     )
-    hidden = Member("archive/extra/hook.pkl", pickled(net))
+    hidden = Member("archive/extra/hook.pkl", build_pickle(net))
     (finding,) = judged(write(path, state_dict(w=tensor()), constants, hidden), "unsafe-global").findings
     assert finding.about == "__torch__.evil.Net"
 
@@ -477,7 +501,7 @@ def test_a_class_of_torchscript_is_one_where_torchscript_is(tmp_path):
 def test_a_builtin_is_told_by_the_name_that_it_has(tmp_path):
     """Pickles of the first protocols say `__builtin__`, which Python 3 takes for `builtins`."""
     for module in ("__builtin__", "builtins"):
-        path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=called(named(module, "len"), text("a"))))
+        path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=call_function(global_name(module, "len"), text("a"))))
         (finding,) = judged(path, "unsafe-global").findings
         assert finding.message.startswith(
             "loading the file calls builtins.len, which gives access to Python's built-in functions"
@@ -486,16 +510,16 @@ def test_a_builtin_is_told_by_the_name_that_it_has(tmp_path):
 
 def test_a_configuration_may_name_the_types_of_its_values(tmp_path):
     """As those of omegaconf do, beside each of their dicts and lists."""
-    types = text("ref_type") + named("typing", "Any") + text("object_type") + named("builtins", "dict")
-    metadata = named("omegaconf.base", "ContainerMetadata") + b")\x81}(" + types + b"ub"
-    config = named("omegaconf.dictconfig", "DictConfig") + b")\x81}" + text("_metadata") + metadata + b"sb"
+    types = text("ref_type") + global_name("typing", "Any") + text("object_type") + global_name("builtins", "dict")
+    metadata = global_name("omegaconf.base", "ContainerMetadata") + b")\x81}(" + types + b"ub"
+    config = global_name("omegaconf.dictconfig", "DictConfig") + b")\x81}" + text("_metadata") + metadata + b"sb"
     assert not judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=config))).findings
 
 
 @pytest.mark.parametrize("name", ["signal.SIG_DFL", "socket.AF_INET"])
 def test_a_member_of_an_enumeration_is_data_by_its_own_name(name, tmp_path):
     """As older Pythons wrote it; to change it is nothing that a pickler does."""
-    member = named(*name.split("."))
+    member = global_name(*name.split("."))
     assert not judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=member))).findings
     changed = state_dict(w=tensor(), x=member + b"}" + text("a") + b"Nsb")
     assert judged(write(tmp_path / "a.pt", changed), "unsafe-global").findings
@@ -506,7 +530,7 @@ def test_what_takes_an_item_is_unknown_and_no_harm(tmp_path):
     torch.save({"w": torch.zeros(1), "by": operator.itemgetter(1)}, tmp_path / "a.pt")
     (finding,) = judged(tmp_path / "a.pt").findings
     assert (finding.rule, finding.severity) == ("unknown-global", Severity.WARNING)
-    called_next = called(called(named("operator", "itemgetter"), text("a")), b"}")
+    called_next = call_function(call_function(global_name("operator", "itemgetter"), text("a")), b"}")
     assert "unsafe-global" in {
         finding.rule for finding in judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=called_next))).findings
     }

@@ -17,7 +17,7 @@ from statecli.core.finding import Severity
 from statecli.pickle_scan import imported_names
 from statecli.pickles import safe_globals
 
-from ..formats.attacks import Call, build, called, named, number, records, state_dict, tensor
+from ..formats.attacks import Call, build, call_function, global_name, number, records, state_dict, tensor
 from .test_ordinary_pickles import ORDINARY, WHOLE
 
 RULE = "needs-weights-only-false"
@@ -87,7 +87,10 @@ REFUSED = {
     "a memo entry of protocol 0": (b"Np9\n", "has the opcode PUT"),
     "a memo entry of protocol 4": (b"N\x94", "has the opcode MEMOIZE"),
     "a long integer": (b"\x8b\1\0\0\0a", "has the opcode LONG4"),
-    "a storage that is called": (called(named("torch", "FloatStorage"), number(1)), "calls torch.FloatStorage"),
+    "a storage that is called": (
+        call_function(global_name("torch", "FloatStorage"), number(1)),
+        "calls torch.FloatStorage",
+    ),
 }
 
 
