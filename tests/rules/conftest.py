@@ -9,10 +9,10 @@ from statecli.targets.target_result import Status
 
 
 @pytest.fixture
-def found():
-    """`found("nan", path, values=True)`: what that rule alone, which has run, says; options as in Request."""
+def run_rule():
+    """`run_rule("nan", path, values=True)`: what that rule alone, which has run, says; options as in Request."""
 
-    def one(rule, target, **options):
+    def run(rule, target, **options):
         targets = audit(Request((str(target),), select=(rule,), **options)).targets
         (result,) = (target for target in targets if target.status is not Status.SKIPPED)
         assert result.status is Status.AUDITED, result.reason
@@ -20,12 +20,12 @@ def found():
         assert {finding.rule for finding in result.findings} <= {rule}
         return result.findings
 
-    return one
+    return run
 
 
 @pytest.fixture
-def held():
-    """`held("missing-entry", path, model="net.py:Net")`: the FQNs that the rule names."""
+def list_fqns():
+    """`list_fqns("missing-entry", path, model="net.py:Net")`: the FQNs that the rule names."""
 
     def names(rule, target, **options):
         result = audit(Request((str(target),), select=(rule,), **options)).targets[-1]

@@ -25,7 +25,7 @@ def pt(tmp_path):
 
 
 @pytest.fixture
-def tied(tmp_path):
+def tied_class(tmp_path):
     """The spec of a class whose `head` is its `embed`."""
     source = "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
     source += "        super().__init__()\n        self.embed = nn.Parameter(torch.zeros(2, 2))\n"
@@ -34,7 +34,7 @@ def tied(tmp_path):
 
 
 @pytest.fixture
-def said(tmp_path):
+def list_findings(tmp_path):
     """Severity, FQN and message of what a rule says of a checkpoint that is held to something."""
 
     def findings(rule, target, **options):
@@ -53,52 +53,52 @@ def without(name):
     return {key: value for key, value in linear().items() if key != name}
 
 
-def test_missing_entry_finds_what_the_class_registers(held, pt):
+def test_missing_entry_finds_what_the_class_registers(list_fqns, pt):
     """And what another checkpoint has."""
-    assert held("missing-entry", pt(**without("bias")), model=LIN) == ["bias"]
-    assert held("missing-entry", pt(**without("bias")), against=str(pt("b", **linear()))) == ["bias"]
+    assert list_fqns("missing-entry", pt(**without("bias")), model=LIN) == ["bias"]
+    assert list_fqns("missing-entry", pt(**without("bias")), against=str(pt("b", **linear()))) == ["bias"]
 
 
-def test_missing_entry_spares_an_entry_that_is_new(held, pt):
+def test_missing_entry_spares_an_entry_that_is_new(list_fqns, pt):
     """That is unexpected, not missing."""
-    assert held("missing-entry", pt(**linear(new=torch.zeros(1))), model=LIN) == []
+    assert list_fqns("missing-entry", pt(**linear(new=torch.zeros(1))), model=LIN) == []
 
 
-def test_unexpected_entry_finds_what_nobody_registers(held, pt):
+def test_unexpected_entry_finds_what_nobody_registers(list_fqns, pt):
     """Or what the other checkpoint lacks."""
     more = pt(**linear(new=torch.zeros(1)))
-    assert held("unexpected-entry", more, model=LIN) == ["new"]
-    assert held("unexpected-entry", more, against=str(pt("b", **linear()))) == ["new"]
+    assert list_fqns("unexpected-entry", more, model=LIN) == ["new"]
+    assert list_fqns("unexpected-entry", more, against=str(pt("b", **linear()))) == ["new"]
 
 
-def test_unexpected_entry_spares_one_that_is_missing(held, pt):
+def test_unexpected_entry_spares_one_that_is_missing(list_fqns, pt):
     """The other way round."""
-    assert held("unexpected-entry", pt(**without("bias")), model=LIN) == []
+    assert list_fqns("unexpected-entry", pt(**without("bias")), model=LIN) == []
 
 
-def test_shape_mismatch_finds_another_shape(held, pt):
+def test_shape_mismatch_finds_another_shape(list_fqns, pt):
     """Of a class and of a checkpoint."""
     other = pt(**linear(bias=torch.zeros(3)))
-    assert held("shape-mismatch", other, model=LIN) == ["bias"]
-    assert held("shape-mismatch", other, against=str(pt("b", **linear()))) == ["bias"]
+    assert list_fqns("shape-mismatch", other, model=LIN) == ["bias"]
+    assert list_fqns("shape-mismatch", other, against=str(pt("b", **linear()))) == ["bias"]
 
 
-def test_shape_mismatch_spares_other_values(held, pt):
+def test_shape_mismatch_spares_other_values(list_fqns, pt):
     """Values are another rule's."""
     other = pt(**linear(bias=torch.ones(2)))
-    assert held("shape-mismatch", other, against=str(pt("b", **linear()))) == []
+    assert list_fqns("shape-mismatch", other, against=str(pt("b", **linear()))) == []
 
 
-def test_dtype_mismatch_finds_one_layer_in_another_dtype(held, pt):
+def test_dtype_mismatch_finds_one_layer_in_another_dtype(list_fqns, pt):
     """Against a checkpoint."""
     other = pt(**linear(bias=torch.zeros(2, dtype=torch.float64)))
-    assert held("dtype-mismatch", other, against=str(pt("b", **linear()))) == ["bias"]
+    assert list_fqns("dtype-mismatch", other, against=str(pt("b", **linear()))) == ["bias"]
 
 
-def test_dtype_mismatch_spares_the_same_dtypes(held, pt):
+def test_dtype_mismatch_spares_the_same_dtypes(list_fqns, pt):
     """Of another shape, even."""
     other = pt(**linear(bias=torch.zeros(3)))
-    assert held("dtype-mismatch", other, against=str(pt("b", **linear()))) == []
+    assert list_fqns("dtype-mismatch", other, against=str(pt("b", **linear()))) == []
 
 
 #: Of four tensors.
@@ -109,10 +109,10 @@ def four(**others):
     return dict(torch.nn.LSTM(2, 2).state_dict()) | others
 
 
-def test_dtype_mismatch_finds_what_a_load_into_the_class_casts(said, pt):
+def test_dtype_mismatch_finds_what_a_load_into_the_class_casts(list_findings, pt):
     """One layer alone is a warning of its own."""
     path = pt(**four(bias_hh_l0=torch.zeros(8, dtype=torch.float64)))
-    assert said("dtype-mismatch", path, model=FOUR) == [
+    assert list_findings("dtype-mismatch", path, model=FOUR) == [
         (
             "warning",
             "bias_hh_l0",
@@ -121,99 +121,99 @@ def test_dtype_mismatch_finds_what_a_load_into_the_class_casts(said, pt):
     ]
 
 
-def test_dtype_mismatch_notes_once_that_a_whole_model_is_cast(said, pt):
+def test_dtype_mismatch_notes_once_that_a_whole_model_is_cast(list_findings, pt):
     """A checkpoint in half precision for a class in float32 is ordinary; so is one that keeps a norm in float32."""
     half = {name: one.half() for name, one in four().items()}
     said_once = f"4 tensors are float16, but {FOUR} expects float32; load_state_dict casts silently"
-    assert said("dtype-mismatch", pt(**half), model=FOUR) == [("note", None, f"all {said_once}")]
+    assert list_findings("dtype-mismatch", pt(**half), model=FOUR) == [("note", None, f"all {said_once}")]
     mixed = pt("m", **(half | {"bias_hh_l0": torch.zeros(8)}))
-    assert said("dtype-mismatch", mixed, model=FOUR) == [("note", None, "3 of " + said_once)]
+    assert list_findings("dtype-mismatch", mixed, model=FOUR) == [("note", None, "3 of " + said_once)]
 
 
-def test_dtype_mismatch_finds_integers_where_the_class_has_floats(said, pt):
+def test_dtype_mismatch_finds_integers_where_the_class_has_floats(list_findings, pt):
     """However many they are."""
     path = pt(**{name: one.int() for name, one in four().items()})
-    assert [severity for severity, *_ in said("dtype-mismatch", path, model=FOUR)] == ["warning"] * 4
+    assert [severity for severity, *_ in list_findings("dtype-mismatch", path, model=FOUR)] == ["warning"] * 4
 
 
-def test_dtype_mismatch_spares_what_the_class_registers(said, pt):
+def test_dtype_mismatch_spares_what_the_class_registers(list_findings, pt):
     """Of another shape, even."""
     path = pt(**four(bias_hh_l0=torch.zeros(3)))
-    assert said("dtype-mismatch", path, model=FOUR) == []
+    assert list_findings("dtype-mismatch", path, model=FOUR) == []
 
 
-def test_broken_tie_finds_what_the_class_ties_and_the_checkpoint_has_apart(said, pt, tied):
+def test_broken_tie_finds_what_the_class_ties_and_the_checkpoint_has_apart(list_findings, pt, tied_class):
     """A note that it cannot tell more without the values; with them an error, where a load loses something."""
     path = pt(embed=torch.zeros(2, 2), head=torch.ones(2, 2))
-    ((severity, fqn, message),) = said("broken-tie", path, model=tied)
+    ((severity, fqn, message),) = list_findings("broken-tie", path, model=tied_class)
     assert (severity, fqn) == ("note", "embed")
     assert message == (
-        f"embed: {tied} ties this tensor to head, but the checkpoint has 2 separate tensors "
+        f"embed: {tied_class} ties this tensor to head, but the checkpoint has 2 separate tensors "
         "(add --values to compare them); load_state_dict keeps the last one"
     )
-    ((severity, _, message),) = said("broken-tie", path, model=tied, values=True)
+    ((severity, _, message),) = list_findings("broken-tie", path, model=tied_class, values=True)
     assert severity == "error"
     assert "2 separate tensors with different bytes; load_state_dict silently keeps the last one" in message
 
 
-def test_broken_tie_notes_copies_of_the_same_values(said, pt, tied):
+def test_broken_tie_notes_copies_of_the_same_values(list_findings, pt, tied_class):
     """Which load as they should: nothing but their size is wrong with them."""
     path = pt(embed=torch.ones(2, 2), head=torch.ones(2, 2))
-    ((severity, _, message),) = said("broken-tie", path, model=tied, values=True)
+    ((severity, _, message),) = list_findings("broken-tie", path, model=tied_class, values=True)
     assert severity == "note"
     assert message.endswith("the checkpoint has 2 separate tensors with equal bytes")
 
 
-def test_broken_tie_warns_where_the_values_were_read_and_are_no_numbers_to_compare(said, pt, tied):
+def test_broken_tie_warns_where_the_values_were_read_and_are_no_numbers_to_compare(list_findings, pt, tied_class):
     """Two shapes: neither the same bytes nor others."""
     path = pt(embed=torch.ones(2, 2), head=torch.ones(4, 1))
-    ((severity, _, message),) = said("broken-tie", path, model=tied, values=True)
+    ((severity, _, message),) = list_findings("broken-tie", path, model=tied_class, values=True)
     assert severity == "warning"
     assert message.endswith("2 separate tensors whose values cannot be compared; load_state_dict keeps the last one")
 
 
-def test_broken_tie_finds_tied_names_of_two_dtypes_whose_bytes_cannot_be_the_same(said, pt, tied):
+def test_broken_tie_finds_tied_names_of_two_dtypes_whose_bytes_cannot_be_the_same(list_findings, pt, tied_class):
     """With the values; the load casts the last."""
     path = pt(embed=torch.ones(2, 2), head=torch.ones(2, 2).half())
-    assert [one[0] for one in said("broken-tie", path, model=tied, values=True)] == ["error"]
+    assert [one[0] for one in list_findings("broken-tie", path, model=tied_class, values=True)] == ["error"]
 
 
-def test_a_strict_load_keeps_the_last_of_what_the_class_ties(tied, pt):
+def test_a_strict_load_keeps_the_last_of_what_the_class_ties(tied_class, pt):
     """What the message says of torch."""
-    net = runpy.run_path(tied.partition(":")[0])["Net"]()
+    net = runpy.run_path(tied_class.partition(":")[0])["Net"]()
     net.load_state_dict(torch.load(pt(embed=torch.zeros(2, 2), head=torch.ones(2, 2))))
     assert net.embed.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
-def test_broken_tie_spares_what_the_class_ties_and_the_checkpoint_too(said, pt, tied, tmp_path):
+def test_broken_tie_spares_what_the_class_ties_and_the_checkpoint_too(list_findings, pt, tied_class, tmp_path):
     """In one storage, or by one of the names alone as safetensors keeps it."""
     array = torch.zeros(2, 2)
-    assert said("broken-tie", pt(embed=array, head=array), model=tied) == []
-    net = runpy.run_path(tied.partition(":")[0])["Net"]()
+    assert list_findings("broken-tie", pt(embed=array, head=array), model=tied_class) == []
+    net = runpy.run_path(tied_class.partition(":")[0])["Net"]()
     save_model(net, str(tmp_path / "a.safetensors"))
-    assert said("broken-tie", tmp_path / "a.safetensors", model=tied) == []
+    assert list_findings("broken-tie", tmp_path / "a.safetensors", model=tied_class) == []
 
 
-def test_broken_tie_spares_slices_of_one_storage_that_the_class_has_apart(said, pt):
+def test_broken_tie_spares_slices_of_one_storage_that_the_class_has_apart(list_findings, pt):
     """As the weights of a flattened model are: sharing a storage is no tie."""
     state = four()
     flat = torch.zeros(48).split([tensor.numel() for tensor in state.values()])
     parts = {name: part.view(tensor.shape) for (name, tensor), part in zip(state.items(), flat, strict=True)}
-    assert said("broken-tie", pt(**parts), model=FOUR) == []
+    assert list_findings("broken-tie", pt(**parts), model=FOUR) == []
 
 
-def test_broken_tie_finds_tied_weights_that_were_parted(held, pt):
+def test_broken_tie_finds_tied_weights_that_were_parted(list_fqns, pt):
     """Both names are told."""
     array = torch.zeros(2, 2)
     tied = pt("b", embed=array, head=array)
-    assert held("broken-tie", pt(embed=array, head=array.clone()), against=str(tied)) == ["embed", "head"]
+    assert list_fqns("broken-tie", pt(embed=array, head=array.clone()), against=str(tied)) == ["embed", "head"]
 
 
-def test_broken_tie_spares_ties_that_are_kept(held, pt):
+def test_broken_tie_spares_ties_that_are_kept(list_fqns, pt):
     """In another checkpoint's storage."""
     array = torch.zeros(2, 2)
     other = torch.ones(2, 2)
-    assert held("broken-tie", pt(embed=other, head=other), against=str(pt("b", embed=array, head=array))) == []
+    assert list_fqns("broken-tie", pt(embed=other, head=other), against=str(pt("b", embed=array, head=array))) == []
 
 
 def training(**others):
@@ -298,10 +298,10 @@ def test_a_second_model_that_is_no_average_is_missed(against):
     assert against({"generator": linear()} | {"epoch": 1}, both) == missed
 
 
-def test_a_missing_entry_is_named_behind_its_section(pt, said):
+def test_a_missing_entry_is_named_behind_its_section(pt, list_findings):
     """That of the reference, where there are several."""
     reference = pt("b", generator=linear(), discriminator=linear())
-    ((_, fqn, message), *_) = said("missing-entry", pt(generator=linear(), epoch=1), against=str(reference))
+    ((_, fqn, message), *_) = list_findings("missing-entry", pt(generator=linear(), epoch=1), against=str(reference))
     assert (fqn, message.partition(":")[0]) == ("weight", "discriminator.weight")
 
 
@@ -314,7 +314,7 @@ def test_an_optimizer_is_held_to_an_optimizer(against):
     assert {fqn[: len("state[1]")] for _, fqn, _ in actual} == {"state[1]"}
 
 
-def failed(target, **options):
+def failure_reason(target, **options):
     """Why the one checkpoint was not audited."""
     result = audit(Request((str(target),), **options)).targets[-1]
     assert result.status.value == "failed"
@@ -324,7 +324,7 @@ def failed(target, **options):
 def test_two_models_beside_two_others_cannot_be_told_apart(pt):
     """That is no missing entry: which is which has to be named."""
     reference = pt("b", generator=linear(), critic=linear())
-    why = failed(pt(one=linear(), other=linear()), against=str(reference))
+    why = failure_reason(pt(one=linear(), other=linear()), against=str(reference))
     assert "does not know which sections belong together: " in why
     assert "b.pt#generator" in why
 
@@ -336,7 +336,7 @@ def test_what_load_state_dict_says_and_cannot_be_told_is_no_pass(pt, tmp_path):
         "        state['weight'] * float(state['bias'].sum())\n        super()._load_from_state_dict(state, *rest)\n"
     )
     (tmp_path / "net.py").write_text(source)
-    why = failed(pt(**linear()), model=f"{tmp_path / 'net.py'}:Net(2, 2)")
+    why = failure_reason(pt(**linear()), model=f"{tmp_path / 'net.py'}:Net(2, 2)")
     assert "cannot call load_state_dict" in why
 
 
@@ -344,7 +344,7 @@ def test_a_damaged_tensor_of_the_reference_is_no_pass(pt):
     """What it would have been held to cannot be read."""
     reference = pt("b", **linear())
     reference.write_bytes(reference.read_bytes().replace(b"b/data/0", b"b/data/9"))
-    assert "b.pt" in failed(pt(**linear()), against=str(reference))
+    assert "b.pt" in failure_reason(pt(**linear()), against=str(reference))
 
 
 WRAPPED = {f"_orig_mod.{key}": value for key, value in linear().items()}
@@ -390,10 +390,10 @@ def test_the_only_model_in_a_folder_without_index_is_the_reference(pt, tmp_path)
     (finding,) = result.findings
     assert finding.message == f"bias: missing; {step / 'weights.pt'} has this tensor"
     (step / "more.pt").write_bytes((step / "weights.pt").read_bytes()[:-9])
-    assert "give one of the files" in failed(target, against=str(step))
+    assert "give one of the files" in failure_reason(target, against=str(step))
     (step / "more.pt").unlink()
     torch.save(linear(), step / "other.pt")
-    assert "give one of the files" in failed(target, against=str(step))
+    assert "give one of the files" in failure_reason(target, against=str(step))
 
 
 def notes(target, **options):

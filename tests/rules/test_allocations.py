@@ -64,12 +64,12 @@ def rebuilt(kind, *args):
     return call_function(stack_global("torch._utils", f"_rebuild_{kind}"), *args)
 
 
-def repeated(count, *, kind="FloatStorage", rows=()):
+def repeat_elements(count, *, kind="FloatStorage", rows=()):
     """A tensor of so many elements over the four of its storage."""
     return tensor(size=(*rows, count), stride=(0,) * (len(rows) + 1), kind=kind)
 
 
-def moved(value):
+def cast_tensor(value):
     """The tensor with each element written out as a number of 8 bytes."""
     return rebuilt("device_tensor_from_cpu_tensor", value, stack_global("torch", "float64"), short("cpu"), b"\x89")
 
@@ -79,7 +79,7 @@ def parameter(value):
     return rebuilt("parameter", value, b"\x89", call_function(stack_global("collections", "OrderedDict")))
 
 
-def built(value, *state):
+def build_object(value, *state):
     """BUILD with a tuple."""
     return value + b"(" + b"".join(state) + b"tb"
 
@@ -89,7 +89,7 @@ def scheme(scales):
     return b"(ctorch\nper_channel_affine\n" + scales + scales + number(1) + b"t"
 
 
-def nested(step):
+def nest_objects(step):
     """Forty objects, each made of the one before; the last is in the memo at 39."""
     return number(1) + put(0) + b"".join(b"0" + step(get(n - 1)) + put(n) for n in range(1, 40)) + b"0"
 
@@ -264,11 +264,11 @@ BOMBS = {
         "2.0 GiB in calls to numpy.record",
     ),
     "text of lists that calls make": (
-        nested(lambda x: builtin("list", b"(" + x + x + b"l")) + builtin("str", get(39)),
+        nest_objects(lambda x: builtin("list", b"(" + x + x + b"l")) + builtin("str", get(39)),
         "in calls to builtins.str",
     ),
     "a user's text of deques": (
-        nested(lambda x: call_function(stack_global("collections", "deque"), b"(" + x + x + b"l"))
+        nest_objects(lambda x: call_function(stack_global("collections", "deque"), b"(" + x + x + b"l"))
         + call_function(stack_global("collections", "UserString"), get(39)),
         "in calls to collections.UserString",
     ),
@@ -306,21 +306,21 @@ BOMBS = {
         "8.0 TiB in calls to torch._utils",
     ),
     "a repeated parameter that is moved": (
-        moved(parameter(parameter(repeated(2**40)))),
+        cast_tensor(parameter(parameter(repeat_elements(2**40)))),
         "8.0 TiB in calls to torch._utils",
     ),
     "a repeated sparse tensor that is moved": (
-        moved(
+        cast_tensor(
             rebuilt(
                 "sparse_tensor",
                 call_function(stack_global("torch.serialization", "_get_layout"), short("torch.sparse_coo")),
-                b"(" + repeated(2**40, rows=(1,)) + repeated(2**40) + numbers(2**40) + b"\x88t",
+                b"(" + repeat_elements(2**40, rows=(1,)) + repeat_elements(2**40) + numbers(2**40) + b"\x88t",
             )
         ),
         "16.0 TiB in calls to torch._utils",
     ),
     "a repeated tensor of a class that is moved": (
-        moved(
+        cast_tensor(
             call_function(
                 stack_global("torch._tensor", "_rebuild_from_type_v2"),
                 stack_global("torch._utils", "_rebuild_tensor_v2"),
@@ -332,7 +332,7 @@ BOMBS = {
         "8.0 TiB in calls to torch._utils",
     ),
     "one storage moved 3,000 times": (
-        b"](" + moved(tensor(numel=10**6, size=(10**6,))) * 3000 + b"e",
+        b"](" + cast_tensor(tensor(numel=10**6, size=(10**6,))) * 3000 + b"e",
         "in calls to torch._utils",
     ),
     "repeated scales of no elements": (
@@ -342,14 +342,14 @@ BOMBS = {
             number(0),
             numbers(0, 2**40),
             numbers(1, 1),
-            scheme(repeated(2**40)),
+            scheme(repeat_elements(2**40)),
             b"\x89",
             call_function(stack_global("collections", "OrderedDict")),
         ),
         "16.0 TiB in calls to torch._utils._rebuild_qtensor",
     ),
     "repeated sizes of a nested tensor": (
-        rebuilt("nested_tensor", tensor(), *[repeated(2**30, kind="LongStorage")] * 3),
+        rebuilt("nested_tensor", tensor(), *[repeat_elements(2**30, kind="LongStorage")] * 3),
         "1.9 TiB in calls to torch._utils._rebuild_nested_tensor",
     ),
     "a tensor of a torch.Size": (
@@ -376,7 +376,7 @@ BOMBS = {
         "TiB in calls to builtins.list",
     ),
     "the state of a tensor": (
-        built(
+        build_object(
             EMPTY_TENSOR,
             call_function(stack_global("torch.storage", "UntypedStorage"), number(4)),
             b"K\0",
@@ -386,7 +386,7 @@ BOMBS = {
         "8.0 TiB in calls to torch.FloatTensor",
     ),
     "the strides of a tensor's state": (
-        built(
+        build_object(
             EMPTY_TENSOR,
             call_function(stack_global("torch.storage", "UntypedStorage"), number(4)),
             b"K\0",
@@ -408,16 +408,16 @@ BOMBS = {
         "8.0 TiB in calls to torch._utils._rebuild_tensor_v2",
     ),
     "a repeated tensor as a state": (
-        call_function(stack_global("collections", "OrderedDict")) + repeated(2**30) + b"b",
+        call_function(stack_global("collections", "OrderedDict")) + repeat_elements(2**30) + b"b",
         "in calls to coll",
     ),
     "a repeated tensor as a geometry": (
-        call_function(stack_global("torch", "Tensor")) + repeated(2**30) + b"b",
+        call_function(stack_global("torch", "Tensor")) + repeat_elements(2**30) + b"b",
         "in calls to torch.Tensor",
     ),
     **{
         f"a repeated tensor in {name}": (
-            call_function(stack_global(*name.rsplit(".", 1)), *first, repeated(2**30)),
+            call_function(stack_global(*name.rsplit(".", 1)), *first, repeat_elements(2**30)),
             f"in calls to {name}",
         )
         for name, *first in (
@@ -433,11 +433,11 @@ BOMBS = {
         )
     },
     "repeated tensors in a list": (
-        call_function(stack_global("numpy", "float64"), b"](" + repeated(2**24) * 2 + b"e"),
+        call_function(stack_global("numpy", "float64"), b"](" + repeat_elements(2**24) * 2 + b"e"),
         "GiB in calls to numpy.float64",
     ),
     "a tensor of repeated tensors": (
-        call_function(stack_global("torch", "FloatTensor"), b"](" + repeated(2**24) + b"e"),
+        call_function(stack_global("torch", "FloatTensor"), b"](" + repeat_elements(2**24) + b"e"),
         "in calls to torch",
     ),
     "a tensor of a list of a range": (
@@ -445,11 +445,11 @@ BOMBS = {
         "in calls to torch.Float",
     ),
     "a number of numpy, of lists in lists": (
-        nested(lambda x: b"(" + x + x + b"l") + call_function(stack_global("numpy", "float64"), get(39)),
+        nest_objects(lambda x: b"(" + x + x + b"l") + call_function(stack_global("numpy", "float64"), get(39)),
         "in calls to numpy.float64",
     ),
     "a repeated tensor as the fill value of a masked array": (
-        built(
+        build_object(
             call_function(
                 stack_global("numpy.ma.core", "_mareconstruct"),
                 stack_global("numpy.ma.core", "MaskedArray"),
@@ -463,12 +463,12 @@ BOMBS = {
             b"\x89",
             short(bytes(8)),
             short(b"\0"),
-            repeated(2**30),
+            repeat_elements(2**30),
         ),
         "GiB in calls to numpy.ma.core._mareconstruct",
     ),
     "a repeated tensor as a random state": (
-        built(stack_global("random", "Random") + b")\x81", number(3), repeated(2**30), b"N"),
+        build_object(stack_global("random", "Random") + b")\x81", number(3), repeat_elements(2**30), b"N"),
         "GiB in calls to random.Random",
     ),
     "a memo entry": (
@@ -571,11 +571,11 @@ BOMBS = {
         "steps to compile regular expressions",
     ),
     "a key of tuples that calls make": (
-        nested(lambda x: builtin("tuple", b"(" + x + x + b"l")) + b"}" + get(39) + b"Ns",
+        nest_objects(lambda x: builtin("tuple", b"(" + x + x + b"l")) + b"}" + get(39) + b"Ns",
         "steps to hash dictionary keys",
     ),
     "a key of aliases": (
-        nested(lambda x: call_function(stack_global("types", "GenericAlias"), x, x)) + b"}" + get(39) + b"Ns",
+        nest_objects(lambda x: call_function(stack_global("types", "GenericAlias"), x, x)) + b"}" + get(39) + b"Ns",
         "steps to hash dictionary keys",
     ),
 }
@@ -614,9 +614,9 @@ SPARED = {
     "a long pattern": call_function(stack_global("re", "_compile"), text(r"\d+[a-z]|" * 200), number(32)),
     "a fraction": call_function(stack_global("fractions", "Fraction"), short("1/3")),
     "a logger": call_function(stack_global("logging", "getLogger"), short("a.b.c")),
-    "a tensor that is moved": moved(tensor()),
-    "a large tensor that is moved": moved(tensor(numel=10**6, size=(10**6,))),
-    "repeated tensors that stay so": b"](" + parameter(repeated(2**40)) + repeated(2**40) + b"e",
+    "a tensor that is moved": cast_tensor(tensor()),
+    "a large tensor that is moved": cast_tensor(tensor(numel=10**6, size=(10**6,))),
+    "repeated tensors that stay so": b"](" + parameter(repeat_elements(2**40)) + repeat_elements(2**40) + b"e",
     "a size": SIZE,
     "a small tensor of a torch.Size": call_function(
         stack_global("torch", "FloatTensor"), call_function(stack_global("torch", "Size"), numbers(9))
@@ -645,7 +645,7 @@ def bombs(path, data):
     return [finding.message for finding in target.findings]
 
 
-def valued(body):
+def wrap_value(body):
     """An archive whose data.pkl is a dict with this value in it."""
     return build(records(b"\x80\x04}" + short("x") + body + b"s."))
 
@@ -662,7 +662,7 @@ def low_limits(monkeypatch):
 def test_a_bomb_is_found(name, tmp_path):
     """One finding, with the amount and what allocates it."""
     body, expected = BOMBS[name]
-    (message,) = bombs(tmp_path / "a.pt", valued(body))
+    (message,) = bombs(tmp_path / "a.pt", wrap_value(body))
     assert expected in message
 
 
@@ -671,7 +671,7 @@ def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, m
     """A dict has one long tuple as its key many times. The limit is low here, because each hash takes a millisecond."""
     monkeypatch.setattr(allocations, "_MAX_HASH_STEPS", 5_000_000)
     body = b"(" + b"N" * 6_000 + b"t" + put(0) + b"0}(" + (get(0) + b"N") * count + b"u"
-    actual = bombs(tmp_path / "a.pt", valued(body))
+    actual = bombs(tmp_path / "a.pt", wrap_value(body))
     assert [("needs more than 5,000,000 steps to hash dictionary keys") in message for message in actual] == [
         True
     ] * is_bomb
@@ -681,7 +681,7 @@ def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, m
 @pytest.mark.parametrize("name", SPARED)
 def test_ordinary_data_is_no_bomb(name, tmp_path):
     """The same names, with what picklers give them."""
-    assert bombs(tmp_path / "a.pt", valued(SPARED[name])) == []
+    assert bombs(tmp_path / "a.pt", wrap_value(SPARED[name])) == []
 
 
 @pytest.mark.parametrize(
@@ -824,7 +824,7 @@ FREED_BY_RECURSION = {
     "defaultdict of a dict": lambda x: call_function(
         stack_global("collections", "defaultdict"), b"N", b"}N" + x + b"s"
     ),
-    "numpy": lambda x: built(
+    "numpy": lambda x: build_object(
         call_function(RECONSTRUCT, NDARRAY, numbers(0), short("b")),
         number(1),
         numbers(1),
@@ -839,12 +839,12 @@ FREED_BY_RECURSION = {
 @pytest.mark.parametrize("name", FREED_BY_RECURSION)
 def test_objects_that_overflow_the_stack_when_they_are_freed_are_found(name, tmp_path):
     """Python frees lists, tuples and dicts without recursion, and what they hold with them."""
-    (message,) = bombs(tmp_path / "a.pt", valued(deep(1_001, FREED_BY_RECURSION[name])))
+    (message,) = bombs(tmp_path / "a.pt", wrap_value(deep(1_001, FREED_BY_RECURSION[name])))
     assert (
         "creates objects nested more than 1,000 levels deep; Python crashes when it frees these objects (stack "
         "overflow)"
     ) in message
-    assert bombs(tmp_path / "a.pt", valued(deep(900, FREED_BY_RECURSION[name]))) == []
+    assert bombs(tmp_path / "a.pt", wrap_value(deep(900, FREED_BY_RECURSION[name]))) == []
 
 
 @pytest.mark.usefixtures("low_limits")
@@ -853,8 +853,8 @@ def test_many_objects_that_are_not_nested_are_no_bomb(tmp_path):
     slices = b"](" + call_function(stack_global("builtins", "slice"), number(1)) * 1_050 + b"e"
     node = stack_global("argparse", "Namespace") + b")\x81}" + short("before")
     chain = b"N" + put(0) + b"0" + (node + get(0) + b"sb" + put(0) + b"0") * 1_050 + get(0)
-    assert bombs(tmp_path / "a.pt", valued(slices)) == []
-    assert bombs(tmp_path / "a.pt", valued(chain)) == []
+    assert bombs(tmp_path / "a.pt", wrap_value(slices)) == []
+    assert bombs(tmp_path / "a.pt", wrap_value(chain)) == []
 
 
 LIMITED = """

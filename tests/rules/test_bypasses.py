@@ -427,7 +427,7 @@ def partial(function, *args):
     return call_function(stack_global("functools", "partial"), function, *args)
 
 
-def spaced(attribute, value):
+def build_namespace(attribute, value):
     """A SimpleNamespace with that attribute."""
     return call_function(stack_global("types", "SimpleNamespace")) + b"}" + short(attribute) + value + b"sb"
 
@@ -452,7 +452,7 @@ def having(holder, **values):
     return new(*holder) + attributes(**values) + b"b"
 
 
-def typed(*state, code=b"", size=-1, flags=0):
+def build_dtype(*state, code=b"", size=-1, flags=0):
     """A dtype, told by `code`, that is given this state: subarray, names, fields, and these flags."""
     made = call_function(stack_global("numpy", "dtype"), code, b"\x89", b"\x88")
     parts = b"".join(state or (b"N", b"N", b"N"))
@@ -470,7 +470,7 @@ def config(**other):
 
 
 ADDRESS = short(b"A" * 8)
-OBJECT = typed(code=short("O8"), flags=63)
+OBJECT = build_dtype(code=short("O8"), flags=63)
 SCALAR = stack_global("numpy._core.multiarray", "scalar")
 ONE_FIELD = (b"N", short("a") + b"\x85", b"}" + short("a") + OBJECT + number(0) + b"\x86s")
 SPACE = new("argparse", "Namespace")
@@ -513,7 +513,7 @@ def convolution(module="torch.ao.nn.quantized.modules.conv", stride=(1, 1), dila
     return new(module, "Conv2d") + b"(" + sizes + rest + b"tb"
 
 
-def scripted(name, *state):
+def build_script_object(name, *state):
     """An object of a class of C++, of this state."""
     return SCRIPTED + b"(" + b"".join(state) + b"t" + text(f"__torch__.torch.classes.{name}") + b"\x86b"
 
@@ -521,7 +521,9 @@ def scripted(name, *state):
 def scripted_convolution(*values):
     """Packed weights of a convolution with these numbers: dimensions, strides and so on, groups, flags."""
     numbers_of = b"](" + b"".join(map(number, values)) + b"e"
-    return scripted("quantized.Conv2dPackedParamsBase", number(3), numbers_of, b"](N" + kept_weights() + b"e")
+    return build_script_object(
+        "quantized.Conv2dPackedParamsBase", number(3), numbers_of, b"](N" + kept_weights() + b"e"
+    )
 
 
 def optimizer(name, **state):
@@ -598,19 +600,19 @@ METHODS = {
     "packed weights of no groups": scripted_convolution(2, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0),
     "packed weights with a stride of 0": scripted_convolution(2, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0),
     "packed weights with too few numbers": scripted_convolution(2, 1, 1),
-    "packed weights of an old version": scripted("quantized.Conv2dPackedParamsBase", text("2"), b"]", b"]"),
-    "packed weights of sparse blocks": scripted("sparse.LinearPackedParamsBase", number(2), b"N"),
-    "packed weights of an unknown class": scripted("a.B", number(2)),
+    "packed weights of an old version": build_script_object("quantized.Conv2dPackedParamsBase", text("2"), b"]", b"]"),
+    "packed weights of sparse blocks": build_script_object("sparse.LinearPackedParamsBase", number(2), b"N"),
+    "packed weights of an unknown class": build_script_object("a.B", number(2)),
     "packed weights of no class": SCRIPTED + b")K\0\x86b",
     "an item set behind the state": new("collections", "UserDict") + attributes(data=b"}") + b"b" + b"K\x01K\x02s",
     "an optimizer that asks an object for its defaults": new("torch.optim.sgd", "SGD")
-    + attributes(defaults=spaced("a", b"N"))
+    + attributes(defaults=build_namespace("a", b"N"))
     + b"b",
     "an optimizer that asks an object for its state": new("torch.optim.adam", "Adam")
-    + attributes(state=spaced("get", partial(stack_global("builtins", "dict"))))
+    + attributes(state=build_namespace("get", partial(stack_global("builtins", "dict"))))
     + b"b",
     "an optimizer whose groups are objects": new("torch.optim.adam", "Adam")
-    + attributes(param_groups=b"]" + spaced("a", b"N") + b"a")
+    + attributes(param_groups=b"]" + build_namespace("a", b"N") + b"a")
     + b"b",
     "an attribute whose name is computed": SPACE + b"}" + COMPUTED + partial(stack_global("pathlib", "Path")) + b"sb",
     "all attributes at once": new("torch.distributed._shard.metadata", "ShardMetadata")
@@ -667,15 +669,15 @@ METHODS = {
         attributes(values=SPACE, offsets=SPACE) + b"\x85",
         b"}",
     ),
-    "a storage's kind that is an object": b"(" + short("storage") + spaced("dtype", b"N") + short("0") + b"tQ",
+    "a storage's kind that is an object": b"(" + short("storage") + build_namespace("dtype", b"N") + short("0") + b"tQ",
     "what numpy gives back": call_function(SCALAR, OBJECT, stack_global("argparse", "Namespace"))
     + attributes(a=b"N")
     + b"b",
-    "objects that are told to be none": call_function(SCALAR, typed(code=short("O8")), ADDRESS),
-    "objects in a field, told to be none": typed(*ONE_FIELD, code=short("V8"), size=8),
-    "a field behind the end": typed(*ONE_FIELD, code=short("V4"), size=4, flags=27),
-    "a type told by a type": typed(code=OBJECT),
-    "a type told by a class": typed(code=stack_global("builtins", "object")),
+    "objects that are told to be none": call_function(SCALAR, build_dtype(code=short("O8")), ADDRESS),
+    "objects in a field, told to be none": build_dtype(*ONE_FIELD, code=short("V8"), size=8),
+    "a field behind the end": build_dtype(*ONE_FIELD, code=short("V4"), size=4, flags=27),
+    "a type told by a type": build_dtype(code=OBJECT),
+    "a type told by a class": build_dtype(code=stack_global("builtins", "object")),
     "an array of objects over bytes": call_function(stack_global("numpy", "ndarray"), number(1), short("O"), ADDRESS),
     "the same put off": partial(stack_global("numpy", "ndarray"), number(1), short("O"), ADDRESS),
     "the same by its __new__": call_function(
@@ -714,12 +716,12 @@ def overwriting(path):
     return put_off(stack_global("torch.nn.functional", "softmax"), start, number(0))
 
 
-def chained(*maps):
+def build_chain_map(*maps):
     """A ChainMap of these."""
     return having(("collections", "ChainMap"), maps=b"](" + b"".join(maps) + b"e")
 
 
-def joined(*operands):
+def join_operands(*operands):
     """`|` of these, as pickle spells it."""
     return call_function(
         stack_global("functools", "reduce"), stack_global("_operator", "or_"), b"](" + b"".join(operands) + b"e"
@@ -735,9 +737,11 @@ def optional(*operands):
 
 # Methods of the pickle's own making, and calls that it puts off: each of these alone.
 HIDDEN = {
-    "a file overwritten by |": joined(chained(having(("types", "SimpleNamespace"), copy=overwriting("PWNED"))), b"}"),
+    "a file overwritten by |": join_operands(
+        build_chain_map(having(("types", "SimpleNamespace"), copy=overwriting("PWNED"))), b"}"
+    ),
     "a file overwritten by the text of an error": optional(having(CONFIG, to_json_string=overwriting("PWNED"))),
-    "| of objects": joined(chained(b"}"), b"}"),
+    "| of objects": join_operands(build_chain_map(b"}"), b"}"),
     "Optional of an object": optional(SPACED),
     "Optional of a list with an object": optional(b"](" + SPACED + b"e"),
     "Optional of an alias of an object": optional(call_function(stack_global("types", "GenericAlias"), SPACED, b")")),
@@ -800,7 +804,7 @@ HIDDEN = {
     "a function as a method of a namespace": having(("types", "SimpleNamespace"), copy=RELU),
     "a partial as a method of a namespace": having(("argparse", "Namespace"), items=put_off(RELU)),
     "a function in a configuration": having(CONFIG, to_json_string=RELU),
-    "a partial among the maps of a ChainMap": chained(put_off(RELU)),
+    "a partial among the maps of a ChainMap": build_chain_map(put_off(RELU)),
     "a function among the parts of a transform": having(
         ("torch.distributions.transforms", "ComposeTransform"), parts=b"](" + RELU + b"e"
     ),
@@ -969,7 +973,7 @@ def pairs(**values):
     return b"](" + b"".join(short(name) + value + b"\x86" for name, value in values.items()) + b"e"
 
 
-def ordered(key, value):
+def build_ordered_dict(key, value):
     """An OrderedDict with that item."""
     return call_function(stack_global("collections", "OrderedDict")) + key + value + b"s"
 
@@ -980,7 +984,7 @@ def calling(function, state=attributes):
     return new("torch.optim.adadelta", "Adadelta") + state(defaults=b"}", param_groups=groups, state=function) + b"b"
 
 
-def wrapped(function):
+def wrap_function(function):
     """A DataParallel without devices, which calls what it has for its module."""
     return of_module(PARALLEL, device_ids=b"]", module=function)
 
@@ -995,7 +999,7 @@ def named_arguments(function, *args, **kwargs):
     return function + b"(" + b"".join(args) + b"t" + attributes(**kwargs) + b"\x92"
 
 
-def mapped(key, value):
+def build_mapping(key, value):
     """A dict with that item."""
     return b"}" + key + value + b"s"
 
@@ -1037,8 +1041,8 @@ STATES = {
         ("torch.optim.swa_utils", "AveragedModel"), **MODULE_PARTS, module=PRINT
     ),
     # what can be called is more than functions
-    "an optimizer that calls a DataParallel": calling(getting(wrapped(PRINT))),
-    "a DataParallel as forward": of_module(IDENTITY_MODULE, forward=wrapped(of_module(IDENTITY_MODULE))),
+    "an optimizer that calls a DataParallel": calling(getting(wrap_function(PRINT))),
+    "a DataParallel as forward": of_module(IDENTITY_MODULE, forward=wrap_function(of_module(IDENTITY_MODULE))),
     "a DistributedDataParallel as a method": getting(
         having(("torch.nn.parallel.distributed", "DistributedDataParallel"), **MODULE_PARTS)
     ),
@@ -1053,18 +1057,20 @@ STATES = {
         for method in ("state_dict", "to", "eval", "train", "initialize_parameters", "module", "__call__")
     },
     **{
-        f"a function among {name}": of_module(IDENTITY_MODULE, **{name: mapped(number(0), PRINT)})
+        f"a function among {name}": of_module(IDENTITY_MODULE, **{name: build_mapping(number(0), PRINT)})
         for name in HOOK_DICTS
     },
-    "a function among ordered hooks": of_module(IDENTITY_MODULE, _forward_hooks=ordered(number(0), PRINT)),
-    "an identity among hooks": of_module(IDENTITY_MODULE, _forward_pre_hooks=mapped(number(0), IDENTITY)),
-    "a partial among hooks": of_module(IDENTITY_MODULE, _forward_hooks=mapped(number(0), put_off(RELU))),
-    "a module among hooks": of_module(IDENTITY_MODULE, _forward_hooks=mapped(number(0), of_module(IDENTITY_MODULE))),
+    "a function among ordered hooks": of_module(IDENTITY_MODULE, _forward_hooks=build_ordered_dict(number(0), PRINT)),
+    "an identity among hooks": of_module(IDENTITY_MODULE, _forward_pre_hooks=build_mapping(number(0), IDENTITY)),
+    "a partial among hooks": of_module(IDENTITY_MODULE, _forward_hooks=build_mapping(number(0), put_off(RELU))),
+    "a module among hooks": of_module(
+        IDENTITY_MODULE, _forward_hooks=build_mapping(number(0), of_module(IDENTITY_MODULE))
+    ),
     "hooks that are no dict": of_module(IDENTITY_MODULE, _forward_hooks=having(("collections", "UserDict"), data=b"}")),
     "hooks of a tensor": call_function(
-        stack_global("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", ordered(number(0), PRINT)
+        stack_global("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", build_ordered_dict(number(0), PRINT)
     ),
-    "modules that are ordered": of_module(SEQUENTIAL, _modules=ordered(short("0"), PRINT)),
+    "modules that are ordered": of_module(SEQUENTIAL, _modules=build_ordered_dict(short("0"), PRINT)),
     "modules of pairs": of_module(
         SEQUENTIAL, _modules=call_function(stack_global("collections", "OrderedDict"), pairs(a=PRINT))
     ),
@@ -1080,7 +1086,7 @@ STATES = {
         ),
     ),
     # torch and numpy look while the state is another than in the end
-    "a state that is changed afterwards": calling(getting(wrapped(PRINT)))[:-1]
+    "a state that is changed afterwards": calling(getting(wrap_function(PRINT)))[:-1]
     + b"q\x07bh\x07"
     + short("state")
     + b"}s0",
@@ -1099,7 +1105,7 @@ STATES = {
     + short("a")
     + b"Ns",
     "a module of an ordered dict that is set again": new(*SEQUENTIAL)
-    + attributes(**MODULE_PARTS | {"_modules": ordered(short("a"), PRINT) + b"q\x07"})
+    + attributes(**MODULE_PARTS | {"_modules": build_ordered_dict(short("a"), PRINT) + b"q\x07"})
     + b"bh\x07"
     + short("a")
     + b"Ns",
@@ -1137,24 +1143,24 @@ STATES = {
     + INTERFACE
     + b"s",
     **{
-        f"a buffer by {name}": of_module(IDENTITY_MODULE, _buffers=mapped(text, tensor()))
+        f"a buffer by {name}": of_module(IDENTITY_MODULE, _buffers=build_mapping(text, tensor()))
         for name, text in TEXTS.items()
     },
-    **{f"a function by {name}": mapped(text, PRINT) for name, text in TEXTS.items()},
+    **{f"a function by {name}": build_mapping(text, PRINT) for name, text in TEXTS.items()},
     "a function by a text in a pair": TEXTS["str"] + PRINT + b"\x86",
     # keyword arguments
     "a storage by an allocator": named_arguments(STORAGE, number(8), allocator=number(0x4141414141)),
     "a storage by an allocator in an ordered dict": STORAGE
     + number(8)
     + b"\x85"
-    + ordered(short("allocator"), number(0x4141414141))
+    + build_ordered_dict(short("allocator"), number(0x4141414141))
     + b"\x92",
     "a tensor by its address": named_arguments(stack_global("torch", "Tensor"), cdata=number(0x4141414141)),
     "a tensor by its address through copyreg": call_function(
         NEWOBJ_EX, stack_global("torch", "Tensor"), b")", attributes(cdata=number(0x4141414141))
     ),
     "a storage by an allocator through copyreg and an ordered dict": call_function(
-        NEWOBJ_EX, STORAGE, number(8) + b"\x85", ordered(short("allocator"), number(0x4141414141))
+        NEWOBJ_EX, STORAGE, number(8) + b"\x85", build_ordered_dict(short("allocator"), number(0x4141414141))
     ),
     "bytes by their source": named_arguments(stack_global("builtins", "bytes"), source=number(2**33)),
     "a tensor by its size": named_arguments(FLOATS, size=numbers(2**31)),
@@ -1210,7 +1216,7 @@ FLOWS = {
         + b"\x88sb"
     ),
     "a namespace whose extend is a function, and that is given items": four(
-        spaced("extend", stack_global("torch.nn.functional", "relu")) + b"(K\x01e"
+        build_namespace("extend", stack_global("torch.nn.functional", "relu")) + b"(K\x01e"
     ),
     "getattr by partial, beside one that spells a name": four(
         SPELLED + b"0" + call_function(partial(NEVER, stack_global("logging", "getLogger"), short("__globals__")))
@@ -1221,7 +1227,7 @@ FLOWS = {
         + call_function(
             stack_global("copyreg", "_reconstructor"),
             stack_global("logging", "getLogger"),
-            spaced("__new__", NEVER),
+            build_namespace("__new__", NEVER),
             short("__globals__"),
         )
     ),
@@ -1238,7 +1244,9 @@ FLOWS = {
         partial(stack_global("builtins", "dict")) + b"(" + stack_global("copyreg", "_reconstructor") + b")}Ntb"
     ),
     "a partial of what calls anything": four(partial(stack_global("torch._tensor", "_rebuild_from_type_v2"))),
-    "a partial in the place of __setstate__": four(spaced("__setstate__", partial(stack_global("builtins", "dict")))),
+    "a partial in the place of __setstate__": four(
+        build_namespace("__setstate__", partial(stack_global("builtins", "dict")))
+    ),
     "_rebuild_from_type_v2 of another function": four(
         call_function(
             stack_global("torch._tensor", "_rebuild_from_type_v2"),
@@ -1250,7 +1258,7 @@ FLOWS = {
     ),
     "a hook that is called": four(call_function(SPECTRAL, stack_global("torch.nn.modules.linear", "Linear"), b"N")),
     "a hook that an optimizer would call": four(
-        stack_global("torch.optim.adam", "Adam") + b")\x81}" + short("state") + spaced("get", SPECTRAL) + b"sb"
+        stack_global("torch.optim.adam", "Adam") + b")\x81}" + short("state") + build_namespace("get", SPECTRAL) + b"sb"
     ),
     "a module made with arguments": four(
         call_function(stack_global("torch.nn.modules.linear", "Linear"), number(1), number(1))
@@ -1400,13 +1408,13 @@ def archive(pickle, **fields):
 EVIL = state_dict(w=tensor(), x=SYSTEM)
 
 
-def renamed(data, old, new):
+def rename_record(data, old, new):
     """The first of two places that name a record changed: that of its local header."""
     assert data.count(old) == 2
     return data.replace(old, new, 1)
 
 
-def misled():
+def build_misleading():
     """fickling's and modelscan's: a bad record before the pickle, which ended their reading of the archive."""
     bad = Member("archive/first", b"abc", local_signature=b"XXXX")
     return build([bad, *records(EVIL)])
@@ -1466,7 +1474,7 @@ FILES = {
     # CVE-2025-1889
     "without a suffix": build([*records(), Member("archive/data/hook", build_pickle(SYSTEM))]),
     # CVE-2025-1944, GHSA-7q5r-7gvp-wc82: the local header names another record
-    "another name in the local header": renamed(archive(EVIL), b"archive/data.pkl", b"archive/datap.kl"),
+    "another name in the local header": rename_record(archive(EVIL), b"archive/data.pkl", b"archive/datap.kl"),
     # CVE-2025-1945, GHSA-w8jq-xcqf-f792: bits that say it is encrypted
     "flag 0x1": archive(EVIL, flags=0x0809),
     "flag 0x20": archive(EVIL, flags=0x0828),
@@ -1476,7 +1484,7 @@ FILES = {
     # CVE-2025-10155, GHSA-jgw4-cr84-mqxg: a bare pickle named .bin
     "a bare pickle": build_pickle(SYSTEM),
     # modelscan issue 354
-    "a bad record before it": misled(),
+    "a bad record before it": build_misleading(),
     # fickling's polyglots
     "a zip behind a pickle": build_pickle(SYSTEM) + build(records()),
     "bytes before the archive": b"#!/bin/sh\n" + archive(EVIL),

@@ -13,7 +13,7 @@ from statecli.core.finding import Severity
 
 
 @pytest.fixture
-def saved(tmp_path):
+def save_checkpoint(tmp_path):
     """Save with torch; return the path."""
 
     def save(state, name="a.pt"):
@@ -33,75 +33,77 @@ def adapter(folder, tensors):
 # --- empty-checkpoint ------------------------------------------------------------------------------------------------
 
 
-def test_empty_checkpoint_finds_an_adapter_without_tensors(found, tmp_path):
+def test_empty_checkpoint_finds_an_adapter_without_tensors(run_rule, tmp_path):
     """The folder is an error, whatever its configuration promises."""
-    (finding,) = found("empty-checkpoint", adapter(tmp_path / "adapter", {}))
+    (finding,) = run_rule("empty-checkpoint", adapter(tmp_path / "adapter", {}))
     assert (finding.message, finding.severity) == ("checkpoint contains no tensors", Severity.ERROR)
 
 
 @pytest.mark.parametrize(
     "state", [{}, {"state_dict": {}, "epoch": 3}, {"model": {}, "optimizer": {"a": torch.ones(1)}}]
 )
-def test_an_empty_state_dict_is_an_error(found, saved, state):
+def test_an_empty_state_dict_is_an_error(run_rule, save_checkpoint, state):
     """By itself, among settings, and next to tensors of something else."""
-    (finding,) = found("empty-checkpoint", saved(state))
+    (finding,) = run_rule("empty-checkpoint", save_checkpoint(state))
     assert finding.severity is Severity.ERROR
 
 
-def test_settings_without_tensors_are_a_note(found, saved):
+def test_settings_without_tensors_are_a_note(run_rule, save_checkpoint):
     """A pickle may hold settings alone."""
-    (finding,) = found("empty-checkpoint", saved({"lr": 0.1, "betas": (0.9, 0.99)}, "settings.pt"))
+    (finding,) = run_rule("empty-checkpoint", save_checkpoint({"lr": 0.1, "betas": (0.9, 0.99)}, "settings.pt"))
     assert finding.severity is Severity.NOTE
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_program_without_weights_is_a_note(found, tmp_path):
+def test_a_program_without_weights_is_a_note(run_rule, tmp_path):
     """A scripted function is complete without."""
     torch.jit.script(torch.nn.ReLU()).save(tmp_path / "relu.pt")
-    (finding,) = found("empty-checkpoint", tmp_path / "relu.pt")
+    (finding,) = run_rule("empty-checkpoint", tmp_path / "relu.pt")
     assert finding.severity is Severity.NOTE
 
 
-def test_empty_checkpoint_spares_a_schedulers_state(found, saved):
+def test_empty_checkpoint_spares_a_schedulers_state(run_rule, save_checkpoint):
     """It has numbers and no tensors, as a Trainer writes it next to the weights."""
-    assert not found("empty-checkpoint", saved({"last_epoch": 1}, "scheduler.pt"))
+    assert not run_rule("empty-checkpoint", save_checkpoint({"last_epoch": 1}, "scheduler.pt"))
 
 
-def test_empty_checkpoint_spares_an_optimizer_without_state(found, saved):
+def test_empty_checkpoint_spares_an_optimizer_without_state(run_rule, save_checkpoint):
     """SGD without momentum has settings alone. A checkpoint with an empty model and such an optimizer is reported."""
     state = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1).state_dict()
-    assert not found("empty-checkpoint", saved(state))
-    assert found("empty-checkpoint", saved({"model": {}, "optimizer": state}))
+    assert not run_rule("empty-checkpoint", save_checkpoint(state))
+    assert run_rule("empty-checkpoint", save_checkpoint({"model": {}, "optimizer": state}))
 
 
-def test_empty_checkpoint_spares_weights_next_to_a_configuration_called_model(found, saved):
+def test_empty_checkpoint_spares_weights_next_to_a_configuration_called_model(run_rule, save_checkpoint):
     """`model` is empty, and the weights are under `state_dict`."""
-    assert not found("empty-checkpoint", saved({"model": {}, "state_dict": torch.nn.Linear(2, 2).state_dict()}))
+    assert not run_rule(
+        "empty-checkpoint", save_checkpoint({"model": {}, "state_dict": torch.nn.Linear(2, 2).state_dict()})
+    )
 
 
 # --- empty-tensor ----------------------------------------------------------------------------------------------------
 
 
-def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(found, tmp_path):
+def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(run_rule, tmp_path):
     """Names of factors, and no element in any."""
     names = [f"base_model.model.layers.{n}.q_proj.lora_{f}.weight" for n in range(2) for f in "AB"]
     path = adapter(tmp_path / "adapter", {name: torch.zeros(0) for name in names})
-    (finding,) = found("empty-tensor", path)
+    (finding,) = run_rule("empty-tensor", path)
     assert finding.message.startswith("model: 4 of 4 tensors are empty (0 elements): base_model.model.layers.0")
     assert finding.severity is Severity.WARNING
 
 
 @pytest.mark.parametrize("name", ["w", "table", "0.bias"])
-def test_a_checkpoint_without_any_element_is_found_whatever_its_names_are(found, saved, name):
+def test_a_checkpoint_without_any_element_is_found_whatever_its_names_are(run_rule, save_checkpoint, name):
     """None of these is a usual name of weights, and the audit has no value to check."""
-    (finding,) = found("empty-tensor", saved({name: torch.zeros(0, 4)}))
+    (finding,) = run_rule("empty-tensor", save_checkpoint({name: torch.zeros(0, 4)}))
     assert finding.message == f"model: 1 of 1 tensors are empty (0 elements): {name}"
 
 
-def test_one_empty_weight_among_others_is_found(found, saved):
+def test_one_empty_weight_among_others_is_found(run_rule, save_checkpoint):
     """As FSDP leaves it where the process had no part of it."""
     state = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).state_dict()
-    (finding,) = found("empty-tensor", saved(state | {"1.weight": torch.zeros(0)}))
+    (finding,) = run_rule("empty-tensor", save_checkpoint(state | {"1.weight": torch.zeros(0)}))
     assert finding.message == "model: 1 of 4 parameters are empty (0 elements): 1.weight"
 
 
@@ -112,58 +114,64 @@ def test_one_empty_weight_among_others_is_found(found, saved):
         *("w", "weights.0", "in_proj_bias", "prompt_encoder.prefix", "tp.weight.0", "tp.x"),
     ],
 )
-def test_an_empty_parameter_is_found_whatever_its_name_is(found, saved, name):
+def test_an_empty_parameter_is_found_whatever_its_name_is(run_rule, save_checkpoint, name):
     """A name that no list of weights has is a parameter too."""
     layers = {f"layers.{n}.weight": torch.ones(2) for n in range(3)}
-    (finding,) = found("empty-tensor", saved(layers | {"tp.output_mask": torch.ones(4), name: torch.zeros(0)}))
+    (finding,) = run_rule(
+        "empty-tensor", save_checkpoint(layers | {"tp.output_mask": torch.ones(4), name: torch.zeros(0)})
+    )
     assert finding.message == f"model: 1 of 5 parameters are empty (0 elements): {name}"
 
 
-def test_a_checkpoint_of_experts_without_elements_is_found(found, tmp_path):
+def test_a_checkpoint_of_experts_without_elements_is_found(run_rule, tmp_path):
     """All parameters but one, under names that only the architecture knows."""
     names = [f"layers.{n}.experts.{name}" for n in range(20) for name in ("gate_up_proj", "down_proj")]
     save_file({name: torch.zeros(0) for name in names} | {"norm.weight": torch.ones(4)}, tmp_path / "a.safetensors")
-    (finding,) = found("empty-tensor", tmp_path / "a.safetensors")
+    (finding,) = run_rule("empty-tensor", tmp_path / "a.safetensors")
     assert finding.message.startswith("model: 40 of 41 parameters are empty (0 elements): layers.0.experts.")
 
 
-def test_placeholders_are_reported_where_they_are_most_of_a_section(found, saved):
+def test_placeholders_are_reported_where_they_are_most_of_a_section(run_rule, save_checkpoint):
     """One bias without elements is a layer without bias; two of three parameters were lost."""
     state = {"weight": torch.ones(2), "0.bias": torch.zeros(0), "1.bias": torch.zeros(0)}
-    (finding,) = found("empty-tensor", saved(state))
+    (finding,) = run_rule("empty-tensor", save_checkpoint(state))
     assert finding.message == "model: 2 of 3 parameters are empty (0 elements): 0.bias, 1.bias"
 
 
-def test_buffers_are_reported_where_nothing_has_an_element(found, saved):
+def test_buffers_are_reported_where_nothing_has_an_element(run_rule, save_checkpoint):
     """Nothing of such a checkpoint was checked; a scalar next to them is something."""
     state = {"running_mean": torch.zeros(0), "num_batches_tracked": torch.zeros(0, dtype=torch.int64)}
-    (finding,) = found("empty-tensor", saved(state))
+    (finding,) = run_rule("empty-tensor", save_checkpoint(state))
     assert finding.message == "model: 2 of 2 tensors are empty (0 elements): running_mean, num_batches_tracked"
-    assert not found("empty-tensor", saved(state | {"num_batches_tracked": torch.tensor(1)}))
+    assert not run_rule("empty-tensor", save_checkpoint(state | {"num_batches_tracked": torch.tensor(1)}))
 
 
-def test_a_file_of_zero_3_that_says_so_is_a_note(found, saved):
+def test_a_file_of_zero_3_that_says_so_is_a_note(run_rule, save_checkpoint):
     """As DeepSpeed writes it next to the partitions: parameters of shape [0], and buffers as they are."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
     for parameter in net.parameters():
         parameter.data = torch.empty(0)
-    path = saved({"module": net.state_dict(), "param_shapes": [{"0.weight": torch.Size([3, 3])}], "ds_version": "1"})
-    (finding,) = found("empty-tensor", path)
+    path = save_checkpoint(
+        {"module": net.state_dict(), "param_shapes": [{"0.weight": torch.Size([3, 3])}], "ds_version": "1"}
+    )
+    (finding,) = run_rule("empty-tensor", path)
     assert finding.message == "module: 4 of 4 parameters are empty (0 elements): 0.weight, 0.bias and 2 more"
     assert (finding.severity, finding.section) == (Severity.NOTE, "module")
 
 
-def test_empty_tensor_spares_placeholders_of_real_models(found, saved):
+def test_empty_tensor_spares_placeholders_of_real_models(run_rule, save_checkpoint):
     """An observer that has seen no data, a lazy layer, e3nn's layers without weights and bias, a device's holder."""
     observer = torch.ao.quantization.PerChannelMinMaxObserver().state_dict()
     assert observer["min_val"].numel() == 0
     e3nn = {"tp.weight": torch.zeros(0), "tp.output_mask": torch.ones(4), "lin.bias": torch.zeros(0)}
     linear = torch.nn.Linear(3, 3).state_dict()
-    assert not found("empty-tensor", saved(linear | e3nn))
-    assert not found("empty-tensor", saved(linear | {f"0.{key}": value for key, value in observer.items()}))
+    assert not run_rule("empty-tensor", save_checkpoint(linear | e3nn))
+    assert not run_rule(
+        "empty-tensor", save_checkpoint(linear | {f"0.{key}": value for key, value in observer.items()})
+    )
     devices = {"dummy_param": torch.zeros(0), "_device_indicator": torch.zeros(0)}
-    assert not found("empty-tensor", saved(linear | devices))
-    assert not found("empty-tensor", saved(torch.nn.LazyLinear(3).state_dict()))
+    assert not run_rule("empty-tensor", save_checkpoint(linear | devices))
+    assert not run_rule("empty-tensor", save_checkpoint(torch.nn.LazyLinear(3).state_dict()))
 
 
 def test_nothing_checked_is_never_exit_0(statecli, tmp_path, in_tmp_path):

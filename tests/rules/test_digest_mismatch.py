@@ -46,25 +46,25 @@ def spoil(path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_digest_mismatch_finds_a_changed_blob_behind_a_snapshot(found, snapshot, name):
+def test_digest_mismatch_finds_a_changed_blob_behind_a_snapshot(run_rule, snapshot, name):
     """Of weights, named by their SHA-256, and of a small file, named as git does."""
     spoil(snapshot / name)
-    (finding,) = found(RULE, snapshot)
+    (finding,) = run_rule(RULE, snapshot)
     assert finding.message.startswith(f"{name}: the file name is the digest {(snapshot / name).resolve().name[:12]}…")
 
 
-def test_digest_mismatch_spares_the_cache_as_it_was_downloaded(found, snapshot):
+def test_digest_mismatch_spares_the_cache_as_it_was_downloaded(run_rule, snapshot):
     """The folder, the link to the weights, and the blob itself."""
     for path in (snapshot, snapshot / "model.safetensors", (snapshot / "model.safetensors").resolve()):
-        assert not found(RULE, path)
+        assert not run_rule(RULE, path)
 
 
-def test_the_name_of_a_blob_of_ollama_is_a_digest(found, tmp_path):
+def test_the_name_of_a_blob_of_ollama_is_a_digest(run_rule, tmp_path):
     """`sha256-` stands before it."""
     blob = tmp_path / "blobs" / f"sha256-{'0' * 64}"
     blob.parent.mkdir()
     blob.write_bytes(WEIGHTS)
-    assert len(found(RULE, blob)) == 1
+    assert len(run_rule(RULE, blob)) == 1
 
 
 def test_a_blob_that_cannot_be_read_as_a_checkpoint_is_named_too(snapshot):

@@ -38,12 +38,12 @@ HONEST = {
 
 
 @pytest.fixture
-def judge(found, tmp_path):
+def judge(run_rule, tmp_path):
     """`judge(data)`: severities and messages of unsafe-data for an archive of torch.save."""
 
     def judge(data):
         torch.save(data, tmp_path / "archive.pt")
-        return [(finding.severity, finding.message) for finding in found("unsafe-data", tmp_path / "archive.pt")]
+        return [(finding.severity, finding.message) for finding in run_rule("unsafe-data", tmp_path / "archive.pt")]
 
     return judge
 

@@ -35,37 +35,37 @@ def small():
     return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
 
 
-def test_trainable_mismatch_finds_what_should_be_frozen_and_what_should_not(found, tmp_path):
+def test_trainable_mismatch_finds_what_should_be_frozen_and_what_should_not(run_rule, tmp_path):
     """Each by the glob that says so."""
     module = small()
     module[1].requires_grad_(False)
     torch.save(module, tmp_path / "m.pt")
-    findings = found("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0.*",), trainable=("1.bias",)))
+    findings = run_rule("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0.*",), trainable=("1.bias",)))
     assert sorted(finding.fqn for finding in findings) == ["0.bias", "0.weight", "1.bias"]
 
 
-def test_trainable_mismatch_finds_a_glob_that_matches_nothing(found, tmp_path):
+def test_trainable_mismatch_finds_a_glob_that_matches_nothing(run_rule, tmp_path):
     """A policy with a typo holds nothing."""
     torch.save(small(), tmp_path / "m.pt")
-    (finding,) = found("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0",)))
+    (finding,) = run_rule("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0",)))
     assert finding.message.endswith("model tensors; did you mean '0.*'?")
-    (finding,) = found("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("encoder.*",)))
+    (finding,) = run_rule("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("encoder.*",)))
     assert "encoder.*" in finding.message
 
 
-def test_trainable_mismatch_spares_what_is_as_the_policy_has_it(found, tmp_path):
+def test_trainable_mismatch_spares_what_is_as_the_policy_has_it(run_rule, tmp_path):
     """And a buffer, which never requires grad, inside a glob of what is trained."""
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     module[0].requires_grad_(False)
     torch.save(module, tmp_path / "m.pt")
-    assert not found("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0.*",), trainable=("1.*",)))
+    assert not run_rule("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0.*",), trainable=("1.*",)))
 
 
-def test_trainable_mismatch_finds_that_it_cannot_be_told(found, tmp_path):
+def test_trainable_mismatch_finds_that_it_cannot_be_told(run_rule, tmp_path):
     """A state_dict records no requires_grad: one warning, whatever the number of tensors and globs."""
     torch.save(small().state_dict(), tmp_path / "s.pt")
     policy = Policy(frozen=("0.*", "1.weight"), trainable=("1.bias",))
-    (finding,) = found("trainable-mismatch", tmp_path / "s.pt", policy=policy)
+    (finding,) = run_rule("trainable-mismatch", tmp_path / "s.pt", policy=policy)
     assert (
         finding.message
         == "policy.frozen and policy.trainable: inconclusive, because a state_dict does not record requires_grad"
@@ -96,32 +96,32 @@ def test_trainable_mismatch_is_skipped_where_there_is_no_model(tmp_path):
     assert rule.reason == "the target has no model tensors"
 
 
-def test_optimizer_orphan_finds_state_of_a_parameter_that_is_gone(found, train):
+def test_optimizer_orphan_finds_state_of_a_parameter_that_is_gone(run_rule, train):
     """The optimizer was built with a head that the model no longer has."""
     module = small()
     old = [*module.named_parameters(), ("head.weight", nn.Parameter(torch.ones(2)))]
-    findings = found("optimizer-orphan", train(module, old))
+    findings = run_rule("optimizer-orphan", train(module, old))
     assert [finding.fqn for finding in findings] == ["head.weight"]
 
 
-def test_optimizer_orphan_spares_names_behind_a_wrapper(found, train):
+def test_optimizer_orphan_spares_names_behind_a_wrapper(run_rule, train):
     """`module.0.weight` is DDP's name of `0.weight`."""
     module = small()
-    assert not found("optimizer-orphan", train(module, [(f"module.{n}", p) for n, p in module.named_parameters()]))
+    assert not run_rule("optimizer-orphan", train(module, [(f"module.{n}", p) for n, p in module.named_parameters()]))
 
 
-def test_untracked_parameter_finds_one_that_no_optimizer_has(found, train):
+def test_untracked_parameter_finds_one_that_no_optimizer_has(run_rule, train):
     """The model grew after the optimizer was built."""
     module = small()
-    findings = found("untracked-parameter", train(module, list(module.named_parameters())[:2]))
+    findings = run_rule("untracked-parameter", train(module, list(module.named_parameters())[:2]))
     assert [finding.fqn for finding in findings] == ["1.weight", "1.bias"]
 
 
-def test_untracked_parameter_spares_frozen_ones(found, train):
+def test_untracked_parameter_spares_frozen_ones(run_rule, train):
     """Who needs no grad needs no optimizer."""
     module = small()
     module[1].requires_grad_(False)
-    assert not found("untracked-parameter", train(module, list(module[0].named_parameters(prefix="0"))))
+    assert not run_rule("untracked-parameter", train(module, list(module[0].named_parameters(prefix="0"))))
 
 
 def not_run(path):
@@ -149,7 +149,7 @@ def test_where_there_is_no_optimizer_that_is_why(tmp_path):
     assert not_run(tmp_path / "m.pt") == {"the target has no optimizer state"}
 
 
-def fused(cls=torch.optim.AdamW, frozen=0, **settings):
+def train_fused(cls=torch.optim.AdamW, frozen=0, **settings):
     """A small model and the state of its optimizer, trained by one step of the fused kernel."""
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(2, 2))
     for parameter in list(module.parameters())[:frozen]:
@@ -189,7 +189,7 @@ OPTIMIZERS = {
 def test_fused_state_mismatch_spares_states_that_fit_the_model(name, frozen, tmp_path):
     """In one file, in a training folder with sorted weights, and alone, where nothing can be compared."""
     cls, settings = OPTIMIZERS[name]
-    checkpoint = fused(cls, frozen, **settings)
+    checkpoint = train_fused(cls, frozen, **settings)
     torch.save(checkpoint, tmp_path / "t.pt")
     assert mismatches(tmp_path / "t.pt") == []
     assert mismatches(in_folder(checkpoint, tmp_path / "checkpoint-1")) == []
@@ -204,24 +204,24 @@ def _short(state):
         states.update(exp_avg=torch.zeros(1), exp_avg_sq=torch.zeros(1))
 
 
-def _expanded(state):
+def _expand_moments(state):
     state[0].update(exp_avg=torch.zeros(1).expand(4, 4), exp_avg_sq=torch.zeros(1).expand(4, 4))
 
 
-def _strided(state):
+def _stride_moment(state):
     state[0]["exp_avg"] = torch.zeros(16, 4)[::4]
 
 
-def _permuted(state):
+def _swap_states(state):
     state[0], state[1] = state[1], state[0]
 
 
 STATES = {
     "short": (_short, "such as [1]; with fused=True, step() writes outside the memory"),
     "one is short": (lambda state: state[0].update(exp_avg_sq=torch.zeros(1)), "has shape [1], but optimizer.state[0]"),
-    "expanded": (_expanded, "has strides [0, 0] for shape [4, 4]"),
-    "strided": (_strided, "has strides [16, 1] for shape [4, 4]"),
-    "permuted": (_permuted, "do not match the shapes of the model parameters in the same order"),
+    "expanded": (_expand_moments, "has strides [0, 0] for shape [4, 4]"),
+    "strided": (_stride_moment, "has strides [16, 1] for shape [4, 4]"),
+    "permuted": (_swap_states, "do not match the shapes of the model parameters in the same order"),
     "maximum": (lambda state: state[2].update(max_exp_avg_sq=torch.zeros(1)), "has shape [1]"),
 }
 
@@ -229,7 +229,7 @@ STATES = {
 @pytest.mark.parametrize("name", STATES)
 def test_fused_state_mismatch_finds_a_state_that_a_kernel_overruns(name, tmp_path):
     """Loading takes the states as they are."""
-    checkpoint = fused()
+    checkpoint = train_fused()
     edit, why = STATES[name]
     edit(checkpoint["optimizer"]["state"])
     torch.save(checkpoint, tmp_path / "t.pt")
@@ -239,7 +239,7 @@ def test_fused_state_mismatch_finds_a_state_that_a_kernel_overruns(name, tmp_pat
 def test_short_states_in_a_training_folder_are_an_error(tmp_path):
     """Also if the optimizer trains only a part of the model, which is a warning, and with `fused` of another type."""
     for frozen, severity in ((0, Severity.ERROR), (2, Severity.WARNING)):
-        checkpoint = fused(frozen=frozen)
+        checkpoint = train_fused(frozen=frozen)
         _short(checkpoint["optimizer"]["state"])
         checkpoint["optimizer"]["param_groups"][0]["fused"] = 1
         assert [actual for actual, _ in mismatches(in_folder(checkpoint, tmp_path / f"checkpoint-{frozen}"))] == [
@@ -249,7 +249,7 @@ def test_short_states_in_a_training_folder_are_an_error(tmp_path):
 
 def test_an_optimizer_deep_in_the_checkpoint_is_a_note(tmp_path):
     """Its states are compared with each other, and with no model."""
-    checkpoint = fused()
+    checkpoint = train_fused()
     checkpoint["optimizer"]["state"][0]["exp_avg_sq"] = torch.zeros(1)
     torch.save({"net": checkpoint["model"], "a": {"b": {"c": checkpoint["optimizer"]}}}, tmp_path / "t.pt")
     (error, _), (note, message) = mismatches(tmp_path / "t.pt")
@@ -259,7 +259,7 @@ def test_an_optimizer_deep_in_the_checkpoint_is_a_note(tmp_path):
 
 def test_text_instead_of_ids_does_not_hide_the_order(tmp_path):
     """torch matches parameters by their order, whatever the optimizer calls them."""
-    checkpoint = fused()
+    checkpoint = train_fused()
     state, group = checkpoint["optimizer"]["state"], checkpoint["optimizer"]["param_groups"][0]
     names = ["1.weight", "0.bias", "0.weight", "1.bias", "2.weight", "2.bias"]
     shapes = {name: torch.zeros_like(tensor) for name, tensor in checkpoint["model"].items()}
@@ -274,7 +274,7 @@ def test_text_instead_of_ids_does_not_hide_the_order(tmp_path):
 
 def test_states_of_an_optimizer_that_is_not_fused_may_have_any_shape(tmp_path):
     """Its kernels check shapes, and optimizers such as NovoGrad keep one number for each tensor."""
-    checkpoint = fused()
+    checkpoint = train_fused()
     checkpoint["optimizer"]["param_groups"][0]["fused"] = None
     _short(checkpoint["optimizer"]["state"])
     torch.save(checkpoint, tmp_path / "t.pt")

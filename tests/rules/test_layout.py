@@ -25,7 +25,7 @@ from ..formats.torch_archives import read_archive, write_archive
 
 
 @pytest.fixture
-def written(tmp_path):
+def write_file(tmp_path):
     """Writes bytes; gives the path."""
 
     def write(data, name="a.pt"):
@@ -36,7 +36,7 @@ def written(tmp_path):
 
 
 @pytest.fixture
-def saved(tmp_path):
+def save_checkpoint(tmp_path):
     """Saves with torch; gives the path."""
 
     def save(state, **options):
@@ -66,50 +66,52 @@ TRAILING = {
 
 
 @pytest.mark.parametrize("data", TRAILING.values(), ids=TRAILING)
-def test_trailing_bytes_finds_what_stands_behind_the_content(found, written, data):
+def test_trailing_bytes_finds_what_stands_behind_the_content(run_rule, write_file, data):
     """And points at it."""
-    (finding,) = found("trailing-bytes", written(data))
+    (finding,) = run_rule("trailing-bytes", write_file(data))
     assert (at(finding.place), finding.severity.value) == (b"#!evil", "warning")
 
 
-def test_trailing_bytes_finds_what_is_appended_to_the_old_stream(found, saved):
+def test_trailing_bytes_finds_what_is_appended_to_the_old_stream(run_rule, save_checkpoint):
     """It has no end of its own: what the last storage does not hold is too much."""
-    path = saved({"w": torch.zeros(3)}, _use_new_zipfile_serialization=False)
+    path = save_checkpoint({"w": torch.zeros(3)}, _use_new_zipfile_serialization=False)
     with path.open("ab") as file:
         file.write(b"#!evil")
-    (finding,) = found("trailing-bytes", path)
+    (finding,) = run_rule("trailing-bytes", path)
     assert at(finding.place) == b"#!evil"
 
 
-def test_trailing_bytes_finds_bytes_behind_a_compressed_pickle_without_a_place(found, written):
+def test_trailing_bytes_finds_bytes_behind_a_compressed_pickle_without_a_place(run_rule, write_file):
     """They lie nowhere in the file by themselves."""
     data = build(change_record("data.pkl", data=state_dict(w=tensor()) + b"more", method=8))
-    (finding,) = found("trailing-bytes", written(data))
+    (finding,) = run_rule("trailing-bytes", write_file(data))
     assert not finding.place
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_trailing_bytes_spares_what_torch_writes(found, saved, legacy):
+def test_trailing_bytes_spares_what_torch_writes(run_rule, save_checkpoint, legacy):
     """Both containers end where their content does."""
-    assert not found("trailing-bytes", saved({"w": torch.zeros(3)}, _use_new_zipfile_serialization=not legacy))
+    assert not run_rule(
+        "trailing-bytes", save_checkpoint({"w": torch.zeros(3)}, _use_new_zipfile_serialization=not legacy)
+    )
 
 
 # --- unused-bytes ----------------------------------------------------------------------------------------------------
 
 
-def test_unused_bytes_finds_a_storage_that_no_tensor_refers_to(found, written):
+def test_unused_bytes_finds_a_storage_that_no_tensor_refers_to(run_rule, write_file):
     """Weights that are gone from the pickle and still in the archive."""
-    (finding,) = found("unused-bytes", written(build([*records(), Member("archive/data/7", b"secret!")])))
+    (finding,) = run_rule("unused-bytes", write_file(build([*records(), Member("archive/data/7", b"secret!")])))
     assert finding.message == "7 bytes belong to storages that no tensor uses: data/7"
     assert at(finding.place) == b"secret!"
 
 
-def test_unused_bytes_finds_a_record_that_torch_does_not_know(found, saved):
+def test_unused_bytes_finds_a_record_that_torch_does_not_know(run_rule, save_checkpoint):
     """Added with a zip tool."""
-    path = saved({"w": torch.zeros(3)})
+    path = save_checkpoint({"w": torch.zeros(3)})
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("a/payload.py", b"import os")
-    (finding,) = found("unused-bytes", path)
+    (finding,) = run_rule("unused-bytes", path)
     assert finding.message == "9 bytes belong to records that torch does not read: payload.py"
     assert at(finding.place) == b"import os"
 
@@ -140,15 +142,15 @@ def gap(before: bytes, filler: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("before", [b"/.format_version", b"/data/0", b"/version", b"/serialization_id"])
-def test_unused_bytes_finds_what_lies_between_two_records(found, written, before):
+def test_unused_bytes_finds_what_lies_between_two_records(run_rule, write_file, before):
     """A record that the directory does not list is still in the file."""
-    (finding,) = found("unused-bytes", written(gap(before, b"SECRET" * 40)))
+    (finding,) = run_rule("unused-bytes", write_file(gap(before, b"SECRET" * 40)))
     assert "belong to no record" in finding.message
     assert b"SECRET" * 40 in at(finding.place)
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 512, 4096])
-def test_unused_bytes_spares_the_padding_that_torch_was_asked_for(found, saved, alignment):
+def test_unused_bytes_spares_the_padding_that_torch_was_asked_for(run_rule, save_checkpoint, alignment):
     """The record `.storage_alignment` says how far each storage is moved."""
     try:
         from torch.utils.serialization import config
@@ -157,18 +159,18 @@ def test_unused_bytes_spares_the_padding_that_torch_was_asked_for(found, saved, 
     if not hasattr(config.save, "storage_alignment"):
         pytest.skip("needs a newer torch: alignment of storages")
     with config.patch("save.storage_alignment", alignment):
-        path = saved({str(n): torch.zeros(n) for n in range(20)})
-    assert not found("unused-bytes", path)
+        path = save_checkpoint({str(n): torch.zeros(n) for n in range(20)})
+    assert not run_rule("unused-bytes", path)
 
 
-def test_unused_bytes_spares_an_archive_that_a_zip_tool_wrote_again(found, saved, tmp_path):
+def test_unused_bytes_spares_an_archive_that_a_zip_tool_wrote_again(run_rule, save_checkpoint, tmp_path):
     """Without padding, without descriptors, with folders and times."""
-    path = saved({"w": torch.zeros(3), "e": torch.zeros(0)})
+    path = save_checkpoint({"w": torch.zeros(3), "e": torch.zeros(0)})
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "b.pt", "w") as new:
         new.mkdir("a") if hasattr(new, "mkdir") else None
         for name in old.namelist():
             new.writestr(name, old.read(name))
-    assert not found("unused-bytes", tmp_path / "b.pt")
+    assert not run_rule("unused-bytes", tmp_path / "b.pt")
 
 
 # --- misplaced-storage -----------------------------------------------------------------------------------------------
@@ -191,29 +193,29 @@ def load_with_offsets(path):
 STORAGES = {name: torch.full((size,), float(size)) for name, size in (("a", 3), ("b", 100), ("c", 1), ("d", 17))}
 
 
-def test_misplaced_storage_finds_one_that_torch_reads_elsewhere(found, saved):
+def test_misplaced_storage_finds_one_that_torch_reads_elsewhere(run_rule, save_checkpoint):
     """Records in another order: torch computes other places, and reads other values."""
-    path = saved(STORAGES)
-    assert not found("misplaced-storage", path)
+    path = save_checkpoint(STORAGES)
+    assert not run_rule("misplaced-storage", path)
     write_again(path, [0, 2, 1, 3])
     assert torch.equal(torch.load(path)["b"], STORAGES["b"])
     assert not torch.equal(load_with_offsets(path)["b"], STORAGES["b"])
-    (finding,) = found("misplaced-storage", path)
+    (finding,) = run_rule("misplaced-storage", path)
     assert finding.message.startswith("storage 1 starts at byte ")
     write_again(path, [0, 1, 2, 3])
     assert torch.equal(load_with_offsets(path)["b"], STORAGES["b"])
-    assert not found("misplaced-storage", path)
+    assert not run_rule("misplaced-storage", path)
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 4096])
-def test_misplaced_storage_spares_what_torch_writes(found, saved, alignment):
+def test_misplaced_storage_spares_what_torch_writes(run_rule, save_checkpoint, alignment):
     """Ties, views, empty and repeated storages, of any alignment."""
     base = torch.arange(50.0)
     state = {"e": torch.ones(0), "x": base, "y": base[3:7], "z": torch.ones(0), "w": torch.ones(5, dtype=torch.int8)}
     with torch.utils.serialization.config.patch("save.storage_alignment", alignment):
-        path = saved({"n": torch.ones(2), **state, "again": state["x"]})
+        path = save_checkpoint({"n": torch.ones(2), **state, "again": state["x"]})
     assert torch.equal(load_with_offsets(path)["y"], base[3:7])
-    assert not found("misplaced-storage", path)
+    assert not run_rule("misplaced-storage", path)
 
 
 @given(
@@ -231,11 +233,11 @@ def test_places_are_computed_as_torch_computes_them(tmp_path_factory, header, si
     assert compute_data_offset(header, "places/data/7", size, alignment) == expected
 
 
-def test_a_storage_named_by_what_is_no_text_is_no_crash(written):
+def test_a_storage_named_by_what_is_no_text_is_no_crash(write_file):
     """A persistent id may be anything."""
     odd = b"(" + text("storage") + text("x") + b"]" + b"tQ"
     data = build(records(build_pickle(b"}(" + text("w") + tensor() + text("x") + odd + b"u")))
-    (target,) = audit(Request((str(written(data)),), select=("unused-bytes",))).targets
+    (target,) = audit(Request((str(write_file(data)),), select=("unused-bytes",))).targets
     assert not [finding for finding in target.findings if finding.rule == "internal-error"]
 
 
@@ -255,39 +257,39 @@ def safetensors(path, entries, padding=0):
     return path
 
 
-def test_misaligned_finds_tensors_behind_an_unpadded_header(found, tmp_path):
+def test_misaligned_finds_tensors_behind_an_unpadded_header(run_rule, tmp_path):
     """One finding a file, with where the first begins."""
     path = safetensors(tmp_path / "a.safetensors", [("a", "F32", 8), ("b", "F32", 8)], padding=1)
-    (finding,) = found("misaligned", path)
+    (finding,) = run_rule("misaligned", path)
     assert finding.message.startswith("a: float32 data begins at byte ")
     assert finding.message.endswith(", which is not a multiple of 4; 1 more tensor is also misaligned")
     assert finding.place.offset % 4
 
 
-def test_misaligned_finds_a_tensor_behind_one_of_odd_size(found, tmp_path):
+def test_misaligned_finds_a_tensor_behind_one_of_odd_size(run_rule, tmp_path):
     """The format does not say in what order tensors lie."""
     path = safetensors(tmp_path / "a.safetensors", [("a", "U8", 3), ("b", "F32", 8)])
-    (finding,) = found("misaligned", path)
+    (finding,) = run_rule("misaligned", path)
     assert finding.fqn == "b"
 
 
-def test_misaligned_spares_what_needs_no_more(found, tmp_path):
+def test_misaligned_spares_what_needs_no_more(run_rule, tmp_path):
     """Bytes begin anywhere, a complex number where its parts may."""
     path = safetensors(tmp_path / "a.safetensors", [("c", "C64", 8), ("a", "U8", 3), ("b", "U8", 8)], padding=4)
-    assert not found("misaligned", path)
+    assert not run_rule("misaligned", path)
 
 
-def test_misaligned_spares_what_safetensors_and_torch_write(found, saved, tmp_path):
+def test_misaligned_spares_what_safetensors_and_torch_write(run_rule, save_checkpoint, tmp_path):
     """Whatever the types and sizes."""
     state = {str(n): torch.zeros(n, dtype=dtype) for n, dtype in enumerate([torch.uint8, torch.float64, torch.half])}
     save_file(state, tmp_path / "a.safetensors")
-    assert not found("misaligned", tmp_path / "a.safetensors")
-    assert not found("misaligned", saved(state))
+    assert not run_rule("misaligned", tmp_path / "a.safetensors")
+    assert not run_rule("misaligned", save_checkpoint(state))
 
 
-def test_the_old_stream_is_not_held_to_alignment(saved):
+def test_the_old_stream_is_not_held_to_alignment(save_checkpoint):
     """It is never mapped."""
-    path = saved({"w": torch.zeros(2)}, _use_new_zipfile_serialization=False)
+    path = save_checkpoint({"w": torch.zeros(2)}, _use_new_zipfile_serialization=False)
     (target,) = audit(Request((str(path),), select=("misaligned",))).targets
     assert (target.ran, "legacy-format" in target.skipped[0].reason) == ((), True)
 
@@ -295,83 +297,83 @@ def test_the_old_stream_is_not_held_to_alignment(saved):
 # --- checksum-mismatch -----------------------------------------------------------------------------------------------
 
 
-def flipped(path, needle):
+def flip_bit(path, needle):
     """One bit of the first place where these bytes are."""
     data = bytearray(path.read_bytes())
     data[data.index(needle) + 1] ^= 1
     path.write_bytes(data)
 
 
-def test_checksum_mismatch_finds_a_flipped_bit_of_a_storage(found, saved):
+def test_checksum_mismatch_finds_a_flipped_bit_of_a_storage(run_rule, save_checkpoint):
     """All tensors in the record are named, others are not; torch loads the file without a word."""
     big = torch.arange(50.0)
-    path = saved({"a": big[:20], "b": big[20:], "c": torch.ones(50)})
-    flipped(path, big.numpy().tobytes())
+    path = save_checkpoint({"a": big[:20], "b": big[20:], "c": torch.ones(50)})
+    flip_bit(path, big.numpy().tobytes())
     torch.load(path)
-    (finding,) = found("checksum-mismatch", path, values=True)
+    (finding,) = run_rule("checksum-mismatch", path, values=True)
     assert finding.message.startswith("a: its bytes do not match the saved checksum: recorded 0x")
     assert finding.message.endswith("; b uses the same bytes")
     assert at(finding.place)[4:] == big.numpy().tobytes()[4:]
 
 
-def test_checksum_mismatch_looks_into_the_archives_of_a_distributed_checkpoint(found, tmp_path):
+def test_checksum_mismatch_looks_into_the_archives_of_a_distributed_checkpoint(run_rule, tmp_path):
     """Their checksums are recorded in each; the file that is damaged is named, and what is whole is not."""
     values = torch.arange(50.0)
     folder = tmp_path / "dcp"
     dcp.save({"w": values, "other": torch.ones(3)}, checkpoint_id=folder, no_dist=True)
-    assert not found("checksum-mismatch", folder, values=True)
+    assert not run_rule("checksum-mismatch", folder, values=True)
     (file,) = folder.glob("*.distcp")
-    flipped(file, values.numpy().tobytes())
-    (finding,) = found("checksum-mismatch", folder, values=True)
+    flip_bit(file, values.numpy().tobytes())
+    (finding,) = run_rule("checksum-mismatch", folder, values=True)
     assert finding.message.startswith(f"w: its bytes in {file.name} do not match the saved checksum: recorded 0x")
     assert at(finding.place)[4:] == values.numpy().tobytes()[4:]
 
 
-def test_checksum_mismatch_names_each_file_that_has_a_damaged_piece(found, tmp_path):
+def test_checksum_mismatch_names_each_file_that_has_a_damaged_piece(run_rule, tmp_path):
     """A tensor that ZeRO has parted among ranks: each of the pieces is told, with all that lie in its vector."""
     values = torch.arange(1.0, 51.0)
     folder = zero.write(tmp_path / "zero", 2, [{"w": values, "b": -torch.arange(1.0, 3.0)}], moments=False)
-    assert not found("checksum-mismatch", folder, values=True)
+    assert not run_rule("checksum-mismatch", folder, values=True)
     files = [folder / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(2)]
-    flipped(files[0], values[5:20].numpy().tobytes())
-    flipped(files[1], values[30:].numpy().tobytes())
-    findings = found("checksum-mismatch", folder, values=True)
+    flip_bit(files[0], values[5:20].numpy().tobytes())
+    flip_bit(files[1], values[30:].numpy().tobytes())
+    findings = run_rule("checksum-mismatch", folder, values=True)
     said = [f"optimizer.fp32.w: its bytes in {file.relative_to(folder)}" for file in files]
     assert [finding.message.partition(" do not match the saved checksum: ")[0] for finding in findings] == said
     assert [finding.message.endswith("; optimizer.fp32.b uses the same bytes") for finding in findings] == [False, True]
     assert [finding.place.path for finding in findings] == list(map(str, files))
 
 
-def test_checksum_mismatch_finds_a_flipped_bit_of_a_shard(found, tmp_path):
+def test_checksum_mismatch_finds_a_flipped_bit_of_a_shard(run_rule, tmp_path):
     """The index is the target, and the shard is named."""
     values = torch.arange(50.0)
     torch.save({"w": values}, tmp_path / "pytorch_model-00001-of-00001.bin")
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"weight_map": {"w": "pytorch_model-00001-of-00001.bin"}}))
-    flipped(tmp_path / "pytorch_model-00001-of-00001.bin", values.numpy().tobytes())
-    (finding,) = found("checksum-mismatch", index, values=True)
+    flip_bit(tmp_path / "pytorch_model-00001-of-00001.bin", values.numpy().tobytes())
+    (finding,) = run_rule("checksum-mismatch", index, values=True)
     assert "its bytes in pytorch_model-00001-of-00001.bin do not match the saved checksum: " in finding.message
 
 
-def test_a_file_next_to_the_arrays_of_an_archive_is_unused(found, tmp_path):
+def test_a_file_next_to_the_arrays_of_an_archive_is_unused(run_rule, tmp_path):
     """Stable-Baselines3 unpickles text of a record `data`, whatever else the archive holds."""
     np.savez(tmp_path / "a.npz", w=np.ones(2))
-    assert not found("unused-bytes", tmp_path / "a.npz")
+    assert not run_rule("unused-bytes", tmp_path / "a.npz")
     with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
         archive.writestr("data", "{}")
-    (finding,) = found("unused-bytes", tmp_path / "a.npz")
+    (finding,) = run_rule("unused-bytes", tmp_path / "a.npz")
     assert finding.message == "statecli did not read files in the archive that are not arrays: data"
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
-def test_checksum_mismatch_is_of_unpacked_bytes(found, tmp_path, packed):
+def test_checksum_mismatch_is_of_unpacked_bytes(run_rule, tmp_path, packed):
     """An npz records the sum of what its members inflate to; a place is of the bytes in the file.
 
     The sum is also over the header of the array, so that the array is not listed and its target has failed.
     """
     path = tmp_path / "a.npz"
     (np.savez_compressed if packed else np.savez)(path, w=np.arange(5000.0))
-    assert not found("checksum-mismatch", path, values=True)
+    assert not run_rule("checksum-mismatch", path, values=True)
     with zipfile.ZipFile(path) as archive:
         member = archive.getinfo("w.npy")
     sum_of = member.CRC.to_bytes(4, "little")
@@ -383,13 +385,13 @@ def test_checksum_mismatch_is_of_unpacked_bytes(found, tmp_path, packed):
     assert finding.place.offset + finding.place.length <= path.stat().st_size
 
 
-def test_what_bytes_that_were_never_saved_are_worth_is_judged_by_no_rule(saved, statecli):
+def test_what_bytes_that_were_never_saved_are_worth_is_judged_by_no_rule(save_checkpoint, statecli):
     """The rule that finds them has judged them; all others about values have not, whether or not that one runs."""
     values = torch.arange(500.0)
     values[7] = float("nan")
-    path = saved({"a": values, "b": torch.ones(50)})
+    path = save_checkpoint({"a": values, "b": torch.ones(50)})
     assert statecli("audit", path, "--values", "--select", "nan").code == 1
-    flipped(path, values[8:].numpy().tobytes())
+    flip_bit(path, values[8:].numpy().tobytes())
     alone = statecli("audit", path, "--values", "--select", "checksum-mismatch", "-f", "json")
     assert (alone.code, alone.json["ran"], alone.json["targets"][0]["status"]) == (1, ["checksum-mismatch"], "audited")
     for options in ((), ("--select", "nan"), ("--ignore", "checksum-mismatch"), ("--select", "unread-values")):
@@ -401,10 +403,10 @@ def test_what_bytes_that_were_never_saved_are_worth_is_judged_by_no_rule(saved, 
     assert statecli("audit", path, "--no-values", "--select", "layout").code == 0
 
 
-def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(saved, statecli):
+def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(save_checkpoint, statecli):
     """Whether or not values are read: the target failed, and says by which rule."""
-    path = saved({"weight": torch.ones(5)})
-    flipped(path, b"weight")
+    path = save_checkpoint({"weight": torch.ones(5)})
+    flip_bit(path, b"weight")
     (target,) = audit(Request((str(path),))).targets
     assert target.status is Status.FAILED
     assert [finding.rule for finding in target.findings] == ["checksum-mismatch"]
@@ -414,18 +416,18 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(saved, statecli):
     assert result.err == f"statecli: {target.reason}\n"
 
 
-def test_checksum_mismatch_spares_whole_bytes_and_what_records_none(found, saved, written):
+def test_checksum_mismatch_spares_whole_bytes_and_what_records_none(run_rule, save_checkpoint, write_file):
     """0 stands for no checksum; a file without any is not said to be whole."""
-    assert not found("checksum-mismatch", saved({"a": torch.ones(3), "e": torch.ones(0)}), values=True)
-    path = written(build(change_record("data/0", crc=0)))
+    assert not run_rule("checksum-mismatch", save_checkpoint({"a": torch.ones(3), "e": torch.ones(0)}), values=True)
+    path = write_file(build(change_record("data/0", crc=0)))
     (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=True)).targets
     assert (target.ran, target.skipped[0].reason) == ((), "the file records no tensor checksums")
 
 
-def test_checksums_of_tensors_are_not_said_to_be_right_unread(saved):
+def test_checksums_of_tensors_are_not_said_to_be_right_unread(save_checkpoint):
     """With --no-values the rule is skipped, and says so."""
-    path = saved({"a": torch.arange(50.0)})
-    flipped(path, torch.arange(50.0).numpy().tobytes())
+    path = save_checkpoint({"a": torch.arange(50.0)})
+    flip_bit(path, torch.arange(50.0).numpy().tobytes())
     (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=False)).targets
     assert (target.ran, "--no-values" in target.skipped[0].reason) == ((), True)
 
@@ -434,7 +436,7 @@ def test_checksums_of_tensors_are_not_said_to_be_right_unread(saved):
 
 
 @pytest.fixture
-def sharded(tmp_path):
+def write_shards(tmp_path):
     """A folder of two shards whose index is what the test makes of it."""
 
     def write(change=lambda index: None, metadata=None):
@@ -450,7 +452,7 @@ def sharded(tmp_path):
     return write
 
 
-def failed(path, rule):
+def failure_reason(path, rule):
     """The reason, of a target that failed by that rule."""
     target, *shards = audit(Request((str(path),))).targets
     assert (target.target, target.status) == (str(path), Status.FAILED)
@@ -472,16 +474,16 @@ def lacking(path):
     return finding.message
 
 
-def test_missing_shard_finds_a_file_that_the_index_names(sharded):
+def test_missing_shard_finds_a_file_that_the_index_names(write_shards):
     """The target failed: its tensors are not all there to be audited."""
-    path = sharded()
+    path = write_shards()
     (path / "m-2.safetensors").unlink()
     assert "shard m-2.safetensors is missing: 1 of 2 exist" in lacking(path)
     (path / "m-1.safetensors").unlink()
     assert "shards m-1.safetensors, m-2.safetensors are missing: 0 of 2 exist" in lacking(path)
 
 
-def test_the_pickles_of_a_checkpoint_that_lacks_a_shard_are_judged_once(tmp_path, found):
+def test_the_pickles_of_a_checkpoint_that_lacks_a_shard_are_judged_once(tmp_path, run_rule):
     """A shard that runs something is told as the folder's, and is no target of its own."""
 
     torch.save({"a": torch.zeros(2), "x": Call(os.system, "true")}, tmp_path / "m-1.bin")
@@ -500,30 +502,31 @@ def test_missing_shard_finds_a_gap_in_a_numbered_series(tmp_path):
     assert "m-00002-of-00002.safetensors is missing" in lacking(tmp_path)
 
 
-def test_missing_shard_spares_a_checkpoint_that_is_whole(found, sharded):
+def test_missing_shard_spares_a_checkpoint_that_is_whole(run_rule, write_shards):
     """Both are there."""
-    assert not found("missing-shard", sharded())
+    assert not run_rule("missing-shard", write_shards())
 
 
-def test_index_mismatch_finds_a_tensor_in_another_shard(sharded):
+def test_index_mismatch_finds_a_tensor_in_another_shard(write_shards):
     """The loader would open the one that the index names."""
-    path = sharded(lambda index: index.update(a="m-2.safetensors", b="m-1.safetensors"))
-    assert "a: the index assigns this tensor to m-2.safetensors, but the tensor is in m-1.safetensors" in failed(
-        path, "index-mismatch"
+    path = write_shards(lambda index: index.update(a="m-2.safetensors", b="m-1.safetensors"))
+    assert (
+        "a: the index assigns this tensor to m-2.safetensors, but the tensor is in m-1.safetensors"
+        in failure_reason(path, "index-mismatch")
     )
 
 
-def test_index_mismatch_finds_a_tensor_in_no_shard(sharded):
+def test_index_mismatch_finds_a_tensor_in_no_shard(write_shards):
     """It is named and nowhere."""
-    path = sharded(lambda index: index.update(c="m-2.safetensors"))
-    assert "c: the index assigns this tensor to m-2.safetensors, but no shard contains the tensor" in failed(
+    path = write_shards(lambda index: index.update(c="m-2.safetensors"))
+    assert "c: the index assigns this tensor to m-2.safetensors, but no shard contains the tensor" in failure_reason(
         path, "index-mismatch"
     )
 
 
-def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(sharded):
+def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(write_shards):
     """Though the index names that file nowhere."""
-    path = sharded(lambda index: index.update(b="m-1.safetensors"))
+    path = write_shards(lambda index: index.update(b="m-1.safetensors"))
     expected = (
         "b: the index assigns this tensor to m-1.safetensors, but the tensor is "
         "in m-2.safetensors, which the index does not list"
@@ -534,10 +537,10 @@ def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(sha
     assert "no shard contains the tensor" in audit(Request((str(path),))).targets[0].reason
 
 
-def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(found, sharded):
+def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(run_rule, write_shards):
     """A note where the index itself is the target; a folder's other files are targets of their own."""
-    path = sharded(lambda index: index.pop("b"), metadata={"format": "pt"})
-    (finding,) = found("index-mismatch", path / "model.safetensors.index.json")
+    path = write_shards(lambda index: index.pop("b"), metadata={"format": "pt"})
+    (finding,) = run_rule("index-mismatch", path / "model.safetensors.index.json")
     assert (
         finding.message
         == "statecli did not read these weight files next to the shards, because the index does not list them: "
@@ -552,41 +555,41 @@ BESIDE = ["consolidated.safetensors", "model.bin", "optimizer.safetensors", "mod
 
 
 @pytest.mark.parametrize("beside", BESIDE)
-def test_index_mismatch_spares_another_checkpoint_beside_the_index(found, tmp_path, beside):
+def test_index_mismatch_spares_another_checkpoint_beside_the_index(run_rule, tmp_path, beside):
     """Of one file, in another format, of the training run, of another variant."""
     save_file({"a": torch.zeros(2)}, tmp_path / "model-00001-of-00001.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
     (tmp_path / beside).touch()
-    assert not found("index-mismatch", index)
+    assert not run_rule("index-mismatch", index)
     save_file({"b": torch.zeros(2)}, tmp_path / "model-00002-of-00002.safetensors")
-    assert len(found("index-mismatch", index)) == 1
+    assert len(run_rule("index-mismatch", index)) == 1
 
 
-def test_index_mismatch_finds_a_tensor_that_the_index_leaves_out(found, tmp_path):
+def test_index_mismatch_finds_a_tensor_that_the_index_leaves_out(run_rule, tmp_path):
     """It would never be loaded."""
     save_file({"a": torch.zeros(2), "b": torch.zeros(3)}, tmp_path / "m.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "m.safetensors"}}')
-    (finding,) = found("index-mismatch", tmp_path)
+    (finding,) = run_rule("index-mismatch", tmp_path)
     assert (finding.fqn, finding.severity.value) == ("b", "error")
 
 
-def test_index_mismatch_finds_a_wrong_total(found, sharded):
+def test_index_mismatch_finds_a_wrong_total(run_rule, write_shards):
     """A warning: the tensors are all where it says."""
-    (finding,) = found("index-mismatch", sharded(metadata={"total_size": 24}))
+    (finding,) = run_rule("index-mismatch", write_shards(metadata={"total_size": 24}))
     assert finding.message == "the index records a total of 24 bytes, 4 more than the tensors take (20)"
     assert finding.severity.value == "warning"
 
 
-def test_index_mismatch_spares_an_index_that_is_right(found, sharded):
+def test_index_mismatch_spares_an_index_that_is_right(run_rule, write_shards):
     """Names, files and total."""
-    assert not found("index-mismatch", sharded())
-    assert not found("index-mismatch", sharded(metadata={"format": "pt"}))
+    assert not run_rule("index-mismatch", write_shards())
+    assert not run_rule("index-mismatch", write_shards(metadata={"format": "pt"}))
 
 
-def test_a_rule_that_was_not_asked_for_has_no_finding_of_a_failed_target(sharded):
+def test_a_rule_that_was_not_asked_for_has_no_finding_of_a_failed_target(write_shards):
     """It failed all the same."""
-    path = sharded()
+    path = write_shards()
     (path / "m-2.safetensors").unlink()
     for request in (Request((str(path),), select=("nan",)), Request((str(path),), ignore=("missing-shard",))):
         (target,) = audit(request).targets
@@ -596,15 +599,15 @@ def test_a_rule_that_was_not_asked_for_has_no_finding_of_a_failed_target(sharded
 # --- legacy-format ---------------------------------------------------------------------------------------------------
 
 
-def test_legacy_format_finds_the_stream_of_before_torch_1_6(found, saved):
+def test_legacy_format_finds_the_stream_of_before_torch_1_6(run_rule, save_checkpoint):
     """A note: it is read."""
-    (finding,) = found("legacy-format", saved({"w": torch.zeros(2)}, _use_new_zipfile_serialization=False))
+    (finding,) = run_rule("legacy-format", save_checkpoint({"w": torch.zeros(2)}, _use_new_zipfile_serialization=False))
     assert finding.severity.value == "note"
 
 
-def test_legacy_format_spares_an_archive(found, saved):
+def test_legacy_format_spares_an_archive(run_rule, save_checkpoint):
     """Whatever the protocol of its pickle."""
-    assert not found("legacy-format", saved({"w": torch.zeros(2)}, pickle_protocol=4))
+    assert not run_rule("legacy-format", save_checkpoint({"w": torch.zeros(2)}, pickle_protocol=4))
 
 
 def test_every_error_names_a_rule_that_there_is():
@@ -616,10 +619,10 @@ def test_every_error_names_a_rule_that_there_is():
     assert len(named) > 1
 
 
-def test_a_tensor_that_contradicts_its_file_fails_the_target(written, statecli):
+def test_a_tensor_that_contradicts_its_file_fails_the_target(write_file, statecli):
     """The rules speak of the others; nothing says that it passed, not even where it is the only thing that is wrong."""
     bad = tensor(size=(5,))
-    path = written(build(records(state_dict(w=tensor(), a=bad, b=bad))))
+    path = write_file(build(records(state_dict(w=tensor(), a=bad, b=bad))))
     (target,) = audit(Request((str(path),))).targets
     assert target.status is Status.FAILED
     said = f"{path}: a and 1 more tensor: shape [5] at offset 0 needs 5 elements, but storage 0 has 4"

@@ -24,7 +24,7 @@ class Encoder(nn.Module):
         return self.cell(x)[0]
 
 
-def normalized(dim: int | None) -> tuple[nn.Module, nn.Module]:
+def build_normalized(dim: int | None) -> tuple[nn.Module, nn.Module]:
     """A layer whose weight is split in two, by the old function and by the new one."""
     return (
         nn.utils.weight_norm(nn.Linear(4, 8), dim=dim),
@@ -32,17 +32,17 @@ def normalized(dim: int | None) -> tuple[nn.Module, nn.Module]:
     )
 
 
-def pickled(module: nn.Module, path: Path) -> Path:
+def save_pickle(module: nn.Module, path: Path) -> Path:
     torch.save(module, path)
     return path
 
 
-def scripted(module: nn.Module, path: Path) -> Path:
+def save_script(module: nn.Module, path: Path) -> Path:
     torch.jit.save(torch.jit.script(module), path)
     return path
 
 
-def traced(module: nn.Module, path: Path) -> Path:
+def save_trace(module: nn.Module, path: Path) -> Path:
     torch.jit.save(torch.jit.trace(module.eval(), torch.ones(3, 1, 4)), path)
     return path
 
@@ -69,7 +69,7 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("save", [pickled, scripted, traced])
+@pytest.mark.parametrize("save", [save_pickle, save_script, save_trace])
 @pytest.mark.parametrize("name", CELLS)
 def test_inconsistent_module_spares_modules_as_they_are_built(name, save, tmp_path):
     """Each cell by each writer; in a checkpoint of a state_dict the rule has nothing to judge."""
@@ -92,7 +92,7 @@ SHORT = {
 }
 
 
-@pytest.mark.parametrize("save", [pickled, scripted])
+@pytest.mark.parametrize("save", [save_pickle, save_script])
 @pytest.mark.parametrize("name", SHORT)
 def test_inconsistent_module_finds_a_short_weight(name, save, tmp_path):
     """The constructor made it, and the file has another."""
@@ -105,7 +105,7 @@ def test_another_list_of_weights_than_the_module_has_is_an_error(tmp_path):
     """forward passes on the list, and no parameter."""
     module = nn.LSTM(4, 6, bias=False)
     module._flat_weights = [torch.zeros(1, 4), torch.zeros(24, 6), torch.zeros(1)]
-    first, last = messages(pickled(Encoder(module), tmp_path / "x.pt"))
+    first, last = messages(save_pickle(Encoder(module), tmp_path / "x.pt"))
     assert first == "cell._flat_weights[0]: has shape [1, 4], but its module needs [24, 4]"
     assert last == "cell._flat_weights[2]: has shape [1], but its module does not have this weight"
 
@@ -114,7 +114,7 @@ def test_all_weights_short_in_the_same_way_contradict_the_hidden_size(tmp_path, 
     """Also where TorchScript compiles the hidden size into the class; the kernel reads by that of the states."""
     small = nn.LSTM(4, 6)
     small.hidden_size = 4096
-    for save in (pickled, scripted):
+    for save in (save_pickle, save_script):
         assert "its module needs [16384, 4]" in messages(save(Encoder(small), tmp_path / "x.pt"))[0]
     code = f"import torch\nwith torch.no_grad(): torch.jit.load({str(tmp_path / 'x.pt')!r})(torch.ones(3, 1, 4))"
     assert forked_python(code).returncode < 0
@@ -123,18 +123,18 @@ def test_all_weights_short_in_the_same_way_contradict_the_hidden_size(tmp_path, 
 @pytest.mark.parametrize("dim", [0, 1, -1, None])
 def test_weight_norm_is_clean(dim, tmp_path):
     """Of rows, of columns, and of the whole weight; a module with a parametrization cannot be pickled."""
-    old, new = normalized(dim)
-    assert messages(pickled(old, tmp_path / "x.pt")) == messages(traced(old, tmp_path / "y.pt")) == []
-    assert messages(traced(new, tmp_path / "z.pt")) == []
+    old, new = build_normalized(dim)
+    assert messages(save_pickle(old, tmp_path / "x.pt")) == messages(save_trace(old, tmp_path / "y.pt")) == []
+    assert messages(save_trace(new, tmp_path / "z.pt")) == []
 
 
 def test_a_short_norm_is_an_error(tmp_path):
     """The kernel reads one for each row."""
-    old, new = normalized(0)
+    old, new = build_normalized(0)
     old.weight_g = nn.Parameter(torch.ones(1, 1))
-    (message,) = messages(pickled(old, tmp_path / "x.pt"))
+    (message,) = messages(save_pickle(old, tmp_path / "x.pt"))
     assert message == "weight_g: has shape [1, 1], which does not fit its weight of shape [8, 4]"
-    path = traced(new, tmp_path / "y.pt")
+    path = save_trace(new, tmp_path / "y.pt")
     assert messages(path) == []
     program = torch.jit.load(path)
     program.parametrizations.weight.original0 = nn.Parameter(torch.ones(1, 1))
@@ -145,7 +145,7 @@ def test_a_short_norm_is_an_error(tmp_path):
 def test_attention_without_heads_is_an_error(tmp_path):
     """Calling it divides by zero."""
     module = nn.TransformerEncoderLayer(8, 2, 16)
-    assert messages(pickled(module, tmp_path / "x.pt")) == []
+    assert messages(save_pickle(module, tmp_path / "x.pt")) == []
     module.self_attn.num_heads = 0
-    (message,) = messages(pickled(module, tmp_path / "x.pt"))
+    (message,) = messages(save_pickle(module, tmp_path / "x.pt"))
     assert "_modules.self_attn.num_heads is 0: the module divides by this number, so a call fails" in message

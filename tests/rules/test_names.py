@@ -13,54 +13,54 @@ from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
 from ..formats.attacks import build, build_pickle, records, tensor, text
 
 
-def test_case_collision_finds_two_names_that_a_folding_file_system_takes_for_one(found, tmp_path):
+def test_case_collision_finds_two_names_that_a_folding_file_system_takes_for_one(run_rule, tmp_path):
     """The second is named, with the first."""
     torch.save({"head.Weight": torch.zeros(2), "head.weight": torch.ones(2)}, tmp_path / "a.pt")
-    (finding,) = found("case-collision", tmp_path / "a.pt")
+    (finding,) = run_rule("case-collision", tmp_path / "a.pt")
     assert finding.fqn == "head.weight"
     assert "head.Weight" in finding.message
 
 
 @pytest.mark.parametrize(("one", "other"), [("\xe9", "e\u0301"), ("K", "\u212a")], ids=ascii)
-def test_case_collision_finds_one_text_in_other_code_points(found, tmp_path, one, other):
+def test_case_collision_finds_one_text_in_other_code_points(run_rule, tmp_path, one, other):
     """Alike on every screen, so that both are shown by their code points."""
     torch.save({one: torch.zeros(2), other: torch.ones(2)}, tmp_path / "a.pt")
-    (finding,) = found("case-collision", tmp_path / "a.pt")
+    (finding,) = run_rule("case-collision", tmp_path / "a.pt")
     assert (
         finding.message == f"{ascii(other)[1:-1]}: same letters as {ascii(one)[1:-1]}, written with other code points"
     )
 
 
-def test_case_collision_spares_what_no_file_system_folds(found, tmp_path):
+def test_case_collision_spares_what_no_file_system_folds(run_rule, tmp_path):
     """`ss` is another file than `ß`."""
     torch.save({name: torch.zeros(2) for name in ("ß", "ss", "ﬁ", "fi", "ı", "i")}, tmp_path / "a.pt")
-    assert not found("case-collision", tmp_path / "a.pt")
+    assert not run_rule("case-collision", tmp_path / "a.pt")
 
 
-def test_case_collision_does_not_sort_the_marks_of_a_name(found, tmp_path):
+def test_case_collision_does_not_sort_the_marks_of_a_name(run_rule, tmp_path):
     """Python sorts them by insertion: these names took a minute and a half."""
     marks = "\u0315" * 100_000 + "\u0300" * 100_000
     save_file({f"a{marks}{end}": torch.zeros(1) for end in "xX"}, tmp_path / "a.safetensors")
     begin = time.process_time()
-    findings = found("case-collision", tmp_path / "a.safetensors")
+    findings = run_rule("case-collision", tmp_path / "a.safetensors")
     assert time.process_time() - begin < 10
     messages = [finding.message for finding in findings]
     assert sum("more than 30 combining marks in a row" in message for message in messages) == 2
     assert sum("only in upper and lower case" in message for message in messages) == 1
 
 
-def test_case_collision_spares_thirty_marks(found, tmp_path):
+def test_case_collision_spares_thirty_marks(run_rule, tmp_path):
     """The limit of Unicode's stream-safe text."""
     torch.save({"e" + "\u0301" * 30: torch.zeros(2)}, tmp_path / "a.pt")
-    assert not found("case-collision", tmp_path / "a.pt")
+    assert not run_rule("case-collision", tmp_path / "a.pt")
     torch.save({"e" + "\u0301" * 31: torch.zeros(2)}, tmp_path / "a.pt")
-    assert len(found("case-collision", tmp_path / "a.pt")) == 1
+    assert len(run_rule("case-collision", tmp_path / "a.pt")) == 1
 
 
-def test_case_collision_spares_names_of_two_sections(found, tmp_path):
+def test_case_collision_spares_names_of_two_sections(run_rule, tmp_path):
     """Each section is a state_dict of its own."""
     torch.save({"model": {"W": torch.zeros(2)}, "ema": {"w": torch.ones(2)}}, tmp_path / "a.pt")
-    assert not found("case-collision", tmp_path / "a.pt")
+    assert not run_rule("case-collision", tmp_path / "a.pt")
 
 
 # --- wrapper-prefix --------------------------------------------------------------------------------------------------
@@ -72,12 +72,12 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("prefix", WRAPPED)
-def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(found, tmp_path, prefix):
+def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(run_rule, tmp_path, prefix):
     """One finding a section; what it advises makes the names those of the plain model."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     state = WRAPPED[prefix](net).state_dict()
     torch.save(state, tmp_path / "a.pt")
-    (finding,) = found("wrapper-prefix", tmp_path / "a.pt")
+    (finding,) = run_rule("wrapper-prefix", tmp_path / "a.pt")
     assert finding.message.startswith(f"all 4 names have the prefix {prefix!r} of a wrapper, which the plain model")
     assert f"removeprefix({prefix!r})" in finding.help
     assert [name.removeprefix(prefix) for name in state] == list(net.state_dict())
@@ -85,59 +85,59 @@ def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(found, tmp_path, prefi
 
 @pytest.mark.parametrize("name", WRAPPER_ATTRIBUTES)
 @pytest.mark.parametrize("inside", [False, True], ids=["around all", "around a part"])
-def test_wrapper_prefix_finds_the_name_of_each_wrapper(found, tmp_path, name, inside):
+def test_wrapper_prefix_finds_the_name_of_each_wrapper(run_rule, tmp_path, name, inside):
     """Those of torch, Lightning, fairscale and torchrec, in front of all names and in the middle of one."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     state = {f"{name}.{key}": value for key, value in net.state_dict().items()}
     if inside:
         state = {key.replace("1.", f"1.{name}."): value for key, value in net.state_dict().items()}
     torch.save(state, tmp_path / "a.pt")
-    (finding,) = found("wrapper-prefix", tmp_path / "a.pt")
+    (finding,) = run_rule("wrapper-prefix", tmp_path / "a.pt")
     verb = "contain" if inside else "have the prefix"
     assert f"{verb} '{name}.' of a wrapper" in finding.message
 
 
-def test_wrapper_prefix_finds_what_lightning_hands_to_deepspeed(found, tmp_path):
+def test_wrapper_prefix_finds_what_lightning_hands_to_deepspeed(run_rule, tmp_path):
     """`module` is the section that DeepSpeed saves; below it every name begins with Lightning's wrapper."""
     state = {f"_forward_module.model.{key}": one for key, one in torch.nn.Linear(2, 2).state_dict().items()}
     torch.save({"module": state, "global_steps": 3}, tmp_path / "mp_rank_00_model_states.pt")
-    (finding,) = found("wrapper-prefix", tmp_path / "mp_rank_00_model_states.pt")
+    (finding,) = run_rule("wrapper-prefix", tmp_path / "mp_rank_00_model_states.pt")
     assert "all 2 names in section 'module' have the prefix '_forward_module.'" in finding.message
 
 
-def test_wrapper_prefix_finds_a_part_that_was_compiled(found, tmp_path):
+def test_wrapper_prefix_finds_a_part_that_was_compiled(run_rule, tmp_path):
     """In the middle of a name, and not in all of them."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.compile(torch.nn.Linear(2, 2)))
     torch.save({"model": net.state_dict(), "ema": {"0.weight": torch.zeros(2)}}, tmp_path / "a.pt")
-    (finding,) = found("wrapper-prefix", tmp_path / "a.pt")
+    (finding,) = run_rule("wrapper-prefix", tmp_path / "a.pt")
     assert "2 of 4 names in section 'model' contain '_orig_mod.'" in finding.message
     assert "replace('_orig_mod.', '')" in finding.help
 
 
-def test_wrapper_prefix_spares_a_part_of_the_model_that_is_called_module(found, tmp_path):
+def test_wrapper_prefix_spares_a_part_of_the_model_that_is_called_module(run_rule, tmp_path):
     """Averaged models have a `module` beside a counter of their own; half of all models have a `model`."""
     averaged = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2))
     torch.save(averaged.state_dict(), tmp_path / "a.pt")
-    assert not found("wrapper-prefix", tmp_path / "a.pt")
+    assert not run_rule("wrapper-prefix", tmp_path / "a.pt")
     torch.save({"model.weight": torch.zeros(2)}, tmp_path / "b.pt")
-    assert not found("wrapper-prefix", tmp_path / "b.pt")
+    assert not run_rule("wrapper-prefix", tmp_path / "b.pt")
 
 
-def test_wrapper_prefix_spares_names_of_the_class_that_it_is_held_to(held, tmp_path):
+def test_wrapper_prefix_spares_names_of_the_class_that_it_is_held_to(list_fqns, tmp_path):
     """It is the wrapper's own state_dict, and loads; into the bare class it does not."""
     (tmp_path / "net.py").write_text(
         "import torch\n\n\ndef bare():\n    return torch.nn.Linear(2, 2)\n\n\n"
         "def compiled():\n    return torch.compile(bare())\n"
     )
     torch.save(torch.compile(torch.nn.Linear(2, 2)).state_dict(), tmp_path / "a.pt")
-    assert held("wrapper-prefix", tmp_path / "a.pt", model=f"{tmp_path / 'net.py'}:bare") == [None]
-    assert held("wrapper-prefix", tmp_path / "a.pt", model=f"{tmp_path / 'net.py'}:compiled") == []
+    assert list_fqns("wrapper-prefix", tmp_path / "a.pt", model=f"{tmp_path / 'net.py'}:bare") == [None]
+    assert list_fqns("wrapper-prefix", tmp_path / "a.pt", model=f"{tmp_path / 'net.py'}:compiled") == []
 
 
-def test_wrapper_prefix_spares_a_module_pickled_whole(found, tmp_path):
+def test_wrapper_prefix_spares_a_module_pickled_whole(run_rule, tmp_path):
     """It brings its own names along."""
     torch.save(torch.nn.DataParallel(torch.nn.Linear(2, 2)), tmp_path / "a.pt")
-    assert not found("wrapper-prefix", tmp_path / "a.pt")
+    assert not run_rule("wrapper-prefix", tmp_path / "a.pt")
 
 
 # --- control-characters ----------------------------------------------------------------------------------------------
@@ -147,24 +147,24 @@ UNSEEN += ["\xad", "\ufdd0", "\ufdef", "\ufffe", "\uffff", "\U0001ffff", "\U000e
 
 
 @pytest.mark.parametrize("character", UNSEEN, ids=ascii)
-def test_control_characters_finds_what_cannot_be_seen(found, tmp_path, character):
+def test_control_characters_finds_what_cannot_be_seen(run_rule, tmp_path, character):
     """The message shows it escaped, on one line of what can be seen."""
     body = text("fc") + tensor() + text(f"fc{character}w") + tensor()
     (tmp_path / "a.pt").write_bytes(build(records(build_pickle(b"}(" + body + b"u"))))
-    (finding,) = found("control-characters", tmp_path / "a.pt")
+    (finding,) = run_rule("control-characters", tmp_path / "a.pt")
     assert finding.fqn == f"fc{character}w"
     assert character not in finding.message
     assert finding.message.isprintable()
 
 
-def test_control_characters_finds_the_name_of_a_section(found, tmp_path):
+def test_control_characters_finds_the_name_of_a_section(run_rule, tmp_path):
     """Which stands before each name in it."""
     torch.save({"a\u202e.model": {"x.weight": torch.zeros(2)}, "ema": {"x.weight": torch.zeros(2)}}, tmp_path / "a.pt")
-    assert "section 'a\\u202e.model'" in found("control-characters", tmp_path / "a.pt")[0].message
+    assert "section 'a\\u202e.model'" in run_rule("control-characters", tmp_path / "a.pt")[0].message
 
 
-def test_control_characters_spares_letters_of_all_scripts(found, tmp_path):
+def test_control_characters_spares_letters_of_all_scripts(run_rule, tmp_path):
     """And spaces, quotes, brackets."""
     names = ["größe.weight", "重み", "ваги", "وزن", "a b", "a'b", "[0]", "x\u0301", "😀", "❤\ufe0f", "a\\nb"]
     torch.save({name: torch.zeros(2) for name in names}, tmp_path / "a.pt")
-    assert not found("control-characters", tmp_path / "a.pt")
+    assert not run_rule("control-characters", tmp_path / "a.pt")

@@ -22,7 +22,7 @@ QUIET = tuple(rule.name for module in (layout, names, placement, storage) for ru
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
 
-def audited(folder: Path) -> list[str]:
+def audit_folder(folder: Path) -> list[str]:
     """What is found worse than a note; every target was audited."""
     targets = audit(Request((str(folder),), select=QUIET, values=True)).targets
     read = [target for target in targets if target.status is not Status.SKIPPED]
@@ -58,7 +58,7 @@ def test_a_real_model_in_every_format_is_clean(tmp_path, name):
     save_model(module, str(tmp_path / "alone.safetensors"))
     module.save_pretrained(tmp_path / "folder")
     module.save_pretrained(tmp_path / "sharded", max_shard_size="5KB")
-    assert not audited(tmp_path)
+    assert not audit_folder(tmp_path)
 
 
 def test_the_sample_models_in_every_format_are_clean(tmp_path, monkeypatch):
@@ -69,12 +69,12 @@ def test_the_sample_models_in_every_format_are_clean(tmp_path, monkeypatch):
         made.write(name, tmp_path / name)
         sys.modules.pop(name)
     sys.modules.pop("make_checkpoints")
-    assert not audited(tmp_path)
+    assert not audit_folder(tmp_path)
 
 
 def test_a_real_folder_is_clean(minilm):
     """Weights of the Hugging Face hub, as they were uploaded."""
-    assert not audited(minilm)
+    assert not audit_folder(minilm)
 
 
 def test_a_rule_that_needs_no_model_says_nothing_of_a_plain_layer(tmp_path):

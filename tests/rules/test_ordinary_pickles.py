@@ -50,7 +50,7 @@ def model():
     return sequential
 
 
-def trained(optimizer, **options):
+def train_optimizer(optimizer, **options):
     """That optimizer after a step."""
     net = model()
     made = optimizer(net.parameters(), **options)
@@ -59,7 +59,7 @@ def trained(optimizer, **options):
     return made
 
 
-def scheduled(scheduler, *args, **options):
+def scheduler_state(scheduler, *args, **options):
     """That scheduler's state."""
     return scheduler(torch.optim.SGD(model().parameters(), 0.1), *args, **options).state_dict()
 
@@ -78,8 +78,8 @@ def lightning():
                 "best_k_models": {"/tmp/a.ckpt": torch.tensor(0.5)},
             }
         },
-        "optimizer_states": [trained(torch.optim.Adam, lr=0.1).state_dict()],
-        "lr_schedulers": [scheduled(torch.optim.lr_scheduler.StepLR, 2)],
+        "optimizer_states": [train_optimizer(torch.optim.Adam, lr=0.1).state_dict()],
+        "lr_schedulers": [scheduler_state(torch.optim.lr_scheduler.StepLR, 2)],
         "hparams_name": "kwargs",
         "hyper_parameters": {"lr": 0.1, "data": pathlib.PurePosixPath("data"), "args": argparse.Namespace(a=1)},
     }
@@ -132,7 +132,7 @@ def arrays():
     }
 
 
-def quantized():
+def quantized_tensors():
     """Quantized tensors, by tensor and by channel."""
     return {
         "w": torch.quantize_per_tensor(torch.randn(2, 2), 0.1, 3, torch.qint8),
@@ -159,7 +159,7 @@ def odd_tensors():
     }
 
 
-def averaged():
+def averaged_model():
     """An exponential moving average, beside what it averages."""
     net = model()
     ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
@@ -167,7 +167,7 @@ def averaged():
     return {"model": net.state_dict(), "ema": ema.state_dict()}
 
 
-def parametrized():
+def weight_norms():
     """Old and new weight_norm."""
     return {
         "old": nn.utils.weight_norm(nn.Linear(2, 2)).state_dict(),
@@ -264,7 +264,7 @@ def distributions():
         "w": torch.zeros(1),
         "mixed": torch.distributions.Independent(normal, 1),
         "moved": torch.distributions.TransformedDistribution(normal, [torch.distributions.ComposeTransform(steps)]),
-        "scheduled": torch.optim.lr_scheduler.LambdaLR(trained(torch.optim.SGD, lr=0.1), math.sqrt),
+        "scheduled": torch.optim.lr_scheduler.LambdaLR(train_optimizer(torch.optim.SGD, lr=0.1), math.sqrt),
     }
 
 
@@ -272,36 +272,38 @@ ADAM = {"lr": 0.1}
 ORDINARY = {
     "state_dict": lambda: model().state_dict(),
     "dict of Parameters": lambda: dict(model().named_parameters()),
-    "SGD with momentum": lambda: trained(torch.optim.SGD, lr=0.1, momentum=0.9).state_dict(),
-    "AdamW": lambda: trained(torch.optim.AdamW, fused=False, **ADAM).state_dict(),
-    "Adam with amsgrad and a tensor for lr": lambda: trained(
+    "SGD with momentum": lambda: train_optimizer(torch.optim.SGD, lr=0.1, momentum=0.9).state_dict(),
+    "AdamW": lambda: train_optimizer(torch.optim.AdamW, fused=False, **ADAM).state_dict(),
+    "Adam with amsgrad and a tensor for lr": lambda: train_optimizer(
         torch.optim.Adam, lr=torch.tensor(0.1), amsgrad=True
     ).state_dict(),
-    "Adagrad": lambda: trained(torch.optim.Adagrad, **ADAM).state_dict(),
-    "RMSprop": lambda: trained(torch.optim.RMSprop, **ADAM).state_dict(),
-    "Adafactor": lambda: trained(torch.optim.Adafactor, **ADAM).state_dict(),
-    "OneCycleLR": lambda: scheduled(torch.optim.lr_scheduler.OneCycleLR, 0.1, 10) | {"t": torch.zeros(1)},
-    "CosineAnnealingLR": lambda: scheduled(torch.optim.lr_scheduler.CosineAnnealingLR, 10) | {"t": torch.zeros(1)},
-    "MultiStepLR": lambda: scheduled(torch.optim.lr_scheduler.MultiStepLR, [1, 2]) | {"t": torch.zeros(1)},
-    "CyclicLR": lambda: scheduled(torch.optim.lr_scheduler.CyclicLR, 0.1, 0.2) | {"t": torch.zeros(1)},
+    "Adagrad": lambda: train_optimizer(torch.optim.Adagrad, **ADAM).state_dict(),
+    "RMSprop": lambda: train_optimizer(torch.optim.RMSprop, **ADAM).state_dict(),
+    "Adafactor": lambda: train_optimizer(torch.optim.Adafactor, **ADAM).state_dict(),
+    "OneCycleLR": lambda: scheduler_state(torch.optim.lr_scheduler.OneCycleLR, 0.1, 10) | {"t": torch.zeros(1)},
+    "CosineAnnealingLR": lambda: (
+        scheduler_state(torch.optim.lr_scheduler.CosineAnnealingLR, 10) | {"t": torch.zeros(1)}
+    ),
+    "MultiStepLR": lambda: scheduler_state(torch.optim.lr_scheduler.MultiStepLR, [1, 2]) | {"t": torch.zeros(1)},
+    "CyclicLR": lambda: scheduler_state(torch.optim.lr_scheduler.CyclicLR, 0.1, 0.2) | {"t": torch.zeros(1)},
     "GradScaler": lambda: {"scaler": torch.amp.GradScaler("cpu").state_dict(), "t": torch.zeros(1)},
     "Lightning": lightning,
     "rng_state": rng,
     "settings": settings,
     "numpy": arrays,
-    "quantized": quantized,
+    "quantized": quantized_tensors,
     "odd tensors": odd_tensors,
-    "an average": averaged,
-    "parametrized": parametrized,
+    "an average": averaged_model,
+    "parametrized": weight_norms,
     "hyperparameters": hyperparameters,
     "what loops keep": kept_by_loops,
     "everyday values": everyday,
     "calls put off": put_off,
     "annotations": annotations,
     "distributions": distributions,
-    "an optimizer pickled whole": lambda: {"o": trained(torch.optim.AdamW, **ADAM), "w": torch.zeros(1)},
+    "an optimizer pickled whole": lambda: {"o": train_optimizer(torch.optim.AdamW, **ADAM), "w": torch.zeros(1)},
     "every optimizer pickled whole": lambda: {
-        kind.__name__: trained(kind, lr=0.1)
+        kind.__name__: train_optimizer(kind, lr=0.1)
         for kind in vars(torch.optim).values()
         if isinstance(kind, type)
         and issubclass(kind, torch.optim.Optimizer)
@@ -322,7 +324,7 @@ WRITERS = {
 }
 
 
-def said(path):
+def list_findings(path):
     """What the rules about pickles say of it."""
     return [(finding.rule, finding.message) for finding in audit(Request((str(path),), select=RULES)).findings]
 
@@ -334,7 +336,7 @@ def test_an_ordinary_checkpoint_is_clean(name, writer, tmp_path, monkeypatch):
     # Whoever imports Dask pickles exceptions in another way from then on.
     monkeypatch.delitem(copyreg.dispatch_table, ValueError, raising=False)
     torch.save(ORDINARY[name](), tmp_path / "a.pt", **WRITERS[writer])
-    assert said(tmp_path / "a.pt") == []
+    assert list_findings(tmp_path / "a.pt") == []
 
 
 WHOLE = {
@@ -365,7 +367,7 @@ WHOLE = {
 def test_a_whole_module_of_torch_is_that_and_nothing_else(name, tmp_path):
     """Its classes are torch's, and so are its hooks and activations."""
     torch.save({"net": WHOLE[name]()}, tmp_path / "a.pt")
-    assert [rule for rule, _ in said(tmp_path / "a.pt")] == ["whole-module-pickle"]
+    assert [rule for rule, _ in list_findings(tmp_path / "a.pt")] == ["whole-module-pickle"]
 
 
 def parallel():
@@ -379,7 +381,7 @@ def parallel():
         distributed.destroy_process_group()
 
 
-def hooked():
+def module_with_hook():
     """A module that keeps the handle of its hook."""
     made = model()
     made.handle = made.register_forward_hook(functional.relu)
@@ -388,19 +390,19 @@ def hooked():
     yield made
 
 
-def replicated():
+def data_parallel():
     """A DataParallel."""
     yield nn.DataParallel(model())
 
 
-def compiled():
+def compiled_module():
     """A module that torch.compile has wrapped, with settings and without."""
     yield torch.compile(model())
     yield from (torch.compile(model(), backend=backend) for backend in ("eager", "aot_eager"))
     yield {"a": torch.compile(model(), mode="max-autotune"), "b": torch.compile(model(), dynamic=True, fullgraph=True)}
 
 
-@pytest.mark.parametrize("make", [parallel, hooked, replicated, compiled])
+@pytest.mark.parametrize("make", [parallel, module_with_hook, data_parallel, compiled_module])
 def test_a_wrapper_of_torch_is_a_whole_module_and_nothing_else(make, tmp_path):
     """torch's own wrappers keep the module and plain settings; a handle keeps a number."""
     for made in make():
@@ -419,12 +421,12 @@ def another():
     return torch.compile(model(), backend=functional.relu)
 
 
-def alone():
+def compile_contexts():
     """A context with no module."""
     return [torch.compile(model()), torch.compile(model()).dynamo_ctx]
 
 
-@pytest.mark.parametrize("make", [command, another, alone])
+@pytest.mark.parametrize("make", [command, another, compile_contexts])
 def test_a_compiler_with_more_than_switches_is_no_module(make, tmp_path):
     """What it runs when it is called is in the file."""
     torch.save(make(), tmp_path / "a.pt")
@@ -447,8 +449,8 @@ def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
     transformers.Trainer(net, arguments, train_dataset=rows).train()
     written = sorted(path for path in (tmp_path / "checkpoint-1").iterdir() if path.suffix in (".pt", ".pth", ".bin"))
     assert {one.name for one in written} == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
-    assert [said(one) for one in written] == [[]] * 4
-    assert said(tmp_path / "checkpoint-1") == []
+    assert [list_findings(one) for one in written] == [[]] * 4
+    assert list_findings(tmp_path / "checkpoint-1") == []
 
 
 def test_placements_are_data(tmp_path):
@@ -456,7 +458,7 @@ def test_placements_are_data(tmp_path):
     distributed = pytest.importorskip("torch.distributed.tensor")
     places = [distributed.Shard(1), distributed.Replicate(), distributed.Partial(), distributed.Partial("avg")]
     torch.save({"w": torch.zeros(2), "places": places, "more": tuple(places)}, tmp_path / "a.pt")
-    assert said(tmp_path / "a.pt") == []
+    assert list_findings(tmp_path / "a.pt") == []
 
 
 def test_the_handle_of_a_hook_is_data(tmp_path):
@@ -464,7 +466,7 @@ def test_the_handle_of_a_hook_is_data(tmp_path):
     net = nn.Linear(2, 2)
     handles = [net.register_forward_pre_hook(functional.relu), net.register_forward_hook(functional.relu)]
     torch.save({"net": net, "handles": handles}, tmp_path / "a.pt")
-    assert {rule for rule, _ in said(tmp_path / "a.pt")} == {"whole-module-pickle"}
+    assert {rule for rule, _ in list_findings(tmp_path / "a.pt")} == {"whole-module-pickle"}
 
 
 def test_a_distributed_tensor_is_data(tmp_path):
@@ -480,7 +482,7 @@ def test_a_distributed_tensor_is_data(tmp_path):
         )
     finally:
         destroy_process_group()
-    assert said(tmp_path / "a.pt") == []
+    assert list_findings(tmp_path / "a.pt") == []
 
 
 def distributed_checkpoint(folder):
@@ -506,7 +508,7 @@ def test_the_files_of_a_distributed_checkpoint_are_data(tmp_path):
         name.name for pickle in index for name in pickle.names
     }
     assert len(tensors) > 10
-    assert said(tmp_path / "dcp") == []
+    assert list_findings(tmp_path / "dcp") == []
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -526,9 +528,9 @@ def test_archives_with_anything_between_them_are_not_called_whole(tmp_path):
     whole = build(records())
     for data in (whole + b"x" + whole, b"x" + whole + whole, whole + whole[1:]):
         (tmp_path / "a.distcp").write_bytes(data)
-        assert "unscanned-pickle" in {rule for rule, _ in said(tmp_path / "a.distcp")}
+        assert "unscanned-pickle" in {rule for rule, _ in list_findings(tmp_path / "a.distcp")}
     (tmp_path / "a.distcp").write_bytes(whole + whole)
-    assert said(tmp_path / "a.distcp") == []
+    assert list_findings(tmp_path / "a.distcp") == []
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -536,7 +538,7 @@ def test_a_masked_tensor_is_data(tmp_path):
     """Its values and its mask are tensors."""
     masked = pytest.importorskip("torch.masked")
     torch.save({"w": masked.masked_tensor(torch.zeros(2), torch.ones(2) > 0)}, tmp_path / "a.pt")
-    assert said(tmp_path / "a.pt") == []
+    assert list_findings(tmp_path / "a.pt") == []
 
 
 TORCHAO = [
@@ -553,7 +555,7 @@ def test_a_model_quantized_by_torchao_is_data(config, tmp_path):
     net = nn.Sequential(nn.Linear(64, 64)).bfloat16()
     quantization.quantize_(net, getattr(quantization, config)())
     torch.save(net.state_dict(), tmp_path / "a.pt")
-    assert said(tmp_path / "a.pt") == []
+    assert list_findings(tmp_path / "a.pt") == []
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -565,7 +567,7 @@ def test_an_optimizer_of_torchao_is_data(name, tmp_path):
     weight.sum().backward()
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "a.pt")
-    assert said(tmp_path / "a.pt") == []
+    assert list_findings(tmp_path / "a.pt") == []
 
 
 class Norms(nn.Module):
@@ -579,7 +581,7 @@ class Norms(nn.Module):
 def test_functions_that_a_module_keeps_are_data(tmp_path):
     """Of linear algebra, Fourier transforms and special functions: what a pickle names of them it does not call."""
     torch.save(Norms(), tmp_path / "a.pt")
-    assert {rule for rule, _ in said(tmp_path / "a.pt")} == {"whole-module-pickle"}
+    assert {rule for rule, _ in list_findings(tmp_path / "a.pt")} == {"whole-module-pickle"}
 
 
 def test_functions_that_a_module_keeps_only_compute():
@@ -600,7 +602,7 @@ def test_what_torch_itself_calls_safe_is_clean():
     assert [name for name in names if not is_clean(*name)] == []
 
 
-def defined(table):
+def iter_defined(table):
     """What the table has of the installed torch: each name with what it is there, None where it is not."""
     for whole in table:
         module, _, name = whole.rpartition(".")
@@ -613,7 +615,7 @@ def defined(table):
 @pytest.mark.filterwarnings("ignore")
 def test_every_class_of_the_table_is_defined_where_it_says():
     """None is a metaclass, and none is another module's."""
-    actual = {whole: one for whole, one in defined(CLASSES) if one is not None}
+    actual = {whole: one for whole, one in iter_defined(CLASSES) if one is not None}
     assert len(actual) > 400
     moved = {whole for whole, one in actual.items() if f"{one.__module__}.{one.__qualname__}" != whole}
     assert {one for one in moved if not one.startswith(("torch.cuda.amp.", "torch.nn.utils.rnn."))} == set()
@@ -690,7 +692,7 @@ def test_safetensors_has_no_pickle(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"w": torch.tensor([0x80, 2, 0x63], dtype=torch.uint8)}, tmp_path / "a.safetensors")
-    assert said(tmp_path / "a.safetensors") == []
+    assert list_findings(tmp_path / "a.safetensors") == []
 
 
 def test_configurations_of_transformers_are_data(tmp_path):
@@ -698,4 +700,4 @@ def test_configurations_of_transformers_are_data(tmp_path):
     transformers = pytest.importorskip("transformers")
     kept = [transformers.BertConfig(dtype=torch.float16), transformers.GenerationConfig(), transformers.CLIPConfig()]
     torch.save({"w": torch.zeros(1), "config": kept}, tmp_path / "a.pt")
-    assert said(tmp_path / "a.pt") == []
+    assert list_findings(tmp_path / "a.pt") == []

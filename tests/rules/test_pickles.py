@@ -47,17 +47,17 @@ def write(path, data=None, *more):
     return path
 
 
-def judged(target, *rules):
+def audit_target(target, *rules):
     """The one target of an audit by the rules about pickles."""
     (result,) = audit(Request((str(target),), select=rules or RULES)).targets
     return result
 
 
-def test_unsafe_global_finds_a_call_beside_the_tensors(found, tmp_path):
+def test_unsafe_global_finds_a_call_beside_the_tensors(run_rule, tmp_path):
     """The name, what it is known for, the byte of the pickle and that of the file."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("os", "system"), text("true")))
     path = write(tmp_path / "a.pt", pickle)
-    (finding,) = found("unsafe-global", path)
+    (finding,) = run_rule("unsafe-global", path)
     at = pickle.index(b"cos\n")
     assert finding.message == (
         f"loading the file calls os.system, which runs shell commands (record archive/data.pkl, byte {at})"
@@ -66,28 +66,28 @@ def test_unsafe_global_finds_a_call_beside_the_tensors(found, tmp_path):
     assert finding.severity is Severity.ERROR
 
 
-def test_unsafe_global_spares_what_builds_data(found, tmp_path):
+def test_unsafe_global_spares_what_builds_data(run_rule, tmp_path):
     """A name that only looks like one: text in a dict is no name."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("collections", "OrderedDict")), y=text("os.system"))
-    assert not found("unsafe-global", write(tmp_path / "a.pt", pickle))
+    assert not run_rule("unsafe-global", write(tmp_path / "a.pt", pickle))
 
 
 def test_unsafe_global_finds_a_clean_class_that_is_changed(tmp_path):
     """Attributes set on a class are set for everyone who uses it, and so are items of a dict that a module has."""
     for change in (b"N}" + text("update") + global_name("_codecs", "encode") + b"s\x86b", text("a") + text("b") + b"s"):
         pickle = state_dict(w=tensor(), x=global_name("collections", "OrderedDict") + change)
-        (finding,) = judged(write(tmp_path / "a.pt", pickle), "unsafe-global").findings
+        (finding,) = audit_target(write(tmp_path / "a.pt", pickle), "unsafe-global").findings
         assert (
             "collections.OrderedDict, which is modified by the pickle; the change affects the whole Python process"
         ) in finding.message
 
 
-def test_unsafe_global_spares_a_partial_of_clean_names(found, tmp_path):
+def test_unsafe_global_spares_a_partial_of_clean_names(run_rule, tmp_path):
     """Whole modules defer calls so; a partial of anything else is as bad as that."""
     clean = call_function(global_name("functools", "partial"), global_name("torch.nn.functional", "gelu"))
-    assert not found("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=clean)))
+    assert not run_rule("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=clean)))
     bad = call_function(global_name("functools", "partial"), global_name("os", "system"))
-    (finding,) = found("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=bad)))
+    (finding,) = run_rule("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=bad)))
     assert finding.about == "os.system"
 
 
@@ -110,11 +110,11 @@ class Moved:
         (np.random.Philox, "buffer_pos", (0, 4), (-1, 5)),
     ],
 )
-def test_a_position_outside_the_table_of_a_generator_is_unsafe(found, tmp_path, kind, key, inside, outside):
+def test_a_position_outside_the_table_of_a_generator_is_unsafe(run_rule, tmp_path, kind, key, inside, outside):
     """numpy takes any number, and reads memory there when the next random number is drawn."""
     for position in (*inside, *outside):
         torch.save({"w": torch.ones(1), "generator": Moved(kind, key, position)}, tmp_path / "a.pt")
-        assert len(found("unsafe-global", tmp_path / "a.pt")) == (position in outside)
+        assert len(run_rule("unsafe-global", tmp_path / "a.pt")) == (position in outside)
 
 
 TABLE = np.random.RandomState(0).get_state()[1]
@@ -149,21 +149,21 @@ SEED = np.random.SeedSequence(3).__reduce__()
         ((*SEED[:2], (*SEED[2][:3], 10**8, ())), False),
     ],
 )
-def test_the_state_of_a_generator_is_one_that_numpy_writes(found, tmp_path, parts, is_sound):
+def test_the_state_of_a_generator_is_one_that_numpy_writes(run_rule, tmp_path, parts, is_sound):
     """numpy reads a position of tuples, lists and mappings; a seed of any pool is gone through."""
     torch.save({"w": torch.ones(1), "generator": Called(*parts)}, tmp_path / "a.pt")
-    assert (not found("unsafe-global", tmp_path / "a.pt")) == is_sound
+    assert (not run_rule("unsafe-global", tmp_path / "a.pt")) == is_sound
 
 
 @pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_generators_of_numpy_are_no_finding(kind, protocol, found, tmp_path):
+def test_generators_of_numpy_are_no_finding(kind, protocol, run_rule, tmp_path):
     """Each class, in each protocol, with its seed and its children, before and after draws."""
     bits = getattr(np.random, kind)(np.random.SeedSequence([5, 6]).spawn(2)[1])
     generators = [np.random.Generator(bits), bits, np.random.RandomState(bits), np.random.SeedSequence(7)]
     generators[2].standard_normal()
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"x": generators, "y": random.Random(3)}, protocol))  # noqa: S311
-    assert not found("unsafe-global", tmp_path / "a.pkl")
+    assert not run_rule("unsafe-global", tmp_path / "a.pkl")
 
 
 NUMBERS = random.Random(3).getstate()[1]  # noqa: S311
@@ -184,10 +184,10 @@ NUMBERS = random.Random(3).getstate()[1]  # noqa: S311
         ((2, NUMBERS, "x"), False),
     ],
 )
-def test_the_state_of_random_is_one_that_python_writes(state, is_sound, found, tmp_path):
+def test_the_state_of_random_is_one_that_python_writes(state, is_sound, run_rule, tmp_path):
     """An old state is computed with: the remainder of a text is that text, formatted."""
     torch.save({"w": torch.ones(1), "x": Called(random.Random, (), state)}, tmp_path / "a.pt")
-    assert (not found("unsafe-global", tmp_path / "a.pt")) == is_sound
+    assert (not run_rule("unsafe-global", tmp_path / "a.pt")) == is_sound
     if state == (2, ("%8000000000d",), None):
         assert (2, ("%80d",), None)[1][0] % 2**32 == "4294967296".rjust(80)
 
@@ -211,10 +211,10 @@ def test_the_state_of_random_is_one_that_python_writes(state, is_sound, found, t
     ],
 )
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protocol, found, tmp_path):
+def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protocol, run_rule, tmp_path):
     """Its message reads memory there, whatever the length of the bytes."""
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "error": Called(*parts)}, protocol))
-    assert (not found("unsafe-global", tmp_path / "a.pkl")) == is_sound
+    assert (not run_rule("unsafe-global", tmp_path / "a.pkl")) == is_sound
 
 
 @pytest.mark.parametrize(
@@ -235,10 +235,10 @@ def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protoco
     ],
 )
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_the_bytes_of_a_date_are_a_date(value, is_sound, protocol, found, tmp_path):
+def test_the_bytes_of_a_date_are_a_date(value, is_sound, protocol, run_rule, tmp_path):
     """Of a pickled date Python checks the month alone, and its methods read beside their tables."""
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "when": value}, protocol))
-    assert (not found("unsafe-global", tmp_path / "a.pkl")) == is_sound
+    assert (not run_rule("unsafe-global", tmp_path / "a.pkl")) == is_sound
 
 
 @pytest.mark.parametrize(
@@ -258,37 +258,37 @@ def test_positions_outside_crash_where_they_are_used(load, use):
         assert done.returncode < 0
 
 
-def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(found, tmp_path):
+def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(run_rule, tmp_path):
     """torch.save writes them over tensors of the file; a legacy constructor and a plain pickle bring others."""
     indices, values, size = torch.tensor([[10**9]]), torch.ones(1), torch.Size([4])
     good = torch.sparse_coo_tensor(indices % 4, values, size)
     torch.save({"w": good}, tmp_path / "good.pt")
-    assert not found("unsafe-global", tmp_path / "good.pt")
+    assert not run_rule("unsafe-global", tmp_path / "good.pt")
     torch.save({"w": Called(torch.sparse.FloatTensor, (indices, values, size))}, tmp_path / "class.pt")
     arguments = (torch.sparse_coo, (indices, values, size, True))
     with (tmp_path / "plain.pkl").open("wb") as file:
         pickle.dump({"w": Called(torch._utils._rebuild_sparse_tensor, arguments)}, file)
     for name in ("class.pt", "plain.pkl"):
-        messages = [finding.message for finding in found("unsafe-global", tmp_path / name)]
+        messages = [finding.message for finding in run_rule("unsafe-global", tmp_path / name)]
         assert any("makes a sparse tensor whose indices neither torch" in message for message in messages)
 
 
 @pytest.mark.parametrize("name", ["keys", "items", "copy", "__len__"])
-def test_unsafe_global_finds_a_state_dict_that_hides_its_items(found, tmp_path, name):
+def test_unsafe_global_finds_a_state_dict_that_hides_its_items(run_rule, tmp_path, name):
     """`load_state_dict` of it would load nothing, and `strict=False` say nothing of that."""
     state = OrderedDict(weight=torch.ones(2))
     state._metadata = OrderedDict()
     torch.save(state, tmp_path / "good.pt")
-    assert not found("unsafe-global", tmp_path / "good.pt")
+    assert not run_rule("unsafe-global", tmp_path / "good.pt")
     setattr(state, name, OrderedDict)
     torch.save(state, tmp_path / "bad.pt")
     assert any(
         ("the name of a dict method, such as items") in finding.message
-        for finding in found("unsafe-global", tmp_path / "bad.pt")
+        for finding in run_rule("unsafe-global", tmp_path / "bad.pt")
     )
 
 
-def test_allocation_bomb_finds_a_pattern_of_many_ranges(found, tmp_path):
+def test_allocation_bomb_finds_a_pattern_of_many_ranges(run_rule, tmp_path):
     """`re` goes through each range of a class that ignores case, character by character."""
     ranges = "".join(f"{chr(256 + n)}-\ud7ff" for n in range(1000))
     encoded = "".join(f"{chr(256 + n % 64)}-{chr(0x7E00 + n // 64)}" for n in range(1000))
@@ -298,23 +298,23 @@ def test_allocation_bomb_finds_a_pattern_of_many_ranges(found, tmp_path):
     decoded += [Called(str, (Called(_codecs.encode, (encoded.decode(), "latin1")), "utf-16-le"))]
     for pattern in (f"[{ranges}]", f"[{ranges.encode('unicode_escape').decode()}]", *decoded):
         torch.save({"w": torch.ones(1), "x": Called(re._compile, (pattern, 2))}, tmp_path / "bad.pt")
-        (finding,) = found("allocation-bomb", tmp_path / "bad.pt")
+        (finding,) = run_rule("allocation-bomb", tmp_path / "bad.pt")
         assert "compile regular expressions" in finding.message
     torch.save({"w": torch.ones(1), "x": re.compile("[A-Za-z0-9_-]+" * 20)}, tmp_path / "good.pt")
-    assert not found("allocation-bomb", tmp_path / "good.pt")
+    assert not run_rule("allocation-bomb", tmp_path / "good.pt")
 
 
 @pytest.mark.parametrize("args", [(text("MT19937"),), (text("MT19937"), global_name(RANDOM, "__bit_generator_ctor"))])
-def test_unsafe_global_spares_a_random_state_of_any_numpy(args, found, tmp_path):
+def test_unsafe_global_spares_a_random_state_of_any_numpy(args, run_rule, tmp_path):
     """numpy 1.24 to 1.26 also write the function that makes the bit generator of its name."""
     pickle = state_dict(w=tensor(), x=call_function(global_name(RANDOM, "__randomstate_ctor"), *args))
-    assert not found("unsafe-global", write(tmp_path / "a.pt", pickle))
+    assert not run_rule("unsafe-global", write(tmp_path / "a.pt", pickle))
 
 
-def test_unknown_global_finds_a_class_of_somebody(found, tmp_path):
+def test_unknown_global_finds_a_class_of_somebody(run_rule, tmp_path):
     """Called or only named."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("my.config", "Config")), y=b"cmy.config\nOther\n")
-    first, second = found("unknown-global", write(tmp_path / "a.pt", pickle))
+    first, second = run_rule("unknown-global", write(tmp_path / "a.pt", pickle))
     assert first.message.startswith(
         "loading the file calls my.config.Config, which is not on the allow-list of torch and plain-data types"
     )
@@ -322,44 +322,44 @@ def test_unknown_global_finds_a_class_of_somebody(found, tmp_path):
     assert first.severity is Severity.WARNING
 
 
-def test_unknown_global_spares_the_class_of_a_whole_module(found, tmp_path):
+def test_unknown_global_spares_the_class_of_a_whole_module(run_rule, tmp_path):
     """`whole-module-pickle` says that one."""
     state = b"}(" + text("_parameters") + b"}" + text("w") + tensor() + b"s" + text("_buffers") + b"}"
     pickle = build_pickle(b"c__main__\nNet\n)\x81" + state + text("_modules") + b"}ub")
     path = write(tmp_path / "a.pt", pickle)
-    assert not found("unknown-global", path)
-    (finding,) = found("whole-module-pickle", path)
+    assert not run_rule("unknown-global", path)
+    (finding,) = run_rule("whole-module-pickle", path)
     assert "__main__.Net" in finding.message
 
 
-def test_whole_module_pickle_finds_a_module(found, tmp_path):
+def test_whole_module_pickle_finds_a_module(run_rule, tmp_path):
     """One finding a file, with its classes."""
     torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)), tmp_path / "a.pt")
-    (finding,) = found("whole-module-pickle", tmp_path / "a.pt")
+    (finding,) = run_rule("whole-module-pickle", tmp_path / "a.pt")
     assert "torch.nn.modules.linear.Linear, torch.nn.modules.container.Sequential" in finding.message
 
 
-def test_whole_module_pickle_spares_its_state_dict(found, tmp_path):
+def test_whole_module_pickle_spares_its_state_dict(run_rule, tmp_path):
     """The same weights as they should be saved."""
     torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)).state_dict(), tmp_path / "a.pt")
-    assert not found("whole-module-pickle", tmp_path / "a.pt")
+    assert not run_rule("whole-module-pickle", tmp_path / "a.pt")
 
 
-def test_nested_pickle_finds_one_in_a_record_and_one_in_a_string(found, tmp_path):
+def test_nested_pickle_finds_one_in_a_record_and_one_in_a_string(run_rule, tmp_path):
     """Both are read; what they name is judged as the rest is."""
     inner = build_pickle(call_function(global_name("os", "system"), text("true")))
     pickle = state_dict(w=tensor(), x=b"B" + len(inner).to_bytes(4, "little") + inner)
     path = write(tmp_path / "a.pt", pickle, Member("archive/extra/hook", inner))
-    assert len(found("nested-pickle", path)) == 2
-    assert len(found("unsafe-global", path)) == 2
+    assert len(run_rule("nested-pickle", path)) == 2
+    assert len(run_rule("unsafe-global", path)) == 2
 
 
-def test_nested_pickle_spares_bytes_that_begin_like_one_by_chance(found, tmp_path):
+def test_nested_pickle_spares_bytes_that_begin_like_one_by_chance(run_rule, tmp_path):
     """Elements of a tensor may be any bytes."""
     path = tmp_path / "a.pt"
     path.write_bytes(build(records(storages={"0": b"\x80\x02\x7d\xff" * 4})))
-    assert not found("nested-pickle", path)
-    assert not found("unscanned-pickle", path)
+    assert not run_rule("nested-pickle", path)
+    assert not run_rule("unscanned-pickle", path)
 
 
 def test_unscanned_pickle_finds_one_that_breaks_off(tmp_path):
@@ -367,24 +367,24 @@ def test_unscanned_pickle_finds_one_that_breaks_off(tmp_path):
     (tmp_path / "a.pkl").write_bytes(
         build_pickle(call_function(global_name("os", "system"), text("true")))[:-1] + b"\xff"
     )
-    result = judged(tmp_path / "a.pkl")
+    result = audit_target(tmp_path / "a.pkl")
     assert result.status is Status.AUDITED
     assert [finding.rule for finding in result.findings] == ["unsafe-global", "unscanned-pickle"]
     assert "unknown opcode 0xff" in result.findings[1].message
 
 
-def test_unscanned_pickle_spares_a_whole_one(found, tmp_path):
+def test_unscanned_pickle_spares_a_whole_one(run_rule, tmp_path):
     """Compressed, but not to burst."""
     members = records()
     members[0].method = 8
     (tmp_path / "a.pt").write_bytes(build(members))
-    assert not found("unscanned-pickle", tmp_path / "a.pt")
+    assert not run_rule("unscanned-pickle", tmp_path / "a.pt")
 
 
 def test_unknown_global_finds_a_thousand_and_tells_a_hundred(tmp_path):
     """And how many more there are, in one line."""
     names = b"".join(f"cm{n}\nf\n".encode() for n in range(1000))
-    findings = judged(
+    findings = audit_target(
         write(tmp_path / "a.pt", state_dict(w=tensor(), x=b"](" + names + b"e")), "unknown-global"
     ).findings
     assert len(findings) == 101
@@ -396,13 +396,13 @@ def test_nested_pickle_spares_the_pickle_of_a_damaged_archive(tmp_path):
     whole = write(tmp_path / "a.pt").read_bytes()
     for damaged in (whole[:-100], b"#!/bin/sh\n" + whole):
         (tmp_path / "a.pt").write_bytes(damaged)
-        assert {finding.rule for finding in judged(tmp_path / "a.pt").findings} <= {"unscanned-pickle"}
+        assert {finding.rule for finding in audit_target(tmp_path / "a.pt").findings} <= {"unscanned-pickle"}
 
 
-def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains(found, tmp_path):
+def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains(run_rule, tmp_path):
     """The size, the name and its byte."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("builtins", "bytearray"), number(2**36)))
-    (finding,) = found("allocation-bomb", write(tmp_path / "a.pt", pickle))
+    (finding,) = run_rule("allocation-bomb", write(tmp_path / "a.pt", pickle))
     at = pickle.index(b"cbuiltins")
     assert (
         finding.message
@@ -411,12 +411,12 @@ def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains
     assert finding.severity is Severity.ERROR
 
 
-def test_allocation_bomb_spares_a_tensor_that_repeats_its_storage(found, tmp_path):
+def test_allocation_bomb_spares_a_tensor_that_repeats_its_storage(run_rule, tmp_path):
     """An expanded tensor has as many bytes as its storage; a range has none; 8 MiB are no bomb."""
     large = call_function(global_name("builtins", "bytearray"), number(2**23))
     unused = call_function(global_name("builtins", "range"), number(2**40))
     pickle = state_dict(w=tensor(size=(2**40,), stride=(0,)), x=large, y=unused)
-    assert not found("allocation-bomb", write(tmp_path / "a.pt", pickle))
+    assert not run_rule("allocation-bomb", write(tmp_path / "a.pt", pickle))
 
 
 def test_an_array_of_numbers_is_not_looked_at(tmp_path):
@@ -429,7 +429,7 @@ def test_an_array_of_numbers_is_not_looked_at(tmp_path):
     for array in (inner, inner.view([("a", "<i4"), ("b", "<f4")])):
         numpy.save(tmp_path / "a.npy", array)
         (tmp_path / "a.pt").write_bytes(build([*records(), Member("archive/a.npy", (tmp_path / "a.npy").read_bytes())]))
-        assert not judged(tmp_path / "a.pt").findings
+        assert not audit_target(tmp_path / "a.pt").findings
 
 
 def test_each_finding_says_what_to_do(tmp_path):
@@ -441,7 +441,7 @@ def test_each_finding_says_what_to_do(tmp_path):
     torch.save(torch.nn.Linear(1, 1), tmp_path / "whole.pt")
     (tmp_path / "b.pkl").write_bytes(build_pickle(text("a"))[:-1] + b"\xff")
     targets = write(tmp_path / "a.pt", pickle, nested), tmp_path / "b.pkl", tmp_path / "whole.pt"
-    findings = [finding for target in targets for finding in judged(target).findings]
+    findings = [finding for target in targets for finding in audit_target(target).findings]
     assert {finding.rule for finding in findings} == set(RULES)
     assert all(one.help for one in findings)
 
@@ -458,7 +458,7 @@ def test_a_name_that_is_absurdly_long_is_cut(tmp_path):
     )
     for body in (hidden, global_name("os", long), call_function(global_name(long, long))):
         path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=body))
-        findings = judged(path).findings
+        findings = audit_target(path).findings
         assert findings
         assert max(len(finding.message) for finding in findings) < 1_000
 
@@ -466,7 +466,7 @@ def test_a_name_that_is_absurdly_long_is_cut(tmp_path):
 HOOKS = b"ccollections\nOrderedDict\n"
 
 
-def recorded():
+def record_pickle():
     """A pickle of torch's: all that a tensor names it has named before, as values."""
     named_before = [OrderedDict, torch._utils._rebuild_tensor_v2, torch.FloatStorage, "storage", "cpu"]
     torch.save({"before": named_before, "w": torch.zeros(2)}, written := io.BytesIO())
@@ -479,22 +479,22 @@ def recorded():
 @pytest.mark.parametrize("name", ["transformers.training_args\nTrainingArguments", "accelerate.state\nPartialState"])
 def test_what_a_tensor_calls_is_judged_where_it_was_named_before(name, tmp_path):
     """A class in the place of the one that its hooks are kept in is called, as pickle makes no object of it."""
-    path = write(tmp_path / "a.pt", recorded().replace(HOOKS, f"c{name}\n".encode()))
-    assert name.replace("\n", ".") in {finding.about for finding in judged(path, "unsafe-global").findings}
-    assert not judged(write(tmp_path / "a.pt", recorded()), "unsafe-global").findings
+    path = write(tmp_path / "a.pt", record_pickle().replace(HOOKS, f"c{name}\n".encode()))
+    assert name.replace("\n", ".") in {finding.about for finding in audit_target(path, "unsafe-global").findings}
+    assert not audit_target(write(tmp_path / "a.pt", record_pickle()), "unsafe-global").findings
 
 
 def test_a_class_of_torchscript_is_one_where_torchscript_is(tmp_path):
     """Beside the archive's constants; elsewhere, and in a record that torch does not read, Python imports it."""
     net = global_name("__torch__.evil", "Net") + b")\x81"
     path, constants = tmp_path / "a.pt", Member("archive/constants.pkl", build_pickle(b")"))
-    assert not judged(write(path, state_dict(w=tensor(), x=net), constants), "unsafe-global").findings
-    (finding,) = judged(write(path, state_dict(w=tensor(), x=net)), "unsafe-global").findings
+    assert not audit_target(write(path, state_dict(w=tensor(), x=net), constants), "unsafe-global").findings
+    (finding,) = audit_target(write(path, state_dict(w=tensor(), x=net)), "unsafe-global").findings
     assert finding.message.startswith(
         "loading the file calls __torch__.evil.Net, which is a TorchScript class, but the file has no TorchScript"
     )
     hidden = Member("archive/extra/hook.pkl", build_pickle(net))
-    (finding,) = judged(write(path, state_dict(w=tensor()), constants, hidden), "unsafe-global").findings
+    (finding,) = audit_target(write(path, state_dict(w=tensor()), constants, hidden), "unsafe-global").findings
     assert finding.about == "__torch__.evil.Net"
 
 
@@ -502,7 +502,7 @@ def test_a_builtin_is_told_by_the_name_that_it_has(tmp_path):
     """Pickles of the first protocols say `__builtin__`, which Python 3 takes for `builtins`."""
     for module in ("__builtin__", "builtins"):
         path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=call_function(global_name(module, "len"), text("a"))))
-        (finding,) = judged(path, "unsafe-global").findings
+        (finding,) = audit_target(path, "unsafe-global").findings
         assert finding.message.startswith(
             "loading the file calls builtins.len, which gives access to Python's built-in functions"
         )
@@ -513,24 +513,25 @@ def test_a_configuration_may_name_the_types_of_its_values(tmp_path):
     types = text("ref_type") + global_name("typing", "Any") + text("object_type") + global_name("builtins", "dict")
     metadata = global_name("omegaconf.base", "ContainerMetadata") + b")\x81}(" + types + b"ub"
     config = global_name("omegaconf.dictconfig", "DictConfig") + b")\x81}" + text("_metadata") + metadata + b"sb"
-    assert not judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=config))).findings
+    assert not audit_target(write(tmp_path / "a.pt", state_dict(w=tensor(), x=config))).findings
 
 
 @pytest.mark.parametrize("name", ["signal.SIG_DFL", "socket.AF_INET"])
 def test_a_member_of_an_enumeration_is_data_by_its_own_name(name, tmp_path):
     """As older Pythons wrote it; to change it is nothing that a pickler does."""
     member = global_name(*name.split("."))
-    assert not judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=member))).findings
+    assert not audit_target(write(tmp_path / "a.pt", state_dict(w=tensor(), x=member))).findings
     changed = state_dict(w=tensor(), x=member + b"}" + text("a") + b"Nsb")
-    assert judged(write(tmp_path / "a.pt", changed), "unsafe-global").findings
+    assert audit_target(write(tmp_path / "a.pt", changed), "unsafe-global").findings
 
 
 def test_what_takes_an_item_is_unknown_and_no_harm(tmp_path):
     """`operator.itemgetter(1)` is kept, and nothing of it is called."""
     torch.save({"w": torch.zeros(1), "by": operator.itemgetter(1)}, tmp_path / "a.pt")
-    (finding,) = judged(tmp_path / "a.pt").findings
+    (finding,) = audit_target(tmp_path / "a.pt").findings
     assert (finding.rule, finding.severity) == ("unknown-global", Severity.WARNING)
     called_next = call_function(call_function(global_name("operator", "itemgetter"), text("a")), b"}")
     assert "unsafe-global" in {
-        finding.rule for finding in judged(write(tmp_path / "a.pt", state_dict(w=tensor(), x=called_next))).findings
+        finding.rule
+        for finding in audit_target(write(tmp_path / "a.pt", state_dict(w=tensor(), x=called_next))).findings
     }

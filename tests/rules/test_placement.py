@@ -12,7 +12,7 @@ from statecli.rules.policy_config import Policy
 
 
 @pytest.fixture
-def saved(tmp_path, monkeypatch):
+def save_on_devices(tmp_path, monkeypatch):
     """Saves each tensor as if it were on the device that `where` has for its size, which is told by nothing else."""
 
     def save(state, where):
@@ -28,89 +28,93 @@ STATE = {"a": torch.zeros(1), "b": torch.zeros(2), "c": torch.zeros(3)}
 A, B, C = 4, 8, 12
 
 
-def test_torch_fails_to_load_what_is_named(saved):
+def test_torch_fails_to_load_what_is_named(save_on_devices):
     """The file that the other tests audit is what they say: no machine of these tests has a fourth GPU."""
-    path = saved(STATE, {A: "cuda:3"})
+    path = save_on_devices(STATE, {A: "cuda:3"})
     with pytest.raises(RuntimeError, match="cuda"):
         torch.load(path)
     assert torch.load(path, map_location="cpu")["a"].numel() == 1
 
 
-def test_accelerator_device_finds_a_gpu_that_few_machines_have(found, saved):
+def test_accelerator_device_finds_a_gpu_that_few_machines_have(run_rule, save_on_devices):
     """One finding a device, with the count and the first names."""
-    (finding,) = found("accelerator-device", saved(STATE, {A: "cuda:3", B: "cuda:3"}))
+    (finding,) = run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda:3", B: "cuda:3"}))
     assert finding.message.startswith("2 tensors on cuda:3 (a, b): torch.load fails on a machine without this device")
     assert finding.severity.value == "warning"
     assert "map_location" in finding.help
 
 
-def test_accelerator_device_finds_the_first_gpu_as_a_note(found, saved):
+def test_accelerator_device_finds_the_first_gpu_as_a_note(run_rule, save_on_devices):
     """Every checkpoint that was trained on one names it."""
-    findings = found("accelerator-device", saved(STATE, {A: "cuda:0", B: "mps", C: "cuda:0"}))
+    findings = run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda:0", B: "mps", C: "cuda:0"}))
     assert [(finding.message[:19], finding.severity.value) for finding in findings] == [
         ("2 tensors on cuda:0", "note"),
         ("1 tensor on mps (b)", "note"),
     ]
 
 
-def test_accelerator_device_finds_what_the_policy_does_not_name(found, saved):
+def test_accelerator_device_finds_what_the_policy_does_not_name(run_rule, save_on_devices):
     """An error, the CPU too: `cuda` stands for each of them, `cuda:0` for one."""
-    path = saved(STATE, {A: "cuda:0", B: "cuda:1"})
-    (finding,) = found("accelerator-device", path, policy=Policy(device=("cuda",)))
+    path = save_on_devices(STATE, {A: "cuda:0", B: "cuda:1"})
+    (finding,) = run_rule("accelerator-device", path, policy=Policy(device=("cuda",)))
     assert (finding.message, finding.severity.value) == ("1 tensor on cpu (c): policy.device allows only cuda", "error")
-    (finding,) = found("accelerator-device", path, policy=Policy(device=("cuda:0", "cpu")))
+    (finding,) = run_rule("accelerator-device", path, policy=Policy(device=("cuda:0", "cpu")))
     assert finding.message == "1 tensor on cuda:1 (b): policy.device allows only cuda:0 or cpu"
 
 
-def test_accelerator_device_finds_the_first_gpu_once_under_both_its_names(found, saved):
+def test_accelerator_device_finds_the_first_gpu_once_under_both_its_names(run_rule, save_on_devices):
     """torch loads `cuda` on the current device, which is the first; by that name alone it is told as it is written."""
-    (finding,) = found("accelerator-device", saved(STATE, {A: "cuda:0", B: "cuda", C: "cuda:0"}))
+    (finding,) = run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda:0", B: "cuda", C: "cuda:0"}))
     assert finding.message.startswith("3 tensors on cuda:0 (a, c, b): ")
     assert finding.severity.value == "note"
-    (finding,) = found("accelerator-device", saved(STATE, {A: "cuda", B: "cuda"}))
+    (finding,) = run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda", B: "cuda"}))
     assert finding.message.startswith("2 tensors on cuda (a, b): ")
-    findings = found("accelerator-device", saved(STATE, {A: "cuda", B: "cuda:3"}))
+    findings = run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda", B: "cuda:3"}))
     assert [finding.message.partition(" (")[0] for finding in findings] == ["1 tensor on cuda", "1 tensor on cuda:3"]
 
 
-def test_accelerator_device_spares_the_first_gpu_by_either_name_where_the_policy_names_it(found, saved):
+def test_accelerator_device_spares_the_first_gpu_by_either_name_where_the_policy_names_it(run_rule, save_on_devices):
     """`cuda:0` in a policy allows `cuda`, and no other GPU; of a device that has no numbers its name is all."""
-    assert not found("accelerator-device", saved(STATE, {A: "cuda"}), policy=Policy(device=("cuda:0", "cpu")))
-    assert found("accelerator-device", saved(STATE, {A: "cuda"}), policy=Policy(device=("cuda:1", "cpu")))
+    assert not run_rule(
+        "accelerator-device", save_on_devices(STATE, {A: "cuda"}), policy=Policy(device=("cuda:0", "cpu"))
+    )
+    assert run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda"}), policy=Policy(device=("cuda:1", "cpu")))
 
 
-def test_accelerator_device_spares_the_cpu_and_meta(found, saved):
+def test_accelerator_device_spares_the_cpu_and_meta(run_rule, save_on_devices):
     """Every machine has both."""
     state = {**STATE, "m": torch.zeros(5, device="meta")}
-    assert not found("accelerator-device", saved(state, {}))
-    assert not found("accelerator-device", saved(STATE, {A: "cuda:7"}), selection=Selection(include=("b", "c")))
+    assert not run_rule("accelerator-device", save_on_devices(state, {}))
+    assert not run_rule(
+        "accelerator-device", save_on_devices(STATE, {A: "cuda:7"}), selection=Selection(include=("b", "c"))
+    )
 
 
-def test_mixed_devices_finds_what_stayed_behind(found, saved):
+def test_mixed_devices_finds_what_stayed_behind(run_rule, save_on_devices):
     """The rarer device's tensor is named."""
-    (finding,) = found("mixed-devices", saved(STATE, {A: "cuda:0", C: "cuda:0"}))
+    (finding,) = run_rule("mixed-devices", save_on_devices(STATE, {A: "cuda:0", C: "cuda:0"}))
     assert finding.message == "model: tensors are on 2 devices: 2 on cuda:0, 1 on cpu (b)"
     assert finding.fqn == "b"
 
 
-def test_mixed_devices_spares_meta_and_another_name_of_the_first_gpu(found, saved):
+def test_mixed_devices_spares_meta_and_another_name_of_the_first_gpu(run_rule, save_on_devices):
     """What is on meta has no values to compute with, and `cuda` is `cuda:0` to one process."""
-    assert not found("mixed-devices", saved({**STATE, "m": torch.zeros(5, device="meta")}, {}))
-    assert not found("mixed-devices", saved(STATE, {A: "cuda", B: "cuda:0", C: "cuda:0"}))
+    assert not run_rule("mixed-devices", save_on_devices({**STATE, "m": torch.zeros(5, device="meta")}, {}))
+    assert not run_rule("mixed-devices", save_on_devices(STATE, {A: "cuda", B: "cuda:0", C: "cuda:0"}))
 
 
-def test_mixed_devices_finds_two_gpus(found, saved):
+def test_mixed_devices_finds_two_gpus(run_rule, save_on_devices):
     """Whatever the first is called."""
-    (finding,) = found("mixed-devices", saved(STATE, {A: "cuda", B: "cuda:1", C: "cuda:0"}))
+    (finding,) = run_rule("mixed-devices", save_on_devices(STATE, {A: "cuda", B: "cuda:1", C: "cuda:0"}))
     assert finding.message == "model: tensors are on 2 devices: 2 on cuda:0, 1 on cuda:1 (b)"
 
 
-def test_mixed_devices_spares_an_optimizer_and_other_sections(found, saved):
+def test_mixed_devices_spares_an_optimizer_and_other_sections(run_rule, save_on_devices):
     """Step counters are on the CPU; one section may be on another device than the next."""
     optimizer = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.zeros(3)}}, "param_groups": []}
     optimizer["param_groups"].append({"lr": 0.1, "params": [0]})
     state = {"model": {"a.weight": torch.zeros(3)}, "optimizer": optimizer, "ema": {"a.weight": torch.zeros(5)}}
-    assert not found("mixed-devices", saved(state, {C: "cuda:0"}))
+    assert not run_rule("mixed-devices", save_on_devices(state, {C: "cuda:0"}))
 
 
 @pytest.mark.parametrize("rule", ["accelerator-device", "mixed-devices"])

@@ -32,14 +32,14 @@ LEFT_SEEDED_NEXT = struct.Struct("<iiQ")
 
 
 @pytest.fixture
-def messages(found, tmp_path):
+def messages(run_rule, tmp_path):
     """`messages(data)`: what unsafe-data says of an archive of torch.save with this data, which torch.load returns."""
 
     def judge(data, *, severity=Severity.ERROR, weights_only=True):
         path = tmp_path / "archive.pt"
         torch.save(data, path)
         torch.load(path, weights_only=weights_only)
-        findings = found("unsafe-data", path)
+        findings = run_rule("unsafe-data", path)
         assert {finding.severity for finding in findings} <= {severity}
         return [finding.message for finding in findings]
 
@@ -321,32 +321,32 @@ def judge_runtime_info(found, tmp_path, info):
     ],
 )
 @pytest.mark.parametrize("key", ["best_ckpt", "best_ckpt_coco/bbox_mAP"])
-def test_unsafe_data_finds_paths_that_mmengine_removes(found, tmp_path, key, path, severity):
+def test_unsafe_data_finds_paths_that_mmengine_removes(run_rule, tmp_path, key, path, severity):
     """A note for the name that MMEngine writes, because every checkpoint with a best one has that name."""
-    ((found_severity, message),) = judge_runtime_info(found, tmp_path, {key: path, "cfg": CONFIG})
+    ((found_severity, message),) = judge_runtime_info(run_rule, tmp_path, {key: path, "cfg": CONFIG})
     assert found_severity is severity
     assert "MMEngine deletes this path" in message
 
 
-def test_unsafe_data_finds_steps_that_mmengine_makes_paths_of(found, tmp_path):
+def test_unsafe_data_finds_steps_that_mmengine_makes_paths_of(run_rule, tmp_path):
     """MMEngine writes a number into the name of each checkpoint that it keeps."""
     texts = ([3, "/../../victim"], deque(["a/../../b"]), UserList([Path("../x")]))
     objects = ({0: "1.pth/../../victim", 1: 2}, OrderedDict({0: "a/../b"}), [b"a"], [[1]], UserList([1]), "12", 3)
     for steps in (*texts, *objects):
-        ((severity, message),) = judge_runtime_info(found, tmp_path, {"keep_ckpt_ids": steps})
+        ((severity, message),) = judge_runtime_info(run_rule, tmp_path, {"keep_ckpt_ids": steps})
         assert severity is Severity.ERROR
         assert "MMEngine makes a path from each element and deletes" in message
     for steps in ([1, 2], deque([1], 3), [], (1,), [np.int64(1)], None):
         info = {"keep_ckpt_ids": steps, "best_score": 0.5, "best_ckpt": None, "best_ckpt_epoch": 3}
-        assert not judge_runtime_info(found, tmp_path, info)
+        assert not judge_runtime_info(run_rule, tmp_path, info)
 
 
 @pytest.mark.parametrize(
     "path", [b"/home/me", np.bytes_(b"/home/me"), bytearray(b"x"), ["/home/me"], {"path": "/home/me"}, UserString("/x")]
 )
-def test_unsafe_data_finds_paths_that_are_no_texts(found, tmp_path, path):
+def test_unsafe_data_finds_paths_that_are_no_texts(run_rule, tmp_path, path):
     """Python removes a folder whose path is bytes; statecli checks texts alone."""
-    ((severity, message),) = judge_runtime_info(found, tmp_path, {"best_ckpt": path})
+    ((severity, message),) = judge_runtime_info(run_rule, tmp_path, {"best_ckpt": path})
     assert severity is Severity.ERROR
     assert "is neither a string nor a path, so statecli cannot check which file MMEngine deletes" in message
 
@@ -361,15 +361,15 @@ def test_unsafe_data_finds_paths_that_are_no_texts(found, tmp_path, path):
     ],
 )
 @pytest.mark.parametrize("kind", [dict, UserDict, lambda items: [*items.items()]])
-def test_unsafe_data_finds_the_path_that_mmcv_removes(found, tmp_path, kind, path, severity):
+def test_unsafe_data_finds_the_path_that_mmcv_removes(run_rule, tmp_path, kind, path, severity):
     """The EvalHook of MMCV 1 deletes the file when it saves a better one; `dict.update` takes pairs too."""
     messages = kind({"best_ckpt": path})
     torch.save({"state_dict": {}, "meta": {"epoch": 1, "hook_msgs": messages}}, tmp_path / "epoch_1.pth")
-    (finding,) = found("unsafe-data", tmp_path / "epoch_1.pth")
+    (finding,) = run_rule("unsafe-data", tmp_path / "epoch_1.pth")
     assert finding.severity is severity
     assert "MMCV deletes" in finding.message
     torch.save({"meta": {"hook_msgs": {"best_score": 0.5, "last_ckpt": path}}}, tmp_path / "epoch_1.pth")
-    assert not found("unsafe-data", tmp_path / "epoch_1.pth")
+    assert not run_rule("unsafe-data", tmp_path / "epoch_1.pth")
 
 
 # Objects that loaders take for texts and dicts.
@@ -411,7 +411,7 @@ def test_unsafe_data_reads_objects_that_are_texts(judge, tmp_path, kind, place):
 
 
 @pytest.mark.parametrize("kind", DICT_LIKE.values(), ids=DICT_LIKE)
-def test_unsafe_data_looks_into_objects_that_answer_for_dicts(found, tmp_path, kind):
+def test_unsafe_data_looks_into_objects_that_answer_for_dicts(run_rule, tmp_path, kind):
     """Below a key that a loader looks up."""
     for data in (
         {"runtime_info": kind({"cfg": CALLS_CODE})},
@@ -420,7 +420,7 @@ def test_unsafe_data_looks_into_objects_that_answer_for_dicts(found, tmp_path, k
         {"milestones": kind({3: 10**9}), "gamma": 2},
     ):
         torch.save(data, tmp_path / "a.pth")
-        assert any(finding.severity is Severity.ERROR for finding in found("unsafe-data", tmp_path / "a.pth"))
+        assert any(finding.severity is Severity.ERROR for finding in run_rule("unsafe-data", tmp_path / "a.pth"))
 
 
 @pytest.mark.parametrize("place", ["cfg", "path", "class_path", "key"])
@@ -439,7 +439,7 @@ def test_unsafe_data_finds_texts_that_only_python_can_tell(judge, tmp_path, plac
     assert "is a string that the pickle computes during loading" in finding.message
 
 
-def test_unsafe_data_reads_paths_of_any_spelling(found, tmp_path):
+def test_unsafe_data_reads_paths_of_any_spelling(run_rule, tmp_path):
     """Lightning takes the text of a path."""
 
     class SlotPath(PosixPath):
@@ -448,17 +448,17 @@ def test_unsafe_data_reads_paths_of_any_spelling(found, tmp_path):
 
     for path in (PosixPath("../x"), Call(PosixPath, "..", np.str_("x")), SlotPath("x")):
         torch.save(checkpoint({"last_model_path": path}), tmp_path / "a.ckpt")
-        assert [finding.severity for finding in found("unsafe-data", tmp_path / "a.ckpt")] == [Severity.ERROR]
+        assert [finding.severity for finding in run_rule("unsafe-data", tmp_path / "a.ckpt")] == [Severity.ERROR]
     for path in (PosixPath("/runs/x"), PosixPath("x/y")):
         torch.save(checkpoint({"last_model_path": path, "best_model_path": PosixPath()}), tmp_path / "a.ckpt")
-        assert not found("unsafe-data", tmp_path / "a.ckpt")
+        assert not run_rule("unsafe-data", tmp_path / "a.ckpt")
 
 
-def test_unsafe_data_spares_objects_with_plain_data(found, tmp_path):
+def test_unsafe_data_spares_objects_with_plain_data(run_rule, tmp_path):
     """Texts of numpy as keys, a UserDict of settings."""
     data = {np.str_("meta"): UserDict(cfg=np.str_(CONFIG)), np.int64(1): np.str_("a"), "v": torch.__version__}
     torch.save({**data, "names": np.array(["a", "b"]), "chain": ChainMap({"a": 1})}, tmp_path / "a.pth")
-    assert not found("unsafe-data", tmp_path / "a.pth")
+    assert not run_rule("unsafe-data", tmp_path / "a.pth")
 
 
 def with_path(value):
@@ -496,11 +496,11 @@ def test_unsafe_data_finds_paths_of_lightning_that_are_objects(judge, tmp_path, 
         )
 
 
-def test_unsafe_data_reads_paths_that_are_keys(found, tmp_path):
+def test_unsafe_data_reads_paths_that_are_keys(run_rule, tmp_path):
     """Of pathlib, and a text of numpy."""
     for path, count in ((PosixPath("~/me"), 1), (np.str_("~/me"), 1), (PosixPath("/runs/x"), 0), (np.str_("x"), 0)):
         torch.save(checkpoint({"best_k_models": {path: 1.0}, "best_model_path": path}), tmp_path / "a.ckpt")
-        assert len(found("unsafe-data", tmp_path / "a.ckpt")) == 2 * count
+        assert len(run_rule("unsafe-data", tmp_path / "a.ckpt")) == 2 * count
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -530,7 +530,7 @@ def test_long_paths_are_not_matched_and_cost_steps(tmp_path, monkeypatch, shared
         ("weights.pth", "arr_0.npy", 1),
     ],
 )
-def test_an_archive_of_one_record_is_seen_unless_numpy_writes_the_record(found, tmp_path, file, record, count):
+def test_an_archive_of_one_record_is_seen_unless_numpy_writes_the_record(run_rule, tmp_path, file, record, count):
     """torch.hub unpacks the record over a file of the same name, whatever the archive's own name is."""
     entry = zipfile.ZipInfo(record)
     entry.filename, entry.orig_filename = record, record  # zipfile itself writes no NUL
@@ -539,14 +539,14 @@ def test_an_archive_of_one_record_is_seen_unless_numpy_writes_the_record(found, 
     np.save(array, np.arange(4.0))
     with zipfile.ZipFile(tmp_path / file, "w") as archive:
         archive.writestr(entry, array.getvalue())
-    findings = found("unsafe-data", tmp_path / file)
+    findings = run_rule("unsafe-data", tmp_path / file)
     assert [record.partition("\0")[0] in finding.message for finding in findings] == [True] * count
 
 
 # Powers of integers.
 
 
-def trained(kind, **options):
+def train_optimizer(kind, **options):
     """An optimizer after one step."""
     weight = torch.nn.Parameter(torch.ones(2))
     weight.grad = torch.ones(2)
@@ -565,7 +565,7 @@ def trained(kind, **options):
 )
 def test_unsafe_data_finds_integers_that_an_optimizer_raises_to_a_power(messages, kind, options, change):
     """load_state_dict takes the numbers; a step would compute 7**step exactly."""
-    optimizer = trained(kind, **options)
+    optimizer = train_optimizer(kind, **options)
     state = optimizer.state_dict()
     state["param_groups"][0].update(change)
     optimizer.load_state_dict(state)
@@ -576,7 +576,7 @@ def test_unsafe_data_finds_integers_that_an_optimizer_raises_to_a_power(messages
 
 def test_unsafe_data_finds_milestones_that_a_scheduler_raises_to_a_power(messages):
     """A step at the milestone would compute 7**(10**9)."""
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(trained(torch.optim.SGD), [5])
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(train_optimizer(torch.optim.SGD), [5])
     state = {**scheduler.state_dict(), "gamma": 7, "milestones": {5: 10**9}}
     scheduler.load_state_dict(state)
     (message,) = messages({"lr_schedulers": [state]})
@@ -586,8 +586,8 @@ def test_unsafe_data_finds_milestones_that_a_scheduler_raises_to_a_power(message
 def test_unsafe_data_spares_optimizers_and_schedulers(messages):
     """Floats, 0 and 1 as betas (older releases of torch took both), and a milestone that is named twice."""
     kinds = (torch.optim.Adam, torch.optim.ASGD, torch.optim.RMSprop, torch.optim.RAdam)
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(trained(torch.optim.SGD), [5, 5, 9], gamma=2)
-    states = [trained(kind).state_dict() for kind in kinds]
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(train_optimizer(torch.optim.SGD), [5, 5, 9], gamma=2)
+    states = [train_optimizer(kind).state_dict() for kind in kinds]
     states[0]["param_groups"][0]["betas"] = (0, 1)
     data = {"optimizers": states, "scheduler": scheduler.state_dict(), "config": {"betas": (7, 7), "alpha": 2048}}
     assert not messages(data, weights_only=False)
@@ -643,25 +643,25 @@ def test_states_in_attributes_and_arguments_are_found(messages):
     assert messages({"x": data}, weights_only=False)[0].startswith("['x'].__state__['state'][0]: the position")
 
 
-def test_plain_data_in_a_pickle_of_its_own(found, tmp_path):
+def test_plain_data_in_a_pickle_of_its_own(run_rule, tmp_path):
     """A bare pickle, and one in a string of another."""
     import pickle
 
     inner = pickle.dumps({"numpy": ("MT19937", TABLE, -1)}, 2)
     (tmp_path / "a.pkl").write_bytes(inner)
-    (finding,) = found("unsafe-data", tmp_path / "a.pkl")
+    (finding,) = run_rule("unsafe-data", tmp_path / "a.pkl")
     assert finding.message.startswith("['numpy']: the position of a numpy random generator is -1")
     torch.save({"w": torch.ones(1), "extra": inner}, tmp_path / "b.pt")
-    (finding,) = found("unsafe-data", tmp_path / "b.pt")
+    (finding,) = run_rule("unsafe-data", tmp_path / "b.pt")
     assert "the string at byte" in finding.message
 
 
-def test_legacy_files_are_checked(found, tmp_path):
+def test_legacy_files_are_checked(run_rule, tmp_path):
     """The same data in the format of torch.save before 1.6."""
     stream = io.BytesIO()
     torch.save({"numpy": ("MT19937", TABLE, -1)}, stream, _use_new_zipfile_serialization=False)
     (tmp_path / "a.pt").write_bytes(stream.getvalue())
-    assert len(found("unsafe-data", tmp_path / "a.pt")) == 1
+    assert len(run_rule("unsafe-data", tmp_path / "a.pt")) == 1
 
 
 # Texts that a loader imports, calls or runs.
@@ -757,7 +757,7 @@ def test_unsafe_data_finds_a_text_with_harm_that_lightning_may_call(messages):
     assert message.startswith("['hyper_parameters']…['act'] is a string that the pickle computes during loading")
 
 
-def test_a_tuple_of_arguments_may_be_a_hyperparameter_too(found, tmp_path):
+def test_a_tuple_of_arguments_may_be_a_hyperparameter_too(run_rule, tmp_path):
     """The walk reaches the tuple by the call first or last."""
     arguments = ("downloads.encoder.Encoder",)
     call = Call(np.str_)
@@ -765,7 +765,7 @@ def test_a_tuple_of_arguments_may_be_a_hyperparameter_too(found, tmp_path):
     for order in ({"a": call, "b": arguments}, {"b": arguments, "a": call}):
         torch.save({"hyper_parameters": {**INSTANTIATED, **order}}, tmp_path / "a.ckpt")
         assert any(
-            "['hyper_parameters']…[0] is" in finding.message for finding in found("unsafe-data", tmp_path / "a.ckpt")
+            "['hyper_parameters']…[0] is" in finding.message for finding in run_rule("unsafe-data", tmp_path / "a.ckpt")
         )
 
 
@@ -819,14 +819,14 @@ def test_unsafe_data_finds_configurations_that_mmengine_runs(text, why, place, m
     assert messages(build(CONFIG)) == []
 
 
-def test_unsafe_data_finds_a_dtype_that_hqq_evaluates(found, tmp_path):
+def test_unsafe_data_finds_a_dtype_that_hqq_evaluates(run_rule, tmp_path):
     """In a file without a pickle: the letters are a tensor."""
     for letters, count in (("torch.float32", 0), ("__import__('os').system('id') or torch.float32", 1), ("x" * 100, 1)):
         for dtype in (torch.uint8, torch.int64):
             numbers = torch.tensor([*map(ord, letters)], dtype=dtype)
             state = {"0.W_q": torch.ones(2), "0.compute_dtype": numbers, "0.dtype": numbers.clone()}
             save_file(state, tmp_path / "model.safetensors")
-            assert len(found("unsafe-data", tmp_path / "model.safetensors")) == count
+            assert len(run_rule("unsafe-data", tmp_path / "model.safetensors")) == count
 
 
 SPREAD_OUT = {
@@ -838,17 +838,17 @@ SPREAD_OUT = {
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("spread", SPREAD_OUT.values(), ids=SPREAD_OUT)
-def test_unsafe_data_finds_a_dtype_in_a_tensor_that_is_not_dense(spread, found, tmp_path):
+def test_unsafe_data_finds_a_dtype_in_a_tensor_that_is_not_dense(spread, run_rule, tmp_path):
     """HQQ iterates over any tensor; statecli reads the letters of a dense one only. Floats have no letters."""
     letters = spread(torch.tensor([*b"__import__('os').system('id')"], dtype=torch.uint8))
     torch.save({"0.W_q": torch.ones(2), "0.compute_dtype": letters, "0.bias": letters}, tmp_path / "a.pt")
-    (finding,) = found("unsafe-data", tmp_path / "a.pt")
+    (finding,) = run_rule("unsafe-data", tmp_path / "a.pt")
     assert finding.severity is Severity.ERROR
     assert finding.message.startswith(
         "0.compute_dtype holds a string (as the codes of its letters) that statecli cannot read"
     )
     torch.save({"0.compute_dtype": torch.ones(3)}, tmp_path / "b.pt")
-    assert not found("unsafe-data", tmp_path / "b.pt")
+    assert not run_rule("unsafe-data", tmp_path / "b.pt")
 
 
 def test_unsafe_data_finds_a_text_with_a_class_path(messages):
@@ -871,10 +871,10 @@ def test_unsafe_data_finds_a_text_with_a_class_path(messages):
 @pytest.mark.parametrize(
     "name", ["torch.nn.parallel.distributed.logging.FileHandler", "torch.optim.adam.torch.hub.load", "torch.nn.Path"]
 )
-def test_unsafe_data_allows_the_classes_of_a_list_alone(name, found, tmp_path):
+def test_unsafe_data_allows_the_classes_of_a_list_alone(name, run_rule, tmp_path):
     """A module has all its imports as attributes."""
     torch.save({"hyper_parameters": {"a": {"class_path": name}}}, tmp_path / "a.ckpt")
-    (finding,) = found("unsafe-data", tmp_path / "a.ckpt")
+    (finding,) = run_rule("unsafe-data", tmp_path / "a.ckpt")
     assert finding.severity in (Severity.ERROR, Severity.WARNING)
 
 
@@ -901,25 +901,25 @@ def test_unsafe_data_allows_the_classes_of_a_list_alone(name, found, tmp_path):
         ("model = dict(**{'type': 'os.system'})", Severity.ERROR),
     ],
 )
-def test_unsafe_data_finds_what_registries_of_mmengine_call(text, severity, found, tmp_path):
+def test_unsafe_data_finds_what_registries_of_mmengine_call(text, severity, run_rule, tmp_path):
     """The name at `type`, which is looked up as a module if no registry has it."""
     torch.save({"meta": {"cfg": text}}, tmp_path / "a.pth")
-    (finding,) = found("unsafe-data", tmp_path / "a.pth")
+    (finding,) = run_rule("unsafe-data", tmp_path / "a.pth")
     assert finding.severity is severity
     for name in ("mmdet.ResNet", "mmengine.SGD", "mmengine.CheckpointHook", "mmcv.LoadImageFromFile", "nms"):
         cfg = f"a = dict(type='{name}', act=dict(type='ReLU', _scope_='mmdet'))\ndefault_scope = None\n"
         torch.save({"meta": {"cfg": cfg}}, tmp_path / "a.pth")
-        assert not found("unsafe-data", tmp_path / "a.pth")
+        assert not run_rule("unsafe-data", tmp_path / "a.pth")
 
 
-def test_names_in_a_list_are_the_same_names(found, tmp_path):
+def test_names_in_a_list_are_the_same_names(run_rule, tmp_path):
     """Of a dtype that HQQ evaluates, and of a state that modules unpickle: the name ends in a subscript."""
     letters = torch.tensor([*b"__import__('os').system('id')"], dtype=torch.uint8)
     torch.save({"net": [{"0.W_q": torch.ones(2), "0.compute_dtype": letters}]}, tmp_path / "a.pt")
-    assert len(found("unsafe-data", tmp_path / "a.pt")) == 1
+    assert len(run_rule("unsafe-data", tmp_path / "a.pt")) == 1
     state = torch.tensor([*b"N0cposix\nsystem\n(Vid\ntR."], dtype=torch.uint8)
     torch.save({"net": [{"l.weight": torch.ones(2), "l._extra_state": state}]}, tmp_path / "b.pt")
-    assert [finding.rule for finding in found("unsafe-global", tmp_path / "b.pt")] == ["unsafe-global"]
+    assert [finding.rule for finding in run_rule("unsafe-global", tmp_path / "b.pt")] == ["unsafe-global"]
 
 
 @pytest.mark.parametrize(

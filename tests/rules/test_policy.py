@@ -23,45 +23,47 @@ def pair(tmp_path):
     return str(tmp_path / "before.safetensors"), tmp_path / "after.safetensors"
 
 
-def test_missing_metadata_finds_a_key_that_is_not_there(found, pair):
+def test_missing_metadata_finds_a_key_that_is_not_there(run_rule, pair):
     """Of two that are required, the one."""
-    (finding,) = found("missing-metadata", pair[1], policy=Policy(require_metadata=("license", "commit")))
+    (finding,) = run_rule("missing-metadata", pair[1], policy=Policy(require_metadata=("license", "commit")))
     assert "commit" in finding.message
 
 
-def test_missing_metadata_spares_a_key_that_is_there(found, pair):
+def test_missing_metadata_spares_a_key_that_is_there(run_rule, pair):
     """With a value."""
-    assert not found("missing-metadata", pair[1], policy=Policy(require_metadata=("license",)))
+    assert not run_rule("missing-metadata", pair[1], policy=Policy(require_metadata=("license",)))
 
 
 @pytest.mark.parametrize("rule", ["unchanged-tensor", "changed-tensor"])
-def test_a_glob_that_is_the_name_of_a_module(found, pair, rule):
+def test_a_glob_that_is_the_name_of_a_module(run_rule, pair, rule):
     """The tensors of the module are suggested."""
-    (finding,) = found(rule, pair[1], against=pair[0], policy=Policy(must_change=("head",), must_not_change=("head",)))
+    (finding,) = run_rule(
+        rule, pair[1], against=pair[0], policy=Policy(must_change=("head",), must_not_change=("head",))
+    )
     assert finding.message.endswith("matches no tensor of the target or the reference; did you mean 'head.*'?")
 
 
 @pytest.mark.parametrize("beside", [{"license": ""}, {"license": " "}, {"license": None}, {"args": {"license": None}}])
-def test_missing_metadata_finds_a_key_without_a_value(found, tmp_path, beside):
+def test_missing_metadata_finds_a_key_without_a_value(run_rule, tmp_path, beside):
     """Which says as little as no key; the key that was found is named."""
     torch.save({"model": {"w": torch.zeros(2)}, **beside}, tmp_path / "a.pt")
-    (finding,) = found("missing-metadata", tmp_path / "a.pt", policy=Policy(require_metadata=("license",)))
+    (finding,) = run_rule("missing-metadata", tmp_path / "a.pt", policy=Policy(require_metadata=("license",)))
     assert f"{'args.' if 'args' in beside else ''}license has no value" in finding.message
 
 
 @pytest.mark.parametrize("value", [0, False, 3, "mit"])
-def test_missing_metadata_spares_zero_and_false(found, tmp_path, value):
+def test_missing_metadata_spares_zero_and_false(run_rule, tmp_path, value):
     """They are values. A plain name is found in what holds the settings, where no key is just that."""
     torch.save({"model": {"w": torch.zeros(2)}, "args": {"epoch": value}}, tmp_path / "a.pt")
-    assert not found("missing-metadata", tmp_path / "a.pt", policy=Policy(require_metadata=("epoch", "args.epoch")))
+    assert not run_rule("missing-metadata", tmp_path / "a.pt", policy=Policy(require_metadata=("epoch", "args.epoch")))
 
 
-def test_missing_metadata_takes_the_key_itself_before_a_deeper_one(found, tmp_path):
+def test_missing_metadata_takes_the_key_itself_before_a_deeper_one(run_rule, tmp_path):
     """An empty `epoch` is not made good by `args.epoch`, and no part of a dotted key is left out."""
     state = {"model": {"w": torch.zeros(2)}, "epoch": "", "args": {"epoch": 3, "in": {"lr": 0.1}}}
     torch.save(state, tmp_path / "a.pt")
     policy = Policy(require_metadata=("epoch", "in.lr", "args.in.lr"))
-    assert [finding.message[:7] for finding in found("missing-metadata", tmp_path / "a.pt", policy=policy)] == [
+    assert [finding.message[:7] for finding in run_rule("missing-metadata", tmp_path / "a.pt", policy=policy)] == [
         "epoch: ",
         "in.lr: ",
     ]
@@ -75,26 +77,26 @@ def test_missing_metadata_is_skipped_for_a_class():
     assert rule.reason == "a class has no metadata: audit a checkpoint"
 
 
-def test_unchanged_tensor_finds_what_should_have_been_trained(found, pair):
+def test_unchanged_tensor_finds_what_should_have_been_trained(run_rule, pair):
     """The encoder, which was to change, is what it was."""
-    (finding,) = found("unchanged-tensor", pair[1], against=pair[0], policy=Policy(must_change=("encoder.*",)))
+    (finding,) = run_rule("unchanged-tensor", pair[1], against=pair[0], policy=Policy(must_change=("encoder.*",)))
     assert finding.fqn == "encoder.w"
 
 
-def test_unchanged_tensor_spares_what_changed(found, pair):
+def test_unchanged_tensor_spares_what_changed(run_rule, pair):
     """One element is enough."""
-    assert not found("unchanged-tensor", pair[1], policy=Policy(must_change=("head.*",), reference=pair[0]))
+    assert not run_rule("unchanged-tensor", pair[1], policy=Policy(must_change=("head.*",), reference=pair[0]))
 
 
-def test_changed_tensor_finds_what_should_have_been_frozen(found, pair):
+def test_changed_tensor_finds_what_should_have_been_frozen(run_rule, pair):
     """By its values."""
-    (finding,) = found("changed-tensor", pair[1], against=pair[0], policy=Policy(must_not_change=("*",)))
+    (finding,) = run_rule("changed-tensor", pair[1], against=pair[0], policy=Policy(must_not_change=("*",)))
     assert finding.fqn == "head.w"
 
 
-def test_changed_tensor_spares_what_is_the_same(found, pair):
+def test_changed_tensor_spares_what_is_the_same(run_rule, pair):
     """Bit for bit."""
-    assert not found("changed-tensor", pair[1], against=pair[0], policy=Policy(must_not_change=("encoder.*",)))
+    assert not run_rule("changed-tensor", pair[1], against=pair[0], policy=Policy(must_not_change=("encoder.*",)))
 
 
 @pytest.mark.parametrize(
@@ -108,13 +110,13 @@ def test_changed_tensor_spares_what_is_the_same(found, pair):
         ("too-large", Policy(max_bytes=1)),
     ],
 )
-def test_what_breaks_a_policy_says_what_to_do(found, pair, rule, policy):
+def test_what_breaks_a_policy_says_what_to_do(run_rule, pair, rule, policy):
     """Each finding of each of these rules has a help."""
-    (finding,) = found(rule, pair[1], against=pair[0], policy=policy)
+    (finding,) = run_rule(rule, pair[1], against=pair[0], policy=policy)
     assert finding.help
 
 
-def test_notes_about_types_and_ties_say_what_to_do(found, tmp_path):
+def test_notes_about_types_and_ties_say_what_to_do(run_rule, tmp_path):
     """That it may be meant, and what to do where it is not."""
     shared = torch.zeros(4)
     torch.save({"a": shared, "b": shared, "c": torch.zeros(3, dtype=torch.float16)}, tmp_path / "a.pt")
@@ -123,16 +125,16 @@ def test_notes_about_types_and_ties_say_what_to_do(found, tmp_path):
         "tied-tensors": "intentional for tied weights; otherwise ",
     }
     for rule, start in starts.items():
-        (finding,) = found(rule, tmp_path / "a.pt")
+        (finding,) = run_rule(rule, tmp_path / "a.pt")
         assert finding.help.startswith(start)
 
 
 @pytest.mark.parametrize("rule", ["unchanged-tensor", "changed-tensor"])
-def test_what_cannot_be_compared_is_neither_changed_nor_unchanged(rule, found, tmp_path):
+def test_what_cannot_be_compared_is_neither_changed_nor_unchanged(rule, run_rule, tmp_path):
     """Values that are in neither file: the policy is not kept in silence."""
     for name in ("a.pt", "b.pt"):
         torch.save({"w": torch.ones(2, device="meta")}, tmp_path / name)
     policy = Policy(must_change=("w",)) if rule == "unchanged-tensor" else Policy(must_not_change=("w",))
-    (finding,) = found(rule, str(tmp_path / "b.pt"), against=str(tmp_path / "a.pt"), policy=policy)
+    (finding,) = run_rule(rule, str(tmp_path / "b.pt"), against=str(tmp_path / "a.pt"), policy=policy)
     assert finding.fqn == "w"
     assert "neither side has values" in finding.message

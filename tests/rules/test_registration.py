@@ -30,33 +30,35 @@ def net(tmp_path):
     return write
 
 
-def named(findings):
+def severities_by_name(findings):
     return {finding.fqn: finding.severity for finding in findings}
 
 
-def test_unregistered_tensor_finds_a_plain_attribute_with_its_line(found):
+def test_unregistered_tensor_finds_a_plain_attribute_with_its_line(run_rule):
     """The lesson: `self.table = torch.randn(5, 5)`."""
-    (finding,) = found("unregistered-tensor", f"{SAMPLES / 'net.py'}:Net")
+    (finding,) = run_rule("unregistered-tensor", f"{SAMPLES / 'net.py'}:Net")
     assert (finding.fqn, finding.severity) == ("table", Severity.ERROR)  # its value is random
     assert "not in state_dict()" in finding.message
     assert "register_buffer" in finding.help
     assert "self.table" in (SAMPLES / "net.py").read_text().splitlines()[finding.origin.line - 1]
 
 
-def test_unregistered_tensor_finds_in_a_pickled_module_what_the_class_would_show(found, tmp_path):
+def test_unregistered_tensor_finds_in_a_pickled_module_what_the_class_would_show(run_rule, tmp_path):
     """A whole module in a pickle has its plain attributes too."""
     module = nn.Linear(2, 2)
     module.table = torch.zeros(3)
     torch.save(module, tmp_path / "m.pt")
-    assert list(named(found("unregistered-tensor", tmp_path / "m.pt"))) == ["table"]
+    assert list(severities_by_name(run_rule("unregistered-tensor", tmp_path / "m.pt"))) == ["table"]
 
 
-def test_unregistered_tensor_finds_a_scalar_to_be_worth_a_note(found, net):
+def test_unregistered_tensor_finds_a_scalar_to_be_worth_a_note(run_rule, net):
     """A size kept as a 0-dim tensor does no harm."""
-    assert named(found("unregistered-tensor", net("self.size = torch.tensor(3)"))) == {"size": Severity.NOTE}
+    assert severities_by_name(run_rule("unregistered-tensor", net("self.size = torch.tensor(3)"))) == {
+        "size": Severity.NOTE
+    }
 
 
-def test_unregistered_tensor_finds_a_metrics_state_to_be_worth_a_note(found, tmp_path):
+def test_unregistered_tensor_finds_a_metrics_state_to_be_worth_a_note(run_rule, tmp_path):
     """The class moves it by code of its own: so of the class, and of one pickled whole, before and after an update."""
     torchmetrics = pytest.importorskip("torchmetrics")
     text = "Accuracy('multiclass', num_classes=3)"
@@ -65,61 +67,63 @@ def test_unregistered_tensor_finds_a_metrics_state_to_be_worth_a_note(found, tmp
     used.update(torch.ones(3))
     torch.save(nn.ModuleList([torchmetrics.Accuracy("multiclass", num_classes=3), used]), tmp_path / "a.pt")
     whole, of_class = (
-        found("unregistered-tensor", tensor) for tensor in (tmp_path / "a.pt", f"{tmp_path / 'net.py'}:made")
+        run_rule("unregistered-tensor", tensor) for tensor in (tmp_path / "a.pt", f"{tmp_path / 'net.py'}:made")
     )
-    assert {"0.tp", "0._defaults['tp']", "1.value[0]"} <= set(named(whole))
-    assert {f"0.{tensor.fqn}" for tensor in of_class} <= set(named(whole))
+    assert {"0.tp", "0._defaults['tp']", "1.value[0]"} <= set(severities_by_name(whole))
+    assert {f"0.{tensor.fqn}" for tensor in of_class} <= set(severities_by_name(whole))
     assert {finding.severity for finding in (*whole, *of_class)} == {Severity.NOTE}
 
 
-def test_unregistered_tensor_finds_a_table_beside_a_metrics_state(found, tmp_path):
+def test_unregistered_tensor_finds_a_table_beside_a_metrics_state(run_rule, tmp_path):
     """Which nothing moves, and which the state of that name in another module is no excuse for."""
     metric = pytest.importorskip("torchmetrics").Accuracy("multiclass", num_classes=3)
     metric.table, other = torch.ones(3), nn.Linear(2, 2)
     other.tp = torch.ones(3)
     torch.save(nn.ModuleList([metric, other]), tmp_path / "a.pt")
     warned = [
-        tensor.fqn for tensor in found("unregistered-tensor", tmp_path / "a.pt") if tensor.severity is Severity.WARNING
+        tensor.fqn
+        for tensor in run_rule("unregistered-tensor", tmp_path / "a.pt")
+        if tensor.severity is Severity.WARNING
     ]
     assert sorted(warned) == ["0.table", "1.tp"]
 
 
-def test_unregistered_tensor_spares_buffers_and_second_names(found, net):
+def test_unregistered_tensor_spares_buffers_and_second_names(run_rule, net):
     """A registered tensor may have other names."""
     lines = ("self.register_buffer('b', torch.ones(3))", "self.same = self.fc.weight")
-    assert not found("unregistered-tensor", net(*lines))
-    assert not found("unregistered-tensor", f"{SAMPLES / 'net_fixed.py'}:Net")
+    assert not run_rule("unregistered-tensor", net(*lines))
+    assert not run_rule("unregistered-tensor", f"{SAMPLES / 'net_fixed.py'}:Net")
 
 
-def test_unregistered_tensor_spares_a_sample_input_that_the_model_carries(found, net):
+def test_unregistered_tensor_spares_a_sample_input_that_the_model_carries(run_rule, net):
     """`example_input_array` is what Lightning calls it with, and no state."""
-    assert not found("unregistered-tensor", net("self.example_input_array = torch.ones(4, 2)"))
+    assert not run_rule("unregistered-tensor", net("self.example_input_array = torch.ones(4, 2)"))
 
 
-def test_unregistered_parameter_finds_leaves_that_no_optimizer_gets(found, net):
+def test_unregistered_parameter_finds_leaves_that_no_optimizer_gets(run_rule, net):
     """A bare leaf, and parameters in a plain list."""
     lines = ("self.scale = torch.ones(3, requires_grad=True)", "self.many = [nn.Parameter(torch.ones(2))]")
     errors = dict.fromkeys(["scale", "many[0]"], Severity.ERROR)
-    assert named(found("unregistered-parameter", net(*lines))) == errors
+    assert severities_by_name(run_rule("unregistered-parameter", net(*lines))) == errors
 
 
-def test_unregistered_parameter_spares_a_parameter_list_and_what_needs_no_grad(found, net):
+def test_unregistered_parameter_spares_a_parameter_list_and_what_needs_no_grad(run_rule, net):
     """nn.ParameterList registers what it holds."""
     lines = ("self.many = nn.ParameterList([torch.ones(2)])", "self.table = torch.ones(3)")
-    assert not found("unregistered-parameter", net(*lines))
+    assert not run_rule("unregistered-parameter", net(*lines))
 
 
-def test_unregistered_module_finds_layers_in_a_plain_list_one_finding_each(found, net):
+def test_unregistered_module_finds_layers_in_a_plain_list_one_finding_each(run_rule, net):
     """However many tensors a layer has."""
-    findings = found("unregistered-module", net("self.layers = [nn.Linear(2, 2), nn.Linear(2, 2)]"))
+    findings = run_rule("unregistered-module", net("self.layers = [nn.Linear(2, 2), nn.Linear(2, 2)]"))
     assert [finding.message.partition(":")[0] for finding in findings] == ["layers[0]", "layers[1]"]
     assert {finding.severity for finding in findings} == {Severity.ERROR}
 
 
-def test_unregistered_module_names_its_tensors(found, net):
+def test_unregistered_module_names_its_tensors(run_rule, net):
     """In a sentence, whether it has one or several."""
     lines = "self.pair = [nn.Linear(2, 2)]", "self.one = [nn.Linear(2, 2, bias=False)]"
-    several, finding = found("unregistered-module", net(*lines))
+    several, finding = run_rule("unregistered-module", net(*lines))
     ends = "not trained, saved or moved"
     assert several.message == (
         f"pair[0]: module is not registered: its 2 tensors (pair[0].weight, pair[0].bias) are {ends}"
@@ -127,44 +131,48 @@ def test_unregistered_module_names_its_tensors(found, net):
     assert finding.message == f"one[0]: module is not registered: its only tensor (one[0].weight) is {ends}"
 
 
-def test_unregistered_module_spares_module_lists_and_modules_without_tensors(found, net):
+def test_unregistered_module_spares_module_lists_and_modules_without_tensors(run_rule, net):
     """An activation in a list holds nothing."""
-    assert not found("unregistered-module", net("self.layers = nn.ModuleList([nn.ReLU()])", "self.act = [nn.ReLU()]"))
+    assert not run_rule(
+        "unregistered-module", net("self.layers = nn.ModuleList([nn.ReLU()])", "self.act = [nn.ReLU()]")
+    )
 
 
-def test_non_persistent_buffer_finds_a_random_value_and_spares_a_computed_one(found, net):
+def test_non_persistent_buffer_finds_a_random_value_and_spares_a_computed_one(run_rule, net):
     """A loaded model has other random values; the constructor computes a position table again."""
     random = net("self.register_buffer('t', torch.randn(3), persistent=False)")
-    assert named(found("non-persistent-buffer", random)) == {"t": Severity.ERROR}
-    assert not found("non-persistent-buffer", f"{SAMPLES / 'positions.py'}:Positions")
+    assert severities_by_name(run_rule("non-persistent-buffer", random)) == {"t": Severity.ERROR}
+    assert not run_rule("non-persistent-buffer", f"{SAMPLES / 'positions.py'}:Positions")
 
 
-def test_non_persistent_buffer_notes_what_cannot_be_built_again(found, net, tmp_path):
+def test_non_persistent_buffer_notes_what_cannot_be_built_again(run_rule, net, tmp_path):
     """A pickled module has no constructor to run."""
     module = torch.nn.Module()
     module.register_buffer("t", torch.ones(3), persistent=False)
     torch.save(module, tmp_path / "whole.pt")
-    assert named(found("non-persistent-buffer", tmp_path / "whole.pt")) == {"t": Severity.NOTE}
+    assert severities_by_name(run_rule("non-persistent-buffer", tmp_path / "whole.pt")) == {"t": Severity.NOTE}
 
 
-def test_non_persistent_buffer_spares_persistent_ones(found, net):
+def test_non_persistent_buffer_spares_persistent_ones(run_rule, net):
     """BatchNorm's are all saved."""
-    assert not found("non-persistent-buffer", net("self.bn = nn.BatchNorm1d(2)"))
+    assert not run_rule("non-persistent-buffer", net("self.bn = nn.BatchNorm1d(2)"))
 
 
-def test_buffer_requires_grad_finds_a_buffer_that_collects_gradients(found):
+def test_buffer_requires_grad_finds_a_buffer_that_collects_gradients(run_rule):
     """And its fixed twin is clean."""
-    assert list(named(found("buffer-requires-grad", f"{SAMPLES / 'grad_buffer.py'}:Scaled"))) == ["scale"]
+    assert list(severities_by_name(run_rule("buffer-requires-grad", f"{SAMPLES / 'grad_buffer.py'}:Scaled"))) == [
+        "scale"
+    ]
 
 
-def test_buffer_requires_grad_spares_the_fixed_twin(found):
+def test_buffer_requires_grad_spares_the_fixed_twin(run_rule):
     """A parameter may require grad, and so may nothing else."""
-    assert not found("buffer-requires-grad", f"{SAMPLES / 'grad_buffer_fixed.py'}:Scaled")
+    assert not run_rule("buffer-requires-grad", f"{SAMPLES / 'grad_buffer_fixed.py'}:Scaled")
 
 
-def test_stale_view_finds_a_second_name_of_a_buffer(found):
+def test_stale_view_finds_a_second_name_of_a_buffer(run_rule):
     """A move rebinds the registered name alone."""
-    assert list(named(found("stale-view", f"{SAMPLES / 'rotary.py'}:Rotary"))) == ["original_inv_freq"]
+    assert list(severities_by_name(run_rule("stale-view", f"{SAMPLES / 'rotary.py'}:Rotary"))) == ["original_inv_freq"]
 
 
 QUANTIZED = {
@@ -186,37 +194,37 @@ def test_what_torchs_quantized_modules_pack_is_spared(tmp_path, make):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_unregistered_tensor_finds_one_beside_quantized_modules(found, tmp_path):
+def test_unregistered_tensor_finds_one_beside_quantized_modules(run_rule, tmp_path):
     """What a module of the user's keeps in a list is still not saved."""
     net = nn.Sequential(nn.Linear(4, 4))
     net.tables = [torch.zeros(3)]
     quantized = torch.ao.quantization.quantize_dynamic(net, dtype=torch.qint8)
     quantized.tables = net.tables
     torch.save(quantized, tmp_path / "a.pt")
-    assert list(named(found("unregistered-tensor", tmp_path / "a.pt"))) == ["tables[0]"]
+    assert list(severities_by_name(run_rule("unregistered-tensor", tmp_path / "a.pt"))) == ["tables[0]"]
 
 
-def test_stale_view_points_at_the_line_that_took_the_view(found, net):
+def test_stale_view_points_at_the_line_that_took_the_view(run_rule, net):
     """Not at the buffer's own."""
     spec = net('self.register_buffer("table", torch.zeros(3, 3))', "self.cos = self.table[0]")
-    (finding,) = found("stale-view", spec)
+    (finding,) = run_rule("stale-view", spec)
     assert (finding.fqn, finding.origin.line) == ("cos", 10)
 
 
-def test_stale_view_spares_a_second_name_of_a_parameter(found, net):
+def test_stale_view_spares_a_second_name_of_a_parameter(run_rule, net):
     """A move keeps the Parameter object."""
-    assert not found("stale-view", net("self.same = self.fc.weight"))
+    assert not run_rule("stale-view", net("self.same = self.fc.weight"))
 
 
-def test_unregistered_tensor_finds_what_was_computed_in_the_constructor(found):
+def test_unregistered_tensor_finds_what_was_computed_in_the_constructor(run_rule):
     """It follows neither training nor a move."""
-    (finding,) = found("unregistered-tensor", f"{SAMPLES / 'precomputed.py'}:Normed")
+    (finding,) = run_rule("unregistered-tensor", f"{SAMPLES / 'precomputed.py'}:Normed")
     assert "DivBackward0" in finding.message
 
 
-def test_unregistered_tensor_spares_what_torch_recomputes(found, net):
+def test_unregistered_tensor_spares_what_torch_recomputes(run_rule, net):
     """The old weight_norm sets its weight anew before each forward."""
-    assert not found("unregistered-tensor", net("nn.utils.weight_norm(self.fc)"))
+    assert not run_rule("unregistered-tensor", net("nn.utils.weight_norm(self.fc)"))
 
 
 HOOKED = {
@@ -228,28 +236,28 @@ HOOKED = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", HOOKED.values(), ids=HOOKED)
-def test_unregistered_tensor_spares_what_a_hook_computes_before_each_forward(found, tmp_path, make):
+def test_unregistered_tensor_spares_what_a_hook_computes_before_each_forward(run_rule, tmp_path, make):
     """It follows what the parameters learn, though it is a plain attribute of a module pickled whole."""
     net = nn.Sequential(make())
     with torch.no_grad():
         net(torch.ones(1, 2))
     torch.save(net, tmp_path / "a.pt")
-    assert not found("unregistered-tensor", tmp_path / "a.pt")
+    assert not run_rule("unregistered-tensor", tmp_path / "a.pt")
 
 
-def test_untied_by_move_finds_a_buffer_tied_to_a_parameter(found, net):
+def test_untied_by_move_finds_a_buffer_tied_to_a_parameter(run_rule, net):
     """At the line that tied the two."""
     spec = net("self.tied = nn.Linear(3, 3, bias=False)", 'self.register_buffer("copy", self.tied.weight.data)')
-    (finding,) = found("untied-by-move", spec)
+    (finding,) = run_rule("untied-by-move", spec)
     assert (finding.message, finding.origin.line) == ("tied.weight shares memory with copy, but not after a move", 10)
-    assert not found("tied-tensors", spec)
+    assert not run_rule("tied-tensors", spec)
 
 
-def test_untied_by_move_spares_tied_weights(found, net):
+def test_untied_by_move_spares_tied_weights(run_rule, net):
     """A move keeps the Parameter object; audit reports the tie as a note, at the line that makes it."""
     spec = net(
         "self.tied = nn.Linear(3, 3, bias=False)", "self.head = nn.Linear(3, 3)", "self.head.weight = self.tied.weight"
     )
-    assert not found("untied-by-move", spec)
-    (finding,) = found("tied-tensors", spec)
+    assert not run_rule("untied-by-move", spec)
+    (finding,) = run_rule("tied-tensors", spec)
     assert (finding.severity.value, finding.origin.line) == ("note", 11)

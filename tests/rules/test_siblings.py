@@ -19,12 +19,12 @@ def stack(count=12):
 
 
 @pytest.fixture
-def gaps(found, tmp_path):
+def gaps(run_rule, tmp_path):
     """Save a state and return what the rule reports."""
 
     def report(state):
         torch.save(state, tmp_path / "a.pt")
-        return [finding.message for finding in found(RULE, tmp_path / "a.pt", values=True)]
+        return [finding.message for finding in run_rule(RULE, tmp_path / "a.pt", values=True)]
 
     return report
 
@@ -174,7 +174,7 @@ def test_the_skip_of_a_plain_stack_is_spared(gaps):
     assert gaps(state | {f"lin.{n}.bias": torch.randn(64) for n in range(10)}) == []
 
 
-def test_honest_checkpoints_of_torch_have_no_finding(found, tmp_path):
+def test_honest_checkpoints_of_torch_have_no_finding(run_rule, tmp_path):
     """A sample of those that `benchmarks/honest_checkpoints.py` measures: 0 findings on 204."""
     path = Path(__file__).parents[2] / "benchmarks" / "honest_checkpoints.py"
     spec = importlib.util.spec_from_file_location("honest_checkpoints", path)
@@ -183,7 +183,7 @@ def test_honest_checkpoints_of_torch_have_no_finding(found, tmp_path):
     for name, state in honest._of_torch():
         torch.save(state, tmp_path / "a.pt")
         for rule in honest.RULES:
-            assert not found(rule, tmp_path / "a.pt", values=True), name
+            assert not run_rule(rule, tmp_path / "a.pt", values=True), name
 
 
 @pytest.mark.parametrize("seed", range(3))

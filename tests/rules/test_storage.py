@@ -30,7 +30,7 @@ from ..formats import zero
 
 
 @pytest.fixture
-def saved(tmp_path):
+def save_checkpoint(tmp_path):
     """Saves with torch; gives the path."""
 
     def save(state, name="a.pt", **options):
@@ -44,88 +44,90 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_oversized_storage_finds_a_view_that_saves_all_it_is_a_part_of(found, saved, legacy):
+def test_oversized_storage_finds_a_view_that_saves_all_it_is_a_part_of(run_rule, save_checkpoint, legacy):
     """4 KB of 4 MB: both figures, and where the storage is."""
-    path = saved({"w": torch.zeros(1 << 20)[:1024]}, _use_new_zipfile_serialization=not legacy)
-    (finding,) = found("oversized-storage", path)
+    path = save_checkpoint({"w": torch.zeros(1 << 20)[:1024]}, _use_new_zipfile_serialization=not legacy)
+    (finding,) = run_rule("oversized-storage", path)
     assert finding.message == "w: all 4,194,304 bytes of its storage are saved, but only 4,096 are used"
     assert (finding.fqn, finding.place.length, finding.severity.value) == ("w", 4 << 20, "warning")
     assert path.stat().st_size >= finding.place.offset + finding.place.length > 4 << 20
 
 
-def test_oversized_storage_finds_a_column_though_it_reaches_from_end_to_end(found, saved):
+def test_oversized_storage_finds_a_column_though_it_reaches_from_end_to_end(run_rule, save_checkpoint):
     """Its extent is the whole matrix, its elements a thousandth of it."""
-    (finding,) = found("oversized-storage", saved({"w": torch.zeros(1000, 1000)[:, :1]}))
+    (finding,) = run_rule("oversized-storage", save_checkpoint({"w": torch.zeros(1000, 1000)[:, :1]}))
     assert "but only 4,000 are used" in finding.message
 
 
-def test_oversized_storage_adds_up_what_several_tensors_use(found, saved):
+def test_oversized_storage_adds_up_what_several_tensors_use(run_rule, save_checkpoint):
     """Two that overlap count their union, an expanded one what is stored of it."""
     big = torch.zeros(1 << 16)
     state = {"a": big[:2000], "b": big[1000:3000], "c": big[3000:3001].expand(50_000)}
-    (finding,) = found("oversized-storage", saved(state))
+    (finding,) = run_rule("oversized-storage", save_checkpoint(state))
     assert "262,144 bytes of its storage are saved, but only 12,004 are used by 3 tensors" in finding.message
 
 
-def test_oversized_storage_spares_tensors_that_share_a_storage_out(found, saved):
+def test_oversized_storage_spares_tensors_that_share_a_storage_out(run_rule, save_checkpoint):
     """As the weights of an LSTM on a GPU lie in one buffer: all of it is used."""
     big = torch.zeros(1 << 16)
-    assert not found("oversized-storage", saved({str(n): part for n, part in enumerate(big.split(5000))}))
+    assert not run_rule("oversized-storage", save_checkpoint({str(n): part for n, part in enumerate(big.split(5000))}))
 
 
-def test_oversized_storage_spares_what_is_not_worth_a_line(found, saved):
+def test_oversized_storage_spares_what_is_not_worth_a_line(run_rule, save_checkpoint):
     """Less than a page, or a small share of a big storage, as padding is."""
     state = {"a": torch.zeros(UNUSED_BYTES // 4 + 9)[:10], "b": torch.zeros(100_000)[:95_000]}
-    assert not found("oversized-storage", saved(state))
+    assert not run_rule("oversized-storage", save_checkpoint(state))
 
 
-def test_oversized_storage_spares_what_a_filtered_tensor_uses(found, saved):
+def test_oversized_storage_spares_what_a_filtered_tensor_uses(run_rule, save_checkpoint):
     """Looking at a part of the file leaves what the rest of it uses as it is."""
     big = torch.zeros(1 << 16)
-    path = saved({"model": {"a": big[:5000]}, "ema": {"a": big[5000:]}})
-    assert not found("oversized-storage", f"{path}#model")
-    both = saved({"a": big[:5000], "b": big[5000:]})
-    assert not found("oversized-storage", both, selection=Selection(include=("a",)))
+    path = save_checkpoint({"model": {"a": big[:5000]}, "ema": {"a": big[5000:]}})
+    assert not run_rule("oversized-storage", f"{path}#model")
+    both = save_checkpoint({"a": big[:5000], "b": big[5000:]})
+    assert not run_rule("oversized-storage", both, selection=Selection(include=("a",)))
 
 
-def test_oversized_storage_spares_sparse_and_quantized_tensors(found, saved):
+def test_oversized_storage_spares_sparse_and_quantized_tensors(run_rule, save_checkpoint):
     """Their parts are tensors in storages of their own."""
     sparse = torch.eye(200).to_sparse()
     scales = torch.rand(3000, dtype=torch.float64)
     channels = torch.quantize_per_channel(torch.rand(3000, 4), scales, torch.zeros(3000), 0, torch.qint8)
-    assert not found("oversized-storage", saved({"s": sparse, "c": torch.eye(500).to_sparse_csr(), "q": channels}))
+    assert not run_rule(
+        "oversized-storage", save_checkpoint({"s": sparse, "c": torch.eye(500).to_sparse_csr(), "q": channels})
+    )
 
 
-def test_a_live_class_is_told_of_its_views(found, tmp_path):
+def test_a_live_class_is_told_of_its_views(run_rule, tmp_path):
     """A parameter that is a row of a matrix takes the matrix with it when it is saved."""
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
         "        super().__init__()\n        self.w = nn.Parameter(torch.zeros(1000, 1000)[0])\n"
         "        self.a = nn.Linear(9, 9)\n        self.b = nn.Linear(9, 9)\n        self.b.weight = self.a.weight\n"
     )
-    (finding,) = found("oversized-storage", f"{tmp_path}/net.py:Net")
+    (finding,) = run_rule("oversized-storage", f"{tmp_path}/net.py:Net")
     assert finding.fqn == "w"
-    (finding,) = found("tied-tensors", f"{tmp_path}/net.py:Net")
+    (finding,) = run_rule("tied-tensors", f"{tmp_path}/net.py:Net")
     assert "b.weight" in finding.message
 
 
 # --- tied-tensors and shared-slices ----------------------------------------------------------------------------------
 
 
-def test_tied_tensors_finds_two_names_of_one_tensor(found, saved):
+def test_tied_tensors_finds_two_names_of_one_tensor(run_rule, save_checkpoint):
     """A note that names both and their bytes."""
     w = torch.zeros(3, 4)
-    (finding,) = found("tied-tensors", saved({"embed": w, "x": torch.zeros(2), "head": w}))
+    (finding,) = run_rule("tied-tensors", save_checkpoint({"embed": w, "x": torch.zeros(2), "head": w}))
     assert finding.message == "embed: shares all of its 48 bytes with head"
     assert finding.severity.value == "note"
 
 
-def test_tied_tensors_finds_the_name_that_safetensors_dropped(found, tmp_path):
+def test_tied_tensors_finds_the_name_that_safetensors_dropped(run_rule, tmp_path):
     """save_model keeps one of the names and writes the other into the metadata."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     net[1].weight = net[0].weight
     save_model(net, str(tmp_path / "a.safetensors"))
-    (finding,) = found("tied-tensors", tmp_path / "a.safetensors")
+    (finding,) = run_rule("tied-tensors", tmp_path / "a.safetensors")
     assert {finding.fqn, finding.message.rpartition(" ")[2]} == {"0.weight", "1.weight"}
 
 
@@ -145,7 +147,7 @@ class Net(nn.Module):
 """
 
 
-def test_tied_tensors_names_the_function_of_safetensors_as_verify_does(found, saved, tmp_path):
+def test_tied_tensors_names_the_function_of_safetensors_as_verify_does(run_rule, save_checkpoint, tmp_path):
     """Of a class, and of a state_dict that save_file would refuse."""
     (tmp_path / "net.py").write_text(TIED_NET)
     spec = f"{tmp_path}/net.py:Net"
@@ -153,83 +155,89 @@ def test_tied_tensors_names_the_function_of_safetensors_as_verify_does(found, sa
     (refused,) = (finding for finding in verified.findings if finding.rule == "shared-in-safetensors")
     remedy = refused.help.partition("; assigned at ")[0]
     w = torch.zeros(3, 4)
-    for target in (spec, saved({"embed": w, "head": w})):
-        (finding,) = found("tied-tensors", target)
+    for target in (spec, save_checkpoint({"embed": w, "head": w})):
+        (finding,) = run_rule("tied-tensors", target)
         assert finding.help == (
             f"intentional for tied weights; otherwise save a copy with .clone(); for safetensors, {remedy}"
         )
 
 
-def test_tied_tensors_does_not_name_the_function_of_safetensors_where_save_file_accepts(found, saved, tmp_path):
+def test_tied_tensors_does_not_name_the_function_of_safetensors_where_save_file_accepts(
+    run_rule, save_checkpoint, tmp_path
+):
     """A file of safetensors has one name already; two sections are two files."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     net[1].weight = net[0].weight
     save_model(net, str(tmp_path / "a.safetensors"))
     w = torch.zeros(3, 4)
-    for target in (tmp_path / "a.safetensors", saved({"model": {"w": w}, "ema": {"w": w}})):
-        (finding,) = found("tied-tensors", target)
+    for target in (tmp_path / "a.safetensors", save_checkpoint({"model": {"w": w}, "ema": {"w": w}})):
+        (finding,) = run_rule("tied-tensors", target)
         assert finding.help == "intentional for tied weights; otherwise save a copy with .clone()"
 
 
-def test_tied_tensors_spares_what_an_optimizer_and_callbacks_hold(found, saved):
+def test_tied_tensors_spares_what_an_optimizer_and_callbacks_hold(run_rule, save_checkpoint):
     """A pickled optimizer holds the model's own parameters; a score is the best and the last one, under each name."""
     net = torch.nn.Linear(3, 3)
     optimizer, score = torch.optim.Adam(net.parameters()), torch.tensor(0.5)
     callbacks = {"ModelCheckpoint{'monitor': 'loss'}": {"best_model_score": score, "best_k_models": {"/a.ckpt": score}}}
     state = {"state_dict": dict(net.named_parameters()), "callbacks": callbacks, "optimizer": optimizer}
-    assert not found("tied-tensors", saved(state))
+    assert not run_rule("tied-tensors", save_checkpoint(state))
 
 
-def test_tied_tensors_finds_a_tie_that_an_optimizer_has_too(found, saved):
+def test_tied_tensors_finds_a_tie_that_an_optimizer_has_too(run_rule, save_checkpoint):
     """The model's two names, and not the optimizer's."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     net[1].weight = net[0].weight
     state = {"model": net.state_dict(keep_vars=True), "optimizer": torch.optim.Adam(net.parameters())}
-    (finding,) = found("tied-tensors", saved(state))
+    (finding,) = run_rule("tied-tensors", save_checkpoint(state))
     assert finding.message == "model.0.weight: shares all of its 36 bytes with model.1.weight"
 
 
-def test_tied_tensors_spares_equal_tensors_and_slices_of_one_storage(found, saved):
+def test_tied_tensors_spares_equal_tensors_and_slices_of_one_storage(run_rule, save_checkpoint):
     """Neither shares all it has."""
     big = torch.zeros(100)
-    assert not found("tied-tensors", saved({"a": big[:50], "b": big[50:], "c": torch.zeros(50), "t": torch.zeros(0)}))
+    assert not run_rule(
+        "tied-tensors", save_checkpoint({"a": big[:50], "b": big[50:], "c": torch.zeros(50), "t": torch.zeros(0)})
+    )
 
 
-def test_shared_slices_finds_views_that_overlap(found, saved):
+def test_shared_slices_finds_views_that_overlap(run_rule, save_checkpoint):
     """The later one is named, with both extents in bytes."""
     big = torch.zeros(100)
-    (finding,) = found("shared-slices", saved({"a": big[:60], "b": big[40:]}))
+    (finding,) = run_rule("shared-slices", save_checkpoint({"a": big[:60], "b": big[40:]}))
     assert finding.message == "b: shares bytes with a (bytes 160 to 400 and bytes 0 to 240 of one storage)"
 
 
-def test_shared_slices_says_once_that_two_views_have_the_same_bytes(found, saved):
+def test_shared_slices_says_once_that_two_views_have_the_same_bytes(run_rule, save_checkpoint):
     """A matrix and its transpose."""
     matrix = torch.zeros(4, 4)
-    (finding,) = found("shared-slices", saved({"a": matrix, "b": matrix.t()}))
+    (finding,) = run_rule("shared-slices", save_checkpoint({"a": matrix, "b": matrix.t()}))
     assert finding.message == "b: shares bytes with a (both are bytes 0 to 64 of one storage)"
 
 
-def test_attributes_of_tensors_are_no_names(found, saved):
+def test_attributes_of_tensors_are_no_names(run_rule, save_checkpoint):
     """They are in no state_dict: neither tied weights nor slices that safetensors refuses."""
     whole, other = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))
     other.peer, other.rows = whole, [whole.detach()[1], {"all": whole.detach().t()}]
-    path = saved({"w": whole, "b": other})
-    assert not found("shared-slices", path)
-    assert not found("tied-tensors", path)
+    path = save_checkpoint({"w": whole, "b": other})
+    assert not run_rule("shared-slices", path)
+    assert not run_rule("tied-tensors", path)
 
 
-def test_shared_slices_finds_a_transposed_view(found, saved):
+def test_shared_slices_finds_a_transposed_view(run_rule, save_checkpoint):
     """All bytes are shared, and yet it is another tensor."""
     w = torch.zeros(3, 4)
-    path = saved({"w": w, "t": w.t()})
-    assert len(found("shared-slices", path)) == 1
-    assert not found("tied-tensors", path)
+    path = save_checkpoint({"w": w, "t": w.t()})
+    assert len(run_rule("shared-slices", path)) == 1
+    assert not run_rule("tied-tensors", path)
 
 
-def test_shared_slices_spares_slices_that_lie_apart_and_tied_names(found, saved):
+def test_shared_slices_spares_slices_that_lie_apart_and_tied_names(run_rule, save_checkpoint):
     """safetensors saves the former; the latter are another rule's."""
     big = torch.zeros(100)
-    assert not found("shared-slices", saved({"a": big[:50], "b": big[50:], "c": big[:50], "e": big[70:70]}))
+    assert not run_rule(
+        "shared-slices", save_checkpoint({"a": big[:50], "b": big[50:], "c": big[:50], "e": big[70:70]})
+    )
 
 
 INTERLEAVED = {
@@ -243,16 +251,16 @@ INTERLEAVED = {
 
 
 @pytest.mark.parametrize("parts", INTERLEAVED.values(), ids=INTERLEAVED)
-def test_shared_slices_spares_what_lies_in_the_gaps_of_another(found, saved, parts):
+def test_shared_slices_spares_what_lies_in_the_gaps_of_another(run_rule, save_checkpoint, parts):
     """No byte is in two of them, though each reaches over the others."""
     big = torch.zeros(8, 12)
-    assert not found("shared-slices", saved(dict(zip("abcdefghijkl", parts(big), strict=False))))
+    assert not run_rule("shared-slices", save_checkpoint(dict(zip("abcdefghijkl", parts(big), strict=False))))
 
 
-def test_shared_slices_finds_columns_that_overlap_by_one(found, saved):
+def test_shared_slices_finds_columns_that_overlap_by_one(run_rule, save_checkpoint):
     """In the gaps but for one column."""
     big = torch.zeros(8, 12)
-    (finding,) = found("shared-slices", saved({"a": big[:, :6], "b": big[:, 5:], "c": big[:, :5].clone()}))
+    (finding,) = run_rule("shared-slices", save_checkpoint({"a": big[:, :6], "b": big[:, 5:], "c": big[:, :5].clone()}))
     assert finding.fqn == "b"
 
 
@@ -276,30 +284,30 @@ MANY = {
 
 
 @pytest.mark.parametrize("parts", MANY.values(), ids=MANY)
-def test_shared_slices_spares_very_many_that_lie_in_gaps(found, saved, parts):
+def test_shared_slices_spares_very_many_that_lie_in_gaps(run_rule, save_checkpoint, parts):
     """Five hundred at least: they are parted, not tried pair by pair."""
     state = {str(n): one for n, one in enumerate(parts(1_000))}
     assert len(state) >= 500
-    assert not found("shared-slices", saved(state))
+    assert not run_rule("shared-slices", save_checkpoint(state))
 
 
-def test_shared_slices_finds_one_among_very_many_columns(found, saved):
+def test_shared_slices_finds_one_among_very_many_columns(run_rule, save_checkpoint):
     """The one that reaches into the next."""
     big = torch.zeros(1_000, 1_000)
     state = {str(n): column for n, column in enumerate(big.unbind(1))}
-    (finding,) = found("shared-slices", saved(state | {"wide": big[:, 500:502]}))
+    (finding,) = run_rule("shared-slices", save_checkpoint(state | {"wide": big[:, 500:502]}))
     assert finding.severity is Severity.WARNING
     assert finding.message.startswith("500: shares bytes with wide (bytes 2,000 to 3,998,004 and bytes ")
     assert "1 more view overlaps" in finding.message
 
 
-def test_shared_slices_says_where_it_cannot_tell(found, saved, monkeypatch):
+def test_shared_slices_says_where_it_cannot_tell(run_rule, save_checkpoint, monkeypatch):
     """What is not decided is neither passed nor called a mistake; what needs no tries is told all the same."""
     monkeypatch.setattr("statecli.rules.storage.MAX_TRIES", 1)
     flat = torch.zeros(10_000)
     gaps = {str(n): flat.as_strided((10, 10), (7, 70 + n), n) for n in range(5)}
-    path = saved(gaps | {"x": (big := torch.zeros(9))[:5], "y": big[4:]})
-    note, clash = found("shared-slices", path)
+    path = save_checkpoint(gaps | {"x": (big := torch.zeros(9))[:5], "y": big[4:]})
+    note, clash = run_rule("shared-slices", path)
     assert (note.fqn, note.severity) == ("0", Severity.NOTE)
     assert note.message == (
         "0: statecli does not know whether the 5 views of its storage share bytes: too many views are interleaved"
@@ -376,51 +384,55 @@ def _view(dtype, geometry):
 # --- dtypes and sizes ------------------------------------------------------------------------------------------------
 
 
-def test_mixed_dtypes_finds_parameters_of_two_types(found, saved):
+def test_mixed_dtypes_finds_parameters_of_two_types(run_rule, save_checkpoint):
     """A note with the counts, and the first of the rarer type."""
     state = {"a.weight": torch.zeros(2).bfloat16(), "b.weight": torch.zeros(2).bfloat16(), "n.weight": torch.zeros(2)}
-    (finding,) = found("mixed-dtypes", saved(state))
+    (finding,) = run_rule("mixed-dtypes", save_checkpoint(state))
     expected = "model: tensors have several dtypes: 2 bfloat16, 1 float32; n.weight is float32"
     assert (finding.message, finding.severity.value) == (expected, "note")
 
 
-def test_mixed_dtypes_calls_parameters_what_is_known_to_be(found, saved):
+def test_mixed_dtypes_calls_parameters_what_is_known_to_be(run_rule, save_checkpoint):
     """A name alone does not tell a parameter from a buffer; its type in the pickle does."""
     state = {"a": torch.nn.Parameter(torch.zeros(2)), "b": torch.nn.Parameter(torch.zeros(2).half())}
-    assert found("mixed-dtypes", saved(state))[0].message.startswith("model: parameters have several dtypes")
+    assert run_rule("mixed-dtypes", save_checkpoint(state))[0].message.startswith(
+        "model: parameters have several dtypes"
+    )
 
 
-def test_mixed_dtypes_spares_vectors_of_float32_among_matrices_of_16_bits(found, saved):
+def test_mixed_dtypes_spares_vectors_of_float32_among_matrices_of_16_bits(run_rule, save_checkpoint):
     """So mixed precision is saved; a matrix among them, a wider vector or vectors of two narrow types are not so."""
     matrices = {"a.weight": torch.zeros(2, 2).bfloat16(), "b.weight": torch.zeros(2, 2).bfloat16()}
     norms = {"n.weight": torch.zeros(2), "n.bias": torch.zeros(2), "scale": torch.tensor(1.0)}
-    assert not found("mixed-dtypes", saved({**matrices, **norms}))
-    assert not found("mixed-dtypes", saved({name: one.half() for name, one in matrices.items()} | norms))
+    assert not run_rule("mixed-dtypes", save_checkpoint({**matrices, **norms}))
+    assert not run_rule("mixed-dtypes", save_checkpoint({name: one.half() for name, one in matrices.items()} | norms))
     for more in (
         {"c.weight": torch.zeros(2, 2)},
         {"c.bias": torch.zeros(2).double()},
         {"c.bias": torch.zeros(2).half()},
         {"c.weight": torch.zeros(2, 2).half()},
     ):
-        assert len(found("mixed-dtypes", saved({**matrices, **norms, **more}))) == 1
+        assert len(run_rule("mixed-dtypes", save_checkpoint({**matrices, **norms, **more}))) == 1
     wide = {name: one.double() for name, one in matrices.items()}
-    assert len(found("mixed-dtypes", saved({**wide, **norms}))) == 1
+    assert len(run_rule("mixed-dtypes", save_checkpoint({**wide, **norms}))) == 1
 
 
-def test_mixed_dtypes_spares_the_parts_of_quantized_weights(found, saved):
+def test_mixed_dtypes_spares_the_parts_of_quantized_weights(run_rule, save_checkpoint):
     """The float32 scales of float8 weights; another tensor of float32 counts."""
     state = {"norm.weight": torch.ones(4, dtype=torch.bfloat16), "embed.weight": torch.ones(9, 4, dtype=torch.bfloat16)}
     for name in ("a", "b"):
         state[f"{name}.weight"] = torch.ones(4, 4).to(torch.float8_e4m3fn)
         state[f"{name}.weight_scale_inv"] = torch.ones(1, 1)
-    assert not found("mixed-dtypes", saved(state))
-    (finding,) = found("mixed-dtypes", saved({**state, "lora.weight": torch.ones(2, 4)}))
+    assert not run_rule("mixed-dtypes", save_checkpoint(state))
+    (finding,) = run_rule("mixed-dtypes", save_checkpoint({**state, "lora.weight": torch.ones(2, 4)}))
     assert "2 bfloat16, 1 float32; lora.weight is float32" in finding.message
 
 
-def test_mixed_dtypes_spares_a_buffer_that_the_class_registers(saved, tmp_path):
+def test_mixed_dtypes_spares_a_buffer_that_the_class_registers(save_checkpoint, tmp_path):
     """Nothing in the file says that `table` is one."""
-    path = saved({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2), "table": torch.zeros(3).double()})
+    path = save_checkpoint(
+        {"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2), "table": torch.zeros(3).double()}
+    )
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
         "        super().__init__()\n        self.fc = nn.Linear(2, 2)\n"
@@ -431,48 +443,48 @@ def test_mixed_dtypes_spares_a_buffer_that_the_class_registers(saved, tmp_path):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_dtypes_of_copies_that_zero_keeps_are_not_the_models(found, tmp_path, stage):
+def test_dtypes_of_copies_that_zero_keeps_are_not_the_models(run_rule, tmp_path, stage):
     """Trained in bfloat16, of which stage 3 writes nothing: the optimizer's float32 copies stand for it."""
     trained, frozen = {"w": torch.ones(3), "b": torch.ones(2)}, {"f": torch.ones(3, dtype=torch.bfloat16)}
     folder = zero.write(tmp_path / "zero", stage, [trained], frozen=frozen)
-    assert not found("mixed-dtypes", folder)
-    assert not found("unexpected-dtype", folder, policy=Policy(dtype=("bfloat16",)))
+    assert not run_rule("mixed-dtypes", folder)
+    assert not run_rule("unexpected-dtype", folder, policy=Policy(dtype=("bfloat16",)))
     mixed = zero.write(tmp_path / "mixed", stage, [trained], frozen={**frozen, "g": torch.ones(3).half()})
-    (finding,) = found("mixed-dtypes", mixed)
+    (finding,) = run_rule("mixed-dtypes", mixed)
     assert "1 float16" in finding.message
-    (finding,) = found("unexpected-dtype", mixed, policy=Policy(dtype=("bfloat16",)))
+    (finding,) = run_rule("unexpected-dtype", mixed, policy=Policy(dtype=("bfloat16",)))
     assert finding.fqn == "g"
 
 
-def test_a_storage_that_is_packed_is_where_it_lies_in_the_file(found, tmp_path):
+def test_a_storage_that_is_packed_is_where_it_lies_in_the_file(run_rule, tmp_path):
     """What it has of the file is shorter than what it holds; a storage in pieces is in no one place."""
     np.savez_compressed(tmp_path / "a.npz", w=np.zeros(5000))
-    (finding,) = found("unexpected-dtype", tmp_path / "a.npz", policy=Policy(dtype=("float32",)))
+    (finding,) = run_rule("unexpected-dtype", tmp_path / "a.npz", policy=Policy(dtype=("float32",)))
     assert 0 < finding.place.length < 5000
     folder = zero.write(tmp_path / "zero", 3, [{"w": torch.ones(4)}], shared={"v": "w"})
-    (finding,) = found("tied-tensors", folder)
+    (finding,) = run_rule("tied-tensors", folder)
     assert finding.place is UNSET
 
 
-def test_mixed_dtypes_spares_integers_and_other_sections(found, saved):
+def test_mixed_dtypes_spares_integers_and_other_sections(run_rule, save_checkpoint):
     """A model of one type beside its average of another, and a counter."""
     state = {"w": torch.zeros(2).half(), "n": torch.zeros(2, dtype=torch.int64)}
-    assert not found("mixed-dtypes", saved({"model": state, "ema": {"w": torch.zeros(2)}}))
+    assert not run_rule("mixed-dtypes", save_checkpoint({"model": state, "ema": {"w": torch.zeros(2)}}))
 
 
 BF16 = Policy(dtype=("bfloat16",))
 
 
-def test_unexpected_dtype_finds_what_the_policy_does_not_name(found, saved):
+def test_unexpected_dtype_finds_what_the_policy_does_not_name(run_rule, save_checkpoint):
     """One error a tensor."""
-    path = saved({"a": torch.zeros(2), "b": torch.zeros(2).bfloat16(), "c": torch.zeros(2).half()})
-    assert [finding.message for finding in found("unexpected-dtype", path, policy=BF16)] == [
+    path = save_checkpoint({"a": torch.zeros(2), "b": torch.zeros(2).bfloat16(), "c": torch.zeros(2).half()})
+    assert [finding.message for finding in run_rule("unexpected-dtype", path, policy=BF16)] == [
         "a: dtype is float32, policy.dtype allows only bfloat16",
         "c: dtype is float16, policy.dtype allows only bfloat16",
     ]
 
 
-def test_unexpected_dtype_spares_integers_and_optimizer_state(found, saved):
+def test_unexpected_dtype_spares_integers_and_optimizer_state(run_rule, save_checkpoint):
     """Moments are float32 for good reason."""
     net = torch.nn.BatchNorm1d(3).bfloat16()
     optimizer = torch.optim.Adam(net.parameters())
@@ -480,28 +492,28 @@ def test_unexpected_dtype_spares_integers_and_optimizer_state(found, saved):
     optimizer.step()
     state = optimizer.state_dict()
     state["state"] = {n: {k: v.float() for k, v in one.items()} for n, one in state["state"].items()}
-    path = saved({"model": net.state_dict(), "optimizer": state})
-    assert not found("unexpected-dtype", path, policy=BF16)
-    assert not found("unexpected-dtype", path, policy=Policy(dtype=("torch.bfloat16", "float32")))
+    path = save_checkpoint({"model": net.state_dict(), "optimizer": state})
+    assert not run_rule("unexpected-dtype", path, policy=BF16)
+    assert not run_rule("unexpected-dtype", path, policy=Policy(dtype=("torch.bfloat16", "float32")))
 
 
-def test_too_large_finds_more_bytes_than_the_policy_allows(found, saved):
+def test_too_large_finds_more_bytes_than_the_policy_allows(run_rule, save_checkpoint):
     """Whole storages count, not the views of them."""
-    path = saved({"model": {"w": torch.zeros(1000)[:10]}, "optimizer": {"m": torch.zeros(100)}})
-    (finding,) = found("too-large", path, policy=Policy(max_bytes=4399))
+    path = save_checkpoint({"model": {"w": torch.zeros(1000)[:10]}, "optimizer": {"m": torch.zeros(100)}})
+    (finding,) = run_rule("too-large", path, policy=Policy(max_bytes=4399))
     assert "take 4,400 bytes" in finding.message
     assert "allows 4,399" in finding.message
 
 
-def test_too_large_spares_what_fits_to_the_byte(found, saved):
+def test_too_large_spares_what_fits_to_the_byte(run_rule, save_checkpoint):
     """A shared storage counts once."""
     w = torch.zeros(1000)
-    assert not found("too-large", saved({"w": w, "v": w}), policy=Policy(max_bytes=4000))
+    assert not run_rule("too-large", save_checkpoint({"w": w, "v": w}), policy=Policy(max_bytes=4000))
 
 
 @pytest.mark.parametrize("rule", ["unexpected-dtype", "too-large"])
-def test_a_rule_without_its_policy_is_skipped_with_the_reason(saved, rule):
+def test_a_rule_without_its_policy_is_skipped_with_the_reason(save_checkpoint, rule):
     """What was not held to anything has not passed."""
-    (target,) = audit(Request((str(saved({"w": torch.zeros(2)})),), select=(rule,))).targets
+    (target,) = audit(Request((str(save_checkpoint({"w": torch.zeros(2)})),), select=(rule,))).targets
     assert not target.ran
     assert "set policy." in target.skipped[0].reason

@@ -19,14 +19,14 @@ from statecli.rules.policy_config import Policy
 
 
 @pytest.fixture
-def told(found, tmp_path):
+def audit_state(run_rule, tmp_path):
     """What a rule says of a state_dict, saved by torch and its values read."""
 
-    def one(rule, state, **options):
+    def run(rule, state, **options):
         torch.save(state, tmp_path / "a.pt")
-        return found(rule, tmp_path / "a.pt", values=True, **options)
+        return run_rule(rule, tmp_path / "a.pt", values=True, **options)
 
-    return one
+    return run
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def weight():
     return torch.randn(20, 20, generator=torch.Generator().manual_seed(0))
 
 
-def trained():
+def build_checkpoint():
     """A training checkpoint of one linear layer after a step of Adam."""
     net = torch.nn.Linear(20, 20)
     optimizer = torch.optim.Adam(net.parameters())
@@ -68,11 +68,11 @@ def test_a_class_has_no_values_to_judge(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64], ids=str)
-def test_nan_finds_a_weight_of_any_type(told, weight, dtype):
+def test_nan_finds_a_weight_of_any_type(audit_state, weight, dtype):
     """One among four hundred, with the figures and the name."""
     bad = weight.clone()
     bad[3, 4] = math.nan
-    (finding,) = told("nan", {"good": weight.to(dtype), "bad": bad.to(dtype)})
+    (finding,) = audit_state("nan", {"good": weight.to(dtype), "bad": bad.to(dtype)})
     assert (finding.fqn, finding.severity) == ("bad", Severity.ERROR)
     assert finding.message == "bad: 1 of 400 values is NaN"
 
@@ -85,88 +85,88 @@ def test_nan_finds_a_weight_of_any_type(told, weight, dtype):
         ("", [math.nan, 1.0], "'': 1 of 2 values is NaN"),
     ],
 )
-def test_nan_finds_and_tells_in_whole_sentences(told, name, values, message):
+def test_nan_finds_and_tells_in_whole_sentences(audit_state, name, values, message):
     """However many there are, and whatever the tensor is called."""
-    (finding,) = told("nan", {name: torch.tensor(values)})
+    (finding,) = audit_state("nan", {name: torch.tensor(values)})
     assert finding.message == message
 
 
-def test_nan_finds_an_optimizer_that_is_about_to_spread_it(told):
+def test_nan_finds_an_optimizer_that_is_about_to_spread_it(audit_state):
     """The weights are still good, the next step makes them NaN."""
-    checkpoint = trained()
+    checkpoint = build_checkpoint()
     checkpoint["optimizer"]["state"][0]["exp_avg"][0, 0] = math.nan
-    (finding,) = told("nan", checkpoint)
+    (finding,) = audit_state("nan", checkpoint)
     assert "exp_avg" in finding.fqn
     assert finding.severity is Severity.ERROR
 
 
 @pytest.mark.parametrize(("rule", "values"), [("nan", []), ("nan", [1.0]), ("inf", [1.0])])
-def test_nan_and_inf_are_a_note_in_what_is_no_models(told, weight, rule, values):
+def test_nan_and_inf_are_a_note_in_what_is_no_models(audit_state, weight, rule, values):
     """A metric that is not known, a history of losses: the weights beside it are as good as ever, nothing is lost."""
     bad = torch.tensor([float(rule), *values]) if values else torch.tensor(float(rule))
-    (finding,) = told(rule, {"state_dict": {"w": weight}, "best_metric": bad})
+    (finding,) = audit_state(rule, {"state_dict": {"w": weight}, "best_metric": bad})
     assert (finding.fqn, finding.severity) == ("best_metric", Severity.NOTE)
     assert finding.message.startswith("best_metric: ")
     assert finding.help == "no action is needed if these values are intended"
 
 
 @pytest.mark.parametrize("rule", ["nan", "inf"])
-def test_nan_and_inf_are_an_error_in_a_weight_beside_it(told, weight, rule):
+def test_nan_and_inf_are_an_error_in_a_weight_beside_it(audit_state, weight, rule):
     """The one note does not make a note of the other."""
     weight[0, 0] = float(rule)
-    actual = told(rule, {"state_dict": {"w": weight}, "best_metric": torch.tensor([float(rule), 1.0])})
+    actual = audit_state(rule, {"state_dict": {"w": weight}, "best_metric": torch.tensor([float(rule), 1.0])})
     assert sorted((tensor.fqn, tensor.severity.value) for tensor in actual) == [("best_metric", "note"), ("w", "error")]
 
 
 @pytest.mark.parametrize("best", [math.inf, -math.inf])
-def test_inf_spares_a_best_score_that_has_none_yet(told, weight, best):
+def test_inf_spares_a_best_score_that_has_none_yet(audit_state, weight, best):
     """Lightning's `kth_value` is infinite in every first save; a parameter of one number is none."""
     callbacks = {"ModelCheckpoint{'monitor': 'loss'}": {"kth_value": torch.tensor(best), "mode": "min"}}
-    assert not told("inf", {"state_dict": {"w": weight}, "callbacks": callbacks})
+    assert not audit_state("inf", {"state_dict": {"w": weight}, "callbacks": callbacks})
     state = {"w": weight, "scale": torch.tensor([best])}
-    assert [finding.severity for finding in told("inf", {"state_dict": state, "callbacks": callbacks})] == [
+    assert [finding.severity for finding in audit_state("inf", {"state_dict": state, "callbacks": callbacks})] == [
         Severity.ERROR
     ]
 
 
-def test_nan_finds_what_is_tied_once(told, weight):
+def test_nan_finds_what_is_tied_once(audit_state, weight):
     """One storage, one finding."""
     weight[0, 0] = math.nan
-    assert len(told("nan", {"a": weight, "b": weight})) == 1
+    assert len(audit_state("nan", {"a": weight, "b": weight})) == 1
 
 
-def test_nan_spares_infinities_and_the_largest_numbers(told):
+def test_nan_spares_infinities_and_the_largest_numbers(audit_state):
     """Their bits are next to those of NaN."""
-    assert not told("nan", {"w": torch.tensor([math.inf, -math.inf, torch.finfo(torch.float32).max])})
+    assert not audit_state("nan", {"w": torch.tensor([math.inf, -math.inf, torch.finfo(torch.float32).max])})
 
 
-def test_nan_spares_integers_whose_bits_would_be_nan(told):
+def test_nan_spares_integers_whose_bits_would_be_nan(audit_state):
     """The bytes of a float's NaN are an ordinary integer."""
-    assert not told("nan", {"n": torch.tensor([math.nan] * 4).view(torch.int32)})
+    assert not audit_state("nan", {"n": torch.tensor([math.nan] * 4).view(torch.int32)})
 
 
-def test_inf_finds_a_weight_that_overflowed(told, weight):
+def test_inf_finds_a_weight_that_overflowed(audit_state, weight):
     """An error, in the weight and in the optimizer."""
     weight[0, :2] = 70_000.0
-    (finding,) = told("inf", {"w": weight.half()})
+    (finding,) = audit_state("inf", {"w": weight.half()})
     assert (finding.severity, finding.message) == (Severity.ERROR, "w: 2 of 400 values are infinite")
-    checkpoint = trained()
+    checkpoint = build_checkpoint()
     checkpoint["optimizer"]["state"][0]["exp_avg_sq"][0, 0] = math.inf
-    assert [finding.severity for finding in told("inf", checkpoint)] == [Severity.ERROR]
+    assert [finding.severity for finding in audit_state("inf", checkpoint)] == [Severity.ERROR]
 
 
-def test_inf_finds_a_weight_whose_other_values_are_one(told):
+def test_inf_finds_a_weight_whose_other_values_are_one(audit_state):
     """A mask hides with -inf; +inf beside zeros is none."""
-    assert [finding.severity for finding in told("inf", {"w": torch.tensor([[math.inf, 0.0], [0.0, 0.0]])})] == [
+    assert [finding.severity for finding in audit_state("inf", {"w": torch.tensor([[math.inf, 0.0], [0.0, 0.0]])})] == [
         Severity.ERROR
     ]
 
 
-def test_inf_finds_a_buffer_with_one_among_others(told, weight):
+def test_inf_finds_a_buffer_with_one_among_others(audit_state, weight):
     """A warning: no mask has many values beside -inf, but only its model knows."""
     stats = torch.tensor([1.0, 2.0, math.inf])
     bn = torch.nn.BatchNorm1d(3).state_dict()
-    (finding,) = told("inf", bn | {"running_var": stats})
+    (finding,) = audit_state("inf", bn | {"running_var": stats})
     assert (finding.fqn, finding.severity) == ("running_var", Severity.WARNING)
 
 
@@ -178,57 +178,57 @@ def test_inf_finds_a_buffer_with_one_among_others(told, weight):
     ],
     ids=["zeros", "ones"],
 )
-def test_inf_finds_a_mask_and_lets_it_pass(told, meant):
+def test_inf_finds_a_mask_and_lets_it_pass(audit_state, meant):
     """-inf beside one value alone is a mask: a note, whatever its name and kind."""
-    assert [finding.severity for finding in told("inf", {"attn_mask": meant, "w": meant.clone()})] == [
+    assert [finding.severity for finding in audit_state("inf", {"attn_mask": meant, "w": meant.clone()})] == [
         Severity.NOTE
     ] * 2
 
 
-def test_inf_finds_an_observer_that_has_seen_nothing_and_lets_it_pass(told):
+def test_inf_finds_an_observer_that_has_seen_nothing_and_lets_it_pass(audit_state):
     """A smallest value so far begins at infinity: torch's own observers save that."""
     observer = torch.nn.ModuleDict({"obs": torch.ao.quantization.MinMaxObserver()})
-    assert [finding.severity for finding in told("inf", observer.state_dict())] == [Severity.NOTE] * 2
+    assert [finding.severity for finding in audit_state("inf", observer.state_dict())] == [Severity.NOTE] * 2
 
 
-def test_inf_spares_nan_and_the_largest_numbers(told):
+def test_inf_spares_nan_and_the_largest_numbers(audit_state):
     """The largest number of each type is finite."""
     types = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2)
     state = {str(dtype): torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min]).to(dtype) for dtype in types}
-    assert not told("inf", state | {"nan": torch.tensor([math.nan, 1.0])})
+    assert not audit_state("inf", state | {"nan": torch.tensor([math.nan, 1.0])})
 
 
 # --- zeros and constants -------------------------------------------------------------------------------------------
 
 
-def test_all_zero_finds_a_weight_that_was_never_written(told, weight):
+def test_all_zero_finds_a_weight_that_was_never_written(audit_state, weight):
     """A note, for a residual branch may begin so."""
-    (finding,) = told("all-zero", {"a": weight, "b": torch.zeros(16, 16)})
+    (finding,) = audit_state("all-zero", {"a": weight, "b": torch.zeros(16, 16)})
     assert (finding.fqn, finding.severity, finding.message) == ("b", Severity.NOTE, "b: all 256 values are zero")
 
 
-def test_all_zero_finds_several_in_one_finding_a_section(told, weight):
+def test_all_zero_finds_several_in_one_finding_a_section(audit_state, weight):
     """How many, and the first by name; the only one of another section by itself."""
     state = {"model": {"w": weight, **{f"l{n}.w": torch.zeros(16, 16) for n in range(4)}}}
-    many, tensor = told("all-zero", {**state, "ema": {"w": weight, "l0.w": torch.zeros(16, 16)}})
+    many, tensor = audit_state("all-zero", {**state, "ema": {"w": weight, "l0.w": torch.zeros(16, 16)}})
     assert many.message == "model: 4 tensors are all zero: model.l0.w, model.l1.w and 2 more"
     assert (many.fqn, many.section, tensor.fqn) == (None, "model", "l0.w")
     assert tensor.message == "ema.l0.w: all 256 values are zero"
 
 
-def test_all_zero_finds_a_checkpoint_without_any_value(told):
+def test_all_zero_finds_a_checkpoint_without_any_value(audit_state):
     """All weights zero is no initialization: a warning."""
     state = {"a": torch.zeros(4, 5), "b": torch.zeros(4, 5, dtype=torch.bfloat16)}
-    (finding,) = told("all-zero", state)
+    (finding,) = audit_state("all-zero", state)
     assert (finding.severity, finding.message) == (Severity.WARNING, "model: 2 tensors are all zero: a, b")
 
 
-def test_all_zero_spares_biases_counters_and_one_value_that_is_not(told, weight):
+def test_all_zero_spares_biases_counters_and_one_value_that_is_not(audit_state, weight):
     """What is zero in many a good checkpoint, and a weight that is nearly zero."""
     nearly = torch.zeros(100, 100)
     nearly[-1, -1] = 1e-30
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.LayerNorm(3)).state_dict()
-    assert not told("all-zero", net | {"0.bias": torch.zeros(3), "nearly": nearly, "small": torch.zeros(15, 17)})
+    assert not audit_state("all-zero", net | {"0.bias": torch.zeros(3), "nearly": nearly, "small": torch.zeros(15, 17)})
 
 
 BEGIN_AT_ZERO = [
@@ -239,37 +239,37 @@ BEGIN_AT_ZERO = [
 
 
 @pytest.mark.parametrize("name", BEGIN_AT_ZERO)
-def test_all_zero_spares_weights_that_begin_at_zero(told, weight, name):
+def test_all_zero_spares_weights_that_begin_at_zero(audit_state, weight, name):
     """Adapters and tables of positions by their names, whatever their shapes; what only sounds alike is told."""
-    assert not told("all-zero", {"w": weight, name: torch.zeros(64, 64)})
-    assert told("all-zero", {"w": weight, f"x{name.replace('.', '_')}": torch.zeros(64, 64)})
+    assert not audit_state("all-zero", {"w": weight, name: torch.zeros(64, 64)})
+    assert audit_state("all-zero", {"w": weight, f"x{name.replace('.', '_')}": torch.zeros(64, 64)})
 
 
-def test_zeros_and_constants_spare_what_has_one_dimension_but_for_ones(told, weight):
+def test_zeros_and_constants_spare_what_has_one_dimension_but_for_ones(audit_state, weight):
     """Mean and std of an image's channels, a token, a scale of each output."""
     state = {"mean": torch.zeros(1, 512, 1, 1), "token": torch.zeros(1, 1, 512), "scale": torch.ones(512, 1)}
-    assert not told("all-zero", {"w": weight, **state})
-    assert not told("constant", {"w": weight, **state})
+    assert not audit_state("all-zero", {"w": weight, **state})
+    assert not audit_state("constant", {"w": weight, **state})
 
 
-def test_constant_finds_a_placeholder(told, weight):
+def test_constant_finds_a_placeholder(audit_state, weight):
     """Its value is named."""
-    (finding,) = told("constant", {"a": weight, "b": torch.full((16, 16), 0.5)})
+    (finding,) = audit_state("constant", {"a": weight, "b": torch.full((16, 16), 0.5)})
     assert (finding.fqn, finding.message) == ("b", "b: all 256 values are 0.5")
 
 
-def test_constant_finds_several_in_one_finding(told, weight):
+def test_constant_finds_several_in_one_finding(audit_state, weight):
     """How many, and the first by name."""
-    (finding,) = told("constant", {"w": weight, **{name: torch.ones(16, 16) for name in "abc"}})
+    (finding,) = audit_state("constant", {"w": weight, **{name: torch.ones(16, 16) for name in "abc"}})
     assert (finding.fqn, finding.message) == (None, "model: 3 tensors are constant: a, b and 1 more")
 
 
-def test_constant_spares_norms_and_zeros_and_one_value_that_is_not(told):
+def test_constant_spares_norms_and_zeros_and_one_value_that_is_not(audit_state):
     """Ones of a norm are ordinary, zeros have a rule of their own, and the last of many values is looked at."""
     nearly = torch.ones(300, 300)
     nearly[-1, -1] = 2
     state = torch.nn.LayerNorm(300).state_dict() | {"small": torch.ones(15, 17)}
-    assert not told("constant", state | {"zero": torch.zeros(40, 50), "nearly": nearly, "one": torch.ones(1, 1)})
+    assert not audit_state("constant", state | {"zero": torch.zeros(40, 50), "nearly": nearly, "one": torch.ones(1, 1)})
 
 
 # --- denormals -------------------------------------------------------------------------------------------------------
@@ -282,35 +282,35 @@ def table(count, *, value=1e-40, shape=(640, 640)):
     return tensor
 
 
-def test_denormal_finds_a_weight_that_decayed(told):
+def test_denormal_finds_a_weight_that_decayed(audit_state):
     """One in a hundred of a big one."""
-    (finding,) = told("denormal", {"w": table(4096)})
+    (finding,) = audit_state("denormal", {"w": table(4096)})
     assert finding.message == "w: 4,096 of 409,600 values are denormal"
     assert finding.severity is Severity.WARNING
 
 
-def test_denormal_finds_moments_and_lets_them_pass(told):
+def test_denormal_finds_moments_and_lets_them_pass(audit_state):
     """Those of rows that no gradient reaches decay: ordinary, a note."""
-    checkpoint = trained()
+    checkpoint = build_checkpoint()
     checkpoint["optimizer"]["state"][0]["exp_avg_sq"] = table(4096)
-    assert [finding.severity for finding in told("denormal", checkpoint)] == [Severity.NOTE]
+    assert [finding.severity for finding in audit_state("denormal", checkpoint)] == [Severity.NOTE]
 
 
-def test_denormal_lets_a_bias_pass_that_decayed(told):
+def test_denormal_lets_a_bias_pass_that_decayed(audit_state):
     """It is added, and in no product: a note, however many of its values are denormal."""
-    (finding,) = told("denormal", {"w": table(0), "bias": table(5000, shape=(5000,))})
+    (finding,) = audit_state("denormal", {"w": table(0), "bias": table(5000, shape=(5000,))})
     assert (finding.fqn, finding.severity) == ("bias", Severity.NOTE)
 
 
-def test_denormal_spares_a_few_the_smallest_normal_and_half_precision(told):
+def test_denormal_spares_a_few_the_smallest_normal_and_half_precision(audit_state):
     """Fewer than one in a hundred, or than 4,096; the smallest normal number; float16, which is widened first."""
     few, small = table(4097, shape=(640, 641)), table(4095, shape=(64, 64))
     least = torch.full((640, 640), torch.finfo(torch.float32).smallest_normal)
     half = torch.full((640, 640), 1e-7).half()
-    assert not told("denormal", {"few": few, "small": small, "least": least, "half": half})
+    assert not audit_state("denormal", {"few": few, "small": small, "least": least, "half": half})
 
 
-def test_denormal_warns_of_nothing_in_what_training_leaves(told):
+def test_denormal_warns_of_nothing_in_what_training_leaves(audit_state):
     """Rows of an embedding that no batch has any more, AdamW's moments of them, a bias without a gradient."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Embedding(500, 64), torch.nn.Linear(64, 64), torch.nn.ReLU())
@@ -319,7 +319,7 @@ def test_denormal_warns_of_nothing_in_what_training_leaves(told):
         optimizer.zero_grad()
         net(torch.randint(0, 500 if step < 100 else 5, (64,))).sum().backward()
         optimizer.step()
-    actual = told("denormal", {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
+    actual = audit_state("denormal", {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
     assert {finding.severity for finding in actual} == {Severity.NOTE}
     assert all(tensor.fqn.endswith("['exp_avg']") for tensor in actual)
 
@@ -362,29 +362,29 @@ def test_a_float64_overflows_float32_where_torch_says_so():
         assert values.overflows(one.item(), "float32") is not bool(one.to(torch.float32).isfinite())
 
 
-def test_overflows_dtype_finds_what_half_precision_cannot_hold(told, weight):
+def test_overflows_dtype_finds_what_half_precision_cannot_hold(audit_state, weight):
     """The value that is furthest out is named, with the dtype."""
     weight[0, 0], weight[0, 1] = -81_250.0, 70_000.0
-    (finding,) = told("overflows-dtype", {"w": weight}, policy=Policy(dtype=("float16",)))
+    (finding,) = audit_state("overflows-dtype", {"w": weight}, policy=Policy(dtype=("float16",)))
     assert finding.message == "w: value -81250 overflows float16"
     assert finding.severity is Severity.ERROR
 
 
-def test_overflows_dtype_spares_what_still_rounds_down(told, weight):
+def test_overflows_dtype_spares_what_still_rounds_down(audit_state, weight):
     """65,519.99 rounds to 65,504, the largest float16; a type that the policy has is not cast; bfloat16 holds it."""
     near, far = weight.clone(), weight.clone()
     near[0, 0], far[0, 0] = 65_519.99, 1e30
     assert torch.isfinite(near.half()).all()
-    assert not told("overflows-dtype", {"near": near}, policy=Policy(dtype=("float16",)))
-    assert not told("overflows-dtype", {"far": far}, policy=Policy(dtype=("float16", "float32")))
-    assert not told("overflows-dtype", {"far": far}, policy=Policy(dtype=("float16", "bfloat16")))
+    assert not audit_state("overflows-dtype", {"near": near}, policy=Policy(dtype=("float16",)))
+    assert not audit_state("overflows-dtype", {"far": far}, policy=Policy(dtype=("float16", "float32")))
+    assert not audit_state("overflows-dtype", {"far": far}, policy=Policy(dtype=("float16", "bfloat16")))
 
 
-def test_overflows_dtype_spares_an_optimizer(told):
+def test_overflows_dtype_spares_an_optimizer(audit_state):
     """A model is cast, its optimizer's state is not."""
-    checkpoint = trained()
+    checkpoint = build_checkpoint()
     checkpoint["optimizer"]["state"][0]["exp_avg_sq"][0, 0] = 1e9
-    assert not told("overflows-dtype", checkpoint, policy=Policy(dtype=("float16",)))
+    assert not audit_state("overflows-dtype", checkpoint, policy=Policy(dtype=("float16",)))
 
 
 def test_overflows_dtype_needs_a_dtype(tmp_path, weight):
@@ -398,66 +398,66 @@ def test_overflows_dtype_needs_a_dtype(tmp_path, weight):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
-def test_duplicate_values_finds_a_clone(told, weight, dtype):
+def test_duplicate_values_finds_a_clone(audit_state, weight, dtype):
     """Two names, two storages, one content; the bytes that are saved once too often."""
     table = (weight * 100).to(dtype).repeat(2, 2)
-    (finding,) = told("duplicate-values", {"a": table, "b": table.clone(), "c": table + 1})
+    (finding,) = audit_state("duplicate-values", {"a": table, "b": table.clone(), "c": table + 1})
     assert finding.fqn == "a"
     assert "the same values as b:" in finding.message
 
 
-def test_duplicate_values_finds_three_in_one_finding(told, weight):
+def test_duplicate_values_finds_three_in_one_finding(audit_state, weight):
     """A group is one finding."""
-    (finding,) = told("duplicate-values", {name: weight.clone() for name in "abc"})
+    (finding,) = audit_state("duplicate-values", {name: weight.clone() for name in "abc"})
     assert "b, c: 3.2 kB saved more than once" in finding.message
 
 
-def test_duplicate_values_finds_several_groups_in_one_finding(told, weight):
+def test_duplicate_values_finds_several_groups_in_one_finding(audit_state, weight):
     """What more there is in bytes, and the first groups by name."""
     state = {name: weight + n for n, names in enumerate(["abc", "de", "fg"]) for name in names}
-    (finding,) = told("duplicate-values", state)
+    (finding,) = audit_state("duplicate-values", state)
     groups = "b duplicates a, e duplicates d and 1 more"
     said = f"model: 4 tensors duplicate the values of others, 6.4 kB saved more than once: {groups}"
     assert (finding.fqn, finding.message) == (None, said)
 
 
-def test_duplicate_values_finds_a_copy_that_lies_in_another_order(told, weight):
+def test_duplicate_values_finds_a_copy_that_lies_in_another_order(audit_state, weight):
     """Strides are how it lies, not what it is."""
-    assert len(told("duplicate-values", {"a": weight, "b": weight.t().contiguous().t()})) == 1
+    assert len(audit_state("duplicate-values", {"a": weight, "b": weight.t().contiguous().t()})) == 1
 
 
-def test_duplicate_values_finds_what_safetensors_cannot_share(found, tmp_path, weight):
+def test_duplicate_values_finds_what_safetensors_cannot_share(run_rule, tmp_path, weight):
     """Tied tensors that were cloned to be saved."""
     save_file({"embed.weight": weight, "lm_head.weight": weight.clone()}, tmp_path / "a.safetensors")
-    assert len(found("duplicate-values", tmp_path / "a.safetensors", values=True)) == 1
+    assert len(run_rule("duplicate-values", tmp_path / "a.safetensors", values=True)) == 1
 
 
-def test_duplicate_values_spares_ties_constants_sections_and_one_bit(told, weight):
+def test_duplicate_values_spares_ties_constants_sections_and_one_bit(audit_state, weight):
     """Tied is saved once; zeros are equal everywhere; an average of a model begins as a copy; a bit is a difference."""
     nearly = weight.clone()
     nearly.view(torch.int32)[-1, -1] ^= 1
     state = {"a": weight, "tied": weight, "nearly": nearly, "z": torch.zeros(20, 20), "y": torch.zeros(20, 20)}
-    assert not told("duplicate-values", state)
-    assert not told("duplicate-values", {"model": {"a": weight}, "ema": {"a": weight.clone()}})
-    assert not told("duplicate-values", {"a": weight, "b": weight.clone().view(10, 40)})
+    assert not audit_state("duplicate-values", state)
+    assert not audit_state("duplicate-values", {"model": {"a": weight}, "ema": {"a": weight.clone()}})
+    assert not audit_state("duplicate-values", {"a": weight, "b": weight.clone().view(10, 40)})
 
 
-def test_duplicate_values_spares_what_each_layer_has_alike(told, weight):
+def test_duplicate_values_spares_what_each_layer_has_alike(audit_state, weight):
     """A of Mamba is computed of its shape; buffers are tables that a layer makes for itself."""
     layers = [torch.nn.BatchNorm1d(512) for _ in range(2)]
     for layer in layers:
         layer.running_var.copy_(torch.arange(512))
     state = torch.nn.Sequential(*layers).state_dict()
     state |= {f"layers.{n}.mixer.A_log": weight.clone() for n in range(2)}
-    assert not told("duplicate-values", state)
+    assert not audit_state("duplicate-values", state)
 
 
 # --- what was not read -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def cut(tmp_path, weight):
-    """`bad` has a NaN; the storages of `cut` and `other` end too soon."""
+def truncated_checkpoint(tmp_path, weight):
+    """`bad` has a NaN; the storages of `truncated_checkpoint` and `other` end too soon."""
     weight[0, 0] = math.nan
     torch.save({"bad": weight, "cut": weight + 1, "other": weight + 2}, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as before, zipfile.ZipFile(tmp_path / "b.pt", "w") as after:
@@ -468,35 +468,37 @@ def cut(tmp_path, weight):
 
 
 @pytest.mark.parametrize("select", ["nan", "inf", "duplicate-values", "unread-values", "checksum-mismatch", "values"])
-def test_a_storage_that_ends_too_soon_fails_its_target_whatever_is_asked(cut, statecli, select):
+def test_a_storage_that_ends_too_soon_fails_its_target_whatever_is_asked(truncated_checkpoint, statecli, select):
     """It is no finding, which could be accepted or ignored; the other tensor is judged, and what finds nothing in it
     has not passed.
     """
-    result = statecli("audit", cut, "--values", "--select", select, "-f", "json")
+    result = statecli("audit", truncated_checkpoint, "--values", "--select", select, "-f", "json")
     nan = select in ("nan", "values")
     assert (result.code, result.json["passed"], result.json["ran"]) == (2, False, ["nan"] * nan)
     assert [(finding["rule"], finding["fqn"]) for finding in result.json["findings"]] == [("nan", "bad")] * nan
     assert result.json["targets"][0]["status"] == "failed"
-    assert result.err.startswith(f"statecli: {cut}: cut and 1 more tensor: ")
+    assert result.err.startswith(f"statecli: {truncated_checkpoint}: cut and 1 more tensor: ")
     assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("options", [("--ignore", "unread-values"), ("--ignore", "unread-values", "--select", "inf")])
-def test_what_could_not_be_read_is_never_accepted(cut, statecli, tmp_path, options):
+def test_what_could_not_be_read_is_never_accepted(truncated_checkpoint, statecli, tmp_path, options):
     """Neither by leaving the rule out nor by a baseline, which knows nothing of it."""
     baseline = tmp_path / "b.json"
-    first = statecli("audit", cut, "--values", *options, "--write-baseline", baseline, "--reason", "a test")
+    first = statecli(
+        "audit", truncated_checkpoint, "--values", *options, "--write-baseline", baseline, "--reason", "a test"
+    )
     assert "unread" not in baseline.read_text()
-    again = statecli("audit", cut, "--values", *options, "--baseline", baseline)
+    again = statecli("audit", truncated_checkpoint, "--values", *options, "--baseline", baseline)
     assert (first.code, again.code) == (2, 2)
     assert "clean" not in first.out + again.out
-    assert statecli("audit", cut, "--values", *options, "--fail-on", "error").code == 2
+    assert statecli("audit", truncated_checkpoint, "--values", *options, "--fail-on", "error").code == 2
 
 
-def test_a_rule_that_was_not_shown_all_values_is_no_case_that_passed(cut, statecli, tmp_path):
+def test_a_rule_that_was_not_shown_all_values_is_no_case_that_passed(truncated_checkpoint, statecli, tmp_path):
     """JUnit has it as skipped, SARIF and GitHub the target as an error; with -v each tensor is named."""
     reports = [f"--report={name}={tmp_path / name}" for name in ("junit", "sarif", "github")]
-    result = statecli("audit", cut, "--values", "--select", "inf", "-v", *reports)
+    result = statecli("audit", truncated_checkpoint, "--values", "--select", "inf", "-v", *reports)
     suite = xml.etree.ElementTree.parse(tmp_path / "junit").getroot()[0]  # noqa: S314 - our own
     assert [(case.get("name"), [inner.tag for inner in case]) for case in suite] == [
         ("audit", ["error"]),
@@ -505,21 +507,23 @@ def test_a_rule_that_was_not_shown_all_values_is_no_case_that_passed(cut, statec
     (run,) = json.loads((tmp_path / "sarif").read_text())["runs"]
     assert not run["invocations"][0]["executionSuccessful"]
     assert (tmp_path / "github").read_text().startswith("::error ")
-    assert [f"note[unread]: {cut}: {name}: " in result.out + result.err for name in ("cut", "other")] == [True, True]
+    assert [
+        f"note[unread]: {truncated_checkpoint}: {name}: " in result.out + result.err for name in ("cut", "other")
+    ] == [True, True]
 
 
-def test_unread_values_finds_types_that_hold_no_numbers(told, weight):
+def test_unread_values_finds_types_that_hold_no_numbers(audit_state, weight):
     """bits8 is a warning, a tensor on meta, which is meant to have none, a note."""
     state = {
         "w": weight,
         "bits": torch.zeros(8, dtype=torch.uint8).view(torch.bits8),
         "m": torch.empty(3, device="meta"),
     }
-    findings = told("unread-values", state)
+    findings = audit_state("unread-values", state)
     assert {finding.fqn: finding.severity for finding in findings} == {"bits": Severity.WARNING, "m": Severity.NOTE}
 
 
-def test_unread_values_spares_every_type_that_torch_computes_with(told, weight):
+def test_unread_values_spares_every_type_that_torch_computes_with(audit_state, weight):
     """Sparse, quantized, complex, bool and one-byte floats are all read."""
     state = {
         "sparse": weight.to_sparse(),
@@ -530,7 +534,7 @@ def test_unread_values_spares_every_type_that_torch_computes_with(told, weight):
         "float8": weight.to(torch.float8_e5m2),
         "empty": torch.empty(0, 4),
     }
-    assert not told("unread-values", state)
+    assert not audit_state("unread-values", state)
 
 
 # --- ordinary checkpoints --------------------------------------------------------------------------------------------
@@ -557,7 +561,7 @@ def average():
     return {"model": net.state_dict(), "ema": copy.deepcopy(net).state_dict(), "epoch": 0}
 
 
-def masked():
+def build_masks():
     mask = torch.full((16, 16), -math.inf).triu(1)
     return {"blocks.0.attn.mask": mask, "blocks.1.attn.mask": mask.clone(), "w": torch.randn(16, 16)}
 
@@ -567,7 +571,7 @@ def tables():
     return {f"layers.{n}.rotary_emb.inv_freq": inv_freq.clone() for n in range(4)} | {"w": torch.randn(16, 16)}
 
 
-@pytest.mark.parametrize("made", [transformer, zero_convolution, lora, average, masked, tables, trained])
+@pytest.mark.parametrize("made", [transformer, zero_convolution, lora, average, build_masks, tables, build_checkpoint])
 def test_an_ordinary_checkpoint_is_clean(tmp_path, made):
     """No rule about values says more than a note."""
     torch.save(made(), tmp_path / "a.pt")
@@ -605,10 +609,10 @@ ONE = torch.ones(1)
     ],
     ids=["coo", "csr", "bsr", "empty", "behind", "before", "a column", "falling rows", "more than stored"],
 )
-def test_sparse_indices_finds_indices_outside_the_shape(found, tmp_path, tensor, message):
+def test_sparse_indices_finds_indices_outside_the_shape(run_rule, tmp_path, tensor, message):
     """torch loads them by default, and the next operator reads or writes there."""
     torch.save({"w": torch.ones(2), "m": tensor}, tmp_path / "a.pt")
-    findings = found("sparse-indices", tmp_path / "a.pt", values=True)
+    findings = run_rule("sparse-indices", tmp_path / "a.pt", values=True)
     assert [message in finding.message for finding in findings] == ([True] if message else [])
 
 
@@ -624,11 +628,11 @@ def test_unchecked_indices_finds_sparse_tensors_where_no_values_are_read(tmp_pat
     ] * count
 
 
-def test_sparse_indices_spares_the_last_place_and_duplicates(found, tmp_path):
+def test_sparse_indices_spares_the_last_place_and_duplicates(run_rule, tmp_path):
     """Indices up to the size, and values that are summed at one place."""
     twice = torch.sparse_coo_tensor(torch.tensor([[3, 3], [3, 3]]), torch.ones(2), (4, 4))
     torch.save({"w": torch.ones(2), "m": twice}, tmp_path / "a.pt")
-    assert not found("sparse-indices", tmp_path / "a.pt", values=True)
+    assert not run_rule("sparse-indices", tmp_path / "a.pt", values=True)
 
 
 class Indirect:

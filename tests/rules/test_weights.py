@@ -37,9 +37,9 @@ def adapter(tmp_path):
 # --- untrained-adapter -----------------------------------------------------------------------------------------------
 
 
-def test_untrained_adapter_finds_zeros_after_training_steps(found, adapter):
+def test_untrained_adapter_finds_zeros_after_training_steps(run_rule, adapter):
     """The message names the sign of training."""
-    (finding,) = found("untrained-adapter", adapter(factors(), step=500), values=True)
+    (finding,) = run_rule("untrained-adapter", adapter(factors(), step=500), values=True)
     assert finding.severity is Severity.WARNING
     assert (
         "all 3 factors that start at zero are still zero after training (trainer_state.global_step 500)"
@@ -47,40 +47,40 @@ def test_untrained_adapter_finds_zeros_after_training_steps(found, adapter):
     )
 
 
-def test_an_optimizers_state_is_a_sign_of_training(found, tmp_path):
+def test_an_optimizers_state_is_a_sign_of_training(run_rule, tmp_path):
     """It is saved after a step at the earliest."""
     net = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     torch.save({"model": factors(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
-    (finding,) = found("untrained-adapter", tmp_path / "a.pt", values=True)
+    (finding,) = run_rule("untrained-adapter", tmp_path / "a.pt", values=True)
     assert finding.severity is Severity.WARNING
 
 
-def test_an_adapter_without_a_sign_of_training_is_a_note(found, adapter):
+def test_an_adapter_without_a_sign_of_training_is_a_note(run_rule, adapter):
     """It may have been saved before training."""
-    (finding,) = found("untrained-adapter", adapter(factors()), values=True)
+    (finding,) = run_rule("untrained-adapter", adapter(factors()), values=True)
     assert finding.severity is Severity.NOTE
 
 
-def test_some_zero_factors_after_training_are_a_note(found, adapter):
+def test_some_zero_factors_after_training_are_a_note(run_rule, adapter):
     """Not every layer needs to get a gradient."""
-    (finding,) = found("untrained-adapter", adapter(factors(0, 1), step=5), values=True)
+    (finding,) = run_rule("untrained-adapter", adapter(factors(0, 1), step=5), values=True)
     assert (finding.severity, finding.message.partition(" factors")[0]) == (Severity.NOTE, "1 of 3")
 
 
-def test_untrained_adapter_spares_a_trained_one(found, adapter, tmp_path):
+def test_untrained_adapter_spares_a_trained_one(run_rule, adapter, tmp_path):
     """And one in which a layer has no gradient, before anything says that it was trained."""
-    assert not found("untrained-adapter", adapter(factors(*LAYERS), step=500), values=True)
+    assert not run_rule("untrained-adapter", adapter(factors(*LAYERS), step=500), values=True)
     (tmp_path / "trainer_state.json").unlink()
-    assert not found("untrained-adapter", adapter(factors(0)), values=True)
+    assert not run_rule("untrained-adapter", adapter(factors(0)), values=True)
 
 
-def test_untrained_adapter_spares_b_of_adalora(found, adapter):
+def test_untrained_adapter_spares_b_of_adalora(run_rule, adapter):
     """AdaLoRA starts with zeros in E alone; zeros in B by itself say nothing."""
     state = {f"q.lora_{name}.weight": torch.ones(4, 4) for name in "AE"} | {"q.lora_B.weight": torch.zeros(4, 4)}
-    assert not found("untrained-adapter", adapter(state, step=5), values=True)
+    assert not run_rule("untrained-adapter", adapter(state, step=5), values=True)
 
 
 # --- outlier ---------------------------------------------------------------------------------------------------------
@@ -88,27 +88,27 @@ def test_untrained_adapter_spares_b_of_adalora(found, adapter):
 
 @pytest.mark.parametrize("size", [64, 5_000, 1_000_003])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_outlier_finds_one_value_among_others(found, tmp_path, size, dtype):
+def test_outlier_finds_one_value_among_others(run_rule, tmp_path, size, dtype):
     """Wherever it lies, in a tensor of any size."""
     values = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype)
     values[size // 3] = -50_000.0
     torch.save({"fc.weight": values}, tmp_path / "a.pt")
-    (finding,) = found("outlier", tmp_path / "a.pt", values=True)
+    (finding,) = run_rule("outlier", tmp_path / "a.pt", values=True)
     assert finding.message.startswith(
         "fc.weight: value -49920 is" if dtype is torch.bfloat16 else "fc.weight: value -50000 is"
     )
     assert finding.severity is Severity.WARNING
 
 
-def test_a_flipped_bit_of_an_exponent_is_found(found, tmp_path):
+def test_a_flipped_bit_of_an_exponent_is_found(run_rule, tmp_path):
     """0.02 becomes 6.8e36."""
     values = torch.randn(4096) * 0.02
     values.view(torch.int32)[7] ^= 1 << 30
     torch.save({"fc.weight": values}, tmp_path / "a.pt")
-    assert len(found("outlier", tmp_path / "a.pt", values=True)) == 1
+    assert len(run_rule("outlier", tmp_path / "a.pt", values=True)) == 1
 
 
-def test_outlier_spares_heavy_tails_and_what_is_no_parameter(found, tmp_path):
+def test_outlier_spares_heavy_tails_and_what_is_no_parameter(run_rule, tmp_path):
     """Gains of single channels, a mask, an optimizer's moments, sparse weights, a tensor of few elements."""
     gains = torch.ones(256)
     gains[3] = 60.0
@@ -119,4 +119,4 @@ def test_outlier_spares_heavy_tails_and_what_is_no_parameter(found, tmp_path):
     state = {"norm.weight": gains, "attn.mask": mask, "sparse.weight": sparse, "few": torch.tensor([1.0, 1e9])}
     state["tail.weight"] = torch.distributions.StudentT(3.0).sample((512, 512))
     torch.save(state, tmp_path / "a.pt")
-    assert not found("outlier", tmp_path / "a.pt", values=True)
+    assert not run_rule("outlier", tmp_path / "a.pt", values=True)
