@@ -17,7 +17,7 @@ from statecli.commands.diff.run import Request, compare_targets
 Save = Callable[[Any, str], str]
 
 
-def changed(diff: Diff) -> dict[str, Change]:
+def changes_by_name(diff: Diff) -> dict[str, Change]:
     """Everything that is not identical, by name."""
     return {change.fqn: change for change in diff.changes if change.status is not Status.IDENTICAL}
 

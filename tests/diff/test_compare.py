@@ -25,7 +25,7 @@ from statecli.values import compiled_kernel, plain_bytes
 from statecli.values.delta import CompareOptions
 from statecli.workers import pool
 
-from .conftest import changed, notes, rules
+from .conftest import changes_by_name, notes, rules
 
 
 class Net(nn.Module):
@@ -64,7 +64,7 @@ def test_a_file_and_itself(make, diff):
     thing = make(Net())
     result = diff(thing, thing)
     assert result.changes
-    assert not changed(result)
+    assert not changes_by_name(result)
     assert nothing_else(result)
 
 
@@ -87,11 +87,11 @@ def test_a_dropped_tie_is_compared_with_what_is_kept(diff):
     state = Net().state_dict()
     kept = {name: tensor.clone() for name, tensor in state.items() if name != "head.weight"}
     result = diff(state, kept, names=("a.pt", "b.safetensors"))
-    assert not changed(result)
+    assert not changes_by_name(result)
     assert "tied-entry-left-out" in notes(result)
     assert len(result.changes) == len(state)
     kept["embed.weight"][0, 0] += 1
-    assert set(changed(diff(state, kept, names=("a.pt", "b.safetensors")))) == {"embed.weight", "head.weight"}
+    assert set(changes_by_name(diff(state, kept, names=("a.pt", "b.safetensors")))) == {"embed.weight", "head.weight"}
 
 
 def test_a_dropped_name_that_was_not_tied_is_removed(diff):
@@ -164,7 +164,7 @@ def test_a_single_mutation_is_found_exactly(data, diff):
         formats = data.draw(
             st.tuples(*[st.sampled_from([f"{x}.pt", f"{x}.legacy.pt", f"{x}.safetensors"]) for x in "ab"])
         )
-    actual = changed(diff(state, after, names=formats))
+    actual = changes_by_name(diff(state, after, names=formats))
     names = name if isinstance(name, tuple) else (name,)
     assert {fqn: (change.status, change.fields) for fqn, change in actual.items()} == dict.fromkeys(names, expected)
 
@@ -317,7 +317,7 @@ AFTER = {"fc.weight": torch.ones(4), "out.bias": torch.arange(3.0), "bn.running_
 )
 def test_filters_are_of_pairs(options, expected, diff):
     """A glob may match either name; the kind is that after."""
-    assert set(changed(diff(BEFORE, AFTER, **options))) == expected
+    assert set(changes_by_name(diff(BEFORE, AFTER, **options))) == expected
 
 
 def test_a_filter_that_leaves_nothing(diff):
@@ -419,8 +419,8 @@ def test_the_optimizer_and_the_epoch_are_compared(diff):
     after = {**before, "optimizer": training(net)["optimizer"], "epoch": 4}
     after["optimizer"]["state"][0]["exp_avg"] = after["optimizer"]["state"][0]["exp_avg"] + 1
     actual_diff = diff(before, after)
-    assert set(changed(actual_diff)) == {"state[0]['exp_avg']"}
-    assert changed(actual_diff)["state[0]['exp_avg']"].kind is Kind.OPTIMIZER
+    assert set(changes_by_name(actual_diff)) == {"state[0]['exp_avg']"}
+    assert changes_by_name(actual_diff)["state[0]['exp_avg']"].kind is Kind.OPTIMIZER
     assert [(scalar.key, scalar.before, scalar.after) for scalar in actual_diff.scalars] == [("epoch", 3, 4)]
     assert ("metadata", "epoch") in rules(actual_diff)
 
@@ -446,7 +446,7 @@ def test_one_weight_of_a_real_model(minilm, save):
     state[name][7, 11] += 0.5
     diff = compare_targets(Request(str(path), save(state, "nudged.pt")))
     assert rules(diff) == [("changed", name)]
-    values = changed(diff)[name].values
+    values = changes_by_name(diff)[name].values
     assert (values.changed, values.first) == (1, (7, 11))
 
 
@@ -495,7 +495,7 @@ def test_text_of_numpy_differs_by_element(diff):
     """Equal bytes are identical, others changed; nothing can be said of how far they are apart."""
     state = {"model": {"a.w": torch.ones(2)}, "names": np.array(["x", "yz", "v"])}
     assert nothing_else(diff(state, state))
-    delta = changed(diff(state, {**state, "names": np.array(["x", "yw", "v"])}))["names"].values
+    delta = changes_by_name(diff(state, {**state, "names": np.array(["x", "yw", "v"])}))["names"].values
     assert (delta.elements, delta.changed, delta.first, delta.max_abs, delta.cosine) == (3, 1, (1,), None, None)
     assert delta.reason == "statecli cannot read numpy U2 elements as numbers"
 
@@ -503,17 +503,17 @@ def test_text_of_numpy_differs_by_element(diff):
 def test_text_in_columns_is_compared_in_its_order(diff):
     """The same bytes in another order of dimensions are another array."""
     rows = np.array([["a", "b"], ["c", "d"]])
-    assert changed(diff({"n": rows}, {"n": np.asfortranarray(rows.T.copy().T)})) == {}
+    assert changes_by_name(diff({"n": rows}, {"n": np.asfortranarray(rows.T.copy().T)})) == {}
     columns = np.asfortranarray(np.array([["a", "c"], ["b", "d"]]))
     assert columns.tobytes("A") == rows.tobytes()
-    delta = changed(diff({"n": rows}, {"n": columns}))["n"].values
+    delta = changes_by_name(diff({"n": rows}, {"n": columns}))["n"].values
     assert (delta.changed, delta.first) == (2, (0, 1))
 
 
 def test_dates_are_compared_by_their_bytes(diff):
     """They are no numbers, and one that differs has other bytes."""
     before, after = (np.array(["2020", year]).astype("M8[Y]") for year in ("2021", "2022"))
-    delta = changed(diff({"n": before}, {"n": after}))["n"].values
+    delta = changes_by_name(diff({"n": before}, {"n": after}))["n"].values
     assert (delta.elements, delta.changed, delta.first, delta.max_abs) == (2, 1, (1,), None)
 
 
@@ -544,7 +544,7 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
     assert "b.pt: w: changed while statecli read it" in diff.broken[0].message
 
 
-def touched(monkeypatch, path):
+def touch_after_comparison(monkeypatch, path):
     """`path` is written to when all has been compared and before it is told."""
     original = run._Comparison._findings
 
@@ -559,7 +559,7 @@ def touched(monkeypatch, path):
 def test_a_file_that_changes_is_noticed_where_nothing_is_paired(name, save, monkeypatch, statecli):
     """All names differ, so that no pair can tell: the file itself does, once, with 2."""
     before, after = save({"x": torch.ones(2), "z": torch.ones(3)}, name), save({"y": torch.zeros(4)}, "b.pt")
-    touched(monkeypatch, before)
+    touch_after_comparison(monkeypatch, before)
     result = statecli("diff", before, after)
     assert result.code == 2
     assert result.err.splitlines() == [
@@ -580,12 +580,12 @@ def test_any_file_of_a_folder_may_change(name, told, target, save, tmp_path, mon
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     (tmp_path / "other").mkdir()
     after = save({"other": torch.zeros(4)}, "other/b.pt")
-    touched(monkeypatch, tmp_path / name)
+    touch_after_comparison(monkeypatch, tmp_path / name)
     diff = compare_targets(Request(str(tmp_path / target), after))
     assert [finding.message.partition(": ")[0] for finding in diff.broken] == ([str(tmp_path / name)] if told else [])
 
 
-def damaged(path, tensor):
+def damage_tensor(path, tensor):
     """One bit of the tensor's bytes is another."""
     data = bytearray(Path(path).read_bytes())
     data[data.find(tensor.numpy().tobytes()) + 500] ^= 4
@@ -605,7 +605,7 @@ def damaged(path, tensor):
 def test_damage_is_told_whatever_it_is_compared_with(before, save, statecli):
     """A tensor that no tensor of the other side is compared with by value is checked all the same."""
     sound = torch.arange(200.0)
-    after = damaged(save({"y.weight": sound, "k": torch.ones(2)}, "b.pt"), sound)
+    after = damage_tensor(save({"y.weight": sound, "k": torch.ones(2)}, "b.pt"), sound)
     for one, two in ((save(before, "a.pt"), after), (after, save(before, "a.pt"))):
         result = statecli("diff", one, two)
         assert result.code == 2

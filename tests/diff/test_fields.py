@@ -13,7 +13,7 @@ from statecli.commands.diff.pairing import Match
 from statecli.commands.diff.result import Field
 from statecli.core.model_state import ByteRange, Evidence, Kind, TensorData, TensorInfo
 
-from .conftest import changed
+from .conftest import changes_by_name
 
 
 def row(**more: object) -> TensorInfo:
@@ -112,7 +112,7 @@ def test_the_numbers_of_storages_say_nothing(diff):
     shared = torch.arange(3.0)
     tied = {"a": shared, "b": shared, "c": torch.arange(2.0)}
     assert not diff(tied, {"c": torch.arange(2.0), "a": shared, "b": shared}).findings
-    actual = changed(diff(tied, {**tied, "b": shared.clone()}))
+    actual = changes_by_name(diff(tied, {**tied, "b": shared.clone()}))
     assert {name: change.fields for name, change in actual.items()} == {"a": (Field.TYING,), "b": (Field.TYING,)}
 
 
@@ -131,7 +131,7 @@ def test_safetensors_records_no_tie(diff):
 def test_requires_grad_of_parameters(diff):
     """A frozen parameter differs from a trained one where the pickle keeps Parameters; a state_dict says nothing."""
     trained, frozen = nn.Parameter(torch.arange(3.0)), nn.Parameter(torch.arange(3.0), requires_grad=False)
-    assert changed(diff({"w": trained}, {"w": frozen}))["w"].fields == (Field.REQUIRES_GRAD,)
+    assert changes_by_name(diff({"w": trained}, {"w": frozen}))["w"].fields == (Field.REQUIRES_GRAD,)
     assert not diff({"w": trained}, {"w": frozen.detach()}).findings
 
 
@@ -142,7 +142,9 @@ def test_in_words(diff):
     """One line with both values; values come first."""
     before = {"w": torch.ones(2, 2), "gone": torch.arange(4.0), "old.w": torch.arange(5.0)}
     after = {"w": torch.zeros(2, 2).bfloat16(), "new": torch.arange(3), "other.w": torch.arange(5.0)}
-    words = {name: changed_fields.describe_change(change) for name, change in changed(diff(before, after)).items()}
+    words = {
+        name: changed_fields.describe_change(change) for name, change in changes_by_name(diff(before, after)).items()
+    }
     assert words == {
         "w": "values differ, dtype: float32 → bfloat16",
         "gone": "removed (float32 [4])",
@@ -154,5 +156,5 @@ def test_in_words(diff):
 def test_ties_in_words(diff):
     """A tie names what it is to."""
     shared = torch.arange(3.0)
-    actual = changed(diff({"a": shared, "b": shared}, {"a": shared, "b": shared.clone()}))
+    actual = changes_by_name(diff({"a": shared, "b": shared}, {"a": shared, "b": shared.clone()}))
     assert changed_fields.describe_change(actual["a"]) == "tying: tied to b → untied"

@@ -10,7 +10,7 @@ import torch
 
 from statecli.commands.diff.result import Status
 
-from .conftest import changed
+from .conftest import changes_by_name
 
 
 def body(prefix: str, scale: float, *more: str) -> dict[str, torch.Tensor]:
@@ -20,7 +20,7 @@ def body(prefix: str, scale: float, *more: str) -> dict[str, torch.Tensor]:
     return state | {name: torch.arange(9.0) * scale for name in more}
 
 
-def offered(found) -> str | None:
+def offered_rule(found) -> str | None:
     """The rule in the note, as a shell reads it; None where there is none."""
     for note in found.notes:
         if note.name == "prefix-apart":
@@ -40,28 +40,31 @@ def offered(found) -> str | None:
 )
 def test_the_rule_that_is_offered_pairs_them(before, after, rule, diff):
     """Given as it stands, all that is in both is compared, and what had a partner keeps it."""
-    assert offered(diff(before, after)) == rule
+    assert offered_rule(diff(before, after)) == rule
     mapped = diff(before, after, map=(rule,))
-    assert offered(mapped) is None
+    assert offered_rule(mapped) is None
     both = min(len(before), len(after))
-    assert sum(change.status is Status.CHANGED for change in changed(mapped).values()) == both
+    assert sum(change.status is Status.CHANGED for change in changes_by_name(mapped).values()) == both
 
 
 def test_no_rule_where_nothing_is_gained(diff):
     """Equal bytes are found anyhow; other shapes, one tensor alone, and the fewer of many are no prefix."""
-    assert offered(diff(body("bert.", 1), body("", 1))) is None
-    assert offered(diff({"b.x": torch.ones(2), "c": torch.ones(1)}, {"x": torch.zeros(2), "d": torch.ones(9)})) is None
+    assert offered_rule(diff(body("bert.", 1), body("", 1))) is None
+    assert (
+        offered_rule(diff({"b.x": torch.ones(2), "c": torch.ones(1)}, {"x": torch.zeros(2), "d": torch.ones(9)}))
+        is None
+    )
     wider = {name: torch.ones(50) for name in body("", 2)}
-    assert offered(diff(body("bert.", 1, "head"), wider)) is None
+    assert offered_rule(diff(body("bert.", 1, "head"), wider)) is None
     others = {f"o{n}": torch.arange(30.0 + n) for n in range(9)}, {f"p{n}": torch.arange(60.0 + n) for n in range(9)}
-    assert offered(diff(body("bert.", 1) | others[0], body("", 2) | others[1])) is None
+    assert offered_rule(diff(body("bert.", 1) | others[0], body("", 2) | others[1])) is None
 
 
 def test_no_rule_that_breaks_what_is_paired(diff):
     """A rule that takes as many partners as it gives is not offered."""
     before = {"bert.a.w": torch.ones(2), "bert.b.w": torch.ones(2), "bert.c.w": torch.ones(2)}
     after = {"bert.c.w": torch.zeros(2), "a.w": torch.zeros(2), "b.w": torch.zeros(2)}
-    assert offered(diff(before, after)) is None
+    assert offered_rule(diff(before, after)) is None
 
 
 def layers(start: str, norm: tuple[str, str], scale: float) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from statecli.core.errors import NothingMatched, UsageError
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
 
-from .conftest import changed, notes, rules
+from .conftest import changes_by_name, notes, rules
 
 LINES = """
 self.fc = nn.Linear(4, 3)
@@ -25,7 +25,7 @@ self.cache = torch.zeros(3)
 """
 
 
-def built(target):
+def build_net(target):
     """The module that a target's file defines."""
     path = target.rpartition(":")[0]
     spec = importlib.util.spec_from_file_location("net", path)
@@ -34,7 +34,7 @@ def built(target):
     return module.Net()
 
 
-def refused(net, state) -> dict[str, set[str]]:
+def strict_load_errors(net, state) -> dict[str, set[str]]:
     """What torch's strict load objects to."""
     actual = net.load_state_dict(state, strict=False) if _shapes_fit(net, state) else None
     if actual is not None:
@@ -65,11 +65,11 @@ CHANGES = {
 def test_in_the_words_of_load_state_dict(change, name, source, save):
     """Missing, unexpected and mismatched names are those that torch names, whichever side the class is."""
     target = source(LINES)
-    net = built(target)
+    net = build_net(target)
     state = dict(net.state_dict())
     CHANGES[change](state)
     path = save(state, name)
-    expected = {(rule, fqn) for rule, names in refused(net, state).items() for fqn in names}
+    expected = {(rule, fqn) for rule, names in strict_load_errors(net, state).items() for fqn in names}
     for result in (compare_targets(Request(target, path)), compare_targets(Request(path, target))):
         assert set(rules(result)) == expected
         assert len(result.findings) == len(expected)
@@ -78,7 +78,7 @@ def test_in_the_words_of_load_state_dict(change, name, source, save):
 def test_what_is_not_saved_is_not_looked_for(source, save):
     """Non-persistent buffers and unregistered tensors of the class are no rows, and a note counts them."""
     target = source(LINES)
-    diff = compare_targets(Request(target, save(built(target).state_dict(), "net.pt")))
+    diff = compare_targets(Request(target, save(build_net(target).state_dict(), "net.pt")))
     assert {change.fqn for change in diff.changes}.isdisjoint({"mask", "cache"})
     assert any("2 tensors" in note.message for note in diff.notes if note.name == "not-expected")
     assert "values-not-compared" in notes(diff)
@@ -87,7 +87,7 @@ def test_what_is_not_saved_is_not_looked_for(source, save):
 def test_neither_values_nor_device_of_a_class(source, save):
     """Its values are only initial ones, and its device where it was built."""
     target = source(LINES)
-    path = save(built(target).state_dict(), "net.pt")
+    path = save(build_net(target).state_dict(), "net.pt")
     for device in ("cpu", "meta"):
         assert not compare_targets(Request(target, path, init_device=device)).findings
 
@@ -95,7 +95,7 @@ def test_neither_values_nor_device_of_a_class(source, save):
 def test_kinds_are_those_of_the_class(source, save):
     """A checkpoint's kinds are guessed, the class knows: --kind goes by it on either side."""
     target = source('self.fc = nn.Linear(2, 2)\nself.register_buffer("scale", torch.ones(2))')
-    path = save({**built(target).state_dict(), "scale": torch.ones(3)}, "net.pt")
+    path = save({**build_net(target).state_dict(), "scale": torch.ones(3)}, "net.pt")
     for sides in ((target, path), (path, target)):
         diff = compare_targets(Request(*sides, selection=Selection(kind=(Kind.BUFFER,))))
         assert [change.fqn for change in diff.changes] == ["scale"]
@@ -107,7 +107,7 @@ def test_a_dtype_is_a_difference(source, save):
     target = source("self.fc = nn.Linear(2, 2, bias=False)")
     path = save({"fc.weight": torch.ones(2, 2).bfloat16()}, "net.pt")
     diff = compare_targets(Request(target, path))
-    assert changed(diff)["fc.weight"].fields == (Field.DTYPE,)
+    assert changes_by_name(diff)["fc.weight"].fields == (Field.DTYPE,)
     assert [f.message for f in diff.findings] == ["fc.weight: dtype: float32 → bfloat16"]
     assert not compare_targets(Request(target, path, ignore=(Field.DTYPE,))).findings
 
@@ -125,10 +125,10 @@ def test_shape_and_dtype_are_said_once_each(source, save):
 def test_a_wrapper_is_in_the_way_of_a_load(prefix, source, save):
     """Names are matched through it, and one finding says that load_state_dict would not."""
     target = source(LINES)
-    path = save({prefix + name: tensor for name, tensor in built(target).state_dict().items()}, "net.pt")
+    path = save({prefix + name: tensor for name, tensor in build_net(target).state_dict().items()}, "net.pt")
     for sides in ((target, path), (path, target)):
         diff = compare_targets(Request(*sides))
-        assert not changed(diff)
+        assert not changes_by_name(diff)
         assert rules(diff) == [("wrapper-prefix", None)]
         assert repr(prefix) in diff.findings[0].message
 
@@ -136,14 +136,14 @@ def test_a_wrapper_is_in_the_way_of_a_load(prefix, source, save):
 def test_map_renames_before_a_load(source, save):
     """A checkpoint whose names --map rewrites is what it is mapped to; nothing is in the way then."""
     target = source(LINES)
-    path = save({f"student.{name}": tensor for name, tensor in built(target).state_dict().items()}, "net.pt")
+    path = save({f"student.{name}": tensor for name, tensor in build_net(target).state_dict().items()}, "net.pt")
     assert not compare_targets(Request(path, target, map=(r"^student\.=",))).findings
 
 
 def test_a_filter_hides_findings_and_nothing_else(source, save):
     """With -i only what it names is told, and a prefix is not invented from what it leaves."""
     target = source(LINES)
-    state = dict(built(target).state_dict())
+    state = dict(build_net(target).state_dict())
     state["x.fc.weight"] = state.pop("fc.weight")
     path = save(state, "net.pt")
     assert rules(compare_targets(Request(target, path, selection=Selection(include=("x.*",))))) == [
@@ -158,7 +158,7 @@ def test_a_filter_hides_findings_and_nothing_else(source, save):
 def test_a_training_checkpoint(source, save):
     """The model's section is loaded; optimizer and settings are left out, with a note."""
     target = source("self.fc = nn.Linear(2, 2)")
-    net = built(target)
+    net = build_net(target)
     optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
     net.fc(torch.ones(2)).sum().backward()
     optimizer.step()
@@ -171,7 +171,7 @@ def test_a_training_checkpoint(source, save):
 def test_several_models(source, save):
     """Which of them is meant has to be said."""
     target = source("self.fc = nn.Linear(2, 2)")
-    state = built(target).state_dict()
+    state = build_net(target).state_dict()
     path = save({"generator": state, "discriminator": state}, "gan.pt")
     with pytest.raises(UsageError, match=r"gan.pt#generator"):
         compare_targets(Request(target, path))
@@ -183,7 +183,7 @@ def test_several_models(source, save):
 def test_a_model_beside_its_average(source, save, name, copy):
     """The model is meant, whatever it is called and whichever comes first; that the average is left out is noted."""
     target = source("self.fc = nn.Linear(2, 2)")
-    state = built(target).state_dict()
+    state = build_net(target).state_dict()
     for checkpoint in ({name: state, copy: {"fc.weight": torch.ones(3)}}, {copy: {"x": torch.ones(3)}, name: state}):
         diff = compare_targets(Request(target, save(checkpoint, "net.pt")))
         assert not diff.findings
@@ -194,7 +194,7 @@ def test_a_model_beside_its_average(source, save, name, copy):
 def test_several_averages_and_no_model(source, save):
     """Which of them is meant has to be said."""
     target = source("self.fc = nn.Linear(2, 2)")
-    state = built(target).state_dict()
+    state = build_net(target).state_dict()
     with pytest.raises(UsageError, match=r"contains 2 models; choose one of these targets: .*#ema_1, .*#ema_2"):
         compare_targets(Request(target, save({"ema_1": state, "ema_2": state}, "net.pt")))
 
@@ -245,7 +245,7 @@ def test_two_classes(source):
         LINES.replace("nn.Linear(4, 3)", "nn.Linear(4, 3, bias=False)") + "self.more = nn.Linear(1, 1)", "two.py"
     )
     assert not compare_targets(Request(one, one)).findings
-    actual = changed(compare_targets(Request(one, two)))
+    actual = changes_by_name(compare_targets(Request(one, two)))
     assert {name: change.status for name, change in actual.items()} == {
         "fc.bias": Status.REMOVED,
         "more.weight": Status.ADDED,
@@ -257,7 +257,7 @@ def test_what_two_classes_register(source):
     """A parameter that became a buffer, and one that no longer learns, are differences."""
     one = source("self.w = nn.Parameter(torch.ones(2))\nself.v = nn.Parameter(torch.ones(2))")
     two = source('self.register_buffer("w", torch.ones(2))\nself.v = nn.Parameter(torch.ones(2), False)', "two.py")
-    actual = changed(compare_targets(Request(one, two)))
+    actual = changes_by_name(compare_targets(Request(one, two)))
     assert actual["w"].fields == (Field.KIND, Field.REQUIRES_GRAD)
     assert actual["v"].fields == (Field.REQUIRES_GRAD,)
 

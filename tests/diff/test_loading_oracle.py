@@ -153,7 +153,7 @@ def zoo(tmp_path_factory):
     return path, module
 
 
-def made(zoo, name):
+def build_net(zoo, name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         net = getattr(zoo[1], name)()
@@ -162,7 +162,7 @@ def made(zoo, name):
         return net
 
 
-def saved(state, path):
+def save_state(state, path):
     """`state` written as the path says: with `_metadata`, as a dict, or in safetensors, which holds tensors alone."""
     if path.name == "net.safetensors":
         save_file({k: v.clone().contiguous() for k, v in state.items() if isinstance(v, torch.Tensor)}, path)
@@ -170,7 +170,7 @@ def saved(state, path):
         torch.save(state if path.name == "whole.pt" else dict(state), path)
 
 
-def refused(net, path) -> set[tuple[str, str]] | None:
+def torch_findings(net, path) -> set[tuple[str, str]] | None:
     """The rules and names of the error of torch's strict load; empty where it loads, None where its own code fails."""
     state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
     try:
@@ -194,7 +194,7 @@ def refused(net, path) -> set[tuple[str, str]] | None:
     return found
 
 
-def said(path, target, device="cpu") -> tuple[set[tuple[str, str]] | None, set[str | None]]:
+def statecli_findings(path, target, device="cpu") -> tuple[set[tuple[str, str]] | None, set[str | None]]:
     """Our findings of load_state_dict's kind, None where it cannot be told, and the names dropped for a tie."""
     diff = compare_targets(
         Request(
@@ -219,7 +219,7 @@ def mutations(draw):
     return draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 99)), max_size=3))
 
 
-def mutated(state, kind, at):
+def mutate_state(state, kind, at):
     """`state` with one change; the order and `_metadata` are kept."""
     tensors = [name for name, value in state.items() if isinstance(value, torch.Tensor)]
     name = tensors[at % len(tensors)]
@@ -245,10 +245,10 @@ def mutated(state, kind, at):
         key = f"{beside}_extra_state"
         state.pop(key) if key in state else state.update({key: [torch.ones(2), 3][at % 2]})
     elif kind == "old":
-        renamed(state, at)
+        rename_keys(state, at)
 
 
-def renamed(state, at):
+def rename_keys(state, at):
     """The names of the old weight_norm, and a transposed kernel: what hooks take."""
     if "fc.parametrizations.weight.original0" in state:
         state["fc.weight_g"] = state.pop("fc.parametrizations.weight.original0")
@@ -267,7 +267,7 @@ QUICK = settings(
 @pytest.mark.parametrize("name", NAMES)
 def test_the_answer_is_torchs(name, form, zoo, tmp_path):
     """Whatever became of a state_dict, our findings name what a strict load names; there are none iff it loads."""
-    net = made(zoo, name)
+    net = build_net(zoo, name)
     target = f"{zoo[0]}:{name}"
 
     @QUICK
@@ -278,11 +278,11 @@ def test_the_answer_is_torchs(name, form, zoo, tmp_path):
             state = OrderedDict(state)
             state._metadata = net.state_dict()._metadata
         for kind, at in changes:
-            mutated(state, kind, at)
+            mutate_state(state, kind, at)
         path = tmp_path / form
-        saved(state, path)
-        actual, ties = said(path, target, device)
-        expected = refused(zoo_fresh(zoo, name), path)
+        save_state(state, path)
+        actual, ties = statecli_findings(path, target, device)
+        expected = torch_findings(zoo_fresh(zoo, name), path)
         if expected is not None:
             expected = {one for one in expected if one[0] != "missing-entry" or one[1] not in ties}
         assert actual == expected
@@ -300,21 +300,21 @@ def zoo_fresh(zoo, name):
 @pytest.mark.parametrize("name", ["Convolved", "Normed", "Extra"])
 def test_the_answer_is_torchs_behind_a_prefix(name, form, zoo, tmp_path):
     """Of a state saved from a wrapper the same is said as without it, beside the prefix itself."""
-    net = made(zoo, name)
+    net = build_net(zoo, name)
 
     @QUICK
     @given(mutations())
     def holds(changes):
         state = net.state_dict()
         for kind, at in changes:
-            mutated(state, kind, at)
+            mutate_state(state, kind, at)
         wrapped = OrderedDict((f"module.{key}", value) for key, value in state.items())
         wrapped._metadata = {"": {"version": 1}}
         wrapped._metadata |= {f"module.{path}".rstrip("."): about for path, about in state._metadata.items()}
-        saved(state, tmp_path / form)
-        expected = refused(zoo_fresh(zoo, name), tmp_path / form)
-        saved(wrapped, tmp_path / form)
-        actual, _ = said(tmp_path / form, f"{zoo[0]}:{name}")
+        save_state(state, tmp_path / form)
+        expected = torch_findings(zoo_fresh(zoo, name), tmp_path / form)
+        save_state(wrapped, tmp_path / form)
+        actual, _ = statecli_findings(tmp_path / form, f"{zoo[0]}:{name}")
         assert {(rule, fqn.removeprefix("module.")) for rule, fqn in actual} == expected | {("wrapper-prefix", "")}
 
     holds()

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 
 from statecli.commands.diff.result import Status
 
-from .conftest import changed, notes
+from .conftest import changes_by_name, notes
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_a_changed_moment_is_the_only_change(diff, forms, before, after):
     entries = changed_form if after == "flat" else changed_form["state"]
     key = {"numbers": 1, "names": "2.weight", "flat": "state.2.weight.exp_avg"}[after]
     (entries[key] if after == "flat" else entries[key]["exp_avg"])[0, 3] += 1
-    different = [change for change in changed(diff(forms[before], changed_form)).values() if change.values]
+    different = [change for change in changes_by_name(diff(forms[before], changed_form)).values() if change.values]
     assert [change.values.changed for change in different] == [1]
     assert "exp_avg" in different[0].fqn
 
@@ -91,7 +91,7 @@ def test_groups_of_a_flat_optimizer_next_to_its_model(diff, back):
     flat = copy.deepcopy(flat)  # its tensors are those of the optimizer
     flat["state.2.weight.exp_avg"][0, 3] += 1
     sides[1] = {"model": model.state_dict(), "optimizer": flat}
-    (change,) = changed(diff(*(sides[::-1] if back else sides))).values()
+    (change,) = changes_by_name(diff(*(sides[::-1] if back else sides))).values()
     assert change.values.changed == 1
 
     first, other = "0.weight", "2.weight"  # of one shape

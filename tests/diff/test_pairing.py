@@ -36,7 +36,7 @@ def pairs(before: ModelState, after: ModelState, *rules: str) -> dict[str | None
     return {m.before.fqn if m.before else f"+{m.shown.fqn}": m.after.fqn if m.after else None for m in matches}
 
 
-def said(before: ModelState, after: ModelState, *rules: str) -> list[str]:
+def list_notes(before: ModelState, after: ModelState, *rules: str) -> list[str]:
     """The notes' messages."""
     return [note.message for note in pairing.pair_tensors(before, after, rules).notes]
 
@@ -63,14 +63,14 @@ def test_wrappers_are_looked_through(before, after):
     """Prefixes that wrappers put before or into names, nested and in any order, both ways, and a note says so."""
     for one, two in ((before, after), (after, before)):
         assert pairs(state(one), state(two)) == {one: two}
-        assert any("stripped the prefix" in message for message in said(state(one), state(two)))
+        assert any("stripped the prefix" in message for message in list_notes(state(one), state(two)))
 
 
 def test_equal_names_come_first():
     """An exact match is taken before a wrapper is thought of, and is worth no note."""
     before, after = state("fc.w", "model.fc.w"), state("model.fc.w", "fc.w")
     assert pairs(before, after) == {"fc.w": "fc.w", "model.fc.w": "model.fc.w"}
-    assert not said(before, after)
+    assert not list_notes(before, after)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_name_of_ones_own_survives():
 def test_only_what_was_stripped_is_said():
     """The note names the part that one side lacks, and for how many tensors of which target."""
     before, after = state("model.a.w", "model.b.w"), state("module.model.a.w", "module.model.b.w", target="b.pt")
-    assert said(before, after) == ["stripped the prefix 'module.' from the names of 2 tensors of b.pt"]
+    assert list_notes(before, after) == ["stripped the prefix 'module.' from the names of 2 tensors of b.pt"]
 
 
 def test_an_attribute_before_every_name():
@@ -313,13 +313,13 @@ def test_numbers_in_names_are_ordered_as_numbers(numbers, start):
 # --- ties that a format drops -----------------------------------------------------------------------------------------
 
 
-def tied(fqn: str, *others: str, **more: object) -> TensorInfo:
+def tied_row(fqn: str, *others: str, **more: object) -> TensorInfo:
     """A row of a torch.save file, which records storages and devices."""
     row = TensorInfo(fqn, "float32", (2, 2), 4, 16, tied_to=others, storage=0, device="cpu")
     return replace(row, **more)
 
 
-def alone(fqn: str, **more: object) -> TensorInfo:
+def plain_row(fqn: str, **more: object) -> TensorInfo:
     """A row of a safetensors file, which records neither."""
     return replace(TensorInfo(fqn, "float32", (2, 2), 4, 16), **more)
 
@@ -333,7 +333,7 @@ def sides(before: list[TensorInfo], after: list[TensorInfo]) -> tuple[ModelState
 
 def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
     """In either direction, under its own name, with a note that names the file that lacks the entry."""
-    one, two = sides([tied("embed.w", "head.w"), tied("head.w", "embed.w")], [alone("embed.w")])
+    one, two = sides([tied_row("embed.w", "head.w"), tied_row("head.w", "embed.w")], [plain_row("embed.w")])
     for before, after, lacking in ((one, two, "b.safetensors"), (two, one, "b.safetensors")):
         tensors = pairing.pair_tensors(before, after, ())
         ways = {match.shown.fqn: match.way for match in tensors.matches}
@@ -350,8 +350,8 @@ def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
 
 def test_each_dropped_tie_is_found_whatever_happened_to_the_others():
     """A tied entry that was removed with its tie does not hide the next one."""
-    rows = [tied("a", "b"), tied("b", "a"), tied("embed.w", "head.w"), tied("head.w", "embed.w")]
-    one, two = sides(rows, [alone("embed.w")])
+    rows = [tied_row("a", "b"), tied_row("b", "a"), tied_row("embed.w", "head.w"), tied_row("head.w", "embed.w")]
+    one, two = sides(rows, [plain_row("embed.w")])
     for before, after in ((one, two), (two, one)):
         ways = {match.shown.fqn: match.way for match in pairing.pair_tensors(before, after, ()).matches}
         assert [name for name, way in ways.items() if way is pairing.MatchedBy.TIE] == ["head.w"]
@@ -360,21 +360,21 @@ def test_each_dropped_tie_is_found_whatever_happened_to_the_others():
 @pytest.mark.parametrize(
     ("head", "kept"),
     [
-        (tied("head.w"), alone("embed.w")),
-        (tied("head.w", "other.w"), alone("embed.w")),
-        (tied("head.w", "embed.w", shape=(4,)), alone("embed.w")),
-        (tied("head.w", "embed.w", dtype="float16"), alone("embed.w")),
-        (tied("head.w", "embed.w", storage_offset=1), alone("embed.w")),
-        (tied("head.w", "embed.w", section="other"), alone("embed.w")),
-        (tied("head.w", "embed.w"), alone("embed.w", storage=0)),
-        (tied("head.w", "embed.w"), alone("embed.w", device="cpu")),
-        (tied("head.w", "embed.w"), alone("elsewhere.w")),
+        (tied_row("head.w"), plain_row("embed.w")),
+        (tied_row("head.w", "other.w"), plain_row("embed.w")),
+        (tied_row("head.w", "embed.w", shape=(4,)), plain_row("embed.w")),
+        (tied_row("head.w", "embed.w", dtype="float16"), plain_row("embed.w")),
+        (tied_row("head.w", "embed.w", storage_offset=1), plain_row("embed.w")),
+        (tied_row("head.w", "embed.w", section="other"), plain_row("embed.w")),
+        (tied_row("head.w", "embed.w"), plain_row("embed.w", storage=0)),
+        (tied_row("head.w", "embed.w"), plain_row("embed.w", device="cpu")),
+        (tied_row("head.w", "embed.w"), plain_row("elsewhere.w")),
     ],
     ids=["untied", "to another", "shape", "dtype", "offset", "section", "storages", "devices", "nothing kept"],
 )
 def test_what_is_no_dropped_tie_is_removed_or_added(head, kept):
     """Another view of the storage, or a file that would have recorded the tie."""
-    one, two = sides([tied("embed.w", "head.w"), head], [kept])
+    one, two = sides([tied_row("embed.w", "head.w"), head], [kept])
     for before, after in ((one, two), (two, one)):
         tensors = pairing.pair_tensors(before, after, ())
         assert all(match.way is not pairing.MatchedBy.TIE for match in tensors.matches)
@@ -387,5 +387,5 @@ def test_what_is_no_dropped_tie_is_removed_or_added(head, kept):
 def test_a_wrappers_note_names_the_file_that_has_the_prefix():
     """And how many names have it."""
     one, two = state("module.a", "module.b", target="one.pt"), state("a", "b", target="two.pt")
-    assert said(one, two) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]
-    assert said(two, one) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]
+    assert list_notes(one, two) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]
+    assert list_notes(two, one) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]

@@ -24,21 +24,21 @@ from statecli.core.quantized_layouts import Layout, Part
 from statecli.core.quantized_weights import find_quantized_weights
 from statecli.values import dequantize
 
-from .conftest import changed
+from .conftest import changes_by_name
 
 DATA = Path(__file__).parent.parent / "data" / "quantized.safetensors"
 KIND = TransformationKind
 
 
 @pytest.fixture(scope="module")
-def stored() -> dict[str, torch.Tensor]:
+def quantized_forms() -> dict[str, torch.Tensor]:
     """A weight [32, 64], its quantized forms and, of each, what the library dequantizes."""
     return load_file(DATA)
 
 
 @pytest.fixture(scope="module")
-def weight(stored) -> torch.Tensor:
-    return stored["weight"]
+def weight(quantized_forms) -> torch.Tensor:
+    return quantized_forms["weight"]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,9 @@ def compare(diff, weight: torch.Tensor, parts: dict[str, torch.Tensor], *, back:
 
 
 def only_transformation(result):
-    (done,) = [change.transformation for change in changed(result).values() if change.transformation is not None]
+    (done,) = [
+        change.transformation for change in changes_by_name(result).values() if change.transformation is not None
+    ]
     return done
 
 
@@ -94,16 +96,16 @@ def only_transformation(result):
         ("torchao_fp8", Layout.SCALED, "float8_e4m3fn", (1, 64)),
     ],
 )
-def test_the_error_is_that_of_the_dequantized_weight(diff, stored, weight, name, layout, codes, block):
+def test_the_error_is_that_of_the_dequantized_weight(diff, quantized_forms, weight, name, layout, codes, block):
     """Zero points less one or not, groups in any order, codes across two words, columns in AWQ's order, nested scales.
 
     compressed-tensors dequantizes NVFP4 into bfloat16.
     """
-    parts = parts_of(stored, name)
+    parts = parts_of(quantized_forms, name)
     done = only_transformation(compare(diff, weight, parts))
     assert (done.kind, done.exceptions, done.quantization.layout) == (KIND.QUANTIZED, 0, layout)
     assert (done.quantization.codes, done.quantization.block) == (codes, block)
-    error = relative_error(weight, stored[f"{name}.dequantized"])
+    error = relative_error(weight, quantized_forms[f"{name}.dequantized"])
     assert done.relative_l2 == pytest.approx(error, rel=5e-3 if name == "nvfp4" else 1e-3)
     assert 0 < error < 0.25
     assert len(done.sources) == len(parts)
@@ -111,30 +113,32 @@ def test_the_error_is_that_of_the_dequantized_weight(diff, stored, weight, name,
     assert back == replace(done, kind=KIND.DEQUANTIZED)
 
 
-def test_factors_of_input_channels_are_taken_out(diff, stored, weight):
+def test_factors_of_input_channels_are_taken_out(diff, quantized_forms, weight):
     """AWQ multiplies salient channels before it rounds, and divides the layer before."""
-    done = only_transformation(compare(diff, weight, parts_of(stored, "awq_channels")))
+    done = only_transformation(compare(diff, weight, parts_of(quantized_forms, "awq_channels")))
     assert done.quantization.has_channel_factors
-    assert 0.05 < done.relative_l2 <= relative_error(weight, stored["awq_channels.dequantized"]) + 1e-6
+    assert 0.05 < done.relative_l2 <= relative_error(weight, quantized_forms["awq_channels.dequantized"]) + 1e-6
 
 
 @pytest.mark.parametrize(
     "name", ["gptq", "gptq_3", "awq", "nf4_double", "packed_4_asymmetric", "nvfp4", "torchao_int8"]
 )
-def test_codes_of_other_rows_are_not_near(diff, stored, weight, name):
+def test_codes_of_other_rows_are_not_near(diff, quantized_forms, weight, name):
     """The corrupted twin: the same codes and scales in another order."""
-    done = only_transformation(compare(diff, weight.flip(0), parts_of(stored, name)))
+    done = only_transformation(compare(diff, weight.flip(0), parts_of(quantized_forms, name)))
     assert done.kind is KIND.QUANTIZED
     assert done.exceptions == weight.numel()
     assert done.relative_l2 > 1
-    back = only_transformation(compare(diff, weight.flip(0), parts_of(stored, name), back=True))
+    back = only_transformation(compare(diff, weight.flip(0), parts_of(quantized_forms, name), back=True))
     assert (back.kind, back.exceptions) == (KIND.DEQUANTIZED, weight.numel())
 
 
-def test_a_dequantized_checkpoint_has_the_values_of_its_codes(diff, statecli, save, stored):
+def test_a_dequantized_checkpoint_has_the_values_of_its_codes(diff, statecli, save, quantized_forms):
     """The way back is one line: only the rounding of the dtype is left of the error."""
-    parts = {f"layers.{n}.proj.{key}": part for n in range(3) for key, part in parts_of(stored, "gptq").items()}
-    dense = {f"layers.{n}.proj.weight": stored["gptq.dequantized"].bfloat16() for n in range(3)}
+    parts = {
+        f"layers.{n}.proj.{key}": part for n in range(3) for key, part in parts_of(quantized_forms, "gptq").items()
+    }
+    dense = {f"layers.{n}.proj.weight": quantized_forms["gptq.dequantized"].bfloat16() for n in range(3)}
     before, after = save(parts, "a.safetensors"), save(dense, "b.safetensors")
     shown = statecli("diff", before, after).out.splitlines()
     start = "3 dequantized int4 (GPTQ) → bfloat16: dequantized with scales (a scale for each 32 values of a row): "
@@ -163,20 +167,20 @@ def test_wrong_scales_are_not_factors_of_input_channels(diff, dense, wrong, scal
 
 
 @pytest.mark.parametrize("name", ["gptq_8_act_order", "awq"])
-def test_one_wrong_scale_is_in_the_error(diff, stored, weight, name):
-    parts = parts_of(stored, name)
+def test_one_wrong_scale_is_in_the_error(diff, quantized_forms, weight, name):
+    parts = parts_of(quantized_forms, name)
     honest = only_transformation(compare(diff, weight, parts)).relative_l2
     parts["scales"][0, 5] *= 3
     assert only_transformation(compare(diff, weight, parts)).relative_l2 > 1.3 * honest
 
 
-def test_a_group_without_scales_is_not_recognised(diff, stored, weight):
+def test_a_group_without_scales_is_not_recognised(diff, quantized_forms, weight):
     """Nothing is claimed about codes that point outside of their scales."""
-    parts = parts_of(stored, "gptq")
+    parts = parts_of(quantized_forms, "gptq")
     parts["g_idx"] = parts["g_idx"] + 9
     result = compare(diff, weight, parts)
-    assert all(change.transformation is None for change in changed(result).values())
-    assert changed(result)["proj.weight"].status is Status.REMOVED
+    assert all(change.transformation is None for change in changes_by_name(result).values())
+    assert changes_by_name(result)["proj.weight"].status is Status.REMOVED
 
 
 @pytest.mark.parametrize("back", [False, True])
@@ -206,7 +210,7 @@ def test_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense)
     """int8 codes next to scales of an unknown name are not compared as numbers."""
     codes = (dense * 3000).round().clamp(-127, 127).to(torch.int8)
     after = {"proj.weight": codes, "proj.strange_scale": torch.ones(96)}
-    change = changed(diff({"proj.weight": dense}, after))["proj.weight"]
+    change = changes_by_name(diff({"proj.weight": dense}, after))["proj.weight"]
     assert change.transformation.kind is KIND.CODES
     shown = statecli(
         "diff", save({"proj.weight": dense}, "a.safetensors"), save(after, "b.safetensors"), "-f", "table"
@@ -222,7 +226,7 @@ def test_float8_codes_without_known_scales_are_not_numbers(diff, statecli, save,
     codes = (dense / scale).to(torch.float8_e4m3fn)
     both = ({"proj.weight": dense, "b": torch.ones(9)}, {"proj.weight": codes, "b": torch.full((9,), 1.5)})
     both = both[::-1] if back else both
-    change = changed(diff(*both))["proj.weight"]
+    change = changes_by_name(diff(*both))["proj.weight"]
     assert (change.transformation.kind, change.values) == (KIND.CODES, None)
     paths = save(both[0], "a.safetensors"), save(both[1], "b.safetensors")
     shown = " ".join(statecli("diff", *paths, "-f", "table").out.split())
@@ -231,7 +235,7 @@ def test_float8_codes_without_known_scales_are_not_numbers(diff, statecli, save,
 
     for noise in (0.0, 0.1):
         cast = (dense * (1 + noise * torch.randn_like(dense))).to(torch.float8_e4m3fn)
-        done = changed(diff({"proj.weight": dense}, {"proj.weight": cast}))["proj.weight"]
+        done = changes_by_name(diff({"proj.weight": dense}, {"proj.weight": cast}))["proj.weight"]
         assert done.transformation is None or done.transformation.kind is KIND.CAST
         assert done.values.l2 is not None
         assert (done.transformation is not None) is (noise == 0)
@@ -248,7 +252,7 @@ def test_rows_have_the_error_after_dequantizing(diff, statecli, save, dense, bac
         {"proj.weight": codes, "proj.weight_scale": scale, "norm.weight": other},
     )
     sides = sides[::-1] if back else sides
-    change = changed(diff(*sides, ranks=True, histograms=2))["proj.weight"]
+    change = changes_by_name(diff(*sides, ranks=True, histograms=2))["proj.weight"]
     error = relative_error(dense, codes.float() * scale)
     assert change.values.relative_l2 == change.transformation.relative_l2 == pytest.approx(error, rel=1e-3)
     assert (change.values.max_abs, change.values.l2, change.values.cosine, change.values.rank) == (None,) * 4
@@ -277,7 +281,9 @@ def test_codes_that_cannot_be_dequantized_have_no_difference(diff, dense, dtype)
     """A scale that is not finite leaves codes, whatever their type, and the NaN among them are counted."""
     codes = (dense * 3000).clamp(-127, 127).to(dtype)
     scales = torch.full((96, 1), math.nan)
-    change = changed(diff({"proj.weight": dense}, {"proj.weight": codes, "proj.weight_scale": scales}))["proj.weight"]
+    change = changes_by_name(diff({"proj.weight": dense}, {"proj.weight": codes, "proj.weight_scale": scales}))[
+        "proj.weight"
+    ]
     assert (change.transformation.kind, change.values) == (KIND.CODES, None)
 
 
@@ -302,7 +308,9 @@ def test_a_hostile_state_of_bitsandbytes(diff, dense, state):
         "weight.quant_state.bitsandbytes__nf4": torch.frombuffer(bytearray(state), dtype=torch.uint8),
     }
     result = compare(diff, dense, parts)
-    assert all(c.transformation is None or c.transformation.kind is KIND.CODES for c in changed(result).values())
+    assert all(
+        c.transformation is None or c.transformation.kind is KIND.CODES for c in changes_by_name(result).values()
+    )
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -319,9 +327,9 @@ def test_too_few_words_are_an_error():
         dequantize._unpack(np.zeros(2, np.uint32), 4, 17)
 
 
-def test_only_whole_weights_are_found(diff, stored, weight):
+def test_only_whole_weights_are_found(diff, quantized_forms, weight):
     """Without its zero points or its scales, codes are just tensors."""
-    rows = [change.after for change in compare(diff, weight, parts_of(stored, "gptq")).changes if change.after]
+    rows = [change.after for change in compare(diff, weight, parts_of(quantized_forms, "gptq")).changes if change.after]
     (tensor,) = find_quantized_weights(rows)
     assert (tensor.fqn, tensor.layout) == ("proj.weight", Layout.GPTQ)
     assert not list(find_quantized_weights(row for row in rows if row is not tensor.parts[Part.ZEROS]))
@@ -330,8 +338,8 @@ def test_only_whole_weights_are_found(diff, stored, weight):
     assert [own.fqn for own in find_quantized_weights(moved)] == ["weight"]
 
 
-def test_the_result_survives_json(diff, stored, weight):
-    done = only_transformation(compare(diff, weight, parts_of(stored, "awq")))
+def test_the_result_survives_json(diff, quantized_forms, weight):
+    done = only_transformation(compare(diff, weight, parts_of(quantized_forms, "awq")))
     assert msgspec.json.decode(msgspec.json.encode(done), type=type(done)) == done
 
 
@@ -430,9 +438,9 @@ def test_a_layer_of_a_library_is_recognised(diff, form, error):
     assert error / 3 < done.relative_l2 < error
 
 
-def test_nvfp4_of_modelopt_multiplies_by_its_second_scale(diff, stored, weight):
+def test_nvfp4_of_modelopt_multiplies_by_its_second_scale(diff, quantized_forms, weight):
     """The factor is one over the global scale of compressed-tensors."""
-    parts = parts_of(stored, "nvfp4")
+    parts = parts_of(quantized_forms, "nvfp4")
     renamed = {
         "weight": parts["weight_packed"],
         "weight_scale": parts["weight_scale"],

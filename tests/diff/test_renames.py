@@ -14,10 +14,10 @@ from statecli.commands.diff.run import Request, compare_targets
 from statecli.core.model_state import TensorInfo
 from statecli.core.selection import Selection
 
-from .conftest import changed, rules
+from .conftest import changes_by_name, rules
 
 
-def renamed(found) -> dict[str, str | None]:
+def list_renames(found) -> dict[str, str | None]:
     """Name after -> name before of what was found by its bytes."""
     return {c.fqn: c.renamed_from for c in found.changes if c.status is Status.RENAMED}
 
@@ -30,14 +30,14 @@ def ramp(n: int, start: float = 0.0) -> torch.Tensor:
 def test_equal_bytes_are_found(diff):
     """A tensor under another name is renamed, which is a difference; nothing is added or removed."""
     actual_diff = diff({"encoder.w": ramp(8), "a": ramp(3)}, {"backbone.weight": ramp(8), "a": ramp(3)})
-    assert renamed(actual_diff) == {"backbone.weight": "encoder.w"}
+    assert list_renames(actual_diff) == {"backbone.weight": "encoder.w"}
     assert rules(actual_diff) == [("renamed", "backbone.weight")]
 
 
 def test_across_formats_and_layouts(diff):
     """The elements count, not how they lie: a transposed view in one file and a plain tensor in the other."""
     turned = ramp(6).view(2, 3).t()
-    assert renamed(diff({"x.w": turned}, {"y.v": turned}, names=("a.pt", "b.safetensors"))) == {"y.v": "x.w"}
+    assert list_renames(diff({"x.w": turned}, {"y.v": turned}, names=("a.pt", "b.safetensors"))) == {"y.v": "x.w"}
 
 
 def test_no_renames(diff):
@@ -78,7 +78,7 @@ def test_only_equal_ones(after, diff):
 def test_a_bit_decides(diff):
     """-0.0 is not 0.0 here: equal bytes are the evidence."""
     before, after = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([-0.0, 1.0, 2.0])
-    assert not renamed(diff({"x.w": before}, {"y.v": after}))
+    assert not list_renames(diff({"x.w": before}, {"y.v": after}))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.5, float("nan")])
@@ -86,8 +86,8 @@ def test_a_bit_decides(diff):
 def test_one_value_is_weak_evidence(value, shape, diff):
     """A fill pairs only with the same last component: a bias of zeros is found, a mean of zeros is not taken for it."""
     full = torch.full(shape, value)
-    assert renamed(diff({"x.bias": full}, {"y.bias": full})) == {"y.bias": "x.bias"}
-    assert not renamed(diff({"x.bias": full}, {"y.running_mean": full}))
+    assert list_renames(diff({"x.bias": full}, {"y.bias": full})) == {"y.bias": "x.bias"}
+    assert not list_renames(diff({"x.bias": full}, {"y.running_mean": full}))
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 700, 1199])
@@ -95,7 +95,7 @@ def test_one_other_element_is_no_fill(at, diff):
     """A single other element anywhere makes a tensor of its own."""
     almost = torch.zeros(30, 40)
     almost.view(-1)[at] = 1
-    assert renamed(diff({"x.a": almost}, {"y.b": almost})) == {"y.b": "x.a"}
+    assert list_renames(diff({"x.a": almost}, {"y.b": almost})) == {"y.b": "x.a"}
 
 
 def test_a_fill_in_an_archive_of_its_own(tmp_path):
@@ -103,27 +103,27 @@ def test_a_fill_in_an_archive_of_its_own(tmp_path):
     for name, fqn in (("before", "x.w"), ("after", "y.v")):
         dcp.save({fqn: torch.zeros(2, 3), f"{fqn}.r": ramp(5)}, checkpoint_id=tmp_path / name, no_dist=True)
     diff = compare_targets(Request(str(tmp_path / "before"), str(tmp_path / "after")))
-    assert renamed(diff) == {"y.v.r": "x.w.r"}
+    assert list_renames(diff) == {"y.v.r": "x.w.r"}
 
 
 def test_fills_in_columns(diff):
     """A tensor that repeats along one dimension alone is no fill."""
     rows = torch.tensor([1.0, 2.0, 3.0])[:, None].expand(3, 4).contiguous()
     for tensor in (rows, rows.t().contiguous()):
-        assert renamed(diff({"x.a": tensor}, {"y.b": tensor})) == {"y.b": "x.a"}
+        assert list_renames(diff({"x.a": tensor}, {"y.b": tensor})) == {"y.b": "x.a"}
 
 
 def test_scalars_and_empty_tensors(diff):
     """One element, or none, says as little as a fill does."""
     for tensor in (torch.tensor(7), torch.zeros(0, 3)):
-        assert not renamed(diff({"x.steps": tensor, "k": ramp(2)}, {"y.count": tensor, "k": ramp(2)}))
+        assert not list_renames(diff({"x.steps": tensor, "k": ramp(2)}, {"y.count": tensor, "k": ramp(2)}))
 
 
 def test_of_several_the_longest_end_decides(diff):
     """Equal tensors go to the name with the most last components in common, then in order."""
     before = {"old.1.fc.w": ramp(4), "old.0.fc.w": ramp(4), "old.0.norm.w": ramp(4)}
     after = {"new.0.norm.w": ramp(4), "new.0.fc.w": ramp(4), "new.1.fc.w": ramp(4)}
-    assert renamed(diff(before, after)) == {
+    assert list_renames(diff(before, after)) == {
         "new.0.norm.w": "old.0.norm.w",
         "new.0.fc.w": "old.0.fc.w",
         "new.1.fc.w": "old.1.fc.w",
@@ -133,15 +133,15 @@ def test_of_several_the_longest_end_decides(diff):
 def test_more_on_one_side(diff):
     """What is left over of several equal ones is added or removed."""
     actual_diff = diff({"a.x": ramp(4), "b.x": ramp(4)}, {"c.x": ramp(4)})
-    assert sorted(change.status.value for change in changed(actual_diff).values()) == ["removed", "renamed"]
-    assert renamed(actual_diff) == {"c.x": "a.x"}
+    assert sorted(change.status.value for change in changes_by_name(actual_diff).values()) == ["removed", "renamed"]
+    assert list_renames(actual_diff) == {"c.x": "a.x"}
 
 
 def test_other_fields_of_a_renamed_one(diff):
     """A renamed tensor may differ in what its bytes do not say."""
     weight = torch.nn.Parameter(ramp(4))
     frozen = torch.nn.Parameter(ramp(4), requires_grad=False)
-    change = changed(diff({"x.w": weight}, {"y.w": frozen}))["y.w"]
+    change = changes_by_name(diff({"x.w": weight}, {"y.w": frozen}))["y.w"]
     assert (change.status, change.fields) == (Status.RENAMED, (Field.REQUIRES_GRAD,))
 
 
@@ -162,7 +162,7 @@ def test_only_groups_that_are_asked_for_are_read(diff, monkeypatch):
         values, "compute_fingerprints", lambda rows, **more: read.extend(row.fqn for row in rows) or real(rows, **more)
     )
     before, after = {"x.w": ramp(4), "x.v": ramp(5), "k": ramp(2)}, {"y.w": ramp(4), "y.v": ramp(5), "k": ramp(2)}
-    assert renamed(diff(before, after, selection=Selection(include=("x.w", "k")))) == {"y.w": "x.w"}
+    assert list_renames(diff(before, after, selection=Selection(include=("x.w", "k")))) == {"y.w": "x.w"}
     assert read == ["x.w", "y.w"]
 
 
@@ -171,7 +171,7 @@ def test_a_fingerprint_alone_proves_nothing(diff, monkeypatch):
     from statecli.values import compare as values
 
     monkeypatch.setattr(values, "compute_fingerprints", lambda rows, **_: [0] * len(rows))
-    assert not renamed(diff({"x.w": ramp(4)}, {"y.w": ramp(4, start=1.0)}))
+    assert not list_renames(diff({"x.w": ramp(4)}, {"y.w": ramp(4, start=1.0)}))
 
 
 def test_names_of_many_parts_are_paired_at_once():
@@ -195,18 +195,18 @@ def test_suffixes_take_linear_time():
 def test_sparse_tensors(layout, diff):
     """Tensors made of parts are found by the bytes of all of them, and not by those of some."""
     before, other = (getattr(ramp(12, start).view(3, 4), layout)() for start in (1, 2))
-    assert renamed(diff({"x.a": before}, {"y.b": before})) == {"y.b": "x.a"}
-    assert not renamed(diff({"x.a": before}, {"y.b": other}))
+    assert list_renames(diff({"x.a": before}, {"y.b": before})) == {"y.b": "x.a"}
+    assert not list_renames(diff({"x.a": before}, {"y.b": other}))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_sparse_tensor_that_stores_nothing(diff):
     """Says as little as a fill does."""
     empty = torch.zeros(3, 4).to_sparse()
-    assert not renamed(diff({"x.a": empty}, {"y.b": empty}))
+    assert not list_renames(diff({"x.a": empty}, {"y.b": empty}))
 
 
 def test_the_same_bits_not_yet_conjugated(diff):
     """Bits that mean something else are no rename."""
     plain, lazy = torch.view_as_complex(ramp(8).view(4, 2)), torch.view_as_complex(ramp(8).view(4, 2)).conj()
-    assert not renamed(diff({"x.a": plain}, {"y.b": lazy}))
+    assert not list_renames(diff({"x.a": plain}, {"y.b": lazy}))

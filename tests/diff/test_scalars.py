@@ -25,7 +25,7 @@ from .conftest import notes
 W = {"w": torch.arange(3.0)}
 
 
-def between(before: dict, after: dict, named: tuple[str, str] = ("torch-zip", "torch-zip"), **more) -> list:
+def compare_scalars(before: dict, after: dict, named: tuple[str, str] = ("torch-zip", "torch-zip"), **more) -> list:
     """The scalars that differ, and the notes, of two states that hold nothing else."""
     states = [
         ModelState(n, format, (), metadata=Settings(m), traits=formats.traits_of(format))
@@ -50,7 +50,7 @@ def test_every_difference_once(before, after):
     expected = {key: Status.REMOVED for key in before if key not in after}
     expected |= {key: Status.ADDED for key in after if key not in before}
     expected |= {key: Status.CHANGED for key in before if key in after and not same(before[key], after[key])}
-    actual = between(before, after)
+    actual = compare_scalars(before, after)
     assert {change.key: change.status for change in actual} == expected
     assert len(actual) == len(expected)
     assert all((change.before, change.after) == (before.get(change.key), after.get(change.key)) for change in actual)
@@ -58,8 +58,8 @@ def test_every_difference_once(before, after):
 
 def test_a_missing_entry_is_not_null():
     """None that was there, and none that was, are two things."""
-    assert between({"a": None}, {}) == [ScalarChange("a", Status.REMOVED, None, None)]
-    assert between({"a": None}, {"a": None}) == []
+    assert compare_scalars({"a": None}, {}) == [ScalarChange("a", Status.REMOVED, None, None)]
+    assert compare_scalars({"a": None}, {"a": None}) == []
 
 
 def test_nan_in_a_file(diff):
@@ -92,23 +92,25 @@ def test_what_only_a_format_records(save, tmp_path):
 def test_what_only_an_index_records(key):
     """The sums that an index of shards holds have no place in a single file; between two indices they count."""
     formats = ("sharded safetensors", "safetensors")
-    assert [note.name for note in between({key: 5}, {}, formats)] == ["format-metadata"]
-    assert [note.name for note in between({}, {key: 5}, formats[::-1])] == ["format-metadata"]
-    assert [change.status for change in between({key: 5}, {key: 6}, (formats[0], formats[0]))] == [Status.CHANGED]
+    assert [note.name for note in compare_scalars({key: 5}, {}, formats)] == ["format-metadata"]
+    assert [note.name for note in compare_scalars({}, {key: 5}, formats[::-1])] == ["format-metadata"]
+    assert [change.status for change in compare_scalars({key: 5}, {key: 6}, (formats[0], formats[0]))] == [
+        Status.CHANGED
+    ]
 
 
 def test_text_of_numbers():
     """safetensors holds nothing but text: against another format, 3 is "3"; within one format it is not."""
-    assert between({"epoch": 3}, {"epoch": "3"}, ("torch-zip", "safetensors")) == []
-    assert len(between({"epoch": 3}, {"epoch": "4"}, ("torch-zip", "safetensors"))) == 1
-    assert len(between({"epoch": 3}, {"epoch": "3"})) == 1
+    assert compare_scalars({"epoch": 3}, {"epoch": "3"}, ("torch-zip", "safetensors")) == []
+    assert len(compare_scalars({"epoch": 3}, {"epoch": "4"}, ("torch-zip", "safetensors"))) == 1
+    assert len(compare_scalars({"epoch": 3}, {"epoch": "3"})) == 1
 
 
 def test_a_section_has_its_own():
     """Of `train.ckpt#optimizer` only what lies below it counts, by its path from there."""
     before = {"epoch": 1, "optimizer.lr": 0.1, "optimizer.eps": 1}
     after = {"epoch": 2, "optim.lr": 0.2, "optim.eps": 1}
-    assert between(before, after, cut=("optimizer", "optim")) == [ScalarChange("lr", Status.CHANGED, 0.1, 0.2)]
+    assert compare_scalars(before, after, cut=("optimizer", "optim")) == [ScalarChange("lr", Status.CHANGED, 0.1, 0.2)]
 
 
 def test_filters(diff):
@@ -180,24 +182,24 @@ def plain(held: Any) -> Any:
     return ("nan",) if held != held else (type(held) if type(held) is not int else float, held)
 
 
-def turned(held: Any) -> Any:
+def reorder_value(held: Any) -> Any:
     """The same with every dict in the other order, tuples for lists and floats for small integers."""
     if isinstance(held, dict):
-        return collections.OrderedDict((key, turned(value)) for key, value in reversed(held.items()))
+        return collections.OrderedDict((key, reorder_value(value)) for key, value in reversed(held.items()))
     if isinstance(held, argparse.Namespace):
-        return argparse.Namespace(**turned(vars(held)))
+        return argparse.Namespace(**reorder_value(vars(held)))
     if isinstance(held, list):
-        return tuple(map(turned, held))
+        return tuple(map(reorder_value, held))
     return float(held) if type(held) is int and held < 100 else held
 
 
-def altered(held: Any, draw: Any) -> Any:
+def alter_value(held: Any, draw: Any) -> Any:
     """The same but for one place in it, most of the time."""
     if isinstance(held, dict) and held:
         key = draw(st.sampled_from(list(held)))
-        return {**held, key: altered(held[key], draw)}
+        return {**held, key: alter_value(held[key], draw)}
     if isinstance(held, list) and held:
-        return [altered(held[0], draw), *held[1:]]
+        return [alter_value(held[0], draw), *held[1:]]
     return draw(st.sampled_from([str(held), [held], {"a": held}, {1: held}, {"1": held}, *LOOKALIKES, [], {}]))
 
 
@@ -206,15 +208,17 @@ def altered(held: Any, draw: Any) -> Any:
 def test_what_differs_is_shown_and_nothing_else(save, data, place):
     """Settings in files are equal for a diff if and only if they are for Python, whatever order they were saved in."""
     held = data.draw(NESTED)
-    other = altered(held, data.draw)
-    states = [formats.read(save({**W, "x": place(one)}, "a.pt")) for one in (held, turned(held), other)]
+    other = alter_value(held, data.draw)
+    states = [formats.read(save({**W, "x": place(one)}, "a.pt")) for one in (held, reorder_value(held), other)]
     for one, two in ((0, 1), (1, 0)):
-        assert beside(states[one], states[two]) == []
+        assert compare_read_states(states[one], states[two]) == []
     for one, two in ((0, 2), (2, 0), (1, 2), (2, 1)):
-        assert bool(beside(states[one], states[two])) == (plain(held) != plain(other))
+        assert bool(compare_read_states(states[one], states[two])) == (plain(held) != plain(other))
 
 
-def beside(one: ModelState, two: ModelState, *cut: str | None, paired: dict[str, str] | None = None) -> list:
+def compare_read_states(
+    one: ModelState, two: ModelState, *cut: str | None, paired: dict[str, str] | None = None
+) -> list:
     """The scalars that differ between two states that were read, and the notes."""
     found, _, notes = scalars.compare_settings(one, two, cut or (None, None), paired or {})
     return [*found, *notes]
@@ -224,11 +228,11 @@ def beside(one: ModelState, two: ModelState, *cut: str | None, paired: dict[str,
 def lines(save):
     """What is said of the settings `x` of two files."""
 
-    def found(before, after):
+    def describe_changes(before, after):
         one, two = (formats.read(save({**W, **held}, "a.pt")) for held in (before, after))
-        return [scalars.describe_setting_change(change) for change in beside(one, two)]
+        return [scalars.describe_setting_change(change) for change in compare_read_states(one, two)]
 
-    return found
+    return describe_changes
 
 
 @pytest.mark.parametrize(
@@ -289,16 +293,16 @@ def test_text_that_reads_as_a_number_against_safetensors(save, tmp_path):
     save_file(W, tmp_path / "a.safetensors", {"x": "nan", "y": "z" * 2000, "z": "'nan'"})
     text = formats.read(str(tmp_path / "a.safetensors"))
     same = formats.read(save({**W, "x": math.nan, "y": "z" * 2000, "z": "'nan'"}, "a.pt"))
-    assert beside(text, same) == [] == beside(same, text)
-    assert beside(text, formats.read(save({**W, "x": "nan", "y": "z" * 2000, "z": "'nan'"}, "a.pt"))) == []
+    assert compare_read_states(text, same) == [] == compare_read_states(same, text)
+    assert compare_read_states(text, formats.read(save({**W, "x": "nan", "y": "z" * 2000, "z": "'nan'"}, "a.pt"))) == []
     other = formats.read(save({**W, "x": "'nan'", "y": "z" * 2001, "z": "nan"}, "a.pt"))
-    assert {change.key for change in beside(text, other)} == {"x", "y", "z"}
+    assert {change.key for change in compare_read_states(text, other)} == {"x", "y", "z"}
 
 
 def test_the_section_of_a_file_that_is_nothing_else(save):
     """`a.pt#model` of a lone state_dict has the settings that stand in it."""
     one, two = (formats.read(save({**W, "scale": scale}, "a.pt")) for scale in (1.5, 2.5))
-    assert beside(one, two, "model", "model") == [ScalarChange("scale", Status.CHANGED, 1.5, 2.5)]
+    assert compare_read_states(one, two, "model", "model") == [ScalarChange("scale", Status.CHANGED, 1.5, 2.5)]
 
 
 def test_sections_that_take_each_others_names(save):
@@ -306,11 +310,11 @@ def test_sections_that_take_each_others_names(save):
     held = {"a": {"lr": 1}, "a.b": {"lr": 2}, "c": {"lr": 3}, "d": {1: "e", "1": "f"}}
     state = formats.read(save({**W, **held}, "a.pt"))
     turned = formats.read(save({**W, "a": {"lr": 3}, "a.b": {"lr": 2}, "c": {"lr": 1}, "d": held["d"]}, "b.pt"))
-    assert beside(state, turned, paired={"a": "c", "c": "a", "a.b": "a.b"}) == []
-    assert beside(state, formats.read(save({**W, **held}, "b.pt")), paired={"a": "c"}) == []
-    assert beside(state, formats.read(save({**W, "n": held["d"]}, "b.pt")), "d", "n") == []
+    assert compare_read_states(state, turned, paired={"a": "c", "c": "a", "a.b": "a.b"}) == []
+    assert compare_read_states(state, formats.read(save({**W, **held}, "b.pt")), paired={"a": "c"}) == []
+    assert compare_read_states(state, formats.read(save({**W, "n": held["d"]}, "b.pt")), "d", "n") == []
     other = formats.read(save({**W, **{key: held[key] for key in ("a", "c", "d")}, "e.f": {"lr": 2}}, "b.pt"))
-    assert beside(state, other, paired={"a.b": "e.f"}) == []
+    assert compare_read_states(state, other, paired={"a.b": "e.f"}) == []
 
 
 @pytest.mark.parametrize(
@@ -413,9 +417,11 @@ def test_attributes_that_two_formats_of_modules_have_are_compared(archives, tmp_
 def test_what_only_an_exported_program_records(key):
     """Which torch wrote it is no difference from another format; between two programs it is one."""
     formats = ("torch-export", "safetensors")
-    assert [note.name for note in between({key: "8.20"}, {}, formats)] == ["format-metadata"]
-    assert [note.name for note in between({}, {key: "8.20"}, formats[::-1])] == ["format-metadata"]
-    assert [change.status for change in between({key: "8.20"}, {key: "8.21"}, (formats[0],) * 2)] == [Status.CHANGED]
+    assert [note.name for note in compare_scalars({key: "8.20"}, {}, formats)] == ["format-metadata"]
+    assert [note.name for note in compare_scalars({}, {key: "8.20"}, formats[::-1])] == ["format-metadata"]
+    assert [change.status for change in compare_scalars({key: "8.20"}, {key: "8.21"}, (formats[0],) * 2)] == [
+        Status.CHANGED
+    ]
 
 
 def test_a_section_without_settings_has_none_of_those_around_it():
@@ -445,7 +451,7 @@ def test_two_whole_modules_are_compared_whole(diff):
 # Versions of modules.
 
 
-def versioned(version):
+def build_versioned_state(version):
     """A state_dict of torch whose batch norm says that it is of this version."""
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2)))
     torch.manual_seed(0)
@@ -457,9 +463,13 @@ def versioned(version):
 @pytest.mark.parametrize(
     ("before", "after", "key"),
     [
-        (versioned(2), versioned(1), "_metadata.0.version"),
-        ({"net": versioned(2), "epoch": 1}, {"net": versioned(1), "epoch": 1}, "_metadata.0.version"),
-        ({"net": versioned(2)}, {"model": versioned(1)}, "_metadata.0.version"),
+        (build_versioned_state(2), build_versioned_state(1), "_metadata.0.version"),
+        (
+            {"net": build_versioned_state(2), "epoch": 1},
+            {"net": build_versioned_state(1), "epoch": 1},
+            "_metadata.0.version",
+        ),
+        ({"net": build_versioned_state(2)}, {"model": build_versioned_state(1)}, "_metadata.0.version"),
     ],
 )
 def test_a_version_of_a_module_that_differs_is_a_change(tmp_path, before, after, key):
@@ -472,9 +482,9 @@ def test_a_version_of_a_module_that_differs_is_a_change(tmp_path, before, after,
 
 def test_an_added_flag_in_the_metadata_is_a_change(tmp_path):
     """load_state_dict obeys it."""
-    flagged = versioned(2)
+    flagged = build_versioned_state(2)
     flagged._metadata = {path: {**local, "assign_to_params_buffers": True} for path, local in flagged._metadata.items()}
-    torch.save(versioned(2), tmp_path / "a.pt")
+    torch.save(build_versioned_state(2), tmp_path / "a.pt")
     torch.save(flagged, tmp_path / "b.pt")
     diff = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
     assert ScalarChange("_metadata.0.assign_to_params_buffers", Status.ADDED, None, True) in diff.scalars
@@ -482,8 +492,8 @@ def test_an_added_flag_in_the_metadata_is_a_change(tmp_path):
 
 def test_versions_that_one_side_lacks_are_no_change(tmp_path):
     """A plain dict of the same tensors, and safetensors, have no metadata of modules."""
-    torch.save(versioned(2), tmp_path / "a.pt")
-    torch.save(dict(versioned(2)), tmp_path / "b.pt")
-    save_file(dict(versioned(2)), tmp_path / "b.safetensors")
+    torch.save(build_versioned_state(2), tmp_path / "a.pt")
+    torch.save(dict(build_versioned_state(2)), tmp_path / "b.pt")
+    save_file(dict(build_versioned_state(2)), tmp_path / "b.safetensors")
     for other in ("b.pt", "b.safetensors"):
         assert not compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / other))).scalars

@@ -16,7 +16,7 @@ def entries(count: int, start: float = 2.0) -> list[dict[str, float]]:
 
 
 @pytest.fixture
-def trained(tmp_path):
+def write_log(tmp_path):
     def write(name: str, log: object) -> str:
         folder = tmp_path / name
         folder.mkdir()
@@ -41,8 +41,8 @@ def trained(tmp_path):
         (entries(2), {"not": "a list"}, None),
     ],
 )
-def test_what_became_of_the_log(trained, statecli, before, after, detail):
-    result = statecli("diff", trained("a", before), trained("b", after), "-f", "json")
+def test_what_became_of_the_log(write_log, statecli, before, after, detail):
+    result = statecli("diff", write_log("a", before), write_log("b", after), "-f", "json")
     changes = {one["key"]: one for one in json.loads(result.out)["metadata"]}
     change = changes.get("trainer_state.log_history", {"detail": None})
     assert change["detail"] == detail

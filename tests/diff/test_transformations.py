@@ -25,7 +25,7 @@ from statecli.report.transformations import describe_transformation
 from statecli.targets.load import read_checkpoint
 from statecli.values import element_checks
 
-from .conftest import changed, rules
+from .conftest import changes_by_name, rules
 
 KIND = TransformationKind
 
@@ -48,17 +48,17 @@ def llama() -> dict[str, torch.Tensor]:
     return {name: tensor + 0.001 * torch.randn_like(tensor) for name, tensor in state.items()}
 
 
-def found(diff) -> dict[str, tuple]:
+def list_transformations(diff) -> dict[str, tuple]:
     """Kind, exceptions and sources of each transformation, by the name after."""
     return {
         name: (change.transformation.kind, change.transformation.exceptions, change.transformation.sources)
-        for name, change in changed(diff).items()
+        for name, change in changes_by_name(diff).items()
         if change.transformation is not None
     }
 
 
 def kinds(diff) -> set[TransformationKind]:
-    return {kind for kind, *_ in found(diff).values()}
+    return {kind for kind, *_ in list_transformations(diff).values()}
 
 
 # --- rounding --------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_a_complex_cast_is_exactly_rounded_in_both_parts(diff, statecli, save, b
     result = diff(
         {"w": values, "v": values[0].real.clone()}, {"w": values.to(after), "v": values[0].real.clone()}, cast=True
     )
-    done = changed(result)["w"].transformation
+    done = changes_by_name(result)["w"].transformation
     assert (done.kind, done.elements, done.exceptions, done.rounding) == (KIND.CAST, 320, 0, Rounding.NEAREST)
     assert rules(result) == []
     wrong = torch.view_as_real(values.to(after)).clone()
@@ -114,7 +114,7 @@ def test_a_complex_cast_is_exactly_rounded_in_both_parts(diff, statecli, save, b
     wrong[5, 6] += 0.5
     after_wrong = {"w": torch.view_as_complex(wrong), "v": values.to(after)}
     result = diff({"w": values, "v": values.clone()}, after_wrong, cast=True)
-    assert changed(result)["w"].transformation.exceptions == 2
+    assert changes_by_name(result)["w"].transformation.exceptions == 2
     assert rules(result) == [("inexact-cast", "w")]
     assert rules(diff({"w": values}, {"w": values.real.clone()}, cast=True)) == [("inexact-cast", "w")]
 
@@ -172,7 +172,7 @@ def test_a_stale_tensor_of_an_export(diff, llama):
     assert rules(diff(llama, exported, cast=True)) == []
     exported[stale] = (llama[stale] + 0.01 * torch.randn_like(llama[stale])).bfloat16()
     result = diff(llama, exported, cast=True)
-    done = {name: change.transformation for name, change in changed(result).items()}
+    done = {name: change.transformation for name, change in changes_by_name(result).items()}
     assert {name for name, cast in done.items() if cast.exceptions} == {stale}
     assert all(cast.rounding is Rounding.NEAREST for name, cast in done.items() if name != stale)
     assert rules(result) == [("inexact-cast", stale)]
@@ -293,7 +293,7 @@ def test_rows_added_to_a_trained_vocabulary(diff, statecli, save):
     text = f"32 rows added; rel. change {relative:.2g}, cosine 0.998"
     assert text in statecli("diff", save({"w": before}, "a.pt"), save({"w": after}, "b.pt")).out
     near_one = {"w": 1 + 0.01 * torch.randn(320, 64)}, {"w": 1 + 0.01 * torch.randn(352, 64)}
-    assert found(diff(*near_one)) == {}
+    assert list_transformations(diff(*near_one)) == {}
 
 
 def test_places_of_added_and_removed_rows_are_listed(statecli, save):
@@ -332,7 +332,7 @@ def test_tensors_copied_below_another_name(diff):
         name: before[name.replace("model.", "x.").replace("ema.", "model.").replace("x.", "ema.")] for name in parts
     }
     copied = {name: before[f"ema.{name.partition('.')[2]}"].clone() for name in parts}
-    assert found(diff(before, copied)) == {
+    assert list_transformations(diff(before, copied)) == {
         f"model.layers.{n}.q": (KIND.MOVED, 0, (f"ema.layers.{n}.q",)) for n in range(3)
     }
     assert kinds(diff(before, {name: tensor.clone() for name, tensor in turned.items()})) == {KIND.SWAPPED}
@@ -340,7 +340,7 @@ def test_tensors_copied_below_another_name(diff):
 
 def test_unrelated_rows_are_no_resize(diff):
     torch.manual_seed(0)
-    assert found(diff({"w": torch.randn(32, 8)}, {"w": torch.randn(40, 8)})) == {}
+    assert list_transformations(diff({"w": torch.randn(32, 8)}, {"w": torch.randn(40, 8)})) == {}
 
 
 def renumber(state: dict[str, torch.Tensor], new_number) -> dict[str, torch.Tensor]:
@@ -363,11 +363,11 @@ def test_a_removed_layer_renumbers_the_others(diff, llama, has_constants):
     pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
     result = diff(llama, pruned)
     assert kinds(result) == {KIND.MOVED}
-    for name, (_, exceptions, sources) in found(result).items():
+    for name, (_, exceptions, sources) in list_transformations(result).items():
         assert exceptions == 0
         assert sources == (re.sub(r"layers\.(\d)", lambda match: f"layers.{int(match[1]) + 1}", name),)
     # Tensors that are equal in both layers are equal under their own name.
-    still = [c for c in changed(result).values() if c.status is Status.CHANGED and c.transformation is None]
+    still = [c for c in changes_by_name(result).values() if c.status is Status.CHANGED and c.transformation is None]
     assert still == []
 
 
@@ -376,8 +376,8 @@ def test_a_wrong_tensor_of_a_moved_layer_is_not_the_same(diff, llama, statecli, 
     wrong = "model.layers.1.mlp.up_proj.weight"
     pruned[wrong] = pruned[wrong] + 0.001
     result = diff(llama, pruned)
-    assert changed(result)[wrong].transformation.cosine < 1  # it moved, and changed since
-    assert changed(result)["model.layers.1.mlp.down_proj.weight"].transformation.cosine is None
+    assert changes_by_name(result)[wrong].transformation.cosine < 1  # it moved, and changed since
+    assert changes_by_name(result)["model.layers.1.mlp.down_proj.weight"].transformation.cosine is None
     shown = lines_of(statecli, save(llama, "a.pt"), save(pruned, "b.pt"))
     assert any("18 tensors, similar (cosine 0.99" in line and "17 of them bit for bit" in line for line in shown)
 
@@ -401,7 +401,7 @@ def test_a_moved_layer_and_a_swap_with_one_wrong_weight(diff, statecli, save, ll
     pruned[wrong] = pruned[wrong].clone()
     pruned[wrong].view(-1)[place] = value
     source = wrong.replace("1", "2")
-    assert found(diff(llama, pruned))[wrong] == (KIND.MOVED, 1, (source,))
+    assert list_transformations(diff(llama, pruned))[wrong] == (KIND.MOVED, 1, (source,))
     shown = lines_of(statecli, save(llama, "a.safetensors"), save(pruned, "b.safetensors"))
     assert any(f"18 tensors, bit for bit, but {wrong}: 1 of 1,536 elements differs" in line for line in shown)
     assert any(
@@ -409,7 +409,10 @@ def test_a_moved_layer_and_a_swap_with_one_wrong_weight(diff, statecli, save, ll
     )
     swapped = {**llama, wrong: llama[source].clone(), source: llama[wrong].clone()}
     swapped[source].view(-1)[place] = value
-    assert found(diff(llama, swapped)) == {wrong: (KIND.SWAPPED, 0, (source,)), source: (KIND.SWAPPED, 1, (wrong,))}
+    assert list_transformations(diff(llama, swapped)) == {
+        wrong: (KIND.SWAPPED, 0, (source,)),
+        source: (KIND.SWAPPED, 1, (wrong,)),
+    }
     shown = lines_of(statecli, save(llama, "a.safetensors"), save(swapped, "b.safetensors"))
     text = f"{wrong}: swapped with {source}, bit for bit, but {source}: 1 of 1,536 elements differs"
     assert any(text in line for line in shown)
@@ -421,12 +424,12 @@ def test_moved_layers_that_were_trained_since(diff, llama):
     pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
     trained = {name: tensor + 0.05 * tensor.std() * torch.randn_like(tensor) for name, tensor in pruned.items()}
     result = diff(llama, trained)
-    moved = {name: sources for name, (kind, _, sources) in found(result).items() if kind is KIND.MOVED}
+    moved = {name: sources for name, (kind, _, sources) in list_transformations(result).items() if kind is KIND.MOVED}
     layers = {name for name in pruned if re.search(r"layers\.[12]\.", name)}
     assert set(moved) == layers
     for name, sources in moved.items():
         assert sources == (re.sub(r"layers\.(\d)", lambda match: f"layers.{int(match[1]) + 1}", name),)
-        assert 0.99 < changed(result)[name].transformation.cosine <= 1
+        assert 0.99 < changes_by_name(result)[name].transformation.cosine <= 1
 
 
 def test_swapped_scaled_transposed_and_unrelated(diff):
@@ -444,7 +447,7 @@ def test_swapped_scaled_transposed_and_unrelated(diff):
         "h": before["h"].t(),
     }
     result = diff(before, after)
-    assert found(result) == {
+    assert list_transformations(result) == {
         "a": (KIND.SWAPPED, 0, ("b",)),
         "b": (KIND.SWAPPED, 0, ("a",)),
         "c": (KIND.SCALED, 0, ()),
@@ -454,12 +457,12 @@ def test_swapped_scaled_transposed_and_unrelated(diff):
         "g": (KIND.UNRELATED, 0, ()),
         "h": (KIND.TRANSPOSED, 0, ()),
     }
-    factors = {name: change.transformation.factor for name, change in changed(result).items()}
+    factors = {name: change.transformation.factor for name, change in changes_by_name(result).items()}
     assert (factors["c"], factors["d"], round(factors["e"], 9)) == (-1, 0.5, round(1 / 3, 9))
     for name in "abcdefh":  # one wrong element each
         wrong = {key: tensor.clone() for key, tensor in after.items()}
         wrong[name][-1, -1] += 0.5
-        done = changed(diff(before, wrong))[name].transformation
+        done = changes_by_name(diff(before, wrong))[name].transformation
         is_moved = done is not None and done.cosine is not None
         assert is_moved or done is None or done.exceptions == 1 or done.kind is KIND.UNRELATED, name
         if name in "cf":
@@ -531,7 +534,7 @@ def test_a_factor_with_noise_is_not_a_factor(diff):
     torch.manual_seed(0)
     before = torch.randn(64, 64)
     after = before * 0.87654321 * (1 + 1e-6 * torch.randn(64, 64))
-    assert found(diff({"w": before}, {"w": after})) == {}
+    assert list_transformations(diff({"w": before}, {"w": after})) == {}
 
 
 @pytest.mark.parametrize("factor", [0.5, -1.0, 1.7])
@@ -571,7 +574,9 @@ def test_a_transpose_with_a_grossly_wrong_weight(diff):
 
 def describe(diff) -> dict[str, str]:
     """What was done to each tensor, in words."""
-    return {name: describe_transformation(change) for name, change in changed(diff).items() if change.transformation}
+    return {
+        name: describe_transformation(change) for name, change in changes_by_name(diff).items() if change.transformation
+    }
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -675,7 +680,7 @@ def test_matrices_of_gpt2_transposed_under_new_names(diff, statecli, in_tmp_path
     }
     after["layers.1.fc1.weight"][3, 5] += 1
     result = diff(state, after)
-    moves = {name: change.transformation for name, change in changed(result).items() if change.before is None}
+    moves = {name: change.transformation for name, change in changes_by_name(result).items() if change.before is None}
     wrong = {"layers.1.fc1.weight": 1}
     for name in matrices:
         done = moves[new[name]]
@@ -690,12 +695,12 @@ def test_other_matrices_of_the_reversed_shape_are_no_transposes(diff):
     before = {f"old.{n}": torch.randn(12, 20) for n in range(8)}
     after = {f"new.{n}": torch.randn(20, 12) for n in range(8)}
     after["zeros"], before["a"] = torch.zeros(20, 12), torch.zeros(12, 20)
-    assert found(diff(before, after)) == {}
+    assert list_transformations(diff(before, after)) == {}
 
 
 @pytest.mark.parametrize("before", [torch.full((9,), 1.0), torch.tensor([10]), torch.tensor([3, 4])])
 def test_counters_and_constants_are_not_scaled(diff, before):
-    assert found(diff({"n": before}, {"n": 2 * before})) == {}
+    assert list_transformations(diff({"n": before}, {"n": 2 * before})) == {}
 
 
 @pytest.mark.parametrize(("heads", "size"), [(4, 16), (2, 8), (1, 64), (5, 6)])
@@ -714,15 +719,15 @@ def test_rows_of_rotated_heads_in_the_other_order(diff, statecli, save, heads, s
     heads_text = f"({heads} head{'s' * (heads > 1)})"
     for dtype, exactly in ((torch.float32, "exactly"), (torch.bfloat16, "exactly rounded")):
         cast = {name: tensor.to(dtype) for name, tensor in after.items()}
-        done = changed(diff(before, cast))["q.weight"].transformation
+        done = changes_by_name(diff(before, cast))["q.weight"].transformation
         assert (done.kind, done.exceptions, done.heads) == (KIND.REORDERED, 0, heads)
         shown = statecli("diff", save(before, "a.pt"), save(cast, "b.pt")).out
         assert f"q.weight: = {text} {heads_text}, {exactly}" in shown
         if dtype is torch.float32:
-            assert changed(diff(before, cast))["q.bias"].transformation.kind is KIND.REORDERED
+            assert changes_by_name(diff(before, cast))["q.bias"].transformation.kind is KIND.REORDERED
     wrong = {name: tensor.clone() for name, tensor in after.items()}
     wrong["q.weight"][1, 3] += 1
-    done = changed(diff(before, wrong))["q.weight"].transformation
+    done = changes_by_name(diff(before, wrong))["q.weight"].transformation
     assert (done.kind, done.exceptions) == (KIND.REORDERED, 1)
 
 
@@ -740,7 +745,7 @@ def fuse(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_fused_projections_and_the_way_back(diff, llama):
     fused = fuse(llama)
     for before, after, kind in ((llama, fused, KIND.JOINED), (fused, llama, KIND.SPLIT)):
-        result = found(diff(before, after))
+        result = list_transformations(diff(before, after))
         assert len(result) == 8
         assert {one[:2] for one in result.values()} == {(kind, 0)}
         attention = "model.layers.3.self_attn"
@@ -753,20 +758,20 @@ def test_one_wrong_row_inside_a_fused_tensor(diff, llama):
     fused[name] = fused[name].clone()
     fused[name][32 + 6, 3] += 1
     result = diff(llama, fused)
-    done = changed(result)[name].transformation
+    done = changes_by_name(result)[name].transformation
     assert (done.exceptions, done.rows, done.first_rows) == (1, 1, (6,))
     assert done.differing == ("model.layers.2.self_attn.k_proj.weight",)
-    assert sum(exceptions for _, exceptions, _ in found(result).values()) == 1
+    assert sum(exceptions for _, exceptions, _ in list_transformations(result).values()) == 1
     # The first row of a part, by which it is found, may be the wrong one.
     fused[name][32, 0] += 1
-    assert changed(diff(llama, fused))[name].transformation.first_rows == (0, 6)
+    assert changes_by_name(diff(llama, fused))[name].transformation.first_rows == (0, 6)
 
 
 def test_another_order_of_the_parts_is_found(diff, llama):
     fused = fuse(llama)
     layer = "model.layers.0.mlp"
     fused[f"{layer}.gate_up_proj.weight"] = torch.cat([llama[f"{layer}.{p}_proj.weight"] for p in ("up", "gate")])
-    _, _, sources = found(diff(llama, fused))[f"{layer}.gate_up_proj.weight"]
+    _, _, sources = list_transformations(diff(llama, fused))[f"{layer}.gate_up_proj.weight"]
     assert sources == (f"{layer}.up_proj.weight", f"{layer}.gate_proj.weight")
 
 
@@ -788,7 +793,7 @@ def test_interleaved_heads(diff, blocks, wrong):
         assert (done.exceptions, done.rows) == ((0, 0) if wrong is None else (1, 1))
         assert done.differing == (() if wrong is None else (names[int(wrong >= blocks[0])],))
     swapped = torch.cat([heads[0], *(head.flip(0) for head in heads[1:])], 1).reshape(-1, 24)
-    assert found(diff(before, {"attn.qkv.weight": swapped})) == {}
+    assert list_transformations(diff(before, {"attn.qkv.weight": swapped})) == {}
 
 
 @pytest.mark.parametrize(("rows", "words"), [(1, "alternating, 1 row each"), (2, "alternating, 2 rows each")])
@@ -808,12 +813,12 @@ def test_a_stack_of_experts(diff, turned):
     items = [[experts[f"layers.{n}.experts.{e}.w1.weight"] for e in range(12)] for n in range(2)]
     stacks = {f"layers.{n}.experts.w1": torch.stack([x.t() if turned else x for x in items[n]]) for n in range(2)}
     for before, after, kind in ((experts, stacks, KIND.STACKED), (stacks, experts, KIND.UNSTACKED)):
-        result = found(diff(before, after))
+        result = list_transformations(diff(before, after))
         assert {one[:2] for one in result.values()} == {(kind, 0)}
         assert result["layers.1.experts.w1"][2] == tuple(f"layers.1.experts.{e}.w1.weight" for e in range(12))
     stacks["layers.1.experts.w1"] = stacks["layers.1.experts.w1"].clone()
     stacks["layers.1.experts.w1"][11, 2, 2] += 1
-    done = changed(diff(experts, stacks))["layers.1.experts.w1"].transformation
+    done = changes_by_name(diff(experts, stacks))["layers.1.experts.w1"].transformation
     assert (done.exceptions, done.differing) == (1, ("layers.1.experts.11.w1.weight",))
 
 
@@ -832,7 +837,7 @@ def test_a_stack_of_gate_and_up(diff, statecli, save, turned):
         down = torch.stack([experts[f"layers.{n}.moe.experts.{e}.w2.weight"] for e in range(5)])
         stacks[f"layers.{n}.mlp.experts.down_proj"] = down.mT.contiguous() if turned else down
     for before, after, kind in ((experts, stacks, KIND.STACKED), (stacks, experts, KIND.UNSTACKED)):
-        result = found(diff(before, after))
+        result = list_transformations(diff(before, after))
         assert {name: transformation[:2] for name, transformation in result.items()} == dict.fromkeys(stacks, (kind, 0))
         sources = [f"layers.1.moe.experts.{e}.{w}.weight" for e in range(5) for w in ("w1", "w3")]
         assert result["layers.1.mlp.experts.gate_up_proj"][2] == tuple(sources)
@@ -843,7 +848,7 @@ def test_a_stack_of_gate_and_up(diff, statecli, save, turned):
     assert f"{start}{of}{listed}, exactly" in shown
     wrong = stacks["layers.1.mlp.experts.gate_up_proj"].clone()
     wrong[3, 2, 2] += 1
-    done = changed(diff(experts, stacks | {"layers.1.mlp.experts.gate_up_proj": wrong}))
+    done = changes_by_name(diff(experts, stacks | {"layers.1.mlp.experts.gate_up_proj": wrong}))
     transformation = done["layers.1.mlp.experts.gate_up_proj"].transformation
     assert (transformation.exceptions, transformation.differing) == (1, ("layers.1.moe.experts.3.w1.weight",))
 
@@ -853,11 +858,11 @@ def test_a_fused_projection_with_a_wrong_part(diff, llama):
     fused = fuse(llama)
     fused["model.layers.1.self_attn.qkv_proj.weight"] = fused["model.layers.1.self_attn.qkv_proj.weight"].clone()
     fused["model.layers.1.self_attn.qkv_proj.weight"][32:48] = torch.randn(16, 32)
-    done = changed(diff(llama, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
+    done = changes_by_name(diff(llama, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
     assert (done.kind, done.differing) == (KIND.JOINED, ("model.layers.1.self_attn.k_proj.weight",))
     assert (done.rows, done.exceptions) == (16, 16 * 32)
     fused["model.layers.1.self_attn.qkv_proj.weight"][:32] = torch.randn(32, 32)
-    wrong = changed(diff(llama, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
+    wrong = changes_by_name(diff(llama, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
     assert wrong is None
 
 
@@ -866,10 +871,10 @@ def test_a_stack_with_wrong_experts(diff, wrong):
     torch.manual_seed(0)
     experts = {f"experts.{n}.w": torch.randn(6, 4) for n in range(8)}
     items = [torch.randn(6, 4) if n in wrong else tensor for n, tensor in enumerate(experts.values())]
-    done = changed(diff(experts, {"experts.w": torch.stack(items)}))["experts.w"].transformation
+    done = changes_by_name(diff(experts, {"experts.w": torch.stack(items)}))["experts.w"].transformation
     assert (done.kind, done.differing) == (KIND.STACKED, tuple(f"experts.{n}.w" for n in wrong))
     none = {f"experts.{n}.w": torch.randn(6, 4) for n in range(8)}
-    assert found(diff(none, {"experts.w": torch.stack(items)})) == {}
+    assert list_transformations(diff(none, {"experts.w": torch.stack(items)})) == {}
 
 
 @pytest.mark.parametrize("is_pair", [False, True])
@@ -942,7 +947,7 @@ def test_the_input_projection_of_attention(diff):
                 split[f"layers.{n}.attn.{part}_proj.{leaf}"] = rows.clone()
     whole = {f"layers.{n}.attn.{name}": t.clone() for n in range(2) for name, t in attention.state_dict().items()}
     for before, after, kind in ((whole, fused | split, KIND.SPLIT), (fused | split, whole, KIND.JOINED)):
-        result = found(diff(before, after))
+        result = list_transformations(diff(before, after))
         assert {name: one[:2] for name, one in result.items()} == {
             f"layers.{n}.attn.in_proj_{leaf}": (kind, 0) for n in range(2) for leaf in ("weight", "bias")
         }
@@ -974,7 +979,7 @@ def test_layers_that_were_renumbered_and_cast(diff, statecli, save, llama, befor
     assert line.endswith(" tensors, exactly rounded; model.layers.1 is removed")
     name = "model.layers.1.mlp.up_proj.weight"
     pruned[name] = pruned[name].float().neg().to(after)
-    kind, exceptions, _ = found(diff(whole, pruned))[name]
+    kind, exceptions, _ = list_transformations(diff(whole, pruned))[name]
     assert (kind, exceptions > 48 * 32 / 2) == (KIND.CAST, True)
 
 
@@ -983,10 +988,10 @@ def test_projections_that_were_fused_and_cast(diff, llama, before, after):
     whole = cast(llama, before)
     fused = cast(fuse(whole), after)
     joined = {name for name in fused if "qkv_proj" in name}
-    result = found(diff(whole, fused))
+    result = list_transformations(diff(whole, fused))
     assert {name: result[name][:2] for name in joined} == dict.fromkeys(joined, (KIND.JOINED, 0))
     fused["model.layers.1.self_attn.qkv_proj.weight"][32 + 6] = 0  # a key
-    done = changed(diff(whole, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
+    done = changes_by_name(diff(whole, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
     assert (done.differing, done.rows) == (("model.layers.1.self_attn.k_proj.weight",), 1)
 
 
@@ -995,7 +1000,7 @@ def test_projections_that_were_split_and_cast(diff, llama, before, after):
     whole = cast(fuse(cast(llama, before)), before)
     split = cast(cast(llama, before), after)
     joined = {name for name in whole if "qkv_proj" in name}
-    result = found(diff(whole, split))
+    result = list_transformations(diff(whole, split))
     assert {name: result[name][:2] for name in joined} == dict.fromkeys(joined, (KIND.SPLIT, 0))
 
 
@@ -1008,7 +1013,7 @@ def test_tensors_that_were_transposed_resized_renamed_or_swapped_and_cast(diff, 
     new["b"] = torch.cat([new["b"].float(), torch.zeros(8, 40)]).to(after)
     new["c"], new["d"] = new["d"], new["c"]
     new["other"] = new.pop("e")
-    result = found(diff(old, new))
+    result = list_transformations(diff(old, new))
     assert {name: one[:2] for name, one in result.items() if name in ("a", "b", "c", "d", "other")} == {
         "a": (KIND.TRANSPOSED, 0),
         "b": (KIND.RESIZED, 0),
@@ -1020,7 +1025,7 @@ def test_tensors_that_were_transposed_resized_renamed_or_swapped_and_cast(diff, 
     assert {fqn for _, fqn in rules(diff(old, new, cast=True))} == {"a", "b", "c", "d", "other", "e"}
     for name in ("a", "c", "other"):
         new[name] = new[name].float().roll(1).to(after)
-    assert found(diff(old, new)).keys().isdisjoint({"other"})
+    assert list_transformations(diff(old, new)).keys().isdisjoint({"other"})
 
 
 @settings(max_examples=60, deadline=None)
@@ -1083,14 +1088,14 @@ def test_the_error_of_a_quantized_weight(diff, scheme):
     after = {f"{name}.{key}": tensor for name, both in state.items() for key, tensor in both.items()}
     result = diff(before, after | {"norm": torch.ones(4).bfloat16()})
     for name in weights:
-        done = changed(result)[f"{name}.weight"].transformation
+        done = changes_by_name(result)[f"{name}.weight"].transformation
         weight = before[f"{name}.weight"].float()
         error = ((weight - dequantize(state[name], scheme)).norm() / weight.norm()).item()
         assert done.kind is KIND.QUANTIZED
         assert done.relative_l2 == pytest.approx(error, rel=1e-4)
         assert 0 < error < 0.05
     after["b.weight"] = after["b.weight"].roll(1, 0)  # codes of other rows
-    kept = found(diff(before, after))
+    kept = list_transformations(diff(before, after))
     assert kept["a.weight"][:2] == (KIND.QUANTIZED, 0)
     assert kept["b.weight"][:2] == (KIND.QUANTIZED, 200 * 300)
 
@@ -1185,7 +1190,7 @@ def test_new_nan_and_infinities_of_what_was_done_are_named(diff, statecli, save,
     ):
         wrong = {**after, name: after[name].clone()}
         wrong[name][place] = value
-        change = changed(diff(llama, wrong))[name]
+        change = changes_by_name(diff(llama, wrong))[name]
         assert (change.values.nan_after, change.values.inf_after) == ((0, 1) if word == "Inf" else (1, 0))
         shown = lines_of(statecli, save(llama, "a.safetensors"), save(wrong, "b.safetensors"))
         assert name in shown[1]
@@ -1361,8 +1366,8 @@ def test_a_resize_needs_rows_that_chance_does_not_give(diff, size, is_claim):
     torch.manual_seed(0)
     mask = torch.rand(64) < 0.5
     mask[:2] = torch.tensor([True, False])
-    assert bool(found(diff({"m": mask}, {"m": mask[:size]}))) is is_claim
-    assert found(diff({"w": torch.randn(8)[:3]}, {"w": torch.randn(9)})) == {}
+    assert bool(list_transformations(diff({"m": mask}, {"m": mask[:size]}))) is is_claim
+    assert list_transformations(diff({"w": torch.randn(8)[:3]}, {"w": torch.randn(9)})) == {}
     values = torch.randn(8)
     assert kinds(diff({"w": values[:3]}, {"w": values})) == {KIND.RESIZED}
 
@@ -1373,7 +1378,7 @@ def test_a_cast_scalar_is_evidence_only_next_to_others(diff):
     scalar, weights = {"s": torch.tensor([0.5])}, {"w": torch.randn(50)}
     for before, expected in ((scalar, {}), ({**scalar, **weights}, {"s": KIND.CAST, "w": KIND.CAST})):
         after = {name: tensor.bfloat16() for name, tensor in before.items()}
-        assert {name: kind for name, (kind, *_) in found(diff(before, after)).items()} == expected
+        assert {name: kind for name, (kind, *_) in list_transformations(diff(before, after)).items()} == expected
         assert rules(diff(before, after, cast=True)) == []
 
 
@@ -1408,13 +1413,13 @@ def test_items_of_a_stack_may_be_scalars(diff):
     torch.manual_seed(0)
     scales = {f"experts.{n}.scale": torch.randn(()) for n in range(4)}
     stack = {"experts.scales": torch.stack(list(scales.values()))}
-    assert found(diff(scales, stack)).get("experts.scales", (KIND.STACKED,))[0] is KIND.STACKED
+    assert list_transformations(diff(scales, stack)).get("experts.scales", (KIND.STACKED,))[0] is KIND.STACKED
 
 
 def test_ignored_fields_do_not_matter(diff):
     before, after = {"w": torch.randn(8, 4), "v": torch.randn(8)}, {"w": torch.randn(9, 4).half(), "v": torch.randn(8)}
-    assert found(diff(before, after, ignore=(Field.SHAPE,))).keys() <= {"v"}
-    assert found(diff(before, after, ignore=(Field.DTYPE,))).keys() <= {"v"}
+    assert list_transformations(diff(before, after, ignore=(Field.SHAPE,))).keys() <= {"v"}
+    assert list_transformations(diff(before, after, ignore=(Field.DTYPE,))).keys() <= {"v"}
 
 
 def test_other_digits_are_no_layer_numbers(diff):
@@ -1431,7 +1436,7 @@ def test_equal_layers_hide_no_swap(diff, statecli, save):
     layers[1] = layers[0].clone()
     before = {f"layers.{n}.w": layer for n, layer in enumerate(layers)}
     after = before | {"layers.0.w": before["layers.3.w"], "layers.3.w": before["layers.0.w"]}
-    result = found(diff(before, after))
+    result = list_transformations(diff(before, after))
     assert result == {
         "layers.0.w": (KIND.SWAPPED, 0, ("layers.3.w",)),
         "layers.3.w": (KIND.SWAPPED, 0, ("layers.0.w",)),
@@ -1459,7 +1464,7 @@ def test_half_negated_weights_are_not_unrelated(diff):
     torch.manual_seed(0)
     before = torch.randn(64, 64)
     after = torch.cat([before[:32], -before[32:]])
-    assert found(diff({"w": before}, {"w": after})) == {}
+    assert list_transformations(diff({"w": before}, {"w": after})) == {}
 
 
 def test_one_moved_tensor_is_no_moved_layer(statecli, save, llama):
@@ -1521,21 +1526,21 @@ def test_momentum_is_not_called_unrelated(diff):
             optimizer.step()
         model = {name: tensor.clone() for name, tensor in linear.state_dict().items()}
         states.append({"model": model, "optimizer": copy.deepcopy(optimizer.state_dict())})
-    assert found(diff(*states)) == {}
+    assert list_transformations(diff(*states)) == {}
 
 
 def test_zeros_are_no_evidence_of_a_join(diff):
     before = {"attn.q.bias": torch.zeros(4), "attn.k.bias": torch.zeros(4)}
     before |= {f"experts.{n}.bias": torch.zeros(4) for n in range(3)}
     after = {"attn.qk.bias": torch.zeros(8), "experts.biases": torch.zeros(3, 4)}
-    assert found(diff(before, after)) == {}
+    assert list_transformations(diff(before, after)) == {}
 
 
 def test_a_row_that_became_a_column_is_no_resize(diff):
     """Nor are zeros of another shape anything."""
     torch.manual_seed(0)
     before = {"w": torch.randn(1, 64), "z": torch.zeros(8, 64)}
-    assert found(diff(before, {"w": before["w"].t(), "z": torch.zeros(64, 8)})) == {}
+    assert list_transformations(diff(before, {"w": before["w"].t(), "z": torch.zeros(64, 8)})) == {}
 
 
 def test_the_stack_of_transposes_is_called_so(statecli, save):
@@ -1585,7 +1590,7 @@ def test_many_tensors_that_could_be_joined_cost_little(diff):
     before = {f"m.{n}.f{k}.weight": torch.randn(8, 8) for n in range(20) for k in range(12)}
     after = {f"m.{n}.g{k}.weight": torch.randn(32, 8) for n in range(20) for k in range(3)}
     start = time.process_time()
-    assert found(diff(before, after)) == {}
+    assert list_transformations(diff(before, after)) == {}
     assert time.process_time() - start < 10
 
 
@@ -1602,8 +1607,8 @@ def test_a_complex128_is_compared_by_both_words(diff):
     torch.manual_seed(0)
     before = {"a": torch.randn(12, 5, dtype=torch.complex128), "b": torch.randn(12, 5, dtype=torch.complex128)}
     after = {"a": before["b"].clone(), "b": before["a"].clone()}
-    assert {kind for kind, *_ in found(diff(before, after)).values()} == {KIND.SWAPPED}
+    assert {kind for kind, *_ in list_transformations(diff(before, after)).values()} == {KIND.SWAPPED}
     grown = {"a": torch.cat([torch.randn(2, 5, dtype=torch.complex128), before["a"]]), "b": before["b"]}
-    assert found(diff(before, grown))["a"][0] is KIND.RESIZED
+    assert list_transformations(diff(before, grown))["a"][0] is KIND.RESIZED
     grown["a"].imag[7, 3] += 1
     assert diff(before, grown).changes[0].transformation.rows == 1
