@@ -17,12 +17,12 @@ from statecli.targets.target_result import Status
 def hub(tmp_path):
     """A folder with a checkpoint, and a bare pickle beside it of that name."""
 
-    def made(raw, name="data.pkl"):
+    def write_pickle(raw, name="data.pkl"):
         torch.save({"w": torch.zeros(2)}, tmp_path / "model.pt")
         (tmp_path / name).write_bytes(raw)
         return tmp_path
 
-    return made
+    return write_pickle
 
 
 def of(folder, name, **options):

@@ -238,7 +238,7 @@ def test_a_baseline_that_is_not_there_is_told_in_a_line(repository):
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
 
 
-def audited(*findings, ran=("r",)):
+def build_audit(*findings, ran=("r",)):
     return Audit((TargetResult("a.pt", Status.AUDITED, findings=findings, ran=ran),))
 
 
@@ -248,8 +248,8 @@ def finding(rule="r", message="m", fqn=None, section=None, about=UNSET, content=
 
 def test_a_finding_of_no_tensor_is_known_by_its_message():
     """One dangerous global that was accepted does not let the next one in."""
-    accepted = baseline.build_baseline(audited(finding(message="calls os.getcwd")), None, "why", unfiltered=True)
-    later = audited(finding(message="calls os.getcwd"), finding(message="calls os.system"))
+    accepted = baseline.build_baseline(build_audit(finding(message="calls os.getcwd")), None, "why", unfiltered=True)
+    later = build_audit(finding(message="calls os.getcwd"), finding(message="calls os.system"))
     result = baseline.accept_findings(later, accepted, unfiltered=True)
     assert [finding.message for finding in result.findings] == ["calls os.system"]
 
@@ -257,15 +257,15 @@ def test_a_finding_of_no_tensor_is_known_by_its_message():
 def test_a_finding_of_something_named_is_known_by_that():
     """Where in the pickle it stands may change, what is called may not."""
     seven = finding(message="byte 7: calls", about="os.getcwd", content="1f")
-    accepted = baseline.build_baseline(audited(seven), None, "why", unfiltered=True)
+    accepted = baseline.build_baseline(build_audit(seven), None, "why", unfiltered=True)
     later = [finding(message="byte 9: calls", about=text, content="1f") for text in ("os.getcwd", "os.system")]
-    result = baseline.accept_findings(audited(*later), accepted, unfiltered=True)
+    result = baseline.accept_findings(build_audit(*later), accepted, unfiltered=True)
     assert [finding.about for finding in result.findings] == ["os.system"]
 
 
 def test_a_bug_of_ours_is_never_accepted():
     """A rule that did not work has found nothing that one could live with."""
-    bug = audited(finding("internal-error"))
+    bug = build_audit(finding("internal-error"))
     assert not baseline.build_baseline(bug, None, "why", unfiltered=True).findings
     entry = Entry("a.pt", "internal-error", None, None, "why", "m")
     assert baseline.accept_findings(bug, Baseline(baseline.SCHEMA, (entry,)), unfiltered=True).findings
@@ -277,7 +277,7 @@ def test_a_bug_of_ours_is_never_accepted():
 )
 def test_what_is_written_accepts_exactly_what_was_found(tmp_path_factory, found, reason):
     """Whatever names and messages hold; read again it is the same, and written again too."""
-    audit = audited(*(finding(rule, message, fqn, "model") for rule, message, fqn in found), ran=("nan", "inf"))
+    audit = build_audit(*(finding(rule, message, fqn, "model") for rule, message, fqn in found), ran=("nan", "inf"))
     made = baseline.build_baseline(audit, None, reason, unfiltered=True)
     path = tmp_path_factory.mktemp("b") / "b.json"
     path.write_bytes(b"".join(baseline.encode_baseline(made, str(path))))

@@ -20,7 +20,7 @@ from statecli.rules.policy_config import Policy
 
 
 @pytest.fixture
-def written(tmp_path):
+def load_text(tmp_path):
     """The configuration in a file of this text."""
 
     def load(text, name="statecli.toml"):
@@ -48,10 +48,10 @@ def test_without_any_file_defaults_are_in_force(tmp_path, monkeypatch):
     assert config.load_config(start=str(tmp_path)) == config.LoadedConfig()
 
 
-def test_values_come_as_they_are_meant(written):
+def test_values_come_as_they_are_meant(load_text):
     """One text for a list of one; sizes with a unit; paths from the file's own folder."""
     text = '[policy]\ndtype = "torch.bfloat16"\nmax-bytes = "1.5 GiB"\nreference = "../old.pt"\n'
-    policy = written(text).config.policy
+    policy = load_text(text).config.policy
     assert policy.dtype == ("bfloat16",)
     assert policy.max_bytes == 1536 * 1024 * 1024
     assert policy.reference.endswith("old.pt")
@@ -84,19 +84,19 @@ def test_values_come_as_they_are_meant(written):
         ('[per-target-ignore."*.pt"]\nrules = ["names"]', "missing required field `reason`"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_file_and_the_near_names(written, text, said):
+def test_a_mistake_is_one_line_that_names_the_file_and_the_near_names(load_text, text, said):
     """Nothing that is misspelt is left aside."""
     with pytest.raises(UsageError) as raised:
-        written(text)
+        load_text(text)
     assert said in str(raised.value)
     assert "statecli.toml: " in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_no_toml_is_said_with_its_place(written):
+def test_what_is_no_toml_is_said_with_its_place(load_text):
     """As TOML's reader says it."""
     with pytest.raises(UnreadableError, match=r"statecli\.toml: is not valid TOML: .*line 1"):
-        written("select = nothing")
+        load_text("select = nothing")
 
 
 @pytest.mark.parametrize("text", [f"values = {'[' * 50_000}", f"values = {'9' * 5_000}", "values = '\udcff'"])
@@ -142,10 +142,10 @@ def test_a_file_too_long_is_not_read(tmp_path):
         config.load_config(str(tmp_path / "c.toml"))
 
 
-def test_a_text_is_a_list_of_one_everywhere(written):
+def test_a_text_is_a_list_of_one_everywhere(load_text):
     """Of rules as of globs."""
     text = 'select = "nan"\nignore = "inf"\n[per-target-ignore."*"]\nrules = "names"\nreason = "x"\n'
-    actual_config = written(text + '[policy]\nfrozen = "a.*"\n').config
+    actual_config = load_text(text + '[policy]\nfrozen = "a.*"\n').config
     assert (actual_config.select, actual_config.ignore, actual_config.policy.frozen) == (("nan",), ("inf",), ("a.*",))
     assert actual_config.per_target_ignore["*"].rules == ("names",)
 
@@ -153,15 +153,15 @@ def test_a_text_is_a_list_of_one_everywhere(written):
 @pytest.mark.parametrize(
     ("text", "size"), [("0.1 GB", 10**8), ("1.5KiB", 1536), ("7", 7), ("9007199254740993", 2**53 + 1)]
 )
-def test_a_size_is_exact(written, text, size):
+def test_a_size_is_exact(load_text, text, size):
     """No binary fraction comes between."""
-    assert written(f'[policy]\nmax-bytes = "{text}"').config.policy.max_bytes == size
+    assert load_text(f'[policy]\nmax-bytes = "{text}"').config.policy.max_bytes == size
 
 
-def test_a_pyproject_whose_entry_is_no_table_is_refused(written):
+def test_a_pyproject_whose_entry_is_no_table_is_refused(load_text):
     """It means something, and nothing of it would be in force."""
     with pytest.raises(UsageError, match=r"tool\.statecli: must be a table"):
-        written("[tool]\nstatecli = 3\n", "pyproject.toml")
+        load_text("[tool]\nstatecli = 3\n", "pyproject.toml")
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -172,10 +172,10 @@ def test_a_rule_s_own_name_beats_its_subject(order):
     assert (to_rules["shared-slices"], to_rules["tied-tensors"]) == ("own", "subject")
 
 
-def test_a_pyproject_without_a_table_is_refused_where_it_is_named(written):
+def test_a_pyproject_without_a_table_is_refused_where_it_is_named(load_text):
     """`--config` means it."""
     with pytest.raises(UsageError, match=r"does not have a table \[tool\.statecli\]"):
-        written("[project]\n", "pyproject.toml")
+        load_text("[project]\n", "pyproject.toml")
 
 
 def test_a_subject_stands_for_all_of_its_rules():

@@ -480,22 +480,22 @@ def test_a_state_of_rllib_is_not_passed(folder, statecli):
     assert statecli("audit", str(folder)).code == 2
 
 
-def packed(array: bytes) -> str:
+def encode_space(array: bytes) -> str:
     """As RLlib writes the limits of a space."""
     return base64.b64encode(zlib.compress(array)).decode()
 
 
-def saved(array: np.ndarray) -> bytes:
+def encode_npy(array: np.ndarray) -> bytes:
     data = io.BytesIO()
     np.save(data, array)
     return data.getvalue()
 
 
 LIMITS = {
-    "an array of objects": (saved(np.array([None])), 1),
-    "an array with objects in it": (saved(np.zeros(1, [("a", "f4"), ("b", "O")])), 1),
+    "an array of objects": (encode_npy(np.array([None])), 1),
+    "an array with objects in it": (encode_npy(np.zeros(1, [("a", "f4"), ("b", "O")])), 1),
     "a pickle": (EVIL, 1),
-    "numbers": (saved(np.zeros(3, "f4")), 0),
+    "numbers": (encode_npy(np.zeros(3, "f4")), 0),
 }
 
 
@@ -503,7 +503,13 @@ LIMITS = {
 def test_a_space_of_rllib_that_is_unpickled_is_not_passed(limits, folder, statecli):
     """RLlib unpacks the text, and numpy unpickles objects."""
     array, code = LIMITS[limits]
-    space = {"space": "box", "low": packed(array), "high": packed(saved(np.zeros(3))), "shape": [3], "dtype": "<f4"}
+    space = {
+        "space": "box",
+        "low": encode_space(array),
+        "high": encode_space(encode_npy(np.zeros(3))),
+        "shape": [3],
+        "dtype": "<f4",
+    }
     (folder / "policy_state.pkl").write_bytes(pickle.dumps({"policy_spec": {"observation_space": {"space": space}}}))
     result = statecli("audit", str(folder))
     assert (result.code, "unsafe-data" in result.out) == (code, bool(code))

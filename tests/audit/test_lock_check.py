@@ -12,16 +12,16 @@ from safetensors.torch import save_file
 
 
 @pytest.fixture(autouse=True)
-def _here(in_tmp_path, statecli):
+def _locked_folder(in_tmp_path, statecli):
     """A folder of two checkpoints, one of them a folder below, and a model in shards; all of it locked."""
     os.makedirs("ck/in")
     for name in ("ck/a.pt", "ck/in/b.pt"):
         torch.save({"w": torch.ones(2)}, name)
-    sharded("ck/m")
+    write_shards("ck/m")
     assert statecli("lock", "ck", "-o", "l.json").code == 0
 
 
-def sharded(folder):
+def write_shards(folder):
     os.makedirs(folder, exist_ok=True)
     shards = {name: f"model-0000{n}-of-00002.safetensors" for n, name in ((1, "x"), (2, "y"))}
     for name, shard in shards.items():
@@ -80,7 +80,7 @@ def test_a_model_whose_files_are_gone_is_missed(statecli):
         1,
         [("ck/m", "the lock has 2 tensors of this target, but the target was not found")],
     )
-    sharded("ck/m")
+    write_shards("ck/m")
     Path("ck/in/b.pt").unlink()
     Path("ck/in/b.pt").symlink_to("../a.pt")
     assert audit(statecli, "ck") == (1, [LINKED])
@@ -106,7 +106,7 @@ def test_what_is_accepted_of_a_file_that_is_gone_is_not_fixed(statecli):
 
 def test_shards_are_held_as_the_model_that_is_locked(statecli):
     """Once, however many are named; to a lock of the index as well. One that is locked by its own name is that."""
-    shards = sharded("ck/m")
+    shards = write_shards("ck/m")
     assert audit(statecli, *shards) == (0, [])
     for what in ("ck/m/model.safetensors.index.json", shards[0]):
         assert statecli("lock", what, "ck/a.pt", "-o", "other.json").code == 0
@@ -119,7 +119,7 @@ def test_shards_are_held_as_the_model_that_is_locked(statecli):
 
 def test_a_locked_shard_of_a_model_that_was_met_is_not_gone(statecli):
     """The model was held, or has failed as it is not in the lock; which shards there are is its own matter."""
-    assert statecli("lock", *sharded("ck/m"), "ck/a.pt", "-o", "shards.json").code == 0
+    assert statecli("lock", *write_shards("ck/m"), "ck/a.pt", "-o", "shards.json").code == 0
     result = statecli("audit", "ck/m", "--lock", "shards.json", "-f", "json")
     assert (result.code, result.json["findings"]) == (2, [])
     assert result.err.startswith("statecli: ck/m: is not in the lock")
@@ -155,7 +155,7 @@ def test_only_what_is_frozen_is_missed_where_that_is_asked(statecli):
 
 def test_files_of_a_commit_are_what_a_walk_makes_of_them(statecli):
     """Shards and what lies beside them their model; text nothing: a commit need not have what is held."""
-    shards = sharded("ck/m")
+    shards = write_shards("ck/m")
     assert statecli("lock", "ck/m", "-o", "one.json").code == 0
     Path("notes.txt").write_text("hello")
     torch.save({"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}, "ck/m/optimizer.pt")

@@ -171,32 +171,32 @@ TRUNCATED = "file is truncated: its 60 bytes contain no end record of a zip arch
 
 
 @pytest.fixture
-def truncated(folder):
+def truncated_checkpoint(folder):
     """The first 60 bytes of a checkpoint."""
     (folder / "cut.pt").write_bytes((folder / "a.pt").read_bytes()[:60])
     return "cut.pt"
 
 
-def test_a_truncated_file_is_reported_with_the_fact_first(statecli, truncated):
+def test_a_truncated_file_is_reported_with_the_fact_first(statecli, truncated_checkpoint):
     """The advice to copy the file again is given once, as the help."""
     message = f"the {TRUNCATED}; statecli scanned only the records that it found by searching for headers"
-    result = statecli("audit", truncated, "-f", "json")
+    result = statecli("audit", truncated_checkpoint, "-f", "json")
     (finding,) = result.json["findings"]
     assert (finding["rule"], finding["message"]) == ("unscanned-pickle", message)
     assert result.code == 2
-    assert "failed: cut.pt: see unscanned-pickle" in statecli("audit", truncated).out
+    assert "failed: cut.pt: see unscanned-pickle" in statecli("audit", truncated_checkpoint).out
 
 
 @pytest.mark.parametrize("options", [["-f", "github"], ["-f", "github", "-q"]])
-def test_a_truncated_file_is_reported_once_in_a_log_of_github(statecli, truncated, options):
+def test_a_truncated_file_is_reported_once_in_a_log_of_github(statecli, truncated_checkpoint, options):
     """Not in an annotation and again on standard error, because the log shows both."""
-    result = statecli("audit", truncated, *options)
+    result = statecli("audit", truncated_checkpoint, *options)
     assert (result.out + result.err).count(TRUNCATED) == 1
 
 
-def test_a_truncated_file_is_reported_once_in_quiet_text(truncated):
+def test_a_truncated_file_is_reported_once_in_quiet_text(truncated_checkpoint):
     """Standard output and standard error are one stream, as in a log."""
-    command = [sys.executable, "-m", "statecli", "audit", truncated, "-q"]
+    command = [sys.executable, "-m", "statecli", "audit", truncated_checkpoint, "-q"]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert result.stdout.count(TRUNCATED) == 1
     assert result.returncode == 2

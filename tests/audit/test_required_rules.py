@@ -18,7 +18,7 @@ NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n     
 
 
 @pytest.fixture(autouse=True)
-def _here(in_tmp_path, statecli):
+def _locked_checkpoint(in_tmp_path, statecli):
     """A checkpoint, its lock and its class."""
     torch.save(torch.nn.Linear(1, 1).state_dict(), "a.pt")
     Path("net.py").write_text(NET)

@@ -48,7 +48,7 @@ from statecli.targets.target_result import Status
 from ..formats.attacks import Call
 
 
-def found(*texts):
+def expand_paths(*texts):
     """The targets' paths, and what was skipped or failed."""
     every = list(expand_targets([str(text) for text in texts]))
     return [one for one in every if isinstance(one, str)], [one for one in every if not isinstance(one, str)]
@@ -58,7 +58,7 @@ def test_steps_come_in_natural_order(tmp_path):
     """`step-2` before `step-10`."""
     for number in (10, 2, 1):
         torch.save({"w": torch.zeros(1)}, tmp_path / f"step-{number}.pt")
-    paths, _ = found(tmp_path)
+    paths, _ = expand_paths(tmp_path)
     assert [path.rpartition("/")[2] for path in paths] == ["step-1.pt", "step-2.pt", "step-10.pt"]
 
 
@@ -71,7 +71,7 @@ def test_a_model_folder_is_one_target_and_what_lies_beside_it_others(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     torch.save({"state": {}}, tmp_path / "optimizer.pt")
     torch.save({"w": torch.zeros(1)}, tmp_path / "probe.pt")
-    paths, others = found(tmp_path)
+    paths, others = expand_paths(tmp_path)
     assert paths == [str(tmp_path), str(tmp_path / "probe.pt")]
     assert [(other.status, other.target.rpartition("/")[2]) for other in others] == [(Status.SKIPPED, "config.json")]
     assert "JSON" in others[0].reason
@@ -82,7 +82,7 @@ def test_a_checkpoint_is_told_by_its_content_too(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "weights")
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "broken.pt").write_text("hello")
-    paths, others = found(tmp_path)
+    paths, others = expand_paths(tmp_path)
     assert [path.rpartition("/")[2] for path in paths] == ["broken.pt", "weights"]
     assert [other.target.rpartition("/")[2] for other in others] == ["notes.txt"]
 
@@ -103,13 +103,13 @@ def test_a_folder_stands_for_its_checkpoint_with_the_suffix_of_a_tar_archive(tmp
 def test_each_target_comes_once(tmp_path):
     """Named by itself, by a glob and by its folder."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
-    paths, _ = found(tmp_path / "a.pt", tmp_path / "*.pt", tmp_path)
+    paths, _ = expand_paths(tmp_path / "a.pt", tmp_path / "*.pt", tmp_path)
     assert len(paths) == 1
 
 
 def test_a_glob_that_matches_nothing_has_failed(tmp_path):
     """It is no empty success."""
-    paths, (change,) = found(tmp_path / "*.pt")
+    paths, (change,) = expand_paths(tmp_path / "*.pt")
     assert (paths, change.status) == ([], Status.FAILED)
     assert "no file matches" in change.reason
 
@@ -129,7 +129,7 @@ def test_a_packed_checkpoint_is_not_passed_over(tmp_path, name):
     assert {target.target.rpartition("/")[2]: target.status for target in result.targets}[name] is Status.FAILED
 
 
-def tarred(mode, *members, **options):
+def pack_tar(mode, *members, **options):
     """A tar archive of a text and these members, (name, bytes)."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode=mode, **options) as archive:
@@ -153,18 +153,18 @@ OLD_PICKLE = b"cos\nsystem\n(S'true'\ntR."
 #: A hard link has no data, whatever its header says: this one would hide the member after it.
 LINK = tarfile.TarInfo("link")
 LINK.type, LINK.size = tarfile.LNKTYPE, 4096
-LINKED = LINK.tobuf() + tarred("w", ("x.pkl", PICKLE))
+LINKED = LINK.tobuf() + pack_tar("w", ("x.pkl", PICKLE))
 GZIP = gzip.compress(PICKLE, mtime=0)
 
 
-def alone(data, **filter):
+def pack_lzma(data, **filter):
     """LZMA data without a container."""
     return lzma.compress(data, format=lzma.FORMAT_ALONE, filters=[{"id": lzma.FILTER_LZMA1, **filter}])
 
 
-def sized(data, dictionary):
+def pack_sized_lzma(data, dictionary):
     """LZMA data whose header has the size of the data, and this size of the dictionary."""
-    return b"\x5d" + dictionary.to_bytes(4, "little") + len(data).to_bytes(8, "little") + alone(data)[13:]
+    return b"\x5d" + dictionary.to_bytes(4, "little") + len(data).to_bytes(8, "little") + pack_lzma(data)[13:]
 
 
 def zfile(data):
@@ -182,18 +182,18 @@ def lz4(*blocks):
 LZ4_BLOCK = b"\xf5\x03" + PICKLE[:18] + b"\x06\x00" + b"\x10."
 
 
-def damaged(data, at):
+def flip_byte(data, at):
     """The data with another byte at a place."""
     return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
 
 
 PACKED = {
-    "x.tar": tarred("w", ("a/weights.ckpt", b"")),
+    "x.tar": pack_tar("w", ("a/weights.ckpt", b"")),
     "link.tar": LINKED,
-    "x.tar.gz": tarred("w:gz", ("junk", bytes(3_000_000)), ("weights.ckpt", b"")),
-    "content.tbz2": tarred("w:bz2", ("data", PICKLE)),
-    "long.txz": tarred("w:xz", ("d/" * 90 + "x.pkl", b""), format=tarfile.PAX_FORMAT),
-    "packed.tar.gz": tarred("w:gz", ("x.pkl.xz", b"")),
+    "x.tar.gz": pack_tar("w:gz", ("junk", bytes(3_000_000)), ("weights.ckpt", b"")),
+    "content.tbz2": pack_tar("w:bz2", ("data", PICKLE)),
+    "long.txz": pack_tar("w:xz", ("d/" * 90 + "x.pkl", b""), format=tarfile.PAX_FORMAT),
+    "packed.tar.gz": pack_tar("w:gz", ("x.pkl.xz", b"")),
     "joblib.bin": zlib.compress(PICKLE),
     "gz.dat": gzip.compress(OLD_PICKLE),
     "bz2": bz2.compress(OLD_PICKLE),
@@ -210,17 +210,17 @@ PACKED = {
     "named.sav": GZIP[:3] + b"\x1e" + GZIP[4:10] + b"\2\0ab" + b"n" * 300_000 + b"\0c\0??" + GZIP[10:],
     "checksum.sav": GZIP[:-8] + bytes(8),
     "zlib.sav": zlib.compress(PICKLE)[:-4] + bytes(4),
-    "tail.sav": damaged(zlib.compress(PICKLE + os.urandom(9000)), 300),
+    "tail.sav": flip_byte(zlib.compress(PICKLE + os.urandom(9000)), 300),
     "zf.sav": zfile(PICKLE),
     "wide_zf.sav": b"ZF" + hex(len(PICKLE)).encode().ljust(20) + zlib.compress(PICKLE),
-    "dict.sav": alone(PICKLE, dict_size=4096),
-    "lc0.sav": alone(PICKLE, lc=0),
-    "zero.sav": alone(PICKLE, lc=0, lp=0, pb=0),
-    "large.sav": b"\x5d" + b"\xff" * 4 + alone(PICKLE)[5:],
-    "size.sav": sized(PICKLE, 2**16),
-    "after.sav": sized(b"", 2**16) + lzma.compress(PICKLE),
-    "second.sav": lzma.compress(b"") + alone(PICKLE, lc=0, lp=0, pb=0),
-    "tar.sav": gzip.compress(tarred("w", ("m.pkl", PICKLE)))[:-8] + bytes(8),
+    "dict.sav": pack_lzma(PICKLE, dict_size=4096),
+    "lc0.sav": pack_lzma(PICKLE, lc=0),
+    "zero.sav": pack_lzma(PICKLE, lc=0, lp=0, pb=0),
+    "large.sav": b"\x5d" + b"\xff" * 4 + pack_lzma(PICKLE)[5:],
+    "size.sav": pack_sized_lzma(PICKLE, 2**16),
+    "after.sav": pack_sized_lzma(b"", 2**16) + lzma.compress(PICKLE),
+    "second.sav": lzma.compress(b"") + pack_lzma(PICKLE, lc=0, lp=0, pb=0),
+    "tar.sav": gzip.compress(pack_tar("w", ("m.pkl", PICKLE)))[:-8] + bytes(8),
     "lz4.sav": lz4((PICKLE, False)),
     "block.sav": lz4((LZ4_BLOCK, True)),
     "second_lz4.sav": b"\x5a\x2a\x4d\x18\2\0\0\0ab" + lz4() + lz4((PICKLE, False)),
@@ -229,23 +229,23 @@ PACKED = {
     "broken.gz": b"\x1f\x8b\x08\0" + b"\xff" * 99,
     "method.gz": b"\x1f\x8b\x09\0" + bytes(99),
     "cut.csv.gz": gzip.compress(b"id,name\n1,some\n")[:-12],
-    "broken.xz": damaged(lzma.compress(b"a" * 1000 + os.urandom(500)), 60),
-    "broken.bz2": damaged(bz2.compress(b"id,name\n1,some\n"), 20),
-    "cut.tar.gz": tarred("w:gz", ("a.jpg", os.urandom(90_000)))[:70_000],
+    "broken.xz": flip_byte(lzma.compress(b"a" * 1000 + os.urandom(500)), 60),
+    "broken.bz2": flip_byte(bz2.compress(b"id,name\n1,some\n"), 20),
+    "cut.tar.gz": pack_tar("w:gz", ("a.jpg", os.urandom(90_000)))[:70_000],
 }
 NOT_PACKED = {
-    "data.tar": tarred("w", ("a.jpg", b"\xff\xd8\xff" + bytes(999))),
-    "data.tar.gz": tarred("w:gz", ("a.jpg", b"\xff\xd8\xff" + bytes(999)), ("b.json", b"{}")),
+    "data.tar": pack_tar("w", ("a.jpg", b"\xff\xd8\xff" + bytes(999))),
+    "data.tar.gz": pack_tar("w:gz", ("a.jpg", b"\xff\xd8\xff" + bytes(999)), ("b.json", b"{}")),
     "data.tar.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
     "statements.jsonl.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
     "model_scores.csv": b"\x28\xb5\x2f\xfd" + bytes(99),
     "words.csv.gz": gzip.compress(b"id,name\n1,some\n"),
     "idx.gz": gzip.compress(b"\0\0\x08\x03" + bytes(999)),
-    "long.csv.gz": damaged(gzip.compress(os.urandom(20_000)), 15_000),
+    "long.csv.gz": flip_byte(gzip.compress(os.urandom(20_000)), 15_000),
     "x.dat": b"\x78\x9c" + b"\xff" * 99,
     "x.txt": b"x^2 + y^2 = z^2, and so on for other numbers\n" * 9,
     "ZF.txt": b"ZF Friedrichshafen, x^2\n" * 9,
-    "words.lzma": alone(b"id,name\n1,some\n"),
+    "words.lzma": pack_lzma(b"id,name\n1,some\n"),
     "words.csv.xz": lzma.compress(b"id,name\n1,some\n", preset=9),
     "zeros.dat": bytes(300),
     "words.csv.lz4": lz4((b"id,name\n1,some\n", False)),
@@ -253,7 +253,7 @@ NOT_PACKED = {
     "one.dat": b"\1" + bytes(300),
     "numbers.dat": b"".join(n.to_bytes(8, "little") for n in range(1000)),
     "checksum.csv.gz": gzip.compress(b"id,name\n1,some\n")[:-8] + bytes(8),
-    "a.tar": b"a" + bytes(99) + tarred("w")[100:],
+    "a.tar": b"a" + bytes(99) + pack_tar("w")[100:],
 }
 
 
@@ -271,7 +271,7 @@ def test_a_damaged_archive_says_what_to_do(tmp_path):
     assert result.reason == f"{result.target}: {what}; replace the file with a valid copy, or remove it"
 
 
-def compiled(content, name=b""):
+def pack_compiled(content, name=b""):
     """A file of `save_cache_artifacts`, or of `CompiledArtifact.save` with its name."""
 
     def put(data):
@@ -284,10 +284,10 @@ def compiled(content, name=b""):
 
 
 COMPILED = {
-    "cache.dat": compiled(PICKLE),
-    "model.bin": compiled(bytes(20_000_000)),
-    "a.dat": compiled(PICKLE, b"CacheCompiledArtifact"),
-    "b.dat": compiled(PICKLE, b"AOTCompiledArtifact"),
+    "cache.dat": pack_compiled(PICKLE),
+    "model.bin": pack_compiled(bytes(20_000_000)),
+    "a.dat": pack_compiled(PICKLE, b"CacheCompiledArtifact"),
+    "b.dat": pack_compiled(PICKLE, b"AOTCompiledArtifact"),
 }
 
 
@@ -309,7 +309,7 @@ def test_archives_of_other_files_are_skipped(tmp_path, name):
 def test_the_name_decides_for_an_archive_that_is_not_looked_through(tmp_path, monkeypatch, name, status):
     """Only the beginning of a large archive is unpacked."""
     monkeypatch.setattr(packed_files, "MAX_UNPACKED_BYTES", 10**6)
-    content = tarred("w:gz", ("junk", bytes(2_000_000)), ("x.pkl", PICKLE))
+    content = pack_tar("w:gz", ("junk", bytes(2_000_000)), ("x.pkl", PICKLE))
     assert status_beside_a_model(tmp_path, name, content) is status
 
 
@@ -333,8 +333,8 @@ LATE = build_late_pickle(100_000)
         ("lines.gz", gzip.compress(build_late_pickle(50_000, b"V"))),
         ("head.gz", gzip.compress(build_late_pickle(4088))),
         ("many.gz", gzip.compress(b"X\xa0\x0f\0\0" + b"a" * 4000 + b"0" + LATE)),
-        ("data.tar", tarred("w", ("junk", b"text"), ("x", LATE), ("y", b"text"))),
-        ("data.tar.gz", tarred("w:gz", ("x", LATE))),
+        ("data.tar", pack_tar("w", ("junk", b"text"), ("x", LATE), ("y", b"text"))),
+        ("data.tar.gz", pack_tar("w:gz", ("x", LATE))),
     ],
 )
 def test_a_packed_pickle_that_begins_with_a_long_text_is_found(tmp_path, name, content):
@@ -367,7 +367,7 @@ def test_folders_of_tools_and_links_to_folders_are_skipped_with_their_reason(tmp
     """Nothing is left out unsaid, and no link is followed in a circle."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
-    paths, others = found(tmp_path)
+    paths, others = expand_paths(tmp_path)
     assert not paths
     assert {other.target.rpartition("/")[2]: other.status for other in others} == dict.fromkeys(
         [".git", "loop"], Status.SKIPPED
@@ -382,17 +382,17 @@ def test_an_unpacked_torch_package_fails(tmp_path):
     zipfile.ZipFile(archive).extractall(tmp_path / "unpacked")
     (root,) = (tmp_path / "unpacked").iterdir()
     assert torch.package.PackageImporter(str(root)).import_module("own").VALUE == 1
-    _, others = found(tmp_path / "unpacked")
+    _, others = expand_paths(tmp_path / "unpacked")
     (failed,) = (other for other in others if other.status is Status.FAILED)
     assert (failed.target, "is an unpacked torch.package" in str(failed.reason)) == (str(root), True)
 
 
 def test_a_class_is_no_path():
     """Brackets in its arguments are no glob."""
-    assert found("net.py:Net(sizes=[1, 2])") == (["net.py:Net(sizes=[1, 2])"], [])
+    assert expand_paths("net.py:Net(sizes=[1, 2])") == (["net.py:Net(sizes=[1, 2])"], [])
 
 
-def skipped(others):
+def skip_reasons(others):
     return {other.target: other.reason for other in others if other.status is Status.SKIPPED}
 
 
@@ -401,14 +401,14 @@ def skipped(others):
 def test_a_pickle_is_a_target_whatever_its_protocol_and_its_name(tmp_path, protocol, before):
     """Those of protocols 0 and 1 begin like text; what they run may come late, and anything may follow."""
     (tmp_path / "model.dat").write_bytes(pickle.dumps([before, Call(print, "called")], protocol) + b"\nnotes\n")
-    paths, others = found(tmp_path)
+    paths, others = expand_paths(tmp_path)
     assert (paths, others) == ([str(tmp_path / "model.dat")], [])
 
 
 def test_a_text_pickle_that_breaks_off_behind_a_call_is_a_target(tmp_path):
     """It has run what it calls when it comes to its end."""
     (tmp_path / "model.dat").write_bytes(b"cos\nsystem\n(S'true'\ntR")
-    assert found(tmp_path)[0] == [str(tmp_path / "model.dat")]
+    assert expand_paths(tmp_path)[0] == [str(tmp_path / "model.dat")]
 
 
 def test_no_file_of_this_repository_or_of_the_packages_here_is_taken_for_a_pickle():
@@ -469,17 +469,17 @@ def test_a_bin_is_told_by_its_name_or_its_content(tmp_path):
     (tmp_path / "firmware.bin").write_bytes(b"\x7fELF" + bytes(60))
     (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(bytes(60))
     (tmp_path / "asset.bin").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 9\n")
-    paths, others = found(tmp_path / "*.bin")
+    paths, others = expand_paths(tmp_path / "*.bin")
     names = [path.rpartition("/")[2] for path in paths]
     assert names == ["asset.bin", "checkpoint.bin", "pytorch_model-00001-of-00002.bin"]
-    assert skipped(others) == {str(tmp_path / "firmware.bin"): "is a program (ELF)"}
+    assert skip_reasons(others) == {str(tmp_path / "firmware.bin"): "is a program (ELF)"}
 
 
 def test_text_files_are_skipped_for_one_reason(tmp_path):
     """Four hundred of them are one line of the report."""
     for name in ("a.txt", "b.py", "README"):
         (tmp_path / name).write_text(f"of {name}\n")
-    _, others = found(tmp_path)
+    _, others = expand_paths(tmp_path)
     assert len(others) == 3
     assert {other.reason for other in others} == {"is a text file"}
 
@@ -489,10 +489,10 @@ def test_the_other_names_of_a_file_are_said(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "model.pt")
     (tmp_path / "best.pt").symlink_to("model.pt")
     for texts in ((tmp_path,), (tmp_path / "best.pt", tmp_path), (tmp_path / "*.pt",)):
-        paths, others = found(*texts)
+        paths, others = expand_paths(*texts)
         assert paths == [str(tmp_path / "model.pt")]
-        assert skipped(others) == {str(tmp_path / "best.pt"): f"is the same file as {tmp_path / 'model.pt'}"}
-    assert found(tmp_path / "best.pt") == ([str(tmp_path / "best.pt")], [])
+        assert skip_reasons(others) == {str(tmp_path / "best.pt"): f"is the same file as {tmp_path / 'model.pt'}"}
+    assert expand_paths(tmp_path / "best.pt") == ([str(tmp_path / "best.pt")], [])
 
 
 def test_a_hub_cache_is_audited_by_its_snapshots(tmp_path):
@@ -502,16 +502,16 @@ def test_a_hub_cache_is_audited_by_its_snapshots(tmp_path):
         (model / folder).mkdir(parents=True)
     save_file({"w": torch.zeros(1)}, model / "blobs" / "deadbeef")
     (model / "snapshots" / "abc" / "model.safetensors").symlink_to("../../blobs/deadbeef")
-    paths, others = found(tmp_path)
+    paths, others = expand_paths(tmp_path)
     assert paths == [str(model / "snapshots" / "abc")]
     reason = f"is the same file as {model / 'snapshots' / 'abc' / 'model.safetensors'}"
-    assert skipped(others) == {str(model / "blobs" / "deadbeef"): reason}
+    assert skip_reasons(others) == {str(model / "blobs" / "deadbeef"): reason}
 
 
 def test_a_shard_that_is_named_beside_its_folder_is_a_target_too(tmp_path):
     """It has no other name."""
     save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
-    paths, others = found(tmp_path, tmp_path / "model.safetensors")
+    paths, others = expand_paths(tmp_path, tmp_path / "model.safetensors")
     assert (paths, others) == ([str(tmp_path), str(tmp_path / "model.safetensors")], [])
 
 
@@ -520,9 +520,9 @@ def test_a_folder_that_holds_nothing_is_said(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     torch.save({"w": torch.zeros(1)}, tmp_path / "full" / "a.pt")
-    paths, others = found(tmp_path / "full", tmp_path / "empty")
+    paths, others = expand_paths(tmp_path / "full", tmp_path / "empty")
     assert paths == [str(tmp_path / "full" / "a.pt")]
-    assert skipped(others) == {str(tmp_path / "empty"): "a folder without files"}
+    assert skip_reasons(others) == {str(tmp_path / "empty"): "a folder without files"}
 
 
 def test_a_glob_that_matches_nothing_is_skipped_where_that_is_allowed(tmp_path):
@@ -534,7 +534,7 @@ def test_a_glob_that_matches_nothing_is_skipped_where_that_is_allowed(tmp_path):
 def test_two_classes_are_two_whatever_their_arguments_look_like():
     """`..` in an argument is no way."""
     texts = ["net.py:Net('a/../b')", "net.py:Net('b')"]
-    assert found(*texts) == (texts, [])
+    assert expand_paths(*texts) == (texts, [])
 
 
 @pytest.fixture
@@ -577,7 +577,7 @@ def test_two_spellings_are_one_target(in_tmp_path):
     """Of a file, and of a class or a section, whose text is not a path."""
     torch.save({"w": torch.zeros(1)}, "a.pt")
     texts = ("a.pt", "./a.pt", "a.pt#x", "a.pt#y", "a.pt#x", "net.py:Net")
-    paths, others = found(*texts)
+    paths, others = expand_paths(*texts)
     assert (paths, others) == (["a.pt", "a.pt#x", "a.pt#y", "net.py:Net"], [])
 
 
@@ -587,14 +587,14 @@ def test_folders_are_walked_to_a_depth(tmp_path, depth):
     folder = tmp_path.joinpath(*["d"] * depth)
     folder.mkdir(parents=True)
     torch.save({"w": torch.zeros(1)}, folder / "a.pt")
-    paths, others = found(tmp_path)
+    paths, others = expand_paths(tmp_path)
     assert (len(paths), [other.status for other in others]) == ((1, []) if depth == 64 else (0, [Status.FAILED]))
 
 
 # --- what cannot be listed or opened ---------------------------------------------------------------------------------
 
 
-def told(one):
+def describe_target(one):
     """Of a target that is no path: what it is, how it stands and why."""
     return one.target, one.status, one.reason
 
@@ -615,25 +615,25 @@ def test_a_folder_that_cannot_be_listed_has_failed(tmp_path, monkeypatch, case):
     torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
     closed = str(tmp_path / "closed")
 
-    def listed(path):
+    def list_names(path):
         if path == closed:
             raise error
         return names(path)
 
-    monkeypatch.setattr(files, "list_names", listed)
-    paths, (one,) = found(tmp_path)
+    monkeypatch.setattr(files, "list_names", list_names)
+    paths, (one,) = expand_paths(tmp_path)
     assert paths == [str(tmp_path / "a.pt")]
-    assert told(one) == (closed, Status.FAILED, f"{closed}: {reason}")
+    assert describe_target(one) == (closed, Status.FAILED, f"{closed}: {reason}")
 
 
 def test_a_folder_of_which_a_part_is_listed_has_failed_for_the_rest(tmp_path, monkeypatch):
     """What was listed is found, and what was not looked at has not passed."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
     monkeypatch.setattr(files, "explain_missing_names", lambda path: "its server stopped")
-    paths, (one,) = found(tmp_path)
+    paths, (one,) = expand_paths(tmp_path)
     assert paths == [str(tmp_path / "a.pt")]
     reason = f"{tmp_path}: the folder may contain other files: its server stopped; name the files as targets"
-    assert told(one) == (str(tmp_path / "*"), Status.FAILED, reason)
+    assert describe_target(one) == (str(tmp_path / "*"), Status.FAILED, reason)
 
 
 def test_a_glob_that_cannot_be_listed_has_failed(tmp_path, monkeypatch):
@@ -643,17 +643,17 @@ def test_a_glob_that_cannot_be_listed_has_failed(tmp_path, monkeypatch):
         raise UnreadableError("the server answered 503")
 
     monkeypatch.setattr(files, "match_glob", matching)
-    paths, (one,) = found(tmp_path / "*.pt")
-    assert (paths, told(one)) == ([], (str(tmp_path / "*.pt"), Status.FAILED, "the server answered 503"))
+    paths, (one,) = expand_paths(tmp_path / "*.pt")
+    assert (paths, describe_target(one)) == ([], (str(tmp_path / "*.pt"), Status.FAILED, "the server answered 503"))
 
 
 def test_what_cannot_be_opened_is_skipped_where_nothing_could_be_loaded(tmp_path):
     """A broken link, an empty file."""
     (tmp_path / "link").symlink_to("nothing")
     (tmp_path / "empty").touch()
-    paths, others = found(tmp_path)
+    paths, others = expand_paths(tmp_path)
     assert paths == []
-    assert skipped(others) == {
+    assert skip_reasons(others) == {
         str(tmp_path / "link"): "is a broken link",
         str(tmp_path / "empty"): "is an empty file",
     }
@@ -669,13 +669,13 @@ def test_a_file_that_cannot_be_opened_has_failed(tmp_path, monkeypatch, content)
     """It may hold anything."""
     (tmp_path / "notes").write_bytes(content)
 
-    def opened(path):
+    def refuse_open(path):
         raise UnreadableError("cannot be opened: permission denied")
 
-    monkeypatch.setattr(files, "open_file", opened)
-    paths, (one,) = found(tmp_path)
+    monkeypatch.setattr(files, "open_file", refuse_open)
+    paths, (one,) = expand_paths(tmp_path)
     path = str(tmp_path / "notes")
-    assert (paths, told(one)) == ([], (path, Status.FAILED, f"{path}: cannot be opened: permission denied"))
+    assert (paths, describe_target(one)) == ([], (path, Status.FAILED, f"{path}: cannot be opened: permission denied"))
 
 
 @pytest.mark.parametrize("error", [UnreadableError("is not there"), FileNotFoundError(2, "No such file")], ids=type)
@@ -691,8 +691,8 @@ def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error
 
     monkeypatch.setattr(files, "open_file", fails)
     monkeypatch.setattr(files, "get_size", has_no_size)
-    _, (one,) = found(tmp_path)
-    assert told(one) == (str(tmp_path / "notes"), Status.FAILED, f"{tmp_path / 'notes'}: is not there")
+    _, (one,) = expand_paths(tmp_path)
+    assert describe_target(one) == (str(tmp_path / "notes"), Status.FAILED, f"{tmp_path / 'notes'}: is not there")
 
 
 # --- what is skipped, and what is counted of it ----------------------------------------------------------------------
@@ -712,7 +712,7 @@ def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error
 def test_a_skipped_file_is_counted_by_what_it_is(what, noun):
     """Without an article, and without the advice."""
     one = skip_file("x", what)
-    assert told(one) == ("x", Status.SKIPPED, f"is {what}")
+    assert describe_target(one) == ("x", Status.SKIPPED, f"is {what}")
     assert one.not_checked == (NotChecked("file", 1, noun),)
 
 
@@ -724,7 +724,7 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
     outside.mkdir()
     (tmp_path / "out").symlink_to(outside, target_is_directory=True)
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
-    _, others = found(tmp_path)
+    _, others = expand_paths(tmp_path)
     reasons = {other.target: (other.reason, *other.not_checked) for other in others}
     of_tool = (
         "a folder of a tool, such as .git or .venv, with no checkpoint files except in installed packages",
@@ -792,7 +792,7 @@ HIDDEN = (Status.SKIPPED, "a hidden folder", (NotChecked("folder", 1, "hidden"),
 )
 def test_a_glob_passes_over_a_hidden_folder_unless_a_loader_may_choose_it(hidden_folders, glob, paths, passed):
     """A shell's `*` does not match it; accelerate and DeepSpeed take a hidden folder, and files in it by their name."""
-    found_paths, others = found(glob)
+    found_paths, others = expand_paths(glob)
     assert found_paths == paths
     assert {other.target: (other.status, other.reason, other.not_checked) for other in others} == dict.fromkeys(
         passed, HIDDEN
@@ -803,14 +803,14 @@ def test_a_glob_passes_over_a_hidden_folder_unless_a_loader_may_choose_it(hidden
 def test_files_of_the_current_folder_have_no_folder_in_their_names(tmp_path, in_tmp_path, text):
     """A lock or a configuration that names `a.pt` is of the file, however the walk was asked for."""
     (tmp_path / "a.pt").write_bytes(PICKLE)
-    assert found(text) == (["a.pt"], [])
+    assert expand_paths(text) == (["a.pt"], [])
 
 
 def test_a_glob_comes_in_natural_order(tmp_path):
     """As a folder does, numbers at the begin and of any length too."""
     for name in ("10.pt", "2.pt", "a10.pt", "a9b.pt", "a9.pt", "a.pt"):
         torch.save({"w": torch.zeros(1)}, tmp_path / name)
-    paths, _ = found(tmp_path / "*.pt")
+    paths, _ = expand_paths(tmp_path / "*.pt")
     assert [path.rpartition("/")[2] for path in paths] == ["2.pt", "10.pt", "a9.pt", "a9b.pt", "a10.pt", "a.pt"]
 
 
@@ -833,7 +833,7 @@ def test_a_named_file_that_is_no_checkpoint_is_skipped_as_a_walk_does(tmp_path):
     path = str(tmp_path / "notes.txt")
     assert list(expand_targets([path])) == [path]
     (target,) = expand_targets([path], model_folders=ModelFolders(as_found=True))
-    assert told(target) == (path, Status.SKIPPED, "is a text file")
+    assert describe_target(target) == (path, Status.SKIPPED, "is a text file")
 
 
 @given(st.lists(st.sampled_from(["a", "b", "*", "**", "a*"]), max_size=4), st.lists(st.sampled_from("ab"), max_size=5))
@@ -862,7 +862,7 @@ def test_a_folder_called_data_is_no_package(tmp_path):
     (tmp_path / "a" / ".data").mkdir(parents=True)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "extern_modules").touch()
-    _, others = found(tmp_path)
+    _, others = expand_paths(tmp_path)
     assert all(other.status is Status.SKIPPED for other in others)
 
 
@@ -903,7 +903,7 @@ def test_a_link_that_a_tracker_names_is_no_pass_if_it_leads_elsewhere(tmp_path, 
     (tmp_path / "root" / "step").symlink_to("../elsewhere", target_is_directory=True)
     (tmp_path / "root" / "latest").write_text("step")
     monkeypatch.chdir(tmp_path / "root")
-    _, others = found(place.format(tmp_path / "root"))
+    _, others = expand_paths(place.format(tmp_path / "root"))
     (failed,) = (other for other in others if other.status is Status.FAILED)
     assert failed.target.rpartition("/")[2] == "step"
     assert "is a link to a folder that loaders read outside of the target" in failed.reason
@@ -915,7 +915,7 @@ def test_a_link_into_a_folder_of_a_tool_is_walked(tmp_path):
     inner.mkdir(parents=True)
     (inner / "weights").write_bytes(PICKLE)
     (tmp_path / "best").symlink_to(".cache/runs/1", target_is_directory=True)
-    assert found(tmp_path)[0] == [str(tmp_path / "best" / "weights")]
+    assert expand_paths(tmp_path)[0] == [str(tmp_path / "best" / "weights")]
 
 
 def test_a_link_to_a_hidden_folder_of_the_walk_is_walked(tmp_path):
@@ -946,7 +946,7 @@ def test_a_link_to_checkpoints_elsewhere_is_no_pass(tmp_path, name, status):
     file.parent.mkdir(parents=True)
     file.write_bytes(b"x")
     (tmp_path / "root" / "link").symlink_to("../elsewhere", target_is_directory=True)
-    _, (change,) = found(tmp_path / "root")
+    _, (change,) = expand_paths(tmp_path / "root")
     assert (change.target, change.status) == (str(tmp_path / "root" / "link"), status)
     assert status is Status.SKIPPED or "name the link as a target" in change.reason
 
@@ -959,6 +959,6 @@ def test_a_checkpoint_deep_behind_a_link_to_another_folder_fails(tmp_path, name)
     (tmp_path / "other" / "loop").symlink_to(tmp_path / "other", target_is_directory=True)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").symlink_to("../other", target_is_directory=True)
-    _, (result,) = found(tmp_path / "model")
+    _, (result,) = expand_paths(tmp_path / "model")
     assert result.status is Status.FAILED
     assert "with checkpoints outside of the target" in str(result.reason)

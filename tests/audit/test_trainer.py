@@ -36,7 +36,7 @@ def build():
 BESIDE = ["optimizer.pt", "rng_state.pth", "scheduler.pt", "training_args.bin"]
 
 
-def trained(folder):
+def write_trainer_checkpoint(folder):
     """What `Trainer._save_checkpoint` writes, by the same calls."""
     model = BertForSequenceClassification(BertConfig(**SIZES))
     model.save_pretrained(folder)
@@ -68,12 +68,12 @@ def arguments():
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trainer")
-    trained(folder)
+    write_trainer_checkpoint(folder)
     return folder
 
 
 @pytest.fixture(autouse=True)
-def _here(checkpoint, in_tmp_path):
+def _trainer_folder(checkpoint, in_tmp_path):
     shutil.copytree(checkpoint, "ck")
     Path("net.py").write_text(CLASS)
 

@@ -21,20 +21,20 @@ SAMPLES = Path(__file__).parent.parent.parent / "sample_models"
 
 
 @pytest.fixture(autouse=True)
-def _here(in_tmp_path):
+def _two_checkpoints(in_tmp_path):
     """A folder with two checkpoints, of which the one records devices."""
     torch.save({"w": torch.ones(2)}, "a.pt")
     save_file({"w": torch.ones(2)}, "b.safetensors")
 
 
-def told(*targets, **options):
+def list_notes(*targets, **options):
     request = Request(targets, **options)
     return [note.message for note in unused_settings.build_notes(audit(request), request)]
 
 
 def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():
     """With the key, the targets and the reason; where it ran there is nothing to tell."""
-    (one,) = told("a.pt", "b.safetensors", policy=Policy(device=("cpu",)))
+    (one,) = list_notes("a.pt", "b.safetensors", policy=Policy(device=("cpu",)))
     assert (
         one == "policy.device: accelerator-device did not run on b.safetensors: the file format does not record devices"
     )
@@ -42,24 +42,24 @@ def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():
 
 def test_many_targets_are_one_line():
     """By the reason."""
-    (one,) = told("a.pt", "b.safetensors", policy=Policy(dtype=("float32",)), values=False)
+    (one,) = list_notes("a.pt", "b.safetensors", policy=Policy(dtype=("float32",)), values=False)
     assert one.startswith(
         "policy.dtype: overflows-dtype did not run on a.pt, b.safetensors: values not read: --no-values"
     )
-    assert not told("a.pt", policy=Policy(dtype=("float32",)), values=True)
+    assert not list_notes("a.pt", policy=Policy(dtype=("float32",)), values=True)
 
 
 def test_what_nobody_asked_for_is_not_told():
     """Rules that lack something are counted, and -v says why."""
-    assert not told("a.pt", "b.safetensors")
+    assert not list_notes("a.pt", "b.safetensors")
 
 
 def test_a_class_that_checkpoints_are_held_to_is_asked_nothing():
     """Unless it is a target itself."""
     model = f"{SAMPLES / 'net_fixed.py'}:Net"
     policy = Policy(require_metadata=("license",))
-    assert not told("b.safetensors", model=model, policy=policy)
-    assert "a class has no metadata" in told(model, policy=policy)[0]
+    assert not list_notes("b.safetensors", model=model, policy=policy)
+    assert "a class has no metadata" in list_notes(model, policy=policy)[0]
 
 
 def test_it_is_told_without_verbose_and_not_with_quiet(statecli, tmp_path):
@@ -149,9 +149,9 @@ def test_several_targets_that_differ_from_a_lock_of_one_target_are_noted():
     """Copies of the locked target, under any name and in any format, are not; nor is a single target."""
     locked = lock_of("a.pt")
     torch.save({"w": torch.zeros(2)}, "c.pt")
-    assert not told("a.pt", "b.safetensors", lock=locked)
-    assert not told("c.pt", lock=locked)
-    assert told("a.pt", "b.safetensors", "c.pt", lock=locked) == [
+    assert not list_notes("a.pt", "b.safetensors", lock=locked)
+    assert not list_notes("c.pt", lock=locked)
+    assert list_notes("a.pt", "b.safetensors", "c.pt", lock=locked) == [
         "the lock was made of one target, and 3 targets were compared with this lock; audit only the copies of the "
         "locked target, or lock the folder"
     ]

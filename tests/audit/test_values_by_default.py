@@ -15,106 +15,106 @@ from ..published import github
 
 
 @pytest.fixture
-def broken(in_tmp_path):
+def nan_checkpoint(in_tmp_path):
     """A checkpoint of 40 bytes with NaN in it, in the current folder."""
     torch.save({"w": torch.full((10,), float("nan"))}, "a.pt")
     return "a.pt"
 
 
-def test_nan_is_found_without_an_option(broken, statecli):
+def test_nan_is_found_without_an_option(nan_checkpoint, statecli):
     """A small file is read whole."""
-    result = statecli("audit", broken, "-f", "json")
+    result = statecli("audit", nan_checkpoint, "-f", "json")
     assert (result.code, [finding["rule"] for finding in result.json["findings"]]) == (1, ["nan"])
     assert result.json["not_checked"] == []
 
 
-def test_no_values_is_in_the_verdict(broken, statecli):
+def test_no_values_is_in_the_verdict(nan_checkpoint, statecli):
     """The run passes, and says how many tensors nobody looked at."""
-    result = statecli("audit", broken, "--no-values")
+    result = statecli("audit", nan_checkpoint, "--no-values")
     assert result.code == 0
     assert "not checked: 1 tensor (values not read: --no-values)" in result.out
 
 
 @pytest.mark.parametrize(("limit", "code"), [(40, 1), (39, 0)])
-def test_the_limit_is_of_bytes(broken, statecli, monkeypatch, limit, code):
+def test_the_limit_is_of_bytes(nan_checkpoint, statecli, monkeypatch, limit, code):
     """One byte more, and the verdict says that the values were not read."""
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", limit)
-    result = statecli("audit", broken, "-f", "json")
+    result = statecli("audit", nan_checkpoint, "-f", "json")
     assert result.code == code
     assert [one["count"] for one in result.json["not_checked"]] == [1] * (code == 0)
-    assert statecli("audit", broken, "--values").code == 1
+    assert statecli("audit", nan_checkpoint, "--values").code == 1
 
 
-def test_unread_values_are_a_warning_on_github_and_in_the_last_line(broken, statecli, monkeypatch):
+def test_unread_values_are_a_warning_on_github_and_in_the_last_line(nan_checkpoint, statecli, monkeypatch):
     """The exit status alone lets a CI job pass; each target has its own warning, with the option to add."""
     torch.save({"w": torch.zeros(10)}, "b.pt")
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 39)
     why = "not checked: 1 tensor (values not read: the target is larger than the default limit of 39 B; add --values)"
     for quiet in ([], ["-q"]):
-        result = statecli("audit", broken, "b.pt", "-f", "github", *quiet)
+        result = statecli("audit", nan_checkpoint, "b.pt", "-f", "github", *quiet)
         title = {"title": "statecli not-checked"}
-        assert github(result.out) == [("warning", {"file": name, **title}, why) for name in (broken, "b.pt")]
+        assert github(result.out) == [("warning", {"file": name, **title}, why) for name in (nan_checkpoint, "b.pt")]
         assert result.code == 0
-    last = statecli("audit", broken, "-f", "table").out.splitlines()[-1]
+    last = statecli("audit", nan_checkpoint, "-f", "table").out.splitlines()[-1]
     assert last == "no findings, 1 tensor not checked: exit status 0"
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_limit_counts_the_scales_of_a_quantized_tensor(broken, monkeypatch):
+def test_the_limit_counts_the_scales_of_a_quantized_tensor(nan_checkpoint, monkeypatch):
     """They are read with its elements, of which there may be fewer."""
     scales, zeros = torch.ones(100, dtype=torch.float64), torch.zeros(100, dtype=torch.int64)
-    torch.save({"w": torch.quantize_per_channel(torch.zeros(1, 100), scales, zeros, 1, torch.qint8)}, broken)
+    torch.save({"w": torch.quantize_per_channel(torch.zeros(1, 100), scales, zeros, 1, torch.qint8)}, nan_checkpoint)
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 1699)
-    assert [one.why.split(":")[0] for one in audit(Request((broken,))).not_checked] == ["values not read"]
+    assert [one.why.split(":")[0] for one in audit(Request((nan_checkpoint,))).not_checked] == ["values not read"]
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 1700)
-    assert not audit(Request((broken,))).not_checked
+    assert not audit(Request((nan_checkpoint,))).not_checked
 
 
 @pytest.mark.parametrize(("limit", "code"), [(2, 1), (1, 0)])
-def test_the_limit_is_of_tensors_too(broken, statecli, monkeypatch, limit, code):
+def test_the_limit_is_of_tensors_too(nan_checkpoint, statecli, monkeypatch, limit, code):
     """A tensor costs time however small it is: 300,000 of them took a minute."""
-    torch.save({"w": torch.full((2,), float("nan")), "v": torch.zeros(2)}, broken)
+    torch.save({"w": torch.full((2,), float("nan")), "v": torch.zeros(2)}, nan_checkpoint)
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_TENSORS", limit)
-    result = statecli("audit", broken, "-f", "json")
+    result = statecli("audit", nan_checkpoint, "-f", "json")
     assert result.code == code
     assert [one["count"] for one in result.json["not_checked"]] == [2] * (code == 0)
 
 
-def test_the_limit_is_of_the_run(broken, monkeypatch):
+def test_the_limit_is_of_the_run(nan_checkpoint, monkeypatch):
     """Targets take from it in order: many small files cost no more than a large one."""
     torch.save({"w": torch.zeros(10)}, "b.pt")
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 60)
-    result = audit(Request((broken, "b.pt")))
+    result = audit(Request((nan_checkpoint, "b.pt")))
     assert [len(target.not_checked) for target in result.targets] == [0, 1]
     assert result.not_checked[0].why.startswith("values not read: the target is larger than the default limit of 60 B")
 
 
-def test_rules_that_need_no_values_read_none(broken):
+def test_rules_that_need_no_values_read_none(nan_checkpoint):
     """Nothing is missing from what was asked for."""
-    actual_audit = audit(Request((broken,), select=("unsafe-global",)))
+    actual_audit = audit(Request((nan_checkpoint,), select=("unsafe-global",)))
     assert actual_audit.not_checked == ()
 
 
-def test_the_configuration_decides_where_the_line_does_not(broken, statecli, tmp_path):
+def test_the_configuration_decides_where_the_line_does_not(nan_checkpoint, statecli, tmp_path):
     """`values = false` is `--no-values`; `--values` comes first."""
     (tmp_path / "statecli.toml").write_text("values = false\n")
-    assert statecli("audit", broken).code == 0
-    assert statecli("audit", broken, "--values").code == 1
+    assert statecli("audit", nan_checkpoint).code == 0
+    assert statecli("audit", nan_checkpoint, "--values").code == 1
 
 
-def test_both_options_contradict_each_other(broken, statecli):
+def test_both_options_contradict_each_other(nan_checkpoint, statecli):
     """A usage error in one line."""
-    result = statecli("audit", broken, "--values", "--no-values")
+    result = statecli("audit", nan_checkpoint, "--values", "--no-values")
     assert (result.code, result.err) == (
         2,
         "statecli: --no-values and --values contradict each other; leave one of them out\n",
     )
 
 
-def test_numpy_is_imported_for_values_alone(broken):
+def test_numpy_is_imported_for_values_alone(nan_checkpoint):
     """An audit of names and pickles stays light."""
     code = "import sys, statecli.cli.command_runner, statecli.__main__ as m\n"
-    code += f"sys.argv = ['statecli', 'audit', {broken!r}, '--no-values']"
+    code += f"sys.argv = ['statecli', 'audit', {nan_checkpoint!r}, '--no-values']"
     code += "\ntry:\n    m.main()\nfinally:\n    assert 'numpy' not in sys.modules"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
