@@ -164,7 +164,7 @@ def cloud_storage(tmp_path, monkeypatch) -> Iterator[CloudStorage]:
 
 
 @pytest.fixture(autouse=True)
-def anew(monkeypatch) -> Iterator[None]:
+def _fresh_connections(monkeypatch) -> Iterator[None]:
     """Nothing is known of another test's servers, and nobody waits between two attempts."""
     for name in [
         name for name in os.environ if name.startswith(("STATECLI_", "SSL_CERT_")) or name.endswith("_CA_BUNDLE")

@@ -93,7 +93,7 @@ def ignore_range(request: Request, reply: Reply) -> None:
         reply.headers.pop("Accept-Ranges", None)
 
 
-def chunked(request: Request, reply: Reply) -> None:
+def reply_chunked(request: Request, reply: Reply) -> None:
     """Transfer-Encoding: chunked, and so no Content-Length."""
     reply.chunked = True
 
@@ -439,17 +439,17 @@ class Server:
 def file_reply(request: Request, path: Path) -> Reply:
     """The file, or the one range of it that was asked for, as RFC 9110 has it (several ranges: the whole file)."""
     status = path.stat()
-    whole = _mapped(path)
+    whole = _map_file(path)
     headers = {
         "Content-Type": "application/octet-stream",
         "Accept-Ranges": "bytes",
         "ETag": f'"{status.st_mtime_ns:x}-{status.st_size:x}"',
         "Last-Modified": formatdate(status.st_mtime, usegmt=True),
     }
-    return ranged(request, whole, headers)
+    return range_reply(request, whole, headers)
 
 
-def ranged(request: Request, whole: bytes | memoryview, headers: dict[str, str]) -> Reply:
+def range_reply(request: Request, whole: bytes | memoryview, headers: dict[str, str]) -> Reply:
     """All of it and 200, a range and 206, 416 beyond the end; If-Match and If-Range are heeded."""
     etag, size = headers.get("ETag"), len(whole)
     if request.headers.get("if-match", etag) not in (etag, "*"):
@@ -466,7 +466,7 @@ def ranged(request: Request, whole: bytes | memoryview, headers: dict[str, str])
     return Reply(206, {**headers, "Content-Range": f"bytes {start}-{last}/{size}"}, whole[start : last + 1], whole)
 
 
-def _mapped(path: Path) -> bytes | memoryview:
+def _map_file(path: Path) -> bytes | memoryview:
     with path.open("rb") as file:
         empty = path.stat().st_size == 0
         return b"" if empty else memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -18,13 +18,13 @@ SECRET = "hunter2-hunter2"  # noqa: S105 - it opens nothing
 
 
 @pytest.fixture(autouse=True)
-def _here(monkeypatch, tmp_path):
+def _empty_folder(monkeypatch, tmp_path):
     """Each test begins in an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
 
-def trained(folder: Path, seed: int = 0, *, spoiled: bool = False) -> None:
+def write_run(folder: Path, seed: int = 0, *, spoiled: bool = False) -> None:
     """A model's folder, and beside it a checkpoint of its training."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
@@ -44,8 +44,8 @@ def trained(folder: Path, seed: int = 0, *, spoiled: bool = False) -> None:
 def web(served):
     """Two runs behind a web server that lists its folders."""
     served.listing = "python"
-    trained(served.folder / "run-1")
-    trained(served.folder / "run-2", seed=1)
+    write_run(served.folder / "run-1")
+    write_run(served.folder / "run-2", seed=1)
     return served
 
 
@@ -73,7 +73,7 @@ def test_globs(web, bucket, statecli):
         f"{web.url()}run-{n}/train.ckpt" for n in (1, 2)
     ]
     for n in (1, 2, 10):
-        trained(web.folder / "runs" / f"step-{n}", seed=n)
+        write_run(web.folder / "runs" / f"step-{n}", seed=n)
     bucket.upload(web.folder / "runs")
     assert targets(statecli("audit", "s3://models/step-*/train.ckpt", "-f", "json")) == [
         f"s3://models/step-{n}/train.ckpt" for n in (1, 2, 10)
@@ -195,7 +195,7 @@ def test_a_lock_that_lies_beside_what_it_locks(web, statecli, monkeypatch):
     root = web.url()
     assert statecli("audit", f"{root}run-1", f"{root}run-2", "--lock", f"{root}all.lock").code == 0
     files.forget_command()
-    trained(web.folder / "run-2", seed=2)
+    write_run(web.folder / "run-2", seed=2)
     result = statecli("audit", f"{root}run-1", f"{root}run-2", "--lock", f"{root}all.lock", "-f", "json")
     assert {finding["target"] for finding in result.json["findings"]} == {f"{root}run-2", f"{root}run-2/train.ckpt"}
 
@@ -265,26 +265,26 @@ def test_the_class_of_a_configuration_behind_a_url(web, statecli):
 
 
 @pytest.fixture
-def spoiled(served):
+def spoiled_url(served):
     """A checkpoint with a NaN, behind a URL that is signed."""
-    trained(served.folder / "run", spoiled=True)
+    write_run(served.folder / "run", spoiled=True)
     return served.url("run/model.safetensors") + f"?sig={SECRET}"
 
 
 @pytest.mark.parametrize("form", ["sarif", "junit", "github", "gitlab", "json", "markdown", "html", "table"])
-def test_every_output_names_the_url_as_it_is_shown(spoiled, statecli, form):
+def test_every_output_names_the_url_as_it_is_shown(spoiled_url, statecli, form):
     """With the place of the tensor in it, and without what signs it."""
-    result = statecli("audit", spoiled, "--values", "-f", form)
+    result = statecli("audit", spoiled_url, "--values", "-f", form)
     assert result.code == 1
     assert "nan" in result.out.lower()
     assert "run/model.safetensors" in result.out
     assert SECRET not in result.out + result.err
 
 
-def test_github_annotates_no_file_for_a_url(spoiled, served, statecli):
+def test_github_annotates_no_file_for_a_url(spoiled_url, served, statecli):
     """Which it could attach to none: the URL is in the message, once, in front of what is said of it."""
     shown = f"{served.url('run/model.safetensors')}?sig=…"
-    out = statecli("audit", spoiled, "--values", "-f", "github").out
+    out = statecli("audit", spoiled_url, "--values", "-f", "github").out
     assert "file=" not in out
     assert f"::error title=statecli nan::{shown}: weight: " in out
     gone = served.url("none.pt")
@@ -294,25 +294,25 @@ def test_github_annotates_no_file_for_a_url(spoiled, served, statecli):
     )
 
 
-def test_sarif_has_the_url_as_its_location(spoiled, statecli):
+def test_sarif_has_the_url_as_its_location(spoiled_url, statecli):
     """A URI, and the bytes of the tensor."""
-    run = statecli("audit", spoiled, "--values", "-f", "sarif").json["runs"][0]
+    run = statecli("audit", spoiled_url, "--values", "-f", "sarif").json["runs"][0]
     physical = run["results"][0]["locations"][0]["physicalLocation"]
-    assert physical["artifactLocation"]["uri"].startswith(spoiled.partition("?")[0])
+    assert physical["artifactLocation"]["uri"].startswith(spoiled_url.partition("?")[0])
     assert physical["artifactLocation"]["uri"].isascii()
     assert physical["region"]["byteLength"] == 24
 
 
-def test_a_baseline_accepts_what_lies_behind_a_url(spoiled, served, statecli):
+def test_a_baseline_accepts_what_lies_behind_a_url(spoiled_url, served, statecli):
     """By the name that is shown; what is fixed, and what is gone, is told."""
-    args = ("audit", spoiled, "--values")
+    args = ("audit", spoiled_url, "--values")
     assert statecli(*args, "--write-baseline", "known.json", "--reason", "known").code == 0
     written = Path("known.json").read_text()
     assert SECRET not in written
-    assert json.loads(written)["findings"][0]["target"].startswith(spoiled.partition("?")[0])
+    assert json.loads(written)["findings"][0]["target"].startswith(spoiled_url.partition("?")[0])
     assert statecli(*args, "--baseline", "known.json").code == 0
     files.forget_command()
-    trained(served.folder / "run")
+    write_run(served.folder / "run")
     assert "no longer has this finding; remove the entry" in statecli(*args, "--baseline", "known.json").err
     files.forget_command()
     (served.folder / "run" / "model.safetensors").unlink()
@@ -383,7 +383,7 @@ def test_many_targets_are_asked_for_together(web, statecli):
 
     together = threading.Barrier(3)
     for n in range(3):
-        trained(web.folder / f"typed-{n}", seed=n)
+        write_run(web.folder / f"typed-{n}", seed=n)
 
     def meet(request, reply):
         together.wait(30)
@@ -397,7 +397,7 @@ def test_what_was_read_of_many_files_is_let_go(web, monkeypatch, statecli):
     """A folder may hold a million: only the last ones are kept, and what is known of all."""
     monkeypatch.setattr(remote, "MAX_KEPT_FILES", 2)
     for n in range(6):
-        trained(web.folder / f"many-{n}", seed=n)
+        write_run(web.folder / f"many-{n}", seed=n)
     result = statecli("audit", *(web.url(f"many-{n}/model.safetensors") for n in range(6)), "-f", "json")
     assert result.code == 0
     held = [file for file in remote.remote_store()._files.values() if file._held]

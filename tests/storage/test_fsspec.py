@@ -29,7 +29,7 @@ def memory():
     filesystem.store.clear()
 
 
-def written(folder: Path, name: str = "m.safetensors", size: int = 4) -> Path:
+def write_checkpoint(folder: Path, name: str = "m.safetensors", size: int = 4) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"w": torch.arange(size, dtype=torch.float32)}, folder / name)
     return folder / name
@@ -43,8 +43,8 @@ UNSUPPORTED = "chains of URLs (`::`) are not supported: download and unpack the 
 
 def test_memory_is_read_like_any_other(memory, tmp_path, statecli):
     """A file, and a folder of an audit."""
-    memory.pipe("/run/a.safetensors", written(tmp_path).read_bytes())
-    memory.pipe("/run/deep/b.safetensors", written(tmp_path).read_bytes())
+    memory.pipe("/run/a.safetensors", write_checkpoint(tmp_path).read_bytes())
+    memory.pipe("/run/deep/b.safetensors", write_checkpoint(tmp_path).read_bytes())
     assert statecli("inspect", "memory://run/a.safetensors").code == 0
     targets = statecli("audit", "memory://run", "-f", "json").json["targets"]
     assert [target["target"] for target in targets] == ["memory://run/a.safetensors", "memory://run/deep/b.safetensors"]
@@ -52,7 +52,7 @@ def test_memory_is_read_like_any_other(memory, tmp_path, statecli):
 
 def test_an_object_that_changes_is_noticed(memory, tmp_path):
     """Such a filesystem says no version with its bytes, and is asked again behind them."""
-    path = written(tmp_path)
+    path = write_checkpoint(tmp_path)
     memory.pipe("/m.safetensors", path.read_bytes())
     store = stores.open_store("memory://m.safetensors")
     _, known = store.get("memory://m.safetensors", 0, 8, None)
@@ -176,18 +176,18 @@ def test_globs_of_urls(memory):
     for name in ("run-1/m.pt", "run-2/m.pt", "run-2/n.pt", "other/m.pt", "run-1/.hidden.pt", "run-1/deep/m.pt"):
         memory.pipe(f"/top/{name}", b"x")
 
-    def found(pattern: str) -> list[str]:
+    def match_names(pattern: str) -> list[str]:
         return sorted(one.removeprefix("memory://top/") for one in files.match_glob(pattern))
 
-    assert found("memory://top/run-*/m.pt") == ["run-1/m.pt", "run-2/m.pt"]
-    assert found("memory://top/run-[2]/*.pt") == ["run-2/m.pt", "run-2/n.pt"]
-    assert found("memory://top/run-1/.*") == ["run-1/.hidden.pt"]
-    assert found("memory://top/run-1/**/m.pt") == ["run-1/deep/m.pt", "run-1/m.pt"]
-    assert found("memory://top/none-*/m.pt") == []
-    assert found("memory://top/run-*/") == ["run-1/", "run-2/"]
-    assert found("memory://top/*/deep/") == ["run-1/deep/"]
-    assert found("memory://top/run-1/*/") == ["run-1/deep/"]
-    assert found("memory://top/run-1/**/") == ["run-1/", "run-1/deep/"]
+    assert match_names("memory://top/run-*/m.pt") == ["run-1/m.pt", "run-2/m.pt"]
+    assert match_names("memory://top/run-[2]/*.pt") == ["run-2/m.pt", "run-2/n.pt"]
+    assert match_names("memory://top/run-1/.*") == ["run-1/.hidden.pt"]
+    assert match_names("memory://top/run-1/**/m.pt") == ["run-1/deep/m.pt", "run-1/m.pt"]
+    assert match_names("memory://top/none-*/m.pt") == []
+    assert match_names("memory://top/run-*/") == ["run-1/", "run-2/"]
+    assert match_names("memory://top/*/deep/") == ["run-1/deep/"]
+    assert match_names("memory://top/run-1/*/") == ["run-1/deep/"]
+    assert match_names("memory://top/run-1/**/") == ["run-1/", "run-1/deep/"]
 
 
 @pytest.mark.parametrize("pattern", ["run-*/", "*/deep/", "run-1/*/", "run-1/**/", "**/", "*/*", "run-?/"])

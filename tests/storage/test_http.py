@@ -41,9 +41,9 @@ from .server import (
     Stall,
     Times,
     WrongTotal,
-    chunked,
     ignore_range,
     login_page,
+    reply_chunked,
 )
 
 pytest.importorskip("urllib3")
@@ -143,7 +143,7 @@ def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(se
     index = {"metadata": {}, "weight_map": {name: name for name in names}}
     (served.folder / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.setattr(http, "MAX_ALL_WHOLE_BYTES", 3_500_000)
-    for behaviours in ((ignore_range,), (ignore_range, chunked)):
+    for behaviours in ((ignore_range,), (ignore_range, reply_chunked)):
         served.forget()
         served.behave("*.safetensors", *behaviours)
         store = http.Http()
@@ -166,9 +166,9 @@ def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(se
 
 def test_an_answer_in_chunks_has_no_length_and_is_read_to_its_end(big, statecli, inspect_error, monkeypatch):
     """Ranges say their length elsewhere; a whole file is taken if it is small, and given up where it is not."""
-    big.behave("*", chunked)
+    big.behave("*", reply_chunked)
     read(big.url(NAME), statecli)
-    big.behave("*", ignore_range, chunked)
+    big.behave("*", ignore_range, reply_chunked)
     read(big.url(NAME), statecli)
     monkeypatch.setattr(http, "MAX_WHOLE_BYTES", 100_000)
     assert inspect_error(big.url(NAME)).endswith(
@@ -322,7 +322,7 @@ def test_a_whole_answer_that_is_cut_is_fetched_again(big, statecli, inspect_erro
     """For there are no ranges to go on from."""
     big.behave(NAME, ignore_range, Times(1, Cut(1000)))
     read(big.url(NAME), statecli)
-    big.behave(NAME, ignore_range, chunked, Cut(1000))
+    big.behave(NAME, ignore_range, reply_chunked, Cut(1000))
     assert "the connection was cut after 1,000 bytes, in each of 5 attempts" in inspect_error(big.url(NAME))
 
 
@@ -858,7 +858,7 @@ def test_a_file_url_is_the_path(tmp_path, statecli):
 
 
 @pytest.fixture
-def sharded(served):
+def sharded_server(served):
     """An index and two shards."""
     weight_map = {}
     for number in (1, 2):
@@ -870,33 +870,33 @@ def sharded(served):
 
 
 @pytest.mark.parametrize("behaviour", [Refuse(404), Refuse(403), Cut(0), Refuse(500), login_page])
-def test_a_shard_that_cannot_be_fetched_is_a_row(sharded, behaviour, statecli):
+def test_a_shard_that_cannot_be_fetched_is_a_row(sharded_server, behaviour, statecli):
     """What was read is shown; the line on stderr says which shard it was, and what is wrong with it."""
-    sharded.behave("*-00002-of*", behaviour)
-    result = statecli("inspect", sharded.url("model.safetensors.index.json"), "-f", "json")
+    sharded_server.behave("*-00002-of*", behaviour)
+    result = statecli("inspect", sharded_server.url("model.safetensors.index.json"), "-f", "json")
     assert result.code == 2
     assert list(result.rows()) == ["w1", "w2"]
     assert result.err.count("\n") == 1
     assert "model-00002-of-00002.safetensors" in result.err
 
 
-def test_an_index_whose_folder_nobody_lists_is_read(sharded, statecli):
+def test_an_index_whose_folder_nobody_lists_is_read(sharded_server, statecli):
     """The folder's names were asked for only to say what else is there."""
-    state = read(sharded.url("model.safetensors.index.json"), statecli)
+    state = read(sharded_server.url("model.safetensors.index.json"), statecli)
     assert list(state.rows()) == ["w1", "w2"]
-    assert len(sharded.requests) <= 4
+    assert len(sharded_server.requests) <= 4
 
 
 # --- the whole process ----------------------------------------------------------------------------------------------
 
 
-def test_an_interrupt_waits_for_no_server(sharded):
+def test_an_interrupt_waits_for_no_server(sharded_server):
     """130 and not a word, while every shard stalls."""
     stall = Stall(None)
-    sharded.behave("*-of-*", stall)
-    line = [sys.executable, "-m", "statecli", "inspect", sharded.url("model.safetensors.index.json")]
+    sharded_server.behave("*-of-*", stall)
+    line = [sys.executable, "-m", "statecli", "inspect", sharded_server.url("model.safetensors.index.json")]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while len(sharded._log) < 3 and process.poll() is None:
+        while len(sharded_server._log) < 3 and process.poll() is None:
             threading.Event().wait(0.01)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
@@ -912,12 +912,12 @@ def test_connections_are_as_many_as_the_environment_says(served, statecli, monke
         weight_map[f"w{number}"] = name
     (served.folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
-    def counted(request, reply):
+    def count_requests(request, reply):
         now.append(request)
         most.append(len(now))
         reply.at.append((len(reply.body), lambda _: now.remove(request)))
 
-    served.behave("*-of-*", counted, Delay(0.005))
+    served.behave("*-of-*", count_requests, Delay(0.005))
     monkeypatch.setenv("STATECLI_CONNECTIONS", "2")
     read(served.url("model.safetensors.index.json"), statecli)
     assert max(most) == 2

@@ -70,7 +70,7 @@ def _request(connection):
     return head.decode("latin-1")
 
 
-def ranged(start, last, *headers, length=True):
+def range_head(start, last, *headers, length=True):
     """An honest head."""
     lines = [f"Content-Range: bytes {start}-{last}/{len(FILE)}", *headers]
     lines += [f"Content-Length: {last + 1 - start}"] * length
@@ -95,7 +95,7 @@ def dripping_head(start, last, n):
 
 
 def dripping_body(start, last, n):
-    yield ranged(start, last)
+    yield range_head(start, last)
     yield from for_ever(b"\x00")
 
 
@@ -114,12 +114,12 @@ def endless_line(start, last, n):
 
 
 def endless_chunk_size(start, last, n):
-    yield ranged(start, last, "Transfer-Encoding: chunked", length=False) + b"1;"
+    yield range_head(start, last, "Transfer-Encoding: chunked", length=False) + b"1;"
     yield from for_ever(b"a" * 65536)
 
 
 def endless_trailers(start, last, n):
-    yield ranged(start, last, "Transfer-Encoding: chunked", length=False) + chunk(FILE[start : last + 1] + b"more")
+    yield range_head(start, last, "Transfer-Encoding: chunked", length=False) + chunk(FILE[start : last + 1] + b"more")
     yield from for_ever(b"X-A: b\r\n" * 1000)
 
 
@@ -143,13 +143,13 @@ def missing_and_dripping(start, last, n):
     yield from for_ever(b"x")
 
 
-def squeezed(start, last, n):
-    yield ranged(start, last, "Transfer-Encoding: gzip, chunked", length=False)
+def send_compressed(start, last, n):
+    yield range_head(start, last, "Transfer-Encoding: gzip, chunked", length=False)
     yield from for_ever(b"")
 
 
 def too_many_chunks(start, last, n):
-    yield ranged(start, last, "Transfer-Encoding: chunked", length=False)
+    yield range_head(start, last, "Transfer-Encoding: chunked", length=False)
     yield chunk(FILE[start : last + 1]) + chunk(b"more") + b"0\r\n\r\n"
 
 
@@ -175,7 +175,7 @@ AGAIN = "; try again later"
         (missing, "does not exist (HTTP 404)"),
         (missing_and_dripping, "does not exist (HTTP 404)"),
         (
-            squeezed,
+            send_compressed,
             "the server sends the file compressed (gzip), so it cannot be read in parts; download the file first",
         ),
         (too_many_chunks, "the server reports contradictory sizes for its answer; download the file first"),
@@ -209,7 +209,7 @@ def test_a_slow_line_is_no_stall(statecli, monkeypatch):
     monkeypatch.setenv("STATECLI_TIMEOUT", str(SECONDS))
 
     def answer(start, last, n):
-        yield ranged(start, last)
+        yield range_head(start, last)
         for at in range(start, last + 1, 1500):
             yield FILE[at : min(at + 1500, last + 1)]
             yield None
@@ -225,7 +225,7 @@ def test_chunks_that_end_keep_the_connection(statecli):
 
     def answer(start, last, n):
         connections.add(threading.get_ident())
-        yield ranged(start, last, "Transfer-Encoding: chunked", length=False)
+        yield range_head(start, last, "Transfer-Encoding: chunked", length=False)
         yield chunk(FILE[start : last + 1]) + b"0\r\n\r\n"
 
     with raw(answer) as url:

@@ -23,18 +23,18 @@ TOKEN = "hf_abcdefghijklmnopqrstuvwxyz012345"  # noqa: S105 - of nobody
 @pytest.fixture
 def net(hub):
     """A hub with a repository, and another revision of it."""
-    written(hub.folder / "org" / "net", torch.ones(4))
+    write_checkpoint(hub.folder / "org" / "net", torch.ones(4))
     (hub.folder / "org" / "net" / "config.json").write_text('{"architectures": ["Net"]}')
-    written(hub.folder / "org" / "net@v1", torch.zeros(4))
+    write_checkpoint(hub.folder / "org" / "net@v1", torch.zeros(4))
     return hub
 
 
-def written(folder: Path, tensor: torch.Tensor, name: str = "model.safetensors") -> None:
+def write_checkpoint(folder: Path, tensor: torch.Tensor, name: str = "model.safetensors") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"w": tensor}, folder / name)
 
 
-def shown(statecli, url: str) -> str:
+def refusal_line(statecli, url: str) -> str:
     """What is said of a URL that is refused: one line, that names it first."""
     result = statecli("inspect", url)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -88,7 +88,7 @@ def test_another_revision(net, statecli, revision):
 
 def test_a_repository_of_data(net, statecli):
     """`hf://datasets/…`, a file and all of it."""
-    written(net.folder / "datasets" / "org" / "data", torch.ones(3))
+    write_checkpoint(net.folder / "datasets" / "org" / "data", torch.ones(3))
     for url in ("hf://datasets/org/data", "hf://datasets/org/data@main/model.safetensors"):
         assert statecli("inspect", url, "-f", "json").rows()["w"]["shape"] == [3]
 
@@ -97,7 +97,7 @@ def test_many_files_in_a_folder_are_several_pages(net, statecli):
     """The hub's listings go on where their header says."""
     from .server import Reply
 
-    def paged(request, reply):
+    def page_reply(request, reply):
         if "cursor" not in request.query and reply.status == 200:
             reply.headers["Link"] = f'<{net.url(request.path)}?cursor=2>; rel="next"'
             reply.body = b'[{"type": "file", "path": "model.safetensors", "size": 1}]'
@@ -105,7 +105,7 @@ def test_many_files_in_a_folder_are_several_pages(net, statecli):
             reply.become(Reply(200, {"Content-Type": "application/json"}, b'[{"type": "directory", "path": "deep"}]'))
 
     commit = net.commit("org/net")
-    net.behave(f"api/models/org/net/tree/{commit}", paged)
+    net.behave(f"api/models/org/net/tree/{commit}", page_reply)
     result = statecli("audit", "hf://org/net", "-f", "json").json
     assert [target["target"] for target in result["targets"]] == ["hf://org/net", "hf://org/net/deep"]
 
@@ -128,13 +128,13 @@ def test_a_page_of_a_listing_that_hides_files_fails(net, statecli, page, line):
 
     where = f"api/models/org/net/tree/{net.commit('org/net')}"
 
-    def paged(request, reply):
+    def page_reply(request, reply):
         if "cursor" in request.query:
             reply.become(Reply(200, {"Content-Type": "application/json"}, page))
         else:
             reply.headers["Link"] = f'<{net.url(where)}?cursor=2>; rel="next"'
 
-    net.behave(where, paged)
+    net.behave(where, page_reply)
     result = statecli("audit", "hf://org/net")
     assert (result.code, line in result.err) == (2, True)
 
@@ -189,16 +189,16 @@ def test_how_urls_are_written(url, places):
 )
 def test_what_is_not_there(net, statecli, url, line):
     """A repository, a revision, a file: each its own line."""
-    assert shown(statecli, url).startswith(line)
+    assert refusal_line(statecli, url).startswith(line)
 
 
 def test_a_private_repository(net, statecli, monkeypatch):
     """Without a token, with a wrong one, and with the right one, which the CDN never sees."""
     net.private["org/net"] = TOKEN
-    assert "does not exist, or is private: log in with `hf auth login`" in shown(statecli, "hf://org/net")
+    assert "does not exist, or is private: log in with `hf auth login`" in refusal_line(statecli, "hf://org/net")
     files.forget_command()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert shown(statecli, "hf://org/net").endswith("does not exist, or your token does not give access to it")
+    assert refusal_line(statecli, "hf://org/net").endswith("does not exist, or your token does not give access to it")
     files.forget_command()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     result = statecli("inspect", "hf://org/net", "--stats", "--debug")
@@ -212,10 +212,12 @@ def test_a_gated_repository(net, statecli, monkeypatch):
     net.gated["org/net"] = TOKEN
     endpoint = net.url().rstrip("/")
     said = f"is gated: accept its conditions on {endpoint}/org/net"
-    assert shown(statecli, "hf://org/net/model.safetensors").startswith(f"{said}, then log in with `hf auth login`")
+    assert refusal_line(statecli, "hf://org/net/model.safetensors").startswith(
+        f"{said}, then log in with `hf auth login`"
+    )
     files.forget_command()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert shown(statecli, "hf://org/net/model.safetensors") == f"{said}, with the account of your token"
+    assert refusal_line(statecli, "hf://org/net/model.safetensors") == f"{said}, with the account of your token"
     files.forget_command()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert statecli("inspect", "hf://org/net/model.safetensors").code == 0
@@ -242,7 +244,7 @@ def test_offline_means_offline(net, statecli, monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert (
-        shown(statecli, "hf://org/net")
+        refusal_line(statecli, "hf://org/net")
         == "statecli sent no request to the hub, because HF_HUB_OFFLINE is set; unset HF_HUB_OFFLINE"
     )
     assert net.requests == []
@@ -266,13 +268,13 @@ def test_a_busy_hub_is_asked_again(net, statecli):
 def test_what_is_no_hub(net, statecli):
     """A login page in the place of the hub's answer is no repository."""
     net.behave("api/*", login_page)
-    line = shown(statecli, "hf://org/net/model.safetensors")
+    line = refusal_line(statecli, "hf://org/net/model.safetensors")
     assert "page" in line or "not valid JSON" in line
 
 
 def test_what_changes_in_the_cdn_is_noticed(net, statecli):
     """A commit's file does not change; what answers otherwise is no such file."""
-    written(net.folder / "org" / "net", torch.ones(1 << 18))
+    write_checkpoint(net.folder / "org" / "net", torch.ones(1 << 18))
     net.cdn.behave("*", After(1, Headers(ETag='"another"')))
     result = statecli("inspect", "hf://org/net/model.safetensors", "--stats")
     assert result.code == 2
@@ -281,7 +283,7 @@ def test_what_changes_in_the_cdn_is_noticed(net, statecli):
 
 def test_a_folder_of_a_repository(net, statecli):
     """`hf://org/net/sub` is one, and an audit of the repository walks it."""
-    written(net.folder / "org" / "net" / "sub", torch.ones(2), "other.safetensors")
+    write_checkpoint(net.folder / "org" / "net" / "sub", torch.ones(2), "other.safetensors")
     assert statecli("inspect", "hf://org/net/sub", "-f", "json").rows()["w"]["shape"] == [2]
     result = statecli("audit", "hf://org/net", "-f", "json").json
     assert [target["target"] for target in result["targets"]] == [

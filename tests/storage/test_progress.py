@@ -18,7 +18,7 @@ from statecli.storage import prefetch_progress
 
 from ..forked_python import run_python, start_python
 from .server import Delay
-from .test_requests import sharded
+from .test_requests import write_shards
 
 COMMAND = ["-m", "statecli"]
 
@@ -44,7 +44,7 @@ def stderr_on_a_terminal(*args: str, libraries: str = "statecli") -> str:
 
 @pytest.fixture
 def net(served) -> str:
-    sharded(served.folder / "net", 40)
+    write_shards(served.folder / "net", 40)
     served.listing = "python"
     return served.url("net/")
 

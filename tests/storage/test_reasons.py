@@ -32,7 +32,7 @@ REASONS = [
 
 
 @pytest.fixture
-def sharded(served):
+def sharded_server(served):
     folder = served.folder / "net"
     folder.mkdir()
     save_file({"w": torch.zeros(4)}, folder / "model-00001-of-00001.safetensors")
@@ -43,10 +43,10 @@ def sharded(served):
 
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
-def test_an_index_that_did_not_come(sharded, inspect_error, fault, reason):
+def test_an_index_that_did_not_come(sharded_server, inspect_error, fault, reason):
     """By the folder, and by its own name."""
-    sharded.behave(f"net/{INDEX}", fault)
-    assert f"{INDEX}{reason}" in inspect_error(sharded.url("net/"))
+    sharded_server.behave(f"net/{INDEX}", fault)
+    assert f"{INDEX}{reason}" in inspect_error(sharded_server.url("net/"))
 
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
@@ -61,10 +61,10 @@ def test_the_metadata_of_a_distributed_checkpoint_that_did_not_come(served, insp
 
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
-def test_a_configuration_that_did_not_come(sharded, statecli, fault, reason):
+def test_a_configuration_that_did_not_come(sharded_server, statecli, fault, reason):
     """A note, for the weights are read without it."""
-    sharded.behave("net/config.json", fault)
-    result = statecli("inspect", sharded.url("net/"), "-f", "json")
+    sharded_server.behave("net/config.json", fault)
+    result = statecli("inspect", sharded_server.url("net/"), "-f", "json")
     (odd,) = [note["message"] for note in result.json["notes"] if note["name"] == "config-unread"]
     because = f", because it{reason}" if reason.startswith(" ") else reason
     assert odd.startswith(f"config.json was not read{because}")

@@ -57,7 +57,7 @@ class Crowd:
             self.now -= 1
 
 
-def asked(served) -> list[tuple[str, str]]:
+def list_ranges(served) -> list[tuple[str, str]]:
     """Path and range of each request that was not for a list of names."""
     return [(request.path, request.range) for request in served.requests if request.status == 206]
 
@@ -73,7 +73,7 @@ def test_a_short_header_is_one_request(served, statecli):
     """Of a file of 40 MB the first 64 KiB travel, and nothing else."""
     save_file({"a": torch.zeros(10_000_000)}, served.folder / "m.safetensors")
     assert statecli("inspect", served.url("m.safetensors")).code == 0
-    assert asked(served) == [("m.safetensors", "bytes=0-65535")]
+    assert list_ranges(served) == [("m.safetensors", "bytes=0-65535")]
     assert served.sent == HEAD
 
 
@@ -84,11 +84,11 @@ def test_a_long_header_is_two_requests(served, statecli):
     end = 8 + int.from_bytes(path.read_bytes()[:8], "little")
     assert end > HEAD
     assert statecli("inspect", served.url(path.name)).code == 0
-    assert [span for _, span in asked(served)] == ["bytes=0-65535", f"bytes={HEAD}-{end - 1}"]
+    assert [span for _, span in list_ranges(served)] == ["bytes=0-65535", f"bytes={HEAD}-{end - 1}"]
     assert served.sent == end
 
 
-def sharded(folder: Path, count: int) -> Path:
+def write_shards(folder: Path, count: int) -> Path:
     """As save_pretrained writes it."""
     folder.mkdir()
     names = [f"model-{n + 1:05d}-of-{count:05d}.safetensors" for n in range(count)]
@@ -101,20 +101,20 @@ def sharded(folder: Path, count: int) -> Path:
 
 def test_shards_are_one_request_each_and_64_at_a_time(served, statecli):
     """An index is one request, its 128 shards 128; 64 of them are on their way together, and never more."""
-    sharded(served.folder / "net", 128)
+    write_shards(served.folder / "net", 128)
     served.listing = "python"
     crowd = Crowd(64)
     served.behave("*.safetensors", crowd)
     result = statecli("inspect", served.url("net/model.safetensors.index.json"), "-f", "json")
     assert (result.code, len(result.json["tensors"])) == (0, 128)
-    assert Counter(path for path, _ in asked(served)).most_common(1)[0][1] == 1
-    assert len(asked(served)) == 129
+    assert Counter(path for path, _ in list_ranges(served)).most_common(1)[0][1] == 1
+    assert len(list_ranges(served)) == 129
     assert crowd.most == 64
 
 
 def test_what_lies_beside_the_weights_comes_with_the_index(served, statecli):
     """A folder is its list of names; then the index and all JSON beside it at once; then the shards at once."""
-    folder = sharded(served.folder / "net", 3)
+    folder = write_shards(served.folder / "net", 3)
     for name in ("config.json", "trainer_state.json", "adapter_config.json"):
         (folder / name).write_text("{}")
     served.listing = "python"
@@ -123,7 +123,7 @@ def test_what_lies_beside_the_weights_comes_with_the_index(served, statecli):
     served.behave("*.safetensors", shards)
     assert statecli("inspect", served.url("net/")).code == 0
     assert (beside.most, shards.most) == (4, 3)
-    assert (len(asked(served)), listings(served)) == (7, 1)
+    assert (len(list_ranges(served)), listings(served)) == (7, 1)
 
 
 # --- zip archives
@@ -139,7 +139,7 @@ def test_torch_save_is_its_end_its_directory_and_its_pickle(served, statecli, te
     """Not one local header of the storages travels: the directory says where torch has put them."""
     path = archive(served.folder / "m.pt", tensors, elements)
     assert statecli("inspect", served.url("m.pt")).code == 0
-    assert len(asked(served)) == requests
+    assert len(list_ranges(served)) == requests
     with zipfile.ZipFile(path) as zip_file:
         pickle, directory = zip_file.getinfo("m/data.pkl").file_size, path.stat().st_size - zip_file.start_dir
     assert served.sent <= max(pickle, HEAD) + max(directory, HEAD) + 8192
@@ -155,10 +155,10 @@ def test_the_directory_alone_places_what_torch_writes(tmp_path, served, size, na
         ours = {name: record.data_offset for name, record in Archive(near).records.items()}
         theirs = {name: record.data_offset for name, record in Archive(far).records.items()}
     assert theirs == ours
-    assert len(asked(served)) == 2
+    assert len(list_ranges(served)) == 2
 
 
-def moved(path: Path, name: str, by: int) -> None:
+def move_record(path: Path, name: str, by: int) -> None:
     """Lets the record's local header claim that its bytes begin later, or earlier, than the writer put them."""
     with zipfile.ZipFile(path) as zip_file:
         at = zip_file.getinfo(name).header_offset
@@ -176,7 +176,7 @@ VALUES = (("inspect", "--stats"), ("lock", "-o", "-"))
 def test_values_are_read_where_the_local_header_says_that_they_are(served, statecli, question, by):
     """As on disk: a header that was changed leads to a wrong checksum of its tensor, and to no other words."""
     path = archive(served.folder / "m.pt", 30, 30_000)
-    moved(path, "m/data/15", by)
+    move_record(path, "m/data/15", by)
     near, far = (statecli(*question, one) for one in (path, served.url("m.pt")))
     assert (far.code, far.out) == (near.code, near.out) == (2, "")
     assert far.err.replace(served.url("m.pt"), str(path)) == near.err
@@ -187,7 +187,7 @@ def test_values_are_read_where_the_local_header_says_that_they_are(served, state
 def test_what_is_no_damage_is_read_from_where_it_really_is(served, statecli, by):
     """Values that do lie where their local header has them, and not where torch would put them, are read from there."""
     path = archive(served.folder / "m.pt", 30, 30_000)
-    moved(path, "m/data/15", by)
+    move_record(path, "m/data/15", by)
     with zipfile.ZipFile(path) as zip_file:
         header = zip_file.getinfo("m/data/15").header_offset
     raw = bytearray(path.read_bytes())
@@ -209,7 +209,7 @@ def test_what_is_no_damage_is_read_from_where_it_really_is(served, statecli, by)
 def test_a_record_that_would_run_into_the_next_one_is_not_read(served, statecli, question):
     """By its local header its bytes end behind where the next record begins."""
     path = archive(served.folder / "m.pt", 30, 30_000)
-    moved(path, "m/data/15", 64)
+    move_record(path, "m/data/15", 64)
     far = statecli(*question, served.url("m.pt"))
     assert (far.code, far.out) == (2, "")
     assert "the zip archive is damaged: the records 'm/data/15' and 'm/data/16' overlap" in far.err
@@ -219,7 +219,7 @@ def test_a_diff_with_a_record_that_is_wrong_says_so_of_its_tensor_alone(served, 
     """The other tensors are compared, in whatever window they came."""
     here = archive(tmp_path / "m.pt", 30, 30_000)
     shutil.copy(here, served.folder / "m.pt")
-    renamed(served.folder / "m.pt", "m/data/15")
+    rename_record(served.folder / "m.pt", "m/data/15")
     result = statecli("diff", here, served.url("m.pt"), "-f", "json")
     assert result.code == 2
     assert result.json["summary"]["identical"] == 29
@@ -240,7 +240,7 @@ def test_what_is_wrong_with_a_directory_is_said_as_on_disk(served, statecli, pla
     assert far.err.replace(served.url("m.pt"), str(path)) == near.err
 
 
-def renamed(path: Path, name: str, by: int = 0) -> None:
+def rename_record(path: Path, name: str, by: int = 0) -> None:
     """Lets the record's local header say another name."""
     with zipfile.ZipFile(path) as zip_file:
         at = zip_file.getinfo(name).header_offset + 30
@@ -249,7 +249,7 @@ def renamed(path: Path, name: str, by: int = 0) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "code", "said"), [(moved, 2, "checksum-mismatch"), (renamed, 2, "header contradicts")]
+    ("spoilt", "code", "said"), [(move_record, 2, "checksum-mismatch"), (rename_record, 2, "header contradicts")]
 )
 def test_an_audit_looks_at_every_local_header(served, statecli, spoilt, code, said):
     """It judges the file, and so says of a contradiction what it says of the file on disk."""
@@ -406,7 +406,7 @@ def test_no_format_fetches_values_to_list_them(served, statecli, write, requests
     assert far.code == near.code == 0
     assert far.json["tensors"] == near.json["tensors"]
     size = sum(change.stat().st_size for change in ([path] if path.is_file() else path.iterdir()))
-    assert len(asked(served)) <= requests
+    assert len(list_ranges(served)) <= requests
     assert sum(request.sent for request in served.requests if request.status == 206) <= size * percent / 100
 
 
@@ -432,7 +432,7 @@ def test_an_audit_asks_each_record_once_and_many_at_a_time(served, statecli, wri
     assert statecli("audit", served.url(path.name) + "/" * path.is_dir()).code == 0
     assert crowd.most >= 40
     size = sum(one.stat().st_size for one in ([path] if path.is_file() else path.iterdir()))
-    assert len(asked(served)) <= 60 + 6
+    assert len(list_ranges(served)) <= 60 + 6
     assert served.sent <= size * percent / 100
 
 

@@ -35,38 +35,38 @@ def s3(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def signed(monkeypatch):
+def aws_credentials(monkeypatch):
     """Credentials where the AWS tools have them."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
 
 
-def written(folder: Path, name: str = "m.safetensors", size: int = 4) -> Path:
+def write_checkpoint(folder: Path, name: str = "m.safetensors", size: int = 4) -> Path:
     """A checkpoint of one tensor."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"w": torch.arange(size, dtype=torch.float32)}, folder / name)
     return folder / name
 
 
-def asked(s3: S3) -> list[tuple[str, str, str | None]]:
+def list_requests(s3: S3) -> list[tuple[str, str, str | None]]:
     return [(request.method, request.path, request.range) for request in s3.requests]
 
 
 # --- what travels
 
 
-def test_a_small_file_is_one_request(s3, signed, statecli):
+def test_a_small_file_is_one_request(s3, aws_credentials, statecli):
     """No HEAD: the size comes with the first bytes; the request is signed."""
-    written(s3.folder / "models" / "run")
+    write_checkpoint(s3.folder / "models" / "run")
     assert statecli("inspect", "s3://models/run/m.safetensors").code == 0
-    assert asked(s3) == [("GET", "models/run/m.safetensors", "bytes=0-65535")]
+    assert list_requests(s3) == [("GET", "models/run/m.safetensors", "bytes=0-65535")]
     assert s3.requests[0].headers["authorization"].startswith("AWS4-HMAC-SHA256")
 
 
-def test_a_folder_is_its_listing_and_its_files(s3, signed, statecli):
+def test_a_folder_is_its_listing_and_its_files(s3, aws_credentials, statecli):
     """Its pages are read to the end, and say what is a file and what a folder: no request asks it again."""
     folder = s3.folder / "models" / "run"
-    written(folder)
+    write_checkpoint(folder)
     for n in range(4):
         (folder / f"step-{n}").mkdir()
         (folder / f"step-{n}" / "log.txt").write_text("x")
@@ -76,7 +76,7 @@ def test_a_folder_is_its_listing_and_its_files(s3, signed, statecli):
     assert len(s3.requests) == len(own) + 4  # whether one of the folders is of DeepSpeed's
 
 
-def test_64_threads_read_at_once(s3, signed):
+def test_64_threads_read_at_once(s3, aws_credentials):
     """Each gets its own bytes, through one client."""
     data = bytes(range(256)) * 4096
     (s3.folder / "models" / "big.bin").write_bytes(data)
@@ -91,9 +91,9 @@ def _worker(url: str) -> bytes:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: forked workers")
-def test_a_forked_process_reads_too(s3, signed):
+def test_a_forked_process_reads_too(s3, aws_credentials):
     """fsspec's thread stays with the parent: the child has one of its own, and so have two at once."""
-    path = written(s3.folder / "models")
+    path = write_checkpoint(s3.folder / "models")
     assert _worker("s3://models/m.safetensors") == path.read_bytes()[8:12]
     with multiprocessing.get_context("fork").Pool(2) as processes:
         actual = processes.map_async(_worker, ["s3://models/m.safetensors"] * 4).get(60)
@@ -128,7 +128,7 @@ ODD = ["a b", "a+b", "a%20b", "a%b", "ä€ 模型", "a=b&c", "a;b", "a[1]", "a'
 def test_a_key_is_written_as_it_is(bucket, tmp_path, statecli):
     """Nothing in it is decoded or has to be quoted; a walk and a glob find it by the same name."""
     for name in ODD:
-        written(tmp_path / "up" / "odd", f"{name}.safetensors")
+        write_checkpoint(tmp_path / "up" / "odd", f"{name}.safetensors")
     bucket.upload(tmp_path / "up")
     urls = [bucket.url(f"odd/{name}.safetensors") for name in ODD]
     for url in urls:
@@ -140,7 +140,7 @@ def test_a_key_is_written_as_it_is(bucket, tmp_path, statecli):
 
 def test_a_key_with_a_hash(bucket, tmp_path, statecli):
     """What a walk finds by such a name is that file; whoever types it names the section too."""
-    written(tmp_path / "up" / "odd", "a#b.safetensors")
+    write_checkpoint(tmp_path / "up" / "odd", "a#b.safetensors")
     bucket.upload(tmp_path / "up")
     url = bucket.url("odd/a#b.safetensors")
     for way in ("odd", "odd/", "odd/*", "o*/"):
@@ -162,7 +162,7 @@ def test_keys_with_a_question_mark(bucket, tmp_path, statecli):
     """It begins no query, and is no wildcard; what was listed can be read, with a `#` too."""
     for name in ("a#b?c.safetensors", "p#q/model.safetensors", "d?d/model.safetensors", "dxd/model.safetensors"):
         path = tmp_path / "up" / "odd" / name
-        written(path.parent, path.name)
+        write_checkpoint(path.parent, path.name)
     bucket.upload(tmp_path / "up")
     for way, count in {
         "odd/": 4,
@@ -190,10 +190,10 @@ def test_a_folder_that_is_not_there(bucket, statecli):
     assert statecli("inspect", bucket.url("made/")).err == f"statecli: {bucket.url('made/')}: is an empty folder\n"
 
 
-def test_a_walk_lists_a_folder_once(s3, signed, statecli):
+def test_a_walk_lists_a_folder_once(s3, aws_credentials, statecli):
     """With a slash at its end, too."""
-    written(s3.folder / "models" / "run-1")
-    written(s3.folder / "models" / "run-2")
+    write_checkpoint(s3.folder / "models" / "run-1")
+    write_checkpoint(s3.folder / "models" / "run-2")
     for urls in (["s3://models/run-1/"], ["s3://models/run-1/", "s3://models/run-2/"]):
         s3.forget()
         files.forget_command()
@@ -204,7 +204,7 @@ def test_a_walk_lists_a_folder_once(s3, signed, statecli):
 
 def test_percent_escapes_are_three_characters_of_a_key(bucket, tmp_path, statecli):
     """`a%20b` is not `a b`."""
-    written(tmp_path / "up", "a b.safetensors")
+    write_checkpoint(tmp_path / "up", "a b.safetensors")
     bucket.upload(tmp_path / "up")
     assert statecli("inspect", bucket.url("a%20b.safetensors")).err.endswith(": does not exist\n")
 
@@ -214,7 +214,7 @@ def test_a_bucket_alone(bucket, tmp_path, statecli, slash):
     """Is a folder, with a slash or without; an empty one is said to be empty, and one that is not there is not."""
     url = f"s3://{bucket.name}{slash}"
     assert statecli("inspect", url).err == f"statecli: {url}: is an empty folder\n"
-    written(tmp_path / "up", "model.safetensors")
+    write_checkpoint(tmp_path / "up", "model.safetensors")
     bucket.upload(tmp_path / "up")
     files.forget_command()
     for command in ("inspect", "audit"):
@@ -223,9 +223,9 @@ def test_a_bucket_alone(bucket, tmp_path, statecli, slash):
     assert statecli("inspect", gone).err == f"statecli: {gone}: its bucket does not exist\n"
 
 
-def test_a_folder_with_its_slash_is_not_asked_for_as_a_file(s3, signed, statecli):
+def test_a_folder_with_its_slash_is_not_asked_for_as_a_file(s3, aws_credentials, statecli):
     """Without, it may be either, and a key is looked for first."""
-    written(s3.folder / "models" / "run")
+    write_checkpoint(s3.folder / "models" / "run")
     assert statecli("inspect", "s3://models/run").code == 0
     assert [request.status for request in s3.requests] == [404, 200, 206]
     s3.forget()
@@ -233,7 +233,7 @@ def test_a_folder_with_its_slash_is_not_asked_for_as_a_file(s3, signed, statecli
     assert [request.status for request in s3.requests] == [200, 206]
 
 
-def test_an_empty_object_is_an_empty_file(s3, signed, statecli):
+def test_an_empty_object_is_an_empty_file(s3, aws_credentials, statecli):
     """Of which S3 answers 416 to every range."""
     (s3.folder / "models" / "m.pt").write_bytes(b"")
     assert statecli("inspect", "s3://models/m.pt").err == "statecli: s3://models/m.pt: is an empty file\n"
@@ -242,9 +242,9 @@ def test_an_empty_object_is_an_empty_file(s3, signed, statecli):
 def test_a_version_is_read_by_its_id(bucket, tmp_path, statecli):
     """`?versionId=` is shown, and reads what was there before."""
     bucket._client.put_bucket_versioning(Bucket="models", VersioningConfiguration={"Status": "Enabled"})
-    path = written(tmp_path, size=4)
+    path = write_checkpoint(tmp_path, size=4)
     first = bucket._client.put_object(Bucket="models", Key="m.safetensors", Body=path.read_bytes())["VersionId"]
-    written(tmp_path, size=6)
+    write_checkpoint(tmp_path, size=6)
     bucket._client.put_object(Bucket="models", Key="m.safetensors", Body=path.read_bytes())
     url = f"s3://models/m.safetensors?versionId={first}"
     assert statecli("inspect", url, "-f", "json").rows()["w"]["shape"] == [4]
@@ -256,21 +256,21 @@ def test_a_version_is_read_by_its_id(bucket, tmp_path, statecli):
         bucket._client.delete_object(Bucket="models", Key=version["Key"], VersionId=version["VersionId"])
 
 
-def test_a_bucket_of_another_region_is_found(s3, signed, statecli, monkeypatch):
+def test_a_bucket_of_another_region_is_found(s3, aws_credentials, statecli, monkeypatch):
     """S3 says which one, and it is asked there; it is not asked for again for each file."""
     s3.region = "eu-central-1"
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    written(s3.folder / "models")
-    written(s3.folder / "models", "n.safetensors")
+    write_checkpoint(s3.folder / "models")
+    write_checkpoint(s3.folder / "models", "n.safetensors")
     assert statecli("diff", "s3://models/m.safetensors", "s3://models/n.safetensors").code == 0
     assert [request.status for request in s3.requests].count(301) == 1
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_elsewhere_is_not_followed(s3, signed, statecli, monkeypatch, status):
+def test_a_redirect_elsewhere_is_not_followed(s3, aws_credentials, statecli, monkeypatch, status):
     """Whoever is there gets no session token, and its bytes are no object's."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", "hidden-token-4")
-    written(s3.folder / "models")
+    write_checkpoint(s3.folder / "models")
     with Server(s3.folder) as other:
         s3.behave("*", Redirect(other.url("models/m.safetensors").replace("127.0.0.1", "localhost"), status=status))
         for url in ("s3://models/m.safetensors", "s3://models/"):
@@ -286,22 +286,22 @@ def test_a_redirect_elsewhere_is_not_followed(s3, signed, statecli, monkeypatch,
 
 def test_without_credentials_what_is_public_is_read(s3, statecli):
     """No configuration is needed for that, and nothing is signed."""
-    written(s3.folder / "models")
+    write_checkpoint(s3.folder / "models")
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
     assert "authorization" not in s3.requests[-1].headers
 
 
-def test_unsigned_on_request(s3, signed, statecli, monkeypatch):
+def test_unsigned_on_request(s3, aws_credentials, statecli, monkeypatch):
     """AWS_NO_SIGN_REQUEST: the credentials that there are stay here."""
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "yes")
-    written(s3.folder / "models")
+    write_checkpoint(s3.folder / "models")
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
     assert "authorization" not in s3.requests[-1].headers
 
 
 def test_refused_without_credentials(s3, statecli):
     """The line says that there were none, and what gives some."""
-    written(s3.folder / "models")
+    write_checkpoint(s3.folder / "models")
     s3.behave("*", refusal(403, "AccessDenied"))
     result = statecli("inspect", "s3://models/m.safetensors")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -324,9 +324,9 @@ def test_refused_without_credentials(s3, statecli):
         (409, "SomethingNew", "S3 reports SomethingNew"),
     ],
 )
-def test_what_s3_refuses_is_one_line(s3, signed, statecli, status, code, words):
+def test_what_s3_refuses_is_one_line(s3, aws_credentials, statecli, status, code, words):
     """It names the URL and what to do, once, and nothing of the credentials, with --debug too."""
-    written(s3.folder / "models")
+    write_checkpoint(s3.folder / "models")
     s3.behave("*", refusal(status, code))
     result = statecli("inspect", "s3://models/m.safetensors")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -337,9 +337,9 @@ def test_what_s3_refuses_is_one_line(s3, signed, statecli, status, code, words):
         assert secret not in result.err + err
 
 
-def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, signed, statecli):
+def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, aws_credentials, statecli):
     """There is no object of that name, and whether there is a folder nobody could tell."""
-    written(s3.folder / "models" / "run")
+    write_checkpoint(s3.folder / "models" / "run")
     s3.behave("models", refusal(403, "AccessDenied"))
     for url in ("s3://models/run", "s3://models/run/", "s3://models"):
         for command in ("inspect", "audit", "lock"):
@@ -351,11 +351,11 @@ def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, signed, s
             )
 
 
-def test_what_may_be_read_and_not_listed(s3, signed, statecli):
+def test_what_may_be_read_and_not_listed(s3, aws_credentials, statecli):
     """S3 then says 403 of what is not there, too: an index and its shards are read, a folder is one line."""
     folder = s3.folder / "models" / "run"
     for n in (1, 2):
-        save_file({f"w{n}": torch.zeros(2)}, written(folder, f"model-{n}.safetensors"))
+        save_file({f"w{n}": torch.zeros(2)}, write_checkpoint(folder, f"model-{n}.safetensors"))
     index = {"metadata": {}, "weight_map": {f"w{n}": f"model-{n}.safetensors" for n in (1, 2)}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -382,7 +382,7 @@ def judging(bucket, tmp_path):
     from moto import settings as moto
     from moto.core.responses import ActionAuthenticatorMixin
 
-    written(tmp_path / "up" / "run")
+    write_checkpoint(tmp_path / "up" / "run")
     bucket.upload(tmp_path / "up")
     boto3 = pytest.importorskip("boto3")
     iam = boto3.client("iam")
@@ -405,7 +405,7 @@ def test_a_server_that_checks_signatures(judging, statecli, monkeypatch):
     key, secret = judging
     url = "s3://models/run/m.safetensors"
 
-    def asked(key: str, secret: str, url: str = url):
+    def list_requests(key: str, secret: str, url: str = url):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
         result = statecli("inspect", url)
@@ -413,11 +413,11 @@ def test_a_server_that_checks_signatures(judging, statecli, monkeypatch):
         assert not [one for one in (key, secret, "Signature=") if one in result.out + result.err + debug]
         return result
 
-    assert asked(key, secret).code == 0
+    assert list_requests(key, secret).code == 0
     lines = {
-        "the secret key of your AWS credentials is wrong": asked(key, "not-the-one-that-belongs-to-it"),
-        "S3 does not know the access key of your AWS credentials": asked("AKIANOBODYHASTHISONE", secret),
-        "access is refused (HTTP 403)": asked(key, secret, "s3://models/run/"),
+        "the secret key of your AWS credentials is wrong": list_requests(key, "not-the-one-that-belongs-to-it"),
+        "S3 does not know the access key of your AWS credentials": list_requests("AKIANOBODYHASTHISONE", secret),
+        "access is refused (HTTP 403)": list_requests(key, secret, "s3://models/run/"),
     }
     for words, result in lines.items():
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -491,7 +491,7 @@ def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tm
         ("AWS_SECRET_ACCESS_KEY", "", "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set: set both"),
     ],
 )
-def test_a_variable_that_says_nothing(s3, signed, statecli, monkeypatch, name, value, words):
+def test_a_variable_that_says_nothing(s3, aws_credentials, statecli, monkeypatch, name, value, words):
     """It is named."""
     monkeypatch.setenv(name, value)
     result = statecli("inspect", "s3://models/m.safetensors")
@@ -500,14 +500,14 @@ def test_a_variable_that_says_nothing(s3, signed, statecli, monkeypatch, name, v
     assert "hidden-6" not in result.err
 
 
-def test_certificates_that_are_not_there(s3, signed, statecli, monkeypatch):
+def test_certificates_that_are_not_there(s3, aws_credentials, statecli, monkeypatch):
     """The variable is named."""
     monkeypatch.setenv("AWS_CA_BUNDLE", "/nobody/has/this.pem")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
     assert "AWS_CA_BUNDLE is not the path of a readable file" in statecli("inspect", "s3://models/m.safetensors").err
 
 
-def test_refused_unsigned_on_request(s3, signed, statecli, monkeypatch):
+def test_refused_unsigned_on_request(s3, aws_credentials, statecli, monkeypatch):
     """There are credentials, and whoever asked without them may do so."""
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "yes")
     s3.behave("*", refusal(403, "AccessDenied"))
@@ -520,15 +520,15 @@ def test_new_credentials_count_for_the_next_call(s3, monkeypatch):
     """Whoever was refused in a notebook, logs in and asks again is not refused for what was there before."""
     import statecli
 
-    written(s3.folder / "models")
+    write_checkpoint(s3.folder / "models")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOLD")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "old")
 
-    def known(request, reply):
+    def refuse_old_key(request, reply):
         if "AKIANEW" not in request.headers.get("authorization", ""):
             refusal(403, "InvalidAccessKeyId")(request, reply)
 
-    s3.behave("*", known)
+    s3.behave("*", refuse_old_key)
     with pytest.raises(statecli.UnreadableError, match="does not know the access key"):
         statecli.inspect("s3://models/m.safetensors")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANEW")
@@ -538,9 +538,9 @@ def test_new_credentials_count_for_the_next_call(s3, monkeypatch):
 # --- what goes wrong on the way
 
 
-def test_an_object_that_changes_is_noticed(s3, signed, statecli):
+def test_an_object_that_changes_is_noticed(s3, aws_credentials, statecli):
     """The request for its values is for the version that its header was of."""
-    path = written(s3.folder / "models", size=1 << 18)
+    path = write_checkpoint(s3.folder / "models", size=1 << 18)
     s3.behave("models/m.safetensors", After(1, Headers(ETag='"another"')))
     result = statecli("inspect", "s3://models/m.safetensors", "--stats")
     assert result.code == 2
@@ -549,9 +549,9 @@ def test_an_object_that_changes_is_noticed(s3, signed, statecli):
     assert path.stat().st_size > 1 << 20
 
 
-def test_an_object_that_is_replaced_is_refused_by_s3(s3, signed, statecli):
+def test_an_object_that_is_replaced_is_refused_by_s3(s3, aws_credentials, statecli):
     """412 to If-Match: not one byte of the other version travels."""
-    written(s3.folder / "models", size=1 << 18)
+    write_checkpoint(s3.folder / "models", size=1 << 18)
     s3.behave("models/m.safetensors", After(1, refusal(412, "PreconditionFailed")))
     result = statecli("inspect", "s3://models/m.safetensors", "--stats")
     assert result.code == 2
@@ -572,9 +572,9 @@ def page(status: int, body: bytes = PAGE):
     [*((status, PAGE) for status in (400, 401, 403, 404, 405, 407))]
     + [(status, body) for status in (403, 404) for body in (PAGE.replace(b"<br>", b""), b"")],
 )
-def test_what_is_no_answer_of_s3_is_said_with_its_status(s3, signed, statecli, status, body):
+def test_what_is_no_answer_of_s3_is_said_with_its_status(s3, aws_credentials, statecli, status, body):
     """Nobody's credentials are to blame for it, and nothing is said to be missing: the endpoint is to be looked at."""
-    written(s3.folder / "models" / "run")
+    write_checkpoint(s3.folder / "models" / "run")
     s3.behave("*", page(status, body))
     for url in ("s3://models/run/m.safetensors", "s3://models/run", "s3://models/run/", "s3://models"):
         text = f"{url}: the answer did not come from S3 (HTTP {status}); check AWS_ENDPOINT_URL and any proxy"
@@ -583,9 +583,9 @@ def test_what_is_no_answer_of_s3_is_said_with_its_status(s3, signed, statecli, s
 
 
 @pytest.mark.parametrize("body", [PAGE, PAGE.replace(b"<br>", b"")], ids=["html", "xhtml"])
-def test_a_page_is_no_empty_folder(s3, signed, statecli, body):
+def test_a_page_is_no_empty_folder(s3, aws_credentials, statecli, body):
     """A login page that says 200 lists nothing, and botocore takes it for a listing of nothing."""
-    written(s3.folder / "models" / "run")
+    write_checkpoint(s3.folder / "models" / "run")
     s3.behave("*", page(200, body))
     for command in ("inspect", "audit", "lock"):
         result = statecli(command, "s3://models/run/")
@@ -595,23 +595,23 @@ def test_a_page_is_no_empty_folder(s3, signed, statecli, body):
 
 
 @pytest.mark.parametrize("status", [429, 502])
-def test_a_busy_proxy_is_asked_again(s3, signed, statecli, status):
+def test_a_busy_proxy_is_asked_again(s3, aws_credentials, statecli, status):
     """As S3 itself would be."""
-    written(s3.folder / "models")
+    write_checkpoint(s3.folder / "models")
     s3.behave("*", Times(1, page(status)))
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
     assert [request.status for request in s3.requests] == [status, 206]
 
 
-def test_busy_is_asked_again(s3, signed, statecli):
+def test_busy_is_asked_again(s3, aws_credentials, statecli):
     """503 SlowDown and 500 InternalError, and then the file."""
-    written(s3.folder / "models")
+    write_checkpoint(s3.folder / "models")
     s3.behave("*", Times(1, refusal(503, "SlowDown")), Times(2, refusal(500, "InternalError")))
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
     assert [request.status for request in s3.requests] == [503, 500, 206] or len(s3.requests) == 3
 
 
-def test_busy_for_ever_is_one_line(s3, signed, statecli, monkeypatch):
+def test_busy_for_ever_is_one_line(s3, aws_credentials, statecli, monkeypatch):
     """As often as it was allowed, by nobody else's count."""
     monkeypatch.setenv("STATECLI_RETRIES", "2")
     s3.behave("*", refusal(503, "SlowDown"))
@@ -622,19 +622,19 @@ def test_busy_for_ever_is_one_line(s3, signed, statecli, monkeypatch):
     )
 
 
-def test_a_cut_is_mended(s3, signed, statecli):
+def test_a_cut_is_mended(s3, aws_credentials, statecli):
     """The range is asked for again."""
-    written(s3.folder / "models")
+    write_checkpoint(s3.folder / "models")
     s3.behave("models/m.safetensors", Times(1, Cut(after=20)))
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
     assert len(s3.requests) == 2
 
 
-def test_a_stall_is_one_line(s3, signed, statecli, monkeypatch):
+def test_a_stall_is_one_line(s3, aws_credentials, statecli, monkeypatch):
     """After STATECLI_TIMEOUT seconds, and no further attempts."""
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.2")
     monkeypatch.setenv("STATECLI_RETRIES", "0")
-    written(s3.folder / "models")
+    write_checkpoint(s3.folder / "models")
     s3.behave("models/m.safetensors", Stall(after=10))
     result = statecli("inspect", "s3://models/m.safetensors")
     assert (result.code, result.err) == (
@@ -643,18 +643,18 @@ def test_a_stall_is_one_line(s3, signed, statecli, monkeypatch):
     )
 
 
-def test_another_range_is_refused(s3, signed, statecli):
+def test_another_range_is_refused(s3, aws_credentials, statecli):
     """Before its bytes are taken for others."""
-    written(s3.folder / "models", size=1 << 16)
+    write_checkpoint(s3.folder / "models", size=1 << 16)
     s3.behave("models/m.safetensors", OtherRange(4))
     result = statecli("inspect", "s3://models/m.safetensors")
     assert result.code == 2
     assert "did not send the byte range that statecli requested" in result.err
 
 
-def test_a_store_without_ranges_sends_no_gigabytes(s3, signed, statecli):
+def test_a_store_without_ranges_sends_no_gigabytes(s3, aws_credentials, statecli):
     """What is small is taken whole; of what is not only the head is read."""
-    path = written(s3.folder / "models")
+    path = write_checkpoint(s3.folder / "models")
     s3.behave("*", ignore_range)
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
     with path.open("r+b") as file:
@@ -667,7 +667,7 @@ def test_a_store_without_ranges_sends_no_gigabytes(s3, signed, statecli):
     assert s3.sent < 32 << 20
 
 
-def test_nobody_there_is_one_line(statecli, monkeypatch, signed):
+def test_nobody_there_is_one_line(statecli, monkeypatch, aws_credentials):
     """A port that refuses."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("STATECLI_RETRIES", "1")
@@ -687,9 +687,9 @@ def test_the_package_is_named(monkeypatch, statecli):
     )
 
 
-def test_sizes_and_kinds_are_known(s3, signed):
+def test_sizes_and_kinds_are_known(s3, aws_credentials):
     """files.size, isfile, isdir and exists of S3."""
-    path = written(s3.folder / "models" / "run")
+    path = write_checkpoint(s3.folder / "models" / "run")
     assert files.get_size("s3://models/run/m.safetensors") == path.stat().st_size
     assert files.is_folder("s3://models/run")
     assert files.is_file("s3://models/run/m.safetensors")

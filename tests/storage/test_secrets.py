@@ -66,7 +66,7 @@ def desk(tmp_path, monkeypatch):
     return tmp_path / "desk"
 
 
-def written(desk):
+def read_files(desk):
     """What is in all files there."""
     return [path.read_text("utf-8") for path in desk.rglob("*") if path.is_file()]
 
@@ -87,7 +87,7 @@ def test_no_output_has_one(output, secret, desk, statecli):
         again = statecli(*line, "-f", output, "--debug")
         assert result.code in (0, 1), result
         assert_none(result.out, result.err, again.out, again.err)
-    assert_none(*written(desk))
+    assert_none(*read_files(desk))
 
 
 @pytest.mark.parametrize("output", ["sarif", "junit", "github", "gitlab"])
@@ -99,7 +99,7 @@ def test_no_output_for_programs_has_one(output, secret, desk, statecli):
     assert result.code == 1 or "--report" in result.err, result
     result = statecli("audit", secret("nan.safetensors"), "--values", "-f", output)
     assert result.code == 1
-    assert_none(result.out, result.err, *written(desk))
+    assert_none(result.out, result.err, *read_files(desk))
 
 
 def test_no_lock_and_no_baseline_has_one(secret, desk, statecli):
@@ -110,8 +110,8 @@ def test_no_lock_and_no_baseline_has_one(secret, desk, statecli):
     assert held.code == 0, held
     result = statecli("audit", url, "--write-baseline", "known.json", "--reason", f"as {url} was")
     assert result.code in (0, 1, 2)
-    assert len(written(desk)) >= 1
-    assert_none(*written(desk), result.out, result.err, held.out, held.err)
+    assert len(read_files(desk)) >= 1
+    assert_none(*read_files(desk), result.out, result.err, held.out, held.err)
 
 
 def test_no_part_of_a_divided_run_has_one(secret, desk, statecli):
@@ -121,7 +121,7 @@ def test_no_part_of_a_divided_run_has_one(secret, desk, statecli):
         part = statecli("inspect", url, "--stats", "--shard", f"{number}/2", "-o", f"part-{number}.jsonl")
         assert part.code == 0, part
         assert_none(part.out, part.err)
-    assert_none(*written(desk))
+    assert_none(*read_files(desk))
 
 
 def test_a_configuration_shows_none(secret, server, desk, statecli):
@@ -243,10 +243,10 @@ def test_what_the_libraries_log_has_none(server, secret, log):
     """Whatever is logged of their work, in the user's own handlers; what others log stays as it is."""
     import statecli as api
 
-    def malformed(request, reply):
+    def add_malformed_header(request, reply):
         reply.headers["X-Odd\r\nno colon here"] = "1"
 
-    server.behave("a.safetensors", malformed)
+    server.behave("a.safetensors", add_malformed_header)
     api.inspect(secret("a.safetensors"))
     logging.getLogger("urllib3.connectionpool").warning("GET /other?page=7 %s", "of-the-user-itself")
     logging.getLogger("urllib3.made.later").warning("%d", TOKEN)
@@ -270,7 +270,7 @@ def test_what_botocore_logs_has_none(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     with S3(tmp_path) as s3:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url().rstrip("/"))
-        text = logged("import statecli; print(len(statecli.inspect('s3://bucket/a.safetensors').state.tensors))")
+        text = run_logged("import statecli; print(len(statecli.inspect('s3://bucket/a.safetensors').state.tensors))")
         signatures = [request.headers["authorization"].rpartition("=")[2] for request in s3.requests]
         assert [request.headers["x-amz-security-token"] for request in s3.requests] == [TOKEN] * len(signatures)
     assert "DEBUG:botocore.auth:CanonicalRequest" in text
@@ -280,7 +280,7 @@ def test_what_botocore_logs_has_none(tmp_path, monkeypatch):
     assert_none(text)
 
 
-def logged(code):
+def run_logged(code):
     """All that is logged by a process that runs this, and that it came to its end."""
     every = "import logging; logging.basicConfig(level=logging.DEBUG); "
     result = subprocess.run([sys.executable, "-c", every + code], capture_output=True, text=True, check=False)
@@ -316,7 +316,7 @@ def test_a_url_with_a_slip_shows_no_password(typed, desk, statecli):
         result = statecli(*line)
         assert result.code == 2
         assert "pa5" not in result.out + result.err
-        assert "pa5" not in "".join(written(desk))
+        assert "pa5" not in "".join(read_files(desk))
     with pytest.raises(api.StateError) as caught:
         api.inspect(typed)
     assert "pa5" not in f"{caught.value} {caught.value!r}"
@@ -353,13 +353,13 @@ def test_a_bug_of_ours_shows_none(secret, statecli, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_notaRealTokenAtAll00")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI-no-output")
 
-    def broken(url, headers):
+    def raise_secrets(url, headers):
         try:
             raise KeyError(f"{url} {headers} hf_notaRealTokenAtAll00")
         except KeyError as inner:
             raise RuntimeError(f"no {headers} wJalrXUtnFEMI-no-output X-Amz-Signature=0badc0ffee") from inner
 
-    monkeypatch.setattr(connections, "send", broken)
+    monkeypatch.setattr(connections, "send", raise_secrets)
     for options in ((), ("--debug",)):
         result = statecli("inspect", secret("a.safetensors"), *options)
         assert result.code == 2
@@ -395,7 +395,7 @@ def test_what_is_typed_wrong_is_not_shown(secret, desk, statecli):
     ):
         result = statecli(*line)
         assert_none(result.out, result.err)
-    assert_none(*written(desk))
+    assert_none(*read_files(desk))
 
 
 def test_objects_do_not_show_what_they_hold(secret):

@@ -28,9 +28,9 @@ from .server import (
     Stall,
     Times,
     WrongTotal,
-    chunked,
     ignore_range,
     login_page,
+    reply_chunked,
 )
 
 urllib3 = pytest.importorskip("urllib3")
@@ -246,7 +246,7 @@ def test_bodies_are_encoded(server, pool):
     assert (reply.headers["Content-Encoding"], reply.data) == ("gzip", DATA)
     server.behave("m.bin", Gzip(always=True))
     assert ask(pool, server.url("m.bin"), decode_content=False).data != DATA
-    server.behave("m.bin", chunked)
+    server.behave("m.bin", reply_chunked)
     reply = ask(pool, server.url("m.bin"))
     assert ("Content-Length" in reply.headers, reply.headers["Transfer-Encoding"], reply.data) == (
         False,
