@@ -29,7 +29,7 @@ def info_of(data: TensorData, **more: object) -> TensorInfo:
     return TensorInfo("w", data.dtype, data.shape, elements, data.storage.length, data=data, **more)
 
 
-def _swapped(content: bytes, unit: int) -> bytes:
+def _swap_bytes(content: bytes, unit: int) -> bytes:
     return b"".join(content[i : i + unit][::-1] for i in range(0, len(content), unit))
 
 
@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Store:
     def write(tensor: torch.Tensor, at: int = 3, big_endian: bool = False) -> TensorInfo:
         content = storage_bytes(tensor)
         if big_endian:
-            content = _swapped(content, tensor.dtype.itemsize // (2 if tensor.dtype.is_complex else 1))
+            content = _swap_bytes(content, tensor.dtype.itemsize // (2 if tensor.dtype.is_complex else 1))
         path = tmp_path / f"{len(written)}.bin"
         written.append(path)
         path.write_bytes(b"\xff" * at + content + b"\xff" * 5)

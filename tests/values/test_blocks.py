@@ -22,7 +22,7 @@ ROWS, COLUMNS = 40, 512
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory) -> tuple[ByteRange, bytes]:
+def q5_storage(tmp_path_factory) -> tuple[ByteRange, bytes]:
     """A storage of q5_k behind some other bytes, and what it is worth as the library says."""
     values, size = BLOCK_SIZES["q5_k"]
     raw = np.random.default_rng(5).integers(0, 64, ROWS * COLUMNS // values * size).astype(np.uint8)
@@ -33,18 +33,18 @@ def stored(tmp_path_factory) -> tuple[ByteRange, bytes]:
 
 
 @given(at=some.integers(0, ROWS * COLUMNS * 4), length=some.integers(0, 5000))
-def test_any_piece_is_that_of_the_whole(stored, at, length):
+def test_any_piece_is_that_of_the_whole(q5_storage, at, length):
     """Wherever it begins and ends, in a block or between two."""
-    where, worth = stored
+    where, worth = q5_storage
     into = np.zeros(min(length, where.length - at), np.uint8)
     with open_range(where) as source:
         source.read(at, into)
     assert into.tobytes() == worth[at : at + length]
 
 
-def test_little_is_held_at_a_time(stored, monkeypatch):
+def test_little_is_held_at_a_time(q5_storage, monkeypatch):
     """The whole is made of pieces of bounded size."""
-    where, worth = stored
+    where, worth = q5_storage
     sizes = []
 
     def numbers(raw, name):
@@ -60,17 +60,17 @@ def test_little_is_held_at_a_time(stored, monkeypatch):
     assert max(sizes) == 8192 // 4 // 256 * BLOCK_SIZES["q5_k"][1]
 
 
-def test_a_view_of_it_is_read(stored):
+def test_a_view_of_it_is_read(q5_storage):
     """Offset and strides count values."""
-    where, worth = stored
+    where, worth = q5_storage
     whole = np.frombuffer(worth, np.float32).reshape(ROWS, COLUMNS)
     part = TensorData(where, "float32", (COLUMNS, 7), 3 * COLUMNS, (1, COLUMNS))
     assert np.array_equal(read_all_values(part), whole[3:10].T.reshape(-1))
 
 
-def test_a_file_that_has_shrunk_is_an_error(stored, tmp_path):
+def test_a_file_that_has_shrunk_is_an_error(q5_storage, tmp_path):
     """What is not there is not read as zeros."""
-    where, _ = stored
+    where, _ = q5_storage
     cut = tmp_path / "cut"
     with open(where.path, "rb") as file:
         cut.write_bytes(file.read(200))
@@ -79,9 +79,9 @@ def test_a_file_that_has_shrunk_is_an_error(stored, tmp_path):
         source.read(0, np.zeros(where.length, np.uint8))
 
 
-def test_as_it_is_stored(stored):
+def test_as_it_is_stored(q5_storage):
     """Blocks are elements of a type of their own, of as many bytes as they have; what is not quantized stays."""
-    where, _ = stored
+    where, _ = q5_storage
     data = TensorData(where, "float32", (ROWS, COLUMNS))
     tensor = ggml_blocks.to_stored_blocks(data)
     assert (tensor.dtype, tensor.shape) == ("q5_k", (ROWS, COLUMNS // 256))
@@ -98,13 +98,13 @@ def test_a_type_that_the_package_does_not_read(tmp_path):
         )
 
 
-def test_without_the_package_its_values_are_refused(stored, monkeypatch):
+def test_without_the_package_its_values_are_refused(q5_storage, monkeypatch):
     """The error names what to install."""
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setitem(sys.modules, "gguf.quants", None)
     ggml_blocks.explain_unreadable_blocks.cache_clear()
     try:
-        with pytest.raises(UnreadableError, match=r"pip install 'torch-statecli\[gguf\]'"), open_range(stored[0]):
+        with pytest.raises(UnreadableError, match=r"pip install 'torch-statecli\[gguf\]'"), open_range(q5_storage[0]):
             pass
     finally:
         ggml_blocks.explain_unreadable_blocks.cache_clear()

@@ -16,7 +16,7 @@ from statecli.values.compare import NotCompared, Pair, compare_pairs, compute_fi
 from statecli.values.delta import CompareOptions, Delta
 
 from .conftest import info_of
-from .test_ranges import boxed
+from .test_ranges import write_boxes
 
 
 def outcome(before: TensorInfo, after: TensorInfo, how: CompareOptions = CompareOptions()) -> object:  # noqa: B008 - frozen
@@ -246,10 +246,10 @@ def test_boxes_are_compared_as_the_array_that_they_make(store, tmp_path, monkeyp
     after[2, 4], after[5, 0] = 99, -7
     rows = []
     for name, array in (("a", before), ("b", after)):
-        data = boxed(array, cuts, tmp_path, name=name)
+        data = write_boxes(array, cuts, tmp_path, name=name)
         listed = replace(data.storage.boxes, boxes=data.storage.boxes.boxes[::order])
         rows.append(info_of(replace(data, storage=replace(data.storage, boxes=listed))))
-    other = info_of(boxed(after, ([4], [3]), tmp_path, name="c"))
+    other = info_of(write_boxes(after, ([4], [3]), tmp_path, name="c"))
     single = store(torch.from_numpy(after))
     for actual in (outcome(rows[0], rows[1]), outcome(rows[0], single), outcome(rows[0], other)):
         assert (actual.elements, actual.changed, actual.first, actual.max_abs) == (30, 2, (2, 4), 85.0)
@@ -259,7 +259,7 @@ def test_boxes_are_compared_as_the_array_that_they_make(store, tmp_path, monkeyp
 def test_boxes_that_are_runs_are_read_where_they_lie(store, tmp_path):
     """Neither side is put together: each task names the file of its box, and the element that it begins with."""
     array = np.arange(12, dtype=np.float32).reshape(6, 2)
-    parted, single = info_of(boxed(array, ([4], []), tmp_path)), store(torch.from_numpy(array))
+    parted, single = info_of(write_boxes(array, ([4], []), tmp_path)), store(torch.from_numpy(array))
     tasks = compare._plan_or_error(0, Pair(parted, single), CompareOptions())
     boxes = [box.data.storage for box in parted.data.storage.boxes.boxes]
     where = single.data.storage
@@ -274,7 +274,7 @@ def test_boxes_that_are_runs_are_read_where_they_lie(store, tmp_path):
 def test_a_view_of_boxes_is_no_run_of_them(store, tmp_path, view):
     """Its elements in C order are what counts."""
     array = np.arange(16, dtype=np.float32).reshape(4, 4)
-    data = boxed(array.byteswap() if view == "big endian" else array, ([1, 3], []), tmp_path)
+    data = write_boxes(array.byteswap() if view == "big endian" else array, ([1, 3], []), tmp_path)
     if view == "transposed":
         data, array = replace(data, strides=(1, 4)), array.T
     elif view == "a part":
@@ -289,7 +289,7 @@ def test_a_view_of_boxes_is_no_run_of_them(store, tmp_path, view):
 def test_boxes_have_the_fingerprint_of_their_array(store, tmp_path):
     """However it is cut."""
     array = np.arange(30, dtype=np.float32).reshape(6, 5)
-    rows = [info_of(boxed(array, cuts, tmp_path, name=f"n{n}-")) for n, cuts in enumerate(CUTS.values())]
+    rows = [info_of(write_boxes(array, cuts, tmp_path, name=f"n{n}-")) for n, cuts in enumerate(CUTS.values())]
     assert set(compute_fingerprints([*rows, store(torch.from_numpy(array))], jobs=1)) == set(
         compute_fingerprints([store(torch.from_numpy(array))], jobs=1)
     )

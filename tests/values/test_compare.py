@@ -33,7 +33,7 @@ COMPLEX = ["complex128", "complex64", "complex32"]
 
 
 @pytest.fixture
-def paired(tmp_path):
+def pair_states(tmp_path):
     """Two dicts of tensors saved as `.pt` -> pairs by name."""
 
     def pair(before, after, suffixes=("pt", "pt")):
@@ -46,7 +46,7 @@ def paired(tmp_path):
     return pair
 
 
-def made(dtype, n, seed):
+def random_tensor(dtype, n, seed):
     numbers = torch.Generator().manual_seed(seed)
     if dtype == "bool":
         return torch.randint(0, 2, (n,), generator=numbers).bool()
@@ -85,11 +85,11 @@ def agrees(delta, expected):
 
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS + COMPLEX)
 @pytest.mark.parametrize("n", [1, 7, 1000, 70_000])
-def test_every_type_agrees_with_numpy(paired, dtype, n):
+def test_every_type_agrees_with_numpy(pair_states, dtype, n):
     """Counts are equal, sums within 1e-6, whatever the type and however many blocks."""
-    before, after = made(dtype, n, 0), made(dtype, n, 1)
+    before, after = random_tensor(dtype, n, 0), random_tensor(dtype, n, 1)
     after[: n // 3] = before[: n // 3]
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     expected = oracle(before, after)
     if not expected["changed"]:
         expected = {"changed": 0}
@@ -98,22 +98,22 @@ def test_every_type_agrees_with_numpy(paired, dtype, n):
 
 @pytest.mark.parametrize("one", FLOATS + INTEGERS)
 @pytest.mark.parametrize("other", ["float32", "bfloat16", "float64", "int64"])
-def test_types_are_compared_by_value(paired, one, other):
+def test_types_are_compared_by_value(pair_states, one, other):
     """An export to another type differs where rounding changed a value, and nowhere else."""
-    before = made(one, 5000, 3)
+    before = random_tensor(one, 5000, 3)
     after = before.to(torch.float64).to(getattr(torch, other))
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     expected = oracle(before, after)
     agrees(delta, expected if expected["changed"] else {"changed": 0})
 
 
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS + COMPLEX)
-def test_one_element_is_found_where_it_is(paired, dtype):
+def test_one_element_is_found_where_it_is(pair_states, dtype):
     """A single change in the middle of 200,000 equal elements: one changed, and its index."""
-    before = made(dtype, 200_000, 5).reshape(400, 500)
+    before = random_tensor(dtype, 200_000, 5).reshape(400, 500)
     after = before.clone()
     after[311, 77] = 1 if before[311, 77].to(torch.complex128) != 1 else 0
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert (delta.changed, delta.first) == (1, (311, 77))
     agrees(delta, oracle(before, after))
 
@@ -130,13 +130,13 @@ def test_one_element_is_found_where_it_is(paired, dtype):
     ids=["transposed", "sliced", "column", "expanded", "permuted"],
 )
 @pytest.mark.parametrize("both", [True, False])
-def test_strides_do_not_matter(paired, view, both):
+def test_strides_do_not_matter(pair_states, view, both):
     """A view saved with its strides is compared in the order of its elements."""
     base = torch.randn(64, 64)
     changed = base.clone()
     changed[5, 3] += 1
     before, after = view(base), view(changed)
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after if both else after.contiguous()}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after if both else after.contiguous()}), CompareOptions())
     different = (before != after).nonzero()
     assert (delta.changed, delta.first) == (len(different), tuple(different[0].tolist()) if len(different) else None)
     if len(different):
@@ -145,14 +145,14 @@ def test_strides_do_not_matter(paired, view, both):
 
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64", "complex128", "float16"])
-def test_nan_zero_and_bits(paired, dtype, strided):
+def test_nan_zero_and_bits(pair_states, dtype, strided):
     """NaN equals NaN in its place, -0.0 equals 0.0; --bitwise tells the zeros apart."""
     kind = getattr(torch, dtype)
     before = torch.tensor([[math.nan, 0.0, 1.0], [2.0, math.inf, 3.0]]).to(kind)
     after = torch.tensor([[math.nan, -0.0, 1.0], [2.0, math.inf, 3.0]]).to(kind)
     if strided:
         before, after = before.t(), after.t()
-    pairs = paired({"t": before}, {"t": after})
+    pairs = pair_states({"t": before}, {"t": after})
     assert compare_pairs(pairs, CompareOptions())[0].changed == 0
     bitwise = compare_pairs(pairs, CompareOptions(bitwise=True))[0]
     assert (bitwise.changed, bitwise.first) == (1, (1, 0) if strided else (0, 1))
@@ -160,159 +160,161 @@ def test_nan_zero_and_bits(paired, dtype, strided):
     assert bitwise.inf_before == bitwise.inf_after == 1
 
 
-def test_what_is_no_number_is_counted_and_left_out(paired):
+def test_what_is_no_number_is_counted_and_left_out(pair_states):
     """NaN and infinities on one side are changes; the sums are those of the rest."""
     before = torch.tensor([1.0, 2.0, math.nan, math.inf, 5.0])
     after = torch.tensor([1.5, math.nan, 3.0, -math.inf, 5.0])
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert (delta.changed, delta.left_out, delta.first) == (4, 3, (0,))
     assert (delta.nan_before, delta.nan_after, delta.inf_before, delta.inf_after) == (1, 1, 1, 1)
     assert (delta.max_abs, delta.mean_abs, delta.l2) == (0.5, 0.25, 0.5)
 
 
-def test_nothing_finite_is_said(paired):
+def test_nothing_finite_is_said(pair_states):
     """Where the old or the new value is NaN or Inf on both sides there are no sums, and the reason is given."""
-    (delta,) = compare_pairs(paired({"t": torch.tensor([math.nan])}, {"t": torch.tensor([1.0])}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": torch.tensor([math.nan])}, {"t": torch.tensor([1.0])}), CompareOptions())
     assert (delta.changed, delta.max_abs, delta.l2, delta.cosine) == (1, None, None, None)
     assert "the old or the new value is NaN or Inf" in delta.reason
 
 
 @pytest.mark.parametrize("size", [1e300, 1e-300, 1e-200, 1e160])
-def test_no_size_overflows_or_vanishes(paired, size):
+def test_no_size_overflows_or_vanishes(pair_states, size):
     """Squares of these are beyond float64; the norms are not."""
     before = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64) * size
     after = torch.tensor([1.0, 2.0, 3.0, 5.0], dtype=torch.float64) * size
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert delta.l2 == pytest.approx(size, rel=1e-9)
     assert delta.relative_l2 == pytest.approx(1 / math.sqrt(30), rel=1e-9)
     assert delta.cosine == pytest.approx(34 / math.sqrt(30 * 39), rel=1e-9)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-42, 3e38])
-def test_float32_sizes_that_squares_cannot_hold(paired, size):
+def test_float32_sizes_that_squares_cannot_hold(pair_states, size):
     """The fast way in float32 hands such blocks to float64."""
     before = torch.full((1000,), size)
     after = before.clone()
     after[10] = 0
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     agrees(delta, oracle(before, after))
 
 
-def test_a_difference_beyond_float64_is_said(paired):
+def test_a_difference_beyond_float64_is_said(pair_states):
     """max |Δ| of 1.8e308 + 1.8e308 is null with a reason, not infinite and not zero."""
     top = torch.finfo(torch.float64).max
-    pairs = paired({"t": torch.tensor([-top, 1.0]).double()}, {"t": torch.tensor([top, 1.0]).double()})
-    pairs = paired({"t": torch.tensor([-top], dtype=torch.float64)}, {"t": torch.tensor([top], dtype=torch.float64)})
+    pairs = pair_states({"t": torch.tensor([-top, 1.0]).double()}, {"t": torch.tensor([top, 1.0]).double()})
+    pairs = pair_states(
+        {"t": torch.tensor([-top], dtype=torch.float64)}, {"t": torch.tensor([top], dtype=torch.float64)}
+    )
     (delta,) = compare_pairs(pairs, CompareOptions())
     assert (delta.changed, delta.max_abs, delta.l2) == (1, None, None)
     assert "too large for float64" in delta.reason
 
 
-def test_big_integers_differ_exactly(paired):
+def test_big_integers_differ_exactly(pair_states):
     """2 ** 62 + 1 is not 2 ** 62, though float64 thinks so."""
     before = torch.tensor([2**62, -(2**63), 5])
     after = torch.tensor([2**62 + 1, 2**63 - 1, 5])
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert delta.changed == 2
     assert delta.max_abs == float(2**64 - 1)
-    (delta,) = compare_pairs(paired({"t": before[:1]}, {"t": after[:1]}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before[:1]}, {"t": after[:1]}), CompareOptions())
     assert (delta.changed, delta.max_abs) == (1, 1.0)
 
 
-def test_a_big_integer_beside_a_float(paired):
+def test_a_big_integer_beside_a_float(pair_states):
     """Compared as numbers: 2 ** 53 + 1 is no float64."""
     before = torch.tensor([2**53 + 1, 2**53, 7])
-    (delta,) = compare_pairs(paired({"t": before}, {"t": before.double()}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": before.double()}), CompareOptions())
     assert (delta.changed, delta.first) == (1, (0,))
 
 
 @pytest.mark.parametrize(
     "how", [CompareOptions(atol=0.1), CompareOptions(rtol=0.05), CompareOptions(atol=0.01, rtol=0.01)]
 )
-def test_tolerance_is_that_of_isclose(paired, how):
+def test_tolerance_is_that_of_isclose(pair_states, how):
     """An element counts where torch.isclose(after, before) says no."""
     before = torch.randn(3000, dtype=torch.float64)
     after = before + torch.randn(3000, dtype=torch.float64) * 0.05
     before[7], after[7], before[8], after[8] = math.inf, math.inf, math.nan, math.nan
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), how)
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), how)
     close = torch.isclose(after, before, atol=how.atol, rtol=how.rtol, equal_nan=True)
     assert delta.changed == int((~close).sum())
 
 
 @pytest.mark.parametrize("tensor", [torch.tensor(1.5), torch.empty(0, 3), torch.ones(1, 1, 1)])
-def test_scalars_and_empty_tensors(paired, tensor):
+def test_scalars_and_empty_tensors(pair_states, tensor):
     """A scalar has the index (), an empty tensor nothing to differ in."""
-    assert compare_pairs(paired({"t": tensor}, {"t": tensor}), CompareOptions())[0].changed == 0
+    assert compare_pairs(pair_states({"t": tensor}, {"t": tensor}), CompareOptions())[0].changed == 0
     if tensor.numel():
-        (delta,) = compare_pairs(paired({"t": tensor}, {"t": tensor + 1}), CompareOptions())
+        (delta,) = compare_pairs(pair_states({"t": tensor}, {"t": tensor + 1}), CompareOptions())
         assert (delta.changed, delta.first) == (1, (0,) * tensor.dim())
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_quantized_tensors_by_what_they_are_worth(paired):
+def test_quantized_tensors_by_what_they_are_worth(pair_states):
     """Other codes under another scale may be the same values."""
     values = torch.tensor([0.5, 1.0, -1.0])
     half = torch.quantize_per_tensor(values, 0.5, 0, torch.qint8)
     quarter = torch.quantize_per_tensor(values, 0.25, 0, torch.qint8)
     other = torch.quantize_per_tensor(values + 0.5, 0.25, 0, torch.qint8)
-    assert compare_pairs(paired({"t": half}, {"t": quarter}), CompareOptions())[0].changed == 0
-    (delta,) = compare_pairs(paired({"t": half}, {"t": other}), CompareOptions())
+    assert compare_pairs(pair_states({"t": half}, {"t": quarter}), CompareOptions())[0].changed == 0
+    (delta,) = compare_pairs(pair_states({"t": half}, {"t": other}), CompareOptions())
     assert (delta.changed, delta.max_abs) == (3, 0.5)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
-def test_sparse_tensors_part_by_part(paired, layout):
+def test_sparse_tensors_part_by_part(pair_states, layout):
     """Equal parts are equal tensors; a changed value is found where it is, among the zeros that are not stored."""
     before = torch.eye(4)
     after = before.clone()
     after[2, 2] = 5
     one, two = (getattr(t, layout)() for t in (before, after))
-    assert compare_pairs(paired({"t": one}, {"t": one.clone()}), CompareOptions())[0].changed == 0
-    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())
+    assert compare_pairs(pair_states({"t": one}, {"t": one.clone()}), CompareOptions())[0].changed == 0
+    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())
     assert (delta.changed, delta.first) == (1, (2, 2))
     agrees(delta, oracle(before, after))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
-def test_sparse_tensors_that_store_other_places(paired, layout):
+def test_sparse_tensors_that_store_other_places(pair_states, layout):
     """Compared by value: what one of the two does not store is zero there."""
     before, after = torch.eye(4), torch.eye(4)
     after[0, 3], after[1, 1] = 2, 0
     one, two = (getattr(t, layout)() for t in (before, after))
-    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())
     agrees(delta, oracle(before, after))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_duplicates_of_an_uncoalesced_tensor_are_summed(paired):
+def test_duplicates_of_an_uncoalesced_tensor_are_summed(pair_states):
     """Stored twice at one place means their sum."""
     twice = torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 2), is_coalesced=False)
     once = torch.sparse_coo_tensor([[0], [1]], [3.0], (2, 2)).coalesce()
-    assert compare_pairs(paired({"t": twice}, {"t": once}), CompareOptions())[0].changed == 0
+    assert compare_pairs(pair_states({"t": twice}, {"t": once}), CompareOptions())[0].changed == 0
 
 
-def test_meta_is_not_compared(paired):
+def test_meta_is_not_compared(pair_states):
     """There is nothing to read, and that is said."""
-    (pair,) = compare_pairs(paired({"t": torch.ones(2, device="meta")}, {"t": torch.ones(2)}), CompareOptions())
+    (pair,) = compare_pairs(pair_states({"t": torch.ones(2, device="meta")}, {"t": torch.ones(2)}), CompareOptions())
     assert pair == NotCompared("a meta tensor has no data")
 
 
 @pytest.mark.parametrize("suffixes", [("pt", "safetensors"), ("safetensors", "safetensors")])
-def test_the_format_makes_no_difference(paired, suffixes):
+def test_the_format_makes_no_difference(pair_states, suffixes):
     """The same tensors from other files give the same numbers, bit for bit."""
     before, after = {"t": torch.randn(100_000)}, {"t": torch.randn(100_000)}
-    assert compare_pairs(paired(before, after), CompareOptions()) == compare_pairs(
-        paired(before, after, suffixes), CompareOptions()
+    assert compare_pairs(pair_states(before, after), CompareOptions()) == compare_pairs(
+        pair_states(before, after, suffixes), CompareOptions()
     )
 
 
-def test_the_number_of_workers_makes_no_difference(paired, monkeypatch):
+def test_the_number_of_workers_makes_no_difference(pair_states, monkeypatch):
     """Tasks are cut and added up in the same way, whoever does them."""
     before = {f"t{i}": torch.randn(300_000) for i in range(4)}
     after = {name: t + torch.randn(1) * (torch.rand(300_000) > 0.5) for name, t in before.items()}
-    pairs = paired(before, after)
+    pairs = pair_states(before, after)
     alone = compare_pairs(pairs, CompareOptions(), jobs=1)
     monkeypatch.setattr(compare.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(compare.pool, "MIN_BATCH_BYTES", 1 << 20)
@@ -321,11 +323,11 @@ def test_the_number_of_workers_makes_no_difference(paired, monkeypatch):
 
 
 @pytest.mark.parametrize("block", [256, 1000, 4096])
-def test_the_size_of_blocks_makes_no_difference(paired, monkeypatch, block):
+def test_the_size_of_blocks_makes_no_difference(pair_states, monkeypatch, block):
     """Counts are equal, sums within 1e-9."""
     before = torch.randn(20_000, dtype=torch.float64)
     after = before * (1 + (torch.rand(20_000) > 0.9) * 0.1)
-    pairs = paired({"t": before}, {"t": after})
+    pairs = pair_states({"t": before}, {"t": after})
     (expected,) = compare_pairs(pairs, CompareOptions())
     monkeypatch.setattr(compare_task.Worker, "block", block)
     monkeypatch.setattr(compare, "TASK_ELEMENTS", 3 * block)
@@ -335,9 +337,9 @@ def test_the_size_of_blocks_makes_no_difference(paired, monkeypatch, block):
         assert getattr(pair, name) == pytest.approx(getattr(expected, name), rel=1e-9)
 
 
-def test_damage_is_not_taken_for_a_change(paired):
+def test_damage_is_not_taken_for_a_change(pair_states):
     """A byte that flipped in a zip contradicts its checksum: that file's error, not a changed tensor."""
-    pairs = paired({"t": torch.ones(500), "u": torch.ones(9)}, {"t": torch.ones(500), "u": torch.zeros(9)})
+    pairs = pair_states({"t": torch.ones(500), "u": torch.ones(9)}, {"t": torch.ones(500), "u": torch.zeros(9)})
     where = pairs[0].after.data.storage
     with open(where.path, "r+b") as file:
         file.seek(where.offset + 40)
@@ -348,9 +350,9 @@ def test_damage_is_not_taken_for_a_change(paired):
     assert other.changed == 9
 
 
-def test_damage_on_one_side_of_equal_bytes_is_told(paired):
+def test_damage_on_one_side_of_equal_bytes_is_told(pair_states):
     """Equal bytes under two checksums: one of them is wrong."""
-    (pair,) = paired({"t": torch.ones(5)}, {"t": torch.ones(5)})
+    (pair,) = pair_states({"t": torch.ones(5)}, {"t": torch.ones(5)})
     data = pair.after.data
     other = replace(pair.after, data=replace(data, storage=replace(data.storage, crc32=data.storage.crc32 ^ 1)))
     (actual_pair,) = compare_pairs([Pair(pair.before, other)], CompareOptions())
@@ -371,9 +373,9 @@ def test_damage_on_one_side_of_equal_bytes_in_archives_is_told(tmp_path):
     assert pair.place.path == str(file)
 
 
-def test_a_file_cut_short_is_its_pairs_error(paired):
+def test_a_file_cut_short_is_its_pairs_error(pair_states):
     """One file ends early: one line with file and tensor, and the other pairs are compared."""
-    pairs = paired(
+    pairs = pair_states(
         {"a": torch.ones(4), "t": torch.ones(99_999)},
         {"a": torch.ones(4), "t": torch.zeros(99_999)},
         ("safetensors", "safetensors"),
@@ -388,11 +390,11 @@ def test_a_file_cut_short_is_its_pairs_error(paired):
     assert actual["a"].changed == 0
 
 
-def test_a_file_that_changes_meanwhile_is_noticed(paired, monkeypatch):
+def test_a_file_that_changes_meanwhile_is_noticed(pair_states, monkeypatch):
     """Its time of modification is other at the end than at the beginning: nothing it said counts."""
     import os
 
-    (pair,) = paired({"t": torch.ones(4)}, {"t": torch.ones(4)})
+    (pair,) = pair_states({"t": torch.ones(4)}, {"t": torch.ones(4)})
     path = pair.after.data.storage.path
     original = compare._run_tasks
 
@@ -406,36 +408,36 @@ def test_a_file_that_changes_meanwhile_is_noticed(paired, monkeypatch):
     assert "changed while statecli read it" in str(actual_pair)
 
 
-def test_a_file_that_is_gone(paired):
+def test_a_file_that_is_gone(pair_states):
     """One line with its name."""
     import os
 
-    (pair,) = paired({"t": torch.ones(4)}, {"t": torch.ones(4)})
+    (pair,) = pair_states({"t": torch.ones(4)}, {"t": torch.ones(4)})
     os.remove(pair.before.data.storage.path)
     (actual_pair,) = compare_pairs([pair], CompareOptions())
     assert pair.before.data.storage.path in str(actual_pair)
 
 
-def test_what_overlaps_without_end_has_no_fingerprint(paired):
+def test_what_overlaps_without_end_has_no_fingerprint(pair_states):
     """Reading 2 ** 62 elements for a hint would never end."""
-    (pair,) = paired({"t": torch.ones(1).expand(2**62)}, {"t": torch.ones(1)})
+    (pair,) = pair_states({"t": torch.ones(1).expand(2**62)}, {"t": torch.ones(1)})
     assert compute_fingerprints([pair.before]) == [None]
 
 
-def test_fingerprints_are_of_the_elements(paired):
+def test_fingerprints_are_of_the_elements(pair_states):
     """The same elements have the same one from a zip, from safetensors and through strides; others another."""
     base = torch.randn(30, 20)
-    pairs = paired({"t": base, "u": base.t()}, {"t": base, "u": base.t().contiguous()}, ("pt", "safetensors"))
+    pairs = pair_states({"t": base, "u": base.t()}, {"t": base, "u": base.t().contiguous()}, ("pt", "safetensors"))
     fingerprints = compute_fingerprints([pairs[0].before, pairs[0].after, pairs[1].before, pairs[1].after])
     assert fingerprints[0] == fingerprints[1]
     assert fingerprints[2] == fingerprints[3]
     assert fingerprints[0] != fingerprints[2]
 
 
-def test_histograms_count_every_difference(paired):
+def test_histograms_count_every_difference(pair_states):
     """The counts are numpy's, and add up to the elements."""
     before, after = torch.randn(5000), torch.randn(5000)
-    pairs = paired({"t": before}, {"t": after})
+    pairs = pair_states({"t": before}, {"t": after})
     ((edges, counts),) = compute_histograms(pairs, compare_pairs(pairs, CompareOptions()), bins=20)
     assert sum(counts) == 5000
     gap = np.clip((after.double() - before.double()).numpy(), edges[0], edges[-1])
@@ -444,10 +446,10 @@ def test_histograms_count_every_difference(paired):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "float8_e5m2", "int32", "complex64"])
-def test_torch_adds_up_to_the_same(paired, dtype):
+def test_torch_adds_up_to_the_same(pair_states, dtype):
     """The kernel of another device, run by torch on the CPU: equal counts, sums within 1e-6."""
-    before, after = made(dtype, 70_000, 1), made(dtype, 70_000, 2)
-    pairs = paired({"t": before}, {"t": after})
+    before, after = random_tensor(dtype, 70_000, 1), random_tensor(dtype, 70_000, 2)
+    pairs = pair_states({"t": before}, {"t": after})
     (expected,) = compare_pairs(pairs, CompareOptions())
     tasks = compare._plan_or_error(0, pairs[0], CompareOptions())
     with gpu_kernel.DeviceWorker(CompareOptions(), torch.device("cpu")) as worker:
@@ -460,10 +462,10 @@ def test_torch_adds_up_to_the_same(paired, dtype):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_adds_up_to_the_same(paired):
+def test_cuda_adds_up_to_the_same(pair_states):
     """The same on a GPU."""
     before, after = torch.randn(1_000_000), torch.randn(1_000_000)
-    pairs = paired({"t": before}, {"t": after})
+    pairs = pair_states({"t": before}, {"t": after})
     (expected,), (actual,) = compare_pairs(pairs, CompareOptions()), compare_pairs(pairs, CompareOptions(device="cuda"))
     assert (actual.changed, actual.first) == (expected.changed, expected.first)
     assert actual.l2 == pytest.approx(expected.l2, rel=1e-6)
@@ -496,7 +498,7 @@ def test_any_two_arrays(tmp_path_factory, data):
 # --- bits that mean something else -----------------------------------------------------------------------------------
 
 
-def quantized(codes, scale, zero=0):
+def quantize_codes(codes, scale, zero=0):
     return torch._make_per_tensor_quantized_tensor(codes, scale, zero)
 
 
@@ -510,19 +512,19 @@ LAZY = {
     "conjugated": (ROOT, ROOT.conj(), 3),  # 0.0 and -0.0 too
     "conjugated and resolved": (ROOT.conj(), ROOT.conj().resolve_conj(), 3),
     "negated": (ROOT.imag.contiguous(), torch._neg_view(ROOT.imag.contiguous()), 3),
-    "scale": (quantized(CODES, 0.1), quantized(CODES, 0.2), 5),
-    "zero point": (quantized(CODES, 0.1), quantized(CODES, 0.1, 1), 6),
+    "scale": (quantize_codes(CODES, 0.1), quantize_codes(CODES, 0.2), 5),
+    "zero point": (quantize_codes(CODES, 0.1), quantize_codes(CODES, 0.1, 1), 6),
     "one channel's scale": (per_channel(CODES, [0.1, 0.2]), per_channel(CODES, [0.1, 0.3]), 3),
 }
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", LAZY)
-def test_bitwise_sees_what_bits_mean(paired, case):
+def test_bitwise_sees_what_bits_mean(pair_states, case):
     """Stored differently, or worth something else: each counts, and a tensor still equals itself."""
     before, after, count = LAZY[case]
-    assert compare_pairs(paired({"t": before}, {"t": after}), CompareOptions(bitwise=True))[0].changed == count
-    assert compare_pairs(paired({"t": after}, {"t": after}), CompareOptions(bitwise=True))[0].changed == 0
+    assert compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions(bitwise=True))[0].changed == count
+    assert compare_pairs(pair_states({"t": after}, {"t": after}), CompareOptions(bitwise=True))[0].changed == 0
 
 
 # --- sparse ----------------------------------------------------------------------------------------------------------
@@ -530,28 +532,28 @@ def test_bitwise_sees_what_bits_mean(paired, case):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int8", "uint8", "bool", "float32", "float64", "complex64"])
-def test_an_uncoalesced_tensor_is_its_coalesced_self(paired, dtype):
+def test_an_uncoalesced_tensor_is_its_coalesced_self(pair_states, dtype):
     """Duplicates are summed in their own type: integers wrap, big ones are exact."""
     big = {"int64": 2**62 + 1, "int32": 2**30 + 1, "bool": 1, "float32": 2**24 + 2.0}.get(dtype, 100)
     values = torch.tensor([1, big, 1, big, 1], dtype=getattr(torch, dtype))
     twice = torch.sparse_coo_tensor([[0, 1, 1, 1, 1], [2, 0, 0, 0, 0]], values, (2, 3))
-    assert compare_pairs(paired({"t": twice}, {"t": twice.coalesce()}), CompareOptions())[0].changed == 0
+    assert compare_pairs(pair_states({"t": twice}, {"t": twice.coalesce()}), CompareOptions())[0].changed == 0
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_duplicates_of_big_integers_are_exact(paired):
+def test_duplicates_of_big_integers_are_exact(pair_states):
     """2 ** 60 + 1 is not 2 ** 60 + 2, though float64 thinks so."""
     one, two = (torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, k]), (3,)) for k in (1, 2))
-    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())
     assert (delta.changed, delta.first, delta.max_abs) == (1, (1,), 1.0)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_bits_of_sparse_values(paired):
+def test_bits_of_sparse_values(pair_states):
     """--bitwise tells -0.0 from 0.0 there too; equal by value otherwise."""
     one, two = (torch.sparse_coo_tensor([[0, 2]], [zero, 1.0], (4,)).coalesce() for zero in (0.0, -0.0))
-    assert compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())[0].changed == 0
-    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions(bitwise=True))
+    assert compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())[0].changed == 0
+    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions(bitwise=True))
     assert (delta.changed, delta.first) == (1, (0,))
 
 
@@ -559,12 +561,12 @@ def test_bits_of_sparse_values(paired):
 
 
 @pytest.mark.parametrize("complex_", [torch.complex64, torch.complex128])
-def test_a_big_integer_beside_a_complex_value(paired, complex_):
+def test_a_big_integer_beside_a_complex_value(pair_states, complex_):
     """Equal only where the real part is that integer, exactly, and there is nothing beside it."""
     before = torch.tensor([2**53 + 1, 2**53, 7, 7, -(2**63), 2**63 - 1])
     after = torch.tensor([2**53, 2**53, 7, 7 + 1j, -(2**63), 2**63]).to(complex_)
     for pair in (({"t": before}, {"t": after}), ({"t": after}, {"t": before})):
-        (delta,) = compare_pairs(paired(*pair), CompareOptions())
+        (delta,) = compare_pairs(pair_states(*pair), CompareOptions())
         assert (delta.changed, delta.first, delta.max_abs) == (3, (0,), 1.0)
 
 
@@ -590,16 +592,16 @@ def test_integers_beside_anything(whole, nudge, dtype):
     assert values.max_abs == pytest.approx(float(max(gaps)), rel=1e-15)
 
 
-def test_a_uint64_beside_an_int64(paired):
+def test_a_uint64_beside_an_int64(pair_states):
     """Up to 1.5 * 2 ** 64 apart, which no 64-bit integer holds."""
     before, after = torch.tensor([2**64 - 1], dtype=torch.uint64), torch.tensor([-(2**63)])
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert delta.max_abs == delta.mean_abs == delta.l2 == 1.5 * 2.0**64
     assert delta.relative_l2 == 1.5
 
 
 @pytest.mark.parametrize("how", [CompareOptions(), CompareOptions(atol=1.0), CompareOptions(bitwise=True)])
-def test_complex_values_are_their_parts(paired, how):
+def test_complex_values_are_their_parts(pair_states, how):
     """nan+1j is not nan+2j, whichever part is NaN; NaN equals NaN part by part."""
     nan, inf = math.nan, math.inf
     pairs = [
@@ -612,7 +614,7 @@ def test_complex_values_are_their_parts(paired, how):
     ]
     parts = torch.tensor(pairs, dtype=torch.float64)
     before, after = (torch.view_as_complex(parts[:, side : side + 2].contiguous()) for side in (0, 2))
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), how)
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), how)
     assert (delta.changed, delta.first) == (4, (0,))
 
 
@@ -624,36 +626,36 @@ def test_complex_values_are_their_parts(paired, how):
     [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=0.1), CompareOptions(rtol=0.01, atol=0.01)],
 )
 @pytest.mark.parametrize("view", [lambda t: t, torch.t], ids=["in order", "transposed"])
-def test_float4_counts_elements(paired, how, view):
+def test_float4_counts_elements(pair_states, how, view):
     """An element of float4 is a byte of two values: it differs where either does, and that once."""
     codes = torch.arange(24, dtype=torch.uint8).reshape(4, 6)
     other = codes.clone()
     other[3, 5] += 0x11
     before, after = (view(t.view(torch.float4_e2m1fn_x2)) for t in (codes, other))
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), how)
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), how)
     assert (delta.elements, delta.changed) == (24, 1)
     assert delta.first == ((3, 5) if before.shape == (4, 6) else (5, 3))
-    assert compare_pairs(paired({"t": before}, {"t": after}), CompareOptions(atol=100))[0].changed == 0
+    assert compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions(atol=100))[0].changed == 0
 
 
-def test_float4_beside_another_type(paired):
+def test_float4_beside_another_type(pair_states):
     """Twice as many values in the same shape: nobody can tell."""
     before, after = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), torch.zeros(4)
-    (pair,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    (pair,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert isinstance(pair, NotCompared)
 
 
 @pytest.mark.parametrize("dtype", ["bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"])
 @pytest.mark.parametrize("view", [lambda t: t, torch.t], ids=["in order", "transposed"])
 @pytest.mark.parametrize("how", [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=100)])
-def test_bits_are_equal_or_not(paired, dtype, view, how):
+def test_bits_are_equal_or_not(pair_states, dtype, view, how):
     """Which elements differ is all that can be said of what is no number."""
     codes = torch.arange(24, dtype=torch.int16 if dtype == "bits16" else torch.uint8).reshape(4, 6)
     other = codes.clone()
     other[1, 2] += 1
     before, after = (view(t.view(getattr(torch, dtype))) for t in (codes, other))
-    assert compare_pairs(paired({"t": before}, {"t": before}), how)[0].changed == 0
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), how)
+    assert compare_pairs(pair_states({"t": before}, {"t": before}), how)[0].changed == 0
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), how)
     assert (delta.elements, delta.changed) == (24, 1)
     assert delta.first == ((1, 2) if before.shape == (4, 6) else (2, 1))
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.cosine) == (None,) * 4
@@ -685,34 +687,34 @@ def test_packed_quantized_tensors(tmp_path, dtype, scaled):
 # --- tensors that repeat themselves ----------------------------------------------------------------------------------
 
 
-def test_an_expanded_tensor_is_compared_once(paired):
+def test_an_expanded_tensor_is_compared_once(pair_states):
     """25 million elements that are one: equal at once, and where they differ all of them do."""
     one, two = (torch.full((1,), value).expand(5000, 5000) for value in (1.0, 3.0))
-    assert compare_pairs(paired({"t": one}, {"t": one}), CompareOptions())[0].changed == 0
-    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())
+    assert compare_pairs(pair_states({"t": one}, {"t": one}), CompareOptions())[0].changed == 0
+    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())
     assert (delta.elements, delta.changed, delta.first) == (25_000_000, 25_000_000, (0, 0))
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine) == (2.0, 2.0, 10_000.0, 2.0, 1.0)
 
 
-def test_one_element_that_is_as_many_as_there_can_be(paired):
+def test_one_element_that_is_as_many_as_there_can_be(pair_states):
     """2 ** 62 and more elements are told by the one that is stored, and by the strides where one side is a row."""
     shape = (2**31, 2, 2**30)
     one, two = (torch.full((1, 1, 1), value).expand(shape) for value in (1.0, 3.0))
-    (delta,) = compare_pairs(paired({"t": one}, {"t": two}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())
     assert (delta.elements, delta.changed, delta.first, delta.max_abs) == (2**62, 2**62, (0, 0, 0), 2.0)
     rows = (torch.tensor([1.0, value]).view(1, 2, 1).expand(shape) for value in (1.0, 3.0))
-    (delta,) = compare_pairs(paired(*({"t": row} for row in rows)), CompareOptions())
+    (delta,) = compare_pairs(pair_states(*({"t": row} for row in rows)), CompareOptions())
     assert (delta.changed, delta.first, delta.mean_abs) == (2**61, (0, 1, 0), 1.0)
 
 
-def test_repeats_count_as_often_as_they_are_there(paired):
+def test_repeats_count_as_often_as_they_are_there(pair_states):
     """All that is said of an expanded tensor is what is said of it written out."""
     before = torch.randn(7, 1, 5, dtype=torch.float64)
     after = before.clone()
     after[3:, 0, 2], before[6, 0, 4] = 1.0, math.nan
     tensors = [(t.expand(7, 4, 5), t.expand(7, 4, 5).contiguous()) for t in (before, after)]
     expanded, written = (
-        compare_pairs(paired({"t": tensors[0][n]}, {"t": tensors[1][n]}), CompareOptions())[0] for n in (0, 1)
+        compare_pairs(pair_states({"t": tensors[0][n]}, {"t": tensors[1][n]}), CompareOptions())[0] for n in (0, 1)
     )
     assert expanded.first == written.first == (3, 0, 2)
     for name in Delta.__struct_fields__:
@@ -720,28 +722,28 @@ def test_repeats_count_as_often_as_they_are_there(paired):
         assert one == (pytest.approx(two, rel=1e-12) if isinstance(two, float) else two), name
 
 
-def test_one_side_that_repeats_itself(paired):
+def test_one_side_that_repeats_itself(pair_states):
     """As much is read as the other side holds."""
     before = torch.ones(1).expand(5000, 5000)
     after = before.contiguous()
     after[4321, 1234] = 2
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert (delta.changed, delta.first) == (1, (4321, 1234))
 
 
-def test_quantized_and_dequantized_are_the_same(paired):
+def test_quantized_and_dequantized_are_the_same(pair_states):
     """What a quantized tensor is worth is what torch makes of it."""
     tensor = torch.quantize_per_tensor(torch.randn(50, 40), 0.0371, 3, torch.qint8)
-    assert compare_pairs(paired({"t": tensor}, {"t": tensor.dequantize()}), CompareOptions())[0].changed == 0
+    assert compare_pairs(pair_states({"t": tensor}, {"t": tensor.dequantize()}), CompareOptions())[0].changed == 0
 
 
-def test_windows_that_overlap_without_end(paired):
+def test_windows_that_overlap_without_end(pair_states):
     """2 ** 30 elements in 4 kB: the same windows of equal bytes are equal, of others nobody can tell."""
     one, two = torch.zeros(1 << 10), torch.zeros(1 << 10)
     two[1000] = 1
     before, after = (t.as_strided((1 << 8,) * 4, (1, 1, 1, 1)) for t in (one, two))
-    assert compare_pairs(paired({"t": before}, {"t": before}), CompareOptions()) == [Delta(elements=1 << 32)]
-    (pair,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions())
+    assert compare_pairs(pair_states({"t": before}, {"t": before}), CompareOptions()) == [Delta(elements=1 << 32)]
+    (pair,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert isinstance(pair, UnreadableError)
     assert "a.pt" in str(pair)
     assert "b.pt: t: the tensor repeats 1021 stored elements as 4294967296 elements" in str(pair)
@@ -769,8 +771,8 @@ def test_parts_of_other_shapes(tmp_path):
     assert isinstance(compare_pairs([Pair(*rows)], CompareOptions())[0], NotCompared)
 
 
-def test_a_zero_that_lost_its_sign_beside_a_nan_is_no_change_of_a_nan(paired):
+def test_a_zero_that_lost_its_sign_beside_a_nan_is_no_change_of_a_nan(pair_states):
     """By their bits two zeros differ, by nothing; the NaN beside them did not change."""
     before, after = (torch.tensor([zero, math.nan, 1.0]) for zero in (0.0, -0.0))
-    (delta,) = compare_pairs(paired({"t": before}, {"t": after}), CompareOptions(bitwise=True))
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions(bitwise=True))
     assert (delta.changed, delta.first, delta.max_abs, delta.left_out, delta.reason) == (1, (0,), 0.0, 1, None)

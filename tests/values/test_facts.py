@@ -67,7 +67,7 @@ def any_bits(dtype, n, seed=0):
     return tensor
 
 
-def expected(tensor):
+def expected_facts(tensor):
     """Element by element, in float64."""
     wide = tensor.to(torch.float64)
     finite = wide[wide.isfinite()]
@@ -84,8 +84,8 @@ def expected(tensor):
     }
 
 
-def told(found):
-    return {name: getattr(found, name) for name in expected(torch.zeros(1))}
+def select_facts(found):
+    return {name: getattr(found, name) for name in expected_facts(torch.zeros(1))}
 
 
 # --- every type ----------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def told(found):
 def test_floats_of_any_bits(store, way, small, dtype, n):
     """Counts, lowest and highest are torch's, for every float type."""
     tensor = any_bits(dtype, n)
-    assert told(of(store(tensor))) == expected(tensor)
+    assert select_facts(of(store(tensor))) == expected_facts(tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, *EIGHT_BITS], ids=str)
@@ -105,7 +105,7 @@ def test_every_value_of_a_small_type(store, way, dtype):
     codes = torch.arange(256**dtype.itemsize, dtype=torch.int32)
     every = codes.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
     for part in [every, *every.split(256)[:: max(len(every) // 256 // 16, 1)], *every[-3:].split(1)]:
-        assert told(of(store(part.clone()))) == expected(part)
+        assert select_facts(of(store(part.clone()))) == expected_facts(part)
 
 
 @pytest.mark.parametrize("dtype", WHOLE, ids=str)
@@ -122,7 +122,7 @@ def test_integers_are_exact(store, way, small, dtype):
 def test_bools(store, way, small):
     """True is 1."""
     tensor = torch.arange(300) % 3 == 0
-    assert told(of(store(tensor))) == told(Facts(300, zeros=200, low=0, high=1))
+    assert select_facts(of(store(tensor))) == select_facts(Facts(300, zeros=200, low=0, high=1))
 
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
@@ -160,7 +160,7 @@ def test_quantized_values_are_scaled(store, way):
     scales, zeros = torch.arange(1, 9) / 50, torch.zeros(8, dtype=torch.long)
     channels = torch.quantize_per_channel(values, scales, zeros, 0, torch.qint8)
     for tensor in (whole, channels):
-        assert told(of(store(tensor))) == expected(tensor.dequantize())
+        assert select_facts(of(store(tensor))) == expected_facts(tensor.dequantize())
 
 
 def test_each_channel_has_its_own_scale_in_every_block(store, way, small):
@@ -197,7 +197,7 @@ def test_expanded_elements_count_each_time(store, way):
     """A row shown a thousand times has a thousand times its NaN."""
     row = any_bits(torch.float32, 50)
     actual = of(store(row.expand(1000, 50)))
-    assert told(actual) == expected(row.expand(1000, 50))
+    assert select_facts(actual) == expected_facts(row.expand(1000, 50))
     assert actual.digest is None
 
 
@@ -206,7 +206,7 @@ def test_what_torch_has_put_off_is_done(store, way):
     pair = torch.complex(torch.zeros(9), torch.arange(9.0))
     negated = pair.conj().imag
     assert negated.is_neg()
-    assert told(of(store(negated))) == expected(negated.resolve_neg())
+    assert select_facts(of(store(negated))) == expected_facts(negated.resolve_neg())
 
 
 def test_zeros_that_a_sparse_tensor_does_not_store_count(tmp_path):
@@ -216,7 +216,7 @@ def test_zeros_that_a_sparse_tensor_does_not_store_count(tmp_path):
     dense = torch.zeros(10, 10)
     dense[3, 4], dense[5, 6] = 2.0, math.nan
     torch.save({"w": dense.to_sparse()}, tmp_path / "a.pt")
-    assert told(of(formats.read(str(tmp_path / "a.pt")).tensors[0])) == expected(dense)
+    assert select_facts(of(formats.read(str(tmp_path / "a.pt")).tensors[0])) == expected_facts(dense)
 
 
 def test_nothing_is_read_of_an_empty_tensor(store):
@@ -445,4 +445,4 @@ def test_every_format_gives_the_same_facts(tmp_path):
     rows = [formats.read(str(tmp_path / name)).tensors[0] for name in ("zip.pt", "legacy.pt", "a.safetensors")]
     one, two, three = (of(row) for row in rows)
     assert one == two == three
-    assert told(one) == expected(tensor)
+    assert select_facts(one) == expected_facts(tensor)

@@ -49,12 +49,12 @@ def test_no_chunk_is_bigger_than_the_limit(store, monkeypatch):
 def test_bytes_that_come_back_changed_did_not_follow(store, monkeypatch):
     """A device that returns something else is found out."""
 
-    def broken(torch_module, chunk, dtype, device):
+    def flip_bit(torch_module, chunk, dtype, device):
         back = chunk.copy()
         back[5] ^= 1
         return back
 
-    monkeypatch.setattr(module, "_copy_back", broken)
+    monkeypatch.setattr(module, "_copy_back", flip_bit)
     placed = place_on_device(state_of(store(torch.randn(9))), "cpu").tensors[0]
     assert placed.after == After("cpu", False)
     assert "1 bytes differ after the load to" in placed.note

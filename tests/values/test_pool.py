@@ -16,7 +16,7 @@ from statecli.workers import pool
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: forked workers")
 
 
-def doubled(times, batch):
+def double_numbers(times, batch):
     return [2 * times * n for n in batch]
 
 
@@ -55,18 +55,18 @@ def run(function, tasks, jobs, **more):
 def test_results_are_in_order(jobs):
     """Whatever the number of workers; `on_batch` is called once for each batch."""
     seen = []
-    assert run(doubled, list(range(20)), jobs, on_batch=seen.append) == [2 * n for n in range(20)]
+    assert run(double_numbers, list(range(20)), jobs, on_batch=seen.append) == [2 * n for n in range(20)]
     assert sorted(seen) == [(n,) for n in range(20)]
 
 
 def test_small_tasks_are_handed_out_together():
     """Each has its own result all the same; of no tasks there are none."""
     seen = []
-    tasks = pool.run_tasks(doubled, 3, [Small(n) for n in range(2000)], absent=None, on_batch=seen.append)
+    tasks = pool.run_tasks(double_numbers, 3, [Small(n) for n in range(2000)], absent=None, on_batch=seen.append)
     assert tasks == [6 * n for n in range(2000)]
     assert 1 < len(seen) < 10
     assert [n for batch in seen for n in batch] == list(range(2000))
-    assert run(doubled, [], 2) == []
+    assert run(double_numbers, [], 2) == []
 
 
 def test_small_work_is_done_here():

@@ -23,12 +23,12 @@ from statecli.values.ranges import check_crc, open_range
 from statecli.values.read import read_all_values
 
 
-def written(path, content):
+def write_content(path, content):
     path.write_bytes(content)
     return str(path)
 
 
-def cut(shape, cuts):
+def cut_boxes(shape, cuts):
     """The boxes (start, shape) that the cuts along each axis make of an array."""
     found = [((), ())]
     for size, places in zip(shape, cuts, strict=True):
@@ -38,13 +38,13 @@ def cut(shape, cuts):
     return found
 
 
-def boxed(array, cuts, folder, *, columns_first=False, name="part"):
+def write_boxes(array, cuts, folder, *, columns_first=False, name="part"):
     """`array` on disk in as many files as `cuts` say, each box in C order or with its first axis fastest."""
     boxes = []
-    for n, (start, shape) in enumerate(cut(array.shape, cuts)):
+    for n, (start, shape) in enumerate(cut_boxes(array.shape, cuts)):
         part = array[tuple(slice(a, a + size) for a, size in zip(start, shape, strict=True))]
         raw = b"before" + part.tobytes("F" if columns_first else "C")
-        where = ByteRange(written(folder / f"{name}{n}", raw), 6, len(raw) - 6)
+        where = ByteRange(write_content(folder / f"{name}{n}", raw), 6, len(raw) - 6)
         strides = tuple(prod(shape[:axis]) for axis in range(len(shape))) if columns_first else None
         boxes.append(Box(start, TensorData(where, str(array.dtype), shape, strides=strides)))
     whole = ByteRange(str(folder), 0, array.nbytes, boxes=Boxes(array.shape, array.itemsize, tuple(boxes)))
@@ -68,7 +68,7 @@ CUTS = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=4, max_size=4)
 def test_any_boxes_are_the_array_that_they_were_cut_from(tmp_path_factory, shape, cuts, columns_first, dtype):
     """However an array is cut along its axes, and in whatever order its boxes lie, its values are numpy's."""
     array = (np.arange(prod(shape)) * 1.5).astype(dtype).reshape(shape)
-    data = boxed(array, cuts[: len(shape)], tmp_path_factory.mktemp("boxes"), columns_first=columns_first)
+    data = write_boxes(array, cuts[: len(shape)], tmp_path_factory.mktemp("boxes"), columns_first=columns_first)
     assert np.array_equal(values_of(data).reshape(shape), array)
 
 
@@ -82,7 +82,10 @@ def test_pieces_cut_differently_are_compared_element_by_element(tmp_path_factory
     changed = at >= 0
     if changed:
         other.reshape(-1)[at % array.size] += 1
-    one, two = boxed(array, cuts[: len(shape)], folder), boxed(other, others[: len(shape)], folder, name="other")
+    one, two = (
+        write_boxes(array, cuts[: len(shape)], folder),
+        write_boxes(other, others[: len(shape)], folder, name="other"),
+    )
     (delta,) = compare_pairs([Pair(row(one), row(two))], CompareOptions())
     assert delta.changed == changed
     assert delta.first == ([int(n) for n in np.unravel_index(at % array.size, shape)] if changed else None) or (
@@ -93,7 +96,7 @@ def test_pieces_cut_differently_are_compared_element_by_element(tmp_path_factory
 def test_a_view_into_boxes_reads_what_torch_would(tmp_path):
     """A tensor that is a strided view of a storage in boxes: offset and strides count in the whole."""
     array = np.arange(60, dtype="f4").reshape(6, 10)
-    whole = boxed(array, [[2, 4], [3]], tmp_path)
+    whole = write_boxes(array, [[2, 4], [3]], tmp_path)
     view = TensorData(whole.storage, "float32", (3, 4), offset=11, strides=(2, 10))
     expected = torch.from_numpy(array).as_strided((3, 4), (2, 10), 11).numpy()
     assert np.array_equal(values_of(view).reshape(3, 4), expected)
@@ -103,13 +106,13 @@ def test_many_pieces_open_few_files_at_a_time(tmp_path, monkeypatch):
     """A storage in more files than may be open at once is read whole."""
     monkeypatch.setattr(ranges, "MAX_OPEN_FILES", 2)
     array = np.arange(40, dtype="f4")
-    assert np.array_equal(values_of(boxed(array, [range(40)], tmp_path)), array)
+    assert np.array_equal(values_of(write_boxes(array, [range(40)], tmp_path)), array)
 
 
 @pytest.mark.parametrize("left_out", [0, 1], ids=["first", "last"])
 def test_a_missing_box_is_no_values(tmp_path, left_out):
     """Boxes that leave a hole are an error, and never memory that nobody wrote."""
-    data = boxed(np.arange(8, dtype="f4"), [[3]], tmp_path)
+    data = write_boxes(np.arange(8, dtype="f4"), [[3]], tmp_path)
     boxes = data.storage.boxes
     kept = tuple(box for n, box in enumerate(boxes.boxes) if n != left_out)
     holed = ByteRange("x", 0, data.storage.length, boxes=Boxes(boxes.shape, 4, kept))
@@ -117,10 +120,10 @@ def test_a_missing_box_is_no_values(tmp_path, left_out):
         values_of(TensorData(holed, "float32", (8,)))
 
 
-def deflated(content, path, *, claims=None, cut_to=None):
+def deflate_content(content, path, *, claims=None, cut_to=None):
     packer = zlib.compressobj(6, zlib.DEFLATED, -15)
     raw = (packer.compress(content) + packer.flush())[:cut_to]
-    written(path, b"head" + raw + b"tail")
+    write_content(path, b"head" + raw + b"tail")
     length = len(content) if claims is None else claims
     return ByteRange(str(path), 4, length, zlib.crc32(content), packing=Packing("deflate", len(raw)))
 
@@ -129,7 +132,7 @@ def deflated(content, path, *, claims=None, cut_to=None):
 @given(st.binary(max_size=5000).map(lambda part: part * 60), st.lists(st.integers(0, 300_000), max_size=6))
 def test_what_was_deflated_reads_as_it_was_wherever_one_begins(tmp_path_factory, content, places):
     """Forwards, backwards, and to the last byte."""
-    where = deflated(content, tmp_path_factory.mktemp("deflate") / "x")
+    where = deflate_content(content, tmp_path_factory.mktemp("deflate") / "x")
     with open_range(where) as source:
         for at in places:
             at %= len(content) + 1
@@ -142,7 +145,7 @@ def test_what_was_deflated_reads_as_it_was_wherever_one_begins(tmp_path_factory,
 @pytest.mark.parametrize("claims", [99_999, 100_001], ids=["fewer", "more"])
 def test_a_lie_about_the_unpacked_size_is_named(tmp_path, claims):
     """What decompresses to another size than its archive says is damaged, in either direction."""
-    where = deflated(bytes(100_000), tmp_path / "x", claims=claims)
+    where = deflate_content(bytes(100_000), tmp_path / "x", claims=claims)
     with (
         pytest.raises(MalformedError, match=rf"decompresses to .*, but the archive records {claims}"),
         open_range(where) as source,
@@ -152,18 +155,18 @@ def test_a_lie_about_the_unpacked_size_is_named(tmp_path, claims):
 
 def test_a_deflated_stream_cut_short_is_named(tmp_path):
     """Half a stream gives no half of a tensor."""
-    where = deflated(np.random.default_rng(0).bytes(50_000), tmp_path / "x", cut_to=20_000)
+    where = deflate_content(np.random.default_rng(0).bytes(50_000), tmp_path / "x", cut_to=20_000)
     with pytest.raises(MalformedError, match="decompresses to"), open_range(where) as source:
         source.read(0, np.empty(50_000, np.uint8))
 
 
-def archived(tensor, path):
+def archive_tensor(tensor, path):
     """`tensor` as one of several archives of torch.save in a file, which is what a .distcp is."""
     other, held = io.BytesIO(), io.BytesIO()
     torch.save(torch.zeros(3), other)
     torch.save(tensor, held)
     content, size = held.getvalue(), other.tell()
-    written(path, other.getvalue() + content)
+    write_content(path, other.getvalue() + content)
     where = ByteRange(str(path), size, tensor.nbytes, packing=Packing("torch-zip", len(content)))
     return TensorData(where, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
@@ -175,11 +178,11 @@ def archived(tensor, path):
 )
 def test_a_tensor_in_an_archive_of_its_own_is_found_there(tmp_path, tensor):
     """Its values, its checksum and its digest are those of the tensor that torch saved."""
-    data = archived(tensor, tmp_path / "x.distcp")
+    data = archive_tensor(tensor, tmp_path / "x.distcp")
     assert np.array_equal(values_of(data).reshape(data.shape), tensor.float().numpy())
     check_crc(data.storage)
     plain = ByteRange(
-        written(tmp_path / "raw", tensor.contiguous().view(torch.uint8).numpy().tobytes()), 0, tensor.nbytes
+        write_content(tmp_path / "raw", tensor.contiguous().view(torch.uint8).numpy().tobytes()), 0, tensor.nbytes
     )
     both = [row(data), row(TensorData(plain, data.dtype, data.shape))]
     assert len(set(compute_digests(both, "blake3"))) == 1
@@ -189,7 +192,7 @@ def test_a_tensor_in_an_archive_of_its_own_is_found_there(tmp_path, tensor):
 
 def test_an_archive_that_holds_another_tensor_is_refused(tmp_path):
     """What was said of it beforehand and what it holds must agree."""
-    data = archived(torch.zeros(4), tmp_path / "x")
+    data = archive_tensor(torch.zeros(4), tmp_path / "x")
     with pytest.raises(
         MalformedError, match=r"the index records float32 \[2, 2\], but the array at byte \d+ holds float32 \[4\]"
     ):
@@ -198,7 +201,7 @@ def test_an_archive_that_holds_another_tensor_is_refused(tmp_path):
 
 def test_a_damaged_archive_inside_a_file_fails_its_checksum(tmp_path):
     """A byte changed in one of many archives is found by the checksum of that archive."""
-    data = archived(torch.ones(400), tmp_path / "x")
+    data = archive_tensor(torch.ones(400), tmp_path / "x")
     raw = bytearray((tmp_path / "x").read_bytes())
     raw[raw.rindex(torch.ones(100).numpy().tobytes()) + 5] ^= 1
     (tmp_path / "x").write_bytes(raw)

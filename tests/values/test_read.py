@@ -31,7 +31,7 @@ def as_numpy(tensor):
     return (tensor if not tensor.is_floating_point() else tensor.double()).resolve_neg().numpy().reshape(-1)
 
 
-def made(dtype, *shape):
+def build_tensor(dtype, *shape):
     """Values that differ from their neighbours in every type."""
     base = torch.arange(1, 1 + torch.Size(shape).numel()) % 13 - 3
     if dtype.is_complex:
@@ -56,7 +56,7 @@ LAYOUTS = {
 def test_values_come_in_logical_order_from_any_layout(store, dtype, big_endian):
     """Every type in every layout, from an unaligned place, equals torch's own conversion."""
     for layout, lay_out in LAYOUTS.items():
-        tensor = lay_out(made(dtype, 6, 8))
+        tensor = lay_out(build_tensor(dtype, 6, 8))
         values = read_all_values(store(tensor, big_endian=big_endian).data)
         np.testing.assert_array_equal(values, as_numpy(tensor), err_msg=layout)
 
@@ -64,7 +64,7 @@ def test_values_come_in_logical_order_from_any_layout(store, dtype, big_endian):
 @pytest.mark.parametrize("lazy", ["conj", "neg"])
 def test_lazy_conjugates_and_negatives_are_applied(store, lazy):
     """The stored bytes do not yet hold what the tensor is worth."""
-    x = made(torch.complex64, 3, 4)
+    x = build_tensor(torch.complex64, 3, 4)
     tensor = x.conj() if lazy == "conj" else x.conj().imag
     assert tensor.is_conj() or tensor.is_neg()
     expected = tensor.resolve_conj().resolve_neg().numpy().reshape(-1)
@@ -353,7 +353,7 @@ def test_any_strides_any_bands(store, monkeypatch, shape, strides, band, window,
         monkeypatch.setattr(ranges, name, value)
     strides = strides[: len(shape)]
     needed = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    tensor = made(dtype, needed).as_strided(shape, strides)
+    tensor = build_tensor(dtype, needed).as_strided(shape, strides)
     np.testing.assert_array_equal(read_all_values(store(tensor).data), as_numpy(tensor))
 
 

@@ -21,17 +21,17 @@ from statecli.workers import pool  # noqa: E402
 DTYPES = ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool", "complex64"]
 
 
-def saved(path, tensors):
+def save_tensors(path, tensors):
     torch.save(tensors, path) if path.suffix == ".pt" else save_file(tensors, path)
     return {tensor.fqn: tensor for tensor in formats.read(str(path)).tensors}
 
 
-def paired(tmp_path, before, after, suffix="safetensors"):
-    one, two = saved(tmp_path / f"a.{suffix}", before), saved(tmp_path / f"b.{suffix}", after)
+def pair_states(tmp_path, before, after, suffix="safetensors"):
+    one, two = save_tensors(tmp_path / f"a.{suffix}", before), save_tensors(tmp_path / f"b.{suffix}", after)
     return [Pair(one[name], two[name]) for name in before]
 
 
-def settled(pairs):
+def settle_pairs(pairs):
     both = [(pair.before, pair.after) for pair in pairs]
     return compare_small_pairs(both, CompareOptions())
 
@@ -57,9 +57,9 @@ def test_the_outcome_is_that_of_each_pair_by_itself(tmp_path, monkeypatch, suffi
             after[name] = flat.view(after[name].shape)
     if suffix == "safetensors":
         before, after = ({name: t.contiguous() for name, t in side.items()} for side in (before, after))
-    pairs = paired(tmp_path, before, after, suffix)
+    pairs = pair_states(tmp_path, before, after, suffix)
     together = compare_pairs(pairs, CompareOptions())
-    assert len(settled(pairs)) > 10
+    assert len(settle_pairs(pairs)) > 10
     monkeypatch.setattr(compare, "compare_small_pairs", lambda *_: {})
     assert together == compare_pairs(pairs, CompareOptions())
 
@@ -82,7 +82,7 @@ def neighbours(tmp_path, dtype):
     other["layers.77.bias"][:] = 0
     other["layers.78.bias"][3] = -1
     other["layers.1.bias"][2] = -0.0
-    return paired(tmp_path, tensors, other)
+    return pair_states(tmp_path, tensors, other)
 
 
 @pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
@@ -113,7 +113,7 @@ def test_numbers_are_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtyp
     if dtype.is_floating_point:
         for n, value in enumerate((float("nan"), float("inf"), 3e38, 1e-45)):
             before[f"t{50 + n}"][-1] = value
-    pairs = paired(tmp_path, before, {name: t.to(dtype) for name, t in after.items()})
+    pairs = pair_states(tmp_path, before, {name: t.to(dtype) for name, t in after.items()})
     together = compare_pairs(pairs, how)
     monkeypatch.setattr(compare, "compare_small_pairs", lambda *_: {})
     assert list(map(repr, together)) == list(map(repr, compare_pairs(pairs, how)))
@@ -122,8 +122,8 @@ def test_numbers_are_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtyp
 def test_the_order_of_the_two_files_need_not_be_the_same(tmp_path):
     """What is reversed in the other file has no run, and is compared pair by pair."""
     names = [f"t{n}" for n in range(50)]
-    one = saved(tmp_path / "a.safetensors", {name: torch.full((5,), float(n)) for n, name in enumerate(names)})
-    two = saved(tmp_path / "b.safetensors", {f"z{99 - n}": torch.full((5,), float(n)) for n in range(50)})
+    one = save_tensors(tmp_path / "a.safetensors", {name: torch.full((5,), float(n)) for n, name in enumerate(names)})
+    two = save_tensors(tmp_path / "b.safetensors", {f"z{99 - n}": torch.full((5,), float(n)) for n in range(50)})
     pairs = [Pair(one[name], two[f"z{99 - n}"]) for n, name in enumerate(names)]
     assert [outcome.changed for outcome in compare_pairs(pairs, CompareOptions())] == [0] * 50
 
@@ -142,13 +142,13 @@ def test_what_lies_far_apart_is_not_read_together(tmp_path, gap, count):
         raw = f"{{{header}}}".encode()
         (tmp_path / f"{name}.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(16 + gap))
     states = [formats.read(str(tmp_path / f"{name}.safetensors")).tensors for name in ("x", "y")]
-    assert len(settled([Pair(states[0][n], states[1][n]) for n in (0, 2)])) == count
+    assert len(settle_pairs([Pair(states[0][n], states[1][n]) for n in (0, 2)])) == count
 
 
 def test_different_bytes_under_equal_checksums_are_damage(tmp_path):
     """One of the two records is not what its checksum says, and no difference is reported."""
     tensors = {f"t{n}": torch.full((8,), float(n)) for n in range(20)}
-    paired(tmp_path, tensors, tensors, "pt")
+    pair_states(tmp_path, tensors, tensors, "pt")
     path = tmp_path / "b.pt"
     content, right = path.read_bytes(), torch.full((8,), 7.0).numpy().tobytes()
     assert content.count(right) == 1
@@ -162,7 +162,7 @@ def test_equal_bytes_under_different_checksums_are_damage(tmp_path):
     """A record whose checksum says other bytes is reported, among neighbours that are well."""
     tensors = {f"t{n}": torch.full((8,), float(n)) for n in range(20)}
     changed = {**tensors, "t7": torch.full((8,), 700.0)}
-    paired(tmp_path, tensors, changed, "pt")
+    pair_states(tmp_path, tensors, changed, "pt")
     path = tmp_path / "b.pt"
     right, wrong = torch.full((8,), 7.0).numpy().tobytes(), torch.full((8,), 700.0).numpy().tobytes()
     content = path.read_bytes()
@@ -176,7 +176,7 @@ def test_equal_bytes_under_different_checksums_are_damage(tmp_path):
 def test_a_file_that_ends_early_fails_its_own_pairs(tmp_path):
     """The run cannot be read; each pair that can is equal, and the others name the file."""
     tensors = {f"t{n:02}": torch.full((8,), float(n)) for n in range(20)}
-    pairs = paired(tmp_path, tensors, tensors)
+    pairs = pair_states(tmp_path, tensors, tensors)
     place = pairs[15].after.data.storage
     with open(place.path, "r+b") as file:
         file.truncate(place.offset + 3)
@@ -199,5 +199,5 @@ def test_who_does_a_part_leaves_all_pairs_to_their_tasks(tmp_path):
     seen = []
     tensors = {f"t{n}": torch.full((8,), float(n)) for n in range(9)}
     with pool.use_result_store(Everything()):
-        compare_pairs(paired(tmp_path, tensors, tensors), CompareOptions())
+        compare_pairs(pair_states(tmp_path, tensors, tensors), CompareOptions())
     assert len(seen) == 9

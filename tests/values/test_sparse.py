@@ -63,7 +63,7 @@ def read(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def compared(read):
+def compare_tensors(read):
     """What comparing two tensors gives."""
 
     def outcome(before, after, **how):
@@ -86,7 +86,7 @@ def crow(*starts):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
-def test_a_sparse_tensor_is_its_dense_self(compared, layout, seed):
+def test_a_sparse_tensor_is_its_dense_self(compare_tensors, layout, seed):
     """Other places, other blocks: the same numbers as of the two dense tensors, first index included."""
     numbers = torch.Generator().manual_seed(seed)
     before, after = (
@@ -97,51 +97,51 @@ def test_a_sparse_tensor_is_its_dense_self(compared, layout, seed):
     if layout == "batch of bsr":
         before, after = before.abs() + 1, after.abs() + 1
     one, two = LAYOUTS[layout](before), LAYOUTS[layout](after)
-    actual, dense = compared(one, two), compared(one.to_dense(), two.to_dense())
+    actual, dense = compare_tensors(one, two), compare_tensors(one.to_dense(), two.to_dense())
     assert (actual.elements, actual.changed, actual.first) == (dense.elements, dense.changed, dense.first)
     for name in ("max_abs", "mean_abs", "l2", "relative_l2", "cosine"):
         assert getattr(actual, name) == pytest.approx(getattr(dense, name))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_equal_parts_are_equal_tensors(compared, layout, monkeypatch):
+def test_equal_parts_are_equal_tensors(compare_tensors, layout, monkeypatch):
     """However many values they hold, NaN included."""
     monkeypatch.setattr(sparse, "MAX_STORED_VALUES", 1)
     tensor = LAYOUTS[layout](torch.ones(4, 6))
     tensor.values().fill_(float("nan")) if "coo" not in layout else tensor._values().fill_(float("nan"))
-    assert compared(tensor, tensor.clone()) == Delta(elements=tensor.numel())
+    assert compare_tensors(tensor, tensor.clone()) == Delta(elements=tensor.numel())
 
 
-def test_too_many_values_are_not_told(compared, monkeypatch):
+def test_too_many_values_are_not_told(compare_tensors, monkeypatch):
     """Above the limit of what is held in memory: neither equal nor different."""
     monkeypatch.setattr(sparse, "MAX_STORED_VALUES", 3)
-    actual = compared(coo([0, 1], [1, 2], 4), coo([0, 2], [1, 2], 4))
+    actual = compare_tensors(coo([0, 1], [1, 2], 4), coo([0, 2], [1, 2], 4))
     assert isinstance(actual, NotCompared)
     assert "more than 3 indices and values" in actual.reason
 
 
-def test_blocks_of_other_sizes(compared):
+def test_blocks_of_other_sizes(compare_tensors):
     """What is stored where is not what is compared."""
     dense = torch.arange(24.0).reshape(4, 6)
-    assert compared(dense.to_sparse_bsr((2, 3)), dense.to_sparse_bsr((4, 2))).changed == 0
+    assert compare_tensors(dense.to_sparse_bsr((2, 3)), dense.to_sparse_bsr((4, 2))).changed == 0
 
 
 @pytest.mark.parametrize("bitwise", [False, True])
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.float32, torch.int64])
-def test_nothing_stored_on_one_side(compared, dtype, bitwise):
+def test_nothing_stored_on_one_side(compare_tensors, dtype, bitwise):
     """A side without values has no type of its own, and is zero throughout."""
     nothing, one = coo([], [], 4, dtype), coo([2], [1], 4, dtype)
     for pair in ((nothing, one), (one, nothing)):
-        actual = compared(*pair, bitwise=bitwise)
+        actual = compare_tensors(*pair, bitwise=bitwise)
         assert (actual.changed, actual.first, actual.max_abs) == (1, (2,), 1.0)
 
 
-def test_indices_of_another_type(compared):
+def test_indices_of_another_type(compare_tensors):
     """int32 and int64 places are the same places."""
     one = torch.eye(3).to_sparse_csr()
     two = torch.sparse_csr_tensor(one.crow_indices().int(), one.col_indices().int(), one.values(), (3, 3))
-    assert compared(one, two).changed == 0
-    assert compared(one, two * 2).changed == 3
+    assert compare_tensors(one, two).changed == 0
+    assert compare_tensors(one, two * 2).changed == 3
 
 
 # --- sums --------------------------------------------------------------------------------------------------------
@@ -150,31 +150,31 @@ def test_indices_of_another_type(compared):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
-def test_sums_are_rounded_as_torch_rounds_them(compared, dtype, seed):
+def test_sums_are_rounded_as_torch_rounds_them(compare_tensors, dtype, seed):
     """Added one after another in the type itself, to the last digit: what `to_dense` gives."""
     numbers = np.random.default_rng(seed)
     values = (numbers.standard_normal(40) * 10.0 ** numbers.integers(-4, 5, 40)).tolist()
     twice = coo(numbers.integers(0, 6, 40).tolist(), values, 6, dtype)
-    assert compared(twice, twice.to_dense().to_sparse()).changed == 0
+    assert compare_tensors(twice, twice.to_dense().to_sparse()).changed == 0
 
 
-def test_a_negative_zero_stored_twice(compared):
+def test_a_negative_zero_stored_twice(compare_tensors):
     """-0.0 + -0.0 is -0.0; nothing else is added to it."""
-    assert compared(coo([1, 1], [-0.0, -0.0], 3), coo([1], [-0.0], 3), bitwise=True).changed == 0
+    assert compare_tensors(coo([1, 1], [-0.0, -0.0], 3), coo([1], [-0.0], 3), bitwise=True).changed == 0
 
 
-def test_what_torch_cannot_add_is_not_told(compared):
+def test_what_torch_cannot_add_is_not_told(compare_tensors):
     """Two float8 values at one place have no sum in their own type."""
-    actual = compared(*(coo([1, 1], [1.0, k], 3, torch.float8_e5m2) for k in (1, 2)))
+    actual = compare_tensors(*(coo([1, 1], [1.0, k], 3, torch.float8_e5m2) for k in (1, 2)))
     assert actual == NotCompared(
         "stores several float8_e5m2 values at one index, and torch cannot add values of this dtype"
     )
 
 
-def test_more_short_values_at_a_place_than_are_added(compared, monkeypatch):
+def test_more_short_values_at_a_place_than_are_added(compare_tensors, monkeypatch):
     """Each takes a step of its own: past the limit it cannot be told."""
     monkeypatch.setattr(sparse, "MAX_DUPLICATES", 3)
-    actual = compared(coo([1] * 4, [1] * 4, 3, torch.bfloat16), coo([1], [4], 3, torch.bfloat16))
+    actual = compare_tensors(coo([1] * 4, [1] * 4, 3, torch.bfloat16), coo([1], [4], 3, torch.bfloat16))
     assert actual == NotCompared("stores more than 3 bfloat16 values at one index, the limit of statecli")
 
 
@@ -230,10 +230,10 @@ def test_damage_is_told_with_its_file_and_tensor(read, case):
         assert delta.changed == 3
 
 
-def test_a_hidden_value_is_not_taken_for_another_place(compared):
+def test_a_hidden_value_is_not_taken_for_another_place(compare_tensors):
     """Column 2 of row 0 of a matrix of two columns is not column 0 of row 1."""
     good = Rebuilt("sparse_csr", torch.tensor([0, 1, 2]), torch.tensor([0, 0]), two, (2, 2))
-    assert type(compared(good, Rebuilt(*DAMAGED["a column outside"]))) is MalformedError
+    assert type(compare_tensors(good, Rebuilt(*DAMAGED["a column outside"]))) is MalformedError
 
 
 ENDLESS = {
@@ -244,10 +244,10 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("case", ENDLESS)
-def test_memory_is_bounded_whatever_is_claimed(compared, case):
+def test_memory_is_bounded_whatever_is_claimed(compare_tensors, case):
     """A file of two kilobytes cannot ask for a terabyte: it is not told."""
     other = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (4,))
-    found = compared(other, Rebuilt("sparse_coo", *ENDLESS[case]))
+    found = compare_tensors(other, Rebuilt("sparse_coo", *ENDLESS[case]))
     assert isinstance(found, NotCompared)
 
 
@@ -263,47 +263,49 @@ def test_a_flipped_bit_is_told_by_its_checksum(read, tmp_path):
     assert "checksum wrong" in str(pair)
 
 
-def test_parts_that_are_not_in_the_file(compared):
+def test_parts_that_are_not_in_the_file(compare_tensors):
     """Indices on meta beside values that are there: said, not guessed."""
     there = Rebuilt("sparse_coo", torch.tensor([[0, 1]]), two, (4,))
     gone = Rebuilt("sparse_coo", torch.zeros(1, 2, dtype=torch.int64, device="meta"), two, (4,))
-    assert compared(there, gone) == NotCompared("its stored values are not in the file")
+    assert compare_tensors(there, gone) == NotCompared("its stored values are not in the file")
 
 
 # --- nested ------------------------------------------------------------------------------------------------------
 
 
-def nested(*shapes, fill=1.0, layout=torch.strided):
+def nested_tensor(*shapes, fill=1.0, layout=torch.strided):
     return torch.nested.nested_tensor([torch.full(shape, fill) for shape in shapes], layout=layout)
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_statistics_of_a_nested_tensor_are_of_its_values(compared, layout):
+def test_statistics_of_a_nested_tensor_are_of_its_values(compare_tensors, layout):
     """Sizes, strides and offsets are no values: the same numbers as of one tensor of all of them."""
-    before, after = (nested((2, 2), (3, 2), fill=fill, layout=layout) for fill in (1.0, 3.0))
-    actual, dense = compared(before, after), compared(torch.ones(10), torch.full((10,), 3.0))
+    before, after = (nested_tensor((2, 2), (3, 2), fill=fill, layout=layout) for fill in (1.0, 3.0))
+    actual, dense = compare_tensors(before, after), compare_tensors(torch.ones(10), torch.full((10,), 3.0))
     names = ("elements", "changed", "max_abs", "mean_abs", "l2", "relative_l2", "cosine", "reason")
     assert [getattr(actual, name) for name in names] == [getattr(dense, name) for name in names]
-    assert compared(before, before.clone()).changed == 0
+    assert compare_tensors(before, before.clone()).changed == 0
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_inner_shapes_that_differ(compared, layout):
+def test_inner_shapes_that_differ(compare_tensors, layout):
     """As many values in other rows: another shape, whatever the values are."""
-    actual = compared(*(nested(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2)))))
+    actual = compare_tensors(
+        *(nested_tensor(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2))))
+    )
     assert actual == NotCompared("the shapes of its inner tensors differ", reshaped=True)
 
 
-def test_values_that_lie_in_another_order(compared):
+def test_values_that_lie_in_another_order(compare_tensors):
     """The same sizes over other offsets: which value is whose is not told."""
-    one, other = nested((2,), (2,)), nested((2,), (2,))
+    one, other = nested_tensor((2,), (2,)), nested_tensor((2,), (2,))
     parts = (
         other._nested_tensor_size(),
         other._nested_tensor_strides(),
         other._nested_tensor_storage_offsets().flip(0),
     )
     flipped = Call(torch._utils._rebuild_nested_tensor, other.values(), *parts)
-    assert compared(one, flipped) == NotCompared("its inner tensors have another order than before")
+    assert compare_tensors(one, flipped) == NotCompared("its inner tensors have another order than before")
 
 
 def test_every_layout_of_inner_tensors_says_where_its_shapes_are():
@@ -351,7 +353,7 @@ def test_a_copy_is_identical(diff, layout):
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_inner_shapes_are_a_change_of_shape(diff, statecli, tmp_path, layout):
     """1, and said so; with --ignore shape nobody can tell what of the values is the same."""
-    one, other = (nested(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2))))
+    one, other = (nested_tensor(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2))))
     result, target = diff({"w": one}, {"w": other})
     (change,) = target["changes"]
     assert (result.code, change["fields"], change["values"]) == (1, ["shape"], None)

@@ -94,7 +94,7 @@ def test_half_precision_by_its_bits():
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def stored(tensor):
+def stored_integers(tensor):
     return tensor.view(torch.int32 if tensor.itemsize == 4 else torch.int16).numpy()
 
 
@@ -114,7 +114,7 @@ def test_stored_blocks_are_summed_as_float64_would(one, other, n):
     before = torch.randn(n, generator=numbers).to(STORED[one])
     after = torch.where(torch.rand(n, generator=numbers) < 0.3, before, torch.randn(n, generator=numbers))
     after = after.to(STORED[other])
-    change = compiled_kernel.tally_stored(stored(before), stored(after), (one, other))
+    change = compiled_kernel.tally_stored(stored_integers(before), stored_integers(after), (one, other))
     sums, product, largest = in_float64(before, after)
     differ = (before.to(torch.float64) != after.to(torch.float64)).numpy()
     assert (change.changed, change.finite) == (int(differ.sum()), n)
@@ -132,7 +132,7 @@ def test_every_value_of_sixteen_bits(name):
     every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(STORED[name])
     for part in every.split(128):
         zeros = torch.zeros_like(part)
-        actual_stored = compiled_kernel.tally_stored(stored(zeros), stored(part), (name, name))
+        actual_stored = compiled_kernel.tally_stored(stored_integers(zeros), stored_integers(part), (name, name))
         wide = part.to(torch.float64)
         vanishing = wide.abs().max() < 2.0**-40
         if not torch.isfinite(wide).all() or wide.abs().max() > 2.0**60 or vanishing:
@@ -152,7 +152,7 @@ def test_what_float32_cannot_sum_is_left_to_float64(bad, name, at):
     after = before.clone()
     after[at] = bad
     for one, other in ((before, after), (after, before), (after, after)):
-        assert compiled_kernel.tally_stored(stored(one), stored(other), (name, name)) is None
+        assert compiled_kernel.tally_stored(stored_integers(one), stored_integers(other), (name, name)) is None
 
 
 @needs_kernel
@@ -162,7 +162,7 @@ def test_bits_tell_zeros_apart():
     before[7] = after[7] = 1
     after[299] = -0.0
     for name, dtype in STORED.items():
-        one, two = stored(before.to(dtype)), stored(after.to(dtype))
+        one, two = stored_integers(before.to(dtype)), stored_integers(after.to(dtype))
         assert compiled_kernel.tally_stored(one, two, (name, name)).changed == 0
         by_bits = compiled_kernel.tally_stored(one, two, (name, name), CompareOptions(bitwise=True))
         assert (by_bits.changed, by_bits.first) == (1, 299)
@@ -179,7 +179,7 @@ def test_blocks_of_unequal_length_are_refused():
         compiled_kernel.native.tally(block, block, "float4", "float4", False, 0.0, 0.0)
 
 
-def told(before, after):
+def tally_values(before, after):
     """What is said of the two, as float64."""
     tensor, two = (np.array(values, np.float64) for values in (before, after))
     return kernels.tally_values(tensor, two, CompareOptions(), Decoder()).to_delta(tensor.shape)
@@ -187,7 +187,7 @@ def told(before, after):
 
 def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
     """The rest is the same: its cosine of 1 would say that nothing turned, beside a change that nobody can measure."""
-    delta = told([1.0, 2.0, 3.0], [math.nan, 2.0, 3.0])
+    delta = tally_values([1.0, 2.0, 3.0], [math.nan, 2.0, 3.0])
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine) == (None,) * 5
     assert (delta.reason, delta.left_out) == ("changed elements are NaN or Inf", 1)
 
@@ -221,7 +221,7 @@ def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
 )
 def test_what_is_null_has_a_reason(before, after, missing, reason):
     """Whichever statistic float64 has no number for."""
-    delta = told(before, after)
+    delta = tally_values(before, after)
     assert (getattr(delta, missing), delta.reason) == (None, reason)
 
 
@@ -231,13 +231,13 @@ def test_what_is_null_has_a_reason(before, after, missing, reason):
 )
 def test_a_relative_change_of_any_size(before, after, expected):
     """The squares are too far apart for float64, their root is not."""
-    delta = told(before, after)
+    delta = tally_values(before, after)
     assert (delta.relative_l2, delta.reason) == (pytest.approx(expected, rel=1e-12, abs=0), None)
 
 
 def test_what_is_there_needs_no_reason():
     """All statistics of ordinary values."""
-    delta = told([1.0, 2.0], [1.0, 2.5])
+    delta = tally_values([1.0, 2.0], [1.0, 2.5])
     assert delta.reason is None
     assert None not in (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine)
 
