@@ -164,7 +164,7 @@ class Once(nn.Module):
         return self.call(lambda *shape: torch.ones(shape), lambda *shape: x.new_ones(shape))
 
 
-def given(*shapes: object) -> Inputs:
+def build_inputs(*shapes: object) -> Inputs:
     """Inputs of these shapes, of ones; a tensor is given as it is."""
 
     def make(seed: int = 0):
@@ -187,4 +187,4 @@ def sample(name: str, *shapes: object, folder: Path = SAMPLES, init_device: str 
 
 
 def _with(subject: subjects.ModelUnderTest, shapes: tuple) -> subjects.ModelUnderTest:
-    return first_forward.add_inputs(subject, given(*shapes), None) if shapes else subject
+    return first_forward.add_inputs(subject, build_inputs(*shapes), None) if shapes else subject

@@ -19,14 +19,14 @@ SAMPLES = Path(__file__).parents[2] / "sample_models"
 SOURCE = "import torch\nfrom torch import nn\n"
 
 
-def proved(name: Name, spec: str, *input: str, device: str = "meta", **options) -> Check:
+def run_proof(name: Name, spec: str, *input: str, device: str = "meta", **options) -> Check:
     """One proof of the class that `spec` names."""
     return run(Request(spec, checks=(name,), input=input, device=device, **options)).checks[0]
 
 
 def sample(name: Name, spec: str, *input: str, **options) -> Check:
     """One proof of a sample model: `net:Net`."""
-    return proved(name, f"{SAMPLES}/{spec.replace(':', '.py:')}", *input, **options)
+    return run_proof(name, f"{SAMPLES}/{spec.replace(':', '.py:')}", *input, **options)
 
 
 def of_source(name: Name, body: str, *input: str, **options) -> Check:
@@ -36,7 +36,7 @@ def of_source(name: Name, body: str, *input: str, **options) -> Check:
     lines = ["class Net(nn.Module):", "    def __init__(self):", "        super().__init__()"]
     text = "\n".join(lines) + "\n" + textwrap.indent(init, " " * 8) + "\n" + textwrap.indent(rest, " " * 4)
     Path("net.py").write_text(SOURCE + text, "utf-8")
-    return proved(name, "net.py:Net", *input, **options)
+    return run_proof(name, "net.py:Net", *input, **options)
 
 
 def of_live(prove: Callable, make: Callable, *args) -> Check:
@@ -62,7 +62,7 @@ def prove_real(name: Name, *classes: str) -> dict[str, Check]:
     checks = {}
     for of in classes:
         inputs = real.TORCH[of][1] if of in real.TORCH else real.INPUTS.get(of, ())
-        checks[of] = proved(name, f"{Path(__file__).parent / 'real.py'}:make({of!r})", *inputs)
+        checks[of] = run_proof(name, f"{Path(__file__).parent / 'real.py'}:make({of!r})", *inputs)
     return checks
 
 

@@ -51,7 +51,7 @@ def line_of(text: str) -> int:
     return number
 
 
-def noted(found) -> dict[str, str]:
+def list_notes(found) -> dict[str, str]:
     return {row.fqn: row.note for row in found.state.tensors if row.note}
 
 
@@ -133,7 +133,7 @@ def test_lazy_parameters_get_their_shapes():
     assert {row.fqn: row.shape for row in state.state.tensors} == {
         n: tuple(p.shape) for n, p in oracle.state_dict().items()
     }
-    assert noted(state) == dict.fromkeys(oracle.state_dict(), "gets its shape in the first forward")
+    assert list_notes(state) == dict.fromkeys(oracle.state_dict(), "gets its shape in the first forward")
     assert not any(row.appeared for row in state.state.tensors)
 
 
@@ -163,31 +163,31 @@ HOLDS = ["self.register_buffer('kept', torch.full((3, 3), {}))", "self.kept = to
 def test_what_forward_changes_is_noted(after, how, holds):
     """Bit by bit, whatever way it is written; and nothing else."""
     value = "0.0" if "zero" in how else "1.0"
-    assert noted(after(CHANGES[how], init=holds.format(value))) == {"kept": "changed by forward"}
+    assert list_notes(after(CHANGES[how], init=holds.format(value))) == {"kept": "changed by forward"}
 
 
 def test_a_parameter_that_forward_changes_is_noted(after):
     """As an embedding with max_norm does to its rows."""
-    assert noted(after("self.fc.bias.data.add_(1)")) == {"fc.bias": "changed by forward"}
+    assert list_notes(after("self.fc.bias.data.add_(1)")) == {"fc.bias": "changed by forward"}
 
 
 @pytest.mark.parametrize("forward", ["self.kept = self.kept * 1", "self.kept.mul_(1)", "self.kept = self.kept.clone()"])
 def test_what_has_the_same_bits_is_not_changed(after, forward):
     """NaN included."""
-    assert not noted(after(forward, init="self.kept = torch.full((3,), torch.nan)"))
+    assert not list_notes(after(forward, init="self.kept = torch.full((3,), torch.nan)"))
 
 
 def test_running_statistics_change_in_training_mode():
     """Evaluation leaves BatchNorm's three buffers, training changes them."""
     state = inspection.inspect(inspection.Request("torch.nn:BatchNorm1d(3)", input=("2x3",)))
     buffers = dict(nn.BatchNorm1d(3).named_buffers())
-    assert noted(state) == dict.fromkeys(buffers, "changed by forward in training mode")
+    assert list_notes(state) == dict.fromkeys(buffers, "changed by forward in training mode")
 
 
 def test_a_model_built_in_eval_mode_is_not_trained(after):
     """Its constructor has said so."""
     found = after("self.norm(x)", init="self.norm = nn.BatchNorm1d(3); self.eval()")
-    assert not noted(found)
+    assert not list_notes(found)
 
 
 def test_the_values_are_those_after_forward(after):
@@ -200,7 +200,7 @@ def test_on_meta_writes_are_counted(after):
     """There are no values to compare; inputs are on meta as the model is."""
     init = "self.register_buffer('count', torch.zeros(())); self.register_buffer('still', torch.zeros(()))"
     actual = after("self.count += 1; self.seen = x + self.still", init=init, init_device="meta")
-    assert noted(actual) == {"count": "changed by forward", "seen": "created by the first forward"}
+    assert list_notes(actual) == {"count": "changed by forward", "seen": "created by the first forward"}
     assert rows(actual)["seen"].device == "meta"
 
 
@@ -227,7 +227,7 @@ def test_a_forward_that_raises_in_training_alone_is_told():
     (oddity,) = state.state.oddities
     assert oddity.name == "not-tried-in-training"
     assert "Expected more than 1 value per channel" in oddity.message
-    assert not noted(state)
+    assert not list_notes(state)
 
 
 def test_a_model_that_exists_once_is_copied(after):

@@ -21,7 +21,7 @@ LOSSY = [
 ]
 
 
-def written(dtype, *, phase=0, elements=2 * tensor_bits.PERIOD):
+def perturb_zeros(dtype, *, phase=0, elements=2 * tensor_bits.PERIOD):
     """A tensor of zeros after it was overwritten."""
     tensor = torch.zeros(elements, dtype=dtype)
     tensor_bits.perturb([tensor], phase=phase)
@@ -31,7 +31,7 @@ def written(dtype, *, phase=0, elements=2 * tensor_bits.PERIOD):
 @pytest.mark.parametrize(("dtype", "narrow"), LOSSY, ids=str)
 def test_rounding_changes_every_value(dtype, narrow):
     """Nothing that a narrower type holds: a way through it and back leaves no element as it was."""
-    tensor = written(dtype)
+    tensor = perturb_zeros(dtype)
     back = tensor.to(narrow).to(dtype)
     kept = (back == tensor).sum()
     assert not kept if dtype is not torch.bfloat16 else kept < len(tensor) / 2
@@ -40,7 +40,7 @@ def test_rounding_changes_every_value(dtype, narrow):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_last_bit_counts(dtype):
     """A type that is one bit narrower would hold no value; of bfloat16, whose bits are all in use, not half of them."""
-    tensor = written(dtype)
+    tensor = perturb_zeros(dtype)
     whole = tensor.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[tensor.element_size()])
     odd = int((whole & 1).sum())
     assert odd == len(tensor) if dtype is not torch.bfloat16 else odd > len(tensor) / 3
@@ -49,7 +49,10 @@ def test_the_last_bit_counts(dtype):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_values_are_moderate_and_differ(dtype):
     """Strictly between 0 and 1, no two in a period alike, and none in its place under another phase."""
-    tensor, other = written(dtype, elements=tensor_bits.PERIOD), written(dtype, elements=tensor_bits.PERIOD, phase=1)
+    tensor, other = (
+        perturb_zeros(dtype, elements=tensor_bits.PERIOD),
+        perturb_zeros(dtype, elements=tensor_bits.PERIOD, phase=1),
+    )
     assert bool(((tensor > 0) & (tensor < 1)).all())
     assert len(tensor.unique()) == tensor_bits.PERIOD
     assert bool((tensor != other).all())

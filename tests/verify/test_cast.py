@@ -28,7 +28,7 @@ PASSING += ["rotary_fixed:Rotary"]
 PASSING += ["batchnorm:Block", "positions:Positions", "frozen:Frozen"]
 
 
-def casted(body: str, *input: str, **options):
+def run_cast(body: str, *input: str, **options):
     return of_source(Name.CAST, body, *input, **options)
 
 
@@ -75,9 +75,9 @@ def test_a_scripted_module_is_cast_by_what_it_has():
 def test_half_leaves_complex_numbers_alone():
     """As torch does: `.half()` casts floating-point tensors, `.to(torch.float16)` complex ones too."""
     body = 'self.register_buffer("f", torch.ones(2, dtype=torch.complex64))'
-    assert rules(casted(body, dtype="float16")) == {"f": "imaginary-lost"}
+    assert rules(run_cast(body, dtype="float16")) == {"f": "imaginary-lost"}
     assert torch.ones(2, dtype=torch.complex64).to(torch.float16).dtype is torch.float16
-    assert "after .to(torch.float64)" in casted(body).findings[0].message
+    assert "after .to(torch.float64)" in run_cast(body).findings[0].message
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ def test_an_integer_that_a_class_casts_fails():
     """An `_apply` that makes a buffer of indices floating-point is seen by its dtype, and by its values."""
     body = 'self.register_buffer("i", torch.arange(3))\n---\n'
     body += "def _apply(self, fn, recurse=True):\n    self.i = {}\n    return super()._apply(fn)"
-    assert rules(casted(body.format("self.i.float()"))) == {"i": "integer-cast"}
-    assert rules(casted(body.format("self.i + 1"))) == {"i": "integer-changed"}
-    assert rules(casted(body.format("self.i.clone()"))) == {}
+    assert rules(run_cast(body.format("self.i.float()"))) == {"i": "integer-cast"}
+    assert rules(run_cast(body.format("self.i + 1"))) == {"i": "integer-changed"}
+    assert rules(run_cast(body.format("self.i.clone()"))) == {}
 
 
 def test_a_parameter_that_a_class_keeps_fails():
     """A class whose `.half()` forgets one parameter."""
     body = "self.w = nn.Parameter(torch.ones(3)); self.v = nn.Parameter(torch.ones(3))\n---\n"
     body += "def half(self):\n    self.w.data = self.w.data.half()\n    return self"
-    (finding,) = casted(body).findings
+    (finding,) = run_cast(body).findings
     assert (finding.rule, finding.message) == (
         "keeps-dtype",
         "v: is float32 after .half(), although .to(torch.float64) changes its dtype",
@@ -119,14 +119,14 @@ def test_what_a_class_moves_itself_and_casts_never_is_its_decision():
 
 def test_a_tensor_without_dimensions_is_a_note():
     """It takes no part in what dtype an operator gives."""
-    (finding,) = casted("self.scale = torch.tensor(2.0)").findings
+    (finding,) = run_cast("self.scale = torch.tensor(2.0)").findings
     assert (finding.rule, finding.severity) == ("keeps-dtype", Severity.NOTE)
 
 
 def test_a_cast_that_raises_is_told_and_the_others_done():
     """Inconclusive with the model's own words; the other casts are done on an instance of their own."""
     body = 'self.w = nn.Parameter(torch.ones(3))\n---\ndef half(self):\n    raise RuntimeError("not today")'
-    check = casted(body)
+    check = run_cast(body)
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "not today (net.py:8)" in check.reason
     assert cell(check, "casts", "w").after == "float64 → bfloat16"
@@ -138,14 +138,14 @@ def test_a_cache_of_the_first_forward_is_cast_too():
     body += (
         "def forward(self, x):\n    self.c = torch.ones(3) if self.c is None else self.c\n    return self.w(x) + self.c"
     )
-    assert rules(casted(body, "3")) == {"c": "keeps-dtype"}
+    assert rules(run_cast(body, "3")) == {"c": "keeps-dtype"}
 
 
 def test_what_every_forward_makes_anew_is_not_judged():
     """An attention map that is kept to be looked at: the next forward replaces it without reading it."""
     body = "self.w = nn.Linear(3, 3); self.map = None\n---\n"
     body += "def forward(self, x):\n    self.map = self.w(x).detach()\n    return self.map"
-    assert verdicts(casted(body, "2x3"), "casts")["map"] == "skipped"
+    assert verdicts(run_cast(body, "2x3"), "casts")["map"] == "skipped"
 
 
 def test_a_wrapper_without_a_length_is_cast():
@@ -163,7 +163,7 @@ def test_uninitialized_parameters_are_no_failure():
 def test_quantized_tensors_keep_their_values():
     """They are integers with a scale."""
     body = 'self.register_buffer("q", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))'
-    assert casted(body).verdict is Verdict.PASSED
+    assert run_cast(body).verdict is Verdict.PASSED
 
 
 @pytest.mark.parametrize("name", NOT_IN_ZOO_OF_VERIFY)
@@ -185,13 +185,13 @@ def test_an_own_to_does_not_excuse_what_half_leaves_behind():
     follows = "def to(self, *args):\n    super().to(*args)\n    self.t = self.t.to(*args)\n    return self\n"
     keeps = "def _apply(self, fn, recurse=True):\n    super()._apply(fn)\n    self.t = fn(self.t).to(self.t.dtype)\n"
     body = "self.t = torch.ones(3)\n---\n"
-    check = casted(body + follows)
+    check = run_cast(body + follows)
     (finding,) = check.findings
     assert (finding.rule, finding.fqn) == ("keeps-dtype", "t")
     assert finding.message == "t: is float32 after .half(), although .to(torch.float64) changes its dtype"
     assert finding.help.startswith("register the tensor, or cast it in the class's own _apply")
     assert finding.help.endswith("assigned at net.py:6")
-    excused = cell(casted(body + keeps + "    return self\n"), "casts", "t")
+    excused = cell(run_cast(body + keeps + "    return self\n"), "casts", "t")
     assert (excused.verdict, excused.reason) == (
         Verdict.SKIPPED,
         "the class's own _apply moves the tensor and keeps its dtype",
@@ -211,7 +211,7 @@ def forward(self, x):
 
 def test_the_model_that_a_cast_gives_is_the_one_that_counts():
     """`model = model.to(...)`: a `.to` that gives another model casts all the same."""
-    assert casted(GIVES_A_COPY).verdict is Verdict.PASSED
+    assert run_cast(GIVES_A_COPY).verdict is Verdict.PASSED
 
 
 VIEW = """
@@ -226,7 +226,7 @@ def forward(self, x):
 @pytest.mark.parametrize("view", ["self.a.weight.detach()[:2]", "self.a.weight[:2]", "self.a.weight.data"])
 def test_a_view_that_a_cast_leaves_in_the_old_memory_fails(view):
     """It has no row of its own; the oracle is what it is after .half(). The finding names its tensor and its line."""
-    check = casted(VIEW.format(view=view))
+    check = run_cast(VIEW.format(view=view))
     assert rules(check) == {"w": "stale-view"}
     (finding,) = check.findings
     assert finding.message == (
@@ -243,25 +243,25 @@ def test_a_view_that_a_cast_leaves_in_the_old_memory_fails(view):
 
 def test_a_further_name_that_a_cast_takes_along_passes():
     """A Parameter stays the object that it is, under each of its names."""
-    check = casted(VIEW.format(view="self.a.weight"))
+    check = run_cast(VIEW.format(view="self.a.weight"))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
-    check = casted("self.a = nn.Linear(3, 3); self.all = [self.a.weight]; self.l = nn.LSTM(3, 3)")
+    check = run_cast("self.a = nn.Linear(3, 3); self.all = [self.a.weight]; self.l = nn.LSTM(3, 3)")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_the_class_that_keeps_a_parameter_back_is_named():
     """The line is that of the method, whose fault it is."""
     body = "self.w = nn.Parameter(torch.ones(3))\n---\ndef half(self):\n    return self.to(torch.float16)\n"
-    assert casted(body).findings == ()
+    assert run_cast(body).findings == ()
     body += "def _apply(self, fn, recurse=True):\n    return self\n"
-    assert casted(body).findings[0].help == "net.py:9: call super() in Net._apply and cast this tensor too"
+    assert run_cast(body).findings[0].help == "net.py:9: call super() in Net._apply and cast this tensor too"
 
 
 def test_integers_that_a_class_casts_are_its_methods_fault():
     """Its own `_apply` begins there."""
     body = 'self.register_buffer("i", torch.arange(3))\n---\ndef _apply(self, fn, recurse=True):\n'
     body += "    self.i = self.i.float()\n    return super()._apply(fn)"
-    assert casted(body).findings[0].help == "net.py:7: leave integer tensors unchanged in Net._apply"
+    assert run_cast(body).findings[0].help == "net.py:7: leave integer tensors unchanged in Net._apply"
 
 
 RECAST = """
@@ -285,7 +285,7 @@ def forward(self, x):
 )
 def test_a_tensor_that_forward_casts_at_each_call_is_a_note(result):
     """It keeps its dtype, and no operator sees that."""
-    check = casted(RECAST.format(result), "2x4")
+    check = run_cast(RECAST.format(result), "2x4")
     (finding,) = check.findings
     assert (finding.severity, check.verdict) == (Severity.NOTE, Verdict.PASSED)
     assert finding.message == "table: is float32 after .to(torch.float64); forward casts the tensor at each call"
@@ -308,16 +308,16 @@ def test_a_tensor_that_forward_casts_at_each_call_is_a_note(result):
 )
 def test_a_tensor_of_which_forward_does_not_prove_that_stays_a_warning(result):
     """Another operator reads it, forward casts it to one dtype always, or forward did not run."""
-    check = casted(RECAST.format(result), "2x4")
+    check = run_cast(RECAST.format(result), "2x4")
     assert (check.findings[0].severity, check.verdict) == (Severity.WARNING, Verdict.FAILED)
 
 
 def test_a_random_tensor_that_forward_casts_stays_an_error():
     """What is lost by saving is lost all the same."""
     body = RECAST.replace("arange(4.0)", "randn(4)").format("y + self.table.to(y)")
-    assert casted(body, "2x4").findings[0].severity is Severity.ERROR
+    assert run_cast(body, "2x4").findings[0].severity is Severity.ERROR
 
 
 def test_without_an_input_nothing_is_proved():
     """Forward was not run."""
-    assert casted(RECAST.format("y + self.table.to(y)")).findings[0].severity is Severity.WARNING
+    assert run_cast(RECAST.format("y + self.table.to(y)")).findings[0].severity is Severity.WARNING

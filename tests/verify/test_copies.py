@@ -24,19 +24,19 @@ def holding(**attributes):
     return module
 
 
-def pruned():
+def build_pruned():
     module = nn.Linear(4, 4)
     prune.l1_unstructured(module, "weight", 0.5)
     return module
 
 
-def transposed():
+def build_transposed():
     module = nn.Linear(4, 4)
     module.weight.data = module.weight.data.t()
     return module
 
 
-def viewed():
+def build_viewed():
     module = nn.Linear(4, 4)
     module.row = module.weight.data[1]
     return module
@@ -48,9 +48,9 @@ CASES = {
     "batch norm": lambda: nn.BatchNorm1d(4),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()),
     "parametrized": lambda: parametrizations.weight_norm(nn.Linear(4, 4)),
-    "pruned": pruned,
-    "transposed": transposed,
-    "a view of a parameter": viewed,
+    "pruned": build_pruned,
+    "transposed": build_transposed,
+    "a view of a parameter": build_viewed,
     "sparse": lambda: holding(table=torch.eye(4).to_sparse()),
     "conjugated": lambda: holding(table=torch.ones(4, dtype=torch.cfloat).conj()),
     "negated": lambda: holding(table=torch.ones(4, dtype=torch.cfloat).conj().imag),

@@ -25,7 +25,7 @@ PASSING = ["precomputed_fixed:Normed", "net:Net", "tied:Tied", "anchors:Head", "
 PASSING += ["batchnorm:Block", "phases:Phases", "frozen:Frozen"]
 
 
-def copied(body: str, *input: str, **options):
+def run_copy(body: str, *input: str, **options):
     return of_source(Name.COPY, body, *input, **options)
 
 
@@ -50,7 +50,7 @@ def test_a_tensor_that_torch_cannot_copy_is_named():
     with pytest.raises(NotImplementedError):
         copy.deepcopy(torch.eye(3).to_sparse_csr())
     body = 'self.w = nn.Linear(2, 2); self.register_buffer("adjacency", torch.eye(3).to_sparse_csr())'
-    assert rules(copied(body)) == {"adjacency": "not-copyable"}
+    assert rules(run_copy(body)) == {"adjacency": "not-copyable"}
 
 
 OWN_COPY = """
@@ -74,7 +74,7 @@ def __deepcopy__(self, memo):
 )
 def test_a_deepcopy_of_the_class(what, rule):
     """What it shares, changes or forgets fails; the other parameter is copied right."""
-    check = copied(OWN_COPY.format(f"other.v.data.copy_(self.v.data); {what}"))
+    check = run_copy(OWN_COPY.format(f"other.v.data.copy_(self.v.data); {what}"))
     assert rules(check) == rule
     assert all(
         "copy the tensor in " in finding.help and finding.help.endswith("__deepcopy__") for finding in check.findings
@@ -86,7 +86,7 @@ def test_a_tie_that_a_copy_parts():
     body = "self.w = nn.Parameter(torch.ones(3)); self.v = self.w\n---\ndef __deepcopy__(self, memo):\n"
     body += "    other = type(self)(); other.w.data.copy_(self.w.data); other.v = nn.Parameter(self.v.data.clone())\n"
     body += "    return other"
-    check = copied(body)
+    check = run_copy(body)
     assert rules(check) == {"v": "untied-by-copy"}
     assert cell(check, "copied", "v").verdict is Verdict.FAILED
     assert cell(check, "pickled", "v").verdict is Verdict.PASSED
@@ -96,14 +96,14 @@ def test_a_closure_is_not_copied():
     """copy.deepcopy copies no function, so what a hook captured is the original's; and pickle refuses the hook."""
     body = "keep = torch.rand(3)\nself.l = nn.Linear(3, 3)\n"
     body += "self.register_forward_hook(lambda module, args, output: output + keep)"
-    check = copied(body)
+    check = run_copy(body)
     assert list(rules(check).values()) == ["shared-with-copy"]
     assert "Can't" in check.reason
 
 
 def test_a_class_attribute_is_one_for_all():
     """It is no copy's to own."""
-    check = copied("self.w = nn.Linear(2, 2)\n---\ntable = torch.ones(3)")
+    check = run_copy("self.w = nn.Linear(2, 2)\n---\ntable = torch.ones(3)")
     assert verdicts(check, "copied")["table"] == "skipped"
     assert check.verdict is Verdict.PASSED
 
@@ -112,7 +112,7 @@ def test_what_a_class_leaves_out_of_its_copies_is_not_judged():
     """A cache that `__getstate__` drops."""
     body = "self.w = nn.Linear(2, 2); self.cache = torch.ones(3)\n---\n"
     body += 'def __getstate__(self):\n    return {**self.__dict__, "cache": None}'
-    assert verdicts(copied(body), "pickled")["cache"] == "skipped"
+    assert verdicts(run_copy(body), "pickled")["cache"] == "skipped"
 
 
 REFUSED = {
@@ -127,7 +127,7 @@ REFUSED = {
 @pytest.mark.parametrize(("part", "why"), REFUSED.values(), ids=REFUSED)
 def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
     """The oracle: torch.save raises. What was done is a deep copy alone, and each row of the other says why."""
-    check = copied(f"self.l = {part}")
+    check = run_copy(f"self.l = {part}")
     with pytest.raises(RuntimeError):
         torch.save(load_object(parse_spec("net.py:Net"))(), io.BytesIO())
     assert check.how == (
@@ -139,7 +139,7 @@ def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
 
 def test_a_reason_that_is_no_tensor_is_inconclusive():
     """A lambda cannot be pickled: nothing is said against any tensor, and it is no pass."""
-    check = copied("self.l = nn.Linear(2, 2); self.act = lambda x: x")
+    check = run_copy("self.l = nn.Linear(2, 2); self.act = lambda x: x")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "lambda" in check.reason
     assert set(verdicts(check, "copied").values()) == {"passed"}
@@ -162,7 +162,7 @@ def test_a_class_local_to_a_test_is_not_expected_to_pickle():
 def test_a_class_that_refuses_to_be_copied_fails():
     """Copying it was tried and does not work, whatever is to blame: the model's own words and line."""
     body = 'self.w = nn.Linear(2, 2)\n---\ndef __deepcopy__(self, memo):\n    raise ValueError("not today")'
-    check = copied(body)
+    check = run_copy(body)
     assert rules(check) == {None: "not-copyable"}
     assert "raised ValueError: not today (net.py:8)" in check.findings[0].message
 
@@ -171,7 +171,7 @@ def test_what_forward_left_behind_is_copied_too():
     """A graph kept by forward is a non-leaf attribute like any other: the attention map of many models."""
     body = "self.l = nn.Linear(3, 3); self.last = None\n---\ndef forward(self, x):\n"
     body += "    self.last = self.l(x)\n    return self.last"
-    check = copied(body, "2x3")
+    check = run_copy(body, "2x3")
     assert "last" in verdicts(check, "copied")
 
 
@@ -197,7 +197,7 @@ KEPT = {
 @pytest.mark.parametrize(("init", "forward", "operation"), KEPT.values(), ids=KEPT)
 def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward, operation):
     """The oracle: the same class called as a user calls it, and copied. Detached, it copies."""
-    check = copied(HOLDER.format(init=init, forward=forward), "2x3")
+    check = run_copy(HOLDER.format(init=init, forward=forward), "2x3")
     model = load_object(parse_spec("net.py:Net"))().eval()
     model(torch.ones(2, 3))
     with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
@@ -206,13 +206,13 @@ def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward
     assert check.findings[0].help.startswith("store the tensor with .detach()")
     what = f"kept: computed by autograd ({operation}), not a leaf tensor"
     assert check.findings[0].message == f"{what}, so after a forward copy.deepcopy of the model raises an error"
-    check = copied(HOLDER.format(init=init, forward=f"{forward}; self.kept = self.kept.detach()"), "2x3")
+    check = run_copy(HOLDER.format(init=init, forward=f"{forward}; self.kept = self.kept.detach()"), "2x3")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_a_forward_that_works_without_gradients_only():
     """It writes into a parameter, which autograd forbids: then what it leaves behind has no graph, and is copied."""
-    check = copied(HOLDER.format(init="pass", forward="self.l.weight.mul_(1); self.kept = self.l(x)"), "2x3")
+    check = run_copy(HOLDER.format(init="pass", forward="self.l.weight.mul_(1); self.kept = self.l(x)"), "2x3")
     assert verdicts(check, "copied")["kept"] == "passed"
 
 
@@ -262,7 +262,7 @@ LOCKED = "import threading\nself.l = nn.Linear(2, 2); self.lock = threading.Lock
 
 def test_a_live_model_that_cannot_be_copied_is_told_like_its_class():
     """deepcopy of it was tried as well: the same verdict, finding, cells and reason, and the model is as it was."""
-    check = copied(LOCKED)
+    check = run_copy(LOCKED)
     model = load_object(parse_spec("net.py:Net"))()
     before = model.l.weight.detach().clone()
     (live,) = statecli.verify(model, checks=["copy"]).checks
@@ -273,7 +273,7 @@ def test_a_live_model_that_cannot_be_copied_is_told_like_its_class():
 
 def test_each_tensor_says_why_it_is_in_no_copy():
     """Where the model cannot be copied, what is sound itself is not a pass; so it is with pickling."""
-    check = copied(LOCKED)
+    check = run_copy(LOCKED)
     assert set(verdicts(check, "copied").values()) == set(verdicts(check, "pickled").values()) == {"inconclusive"}
     assert cell(check, "copied", "l.weight").reason.startswith("lock: cannot pickle '_thread.lock' object")
     assert cell(check, "pickled", "l.weight").reason.startswith("pickling the model raised TypeError")
@@ -291,13 +291,13 @@ def test_an_attribute_that_cannot_be_copied_is_named():
 
 def test_a_further_name_that_a_copy_parts_has_a_cell():
     """It has no row, and is shown next to the column of the copy that parted it."""
-    check = copied("self.lin = nn.Linear(4, 4)\nself.view = self.lin.weight.detach().t()")
+    check = run_copy("self.lin = nn.Linear(4, 4)\nself.view = self.lin.weight.detach().t()")
     assert rules(check) == {"view": "untied-by-copy"}
     assert cell(check, "copied", "view").verdict is Verdict.FAILED
 
 
 def test_a_view_of_a_parameter_is_one_mistake():
     """An attribute with the first row of a weight is reported as a stale view, also where deepcopy refuses it."""
-    check = copied("self.l = nn.Linear(2, 2); self.row = self.l.weight[0]")
+    check = run_copy("self.l = nn.Linear(2, 2); self.row = self.l.weight[0]")
     assert rules(check) == {"row": "stale-view"}
     assert cell(check, "copied", "l.weight").reason.startswith("row: computed by autograd (SelectBackward0)")

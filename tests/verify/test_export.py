@@ -15,7 +15,7 @@ from torch import nn
 import statecli
 from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict
 
-from .proving import cell, expect_findings, of_source, prove_real, proved, rules, verdicts
+from .proving import cell, expect_findings, of_source, prove_real, rules, run_proof, verdicts
 
 TENSOR, PARAMETER, MODULE, STALE, NUMBER = (
     "unregistered-tensor",
@@ -287,7 +287,7 @@ def test_a_variable_of_a_file_is_named(variable, use, name, in_tmp_path):
             "        super().__init__()\n        self.fc = nn.Linear(3, 3)\n\n"
             f"    def forward(self, x):\n        {text}\n"
         )
-        check = proved(Name.EXPORT, f"{path}:Net", "2x3")
+        check = run_proof(Name.EXPORT, f"{path}:Net", "2x3")
         (finding,) = check.findings
         assert check.verdict is Verdict.FAILED
         assert (finding.rule, finding.fqn, finding.severity.value) == (TENSOR, None, "warning")

@@ -20,7 +20,7 @@ from statecli.live.device_rules import CPU_SCALAR_ARGUMENTS, ONE_CPU_SCALAR_OPER
 from .mixes import ILLEGAL, LEGAL, live, sample  # noqa: E402
 
 
-def watched(call):
+def watch_call(call):
     """What the watch says of one call, made on the pretended GPU."""
     watch = DeviceWatch(fake_gpu.DEVICE)
     with fake_gpu.use_fake_gpu(watch), torch.no_grad():
@@ -31,13 +31,13 @@ def watched(call):
 @pytest.mark.parametrize("name", LEGAL)
 def test_what_cuda_allows_is_allowed(name):
     """A legal mix of devices is no mismatch, and runs."""
-    assert watched(LEGAL[name]) == []
+    assert watch_call(LEGAL[name]) == []
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_what_cuda_refuses_is_noted(name):
     """An illegal mix is noted, with this file's line, and the call goes on."""
-    actual = watched(ILLEGAL[name])
+    actual = watch_call(ILLEGAL[name])
     assert actual
     assert actual[0].place[0].endswith("mixes.py")
     assert actual[0].device == "cpu"
@@ -110,14 +110,14 @@ def test_a_parameter_stays_the_object_that_it_is():
 def test_what_is_replaced_is_put_back():
     """After the block a module moves, autocast refuses and torch.tensor makes tensors as before, whatever happened."""
 
-    def replaced():
+    def list_patched():
         told = vars(FakeTensor)["device"], torch.cuda.is_available, torch.cuda.device_count
         return nn.Module._apply, torch.amp.autocast_mode.autocast.__init__, torch.is_autocast_enabled, *told
 
-    before = replaced()
+    before = list_patched()
     with pytest.raises(ZeroDivisionError), fake_gpu.use_fake_gpu(DeviceWatch(fake_gpu.DEVICE)):
         _ = 1 / 0
-    assert replaced() == before
+    assert list_patched() == before
     assert type(nn.Linear(2, 2).double().weight) is nn.Parameter
 
 

@@ -13,7 +13,7 @@ from statecli.core.selection import Selection
 P, F, U, S = Verdict.PASSED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.SKIPPED
 
 
-def left(verdict, reason, cells, *kept, found=()):
+def filter_check(verdict, reason, cells, *kept, found=()):
     """A proof with one column of these cells (name -> verdict, reason) after all but `kept` were filtered out."""
     columns = (Column("x", {fqn: Cell(one, reason=why) for fqn, (one, why) in cells.items()}),) if cells else ()
     findings = tuple(Finding("x", Severity.ERROR, "no", "net", fqn) for fqn in found)
@@ -55,16 +55,16 @@ def left(verdict, reason, cells, *kept, found=()):
 def test_the_verdict_is_that_of_what_is_left(proof, kept, verdict, reason):
     """A proof whose unsure cells are filtered out is no longer inconclusive; a reason of the whole stays."""
     base, said, cells, *found = proof
-    check = left(base, said, cells, kept, found=found)
+    check = filter_check(base, said, cells, kept, found=found)
     assert (check.verdict, check.reason) == (verdict, reason)
     assert all(set(column.cells) <= {kept} for column in check.columns)
 
 
 def test_a_real_proof_is_filtered():
     """Of the tensors that stay and those that follow, the globs say which count."""
-    from .proving import SAMPLES, proved
+    from .proving import SAMPLES, run_proof
 
     target = f"{SAMPLES}/net.py:Net"
-    assert proved(Name.MOVE, target).verdict is F
-    assert proved(Name.MOVE, target, selection=Selection(exclude=("table",))).verdict is P
-    assert proved(Name.MOVE, target, selection=Selection(include=("table",))).verdict is F
+    assert run_proof(Name.MOVE, target).verdict is F
+    assert run_proof(Name.MOVE, target, selection=Selection(exclude=("table",))).verdict is P
+    assert run_proof(Name.MOVE, target, selection=Selection(include=("table",))).verdict is F

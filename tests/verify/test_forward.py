@@ -26,7 +26,7 @@ CUDA = pytest.param("cuda", marks=[pytest.mark.cuda, GPU])
 ANY_GPU = pytest.mark.parametrize("device", [FAKE, CUDA])
 
 
-def told(check):
+def finding_names(check):
     """The names in the findings, which are all of one rule."""
     assert {finding.rule for finding in check.findings} <= {"device-mismatch"}
     return [finding.fqn for finding in check.findings]
@@ -63,7 +63,7 @@ def test_each_sample_that_mixes_devices(name, device):
     """Every tensor that forward reads on the wrong device is told, and no other."""
     shapes, names = MIXED[name]
     check = forward.prove(sample(name, *shapes), device)
-    assert sorted(told(check)) == sorted(names)
+    assert sorted(finding_names(check)) == sorted(names)
     assert check.verdict is Verdict.FAILED
     assert {fqn for fqn, cell in check.columns[0].cells.items() if cell.verdict is Verdict.FAILED} == set(names)
 
@@ -176,7 +176,7 @@ def test_what_is_computed_from_a_tensor_is_traced_to_it(name):
     """Views and results too; what forward copies itself, or does not read, is no mismatch."""
     use, names = USES[name]
     check = forward.prove(live(lambda: Plain(use), (3,)), FAKE)
-    assert told(check) == names
+    assert finding_names(check) == names
     assert check.verdict is (Verdict.FAILED if names else Verdict.PASSED)
 
 
@@ -209,7 +209,7 @@ class Unswappable(nn.Module):
 
 def test_a_parameter_that_cannot_be_swapped_is_not_blamed():
     """On CUDA it would have followed under each of its names; what was computed from it would not."""
-    assert told(forward.prove(live(Unswappable, (3,)), FAKE)) == ["graph"]
+    assert finding_names(forward.prove(live(Unswappable, (3,)), FAKE)) == ["graph"]
 
 
 def test_a_tensor_that_stayed_is_not_cleared_by_a_forward_that_passes():
@@ -220,7 +220,7 @@ def test_a_tensor_that_stayed_is_not_cleared_by_a_forward_that_passes():
     assert (unread.verdict, unread.after) == (Verdict.SKIPPED, "cpu")
 
 
-def swallowed(table, x, weight):
+def add_with_fallback(table, x, weight):
     """What only the CPU can do, tried first."""
     try:
         return x + table
@@ -239,7 +239,7 @@ def swallowed(table, x, weight):
             lambda table, x, weight: weight[table.long() * 0],
             "because this CUDA operator accepts a tensor on the cpu: index at ",
         ),
-        (swallowed, "forward catches the device error of add at "),
+        (add_with_fallback, "forward catches the device error of add at "),
         (
             lambda table, x, weight: x * float(table.sum()),
             "forward does not combine the tensor with tensors on other devices",
@@ -364,11 +364,11 @@ def test_a_model_without_tensors_is_skipped():
 def test_a_forward_that_raises_is_inconclusive():
     """Its own message and line; on the CPU it raises as well."""
 
-    def broken(table, x, weight):
+    def raise_error(table, x, weight):
         raise ValueError("three is too many")
 
     with pytest.raises(ModelError, match="three is too many"):
-        forward.prove(live(lambda: Plain(broken), (3,)), FAKE)
+        forward.prove(live(lambda: Plain(raise_error), (3,)), FAKE)
 
 
 RAISING = {
@@ -394,7 +394,7 @@ def test_what_raises_on_every_device_is_no_pass(name):
 BESIDES_CUDA = {
     "asks for CUDA": lambda table, x, weight: x + torch.zeros(3).cuda() + weight,
     "lacks a kernel": lambda table, x, weight: _lacking(x) + weight,
-    "meets its own input": lambda table, x, weight: _apart(x) + weight,
+    "meets its own input": lambda table, x, weight: _refuse_cpu(x) + weight,
 }
 
 
@@ -404,7 +404,7 @@ def _lacking(x):
     return x
 
 
-def _apart(x):
+def _refuse_cpu(x):
     if x.device.type == "cpu":
         raise RuntimeError("Expected all tensors to be on the same device, cuda:0 and cpu")
     return x
@@ -460,7 +460,7 @@ def test_a_device_that_is_not_here():
 def test_a_model_on_meta_is_called_too():
     """Built on meta, the mismatch is found all the same."""
     check = forward.prove(sample("net:Net", (2, 3), init_device="meta"), FAKE)
-    assert told(check) == ["table"]
+    assert finding_names(check) == ["table"]
     assert "on cpu while" in check.findings[0].message
 
 
@@ -543,7 +543,7 @@ class Others(Branches):
 def test_a_mismatch_that_the_model_catches_is_its_own(use, names):
     """It raises as on CUDA, a RuntimeError: only what leaves forward is told."""
     check = forward.prove(live(lambda: Others(use), (3,)), FAKE)
-    assert told(check) == names
+    assert finding_names(check) == names
     if not names:
         assert check.verdict is Verdict.PASSED
 
@@ -561,7 +561,7 @@ def test_many_mismatches_with_a_caught_one():
         module.many = [torch.ones(3) for _ in range(9)]
         return module
 
-    assert sorted(told(forward.prove(live(make, (3,)), FAKE))) == [f"many[{at}]" for at in range(9)]
+    assert sorted(finding_names(forward.prove(live(make, (3,)), FAKE))) == [f"many[{at}]" for at in range(9)]
 
 
 def test_mismatches_of_one_call_are_found_in_one_run(monkeypatch):
@@ -588,7 +588,7 @@ def test_mismatches_of_one_call_are_found_in_one_run(monkeypatch):
         return module
 
     check = forward.prove(live(make, (3,)), FAKE)
-    assert sorted(told(check)) == sorted(f"many[{at}]" for at in range(40))
+    assert sorted(finding_names(check)) == sorted(f"many[{at}]" for at in range(40))
     assert len(runs) == 6  # eval mode, train mode, backward: the one that ends, and the one that does not
 
 
@@ -620,7 +620,7 @@ def test_values_kept_in_a_tensor_on_the_cpu():
         total += x.sum()
         return x + weight
 
-    assert told(forward.prove(live(lambda: Plain(add), (3,)), FAKE)) == ["table"]
+    assert finding_names(forward.prove(live(lambda: Plain(add), (3,)), FAKE)) == ["table"]
 
 
 class Strays(nn.Module):
@@ -635,7 +635,7 @@ class Strays(nn.Module):
         return self.use(self, self.lin(x))
 
 
-def written(m, x):
+def write_in_place(m, x):
     """What is written to in place meets the device."""
     return x + m.a.clone().add_(m.b)
 
@@ -653,7 +653,7 @@ TOGETHER = {
     "added to what was": (lambda m, x: x + (m.a * 2 + 1 + m.b.exp() + m.a), ["a", "b"]),
     "chosen": (lambda m, x: x + torch.where(m.a > 0, m.a, m.b), ["a", "b"]),
     "stacked": (lambda m, x: x + torch.cat([m.a, m.b[None]])[:3], ["a", "b"]),
-    "written": (written, ["a", "b"]),
+    "written": (write_in_place, ["a", "b"]),
     "a number": (lambda m, x: x + m.a * m.number, ["a"]),
     "an index": (lambda m, x: x + m.a[m.index], ["a"]),
     "copied in": (lambda m, x: x + torch.empty(3).copy_(m.b), [None]),
@@ -668,7 +668,7 @@ def test_tensors_that_are_combined_before_they_meet_the_device(name, device):
     """Each that has to move is told; a number, or an index, that CUDA takes from the CPU beside the first is not."""
     use, names = TOGETHER[name]
     check = forward.prove(live(lambda: Strays(use), (3,)), device)
-    assert sorted(told(check), key=str) == sorted(names, key=str)
+    assert sorted(finding_names(check), key=str) == sorted(names, key=str)
     failed = {fqn for fqn, cell in check.columns[0].cells.items() if cell.verdict is Verdict.FAILED}
     assert failed == set(filter(None, names))
 
@@ -677,7 +677,7 @@ def test_what_is_written_in_part_is_told_with_data_too():
     """Where the flow of control wants values, tensors have data on the CPU and say that they are elsewhere."""
     check = forward.prove(live(lambda: Strays(lambda m, x: written_in_part(m, x * float(x.sum() > 9))), (3,)), FAKE)
     assert "with data on the cpu" in check.how
-    assert sorted(told(check)) == ["a", "b"]
+    assert sorted(finding_names(check)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("name", [name for name, (_, names) in TOGETHER.items() if None not in names])
@@ -690,7 +690,9 @@ def test_what_is_told_of_combined_tensors_is_enough_and_needed(name):
             tensor = getattr(module, fqn)
             delattr(module, fqn)
             module.register_buffer(fqn, tensor)
-        assert told(forward.prove(live(lambda module=module: module, (3,)), FAKE)) == [left] * (left is not None)
+        assert finding_names(forward.prove(live(lambda module=module: module, (3,)), FAKE)) == [left] * (
+            left is not None
+        )
 
 
 def by_name(module, x):
@@ -724,7 +726,7 @@ def test_the_model_is_told_cuda(name):
     """`.is_cuda` and `.device` are those of a GPU to the model's code, with data and without."""
     use, names = TOLD[name]
     check = forward.prove(live(lambda: Branches(use), (3,)), FAKE)
-    assert (told(check), check.reason) == (names, None)
+    assert (finding_names(check), check.reason) == (names, None)
 
 
 def test_what_cannot_be_told_of_a_gpu_is_inconclusive():

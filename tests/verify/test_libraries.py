@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from statecli.commands.verify.result import Name  # noqa: E402
 
-from .proving import of_source, proved  # noqa: E402
+from .proving import of_source, run_proof  # noqa: E402
 
 LIBRARY = """import torch
 from torch import nn
@@ -45,8 +45,8 @@ def test_a_method_of_a_library_is_to_be_reported():
 def test_a_tensor_that_a_library_makes_in_forward_is_to_be_reported(tmp_path):
     """The user's own forward is to be changed as before."""
     (tmp_path / "net.py").write_text("from own_library import Positions as Net\n")
-    (theirs,) = proved(Name.FORWARD, "net.py:Net", "2x4", device="fake-cuda").findings
+    (theirs,) = run_proof(Name.FORWARD, "net.py:Net", "2x4", device="fake-cuda").findings
     (tmp_path / "own.py").write_text(LIBRARY)
-    (ours,) = proved(Name.FORWARD, "own.py:Positions", "2x4", device="fake-cuda").findings
+    (ours,) = run_proof(Name.FORWARD, "own.py:Positions", "2x4", device="fake-cuda").findings
     assert theirs.help == f"report this to the library: {ours.help}"
     assert ours.help.startswith("create the tensor with device=x.device")

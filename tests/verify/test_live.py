@@ -66,13 +66,13 @@ def test_it_is_undone_when_something_is_raised():
     module = model()
     before = facts(module)
 
-    def interrupted():
+    def interrupt_change():
         with live_model.keep_unchanged(module):
             module.double()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        interrupt_change()
     assert facts(module) == before
 
 

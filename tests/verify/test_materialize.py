@@ -15,7 +15,7 @@ from statecli.live.build import build
 from statecli.live.spec import parse_spec
 
 from . import mixes
-from .proving import SOURCE, of_live, of_source, proved, rules, verdicts
+from .proving import SOURCE, of_live, of_source, rules, run_proof, verdicts
 
 LOST, CHANGED, META, UNBUILT = (
     "lost-by-materializing",
@@ -147,7 +147,7 @@ def prove(body: str, *input: str):
     lines = ["class Net(nn.Module):", "    def __init__(self):", "        super().__init__()"]
     net = "\n".join(lines) + "\n" + textwrap.indent(init, " " * 8) + "\n" + textwrap.indent(rest, " " * 4)
     Path("net.py").write_text(f"{SOURCE}class Part({part}\n{net}", "utf-8")
-    return proved(Name.MATERIALIZE, "net.py:Net", *input)
+    return run_proof(Name.MATERIALIZE, "net.py:Net", *input)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -283,7 +283,7 @@ def test_the_proof_runs_only_on_request(in_tmp_path):
 
 def test_a_model_on_meta_has_nothing_to_load():
     """Without values there is no checkpoint; the reason has the option to type."""
-    check = proved(Name.MATERIALIZE, f"{mixes.SAMPLES}/net.py:Net", init_device="meta")
+    check = run_proof(Name.MATERIALIZE, f"{mixes.SAMPLES}/net.py:Net", init_device="meta")
     assert check.verdict is Verdict.SKIPPED
     assert "--init-device cpu" in check.reason
 
@@ -319,7 +319,7 @@ def test_real_classes_pass():
     verdicts = {}
     for name in (*real.CLASSES, *real.NESTED, *real.TORCH):
         target = f"{Path(__file__).parent / 'real.py'}:make({name!r})"
-        verdicts[name] = proved(Name.MATERIALIZE, target).verdict.value
+        verdicts[name] = run_proof(Name.MATERIALIZE, target).verdict.value
     assert verdicts == dict.fromkeys(verdicts, "passed") | UNPROVED
 
 
@@ -335,9 +335,9 @@ def test_a_llama_without_its_init_method_loses_its_frequencies(in_tmp_path):
         "    return Net(Net.config_class(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,\n"
         "               intermediate_size=32))\n"
     )
-    llama = rules(proved(Name.MATERIALIZE, "nets.py:llama"))
+    llama = rules(run_proof(Name.MATERIALIZE, "nets.py:llama"))
     assert llama == dict.fromkeys(("rotary_emb.inv_freq", "rotary_emb.original_inv_freq"), LOST)
-    bert = rules(proved(Name.MATERIALIZE, "nets.py:bert"))
+    bert = rules(run_proof(Name.MATERIALIZE, "nets.py:bert"))
     assert bert == dict.fromkeys(("embeddings.position_ids", "embeddings.token_type_ids"), LOST)
 
 

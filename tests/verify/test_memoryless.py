@@ -59,7 +59,7 @@ def int8(*shape):
     return Int8(torch.ones(*shape, dtype=torch.int8), torch.tensor(0.5))
 
 
-def freed(tensor, to=0):
+def free_memory(tensor, to=0):
     tensor.untyped_storage().resize_(to)
     return tensor
 
@@ -86,13 +86,15 @@ def test_a_wrapper_subclass_is_verified(inputs):
 @pytest.mark.parametrize("name", ["buffer", "plain"])
 def test_a_wrapper_that_refuses_every_operator_is_not_an_internal_error(name):
     """What its code raises makes a proof inconclusive, and the other proofs are run."""
-    built = BuiltModel(ModelSpec("net", "", False, "net"), *made(name), "cpu", True, lambda _, __: made(name)[0])
+    built = BuiltModel(
+        ModelSpec("net", "", False, "net"), *build_refusing(name), "cpu", True, lambda _, __: build_refusing(name)[0]
+    )
     checks = verify_model(model_under_test.prepare_built_model(built, "net"), Request("net")).checks
     assert any("NotImplementedError" in (check.reason or "") for check in checks)
     assert len(checks) == len(DEFAULT_PROOFS)
 
 
-def made(name):
+def build_refusing(name):
     """A module with a refusing wrapper, and the lines of nothing."""
     return holding(**{name: Refusing()}), Origins({})
 
@@ -112,7 +114,7 @@ def test_a_proof_writes_nothing_through_an_address_of_zero():
 @pytest.mark.parametrize("make", [torch.ones, lambda n: nn.Parameter(torch.ones(n))], ids=["tensor", "parameter"])
 def test_a_freed_storage_is_refused_by_name(make, bytes_left):
     """As FSDP leaves a parameter: torch reads behind the end of its storage and dies, so statecli stops before it."""
-    tensor = freed(make(100), bytes_left)
+    tensor = free_memory(make(100), bytes_left)
     model = holding(p=tensor)
     with pytest.raises(
         ModelError, match=rf"p: its storage was freed: shape \[100\] needs 400 bytes, but the storage has {bytes_left};"
@@ -122,14 +124,14 @@ def test_a_freed_storage_is_refused_by_name(make, bytes_left):
 
 def test_the_copy_of_a_freed_storage_is_freed_too():
     """A copy with memory of its own would show values that nobody has written."""
-    state = statecli.inspect(holding(p=freed(torch.ones(30))), stats=True)
+    state = statecli.inspect(holding(p=free_memory(torch.ones(30))), stats=True)
     assert next(row.stats for row in state.state.tensors if row.fqn == "p").max is None
 
 
 def test_the_statistics_of_a_freed_storage_are_not_made_up():
     """They were those of memory that belongs to something else."""
     with pytest.raises(UnreadableError, match="its storage was freed"):
-        build_view(freed(torch.ones(30)))
+        build_view(free_memory(torch.ones(30)))
 
 
 @pytest.mark.filterwarnings("ignore")

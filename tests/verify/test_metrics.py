@@ -7,7 +7,7 @@ import pytest
 from statecli.commands.verify.result import Name, Verdict
 from statecli.core.finding import Severity
 
-from .proving import cell, of_source, proved
+from .proving import cell, of_source, run_proof
 
 torchmetrics = pytest.importorskip("torchmetrics")
 
@@ -115,7 +115,7 @@ def forward(self, x):
 
 def test_the_count_of_a_metric_is_a_note_for_compile():
     """torch.compile compiles again for each count; the remedy does not edit an installed package."""
-    check = proved(Name.COMPILE, "torchmetrics:MeanMetric", "3", device="cpu")
+    check = run_proof(Name.COMPILE, "torchmetrics:MeanMetric", "3", device="cpu")
     (finding,) = check.findings
     assert (finding.fqn, finding.severity) == ("_update_count", Severity.NOTE)
     assert finding.help == "call the metric outside of the compiled or exported model"

@@ -31,7 +31,7 @@ PASSING = ["net_fixed:Net", "anchors_fixed:Head", "rotary_fixed:Rotary", "precom
 PASSING += ["tied:Tied", "positions:Positions", "batchnorm:Block", "frozen:Frozen", "plain_lists_fixed:Lists"]
 
 
-def moved(body: str, *input: str, **options):
+def run_move(body: str, *input: str, **options):
     return of_source(Name.MOVE, body, *input, **options)
 
 
@@ -65,36 +65,36 @@ def test_the_devices_are_told():
 
 def test_a_tie_of_buffers_breaks():
     """Each of two names gets a storage of its own, as torch does it on any device."""
-    check = moved('self.register_buffer("a", torch.ones(3)); self.register_buffer("b", self.a)')
+    check = run_move('self.register_buffer("a", torch.ones(3)); self.register_buffer("b", self.a)')
     assert rules(check) == {"b": "untied-by-move"}
     assert cell(check, "moves", "b").verdict is Verdict.FAILED
 
 
 def test_a_tie_of_parameters_holds_though_meta_parts_it():
     """A move to meta makes a Parameter for each name; one to CUDA does not, and that is what counts."""
-    check = moved("self.a = nn.Linear(3, 3); self.b = nn.Linear(3, 3); self.b.weight = self.a.weight")
+    check = run_move("self.a = nn.Linear(3, 3); self.b = nn.Linear(3, 3); self.b.weight = self.a.weight")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_a_plain_list_of_registered_parameters_follows():
     """Meta leaves the list with the old objects; CUDA swaps their data."""
-    assert moved("self.a = nn.Linear(3, 3); self.all = [self.a.weight, self.a.bias]").findings == ()
+    assert run_move("self.a = nn.Linear(3, 3); self.all = [self.a.weight, self.a.bias]").findings == ()
 
 
 def test_a_tensor_without_dimensions_is_a_note():
     """Operators on CUDA take a 0-dim tensor from the CPU: it stays, and breaks nothing."""
-    (finding,) = moved("self.scale = torch.tensor(2.0)").findings
+    (finding,) = run_move("self.scale = torch.tensor(2.0)").findings
     assert (finding.rule, finding.severity) == ("left-behind", Severity.NOTE)
 
 
 def test_a_class_attribute_fails():
     """Forward reads it through the instance, and it is where it was."""
-    assert rules(moved("pass\n---\ntable = torch.ones(3)")) == {"table": "left-behind"}
+    assert rules(run_move("pass\n---\ntable = torch.ones(3)")) == {"table": "left-behind"}
 
 
 def test_a_registered_tensor_that_the_class_holds_back_fails():
     """A module whose own `_apply` does nothing keeps its parameter where it is."""
-    check = moved("self.w = nn.Parameter(torch.ones(3))\n---\ndef _apply(self, fn, recurse=True):\n    return self")
+    check = run_move("self.w = nn.Parameter(torch.ones(3))\n---\ndef _apply(self, fn, recurse=True):\n    return self")
     assert rules(check) == {"w": "left-behind"}
 
 
@@ -145,7 +145,7 @@ def _one_process():
     torch.distributed.destroy_process_group()
 
 
-def distributed(*also):
+def build_distributed(*also):
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
     for name in also:
         setattr(model, name, list(model.modules_buffers))
@@ -155,9 +155,9 @@ def distributed(*also):
 @pytest.mark.usefixtures("_one_process")
 def test_what_ddp_sets_anew_is_not_judged():
     """Its lists of buffers stay behind until it next synchronizes them. The oracle: its own `_sync_buffers`."""
-    check = of_live(move.prove, distributed, "meta")
+    check = of_live(move.prove, build_distributed, "meta")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
-    model = distributed()
+    model = build_distributed()
     model.module.double()
     assert model.modules_buffers[0].dtype is torch.float32
     model._sync_buffers()
@@ -167,7 +167,7 @@ def test_what_ddp_sets_anew_is_not_judged():
 @pytest.mark.usefixtures("_one_process")
 def test_another_list_of_buffers_on_ddp_is_stale():
     """Only the two attributes that DDP sets are its own."""
-    actual = rules(of_live(move.prove, lambda: distributed("own"), "meta"))
+    actual = rules(of_live(move.prove, lambda: build_distributed("own"), "meta"))
     assert actual == {f"own[{i}]": "stale-view" for i in range(3)}
 
 
@@ -175,18 +175,18 @@ def test_a_move_that_raises_is_told_and_the_next_way_tried():
     """The model's own words and line, and what the stand-in finds to stay behind; without that it is no pass."""
     body = "self.w = nn.Parameter(torch.ones(3)); {}\n---\n"
     body += "def _apply(self, fn, recurse=True):\n    super()._apply(fn)\n    self.w.sum().item()\n    return self"
-    check = moved(body.format("self.t = torch.ones(3)"))
+    check = run_move(body.format("self.t = torch.ones(3)"))
     assert rules(check) == {"t": "left-behind"}
     assert "(net.py:9)" in check.reason
     assert cell(check, "moves", "w").after == "cpu, new memory"
-    assert moved(body.format("pass")).verdict is Verdict.INCONCLUSIVE
+    assert run_move(body.format("pass")).verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_to_of_the_class_that_raises_leaves_it_open():
     """What `.to` would have moved by itself is not known, so nothing is said against it."""
     body = "self.w = nn.Parameter(torch.ones(3)); self.t = torch.ones(3)\n---\n"
     body += 'def to(self, *args, **kwargs):\n    raise RuntimeError("not today")'
-    check = moved(body)
+    check = run_move(body)
     assert "RuntimeError: not today (net.py:8)" in check.reason
     assert verdicts(check, "moves") == {"w": "passed", "t": "inconclusive"}
 
@@ -195,21 +195,21 @@ def test_a_tensor_that_the_class_clears_has_no_verdict():
     """It is gone after the move, which is neither here nor there."""
     body = "self.cache = torch.ones(3); self.w = nn.Parameter(torch.ones(3))\n---\n"
     body += "def _apply(self, fn, recurse=True):\n    self.cache = None\n    return super()._apply(fn)"
-    assert verdicts(moved(body), "moves") == {"w": "passed", "cache": "skipped"}
+    assert verdicts(run_move(body), "moves") == {"w": "passed", "cache": "skipped"}
 
 
 def test_values_that_a_move_changes_fail():
     """A `.to` that rounds on the way is seen by the bits that come back."""
     body = 'self.register_buffer("b", torch.full((3,), 0.1))\n---\n'
     body += "def to(self, *args, **kwargs):\n    self.b = self.b.half().float()\n    return super().to(*args, **kwargs)"
-    check = moved(body, device="cpu")
+    check = run_move(body, device="cpu")
     assert rules(check) == {"b": "changed-by-move"}
-    assert moved(body.replace(".half().float()", ".clone()"), device="cpu").findings == ()
+    assert run_move(body.replace(".half().float()", ".clone()"), device="cpu").findings == ()
 
 
 def test_a_nan_is_the_same_nan():
     """NaN equals itself after the way there and back."""
-    assert moved('self.register_buffer("b", torch.full((3,), torch.nan))', device="cpu").verdict is Verdict.PASSED
+    assert run_move('self.register_buffer("b", torch.full((3,), torch.nan))', device="cpu").verdict is Verdict.PASSED
 
 
 # --- what appears with a first forward -------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def forward(self, x):
 )
 def test_a_cache(init, forward, verdict):
     """A cache fails where forward goes on holding it, and not where it has one for each device or overwrites it."""
-    check = moved(CACHE.format(init=init, forward=forward), "3")
+    check = run_move(CACHE.format(init=init, forward=forward), "3")
     (name,) = {name for name in verdicts(check, "moves") if name.startswith("cache")}
     assert verdicts(check, "moves")[name] == verdict
 
@@ -246,7 +246,7 @@ def test_a_cache(init, forward, verdict):
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
 def test_a_stale_view_has_its_line(device):
     """A further name has no row: the finding has its line."""
-    check = moved("self.a = nn.Linear(3, 3)\nself.w = self.a.weight.detach()[:2]", device=device)
+    check = run_move("self.a = nn.Linear(3, 3)\nself.w = self.a.weight.detach()[:2]", device=device)
     assert rules(check) == {"w": "stale-view"}
     (finding,) = check.findings
     assert finding.message.startswith("w is another name of a.weight, but still points")
@@ -277,7 +277,7 @@ APPLY = "self.a = nn.Linear(3, 3)\n---\ndef _apply(self, fn, recurse=True):\n   
 )
 def test_the_method_that_is_to_blame_is_named(does, rule, mend):
     """With the line on which it begins, where the class has one of its own."""
-    check = moved(APPLY.format(does), device="cpu")
+    check = run_move(APPLY.format(does), device="cpu")
     assert {finding.rule for finding in check.findings} == ({rule} if rule else set())
     assert all(finding.help.startswith(f"net.py:7: {mend} Net._apply") for finding in check.findings)
 
@@ -340,7 +340,7 @@ def test_a_device_that_is_not_here_is_refused(device):
 
 def test_a_model_built_on_meta_has_nothing_to_move_to_the_cpu():
     """No value is there: inconclusive, and the stand-in says what would follow."""
-    check = moved("self.w = nn.Parameter(torch.ones(3))", device="cpu", init_device="meta")
+    check = run_move("self.w = nn.Parameter(torch.ones(3))", device="cpu", init_device="meta")
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "built on meta" in check.reason
 
@@ -355,7 +355,7 @@ def test_cuda_says_what_meta_says(spec):
 
 def test_a_model_without_tensors_is_skipped():
     """There is nothing to move, and that is no pass."""
-    assert moved("pass").verdict is Verdict.SKIPPED
+    assert run_move("pass").verdict is Verdict.SKIPPED
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
@@ -432,7 +432,7 @@ def test_a_class_that_moves_itself_is_moved_there_and_back(name, device):
     """Values and the way back are told alike, whatever device it is moved to."""
     body, said = MOVERS[name]
     init = "self.register_buffer('t', torch.rand(3))\nself.w = nn.Parameter(torch.rand(3))"
-    check = moved(f"{init}\n---\n{body}", device=device)
+    check = run_move(f"{init}\n---\n{body}", device=device)
     assert check.verdict is (Verdict.FAILED if said else Verdict.PASSED), check
     assert "and back" in check.how
     if said:
@@ -442,15 +442,15 @@ def test_a_class_that_moves_itself_is_moved_there_and_back(name, device):
 
 def test_what_torch_moves_is_not_moved_twice():
     """An ordinary class costs no trip on the CPU and no way back; nor does one of torch's with an _apply of its own."""
-    assert moved("self.r = nn.LSTM(2, 2)", device="fake-cuda").how == '.to("cuda") on a fake CUDA device'
-    assert moved("self.r = nn.LSTM(2, 2)").how == '.to("meta")'
+    assert run_move("self.r = nn.LSTM(2, 2)", device="fake-cuda").how == '.to("cuda") on a fake CUDA device'
+    assert run_move("self.r = nn.LSTM(2, 2)").how == '.to("meta")'
 
 
 def test_a_way_back_that_cannot_be_pretended_is_said():
     """On meta it is not claimed to have been tried."""
     body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef _apply(self, fn, recurse=True):\n    super()._apply(fn)\n"
     body += "    if self.w.device.type not in ('cpu', 'meta'):\n        raise ValueError('no way')\n    return self"
-    check = moved(body)
+    check = run_move(body)
     assert "the move back was not checked: moving the model to cuda:0 (fake) raised ValueError: no way" in check.how
 
 
@@ -458,8 +458,8 @@ def test_another_model_is_not_moved_back():
     """It may be the live one, and what came back from a pretended GPU has no values."""
     body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef to(self, *a):\n    import copy\n"
     body += "    return nn.Module.to(copy.deepcopy(self), *a)"
-    assert moved(body, device="fake-cuda").how == '.to("cuda") on a fake CUDA device, values compared on the cpu'
-    assert "the move back was not checked: the class's own .to returns another model" in moved(body).how
+    assert run_move(body, device="fake-cuda").how == '.to("cuda") on a fake CUDA device, values compared on the cpu'
+    assert "the move back was not checked: the class's own .to returns another model" in run_move(body).how
 
 
 def test_a_plain_move_imports_no_compiler(tmp_path):

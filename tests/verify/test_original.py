@@ -61,7 +61,7 @@ class Locked(Registers):
         self.lock = threading.Lock()
 
 
-def exported() -> nn.Module:
+def export_net() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.export.export(Net(), (torch.ones(1, 2),)).module()
@@ -71,7 +71,7 @@ def row(model: nn.Module, name: str = "t"):
     return next(row for row in statecli.inspect(model).state.tensors if row.fqn == name)
 
 
-@pytest.mark.parametrize("make", [exported, Registers, Drops, lambda: nn.Sequential(Registers())[0]])
+@pytest.mark.parametrize("make", [export_net, Registers, Drops, lambda: nn.Sequential(Registers())[0]])
 def test_a_plain_tensor_stays_plain_whatever_a_copy_makes_of_it(make):
     """It is unregistered, not saved, and does not move."""
     actual = row(make())
@@ -103,7 +103,7 @@ def test_wrappers_of_torch_are_listed_as_they_are(name):
     } == requires_grad
 
 
-@pytest.mark.parametrize("make", [exported, Registers, Drops])
+@pytest.mark.parametrize("make", [export_net, Registers, Drops])
 def test_verify_fails_for_a_plain_tensor_that_a_copy_registers(make):
     """Proofs work on a copy that holds what the model holds."""
     verification = statecli.verify(make(), checks="move")
@@ -154,7 +154,7 @@ def test_a_tie_that_a_copy_parts_is_not_broken_by_the_move():
     assert state.tensors[0].tied_to == ("b",)
 
 
-@pytest.mark.parametrize("make", [exported, Registers, Drops, Rebuilds, Locked])
+@pytest.mark.parametrize("make", [export_net, Registers, Drops, Rebuilds, Locked])
 def test_the_model_is_left_as_it_was(make):
     """Its attributes are the same objects with the same values after both commands."""
     model = make()

@@ -19,34 +19,34 @@ def ones(*shape):
     return torch.ones(shape)
 
 
-def there(*shape):
+def fake_ones(*shape):
     """On the pretended GPU."""
     return torch.ones(shape).to(fake_gpu.DEVICE)
 
 
-def watched(call):
+def watch_call(call):
     """What the watch says of one call, and what the call gives."""
     watch = DeviceWatch(fake_gpu.DEVICE)
     with fake_gpu_values.use_fake_gpu_with_values(watch):
-        return watch.mismatches, call(ones, there)
+        return watch.mismatches, call(ones, fake_ones)
 
 
 @pytest.mark.parametrize("name", LEGAL)
 def test_what_cuda_allows_is_allowed(name):
     """A legal mix of devices is no mismatch, and runs."""
-    assert watched(LEGAL[name])[0] == []
+    assert watch_call(LEGAL[name])[0] == []
 
 
 @pytest.mark.parametrize("name", READS)
 def test_values_can_be_read(name):
     """What needs data has it."""
-    assert watched(READS[name])[0] == []
+    assert watch_call(READS[name])[0] == []
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_what_cuda_refuses_is_noted(name):
     """An illegal mix is noted, with this file's line, and the call goes on."""
-    found, _ = watched(ILLEGAL[name])
+    found, _ = watch_call(ILLEGAL[name])
     assert found
     assert found[0].place[0].endswith("mixes.py")
 
@@ -56,7 +56,7 @@ def test_what_cuda_refuses_is_noted(name):
 )
 def test_the_values_are_those_of_the_cpu(name):
     """The oracle: the same call made on the CPU alone. (Dropout is random, and autocast is off on a pretended GPU.)"""
-    _, out = watched(LEGAL[name])
+    _, out = watch_call(LEGAL[name])
     torch.testing.assert_close(
         out.cpu_data if isinstance(out, fake_gpu_values.FakeGpuTensor) else out, LEGAL[name](ones, ones)
     )
@@ -78,11 +78,11 @@ def test_a_moved_model_gives_what_it_gives():
 def test_in_place_gives_the_same_object():
     """`x.add_(1)` is x, a view shares its memory, and `out=` is what was given."""
     with fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)):
-        x = there(3)
+        x = fake_ones(3)
         view = x[:2]
         assert x.add_(1) is x
         assert view.cpu_data.tolist() == [2, 2]
-        out = there(3)
+        out = fake_ones(3)
         assert torch.add(x, 1, out=out) is out
         assert out.cpu_data.tolist() == [3, 3, 3]
 
@@ -93,4 +93,4 @@ def test_a_shape_that_changes_in_place_is_refused():
         fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)),
         pytest.raises(NotImplementedError, match="a fake CUDA device cannot do"),
     ):
-        there(2, 3).t_()
+        fake_ones(2, 3).t_()

@@ -34,7 +34,7 @@ KEPT = {
 }
 
 
-def proved(name: Name, start: str, forward: str, read: str, rest: str = "", device: str = "fake-cuda"):
+def prove_cache(name: Name, start: str, forward: str, read: str, rest: str = "", device: str = "fake-cuda"):
     body = CACHE.format(start=start, forward=forward, read=read, rest=rest)
     return of_source(name, body, "2x3", device=device)
 
@@ -50,13 +50,13 @@ def cache(check, column: str):
 @pytest.mark.parametrize("way", ONCE)
 def test_a_cache_for_each_device_is_not_judged(way, device):
     """Measured on a pretended GPU, whatever the names of its entries."""
-    check = cache(proved(Name.MOVE, *ONCE[way], device=device), "moves")
+    check = cache(prove_cache(Name.MOVE, *ONCE[way], device=device), "moves")
     assert (check.verdict.value, check.reason) == ("skipped", "forward replaces the tensor when the device changes")
 
 
 def test_a_cache_that_each_forward_replaces_is_not_said_to_be_unread():
     """Forward reads the new value; nobody reads the old one."""
-    check = cache(proved(Name.FORWARD, "None", "self.c = self.a(x).detach()", "self.c"), "forward")
+    check = cache(prove_cache(Name.FORWARD, "None", "self.c = self.a(x).detach()", "self.c"), "forward")
     reason = "left on cpu; forward replaces the tensor without reading the old value"
     assert (check.verdict.value, check.reason) == ("skipped", reason)
 
@@ -64,13 +64,13 @@ def test_a_cache_that_each_forward_replaces_is_not_said_to_be_unread():
 @pytest.mark.parametrize("way", ONCE)
 def test_a_cache_for_each_dtype_is_not_judged(way):
     """As by hand, where a forward after .double() gives float64."""
-    check = cache(proved(Name.CAST, *ONCE[way]), "casts")
+    check = cache(prove_cache(Name.CAST, *ONCE[way]), "casts")
     assert (check.verdict.value, check.reason) == ("skipped", "forward replaces the tensor when the dtype changes")
 
 
 def test_a_cache_by_device_alone_is_read_after_a_cast():
     """Its entry has a name with the device in it, and a cast model goes on reading it."""
-    check = proved(Name.CAST, "{}", f"k = str(x.device); self.c.setdefault(k, {MAKE})", "self.c[k]")
+    check = prove_cache(Name.CAST, "{}", f"k = str(x.device); self.c.setdefault(k, {MAKE})", "self.c[k]")
     assert rules(check) == {"c['cpu']": "keeps-dtype"}
     assert check.findings[0].help == (
         "create the tensor again in forward when the dtype changes, or keep one tensor per dtype; assigned at net.py:7"
@@ -80,8 +80,8 @@ def test_a_cache_by_device_alone_is_read_after_a_cast():
 @pytest.mark.parametrize("way", KEPT)
 def test_what_forward_goes_on_reading_or_adding_to_fails(way):
     """The one that a first forward made is read, or stays beside the new ones for good."""
-    assert set(rules(proved(Name.MOVE, *KEPT[way])).values()) == {"left-behind"}
-    assert set(rules(proved(Name.CAST, *KEPT[way])).values()) == {"keeps-dtype"}
+    assert set(rules(prove_cache(Name.MOVE, *KEPT[way])).values()) == {"left-behind"}
+    assert set(rules(prove_cache(Name.CAST, *KEPT[way])).values()) == {"keeps-dtype"}
 
 
 def test_a_forward_that_raises_there_cannot_tell():
@@ -89,7 +89,7 @@ def test_a_forward_that_raises_there_cannot_tell():
     forward = "self.c = torch.ones(3) if self.c is None else self.c\n    "
     forward += "assert x.dtype == torch.float32 and x.device.type == 'cpu', 'not here'"
     for name, column in ((Name.MOVE, "moves"), (Name.CAST, "casts")):
-        check = proved(name, "None", forward, "self.c")
+        check = prove_cache(name, "None", forward, "self.c")
         assert check.findings == ()
         assert cache(check, column).verdict.value == "inconclusive"
         assert (
@@ -141,7 +141,7 @@ def test_what_forward_draws_anew_each_time_is_not_judged(name, drawn):
 def test_what_is_drawn_once_and_kept_is_judged():
     """It is not made anew, whatever seed the second call starts from."""
     once = "self.c = torch.randn(3) if self.c is None else self.c"
-    assert rules(proved(Name.MOVE, "None", once, "self.c")) == {"c": "left-behind"}
+    assert rules(prove_cache(Name.MOVE, "None", once, "self.c")) == {"c": "left-behind"}
 
 
 def test_a_call_leaves_the_random_generators_as_they_were():

@@ -12,7 +12,7 @@ from statecli.core.finding import Severity
 from statecli.live import tensor_bits
 
 from ..zoo import SMALL, make
-from .proving import SOURCE, cell, of_live, of_source, proved, rules, sample, verdicts
+from .proving import SOURCE, cell, of_live, of_source, rules, run_proof, sample, verdicts
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -31,7 +31,7 @@ PASSING += ["anchors:Head", "anchors_fixed:Head", "positions:Positions", "rotary
 PASSING += ["phases:Phases", "grad_buffer:Scaled"]
 
 
-def saved(body: str, *input: str, **options):
+def run_save(body: str, *input: str, **options):
     return of_source(Name.SAVE, body, *input, **options)
 
 
@@ -79,27 +79,27 @@ def test_three_columns():
 def test_a_rebuilt_table_is_told_from_a_random_one(value, rule):
     """By two builds with different seeds, of which the large parameters are drawn as well."""
     body = f'import numpy; self.w = nn.Linear(300, 300)\nself.register_buffer("t", {value}, persistent=False)'
-    assert rules(saved(body)) == ({"t": rule} if rule else {})
+    assert rules(run_save(body)) == ({"t": rule} if rule else {})
 
 
 def test_the_fix_of_a_lost_buffer():
     """It is registered already: only the flag has to change."""
-    (finding,) = saved('self.register_buffer("t", torch.rand(3), persistent=False)').findings
+    (finding,) = run_save('self.register_buffer("t", torch.rand(3), persistent=False)').findings
     assert finding.help == "register the buffer with persistent=True; assigned at net.py:6"
 
 
 def test_what_requires_grad_is_lost_even_if_it_is_rebuilt():
     """What it learned is not in the ones of the constructor."""
-    assert rules(saved("self.t = torch.ones(3, requires_grad=True)")) == {"t": "lost-by-saving"}
+    assert rules(run_save("self.t = torch.ones(3, requires_grad=True)")) == {"t": "lost-by-saving"}
 
 
 def test_of_one_instance_it_cannot_be_told():
     """A live model: what is unregistered is left open, persistent=False believed."""
     body = "self.t = torch.ones(3); self.register_buffer('u', torch.ones(3), persistent=False)\n---\n"
-    saved(body)
+    run_save(body)
     with open("net.py", "a") as file:
         file.write("\nnet = Net()\n")
-    check = proved(Name.SAVE, "net.py:net")
+    check = run_proof(Name.SAVE, "net.py:net")
     assert verdicts(check, "saved") == {"t": "inconclusive", "u": "skipped"}
 
 
@@ -130,7 +130,7 @@ PLAIN = "self.t = torch.zeros(4)"
 )
 def test_a_running_state_that_is_not_saved_is_lost(declared, severity, update):
     """An average, a counter, a maximum: a loaded model starts from the constructor's value again."""
-    check = saved(STATE.format(declared, update), "4x4")
+    check = run_save(STATE.format(declared, update), "4x4")
     (finding,) = check.findings
     assert (finding.rule, finding.severity, finding.fqn) == ("lost-by-saving", severity, "t")
     assert cell(check, "saved", "t").verdict is Verdict.FAILED
@@ -152,14 +152,14 @@ def test_a_running_state_that_is_not_saved_is_lost(declared, severity, update):
 )
 def test_a_cache_that_is_not_saved_is_not_lost(declared, update):
     """Forward writes the same again, whatever the values were before; or it does not run."""
-    check = saved(STATE.format(declared, update), "4x4")
+    check = run_save(STATE.format(declared, update), "4x4")
     assert (check.findings, cell(check, "saved", "t").verdict) == ((), Verdict.SKIPPED)
 
 
 def test_a_state_of_random_values_stays_an_error():
     """What was an error without an input is one with it."""
     body = STATE.format(NOT_PERSISTENT.replace("zeros", "rand"), "self.t += 1")
-    (finding,) = saved(body, "4x4").findings
+    (finding,) = run_save(body, "4x4").findings
     assert (finding.severity, "drawn at random" in finding.message) == (Severity.ERROR, True)
 
 
@@ -167,7 +167,7 @@ def test_the_state_of_a_metric_is_not_to_be_saved():
     """torchmetrics resets its sums each epoch, and has an option to keep them."""
     pytest.importorskip("torchmetrics")
     body = "import torchmetrics; self.m = torchmetrics.MeanMetric(); self.lin = nn.Linear(4, 4)\n---\n"
-    check = saved(body + "def forward(self, x):\n    self.m.update(x.detach())\n    return self.lin(x)\n", "4x4")
+    check = run_save(body + "def forward(self, x):\n    self.m.update(x.detach())\n    return self.lin(x)\n", "4x4")
     assert check.findings == ()
 
 
@@ -179,7 +179,7 @@ def test_every_dtype_comes_back():
     dtypes = ["float16", "bfloat16", "float64", "float8_e4m3fn", "complex64", "int8", "uint8", "int16", "int64", "bool"]
     lines = [f'self.register_buffer("{name}_", torch.zeros(3).to(torch.{name}))' for name in dtypes]
     lines += ['self.register_buffer("scalar", torch.tensor(3))', 'self.register_buffer("empty", torch.empty(0))']
-    check = saved("\n".join(lines))
+    check = run_save("\n".join(lines))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert set(verdicts(check, "restored")) == {*(f"{name}_" for name in dtypes), "scalar", "empty"}
 
@@ -191,7 +191,7 @@ def test_a_load_that_forgets_a_tensor():
         'def _load_from_state_dict(self, state, prefix, *rest):\n    state = {**state, prefix + "b": self.b.clone()}\n'
     )
     body += "    super()._load_from_state_dict(state, prefix, *rest)"
-    check = saved(body)
+    check = run_save(body)
     assert rules(check) == {"b": "not-restored"}
     assert (verdicts(check, "saved")["b"], verdicts(check, "restored")["b"]) == ("passed", "failed")
 
@@ -200,7 +200,7 @@ def test_a_state_dict_that_changes_a_tensor():
     """What it holds under the name is something else."""
     body = "self.w = nn.Parameter(torch.ones(3))\n---\n"
     body += 'def _save_to_state_dict(self, state, prefix, keep):\n    state[prefix + "w"] = self.w.detach().round()'
-    assert rules(saved(body)) == {"w": "changed-by-saving"}
+    assert rules(run_save(body)) == {"w": "changed-by-saving"}
 
 
 def test_a_state_dict_that_leaves_a_parameter_out():
@@ -208,7 +208,7 @@ def test_a_state_dict_that_leaves_a_parameter_out():
     body = "self.w = nn.Parameter(torch.ones(3)); self.v = nn.Parameter(torch.ones(3))\n---\n"
     body += "def state_dict(self, *args, **kwargs):\n    state = super().state_dict(*args, **kwargs)\n"
     body += '    del state["v"]\n    return state'
-    check = saved(body)
+    check = run_save(body)
     assert rules(check) == {None: "not-loadable", "v": "lost-by-saving"}
     assert 'Missing key(s) in state_dict: "v"' in check.findings[0].message
     assert verdicts(check, "restored") == {"w": "passed"}
@@ -218,7 +218,7 @@ def test_a_load_that_raises_leaves_the_rest_open():
     """What a class's own code had loaded before it raised is not known."""
     body = "self.w = nn.Parameter(torch.ones(3))\n---\n"
     body += 'def load_state_dict(self, *args, **kwargs):\n    raise ValueError("not today")'
-    check = saved(body)
+    check = run_save(body)
     assert rules(check) == {None: "not-loadable"}
     assert "not today (net.py:8)" in check.findings[0].message
     assert cell(check, "restored", "w").verdict is Verdict.INCONCLUSIVE
@@ -229,7 +229,7 @@ def test_a_state_dict_that_raises_is_inconclusive():
     body = (
         'self.w = nn.Parameter(torch.ones(3))\n---\ndef state_dict(self, *a, **k):\n    raise ValueError("not today")'
     )
-    check = saved(body)
+    check = run_save(body)
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "not today" in check.reason
 
@@ -240,7 +240,7 @@ EXTRA += "def get_extra_state(self):\n    return {}\ndef set_extra_state(self, s
 
 def test_extra_state_runs_as_it_is():
     """Plain data passes through torch.save; safetensors writes no such state_dict, which loses no tensor."""
-    check = saved(EXTRA.format('{"seen": [self.seen, "often", None]}'))
+    check = run_save(EXTRA.format('{"seen": [self.seen, "often", None]}'))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert cell(check, "restored", "w").verdict is Verdict.PASSED
     plain = cell(check, "safetensors", "w")
@@ -250,15 +250,15 @@ def test_extra_state_runs_as_it_is():
 
 def test_what_extra_state_may_lose_fails():
     """A tensor in it has no place in safetensors; an object may hold one, and is refused by torch.load too."""
-    (finding,) = saved(EXTRA.format('{"seen": [torch.ones(self.seen)]}')).findings
+    (finding,) = run_save(EXTRA.format('{"seen": [torch.ones(self.seen)]}')).findings
     assert (finding.rule, finding.fqn, finding.severity) == ("not-in-safetensors", "_extra_state", Severity.WARNING)
-    actual = rules(saved(EXTRA.format("__import__('fractions').Fraction(1, 3)")))
+    actual = rules(run_save(EXTRA.format("__import__('fractions').Fraction(1, 3)")))
     assert actual == {None: "not-plain-data", "_extra_state": "not-in-safetensors"}
 
 
 def test_what_else_safetensors_refuses_is_told_beside_extra_state():
     """Names of one memory are found though the file as a whole is none."""
-    check = saved(EXTRA.replace("---", "self.v = self.w\n---").format('{"seen": 3}'))
+    check = run_save(EXTRA.replace("---", "self.v = self.w\n---").format('{"seen": 3}'))
     assert rules(check) == {"w": "shared-in-safetensors"} or rules(check) == {"v": "shared-in-safetensors"}
 
 
@@ -274,7 +274,7 @@ def test_what_safetensors_alters_is_told(piece, monkeypatch):
 
     monkeypatch.setattr(format, "load", load)
     monkeypatch.setattr(save, "_PIECE_BYTES", piece)
-    check = saved("self.a, self.b = nn.Linear(2, 3), nn.Linear(3, 2)")
+    check = run_save("self.a, self.b = nn.Linear(2, 3), nn.Linear(3, 2)")
     assert rules(check) == {"b.bias": "changed-by-safetensors"}
     names = ("a.weight", "a.bias", "b.weight", "b.bias")
     assert verdicts(check, "safetensors") == {name: "failed" if name == "b.bias" else "passed" for name in names}
@@ -303,7 +303,7 @@ def test_what_safetensors_does_not_write(make_it, words):
     """The oracle is safetensors' own refusal; torch.save brings it back."""
     from safetensors.torch import save as save_file
 
-    check = saved(f'self.register_buffer("b", {make_it})')
+    check = run_save(f'self.register_buffer("b", {make_it})')
     assert rules(check) == {"b": "not-in-safetensors"}
     assert words in check.findings[0].message
     assert verdicts(check, "restored") == {"b": "passed"}
@@ -315,7 +315,7 @@ def test_what_is_not_contiguous_is_mended_where_it_is_saved():
     """A constructor of torch's may have made it. The oracle: safetensors takes what the advice gives it."""
     from safetensors.torch import save as save_file
 
-    check = saved("self.c = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))")
+    check = run_save("self.c = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))")
     (finding,) = check.findings
     assert finding.rule == "not-in-safetensors"
     assert finding.help == (
@@ -343,7 +343,7 @@ LOADS = {
 def test_what_loading_makes_of_it_is_told_with_the_method(method):
     """Rounded is another value, its own value put in the place of what was saved is none."""
     does, what = LOADS[method]
-    check = saved(f'self.register_buffer("t", torch.rand(3))\n---\ndef {method}:\n    {does}')
+    check = run_save(f'self.register_buffer("t", torch.rand(3))\n---\ndef {method}:\n    {does}')
     assert rules(check) == {"t": "not-restored"}
     assert check.findings[0].message == f"t: saved, but load_state_dict() {what}"
     name = method.partition("(")[0]
@@ -354,7 +354,7 @@ def test_a_method_that_saves_something_else_is_named():
     """Left out, and rounded."""
     body = 'self.register_buffer("t", torch.rand(3))\n---\ndef state_dict(self, *args, **kwargs):\n    return {}'
     for made, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
-        (finding,) = [finding for finding in saved(body.replace("{}", made)).findings if finding.fqn == "t"]
+        (finding,) = [finding for finding in run_save(body.replace("{}", made)).findings if finding.fqn == "t"]
         assert (finding.rule, finding.help) == (rule, "net.py:7: keep in Net.state_dict all entries that super() saves")
 
 
@@ -362,10 +362,10 @@ def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
     """A fresh model has None there and refuses it; the line is that of the forward which made it."""
     body = 'self.a = nn.Linear(3, 3); self.register_buffer("q", {})\n---\ndef forward(self, x):\n'
     body += "    if self.q is None: self.q = torch.ones(3)\n    return self.a(x) * self.q"
-    helps = {finding.rule: finding.help for finding in saved(body.format("None"), "2x3").findings}
+    helps = {finding.rule: finding.help for finding in run_save(body.format("None"), "2x3").findings}
     what = "register the tensor in the constructor with its final shape, because a new instance lacks it before forward"
     assert helps == {"not-loadable": f"net.py:8: {what}", "not-restored": f"{what}; assigned at net.py:8"}
-    assert saved(body.format("torch.ones(3)"), "2x3").findings == ()
+    assert run_save(body.format("torch.ones(3)"), "2x3").findings == ()
 
 
 # --- nothing is left behind ------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def test_what_all_instances_share_has_its_values_again():
     body += "        assert MEAN.equal(KEPT) and self.table.equal(torch.ones(2))\nKEPT = MEAN.clone()\n"
     with open("net.py", "w") as file:
         file.write(body)
-    check = proved(Name.SAVE, "net.py:Net")
+    check = run_proof(Name.SAVE, "net.py:Net")
     assert verdicts(check, "saved") == {"mean": "passed", "table": "skipped"}
     assert verdicts(check, "restored") == {"mean": "passed"}
     assert check.verdict is Verdict.PASSED
@@ -387,7 +387,7 @@ def test_what_all_instances_share_has_its_values_again():
 def test_modes_of_torch_are_as_they_were():
     """The deterministic mode that fills memory is off again."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    saved("self.t = torch.rand(3)")
+    run_save("self.t = torch.rand(3)")
     assert (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -429,13 +429,13 @@ def test_modules_of_torch(make_one):
 
 def test_a_lazy_module_with_an_input_is_saved_from_its_first_forward():
     """A has materialised, and B does so by being loaded."""
-    check = saved("self.l = nn.LazyLinear(2)\n---\ndef forward(self, x):\n    return self.l(x)", "4x3")
+    check = run_save("self.l = nn.LazyLinear(2)\n---\ndef forward(self, x):\n    return self.l(x)", "4x3")
     assert verdicts(check, "restored") == {"l.weight": "passed", "l.bias": "passed"}
 
 
 def test_a_model_on_meta_has_nothing_to_save():
     """Skipped, with the reason."""
-    assert saved("self.w = nn.Parameter(torch.ones(3))", init_device="meta").verdict is Verdict.SKIPPED
+    assert run_save("self.w = nn.Parameter(torch.ones(3))", init_device="meta").verdict is Verdict.SKIPPED
 
 
 # --- bits ------------------------------------------------------------------------------------------------------------
@@ -491,7 +491,7 @@ def test_a_line_of_a_library_is_no_advice(tmp_path, monkeypatch):
     (library / "tied_library.py").write_text(TIED)
     (tmp_path / "net.py").write_text(f"{TIED}from tied_library import Net as Theirs\n")
     monkeypatch.syspath_prepend(str(library))
-    (ours,), (theirs,) = (proved(Name.SAVE, f"net.py:{name}").findings for name in ("Net", "Theirs"))
+    (ours,), (theirs,) = (run_proof(Name.SAVE, f"net.py:{name}").findings for name in ("Net", "Theirs"))
     assert ours.help.endswith("; assigned at net.py:8")
     assert theirs.help == ours.help.partition("; assigned")[0]
 

@@ -282,7 +282,7 @@ class Centre(nn.Module):
 """
 
 
-def normed(forward: str) -> Check:
+def prove_norm(forward: str) -> Check:
     Path("centre.py").write_text(f"import torch\nfrom torch import nn\n{CENTRE}")
     forward = forward.replace("\n", "\n    ")
     return of_source(Name.STEP, f"from centre import Centre{NORM.format(forward)}", "2x8")
@@ -291,7 +291,7 @@ def normed(forward: str) -> Check:
 @pytest.mark.parametrize("draw", ["", "torch.rand(())\n"], ids=["", "with random numbers"])
 def test_a_shift_that_batch_statistics_cancel(draw):
     """They take out what it adds to each row alike. In eval mode torch gives it a gradient."""
-    check = normed(f"{draw}return self.out(self.norm(x + self.shift))")
+    check = prove_norm(f"{draw}return self.out(self.norm(x + self.shift))")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     shift = cell(check, "gradient", "shift")
     assert shift.verdict is Verdict.SKIPPED
@@ -306,13 +306,13 @@ def test_a_shift_that_batch_statistics_cancel(draw):
 
 def test_a_factor_of_zero_in_front_of_a_batch_norm_is_a_fault():
     """It is zero with the running statistics too."""
-    assert rules(normed("return self.out(self.norm(x + 0 * self.shift))")) == {"shift": "zero-gradient"}
+    assert rules(prove_norm("return self.out(self.norm(x + 0 * self.shift))")) == {"shift": "zero-gradient"}
 
 
 def test_batch_norms_that_cannot_be_called_in_eval_mode_do_not_tell():
     """Their own words say why."""
     raises = "if not self.norm.training: raise ValueError('no statistics yet')\n"
-    check = normed(f"{raises}return self.out(self.norm(x + self.shift))")
+    check = prove_norm(f"{raises}return self.out(self.norm(x + self.shift))")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     reason = cell(check, "gradient", "shift").reason
     assert reason.startswith(

@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 @functools.cache
-def proved(name: str) -> Verification:
+def prove_model(name: str) -> Verification:
     """All proofs, the moves onto a pretended GPU."""
     inputs = real.TORCH[name][1] if name in real.TORCH else real.INPUTS.get(name, ())
     with warnings.catch_warnings():
@@ -36,18 +36,18 @@ def proved(name: str) -> Verification:
 
 
 def check(name: str, proof: Name) -> Check:
-    return next(check for check in proved(name).checks if check.check is proof)
+    return next(check for check in prove_model(name).checks if check.check is proof)
 
 
 def cells(name: str, proof: Name, fqn: str) -> list[Cell]:
     return [column.cells[fqn] for column in check(name, proof).columns if fqn in column.cells]
 
 
-def broken(name: str) -> set[tuple[str, str | None]]:
-    return {(finding.rule, finding.fqn) for finding in proved(name).findings}
+def list_broken(name: str) -> set[tuple[str, str | None]]:
+    return {(finding.rule, finding.fqn) for finding in prove_model(name).findings}
 
 
-def shared(name: str) -> set[tuple[str, str]]:
+def shared_keys(name: str) -> set[tuple[str, str]]:
     """What safetensors refuses for the memory that it shares with an earlier entry, read from the state_dict."""
     seen, later = set(), set()
     for key, tensor in real.make(name).state_dict().items():
@@ -59,7 +59,7 @@ def shared(name: str) -> set[tuple[str, str]]:
     return {("shared-in-safetensors", key) for key in later}
 
 
-def trained(name: str) -> dict[str, torch.Tensor | None]:
+def plain_gradients(name: str) -> dict[str, torch.Tensor | None]:
     """The gradients that a plain backward of torch's leaves, of a loss that weighs each output at random."""
     torch.manual_seed(0)
     module = real.make(name).train()
@@ -98,10 +98,10 @@ def test_a_real_class_fails_what_is_true_of_it_and_nothing_else(name):
     """Every failure of every proof is in the table above, or a tie of the state_dict; the rest passes."""
     if name == "DataParallel" and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")  # which a DataParallel built here takes tensors of, not of a fake one
-    assert broken(name) == shared(name) | STORIES.get(name, set())
-    unclear = {check.check for check in proved(name).checks if check.verdict is Verdict.INCONCLUSIVE}
+    assert list_broken(name) == shared_keys(name) | STORIES.get(name, set())
+    unclear = {check.check for check in prove_model(name).checks if check.verdict is Verdict.INCONCLUSIVE}
     assert unclear == UNCLEAR.get(name, set())
-    skipped = (check for check in proved(name).checks if check.verdict is Verdict.SKIPPED)
+    skipped = (check for check in prove_model(name).checks if check.verdict is Verdict.SKIPPED)
     unreached = {one.check for one in skipped if "inputs that statecli chose" in (one.reason or "")}
     assert unreached == UNREACHED.get(name, set())
 
@@ -151,14 +151,14 @@ def test_a_table_that_stays_behind_and_is_copied_by_forward_mixes_no_devices():
 
 def test_a_weight_that_is_only_given_zeros():
     """DETR's queries start as zeros, so the first layer's values are the bias alone; torch's backward agrees."""
-    gradients = trained("DetrModel")
+    gradients = plain_gradients("DetrModel")
     assert not gradients["decoder.layers.0.self_attn.v_proj.weight"].any()
     assert gradients["decoder.layers.0.self_attn.v_proj.bias"].any()
 
 
 def test_what_gets_no_gradient_gets_none_from_torch():
     """DINOv2 has a token for what a mask hides, and is called without one: a plain backward leaves that alone out."""
-    without = {fqn for fqn, gradient in trained("Dinov2Model").items() if gradient is None}
+    without = {fqn for fqn, gradient in plain_gradients("Dinov2Model").items() if gradient is None}
     assert without == {"embeddings.mask_token"}
 
 
@@ -175,7 +175,7 @@ def test_a_layer_norm_whose_result_is_thrown_away_is_used():
 
 def test_what_a_function_remembers_is_not_the_models():
     """BEiT's index is a result that functools.lru_cache keeps for all models: it stays, and CUDA takes such indices."""
-    rows = [row.fqn for row in proved("BeitModel").state.tensors if "func_with_cache" in row.fqn]
+    rows = [row.fqn for row in prove_model("BeitModel").state.tensors if "func_with_cache" in row.fqn]
     assert rows
     for fqn in rows:
         (moved,) = cells("BeitModel", Name.MOVE, fqn)
@@ -190,7 +190,7 @@ def test_what_a_function_remembers_is_as_it_was_after_the_proofs():
     from transformers.models.beit.modeling_beit import BeitRelativePositionBias as Bias
 
     window = (2, 2)
-    proved("BeitModel")
+    prove_model("BeitModel")
     remembered = Bias.generate_relative_position_index(window)
     again = Bias.generate_relative_position_index.__wrapped__(window)
     assert type(remembered) is torch.Tensor
