@@ -117,7 +117,7 @@ KEY_NAMES = {
 CHARACTERS = {name: character for character, name in KEY_NAMES.items()}
 
 
-def typed(text):
+def keys_of(text):
     """The keys of a text."""
     return [KEY_NAMES.get(character, character) for character in text]
 
@@ -145,7 +145,7 @@ def test_the_screen_of_a_module(in_folder, size):
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 def test_the_screen_of_a_tensor(in_folder, size):
     """Facts, place in the file, statistics, histogram, first values and bytes, and the difference."""
-    screen = drive("first.safetensors", *typed("/q_proj"), "enter", "D", size=size, other="second.safetensors")
+    screen = drive("first.safetensors", *keys_of("/q_proj"), "enter", "D", size=size, other="second.safetensors")
     check_screen(f"tensor-{size[0]}", screen)
 
 
@@ -170,20 +170,20 @@ def rows_of(app):
 
 def test_the_filter_works_while_it_is_typed(in_folder):
     """Enter keeps the filter, escape removes it."""
-    assert drive("first.safetensors", *typed("/dtype:bf16 attn"), look=lambda app: len(rows_of(app))) == 8
-    assert drive("first.safetensors", *typed("/norm"), "enter", look=lambda app: len(rows_of(app))) == 4
-    assert "{0..3}" in drive("first.safetensors", *typed("/norm"), "enter", "escape", look=rows_of)
-    assert "{0..3}" in drive("first.safetensors", *typed("/norm"), "escape", look=rows_of)
+    assert drive("first.safetensors", *keys_of("/dtype:bf16 attn"), look=lambda app: len(rows_of(app))) == 8
+    assert drive("first.safetensors", *keys_of("/norm"), "enter", look=lambda app: len(rows_of(app))) == 4
+    assert "{0..3}" in drive("first.safetensors", *keys_of("/norm"), "enter", "escape", look=rows_of)
+    assert "{0..3}" in drive("first.safetensors", *keys_of("/norm"), "escape", look=rows_of)
 
 
 def test_the_arrow_down_leaves_the_filter_for_the_list(in_folder):
     """And the next keys are keys again."""
-    assert drive("first.safetensors", *typed("/norm"), "down", "space", look=lambda app: len(app.model.marked)) == 1
+    assert drive("first.safetensors", *keys_of("/norm"), "down", "space", look=lambda app: len(app.model.marked)) == 1
 
 
 def test_typing_replaces_the_filter_before(in_folder):
     """The old text is selected: a letter replaces it, an arrow keeps it, and enter changes nothing."""
-    again = [*typed("/norm"), "enter", "slash"]
+    again = [*keys_of("/norm"), "enter", "slash"]
     assert drive("first.safetensors", *again, *"embed", look=lambda app: app.model.filter_text) == "embed"
     assert drive("first.safetensors", *again, "end", "x", look=lambda app: app.model.filter_text) == "normx"
     assert drive("first.safetensors", *again, "backspace", look=lambda app: app.model.filter_text) == ""
@@ -192,15 +192,17 @@ def test_typing_replaces_the_filter_before(in_folder):
 
 def test_the_keys_are_shown_below_a_filter_without_a_match(in_folder):
     """While it is typed, and in the list."""
-    typing = drive("first.safetensors", *typed("/zzz")).splitlines()
+    typing = drive("first.safetensors", *keys_of("/zzz")).splitlines()
     assert typing[-3:] == ["zzz", "zzz: no tensor matches", "enter: keep the filter   esc: remove it   ↓: list"]
-    assert drive("first.safetensors", *typed("/zzz"), "enter").splitlines()[-1].startswith("/ filter  space mark")
+    assert drive("first.safetensors", *keys_of("/zzz"), "enter").splitlines()[-1].startswith("/ filter  space mark")
 
 
 def test_a_filter_without_a_match_says_so(in_folder):
     """And every key is harmless then."""
-    screen = drive("first.safetensors", *typed("/zzz"), "enter", *"jkhltoOrsSdDae[]*", "space", "y", "enter", "escape")
-    assert "no tensor matches" in drive("first.safetensors", *typed("/zzz"), "enter")
+    screen = drive(
+        "first.safetensors", *keys_of("/zzz"), "enter", *"jkhltoOrsSdDae[]*", "space", "y", "enter", "escape"
+    )
+    assert "no tensor matches" in drive("first.safetensors", *keys_of("/zzz"), "enter")
     assert "first.safetensors" in screen
 
 
@@ -266,8 +268,8 @@ def test_o_says_what_it_orders_by_and_goes_back(in_folder):
     assert "by size, smallest first" in drive("first.safetensors", "o", "r")
     for back in ("O", "escape"):
         assert drive("first.safetensors", *["down"] * 3, "o", back, look=lambda app: app.model.cursor) == 3
-    kept = drive("first.safetensors", *typed("/norm"), "enter", "o", "escape", look=rows_of)
-    assert kept == drive("first.safetensors", *typed("/norm"), "enter", look=rows_of)
+    kept = drive("first.safetensors", *keys_of("/norm"), "enter", "o", "escape", look=rows_of)
+    assert kept == drive("first.safetensors", *keys_of("/norm"), "enter", look=rows_of)
 
 
 def test_closed_modules_show_what_stands_out_in_them(in_folder):
@@ -343,7 +345,7 @@ def test_a_tensor_of_the_optimizer_has_the_name_of_its_parameter(tmp_path):
         net(torch.ones(1, 3)).sum().backward()
         optimizer.step()
         torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
-        screen = drive(tmp_path / "t.pt", *typed("/exp_avg_sq"), "enter", size=(140, 30))
+        screen = drive(tmp_path / "t.pt", *keys_of("/exp_avg_sq"), "enter", size=(140, 30))
         assert "state[0]['exp_avg_sq'] of 0.weight" in screen
         assert ("belongs to: 0.weight (by order and shape)" in screen) is not is_named
 
@@ -424,10 +426,10 @@ def test_the_table_of_layers_shows_the_changes_of_two_targets(epochs):
 
 def test_a_second_target_is_typed(in_folder):
     """d asks for it; a wrong one is a line, and the screen stays."""
-    keys = [*typed("/q_proj"), "enter", "down", "down", "d"]
-    assert "values: 64 of 64 differ" in drive("first.safetensors", *keys, *typed("second.safetensors"), "enter")
-    assert "no such file" in drive("first.safetensors", *keys, *typed("missing.pt"), "enter", size=(120, 24))
-    assert "is a model class" in drive("first.safetensors", *keys, *typed("net.py:Net"), "enter", size=(120, 24))
+    keys = [*keys_of("/q_proj"), "enter", "down", "down", "d"]
+    assert "values: 64 of 64 differ" in drive("first.safetensors", *keys, *keys_of("second.safetensors"), "enter")
+    assert "no such file" in drive("first.safetensors", *keys, *keys_of("missing.pt"), "enter", size=(120, 24))
+    assert "is a model class" in drive("first.safetensors", *keys, *keys_of("net.py:Net"), "enter", size=(120, 24))
 
 
 def test_the_difference_is_that_of_diff(in_folder, statecli):
@@ -449,10 +451,10 @@ def test_the_difference_is_that_of_diff(in_folder, statecli):
         (["y"], ["lm_head.*"]),
         (["down", "space", "space", "y"], ["lm_head.*"]),
         ([*["down"] * 5, "right", "down", *["space"] * 3, "y"], ["model.layers.{0..2}.*"]),
-        ([*typed("/norm"), "enter", "a", "y"], ["model.layers.*.norm.weight"]),
-        ([*typed("/norm"), "enter", "y"], ["model.layers.*.norm.weight"]),
-        ([*typed("/norm"), "enter", "y", "space", "down", "space", "y"], ["model.layers.{0,2}.norm.weight"]),
-        ([*typed("/q_proj"), "enter", "y", "a", "y"], ["model.layers.*.attn.q_proj.weight"]),
+        ([*keys_of("/norm"), "enter", "a", "y"], ["model.layers.*.norm.weight"]),
+        ([*keys_of("/norm"), "enter", "y"], ["model.layers.*.norm.weight"]),
+        ([*keys_of("/norm"), "enter", "y", "space", "down", "space", "y"], ["model.layers.{0,2}.norm.weight"]),
+        ([*keys_of("/q_proj"), "enter", "y", "a", "y"], ["model.layers.*.attn.q_proj.weight"]),
         ([*["down"] * 5, "right", "down", "right", *["space"] * 2, "y"], ["model.layers.{0,1}.*"]),
     ],
 )
@@ -469,7 +471,7 @@ def test_marked_rows_are_copied_as_globs(in_folder, keys, globs):
 
 def test_marks_that_the_filter_hides_stay_in_view(in_folder):
     """The title counts them, the copied text says so, and u clears all marks; a marks only what is shown."""
-    hidden = [*typed("/norm"), "enter", "a", *typed("/"), "ctrl+u", *typed("q_proj"), "enter"]
+    hidden = [*keys_of("/norm"), "enter", "a", *keys_of("/"), "ctrl+u", *keys_of("q_proj"), "enter"]
     assert "4 marked (all hidden)" in drive("first.safetensors", *hidden)
     screen = drive("first.safetensors", *hidden, "down", "space", size=(120, 40))
     assert "5 marked (4 hidden)" in screen
@@ -487,7 +489,7 @@ def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
     """Not every terminal takes OSC 52."""
     screen = drive("first.safetensors", "y")
     assert "statecli sent the globs of 2 tensors to the clipboard of the terminal:" in screen
-    listed = drive("first.safetensors", *typed("/norm"), "enter", "y")
+    listed = drive("first.safetensors", *keys_of("/norm"), "enter", "y")
     assert re.search(
         r"globs of 4 listed tensors to the clipboard of the terminal:\n +to copy fewer, mark them with space\n", listed
     )
@@ -552,7 +554,7 @@ def test_hostile_names_are_inert(tmp_path):
     """Escape codes, line breaks, bidirectional marks and markup are text."""
     names = ["a\x1b[31mred", "b[red]bold[/red]", "c\u202eevil", "d\nnewline", "[link=x]y", "e\x9b5m", "x" * 500]
     save_file({name: torch.zeros(2) for name in names}, tmp_path / "h.safetensors")
-    for keys in ((), ("end",), ("a", "y"), ("o",), typed("/[red]"), ("down", "y")):
+    for keys in ((), ("end",), ("a", "y"), ("o",), keys_of("/[red]"), ("down", "y")):
         screen = drive(tmp_path / "h.safetensors", *keys)
         assert not {"\x1b", "\u202e", "\x9b"} & set(screen)
     screen = drive(tmp_path / "h.safetensors")
@@ -593,7 +595,7 @@ def test_only_the_bytes_that_are_looked_at_are_read(in_folder, monkeypatch):
     monkeypatch.setattr("statecli.browse.peek.MAX_AUTOMATIC_BYTES", 8)
     read = []
     monkeypatch.setattr("statecli.browse.peek.read_statistics", lambda tensor, _: read.append(tensor.fqn) or Stats())
-    keys = [*typed("/embed"), "enter"]
+    keys = [*keys_of("/embed"), "enter"]
     screen = drive("first.safetensors", *keys)
     assert "s: read the statistics (512 B)" in screen
     assert "first bytes" in screen
@@ -680,7 +682,7 @@ def test_a_second_target_that_changed_is_not_compared(in_folder, second):
     async def change(_):
         second.write_bytes(second.read_bytes()[:-1])
 
-    keys = [*typed("/embed"), "enter", "d", *typed("second.safetensors"), "enter", settle, change, "D", settle]
+    keys = [*keys_of("/embed"), "enter", "d", *keys_of("second.safetensors"), "enter", settle, change, "D", settle]
 
     async def run_keys():
         app = Browser(open_model("first.safetensors"), versions, lambda text: run._read_other(versions, text))
@@ -720,7 +722,7 @@ def test_many_columns_of_layers_have_signs_of_hidden_ones(tmp_path):
 def test_statistics_leave_room_for_names(tmp_path):
     """On 200 columns: whole names, and max, mean and std; modules have their dtype, the scroll bar a track."""
     path = save_layers(tmp_path)
-    screen = drive(path, "S", *typed("/attn"), "enter", size=(200, 20))
+    screen = drive(path, "S", *keys_of("/attn"), "enter", size=(200, 20))
     heading, row = screen.splitlines()[1:3]
     assert {"max", "mean", "std"} <= set(heading.partition("│")[0][:-1].split())
     assert "model.h.0.attn.q.weight " in row

@@ -109,7 +109,7 @@ def bitsandbytes(kind: str, *, double: bool) -> Form:
     return layer.state_dict(), bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
 
 
-def packed(bits: int, group: int | None, *, symmetric: bool) -> Form:
+def pack_weight(bits: int, group: int | None, *, symmetric: bool) -> Form:
     """Return the tensors of compressed-tensors' format `pack-quantized`."""
     strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
     args = QuantizationArgs(num_bits=bits, type="int", symmetric=symmetric, **strategy)
@@ -151,10 +151,10 @@ FORMS = {
     "nf4": bitsandbytes("nf4", double=False),
     "nf4_double": bitsandbytes("nf4", double=True),
     "fp4": bitsandbytes("fp4", double=False),
-    "packed_4": packed(4, 32, symmetric=True),
-    "packed_4_asymmetric": packed(4, 32, symmetric=False),
-    "packed_3": packed(3, 64, symmetric=True),
-    "packed_8_channel": packed(8, None, symmetric=True),
+    "packed_4": pack_weight(4, 32, symmetric=True),
+    "packed_4_asymmetric": pack_weight(4, 32, symmetric=False),
+    "packed_3": pack_weight(3, 64, symmetric=True),
+    "packed_8_channel": pack_weight(8, None, symmetric=True),
     "nvfp4": nvfp4(),
     "torchao_int8": torchao(ao.Int8WeightOnlyConfig()),
     "torchao_fp8": torchao(ao.Float8WeightOnlyConfig()),

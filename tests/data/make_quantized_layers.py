@@ -40,7 +40,7 @@ def nf4_in_bfloat16() -> dict[str, torch.Tensor]:
     return layer.to("cpu").state_dict()
 
 
-def compressed(preset: str, height: int = 32, width: int = 64) -> dict[str, torch.Tensor]:
+def compress_layer(preset: str, height: int = 32, width: int = 64) -> dict[str, torch.Tensor]:
     """Return what compressed-tensors saves with one of its presets, and equal scales."""
     model = linear(height, width)
     scheme = preset_name_to_scheme(preset, ["Linear"])
@@ -61,13 +61,13 @@ def compressed(preset: str, height: int = 32, width: int = 64) -> dict[str, torc
 LAYERS = {
     "llm_int8": llm_int8(),
     "nf4_bfloat16": nf4_in_bfloat16(),
-    "w4a16_asym": compressed("W4A16_ASYM"),
-    "w8a8": compressed("W8A8"),
-    "fp8": compressed("FP8"),
-    "fp8_dynamic": compressed("FP8_DYNAMIC"),
-    "fp8_block": compressed("FP8_BLOCK", 130, 260),
-    "nvfp4": compressed("NVFP4"),
-    "mxfp4": compressed("MXFP4A16"),
+    "w4a16_asym": compress_layer("W4A16_ASYM"),
+    "w8a8": compress_layer("W8A8"),
+    "fp8": compress_layer("FP8"),
+    "fp8_dynamic": compress_layer("FP8_DYNAMIC"),
+    "fp8_block": compress_layer("FP8_BLOCK", 130, 260),
+    "nvfp4": compress_layer("NVFP4"),
+    "mxfp4": compress_layer("MXFP4A16"),
 }
 tensors = {
     f"{form}.{name}": part.detach().contiguous().clone()

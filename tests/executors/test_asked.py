@@ -23,7 +23,7 @@ def _files(tmp_path, in_tmp_path):
     (tmp_path / "net.py").write_text(NET)
 
 
-def told(result):
+def read_error(result):
     """The one line of a command that ends 2."""
     assert (result.code, result.out) == (2, ""), result
     assert result.err.startswith("statecli: ")
@@ -36,14 +36,14 @@ def told(result):
 )
 def test_an_engine_that_is_none(engine, statecli):
     """The line says which there are."""
-    line = told(statecli("diff", "a.pt", "a.pt", f"--executor={engine}"))
+    line = read_error(statecli("diff", "a.pt", "a.pt", f"--executor={engine}"))
     assert line.startswith(f"--executor {engine}: is not one of threads[:N], processes[:N], dask:tcp://HOST:PORT, mpi")
 
 
 def test_an_empty_one(statecli):
     """A variable of a script that is not set."""
     assert (
-        told(statecli("diff", "a.pt", "a.pt", "--executor", ""))
+        read_error(statecli("diff", "a.pt", "a.pt", "--executor", ""))
         == "--executor: is empty; give a value, or leave the option out"
     )
 
@@ -77,7 +77,7 @@ def test_an_empty_one(statecli):
 )
 def test_what_makes_no_sense(words, said, statecli):
     """Nobody reads the values, or two options say who does."""
-    assert told(statecli(*words, "--executor", "mpi")).startswith(said)
+    assert read_error(statecli(*words, "--executor", "mpi")).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_what_makes_no_sense(words, said, statecli):
 def test_a_package_that_is_missing(engine, package, extra, statecli, monkeypatch):
     """It is an extra, and the line says how to install it."""
     monkeypatch.setitem(sys.modules, package, None)
-    line = told(statecli("diff", "a.pt", "a.pt", "--executor", engine))
+    line = read_error(statecli("diff", "a.pt", "a.pt", "--executor", engine))
     assert line.endswith(f"pip install 'torch-statecli[{extra}]'")
 
 
 def test_mpi_without_ranks(statecli):
     """The line says how a job of several is started."""
-    line = told(statecli("lock", "a.pt", "--executor", "mpi", "-o", "-"))
+    line = read_error(statecli("lock", "a.pt", "--executor", "mpi", "-o", "-"))
     assert line.startswith(
         "--executor mpi: found no other MPI ranks; start statecli with: mpiexec -n 3 python -m mpi4py"
     )
@@ -103,7 +103,7 @@ def test_mpi_without_ranks(statecli):
 def test_a_cluster_of_ray_that_does_not_answer(address, statecli):
     """Ray itself would wait for it for a quarter of an hour."""
     pytest.importorskip("ray")
-    line = told(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
+    line = read_error(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
     assert line.startswith(f"--executor ray:{address}: nothing answers at this address")
 
 
@@ -117,7 +117,7 @@ def test_a_listener_that_is_no_cluster_of_ray(answer, statecli, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         accepted = thread.submit(_accept, server, answer)
-        line = told(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
+        line = read_error(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
         accepted.result()[0].close()
     assert line.startswith(f"--executor ray:{address}: nothing answers at this address")
 

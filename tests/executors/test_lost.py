@@ -101,7 +101,7 @@ run.run_batch = run_batch
 """
 
 
-def killed(path, how=signal.SIGKILL):
+def kill_worker(path, how=signal.SIGKILL):
     """Waits for the worker that has the first task, and kills it."""
     wait_for(path.is_symlink)
     os.kill(int(os.readlink(path)), how)
@@ -113,7 +113,7 @@ def test_a_worker_is_killed_in_the_middle(pairs, dask_cluster, tmp_path):
     (tmp_path / "preload.py").write_text(STUCK.format(path=str(tmp_path / "first")))
     cluster = dask_cluster(preload=[str(tmp_path / "preload.py")])
     with of_dask(cluster), ThreadPoolExecutor(1) as beside:
-        gone = beside.submit(killed, tmp_path / "first")
+        gone = beside.submit(kill_worker, tmp_path / "first")
         assert compare_pairs(pairs, CompareOptions()) == expected
         gone.result()
 
@@ -131,13 +131,13 @@ def test_a_result_that_came_counts_though_its_worker_is_gone(pairs, dask_cluster
     expected = compare_pairs(pairs, CompareOptions())
     real = distributed.Client._gather
 
-    async def gathered(self, futures, *words, **more):
+    async def gather_and_lose(self, futures, *words, **more):
         found = await real(self, futures, *words, **more)
         for one in futures if isinstance(futures, list) else [futures]:
             one._state.lose()
         return found
 
-    monkeypatch.setattr(distributed.Client, "_gather", gathered)
+    monkeypatch.setattr(distributed.Client, "_gather", gather_and_lose)
     with of_dask(dask_cluster(1)):
         assert compare_pairs(pairs, CompareOptions()) == expected
 
@@ -148,7 +148,7 @@ def test_a_worker_is_stopped(pairs, workers, tmp_path):
     with dask_config.set({"distributed.scheduler.worker-ttl": "2s"}):
         cluster, _ = workers(2, STUCK.format(path=str(tmp_path / "first")))
     with of_dask(cluster), ThreadPoolExecutor(1) as beside:
-        gone = beside.submit(killed, tmp_path / "first", signal.SIGSTOP)
+        gone = beside.submit(kill_worker, tmp_path / "first", signal.SIGSTOP)
         assert compare_pairs(pairs, CompareOptions()) == expected
         gone.result()
 
@@ -337,7 +337,7 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
-def interrupted(engine, began):
+def interrupt_diff(engine, began):
     """What a diff says of Ctrl-C once its work has begun."""
     line = [sys.executable, "-m", "statecli", "diff", "a", "b", "--executor", engine]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -352,7 +352,7 @@ def test_ctrl_c_while_dask_works(workers, tmp_path):
     began = tmp_path / "began"
     cluster, _ = workers(1, ENDLESS.format(path=str(began)))
     engine = f"dask:{cluster.scheduler_address}"
-    assert interrupted(engine, began.exists) == (130, "", "")
+    assert interrupt_diff(engine, began.exists) == (130, "", "")
     wait_for(lambda: not cluster.scheduler.tasks)
 
 

@@ -32,7 +32,7 @@ def tasks(in_tmp_path):
     return tuple(StatsTask(tensor, tensor.ranges) for tensor in formats.read("a.pt").tensors)
 
 
-def sent(one):
+def send_copy(one):
     """As it arrives in another process."""
     return pickle.loads(pickle.dumps(one))
 
@@ -40,16 +40,16 @@ def sent(one):
 def test_a_worker_stands_in_another_folder(tasks, tmp_path, monkeypatch):
     """Relative paths mean those of the command, in what is read and in what is said of it."""
     expected = [read_stats(task.tensor) for task in tasks]
-    packed = sent(pack(stats_batch, None, tasks))
+    packed = send_copy(pack(stats_batch, None, tasks))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert unpack(sent(run_packed_batch(sent(packed)))) == expected
+    assert unpack(send_copy(run_packed_batch(send_copy(packed)))) == expected
     content = (tmp_path / "a.pt").read_bytes()
     (tmp_path / "a.pt").write_bytes(content.replace(torch.ones(3).numpy().tobytes(), b"\x13" * 12))
     monkeypatch.chdir(tmp_path)
-    packed = sent(pack(stats_batch, None, tasks))
+    packed = send_copy(pack(stats_batch, None, tasks))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    good, damaged = unpack(sent(run_packed_batch(sent(packed))))
+    good, damaged = unpack(send_copy(run_packed_batch(send_copy(packed))))
     assert good == expected[0]
     assert isinstance(damaged, MalformedError)
     assert str(damaged).startswith("a.pt: v: checksum wrong")
@@ -101,13 +101,13 @@ def test_a_name_that_is_a_path_stays_one(tasks, tmp_path):
         run_packed_batch(pack(stats_batch, None, [StatsTask(replace(task.tensor, fqn=name), ()) for task in tasks]))
     )
     assert actual == [read_stats(task.tensor) for task in tasks]
-    shortened(tmp_path / "a.pt")
+    shorten_file(tmp_path / "a.pt")
     cut = tuple(StatsTask(replace(task.tensor, fqn=name), ()) for task in tasks)
     for error in unpack(run_packed_batch(pack(stats_batch, None, cut))):
         assert str(error).startswith(f"a.pt: {name}: ")
 
 
-def shortened(path):
+def shorten_file(path):
     path.write_bytes(b"12345")
 
 
@@ -126,7 +126,7 @@ def of_other_bytes(path):
     ("do_to", "said"),
     [
         (Path.unlink, "is missing on "),
-        (shortened, ": 5 bytes instead of "),
+        (shorten_file, ": 5 bytes instead of "),
         (written_later, "its modification time differs: "),
         (of_other_bytes, "its bytes differ: "),
     ],
@@ -135,7 +135,7 @@ def test_a_file_that_the_worker_does_not_share(tasks, tmp_path, do_to, said):
     """It has none of that name, or another one: an error that says what workers need."""
     packed = pack(stats_batch, None, tasks)
     do_to(tmp_path / "a.pt")
-    error = unpack(sent(run_packed_batch(sent(packed))))
+    error = unpack(send_copy(run_packed_batch(send_copy(packed))))
     assert isinstance(error, UnreadableError)
     assert str(error).startswith("a.pt: is ")
     assert f"on the worker {socket.gethostname()}" in str(error)
@@ -149,7 +149,7 @@ def test_a_copy_that_keeps_times_is_the_same_file(tasks, tmp_path):
     packed = pack(stats_batch, None, tasks)
     shutil.copy2(tmp_path / "a.pt", tmp_path / "copy")
     os.replace(tmp_path / "copy", tmp_path / "a.pt")
-    assert unpack(sent(run_packed_batch(sent(packed)))) == expected
+    assert unpack(send_copy(run_packed_batch(send_copy(packed)))) == expected
 
 
 def test_a_file_that_is_replaced_while_the_worker_reads(tasks, tmp_path, monkeypatch):
@@ -214,13 +214,13 @@ def test_another_statecli_is_refused(tasks, made, monkeypatch):
     packed = pack(stats_batch, None, tasks)
     monkeypatch.setattr(batch, "current_build", lambda: made)
     monkeypatch.setattr(batch, "pickle", None)
-    answer = run_packed_batch(sent(packed))
+    answer = run_packed_batch(send_copy(packed))
     monkeypatch.undo()
     with pytest.raises(
         EngineError,
         match=rf"the worker runs statecli {made[0]} with the {made[1]} compute kernel, but this command runs",
     ):
-        unpack(sent(answer))
+        unpack(send_copy(answer))
 
 
 def test_a_worker_does_what_the_table_says():
@@ -249,7 +249,7 @@ def test_what_is_shown_of_a_parcel_holds_no_secret(tasks, monkeypatch):
     packed = pack(stats_batch, None, tasks)
     assert "s3cr3t" not in f"{packed!r} {packed} {[packed]}"
     assert "a.pt" not in repr(packed)
-    unpack(run_packed_batch(sent(packed)))
+    unpack(run_packed_batch(send_copy(packed)))
     assert given == [{"token": "s3cr3t"}]
 
 

@@ -44,7 +44,7 @@ class Losing(Executor):
         return future
 
 
-def told(diff):
+def list_statuses(diff):
     return {change.fqn: change.status.value for change in diff.changes if change.status.value != "identical"}
 
 
@@ -54,15 +54,15 @@ def test_all_of_it_is_lost(function):
     diff = package.diff("a", "b", executor=Losing(function))
     assert {tensor.fqn for tensor in diff.broken} - {"k"} == {"x.w", "x.v", "y.w", "y.v"}
     assert {tensor.message for tensor in diff.broken if tensor.fqn != "k"} == {LOST}
-    assert told(diff) == {"gone": "removed", "new": "added"}
+    assert list_statuses(diff) == {"gone": "removed", "new": "added"}
 
 
 def test_one_fingerprint_is_lost():
     """What is renamed for sure is told; the tensor whose work was lost and the one that it may be are broken."""
     for lost in range(4):
         diff = package.diff("a", "b", executor=Losing("fingerprint_batch", lambda n: n == lost))  # noqa: B023
-        (renamed,) = {"y.w", "y.v"} & told(diff).keys()
-        assert told(diff) == {renamed: "renamed", "gone": "removed", "new": "added"}
+        (renamed,) = {"y.w", "y.v"} & list_statuses(diff).keys()
+        assert list_statuses(diff) == {renamed: "renamed", "gone": "removed", "new": "added"}
         other = {"y.w": "v", "y.v": "w"}[renamed]
         assert {tensor.fqn for tensor in diff.broken} == {f"x.{other}", f"y.{other}"}
         assert {finding.message for finding in diff.broken} == {LOST}
@@ -70,13 +70,13 @@ def test_one_fingerprint_is_lost():
 
 def test_from_the_command_line(statecli, monkeypatch):
     """Exit 2, one line, and the document has no tensor that is said to be added or removed and may be renamed."""
-    monkeypatch.setattr(compare, "fingerprint_batch", _unfetched)
+    monkeypatch.setattr(compare, "fingerprint_batch", _fail_fetches)
     result = statecli("diff", "a", "b", "-f", "json")
     assert (result.code, result.err) == (2, "statecli: https://h/m.pt: no bytes came\n")
     assert {change["fqn"] for change in result.json["changes"] if change["status"] != "identical"} == {"gone", "new"}
 
 
-def _unfetched(_, works):
+def _fail_fetches(_, works):
     return [UnreadableError("https://h/m.pt: no bytes came")] * len(works)
 
 
@@ -91,8 +91,8 @@ def test_what_cannot_be_read_as_elements_is_no_failure(statecli):
 def test_a_merge_says_it_as_well(statecli, monkeypatch):
     """A part that holds the failure makes the whole end 2, with the same line."""
     with monkeypatch.context() as patch:
-        patch.setattr(compare, "fingerprint_batch", _unfetched)
-        _unfetched.__name__ = "fingerprint_batch"
+        patch.setattr(compare, "fingerprint_batch", _fail_fetches)
+        _fail_fetches.__name__ = "fingerprint_batch"
         for n in (1, 2):
             statecli("diff", "a", "b", "--shard", f"{n}/2", "-o", f"part{n}")
     result = statecli("merge", "part1", "part2", "-f", "json")
@@ -105,7 +105,7 @@ def test_a_file_that_is_gone(statecli):
     """Between its header and its bytes: the tensor and the file are named."""
     real = compare.compute_fingerprints
 
-    def gone(rows, **more):
+    def read_without_file(rows, **more):
         os.rename("b", "c")
         try:
             return real(rows, **more)
@@ -113,7 +113,7 @@ def test_a_file_that_is_gone(statecli):
             os.rename("c", "b")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "compute_fingerprints", gone)
+        patch.setattr(compare, "compute_fingerprints", read_without_file)
         result = statecli("diff", str(Path("a").absolute()), "b", "-f", "json", "--jobs", "1")
     assert result.code == 2
     assert "b: cannot be opened: no such file or directory" in result.err

@@ -26,7 +26,7 @@ COMMANDS = {
 
 
 @pytest.fixture(autouse=True)
-def _here(checkpoints, monkeypatch, one_task_a_parcel):
+def _checkpoint_folder(checkpoints, monkeypatch, one_task_a_parcel):
     monkeypatch.chdir(checkpoints)
 
 
@@ -36,18 +36,18 @@ _alone: dict[str, Result] = {}
 
 
 @pytest.fixture
-def alone(statecli):
+def single_process_results(statecli):
     """What one process says."""
     if not _alone:
         _alone.update({name: statecli(*words) for name, words in COMMANDS.items()})
     return _alone
 
 
-def test_what_is_compared_is_worth_it(alone):
+def test_what_is_compared_is_worth_it(single_process_results):
     """There are values that differ, that do not, and that cannot be told: no empty documents are found equal."""
     codes = {"diff": 1, "bitwise": 1, "stats": 0, "audit": 1, "lock": 0}
-    assert {name: result.code for name, result in alone.items()} == codes
-    summary = alone["diff"].json["summary"]
+    assert {name: result.code for name, result in single_process_results.items()} == codes
+    summary = single_process_results["diff"].json["summary"]
     assert (summary["changed"], summary["renamed"], summary["identical"], summary["broken"]) == (21, 1, 2, 0)
 
 
@@ -65,52 +65,58 @@ def run_alone(*words: str, code: str = "from statecli import __main__; __main__.
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-def test_in_threads(statecli, alone):
+def test_in_threads(statecli, single_process_results):
     for name, words in COMMANDS.items():
-        assert statecli(*words, "--executor", "threads:2") == alone[name], name
+        assert statecli(*words, "--executor", "threads:2") == single_process_results[name], name
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_in_processes(name, alone):
-    assert run_alone(*COMMANDS[name], "--executor", "processes:2", code=ONE_TASK_A_PARCEL) == alone[name]
+def test_in_processes(name, single_process_results):
+    assert (
+        run_alone(*COMMANDS[name], "--executor", "processes:2", code=ONE_TASK_A_PARCEL) == single_process_results[name]
+    )
 
 
-def test_on_a_cluster_of_dask(statecli, alone, dask_cluster):
+def test_on_a_cluster_of_dask(statecli, single_process_results, dask_cluster):
     """Two worker processes that know nothing of this one but its parcels, by their relative paths."""
     engine = f"dask:{dask_cluster().scheduler_address}"
     for name in KINDS:
-        assert statecli(*COMMANDS[name], "--executor", engine) == alone[name], name
+        assert statecli(*COMMANDS[name], "--executor", engine) == single_process_results[name], name
 
 
 @pytest.mark.skipif(
     shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None, reason="mpiexec is not installed"
 )
 @pytest.mark.parametrize("name", KINDS)
-def test_on_ranks_of_mpi(name, alone):
+def test_on_ranks_of_mpi(name, single_process_results):
     """Three of them, of which two work; the exit code is that of the command, and no rank has a word to say."""
     mpiexec = str(Path(sys.executable).parent / "mpiexec")
     line = [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures", "-m", "statecli", *COMMANDS[name]]
     done = subprocess.run([*line, "--executor", "mpi"], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (alone[name].code, alone[name].out, alone[name].err)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        single_process_results[name].code,
+        single_process_results[name].out,
+        single_process_results[name].err,
+    )
 
 
-def test_on_workers_of_ray(alone):
+def test_on_workers_of_ray(single_process_results):
     """A cluster of this machine that is begun for the command, and ended with it."""
     pytest.importorskip("ray")
     done = run_alone(*COMMANDS["diff"], "--executor", "ray")
-    assert (done.code, done.out) == (alone["diff"].code, alone["diff"].out), done.err
+    assert (done.code, done.out) == (single_process_results["diff"].code, single_process_results["diff"].out), done.err
 
 
 def test_by_an_executor_from_python():
     """Threads of one's own, and processes that were not forked; both stay open."""
 
-    def found(**more):
+    def run_both(**more):
         both = package.diff("before.pt", "after.pt", **more), package.inspect("after.pt", stats=True, **more)
         return [msgspec.json.encode(one) for one in both]
 
-    expected = found()
+    expected = run_both()
     with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
-        assert found(executor=threads) == expected
-        assert found(executor=processes) == expected
+        assert run_both(executor=threads) == expected
+        assert run_both(executor=processes) == expected
         assert threads.submit(int, "1").result() == 1
-    assert found(executor="threads:2") == expected
+    assert run_both(executor="threads:2") == expected

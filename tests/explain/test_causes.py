@@ -11,7 +11,7 @@ def causes(document):
     return [evidence["cause"] for evidence in document["diagnosis"]["causes"]]
 
 
-def renamed(state, change):
+def rename_keys(state, change):
     return {change(name): tensor for name, tensor in state.items()}
 
 
@@ -41,7 +41,7 @@ def test_other_names_are_proved_and_load(desk, net, explain, run_lines, change):
     """The printed lines restore every value of the model that was saved."""
     rename, expected_causes = RENAMES[change]
     state = net["Net"]().state_dict()
-    torch.save(renamed(state, rename), "other.pt")
+    torch.save(rename_keys(state, rename), "other.pt")
     document = explain("net.py:Net", "other.pt")
     assert document["code"] == 1
     assert causes(document) == expected_causes
@@ -211,7 +211,7 @@ def test_fused_projections_are_not_left_out(desk, explain, classes, new, old, do
 
 def test_kernels_of_tensorflow_are_in_doubt(desk, net, explain):
     """They are the transposes of weights; square ones have the same shape."""
-    state = renamed(net["Net"]().state_dict(), lambda name: name.replace("query.weight", "query.kernel"))
+    state = rename_keys(net["Net"]().state_dict(), lambda name: name.replace("query.weight", "query.kernel"))
     torch.save(state, "tf.pt")
     document = explain("net.py:Net", "tf.pt")
     assert not document["diagnosis"]["proved"]
@@ -251,7 +251,7 @@ def test_names_of_tied_weights_are_filled(desk, net, explain, run_lines):
 
 def test_pairs_of_equal_candidates_are_not_proved(desk, net, explain):
     """A load accepts each order of query, key and value; the words of these names decide nothing."""
-    state = renamed(
+    state = rename_keys(
         net["Net"]().state_dict(),
         lambda name: name.replace(".query", ".fa").replace(".key", ".fb").replace(".value", ".fc"),
     )
@@ -369,7 +369,7 @@ def test_two_models_that_fit_are_not_proved(desk, net, explain):
 
 def test_diff_shows_the_cause_instead_of_the_names(desk, net, statecli):
     """--all lists the names and the findings too."""
-    state = renamed(net["Net"]().state_dict(), lambda name: name.replace("encoder.", "enc.layer."))
+    state = rename_keys(net["Net"]().state_dict(), lambda name: name.replace("encoder.", "enc.layer."))
     torch.save(state, "other.pt")
     short, long = (statecli("diff", "net.py:Net", "other.pt", "-f", "table", *more) for more in ((), ("--all",)))
     assert short.code == long.code == 1

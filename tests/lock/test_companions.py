@@ -64,9 +64,9 @@ HIDDEN = [".2_Dense", "deep/.3_Dense", ".4_Router/.query"]
 def test_weights_in_a_hidden_folder_of_modules_json_are_locked(sentences, tmp_path, name):
     """sentence-transformers loads them, whatever the folder is called."""
     locked = lock(sentences, lock_file=str(tmp_path / "lock.json"))
-    assert not held(sentences, locked, tmp_path / "lock.json", values=True).findings
+    assert not audit_with_lock(sentences, locked, tmp_path / "lock.json", values=True).findings
     save_file({"linear.bias": torch.full((2,), 666.0)}, sentences / name / "model.safetensors")
-    (finding,) = held(sentences, locked, tmp_path / "lock.json", values=True).findings
+    (finding,) = audit_with_lock(sentences, locked, tmp_path / "lock.json", values=True).findings
     assert (finding.rule, finding.target) == ("lock-mismatch", str(sentences / name))
 
 
@@ -75,7 +75,7 @@ def test_settings_in_a_hidden_folder_of_modules_json_are_locked(sentences, tmp_p
     """As those in a visible one."""
     locked = lock(sentences, lock_file=str(tmp_path / "lock.json"))
     (sentences / name).write_text('{"pooling_mode_mean_tokens": false}')
-    assert mismatches(held(sentences, locked, tmp_path / "lock.json"))
+    assert mismatches(audit_with_lock(sentences, locked, tmp_path / "lock.json"))
 
 
 def test_a_pickle_in_a_hidden_folder_of_modules_json_is_audited(sentences):
@@ -107,7 +107,7 @@ def lock(*targets, **options):
     return b"".join(lock_file.encode_lock(run.build_lock(run.read_targets(request), request)))
 
 
-def held(target, locked, path, **options):
+def audit_with_lock(target, locked, path, **options):
     """The audit of `target` against this lock."""
     path.write_bytes(locked)
     return audit(Request((str(target),), lock=lock_file.read_lock(str(path)), lock_file=str(path), **options))
@@ -125,7 +125,7 @@ def test_an_unchanged_folder_matches_its_lock(folder, tmp_path):
     locked = lock(folder)
     (folder / "README.md").write_text("other words")
     (folder / "trainer_state.json").write_text('{"global_step": 6}')
-    result = held(folder, locked, tmp_path / "lock.json")
+    result = audit_with_lock(folder, locked, tmp_path / "lock.json")
     assert mismatches(result) == []
     assert result.targets[0].not_checked == ()
     assert "settings-mismatch" in result.targets[0].ran
@@ -138,7 +138,7 @@ def test_files_that_were_compared_with_the_lock_are_not_counted_as_not_checked(f
     (folder / "new.txt").write_text("x")
 
     def not_checked(**options):
-        result = held(folder, locked, tmp_path / "lock.json", **options)
+        result = audit_with_lock(folder, locked, tmp_path / "lock.json", **options)
         return {target.target for target in result.targets if target.not_checked}
 
     assert not_checked() == unseen
@@ -150,7 +150,7 @@ def test_a_changed_setting_is_named_with_both_values(folder, tmp_path):
     """`rms_norm_eps` from 1e-06 to 0.1, which no tensor shows."""
     locked = lock(folder)
     (folder / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 0.1, "rope_scaling": {"factor": 4}}))
-    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == [
+    assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == [
         "setting differs from the lock: config.rms_norm_eps: 1e-06 → 0.1",
         "setting differs from the lock: config.rope_scaling.factor: 2 → 4",
     ]
@@ -160,7 +160,7 @@ def test_an_added_and_a_removed_setting_are_named(folder, tmp_path):
     """A key that decides something need not have been there before."""
     locked = lock(folder)
     (folder / "config.json").write_text(json.dumps({"architectures": ["X"], "hidden_act": "relu"}))
-    found = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    found = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
     assert any("config.hidden_act: added" in message for message in found)
     assert any("config.rms_norm_eps: removed" in message for message in found)
 
@@ -172,7 +172,7 @@ def test_a_hidden_file_that_a_configuration_can_name_is_locked(folder, tmp_path,
     (folder / name).write_text("x = 1")
     locked = lock(folder)
     (folder / name).write_text("x = 2")
-    (message,) = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    (message,) = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
     assert name in message
 
 
@@ -187,7 +187,7 @@ def test_another_order_or_indentation_of_settings_is_no_change(folder, tmp_path)
     """Settings are compared one by one, not as bytes."""
     locked = lock(folder)
     (folder / "config.json").write_text(json.dumps(dict(reversed(CONFIG.items())), indent=4))
-    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == []
+    assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == []
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in ("README.md", "trainer_state.json")])
@@ -195,7 +195,7 @@ def test_a_changed_file_of_the_model_is_named(folder, tmp_path, name):
     """Tokenizer, code, vocabulary, and the settings of a stage in a subfolder."""
     locked = lock(folder)
     (folder / name).write_text(CHANGED.get(name, FILES[name] + " "))
-    (message,) = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    (message,) = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
     assert message.startswith(f"{name}: content differs from the lock: digest ")
 
 
@@ -205,7 +205,7 @@ def test_a_new_and_a_missing_file_are_named(folder, tmp_path):
     (folder / "tokenizer.json").unlink()
     (folder / "config.json").unlink()
     (folder / "hook.py").write_text("import os\n")
-    assert mismatches(held(folder, locked, tmp_path / "lock.json"))[-3:] == [
+    assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))[-3:] == [
         "config.json: in the lock but missing",
         "hook.py: not in the lock",
         "tokenizer.json: in the lock but missing",
@@ -219,8 +219,8 @@ def test_weights_only_leaves_settings_out_of_the_lock_and_of_the_comparison(fold
     assert b"rms_norm_eps" not in weights
     assert b"files" not in weights
     (folder / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 0.1}))
-    assert mismatches(held(folder, full, tmp_path / "full.json", weights_only=True)) == []
-    (entry,) = held(folder, weights, tmp_path / "weights.json").targets[0].not_checked
+    assert mismatches(audit_with_lock(folder, full, tmp_path / "full.json", weights_only=True)) == []
+    (entry,) = audit_with_lock(folder, weights, tmp_path / "weights.json").targets[0].not_checked
     assert "the lock has only tensors" in entry.why
 
 
@@ -230,7 +230,7 @@ def test_settings_inside_a_checkpoint_are_locked(tmp_path):
     torch.save({"model": {"w": torch.ones(2)}, "config": {"eps": 1e-6, "ids": {"0": "cat"}}}, path)
     locked = lock(path)
     torch.save({"model": {"w": torch.ones(2)}, "config": {"eps": 0.1, "ids": {"0": "cat"}}}, path)
-    assert mismatches(held(path, locked, tmp_path / "lock.json")) == [
+    assert mismatches(audit_with_lock(path, locked, tmp_path / "lock.json")) == [
         "setting differs from the lock: config.eps: 1e-06 → 0.1"
     ]
 
@@ -241,7 +241,7 @@ def test_a_setting_that_a_lock_without_settings_does_not_have_is_counted(tmp_pat
     torch.save({"model": {"w": torch.ones(2)}}, path)
     locked = lock(path)
     torch.save({"model": {"w": torch.ones(2)}, "epoch": 3}, path)
-    result = held(path, locked, tmp_path / "lock.json")
+    result = audit_with_lock(path, locked, tmp_path / "lock.json")
     assert mismatches(result) == []
     (entry,) = result.targets[0].not_checked
     assert (entry.count, entry.why) == (1, "not compared, because the lock has no settings")
@@ -250,7 +250,7 @@ def test_a_setting_that_a_lock_without_settings_does_not_have_is_counted(tmp_pat
 def test_a_lock_of_a_folder_holds_its_weights_elsewhere(folder, tmp_path):
     """The verdict counts the settings and files that one file cannot have."""
     locked = lock(folder)
-    actual = held(folder / "model.safetensors", locked, tmp_path / "lock.json")
+    actual = audit_with_lock(folder / "model.safetensors", locked, tmp_path / "lock.json")
     assert mismatches(actual) == []
     assert {entry.what for entry in actual.not_checked} == {"setting", "file"}
 
@@ -260,7 +260,7 @@ def test_a_lock_written_before_settings_were_locked_is_read(folder, tmp_path):
     document = json.loads(lock(folder))
     for target in document["targets"]:
         del target["settings"], target["files"]
-    result = held(folder, json.dumps(document).encode(), tmp_path / "lock.json")
+    result = audit_with_lock(folder, json.dumps(document).encode(), tmp_path / "lock.json")
     assert result.findings == ()
     assert len(result.targets[0].not_checked) == 1
 
@@ -274,7 +274,7 @@ def test_folders_with_weights_of_their_own_are_not_part_of_the_folder_above(fold
     locked = lock(folder, lock_file=str(tmp_path / "lock.json"))
     assert b"checkpoint-5/config.json" not in locked
     (inner / "config.json").write_text("{}")
-    messages = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    messages = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
     assert messages
     assert all("config" in message for message in messages)
 
@@ -293,7 +293,7 @@ def test_a_new_file_that_may_change_the_model_is_named(folder, tmp_path, name):
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")
-    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == [f"{name}: not in the lock"]
+    assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == [f"{name}: not in the lock"]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_name_of_weights_hides_no_code_next_to_it(folder, tmp_path, decoy):
     inner.mkdir()
     (inner / "generate.py").write_text("x")
     decoy(inner)
-    said = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    said = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
     assert "custom_generate/generate.py: not in the lock" in said
 
 
@@ -327,7 +327,7 @@ def test_a_model_where_no_walk_looks_hides_no_code(folder, tmp_path, name):
     (inner / "own.py").write_text("x")
     if name == "linked":
         (folder / name).symlink_to(inner)
-    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == [f"{name}/own.py: not in the lock"]
+    assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == [f"{name}/own.py: not in the lock"]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_a_setting_of_another_type_is_a_change(folder, tmp_path, before, after):
     (folder / "config.json").write_text(before)
     locked = lock(folder)
     (folder / "config.json").write_text(after)
-    assert len(mismatches(held(folder, locked, tmp_path / "lock.json"))) == 1
+    assert len(mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))) == 1
 
 
 class Activated(torch.nn.Module):
@@ -366,10 +366,13 @@ def test_the_program_of_an_archive_is_locked(tmp_path):
     torch.jit.trace(Activated(torch.nn.ReLU()), example).save(tmp_path / "a.pt")
     torch.export.save(torch.export.export(Activated(torch.nn.ReLU()), example), tmp_path / "a.pt2")
     locks = {name: lock(tmp_path / name) for name in ("a.pt", "a.pt2")}
-    assert [mismatches(held(tmp_path / name, locks[name], tmp_path / "l.json")) for name in locks] == [[], []]
+    assert [mismatches(audit_with_lock(tmp_path / name, locks[name], tmp_path / "l.json")) for name in locks] == [
+        [],
+        [],
+    ]
     torch.jit.trace(Activated(torch.nn.Tanh()), example).save(tmp_path / "a.pt")
     torch.export.save(torch.export.export(Activated(torch.nn.Tanh()), example), tmp_path / "a.pt2")
-    assert all(mismatches(held(tmp_path / name, locks[name], tmp_path / "l.json")) for name in locks)
+    assert all(mismatches(audit_with_lock(tmp_path / name, locks[name], tmp_path / "l.json")) for name in locks)
 
 
 def test_links_between_folders_are_followed_once(folder, tmp_path):
@@ -405,7 +408,7 @@ def pipeline(tmp_path):
 
 def test_an_unchanged_pipeline_matches_its_lock(pipeline, tmp_path):
     """Of its files only a document was not compared."""
-    result = held(pipeline, lock(pipeline, lock_file=str(tmp_path / "lock.json")), tmp_path / "lock.json")
+    result = audit_with_lock(pipeline, lock(pipeline, lock_file=str(tmp_path / "lock.json")), tmp_path / "lock.json")
     assert mismatches(result) == []
     assert [target.target for target in result.targets if target.not_checked] == [f"{pipeline}/README.md"]
 
@@ -424,13 +427,13 @@ def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline,
     """A changed file, a file that is gone, and a new one next to it."""
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     (pipeline / name).write_text("{}")
-    (changed,) = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
+    (changed,) = mismatches(audit_with_lock(pipeline, locked, tmp_path / "lock.json"))
     assert changed.startswith(f"{name}: content differs from the lock")
     (pipeline / name).unlink()
-    (missing,) = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
+    (missing,) = mismatches(audit_with_lock(pipeline, locked, tmp_path / "lock.json"))
     assert missing == f"{name}: in the lock but missing"
     (pipeline / f"{name}.py").write_text("x")
-    actual = mismatches(held(pipeline, locked, tmp_path / "lock.json"))
+    actual = mismatches(audit_with_lock(pipeline, locked, tmp_path / "lock.json"))
     assert actual == [missing, f"{name}.py: not in the lock"]
 
 
@@ -438,7 +441,7 @@ def test_a_pipeline_that_cannot_be_compared_fails_and_loses_no_other_target(pipe
     """Its components are audited all the same."""
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     monkeypatch.setattr(companion_files, "MAX_FILES", 1)
-    result = held(pipeline, locked, tmp_path / "lock.json")
+    result = audit_with_lock(pipeline, locked, tmp_path / "lock.json")
     failed = [target for target in result.targets if target.status is Status.FAILED]
     assert len(failed) == 1
     assert "more than 1 files next to its weights" in failed[0].reason
@@ -448,33 +451,33 @@ def test_a_pipeline_that_cannot_be_compared_fails_and_loses_no_other_target(pipe
 def test_a_glob_of_pipelines_reaches_their_files(pipeline, tmp_path):
     locked = lock(tmp_path / "pipe*", lock_file=str(tmp_path / "lock.json"))
     (pipeline / "tokenizer" / "vocab.json").write_text('{"a": 1}')
-    assert len(mismatches(held(tmp_path / "pipe*", locked, tmp_path / "lock.json"))) == 1
+    assert len(mismatches(audit_with_lock(tmp_path / "pipe*", locked, tmp_path / "lock.json"))) == 1
 
 
 def test_a_component_alone_is_compared_without_its_pipeline(pipeline, tmp_path):
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     (pipeline / "tokenizer" / "vocab.json").write_text('{"a": 1}')
-    assert mismatches(held(pipeline / "unet", locked, tmp_path / "lock.json")) == []
-    only_weights = held(
+    assert mismatches(audit_with_lock(pipeline / "unet", locked, tmp_path / "lock.json")) == []
+    only_weights = audit_with_lock(
         pipeline, lock(pipeline, lock_file=str(tmp_path / "lock.json"), weights_only=True), tmp_path / "lock.json"
     )
     assert mismatches(only_weights) == []
-    assert mismatches(held(pipeline, locked, tmp_path / "lock.json", weights_only=True)) == []
+    assert mismatches(audit_with_lock(pipeline, locked, tmp_path / "lock.json", weights_only=True)) == []
 
 
 def test_a_second_pipeline_is_not_in_the_lock_of_the_first(pipeline, tmp_path):
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     shutil.copytree(pipeline, tmp_path / "other")
-    actual = mismatches(held(tmp_path, locked, tmp_path / "lock.json"))
+    actual = mismatches(audit_with_lock(tmp_path, locked, tmp_path / "lock.json"))
     assert len([message for message in actual if message.endswith(": not in the lock")]) >= 3
 
 
 def test_a_pickle_that_is_no_checkpoint_is_locked_as_a_file(folder, tmp_path):
     (folder / "vocab.pkl").write_bytes(pickle.dumps({"a": 0}))
     locked = lock(folder)
-    assert mismatches(held(folder, locked, tmp_path / "lock.json")) == []
+    assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == []
     (folder / "vocab.pkl").write_bytes(pickle.dumps({"a": 1}))
-    (message,) = mismatches(held(folder, locked, tmp_path / "lock.json"))
+    (message,) = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
     assert message.startswith("vocab.pkl: content differs")
     with pytest.raises(BarePickle, match="is a bare pickle"):
         lock(folder / "vocab.pkl")

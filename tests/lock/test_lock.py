@@ -22,7 +22,7 @@ from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import NothingMatched
 
 
-def locked(*targets, **options):
+def lock_bytes(*targets, **options):
     request = run.Request(tuple(map(str, targets)), **options)
     return b"".join(lock_file.encode_lock(run.build_lock(run.read_targets(request), request)))
 
@@ -33,7 +33,7 @@ def lines(raw):
     return {line["fqn"]: line for line in target["tensors"]}
 
 
-def sharded(state, folder, count=3):
+def write_shards(state, folder, count=3):
     """The state in so many files and an index, as transformers writes it."""
     folder.mkdir()
     files = {name: f"model-{n % count + 1:05}-of-{count:05}.safetensors" for n, name in enumerate(state)}
@@ -68,8 +68,8 @@ def test_every_container_has_the_same_lock(tmp_path_factory, state):
     torch.save(state, path / "zip.pt")
     torch.save(dict(reversed(state.items())), path / "legacy.pt", _use_new_zipfile_serialization=False)
     save_file({name: one.contiguous() for name, one in state.items()}, path / "one.safetensors")
-    texts = {locked(path / name) for name in ("zip.pt", "legacy.pt", "one.safetensors")}
-    texts.add(locked(sharded(state, path / "shards")))
+    texts = {lock_bytes(path / name) for name in ("zip.pt", "legacy.pt", "one.safetensors")}
+    texts.add(lock_bytes(write_shards(state, path / "shards")))
     assert len(texts) == 1
 
 
@@ -77,7 +77,7 @@ def test_a_line_is_what_is_known_of_a_tensor(tmp_path):
     """In the order of names, the digest that of its bytes; what nobody recorded is null."""
     state = {"b": torch.tensor([1.0, 2.0]), "a": torch.zeros(1, 2, dtype=torch.int16)}
     torch.save(state, tmp_path / "a.pt")
-    raw = locked(tmp_path / "a.pt")
+    raw = lock_bytes(tmp_path / "a.pt")
     assert list(lines(raw)) == ["a", "b"]
     assert lines(raw)["b"] == {
         "fqn": "b",
@@ -99,24 +99,24 @@ def test_nothing_of_the_place_or_the_time_is_in_it(tmp_path, monkeypatch):
     torch.save(state, tmp_path / "here" / "b.pt")
     os.utime(tmp_path / "a.pt", (0, 0))
     monkeypatch.chdir(tmp_path / "here")
-    assert locked(tmp_path / "a.pt") == locked("b.pt")
-    both = json.loads(locked(tmp_path / "a.pt", "./b.pt"))
+    assert lock_bytes(tmp_path / "a.pt") == lock_bytes("b.pt")
+    both = json.loads(lock_bytes(tmp_path / "a.pt", "./b.pt"))
     assert [target["target"] for target in both["targets"]] == ["../a.pt", "b.pt"]
-    assert str(tmp_path).encode() not in locked(tmp_path / "a.pt", "b.pt")
+    assert str(tmp_path).encode() not in lock_bytes(tmp_path / "a.pt", "b.pt")
 
 
 def test_targets_are_sorted_and_each_is_there_once(in_tmp_path):
     """Whatever the order in which they were typed."""
     for name in ("b.pt", "a.pt"):
         torch.save({"w": torch.ones(2)}, name)
-    assert locked("b.pt", "a.pt", "./a.pt") == locked("a.pt", "b.pt") == locked("*.pt")
+    assert lock_bytes("b.pt", "a.pt", "./a.pt") == lock_bytes("a.pt", "b.pt") == lock_bytes("*.pt")
 
 
 def test_a_folder_of_several_names_each(in_tmp_path):
     """Also where it holds one today: it may hold two tomorrow."""
     Path("all").mkdir()
     torch.save({"w": torch.ones(2)}, "all/a.pt")
-    assert [target["target"] for target in json.loads(locked("all"))["targets"]] == ["all/a.pt"]
+    assert [target["target"] for target in json.loads(lock_bytes("all"))["targets"]] == ["all/a.pt"]
 
 
 def test_names_are_the_way_from_the_lock_files_folder(tmp_path, monkeypatch, statecli):
@@ -177,8 +177,8 @@ def test_ties_that_a_format_notes_are_in_both_locks(tmp_path):
     model = Tied()
     torch.save(model.state_dict(), tmp_path / "a.pt")
     save_model(model, str(tmp_path / "a.safetensors"))
-    raw = locked(tmp_path / "a.pt")
-    assert raw == locked(tmp_path / "a.safetensors")
+    raw = lock_bytes(tmp_path / "a.pt")
+    assert raw == lock_bytes(tmp_path / "a.safetensors")
     assert {name: line.get("tied") for name, line in lines(raw).items() if "tied" in line} == {
         "embed.weight": "embed.weight",
         "head.weight": "embed.weight",
@@ -190,7 +190,7 @@ def test_parts_of_one_storage_are_no_tie(tmp_path):
     whole = torch.arange(6.0)
     torch.save({"a": whole[:3], "b": whole[3:]}, tmp_path / "a.pt")
     save_file({"a": whole[:3].clone(), "b": whole[3:].clone()}, tmp_path / "a.safetensors")
-    assert locked(tmp_path / "a.pt") == locked(tmp_path / "a.safetensors")
+    assert lock_bytes(tmp_path / "a.pt") == lock_bytes(tmp_path / "a.safetensors")
 
 
 def test_what_is_known_is_written(tmp_path):
@@ -202,10 +202,10 @@ def test_what_is_known_is_written(tmp_path):
     optimizer.step()
     torch.save({"frozen": frozen, "plain": torch.ones(1)}, tmp_path / "p.pt")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
-    actual = lines(locked(tmp_path / "p.pt"))
+    actual = lines(lock_bytes(tmp_path / "p.pt"))
     assert (actual["frozen"]["kind"], actual["frozen"]["requires_grad"]) == ("parameter", False)
     assert (actual["plain"]["kind"], actual["plain"]["requires_grad"]) == (None, None)
-    kinds = {(line["section"], line["kind"]) for line in lines(locked(tmp_path / "t.pt")).values()}
+    kinds = {(line["section"], line["kind"]) for line in lines(lock_bytes(tmp_path / "t.pt")).values()}
     assert kinds == {("model", "parameter"), ("optimizer", "optimizer")}
 
 
@@ -359,8 +359,8 @@ def test_the_same_run_elsewhere_has_the_same_lock(tmp_path):
     """What callbacks keep is bookkeeping, and no weight: paths of the machine are in it."""
     torch.save(kept_by("/here"), tmp_path / "a.ckpt")
     torch.save(kept_by("/there"), tmp_path / "b.ckpt")
-    made = locked(tmp_path / "a.ckpt")
-    assert made == locked(tmp_path / "b.ckpt")
+    made = lock_bytes(tmp_path / "a.ckpt")
+    assert made == lock_bytes(tmp_path / "b.ckpt")
     assert list(lines(made)) == ["w"]
 
 
@@ -376,7 +376,7 @@ def test_what_callbacks_keep_is_said_not_to_be_locked(statecli, tmp_path):
 def test_a_lock_that_has_what_callbacks_keep_holds_it(tmp_path):
     """Whoever locked it is told what became of it."""
     torch.save(kept_by("/here"), tmp_path / "a.ckpt")
-    (tmp_path / "lock.json").write_bytes(locked(tmp_path / "a.ckpt"))
+    (tmp_path / "lock.json").write_bytes(lock_bytes(tmp_path / "a.ckpt"))
     old = json.loads((tmp_path / "lock.json").read_text())
     line = old["targets"][0]["tensors"][0]
     scores = line | {"fqn": "ModelCheckpoint{'monitor': 'vl'}['best_model_score']", "section": "callbacks"}
@@ -391,4 +391,4 @@ def test_callbacks_alone_are_nothing_to_lock(tmp_path):
     """And that is why."""
     torch.save(kept_by("/here"), tmp_path / "a.ckpt")
     with pytest.raises(NothingMatched, match="contains only the state of callbacks"):
-        locked(f"{tmp_path / 'a.ckpt'}#callbacks")
+        lock_bytes(f"{tmp_path / 'a.ckpt'}#callbacks")

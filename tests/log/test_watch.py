@@ -154,7 +154,7 @@ def test_files_added_next_to_the_weights_give_no_second_row(tmp_path):
 
 
 @pytest.fixture
-def started(tmp_path):
+def start_watch(tmp_path):
     """The command in a process of its own, with a pipe as standard output."""
     processes = []
 
@@ -171,9 +171,9 @@ def started(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: signals")
-def test_a_line_passes_a_pipe_at_once_and_ctrl_c_ends_without_a_traceback(started, tmp_path):
+def test_a_line_passes_a_pipe_at_once_and_ctrl_c_ends_without_a_traceback(start_watch, tmp_path):
     """Status 130, as of every interrupted command."""
-    process = started()
+    process = start_watch()
     assert process.stdout.readline().split() == [b"step", b"norm", b"rel.", b"change", b"checkpoint"]
     (tmp_path / "new").write_bytes(to_bytes(1.0))
     shutil.move(tmp_path / "new", tmp_path / "ckpt-7.pt")

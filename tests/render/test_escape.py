@@ -78,7 +78,7 @@ def report(text, outline=False):
     )
 
 
-def shown(output, made, **look):
+def render_text(output, made, **look):
     return render.format_report(made, output, RenderOptions(terminal=True, **look))
 
 
@@ -87,7 +87,7 @@ def shown(output, made, **look):
 @given(hostile, st.booleans(), st.booleans(), st.sampled_from([20, 80, 200]))
 def test_no_text_acts_wherever_it_stands(output, text, outline, quiet, width):
     """As title, heading, cell, remark, total, note, fix, verdict, finding, rule or target."""
-    harmless(shown(output, report(text, outline), quiet=quiet, width=width), output)
+    harmless(render_text(output, report(text, outline), quiet=quiet, width=width), output)
 
 
 @pytest.mark.parametrize("output", [Output.TABLE, Output.PLAIN, Output.MARKDOWN])
@@ -96,7 +96,7 @@ def test_no_text_acts_wherever_it_stands(output, text, outline, quiet, width):
 def test_no_text_is_two_lines(output, text, outline):
     """However many breaks are in it, there are as many lines as of a word; lines to paste are lines."""
     word, odd = (report(one, outline) for one in ("x" * len(text), text.replace(" ", "_")))
-    made = [shown(output, one, width=10_000).count("\n") for one in (word, odd)]
+    made = [render_text(output, one, width=10_000).count("\n") for one in (word, odd)]
     more = len(text.splitlines()) - 1 if text.splitlines() else 0
     is_block = output is Output.MARKDOWN and more and label_help(text.replace(" ", "_")).startswith("fix")
     block = 4 if is_block else 0  # a blank line, two fences, and the label's own line
@@ -105,7 +105,7 @@ def test_no_text_is_two_lines(output, text, outline):
 
 def test_colours_are_our_own():
     """The codes around a text are not those in it."""
-    text = shown(Output.PLAIN, report("\x1b[31mred\x1b[0m"), color=True)
+    text = render_text(Output.PLAIN, report("\x1b[31mred\x1b[0m"), color=True)
     assert "\x1b[1m" in text
     assert "\x1b[31mred" not in text
 

@@ -72,7 +72,7 @@ class Tree(HTMLParser):
         if "td" in self.open or "th" in self.open:
             self.rows[-1][-1] += data
 
-    def said(self, tag):
+    def texts_in(self, tag):
         """All text that stands directly in a tag."""
         return [text for where, text in self.texts if where == tag]
 
@@ -95,12 +95,12 @@ def report(shown=None, title="net.pt", **changes):
     return Report(title, msgspec.Struct, lambda: Table((), ()), lambda: shown, findings=problems, **changes)
 
 
-def written(about, **look):
+def render_html(about, **look):
     return render.format_report(about, Output.HTML, RenderOptions(**look)).encode()
 
 
 def tree(about, **look):
-    return Tree(written(about, **look))
+    return Tree(render_html(about, **look))
 
 
 def bars(values, labels=None):
@@ -132,7 +132,7 @@ def test_a_page_is_balanced_and_says_what_the_report_says():
     for text in ("net.pt", "2 tensors", "parameter    2 tensors", "error[left-behind]", "fc.weight: stays"):
         assert text in said
     assert "module. is looked through" in said
-    assert actual_tree.said("pre") == ["register it\n", "a = 1\n\nb = 2\n"]
+    assert actual_tree.texts_in("pre") == ["register it\n", "a = 1\n\nb = 2\n"]
     assert actual_tree.rows[0] == ["name", "dtype", "size", "remark"]
     assert actual_tree.rows[1:] == [
         ["parameters 2 tensors"],
@@ -145,8 +145,8 @@ def test_the_verdict_begins_the_page_and_is_said_once():
     """It is one of the totals too, which plain text ends with."""
     actual_tree = tree(report(page(verdict="2 changed", totals=("2 changed", "1 more"))))
     assert [text for _, text in actual_tree.texts].count("2 changed") == 1
-    assert actual_tree.said("p")[1] == "2 changed"
-    assert [text for text in actual_tree.said("li") if text.strip()] == ["1 more"]
+    assert actual_tree.texts_in("p")[1] == "2 changed"
+    assert [text for text in actual_tree.texts_in("li") if text.strip()] == ["1 more"]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_hostile_names_are_text_wherever_they_stand(harmless, text):
     hostile = tree(everywhere(text))
     assert hostile.tags == harmless.tags
     assert [(tag, name) for tag, name, _ in hostile.attributes] == [(tag, name) for tag, name, _ in harmless.attributes]
-    assert hostile.said("script") == harmless.said("script")
+    assert hostile.texts_in("script") == harmless.texts_in("script")
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def harmless_tags():
 @settings(max_examples=30, deadline=None)
 def test_no_text_changes_the_page_it_stands_in(harmless_tags, text):
     """Any text there is leaves the tags alone, and no control character is written but the line break."""
-    raw = written(everywhere(text, bar_count=3))
+    raw = render_html(everywhere(text, bar_count=3))
     assert Tree(raw).tags == harmless_tags
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", raw.decode("utf-8"))
 
@@ -189,7 +189,7 @@ def test_a_name_is_shown_as_it_is(text):
 
 def test_nothing_is_fetched():
     """No address, no link, no image, no import: the page stands by itself."""
-    raw = written(everywhere("name")).decode()
+    raw = render_html(everywhere("name")).decode()
     assert not re.search(r"https?:|//[a-z]|@import|url\(|<link|<img|\bsrc=|\bhref=|srcset|fetch\(|XMLHttp", raw)
 
 
@@ -200,7 +200,7 @@ def test_the_policy_admits_the_pages_own_style_and_script_alone():
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
     for tag in ("style", "script"):
-        (text,) = actual_tree.said(tag)
+        (text,) = actual_tree.texts_in(tag)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
     assert not [name for _, name, _ in actual_tree.attributes if name == "style" or name.startswith("on")]
@@ -208,7 +208,7 @@ def test_the_policy_admits_the_pages_own_style_and_script_alone():
 
 def test_the_same_report_gives_the_same_bytes():
     """Nothing of the clock, the process or the machine is in it."""
-    assert written(everywhere("name")) == written(everywhere("name"))
+    assert render_html(everywhere("name")) == render_html(everywhere("name"))
 
 
 def test_quiet_has_the_findings_alone():
@@ -217,7 +217,7 @@ def test_quiet_has_the_findings_alone():
     about = report(
         page(problems=(build_problem(finding),)), notes=(Oddity("n", "a note"),), charts=lambda: (bars([1.0]),)
     )
-    raw = written(about, quiet=True).decode()
+    raw = render_html(about, quiet=True).decode()
     assert "fc.weight: stays" in raw
     assert not {"table", "svg"} & set(Tree(raw.encode()).tags)
     assert "a note" not in raw
@@ -265,16 +265,16 @@ def test_a_bar_a_value(count):
     values = [10.0 ** -(n % 7) for n in range(count)]
     actual_tree = tree(report(charts=lambda: (bars(values),)))
     assert actual_tree.classes("rect").count("bar") == count
-    titles = [text for text in actual_tree.said("title") if text.startswith("l.")]
+    titles = [text for text in actual_tree.texts_in("title") if text.startswith("l.")]
     assert titles == [f"l.{n}.w: {value:.6g}" for n, value in enumerate(values)]
 
 
 def test_thousands_of_values_share_bars_and_stay_small():
     """40,000 values: 500 bars of 80, each with its largest and smallest, in well under 2 MB."""
-    raw = written(report(charts=lambda: (bars([1.0 + n for n in range(40_000)]),)))
+    raw = render_html(report(charts=lambda: (bars([1.0 + n for n in range(40_000)]),)))
     actual_tree = Tree(raw)
     assert actual_tree.classes("rect").count("bar most") == actual_tree.classes("rect").count("bar least") == 500
-    assert any("largest is 40000, for l.39999.w" in text for text in actual_tree.said("title"))
+    assert any("largest is 40000, for l.39999.w" in text for text in actual_tree.texts_in("title"))
     assert len(raw) < 400_000
 
 
@@ -287,7 +287,7 @@ def test_a_histogram_has_a_bar_a_bin():
 def test_ten_thousand_rows_are_all_there_in_bounded_bytes():
     """Each row of the page is a row of the table, with under 100 bytes of markup."""
     lines = tuple(Line((f"layers.{n}.weight", "float32", f"{n} B")) for n in range(10_000))
-    raw = written(report(page(groups=(Group("parameters", "", lines),))))
+    raw = render_html(report(page(groups=(Group("parameters", "", lines),))))
     assert [row[0] for row in Tree(raw).rows[2:]] == [line.cells[0] for line in lines]
     assert len(raw) < 10_000 * (100 + 30)
 
@@ -350,7 +350,7 @@ def test_no_other_output_imports_jinja():
 def test_the_script_says_nothing_of_a_name():
     """What the script is made of is a file of ours, byte for byte."""
     own = resources.files("statecli.render").joinpath("page.js").read_text("utf-8")
-    assert tree(everywhere("x")).said("script") == [own]
+    assert tree(everywhere("x")).texts_in("script") == [own]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")

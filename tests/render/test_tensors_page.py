@@ -84,36 +84,36 @@ def page(state, tmp_path_factory):
 
 
 @pytest.fixture
-def shown(browser, page):
+def shown_page(browser, page):
     browser.show(page)
     yield browser
     assert browser.list_errors() == []
 
 
-def filtered(browser, text):
+def filter_rows(browser, text):
     browser.run(TYPE, text)
     browser.wait("setTimeout(done, 0)")
     return browser.run("document.getElementById('tensors-flat').click();" + ROWS)
 
 
-def test_equal_layers_share_a_row_that_opens(shown):
+def test_equal_layers_share_a_row_that_opens(shown_page):
     """Twelve equal layers are one row with the sums of a layer; a click shows each of them."""
-    rows = shown.run(ROWS)
+    rows = shown_page.run(ROWS)
     assert [row[0] for row in rows] == ["wte.weight", "h", "{0..11}.attn", "12.attn.weight", "ids", "head.weight"]
     assert rows[2][1:] == ["parameter", "2 dtypes", "12 × 2 tensors", "12 × 216", "12 × 816 B", "76 %"]
-    opened = shown.run("document.querySelectorAll('#tensors-body .row')[2].click();" + ROWS)
+    opened = shown_page.run("document.querySelectorAll('#tensors-body .row')[2].click();" + ROWS)
     assert [row[0] for row in opened[3:15]] == [f"{layer}.attn" for layer in range(12)]
 
 
-def test_shared_storage_counts_once_and_is_a_link(shown, state):
+def test_shared_storage_counts_once_and_is_a_link(shown_page, state):
     """The sums of the page are those of the checkpoint, and the link of a tied tensor leads to the other one."""
     distinct = {tensor.data_ptr(): tensor for tensor in state.values()}.values()
     elements, size = (sum(measure(tensor) for tensor in distinct) for measure in (torch.numel, lambda t: t.nbytes))
     totals = """const data = JSON.parse(document.getElementById('tensor-data').textContent);
       return [data.elements, data.bytes]"""
-    assert shown.run(totals) == [elements, size]
-    assert shown.run(STATUS) == "28 tensors"
-    went = shown.run(
+    assert shown_page.run(totals) == [elements, size]
+    assert shown_page.run(STATUS) == "28 tensors"
+    went = shown_page.run(
         "document.querySelector('#tensors-body .link').click();"
         "return [document.getElementById('tensors-title').textContent,"
         " document.querySelector('[aria-selected=true] .label').textContent]"
@@ -137,11 +137,11 @@ def test_shared_storage_counts_once_and_is_a_link(shown, state):
         ("ATTN", lambda name, t: "attn" in name),
     ],
 )
-def test_a_filter_keeps_the_tensors_that_match(shown, state, text, keep):
+def test_a_filter_keeps_the_tensors_that_match(shown_page, state, text, keep):
     """By name, glob, dtype, kind, shape and size, as torch counts them; the number of matches is in the status."""
     expected = [name for name, tensor in state.items() if keep(name, tensor)]
-    assert [row[0] for row in filtered(shown, text)] == expected
-    assert shown.run(STATUS).startswith(f"{len(expected)} of 28 tensors, ")
+    assert [row[0] for row in filter_rows(shown_page, text)] == expected
+    assert shown_page.run(STATUS).startswith(f"{len(expected)} of 28 tensors, ")
 
 
 @pytest.mark.parametrize(
@@ -151,53 +151,53 @@ def test_a_filter_keeps_the_tensors_that_match(shown, state, text, keep):
         ("foo:1", "foo:1: unknown field foo; the fields are "),
     ],
 )
-def test_a_wrong_filter_says_what_to_write(shown, text, problem):
+def test_a_wrong_filter_says_what_to_write(shown_page, text, problem):
     """The word is ignored, and the status names it."""
-    assert len(filtered(shown, text)) == 28
-    assert shown.run(STATUS).startswith(problem)
-    assert [row[0] for row in filtered(shown, f"{text} head")] == ["head.weight"]
+    assert len(filter_rows(shown_page, text)) == 28
+    assert shown_page.run(STATUS).startswith(problem)
+    assert [row[0] for row in filter_rows(shown_page, f"{text} head")] == ["head.weight"]
 
 
-def test_every_column_sorts(shown, state):
+def test_every_column_sorts(shown_page, state):
     """Numbers from the largest, then from the smallest, then in the order of the file."""
     press = "[...document.querySelectorAll('#tensors-head button')].find((b) => b.textContent === 'bytes').click();"
-    filtered(shown, "")
+    filter_rows(shown_page, "")
     sizes = [tensor.nbytes for tensor in state.values()]
     by_size = sorted(range(28), key=lambda n: -sizes[n])
     for order in (by_size, sorted(range(28), key=lambda n: sizes[n]), range(28)):
-        assert [row[0] for row in shown.run(press + ROWS)] == [[*state][n] for n in order]
+        assert [row[0] for row in shown_page.run(press + ROWS)] == [[*state][n] for n in order]
 
 
-def test_keys_walk_the_tree(shown):
+def test_keys_walk_the_tree(shown_page):
     """Tab reaches the tree; arrows move, open and close; Enter shows a tensor."""
     active = (
         "const row = document.getElementById(document.activeElement.getAttribute('aria-activedescendant'));"
         "return [row.querySelector('.label').textContent, row.getAttribute('aria-level'), row.ariaExpanded]"
     )
-    shown.run("document.querySelector('#tensors-head .cell:last-child button').focus()")
-    shown.run("document.getElementById('tensors-grid').focus()")
-    shown.press("Down", "Down")
-    assert shown.run(active) == ["{0..11}.attn", "2", "false"]
-    shown.press("Right", "Right", "Right", "Right")
-    assert shown.run(active) == ["weight", "4", None]
-    shown.press("Enter")
-    assert shown.run("return document.getElementById('tensors-title').textContent") == "h.0.attn.weight"
-    shown.press("Left", "Left")
-    assert shown.run(active) == ["0.attn", "3", "false"]
+    shown_page.run("document.querySelector('#tensors-head .cell:last-child button').focus()")
+    shown_page.run("document.getElementById('tensors-grid').focus()")
+    shown_page.press("Down", "Down")
+    assert shown_page.run(active) == ["{0..11}.attn", "2", "false"]
+    shown_page.press("Right", "Right", "Right", "Right")
+    assert shown_page.run(active) == ["weight", "4", None]
+    shown_page.press("Enter")
+    assert shown_page.run("return document.getElementById('tensors-title').textContent") == "h.0.attn.weight"
+    shown_page.press("Left", "Left")
+    assert shown_page.run(active) == ["0.attn", "3", "false"]
 
 
-def test_controls_are_labelled_and_reached_in_order(shown):
+def test_controls_are_labelled_and_reached_in_order(shown_page):
     """Each control has a name; Tab goes from the filter to the tree in the order of the page."""
     names = "return [...document.querySelectorAll('input, button')].map((e) => (e.ariaLabel || e.textContent).trim())"
-    assert all(shown.run(names))
-    shown.run("document.getElementById('tensors-filter').focus()")
+    assert all(shown_page.run(names))
+    shown_page.run("document.getElementById('tensors-filter').focus()")
     reached = []
     for _ in range(12):
-        shown.press("Tab")
-        reached.append(shown.run("return document.activeElement.id || document.activeElement.textContent"))
+        shown_page.press("Tab")
+        reached.append(shown_page.run("return document.activeElement.id || document.activeElement.textContent"))
     assert reached[:4] == ["tensors-tree", "tensors-flat", "tensors-open", "tensors-close"]
     assert "tensors-grid" in reached
-    roles = shown.run("return [...document.querySelectorAll('[role=treegrid] [role]')].map((e) => e.role)")
+    roles = shown_page.run("return [...document.querySelectorAll('[role=treegrid] [role]')].map((e) => e.role)")
     assert {"rowgroup", "row", "columnheader", "rowheader", "gridcell"} == set(roles)
 
 
@@ -229,7 +229,7 @@ def test_hostile_names_are_text(browser, tmp_path):
     torch.save(state, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html"))
     tags = "return [...document.querySelectorAll('#tensors-body *, #tensors-title *, dl *')].map((e) => e.localName)"
-    filtered(browser, "")
+    filter_rows(browser, "")
     browser.run("document.querySelector('#tensors-body .row').click()")
     rows = browser.run(ROWS)
     assert len(rows) == len(state)
@@ -293,7 +293,7 @@ def test_a_tensor_shows_its_values(browser, tmp_path):
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--distributions"))
     assert browser.run("return document.querySelector('#tensors-body .problems').textContent") == "1 outlier"
     for text in ("remark:*outlier*", "problem", "outlier"):
-        assert [row[0] for row in filtered(browser, text)] == ["h.4.w"]
+        assert [row[0] for row in filter_rows(browser, text)] == ["h.4.w"]
     browser.run("document.querySelector('#tensors-body .row').click()")
     texts_of = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
     names, values = (browser.run(texts_of, f"#tensors-facts {tag}") for tag in ("dt", "dd"))
@@ -358,13 +358,13 @@ def test_the_facts_of_a_tensor_leave_the_list_with_it(browser, tmp_path):
     sort = "[...document.querySelectorAll('#tensors-head button')].find((b) => b.textContent === 'bytes').click()"
     covered = """const row = document.querySelector('[aria-selected=true]').getBoundingClientRect();
       return row.bottom > document.getElementById('tensors-detail').getBoundingClientRect().top + 1"""
-    filtered(browser, "h.")
+    filter_rows(browser, "h.")
     browser.run(click, "h.3.w")
-    assert filtered(browser, "h.{3,4}.")
+    assert filter_rows(browser, "h.{3,4}.")
     assert browser.run(SHOWN_DETAIL) == "h.3.w"
-    filtered(browser, "h.5.")
+    filter_rows(browser, "h.5.")
     assert browser.run(SHOWN_DETAIL) is None
-    filtered(browser, "")
+    filter_rows(browser, "")
     browser.run(click, "h.3.w")
     browser.run(sort)
     assert browser.run(SHOWN_DETAIL) is None
@@ -380,26 +380,26 @@ def test_the_facts_of_a_tensor_leave_the_list_with_it(browser, tmp_path):
     assert browser.list_errors() == []
 
 
-def test_listed_rows_are_copied_as_globs(shown):
+def test_listed_rows_are_copied_as_globs(shown_page):
     """By the button and by y; the text is shown, because a browser may refuse to copy."""
     for entered, globs in (
         ("bias", "-i 'h.*.attn.bias'"),
         ("h.{0..1}.", "-i 'h.{0,1}.*'"),
         ("{wte,head}.weight", "-i wte.weight -i head.weight"),
     ):
-        shown.run(TYPE, entered)
-        shown.run("document.getElementById('tensors-copy').focus()")
-        shown.press("Enter")
-        shown.wait("setTimeout(done, 50)")
-        told, text = shown.run(GLOBS)
+        shown_page.run(TYPE, entered)
+        shown_page.run("document.getElementById('tensors-copy').focus()")
+        shown_page.press("Enter")
+        shown_page.wait("setTimeout(done, 50)")
+        told, text = shown_page.run(GLOBS)
         assert text == globs
-        assert told.endswith(f"for {shown.run(STATUS).split()[0]} tensors:")
-    shown.run(TYPE, "")
-    shown.wait("setTimeout(done, 50)")
-    shown.run("document.getElementById('tensors-grid').focus()")
-    shown.press("Down", "y")
-    shown.wait("setTimeout(done, 50)")
-    assert shown.run(GLOBS)[1] == "-i 'h.*'"
+        assert told.endswith(f"for {shown_page.run(STATUS).split()[0]} tensors:")
+    shown_page.run(TYPE, "")
+    shown_page.wait("setTimeout(done, 50)")
+    shown_page.run("document.getElementById('tensors-grid').focus()")
+    shown_page.press("Down", "y")
+    shown_page.wait("setTimeout(done, 50)")
+    assert shown_page.run(GLOBS)[1] == "-i 'h.*'"
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -409,7 +409,7 @@ def test_a_long_name_shows_its_number(browser, tmp_path, width):
     names = [f"{start}.{n}.experts.{n}.{name}.weight" for n in (2, 3, 30) for name in ("up_projection", "x" * 60)]
     torch.save({name: torch.ones(2) for name in names}, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"), width=width)
-    filtered(browser, "")
+    filter_rows(browser, "")
     labels = browser.run(
         "return [...document.querySelectorAll('.row .label')].map((e) => [e.scrollWidth <= e.clientWidth,"
         " [...e.children].map((part) => part.className === 'cut' ? '…' : part.textContent).join('')])"
@@ -444,7 +444,7 @@ def test_singular_values_are_drawn(browser, tmp_path):
     assert titles == ["singular value 1: 4", "singular value 2: 2", "singular value 3: 1"]
     assert "not computed: it has NaN or Inf" in browser.post("/execute/async", script=facts, args=["odd"])[0]
     assert "singular" not in browser.post("/execute/async", script=facts, args=["b"])[0]
-    assert [row[0] for row in filtered(browser, "sigma>=4")] == ["w"]
+    assert [row[0] for row in filter_rows(browser, "sigma>=4")] == ["w"]
     assert browser.list_errors() == []
 
 
@@ -492,7 +492,7 @@ def test_numbers_are_in_natural_order(browser, tmp_path):
     labels = [row[0] for row in browser.run(ROWS)]
     assert labels[:2] == ["h", "{0..11}"]
     assert [label for label in labels if label.isdecimal()] == [str(n) for n in range(10)]  # in view
-    flat = [row[0] for row in filtered(browser, "")]
+    flat = [row[0] for row in filter_rows(browser, "")]
     assert flat == [*(f"h.{n}.{part}" for n in range(12) for part in "ab"), "h.w", "z", "f.x"]
 
 
@@ -585,16 +585,16 @@ def test_the_bars_of_a_diff_are_to_scale(browser, changes):
     assert browser.run("return document.querySelectorAll('th.meter button').length") == 0
 
 
-def test_no_match_is_said_once(shown):
+def test_no_match_is_said_once(shown_page):
     """The status says why; no empty row, and the bar of the copy has a small button."""
-    filtered(shown, "typo")
-    texts = shown.run("return document.getElementById('tensors-section').innerText")
+    filter_rows(shown_page, "typo")
+    texts = shown_page.run("return document.getElementById('tensors-section').innerText")
     assert texts.count("no tensor matches") == 1
-    assert shown.run("return document.getElementById('tensors-body').offsetHeight") == 0
-    shown.run("document.getElementById('tensors-copy').click()")
-    shown.wait("setTimeout(done, 50)")
-    assert shown.run(GLOBS)[0] == "No tensor is listed."
-    assert shown.run("return document.getElementById('tensors-forget').offsetWidth") < 100
+    assert shown_page.run("return document.getElementById('tensors-body').offsetHeight") == 0
+    shown_page.run("document.getElementById('tensors-copy').click()")
+    shown_page.wait("setTimeout(done, 50)")
+    assert shown_page.run(GLOBS)[0] == "No tensor is listed."
+    assert shown_page.run("return document.getElementById('tensors-forget').offsetWidth") < 100
 
 
 def test_a_row_says_its_problem_once(browser, tmp_path):
@@ -603,7 +603,7 @@ def test_a_row_says_its_problem_once(browser, tmp_path):
     state["n"] = torch.tensor([0.0, float("nan"), float("nan"), 1.0])
     torch.save(state, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"))
-    filtered(browser, "problem")
+    filter_rows(browser, "problem")
     names = browser.run("return [...document.querySelectorAll('.row .cell.name')].map((e) => e.textContent)")
     assert names[0].startswith("h.4.woutlierRMS 40, ")
     assert names[1] == "n2 NaN1 zeros"
@@ -613,7 +613,7 @@ def test_the_head_stays_and_the_facts_are_below_the_list(browser, tmp_path):
     """The names of the columns stay in view; the facts cover no row, and the selected row is in view above them."""
     torch.save({f"h.{n}.w": torch.ones(n + 1) for n in range(90)}, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"))
-    filtered(browser, "")
+    filter_rows(browser, "")
     browser.wait("document.getElementById('tensors-grid').scrollTop = 900; setTimeout(done, 100)")
     browser.run("[...document.querySelectorAll('#tensors-body .row')].at(-9).click()")
     boxes = browser.run(

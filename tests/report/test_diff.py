@@ -773,7 +773,7 @@ def test_lines_limit_findings_too(output):
     assert alone.count("error[") == 1
 
 
-def loaded(*changes, **facts):
+def diff_with_class(*changes, **facts):
     """A diff of a class and a checkpoint."""
     change = diff(*changes, **facts)
     return replace(
@@ -785,10 +785,10 @@ def test_a_load_that_fails_is_not_called_without_difference():
     """Only the names differ, by a prefix: no row says so, and the verdict does."""
     note = Oddity("values-not-compared", "values are not compared: Net is a class")
     finding = Finding("wrapper-prefix", Severity.ERROR, "the names differ by 'module.'", "b.pt")
-    text = render_diff(loaded(same("a"), findings=(finding,), notes=(note,)), "plain")
+    text = render_diff(diff_with_class(same("a"), findings=(finding,), notes=(note,)), "plain")
     assert text.startswith("no tensor differs, but load_state_dict would fail (1 finding): 1 tensor, 64 B\n")
     assert "nothing differs" not in text
-    assert render_diff(loaded(same("a"), notes=(note,)), "plain").startswith("nothing differs")
+    assert render_diff(diff_with_class(same("a"), notes=(note,)), "plain").startswith("nothing differs")
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
@@ -796,7 +796,7 @@ def test_a_load_says_why_it_ends_1(output):
     """Also of a dtype, which load_state_dict accepts and casts."""
     half = recast("a", tensor("a"), tensor("a", "float16"), Field.DTYPE)
     finding = Finding("changed", Severity.ERROR, "a: dtype: float32 → float16", "b.pt", "a")
-    assert "error[changed]" in render_diff(loaded(half, findings=(finding,)), output)
+    assert "error[changed]" in render_diff(diff_with_class(half, findings=(finding,)), output)
 
 
 # --- what is not built ------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_remarks_that_differ_keep_rows_apart():
 number = st.integers(0, 5)
 
 
-def expanded(name):
+def expand_name(name):
     """Every name that a folded one stands for."""
     parts = re.split(r"\{([^}]*)\}", name)
     choices = []
@@ -76,7 +76,7 @@ def expanded(name):
 def test_folding_loses_and_invents_nothing(pairs, cell):
     """The names that the folded rows stand for are exactly the rows, each once."""
     rows = [Line((f"a.{i}.b.{j}.w", cell)) for i, j in sorted(pairs)]
-    stood_for = [name for line in fold.fold_lines(rows) for name in expanded(line.cells[0])]
+    stood_for = [name for line in fold.fold_lines(rows) for name in expand_name(line.cells[0])]
     assert sorted(stood_for) == sorted(row.cells[0] for row in rows)
 
 

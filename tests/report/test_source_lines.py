@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, in_tmp_path):
+def source_folder(tmp_path, in_tmp_path):
     (tmp_path / "net_around.py").write_text(SOURCE)
 
 

@@ -45,18 +45,18 @@ def finding(fqn, rule="left-behind", help=None):
     return Finding(rule, Severity.ERROR, f"{fqn}: stays on cpu", "net.py:Net", fqn, help)
 
 
-def moved(verdict=None, **cells):
+def move_check(verdict=None, **cells):
     """A move of which each tensor has this cell; a finding for each that failed."""
     found = tuple(finding(fqn, help=f"net.py:9: {FIX}") for fqn, cell in cells.items() if cell.verdict is FAILED)
     verdict = verdict or (FAILED if found else PASSED)
     return Check(Name.MOVE, verdict, '.to("meta")', columns=(Column("moves", cells),), findings=found)
 
 
-def passed(**facts):
+def passed_cell(**facts):
     return Cell(PASSED, **facts)
 
 
-def written(found, output="table", *, width=100, quiet=False, **view):
+def render_result(found, output="table", *, width=100, quiet=False, **view):
     look = RenderOptions(terminal=output == "table", width=width, quiet=quiet)
     return render.format_report(build_verify_report(found, View(**view)), Output(output), look)
 
@@ -71,12 +71,12 @@ def lines(found, **view):
     return {line.cells[0]: ("".join(line.cells[1:]), line.remark) for group in groups for line in group.lines}
 
 
-def done(found):
+def list_outcomes(found):
     return [(line.cells[0], line.remark) for line in page(found).outcomes.lines]
 
 
 TABLE = tensor("table", Kind.UNREGISTERED, origin=Origin("net.py", 9), fix=FIX)
-BROKEN = run(moved(w=passed(), table=Cell(FAILED, "cpu", "cpu", "stays on cpu")), rows=(tensor("w"), TABLE))
+BROKEN = run(move_check(w=passed_cell(), table=Cell(FAILED, "cpu", "cpu", "stays on cpu")), rows=(tensor("w"), TABLE))
 
 
 # Rows.
@@ -109,7 +109,7 @@ def test_a_failure_that_no_finding_tells_keeps_its_reason():
 @pytest.mark.parametrize("verdict", Verdict)
 def test_each_verdict_has_a_sign_of_its_own(verdict):
     """No two can be taken for each other."""
-    result = run(moved(w=Cell(verdict)), rows=[tensor("w")])
+    result = run(move_check(w=Cell(verdict)), rows=[tensor("w")])
     assert lines(result)["w"][0] == SIGNS[verdict]
     assert sorted(map(len, SIGNS.values())) == [1, 1, 1, 1]
     assert len(set(SIGNS.values())) == 4
@@ -117,12 +117,12 @@ def test_each_verdict_has_a_sign_of_its_own(verdict):
 
 def test_a_tensor_without_a_cell_is_drawn_as_skipped():
     """A proof in which it has no part leaves no hole."""
-    assert lines(run(moved(w=passed()), rows=[tensor("w"), tensor("v")]))["v"] == ("–", "")
+    assert lines(run(move_check(w=passed_cell()), rows=[tensor("w"), tensor("v")]))["v"] == ("–", "")
 
 
 def test_one_reason_of_two_columns_is_said_once():
     """The columns stand before it."""
-    cells = {"w": Cell(SKIPPED, reason="frozen"), "v": passed()}
+    cells = {"w": Cell(SKIPPED, reason="frozen"), "v": passed_cell()}
     check = Check(Name.STEP, PASSED, columns=(Column("gradient", cells), Column("updated", cells)))
     assert lines(run(check, rows=[tensor("w"), tensor("v")]))["w"] == ("––", "gradient, updated: frozen")
 
@@ -138,50 +138,52 @@ def test_a_reason_of_the_whole_group_is_said_beside_its_heading():
 
 def test_the_reason_of_a_whole_proof_is_in_its_own_line_alone():
     """Where backward fails, every cell says the same."""
-    cells = {"w": Cell(UNSURE, reason="no backward"), "v": passed()}
+    cells = {"w": Cell(UNSURE, reason="no backward"), "v": passed_cell()}
     check = Check(Name.STEP, UNSURE, "one step", "no backward", columns=(Column("gradient", cells),))
     result = run(check, rows=[tensor("w"), tensor("v")])
     assert lines(result)["w"] == ("?", "")
-    assert done(result) == [("? step", "one step: no backward")]
+    assert list_outcomes(result) == [("? step", "one step: no backward")]
 
 
 def test_a_remark_that_is_no_failure_is_told():
     """What stays behind and is harmless says why it is."""
-    result = run(moved(w=passed(reason="forward moves it"), v=passed()), rows=[tensor("w"), tensor("v")])
+    result = run(move_check(w=passed_cell(reason="forward moves it"), v=passed_cell()), rows=[tensor("w"), tensor("v")])
     assert lines(result)["w"] == ("✓", "moves: forward moves it")
 
 
 def test_what_forward_made_appear_says_so():
     """A row's own note is kept, also of a tensor that passed."""
-    result = run(moved(w=passed()), rows=[tensor("w", note="created by the first forward")])
+    result = run(move_check(w=passed_cell()), rows=[tensor("w", note="created by the first forward")])
     assert lines(result)["w"] == ("✓", "created by the first forward")
 
 
 def test_verbose_has_what_was_measured():
     """-v: before and after of each column that measured something."""
-    result = run(moved(w=passed(before="cpu", after="cuda:0"), v=passed()), rows=[tensor("w"), tensor("v")])
+    result = run(
+        move_check(w=passed_cell(before="cpu", after="cuda:0"), v=passed_cell()), rows=[tensor("w"), tensor("v")]
+    )
     assert lines(result, verbose=True) == {"w": ("✓", "moves: cpu → cuda:0"), "v": ("✓", "")}
 
 
 def test_repeated_layers_are_folded_and_unfolded():
     """As everywhere: many rows fold where they agree in every sign, --all has each."""
     rows = [tensor(f"layers.{n}.w") for n in range(50)]
-    cells = {row.fqn: passed() for row in rows}
+    cells = {row.fqn: passed_cell() for row in rows}
     cells["layers.7.w"] = Cell(UNSURE)
-    result = run(moved(UNSURE, **cells), rows=rows)
+    result = run(move_check(UNSURE, **cells), rows=rows)
     assert lines(result) == {"layers.{0..6,8..49}.w": ("✓", ""), "layers.7.w": ("?", "")}
     assert len(lines(result, unfold=True)) == 50
 
 
 def test_rows_are_grouped_by_kind_in_order():
     """Parameters, buffers, unregistered, whatever the order of the source."""
-    result = run(moved(), rows=[TABLE, tensor("b", Kind.BUFFER), tensor("w")])
+    result = run(move_check(), rows=[TABLE, tensor("b", Kind.BUFFER), tensor("w")])
     assert [group.heading for group in page(result).groups] == ["parameters", "buffers", "unregistered"]
 
 
 def test_columns_of_one_name_are_told_apart():
     """Two proofs that both have a column `moves` do not share one heading."""
-    two = (moved(w=passed()), Check(Name.FORWARD, PASSED, columns=(Column("moves", {"w": Cell(UNSURE)}),)))
+    two = (move_check(w=passed_cell()), Check(Name.FORWARD, PASSED, columns=(Column("moves", {"w": Cell(UNSURE)}),)))
     report = build_verify_report(run(*two, rows=[tensor("w")]), View())
     assert [column.name for column in report.page().columns] == ["name", "moves", "moves (forward)"]
     names = [column.name for column in report.table().columns]
@@ -199,7 +201,7 @@ def test_every_proof_has_a_line():
         Check(Name.STEP, SKIPPED, reason=NO_INPUT),
         Check(Name.FORWARD, UNSURE, "on fake-cuda", "net.py:7: data-dependent"),
     )
-    assert done(run(*checks, rows=BROKEN.state.tensors)) == [
+    assert list_outcomes(run(*checks, rows=BROKEN.state.tensors)) == [
         ("✗ move", '1 of 2 failed: .to("meta")'),
         ("✓ copy", "deepcopy, pickle"),
         ("– step", NO_INPUT),
@@ -209,41 +211,45 @@ def test_every_proof_has_a_line():
 
 def test_what_has_no_row_is_named():
     """A further name of a row fails next to it; the table has as many tensors as it has rows."""
-    cells = {"a": Cell(FAILED), "b": passed(), "old": Cell(FAILED), "older": Cell(FAILED)}
-    assert done(run(moved(**cells), rows=map(tensor, "ab"))) == [
+    cells = {"a": Cell(FAILED), "b": passed_cell(), "old": Cell(FAILED), "older": Cell(FAILED)}
+    assert list_outcomes(run(move_check(**cells), rows=map(tensor, "ab"))) == [
         ("✗ move", '1 of 2 and old, older failed: .to("meta")')
     ]
-    assert done(run(moved(a=passed(), old=Cell(FAILED)), rows=[tensor("a")])) == [("✗ move", 'old failed: .to("meta")')]
+    assert list_outcomes(run(move_check(a=passed_cell(), old=Cell(FAILED)), rows=[tensor("a")])) == [
+        ("✗ move", 'old failed: .to("meta")')
+    ]
 
 
 def test_a_note_is_not_counted_as_a_failure():
     """A scalar that a move leaves behind."""
     note = replace(finding("b"), severity=Severity.NOTE)
-    check = replace(moved(a=Cell(FAILED), b=Cell(SKIPPED)), findings=(finding("a"), note))
-    assert done(run(check, rows=map(tensor, "ab"))) == [("✗ move", '1 of 1 failed: .to("meta")')]
+    check = replace(move_check(a=Cell(FAILED), b=Cell(SKIPPED)), findings=(finding("a"), note))
+    assert list_outcomes(run(check, rows=map(tensor, "ab"))) == [("✗ move", '1 of 1 failed: .to("meta")')]
 
 
 def test_a_sign_of_all_rows_names_what_has_no_row_and_failed():
     """A column of ticks next to a proof that failed is a riddle otherwise."""
     first, second = "layers.first.attention.output.weight", "layers.second.attention.output.weight"
-    cells = {first: passed(), second: passed(), "x.{old}": Cell(FAILED)}
-    text = written(run(moved(**cells), rows=map(tensor, (first, second))), width=40)
+    cells = {first: passed_cell(), second: passed_cell(), "x.{old}": Cell(FAILED)}
+    text = render_result(run(move_check(**cells), rows=map(tensor, (first, second))), width=40)
     assert "moves: all ✓ except x.{old}" in " ".join(text.split())
 
 
 def test_the_verdict_counts_the_tensors_of_all_proofs():
     """Each proof has its own count, which may be smaller."""
     rows = [*map(tensor, "ab")]
-    both = replace(moved(a=Cell(FAILED), b=Cell(FAILED)), check=Name.STEP)
-    assert page(run(moved(a=Cell(FAILED), b=passed()), both, rows=rows)).verdict == (
+    both = replace(move_check(a=Cell(FAILED), b=Cell(FAILED)), check=Name.STEP)
+    assert page(run(move_check(a=Cell(FAILED), b=passed_cell()), both, rows=rows)).verdict == (
         "1 error: 2 of 2 tensors failed one or more of move, step"
     )
 
 
 def test_a_proof_that_is_unsure_of_some_tensors_names_the_first():
     """There is no reason of the whole, so that of a tensor stands for the others."""
-    result = run(moved(UNSURE, a=Cell(UNSURE, reason="sparse"), b=Cell(UNSURE), c=passed()), rows=map(tensor, "abc"))
-    assert done(result) == [("? move", '.to("meta"): a: sparse; 1 more tensor inconclusive')]
+    result = run(
+        move_check(UNSURE, a=Cell(UNSURE, reason="sparse"), b=Cell(UNSURE), c=passed_cell()), rows=map(tensor, "abc")
+    )
+    assert list_outcomes(result) == [("? move", '.to("meta"): a: sparse; 1 more tensor inconclusive')]
 
 
 def test_the_verdict_names_what_failed_first():
@@ -255,7 +261,10 @@ def test_the_verdict_names_what_failed_first():
 
 def test_the_verdict_of_a_clean_model():
     """Nothing but what passed."""
-    assert page(run(moved(w=passed()), Check(Name.COPY, PASSED), rows=[tensor("w")])).verdict == "move, copy passed"
+    assert (
+        page(run(move_check(w=passed_cell()), Check(Name.COPY, PASSED), rows=[tensor("w")])).verdict
+        == "move, copy passed"
+    )
 
 
 def test_a_failure_of_no_tensor_counts_none():
@@ -263,7 +272,7 @@ def test_a_failure_of_no_tensor_counts_none():
     check = Check(Name.FORWARD, FAILED, "on cuda", findings=(finding(None),))
     result = run(check, rows=[tensor("w")])
     assert page(result).verdict == "1 error: forward failed"
-    assert done(result) == [("✗ forward", "failed: on cuda")]
+    assert list_outcomes(result) == [("✗ forward", "failed: on cuda")]
 
 
 # Fixes and notes.
@@ -338,7 +347,7 @@ def test_what_packs_its_weights_is_named():
 
 def test_what_nobody_asked_for_may_be_skipped():
     """Without an input, step and forward are told and do not fail the command."""
-    result = run(moved(w=passed()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
+    result = run(move_check(w=passed_cell()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
     assert list_inconclusive(result, ()) == ()
     assert list_inconclusive(result, (Name.MOVE,)) == ()
     assert list_inconclusive(result, (Name.STEP,)) == (f"net.py:Net: step: {NO_INPUT}",)
@@ -346,7 +355,7 @@ def test_what_nobody_asked_for_may_be_skipped():
 
 def test_what_is_inconclusive_is_no_pass():
     """Asked for by name or not."""
-    result = run(moved(w=passed()), Check(Name.STEP, UNSURE, reason="net.py:4: no"), rows=[tensor("w")])
+    result = run(move_check(w=passed_cell()), Check(Name.STEP, UNSURE, reason="net.py:4: no"), rows=[tensor("w")])
     assert list_inconclusive(result, ()) == ("net.py:Net: step: net.py:4: no",)
 
 
@@ -354,9 +363,11 @@ def test_proofs_that_fail_for_one_reason_are_one_line():
     """The step calls forward in train mode: the same error of forward is reported once, for both proofs."""
     reasons = ("calling the model in train mode raised TypeError: no", "calling the model raised TypeError: no")
     checks = [Check(name, UNSURE, reason=why) for name, why in zip((Name.STEP, Name.FORWARD), reasons, strict=True)]
-    result = run(moved(w=passed()), *checks, rows=[tensor("w")])
+    result = run(move_check(w=passed_cell()), *checks, rows=[tensor("w")])
     assert list_inconclusive(result, ()) == (f"net.py:Net: step, forward: {reasons[1]}",)
-    other = run(moved(w=passed()), checks[0], Check(Name.FORWARD, UNSURE, reason="no such layer"), rows=[tensor("w")])
+    other = run(
+        move_check(w=passed_cell()), checks[0], Check(Name.FORWARD, UNSURE, reason="no such layer"), rows=[tensor("w")]
+    )
     assert list_inconclusive(other, ()) == (
         f"net.py:Net: step: {reasons[0]}",
         "net.py:Net: forward: no such layer",
@@ -369,7 +380,7 @@ def test_nothing_proved_is_not_nothing_found():
     assert list_inconclusive(run(*skipped, rows=[tensor("w")]), ()) == (
         "net.py:Net: no check ran: step, forward skipped",
     )
-    (line,) = list_inconclusive(run(moved(), rows=[]), ())
+    (line,) = list_inconclusive(run(move_check(), rows=[]), ())
     assert "no tensor" in line
 
 
@@ -392,7 +403,7 @@ GROUPED = ("table", "plain", "markdown", "html", "json", "jsonl", "sarif", "juni
 @pytest.mark.parametrize("output", [output.value for output in Output])
 def test_every_output_says_what_failed_and_how_to_mend_it(output):
     """The tensor, the rule and the line that made it, in all of them; the fix wherever there is room for one."""
-    text = written(BROKEN, output)
+    text = render_result(BROKEN, output)
     assert ("unregistered-tensor" if output in GROUPED else "left-behind") in text
     assert "table" in text
     assert any(line in text for line in LINES)
@@ -403,8 +414,8 @@ def test_every_output_says_what_failed_and_how_to_mend_it(output):
 @pytest.mark.parametrize("output", ["table", "plain", "markdown", "html", "json", "jsonl"])
 def test_every_output_says_why_a_proof_was_skipped(output):
     """No silent skip."""
-    result = run(moved(w=passed()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
-    assert NO_INPUT in written(result, output)
+    result = run(move_check(w=passed_cell()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
+    assert NO_INPUT in render_result(result, output)
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
@@ -412,9 +423,9 @@ def test_a_table_is_never_wider_than_its_terminal(width):
     """Names stand above their signs where there is no room, and columns that agree are said once above."""
     rows = [tensor(f"encoder.layers.{n}.attention.query.weight") for n in range(3)]
     columns = ("moves", "casts", "saved", "restored", "copies", "gradient", "updated")
-    cells = {row.fqn: passed() for row in rows}
+    cells = {row.fqn: passed_cell() for row in rows}
     check = Check(Name.STEP, PASSED, "x " * 60, columns=tuple(Column(name, cells) for name in columns))
-    text = written(run(check, rows=rows), width=width)
+    text = render_result(run(check, rows=rows), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert all(name in text for name in columns)
 
@@ -422,42 +433,44 @@ def test_a_table_is_never_wider_than_its_terminal(width):
 def test_a_narrow_table_says_by_group_what_no_reader_looks_for():
     """A column of ticks and dashes, alike in each group, stands with the checks; one with a cross keeps its place."""
     rows = [tensor("encoder.weight"), tensor("b", Kind.BUFFER), TABLE]
-    cells = {"encoder.weight": passed(), "b": passed(), "table": Cell(SKIPPED)}
+    cells = {"encoder.weight": passed_cell(), "b": passed_cell(), "table": Cell(SKIPPED)}
     columns = tuple(Column(name, cells) for name in ("saved", "restored"))
-    result = run(moved(**{**cells, "table": Cell(FAILED)}), Check(Name.SAVE, PASSED, columns=columns), rows=rows)
-    text = written(result, width=29).replace("\n  ", " ")
+    result = run(move_check(**{**cells, "table": Cell(FAILED)}), Check(Name.SAVE, PASSED, columns=columns), rows=rows)
+    text = render_result(result, width=29).replace("\n  ", " ")
     assert "passed; saved, restored: ✓ parameters and buffers, – unregistered" in text
     assert "name            moves" in text
-    assert "saved, restored:" not in written(result, width=60)
+    assert "saved, restored:" not in render_result(result, width=60)
 
 
 def test_columns_move_together_before_rows_are_broken():
     """A table that is a little too wide keeps one line a tensor."""
-    cells = {"w": Cell(FAILED), "v": passed()}
+    cells = {"w": Cell(FAILED), "v": passed_cell()}
     columns = tuple(Column(f"column{n}", cells) for n in range(6))
     result = run(Check(Name.SAVE, FAILED, columns=columns), rows=map(tensor, "wv"))
-    assert "\n  w     ✗        ✗  " in written(result, width=60)
-    assert "\n  w    ✗       ✗  " in written(result, width=56)
-    assert "\n  w\n    ✗        ✗  " in written(result, width=50)
+    assert "\n  w     ✗        ✗  " in render_result(result, width=60)
+    assert "\n  w    ✗       ✗  " in render_result(result, width=56)
+    assert "\n  w\n    ✗        ✗  " in render_result(result, width=50)
 
 
 def test_quiet_prints_what_failed_alone():
     """A gate: nothing at all for a clean model."""
-    assert written(run(moved(w=passed()), rows=[tensor("w")]), quiet=True) == ""
+    assert render_result(run(move_check(w=passed_cell()), rows=[tensor("w")]), quiet=True) == ""
     text = "error[unregistered-tensor]: table: is a plain attribute, not registered (float32 [3])"
-    assert written(BROKEN, quiet=True, width=140).split("  ")[0] == text
-    assert written(BROKEN, "plain", quiet=True) == f"{text} [net.py:9]\n"
+    assert render_result(BROKEN, quiet=True, width=140).split("  ")[0] == text
+    assert render_result(BROKEN, "plain", quiet=True) == f"{text} [net.py:9]\n"
 
 
 def test_plain_can_be_searched_for_what_failed():
     """One tensor a line, a word a verdict."""
-    (row,) = [line for line in written(BROKEN, "plain").splitlines() if " failed " in line and "move:" not in line][:1]
+    (row,) = [
+        line for line in render_result(BROKEN, "plain").splitlines() if " failed " in line and "move:" not in line
+    ][:1]
     assert row.split() == ["unregistered", "table", "failed", "moves:", "stays", "on", "cpu"]
 
 
 def test_csv_has_each_measurement_in_its_cell():
     """Verdict, before and after of each column; what was found stands in the tensor's row."""
-    rows = {row["fqn"]: row for row in csv.DictReader(io.StringIO(written(BROKEN, "csv")))}
+    rows = {row["fqn"]: row for row in csv.DictReader(io.StringIO(render_result(BROKEN, "csv")))}
     assert rows["table"]["moves"] == "failed"
     assert (rows["table"]["moves_before"], rows["table"]["moves_after"]) == ("cpu", "cpu")
     assert rows["table"]["finding"] == "left-behind: table: stays on cpu"
@@ -466,7 +479,7 @@ def test_csv_has_each_measurement_in_its_cell():
 
 def test_json_is_the_contracts():
     """checks[].check, .passed and .tensors[] with fqn, before and after; the rows as inspect has them."""
-    document = json.loads(written(BROKEN, "json"))
+    document = json.loads(render_result(BROKEN, "json"))
     assert document["schema"] == "statecli.verify/1"
     (check,) = document["checks"]
     assert (check["check"], check["passed"], check["how"]) == ("move", False, '.to("meta")')
@@ -481,7 +494,7 @@ def test_json_is_the_contracts():
 @pytest.mark.parametrize(("verdict", "said"), [(PASSED, True), (FAILED, False), (SKIPPED, None), (UNSURE, None)])
 def test_passed_is_null_where_nothing_was_proved(verdict, said):
     """Neither a skipped nor an inconclusive proof is a pass, nor a failure."""
-    document = json.loads(written(run(Check(Name.STEP, verdict), rows=[tensor("w")]), "json"))
+    document = json.loads(render_result(run(Check(Name.STEP, verdict), rows=[tensor("w")]), "json"))
     assert document["checks"][0]["passed"] is said
 
 
@@ -522,14 +535,14 @@ def _schema_validator():
 @given(runs())
 def test_json_is_what_its_schema_says(found):
     """Whatever was found, the document holds to the printed schema."""
-    _schema_validator().validate(json.loads(written(found, "json")))
+    _schema_validator().validate(json.loads(render_result(found, "json")))
 
 
 @settings(max_examples=60, deadline=None)
 @given(runs())
 def test_no_reason_is_lost(found):
     """Each reason of a cell is somewhere on the page: in its row, its group, its proof's line, or told as a finding."""
-    text = written(found, unfold=True)
+    text = render_result(found, unfold=True)
     for check in found.checks:
         fqns = {finding.fqn for finding in check.findings}
         for column in check.columns:
@@ -542,7 +555,7 @@ def test_no_reason_is_lost(found):
 @given(runs(), st.sampled_from(["table", "plain", "markdown", "html", "csv", "jsonl"]))
 def test_every_output_takes_any_run(found, output):
     """No combination of verdicts breaks one, and each failure is in each."""
-    text = written(found, output)
+    text = render_result(found, output)
     problems = group_findings(found.findings, found.state.tensors)
     rules = (
         {problem.rule for problem in problems} if output in GROUPED else {finding.rule for finding in found.findings}
@@ -554,8 +567,8 @@ def test_every_output_takes_any_run(found, output):
 def test_verbose_shows_what_was_measured_off_a_terminal_too(verbose):
     """The devices before and after and the line, in columns of their own."""
     row = tensor("table", origin=Origin("net.py", 9))
-    result = run(moved(table=passed(before="cpu", after="meta")), rows=[row])
-    head, first = written(result, "plain", verbose=verbose).splitlines()[:2]
+    result = run(move_check(table=passed_cell(before="cpu", after="meta")), rows=[row])
+    head, first = render_result(result, "plain", verbose=verbose).splitlines()[:2]
     extra = {"origin": "net.py:9", "moves_before": "cpu", "moves_after": "meta"}
     assert set(extra) & set(head.split()) == (set(extra) if verbose else set())
     assert set(extra.values()) & set(first.split()) == (set(extra.values()) if verbose else set())

@@ -35,7 +35,7 @@ HELP = {
 
 
 @pytest.fixture(autouse=True)
-def forked(monkeypatch):
+def run_forked(monkeypatch):
     """Run the script in a fork of this process, which has torch, instead of a new one."""
     if not hasattr(os, "fork"):
         pytest.skip("needs POSIX")

@@ -11,7 +11,7 @@ from statecli.workers import pool
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _job_folder(tmp_path, monkeypatch):
     """Parts and targets by names alone, as a job has them in its folder."""
     monkeypatch.chdir(tmp_path)
 
@@ -36,16 +36,16 @@ def shares(statecli):
 
 
 @pytest.fixture
-def computed(monkeypatch):
+def computed_tasks(monkeypatch):
     """The (function, number of tasks) of all that is computed from now on, and not looked up."""
     found: list[tuple[str, int]] = []
     run = pool._run_batches
 
-    def counted(function, shared, tasks, *rest, **more):
+    def count_tasks(function, shared, tasks, *rest, **more):
         found.extend([(function.__name__, len(tasks))] if tasks else [])
         return run(function, shared, tasks, *rest, **more)
 
-    monkeypatch.setattr(pool, "_run_batches", counted)
+    monkeypatch.setattr(pool, "_run_batches", count_tasks)
     return found
 
 
@@ -62,7 +62,7 @@ OF_MERGE = (
 
 
 @pytest.fixture
-def same(statecli, shares, computed):
+def same(statecli, shares, computed_tasks):
     """Holds the merge of all shares to the undivided command, in some formats; what the merge computed itself."""
 
     def check(count: int, *line: str, formats=("json",), more=lambda _: ()) -> list[tuple[str, int]]:
@@ -71,10 +71,10 @@ def same(statecli, shares, computed):
         for output in formats:
             shown = ("-f", output) if output else ()
             whole = statecli(*line, *shown)
-            computed.clear()
+            computed_tasks.clear()
             # Parts come in any order.
             merged = statecli("merge", *reversed(paths), *shown)
-            own += [item for item in computed if item[0] not in OF_MERGE]
+            own += [item for item in computed_tasks if item[0] not in OF_MERGE]
             assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
         for path in paths:
             Path(path).unlink()

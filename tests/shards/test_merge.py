@@ -315,7 +315,7 @@ def test_duplicates_in_two_shares_are_told(same):
 # --- what could not be done ------------------------------------------------------------------------------------------
 
 
-def _damaged(path: str, tensor: str, state: str) -> None:
+def _damage_tensor(path: str, tensor: str, state: str) -> None:
     """One byte of the tensor is another than was written."""
     from statecli import formats
 
@@ -330,7 +330,7 @@ def test_a_wrong_checksum_is_told_as_without_shares(statecli, shares, line):
     """By the share that met it, which ends 2 and writes its part all the same, and by the merge."""
     torch.save({f"w{i}": torch.full((40, 10), float(i)) for i in range(9)}, "a.pt")
     torch.save({f"w{i}": torch.full((40, 10), float(i % 4)) for i in range(9)}, "b.pt")
-    _damaged("b.pt", "w6", "b.pt")
+    _damage_tensor("b.pt", "w6", "b.pt")
     paths, codes = shares(4, *line.split())
     assert sorted(codes) == [0, 0, 0, 2]
     whole, merged = statecli(*line.split()), statecli("merge", *paths)
@@ -376,17 +376,17 @@ def test_parts_of_several_engines_are_one(same):
     assert same(4, "diff", "a.pt", "b.pt", more=more) == []
 
 
-def test_merge_computes_with_the_engine_that_it_is_given(statecli, shares, computed):
+def test_merge_computes_with_the_engine_that_it_is_given(statecli, shares, computed_tasks):
     """Not with those of the shares."""
     torch.manual_seed(1)
     once = torch.randn(700, 100)
     torch.save({"a": once, "b": torch.randn(900, 100), "c": once.clone()}, "a.pt")
     paths, _ = shares(3, "audit", "a.pt", "--values", more=lambda _: ("-j", "1"))
     whole = statecli("audit", "a.pt", "--values")
-    computed.clear()
+    computed_tasks.clear()
     merged = statecli("merge", *paths, "--executor", "threads:2")
     assert (merged.code, merged.out) == (whole.code, whole.out)
-    assert computed == [("digest_batch", 2)]
+    assert computed_tasks == [("digest_batch", 2)]
 
 
 def test_python_merges_what_it_has_a_function_for(shares):
@@ -409,7 +409,7 @@ def test_damage_that_ends_the_audit_of_a_target_early(statecli, shares):
     for n, name in enumerate(("a.pt", "b.pt", "c.pt")):
         torch.save({f"w{i}": torch.full((40, 10), float(i + n)) for i in range(9)}, name)
     assert statecli("lock", "a.pt", "b.pt", "c.pt", "-o", "statecli.lock").code == 0
-    _damaged("b.pt", "w6", "b.pt")
+    _damage_tensor("b.pt", "w6", "b.pt")
     Path("statecli.toml").write_text('[policy]\nmust-change = ["w2"]\nmust-not-change = ["w6"]\n')
     line = ("audit", "b.pt", "c.pt", "--values", "--lock", "statecli.lock", "--against", "a.pt")
     for count in (1, 3, 5):

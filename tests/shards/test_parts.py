@@ -58,7 +58,7 @@ def lines(path: str) -> list[dict]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
-def forged(path: str, documents: list[dict]) -> None:
+def write_forged(path: str, documents: list[dict]) -> None:
     """Written as --shard would have written these, with the digest that they have."""
     body = b"".join(json.dumps(document).encode() + b"\n" for document in documents[:-1])
     end = {**documents[-1], "tasks": len(documents) - 2, "sha256": hashlib.sha256(body).hexdigest()}
@@ -126,7 +126,7 @@ def test_parts_of_another_version_or_kernel_are_refused(parts, refusal, key, val
     """Another version means something else by the same fields; sums of another kernel differ in their last bits."""
     documents = lines(parts[1])
     documents[0][key] = value
-    forged(parts[1], documents)
+    write_forged(parts[1], documents)
     made = f"{documents[0]['statecli']} with the {documents[0]['kernel']} compute kernel"
     here = f"statecli {lines(parts[0])[0]['statecli']} with the {kernels.kernel_name()} compute kernel"
     assert (
@@ -140,7 +140,7 @@ def test_a_part_of_a_later_form_is_refused(parts, refusal):
     """By its schema."""
     documents = lines(parts[0])
     documents[0]["schema"] = "statecli.part/2"
-    forged(parts[0], documents)
+    write_forged(parts[0], documents)
     assert (
         refusal(*parts)
         == f"{parts[0]}: has the format version statecli.part/2, but this version of statecli reads only "
@@ -335,7 +335,7 @@ def test_any_bytes_are_refused_or_merged(statecli, parts, data):
         else:
             documents = lines(parts[0])
             _put(documents, data)
-            forged(parts[0], documents)
+            write_forged(parts[0], documents)
         result = statecli("merge", *parts)
         assert result.code in (0, 1, 2)
         assert "internal error" not in result.err
@@ -375,7 +375,7 @@ def test_a_line_that_says_what_no_task_has_is_refused(parts, refusal, change, wh
     documents = lines(parts[0])
     at = at_a_run(documents)
     documents[at] = {**documents[at], **change}
-    forged(parts[0], documents)
+    write_forged(parts[0], documents)
     assert refusal(*parts) == f"{parts[0]}: line {at + 1} {why}"
 
 
@@ -423,7 +423,7 @@ def test_a_difference_that_the_tensor_cannot_have_is_refused(parts, refusal, fie
     documents = lines(parts[0])
     at = at_a_run(documents)
     documents[at] = {**documents[at], "result": result}
-    forged(parts[0], documents)
+    write_forged(parts[0], documents)
     why = f"has an impossible result for {documents[at]['name']} (field {field}); run this shard again"
     assert refusal(*parts) == f"{parts[0]}: line {at + 1} {why}"
 
@@ -458,7 +458,7 @@ def test_values_that_the_tensor_cannot_have_are_refused(shares, statecli, line, 
     at = next(n for n, one in enumerate(documents) if one.get("function") in kinds)
     result = documents[at]["result"]
     documents[at]["result"] = {**result, **change} if isinstance(change, dict) else change
-    forged(path, documents)
+    write_forged(path, documents)
     field = next(iter(change)) if isinstance(change, dict) else "result"
     why = f"has an impossible result for w (field {'min' if field == 'max' else field}); run this shard again"
     result = statecli("merge", path)
@@ -471,11 +471,11 @@ def test_a_part_that_lacks_results_is_named(parts, refusal):
     documents = lines(parts[0])
     own = documents[0]["own"]
     del documents[at_a_run(documents)]
-    forged(parts[0], documents)
+    write_forged(parts[0], documents)
     why = f"lacks 1 of its {own} results; run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
     documents[0]["own"] = own - 1
-    forged(parts[0], documents)
+    write_forged(parts[0], documents)
     tasks = documents[0]["tasks"]
     why = f"expected {tasks} results in all part files together, found {tasks - 1}; run all shards again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
@@ -486,14 +486,14 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
     kept = lines(parts[0])
     at = at_a_run(kept)
     strange = {**kept[at], "key": "0" * 32}
-    forged(parts[0], [kept[0], strange, *kept[1:]])
+    write_forged(parts[0], [kept[0], strange, *kept[1:]])
     own = kept[0]["own"]
     why = f"has {own + 1} results, but its shard has {own} tasks; run its shard again"
     assert refusal(*parts) == f"{parts[0]}: {why}"
-    forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
+    write_forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
     why = "the part files do not have a result for this file or tensor; run all shards again"
     assert refusal(*parts).endswith(f".pt: {kept[at]['name']}: {why}")
-    forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
+    write_forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
     result = statecli("merge", *parts)
     why = "line 2 has a result of a file or tensor that this command does not read; run all shards again"
     said = f"statecli: {parts[0]}: {why}\n"
@@ -558,7 +558,7 @@ def test_a_part_of_an_impossible_number_is_refused(parts, refusal, shard):
     """Nobody counts up to what a file says."""
     documents = lines(parts[0])
     documents[0]["shard"] = shard
-    forged(parts[0], documents)
+    write_forged(parts[0], documents)
     assert refusal(*parts).startswith(f"{parts[0]}: line 1 ")
 
 
@@ -566,7 +566,7 @@ def test_a_number_of_a_million_digits_is_refused(parts, refusal):
     """Reading it would take for ever."""
     documents = lines(parts[0])
     documents[1]["bytes"] = 1
-    forged(parts[0], documents)
+    write_forged(parts[0], documents)
     body = Path(parts[0]).read_bytes().replace(b'"bytes": 1,', b'"bytes": ' + b"1" * 10**6 + b",", 1)
     body = body[: body.rindex(b'{"end"')]
     end = {"end": True, "tasks": len(documents) - 2, "sha256": hashlib.sha256(body).hexdigest()}
@@ -584,7 +584,7 @@ def test_a_part_says_nothing_of_outputs(parts, refusal, options):
     for path in parts:
         documents = lines(path)
         documents[0]["options"] |= options
-        forged(path, documents)
+        write_forged(path, documents)
     name = next(iter(options))
     assert refusal(*parts) == f"{parts[0]}: line 1 contains the option '{name}', which --shard does not write"
     assert Path("a.pt").read_bytes() == before
@@ -597,7 +597,7 @@ def test_parts_that_contradict_each_other_are_refused(parts, refusal):
     other = {**task, "result": {"tally": [1, 0, 600, 1.0, [1.0, 0], [1.0, 0]]}}
     documents[1].insert(1, other)
     documents[1][0]["own"] += 1
-    forged(parts[1], documents[1])
+    write_forged(parts[1], documents[1])
     why = "line 2: another part file has a different result for the same file or tensor; run all shards again"
     assert refusal(*parts) == f"{parts[1]}: {why}"
 

@@ -85,7 +85,7 @@ def test_neighbours_stay_together():
 
 
 @pytest.mark.usefixtures("files")
-def test_each_share_reads_its_own(statecli, shares, computed, monkeypatch):
+def test_each_share_reads_its_own(statecli, shares, computed_tasks, monkeypatch):
     """All tasks together are those of the whole command, and no share has done those of another.
 
     A whole command settles small files and neighbours without a task; here it is to have one for each pair.
@@ -93,11 +93,11 @@ def test_each_share_reads_its_own(statecli, shares, computed, monkeypatch):
     monkeypatch.setattr("statecli.values.compare.compare_small_pairs", lambda *_: {})
     monkeypatch.setattr("statecli.commands.diff.run.compare_plain_pairs", lambda *_: None)
     assert statecli("diff", "a.safetensors", "b.safetensors").code == 1
-    whole = sum(count for name, count in computed)
-    computed.clear()
+    whole = sum(count for name, count in computed_tasks)
+    computed_tasks.clear()
     paths, codes = shares(4, "diff", "a.safetensors", "b.safetensors")
     assert codes == [0] * 4
-    assert sum(count for name, count in computed) == whole
+    assert sum(count for name, count in computed_tasks) == whole
     lines = [[json.loads(line) for line in Path(path).read_text().splitlines()] for path in paths]
     names = [{one["name"] for one in part[1:-1]} for part in lines]
     assert sorted(name for one in names for name in one) == sorted(f"w{i}" for i in range(12))
