@@ -78,8 +78,8 @@ def work(rank: int, out: str, port: int, specs: list[str]) -> None:
         config, net, optimizer = build_engine_parts(spec)
         engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
         for _ in range(2):
-            made = torch.Generator().manual_seed(rank)
-            engine.backward(engine(torch.randint(0, 11, (4,), generator=made)))
+            generator = torch.Generator().manual_seed(rank)
+            engine.backward(engine(torch.randint(0, 11, (4,), generator=generator)))
             engine.step()
         engine.save_checkpoint(os.path.join(out, spec), client_state={"epoch": 3})
     torch.distributed.destroy_process_group()

@@ -101,7 +101,7 @@ def damage_bytes(raw: bytes, dice: random.Random) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("writer", SEEDS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("writer", SEEDS, ids=lambda function: function.__name__)
 def test_damage_is_refused_in_one_line_or_read(writer, tmp_path):
     """Many damaged copies, one file of a folder at a time."""
     (tmp_path / "good").mkdir()
@@ -118,7 +118,7 @@ def test_damage_is_refused_in_one_line_or_read(writer, tmp_path):
     assert formats.read(str(good)).tensors
 
 
-@pytest.mark.parametrize("writer", SEEDS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("writer", SEEDS, ids=lambda function: function.__name__)
 def test_a_missing_or_emptied_file_is_refused_in_one_line_or_read(writer, tmp_path):
     """Each file of a checkpoint gone, empty, or a folder in its place."""
     (tmp_path / "good").mkdir()
@@ -136,7 +136,7 @@ def test_a_missing_or_emptied_file_is_refused_in_one_line_or_read(writer, tmp_pa
     assert formats.read(str(good)).tensors
 
 
-@pytest.mark.parametrize("writer", SEEDS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("writer", SEEDS, ids=lambda function: function.__name__)
 def test_every_beginning_of_a_file_is_refused_in_one_line_or_read(writer, tmp_path):
     """A download may stop at any byte; large files are cut at some of them, each of many files at fewer."""
     (tmp_path / "good").mkdir()

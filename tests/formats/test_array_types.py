@@ -63,7 +63,7 @@ def test_what_numpy_writes_is_sound(shape, protocol):
     for code in CODES:
         dtype = SHAPES[shape](code)
         array = np.zeros(2, dtype)
-        assert [list_misused(one, protocol) for one in (dtype, array, array[0])] == [[], [], []], code
+        assert [list_misused(value, protocol) for value in (dtype, array, array[0])] == [[], [], []], code
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -69,8 +69,8 @@ def load_with_torch(path: str, *, everything: bool = False) -> dict[str, list[fl
     """The tensors that torch.load gives, by their keys as statecli names them; by default as it loads by default."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        held = torch.load(path, weights_only=not everything)
-    return {key if type(key) is str else f"[{key!r}]": value.tolist() for key, value in held.items()}
+        loaded = torch.load(path, weights_only=not everything)
+    return {key if type(key) is str else f"[{key!r}]": value.tolist() for key, value in loaded.items()}
 
 
 def read_with_statecli(path: str) -> dict[str, list[float] | str | None]:
@@ -107,10 +107,10 @@ def test_a_tensor_that_is_set_again_cannot_be_told(tmp_path, name, legacy):
     """torch gives other values than the tensor was made with; which it is made with is no longer said of it."""
     path = write_archive(tmp_path, tree(w=SET_AGAIN[name], v=tensor("1")), legacy=legacy)
     assert load_with_torch(path)["w"] != [1, 2, 3, 4]
-    held = read_with_statecli(path)
-    assert "w: the pickle " in held["w"]
-    assert "of this tensor after creating it; torch.save never writes this" in held["w"]
-    assert held["v"] == [90, 91, 92, 93]
+    values = read_with_statecli(path)
+    assert "w: the pickle " in values["w"]
+    assert "of this tensor after creating it; torch.save never writes this" in values["w"]
+    assert values["v"] == [90, 91, 92, 93]
 
 
 def test_a_parameter_that_is_set_to_its_own_data_is_readable(tmp_path):
@@ -154,9 +154,9 @@ def test_quantized_values_whose_scales_are_set_again_cannot_be_told(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert torch.load(path)["scales"].tolist() == [9, 9, 9, 9]
-    held = read_with_statecli(path)
-    assert "of this tensor after creating it" in held["q"]
-    assert "of this tensor after creating it" in held["scales"]
+    values = read_with_statecli(path)
+    assert "of this tensor after creating it" in values["q"]
+    assert "of this tensor after creating it" in values["scales"]
 
 
 CHANGED_LATER = {
@@ -297,10 +297,10 @@ def test_keys_that_are_one_in_python_are_one(tmp_path, name):
     first, second = KEYS[name]
     path = write_archive(tmp_path, items((first, tensor("0")), (text("w"), tensor("1")), (second, tensor("1"))))
     expected = load_with_torch(path)
-    held = read_with_statecli(path)
-    assert list(held.values()) == list(expected.values())
-    assert [key for key in held if not key.startswith("[#")] == [
-        key for key, other in zip(expected, held, strict=True) if not other.startswith("[#")
+    values = read_with_statecli(path)
+    assert list(values.values()) == list(expected.values())
+    assert [key for key in values if not key.startswith("[#")] == [
+        key for key, other in zip(expected, values, strict=True) if not other.startswith("[#")
     ]
 
 
@@ -370,7 +370,7 @@ DESCRIPTIONS = {
 @pytest.mark.parametrize("name", DESCRIPTIONS)
 def test_a_storage_of_two_descriptions_cannot_be_told(tmp_path, name, dropped, legacy):
     """torch takes the first description for all tensors of a storage, whatever has become of it."""
-    first, second = (tensor().replace(storage(), one) for one in DESCRIPTIONS[name])
+    first, second = (tensor().replace(storage(), description) for description in DESCRIPTIONS[name])
     body = first + b"0" + tree(b=second) if dropped else tree(a=first, b=second)
     path = write_archive(tmp_path, body, legacy=legacy)
     if legacy and "types" in name:

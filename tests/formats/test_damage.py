@@ -140,5 +140,5 @@ def test_an_absurd_integer_spoils_nothing(statecli, tmp_path, legacy):
         torch.save(thing, path, _use_new_zipfile_serialization=not legacy)
     assert statecli("diff", *paths[:2]).code == 0
     changed = statecli("diff", *paths[1:], "-f", "json")
-    assert (changed.code, [one["key"] for one in changed.json["metadata"]]) == (1, ["key"])
+    assert (changed.code, [change["key"] for change in changed.json["metadata"]]) == (1, ["key"])
     assert list(statecli("inspect", paths[0], "-f", "json").rows()) == ["w"]

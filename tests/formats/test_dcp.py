@@ -107,8 +107,8 @@ def test_tensors_placed_in_every_way(ranks):
         ("nested['list'][0]", "float32", (2,), None),
         ("nested['list'][1]", "float32", (3,), None),
     ]
-    told = {"nested.epoch": 3, "nested.words.0": "a", "nested.words.1": "b", "nested.none": None, "nested.lr": 0.5}
-    assert (state.format, state.sections, dict(state.metadata.values)) == ("dcp", ("model",), told)
+    scalars = {"nested.epoch": 3, "nested.words.0": "a", "nested.words.1": "b", "nested.none": None, "nested.lr": 0.5}
+    assert (state.format, state.sections, dict(state.metadata.values)) == ("dcp", ("model",), scalars)
     assert {(t.device, t.requires_grad, t.persistent, t.storage) for t in state.tensors} == {(None,) * 4}
     assert state.oddities == ()
 
@@ -125,11 +125,11 @@ def test_a_model_and_its_optimizer(ranks):
     """FSDP2's sections; the names in param_groups tell exactly what is a parameter and whose each moment is."""
     state = parameter_or_buffer.classify_tensors(formats.read(str(ranks / "fsdp2")))
     assert state.sections == ("model", "optimizer", "extra")
-    told = {t.fqn: (t.kind, t.evidence) for t in state.tensors if t.section == "model"}
-    assert {fqn for fqn, known in told.items() if known == (Kind.PARAMETER, Evidence.OPTIMIZER)} == {
+    facts = {t.fqn: (t.kind, t.evidence) for t in state.tensors if t.section == "model"}
+    assert {fqn for fqn, kind in facts.items() if kind == (Kind.PARAMETER, Evidence.OPTIMIZER)} == {
         fqn for fqn, _ in dcp_ranks.model().named_parameters()
     }
-    assert told["1.running_mean"][0] is Kind.BUFFER
+    assert facts["1.running_mean"][0] is Kind.BUFFER
     moments = {t.fqn: t.belongs_to for t in state.tensors if t.section == "optimizer"}
     assert len(moments) == 18
     assert moments["state['2.bias']['exp_avg']"] == "2.bias"
@@ -142,10 +142,10 @@ def test_a_model_and_its_optimizer(ranks):
 def test_an_optimizer_flattened(ranks):
     """`flatten_optimizer_state_dict` puts names into keys: the moments are an optimizer's all the same."""
     state = parameter_or_buffer.classify_tensors(formats.read(str(ranks / "flat")))
-    told = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
-    assert told["state.0.weight.exp_avg"] == (Kind.OPTIMIZER, Evidence.OPTIMIZER)
-    assert told["0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
-    assert told["1.running_var"][0] is Kind.BUFFER
+    facts = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
+    assert facts["state.0.weight.exp_avg"] == (Kind.OPTIMIZER, Evidence.OPTIMIZER)
+    assert facts["0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
+    assert facts["1.running_var"][0] is Kind.BUFFER
     assert state.metadata.values["optimizer.param_groups.2.bias.lr"] == 0.25
 
 
@@ -174,7 +174,7 @@ def test_an_optimizer_that_counts_its_parameters(kind, whole, tmp_path, statecli
     result = statecli("diff", str(tmp_path / "raw.pt"), str(tmp_path / "raw"), "-f", "json")
     assert (result.code, result.json["metadata"]) == (0, [])
     read = [parameter_or_buffer.classify_tensors(formats.read(str(tmp_path / name))) for name in ("raw.pt", "raw")]
-    first, second = [{(t.fqn, t.kind, t.evidence, t.belongs_to) for t in one.tensors} for one in read]
+    first, second = [{(t.fqn, t.kind, t.evidence, t.belongs_to) for t in state.tensors} for state in read]
     assert first == second
 
 
@@ -193,9 +193,9 @@ def test_a_model_beside_its_optimizer(tmp_path):
     dcp.save({**net.state_dict(), "optimizer": moments, "step": 3}, checkpoint_id=tmp_path, no_dist=True)
     state = parameter_or_buffer.classify_tensors(formats.read(str(tmp_path)))
     assert state.sections == ("model", "optimizer")
-    told = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
-    assert told["2.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
-    assert told["1.running_mean"][0] is Kind.BUFFER
+    facts = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
+    assert facts["2.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
+    assert facts["1.running_mean"][0] is Kind.BUFFER
 
 
 def test_ranks_that_saved_apart(ranks):
@@ -325,7 +325,7 @@ def test_older_metadata(mixed_folder):
 
     before = values(mixed_folder)
     rewritten(mixed_folder, older)
-    assert {fqn: found.shape for fqn, found in values(mixed_folder).items()} == {
+    assert {fqn: tensor.shape for fqn, tensor in values(mixed_folder).items()} == {
         fqn: a.shape for fqn, a in before.items()
     }
 
@@ -424,12 +424,12 @@ def test_a_missing_rank(mixed_folder, ranks, statecli):
     assert (
         f": {said}; this file contains data of 8 of the 17 tensors and other values; copy the file again" in result.err
     )
-    told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(ranks / "mixed")).tensors}
+    facts = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(ranks / "mixed")).tensors}
     state = formats.read(str(mixed_folder))
-    assert {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in state.tensors} == told
+    assert {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in state.tensors} == facts
     result = statecli("diff", str(ranks / "mixed"), str(mixed_folder), "-f", "json")
     broken = [t.fqn for t in state.tensors if t.damage]
-    assert (result.code, result.json["summary"]["identical"]) == (2, len(told) - len(broken))
+    assert (result.code, result.json["summary"]["identical"]) == (2, len(facts) - len(broken))
     result = statecli("audit", str(mixed_folder), "-f", "json")
     assert result.code == 2
     assert "missing-shard" in {finding["rule"] for finding in result.json["findings"]}
@@ -525,10 +525,10 @@ DAMAGED: dict[str, tuple[Any, str]] = {
 def test_chunks_that_make_no_tensor(case, mixed_folder, statecli):
     """One line with the tensor and the boxes; its shape and all others are read, by every command."""
     change, said = DAMAGED[case]
-    told = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed_folder)).tensors}
+    facts = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed_folder)).tensors}
     rewritten(mixed_folder, change)
     actual = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed_folder)).tensors}
-    assert {fqn: actual[fqn] for fqn in told} == told
+    assert {fqn: actual[fqn] for fqn in facts} == facts
     result = statecli("inspect", str(mixed_folder))
     assert (result.code, result.err) == (2, f"statecli: {mixed_folder}: {said}; save the checkpoint again\n")
     assert "columns" in result.out
@@ -680,7 +680,7 @@ def test_metadata_that_calls_what_torch_has(names, mixed_folder, statecli):
 
 def test_the_names_that_metadata_needs_are_torchs_own():
     """Each of this torch's is there, and is a class of data."""
-    assert {f"{one.__module__}.{one.__qualname__}" for one in (*CLASSES, _StorageInfo)} <= NEEDED
+    assert {f"{class_.__module__}.{class_.__qualname__}" for class_ in (*CLASSES, _StorageInfo)} <= NEEDED
     for name in NEEDED:
         module, _, last = name.rpartition(".")
         actual = getattr(sys.modules.get(module), last, None)
@@ -706,9 +706,9 @@ def test_every_pickle_is_scanned(ranks):
     with (ranks / "mixed" / ".metadata").open("rb") as file:
         items = len(pickle.load(file).storage_data)
     findings = scan.scan_pickles(str(ranks / "mixed"))
-    assert len([one for one in findings if one.where.endswith("data.pkl")]) == items
-    assert len([one for one in findings if Path(one.place.path).name == ".metadata"]) == 1
-    assert not [one for one in findings if one.unread]
+    assert len([finding for finding in findings if finding.where.endswith("data.pkl")]) == items
+    assert len([finding for finding in findings if Path(finding.place.path).name == ".metadata"]) == 1
+    assert not [finding for finding in findings if finding.unread]
 
 
 # What `.metadata` says to be an archive is one, wherever it lies.
@@ -918,7 +918,9 @@ def with_a_hidden_value(folder: Path) -> tuple[MetadataIndex, _StorageInfo, dict
     with (folder / ".metadata").open("rb") as file:
         metadata = pickle.load(file)
     # the value is listed under an index that torch does not look up
-    places = {key if key.fqn == "w" else MetadataIndex("step", (0,)): one for key, one in metadata.storage_data.items()}
+    places = {
+        key if key.fqn == "w" else MetadataIndex("step", (0,)): info for key, info in metadata.storage_data.items()
+    }
     return MetadataIndex("step"), _StorageInfo("__0_0.distcp", at, len(EVIL)), places
 
 
@@ -1003,7 +1005,7 @@ def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli, fork
     """torch looks for no mark at the start of the pickle, and for no suffix of the other files."""
     _, place, places = with_a_hidden_value(tmp_path / "x")
     (tmp_path / "x" / "__0_0.distcp").rename(tmp_path / "x" / "data")
-    places = {key: _StorageInfo("data", one.offset, one.length) for key, one in places.items()}
+    places = {key: _StorageInfo("data", info.offset, info.length) for key, info in places.items()}
     places[MetadataIndex("step")] = _StorageInfo("data", place.offset, place.length)
     with (tmp_path / "x" / ".metadata").open("rb") as file:
         metadata = pickle.load(file)
@@ -1034,8 +1036,8 @@ def test_places_outside_the_folder_are_not_clean_in_metadata_that_is_not_read(mi
     shutil.copy(mixed_folder / ".metadata", mixed_folder / "__7.metadata")
     with (mixed_folder / "__7.metadata").open("rb") as file:
         metadata = pickle.load(file)
-    for one in metadata.storage_data.values():
-        one.relative_path = "../data"
+    for info in metadata.storage_data.values():
+        info.relative_path = "../data"
     (mixed_folder / "__7.metadata").write_bytes(pickle.dumps(metadata))
     result = statecli("audit", str(mixed_folder), "--select", "unscanned-pickle")
     assert result.code == 1

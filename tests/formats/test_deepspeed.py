@@ -64,7 +64,7 @@ def agrees(folder: Path) -> None:
     assert expected.keys() <= module.keys()
     for name, tensor in expected.items():
         assert module[name].shape == tuple(tensor.shape)
-        tied = masters.get(name) or next((masters[one] for one in module[name].tied_to if one in masters), None)
+        tied = masters.get(name) or next((masters[tie] for tie in module[name].tied_to if tie in masters), None)
         assert same(tied or module[name], tensor), name
 
 
@@ -139,7 +139,7 @@ def test_what_stage_one_does_not_train_is_said_to_be_untrained(tmp_path):
     """It writes no `frozen_param_shapes`: whether such a parameter asks for gradients is not known."""
     folder = zero.write(tmp_path / "zero", 1, net(), frozen=FROZEN, buffers=BUFFERS)
     edit_file(
-        folder / "global_step2" / "mp_rank_00_model_states.pt", lambda held: held.update(frozen_param_shapes=None)
+        folder / "global_step2" / "mp_rank_00_model_states.pt", lambda loaded: loaded.update(frozen_param_shapes=None)
     )
     module = section(formats.read(str(folder)), "module")
     noted = {name: tensor.requires_grad for name, tensor in module.items() if tensor.note == deepspeed.UNTRAINED}
@@ -187,9 +187,9 @@ def test_an_audit_of_a_real_folder_finds_nothing(statecli, real, spec):
 
 def net(rows: int = 5) -> list[zero.Tensors]:
     """Two groups of sizes that few numbers of ranks divide, one of them a scalar's and an empty one's."""
-    made = torch.Generator().manual_seed(5)
-    one = {"a": torch.randn(rows, 3, generator=made), "b": torch.randn(7, generator=made)}
-    return [one, {"c": torch.randn(11, 2, generator=made), "d": torch.tensor(2.5)}]
+    generator = torch.Generator().manual_seed(5)
+    one = {"a": torch.randn(rows, 3, generator=generator), "b": torch.randn(7, generator=generator)}
+    return [one, {"c": torch.randn(11, 2, generator=generator), "d": torch.tensor(2.5)}]
 
 
 FROZEN = {"f": torch.arange(15).reshape(3, 5).half(), "g": torch.ones(1).half()}
@@ -207,19 +207,19 @@ def test_any_number_of_ranks_agrees_with_the_library(real, stage, ranks):
     folder = real / f"made-{stage}-{ranks}"
     agrees(folder)
     state = formats.read(str(folder))
-    weights = {name: one for group in net() for name, one in group.items()}
+    weights = {name: tensor for group in net() for name, tensor in group.items()}
     for name, part in (("exp_avg", 2), ("exp_avg_sq", 4)):
-        found = section(state, f"optimizer.{name}")
-        assert all(same(found[fqn], one / part) for fqn, one in weights.items())
+        moments = section(state, f"optimizer.{name}")
+        assert all(same(moments[fqn], tensor / part) for fqn, tensor in weights.items())
 
 
 def test_stage_three_is_the_consolidated_file(statecli, tmp_path):
     """Its module is what zero_to_fp32 would write: no difference, in either direction."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=3)
-    save_file({name: one for group in net() for name, one in group.items()}, tmp_path / "all.safetensors")
+    save_file({name: tensor for group in net() for name, tensor in group.items()}, tmp_path / "all.safetensors")
     pair = [f"{folder}#module", str(tmp_path / "all.safetensors")]
-    for one, two in (pair, pair[::-1]):
-        result = statecli("diff", one, two, "-f", "json")
+    for first, second in (pair, pair[::-1]):
+        result = statecli("diff", first, second, "-f", "json")
         assert result.json["summary"]["identical"] == 4
         assert not result.json["changes"]
 
@@ -227,7 +227,7 @@ def test_stage_three_is_the_consolidated_file(statecli, tmp_path):
 def test_float32_copies_are_a_checkpoint_of_their_own(statecli, tmp_path):
     """`#optimizer.fp32` names them; they differ from the bfloat16 module by their rounding."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=3)
-    save_file({name: one for group in net() for name, one in group.items()}, tmp_path / "all.safetensors")
+    save_file({name: tensor for group in net() for name, tensor in group.items()}, tmp_path / "all.safetensors")
     for name, identical in (("optimizer.fp32", 4), ("module", 0)):
         result = statecli("diff", f"{folder}#{name}", str(tmp_path / "all.safetensors"), "-f", "json")
         assert result.json["summary"]["identical"] == identical, result.json["changes"]
@@ -238,11 +238,11 @@ def test_float32_copies_are_a_checkpoint_of_their_own(statecli, tmp_path):
 
 def damaged_names(state) -> dict[str, set[str]]:
     """Names that cannot be read, by section."""
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for tensor in state.tensors:
         if tensor.damage:
-            found.setdefault(tensor.section, set()).add(tensor.fqn)
-    return found
+            names.setdefault(tensor.section, set()).add(tensor.fqn)
+    return names
 
 
 def test_a_missing_rank_spoils_what_lies_in_it(statecli, tmp_path):
@@ -301,7 +301,7 @@ def optimizer(folder: Path, rank: int) -> Path:
 def test_an_unreadable_rank_that_calls_itself_missing_is_noted(tmp_path):
     """No text of the file makes the rank one of those that are counted as missing."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
-    edit_file(optimizer(folder, 1), lambda held: held["optimizer_state_dict"].update(zero_stage="is missing"))
+    edit_file(optimizer(folder, 1), lambda loaded: loaded["optimizer_state_dict"].update(zero_stage="is missing"))
     (oddity,) = formats.read(str(folder)).oddities
     assert (oddity.name, "zero_stage is 'is missing'" in oddity.message) == ("unread-rank", True)
 
@@ -310,7 +310,7 @@ def test_ranks_that_disagree_on_a_shape(tmp_path):
     """Only that parameter is spoiled; both shapes are said."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
     file = folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_model_states.pt"
-    edit_file(file, lambda held: held["param_shapes"][0].update(a=torch.Size([5, 4])))
+    edit_file(file, lambda loaded: loaded["param_shapes"][0].update(a=torch.Size([5, 4])))
     state = formats.read(str(folder))
     assert damaged_names(state)["module"] == {"a"}
     damage = section(state, "module")["a"].damage
@@ -318,17 +318,20 @@ def test_ranks_that_disagree_on_a_shape(tmp_path):
 
 
 DISAGREE = {
-    "stage": (lambda held: held.update(zero_stage=1), "the ZeRO stage differs between ranks: 2 in rank 0, 1 in rank 1"),
+    "stage": (
+        lambda loaded: loaded.update(zero_stage=1),
+        "the ZeRO stage differs between ranks: 2 in rank 0, 1 in rank 1",
+    ),
     "count": (
-        lambda held: held.update(partition_count=[3, 3]),
+        lambda loaded: loaded.update(partition_count=[3, 3]),
         "the number of partitions differs between ranks: 2 in rank 0, 3 in rank 1",
     ),
     "groups": (
-        lambda held: held["single_partition_of_fp32_groups"].pop(),
+        lambda loaded: loaded["single_partition_of_fp32_groups"].pop(),
         "the number of groups differs between ranks: 2 in rank 0, 1 in rank 1",
     ),
     "length": (
-        lambda held: held["single_partition_of_fp32_groups"].__setitem__(1, torch.ones(3)),
+        lambda loaded: loaded["single_partition_of_fp32_groups"].__setitem__(1, torch.ones(3)),
         "the parameters of group 1 need 23 elements, but its partitions have 15",
     ),
 }
@@ -339,7 +342,7 @@ def test_ranks_that_disagree_on_how_it_is_parted(statecli, tmp_path, what):
     """Nothing can be put together then; the module is shown all the same."""
     change, said = DISAGREE[what]
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
-    edit_file(optimizer(folder, 1), lambda held: change(held["optimizer_state_dict"]))
+    edit_file(optimizer(folder, 1), lambda loaded: change(loaded["optimizer_state_dict"]))
     result = statecli("inspect", str(folder))
     assert (result.code, result.err) == (2, f"statecli: {folder}: a and 3 more tensors: {said}\n")
     assert not damaged_names(formats.read(str(folder))).keys() - {"optimizer.fp32"}
@@ -349,7 +352,7 @@ def test_lengths_of_stage_three_that_disagree(tmp_path):
     """Each rank has as much of each group."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
     edit_file(
-        optimizer(folder, 1), lambda held: held["optimizer_state_dict"]["fp32_flat_groups"].insert(0, torch.ones(1))
+        optimizer(folder, 1), lambda loaded: loaded["optimizer_state_dict"]["fp32_flat_groups"].insert(0, torch.ones(1))
     )
     damage = section(formats.read(str(folder)), "module")["a"].damage
     assert damage.endswith("the number of groups differs between ranks: 2 in rank 0, 3 in rank 1")
@@ -358,9 +361,11 @@ def test_lengths_of_stage_three_that_disagree(tmp_path):
 def test_more_partitions_than_any_file_has(statecli, tmp_path):
     """A count from a file asks for no memory."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
-    edit_file(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**6 - 1] * 2))
+    edit_file(
+        optimizer(folder, 0), lambda loaded: loaded["optimizer_state_dict"].update(partition_count=[10**6 - 1] * 2)
+    )
     assert statecli("inspect", str(folder)).code == 0
-    edit_file(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(partition_count=[10**9]))
+    edit_file(optimizer(folder, 0), lambda loaded: loaded["optimizer_state_dict"].update(partition_count=[10**9]))
     assert "partition_count is 1000000000; expected the number of ranks, 1 to" in statecli("inspect", str(folder)).err
 
 
@@ -501,7 +506,7 @@ def test_odd_numbers_in_a_rank_spoil_only_its_parameters(statecli, tmp_path, wha
     """Or nothing; the module is shown, and at most one line says why the rest is not."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
     for rank in range(2):
-        edit_file(optimizer(folder, rank), lambda held: held["optimizer_state_dict"].update(HOSTILE[what]))
+        edit_file(optimizer(folder, rank), lambda loaded: loaded["optimizer_state_dict"].update(HOSTILE[what]))
     result = statecli("inspect", str(folder), "-f", "json")
     assert result.code in (0, 2)
     assert result.err.count("\n") == (result.code == 2)
@@ -512,7 +517,7 @@ def test_a_shape_that_no_model_has(statecli, tmp_path):
     """A count of elements beyond any memory asks for none."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
     for file in folder.rglob("*model_states.pt"):
-        edit_file(file, lambda held: held["param_shapes"][0].update(a=torch.Size([2**30, 2**30])))
+        edit_file(file, lambda loaded: loaded["param_shapes"][0].update(a=torch.Size([2**30, 2**30])))
     result = statecli("inspect", str(folder))
     assert result.code == 2
     assert "the parameters need 576460752303423504 elements in each rank, but each rank has 24" in result.err
@@ -524,10 +529,10 @@ def test_a_rank_that_denies_its_place_is_noted(tmp_path):
     for start, noted in ((15, []), (9, ["misplaced-partition"])):
         slices = [{"b": Fragment(7, start)}, {}]
         edit_file(
-            optimizer(folder, 0), lambda held, s=slices: held["optimizer_state_dict"].update(param_slice_mappings=s)
+            optimizer(folder, 0), lambda loaded, s=slices: loaded["optimizer_state_dict"].update(param_slice_mappings=s)
         )
         odd = [odd for odd in formats.read(str(folder)).oddities if odd.name != "foreign-globals"]
-        assert [one.name for one in odd] == noted
+        assert [oddity.name for oddity in odd] == noted
     assert (
         odd[0].message
         == "b: rank 0 places this parameter at elements 9 to 16, but param_shapes places it at elements 15 to 22"
@@ -557,11 +562,11 @@ def test_an_unknown_stage_or_version(statecli, tmp_path):
     """The stage decides how it is parted; a newer version is noted and read as long as all adds up."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
     model = folder / "global_step2" / "mp_rank_00_model_states.pt"
-    edit_file(model, lambda held: held.update(ds_version="1.2.3"))
+    edit_file(model, lambda loaded: loaded.update(ds_version="1.2.3"))
     result = statecli("inspect", str(folder))
     assert result.code == 0
     assert "ds_version is '1.2.3', but statecli knows only versions up to 0.19" in result.out + result.err
-    edit_file(optimizer(folder, 0), lambda held: held["optimizer_state_dict"].update(zero_stage=7))
+    edit_file(optimizer(folder, 0), lambda loaded: loaded["optimizer_state_dict"].update(zero_stage=7))
     result = statecli("inspect", str(folder))
     assert result.code == 2
     assert "zero_stage is 7, but statecli knows only 1 to 3" in result.err
@@ -608,7 +613,7 @@ def test_a_missing_model_parallel_rank_is_a_row(statecli, tmp_path):
     assert result.err.startswith(f"statecli: {folder}: the *_model_states.pt files are missing, so ")
     assert "mp_rank_00.optimizer.fp32" in result.out
     (files / "zero_pp_rank_0_mp_rank_01_optim_states.pt").unlink()
-    edit_file(model, lambda held: held.update(mp_world_size=4))
+    edit_file(model, lambda loaded: loaded.update(mp_world_size=4))
     result = statecli("inspect", str(folder))
     said = "mp_world_size is 4, but only 1 model-parallel ranks have files here; copy the files of the other ranks"
     assert (result.code, result.err) == (2, f"statecli: {folder}: {said}\n")
@@ -688,7 +693,7 @@ def test_a_parameter_that_a_universal_checkpoint_lacks_is_a_row(statecli, tmp_pa
     """The model's file names the parameter, `zero/` has no float32 copy of it."""
     files = universal(tmp_path / "run")
     if not has_shapes:
-        edit_file(files / "mp_rank_00_model_states.pt", lambda held: held.update(param_shapes=None))
+        edit_file(files / "mp_rank_00_model_states.pt", lambda loaded: loaded.update(param_shapes=None))
     assert missing_rows(files) == []
     shutil.rmtree(files / lost) if (files / lost).is_dir() else (files / lost).unlink()
     names = [*WEIGHTS] if lost == "zero" else ["a.weight"]

@@ -75,9 +75,9 @@ SMALL = "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fn
 def test_each_dtype_is_as_flax_restores_it(flax, tmp_path, dtype, shape):
     """Names, shapes, dtypes and bytes of every type that Flax can save."""
     library = pytest.importorskip("ml_dtypes")
-    made = numpy.arange(6).reshape(2, 3)[: shape[0] if shape else 1].reshape(-1)[: numpy.prod(shape, dtype=int)]
-    made = made.reshape(shape).astype(getattr(library, dtype, dtype))
-    path = write_msgpack(tmp_path, flax.to_bytes({"layer": {"kernel": made}}))
+    array = numpy.arange(6).reshape(2, 3)[: shape[0] if shape else 1].reshape(-1)[: numpy.prod(shape, dtype=int)]
+    array = array.reshape(shape).astype(getattr(library, dtype, dtype))
+    path = write_msgpack(tmp_path, flax.to_bytes({"layer": {"kernel": array}}))
     again = flax.msgpack_restore((tmp_path / "model.msgpack").read_bytes())["layer"]["kernel"]
     (tensor,) = formats.read(path).tensors
     assert (tensor.fqn, tensor.dtype, tensor.shape) == ("layer.kernel", str(again.dtype), again.shape)
@@ -129,7 +129,7 @@ def test_models_in_a_map_have_sections_of_their_own(flax, tmp_path):
     ones = numpy.ones(2, numpy.float32)
     inner = {"params": {"w": ones, "cache": {"v": ones}}, "cache": {"k": ones}}
     path = write_msgpack(tmp_path, flax.to_bytes({"generator": inner, "rng": ones, "ema": {"w": ones}}))
-    assert {key: one.kind.value for key, one in tensors(path).items()} == {
+    assert {key: tensor.kind.value for key, tensor in tensors(path).items()} == {
         ("generator.params", "w"): "parameter",
         ("generator.params", "cache.v"): "parameter",
         ("generator.cache", "k"): "buffer",
@@ -186,11 +186,11 @@ def test_shards_of_transformers(flax, tmp_path):
 def test_arrays_in_pieces(flax, tmp_path, monkeypatch):
     """What Flax cuts into flat pieces is one tensor, and its values are put together as it is read."""
     monkeypatch.setattr(flax, "MAX_CHUNK_SIZE", 64)
-    made = numpy.arange(60, dtype=numpy.float32).reshape(3, 20)
-    path = write_msgpack(tmp_path, flax.msgpack_serialize({"params": {"big": made, "small": made[0, :4]}}))
+    array = numpy.arange(60, dtype=numpy.float32).reshape(3, 20)
+    path = write_msgpack(tmp_path, flax.msgpack_serialize({"params": {"big": array, "small": array[0, :4]}}))
     big = tensors(path)["params", "big"]
     assert (big.shape, big.note) == ((3, 20), "in 4 chunks")
-    assert numpy.array_equal(read_all_values(big.data), made.reshape(-1))
+    assert numpy.array_equal(read_all_values(big.data), array.reshape(-1))
 
 
 def test_what_is_no_array_is_a_setting(flax, tmp_path):

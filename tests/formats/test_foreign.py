@@ -270,13 +270,13 @@ def test_checkpoints_in_a_zip_archive(members, expected, tmp_path, line):
 
 def contents() -> dict[str, bytes]:
     """A file of every format that is read."""
-    found = {}
+    messages = {}
     for name, zipped in (("torch-zip", True), ("torch-legacy", False)):
         out = io.BytesIO()
         torch.save({"a": torch.zeros(3)}, out, _use_new_zipfile_serialization=zipped)
-        found[name] = out.getvalue()
+        messages[name] = out.getvalue()
     flax = pack({"a": array([3])})
-    return {**found, "safetensors": save({"a": torch.zeros(3)}), "npy": npy(), "flax-msgpack": flax}
+    return {**messages, "safetensors": save({"a": torch.zeros(3)}), "npy": npy(), "flax-msgpack": flax}
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".bin", ".json", ".index.json", "", ".md"])

@@ -26,11 +26,11 @@ MUTANTS = 500
 SEED = 20260
 
 
-def flat(made: Pickle) -> tuple[list[object], ...]:
+def flat(result: Pickle) -> tuple[list[object], ...]:
     """A graph as a list without nesting: each node once, references by number. Equal lists are equal graphs."""
     numbers: dict[int, int] = {}
     out: list[object] = []
-    todo: list[object] = [made.root, *made.persistent, *made.duplicate_keys]
+    todo: list[object] = [result.root, *result.persistent, *result.duplicate_keys]
     alive = []
     while todo:
         node = todo.pop()
@@ -49,8 +49,8 @@ def flat(made: Pickle) -> tuple[list[object], ...]:
         todo.extend(reversed(parts))
         if len(out) > 20_000:
             break
-    named = [(one.qualified, one.position) for one in made.globals]
-    return out, named, [made.end, len(made.persistent)]
+    named = [(mention.qualified, mention.position) for mention in result.globals]
+    return out, named, [result.end, len(result.persistent)]
 
 
 def _parts(node: object) -> list[object] | None:

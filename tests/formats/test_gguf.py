@@ -38,8 +38,8 @@ def write_gguf(path: Path, tensors: dict[str, object], big=False, split=0, **key
     writer = gguf.GGUFWriter(path, "llama", endianess=order, split_max_tensors=split)
     for key, value in keys.items():
         getattr(writer, f"add_{key}")(*value if type(value) is tuple else (value,))
-    for name, held in tensors.items():
-        array, kind = held if type(held) is tuple else (held, None)
+    for name, content in tensors.items():
+        array, kind = content if type(content) is tuple else (content, None)
         raw_dtype = None if kind is None else gguf.GGMLQuantizationType[kind]
         writer.add_tensor(name, array if kind is None else pack_blocks(array, kind), raw_dtype=raw_dtype)
     for step in ("header_to_file", "kv_data_to_file", "tensors_to_file"):
@@ -190,17 +190,17 @@ def test_another_vocabulary_is_another(tmp_path, run):
     tokens = [f"token {n}" for n in range(5000)]
     one = write_gguf(tmp_path / "one.gguf", {"w": VALUES}, token_list=(tokens,))
     two = write_gguf(tmp_path / "two.gguf", {"w": VALUES}, token_list=([*tokens[:-1], "token x999"],))
-    code, told = run("diff", one, two, "-f", "json")
+    code, output = run("diff", one, two, "-f", "json")
     assert code == 1
-    assert [change["key"] for change in json.loads(told)["metadata"]] == ["tokenizer.ggml.tokens"]
+    assert [change["key"] for change in json.loads(output)["metadata"]] == ["tokenizer.ggml.tokens"]
 
 
 def test_an_endless_text_is_told_by_its_beginning(tmp_path):
     """Of a text beyond 64 KiB a digest says the rest."""
     path = write_gguf(tmp_path / "m.gguf", {"w": VALUES}, chat_template="x" * 70_000)
-    told = formats.read(str(path)).metadata.values["tokenizer.chat_template"]
-    assert told.startswith("70000 characters, sha256 ")
-    assert len(told) < 40_000
+    template = formats.read(str(path)).metadata.values["tokenizer.chat_template"]
+    assert template.startswith("70000 characters, sha256 ")
+    assert len(template) < 40_000
 
 
 def test_a_file_of_123_tensors(tmp_path):
@@ -283,29 +283,29 @@ def quantized_files(tmp_path) -> tuple[Path, Path, Path]:
     return one, two, write_gguf(tmp_path / "full.gguf", dict.fromkeys(names, VALUES))
 
 
-def changes(told: str) -> dict[str, dict]:
-    return {change["fqn"]: change for change in json.loads(told)["changes"] if change["status"] != "identical"}
+def changes(output: str) -> dict[str, dict]:
+    return {change["fqn"]: change for change in json.loads(output)["changes"] if change["status"] != "identical"}
 
 
 def test_a_quantized_tensor_that_changed_is_told_in_numbers(quantized_files, run):
     """What was not changed is equal by its bytes; of what was, the values say how much."""
-    code, told = run("diff", *quantized_files[:2], "-f", "json")
+    code, output = run("diff", *quantized_files[:2], "-f", "json")
     assert code == 1
-    (found,) = changes(told).values()
-    assert found["fqn"] == "b.w"
-    assert 1 <= found["values"]["changed"] <= 32
-    assert found["values"]["max_abs"] == pytest.approx(5, abs=0.1)
-    assert found["values"]["elements"] == VALUES.size
+    (change,) = changes(output).values()
+    assert change["fqn"] == "b.w"
+    assert 1 <= change["values"]["changed"] <= 32
+    assert change["values"]["max_abs"] == pytest.approx(5, abs=0.1)
+    assert change["values"]["elements"] == VALUES.size
 
 
 def test_quantized_is_compared_with_full_within_a_tolerance(quantized_files, run):
     """Another dtype is a change; values within the tolerance are none."""
-    one, _, full = quantized_files
-    code, told = run("diff", one, full, "--atol", "0.05", "-f", "json")
+    first, _, full = quantized_files
+    code, output = run("diff", first, full, "--atol", "0.05", "-f", "json")
     assert code == 1
-    assert all(actual["fields"] == ["dtype"] for actual in changes(told).values())
-    assert run("diff", one, full, "--atol", "0.05", "--ignore", "dtype")[0] == 0
-    assert run("diff", one, full, "--ignore", "dtype")[0] == 1
+    assert all(actual["fields"] == ["dtype"] for actual in changes(output).values())
+    assert run("diff", first, full, "--atol", "0.05", "--ignore", "dtype")[0] == 0
+    assert run("diff", first, full, "--ignore", "dtype")[0] == 1
 
 
 def test_other_bytes_of_the_same_values(tmp_path, run):
@@ -313,30 +313,30 @@ def test_other_bytes_of_the_same_values(tmp_path, run):
     raw = np.zeros((1, 34), np.uint8)
     other = raw.copy()
     other[0, 5] = 9
-    one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
+    first, second = tmp_path / "one.gguf", tmp_path / "two.gguf"
     gguf = pytest.importorskip("gguf")
-    for path, held in ((one, raw), (two, other)):
+    for path, held in ((first, raw), (second, other)):
         writer = gguf.GGUFWriter(path, "llama")
         writer.add_tensor("w", held, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-    assert run("diff", one, two)[0] == 0
-    code, told = run("diff", one, two, "--bitwise", "-f", "json")
+    assert run("diff", first, second)[0] == 0
+    code, output = run("diff", first, second, "--bitwise", "-f", "json")
     assert code == 1
-    assert changes(told)["w"]["values"]["reason"].endswith("as 32 changed values, although the values are equal")
+    assert changes(output)["w"]["values"]["reason"].endswith("as 32 changed values, although the values are equal")
 
 
 def test_statistics_and_rules_see_the_values(quantized_files, run):
     """`--stats` has their range; an audit of values finds nothing odd about ordinary ones."""
-    code, told = run("inspect", quantized_files[0], "--stats", "-f", "json")
+    code, output = run("inspect", quantized_files[0], "--stats", "-f", "json")
     assert code == 0
-    for tensor in json.loads(told)["tensors"]:
+    for tensor in json.loads(output)["tensors"]:
         assert tensor["stats"]["max"] == pytest.approx(VALUES.max(), abs=0.05)
         assert tensor["stats"]["mean"] == pytest.approx(VALUES.mean(), abs=0.01)
-    code, told = run("audit", quantized_files[0], "--values", "--ignore", "duplicate-values")
-    assert code == 0, told
+    code, output = run("audit", quantized_files[0], "--values", "--ignore", "duplicate-values")
+    assert code == 0, output
 
 
 def test_nan_in_a_scale_is_found(tmp_path, run):
@@ -351,22 +351,22 @@ def test_nan_in_a_scale_is_found(tmp_path, run):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    code, told = run("audit", path, "--values", "-f", "json")
+    code, output = run("audit", path, "--values", "-f", "json")
     assert code == 1
-    (finding,) = json.loads(told)["findings"]
+    (finding,) = json.loads(output)["findings"]
     assert finding["rule"] == "nan"
     assert "32" in finding["message"]
 
 
 def test_without_the_package_equal_bytes_are_equal(quantized_files, run, without_gguf):
     """Neither a copy nor a lock needs it."""
-    one, two, _ = quantized_files
-    assert run("diff", one, one)[0] == 0
-    code, told = run("diff", one, two, "-f", "json")
+    first, second, _ = quantized_files
+    assert run("diff", first, first)[0] == 0
+    code, output = run("diff", first, second, "-f", "json")
     assert code == 1
-    (found,) = changes(told).values()
-    delta = found["values"]
-    assert found["fqn"] == "b.w"
+    (change,) = changes(output).values()
+    delta = change["values"]
+    assert change["fqn"] == "b.w"
     assert delta["changed"] == 32
     assert delta["left_out"] == delta["elements"]
     assert delta["max_abs"] is None
@@ -379,18 +379,18 @@ def test_without_the_package_equal_bytes_are_equal(quantized_files, run, without
 
 def test_without_the_package_what_needs_numbers_says_so(quantized_files, run, without_gguf):
     """A tolerance, another type and statistics: neither equal nor different is known, and the package is named."""
-    one, two, full = quantized_files
+    first, second, full = quantized_files
     hint = "reading its numbers needs the package gguf: pip install 'torch-statecli[gguf]'"
-    for arguments in ((one, two, "--atol", "9"), (one, full)):
-        code, told = run("diff", *arguments)
+    for arguments in ((first, second, "--atol", "9"), (first, full)):
+        code, output = run("diff", *arguments)
         assert code == 2
-        assert hint in told
-    code, told = run("inspect", one, "--stats", "-f", "json")
+        assert hint in output
+    code, output = run("inspect", first, "--stats", "-f", "json")
     assert code == 0
-    assert {tensor["stats"]["reason"] for tensor in json.loads(told)["tensors"]} == {hint}
-    code, told = run("audit", one, "--values", "-f", "json")
+    assert {tensor["stats"]["reason"] for tensor in json.loads(output)["tensors"]} == {hint}
+    code, output = run("audit", first, "--values", "-f", "json")
     assert code == 1
-    assert {finding["rule"] for finding in json.loads(told)["findings"]} == {"unread-values", "duplicate-values"}
+    assert {finding["rule"] for finding in json.loads(output)["findings"]} == {"unread-values", "duplicate-values"}
 
 
 def test_a_lock_does_not_depend_on_the_package(quantized_files, run, tmp_path, request):
@@ -399,16 +399,16 @@ def test_a_lock_does_not_depend_on_the_package(quantized_files, run, tmp_path, r
     request.getfixturevalue("without_gguf")
     assert run("lock", quantized_files[0], "-o", tmp_path / "without")[0] == 0
     assert (tmp_path / "with").read_bytes() == (tmp_path / "without").read_bytes()
-    code, told = run("audit", quantized_files[1], "--lock", tmp_path / "with", "--no-values", "-f", "json")
+    code, output = run("audit", quantized_files[1], "--lock", tmp_path / "with", "--no-values", "-f", "json")
     assert code == 1
-    assert [finding["fqn"] for finding in json.loads(told)["findings"]] == ["b.w"]
+    assert [finding["fqn"] for finding in json.loads(output)["findings"]] == ["b.w"]
 
 
 def test_a_move_takes_the_blocks_as_they_are(quantized_files, run):
     """What loads them moves bytes, and no floats."""
-    code, told = run("inspect", quantized_files[0], "--to", "cpu", "-f", "json")
+    code, output = run("inspect", quantized_files[0], "--to", "cpu", "-f", "json")
     assert code == 0
-    assert all(tensor["after"]["followed"] for tensor in json.loads(told)["tensors"])
+    assert all(tensor["after"]["followed"] for tensor in json.loads(output)["tensors"])
 
 
 def test_blocks_in_big_endian_order_are_not_read(tmp_path, run):
@@ -646,7 +646,7 @@ def test_a_tensor_in_the_wrong_place_spoils_no_other(case, tmp_path, inspect):
     rows = formats.read(str(path)).tensors
     damages = [row.damage for row in rows if row.damage]
     assert (code, len(damages)) == (2 if expected else 0, len(expected))
-    assert all(one.startswith(f"{path}: {text}") for one, text in zip(damages, expected, strict=True))
+    assert all(damage.startswith(f"{path}: {text}") for damage, text in zip(damages, expected, strict=True))
     assert not expected or err.startswith(f"statecli: {damages[0]}\n")
     assert [row.fqn for row in rows] == list(dict.fromkeys(name for name, _, _ in lines))
     damaged = {text.partition(":")[0] for text in expected}
@@ -664,9 +664,9 @@ def test_bytes_of_nobody_are_told(tmp_path, run):
     assert odd(path) == ["128 bytes in 2 places, the first after the header, belong to no tensor"]
     path.write_bytes(path.read_bytes() + b"x" * 100)
     assert odd(path)[1] == "100 bytes follow the last tensor, w"
-    code, told = run("audit", path, "-f", "json")
+    code, output = run("audit", path, "-f", "json")
     assert code == 1
-    assert {finding["rule"] for finding in json.loads(told)["findings"]} == {"unused-bytes", "trailing-bytes"}
+    assert {finding["rule"] for finding in json.loads(output)["findings"]} == {"unused-bytes", "trailing-bytes"}
 
 
 def test_padding_is_nobodys_and_ordinary(tmp_path):
@@ -706,10 +706,10 @@ def test_a_vocabulary_alone_has_no_tensors(tmp_path, run):
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
 def test_ordinary_types_are_no_finding(kind, tmp_path, run):
     """llama.cpp leaves norms, and some small matrices, in float32 beside whatever else it writes."""
-    held = {"blk.0.w": (VALUES, kind), "blk.0.norm": VALUES[0], "blk.0.gate": VALUES}
-    path = write_gguf(tmp_path / "m.gguf", held)
-    code, told = run("audit", path, "-f", "json")
-    assert (code, json.loads(told)["findings"]) == (0, [])
+    tensors = {"blk.0.w": (VALUES, kind), "blk.0.norm": VALUES[0], "blk.0.gate": VALUES}
+    path = write_gguf(tmp_path / "m.gguf", tensors)
+    code, output = run("audit", path, "-f", "json")
+    assert (code, json.loads(output)["findings"]) == (0, [])
 
 
 def test_text_that_is_none_is_escaped(tmp_path):

@@ -41,8 +41,8 @@ def checkpoint(tmp_path_factory):
             self.log("loss", loss)
 
         def configure_optimizers(self):
-            one, two = torch.optim.AdamW(self.gen.parameters()), torch.optim.SGD(self.disc.parameters(), 0.1, 0.9)
-            return [one, two], [torch.optim.lr_scheduler.StepLR(one, 1)]
+            first, second = torch.optim.AdamW(self.gen.parameters()), torch.optim.SGD(self.disc.parameters(), 0.1, 0.9)
+            return [first, second], [torch.optim.lr_scheduler.StepLR(first, 1)]
 
     out = tmp_path_factory.mktemp("lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -66,12 +66,12 @@ CODES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
     """Names in order, shapes, dtypes and values of all types, either byte order, C and Fortran order, scalars, none."""
-    made: dict[str, numpy.ndarray] = {}
+    arrays: dict[str, numpy.ndarray] = {}
     for code in CODES:
         whole = numpy.arange(24).reshape(2, 3, 4).astype(f"{order}{code}")
-        made |= {f"{code}.c": whole, f"{code}.f": numpy.asfortranarray(whole), f"{code}.0": whole[:0]}
-        made |= {f"{code}.scalar": whole[1, 2, 3], f"{code}.turned": whole.transpose(1, 2, 0)}
-    path = save_npz(tmp_path, packed, **made)
+        arrays |= {f"{code}.c": whole, f"{code}.f": numpy.asfortranarray(whole), f"{code}.0": whole[:0]}
+        arrays |= {f"{code}.scalar": whole[1, 2, 3], f"{code}.turned": whole.transpose(1, 2, 0)}
+    path = save_npz(tmp_path, packed, **arrays)
     actual = {tensor.fqn: tensor for tensor in formats.read(path).tensors}
     with numpy.load(path) as again:
         assert list(actual) == again.files
@@ -119,7 +119,7 @@ def test_complex_numbers(tmp_path, code, packed):
             "records of 16 bytes: a, b",
         ),
     ],
-    ids=lambda one: one if isinstance(one, str) else None,
+    ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_what_is_no_number(tmp_path, made, dtype, note, packed):
     """Text, times, void and records are told by their size, and compared by their bytes."""
@@ -164,13 +164,13 @@ def test_records_of_equal_bytes_differ_in_their_dtype(tmp_path, case, in_pickle)
 @pytest.mark.parametrize("case", OTHER_RECORDS)
 def test_a_record_has_one_dtype_in_all_formats(tmp_path, case):
     """A pickle has offsets where a .npy has padding; a recarray has the class numpy.record."""
-    made = numpy.array([(1.0, 2.0)], RECORD).view(OTHER_RECORDS[case])
-    numpy.savez(tmp_path / "a.npz", r=made)
-    torch.save({"r": made, "w": torch.ones(1)}, tmp_path / "a.pt")
-    torch.save({"r": made.view(numpy.recarray), "w": torch.ones(1)}, tmp_path / "b.pt")
+    array = numpy.array([(1.0, 2.0)], RECORD).view(OTHER_RECORDS[case])
+    numpy.savez(tmp_path / "a.npz", r=array)
+    torch.save({"r": array, "w": torch.ones(1)}, tmp_path / "a.pt")
+    torch.save({"r": array.view(numpy.recarray), "w": torch.ones(1)}, tmp_path / "b.pt")
     read = [formats.read(str(tmp_path / name)).tensors[0] for name in ("a.npz", "a.pt", "b.pt")]
     assert len({tensor.dtype for tensor in read}) == 1
-    assert [raw_of(tensor) for tensor in read] == [made.tobytes()] * 3
+    assert [raw_of(tensor) for tensor in read] == [array.tobytes()] * 3
 
 
 def test_fields_out_of_order_have_their_offsets(tmp_path):
@@ -219,9 +219,9 @@ def test_records_that_share_records_without_end_are_refused(tmp_path):
 def test_bfloat16_is_void(tmp_path):
     """numpy has no name for it, nor for float8: what is in the file is two bytes."""
     types = pytest.importorskip("ml_dtypes")
-    made = numpy.arange(4).astype(types.bfloat16)
-    (tensor,) = formats.read(save_npz(tmp_path, a=made)).tensors
-    assert (tensor.dtype, raw_of(tensor)) == ("numpy V2", made.tobytes())
+    array = numpy.arange(4).astype(types.bfloat16)
+    (tensor,) = formats.read(save_npz(tmp_path, a=array)).tensors
+    assert (tensor.dtype, raw_of(tensor)) == ("numpy V2", array.tobytes())
 
 
 def test_records_with_names_that_need_version_3(tmp_path):
@@ -236,14 +236,14 @@ def test_records_with_names_that_need_version_3(tmp_path):
 @pytest.mark.parametrize("fortran", [False, True])
 def test_a_single_array(tmp_path, version, fortran):
     """`.npy` of each version: one tensor without a name, called as torch.save's are."""
-    made = numpy.arange(6, dtype=">f4").reshape(2, 3)
-    made = numpy.asfortranarray(made) if fortran else made
+    array = numpy.arange(6, dtype=">f4").reshape(2, 3)
+    array = numpy.asfortranarray(array) if fortran else array
     out = io.BytesIO()
-    library.write_array(out, made, version)
+    library.write_array(out, array, version)
     state = formats.read(file(tmp_path, out.getvalue()))
     (tensor,) = state.tensors
     assert (state.format, tensor.fqn, tensor.dtype, tensor.shape) == ("npy", "tensor", "float32", (2, 3))
-    assert numpy.array_equal(read_all_values(tensor.data).reshape(2, 3), made)
+    assert numpy.array_equal(read_all_values(tensor.data).reshape(2, 3), array)
 
 
 def test_what_the_format_does_not_record(tmp_path):
@@ -466,7 +466,7 @@ def test_elements_of_no_bytes_are_read(tmp_path):
         numpy.zeros(2, "V7"),
         numpy.array([{}], dtype=object),
     ],
-    ids=lambda one: one.dtype.str,
+    ids=lambda value: value.dtype.str,
 )
 def test_what_is_no_number_is_no_parameter(array, tmp_path):
     """Text, times, records and objects are trained by nobody."""

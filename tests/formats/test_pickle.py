@@ -50,10 +50,10 @@ def root(body: bytes) -> object:
 def test_plain_data_comes_back(value, protocol):
     """None, numbers, text, bytes, lists, tuples and dicts are what pickle.loads gives, in every protocol."""
     data = pickle.dumps(value, protocol)
-    made = read_pickle(data)
-    assert made.end == len(data)
-    assume(not made.globals)  # protocols 0 to 2 write bytes as a call
-    assert made.root == value
+    result = read_pickle(data)
+    assert result.end == len(data)
+    assume(not result.globals)  # protocols 0 to 2 write bytes as a call
+    assert result.root == value
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -72,19 +72,19 @@ def test_objects_stay_calls(protocol):
     """An OrderedDict with attributes is a call class, with its items and state beside it."""
     value = OrderedDict(a=1, b=2)
     value.note = "x"  # type: ignore[attr-defined]
-    made = read_pickle(pickle.dumps(value, protocol)).root
-    assert type(made) is Obj
-    assert made.cls.qualified == "collections.OrderedDict"
-    assert made.state == {"note": "x"}
-    items = made.items if made.items is not None else dict(made.args[0])
+    root = read_pickle(pickle.dumps(value, protocol)).root
+    assert type(root) is Obj
+    assert root.cls.qualified == "collections.OrderedDict"
+    assert root.state == {"note": "x"}
+    items = root.items if root.items is not None else dict(root.args[0])
     assert items == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_sets_are_lists_of_their_elements(protocol):
     """A set is a SetOf, or before protocol 4 a call with a list; never a Python set."""
-    made = read_pickle(pickle.dumps({"a", "b"}, protocol)).root
-    elements = made.elems if type(made) is SetOf else made.args[0]
+    root = read_pickle(pickle.dumps({"a", "b"}, protocol)).root
+    elements = root.elems if type(root) is SetOf else root.args[0]
     assert sorted(elements) == ["a", "b"]
     frozen = read_pickle(pickle.dumps(frozenset("ab"), protocol)).root
     assert sorted(frozen.elems if type(frozen) is SetOf else frozen.args[0]) == ["a", "b"]
@@ -105,8 +105,8 @@ class Slots:
 
 def test_newobj_ex_keeps_both_kinds_of_arguments():
     """Keyword arguments are in `kwargs`, the __dict__ in `state`."""
-    made = read_pickle(pickle.dumps(Slots(x=1), 4)).root
-    assert (made.how, made.args, made.kwargs, made.state) == ("newobj", (1, 2), {"three": 3}, {"held": {"x": 1}})
+    root = read_pickle(pickle.dumps(Slots(x=1), 4)).root
+    assert (root.how, root.args, root.kwargs, root.state) == ("newobj", (1, 2), {"three": 3}, {"held": {"x": 1}})
 
 
 def test_defaultdict_and_list_subclass_keep_what_is_put_into_them():
@@ -207,7 +207,7 @@ def test_globals_are_listed_once_with_the_byte_of_their_first_mention():
     """GLOBAL, STACK_GLOBAL and INST name them; one name is one object."""
     data = build_pickle(b"]" + b"cos\nsystem\na" + text("os") + text("system") + b"\x93a" + b"(iposix\nfork\na")
     value = read_pickle(data)
-    assert [(one.qualified, one.position) for one in value.globals] == [
+    assert [(mention.qualified, mention.position) for mention in value.globals] == [
         ("os.system", 3),
         ("posix.fork", data.index(b"iposix")),
     ]
@@ -217,7 +217,7 @@ def test_globals_are_listed_once_with_the_byte_of_their_first_mention():
 def test_persistent_ids_are_listed_in_order():
     """BINPERSID takes any value, PERSID a line of text."""
     value = read_pickle(build_pickle(b"]" + numbers(1) + b"QaPline\na"))
-    assert [one.pid for one in value.persistent] == [(1,), "line"]
+    assert [reference.pid for reference in value.persistent] == [(1,), "line"]
     assert value.root == value.persistent
 
 
@@ -528,9 +528,9 @@ class Stub:
     """Any class, for the oracle."""
 
     def __new__(cls, *args: object) -> Stub:
-        made = super().__new__(cls)
-        made.args, made.state, made.set = args, None, {}
-        return made
+        instance = super().__new__(cls)
+        instance.args, instance.state, instance.set = args, None, {}
+        return instance
 
     def __init__(self, *args: object) -> None:
         pass
@@ -560,8 +560,8 @@ def same(ours: object, theirs: object) -> bool:
         return isinstance(theirs, type) and (theirs.__module__, theirs.__name__) == (ours.module, ours.name)
     if type(ours) is Obj:
         assert isinstance(theirs, Stub)
-        held = (same(ours.args, theirs.args), same(ours.state, theirs.state), same(ours.items or {}, theirs.set))
-        return same(ours.cls, type(theirs)) and all(held)
+        equal = (same(ours.args, theirs.args), same(ours.state, theirs.state), same(ours.items or {}, theirs.set))
+        return same(ours.cls, type(theirs)) and all(equal)
     if type(ours) is SetOf:
         return isinstance(theirs, (set, frozenset)) and sorted(map(repr, ours.elems)) == sorted(map(repr, theirs))
     if type(ours) is dict:

@@ -27,7 +27,7 @@ TEXTS = frozenset(Judgement) - {Judgement.NUMBER, Judgement.FLOAT}
 
 
 def list_classes() -> dict[str, type]:
-    return {name: one for name, one in vars(schema).items() if dataclasses.is_dataclass(one)}
+    return {name: value for name, value in vars(schema).items() if dataclasses.is_dataclass(value)}
 
 
 def differences(annotation: Any, kind: Kind, place: str) -> list[str]:

@@ -349,7 +349,7 @@ def open_with_library(path: Path) -> dict[str, tuple[str, list[int]]] | None:
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
-            return {name: (one.get_dtype(), one.get_shape()) for name, one in slices.items()}
+            return {name: (slice_.get_dtype(), slice_.get_shape()) for name, slice_ in slices.items()}
     except SafetensorError:
         return None
 
@@ -496,13 +496,13 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 def sample() -> dict[str, torch.Tensor]:
     """A tensor of every dtype that safetensors writes, an empty one and a scalar."""
-    found = {}
+    messages = {}
     for name in sorted(NAMES):
         dtype = getattr(torch, name, None)
         if dtype is not None:
             content = torch.arange(48, dtype=torch.uint8)
-            found[name] = (content % 2 if name == "bool" else content).view(dtype).reshape(1, -1)
-    return {**found, "empty": torch.empty(0, 3), "scalar": torch.tensor(7)}
+            messages[name] = (content % 2 if name == "bool" else content).view(dtype).reshape(1, -1)
+    return {**messages, "empty": torch.empty(0, 3), "scalar": torch.tensor(7)}
 
 
 def test_every_dtype_that_is_written(tmp_path):

@@ -18,12 +18,12 @@ from statecli import formats
 
 def weights() -> dict[str, torch.Tensor]:
     """Of a small model, in the types that every format can hold; integers are as many as exact floats are."""
-    made = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(7)
     return {
-        "embed.weight": torch.randn(11, 8, generator=made),
-        "layers.0.norm.weight": torch.randn(8, generator=made),
-        "layers.0.proj.weight": torch.randn(16, 8, generator=made).half(),
-        "layers.0.proj.bias": torch.randn(16, generator=made).half(),
+        "embed.weight": torch.randn(11, 8, generator=generator),
+        "layers.0.norm.weight": torch.randn(8, generator=generator),
+        "layers.0.proj.weight": torch.randn(16, 8, generator=generator).half(),
+        "layers.0.proj.bias": torch.randn(16, generator=generator).half(),
         "scale": torch.tensor(3.5),
         "steps": torch.arange(6, dtype=torch.int64).reshape(2, 3),
     }
@@ -196,46 +196,46 @@ def both(tmp_path, request):
     return safetensors(tmp_path / "one"), request.param(tmp_path / "two")
 
 
-each_format = pytest.mark.parametrize("both", WRITERS, ids=lambda one: one.__name__, indirect=True)
+each_format = pytest.mark.parametrize("both", WRITERS, ids=lambda function: function.__name__, indirect=True)
 
 
 @each_format
 def test_nothing_differs(run, both):
     """Every tensor is compared by its values, in either direction, and is equal."""
-    for one, two in (both, both[::-1]):
-        code, told = run("diff", one, two, "-f", "json")
-        assert code == 0, told
-        assert json.loads(told)["summary"]["identical"] == len(weights())
+    for first, second in (both, both[::-1]):
+        code, output = run("diff", first, second, "-f", "json")
+        assert code == 0, output
+        assert json.loads(output)["summary"]["identical"] == len(weights())
 
 
 @each_format
 def test_a_nudge_is_named(run, both):
     """One value of one tensor is enough, and only that tensor is named."""
-    one, two = both
+    first, second = both
     nudged = weights()
     nudged["layers.0.proj.weight"][3, 2] += 1
-    save_file(nudged, one)
-    code, told = run("diff", one, two, "-f", "plain")
-    assert code == 1, told
-    assert "layers.0.proj.weight" in told
-    assert "embed.weight" not in told
+    save_file(nudged, first)
+    code, output = run("diff", first, second, "-f", "plain")
+    assert code == 1, output
+    assert "layers.0.proj.weight" in output
+    assert "embed.weight" not in output
 
 
 @each_format
 def test_one_lock_holds_both(run, both, tmp_path):
     """What is locked in one format is held in the other, values and all."""
     lock = tmp_path / "statecli.lock.json"
-    for one, two in (both, both[::-1]):
-        assert run("lock", one, "-o", lock)[0] == 0
-        code, told = run("audit", two, "--lock", lock, "--select", "lock")
-        assert code == 0, told
+    for first, second in (both, both[::-1]):
+        assert run("lock", first, "-o", lock)[0] == 0
+        code, output = run("audit", second, "--lock", lock, "--select", "lock")
+        assert code == 0, output
 
 
 @each_format
 def test_an_audit_of_it_is_clean(run, both):
     """Ordinary weights give no warning, values and pickles included."""
-    code, told = run("audit", both[1], "--values", "--ignore", "legacy-format")
-    assert code == 0, told
+    code, output = run("audit", both[1], "--values", "--ignore", "legacy-format")
+    assert code == 0, output
 
 
 @pytest.mark.parametrize("write", [*WRITERS, safetensors], ids=lambda write: write.__name__)

@@ -232,8 +232,8 @@ def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_facto
     path = tmp_path_factory.getbasetemp() / "hostile"
     path.write_bytes(data)
     findings = scan_pickles(str(path))
-    asked = list_imports(data, FromC) | list_imports(data, FromPython)
-    assert asked <= names(findings)
+    imports = list_imports(data, FromC) | list_imports(data, FromPython)
+    assert imports <= names(findings)
 
 
 def test_what_stands_behind_an_old_instance_is_read(scan_bytes):
@@ -284,10 +284,10 @@ def test_a_damaged_archive_still_gives_its_pickle(tmp_path_factory, data):
 def test_a_name_is_told_with_its_byte(scan_bytes):
     """Of the pickle, and by the place of the pickle that of the file."""
     data = build(records(state_dict(w=tensor(), x=SYSTEM)))
-    (found,) = scan_bytes(data)
-    mention = next(name for name in found.names if name.module == "os")
-    assert found.exact
-    assert data[found.place.offset + mention.position :].startswith(b"cos\nsystem\n")
+    (finding,) = scan_bytes(data)
+    mention = next(name for name in finding.names if name.module == "os")
+    assert finding.exact
+    assert data[finding.place.offset + mention.position :].startswith(b"cos\nsystem\n")
     assert mention.called
 
 
@@ -296,9 +296,9 @@ def test_a_compressed_pickle_is_told_by_its_record(scan_bytes):
     members = records(state_dict(w=tensor(), x=SYSTEM))
     members[0].method = 8
     data = build(members)
-    (found,) = scan_bytes(data)
-    assert not found.exact
-    content = data[found.place.offset : found.place.offset + found.place.length]
+    (finding,) = scan_bytes(data)
+    assert not finding.exact
+    content = data[finding.place.offset : finding.place.offset + finding.place.length]
     assert content == members[0].content
 
 
@@ -341,9 +341,9 @@ LONG_LINES = {
 @pytest.mark.parametrize("name", LONG_LINES)
 def test_a_line_of_any_length_is_read(scan_bytes, name):
     """A name, a number or a text of more than a window does not hide what follows it: the call is known."""
-    (one,) = scan_bytes(LONG_LINES[name])
-    assert one.unread is None
-    (mention,) = one.names
+    (finding,) = scan_bytes(LONG_LINES[name])
+    assert finding.unread is None
+    (mention,) = finding.names
     assert (mention.module.partition(".")[0], mention.name[:1], mention.called) == ("os", "s", True)
 
 
@@ -388,7 +388,7 @@ def test_text_that_changes_what_it_imports_is_a_pickle(tmp_path, pickled, statec
 
 def _persistent_id(text: str) -> bytes:
     """A persistent id for which torch returns its second part, a text."""
-    return b"(" + b"".join(b"\x8c" + bytes([len(one)]) + one.encode() for one in ("module", text, "", "")) + b"tQ"
+    return b"(" + b"".join(b"\x8c" + bytes([len(part)]) + part.encode() for part in ("module", text, "", "")) + b"tQ"
 
 
 _NUMBER = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
@@ -622,10 +622,10 @@ def test_the_metadata_of_a_distributed_checkpoint_is_a_pickle_whatever_it_begins
 @pytest.mark.parametrize("opcode", [b"R", b"\x81", b"}\x92"], ids=["REDUCE", "NEWOBJ", "NEWOBJ_EX"])
 def test_arguments_in_another_object_than_a_tuple_are_an_error(scan_bytes, opcode, arguments):
     """The unpickler in Python, which joblib, dill and pandas use, calls the function with the elements."""
-    (found,) = scan_bytes(
+    (finding,) = scan_bytes(
         b"\x80\x04" + global_name("numpy.random._pickle", "__generator_ctor") + arguments + opcode + b"."
     )
-    misuses = [name.misuse for name in found.names if name.name == "__generator_ctor"]
+    misuses = [name.misuse for name in finding.names if name.name == "__generator_ctor"]
     assert "is called by the pickle with an object instead of a tuple of arguments" in misuses[0]
 
 
@@ -664,7 +664,7 @@ def test_text_in_a_checkpoint_is_no_pickle(scan_bytes):
     """A prompt or a note that begins like an opcode."""
     notes = ["cats\nand\ndogs", "(a) first\n(b) second\n", "c\nd\ne.", "I am\nhere.", "]\n}"]
     (actual,) = scan_bytes(
-        build(records(state_dict(w=tensor(), **{f"n{n}": text(one) for n, one in enumerate(notes)})))
+        build(records(state_dict(w=tensor(), **{f"n{n}": text(note) for n, note in enumerate(notes)})))
     )
     assert names([actual]) <= {"torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "collections.OrderedDict"}
 
@@ -679,8 +679,8 @@ def test_an_inflation_bomb_is_said_and_not_inflated(scan_bytes, monkeypatch):
     monkeypatch.setattr(_scan, "MAX_INFLATED_BYTES", 10_000_000)
     members = records(b"]" * 20_000_000)
     members[0].method = 8
-    found = scan_bytes(build(members))
-    assert any("unpacks to more than" in (one.unread or "") for one in found)
+    findings = scan_bytes(build(members))
+    assert any("unpacks to more than" in (finding.unread or "") for finding in findings)
 
 
 def test_pickles_in_pickles_have_an_end(scan_bytes):
@@ -709,7 +709,7 @@ def test_code_is_read_before_many_storages(scan_bytes, monkeypatch):
     code = Member("a/code/__torch__.py", b"def f(x):\n  t = torch.from_file('/etc/passwd')\n  return t\n")
     storages = [Member(f"a/data/{n}", b"x" * 80) for n in range(20)]
     actual = scan_bytes(build([*storages, code]))
-    assert any(mention.name == "from_file" for one in actual for mention in one.names)
+    assert any(mention.name == "from_file" for finding in actual for mention in finding.names)
     assert (
         actual[-1].unread
         == "statecli stopped the scan at its limit of 10 records and strings, and did not read the rest of the file"
@@ -719,7 +719,7 @@ def test_code_is_read_before_many_storages(scan_bytes, monkeypatch):
 def test_a_row_of_pickles_is_read_or_said_not_to_be(scan_bytes):
     """Nothing, many times over, and a call behind it: that the end was not read is told."""
     row = scan_bytes(b"N." * 100 + SYSTEM + b".")
-    assert [one.unread is not None for one in row] == [True]
+    assert [finding.unread is not None for finding in row] == [True]
     assert scan_bytes(b"N." * 20 + b"\1\2") == ()
 
 
@@ -728,7 +728,7 @@ def test_opcodes_have_an_end(scan_bytes, monkeypatch):
     monkeypatch.setattr(Budget.OPCODES, "limit", 200_000)
     actual = scan_bytes(build([Member(f"a/{n}.pkl", build_pickle(b"N0" * 60_000 + b"N")) for n in range(5)]))
     assert len(actual) == 3
-    assert [one.unread is not None for one in actual] == [False, True, True]
+    assert [finding.unread is not None for finding in actual] == [False, True, True]
     assert actual[-1].unread == (
         "statecli stopped the scan at its limit of 200,000 pickle instructions, and did not read the rest of the file"
     )
@@ -748,9 +748,9 @@ SLOW = {
 def test_what_takes_as_long_as_a_call_counts_as_one(begin, unit, scan_bytes, monkeypatch):
     """A compressed record of 40 KB has ten million opcodes, which would take minutes."""
     monkeypatch.setattr(Budget.CALLS, "limit", 1000)
-    (found,) = scan_bytes(build_pickle(begin + unit * 1002))
-    assert found.unread.startswith("statecli stopped the scan at its limit of 1,000 calls")
-    assert all(one.unread is None for one in scan_bytes(build_pickle(begin + unit * 400)))
+    (finding,) = scan_bytes(build_pickle(begin + unit * 1002))
+    assert finding.unread.startswith("statecli stopped the scan at its limit of 1,000 calls")
+    assert all(finding.unread is None for finding in scan_bytes(build_pickle(begin + unit * 400)))
 
 
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
@@ -793,16 +793,16 @@ def test_a_real_checkpoint_has_one_pickle(tmp_path):
     begins = torch.tensor([0x80, 2, 0x5D, 0x2E] + [0] * 60, dtype=torch.uint8)
     torch.save({"w": begins, "v": torch.randn(100)}, tmp_path / "a.pt")
     findings = scan_pickles(str(tmp_path / "a.pt"))
-    assert [one.where for one in findings][:1] == ["a/data.pkl"]
-    assert all(not one.names for one in findings[1:])
+    assert [finding.where for finding in findings][:1] == ["a/data.pkl"]
+    assert all(not finding.names for finding in findings[1:])
 
 
 def test_pickles_that_are_the_same_are_each_told_where_they_are(scan_bytes):
     """Tensors of one shape have one pickle, which is read once; what it imports is found in every archive."""
     evil, good = build(records(state_dict(w=tensor(), x=SYSTEM))), build(records())
     data = good + evil + good + evil
-    actual = [one for one in scan_bytes(data) if "os.system" in names([one])]
-    assert [one.place.offset for one in actual] == [
+    actual = [finding for finding in scan_bytes(data) if "os.system" in names([finding])]
+    assert [finding.place.offset for finding in actual] == [
         data.index(b"\x80\x02", at) for at in (len(good), len(good) * 2 + len(evil))
     ]
 

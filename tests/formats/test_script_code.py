@@ -211,8 +211,8 @@ def test_code_that_only_computes_is_clean(name, archive):
 def test_what_runs_on_load_is_told_from_what_runs_when_called(archive):
     """`__setstate__` is called by loading; another function by whoever calls it. The place is the byte of the file."""
     path = archive(WRITES["plain"], MADE)
-    one, _ = list_messages(path, "unsafe-global")
-    assert one.startswith("loading the file calls torch.from_file, which maps a file into memory")
+    message, _ = list_messages(path, "unsafe-global")
+    assert message.startswith("loading the file calls torch.from_file, which maps a file into memory")
     path = archive("pass", MADE)
     (finding,) = audit(Request((str(path),), select=("unsafe-global",))).findings
     assert finding.message.startswith("the code of the file calls torch.from_file")
@@ -510,7 +510,7 @@ def test_every_operator_of_torch_is_of_a_namespace_that_is_known(forked_python):
     ] == []
     touching = [operator for operator in operators if operator.endswith(("_file", "::save", "PythonOp", "load_tensor"))]
     assert len(touching) > 3
-    assert [one for one in touching if not program_operators.describe_harm(one)] == []
+    assert [operator for operator in touching if not program_operators.describe_harm(operator)] == []
 
 
 def test_an_archive_whose_version_lies_with_its_data_is_audited(records, tmp_path):
@@ -550,8 +550,8 @@ def test_an_operator_that_loading_runs_is_found_and_crashes(name, archive, forke
     """Only what packs weights is spared in a `__setstate__`, and in what it may call."""
     path = archive(CRASHES[name], POOLS)
     assert any(
-        "max_pool2d_with_indices_backward" in one or "torch.len" in one or "torch.ff" in one
-        for one in list_messages(path, "unsafe-global")
+        "max_pool2d_with_indices_backward" in message or "torch.len" in message or "torch.ff" in message
+        for message in list_messages(path, "unsafe-global")
     )
     assert forked_python(f"import torch; torch.jit.load({str(path)!r})").returncode < 0
 
@@ -562,7 +562,8 @@ def test_an_operator_that_loading_runs_is_found_and_crashes(name, archive, forke
 def test_a_loop_that_loading_runs_is_found(loop, archive):
     """Nobody can tell when it ends; nor how large the result of an operator is."""
     assert any(
-        "statecli cannot predict whether this code ends" in one for one in list_messages(archive(loop), "unsafe-global")
+        "statecli cannot predict whether this code ends" in message
+        for message in list_messages(archive(loop), "unsafe-global")
     )
 
 
@@ -594,11 +595,11 @@ def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
     torch.jit.save(torch.jit.freeze(scripted) if frozen else scripted, path)
     if frozen and groups != 1:
         with zipfile.ZipFile(path) as archive:
-            held = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".debug_pkl")}
-        numbers = held["conv/constants/0"]
-        held["conv/constants/0"] = numbers[:-4] + groups.to_bytes(2, "little") + numbers[-2:]
+            contents = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".debug_pkl")}
+        numbers = contents["conv/constants/0"]
+        contents["conv/constants/0"] = numbers[:-4] + groups.to_bytes(2, "little") + numbers[-2:]
         with zipfile.ZipFile(path, "w") as archive:
-            for name, data in held.items():
+            for name, data in contents.items():
                 archive.writestr(name, data)
     return path
 
@@ -620,10 +621,10 @@ def test_numbers_of_a_big_endian_archive_are_unknown(name, tmp_path):
     """torch.load swaps them, torch.jit.load does not."""
     path = convolutional(tmp_path, frozen=True)
     with zipfile.ZipFile(path) as archive:
-        held = {record: archive.read(record) for record in archive.namelist() if not record.endswith("byteorder")}
+        contents = {record: archive.read(record) for record in archive.namelist() if not record.endswith("byteorder")}
     for order, is_known in ((b"little", True), (b"big", False)):
         with zipfile.ZipFile(path, "w") as archive:
-            for record, data in {**held, f"conv/{name}": order}.items():
+            for record, data in {**contents, f"conv/{name}": order}.items():
                 archive.writestr(record, data)
         mentions = [mention for finding in scan_pickles(str(path)) for mention in finding.names]
         assert any("access memory outside the weights" in (mention.misuse or "") for mention in mentions) != is_known
@@ -650,9 +651,9 @@ def test_code_that_packs_by_other_numbers_is_found(name, tmp_path):
     path = convolutional(tmp_path, frozen=False)
     old, new = OTHER_NUMBERS[name]
     with zipfile.ZipFile(path) as archive:
-        held = {one: archive.read(one) for one in archive.namelist() if not one.endswith(".debug_pkl")}
+        contents = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".debug_pkl")}
     with zipfile.ZipFile(path, "w") as archive:
-        for record, data in held.items():
+        for record, data in contents.items():
             changed_data = data.replace(old.encode(), new.encode()) if record.endswith((".py", "data.pkl")) else data
             archive.writestr(
                 record.replace("modules/conv.py", "modules/other.py") if "other" in new else record, changed_data

@@ -97,9 +97,9 @@ def test_deep_ones_are_digested(tmp_path):
             value = {"d": value}
         return value
 
-    one, two = settings(tmp_path, x=nest_value(1))[0], settings(tmp_path, x=nest_value(2))[0]
-    assert one != two
-    assert len(one) == 1
+    first, second = settings(tmp_path, x=nest_value(1))[0], settings(tmp_path, x=nest_value(2))[0]
+    assert first != second
+    assert len(first) == 1
 
 
 def test_the_order_of_a_set_means_nothing(tmp_path):
@@ -232,7 +232,7 @@ def long(*entries):
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("first", "second"),
     [
         ([{"a": 1}] * 70, [{"a": 1} for _ in range(70)]),
         (long({"a": 1, "b": 2}), long({"b": 2, "a": 1})),
@@ -243,9 +243,9 @@ def long(*entries):
     ],
     ids=["shared", "order", "ordered", "numbers", "tuple", "tensors"],
 )
-def test_equal_contents_have_equal_digests(tmp_path, one, two):
+def test_equal_contents_have_equal_digests(tmp_path, first, second):
     """However they were put together; what tensors hold is compared as such."""
-    assert settings(tmp_path, x=one)[0] == settings(tmp_path, x=two)[0]
+    assert settings(tmp_path, x=first)[0] == settings(tmp_path, x=second)[0]
 
 
 def test_what_is_not_read_is_said(tmp_path, monkeypatch):
@@ -334,11 +334,11 @@ def test_ordinary_checkpoints_have_no_empty_settings(tmp_path):
 )
 def test_keys_are_told_apart_in_any_order(tmp_path, holding):
     """Two keys that read the same are two settings, and which is which does not depend on their order."""
-    held = holding("a", "b")
-    one, other = settings(tmp_path, x=held)[0], settings(tmp_path, x=dict(reversed(held.items())))[0]
-    assert one == other
-    assert {"a", "b"} <= set(one.values())
-    assert settings(tmp_path, x=holding("b", "a"))[0] != one
+    value = holding("a", "b")
+    setting, other = settings(tmp_path, x=value)[0], settings(tmp_path, x=dict(reversed(value.items())))[0]
+    assert setting == other
+    assert {"a", "b"} <= set(setting.values())
+    assert settings(tmp_path, x=holding("b", "a"))[0] != setting
 
 
 def test_plain_paths_stay_plain(tmp_path):
@@ -352,7 +352,7 @@ def digest(tmp_path, value):
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("first", "second"),
     [
         ("1", 1),
         (True, 1),
@@ -387,13 +387,13 @@ def digest(tmp_path, value):
     ],
     ids=repr,
 )
-def test_other_contents_have_other_digests(tmp_path, one, two):
+def test_other_contents_have_other_digests(tmp_path, first, second):
     """Types, lengths and places count."""
-    assert digest(tmp_path, one) != digest(tmp_path, two)
+    assert digest(tmp_path, first) != digest(tmp_path, second)
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("first", "second"),
     [
         (-0.0, 0),
         (1e300, int(1e300)),
@@ -407,9 +407,9 @@ def test_other_contents_have_other_digests(tmp_path, one, two):
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_what_python_holds_equal_has_one_digest(tmp_path, one, two):
+def test_what_python_holds_equal_has_one_digest(tmp_path, first, second):
     """In whatever order, and shared or not."""
-    assert digest(tmp_path, one) == digest(tmp_path, two)
+    assert digest(tmp_path, first) == digest(tmp_path, second)
 
 
 def test_the_first_and_the_second_look_are_the_same(tmp_path):
@@ -427,13 +427,13 @@ def cycle(first, second):
 
 def test_cycles_have_one_digest_wherever_they_are_entered(tmp_path):
     """What holds itself is read from outside in two orders."""
-    one, two = cycle(1, 2)
-    setting = settings(tmp_path, a=long(one), b=long(two))[0]
-    one, two = cycle(1, 2)
-    assert settings(tmp_path, b=long(two), a=long(one))[0] == setting
+    first, second = cycle(1, 2)
+    setting = settings(tmp_path, a=long(first), b=long(second))[0]
+    first, second = cycle(1, 2)
+    assert settings(tmp_path, b=long(second), a=long(first))[0] == setting
     assert setting["a"] != setting["b"]
-    one, two = cycle(1, 3)
-    assert settings(tmp_path, a=long(one), b=long(two))[0]["a"] != setting["a"]
+    first, second = cycle(1, 3)
+    assert settings(tmp_path, a=long(first), b=long(second))[0]["a"] != setting["a"]
 
 
 def test_what_a_cycle_comes_back_to_counts(tmp_path):
@@ -446,8 +446,8 @@ def test_what_a_cycle_comes_back_to_counts(tmp_path):
 
 def test_a_cycle_is_listed_once(tmp_path):
     """A config whose nodes know their parents does not fill the list with ways round."""
-    one, _ = cycle(1, 2)
-    actual, _ = settings(tmp_path, x=one)
+    first, _ = cycle(1, 2)
+    actual, _ = settings(tmp_path, x=first)
     assert set(actual) == {"x.n", "x.other.n", "x.other.other"}
 
 
@@ -484,8 +484,8 @@ def test_one_line_says_that_too_much_was_left_out(tmp_path, monkeypatch):
 
 def test_more_than_half_a_million_entries_are_read(tmp_path):
     """The last of them counts, and nothing is left out."""
-    one, state = settings(tmp_path, x=[1] * 500_001)
-    assert one != settings(tmp_path, x=[1] * 500_000 + [2])[0]
+    setting, state = settings(tmp_path, x=[1] * 500_001)
+    assert setting != settings(tmp_path, x=[1] * 500_000 + [2])[0]
     assert not state.oddities
 
 

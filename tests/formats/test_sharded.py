@@ -517,8 +517,8 @@ def test_a_shard_that_leads_to_a_text_elsewhere(folder, partial_read_error):
     secret = folder.parent / "secret"
     secret.write_text("root:x:0:0")
     spoilt(folder, TWO).symlink_to(secret)
-    told = partial_read_error(folder)
-    assert told == f"statecli: {folder / TWO}: model.b: its shard is not a checkpoint (text file)"
+    message = partial_read_error(folder)
+    assert message == f"statecli: {folder / TWO}: model.b: its shard is not a checkpoint (text file)"
     spoilt(folder, TWO).write_text("Entry not found")
     assert partial_read_error(folder).endswith("its shard is not a checkpoint (text file)")
 
@@ -534,8 +534,8 @@ def test_a_shard_that_is_an_lfs_pointer(folder, partial_read_error):
 def test_a_shard_that_is_truncated(folder, partial_read_error):
     """A shard cut short is named by its path."""
     os.truncate(folder / ONE, 70)
-    told = partial_read_error(folder, "model.b")
-    assert told.startswith(f"statecli: {folder / ONE}: model.a: its shard is truncated: its header claims ")
+    message = partial_read_error(folder, "model.b")
+    assert message.startswith(f"statecli: {folder / ONE}: model.a: its shard is truncated: its header claims ")
 
 
 def test_a_shard_that_is_empty(folder, partial_read_error):

@@ -84,15 +84,15 @@ def count_steps(tmp_path, data):
     path.write_bytes(data)
     with Source(str(path)) as source:
         scan = _scan.FileScan(source)
-        found = scan.scan()
-    return scan.steps.taken, found
+        findings = scan.scan()
+    return scan.steps.taken, findings
 
 
 def test_code_of_many_short_lines_exceeds_the_budget(tmp_path):
     """60 MB of it, packed to 60 kB, took minutes."""
-    (steps, found) = count_steps(tmp_path, code(b"f\n" * 13_000_000))
+    (steps, findings) = count_steps(tmp_path, code(b"f\n" * 13_000_000))
     assert steps[Budget.TEXT] > Budget.TEXT.limit
-    assert any("code tokens" in (pickle.unread or "") for pickle in found)
+    assert any("code tokens" in (pickle.unread or "") for pickle in findings)
 
 
 # Name -> a file of one size, the number of steps of a kind that it may take.
@@ -123,9 +123,9 @@ LINEAR = {
 def test_a_file_that_once_took_minutes_takes_few_steps(name, tmp_path):
     """No budget is exceeded, and all of the file is read. The parser of torch crashes at the chain of 20,000 names."""
     data, budget, most = LINEAR[name]
-    steps, found = count_steps(tmp_path, data)
+    steps, findings = count_steps(tmp_path, data)
     assert steps[budget] <= most
-    unread = [pickle.unread for pickle in found if pickle.unread]
+    unread = [pickle.unread for pickle in findings if pickle.unread]
     assert [why.endswith("which crashes torch.jit.load") for why in unread] == [True] * (name in _DEEP)
 
 
@@ -266,9 +266,9 @@ def test_opcodes_are_counted_one_by_one(tmp_path):
 def test_compressed_storages_are_not_inflated_to_be_scanned(tmp_path):
     """Three storages of 10 MB each, which begin like no pickle, cost no bytes."""
     storages = [Member(f"archive/data/{n}", b"\1" * 10_000_000, method=8) for n in range(1, 4)]
-    steps, found = count_steps(tmp_path, build([*records(), *storages]))
+    steps, findings = count_steps(tmp_path, build([*records(), *storages]))
     assert steps[Budget.BYTES] < 1000
-    assert not [pickle.unread for pickle in found if pickle.unread]
+    assert not [pickle.unread for pickle in findings if pickle.unread]
 
 
 LIMITED = """

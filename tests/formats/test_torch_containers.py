@@ -149,20 +149,20 @@ def test_a_name_with_nul_is_said():
 def test_the_good_archive(contents):
     """The graph, the storages with their place and checksum, and no oddity."""
     data = build(records())
-    made = contents(data)
-    (storage,) = made.storages.values()
+    result = contents(data)
+    (storage,) = result.storages.values()
     assert data[storage.offset :][: storage.length] == bytes(range(16))
     assert storage.crc32 == zlib.crc32(bytes(range(16)))
-    assert (storage.big_endian, made.format, made.oddities) == (False, "torch-zip", [])
-    assert list(made.pickle.root) == ["w"]
+    assert (storage.big_endian, result.format, result.oddities) == (False, "torch-zip", [])
+    assert list(result.pickle.root) == ["w"]
 
 
 @pytest.mark.parametrize("name", [".format_version", ".storage_alignment", "byteorder", ".data/serialization_id"])
 def test_records_that_older_torch_did_not_write_may_be_missing(contents, name):
     """Their absence is normal, and little-endian is the rule."""
-    made = contents(build(without(name)))
-    assert made.oddities == []
-    assert not made.storages["0"].big_endian
+    result = contents(build(without(name)))
+    assert result.oddities == []
+    assert not result.storages["0"].big_endian
 
 
 def test_big_endian(contents):
@@ -172,14 +172,14 @@ def test_big_endian(contents):
 
 def test_a_checksum_of_zero_is_none_recorded(contents):
     """But for an empty storage, whose checksum is 0."""
-    made = contents(build([*change_record("data/0", crc=0), Member("archive/data/1", b"")]))
-    assert (made.storages["0"].crc32, made.storages["1"].crc32) == (None, 0)
+    result = contents(build([*change_record("data/0", crc=0), Member("archive/data/1", b"")]))
+    assert (result.storages["0"].crc32, result.storages["1"].crc32) == (None, 0)
 
 
 def test_an_archive_without_checksums_is_read_and_odd(contents):
     """torch.save writes it when told to; Python's zipfile refuses it."""
-    made = contents(build(change_record("data.pkl", crc=0)))
-    assert made.oddities == ["no-checksums"]
+    result = contents(build(change_record("data.pkl", crc=0)))
+    assert result.oddities == ["no-checksums"]
 
 
 def test_the_top_folder_may_have_no_name(contents):
@@ -211,9 +211,9 @@ ODD = {
 @pytest.mark.parametrize(("name", "data"), ODD.items(), ids=ODD)
 def test_odd_archives_are_read_and_told(contents, name, data):
     """What torch accepts is read, and recorded."""
-    made = contents(data)
-    assert made.oddities == [name]
-    assert list(made.pickle.root) == ["w"]
+    result = contents(data)
+    assert result.oddities == [name]
+    assert list(result.pickle.root) == ["w"]
 
 
 REFUSED = {
@@ -315,10 +315,10 @@ STREAM = legacy(ONE, [("0", 4, bytes(range(16)))])
 
 def test_the_good_stream(contents):
     """The graph, and the storage where its bytes are."""
-    made = contents(STREAM, torch_legacy)
-    (storage,) = made.storages.values()
+    result = contents(STREAM, torch_legacy)
+    (storage,) = result.storages.values()
     assert STREAM[storage.offset :][: storage.length] == bytes(range(16))
-    assert (storage.crc32, storage.big_endian, made.format, made.oddities) == (None, False, "torch-legacy", [])
+    assert (storage.crc32, storage.big_endian, result.format, result.oddities) == (None, False, "torch-legacy", [])
 
 
 def test_storages_follow_the_list_and_not_the_object(contents):
@@ -326,7 +326,7 @@ def test_storages_follow_the_list_and_not_the_object(contents):
     pickle = state_dict(a=tensor("9", 2, (2,)), b=tensor("10", 3, (3,), kind="DoubleStorage"))
     data = legacy(pickle, [("10", 3, bytes(24)), ("9", 2, b"\1" * 8)])
     storages = contents(data, torch_legacy).storages
-    assert [(key, data[one.offset :][: one.length]) for key, one in storages.items()] == [
+    assert [(key, data[storage.offset :][: storage.length]) for key, storage in storages.items()] == [
         ("10", bytes(24)),
         ("9", b"\1" * 8),
     ]
@@ -345,15 +345,15 @@ def test_bytes_after_the_stream_are_odd(contents):
 
 def test_a_stream_of_no_storages(contents):
     """An object without tensors is a stream as well."""
-    made = contents(legacy(build_pickle(number(1)), []), torch_legacy)
-    assert (made.pickle.root, made.storages, made.oddities) == (1, {}, [])
+    result = contents(legacy(build_pickle(number(1)), []), torch_legacy)
+    assert (result.pickle.root, result.storages, result.oddities) == (1, {}, [])
 
 
 def test_a_pickle_larger_than_the_first_window(contents):
     """A pickle's length is not recorded: it is found."""
     many = state_dict(**{f"layer{n}": tensor(str(n), 1, (1,)) for n in range(2000)})
-    made = contents(legacy(many, [(str(n), 1, struct.pack("<f", n)) for n in range(2000)]), torch_legacy)
-    assert len(made.pickle.root) == len(made.storages) == 2000
+    result = contents(legacy(many, [(str(n), 1, struct.pack("<f", n)) for n in range(2000)]), torch_legacy)
+    assert len(result.pickle.root) == len(result.storages) == 2000
 
 
 def test_a_pickle_over_the_limit_is_refused(contents, monkeypatch):
@@ -506,13 +506,13 @@ def test_every_storage_of_a_real_file_holds_torchs_bytes(tmp_path, reader, proto
         assert reader.sniff(path, file.read(HEAD_BYTES))
     state = formats.read(path)
     assert [tensor.fqn for tensor in state.tensors] == list(loaded)
-    for one in state.tensors:
-        tensor = loaded[one.fqn]
-        at = one.data.storage.offset + one.data.offset * tensor.element_size()
+    for storage in state.tensors:
+        tensor = loaded[storage.fqn]
+        at = storage.data.storage.offset + storage.data.offset * tensor.element_size()
         wanted = tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else bytes([int(tensor)])
-        assert data[at : at + one.nbytes] == wanted
-        stored = data[one.data.storage.offset :][: one.data.storage.length]
-        assert one.data.storage.crc32 in (None, zlib.crc32(stored))
+        assert data[at : at + storage.nbytes] == wanted
+        stored = data[storage.data.storage.offset :][: storage.data.storage.length]
+        assert storage.data.storage.crc32 in (None, zlib.crc32(stored))
 
 
 @pytest.mark.parametrize("alignment", [64, 4096])
@@ -545,7 +545,7 @@ def test_an_archive_over_4_gib_is_read_by_its_zip64_fields(tmp_path):
     with torch.serialization.skip_data(materialize_fake_tensors=True):
         path = save_value(tmp_path / "big.pt", value)
     _, storages, _ = torch_zip.read_contents(path)
-    assert [one.length for one in storages.values()] == [5 * 2**30, 12]
+    assert [storage.length for storage in storages.values()] == [5 * 2**30, 12]
     assert storages["1"].offset > 5 * 2**30
 
 

@@ -104,29 +104,29 @@ def _serialize(program):
 
 def of_2_8(program, path: Path) -> Path:
     """One archive of torch.save for all weights and one for all constants; torch 2.13 still loads it."""
-    made = _serialize(program)
+    artifact = _serialize(program)
     with packages.PT2ArchiveWriter(str(path)) as writer:
-        writer.write_bytes("models/model.json", made.exported_program)
-        writer.write_bytes("data/weights/model.pt", made.state_dict)
-        writer.write_bytes("data/constants/model.pt", made.constants)
-        writer.write_bytes("data/sample_inputs/model.pt", made.example_inputs)
+        writer.write_bytes("models/model.json", artifact.exported_program)
+        writer.write_bytes("data/weights/model.pt", artifact.state_dict)
+        writer.write_bytes("data/constants/model.pt", artifact.constants)
+        writer.write_bytes("data/sample_inputs/model.pt", artifact.example_inputs)
     return path
 
 
 def of_2_7(program, path: Path, suffix: str = "pt") -> Path:
     """A plain zip; torch 2.13 still loads it."""
-    made = _serialize(program)
+    artifact = _serialize(program)
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("serialized_exported_program.json", made.exported_program)
-        archive.writestr(f"serialized_state_dict.{suffix}", made.state_dict)
-        archive.writestr(f"serialized_constants.{suffix}", made.constants)
-        archive.writestr("serialized_example_inputs.pt", made.example_inputs)
+        archive.writestr("serialized_exported_program.json", artifact.exported_program)
+        archive.writestr(f"serialized_state_dict.{suffix}", artifact.state_dict)
+        archive.writestr(f"serialized_constants.{suffix}", artifact.constants)
+        archive.writestr("serialized_example_inputs.pt", artifact.example_inputs)
         archive.writestr("version", "8.20")
     return path
 
 
 WRITERS = [new, of_2_8, of_2_7]
-each_layout = pytest.mark.parametrize("writer", WRITERS, ids=lambda one: one.__name__)
+each_layout = pytest.mark.parametrize("writer", WRITERS, ids=lambda function: function.__name__)
 
 
 def read(path):
@@ -203,8 +203,8 @@ def test_each_program_is_a_section(tmp_path):
     state = read(tmp_path / "x.pt2")
     assert state.sections == ("encoder", "decoder")
     for row in state.tensors:
-        held = programs[row.section].state_dict[row.fqn]
-        assert (read_all_values(row.data).reshape(row.shape) == held.detach().numpy()).all()
+        tensor = programs[row.section].state_dict[row.fqn]
+        assert (read_all_values(row.data).reshape(row.shape) == tensor.detach().numpy()).all()
     assert "encoder.torch_version" in state.metadata.values
 
 
@@ -213,9 +213,9 @@ def test_every_dtype(tmp_path):
     from torch._export.serde.schema import ScalarType
     from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
 
-    known = {int(number): str(dtype).removeprefix("torch.") for number, dtype in _SERIALIZE_TO_TORCH_DTYPE.items()}
-    assert known == torch_export.DTYPES
-    assert {int(one) for one in ScalarType} - {0} == set(known)
+    names = {int(number): str(dtype).removeprefix("torch.") for number, dtype in _SERIALIZE_TO_TORCH_DTYPE.items()}
+    assert names == torch_export.DTYPES
+    assert {int(number) for number in ScalarType} - {0} == set(names)
 
 
 def test_a_tensor_subclass_is_read_from_its_own_archive(tmp_path):
@@ -742,7 +742,7 @@ def test_an_object_is_found_by_the_name_that_the_loader_joins(folder, name, reco
 
 
 @pytest.mark.parametrize(
-    "name", ["data/weights/model.pt", "data/constants/model.pt", "data/sample_inputs/model.pt"], ids=lambda one: one
+    "name", ["data/weights/model.pt", "data/constants/model.pt", "data/sample_inputs/model.pt"], ids=lambda name: name
 )
 def test_an_archive_of_torch_save_may_be_a_stream_of_pickles(name, parts, tmp_path):
     """torch.load takes the legacy format wherever torch.export.load has it load a record."""
@@ -812,8 +812,10 @@ def test_expressions_of_real_programs_are_plain(tmp_path):
     path = new(program, tmp_path / "x.pt2")
     with zipfile.ZipFile(path) as archive:
         expressions = set(iter_expressions(json.loads(archive.read("x/models/model.json"))))
-    assert any("FloorDiv" in one for one in expressions)
-    assert [one for one in expressions if not is_plain_expression(one) or describe_cost(one)] == []
+    assert any("FloorDiv" in expression for expression in expressions)
+    assert [
+        expression for expression in expressions if not is_plain_expression(expression) or describe_cost(expression)
+    ] == []
     assert scan_pickles(str(path))
 
 
@@ -921,11 +923,13 @@ def test_sympy_computes_numbers_at_once():
 
 def test_what_is_an_expression_and_what_is_code():
     """Nothing but what sizes are made of is called, and no attribute is taken."""
-    assert [one for one in PLAIN if not is_plain_expression(one) or describe_cost(one)] == []
-    assert [one for one in CODE if is_plain_expression(one)] == []
+    assert [
+        expression for expression in PLAIN if not is_plain_expression(expression) or describe_cost(expression)
+    ] == []
+    assert [expression for expression in CODE if is_plain_expression(expression)] == []
 
 
-@pytest.mark.parametrize("writer", [new, of_2_7], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("writer", [new, of_2_7], ids=lambda function: function.__name__)
 def test_code_among_the_expressions_is_found(writer, tmp_path):
     """torch.export.load runs it, without any pickle; nothing is run here, and an audit names the byte where it is."""
     pytest.importorskip("sympy")
@@ -1242,12 +1246,12 @@ def test_code_in_the_name_of_an_input_is_found(write_forged, tmp_path):
         ("torch.ops.torchvision.nms.default", None, ""),
         ("_operator.mul", None, ""),
     ],
-    ids=lambda one: str(one)[:24],
+    ids=lambda value: str(value)[:24],
 )
 def test_what_a_graph_calls_is_judged(target, rule, what, write_forged):
     """Operators of torch that compute are clean, others of torch unsafe, those of other libraries unknown."""
     actual_findings = findings(write_forged("torch.ops.aten.sin.default", target))
-    assert [one for one, _ in actual_findings] == ([rule] if rule else [])
+    assert [rule for rule, _ in actual_findings] == ([rule] if rule else [])
     assert not rule or what in actual_findings[0][1]
 
 

@@ -61,19 +61,19 @@ DTYPES = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_each_dtype_has_torchs_name_shape_and_size(tmp_path, dtype, legacy):
     """Every dtype that torch saves is listed as torch loads it, from both containers."""
-    made = torch.zeros(3, 4).to(dtype)
-    state = read(tmp_path, {"w": made}, _use_new_zipfile_serialization=not legacy)
+    tensor = torch.zeros(3, 4).to(dtype)
+    state = read(tmp_path, {"w": tensor}, _use_new_zipfile_serialization=not legacy)
     (row,) = state.tensors
     assert f"torch.{row.dtype}" == str(dtype)
     assert row.shape == (3, 4)
-    assert row.nbytes == made.nbytes
-    assert row.data.storage.length == made.untyped_storage().nbytes()
+    assert row.nbytes == tensor.nbytes
+    assert row.data.storage.length == tensor.untyped_storage().nbytes()
 
 
 def test_a_packed_float4_has_torchs_shape(tmp_path):
     """float4_e2m1fn_x2 counts bytes of two values each, as torch does."""
-    made = torch.zeros(16, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    (row,) = read(tmp_path, {"w": made}).tensors
+    tensor = torch.zeros(16, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    (row,) = read(tmp_path, {"w": tensor}).tensors
     assert (row.dtype, row.shape, row.nbytes) == ("float4_e2m1fn_x2", (16,), 16)
 
 
@@ -88,14 +88,14 @@ geometry = st.tuples(
 @given(st.lists(st.tuples(geometry, st.sampled_from(DTYPES)), min_size=1, max_size=4))
 def test_views_agree_with_torch_load(tmp_path_factory, specs):
     """Any permuted view at any offset keeps torch's shape, strides and offset."""
-    made = {}
+    tensors = {}
     for number, ((shape, offset, order), dtype) in enumerate(specs):
         size = offset + max(1, torch.Size(shape).numel())
         flat = torch.zeros(size).to(dtype)
         view = flat[offset : offset + torch.Size(shape).numel()].view(shape)
-        made[f"t{number}"] = view.permute([axis for axis in order if axis < len(shape)])
+        tensors[f"t{number}"] = view.permute([axis for axis in order if axis < len(shape)])
     path = str(tmp_path_factory.mktemp("views") / "views.pt")
-    torch.save(made, path)
+    torch.save(tensors, path)
     loaded = torch.load(path, weights_only=True)
     for fqn, row in rows(formats.read(path)).items():
         assert row.shape == tuple(loaded[fqn].shape)
@@ -174,8 +174,8 @@ def test_quantized_tensors_keep_their_quantizer(tmp_path):
 
 def test_parameters_keep_type_and_requires_grad(tmp_path):
     """A dict of nn.Parameter says itself what they are, and records requires_grad."""
-    made = {"w": nn.Parameter(torch.randn(2)), "frozen": nn.Parameter(torch.randn(2), requires_grad=False)}
-    actual_rows = rows(read(tmp_path, made))
+    state = {"w": nn.Parameter(torch.randn(2)), "frozen": nn.Parameter(torch.randn(2), requires_grad=False)}
+    actual_rows = rows(read(tmp_path, state))
     assert all(row.kind is Kind.PARAMETER and row.evidence is Evidence.TYPE for row in actual_rows.values())
     assert (actual_rows["w"].requires_grad, actual_rows["frozen"].requires_grad) == (True, False)
 
@@ -188,8 +188,8 @@ def test_a_state_dict_records_no_requires_grad(tmp_path):
 
 def test_nn_buffer_leaves_its_mark(tmp_path):
     """nn.Buffer is a buffer, persistent or not, even in a bare dict."""
-    made = {"b": nn.Buffer(torch.randn(2)), "n": nn.Buffer(torch.randn(2), persistent=False)}
-    actual_rows = rows(read(tmp_path, made))
+    state = {"b": nn.Buffer(torch.randn(2)), "n": nn.Buffer(torch.randn(2), persistent=False)}
+    actual_rows = rows(read(tmp_path, state))
     assert (actual_rows["b"].kind, actual_rows["b"].persistent) == (Kind.BUFFER, True)
     assert (actual_rows["n"].kind, actual_rows["n"].persistent) == (Kind.BUFFER, False)
 
@@ -689,8 +689,8 @@ def test_a_diff_of_storages(statecli, tmp_path, untyped):
 def _rebuilt(*given):
     """What a class of those below is rebuilt by."""
     module = nn.Module()
-    for number, one in enumerate(given):
-        setattr(module, f"m{number}", one)
+    for number, first in enumerate(given):
+        setattr(module, f"m{number}", first)
     return module
 
 

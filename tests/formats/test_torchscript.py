@@ -85,9 +85,9 @@ def net():
 
 def save_script(net: nn.Module, path: Path) -> torch.jit.ScriptModule:
     """Saved as it was scripted."""
-    made = torch.jit.script(net)
-    torch.jit.save(made, path)
-    return made
+    module = torch.jit.script(net)
+    torch.jit.save(module, path)
+    return module
 
 
 def save_trace(net: nn.Module, path: Path) -> None:
@@ -127,7 +127,7 @@ def values(path):
 # --- against torch ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("writer", WRITERS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("writer", WRITERS, ids=lambda function: function.__name__)
 def test_it_agrees_with_torch(writer, net, tmp_path):
     """Names in their order, kinds, shapes, dtypes and requires_grad are those of the module that torch loads."""
     writer(net, tmp_path / "x.pt")
@@ -145,7 +145,7 @@ def test_it_agrees_with_torch(writer, net, tmp_path):
         assert (row.requires_grad, row.device) == (tensor.requires_grad, "cpu")
 
 
-@pytest.mark.parametrize("writer", WRITERS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("writer", WRITERS, ids=lambda function: function.__name__)
 def test_values_are_torchs(writer, net, tmp_path):
     """Every registered tensor and every constant, bit by bit."""
     writer(net, tmp_path / "x.pt")
@@ -210,11 +210,11 @@ def test_code_is_noted(net, tmp_path):
     """How many files of it there are, and how large; attributes that are no tensors are settings."""
     save_script(net, tmp_path / "x.pt")
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
-        sizes = [one.file_size for one in archive.infolist() if one.filename.endswith(".py")]
-    told = read(tmp_path / "x.pt").metadata.values
-    assert (told["code files"], told["code bytes"]) == (len(sizes), sum(sizes))
-    assert "bytecode bytes" not in told
-    assert (told["names.0"], told["names.1"], told["pair.1"], told["nested.0.1"]) == ("a", "b", 3, 1)
+        sizes = [member.file_size for member in archive.infolist() if member.filename.endswith(".py")]
+    settings = read(tmp_path / "x.pt").metadata.values
+    assert (settings["code files"], settings["code bytes"]) == (len(sizes), sum(sizes))
+    assert "bytecode bytes" not in settings
+    assert (settings["names.0"], settings["names.1"], settings["pair.1"], settings["nested.0.1"]) == ("a", "b", 3, 1)
     lite(net, tmp_path / "y.ptl")
     assert read(tmp_path / "y.ptl").metadata.values["bytecode bytes"] > 0
 
@@ -406,8 +406,8 @@ def parts(tmp_path):
     """
     torch.jit.save(torch.jit.script(nn.Linear(3, 2)), tmp_path / "x.pt")
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
-        found = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    plain = {re.sub(r"/___torch_mangle_\d+", "", name): data for name, data in found.items()}
+        contents = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    plain = {re.sub(r"/___torch_mangle_\d+", "", name): data for name, data in contents.items()}
     return {name: re.sub(rb"\.___torch_mangle_\d+", b"", data) for name, data in plain.items()}
 
 
@@ -637,9 +637,9 @@ def test_settings_that_every_module_has_are_not_told(tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.ReLU()).eval()
     net[1].train()
     torch.jit.save(torch.jit.script(net), tmp_path / "net.pt")
-    told = formats.read(str(tmp_path / "net.pt")).metadata.values
-    assert told["training"] is False
-    assert {key for key in told if key.endswith((".training", "hook"))} == {"_modules.1.training"}
+    settings = formats.read(str(tmp_path / "net.pt")).metadata.values
+    assert settings["training"] is False
+    assert {key for key in settings if key.endswith((".training", "hook"))} == {"_modules.1.training"}
 
 
 def test_another_program_of_the_same_length_is_a_change(statecli, in_tmp_path):

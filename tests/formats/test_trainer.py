@@ -91,11 +91,11 @@ class Average:
 def read_tensors(path: Path) -> dict[str, dict[str, torch.Tensor]]:
     """By section and name what is read of each tensor."""
     state = formats.read(str(path))
-    found: dict[str, dict[str, torch.Tensor]] = {}
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
     for tensor in state.tensors:
         values = torch.from_numpy(read_all_values(tensor.data).copy()).reshape(tensor.shape)
-        found.setdefault(tensor.section, {})[tensor.fqn] = values
-    return found
+        tensors.setdefault(tensor.section, {})[tensor.fqn] = values
+    return tensors
 
 
 # The Trainer's.
@@ -299,15 +299,15 @@ def test_a_state_of_accelerate_is_read_whole(accelerate_folder):
         "optimizer_1",
         "random_states_0",
     )
-    known = {(tensor.section, tensor.fqn): (tensor.kind, tensor.evidence) for tensor in state.tensors}
-    assert known["model", "weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
-    assert known["model_1", "0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
-    assert known["model_1", "1.running_mean"] == (Kind.BUFFER, Evidence.CONVENTION)
-    assert known["random_states_0", "torch_manual_seed"] == (Kind.OTHER, Evidence.CONVENTION)
-    found = read_tensors(accelerate_folder)
-    assert torch.equal(found["custom_checkpoint_0.ema"]["weight"], torch.full((3,), 2.0))
+    kinds = {(tensor.section, tensor.fqn): (tensor.kind, tensor.evidence) for tensor in state.tensors}
+    assert kinds["model", "weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
+    assert kinds["model_1", "0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
+    assert kinds["model_1", "1.running_mean"] == (Kind.BUFFER, Evidence.CONVENTION)
+    assert kinds["random_states_0", "torch_manual_seed"] == (Kind.OTHER, Evidence.CONVENTION)
+    tensors = read_tensors(accelerate_folder)
+    assert torch.equal(tensors["custom_checkpoint_0.ema"]["weight"], torch.full((3,), 2.0))
     moments = torch.load(accelerate_folder / "optimizer_1.bin")["state"][0]["exp_avg"]
-    assert torch.equal(found["optimizer_1"]["state[0]['exp_avg']"], moments)
+    assert torch.equal(tensors["optimizer_1"]["state[0]['exp_avg']"], moments)
     assert state.metadata.values["scheduler.step_size"] == 2
     assert state.metadata.values["custom_checkpoint_0.decay"] == 0.9
 
@@ -354,17 +354,17 @@ def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(fsdp_folder):
     state = load.read_checkpoint(str(fsdp_folder))
     assert state.format == "trainer dcp+torch-zip"
     assert state.sections == ("model", "optimizer", "rng_state_0", "rng_state_1")
-    known = {tensor.fqn: (tensor.kind, tensor.evidence) for tensor in state.tensors if tensor.section == "model"}
-    assert known["0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
-    assert known["1.running_mean"] == (Kind.BUFFER, Evidence.CONVENTION)
+    kinds = {tensor.fqn: (tensor.kind, tensor.evidence) for tensor in state.tensors if tensor.section == "model"}
+    assert kinds["0.weight"] == (Kind.PARAMETER, Evidence.OPTIMIZER)
+    assert kinds["1.running_mean"] == (Kind.BUFFER, Evidence.CONVENTION)
     assert state.metadata.values["optimizer.param_groups.0.lr"] == 0.01
     assert state.metadata.values["scheduler.step_size"] == 2
     assert state.metadata.values["trainer_state.global_step"] == 2
-    found = read_tensors(fsdp_folder)
+    tensors = read_tensors(fsdp_folder)
     moments = torch.load(fsdp_folder.parent / "optimizer.pt")["state"]
     for number, name in enumerate(["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]):
         for what in ("step", "exp_avg", "exp_avg_sq"):
-            assert torch.equal(found["optimizer"][f"state['{name}']['{what}']"], moments[number][what])
+            assert torch.equal(tensors["optimizer"][f"state['{name}']['{what}']"], moments[number][what])
 
 
 def test_they_differ_in_nothing_from_the_same_weights_in_one_file(fsdp_folder, statecli):
@@ -449,9 +449,9 @@ def test_an_adapter_names_its_base_model(tmp_path, statecli):
         "target_modules": "query, value",
     }
     assert {key: state.metadata.values[f"adapter_config.{key}"] for key in expected} == expected
-    told = statecli("inspect", tmp_path / "adapter", "-f", "markdown").out.replace("\\", "")
-    assert "r=4, lora_alpha=8, target_modules=query, value" in told
-    assert f"adapter (LORA) of base model {tmp_path / 'base'}" in told
+    text = statecli("inspect", tmp_path / "adapter", "-f", "markdown").out.replace("\\", "")
+    assert "r=4, lora_alpha=8, target_modules=query, value" in text
+    assert f"adapter (LORA) of base model {tmp_path / 'base'}" in text
 
 
 # Model folders.
@@ -487,5 +487,5 @@ def test_a_model_folder_beside_its_file_differs_in_nothing(tmp_path, statecli):
     assert statecli("diff", tmp_path / "one", tmp_path / "one" / "model.safetensors").code == 0
     assert statecli("diff", tmp_path / "one" / "model.safetensors", tmp_path / "two").code == 0
     result = statecli("diff", tmp_path / "one", tmp_path / "two", "-f", "json")
-    assert [one["key"] for one in result.json["metadata"]] == ["config.hidden_act"]
+    assert [change["key"] for change in result.json["metadata"]] == ["config.hidden_act"]
     assert formats.read(str(tmp_path / "one")).metadata.values["config.quantization_config.quant_method"] == "fp8"

@@ -53,10 +53,10 @@ def tensors() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def seeds():
-    made = tensors()
-    storages = {one.untyped_storage().data_ptr() or id(one): one for one in made.values()}
+    by_name = tensors()
+    storages = {tensor.untyped_storage().data_ptr() or id(tensor): tensor for tensor in by_name.values()}
     assert len(storages) > 100
-    return saved_pickle(made), [one.untyped_storage().nbytes() for one in storages.values()]
+    return saved_pickle(by_name), [tensor.untyped_storage().nbytes() for tensor in storages.values()]
 
 
 def test_the_rows_are_those_of_the_slow_way(tmp_path, monkeypatch, seeds):

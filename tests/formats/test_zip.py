@@ -685,8 +685,8 @@ def test_the_directory_alone_places_a_record_of_4_gib(tmp_path, size):
             actual_records = Archive(source).records
         path.unlink()
         assert actual_records[f"{path.name}/data/0"].size == size
-        assert {name: zip_archive._align(one) for name, one in actual_records.items()} == {
-            name: one.data_offset for name, one in actual_records.items()
+        assert {name: zip_archive._align(record) for name, record in actual_records.items()} == {
+            name: record.data_offset for name, record in actual_records.items()
         }
 
 
@@ -702,8 +702,8 @@ def test_the_directory_alone_places_a_record_at_the_last_byte_of_32_bits(tmp_pat
             actual_records = Archive(source).records
         distance = 2**32 - 1 - actual_records[f"{path.name}/data/1"].offset
     assert distance == 0
-    assert {name: zip_archive._align(one) for name, one in actual_records.items()} == {
-        name: one.data_offset for name, one in actual_records.items()
+    assert {name: zip_archive._align(record) for name, record in actual_records.items()} == {
+        name: record.data_offset for name, record in actual_records.items()
     }
 
 

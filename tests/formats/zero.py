@@ -29,13 +29,13 @@ def write(
     files.mkdir(parents=True)
     (folder / "latest").write_text(tag)
     trained = {name: tensor for group in groups for name, tensor in group.items()}
-    weights = {**{name: one.to(dtype) for name, one in trained.items()}, **frozen}
+    weights = {**{name: tensor.to(dtype) for name, tensor in trained.items()}, **frozen}
     for name, other in (shared or {}).items():
         weights[name] = weights[other]
     facts = {
         "buffer_names": list(buffers),
-        "param_shapes": [OrderedDict((name, one.shape) for name, one in group.items()) for group in groups],
-        "frozen_param_shapes": OrderedDict((name, one.shape) for name, one in frozen.items()),
+        "param_shapes": [OrderedDict((name, tensor.shape) for name, tensor in group.items()) for group in groups],
+        "frozen_param_shapes": OrderedDict((name, tensor.shape) for name, tensor in frozen.items()),
         "shared_params": shared or {},
         "dp_world_size": ranks,
         "mp_world_size": 1,
@@ -43,8 +43,8 @@ def write(
     }
     for rank in range(ranks):
         if stage == 3:
-            parts = {name: _pad_for_ranks(one, ranks)[rank] for name, one in frozen.items()}
-            empty = {name: torch.empty(0, dtype=one.dtype) for name, one in weights.items()}
+            parts = {name: _pad_for_ranks(tensor, ranks)[rank] for name, tensor in frozen.items()}
+            empty = {name: torch.empty(0, dtype=tensor.dtype) for name, tensor in weights.items()}
             saved = {"module": OrderedDict({**empty, **buffers}), "frozen_param_fragments": parts, **facts}
             torch.save(saved, files / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
         elif rank == 0:
@@ -63,11 +63,11 @@ def _pad_for_ranks(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
 
 
 def _third(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[str, object]:
-    flat = [torch.cat([_pad_for_ranks(one, ranks)[rank] for one in group.values()]) for group in groups]
+    flat = [torch.cat([_pad_for_ranks(tensor, ranks)[rank] for tensor in group.values()]) for group in groups]
     return {
         "partition_count": ranks,
         "optimizer_state_dict": _adam(flat, moments),
-        "fp32_flat_groups": [one.clone() for one in flat],
+        "fp32_flat_groups": [flat_tensor.clone() for flat_tensor in flat],
     }
 
 
@@ -90,8 +90,8 @@ def _second(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict
 def _adam(flat: list[torch.Tensor], moments: bool) -> dict[str, object]:
     """The moments are a half and a quarter of the weights, so that a test knows them."""
     state = {
-        n: {"step": torch.tensor(2.0), "exp_avg": one / 2, "exp_avg_sq": one / 4}
-        for n, one in enumerate(flat)
+        n: {"step": torch.tensor(2.0), "exp_avg": flat_tensor / 2, "exp_avg_sq": flat_tensor / 4}
+        for n, flat_tensor in enumerate(flat)
         if moments
     }
     return {"state": state, "param_groups": [{"lr": 0.001, "params": [n]} for n in range(len(flat))]}
