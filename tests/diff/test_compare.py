@@ -48,9 +48,9 @@ def training(net, epoch=3):
     return {"state_dict": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
 
 
-def nothing_else(found):
+def nothing_else(result):
     """Nothing makes it exit 1 or 2."""
-    return (found.findings, found.scalars, found.broken) == ((), (), ())
+    return (result.findings, result.scalars, result.broken) == ((), (), ())
 
 
 # --- the same ------------------------------------------------------------------------------------------------------
@@ -227,11 +227,11 @@ def test_how_is_passed_on(diff):
 def test_a_broken_pair_is_told_and_the_others_compared(diff, save, tmp_path):
     """A storage whose bytes are damaged is in `broken` with one line; the rest of the diff stands."""
     before = {"good": torch.ones(64), "bad": torch.arange(64.0)}
-    one, two = save(before, "a.pt"), save(before | {"good": torch.zeros(64)}, "b.pt")
+    first, second = save(before, "a.pt"), save(before | {"good": torch.zeros(64)}, "b.pt")
     content = (tmp_path / "b.pt").read_bytes()
     place = content.index(torch.arange(64.0).numpy().tobytes())
     (tmp_path / "b.pt").write_bytes(content[:place] + b"\xff" + content[place + 1 :])
-    result = compare_targets(Request(one, two))
+    result = compare_targets(Request(first, second))
     assert [broken.fqn for broken in result.broken] == ["bad"]
     assert "b.pt" in result.broken[0].message
     assert "\n" not in result.broken[0].message
@@ -279,7 +279,7 @@ def test_histograms_of_what_changed_most(diff):
 )
 def test_progress_counts_the_bytes_of_before(save, monkeypatch, how):
     """The bar is told the bytes there are, and then as many, with the name of a tensor; small files have none."""
-    one, two = (
+    first, second = (
         save({"a": torch.full((8,), value), "b": torch.ones(8)}, f"{value}.safetensors") for value in (0.0, 1.0)
     )
     total, done = [], []
@@ -288,11 +288,11 @@ def test_progress_counts_the_bytes_of_before(save, monkeypatch, how):
         total.append(size)
         return lambda *progress: done.append(progress)
 
-    compare_targets(Request(one, two, how=how), bar)
+    compare_targets(Request(first, second, how=how), bar)
     assert total == [] or compiled_kernel.native is None
     total.clear(), done.clear()
     monkeypatch.setattr(plain_bytes, "MAX_BYTES", 0)
-    compare_targets(Request(one, two, how=how), bar)
+    compare_targets(Request(first, second, how=how), bar)
     assert total == [64]
     assert sum(count for _, count in done) == 64
     assert {name for name, _ in done} <= {"a", "b"}
@@ -355,12 +355,12 @@ def test_a_glob_of_settings_alone(diff):
 
 def test_the_settings_that_exclude_leaves(statecli, save):
     """`-x` of every tensor leaves the settings: those that differ are shown, and 2 is for where nothing is left."""
-    one, two = (save({"w": torch.full((2,), n), "epoch": n, "run": "a"}, f"{n}.pt") for n in (1.0, 2.0))
-    result = statecli("diff", one, two, "-x", "w", "-f", "json")
-    assert (result.code, [one["key"] for one in result.json["metadata"]]) == (1, ["epoch"])
+    first, second = (save({"w": torch.full((2,), n), "epoch": n, "run": "a"}, f"{n}.pt") for n in (1.0, 2.0))
+    result = statecli("diff", first, second, "-x", "w", "-f", "json")
+    assert (result.code, [change["key"] for change in result.json["metadata"]]) == (1, ["epoch"])
     assert "settings-alone" in {note["name"] for note in result.json["notes"]}
     for words in (("-x", "*"), ("-x", "w", "--kind", "parameter"), ("-x", "w", "-x", "epoch", "-x", "run")):
-        result = statecli("diff", one, two, *words)
+        result = statecli("diff", first, second, *words)
         assert (result.code, result.out) == (2, "")
         assert "none of their 1 tensors matches -x" in result.err
 
@@ -397,8 +397,8 @@ def test_what_a_reader_finds_odd_is_a_note(statecli, tmp_path):
     for words in ((odd, plain), (plain, odd), (odd, odd)):
         result = statecli("diff", *words, "-f", "json")
         assert result.code == 0
-        told = [(note["name"], note["message"]) for note in result.json["notes"]]
-        assert told == [(finding["name"], f"{odd}: {finding['message']}") for finding in inspected]
+        notes = [(note["name"], note["message"]) for note in result.json["notes"]]
+        assert notes == [(finding["name"], f"{odd}: {finding['message']}") for finding in inspected]
 
 
 def test_two_empty_files_are_no_clean_diff(diff):
@@ -428,11 +428,11 @@ def test_the_optimizer_and_the_epoch_are_compared(diff):
 def test_one_section_against_a_file(save):
     """`train.ckpt#state_dict` is the same as the exported model: what lies outside the section is not asked."""
     net = Net()
-    one, two = save(training(net), "train.ckpt"), save(net.state_dict(), "net.pt")
-    diff = compare_targets(Request(f"{one}#state_dict", two))
+    first, second = save(training(net), "train.ckpt"), save(net.state_dict(), "net.pt")
+    diff = compare_targets(Request(f"{first}#state_dict", second))
     assert nothing_else(diff)
     assert "sections-paired" in notes(diff)
-    whole = compare_targets(Request(one, two))
+    whole = compare_targets(Request(first, second))
     assert {rule for rule, _ in rules(whole)} == {"removed", "metadata"}
 
 
@@ -475,8 +475,8 @@ def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
     monkeypatch.setattr(module, "MIN_BYTES_FOR_PROCESS", 0)
     monkeypatch.setattr(pool, "can_fork", lambda: True)
     state = {"model": {"w": torch.ones(2)}, "run": "a"}
-    one = diff({**state, "run": "\ud800"}, state)
-    actual_diff = compare_targets(Request(one.after.target, one.before.target))
+    result = diff({**state, "run": "\ud800"}, state)
+    actual_diff = compare_targets(Request(result.after.target, result.before.target))
     assert [(change.key, change.before, change.after) for change in actual_diff.scalars] == [("run", "a", "\ud800")]
 
 
@@ -606,8 +606,8 @@ def test_damage_is_told_whatever_it_is_compared_with(before, save, statecli):
     """A tensor that no tensor of the other side is compared with by value is checked all the same."""
     sound = torch.arange(200.0)
     after = damage_tensor(save({"y.weight": sound, "k": torch.ones(2)}, "b.pt"), sound)
-    for one, two in ((save(before, "a.pt"), after), (after, save(before, "a.pt"))):
-        result = statecli("diff", one, two)
+    for first, second in ((save(before, "a.pt"), after), (after, save(before, "a.pt"))):
+        result = statecli("diff", first, second)
         assert result.code == 2
         (line,) = result.err.splitlines()
         assert line.startswith(f"statecli: {after}: y.weight: checksum wrong")

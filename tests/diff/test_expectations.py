@@ -191,9 +191,9 @@ def test_a_glob_of_a_setting_that_is_left_out(option, filters, diff):
 def test_settings_outside_the_section_are_not_held(save):
     """Of `a.pt#model` the epoch is no part."""
     state = {"model": BEFORE, "epoch": 1}
-    one, two = save(state, "a.pt"), save({**state, "epoch": 2}, "b.pt")
+    first, second = save(state, "a.pt"), save({**state, "epoch": 2}, "b.pt")
     with pytest.raises(NothingMatched):
-        compare_targets(Request(f"{one}#model", f"{two}#model", frozen=("epoch",)))
+        compare_targets(Request(f"{first}#model", f"{second}#model", frozen=("epoch",)))
 
 
 TRAINED = {

@@ -95,14 +95,15 @@ STORAGES = st.lists(st.tuples(st.none() | st.integers(0, 3), st.none() | st.inte
 def test_tying_by_definition(storages):
     """It differs where the set of names that share the storage is another one, storages being known on both sides."""
     matches = [
-        Match(row(fqn=str(n), storage=one), row(fqn=str(n), storage=two)) for n, (one, two) in enumerate(storages)
+        Match(row(fqn=str(n), storage=first), row(fqn=str(n), storage=second))
+        for n, (first, second) in enumerate(storages)
     ]
-    known = [n for n, both in enumerate(storages) if None not in both]
+    recorded = [n for n, both in enumerate(storages) if None not in both]
 
     def sharing(n, side):
-        return {other for other in known if storages[other][side] == storages[n][side]}
+        return {other for other in recorded if storages[other][side] == storages[n][side]}
 
-    expected = [n in known and sharing(n, 0) != sharing(n, 1) for n in range(len(storages))]
+    expected = [n in recorded and sharing(n, 0) != sharing(n, 1) for n in range(len(storages))]
     assert [Field.TYING in field for field in changed_fields.find_changed_fields(matches, (), devices=True)] == expected
     assert not any(changed_fields.find_changed_fields(matches, (Field.TYING,), devices=True))
 

@@ -20,9 +20,9 @@ def body(prefix: str, scale: float, *more: str) -> dict[str, torch.Tensor]:
     return state | {name: torch.arange(9.0) * scale for name in more}
 
 
-def offered_rule(found) -> str | None:
+def offered_rule(result) -> str | None:
     """The rule in the note, as a shell reads it; None where there is none."""
-    for note in found.notes:
+    for note in result.notes:
         if note.name == "prefix-apart":
             return shlex.split(re.search(r"add (--map .*)", note.message)[1])[1]
     return None

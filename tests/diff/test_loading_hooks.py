@@ -105,13 +105,13 @@ def test_old_names_that_a_hook_takes(prefix, source, save):
 
 def test_a_scalar_saved_as_one_element(source, save):
     """torch takes one element for a scalar, as before 0.4, and not a scalar for one element."""
-    scalar, one = (
+    scalar, first = (
         source("self.w = nn.Parameter(torch.ones(()))"),
         source("self.w = nn.Parameter(torch.ones(1))", "b.py"),
     )
     diff = compare_targets(Request(scalar, save({"w": torch.ones(1)}, "net.pt")))
     assert (rules(diff), "shape-adapted" in notes(diff)) == ([], True)
-    assert rules(compare_targets(Request(one, save({"w": torch.ones(())}, "net.pt")))) == [("shape-mismatch", "w")]
+    assert rules(compare_targets(Request(first, save({"w": torch.ones(())}, "net.pt")))) == [("shape-mismatch", "w")]
 
 
 def test_what_is_no_tensor_is_refused(source, save):

@@ -183,15 +183,15 @@ def torch_findings(net, path) -> set[tuple[str, str]] | None:
         return None
     else:
         return set()
-    found: set[tuple[str, str]] = set()
+    errors: set[tuple[str, str]] = set()
     for rule, start in (("missing-entry", "Missing key(s)"), ("unexpected-entry", "Unexpected key(s)")):
         listed = re.search(re.escape(start) + r" in state_dict: (.*?)\. $", text, re.MULTILINE)
-        found |= {(rule, name) for name in re.findall('"(.*?)"', listed[1])} if listed else set()
-    found |= {("shape-mismatch", name) for name in re.findall(r"size mismatch for (\S+): copying", text)}
-    found |= {("load-refused", name) for name in re.findall(r'parameter named "(\S+)",', text)}
+        errors |= {(rule, name) for name in re.findall('"(.*?)"', listed[1])} if listed else set()
+    errors |= {("shape-mismatch", name) for name in re.findall(r"size mismatch for (\S+): copying", text)}
+    errors |= {("load-refused", name) for name in re.findall(r'parameter named "(\S+)",', text)}
     if "running stats buffer(s)" in text:
-        found.add(("load-refused", ""))
-    return found
+        errors.add(("load-refused", ""))
+    return errors
 
 
 def statecli_findings(path, target, device="cpu") -> tuple[set[tuple[str, str]] | None, set[str | None]]:

@@ -63,7 +63,11 @@ def edit(folder: Path, change) -> None:
 
 def merged_of(result) -> dict[str, Any]:
     done = {change.fqn: change.transformation for change in result.changes}
-    return {name: one for name, one in done.items() if one and one.kind is TransformationKind.MERGED}
+    return {
+        name: transformation
+        for name, transformation in done.items()
+        if transformation and transformation.kind is TransformationKind.MERGED
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -74,15 +78,17 @@ def test_a_merge_is_recognised(merge, dtype, rslora):
     result = check(*paths)
     done = merged_of(result)
     assert len(done) == 4
-    assert {(one.exceptions, one.rank, one.factor) for one in done.values()} == {(0, 4, 4.0 if rslora else 2.0)}
+    assert {
+        (transformation.exceptions, transformation.rank, transformation.factor) for transformation in done.values()
+    } == {(0, 4, 4.0 if rslora else 2.0)}
     assert (result.findings, result.broken) == ((), ())
     before, after = load_file(paths[0] / "model.safetensors"), load_file(paths[1] / "model.safetensors")
     factors = load_file(paths[2] / "adapter_model.safetensors")
-    for name, one in done.items():
+    for name, transformation in done.items():
         stem = f"base_model.model.{name.removesuffix('.weight')}.lora_"
         a, b = factors[f"{stem}A.weight"].double(), factors[f"{stem}B.weight"].double()
-        error = (after[name].double() - before[name].double() - one.factor * (b @ a)).abs().max().item()
-        assert one.max_abs == pytest.approx(error, rel=1e-6)
+        error = (after[name].double() - before[name].double() - transformation.factor * (b @ a)).abs().max().item()
+        assert transformation.max_abs == pytest.approx(error, rel=1e-6)
 
 
 def test_weights_of_conv1d_are_transposed(merge):
@@ -126,7 +132,7 @@ def test_the_factor_is_found_without_a_configuration(merge):
     base, merged, adapter = merge(build_llama(), target_modules=list(Q_AND_V))
     (adapter / "adapter_config.json").unlink()
     result = check(base, merged, adapter)
-    assert {one.factor for one in merged_of(result).values()} == {2.0}
+    assert {transformation.factor for transformation in merged_of(result).values()} == {2.0}
     assert result.findings == ()
 
 

@@ -144,9 +144,9 @@ def test_names_in_another_order_than_the_model_are_not_paired(diff, after):
 
     def exchange(value: Any) -> Any:
         if isinstance(value, dict):
-            return {exchange(key): exchange(one) for key, one in value.items()}
+            return {exchange(key): exchange(part) for key, part in value.items()}
         if isinstance(value, list):
-            return [exchange(one) for one in value]
+            return [exchange(part) for part in value]
         if not isinstance(value, str):
             return value
         name = next((name for name in exchanged if name in value), None)

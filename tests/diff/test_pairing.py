@@ -61,9 +61,9 @@ def list_notes(before: ModelState, after: ModelState, *rules: str) -> list[str]:
 )
 def test_wrappers_are_looked_through(before, after):
     """Prefixes that wrappers put before or into names, nested and in any order, both ways, and a note says so."""
-    for one, two in ((before, after), (after, before)):
-        assert pairs(state(one), state(two)) == {one: two}
-        assert any("stripped the prefix" in message for message in list_notes(state(one), state(two)))
+    for first, second in ((before, after), (after, before)):
+        assert pairs(state(first), state(second)) == {first: second}
+        assert any("stripped the prefix" in message for message in list_notes(state(first), state(second)))
 
 
 def test_equal_names_come_first():
@@ -333,16 +333,16 @@ def sides(before: list[TensorInfo], after: list[TensorInfo]) -> tuple[ModelState
 
 def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
     """In either direction, under its own name, with a note that names the file that lacks the entry."""
-    one, two = sides([tied_row("embed.w", "head.w"), tied_row("head.w", "embed.w")], [plain_row("embed.w")])
-    for before, after, lacking in ((one, two, "b.safetensors"), (two, one, "b.safetensors")):
+    first, second = sides([tied_row("embed.w", "head.w"), tied_row("head.w", "embed.w")], [plain_row("embed.w")])
+    for before, after, lacking in ((first, second, "b.safetensors"), (second, first, "b.safetensors")):
         tensors = pairing.pair_tensors(before, after, ())
         ways = {match.shown.fqn: match.way for match in tensors.matches}
         assert ways == {"embed.w": pairing.MatchedBy.NAME, "head.w": pairing.MatchedBy.TIE}
         (tie,) = (match for match in tensors.matches if match.way is pairing.MatchedBy.TIE)
         assert (tie.before.fqn, tie.after.fqn) == ("head.w", "head.w")
         assert tie.before.section == tie.after.section == "model"
-        assert (tie.before.storage is None) is (before is two)
-        assert (tie.after.storage is None) is (after is two)
+        assert (tie.before.storage is None) is (before is second)
+        assert (tie.after.storage is None) is (after is second)
         (note,) = tensors.notes
         assert (note.name, note.fqn) == ("tied-entry-left-out", "head.w")
         assert note.message.startswith(f"{lacking} does not have head.w; statecli compares the tied tensor embed.w")
@@ -351,8 +351,8 @@ def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
 def test_each_dropped_tie_is_found_whatever_happened_to_the_others():
     """A tied entry that was removed with its tie does not hide the next one."""
     rows = [tied_row("a", "b"), tied_row("b", "a"), tied_row("embed.w", "head.w"), tied_row("head.w", "embed.w")]
-    one, two = sides(rows, [plain_row("embed.w")])
-    for before, after in ((one, two), (two, one)):
+    first, second = sides(rows, [plain_row("embed.w")])
+    for before, after in ((first, second), (second, first)):
         ways = {match.shown.fqn: match.way for match in pairing.pair_tensors(before, after, ()).matches}
         assert [name for name, way in ways.items() if way is pairing.MatchedBy.TIE] == ["head.w"]
 
@@ -374,18 +374,18 @@ def test_each_dropped_tie_is_found_whatever_happened_to_the_others():
 )
 def test_what_is_no_dropped_tie_is_removed_or_added(head, kept):
     """Another view of the storage, or a file that would have recorded the tie."""
-    one, two = sides([tied_row("embed.w", "head.w"), head], [kept])
-    for before, after in ((one, two), (two, one)):
+    first, second = sides([tied_row("embed.w", "head.w"), head], [kept])
+    for before, after in ((first, second), (second, first)):
         tensors = pairing.pair_tensors(before, after, ())
         assert all(match.way is not pairing.MatchedBy.TIE for match in tensors.matches)
         assert "tied-entry-left-out" not in [note.name for note in tensors.notes]
         (row,) = (match for match in tensors.matches if match.shown.fqn == "head.w")
-        assert (row.before is None) is (before is two)
-        assert (row.after is None) is (after is two)
+        assert (row.before is None) is (before is second)
+        assert (row.after is None) is (after is second)
 
 
 def test_a_wrappers_note_names_the_file_that_has_the_prefix():
     """And how many names have it."""
-    one, two = state("module.a", "module.b", target="one.pt"), state("a", "b", target="two.pt")
-    assert list_notes(one, two) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]
-    assert list_notes(two, one) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]
+    first, second = state("module.a", "module.b", target="one.pt"), state("a", "b", target="two.pt")
+    assert list_notes(first, second) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]
+    assert list_notes(second, first) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]

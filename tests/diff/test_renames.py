@@ -17,9 +17,9 @@ from statecli.core.selection import Selection
 from .conftest import changes_by_name, rules
 
 
-def list_renames(found) -> dict[str, str | None]:
+def list_renames(result) -> dict[str, str | None]:
     """Name after -> name before of what was found by its bytes."""
-    return {c.fqn: c.renamed_from for c in found.changes if c.status is Status.RENAMED}
+    return {c.fqn: c.renamed_from for c in result.changes if c.status is Status.RENAMED}
 
 
 def ramp(n: int, start: float = 0.0) -> torch.Tensor:
@@ -50,8 +50,8 @@ def test_no_renames(diff):
 def test_a_wrappers_prefix_is_another_name(prefix, statecli, save):
     """With --no-renames it is looked through on neither side, and the `--map` that would do it is offered."""
     plain, wrapped = ({f"{head}{name}.w": ramp(8) for name in "abc"} for head in ("", prefix))
-    one, two = save(plain, "a.pt"), save(wrapped, "b.pt")
-    for words in ((one, two), (two, one)):
+    first, second = save(plain, "a.pt"), save(wrapped, "b.pt")
+    for words in ((first, second), (second, first)):
         assert statecli("diff", *words).code == 0
         result = statecli("diff", *words, "--no-renames")
         assert result.code == 1

@@ -31,8 +31,8 @@ def compare_scalars(before: dict, after: dict, named: tuple[str, str] = ("torch-
         ModelState(n, format, (), metadata=Settings(m), traits=formats.traits_of(format))
         for n, format, m in zip("ab", named, (before, after), strict=True)
     ]
-    found, _, notes = scalars.compare_settings(*states, more.get("cut", (None, None)))
-    return [*found, *notes]
+    changes, _, notes = scalars.compare_settings(*states, more.get("cut", (None, None)))
+    return [*changes, *notes]
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
@@ -42,10 +42,12 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 def test_every_difference_once(before, after):
     """Added, removed and changed keys, each once; NaN is no difference from itself."""
 
-    def same(one, two):
-        if isinstance(one, bool) or isinstance(two, bool):
-            return one is two
-        return one == two or (isinstance(one, float) and isinstance(two, float) and math.isnan(one) and math.isnan(two))
+    def same(first, second):
+        if isinstance(first, bool) or isinstance(second, bool):
+            return first is second
+        return first == second or (
+            isinstance(first, float) and isinstance(second, float) and math.isnan(first) and math.isnan(second)
+        )
 
     expected = {key: Status.REMOVED for key in before if key not in after}
     expected |= {key: Status.ADDED for key in after if key not in before}
@@ -81,11 +83,11 @@ def test_what_only_a_format_records(save, tmp_path):
     """`format: pt` beside a .pt is no difference, and said; another entry is one."""
     save_file(W, tmp_path / "a.safetensors", {"format": "pt"})
     save_file(W, tmp_path / "b.safetensors", {"format": "pt", "run": "1"})
-    one = save(W, "c.pt")
-    same = compare_targets(Request(str(tmp_path / "a.safetensors"), one))
+    path = save(W, "c.pt")
+    same = compare_targets(Request(str(tmp_path / "a.safetensors"), path))
     assert (same.scalars, same.findings) == ((), ())
     assert "format-metadata" in notes(same)
-    assert [s.key for s in compare_targets(Request(one, str(tmp_path / "b.safetensors"))).scalars] == ["run"]
+    assert [s.key for s in compare_targets(Request(path, str(tmp_path / "b.safetensors"))).scalars] == ["run"]
 
 
 @pytest.mark.parametrize("key", ["total_size", "total_parameters"])
@@ -124,7 +126,7 @@ def test_filters(diff):
 def test_in_words():
     """One line each."""
     actual = [ScalarChange("a", Status.ADDED, None, 1), ScalarChange("b", Status.REMOVED, "x", None)]
-    assert [scalars.describe_setting_change(one) for one in actual] == ["a: added: 1", 'b: removed: "x"']
+    assert [scalars.describe_setting_change(change) for change in actual] == ["a: added: 1", 'b: removed: "x"']
     assert scalars.describe_setting_change(ScalarChange("lr", Status.CHANGED, 0.1, 0.2)) == "lr: 0.1 → 0.2"
 
 
@@ -132,9 +134,9 @@ def test_settings_of_paired_sections(diff):
     """`optimizer.param_groups` against `optimizer_states.0.param_groups` of another framework's layout."""
     group = {"lr": 0.1, "params": [0]}
     moments = {0: {"exp_avg": torch.ones(2, 2)}}
-    one = {"model": {"a.w": torch.ones(2, 2)}, "optimizer": {"state": moments, "param_groups": [group]}}
+    checkpoint = {"model": {"a.w": torch.ones(2, 2)}, "optimizer": {"state": moments, "param_groups": [group]}}
     two = {"model": {"a.w": torch.ones(2, 2)}, "optim": {"state": moments, "param_groups": [{**group, "lr": 0.2}]}}
-    actual_diff = diff(one, two)
+    actual_diff = diff(checkpoint, two)
     assert [(s.key, s.before, s.after) for s in actual_diff.scalars] == [("optim.param_groups.0.lr", 0.1, 0.2)]
 
 
@@ -160,68 +162,68 @@ KEYS = ["a", "b", "a.b", "", 1, "1", True, "True", None, "None", 1.5, "[1.5]", (
 def containers(inner: st.SearchStrategy) -> st.SearchStrategy:
     """Whatever torch.save writes of settings."""
     mappings = st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
-    named = st.dictionaries(st.sampled_from("ab"), inner, max_size=2).map(lambda held: argparse.Namespace(**held))
+    named = st.dictionaries(st.sampled_from("ab"), inner, max_size=2).map(lambda value: argparse.Namespace(**value))
     return st.lists(inner, max_size=3) | mappings | named | st.sets(st.sampled_from(["a", "1", 1, None]), max_size=3)
 
 
 NESTED = st.recursive(st.sampled_from(LOOKALIKES), containers, max_leaves=6)
 #: As it is, where no list is told one by one, and where no depth is.
-PLACED = [lambda held: held, lambda held: [held, *range(100)], lambda held: [[[[[[[[[[held]]]]]]]]]]]
+PLACED = [lambda value: value, lambda value: [value, *range(100)], lambda value: [[[[[[[[[[value]]]]]]]]]]]
 
 
-def plain(held: Any) -> Any:
+def plain(value: Any) -> Any:
     """What Python's == makes of it, but for nan, which is itself, True, which is not 1, and tuples, which are lists."""
-    if isinstance(held, dict):
-        return "dict", frozenset((plain(key), plain(value)) for key, value in held.items())
-    if isinstance(held, argparse.Namespace):
-        return "namespace", plain(vars(held))
-    if isinstance(held, (list, tuple)):
-        return "list", tuple(map(plain, held))
-    if isinstance(held, set):
-        return "set", frozenset(map(plain, held))
-    return ("nan",) if held != held else (type(held) if type(held) is not int else float, held)
+    if isinstance(value, dict):
+        return "dict", frozenset((plain(key), plain(value)) for key, value in value.items())
+    if isinstance(value, argparse.Namespace):
+        return "namespace", plain(vars(value))
+    if isinstance(value, (list, tuple)):
+        return "list", tuple(map(plain, value))
+    if isinstance(value, set):
+        return "set", frozenset(map(plain, value))
+    return ("nan",) if value != value else (type(value) if type(value) is not int else float, value)
 
 
-def reorder_value(held: Any) -> Any:
+def reorder_value(value: Any) -> Any:
     """The same with every dict in the other order, tuples for lists and floats for small integers."""
-    if isinstance(held, dict):
-        return collections.OrderedDict((key, reorder_value(value)) for key, value in reversed(held.items()))
-    if isinstance(held, argparse.Namespace):
-        return argparse.Namespace(**reorder_value(vars(held)))
-    if isinstance(held, list):
-        return tuple(map(reorder_value, held))
-    return float(held) if type(held) is int and held < 100 else held
+    if isinstance(value, dict):
+        return collections.OrderedDict((key, reorder_value(value)) for key, value in reversed(value.items()))
+    if isinstance(value, argparse.Namespace):
+        return argparse.Namespace(**reorder_value(vars(value)))
+    if isinstance(value, list):
+        return tuple(map(reorder_value, value))
+    return float(value) if type(value) is int and value < 100 else value
 
 
-def alter_value(held: Any, draw: Any) -> Any:
+def alter_value(value: Any, draw: Any) -> Any:
     """The same but for one place in it, most of the time."""
-    if isinstance(held, dict) and held:
-        key = draw(st.sampled_from(list(held)))
-        return {**held, key: alter_value(held[key], draw)}
-    if isinstance(held, list) and held:
-        return [alter_value(held[0], draw), *held[1:]]
-    return draw(st.sampled_from([str(held), [held], {"a": held}, {1: held}, {"1": held}, *LOOKALIKES, [], {}]))
+    if isinstance(value, dict) and value:
+        key = draw(st.sampled_from(list(value)))
+        return {**value, key: alter_value(value[key], draw)}
+    if isinstance(value, list) and value:
+        return [alter_value(value[0], draw), *value[1:]]
+    return draw(st.sampled_from([str(value), [value], {"a": value}, {1: value}, {"1": value}, *LOOKALIKES, [], {}]))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data(), place=st.sampled_from(PLACED))
 def test_what_differs_is_shown_and_nothing_else(save, data, place):
     """Settings in files are equal for a diff if and only if they are for Python, whatever order they were saved in."""
-    held = data.draw(NESTED)
-    other = alter_value(held, data.draw)
-    states = [formats.read(save({**W, "x": place(one)}, "a.pt")) for one in (held, reorder_value(held), other)]
-    for one, two in ((0, 1), (1, 0)):
-        assert compare_read_states(states[one], states[two]) == []
-    for one, two in ((0, 2), (2, 0), (1, 2), (2, 1)):
-        assert bool(compare_read_states(states[one], states[two])) == (plain(held) != plain(other))
+    value = data.draw(NESTED)
+    other = alter_value(value, data.draw)
+    states = [formats.read(save({**W, "x": place(one)}, "a.pt")) for one in (value, reorder_value(value), other)]
+    for first, second in ((0, 1), (1, 0)):
+        assert compare_read_states(states[first], states[second]) == []
+    for first, second in ((0, 2), (2, 0), (1, 2), (2, 1)):
+        assert bool(compare_read_states(states[first], states[second])) == (plain(value) != plain(other))
 
 
 def compare_read_states(
-    one: ModelState, two: ModelState, *cut: str | None, paired: dict[str, str] | None = None
+    first: ModelState, second: ModelState, *cut: str | None, paired: dict[str, str] | None = None
 ) -> list:
     """The scalars that differ between two states that were read, and the notes."""
-    found, _, notes = scalars.compare_settings(one, two, cut or (None, None), paired or {})
-    return [*found, *notes]
+    changes, _, notes = scalars.compare_settings(first, second, cut or (None, None), paired or {})
+    return [*changes, *notes]
 
 
 @pytest.fixture
@@ -229,8 +231,8 @@ def lines(save):
     """What is said of the settings `x` of two files."""
 
     def describe_changes(before, after):
-        one, two = (formats.read(save({**W, **held}, "a.pt")) for held in (before, after))
-        return [scalars.describe_setting_change(change) for change in compare_read_states(one, two)]
+        first, second = (formats.read(save({**W, **value}, "a.pt")) for value in (before, after))
+        return [scalars.describe_setting_change(change) for change in compare_read_states(first, second)]
 
     return describe_changes
 
@@ -267,23 +269,23 @@ def many(count: int) -> dict[str, int]:
 
 def test_more_than_are_told_in_another_order(lines):
     """Which ones are told depends on the order of the file; whether all are equal does not."""
-    held = many(25_000)
-    assert lines({"x": held}, {"x": dict(reversed(held.items()))}) == []
+    value = many(25_000)
+    assert lines({"x": value}, {"x": dict(reversed(value.items()))}) == []
 
 
 def test_more_than_are_told_and_one_of_them_differs(lines):
     """None that was merely not told is said to be gone."""
-    held = many(25_000)
-    assert [line.split(":")[0] for line in lines({"x": held}, {"x": {**held, "k24999": 0}})] == ["(and more)"]
-    assert [line.split(":")[0] for line in lines({"x": held}, {"x": {**held, "k0": 1}})] == ["x.k0", "(and more)"]
-    del held["k0"]
-    assert [line.split(":")[0] for line in lines({"x": many(25_000)}, {"x": held})] == ["(and more)"]
+    value = many(25_000)
+    assert [line.split(":")[0] for line in lines({"x": value}, {"x": {**value, "k24999": 0}})] == ["(and more)"]
+    assert [line.split(":")[0] for line in lines({"x": value}, {"x": {**value, "k0": 1}})] == ["x.k0", "(and more)"]
+    del value["k0"]
+    assert [line.split(":")[0] for line in lines({"x": many(25_000)}, {"x": value})] == ["(and more)"]
 
 
 def test_more_than_are_told_and_not_asked_for(diff):
     """Where the globs leave the rest out, a note says that it differs."""
-    held = many(25_000)
-    actual_diff = diff({**W, "x": held}, {**W, "x": {**held, "k24999": 0}}, selection=Selection(include=("w",)))
+    value = many(25_000)
+    actual_diff = diff({**W, "x": value}, {**W, "x": {**value, "k24999": 0}}, selection=Selection(include=("w",)))
     assert actual_diff.scalars == ()
     assert "settings-left-out" in notes(actual_diff)
 
@@ -301,19 +303,19 @@ def test_text_that_reads_as_a_number_against_safetensors(save, tmp_path):
 
 def test_the_section_of_a_file_that_is_nothing_else(save):
     """`a.pt#model` of a lone state_dict has the settings that stand in it."""
-    one, two = (formats.read(save({**W, "scale": scale}, "a.pt")) for scale in (1.5, 2.5))
-    assert compare_read_states(one, two, "model", "model") == [ScalarChange("scale", Status.CHANGED, 1.5, 2.5)]
+    first, second = (formats.read(save({**W, "scale": scale}, "a.pt")) for scale in (1.5, 2.5))
+    assert compare_read_states(first, second, "model", "model") == [ScalarChange("scale", Status.CHANGED, 1.5, 2.5)]
 
 
 def test_sections_that_take_each_others_names(save):
     """Nothing of before is lost where a section is compared under a name that is taken."""
-    held = {"a": {"lr": 1}, "a.b": {"lr": 2}, "c": {"lr": 3}, "d": {1: "e", "1": "f"}}
-    state = formats.read(save({**W, **held}, "a.pt"))
-    turned = formats.read(save({**W, "a": {"lr": 3}, "a.b": {"lr": 2}, "c": {"lr": 1}, "d": held["d"]}, "b.pt"))
+    value = {"a": {"lr": 1}, "a.b": {"lr": 2}, "c": {"lr": 3}, "d": {1: "e", "1": "f"}}
+    state = formats.read(save({**W, **value}, "a.pt"))
+    turned = formats.read(save({**W, "a": {"lr": 3}, "a.b": {"lr": 2}, "c": {"lr": 1}, "d": value["d"]}, "b.pt"))
     assert compare_read_states(state, turned, paired={"a": "c", "c": "a", "a.b": "a.b"}) == []
-    assert compare_read_states(state, formats.read(save({**W, **held}, "b.pt")), paired={"a": "c"}) == []
-    assert compare_read_states(state, formats.read(save({**W, "n": held["d"]}, "b.pt")), "d", "n") == []
-    other = formats.read(save({**W, **{key: held[key] for key in ("a", "c", "d")}, "e.f": {"lr": 2}}, "b.pt"))
+    assert compare_read_states(state, formats.read(save({**W, **value}, "b.pt")), paired={"a": "c"}) == []
+    assert compare_read_states(state, formats.read(save({**W, "n": value["d"]}, "b.pt")), "d", "n") == []
+    other = formats.read(save({**W, **{key: value[key] for key in ("a", "c", "d")}, "e.f": {"lr": 2}}, "b.pt"))
     assert compare_read_states(state, other, paired={"a.b": "e.f"}) == []
 
 

@@ -33,25 +33,25 @@ def draw_model(rng):
 
 
 def change_two(rng, before, after, names):
-    one, other = rng.sample(names, 2)
+    first, second = rng.sample(names, 2)
     kind = rng.choice(
         ["none", "scale", "copy", "zeros", "constant", "transpose", "permute", "cast", "cut", "replace", "bias", "bias"]
     )
     if kind == "scale":
-        after[one] = before[one] * rng.choice([0.5, 2.0, 1.3])
-    elif kind == "copy" and before[one].shape == before[other].shape:
-        after[one] = before[other].clone()
+        after[first] = before[first] * rng.choice([0.5, 2.0, 1.3])
+    elif kind == "copy" and before[first].shape == before[second].shape:
+        after[first] = before[second].clone()
     elif kind in ("zeros", "constant"):
-        before[one] = torch.zeros_like(before[one])
-        after[one] = torch.full_like(before[one], 0.5) if kind == "constant" else after[one]
-    elif kind == "transpose" and before[one].ndim == 2:
-        after[one] = before[one].t().contiguous()
-    elif kind == "permute" and before[one].ndim:
-        after[one] = before[one].flip(0)
+        before[first] = torch.zeros_like(before[first])
+        after[first] = torch.full_like(before[first], 0.5) if kind == "constant" else after[first]
+    elif kind == "transpose" and before[first].ndim == 2:
+        after[first] = before[first].t().contiguous()
+    elif kind == "permute" and before[first].ndim:
+        after[first] = before[first].flip(0)
     elif kind == "cast":
-        after[one] = after[one].half()
-    elif kind == "cut" and before[one].ndim:
-        after[one] = before[one][:-1].clone()
+        after[first] = after[first].half()
+    elif kind == "cut" and before[first].ndim:
+        after[first] = before[first][:-1].clone()
     elif kind == "bias":
         name = rng.choice(["head.bias", "layers.0.b"])
         before.setdefault("head.bias", torch.randn(40))
@@ -59,7 +59,7 @@ def change_two(rng, before, after, names):
         after[name] = after[name] + rng.choice([0.1, 1.0]) * torch.randn(after[name].shape)
         after[name] *= rng.choice([1.0, -1.0])
     elif kind == "replace":
-        after[one] = torch.randn(before[one].shape)
+        after[first] = torch.randn(before[first].shape)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])

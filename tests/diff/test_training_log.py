@@ -43,7 +43,7 @@ def write_log(tmp_path):
 )
 def test_what_became_of_the_log(write_log, statecli, before, after, detail):
     result = statecli("diff", write_log("a", before), write_log("b", after), "-f", "json")
-    changes = {one["key"]: one for one in json.loads(result.out)["metadata"]}
+    changes = {change["key"]: change for change in json.loads(result.out)["metadata"]}
     change = changes.get("trainer_state.log_history", {"detail": None})
     assert change["detail"] == detail
     assert result.code == 1

@@ -747,7 +747,7 @@ def test_fused_projections_and_the_way_back(diff, llama):
     for before, after, kind in ((llama, fused, KIND.JOINED), (fused, llama, KIND.SPLIT)):
         result = list_transformations(diff(before, after))
         assert len(result) == 8
-        assert {one[:2] for one in result.values()} == {(kind, 0)}
+        assert {transformation[:2] for transformation in result.values()} == {(kind, 0)}
         attention = "model.layers.3.self_attn"
         assert result[f"{attention}.qkv_proj.weight"][2] == tuple(f"{attention}.{p}_proj.weight" for p in "qkv")
 
@@ -814,7 +814,7 @@ def test_a_stack_of_experts(diff, turned):
     stacks = {f"layers.{n}.experts.w1": torch.stack([x.t() if turned else x for x in items[n]]) for n in range(2)}
     for before, after, kind in ((experts, stacks, KIND.STACKED), (stacks, experts, KIND.UNSTACKED)):
         result = list_transformations(diff(before, after))
-        assert {one[:2] for one in result.values()} == {(kind, 0)}
+        assert {transformation[:2] for transformation in result.values()} == {(kind, 0)}
         assert result["layers.1.experts.w1"][2] == tuple(f"layers.1.experts.{e}.w1.weight" for e in range(12))
     stacks["layers.1.experts.w1"] = stacks["layers.1.experts.w1"].clone()
     stacks["layers.1.experts.w1"][11, 2, 2] += 1
@@ -948,7 +948,7 @@ def test_the_input_projection_of_attention(diff):
     whole = {f"layers.{n}.attn.{name}": t.clone() for n in range(2) for name, t in attention.state_dict().items()}
     for before, after, kind in ((whole, fused | split, KIND.SPLIT), (fused | split, whole, KIND.JOINED)):
         result = list_transformations(diff(before, after))
-        assert {name: one[:2] for name, one in result.items()} == {
+        assert {name: transformation[:2] for name, transformation in result.items()} == {
             f"layers.{n}.attn.in_proj_{leaf}": (kind, 0) for n in range(2) for leaf in ("weight", "bias")
         }
 
@@ -970,9 +970,9 @@ def test_layers_that_were_renumbered_and_cast(diff, statecli, save, llama, befor
     result = diff(whole, pruned)
     assert kinds(result) == {KIND.CAST, KIND.MOVED}
     done = [change.transformation for change in result.changes if change.transformation is not None]
-    assert {one.exceptions for one in done} == {0}
-    assert {one.rounding for one in done} <= {Rounding.NEAREST, None}
-    assert sum(one.kind is KIND.MOVED for one in done) >= 14  # norms may all be rounded to 1
+    assert {transformation.exceptions for transformation in done} == {0}
+    assert {transformation.rounding for transformation in done} <= {Rounding.NEAREST, None}
+    assert sum(transformation.kind is KIND.MOVED for transformation in done) >= 14  # norms may all be rounded to 1
     assert {change.status for change in result.changes if change.transformation is None} == {Status.REMOVED}
     shown = lines_of(statecli, save(whole, "c.pt"), save(pruned, "d.pt"))
     (line,) = [line for line in shown if line.startswith("model.layers.{2,3} → model.layers.{1,2}: ")]
@@ -1014,7 +1014,9 @@ def test_tensors_that_were_transposed_resized_renamed_or_swapped_and_cast(diff, 
     new["c"], new["d"] = new["d"], new["c"]
     new["other"] = new.pop("e")
     result = list_transformations(diff(old, new))
-    assert {name: one[:2] for name, one in result.items() if name in ("a", "b", "c", "d", "other")} == {
+    assert {
+        name: transformation[:2] for name, transformation in result.items() if name in ("a", "b", "c", "d", "other")
+    } == {
         "a": (KIND.TRANSPOSED, 0),
         "b": (KIND.RESIZED, 0),
         "c": (KIND.SWAPPED, 0),
@@ -1045,7 +1047,7 @@ def test_other_values_of_another_dtype_are_not_a_transformation(tmp_path_factory
     torch.save(after, folder / "b.pt")
     result = compare_targets(Request(str(folder / "a.pt"), str(folder / "b.pt"), jobs=1))
     done = [change.transformation for change in result.changes if change.transformation is not None]
-    assert all(one.kind is KIND.UNRELATED or one.cosine is not None for one in done)
+    assert all(transformation.kind is KIND.UNRELATED or transformation.cosine is not None for transformation in done)
 
 
 def quantize(weight: torch.Tensor, scheme: str) -> dict[str, torch.Tensor]:
@@ -1120,12 +1122,12 @@ def test_an_adapter_is_measured_against_its_base(tmp_path, statecli, rslora):
     merged = adapted.merge_and_unload().state_dict()
     result = compare_targets(Request(str(tmp_path / "base"), str(tmp_path / "adapter"), jobs=1))
     done = [change.transformation for change in result.changes if change.transformation is not None]
-    assert {one.kind for one in done} == {KIND.ADAPTER}
-    for one in done:
-        name, factor = one.sources
+    assert {transformation.kind for transformation in done} == {KIND.ADAPTER}
+    for transformation in done:
+        name, factor = transformation.sources
         assert factor.endswith(".lora_A.weight")
-        assert (one.rank, one.factor) == (4, 4.0 if rslora else 2.0)
-        assert one.relative_l2 == pytest.approx(
+        assert (transformation.rank, transformation.factor) == (4, 4.0 if rslora else 2.0)
+        assert transformation.relative_l2 == pytest.approx(
             ((merged[name] - before[name]).norm() / before[name].norm()).item(), 1e-3
         )
     assert len(done) == sum(not torch.equal(merged[name], before[name]) for name in before) == 4

@@ -49,7 +49,7 @@ def plain(folder: Path) -> Path:
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.ones(2, 3)).sum().backward()
     optimizer.step()
-    saved = {f"settings{n}": one for n, one in enumerate(SETTINGS)}
+    saved = {f"settings{n}": setting for n, setting in enumerate(SETTINGS)}
     torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, **saved}, folder / "a.pt")
     return folder / "a.pt"
 
@@ -90,7 +90,7 @@ def split(folder: Path) -> Path:
 ZOO = (*WRITERS, safetensors, plain, dtypes, module, arrays, megatron, split)
 
 
-@pytest.fixture(params=ZOO, ids=lambda one: one.__name__)
+@pytest.fixture(params=ZOO, ids=lambda build: build.__name__)
 def target(request, tmp_path) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -146,8 +146,8 @@ def test_a_list_and_a_dict_of_its_positions_differ(other, tmp_path, second_proce
     torch.save({"w": torch.ones(2), "x": [3, 4]}, tmp_path / "a.pt")
     torch.save({"w": torch.ones(2), "x": other}, tmp_path / "b.pt")
     both = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
-    one, two = (compare_targets(Request(*both, jobs=jobs)).scalars for jobs in (1, 2))
-    assert one == two != ()
+    first, second = (compare_targets(Request(*both, jobs=jobs)).scalars for jobs in (1, 2))
+    assert first == second != ()
 
 
 def test_settings_of_shards_keep_their_types_of_keys(tmp_path):
@@ -161,9 +161,12 @@ def test_settings_of_shards_keep_their_types_of_keys(tmp_path):
             torch.save({f"w{n}": torch.ones(2), "labels": labels}, tmp_path / name / file)
         index = msgspec.json.encode({"weight_map": weight_map})
         (tmp_path / name / "pytorch_model.bin.index.json").write_bytes(index)
-    one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
-    assert [change.key for change in compare_targets(Request(one, two, jobs=1)).scalars] == ["labels.['0']", "labels.0"]
-    assert compare_targets(Request(one, three, jobs=1)).scalars == ()
+    first, second, third = (str(tmp_path / name) for name in ("one", "two", "three"))
+    assert [change.key for change in compare_targets(Request(first, second, jobs=1)).scalars] == [
+        "labels.['0']",
+        "labels.0",
+    ]
+    assert compare_targets(Request(first, third, jobs=1)).scalars == ()
 
 
 def test_no_field_of_a_state_is_a_subclass_of_a_builtin():
@@ -183,7 +186,7 @@ def test_no_field_of_a_state_is_a_subclass_of_a_builtin():
 
 def types_in(annotation: Any) -> set[Any]:
     """An annotation, and all in its brackets."""
-    found = {annotation}
+    types = {annotation}
     for inner in getattr(annotation, "__args__", ()):
-        found |= types_in(inner)
-    return found
+        types |= types_in(inner)
+    return types
