@@ -48,7 +48,7 @@ def test_damage_on_either_side_of_a_difference_is_an_error(both, side):
 def test_a_difference_between_good_files_is_a_difference(both):
     """With a recorded checksum, and without."""
     for crcs in ((None, None), (None, ...), (..., None), (..., ...)):
-        pair = [one if crc is ... else with_crc(one, crc) for one, crc in zip(both[:2], crcs, strict=True)]
+        pair = [row if crc is ... else with_crc(row, crc) for row, crc in zip(both[:2], crcs, strict=True)]
         actual_outcome = outcome(*pair)
         assert isinstance(actual_outcome, Delta)
         assert actual_outcome.changed == 6
@@ -67,7 +67,7 @@ def test_equal_bytes_under_two_checksums_are_an_error(both, side):
 def test_equal_bytes_under_one_checksum_are_equal(both):
     """The same sum, or one side without any."""
     for crcs in ((..., ...), (..., None), (None, ...), (None, None)):
-        pair = [one if crc is ... else with_crc(one, crc) for one, crc in zip((both[0], both[2]), crcs, strict=True)]
+        pair = [row if crc is ... else with_crc(row, crc) for row, crc in zip((both[0], both[2]), crcs, strict=True)]
         assert outcome(*pair) == Delta(elements=6)
 
 
@@ -82,7 +82,7 @@ def test_damage_fails_the_pairs_that_lie_in_it_and_no_other(both):
     """Each pair has the error of its own storage."""
     bad = with_crc(both[0], 1)
     pairs = compare_pairs([Pair(bad, both[1]), Pair(both[1], both[2]), Pair(both[1], bad)], CompareOptions(), jobs=1)
-    assert [type(one) for one in pairs] == [ChecksumMismatch, Delta, ChecksumMismatch]
+    assert [type(result) for result in pairs] == [ChecksumMismatch, Delta, ChecksumMismatch]
 
 
 def test_a_changed_file_comes_before_its_checksums(both):

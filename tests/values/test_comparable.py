@@ -323,7 +323,7 @@ def test_a_task_on_another_device_is_the_same(store, monkeypatch):
         pairs, CompareOptions(device="cuda:7"), progress=lambda name, count: reported.append(count)
     )
     expected = compare_pairs(pairs, CompareOptions())
-    assert [one.changed for one in actual_pairs] == [one.changed for one in expected] == [0, 70_000, 0]
+    assert [delta.changed for delta in actual_pairs] == [delta.changed for delta in expected] == [0, 70_000, 0]
     assert actual_pairs[1].l2 == pytest.approx(expected[1].l2)
     assert sum(reported) == sum(4 * len(tensor) for tensor in tensors)
     assert set(asked) == {torch.device("cpu")}

@@ -96,12 +96,12 @@ def test_every_type_agrees_with_numpy(pair_states, dtype, n):
     agrees(delta, expected)
 
 
-@pytest.mark.parametrize("one", FLOATS + INTEGERS)
-@pytest.mark.parametrize("other", ["float32", "bfloat16", "float64", "int64"])
-def test_types_are_compared_by_value(pair_states, one, other):
+@pytest.mark.parametrize("first", FLOATS + INTEGERS)
+@pytest.mark.parametrize("second", ["float32", "bfloat16", "float64", "int64"])
+def test_types_are_compared_by_value(pair_states, first, second):
     """An export to another type differs where rounding changed a value, and nowhere else."""
-    before = random_tensor(one, 5000, 3)
-    after = before.to(torch.float64).to(getattr(torch, other))
+    before = random_tensor(first, 5000, 3)
+    after = before.to(torch.float64).to(getattr(torch, second))
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     expected = oracle(before, after)
     agrees(delta, expected if expected["changed"] else {"changed": 0})
@@ -269,9 +269,9 @@ def test_sparse_tensors_part_by_part(pair_states, layout):
     before = torch.eye(4)
     after = before.clone()
     after[2, 2] = 5
-    one, two = (getattr(t, layout)() for t in (before, after))
-    assert compare_pairs(pair_states({"t": one}, {"t": one.clone()}), CompareOptions())[0].changed == 0
-    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())
+    first, second = (getattr(t, layout)() for t in (before, after))
+    assert compare_pairs(pair_states({"t": first}, {"t": first.clone()}), CompareOptions())[0].changed == 0
+    (delta,) = compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())
     assert (delta.changed, delta.first) == (1, (2, 2))
     agrees(delta, oracle(before, after))
 
@@ -282,8 +282,8 @@ def test_sparse_tensors_that_store_other_places(pair_states, layout):
     """Compared by value: what one of the two does not store is zero there."""
     before, after = torch.eye(4), torch.eye(4)
     after[0, 3], after[1, 1] = 2, 0
-    one, two = (getattr(t, layout)() for t in (before, after))
-    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())
+    first, second = (getattr(t, layout)() for t in (before, after))
+    (delta,) = compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())
     agrees(delta, oracle(before, after))
 
 
@@ -362,8 +362,8 @@ def test_damage_on_one_side_of_equal_bytes_is_told(pair_states):
 def test_damage_on_one_side_of_equal_bytes_in_archives_is_told(tmp_path):
     """The sums of a distributed checkpoint are in the archives of its tensors, and looked up there."""
     values = torch.arange(1.0, 9.0)
-    for name, one in (("saved", values), ("same", values), ("damaged", values * 2)):
-        dcp.save({"t": one}, checkpoint_id=tmp_path / name, no_dist=True)
+    for name, tensor in (("saved", values), ("same", values), ("damaged", values * 2)):
+        dcp.save({"t": tensor}, checkpoint_id=tmp_path / name, no_dist=True)
     (file,) = (tmp_path / "damaged").glob("*.distcp")
     file.write_bytes(file.read_bytes().replace((values * 2).numpy().tobytes(), values.numpy().tobytes()))
     saved, same, damaged = (formats.read(str(tmp_path / name)).tensors[0] for name in ("saved", "same", "damaged"))
@@ -543,17 +543,17 @@ def test_an_uncoalesced_tensor_is_its_coalesced_self(pair_states, dtype):
 @pytest.mark.filterwarnings("ignore")
 def test_duplicates_of_big_integers_are_exact(pair_states):
     """2 ** 60 + 1 is not 2 ** 60 + 2, though float64 thinks so."""
-    one, two = (torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, k]), (3,)) for k in (1, 2))
-    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())
+    first, second = (torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, k]), (3,)) for k in (1, 2))
+    (delta,) = compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())
     assert (delta.changed, delta.first, delta.max_abs) == (1, (1,), 1.0)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_bits_of_sparse_values(pair_states):
     """--bitwise tells -0.0 from 0.0 there too; equal by value otherwise."""
-    one, two = (torch.sparse_coo_tensor([[0, 2]], [zero, 1.0], (4,)).coalesce() for zero in (0.0, -0.0))
-    assert compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())[0].changed == 0
-    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions(bitwise=True))
+    first, second = (torch.sparse_coo_tensor([[0, 2]], [zero, 1.0], (4,)).coalesce() for zero in (0.0, -0.0))
+    assert compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())[0].changed == 0
+    (delta,) = compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions(bitwise=True))
     assert (delta.changed, delta.first) == (1, (0,))
 
 
@@ -586,7 +586,7 @@ def test_integers_beside_anything(whole, nudge, dtype):
         near = [min(max(n, int(info.min)), int(info.max)) for n in near]
     after = np.array(near, dtype)
     others = [int(n.real) if np.dtype(dtype).kind == "c" else int(n) for n in after]
-    gaps = [abs(one - two) for one, two in zip(exact, others, strict=True)]
+    gaps = [abs(first - second) for first, second in zip(exact, others, strict=True)]
     values = kernels.tally_values(before, after, CompareOptions(), Decoder())
     assert values.changed == sum(gap > 0 for gap in gaps)
     assert values.max_abs == pytest.approx(float(max(gaps)), rel=1e-15)
@@ -678,7 +678,7 @@ def test_packed_quantized_tensors(tmp_path, dtype, scaled):
     for how in (CompareOptions(), CompareOptions(bitwise=True)):
         (delta,) = compare_pairs([Pair(*pair)], how)
         codes = [(0x66 >> shift & 15, 0x65 >> shift & 15) for shift in (0, 4)] if per == 2 else [(2, 1), (1, 1)]
-        assert delta.changed == sum(one != two for one, two in codes)
+        assert delta.changed == sum(first != second for first, second in codes)
         assert delta.first == (0, 2 * per)
         assert delta.max_abs == (0.5 if scaled else None)
         assert compare_pairs([Pair(pair[0], pair[0])], how)[0].changed == 0
@@ -689,9 +689,9 @@ def test_packed_quantized_tensors(tmp_path, dtype, scaled):
 
 def test_an_expanded_tensor_is_compared_once(pair_states):
     """25 million elements that are one: equal at once, and where they differ all of them do."""
-    one, two = (torch.full((1,), value).expand(5000, 5000) for value in (1.0, 3.0))
-    assert compare_pairs(pair_states({"t": one}, {"t": one}), CompareOptions())[0].changed == 0
-    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())
+    first, second = (torch.full((1,), value).expand(5000, 5000) for value in (1.0, 3.0))
+    assert compare_pairs(pair_states({"t": first}, {"t": first}), CompareOptions())[0].changed == 0
+    (delta,) = compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())
     assert (delta.elements, delta.changed, delta.first) == (25_000_000, 25_000_000, (0, 0))
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine) == (2.0, 2.0, 10_000.0, 2.0, 1.0)
 
@@ -699,8 +699,8 @@ def test_an_expanded_tensor_is_compared_once(pair_states):
 def test_one_element_that_is_as_many_as_there_can_be(pair_states):
     """2 ** 62 and more elements are told by the one that is stored, and by the strides where one side is a row."""
     shape = (2**31, 2, 2**30)
-    one, two = (torch.full((1, 1, 1), value).expand(shape) for value in (1.0, 3.0))
-    (delta,) = compare_pairs(pair_states({"t": one}, {"t": two}), CompareOptions())
+    first, second = (torch.full((1, 1, 1), value).expand(shape) for value in (1.0, 3.0))
+    (delta,) = compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())
     assert (delta.elements, delta.changed, delta.first, delta.max_abs) == (2**62, 2**62, (0, 0, 0), 2.0)
     rows = (torch.tensor([1.0, value]).view(1, 2, 1).expand(shape) for value in (1.0, 3.0))
     (delta,) = compare_pairs(pair_states(*({"t": row} for row in rows)), CompareOptions())
@@ -718,8 +718,8 @@ def test_repeats_count_as_often_as_they_are_there(pair_states):
     )
     assert expanded.first == written.first == (3, 0, 2)
     for name in Delta.__struct_fields__:
-        one, two = getattr(expanded, name), getattr(written, name)
-        assert one == (pytest.approx(two, rel=1e-12) if isinstance(two, float) else two), name
+        first, second = getattr(expanded, name), getattr(written, name)
+        assert first == (pytest.approx(second, rel=1e-12) if isinstance(second, float) else second), name
 
 
 def test_one_side_that_repeats_itself(pair_states):
@@ -739,9 +739,9 @@ def test_quantized_and_dequantized_are_the_same(pair_states):
 
 def test_windows_that_overlap_without_end(pair_states):
     """2 ** 30 elements in 4 kB: the same windows of equal bytes are equal, of others nobody can tell."""
-    one, two = torch.zeros(1 << 10), torch.zeros(1 << 10)
-    two[1000] = 1
-    before, after = (t.as_strided((1 << 8,) * 4, (1, 1, 1, 1)) for t in (one, two))
+    first, second = torch.zeros(1 << 10), torch.zeros(1 << 10)
+    second[1000] = 1
+    before, after = (t.as_strided((1 << 8,) * 4, (1, 1, 1, 1)) for t in (first, second))
     assert compare_pairs(pair_states({"t": before}, {"t": before}), CompareOptions()) == [Delta(elements=1 << 32)]
     (pair,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert isinstance(pair, UnreadableError)
@@ -755,8 +755,8 @@ def test_impossible_strides_are_an_error_of_the_file(tmp_path, strides):
     (tmp_path / "a").write_bytes(bytes(100))
     where = ByteRange(str(tmp_path / "a"), 0, 100)
     datas = [TensorData(where, "float32", (3, 3), 0, one) for one in (strides, (0, 1))]
-    for one, two in (datas, datas[::-1], datas[:1] * 2):
-        pair = Pair(*(TensorInfo("t", "float32", (3, 3), 9, 36, data=data) for data in (one, two)))
+    for first, second in (datas, datas[::-1], datas[:1] * 2):
+        pair = Pair(*(TensorInfo("t", "float32", (3, 3), 9, 36, data=data) for data in (first, second)))
         assert isinstance(compare_pairs([pair], CompareOptions())[0], MalformedError)
 
 

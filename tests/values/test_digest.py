@@ -110,9 +110,9 @@ def test_the_transposed_matrix_has_another_digest(tmp_path, names):
     parts = parts if "sparse_bsr" in names else (*parts[:2], parts[2][:, 0, 0])
     size = (4, 4) if "sparse_bsr" in names else (2, 2)
     layouts = [getattr(torch, name) for name in names]
-    one, two = (torch.sparse_compressed_tensor(*parts, size, layout=layout) for layout in layouts)
-    assert not torch.equal(one.to_dense(), two.to_dense())
-    torch.save({"rows": one, "columns": two}, tmp_path / "a.pt")
+    first, two = (torch.sparse_compressed_tensor(*parts, size, layout=layout) for layout in layouts)
+    assert not torch.equal(first.to_dense(), two.to_dense())
+    torch.save({"rows": first, "columns": two}, tmp_path / "a.pt")
     made = of_file(tmp_path / "a.pt")
     assert made["rows"] != made["columns"]
 
@@ -121,7 +121,7 @@ def test_the_parts_are_a_text_with_a_line_each(tmp_path):
     """As the documentation of the format has it, computed without statecli."""
     kept = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True).coalesce()
     torch.save({"s": kept}, tmp_path / "a.pt")
-    indices, values = (blake3(raw(one)).hexdigest() for one in (kept.indices(), kept.values()))
+    indices, values = (blake3(raw(tensor)).hexdigest() for tensor in (kept.indices(), kept.values()))
     text = f"indices int64 [1, 2] {indices}\nvalues float32 [2] {values}\n"
     assert of_file(tmp_path / "a.pt") == {"s": blake3(text.encode()).hexdigest()}
 
@@ -130,12 +130,12 @@ def test_the_parts_are_a_text_with_a_line_each(tmp_path):
 def test_a_quantized_tensor_is_its_codes_and_its_scale(tmp_path):
     """The same codes at another scale are other values."""
     values = torch.tensor([[0.5, -1.0], [2.0, 0.0]])
-    one, two = (torch.quantize_per_tensor(values * scale, 0.1 * scale, 3, torch.qint8) for scale in (1, 2))
+    first, two = (torch.quantize_per_tensor(values * scale, 0.1 * scale, 3, torch.qint8) for scale in (1, 2))
     channels = torch.quantize_per_channel(values, torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), 0, torch.qint8)
     others = torch.quantize_per_channel(values * 2, torch.tensor([0.2, 0.4]), torch.tensor([0, 1]), 0, torch.qint8)
-    assert one.int_repr().equal(two.int_repr())
+    assert first.int_repr().equal(two.int_repr())
     assert channels.int_repr().equal(others.int_repr())
-    torch.save({"one": one, "two": two, "channels": channels, "others": others}, tmp_path / "a.pt")
+    torch.save({"one": first, "two": two, "channels": channels, "others": others}, tmp_path / "a.pt")
     assert len(set(of_file(tmp_path / "a.pt").values())) == 4
 
 
@@ -161,7 +161,7 @@ def test_every_core_gives_the_same(tmp_path, monkeypatch):
         jobs=3,
         progress=lambda _, size: told.append(size),
     )
-    assert many == [blake3(raw(one)).hexdigest() for one in state.values()]
+    assert many == [blake3(raw(tensor)).hexdigest() for tensor in state.values()]
     assert sum(told) == 20 * 50 * 7 * 4 + 400
 
 

@@ -84,8 +84,8 @@ def expected_facts(tensor):
     }
 
 
-def select_facts(found):
-    return {name: getattr(found, name) for name in expected_facts(torch.zeros(1))}
+def select_facts(result):
+    return {name: getattr(result, name) for name in expected_facts(torch.zeros(1))}
 
 
 # --- every type ----------------------------------------------------------------------------------------------------
@@ -358,8 +358,8 @@ def test_processes_find_what_one_does(store, monkeypatch):
 def test_what_lies_in_one_place_is_read_once(store, monkeypatch):
     """Tied tensors share their facts; the bytes told are those of one."""
     info, read = store(torch.randn(100)), []
-    one, two = facts.read_facts([info, replace(info, fqn="tied")], progress=lambda name, size: read.append(size))
-    assert one == two
+    first, second = facts.read_facts([info, replace(info, fqn="tied")], progress=lambda name, size: read.append(size))
+    assert first == second
     assert read == [400]
 
 
@@ -394,11 +394,11 @@ def test_a_file_that_is_cut_short_spoils_what_lay_there(store):
     good, cut = store(torch.randn(100)), store(torch.randn(100))
     with open(cut.data.storage.path, "r+b") as file:
         file.truncate(50)
-    one, two = facts.read_facts([good, replace(cut, fqn="cut")])
-    assert one.reason is None
-    assert two.damaged
-    assert "cut" in two.reason
-    assert "\n" not in two.reason
+    first, second = facts.read_facts([good, replace(cut, fqn="cut")])
+    assert first.reason is None
+    assert second.damaged
+    assert "cut" in second.reason
+    assert "\n" not in second.reason
 
 
 def test_a_file_that_changes_meanwhile_is_not_judged(store, monkeypatch):
@@ -425,8 +425,8 @@ def test_one_digest_in_common_is_looked_at_again(store, monkeypatch):
     """Where two tensors share the short digest by accident, SHA-256 tells them apart, and copies together."""
     monkeypatch.setattr(facts_kernel, "mix_bits", lambda _: 7)
     a, b, c = store(torch.arange(9)), store(torch.arange(9) + 1), store(torch.arange(9))
-    one, two, three = facts.read_facts([a, b, c])
-    assert one.digest == three.digest != two.digest
+    first, second, third = facts.read_facts([a, b, c])
+    assert first.digest == third.digest != second.digest
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------
@@ -443,6 +443,6 @@ def test_every_format_gives_the_same_facts(tmp_path):
     torch.save({"w": tensor}, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
     save_file({"w": tensor}, tmp_path / "a.safetensors")
     rows = [formats.read(str(tmp_path / name)).tensors[0] for name in ("zip.pt", "legacy.pt", "a.safetensors")]
-    one, two, three = (of(row) for row in rows)
-    assert one == two == three
-    assert select_facts(one) == expected_facts(tensor)
+    first, second, third = (of(row) for row in rows)
+    assert first == second == third
+    assert select_facts(first) == expected_facts(tensor)

@@ -29,10 +29,10 @@ NARROW = frozenset(TYPES) - {"int32", "uint32", "int64", "uint64", "float64", "c
 def tally_by_numpy(before, after, types, options):
     """The tally of the decoded values, computed in float64."""
     kinds = [require_element(dtype) for dtype in types]
-    one, two = (Decoder()(block, kind).copy() for block, kind in zip((before, after), kinds, strict=True))
-    one, two = (block.astype(np.float64) if block.dtype == np.float32 else block for block in (one, two))
+    first, second = (Decoder()(block, kind).copy() for block, kind in zip((before, after), kinds, strict=True))
+    first, second = (block.astype(np.float64) if block.dtype == np.float32 else block for block in (first, second))
     changed = kernels.compare_bits(before, after, kinds[0].items) if options.bitwise else None
-    return kernels.tally_values(one, two, options, Decoder(), changed)
+    return kernels.tally_values(first, second, options, Decoder(), changed)
 
 
 def assert_same(before, after, types, options):
@@ -165,11 +165,11 @@ def test_a_block_at_any_address(dtype):
 )
 def test_differences_of_64_bit_integers_are_rounded_once(dtype, before, after, gap):
     """Their values have no float64 each, but neighbours differ by 1."""
-    one, two = (np.array([value] * 3, require_element(dtype).stored) for value in (before, after))
-    stored = compiled_kernel.tally_stored(one, two, (dtype, dtype))
+    first, second = (np.array([value] * 3, require_element(dtype).stored) for value in (before, after))
+    stored = compiled_kernel.tally_stored(first, second, (dtype, dtype))
     assert (stored.max_abs, stored.changed) == (gap, 3)
-    assert compiled_kernel.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=gap)).changed == 0
-    assert compiled_kernel.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=gap * 0.999)).changed == 3
+    assert compiled_kernel.tally_stored(first, second, (dtype, dtype), CompareOptions(atol=gap)).changed == 0
+    assert compiled_kernel.tally_stored(first, second, (dtype, dtype), CompareOptions(atol=gap * 0.999)).changed == 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int16", "float64", "complex64"])
@@ -177,8 +177,8 @@ def test_an_element_at_the_tolerance_is_compared_in_float64(dtype):
     """The first float64 above the difference excuses it, the first below does not."""
     kind = require_element(dtype).stored
     values = {"bfloat16": (0x3F80, 0x3F90), "float16": (0x3C00, 0x3C10)}.get(dtype, (1, 3))
-    one, two = (np.full(200, value, kind) for value in values)
-    gap = compiled_kernel.tally_stored(one, two, (dtype, dtype)).max_abs
+    first, second = (np.full(200, value, kind) for value in values)
+    gap = compiled_kernel.tally_stored(first, second, (dtype, dtype)).max_abs
     for atol, changed in ((gap, 0), (math.nextafter(gap, 0), 200), (math.nextafter(gap, 9), 0)):
-        stored = compiled_kernel.tally_stored(one, two, (dtype, dtype), CompareOptions(atol=atol))
+        stored = compiled_kernel.tally_stored(first, second, (dtype, dtype), CompareOptions(atol=atol))
         assert stored.changed == changed, atol

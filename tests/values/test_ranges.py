@@ -82,11 +82,11 @@ def test_pieces_cut_differently_are_compared_element_by_element(tmp_path_factory
     changed = at >= 0
     if changed:
         other.reshape(-1)[at % array.size] += 1
-    one, two = (
+    first, second = (
         write_boxes(array, cuts[: len(shape)], folder),
         write_boxes(other, others[: len(shape)], folder, name="other"),
     )
-    (delta,) = compare_pairs([Pair(row(one), row(two))], CompareOptions())
+    (delta,) = compare_pairs([Pair(row(first), row(second))], CompareOptions())
     assert delta.changed == changed
     assert delta.first == ([int(n) for n in np.unravel_index(at % array.size, shape)] if changed else None) or (
         delta.first == tuple(int(n) for n in np.unravel_index(at % array.size, shape))

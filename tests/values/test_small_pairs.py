@@ -27,8 +27,8 @@ def save_tensors(path, tensors):
 
 
 def pair_states(tmp_path, before, after, suffix="safetensors"):
-    one, two = save_tensors(tmp_path / f"a.{suffix}", before), save_tensors(tmp_path / f"b.{suffix}", after)
-    return [Pair(one[name], two[name]) for name in before]
+    first, second = save_tensors(tmp_path / f"a.{suffix}", before), save_tensors(tmp_path / f"b.{suffix}", after)
+    return [Pair(first[name], second[name]) for name in before]
 
 
 def settle_pairs(pairs):

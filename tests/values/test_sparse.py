@@ -96,8 +96,8 @@ def test_a_sparse_tensor_is_its_dense_self(compare_tensors, layout, seed):
     # Each entry of a batch must store as many.
     if layout == "batch of bsr":
         before, after = before.abs() + 1, after.abs() + 1
-    one, two = LAYOUTS[layout](before), LAYOUTS[layout](after)
-    actual, dense = compare_tensors(one, two), compare_tensors(one.to_dense(), two.to_dense())
+    first, second = LAYOUTS[layout](before), LAYOUTS[layout](after)
+    actual, dense = compare_tensors(first, second), compare_tensors(first.to_dense(), second.to_dense())
     assert (actual.elements, actual.changed, actual.first) == (dense.elements, dense.changed, dense.first)
     for name in ("max_abs", "mean_abs", "l2", "relative_l2", "cosine"):
         assert getattr(actual, name) == pytest.approx(getattr(dense, name))
@@ -130,8 +130,8 @@ def test_blocks_of_other_sizes(compare_tensors):
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.float32, torch.int64])
 def test_nothing_stored_on_one_side(compare_tensors, dtype, bitwise):
     """A side without values has no type of its own, and is zero throughout."""
-    nothing, one = coo([], [], 4, dtype), coo([2], [1], 4, dtype)
-    for pair in ((nothing, one), (one, nothing)):
+    nothing, first = coo([], [], 4, dtype), coo([2], [1], 4, dtype)
+    for pair in ((nothing, first), (first, nothing)):
         actual = compare_tensors(*pair, bitwise=bitwise)
         assert (actual.changed, actual.first, actual.max_abs) == (1, (2,), 1.0)
 
@@ -298,14 +298,14 @@ def test_inner_shapes_that_differ(compare_tensors, layout):
 
 def test_values_that_lie_in_another_order(compare_tensors):
     """The same sizes over other offsets: which value is whose is not told."""
-    one, other = nested_tensor((2,), (2,)), nested_tensor((2,), (2,))
+    first, second = nested_tensor((2,), (2,)), nested_tensor((2,), (2,))
     parts = (
-        other._nested_tensor_size(),
-        other._nested_tensor_strides(),
-        other._nested_tensor_storage_offsets().flip(0),
+        second._nested_tensor_size(),
+        second._nested_tensor_strides(),
+        second._nested_tensor_storage_offsets().flip(0),
     )
-    flipped = Call(torch._utils._rebuild_nested_tensor, other.values(), *parts)
-    assert compare_tensors(one, flipped) == NotCompared("its inner tensors have another order than before")
+    flipped = Call(torch._utils._rebuild_nested_tensor, second.values(), *parts)
+    assert compare_tensors(first, flipped) == NotCompared("its inner tensors have another order than before")
 
 
 def test_every_layout_of_inner_tensors_says_where_its_shapes_are():
@@ -353,13 +353,13 @@ def test_a_copy_is_identical(diff, layout):
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_inner_shapes_are_a_change_of_shape(diff, statecli, tmp_path, layout):
     """1, and said so; with --ignore shape nobody can tell what of the values is the same."""
-    one, other = (nested_tensor(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2))))
-    result, target = diff({"w": one}, {"w": other})
+    first, second = (nested_tensor(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2))))
+    result, target = diff({"w": first}, {"w": second})
     (change,) = target["changes"]
     assert (result.code, change["fields"], change["values"]) == (1, ["shape"], None)
     assert change["not_compared"] == "the shapes of its inner tensors differ"
     assert [finding["message"] for finding in target["findings"]] == ["w: shape of its inner tensors"]
     shown = statecli("diff", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
     assert "shape of its inner tensors" in shown.out
-    result, _ = diff({"w": one}, {"w": other}, "--ignore", "shape")
+    result, _ = diff({"w": first}, {"w": second}, "--ignore", "shape")
     assert (result.code, result.err.count("statecli does not know whether the values differ")) == (2, 1)

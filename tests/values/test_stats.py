@@ -52,12 +52,12 @@ def oracle(tensor):
     )
 
 
-def agree(found, expected, rel=1e-9, scale=0.0):
+def agree(actual, expected, rel=1e-9, scale=0.0):
     """Counts and extremes exactly, moments to `rel`."""
     exact = ("min", "max", "zeros", "nan", "inf", "reason")
-    assert [getattr(found, name) for name in exact] == [getattr(expected, name) for name in exact]
+    assert [getattr(actual, name) for name in exact] == [getattr(expected, name) for name in exact]
     for name in ("mean", "std"):
-        ours, theirs = getattr(found, name), getattr(expected, name)
+        ours, theirs = getattr(actual, name), getattr(expected, name)
         assert (ours is None) == (theirs is None)
         if ours is not None:
             assert ours == pytest.approx(theirs, rel=rel, abs=rel * max(abs(expected.max), abs(expected.min), scale))
@@ -147,8 +147,8 @@ def test_merging_parts_is_the_same_as_one_whole(parts):
     made = [summarize_chunk(np.array(part), Decoder()) if part else Facts() for part in parts]
     whole = np.array([value for part in parts for value in part])
     forwards, backwards = Facts(), Facts()
-    for one, other in zip(made, reversed(made), strict=True):
-        forwards, backwards = forwards.merge(one), other.merge(backwards)
+    for first, second in zip(made, reversed(made), strict=True):
+        forwards, backwards = forwards.merge(first), second.merge(backwards)
     for merged in (forwards, backwards):
         moments = merged.moments
         assert moments.finite == whole.size

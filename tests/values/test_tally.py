@@ -38,9 +38,9 @@ def exact(wide):
 
 
 @given(wides, wides)
-def test_wide_sums_are_those_of_fractions(one, other):
+def test_wide_sums_are_those_of_fractions(first, second):
     """Added at the larger exponent, to the precision of float64."""
-    assert float(exact(one.add(other)) / (exact(one) + exact(other))) == pytest.approx(1, rel=1e-12)
+    assert float(exact(first.add(second)) / (exact(first) + exact(second))) == pytest.approx(1, rel=1e-12)
 
 
 @given(wides)
@@ -105,23 +105,23 @@ def in_float64(before, after):
 
 
 @needs_kernel
-@pytest.mark.parametrize("one", STORED)
-@pytest.mark.parametrize("other", STORED)
+@pytest.mark.parametrize("first", STORED)
+@pytest.mark.parametrize("second", STORED)
 @pytest.mark.parametrize("n", [1, 15, 16, 127, 128, 129, 5000])
-def test_stored_blocks_are_summed_as_float64_would(one, other, n):
+def test_stored_blocks_are_summed_as_float64_would(first, second, n):
     """Any two of the types, any length: every count exact, every sum within 1e-6, the product also where it cancels."""
     numbers = torch.Generator().manual_seed(n)
-    before = torch.randn(n, generator=numbers).to(STORED[one])
+    before = torch.randn(n, generator=numbers).to(STORED[first])
     after = torch.where(torch.rand(n, generator=numbers) < 0.3, before, torch.randn(n, generator=numbers))
-    after = after.to(STORED[other])
-    change = compiled_kernel.tally_stored(stored_integers(before), stored_integers(after), (one, other))
+    after = after.to(STORED[second])
+    change = compiled_kernel.tally_stored(stored_integers(before), stored_integers(after), (first, second))
     sums, product, largest = in_float64(before, after)
     differ = (before.to(torch.float64) != after.to(torch.float64)).numpy()
     assert (change.changed, change.finite) == (int(differ.sum()), n)
     assert change.first == (int(differ.argmax()) if differ.any() else None)
     assert change.max_abs == pytest.approx(largest, rel=1e-7)
     got = [change.sum_abs, change.squares, change.before, change.after]
-    assert [one.to_float() for one in got] == pytest.approx(sums, rel=1e-6)
+    assert [total.to_float() for total in got] == pytest.approx(sums, rel=1e-6)
     assert change.product.to_float() == pytest.approx(product, abs=1e-13 * math.sqrt(sums[2] * sums[3]))
 
 
@@ -151,8 +151,8 @@ def test_what_float32_cannot_sum_is_left_to_float64(bad, name, at):
     before = torch.ones(201).to(STORED[name])
     after = before.clone()
     after[at] = bad
-    for one, other in ((before, after), (after, before), (after, after)):
-        assert compiled_kernel.tally_stored(stored_integers(one), stored_integers(other), (name, name)) is None
+    for first, second in ((before, after), (after, before), (after, after)):
+        assert compiled_kernel.tally_stored(stored_integers(first), stored_integers(second), (name, name)) is None
 
 
 @needs_kernel
@@ -162,9 +162,9 @@ def test_bits_tell_zeros_apart():
     before[7] = after[7] = 1
     after[299] = -0.0
     for name, dtype in STORED.items():
-        one, two = stored_integers(before.to(dtype)), stored_integers(after.to(dtype))
-        assert compiled_kernel.tally_stored(one, two, (name, name)).changed == 0
-        by_bits = compiled_kernel.tally_stored(one, two, (name, name), CompareOptions(bitwise=True))
+        first, second = stored_integers(before.to(dtype)), stored_integers(after.to(dtype))
+        assert compiled_kernel.tally_stored(first, second, (name, name)).changed == 0
+        by_bits = compiled_kernel.tally_stored(first, second, (name, name), CompareOptions(bitwise=True))
         assert (by_bits.changed, by_bits.first) == (1, 299)
 
 
@@ -172,9 +172,9 @@ def test_bits_tell_zeros_apart():
 def test_blocks_of_unequal_length_are_refused():
     """The kernel reads no byte beyond either block."""
     block = np.zeros(64, np.uint8)
-    for one, other in ((block, block[:60]), (block[:63], block), (block, block[:0])):
+    for first, second in ((block, block[:60]), (block[:63], block), (block, block[:0])):
         with pytest.raises(ValueError, match="equally many"):
-            compiled_kernel.native.tally(one, other, "float32", "float32", False, 0.0, 0.0)
+            compiled_kernel.native.tally(first, second, "float32", "float32", False, 0.0, 0.0)
     with pytest.raises(ValueError, match="not a type"):
         compiled_kernel.native.tally(block, block, "float4", "float4", False, 0.0, 0.0)
 
@@ -253,8 +253,8 @@ def test_the_cosine_of_what_points_elsewhere(n, angle, way):
         b -= a * (a @ b)
         b = angle * a + math.sqrt(1 - angle**2) * b / np.linalg.norm(b)
         before, after = a.astype(np.float32), (b * 3).astype(np.float32)
-        one, two = before.astype(np.float64), after.astype(np.float64)
-        expected = (one @ two) / (np.linalg.norm(one) * np.linalg.norm(two))
+        first, second = before.astype(np.float64), after.astype(np.float64)
+        expected = (first @ second) / (np.linalg.norm(first) * np.linalg.norm(second))
         actual = kernels.tally_values(before, after, CompareOptions(), Decoder()).to_delta((n,))
         assert actual.cosine == pytest.approx(expected, rel=1e-6)
 
