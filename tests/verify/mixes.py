@@ -77,7 +77,7 @@ LEGAL = {
 READS = {
     "split": lambda c, g: torch.tensor_split(g(4), _index(1, 2)),
     "item": lambda c, g: g(3) * int(g(3).sum().item()) + len(range(int(g(1)))),
-    "tolist": lambda c, g: [1 / one for one in g(3).tolist()],
+    "tolist": lambda c, g: [1 / number for number in g(3).tolist()],
     "a branch": lambda c, g: g(3) if g(3).sum() > 2 else c(3) + g(3),
     "nonzero": lambda c, g: g(3)[[g(3).nonzero()[0, 0].item()]],
     "numpy of a copy": lambda c, g: g(3).cpu().numpy().sum(),

@@ -81,10 +81,10 @@ def expect_findings(prove: Callable[[str], Check], bad: str, expected: dict[str 
 
 
 def cell(check: Check, column: str, fqn: str) -> Cell:
-    return next(one.cells[fqn] for one in check.columns if one.name == column)
+    return next(column_.cells[fqn] for column_ in check.columns if column_.name == column)
 
 
 def verdicts(check: Check, column: str) -> dict[str, str]:
     """The verdicts of one column by name."""
-    (cells,) = [one.cells for one in check.columns if one.name == column]
+    (cells,) = [column_.cells for column_ in check.columns if column_.name == column]
     return {fqn: cell.verdict.value for fqn, cell in cells.items()}

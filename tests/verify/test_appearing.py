@@ -41,8 +41,8 @@ def after(tmp_path, in_tmp_path):
     return inspect_one
 
 
-def rows(found):
-    return {row.fqn: row for row in found.state.tensors}
+def rows(result):
+    return {row.fqn: row for row in result.state.tensors}
 
 
 def line_of(text: str) -> int:
@@ -51,8 +51,8 @@ def line_of(text: str) -> int:
     return number
 
 
-def list_notes(found) -> dict[str, str]:
-    return {row.fqn: row.note for row in found.state.tensors if row.note}
+def list_notes(result) -> dict[str, str]:
+    return {row.fqn: row.note for row in result.state.tensors if row.note}
 
 
 # --- what appears -------------------------------------------------------------------------------------------
@@ -186,8 +186,8 @@ def test_running_statistics_change_in_training_mode():
 
 def test_a_model_built_in_eval_mode_is_not_trained(after):
     """Its constructor has said so."""
-    found = after("self.norm(x)", init="self.norm = nn.BatchNorm1d(3); self.eval()")
-    assert not list_notes(found)
+    result = after("self.norm(x)", init="self.norm = nn.BatchNorm1d(3); self.eval()")
+    assert not list_notes(result)
 
 
 def test_the_values_are_those_after_forward(after):
@@ -232,8 +232,8 @@ def test_a_forward_that_raises_in_training_alone_is_told():
 
 def test_a_model_that_exists_once_is_copied(after):
     """An object in a module has no constructor to be called again; what it is after a forward is shown."""
-    found = after("self.mask = torch.ones(3)", call="net", more="\nnet = Net()\n")
-    assert rows(found)["mask"].appeared
+    result = after("self.mask = torch.ones(3)", call="net", more="\nnet = Net()\n")
+    assert rows(result)["mask"].appeared
 
 
 @pytest.mark.parametrize("made", ["torch.compile(Net(), backend='eager', fullgraph=True)", "compiled()"])

@@ -79,11 +79,11 @@ def test_a_copy_is_the_same_and_apart(name, values):
     copied = copy_model.copy_live_model(module, values=values)
     before, after = measure.map_tensors(module), measure.map_tensors(copied)
     assert list(before) == list(after)
-    for one, other in ((before[key], after[key]) for key in before):
-        assert facts(one) == facts(other)
-        if not judging.is_lazy_tensor(one):
-            assert form(one) == form(other)
-            assert one.is_meta or torch.equal(one.detach().to_dense(), other.detach().to_dense())  # they are small
+    for first, second in ((before[key], after[key]) for key in before):
+        assert facts(first) == facts(second)
+        if not judging.is_lazy_tensor(first):
+            assert form(first) == form(second)
+            assert first.is_meta or torch.equal(first.detach().to_dense(), second.detach().to_dense())  # they are small
     stored = [tensor for tensor in before.values() if not judging.is_lazy_tensor(tensor)]
     copied_storages = judging.list_storage_keys(
         tensor for tensor in after.values() if not judging.is_lazy_tensor(tensor)
@@ -139,7 +139,7 @@ def test_hooks_and_activations_know_the_copy():
     assert copied.act(1).item() == copied.acts[0](1).item() == 32
     assert (copied.act.__name__, copied.act.told) == ("act", "so")
     copied(torch.ones(1, 4))
-    assert [id(one) for one in seen] == [id(copied)]
+    assert [id(module) for module in seen] == [id(copied)]
 
 
 def test_what_cannot_be_apart_is_refused():

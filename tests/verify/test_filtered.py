@@ -15,7 +15,9 @@ P, F, U, S = Verdict.PASSED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.SKIPP
 
 def filter_check(verdict, reason, cells, *kept, found=()):
     """A proof with one column of these cells (name -> verdict, reason) after all but `kept` were filtered out."""
-    columns = (Column("x", {fqn: Cell(one, reason=why) for fqn, (one, why) in cells.items()}),) if cells else ()
+    columns = (
+        (Column("x", {fqn: Cell(verdict_, reason=why) for fqn, (verdict_, why) in cells.items()}),) if cells else ()
+    )
     findings = tuple(Finding("x", Severity.ERROR, "no", "net", fqn) for fqn in found)
     check = Check(Name.MOVE, verdict, "", reason, columns, findings)
     whole = ModelState("net", "module", tuple(TensorInfo(fqn, "float32", (), 1, 4) for fqn in ("a", "b", "c")))

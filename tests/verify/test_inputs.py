@@ -107,8 +107,8 @@ def test_what_cannot(text, message):
 def test_tensors_are_as_written(dtype, shape, bound, seed):
     """dtype, shape and bound hold, and a seed gives the same values in new tensors."""
     limit = f"<{bound}" if dtype in INTEGERS else ""
-    made = given_by(f"{dtype}:{'x'.join(map(str, shape))}{limit}")
-    ((tensor,), kwargs), ((again,), _) = made.make(seed=seed), made.make(seed=seed)
+    inputs_ = given_by(f"{dtype}:{'x'.join(map(str, shape))}{limit}")
+    ((tensor,), kwargs), ((again,), _) = inputs_.make(seed=seed), inputs_.make(seed=seed)
     assert (tensor.dtype, list(tensor.shape), kwargs) == (getattr(torch, dtype), shape, {})
     assert tensor is not again
     assert torch.equal(tensor, again)
@@ -125,19 +125,19 @@ def test_numbers_are_standard_normal_and_ids_reach_the_bound():
 
 def test_seeds_differ_and_inputs_of_one_call_do_too():
     """Two positional inputs of the same shape are not the same values; nor are those of two seeds."""
-    made = given_by("4", "4")
-    (one, other), _ = made.make(seed=0)
-    assert not torch.equal(one, other)
-    assert not torch.equal(one, made.make(seed=1)[0][0])
+    inputs_ = given_by("4", "4")
+    (first, second), _ = inputs_.make(seed=0)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, inputs_.make(seed=1)[0][0])
 
 
 def test_names_are_keywords_and_the_rest_is_in_order():
     """Positional ones keep their order, wherever names stand among them."""
-    made = given_by("2", "y=int64:3<5", "4")
-    args, kwargs = made.make()
+    inputs_ = given_by("2", "y=int64:3<5", "4")
+    args, kwargs = inputs_.make()
     assert [list(arg.shape) for arg in args] == [[2], [4]]
     assert list(kwargs) == ["y"]
-    assert made.text == "float32 2, y int64 3 below 5, float32 4"
+    assert inputs_.text == "float32 2, y int64 3 below 5, float32 4"
 
 
 def test_a_name_given_twice():

@@ -37,16 +37,16 @@ def facts(module):
 
 
 DAMAGE = {
-    "moved": lambda one: one.to("meta"),
-    "cast": lambda one: one.double(),
-    "halved twice": lambda one: one.half().bfloat16(),
-    "run in train mode": lambda one: one(torch.randn(6, 4)),
-    "trained": lambda one: one(torch.randn(6, 4)).sum().backward(),
-    "gradients dropped": lambda one: one.zero_grad(),
-    "frozen": lambda one: one.requires_grad_(False),
-    "in eval mode": lambda one: one.eval(),
-    "a parameter replaced": lambda one: setattr(one[0], "weight", nn.Parameter(torch.zeros(4, 4))),
-    "a buffer taken away": lambda one: delattr(one[1], "running_mean"),
+    "moved": lambda net: net.to("meta"),
+    "cast": lambda net: net.double(),
+    "halved twice": lambda net: net.half().bfloat16(),
+    "run in train mode": lambda net: net(torch.randn(6, 4)),
+    "trained": lambda net: net(torch.randn(6, 4)).sum().backward(),
+    "gradients dropped": lambda net: net.zero_grad(),
+    "frozen": lambda net: net.requires_grad_(False),
+    "in eval mode": lambda net: net.eval(),
+    "a parameter replaced": lambda net: setattr(net[0], "weight", nn.Parameter(torch.zeros(4, 4))),
+    "a buffer taken away": lambda net: delattr(net[1], "running_mean"),
 }
 
 
@@ -54,11 +54,11 @@ DAMAGE = {
 def test_damage_to_the_model_is_undone(damage):
     """The same objects with the same values, devices, dtypes, gradients and modes."""
     module = model()
-    before = facts(module), [one.training for one in module.modules()]
+    before = facts(module), [part.training for part in module.modules()]
     with live_model.keep_unchanged(module):
         DAMAGE[damage](module)
-        assert (facts(module), [one.training for one in module.modules()]) != before
-    assert (facts(module), [one.training for one in module.modules()]) == before
+        assert (facts(module), [part.training for part in module.modules()]) != before
+    assert (facts(module), [part.training for part in module.modules()]) == before
 
 
 def test_it_is_undone_when_something_is_raised():
@@ -101,10 +101,10 @@ def test_what_belongs_to_the_process_is_put_back(change, read):
 def test_a_model_that_nothing_was_done_to_is_not_written_to():
     """torch's own count of writes to each tensor stays."""
     module = model()
-    counts = [one._version for one in (*module.parameters(), *module.buffers())]
+    counts = [tensor._version for tensor in (*module.parameters(), *module.buffers())]
     with live_model.keep_unchanged(module):
         pass
-    assert [one._version for one in (*module.parameters(), *module.buffers())] == counts
+    assert [tensor._version for tensor in (*module.parameters(), *module.buffers())] == counts
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -25,11 +25,11 @@ pytestmark = [
 def test_a_live_model_on_the_gpu_is_proved_there(inputs):
     """Inputs are moved to the model, and the model stays as and where it is."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).cuda()
-    values, numbers = {name: one.clone() for name, one in model.state_dict().items()}, torch.cuda.get_rng_state()
+    values, numbers = {name: tensor.clone() for name, tensor in model.state_dict().items()}, torch.cuda.get_rng_state()
     verification = statecli.verify(model, inputs=inputs)
     assert {check.check: check.verdict for check in verification.checks} == dict.fromkeys(Name, Verdict.PASSED)
-    assert all(torch.equal(one, values[name]) for name, one in model.state_dict().items())
-    assert {one.device.type for one in model.state_dict().values()} == {"cuda"}
+    assert all(torch.equal(tensor, values[name]) for name, tensor in model.state_dict().items())
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {"cuda"}
     assert torch.equal(torch.cuda.get_rng_state(), numbers)
 
 

@@ -291,7 +291,7 @@ def test_pieces_tell_what_the_whole_tells(spec, monkeypatch):
 def test_saving_a_large_model_takes_no_heap_of_copies():
     """One piece at a time goes through safetensors: what it holds at once is a few pieces, not the model."""
     entries = {str(n): torch.zeros(1 << 20) for n in range(12)}
-    sizes = [sum(one.nbytes for one in piece.values()) for piece in save._iter_pieces(entries)]
+    sizes = [sum(tensor.nbytes for tensor in piece.values()) for piece in save._iter_pieces(entries)]
     assert sum(sizes) == 12 << 22
     assert max(sizes) <= save._PIECE_BYTES
 
@@ -324,7 +324,7 @@ def test_what_is_not_contiguous_is_mended_where_it_is_saved():
     model = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
     with pytest.raises(ValueError, match="contiguous"):
         save_file(model.state_dict())
-    save_file({name: one.contiguous() for name, one in model.state_dict().items()})
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
 
 
 LOADS = {

@@ -56,7 +56,7 @@ def cells(check: Check, column: str) -> dict[str, str]:
 
 
 def reason(check: Check, column: str, fqn: str) -> str:
-    return next(one.cells[fqn].reason for one in check.columns if one.name == column)
+    return next(column_.cells[fqn].reason for column_ in check.columns if column_.name == column)
 
 
 LINEAR = """

@@ -102,7 +102,7 @@ def test_a_real_class_fails_what_is_true_of_it_and_nothing_else(name):
     unclear = {check.check for check in prove_model(name).checks if check.verdict is Verdict.INCONCLUSIVE}
     assert unclear == UNCLEAR.get(name, set())
     skipped = (check for check in prove_model(name).checks if check.verdict is Verdict.SKIPPED)
-    unreached = {one.check for one in skipped if "inputs that statecli chose" in (one.reason or "")}
+    unreached = {row.check for row in skipped if "inputs that statecli chose" in (row.reason or "")}
     assert unreached == UNREACHED.get(name, set())
 
 
@@ -216,10 +216,10 @@ def test_safetensors_refuses_ties_itself(name):
 def test_inputs_that_were_found_prove_no_parameter_unused():
     """Longformer's global attention needs a mask that no config tells of: the proof asks for inputs."""
     column = next(column for column in check("LongformerModel", Name.STEP).columns if column.name == "gradient")
-    unclear = {fqn: found for fqn, found in column.cells.items() if found.verdict is Verdict.INCONCLUSIVE}
+    unclear = {fqn: cell for fqn, cell in column.cells.items() if cell.verdict is Verdict.INCONCLUSIVE}
     assert unclear
     assert all("global" in fqn for fqn in unclear)
-    assert all("--input" in found.reason for found in unclear.values())
+    assert all("--input" in cell.reason for cell in unclear.values())
 
 
 # --- stories of torch -------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_a_base_that_is_not_contiguous():
 def test_a_cell_without_a_state_is_given_zeros():
     """`LSTMCell(x)` starts from zeros, so weight_hh has no effect; torch's backward agrees."""
     module = real.make("LSTMCell")
-    sum(one.sum() for one in module(torch.randn(3, 4))).backward()
+    sum(output.sum() for output in module(torch.randn(3, 4))).backward()
     assert not module.weight_hh.grad.any()
 
 
