@@ -46,7 +46,7 @@ def test_what_is_accepted_does_not_fail_and_is_counted(repository):
     assert "1 accepted" in written.out  # two findings of one problem
     later = repository("--baseline", "b.json", "-f", "json")
     assert (later.code, later.json["findings"], later.json["summary"]["accepted"]) == (0, [], 2)
-    assert {one["reason"] for one in later.json["accepted"]} == {"older than the rule"}
+    assert {entry["reason"] for entry in later.json["accepted"]} == {"older than the rule"}
 
 
 def test_what_is_new_fails(repository):
@@ -76,14 +76,14 @@ def test_older_reasons_are_kept(repository):
     repository("--write-baseline", "b.json", "--reason", "old")
     save("a.pt", "w", "W", "new", "New")
     repository("--write-baseline", "b.json", "--reason", "today")
-    assert {name: one["reason"] for name, one in entries().items()} == {"W": "old", "New": "today"}
+    assert {name: entry["reason"] for name, entry in entries().items()} == {"W": "old", "New": "today"}
 
 
 def test_a_new_file_keeps_the_reasons_of_the_one_that_is_given(repository):
     """`--baseline OLD --write-baseline NEW`."""
     repository("--write-baseline", "b.json", "--reason", "old")
     repository("--baseline", "b.json", "--write-baseline", "c.json", "--reason", "today")
-    assert {one["reason"] for one in entries("c.json").values()} == {"old"}
+    assert {entry["reason"] for entry in entries("c.json").values()} == {"old"}
 
 
 @pytest.mark.parametrize("words", [("-x", "*"), ("-i", "w"), ("--kind", "buffer")])
@@ -129,7 +129,7 @@ def test_a_name_is_meant_from_the_file_s_folder(repository, tmp_path, monkeypatc
     assert {target["target"] for target in entries("new.json").values()} == {
         {"d": "a.pt", ".": "d/a.pt", "e": "../d/a.pt"}[folder]
     }
-    assert {one["reason"] for one in entries("new.json").values()} == {"old"}
+    assert {entry["reason"] for entry in entries("new.json").values()} == {"old"}
 
 
 def test_what_is_gone_is_told_and_drops_out(repository, tmp_path):
@@ -278,10 +278,10 @@ def test_a_bug_of_ours_is_never_accepted():
 def test_what_is_written_accepts_exactly_what_was_found(tmp_path_factory, found, reason):
     """Whatever names and messages hold; read again it is the same, and written again too."""
     audit = build_audit(*(finding(rule, message, fqn, "model") for rule, message, fqn in found), ran=("nan", "inf"))
-    made = baseline.build_baseline(audit, None, reason, unfiltered=True)
+    document = baseline.build_baseline(audit, None, reason, unfiltered=True)
     path = tmp_path_factory.mktemp("b") / "b.json"
-    path.write_bytes(b"".join(baseline.encode_baseline(made, str(path))))
-    assert baseline.read_baseline(str(path)) == made
-    done = baseline.accept_findings(audit, made, unfiltered=True)
+    path.write_bytes(b"".join(baseline.encode_baseline(document, str(path))))
+    assert baseline.read_baseline(str(path)) == document
+    done = baseline.accept_findings(audit, document, unfiltered=True)
     assert (done.findings, len(done.targets[0].accepted), done.targets[0].notes) == ((), len(found), ())
-    assert baseline.build_baseline(done, made, "another", unfiltered=True) == made
+    assert baseline.build_baseline(done, document, "another", unfiltered=True) == document

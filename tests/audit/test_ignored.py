@@ -43,7 +43,7 @@ def ignoring(glob, rule="case-collision", reason="because"):
 def test_a_glob_is_meant_from_the_configuration_s_folder(project, glob, where, target):
     """From wherever, and however the target is typed; the file's name alone is enough."""
     result = project(ignoring(glob), where, target)
-    assert (result["findings"], [one["reason"] for one in result["accepted"]]) == ([], ["because"])
+    assert (result["findings"], [entry["reason"] for entry in result["accepted"]]) == ([], ["because"])
 
 
 @pytest.mark.parametrize("glob", ["other/*", "*.ckpt", "../vendor/*"])
@@ -56,7 +56,7 @@ def test_a_glob_of_others_is_not_of_it(project, glob):
 def test_the_reason_of_a_rule_s_own_name_is_shown(project, order):
     """Before that of its subject, in whatever order they stand."""
     tables = [ignoring("*.pt", "case-collision", "own"), ignoring("vendor/*", "names", "subject")]
-    assert [one["reason"] for one in project("".join(tables[::order]))["accepted"]] == ["own"]
+    assert [entry["reason"] for entry in project("".join(tables[::order]))["accepted"]] == ["own"]
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -80,7 +80,7 @@ def test_sarif_has_a_notification_for_each_reason(statecli, folder):
 def test_junit_has_a_property_for_each_reason(statecli, folder):
     """Properties of the first suite."""
     root = ET.fromstring(statecli("audit", ".", "-f", "junit").out)  # noqa: S314 - our own
-    assert [one.get("name") for one in root.iter("property")] == ["not-checked"] * 3
+    assert [element.get("name") for element in root.iter("property")] == ["not-checked"] * 3
 
 
 def test_gitlab_has_an_information_for_each_reason(statecli, folder):

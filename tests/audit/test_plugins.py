@@ -110,7 +110,7 @@ def test_calls_in_threads_have_their_own_plugins(desk):
     path = str(desk / "models" / "a.safetensors")
     loaded = [config.load_config(plugins=(f"acme_{letter}",), no_config=True, targets=(path,)) for letter in "ab"]
     with ThreadPoolExecutor(2) as pool:
-        actual = list(pool.map(lambda one: [rule.name for rule in one.rules[len(RULES) :]], loaded))
+        actual = list(pool.map(lambda plugins: [rule.name for rule in plugins.rules[len(RULES) :]], loaded))
     assert actual == [["acme-a-rule"], ["acme-b-rule"]]
 
 

@@ -56,7 +56,7 @@ def test_each_rule_that_needs_an_option_judges_by_it(option, needs):
 GIVEN = [("--lock", "l.json"), ("--against", "a.pt"), ("--model", "net.py:Net"), ("--values",)]
 
 
-@pytest.mark.parametrize("given", GIVEN, ids=[one[0] for one in GIVEN])
+@pytest.mark.parametrize("given", GIVEN, ids=[case[0] for case in GIVEN])
 @pytest.mark.parametrize("narrowed", ["line", "file"])
 def test_what_is_given_and_judged_by_no_rule_is_refused(statecli, given, narrowed):
     """Wherever the rules are left out; in one line that names the option."""

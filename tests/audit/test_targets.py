@@ -51,7 +51,9 @@ from ..formats.attacks import Call
 def expand_paths(*texts):
     """The targets' paths, and what was skipped or failed."""
     every = list(expand_targets([str(text) for text in texts]))
-    return [one for one in every if isinstance(one, str)], [one for one in every if not isinstance(one, str)]
+    return [target for target in every if isinstance(target, str)], [
+        target for target in every if not isinstance(target, str)
+    ]
 
 
 def test_steps_come_in_natural_order(tmp_path):
@@ -594,9 +596,9 @@ def test_folders_are_walked_to_a_depth(tmp_path, depth):
 # --- what cannot be listed or opened ---------------------------------------------------------------------------------
 
 
-def describe_target(one):
+def describe_target(result):
     """Of a target that is no path: what it is, how it stands and why."""
-    return one.target, one.status, one.reason
+    return result.target, result.status, result.reason
 
 
 LISTING = {
@@ -621,19 +623,19 @@ def test_a_folder_that_cannot_be_listed_has_failed(tmp_path, monkeypatch, case):
         return names(path)
 
     monkeypatch.setattr(files, "list_names", list_names)
-    paths, (one,) = expand_paths(tmp_path)
+    paths, (failure,) = expand_paths(tmp_path)
     assert paths == [str(tmp_path / "a.pt")]
-    assert describe_target(one) == (closed, Status.FAILED, f"{closed}: {reason}")
+    assert describe_target(failure) == (closed, Status.FAILED, f"{closed}: {reason}")
 
 
 def test_a_folder_of_which_a_part_is_listed_has_failed_for_the_rest(tmp_path, monkeypatch):
     """What was listed is found, and what was not looked at has not passed."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
     monkeypatch.setattr(files, "explain_missing_names", lambda path: "its server stopped")
-    paths, (one,) = expand_paths(tmp_path)
+    paths, (failure,) = expand_paths(tmp_path)
     assert paths == [str(tmp_path / "a.pt")]
     reason = f"{tmp_path}: the folder may contain other files: its server stopped; name the files as targets"
-    assert describe_target(one) == (str(tmp_path / "*"), Status.FAILED, reason)
+    assert describe_target(failure) == (str(tmp_path / "*"), Status.FAILED, reason)
 
 
 def test_a_glob_that_cannot_be_listed_has_failed(tmp_path, monkeypatch):
@@ -643,8 +645,8 @@ def test_a_glob_that_cannot_be_listed_has_failed(tmp_path, monkeypatch):
         raise UnreadableError("the server answered 503")
 
     monkeypatch.setattr(files, "match_glob", matching)
-    paths, (one,) = expand_paths(tmp_path / "*.pt")
-    assert (paths, describe_target(one)) == ([], (str(tmp_path / "*.pt"), Status.FAILED, "the server answered 503"))
+    paths, (failure,) = expand_paths(tmp_path / "*.pt")
+    assert (paths, describe_target(failure)) == ([], (str(tmp_path / "*.pt"), Status.FAILED, "the server answered 503"))
 
 
 def test_what_cannot_be_opened_is_skipped_where_nothing_could_be_loaded(tmp_path):
@@ -673,9 +675,12 @@ def test_a_file_that_cannot_be_opened_has_failed(tmp_path, monkeypatch, content)
         raise UnreadableError("cannot be opened: permission denied")
 
     monkeypatch.setattr(files, "open_file", refuse_open)
-    paths, (one,) = expand_paths(tmp_path)
+    paths, (failure,) = expand_paths(tmp_path)
     path = str(tmp_path / "notes")
-    assert (paths, describe_target(one)) == ([], (path, Status.FAILED, f"{path}: cannot be opened: permission denied"))
+    assert (paths, describe_target(failure)) == (
+        [],
+        (path, Status.FAILED, f"{path}: cannot be opened: permission denied"),
+    )
 
 
 @pytest.mark.parametrize("error", [UnreadableError("is not there"), FileNotFoundError(2, "No such file")], ids=type)
@@ -691,8 +696,8 @@ def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error
 
     monkeypatch.setattr(files, "open_file", fails)
     monkeypatch.setattr(files, "get_size", has_no_size)
-    _, (one,) = expand_paths(tmp_path)
-    assert describe_target(one) == (str(tmp_path / "notes"), Status.FAILED, f"{tmp_path / 'notes'}: is not there")
+    _, (failure,) = expand_paths(tmp_path)
+    assert describe_target(failure) == (str(tmp_path / "notes"), Status.FAILED, f"{tmp_path / 'notes'}: is not there")
 
 
 # --- what is skipped, and what is counted of it ----------------------------------------------------------------------
@@ -711,9 +716,9 @@ def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error
 )
 def test_a_skipped_file_is_counted_by_what_it_is(what, noun):
     """Without an article, and without the advice."""
-    one = skip_file("x", what)
-    assert describe_target(one) == ("x", Status.SKIPPED, f"is {what}")
-    assert one.not_checked == (NotChecked("file", 1, noun),)
+    skipped_file = skip_file("x", what)
+    assert describe_target(skipped_file) == ("x", Status.SKIPPED, f"is {what}")
+    assert skipped_file.not_checked == (NotChecked("file", 1, noun),)
 
 
 def test_skipped_folders_are_counted_by_their_reason(tmp_path):

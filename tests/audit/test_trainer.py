@@ -58,11 +58,11 @@ def arguments():
     try:
         return TrainingArguments(output_dir="out")
     except ImportError:
-        made = TrainingArguments.__new__(TrainingArguments)
-        vars(made).update(output_dir="out", learning_rate=5e-5, device=torch.device("cpu"))
-        vars(made).update(eval_strategy=IntervalStrategy.NO, lr_scheduler_type=SchedulerType.LINEAR)
-        vars(made).update(hub_strategy=HubStrategy.EVERY_SAVE, accelerator_config=AcceleratorConfig())
-        return made
+        arguments = TrainingArguments.__new__(TrainingArguments)
+        vars(arguments).update(output_dir="out", learning_rate=5e-5, device=torch.device("cpu"))
+        vars(arguments).update(eval_strategy=IntervalStrategy.NO, lr_scheduler_type=SchedulerType.LINEAR)
+        vars(arguments).update(hub_strategy=HubStrategy.EVERY_SAVE, accelerator_config=AcceleratorConfig())
+        return arguments
 
 
 @pytest.fixture(scope="module")

@@ -34,16 +34,17 @@ def list_notes(*targets, **options):
 
 def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():
     """With the key, the targets and the reason; where it ran there is nothing to tell."""
-    (one,) = list_notes("a.pt", "b.safetensors", policy=Policy(device=("cpu",)))
+    (note,) = list_notes("a.pt", "b.safetensors", policy=Policy(device=("cpu",)))
     assert (
-        one == "policy.device: accelerator-device did not run on b.safetensors: the file format does not record devices"
+        note
+        == "policy.device: accelerator-device did not run on b.safetensors: the file format does not record devices"
     )
 
 
 def test_many_targets_are_one_line():
     """By the reason."""
-    (one,) = list_notes("a.pt", "b.safetensors", policy=Policy(dtype=("float32",)), values=False)
-    assert one.startswith(
+    (note,) = list_notes("a.pt", "b.safetensors", policy=Policy(dtype=("float32",)), values=False)
+    assert note.startswith(
         "policy.dtype: overflows-dtype did not run on a.pt, b.safetensors: values not read: --no-values"
     )
     assert not list_notes("a.pt", policy=Policy(dtype=("float32",)), values=True)

@@ -41,7 +41,7 @@ def test_the_limit_is_of_bytes(nan_checkpoint, statecli, monkeypatch, limit, cod
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", limit)
     result = statecli("audit", nan_checkpoint, "-f", "json")
     assert result.code == code
-    assert [one["count"] for one in result.json["not_checked"]] == [1] * (code == 0)
+    assert [gap["count"] for gap in result.json["not_checked"]] == [1] * (code == 0)
     assert statecli("audit", nan_checkpoint, "--values").code == 1
 
 
@@ -65,7 +65,7 @@ def test_the_limit_counts_the_scales_of_a_quantized_tensor(nan_checkpoint, monke
     scales, zeros = torch.ones(100, dtype=torch.float64), torch.zeros(100, dtype=torch.int64)
     torch.save({"w": torch.quantize_per_channel(torch.zeros(1, 100), scales, zeros, 1, torch.qint8)}, nan_checkpoint)
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 1699)
-    assert [one.why.split(":")[0] for one in audit(Request((nan_checkpoint,))).not_checked] == ["values not read"]
+    assert [gap.why.split(":")[0] for gap in audit(Request((nan_checkpoint,))).not_checked] == ["values not read"]
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 1700)
     assert not audit(Request((nan_checkpoint,))).not_checked
 
@@ -77,7 +77,7 @@ def test_the_limit_is_of_tensors_too(nan_checkpoint, statecli, monkeypatch, limi
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_TENSORS", limit)
     result = statecli("audit", nan_checkpoint, "-f", "json")
     assert result.code == code
-    assert [one["count"] for one in result.json["not_checked"]] == [2] * (code == 0)
+    assert [gap["count"] for gap in result.json["not_checked"]] == [2] * (code == 0)
 
 
 def test_the_limit_is_of_the_run(nan_checkpoint, monkeypatch):
