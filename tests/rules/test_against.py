@@ -123,7 +123,7 @@ def test_dtype_mismatch_finds_what_a_load_into_the_class_casts(list_findings, pt
 
 def test_dtype_mismatch_notes_once_that_a_whole_model_is_cast(list_findings, pt):
     """A checkpoint in half precision for a class in float32 is ordinary; so is one that keeps a norm in float32."""
-    half = {name: one.half() for name, one in four().items()}
+    half = {name: tensor.half() for name, tensor in four().items()}
     said_once = f"4 tensors are float16, but {FOUR} expects float32; load_state_dict casts silently"
     assert list_findings("dtype-mismatch", pt(**half), model=FOUR) == [("note", None, f"all {said_once}")]
     mixed = pt("m", **(half | {"bias_hh_l0": torch.zeros(8)}))
@@ -132,7 +132,7 @@ def test_dtype_mismatch_notes_once_that_a_whole_model_is_cast(list_findings, pt)
 
 def test_dtype_mismatch_finds_integers_where_the_class_has_floats(list_findings, pt):
     """However many they are."""
-    path = pt(**{name: one.int() for name, one in four().items()})
+    path = pt(**{name: tensor.int() for name, tensor in four().items()})
     assert [severity for severity, *_ in list_findings("dtype-mismatch", path, model=FOUR)] == ["warning"] * 4
 
 
@@ -175,7 +175,7 @@ def test_broken_tie_warns_where_the_values_were_read_and_are_no_numbers_to_compa
 def test_broken_tie_finds_tied_names_of_two_dtypes_whose_bytes_cannot_be_the_same(list_findings, pt, tied_class):
     """With the values; the load casts the last."""
     path = pt(embed=torch.ones(2, 2), head=torch.ones(2, 2).half())
-    assert [one[0] for one in list_findings("broken-tie", path, model=tied_class, values=True)] == ["error"]
+    assert [problem[0] for problem in list_findings("broken-tie", path, model=tied_class, values=True)] == ["error"]
 
 
 def test_a_strict_load_keeps_the_last_of_what_the_class_ties(tied_class, pt):

@@ -61,7 +61,10 @@ def defined_names(tree):
         if isinstance(call.args[0], ast.Constant):
             yield call.args[0].value
     for function in functions:
-        if any(isinstance(one, ast.Call) and ast.unparse(one.func) == "rule" for one in function.decorator_list):
+        if any(
+            isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "rule"
+            for decorator in function.decorator_list
+        ):
             yield function.name.strip("_").replace("_", "-")
 
 

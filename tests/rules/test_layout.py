@@ -120,7 +120,7 @@ def gap(before: bytes, filler: bytes) -> bytes:
     """A good archive with bytes put in front of the record `before` and all that points behind them moved."""
     members = records()
     hidden = Member("archive/hidden", filler)
-    position = next(n for n, one in enumerate(members) if one.raw_name.endswith(before))
+    position = next(n for n, member in enumerate(members) if member.raw_name.endswith(before))
     data = bytearray(build([*members[:position], hidden, *members[position:]]))
     # The record that was there goes out of the directory, and stays where it was.
     start = data.rindex(b"archive/hidden") - 46

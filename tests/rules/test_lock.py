@@ -52,13 +52,13 @@ def test_lock_mismatch_finds_one_nudged_weight_and_names_it_alone(audit_changed,
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda one: one.double(), "dtype is float64, locked as float32"),
-        (lambda one: one.t().contiguous(), "shape is [3, 4], locked as [4, 3]"),
+        (lambda tensor: tensor.double(), "dtype is float64, locked as float32"),
+        (lambda tensor: tensor.t().contiguous(), "shape is [3, 4], locked as [4, 3]"),
         (
-            lambda one: one.reshape(2, 6).half(),
+            lambda tensor: tensor.reshape(2, 6).half(),
             "dtype is float16, locked as float32; shape is [2, 6], locked as [4, 3]",
         ),
-        (lambda one: None, "missing, locked as float32 [4, 3]"),
+        (lambda tensor: None, "missing, locked as float32 [4, 3]"),
     ],
 )
 def test_lock_mismatch_finds_what_changed_of_a_tensor(audit_changed, state, change, says):
@@ -85,11 +85,11 @@ def test_lock_mismatch_finds_a_tensor_that_nobody_locked(audit_changed):
 
 def test_lock_mismatch_spares_the_same_weights_in_another_container(run_rule, tmp_path, state):
     """Kinds and requires_grad that one of the two does not know are no mismatch either."""
-    pickled = {name: nn.Parameter(one, requires_grad=False) for name, one in state.items()}
+    pickled = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in state.items()}
     torch.save(pickled, tmp_path / "a.pt")
     save_file(state, tmp_path / "a.safetensors")
-    for one, other in (("a.pt", "a.safetensors"), ("a.safetensors", "a.pt")):
-        assert not run_rule("lock-mismatch", tmp_path / other, lock=build_lock(tmp_path / one))
+    for first, second in (("a.pt", "a.safetensors"), ("a.safetensors", "a.pt")):
+        assert not run_rule("lock-mismatch", tmp_path / second, lock=build_lock(tmp_path / first))
 
 
 def test_lock_mismatch_finds_kind_and_requires_grad_where_both_sides_know(run_rule, tmp_path):
@@ -128,7 +128,8 @@ def test_lock_mismatch_spares_a_tied_name_that_safetensors_dropped(run_rule, tmp
     """transformers keeps one name and notes nothing; the lock knows that the two are one tensor."""
     torch.save(build_tied_state(), tmp_path / "a.pt")
     save_file(
-        {name: one for name, one in build_tied_state().items() if name != "head.weight"}, tmp_path / "a.safetensors"
+        {name: tensor for name, tensor in build_tied_state().items() if name != "head.weight"},
+        tmp_path / "a.safetensors",
     )
     assert not run_rule("lock-mismatch", tmp_path / "a.safetensors", lock=build_lock(tmp_path / "a.pt"))
     assert not run_rule("lock-mismatch", tmp_path / "a.pt", lock=build_lock(tmp_path / "a.safetensors"))

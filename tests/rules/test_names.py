@@ -21,13 +21,14 @@ def test_case_collision_finds_two_names_that_a_folding_file_system_takes_for_one
     assert "head.Weight" in finding.message
 
 
-@pytest.mark.parametrize(("one", "other"), [("\xe9", "e\u0301"), ("K", "\u212a")], ids=ascii)
-def test_case_collision_finds_one_text_in_other_code_points(run_rule, tmp_path, one, other):
+@pytest.mark.parametrize(("first", "second"), [("\xe9", "e\u0301"), ("K", "\u212a")], ids=ascii)
+def test_case_collision_finds_one_text_in_other_code_points(run_rule, tmp_path, first, second):
     """Alike on every screen, so that both are shown by their code points."""
-    torch.save({one: torch.zeros(2), other: torch.ones(2)}, tmp_path / "a.pt")
+    torch.save({first: torch.zeros(2), second: torch.ones(2)}, tmp_path / "a.pt")
     (finding,) = run_rule("case-collision", tmp_path / "a.pt")
     assert (
-        finding.message == f"{ascii(other)[1:-1]}: same letters as {ascii(one)[1:-1]}, written with other code points"
+        finding.message
+        == f"{ascii(second)[1:-1]}: same letters as {ascii(first)[1:-1]}, written with other code points"
     )
 
 
@@ -99,7 +100,7 @@ def test_wrapper_prefix_finds_the_name_of_each_wrapper(run_rule, tmp_path, name,
 
 def test_wrapper_prefix_finds_what_lightning_hands_to_deepspeed(run_rule, tmp_path):
     """`module` is the section that DeepSpeed saves; below it every name begins with Lightning's wrapper."""
-    state = {f"_forward_module.model.{key}": one for key, one in torch.nn.Linear(2, 2).state_dict().items()}
+    state = {f"_forward_module.model.{key}": tensor for key, tensor in torch.nn.Linear(2, 2).state_dict().items()}
     torch.save({"module": state, "global_steps": 3}, tmp_path / "mp_rank_00_model_states.pt")
     (finding,) = run_rule("wrapper-prefix", tmp_path / "mp_rank_00_model_states.pt")
     assert "all 2 names in section 'module' have the prefix '_forward_module.'" in finding.message

@@ -53,10 +53,10 @@ def model():
 def train_optimizer(optimizer, **options):
     """That optimizer after a step."""
     net = model()
-    made = optimizer(net.parameters(), **options)
+    instance = optimizer(net.parameters(), **options)
     net(torch.randn(3, 4)).sum().backward()
-    made.step()
-    return made
+    instance.step()
+    return instance
 
 
 def scheduler_state(scheduler, *args, **options):
@@ -448,8 +448,8 @@ def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
     rows = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1], "labels": 1}] * 2
     transformers.Trainer(net, arguments, train_dataset=rows).train()
     written = sorted(path for path in (tmp_path / "checkpoint-1").iterdir() if path.suffix in (".pt", ".pth", ".bin"))
-    assert {one.name for one in written} == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
-    assert [list_findings(one) for one in written] == [[]] * 4
+    assert {path.name for path in written} == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
+    assert [list_findings(path) for path in written] == [[]] * 4
     assert list_findings(tmp_path / "checkpoint-1") == []
 
 
@@ -597,7 +597,7 @@ def test_functions_that_a_module_keeps_only_compute():
 def test_what_torch_itself_calls_safe_is_clean():
     """The names that torch's packages add to its restricted unpickler when they are imported."""
     importlib.import_module("torch.distributed.tensor")
-    names = [(one.__module__, one.__qualname__) for one in torch.serialization.get_safe_globals()]
+    names = [(global_.__module__, global_.__qualname__) for global_ in torch.serialization.get_safe_globals()]
     assert len(names) > 10
     assert [name for name in names if not is_clean(*name)] == []
 
@@ -615,18 +615,18 @@ def iter_defined(table):
 @pytest.mark.filterwarnings("ignore")
 def test_every_class_of_the_table_is_defined_where_it_says():
     """None is a metaclass, and none is another module's."""
-    actual = {whole: one for whole, one in iter_defined(CLASSES) if one is not None}
+    actual = {whole: class_ for whole, class_ in iter_defined(CLASSES) if class_ is not None}
     assert len(actual) > 400
-    moved = {whole for whole, one in actual.items() if f"{one.__module__}.{one.__qualname__}" != whole}
-    assert {one for one in moved if not one.startswith(("torch.cuda.amp.", "torch.nn.utils.rnn."))} == set()
-    assert not [whole for whole, one in actual.items() if not isinstance(one, type) or issubclass(one, type)]
+    moved = {whole for whole, class_ in actual.items() if f"{class_.__module__}.{class_.__qualname__}" != whole}
+    assert {name for name in moved if not name.startswith(("torch.cuda.amp.", "torch.nn.utils.rnn."))} == set()
+    assert not [whole for whole, class_ in actual.items() if not isinstance(class_, type) or issubclass(class_, type)]
 
 
 @pytest.mark.parametrize("package", [nn.modules, torch.optim, torch.optim.lr_scheduler])
 def test_every_module_and_optimizer_of_torch_is_in_the_table(package):
     """What the installed torch exports: a new one is missed here first."""
     kinds = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-    classes = [one for one in vars(package).values() if isinstance(one, type) and issubclass(one, kinds)]
+    classes = [class_ for class_ in vars(package).values() if isinstance(class_, type) and issubclass(class_, kinds)]
     assert len(classes) > 10
     assert [class_ for class_ in classes if f"{class_.__module__}.{class_.__qualname__}" not in CLASSES] == []
 

@@ -443,7 +443,7 @@ def test_each_finding_says_what_to_do(tmp_path):
     targets = write(tmp_path / "a.pt", pickle, nested), tmp_path / "b.pkl", tmp_path / "whole.pt"
     findings = [finding for target in targets for finding in audit_target(target).findings]
     assert {finding.rule for finding in findings} == set(RULES)
-    assert all(one.help for one in findings)
+    assert all(finding.help for finding in findings)
 
 
 def test_a_name_that_is_absurdly_long_is_cut(tmp_path):

@@ -303,9 +303,9 @@ def test_lightning_removes_what_is_harmful_only(path, tmp_path, monkeypatch):
 # Paths of MMEngine's CheckpointHook.
 
 
-def judge_runtime_info(found, tmp_path, info):
+def judge_runtime_info(run_rule, tmp_path, info):
     torch.save({"state_dict": {}, "message_hub": {"runtime_info": info}}, tmp_path / "epoch_1.pth")
-    return [(finding.severity, finding.message) for finding in found("unsafe-data", tmp_path / "epoch_1.pth")]
+    return [(finding.severity, finding.message) for finding in run_rule("unsafe-data", tmp_path / "epoch_1.pth")]
 
 
 @pytest.mark.parametrize(

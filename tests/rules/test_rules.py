@@ -27,7 +27,7 @@ def test_every_rule_in_the_folder_is_listed():
         importlib.import_module(f"statecli.rules.{module.name}") for module in pkgutil.iter_modules(rules.__path__)
     ]
     written = [value for module in modules for value in vars(module).values() if isinstance(value, AuditRule)]
-    assert {id(one) for one in written} == {id(rule) for rule in RULES}
+    assert {id(rule_) for rule_ in written} == {id(rule) for rule in RULES}
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 

@@ -271,12 +271,12 @@ MANY = {
     ],
     "pairs of columns": lambda n: torch.zeros(n, 2 * n).split(2, 1),
     "every other element of each plane": lambda n: [
-        one[:, k::2] for one in torch.zeros(4, n, 8).unbind(1) for k in (0, 1)
+        view[:, k::2] for view in torch.zeros(4, n, 8).unbind(1) for k in (0, 1)
     ],
     "tiles": lambda n: [tile for row in torch.zeros(n, n).split(40) for tile in row.split(40, 1)],
     "columns below a row": lambda n: [(whole := torch.zeros(n, n))[0], *whole[1:].unbind(1)],
     "columns of two matrices": lambda n: [
-        one for part in torch.zeros(n * (2 * n + 1)).split(n * n) for one in part.view(n, -1).unbind(1)
+        view for part in torch.zeros(n * (2 * n + 1)).split(n * n) for view in part.view(n, -1).unbind(1)
     ],
     "slices of the last dimension": lambda n: torch.zeros(3, 5, n).unbind(-1),
     "columns that begin in the middle": lambda n: torch.zeros(n, n)[:, n // 2 :].unbind(1),
@@ -286,7 +286,7 @@ MANY = {
 @pytest.mark.parametrize("parts", MANY.values(), ids=MANY)
 def test_shared_slices_spares_very_many_that_lie_in_gaps(run_rule, save_checkpoint, parts):
     """Five hundred at least: they are parted, not tried pair by pair."""
-    state = {str(n): one for n, one in enumerate(parts(1_000))}
+    state = {str(n): tensor for n, tensor in enumerate(parts(1_000))}
     assert len(state) >= 500
     assert not run_rule("shared-slices", save_checkpoint(state))
 
@@ -346,7 +346,7 @@ def test_unused_bytes_are_never_more_than_no_tensor_has(tmp_path_factory, geomet
     """Held against torch: each element's byte is marked, and what is left is at least what the rule calls unused."""
     path = tmp_path_factory.mktemp("u") / "a.pt"
     big = torch.zeros(100)
-    state = {str(n): big.as_strided(*one) for n, one in enumerate(geometry)}
+    state = {str(n): big.as_strided(*first) for n, first in enumerate(geometry)}
     torch.save(state, path)
     marked = torch.zeros(100)
     for one in geometry:
@@ -357,13 +357,13 @@ def test_unused_bytes_are_never_more_than_no_tensor_has(tmp_path_factory, geomet
 
 
 @given(views(), views(), st.sampled_from(["int32", "int64", "int8", "bool"]))
-def test_views_share_a_byte_where_what_is_written_through_one_is_seen_through_the_other(one, two, dtype):
+def test_views_share_a_byte_where_what_is_written_through_one_is_seen_through_the_other(first, second, dtype):
     """Held against torch, which writes ones all over the elements of the first."""
     big = torch.zeros(100, dtype=torch.int64)
-    big.as_strided(*one).fill_(-1)
-    seen = bool((big.view(torch.int8).view(getattr(torch, dtype)).as_strided(*two) != 0).any())
-    assert have_common_byte(_view("int64", one), _view(dtype, two), [10_000]) is seen
-    assert have_common_byte(_view(dtype, two), _view("int64", one), [10_000]) is seen
+    big.as_strided(*first).fill_(-1)
+    seen = bool((big.view(torch.int8).view(getattr(torch, dtype)).as_strided(*second) != 0).any())
+    assert have_common_byte(_view("int64", first), _view(dtype, second), [10_000]) is seen
+    assert have_common_byte(_view(dtype, second), _view("int64", first), [10_000]) is seen
 
 
 @given(st.lists(views(), min_size=2, max_size=6), st.sampled_from(["int8", "int32"]))
@@ -373,7 +373,7 @@ def test_no_view_shares_a_byte_with_one_of_another_group(geometry, dtype):
     groups = list(split_disjoint_groups(held))
     assert sorted(map(id, held)) == sorted(id(view) for group in groups for view in group)
     pairs = [(one, two) for a, b in combinations(groups, 2) for one in a for two in b]
-    assert not any(have_common_byte(one, two, [10_000]) for one, two in pairs)
+    assert not any(have_common_byte(first, second, [10_000]) for first, second in pairs)
 
 
 def _view(dtype, geometry):
@@ -405,7 +405,9 @@ def test_mixed_dtypes_spares_vectors_of_float32_among_matrices_of_16_bits(run_ru
     matrices = {"a.weight": torch.zeros(2, 2).bfloat16(), "b.weight": torch.zeros(2, 2).bfloat16()}
     norms = {"n.weight": torch.zeros(2), "n.bias": torch.zeros(2), "scale": torch.tensor(1.0)}
     assert not run_rule("mixed-dtypes", save_checkpoint({**matrices, **norms}))
-    assert not run_rule("mixed-dtypes", save_checkpoint({name: one.half() for name, one in matrices.items()} | norms))
+    assert not run_rule(
+        "mixed-dtypes", save_checkpoint({name: matrix.half() for name, matrix in matrices.items()} | norms)
+    )
     for more in (
         {"c.weight": torch.zeros(2, 2)},
         {"c.bias": torch.zeros(2).double()},
@@ -413,7 +415,7 @@ def test_mixed_dtypes_spares_vectors_of_float32_among_matrices_of_16_bits(run_ru
         {"c.weight": torch.zeros(2, 2).half()},
     ):
         assert len(run_rule("mixed-dtypes", save_checkpoint({**matrices, **norms, **more}))) == 1
-    wide = {name: one.double() for name, one in matrices.items()}
+    wide = {name: matrix.double() for name, matrix in matrices.items()}
     assert len(run_rule("mixed-dtypes", save_checkpoint({**wide, **norms}))) == 1
 
 
@@ -491,7 +493,7 @@ def test_unexpected_dtype_spares_integers_and_optimizer_state(run_rule, save_che
     net(torch.rand(4, 3).bfloat16()).sum().backward()
     optimizer.step()
     state = optimizer.state_dict()
-    state["state"] = {n: {k: v.float() for k, v in one.items()} for n, one in state["state"].items()}
+    state["state"] = {n: {k: v.float() for k, v in moments.items()} for n, moments in state["state"].items()}
     path = save_checkpoint({"model": net.state_dict(), "optimizer": state})
     assert not run_rule("unexpected-dtype", path, policy=BF16)
     assert not run_rule("unexpected-dtype", path, policy=Policy(dtype=("torch.bfloat16", "float32")))

@@ -33,7 +33,7 @@ def _as_in_a_new_process():
     """Leave out the names that other tests added to the list of torch.load by importing more of torch."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
-    names = {f"{one.__module__}.{one.__qualname__}": one for one in before}
+    names = {f"{global_.__module__}.{global_.__qualname__}": global_ for global_ in before}
     torch.serialization.add_safe_globals([names[name] for name in safe_globals._ADDED_BY_TORCH])
     yield
     torch.serialization.clear_safe_globals()
