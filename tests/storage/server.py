@@ -409,7 +409,7 @@ class Server:
         return page(200, LISTINGS[self.listing](f"/{request.path}", sorted(path.iterdir())))
 
     def _send(self, handler: _Handler, request: Request, reply: Reply) -> None:
-        happens = sorted(reply.at, key=lambda one: one[0])
+        happens = sorted(reply.at, key=lambda event: event[0])
         for offset, act in happens:
             if offset == BEFORE_HEADERS:
                 act(self)

@@ -28,9 +28,9 @@ def _at_once(monkeypatch):
 
 def far(folder: Path) -> Path:
     """Four tensors of 8 MB, of which the first has a NaN."""
-    held = {f"w{i}": torch.full((2_000_000,), float(i)) for i in range(4)}
-    held["w0"][5] = float("nan")
-    save_file(held, folder / "m.safetensors")
+    state = {f"w{i}": torch.full((2_000_000,), float(i)) for i in range(4)}
+    state["w0"][5] = float("nan")
+    save_file(state, folder / "m.safetensors")
     return folder / "m.safetensors"
 
 

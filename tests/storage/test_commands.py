@@ -372,7 +372,7 @@ def test_a_configuration_lies_here(web, statecli):
 def test_verify_is_of_classes(web, statecli):
     """Of a checkpoint behind a URL, as of one on disk, it says so."""
     here, there = web.folder / "run-1" / "train.ckpt", web.url("run-1/train.ckpt")
-    local, far = (statecli("verify", one) for one in (here, there))
+    local, far = (statecli("verify", target) for target in (here, there))
     assert (local.code, far.code) == (2, 2)
     assert all("is a checkpoint; verify needs a model class" in run.err for run in (local, far))
 

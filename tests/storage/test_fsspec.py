@@ -177,7 +177,7 @@ def test_globs_of_urls(memory):
         memory.pipe(f"/top/{name}", b"x")
 
     def match_names(pattern: str) -> list[str]:
-        return sorted(one.removeprefix("memory://top/") for one in files.match_glob(pattern))
+        return sorted(path.removeprefix("memory://top/") for path in files.match_glob(pattern))
 
     assert match_names("memory://top/run-*/m.pt") == ["run-1/m.pt", "run-2/m.pt"]
     assert match_names("memory://top/run-[2]/*.pt") == ["run-2/m.pt", "run-2/n.pt"]
@@ -197,9 +197,9 @@ def test_globs_of_urls_match_what_those_of_the_disk_do(memory, tmp_path, pattern
         memory.pipe(f"/top/{name}", b"x")
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    near = {one.removeprefix(f"{tmp_path}/") for one in files.match_glob(f"{tmp_path}/{pattern}")}
+    near = {path.removeprefix(f"{tmp_path}/") for path in files.match_glob(f"{tmp_path}/{pattern}")}
     far = {
-        one.removeprefix("memory://top/") for one in files.match_glob(f"memory://top/{pattern.replace('?', '[0-9]')}")
+        path.removeprefix("memory://top/") for path in files.match_glob(f"memory://top/{pattern.replace('?', '[0-9]')}")
     }
     assert far == near
     assert near

@@ -149,7 +149,7 @@ def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(se
         store = http.Http()
         with ThreadPoolExecutor(20) as threads:
             tries = [threads.submit(store.get, served.url(name), 0, 100, None) for name in names]
-        errors = [str(one.exception()) for one in tries if one.exception()]
+        errors = [str(future.exception()) for future in tries if future.exception()]
         assert set(errors) == {
             (
                 "the server ignores range requests, and whole files would need more than 3 MiB of memory; download the "
@@ -293,7 +293,11 @@ def test_a_connection_that_is_cut_is_resumed_where_it_was(big, statecli):
     result = read(big.url(NAME), statecli, "--stats")
     assert result.out.replace(big.url(NAME), str(big.folder / NAME)) == local
     first, second, third, *_ = big.requests
-    assert [one.range for one in (first, second, third)] == ["bytes=0-65535", "bytes=20000-65535", "bytes=40000-65535"]
+    assert [request.range for request in (first, second, third)] == [
+        "bytes=0-65535",
+        "bytes=20000-65535",
+        "bytes=40000-65535",
+    ]
     assert big.sent == (big.folder / NAME).stat().st_size
 
 

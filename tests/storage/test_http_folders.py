@@ -60,7 +60,7 @@ def test_a_folder_is_read_as_on_disk(folder, style, slash, statecli):
     """With and without the slash at its end."""
     folder.listing = style
     url, path = folder.url("net/inner") + slash, folder.folder / "net" / "inner"
-    local, far = (statecli("inspect", one, "-f", "json") for one in (f"{path}{slash}", url))
+    local, far = (statecli("inspect", target, "-f", "json") for target in (f"{path}{slash}", url))
     assert (far.code, far.err) == (0, "")
     assert far.out.replace(url, f"{path}{slash}") == local.out
 

@@ -249,8 +249,8 @@ def test_a_version_that_is_learnt_later_is_held_to(server, header):
     values = (
         ('"one"', '"two"') if header == "ETag" else ("Tue, 01 Jan 2030 00:00:00 GMT", "Wed, 02 Jan 2030 00:00:00 GMT")
     )
-    one, two = (Headers(**{header: value}) for value in values)
-    server.behave(NAME, nothing, After(1, Times(1, one)), After(2, two))
+    first, second = (Headers(**{header: value}) for value in values)
+    server.behave(NAME, nothing, After(1, Times(1, first)), After(2, second))
     store, known = Http(), None
     for n in range(2):
         _, known = store.get(server.url(NAME), n * 10, 10, known)

@@ -51,9 +51,9 @@ FAULTS = [Refuse(503), Cut(None), Cut(100), Stall(None), Stall(100)]
 @pytest.mark.parametrize("fault", FAULTS, ids=["busy", "cut", "cut within", "stall", "stall within"])
 def test_a_file_that_was_asked_for_in_vain_is_not_asked_for_with_each_tensor(served, statecli, tmp_path, fault):
     """Of 60 tensors in 15 windows the first is asked for thrice; all have its error, and those before are compared."""
-    held = {f"w{i:02}": torch.full((150_000,), float(i)) for i in range(60)}
-    save_file(held, served.folder / "m.safetensors")
-    save_file(held, tmp_path / "m.safetensors")
+    state = {f"w{i:02}": torch.full((150_000,), float(i)) for i in range(60)}
+    save_file(state, served.folder / "m.safetensors")
+    save_file(state, tmp_path / "m.safetensors")
     served.behave("*", After(4, fault))
     url = served.url("m.safetensors")
     result = statecli("diff", url, tmp_path / "m.safetensors", "--jobs", "1", "-f", "json")

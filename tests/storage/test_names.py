@@ -19,9 +19,9 @@ PLAIN = string.ascii_lowercase + string.digits + "._-"
 
 hosts = st.sampled_from(["host", "host:8080", "[::1]", "[::1]:80", "a.b.example", "127.0.0.1"])
 schemes = st.sampled_from(["http", "https", "HTTPS", "s3", "gs", "ftp", "simplecache::https"])
-steps = st.text(PLAIN, min_size=1, max_size=8).filter(lambda one: one.strip("."))
+steps = st.text(PLAIN, min_size=1, max_size=8).filter(lambda text: text.strip("."))
 secrets = st.text(string.ascii_letters + string.digits + "@:/?#=&;%+ é…[](){}'\"|\\,!", max_size=12).map(
-    lambda one: SECRET + one
+    lambda text: SECRET + text
 )
 
 

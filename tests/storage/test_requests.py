@@ -177,7 +177,7 @@ def test_values_are_read_where_the_local_header_says_that_they_are(served, state
     """As on disk: a header that was changed leads to a wrong checksum of its tensor, and to no other words."""
     path = archive(served.folder / "m.pt", 30, 30_000)
     move_record(path, "m/data/15", by)
-    near, far = (statecli(*question, one) for one in (path, served.url("m.pt")))
+    near, far = (statecli(*question, target) for target in (path, served.url("m.pt")))
     assert (far.code, far.out) == (near.code, near.out) == (2, "")
     assert far.err.replace(served.url("m.pt"), str(path)) == near.err
     assert "layers.15.weight: checksum wrong" in far.err
@@ -194,13 +194,13 @@ def test_what_is_no_damage_is_read_from_where_it_really_is(served, statecli, by)
     start = header + 30 + sum(struct.unpack_from("<HH", raw, header + 26))
     raw[start : start + 120_000] = raw[start - by : start - by + 120_000]
     path.write_bytes(raw)
-    near, far = (statecli("inspect", "--stats", "-f", "json", one) for one in (path, served.url("m.pt")))
+    near, far = (statecli("inspect", "--stats", "-f", "json", target) for target in (path, served.url("m.pt")))
     assert far.code == near.code == 0
     assert far.json["tensors"] == near.json["tensors"]
     # Local headers of a remote archive are read with the values: that torch computes another place is not known before.
     assert [note["name"] for note in near.json["notes"]] == ["misplaced-storage"]
     question = ("audit", "--values", "-f", "json", "--ignore", "misplaced-storage")
-    near, far = (statecli(*question, one) for one in (path, served.url("m.pt")))
+    near, far = (statecli(*question, target) for target in (path, served.url("m.pt")))
     assert far.code == near.code == 0
     assert statecli("diff", path, served.url("m.pt")).code == 0
 
@@ -235,7 +235,7 @@ def test_what_is_wrong_with_a_directory_is_said_as_on_disk(served, statecli, pla
     raw = path.read_bytes()
     at = raw.rindex(b"m/data/15") + place
     path.write_bytes(raw[:at] + change + raw[at + len(change) :])
-    near, far = (statecli("inspect", one, "-f", "json") for one in (path, served.url("m.pt")))
+    near, far = (statecli("inspect", target, "-f", "json") for target in (path, served.url("m.pt")))
     assert (far.code, far.out) == (near.code, near.out) == (2, "")
     assert far.err.replace(served.url("m.pt"), str(path)) == near.err
 
@@ -255,7 +255,7 @@ def test_an_audit_looks_at_every_local_header(served, statecli, spoilt, code, sa
     """It judges the file, and so says of a contradiction what it says of the file on disk."""
     path = archive(served.folder / "m.pt", 30, 30_000)
     spoilt(path, "m/data/15", 8)
-    near, far = (statecli("audit", "--values", "-f", "json", one) for one in (path, served.url("m.pt")))
+    near, far = (statecli("audit", "--values", "-f", "json", target) for target in (path, served.url("m.pt")))
     assert far.code == near.code == code
     assert far.out.replace(served.url("m.pt"), str(path)) == near.out
     assert far.err.replace(served.url("m.pt"), str(path)) == near.err
@@ -318,7 +318,7 @@ def test_an_array_that_was_damaged_is_found_by_its_checksum(served, statecli, qu
     assert place > 0 or raw[at] == ord(" ")
     raw[at] ^= ord(" ") ^ ord("\t")
     path.write_bytes(raw)
-    near, far = (statecli(*question, one) for one in (path, served.url("m.npz")))
+    near, far = (statecli(*question, target) for target in (path, served.url("m.npz")))
     assert (far.code, far.out, near.code) == (2, "", 2)
     for result, where in ((far, served.url("m.npz")), (near, path)):
         assert result.err.startswith(f"statecli: {where}: a")
@@ -329,8 +329,8 @@ def test_an_array_that_was_damaged_is_found_by_its_checksum(served, statecli, qu
 
 
 def legacy(path: Path) -> Path:
-    held = {f"layers.{i}.weight": torch.zeros(30_000) for i in range(200)}
-    torch.save(held, path / "m.pt", _use_new_zipfile_serialization=False)
+    state = {f"layers.{i}.weight": torch.zeros(30_000) for i in range(200)}
+    torch.save(state, path / "m.pt", _use_new_zipfile_serialization=False)
     return path / "m.pt"
 
 
@@ -379,8 +379,8 @@ def torch_export(path: Path) -> Path:
 def dcp_of_many_files(path: Path) -> Path:
     import torch.distributed.checkpoint as dcp
 
-    held = {f"layers.{i}.weight": torch.zeros(30_000) for i in range(100)} | {f"note{i}": f"{i}" for i in range(20)}
-    dcp.save(held, storage_writer=dcp.FileSystemWriter(path / "m", single_file_per_rank=False), no_dist=True)
+    state = {f"layers.{i}.weight": torch.zeros(30_000) for i in range(100)} | {f"note{i}": f"{i}" for i in range(20)}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(path / "m", single_file_per_rank=False), no_dist=True)
     return path / "m"
 
 
@@ -413,8 +413,8 @@ def test_no_format_fetches_values_to_list_them(served, statecli, write, requests
 def dcp_of_one_file(path: Path) -> Path:
     import torch.distributed.checkpoint as dcp
 
-    held = {f"layers.{i}.weight": torch.randn(30_000) for i in range(60)}
-    dcp.save(held, storage_writer=dcp.FileSystemWriter(path / "m"), no_dist=True)
+    state = {f"layers.{i}.weight": torch.randn(30_000) for i in range(60)}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(path / "m"), no_dist=True)
     return path / "m"
 
 
@@ -431,7 +431,7 @@ def test_an_audit_asks_each_record_once_and_many_at_a_time(served, statecli, wri
     served.behave("m*[tzp]", After(2, crowd))
     assert statecli("audit", served.url(path.name) + "/" * path.is_dir()).code == 0
     assert crowd.most >= 40
-    size = sum(one.stat().st_size for one in ([path] if path.is_file() else path.iterdir()))
+    size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
     assert len(list_ranges(served)) <= 60 + 6
     assert served.sent <= size * percent / 100
 
@@ -452,7 +452,7 @@ def test_an_empty_file_is_no_file_that_did_not_come(served, statecli, name):
     path = dcp_of_one_file(served.folder)
     (path / name).write_bytes(b"")
     served.listing = "python"
-    near, far = (statecli("audit", "--no-values", "-f", "json", one) for one in (path, served.url("m")))
+    near, far = (statecli("audit", "--no-values", "-f", "json", target) for target in (path, served.url("m")))
     assert far.code == near.code == 2
     assert far.out.replace(served.url("m"), str(path)) == near.out
     assert far.err.replace(served.url("m"), str(path)) == near.err

@@ -410,7 +410,9 @@ def test_a_server_that_checks_signatures(judging, statecli, monkeypatch):
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
         result = statecli("inspect", url)
         debug = statecli("inspect", url, "--debug").err
-        assert not [one for one in (key, secret, "Signature=") if one in result.out + result.err + debug]
+        assert not [
+            secret_text for secret_text in (key, secret, "Signature=") if secret_text in result.out + result.err + debug
+        ]
         return result
 
     assert list_requests(key, secret).code == 0

@@ -73,7 +73,9 @@ def test_the_same_wherever_it_lies(write, sent, tmp_path, statecli):
     assert (diff.code, diff.err, diff.json["changes"]) == (0, "", [])
     lock = tmp_path / "made.lock"
     assert statecli("lock", path, "-o", lock).code == 0
-    result, held_there = (statecli("audit", one, "--lock", lock, "--select", "lock-mismatch") for one in (path, url))
+    result, held_there = (
+        statecli("audit", target, "--lock", lock, "--select", "lock-mismatch") for target in (path, url)
+    )
     assert (held_there.code, held_there.out.replace(there, str(here))) == (result.code, result.out)
     assert result.code == 0
 

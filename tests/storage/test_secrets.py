@@ -275,8 +275,8 @@ def test_what_botocore_logs_has_none(tmp_path, monkeypatch):
         assert [request.headers["x-amz-security-token"] for request in s3.requests] == [TOKEN] * len(signatures)
     assert "DEBUG:botocore.auth:CanonicalRequest" in text
     assert signatures
-    for one in (f"AKIA{TOKEN.upper()}", *signatures):
-        assert one not in text
+    for secret in (f"AKIA{TOKEN.upper()}", *signatures):
+        assert secret not in text
     assert_none(text)
 
 

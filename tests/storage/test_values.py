@@ -35,30 +35,30 @@ def many(seed: int = 0, count: int = 1500) -> dict[str, torch.Tensor]:
     return weights(seed, count, 10_000)
 
 
-def safetensors(folder: Path, held: dict[str, torch.Tensor]) -> Path:
-    save_file(held, folder / "m.safetensors")
+def safetensors(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    save_file(state, folder / "m.safetensors")
     return folder / "m.safetensors"
 
 
-def torch_zip(folder: Path, held: dict[str, torch.Tensor]) -> Path:
-    torch.save(held, folder / "m.pt")
+def torch_zip(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    torch.save(state, folder / "m.pt")
     return folder / "m.pt"
 
 
-def legacy(folder: Path, held: dict[str, torch.Tensor]) -> Path:
-    torch.save(held, folder / "m.pt", _use_new_zipfile_serialization=False)
+def legacy(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    torch.save(state, folder / "m.pt", _use_new_zipfile_serialization=False)
     return folder / "m.pt"
 
 
-def dcp(folder: Path, held: dict[str, torch.Tensor]) -> Path:
+def dcp(folder: Path, state: dict[str, torch.Tensor]) -> Path:
     import torch.distributed.checkpoint as checkpoint
 
-    checkpoint.save(held, storage_writer=checkpoint.FileSystemWriter(folder / "m", thread_count=2), no_dist=True)
+    checkpoint.save(state, storage_writer=checkpoint.FileSystemWriter(folder / "m", thread_count=2), no_dist=True)
     return folder / "m"
 
 
-def npz(folder: Path, held: dict[str, torch.Tensor]) -> Path:
-    np.savez_compressed(folder / "m.npz", **{name: one.numpy() for name, one in held.items()})
+def npz(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    np.savez_compressed(folder / "m.npz", **{name: tensor.numpy() for name, tensor in state.items()})
     return folder / "m.npz"
 
 
@@ -126,13 +126,13 @@ def test_a_transposed_tensor_travels_twice_at_most(served, statecli, tmp_path):
 @pytest.mark.parametrize("options", [(), ("--jobs", "1"), ("--jobs", "3"), ("--executor", "processes:2")])
 def test_the_result_is_that_of_the_disk_bit_for_bit(served, statecli, tmp_path, options):
     """Threads, one thread or processes, a window here or there: the same document."""
-    one, two = (weights(seed, elements=1_000_000) for seed in (0, 1))
-    two["layers.3.weight"] = one["layers.3.weight"].clone()
-    two["layers.3.weight"][7] = float("nan")
-    two["layers.4.weight"] = one["layers.4.weight"]
+    first, second = (weights(seed, elements=1_000_000) for seed in (0, 1))
+    second["layers.3.weight"] = first["layers.3.weight"].clone()
+    second["layers.3.weight"][7] = float("nan")
+    second["layers.4.weight"] = first["layers.4.weight"]
     before, after = tmp_path / "a.pt", served.folder / "b.safetensors"
-    torch.save(one, before)
-    save_file(two, after)
+    torch.save(first, before)
+    save_file(second, after)
     shutil.copy(before, served.folder / "a.pt")
     near = statecli("diff", before, after, "-f", "json")
     far = statecli("diff", served.url("a.pt"), served.url("b.safetensors"), "-f", "json", *options)
