@@ -21,12 +21,12 @@ def state(seed: int) -> dict[str, torch.Tensor]:
     share the first half of each.
     """
     numbers, shared = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
-    found = {}
+    tensors = {}
     for dtype in (*FLOATS, *OTHERS):
-        both = [torch.randn(40, 50, generator=one, dtype=torch.float64) * 3 for one in (shared, numbers)]
+        both = [torch.randn(40, 50, generator=generator, dtype=torch.float64) * 3 for generator in (shared, numbers)]
         values = torch.cat(both)
         values = values.abs() if dtype == "uint8" else values
-        found[dtype] = (values > 0) if dtype == "bool" else values.to(getattr(torch, dtype))
+        tensors[dtype] = (values > 0) if dtype == "bool" else values.to(getattr(torch, dtype))
     odd = torch.randn(300, generator=numbers)
     odd[:4] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
     weight = torch.randn(90, 70, generator=numbers)
@@ -37,7 +37,7 @@ def state(seed: int) -> dict[str, torch.Tensor]:
         csr = (weight * (weight > 1)).to_sparse_csr()
     more = {"odd": odd, "t": weight.t(), "tied": weight, "again": weight, "expanded": torch.ones(1).expand(500)}
     apart = {"coo": (weight * (weight > 1)).to_sparse(), "csr": csr, "quantized": quantized, "channels": channels}
-    return {**found, **more, **apart, "empty": torch.zeros(0, 3), f"renamed{seed}": torch.arange(5000.0)}
+    return {**tensors, **more, **apart, "empty": torch.zeros(0, 3), f"renamed{seed}": torch.arange(5000.0)}
 
 
 @pytest.fixture(scope="session")

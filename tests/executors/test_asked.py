@@ -73,7 +73,7 @@ def test_an_empty_one(statecli):
         ),
         (("lock", "net.py:Net"), "--executor mpi: the targets are model classes"),
     ],
-    ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
+    ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
 def test_what_makes_no_sense(words, said, statecli):
     """Nobody reads the values, or two options say who does."""

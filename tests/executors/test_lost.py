@@ -132,10 +132,10 @@ def test_a_result_that_came_counts_though_its_worker_is_gone(pairs, dask_cluster
     real = distributed.Client._gather
 
     async def gather_and_lose(self, futures, *words, **more):
-        found = await real(self, futures, *words, **more)
-        for one in futures if isinstance(futures, list) else [futures]:
-            one._state.lose()
-        return found
+        results = await real(self, futures, *words, **more)
+        for future in futures if isinstance(futures, list) else [futures]:
+            future._state.lose()
+        return results
 
     monkeypatch.setattr(distributed.Client, "_gather", gather_and_lose)
     with of_dask(dask_cluster(1)):
@@ -197,9 +197,9 @@ def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
         for process in (scheduler, worker):
             process.kill()
             process.wait()
-    lost = [one for one in actual_pairs if not isinstance(one, Delta)]
+    lost = [pair for pair in actual_pairs if not isinstance(pair, Delta)]
     assert lost
-    assert all(isinstance(one, UnreadableError) for one in lost)
+    assert all(isinstance(pair, UnreadableError) for pair in lost)
 
 
 LOGGING = """
@@ -241,8 +241,8 @@ def test_what_an_executor_loses_is_lost_alone(pairs):
     """All else is compared; of what it says itself, which may hold anything, only the kind is told."""
     with use_executor(Dying()):
         actual_pairs = compare_pairs(pairs, CompareOptions())
-    assert {type(one) for one in actual_pairs} == {Delta, UnreadableError}
-    assert {str(one) for one in actual_pairs[1::2]} == {"--executor Dying: a worker stopped during a task (OSError)"}
+    assert {type(pair) for pair in actual_pairs} == {Delta, UnreadableError}
+    assert {str(pair) for pair in actual_pairs[1::2]} == {"--executor Dying: a worker stopped during a task (OSError)"}
 
 
 # --- workers that refuse ---------------------------------------------------------------------------------------------

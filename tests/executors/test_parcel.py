@@ -32,9 +32,9 @@ def tasks(in_tmp_path):
     return tuple(StatsTask(tensor, tensor.ranges) for tensor in formats.read("a.pt").tensors)
 
 
-def send_copy(one):
+def send_copy(value):
     """As it arrives in another process."""
-    return pickle.loads(pickle.dumps(one))
+    return pickle.loads(pickle.dumps(value))
 
 
 def test_a_worker_stands_in_another_folder(tasks, tmp_path, monkeypatch):
@@ -158,9 +158,9 @@ def test_a_file_that_is_replaced_while_the_worker_reads(tasks, tmp_path, monkeyp
     real = stats_module.stats_batch
 
     def read(*words):
-        found = real(*words)
+        results = real(*words)
         written_later(tmp_path / "a.pt")
-        return found
+        return results
 
     monkeypatch.setattr(stats_module, "stats_batch", read)
     assert "its modification time differs" in str(unpack(run_packed_batch(packed)))
@@ -184,13 +184,13 @@ class OtherFiles(Executor):
         """Does it at once."""
         future = Future()
         folder = os.getcwd()  # whole folders change places: renaming a file would touch it
-        for one, two in ((folder, f"{folder}.ours"), (f"{folder}.theirs", folder)):
-            os.rename(one, two)
+        for first, second in ((folder, f"{folder}.ours"), (f"{folder}.theirs", folder)):
+            os.rename(first, second)
         try:
             future.set_result(function(*words))
         finally:
-            for one, two in ((folder, f"{folder}.theirs"), (f"{folder}.ours", folder)):
-                os.rename(one, two)
+            for first, second in ((folder, f"{folder}.theirs"), (f"{folder}.ours", folder)):
+                os.rename(first, second)
         return future
 
 

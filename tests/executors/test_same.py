@@ -112,7 +112,7 @@ def test_by_an_executor_from_python():
 
     def run_both(**more):
         both = package.diff("before.pt", "after.pt", **more), package.inspect("after.pt", stats=True, **more)
-        return [msgspec.json.encode(one) for one in both]
+        return [msgspec.json.encode(result) for result in both]
 
     expected = run_both()
     with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:

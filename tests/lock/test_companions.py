@@ -113,9 +113,9 @@ def audit_with_lock(target, locked, path, **options):
     return audit(Request((str(target),), lock=lock_file.read_lock(str(path)), lock_file=str(path), **options))
 
 
-def mismatches(found):
+def mismatches(result):
     """The messages of `settings-mismatch`, which is always an error."""
-    findings = [finding for finding in found.findings if finding.rule == "settings-mismatch"]
+    findings = [finding for finding in result.findings if finding.rule == "settings-mismatch"]
     assert all(finding.severity is Severity.ERROR and finding.help for finding in findings)
     return [finding.message for finding in findings]
 
@@ -160,9 +160,9 @@ def test_an_added_and_a_removed_setting_are_named(folder, tmp_path):
     """A key that decides something need not have been there before."""
     locked = lock(folder)
     (folder / "config.json").write_text(json.dumps({"architectures": ["X"], "hidden_act": "relu"}))
-    found = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
-    assert any("config.hidden_act: added" in message for message in found)
-    assert any("config.rms_norm_eps: removed" in message for message in found)
+    names = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
+    assert any("config.hidden_act: added" in message for message in names)
+    assert any("config.rms_norm_eps: removed" in message for message in names)
 
 
 @pytest.mark.parametrize("name", [".tokenizer.json", ".modeling_own.py", ".chat_template.JINJA", "code/.own.py"])

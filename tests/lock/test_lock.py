@@ -55,8 +55,8 @@ def states(draw):
             st.sampled_from((torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool))
         )
         shape = draw(st.lists(st.integers(0, 4), max_size=3))
-        one = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(n)).to(dtype)
-        made[name] = one.permute(draw(st.permutations(range(one.ndim))))
+        tensor = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(n)).to(dtype)
+        made[name] = tensor.permute(draw(st.permutations(range(tensor.ndim))))
     return made
 
 
@@ -67,7 +67,7 @@ def test_every_container_has_the_same_lock(tmp_path_factory, state):
     path = tmp_path_factory.mktemp("a")
     torch.save(state, path / "zip.pt")
     torch.save(dict(reversed(state.items())), path / "legacy.pt", _use_new_zipfile_serialization=False)
-    save_file({name: one.contiguous() for name, one in state.items()}, path / "one.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path / "one.safetensors")
     texts = {lock_bytes(path / name) for name in ("zip.pt", "legacy.pt", "one.safetensors")}
     texts.add(lock_bytes(write_shards(state, path / "shards")))
     assert len(texts) == 1
@@ -213,9 +213,9 @@ def test_a_class_has_no_values(statecli):
     """Its constructor's are random: names, kinds, dtypes and shapes are locked, and a note says so."""
     result = statecli("lock", "sample_models/net.py:Net")
     assert result.code == 0
-    found = lines(result.out)
-    assert found
-    assert all(line["digest"] is None and line["kind"] for line in found.values())
+    actual_lines = lines(result.out)
+    assert actual_lines
+    assert all(line["digest"] is None and line["kind"] for line in actual_lines.values())
     assert "values of" in result.err
     assert "not locked" in result.err
     assert statecli("lock", "sample_models/net.py:Net", "-q").err == ""

@@ -53,11 +53,11 @@ def test_what_has_no_bound_is_named_by_the_chart():
     values[7] = values[777] = math.inf
     values[779] = math.nan
     picture = build_picture(Bars("t", tuple(f"x{n}" for n in range(5000)), tuple(values), "u", ("from zero",) * 5000))
-    one, two = (mark for mark in picture.marks if mark.mood in ("odd", "boundless"))
-    assert (one.mood, two.mood) == ("boundless", "odd")
-    assert [mark.mood for mark in picture.marks if mark.x == one.x] == ["boundless", "most", "least"]
-    assert "1 from zero, for example x7" in one.title
-    assert "1 not finite, for example x779" in two.title
+    first, second = (mark for mark in picture.marks if mark.mood in ("odd", "boundless"))
+    assert (first.mood, second.mood) == ("boundless", "odd")
+    assert [mark.mood for mark in picture.marks if mark.x == first.x] == ["boundless", "most", "least"]
+    assert "1 from zero, for example x7" in first.title
+    assert "1 not finite, for example x779" in second.title
     assert "2 from zero (drawn from the top)" in picture.note
 
 
@@ -99,8 +99,8 @@ def test_numbers_of_layers_never_run_into_each_other(layers, others):
     labels = [f"h.{n}.{part}" for n in range(layers) for part in "abc"] + [f"z{n}" for n in range(others)]
     ticks = bars([1.0] * len(labels), labels).x_ticks
     assert len(ticks) > 1
-    for one, two in itertools.pairwise(ticks):
-        assert two.at - one.at >= 7 * (len(one.text) + len(two.text)) / 2 + 5
+    for first, second in itertools.pairwise(ticks):
+        assert second.at - first.at >= 7 * (len(first.text) + len(second.text)) / 2 + 5
 
 
 def test_few_bars_have_their_names():
@@ -119,8 +119,8 @@ def test_bars_outside_of_the_layers_have_their_names():
     texts = [tick.text for tick in picture.x_ticks]
     assert (texts[0], texts[-1]) == ("inp", "norm")
     assert picture.below == "model.h.N"
-    for one, two in itertools.pairwise(picture.x_ticks):
-        assert two.at - one.at >= 7 * (len(one.text) + len(two.text)) / 2 + 5
+    for first, second in itertools.pairwise(picture.x_ticks):
+        assert second.at - first.at >= 7 * (len(first.text) + len(second.text)) / 2 + 5
 
 
 @given(st.lists(st.one_of(st.floats(), st.just(0.0)), max_size=60).flatmap(lambda v: st.just(v * 11)))
@@ -156,9 +156,9 @@ def test_a_histogram_is_inside_whatever_its_edges(edges, data):
 def test_a_histograms_bars_are_to_scale():
     """Twice the count is twice the height; a bin without any has no bar, one of a million still shows."""
     picture = build_picture(Spread("t", (0.0, 1.0, 2.0, 3.0, 4.0), (500_000, 1_000_000, 0, 1), "Δ"))
-    half, whole, none, one = (mark.height for mark in picture.marks)
+    half, whole, none, first = (mark.height for mark in picture.marks)
     assert whole == pytest.approx(2 * half)
-    assert none == 0 < 1 <= one
+    assert none == 0 < 1 <= first
     assert whole == pytest.approx(picture.plot.bottom - picture.plot.top)
 
 

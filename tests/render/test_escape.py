@@ -41,7 +41,9 @@ hostile = st.lists(st.sampled_from([*LIVE, "model.", "w", " ", "x" * 30]), min_s
 
 def harmless(text, output):
     """Raise unless no character acts and no line is a command."""
-    acting = {one for one in text if unicodedata.category(one) in ("Cc", "Cs", "Cn", "Zl", "Zp", "Cf")} - {"\n"}
+    acting = {
+        character for character in text if unicodedata.category(character) in ("Cc", "Cs", "Cn", "Zl", "Zp", "Cf")
+    } - {"\n"}
     assert not acting, acting
     if output is not Output.HTML:
         assert not [line for line in text.split("\n") if line.lstrip().startswith("::")]
@@ -95,8 +97,8 @@ def test_no_text_acts_wherever_it_stands(output, text, outline, quiet, width):
 @given(hostile, st.booleans())
 def test_no_text_is_two_lines(output, text, outline):
     """However many breaks are in it, there are as many lines as of a word; lines to paste are lines."""
-    word, odd = (report(one, outline) for one in ("x" * len(text), text.replace(" ", "_")))
-    made = [render_text(output, one, width=10_000).count("\n") for one in (word, odd)]
+    word, odd = (report(sample, outline) for sample in ("x" * len(text), text.replace(" ", "_")))
+    made = [render_text(output, sample, width=10_000).count("\n") for sample in (word, odd)]
     more = len(text.splitlines()) - 1 if text.splitlines() else 0
     is_block = output is Output.MARKDOWN and more and label_help(text.replace(" ", "_")).startswith("fix")
     block = 4 if is_block else 0  # a blank line, two fences, and the label's own line

@@ -81,8 +81,8 @@ def test_more_than_ten_rules_end_with_how_many_more():
 
 def test_each_level_has_ten_of_its_own():
     """Errors do not crowd out warnings."""
-    found = [finding(f"r{'x' * n}", level) for level in (ERROR, WARNING, NOTE) for n in range(20)]
-    levels = [note[0] for note in notes(target("a.pt", *found))]
+    findings = [finding(f"r{'x' * n}", level) for level in (ERROR, WARNING, NOTE) for n in range(20)]
+    levels = [note[0] for note in notes(target("a.pt", *findings))]
     assert {level: levels.count(level) for level in levels} == {"error": 10, "warning": 10, "notice": 10}
 
 
@@ -120,7 +120,7 @@ def test_two_findings_of_one_line_are_one_annotation():
 def test_no_finding_is_annotated_at_another_line():
     """Of 145 findings at 145 lines nine are shown, each at its own line; the last annotation has no line."""
     *shown, last = notes(target("net.py:Net", *of_lines(145)))
-    assert [one[1]["line"] for one in shown] == [str(n) for n in range(1, 10)]
+    assert [annotation[1]["line"] for annotation in shown] == [str(n) for n in range(1, 10)]
     assert last[2].startswith("and 136 findings at 136 more places: net.py:10, net.py:11, ")
     assert "line" not in last[1]
 
@@ -184,7 +184,7 @@ def test_the_last_line_is_the_verdict():
 def test_quiet_leaves_what_fails():
     """-q: no notice, no verdict."""
     text = render_audit("github", target("a.pt", finding(severity=NOTE), finding("inf", WARNING)), quiet=True)
-    assert [one[1]["title"] for one in github(text)] == ["statecli inf"]
+    assert [annotation[1]["title"] for annotation in github(text)] == ["statecli inf"]
     assert text.count("\n") == 1
     assert render_audit("github", target(), quiet=True) == ""
 

@@ -23,12 +23,12 @@ def test_the_reader_refuses_what_is_none():
 
 def test_an_issue_has_what_gitlab_asks_for():
     """The finding's own fingerprint, its file, and line 1: without one it is not shown."""
-    one = finding(help="go back one epoch")
-    assert issues(target("a.pt", one)) == [
+    problem = finding(help="go back one epoch")
+    assert issues(target("a.pt", problem)) == [
         {
             "description": "fc.weight: is nan (help: go back one epoch)",
             "check_name": "nan",
-            "fingerprint": compute_fingerprint(one),
+            "fingerprint": compute_fingerprint(problem),
             "severity": "major",
             "location": {"path": "a.pt", "lines": {"begin": 1}},
         }

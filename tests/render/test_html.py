@@ -308,9 +308,9 @@ def _luminance(color):
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def _contrast(one, other):
+def _contrast(first, second):
     """WCAG 2.2, 1.4.3."""
-    dark, light = sorted((_luminance(one), _luminance(other)))
+    dark, light = sorted((_luminance(first), _luminance(second)))
     return (light + 0.05) / (dark + 0.05)
 
 

@@ -28,7 +28,7 @@ def cases(*targets, **options):
     """(suite, case) -> what it holds: nothing, or (tag, message, text)."""
     root = junit(render_audit("junit", *targets, **options))
     return {
-        (suite.get("name"), case.get("name")): [(one.tag, one.get("message"), one.text) for one in case]
+        (suite.get("name"), case.get("name")): [(element.tag, element.get("message"), element.text) for element in case]
         for suite in root
         for case in suite
     }
@@ -60,8 +60,8 @@ def test_each_rule_is_a_case_of_its_target():
 
 def test_several_findings_of_a_rule_are_one_failure():
     """Jenkins keeps one of a case: how many there are, and a line each."""
-    one, other = finding(fqn="a", help="mend it"), finding(fqn="b")
-    ((tag, message, text),) = cases(target("a.pt", one, other))["a.pt", "nan"]
+    first, second = finding(fqn="a", help="mend it"), finding(fqn="b")
+    ((tag, message, text),) = cases(target("a.pt", first, second))["a.pt", "nan"]
     assert (tag, message) == ("failure", "2 problems, the first: a: is nan")
     assert text.splitlines() == ["error[nan]: a: is nan (help: mend it)", "error[nan]: b: is nan"]
 
@@ -106,14 +106,14 @@ def test_each_change_of_a_diff_is_a_case():
     scalar = ScalarChange("epoch", Status.CHANGED, 1, 2)
     diff = changes.diff(changes.nudge_tensor("w"), changes.rename_tensor("old", "new"), scalars=(scalar,))
     root = junit(changes.render_diff(diff, "junit"))
-    assert [(one.get("name"), one[0].tag) for one in root.iter("testcase")] == [
+    assert [(element.get("name"), element[0].tag) for element in root.iter("testcase")] == [
         ("w", "failure"),
         ("new", "failure"),
         ("epoch", "failure"),
     ]
     expected = changes.diff(changes.nudge_tensor("w"), findings=(), expected=True)
     (case,) = junit(changes.render_diff(expected, "junit")).iter("testcase")
-    assert [one.tag for one in case] == ["system-out"]
+    assert [element.tag for element in case] == ["system-out"]
 
 
 def test_equal_states_are_one_case_that_passed():
@@ -125,13 +125,13 @@ def test_equal_states_are_one_case_that_passed():
 @given(st.text(st.characters(), max_size=40), st.text(st.characters(), max_size=40))
 def test_any_name_is_xml(fqn, name):
     """Whatever is in it, lone surrogates and U+FFFF too, a parser reads it."""
-    found = finding(fqn=fqn, message=f"{fqn}: x", target=name)
+    problem = finding(fqn=fqn, message=f"{fqn}: x", target=name)
     junit(
         render_audit(
             "junit",
-            target(name, found),
+            target(name, problem),
             failed_target(f"{name}."),
-            target("b", accepted=accept_findings(fqn or "-", found)),
+            target("b", accepted=accept_findings(fqn or "-", problem)),
         )
     )
 

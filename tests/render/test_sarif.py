@@ -123,11 +123,11 @@ def test_what_is_of_no_tensor_is_of_the_file_alone():
 
 def test_a_fingerprint_stays_and_tells_apart():
     """It is the finding's own; what GitHub goes by tells two of one tensor and rule apart."""
-    one, other = finding(message="fc.weight: 1 NaN"), finding(message="fc.weight: 2 NaN", help="other")
-    results = run(target("a.pt", one, other))["results"]
-    assert [result["partialFingerprints"]["statecli/v1"] for result in results] == [compute_fingerprint(one)] * 2
+    first, second = finding(message="fc.weight: 1 NaN"), finding(message="fc.weight: 2 NaN", help="other")
+    results = run(target("a.pt", first, second))["results"]
+    assert [result["partialFingerprints"]["statecli/v1"] for result in results] == [compute_fingerprint(first)] * 2
     githubs = [result["partialFingerprints"]["primaryLocationLineHash"] for result in results]
-    assert githubs == [f"{compute_fingerprint(one)}:1", f"{compute_fingerprint(one)}:2"]
+    assert githubs == [f"{compute_fingerprint(first)}:1", f"{compute_fingerprint(first)}:2"]
 
 
 def test_a_problem_of_several_tensors_is_one_result():
@@ -136,7 +136,7 @@ def test_a_problem_of_several_tensors_is_one_result():
     assert result["message"]["text"] == "a, b: are nan"
     related = result["relatedLocations"]
     assert [finding["message"]["text"] for finding in related] == ["nan: a: is nan", "nan: b: is nan"]
-    assert [one["logicalLocations"][0]["name"] for one in related] == ["a", "b"]
+    assert [location_["logicalLocations"][0]["name"] for location_ in related] == ["a", "b"]
     assert "logicalLocations" not in result["locations"][0]
 
 
@@ -173,16 +173,16 @@ def test_a_target_that_failed_is_a_notification():
     """The run was not successful, and says of which file and why."""
     (invocation,) = run(target(), failed_target("no.pt", "is empty"))["invocations"]
     assert invocation["executionSuccessful"] is False
-    (told,) = invocation["toolExecutionNotifications"]
-    assert (told["level"], told["message"]["text"]) == ("error", "no.pt: is empty")
-    assert told["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "no.pt"
+    (notification,) = invocation["toolExecutionNotifications"]
+    assert (notification["level"], notification["message"]["text"]) == ("error", "no.pt: is empty")
+    assert notification["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "no.pt"
 
 
 def test_a_target_that_was_skipped_is_a_note():
     """It makes no run fail."""
     (invocation,) = run(target(), skipped_target("README.md"))["invocations"]
     assert invocation["executionSuccessful"] is True
-    assert [one["level"] for one in invocation["toolExecutionNotifications"]] == ["note"]
+    assert [notification["level"] for notification in invocation["toolExecutionNotifications"]] == ["note"]
 
 
 def test_a_clean_run_has_no_result():

@@ -466,7 +466,9 @@ def test_a_hostile_name_is_one_line():
     assert render_diff(diff(nudge_tensor("a\n\tb\x1b[31m")), "plain", names=NameList.STATUS) == "M\ta\\n\\tb\\x1b[31m\n"
 
 
-@pytest.mark.parametrize("output", [one.value for one in Output if one.value not in ("sarif", "github", "gitlab")])
+@pytest.mark.parametrize(
+    "output", [output.value for output in Output if output.value not in ("sarif", "github", "gitlab")]
+)
 def test_every_output_of_rows_says_every_change(output):
     """Added, removed, changed, renamed and metadata, in each output."""
     actual_diff = diff(
@@ -494,7 +496,7 @@ def test_quiet_says_why_and_no_row(output):
     assert "3/16" not in text
 
 
-@pytest.mark.parametrize("output", [one.value for one in Output])
+@pytest.mark.parametrize("output", [output.value for output in Output])
 def test_a_failed_expectation_is_in_every_output(output):
     """Whatever the output, the reason of exit 1 is there, also when no tensor differs."""
     finding = Finding("changed", Severity.ERROR, "head.*: no matching tensor changed", "b.pt")
@@ -765,7 +767,7 @@ EXPECTED = [Finding("frozen-changed", Severity.ERROR, f"w{n}x: changed", "b.pt",
 def test_lines_limit_findings_too(output):
     """-n 2: two of them and how many more, beside the rows; alone they are one line."""
     forbidden = "changed, but matches --must-not-change '*': dtype"
-    findings = tuple(replace(one, message=f"{one.fqn}: {forbidden} {n}") for n, one in enumerate(EXPECTED))
+    findings = tuple(replace(problem, message=f"{problem.fqn}: {forbidden} {n}") for n, problem in enumerate(EXPECTED))
     text = render_diff(diff(*LAYERS, findings=findings, expected=True), output, lines=2)
     assert [n for n in range(9) if f"w{n}x" in text] == [0, 1]
     assert "… and 7 more (-n 2)" in text

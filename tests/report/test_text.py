@@ -48,8 +48,8 @@ def test_a_bar_shows_what_is_not_zero():
 
 
 @given(st.floats(min_value=0, allow_infinity=False), st.floats(min_value=0, allow_infinity=False))
-def test_a_bar_grows_with_the_change(one, other):
+def test_a_bar_grows_with_the_change(first, second):
     """Never longer for less, and never more than ten cells."""
-    less, more = (sum(" ▏▎▍▌▋▊▉█".index(cell) for cell in draw_bar(value)) for value in sorted((one, other)))
+    less, more = (sum(" ▏▎▍▌▋▊▉█".index(cell) for cell in draw_bar(value)) for value in sorted((first, second)))
     assert less <= more <= 80
-    assert len(draw_bar(max(one, other))) <= 10
+    assert len(draw_bar(max(first, second))) <= 10

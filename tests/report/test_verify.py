@@ -47,32 +47,32 @@ def finding(fqn, rule="left-behind", help=None):
 
 def move_check(verdict=None, **cells):
     """A move of which each tensor has this cell; a finding for each that failed."""
-    found = tuple(finding(fqn, help=f"net.py:9: {FIX}") for fqn, cell in cells.items() if cell.verdict is FAILED)
-    verdict = verdict or (FAILED if found else PASSED)
-    return Check(Name.MOVE, verdict, '.to("meta")', columns=(Column("moves", cells),), findings=found)
+    findings = tuple(finding(fqn, help=f"net.py:9: {FIX}") for fqn, cell in cells.items() if cell.verdict is FAILED)
+    verdict = verdict or (FAILED if findings else PASSED)
+    return Check(Name.MOVE, verdict, '.to("meta")', columns=(Column("moves", cells),), findings=findings)
 
 
 def passed_cell(**facts):
     return Cell(PASSED, **facts)
 
 
-def render_result(found, output="table", *, width=100, quiet=False, **view):
+def render_result(result, output="table", *, width=100, quiet=False, **view):
     look = RenderOptions(terminal=output == "table", width=width, quiet=quiet)
-    return render.format_report(build_verify_report(found, View(**view)), Output(output), look)
+    return render.format_report(build_verify_report(result, View(**view)), Output(output), look)
 
 
-def page(found, **view):
-    return build_verify_report(found, View(**view)).page()
+def page(result, **view):
+    return build_verify_report(result, View(**view)).page()
 
 
-def lines(found, **view):
+def lines(result, **view):
     """The rows for people: name -> (signs, remark)."""
-    groups = page(found, **view).groups
+    groups = page(result, **view).groups
     return {line.cells[0]: ("".join(line.cells[1:]), line.remark) for group in groups for line in group.lines}
 
 
-def list_outcomes(found):
-    return [(line.cells[0], line.remark) for line in page(found).outcomes.lines]
+def list_outcomes(result):
+    return [(line.cells[0], line.remark) for line in page(result).outcomes.lines]
 
 
 TABLE = tensor("table", Kind.UNREGISTERED, origin=Origin("net.py", 9), fix=FIX)

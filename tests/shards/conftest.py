@@ -38,15 +38,15 @@ def shares(statecli):
 @pytest.fixture
 def computed_tasks(monkeypatch):
     """The (function, number of tasks) of all that is computed from now on, and not looked up."""
-    found: list[tuple[str, int]] = []
+    tasks_by_function: list[tuple[str, int]] = []
     run = pool._run_batches
 
     def count_tasks(function, shared, tasks, *rest, **more):
-        found.extend([(function.__name__, len(tasks))] if tasks else [])
+        tasks_by_function.extend([(function.__name__, len(tasks))] if tasks else [])
         return run(function, shared, tasks, *rest, **more)
 
     monkeypatch.setattr(pool, "_run_batches", count_tasks)
-    return found
+    return tasks_by_function
 
 
 #: What only the merge can do, because it follows from the results of all shares: what was done to which tensor.

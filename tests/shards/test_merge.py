@@ -220,7 +220,7 @@ def test_shards_of_a_checkpoint_a_folder_of_dcp_and_an_optimizer(same):
         state = {f"layers.{i}.w": torch.full((50, 40), float(i + n * (i % 2))) for i in range(9)}
         index = {name: f"model-{1 + i % 3:05}-of-00003.safetensors" for i, name in enumerate(state)}
         for file in sorted(set(index.values())):
-            save_file({name: one for name, one in state.items() if index[name] == file}, f"many{n}/{file}")
+            save_file({name: tensor for name, tensor in state.items() if index[name] == file}, f"many{n}/{file}")
         weights = {"metadata": {}, "weight_map": index}
         Path(f"many{n}/model.safetensors.index.json").write_text(json.dumps(weights))
         dcp.save(state, checkpoint_id=f"dcp{n}", no_dist=True)
@@ -229,10 +229,10 @@ def test_shards_of_a_checkpoint_a_folder_of_dcp_and_an_optimizer(same):
         model(torch.randn(2, 30, generator=torch.Generator().manual_seed(n))).sum().backward()
         optimizer.step()
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": n}, f"train{n}.pt")
-    for one, other in (("many0", "many1"), ("dcp0", "dcp1"), ("train0.pt", "train1.pt"), ("many0", "dcp1")):
-        same(4, "diff", one, other)
-        same(3, "inspect", other, "--stats")
-        same(3, "audit", one, other, "--values")
+    for first, second in (("many0", "many1"), ("dcp0", "dcp1"), ("train0.pt", "train1.pt"), ("many0", "dcp1")):
+        same(4, "diff", first, second)
+        same(3, "inspect", second, "--stats")
+        same(3, "audit", first, second, "--values")
 
 
 def test_the_lock_is_the_same_file(statecli, shares):
@@ -283,9 +283,9 @@ def test_an_audit_held_to_a_lock_a_checkpoint_and_a_policy(same, statecli):
 def test_renames_are_found_within_each_share(same):
     """Tensors that can be each other's are in one share: a checkpoint of other names costs the merge nothing."""
     before = {f"old.{i}.w": torch.randn(20 + i, 30) for i in range(12)}
-    after = {f"new.{11 - i}.v": one for i, one in enumerate(before.values())}
+    after = {f"new.{11 - i}.v": tensor for i, tensor in enumerate(before.values())}
     save_file(before, "a.safetensors")
-    save_file({name: one.clone() for name, one in after.items()}, "b.safetensors")
+    save_file({name: tensor.clone() for name, tensor in after.items()}, "b.safetensors")
     assert same(4, "diff", "a.safetensors", "b.safetensors") == []
     assert same(4, "diff", "a.safetensors", "b.safetensors", "--no-renames") == []
 
@@ -319,7 +319,7 @@ def _damage_tensor(path: str, tensor: str, state: str) -> None:
     """One byte of the tensor is another than was written."""
     from statecli import formats
 
-    where = next(one for one in formats.read(state).tensors if one.fqn == tensor).ranges[0]
+    where = next(row for row in formats.read(state).tensors if row.fqn == tensor).ranges[0]
     raw = bytearray(Path(path).read_bytes())
     raw[where.offset] ^= 0x40
     Path(path).write_bytes(raw)

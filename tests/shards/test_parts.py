@@ -67,7 +67,11 @@ def write_forged(path: str, documents: list[dict]) -> None:
 
 def at_a_run(documents: list[dict]) -> int:
     """Where a planned task of the diff is."""
-    return next(n for n, one in enumerate(documents) if one.get("function") == "run_batch" and "derived" not in one)
+    return next(
+        n
+        for n, document in enumerate(documents)
+        if document.get("function") == "run_batch" and "derived" not in document
+    )
 
 
 # --- what is no set of parts ------------------------------------------------------------------------------------------
@@ -177,11 +181,11 @@ def test_a_target_that_is_not_here_is_named(parts, refusal, tmp_path, monkeypatc
 def test_shares_that_read_two_states_of_a_target_are_told_apart(shares, refusal):
     """A checkpoint that a training replaced between two jobs."""
     torch.save({"w": torch.ones(300), "v": torch.ones(300)}, "a.pt")
-    one, _ = shares(2, "inspect", "a.pt", "--stats", folder="one")
+    first, _ = shares(2, "inspect", "a.pt", "--stats", folder="one")
     torch.save({"w": torch.zeros(300), "v": torch.ones(300)}, "a.pt")
     two, _ = shares(2, "inspect", "a.pt", "--stats", folder="two")
-    said = f"{two[1]}: was made from different files than {one[0]}, for example a.pt; run all shards again"
-    assert refusal(one[0], two[1]) == said
+    said = f"{two[1]}: was made from different files than {first[0]}, for example a.pt; run all shards again"
+    assert refusal(first[0], two[1]) == said
 
 
 def test_a_copy_of_a_target_is_the_same(parts, statecli):
@@ -237,13 +241,13 @@ def test_what_a_sample_shows_is_no_copy(parts, shares, refusal):
 def test_a_lock_is_of_no_two_states(shares, refusal):
     """A checkpoint that never existed has no digests."""
     big(0.0)
-    one, _ = shares(2, "lock", BIG, folder="one")
+    first, _ = shares(2, "lock", BIG, folder="one")
     kept = Path(BIG).stat().st_mtime_ns
     big(1.0)
     os.utime(BIG, ns=(kept + 1000, kept + 1000))
     two, _ = shares(2, "lock", BIG, folder="two")
-    said = f"{two[1]}: records a modification time of {BIG} that differs from the time in {one[0]}, {DIFFERENT}"
-    assert refusal(one[0], two[1]) == said
+    said = f"{two[1]}: records a modification time of {BIG} that differs from the time in {first[0]}, {DIFFERENT}"
+    assert refusal(first[0], two[1]) == said
 
 
 # --- files that are no parts ------------------------------------------------------------------------------------------
@@ -455,7 +459,7 @@ def test_values_that_the_tensor_cannot_have_are_refused(shares, statecli, line, 
     (path,), _ = shares(1, *line.split())
     documents = lines(path)
     kinds = ("facts_of_batch", "stats_batch", "digest_batch")
-    at = next(n for n, one in enumerate(documents) if one.get("function") in kinds)
+    at = next(n for n, document in enumerate(documents) if document.get("function") in kinds)
     result = documents[at]["result"]
     documents[at]["result"] = {**result, **change} if isinstance(change, dict) else change
     write_forged(path, documents)
@@ -632,7 +636,7 @@ def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, stat
 # --- nothing is lost on the way ---------------------------------------------------------------------------------------
 
 floats = st.floats(width=64) | st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 5e-324])
-wides = st.builds(Wide, floats.filter(lambda one: not one < 0), st.integers(-5000, 5000))
+wides = st.builds(Wide, floats.filter(lambda number: not number < 0), st.integers(-5000, 5000))
 counts = st.integers(0, 2**70)
 tallies = st.builds(Tally, counts, st.none() | counts, counts, floats, wides, wides, wides, wides, wides, *[counts] * 6)
 found = st.builds(Comparison, tallies, st.lists(st.tuples(counts, counts), max_size=3).map(tuple))
@@ -651,7 +655,7 @@ all_facts = st.builds(
 stats = st.builds(Stats, *[st.none() | floats] * 4, *[st.none() | counts] * 3, text)
 errors_of_ours = st.builds(
     lambda kind, message: kind(message),
-    st.sampled_from([one for one in shard_file.ERRORS.values() if one is not ChecksumMismatch]),
+    st.sampled_from([error for error in shard_file.ERRORS.values() if error is not ChecksumMismatch]),
     st.text(st.characters(codec=None)),
 )
 RESULTS = {
@@ -699,9 +703,11 @@ def test_an_error_keeps_its_kind_and_its_place(tmp_path):
     given = {tasks.Key("check_batch", "1"): wrong, tasks.Key("check_batch", "2"): TruncatedPickle("a.pt: ends")}
     path = tmp_path / "p.jsonl"
     path.write_bytes(
-        b"".join(shard_file.encode_file(head, [shard_file.build_line(key, "w", 3, one) for key, one in given.items()]))
+        b"".join(
+            shard_file.encode_file(head, [shard_file.build_line(key, "w", 3, result) for key, result in given.items()])
+        )
     )
-    first, second = again = [one.result for one in shard_file.read_file(str(path)).results.values()]
+    first, second = again = [result.result for result in shard_file.read_file(str(path)).results.values()]
     assert (type(first), str(first), first.place) == (ChecksumMismatch, str(wrong), wrong.place)
     assert (type(second), str(second)) == (errors.MalformedError, "a.pt: ends")
-    assert all(isinstance(one, StateError) for one in again)
+    assert all(isinstance(result, StateError) for result in again)

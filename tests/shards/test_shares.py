@@ -99,8 +99,8 @@ def test_each_share_reads_its_own(statecli, shares, computed_tasks, monkeypatch)
     assert codes == [0] * 4
     assert sum(count for name, count in computed_tasks) == whole
     lines = [[json.loads(line) for line in Path(path).read_text().splitlines()] for path in paths]
-    names = [{one["name"] for one in part[1:-1]} for part in lines]
-    assert sorted(name for one in names for name in one) == sorted(f"w{i}" for i in range(12))
+    names = [{line["name"] for line in part[1:-1]} for part in lines]
+    assert sorted(name for part_names in names for name in part_names) == sorted(f"w{i}" for i in range(12))
     assert all(part[0]["shard"] == [n, 4] for n, part in enumerate(lines, 1))
     assert all(len(part) - 2 == part[-1]["tasks"] for part in lines)
 
