@@ -56,7 +56,7 @@ def remove_tensor(fqn, kind=Kind.PARAMETER):
 def diff(*changes, **facts):
     """With a finding for each difference, as `compare` makes them, unless findings are given."""
     rows = [(change.status, change.fqn) for change in changes if change.status is not Status.IDENTICAL]
-    rows += [("metadata", one.key) for one in facts.get("scalars", ())]
+    rows += [("metadata", scalar.key) for scalar in facts.get("scalars", ())]
     findings = tuple(
         Finding(getattr(rule, "value", rule), Severity.ERROR, f"{fqn}: {rule}", "b", fqn) for rule, fqn in rows
     )
@@ -65,16 +65,18 @@ def diff(*changes, **facts):
     return Diff(before, after, changes, **{"findings": findings, **facts})
 
 
-def page(found, **view):
-    return build_diff_report(found, DiffView(**view)).page()
+def page(diff_result, **view):
+    return build_diff_report(diff_result, DiffView(**view)).page()
 
 
-def rows(found, **view):
+def rows(diff_result, **view):
     """(cells, remark) of each line of the page, by group."""
-    return {group.heading: [(line.cells, line.remark) for line in group.lines] for group in page(found, **view).groups}
+    return {
+        group.heading: [(line.cells, line.remark) for line in group.lines] for group in page(diff_result, **view).groups
+    }
 
 
-def render_diff(found, output, *, width=80, terminal=True, **view):
+def render_diff(diff_result, output, *, width=80, terminal=True, **view):
     """What an output makes of a diff."""
     look = RenderOptions(terminal, width, False, view.pop("quiet", False))
-    return render.format_report(build_diff_report(found, DiffView(**view)), Output(output), look)
+    return render.format_report(build_diff_report(diff_result, DiffView(**view)), Output(output), look)

@@ -39,12 +39,16 @@ def sarif(text):
 def _elements():
     """(attributes, those required, children) of each element of the schema."""
     top = ElementTree.parse(DATA / "junit-10.xsd").getroot()  # noqa: S314  # our own file
-    found = {}
+    rules_by_name = {}
     for element in top.findall(f"{XS}element"):
-        attributes = {one.get("name"): one.get("use") == "required" for one in element.iter(f"{XS}attribute")}
-        children = {one.get("ref") for one in element.iter(f"{XS}element")} - {None}
-        found[element.get("name")] = (set(attributes), {name for name in attributes if attributes[name]}, children)
-    return found
+        attributes = {child.get("name"): child.get("use") == "required" for child in element.iter(f"{XS}attribute")}
+        children = {child.get("ref") for child in element.iter(f"{XS}element")} - {None}
+        rules_by_name[element.get("name")] = (
+            set(attributes),
+            {name for name in attributes if attributes[name]},
+            children,
+        )
+    return rules_by_name
 
 
 def junit(text):
@@ -79,7 +83,7 @@ def github(text):
             pairs = (part.split("=", 1) for part in properties.split(","))
             actual.append((level, {key: _unescape(value) for key, value in pairs}, _unescape(message)))
     for level in ("error", "warning", "notice"):
-        assert sum(one[0] == level for one in actual) <= 10
+        assert sum(entry[0] == level for entry in actual) <= 10
     return actual
 
 

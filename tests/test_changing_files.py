@@ -50,7 +50,7 @@ def remove(path: Path) -> None:
 
 
 CHANGES: tuple[Callable[[Path], None], ...] = (rewrite, replace, touch)
-each_change = pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
+each_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 
 COMMANDS = (
     ("inspect", "{}", "--stats"),
@@ -113,7 +113,7 @@ def test_an_unchanged_file_is_not_said_to_change(command, path, after_listing, s
     assert result.code == 0, result
 
 
-@pytest.mark.parametrize("change", [cut_file, remove], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("change", [cut_file, remove], ids=lambda change: change.__name__)
 @each_command
 def test_a_file_that_is_cut_or_removed_is_2(command, change, path, after_listing, statecli):
     """Each says what it met."""

@@ -578,8 +578,8 @@ def test_a_report_beside_a_quiet_run_says_nothing_twice(statecli):
 @pytest.mark.parametrize("output", PEOPLE)
 def test_what_is_skipped_is_said_in_the_right_number(output):
     """Of several, each is it."""
-    one, several = skipped_target("z.md", "is an XML document"), [skipped_target(f"{name}.md") for name in "abcd"]
-    text = " ".join(render_audit(output, target(), one, *several, terminal=True, width=200).split())
+    first, several = skipped_target("z.md", "is an XML document"), [skipped_target(f"{name}.md") for name in "abcd"]
+    text = " ".join(render_audit(output, target(), first, *several, terminal=True, width=200).split())
     assert "each is a text file" in text
     assert "each is an XML" not in text
     assert "is an XML document" in text

@@ -69,7 +69,7 @@ def test_every_output_says_why_it_ends_1(statecli, b, output):
     assert result.err == ""
 
 
-@pytest.mark.parametrize("output", [one for one in Output if one not in (*DOCUMENTS, Output.HTML)])
+@pytest.mark.parametrize("output", [output for output in Output if output not in (*DOCUMENTS, Output.HTML)])
 def test_quiet_says_why_or_nothing(statecli, b, output):
     """-q: nothing for equal states, the reason for others."""
     assert statecli("diff", "a.pt", "a.pt", "-q", "-f", output.value).out == ""

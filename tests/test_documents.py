@@ -183,7 +183,7 @@ def test_the_whole_configuration_has_every_key(whole):
     for kind, given in ((Config, loaded.config), (Policy, loaded.config.policy)):
         same = [key for field, key in keys(kind).items() if getattr(given, field) == getattr(kind(), field)]
         assert not same
-    assert all(one.rules and one.reason for one in loaded.config.per_target_ignore.values())
+    assert all(accepted.rules and accepted.reason for accepted in loaded.config.per_target_ignore.values())
 
 
 def test_the_whole_configuration_says_what_each_key_is_for(whole):
@@ -222,16 +222,16 @@ def test_the_integrations_are_called_as_they_are():
     """The action with inputs that it has, the hook by its id, the component with inputs that it has."""
     action = yaml.safe_load((ROOT / "action.yml").read_text())["inputs"]
     component = next(yaml.safe_load_all((ROOT / "templates" / "audit.yml").read_text()))["spec"]["inputs"]
-    hooks = {one["id"] for one in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
+    hooks = {hook["id"] for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
     steps = steps_of("docs/how-to/ci.md")
     actions = [step["with"] for step in steps if "statecli" in step.get("uses", "")]
     components = [step["inputs"] for step in steps if "component" in step]
     assert {step["id"] for step in steps if "id" in step and "uses" not in step} == hooks
     assert (len(actions), len(components)) == (1, 1)
-    tutorial = [one["with"] for one in steps_of("docs/tutorial/gate-in-ci.md") if "uses" in one]
+    tutorial = [step["with"] for step in steps_of("docs/tutorial/gate-in-ci.md") if "uses" in step]
     assert len(tutorial) == 1
-    assert all("targets" in one and set(one) <= set(action) for one in actions + tutorial)
-    assert all("targets" in one and set(one) <= set(component) for one in components)
+    assert all("targets" in step and set(step) <= set(action) for step in actions + tutorial)
+    assert all("targets" in step and set(step) <= set(component) for step in components)
 
 
 # --- the README -------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def act(name, **inputs):
     """
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     step = next(step for step in action["runs"]["steps"] if step["name"] == name)
-    given = {key: one.get("default", "") for key, one in action["inputs"].items()} | inputs
+    given = {key: first.get("default", "") for key, first in action["inputs"].items()} | inputs
     names = {key: value.rpartition(".")[2].rstrip(" }") for key, value in step["env"].items()}
     environment = {key: given.get(name, str(ROOT)) for key, name in names.items()}
     environment |= {key: value for key, value in inputs.items() if key.isupper()}

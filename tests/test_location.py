@@ -48,7 +48,7 @@ def test_any_text_has_a_file(text):
 
 
 def _is_there(path, tensor, state):
-    (row,) = (one for one in state.tensors if one.fqn == tensor[0])
+    (row,) = (row_ for row_ in state.tensors if row_.fqn == tensor[0])
     place = location.find_bytes(row)
     assert place is not None
     with open(place.path, "rb") as file:
@@ -102,7 +102,7 @@ def test_a_finding_is_of_the_tensor_in_its_section():
     """Two sections may have tensors of one name; a finding without a section is of the first."""
     rows = [tensor(section="model", origin=Origin("a.py", 1)), tensor(section="ema", origin=Origin("b.py", 2))]
     places = location.add_places([finding(section="ema"), finding(section="model"), finding()], rows)
-    assert [one.origin.file for one in places] == ["b.py", "a.py", "a.py"]
+    assert [place.origin.file for place in places] == ["b.py", "a.py", "a.py"]
 
 
 def test_a_finding_of_no_tensor_is_of_the_whole_file():
@@ -114,7 +114,7 @@ def test_a_finding_of_no_tensor_is_of_the_whole_file():
 def test_fingerprints_are_counted():
     """Which of several alike a finding is."""
     counted = location.number_fingerprints([finding(), finding("v"), finding()])
-    assert [(one.fqn, which) for one, _, which in counted] == [("w", 1), ("v", 1), ("w", 2)]
+    assert [(first.fqn, which) for first, _, which in counted] == [("w", 1), ("v", 1), ("w", 2)]
 
 
 @pytest.mark.parametrize("typed", ["ck/a.pt", "./ck//a.pt", "ck/../ck/a.pt", "{}/ck/a.pt"])

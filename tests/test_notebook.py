@@ -45,7 +45,7 @@ def run_cells(folder):
 
 def find_output(cells, source):
     """The data of the only output of a cell that shows a result."""
-    (output,) = (one for one in cells[source] if one["output_type"] == "execute_result")
+    (output,) = (output_ for output_ in cells[source] if output_["output_type"] == "execute_result")
     return output["data"]
 
 
@@ -54,7 +54,7 @@ def test_cells_show_results(tmp_path):
     cells = run_cells(tmp_path)
     failed = [source for source, outputs in cells.items() for output in outputs if output["output_type"] == "error"]
     assert failed == ["statecli.inspect('missing.pt')"]
-    (error,) = (one for one in cells["statecli.inspect('missing.pt')"] if one["output_type"] == "error")
+    (error,) = (output_ for output_ in cells["statecli.inspect('missing.pt')"] if output_["output_type"] == "error")
     assert error["ename"] == "UnreadableError"
     assert error["evalue"] == "missing.pt: cannot be opened: no such file or directory"
     for source, text in RESULTS.items():

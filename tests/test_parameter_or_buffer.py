@@ -96,8 +96,8 @@ def test_moment_shapes_never_make_a_buffer_a_parameter(tmp_path, optimizer_of):
     """Whatever is said to be trained is a parameter of the live model; what shapes force is found."""
     net = Net()
     state = step_optimizer(net, optimizer_of(net))
-    found = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": state})
-    trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
+    rows = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    trained = {n for n, row in rows.items() if row.evidence is Evidence.OPTIMIZER}
     assert trained <= {n for n, _ in net.named_parameters()}
     assert {"embed.weight", "fc.weight"} <= trained
 
@@ -109,8 +109,8 @@ def test_two_groups_in_model_order_as_trainer_saves_them(tmp_path):
     decay = [p for n, p in parameters.items() if p.dim() > 1]
     rest = [p for n, p in parameters.items() if p.dim() == 1]
     optimizer = torch.optim.AdamW([{"params": decay}, {"params": rest, "weight_decay": 0.0}])
-    found = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": step_optimizer(net, optimizer)})
-    trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
+    rows = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": step_optimizer(net, optimizer)})
+    trained = {n for n, row in rows.items() if row.evidence is Evidence.OPTIMIZER}
     assert {"embed.weight", "fc.weight"} <= trained <= set(parameters)
 
 
@@ -191,10 +191,10 @@ def test_a_twin_is_no_copy(tmp_path):
 def test_another_models_optimizer_says_nothing_of_this_one(tmp_path):
     """A generator's optimizer does not make a parameter of the discriminator's buffer of the same name."""
     generator = nn.Linear(3, 3)
-    found = {"fc.weight": torch.ones(3, 3), "bias": torch.ones(3), "weight": torch.ones(3, 3), "scale": torch.ones(3)}
+    rows = {"fc.weight": torch.ones(3, 3), "bias": torch.ones(3), "weight": torch.ones(3, 3), "scale": torch.ones(3)}
     path = str(tmp_path / "gan.pt")
     optimizer = step_optimizer(generator, torch.optim.AdamW(generator.named_parameters()))
-    torch.save({"generator": generator.state_dict(), "discriminator": found, "optimizer": optimizer}, path)
+    torch.save({"generator": generator.state_dict(), "discriminator": rows, "optimizer": optimizer}, path)
     state = parameter_or_buffer.classify_tensors(formats.read(path))
     assert {t.evidence for t in state.tensors if t.section == "discriminator"} == {Evidence.ASSUMED}
 
@@ -228,7 +228,7 @@ def test_optimizers_that_share_a_model_are_evidence_together(tmp_path):
     """A generator's and a discriminator's: one of them trains too little of the model to tell by itself."""
     net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 1))
     shared = [torch.optim.Adam(net[:2].parameters()), torch.optim.SGD(net[2:].parameters(), 0.1, momentum=0.9)]
-    states = [step_optimizer(net, one) for one in shared]
+    states = [step_optimizer(net, optimizer_) for optimizer_ in shared]
     actual = classify_saved(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
     assert {row.evidence for row in actual.values()} == {Evidence.OPTIMIZER}
 
@@ -237,7 +237,7 @@ def test_optimizers_that_leave_something_out_are_no_evidence_together(tmp_path):
     """A head that nobody trains: what the smaller one trains could be that as well."""
     net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 1), nn.Linear(6, 1))
     shared = [torch.optim.Adam(net[:2].parameters()), torch.optim.SGD(net[2:3].parameters(), 0.1, momentum=0.9)]
-    states = [step_optimizer(net, one) for one in shared]
+    states = [step_optimizer(net, optimizer_) for optimizer_ in shared]
     actual = classify_saved(tmp_path, {"state_dict": net.state_dict(), "optimizer_states": states})
     assert {name for name, row in actual.items() if row.evidence is Evidence.OPTIMIZER} <= {
         *(f"{layer}.{part}" for layer in (0, 1) for part in ("weight", "bias"))
@@ -250,11 +250,11 @@ def test_groups_that_split_by_weight_decay_are_told(tmp_path):
     net.register_buffer("table", torch.ones(3, 3))
     flat = [p for p in net.parameters() if p.ndim < 2]
     groups = [{"params": [p for p in net.parameters() if p.ndim > 1]}, {"params": flat, "weight_decay": 0.0}]
-    found = classify_saved(
+    rows = classify_saved(
         tmp_path,
         {"model": net.state_dict(), "optimizer": step_optimizer(net, torch.optim.AdamW(groups, weight_decay=0.1))},
     )
-    trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
+    trained = {n for n, row in rows.items() if row.evidence is Evidence.OPTIMIZER}
     assert trained == {n for n, _ in net.named_parameters()}
 
 

@@ -34,7 +34,10 @@ OPTIONS = {
 }
 #: A word for each target that only some words can be.
 CHOSEN = {"shell": "zsh"}
-TARGETS = {command: tuple(one.field for one in parameters_of(TABLE[command]) if one.is_target) for command in COMMANDS}
+TARGETS = {
+    command: tuple(parameter.field for parameter in parameters_of(TABLE[command]) if parameter.is_target)
+    for command in COMMANDS
+}
 
 
 def by_typer(words):
@@ -56,7 +59,9 @@ def by_typer(words):
 def test_every_option_is_in_the_table(command):
     """Typer's command has the options and the targets of the table, and the table has every field."""
     rows = parameters_of(TABLE[command])
-    assert {flag for row in rows for flag in row.spellings} == {name for one in OPTIONS[command] for name in one.opts}
+    assert {flag for row in rows for flag in row.spellings} == {
+        name for option in OPTIONS[command] for name in option.opts
+    }
     assert [row.field for row in rows] == [param.name for param in command_of(command).params if param.name != "help"]
     assert {row.field for row in rows} == set(TABLE[command].__struct_fields__)
 
@@ -85,7 +90,7 @@ def test_targets_come_in_order(command):
     words = tuple(CHOSEN.get(name, name) for name in TARGETS[command])
     quick = parser.parse([*command.split(), *words])
     actual = [getattr(quick, name) for name in TARGETS[command]]
-    several = any(one.is_target and one.repeatable for one in parameters_of(TABLE[command]))
+    several = any(parameter.is_target and parameter.repeatable for parameter in parameters_of(TABLE[command]))
     assert actual == ([words] if several else list(words))
 
 

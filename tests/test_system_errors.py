@@ -189,7 +189,7 @@ class Large(int):
 
 
 def double(shared, batch):
-    return [shared * one for one in batch]
+    return [shared * number for number in batch]
 
 
 def refuse_fork(*_, **__):
