@@ -601,7 +601,7 @@ def test_a_walk_gives_no_advice_about_a_document(statecli):
     """Nobody took the settings beside a model for a checkpoint; who names such a file may have."""
     Path("config.json").write_text("{}")
     assert "skipped: config.json: is a JSON document\n" in statecli("audit", ".").out
-    assert "give its *.index.json" in statecli("audit", "config.json").err
+    assert "does not name a model class; name the class too" in statecli("audit", "config.json").err
 
 
 def test_what_is_wrong_with_the_reference_is_said_once(statecli):
