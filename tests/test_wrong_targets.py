@@ -108,7 +108,7 @@ MISTAKES = {
     "timm:resnet18",
     ("inspect", "timm.list_models"): "list_models does not build a model without a name; for a model, write "
     "timm:resnet18",
-    ("inspect", "nn.Linear(2,3)"): "write the module and a colon before the name: 'torch.nn:Linear(2,3)'",
+    ("inspect", "nn.Linear(2, 3, bais=False)"): "write 'torch.nn:Linear(2, 3, bias=False)'",
     ("inspect", "Linear(2,3)"): "write the module and a colon before the name: 'torch.nn:Linear(2,3)'",
     ("inspect", "torchvision.models"): "such as torchvision.models:resnet18",
     ("inspect", "own.parts"): "own.parts is a Python module; choose one of its classes or functions: own.parts:Part",

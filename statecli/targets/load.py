@@ -144,6 +144,9 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
     if layer[:1].isupper() and layer.isidentifier() and is_layer(layer):
         spec = parse_spec(f"torch.nn:{layer}")
         return spec and replace(spec, text=text)
+    if layer != text and layer[:1].isupper() and not os.path.isfile("nn.py"):
+        spec = _parse_dotted_name(f"torch.nn.{layer}")
+        return spec and replace(spec, text=text)
     match = _DOTTED_NAME.match(text)
     if match is None or (not match["call"] and os.path.isfile(f"{text.partition('.')[0]}.py")):  # of this file
         return None

@@ -1172,7 +1172,9 @@ def test_a_model_of_torch_hub_has_the_line_of_a_library(here, advise, monkeypatc
 # --- names without a colon --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("typed", ["torch.nn.Identity", "nn.Identity", "Identity", "torch.nn.modules.linear.Identity"])
+@pytest.mark.parametrize(
+    "typed", ["torch.nn.Identity", "nn.Identity", "nn.Linear(2, 3)", "Identity", "torch.nn.modules.linear.Identity"]
+)
 def test_the_name_of_a_class_in_code_is_the_class(here, statecli, typed):
     """An installed package has the class, or torch.nn."""
     assert statecli("inspect", typed).code == 0
