@@ -426,12 +426,17 @@ def split_loaded_class(name: str) -> ModuleName | None:
     return split_module_name(f"transformers.{name}")
 
 
-def split_inner_module(name: str) -> ModuleName | None:
-    """Return the package and the last part of the name of a module; None for other names, and for a package."""
+def split_inner_module(name: str, *, is_called: bool = False) -> ModuleName | None:
+    """Return the package and the last part of the name of a module; None for other names.
+
+    A package is None too, unless a call shows that the name is of a function next to it.
+    """
     parts = name.split(".")
     modules = list(_find_modules(parts)) if len(parts) > 1 else []
-    is_module = len(modules) == len(parts) and modules and modules[-1].submodule_search_locations is None
-    return ModuleName(".".join(parts[:-1]), parts[-1]) if is_module else None
+    if not modules or len(modules) < len(parts):
+        return None
+    is_package = modules[-1].submodule_search_locations is not None
+    return None if is_package and not is_called else ModuleName(".".join(parts[:-1]), parts[-1])
 
 
 def _find_modules(parts: Sequence[str]) -> Iterator[ModuleSpec]:

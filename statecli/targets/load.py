@@ -152,7 +152,11 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
         return None
     path = correct_package(match["path"])
     with search_path.use_installed_only():
-        split = split_module_name(path) or split_loaded_class(path) or split_inner_module(path)
+        split = (
+            split_module_name(path)
+            or split_loaded_class(path)
+            or split_inner_module(path, is_called=bool(match["call"]))
+        )
     is_class = match["call"] or _CLASS_NAME.fullmatch(match["name"])
     if split is None or not (is_class or _is_in_library(split)):
         return None

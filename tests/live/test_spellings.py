@@ -392,6 +392,22 @@ def test_a_name_with_dots_has_the_line_of_the_name_with_a_colon(here, advise, ty
     assert shlex.split(line) == [written]
 
 
+def test_a_function_with_the_name_of_a_folder_is_called(here, statecli):
+    """torchao.quantization has both a function and a folder `quantize_`."""
+    package = here.parent / "installed/folders"
+    (package / "shrink").mkdir(parents=True)
+    (package / "shrink/__init__.py").touch()
+    (package / "__init__.py").write_text(
+        "import folders.shrink\nfrom torch import nn\ndef shrink(width): return nn.Linear(width, 1)\n"
+    )
+    try:
+        assert statecli("inspect", "folders.shrink(3)").code == 0
+        assert "is a Python package" in statecli("inspect", "folders.shrink").err
+    finally:
+        for name in ("folders", "folders.shrink"):
+            sys.modules.pop(name, None)
+
+
 def test_the_end_of_the_name_of_a_file_is_not_a_function(here, statecli):
     """A library of models is imported, and does not have the name."""
     assert statecli("inspect", "kornia.pt").err.startswith("statecli: kornia.pt: cannot be opened: no such file")
