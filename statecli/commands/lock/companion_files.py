@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from statecli import formats
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.commands.diff.settings import compare_settings, list_format_keys, select_section_settings
+from statecli.core.digest_algorithm import Algorithm, load_hasher
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Settings, StateDict
@@ -31,7 +32,6 @@ from statecli.targets.section_of_target import split_section
 
 if TYPE_CHECKING:
     from statecli.commands.lock.lock_file import LockedSettings, LockedTarget
-    from statecli.core.digest_algorithm import Algorithm
 
 #: Files that change nothing which the model computes: what counts the training, and documents.
 BOOKKEEPING = frozenset(["trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"])
@@ -244,16 +244,12 @@ def _sort_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _hash_bytes(data: bytes, algorithm: Algorithm) -> str:
-    from statecli.core.digest_algorithm import load_hasher
-
     digest = load_hasher(algorithm)()
     digest.update(data)
     return str(digest.hexdigest())
 
 
 def _hash_file(path: str, algorithm: Algorithm) -> str:
-    from statecli.core.digest_algorithm import load_hasher
-
     digest = load_hasher(algorithm)()
     file = files.open_file(path)
     try:
