@@ -19,13 +19,13 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 MB = 1 << 20
-_COLLECTED = re.compile(r"Collected : (\d+)")
+_COUNTED = re.compile(r"I +refs: +([\d,]+)")
 
 
 @dataclass(frozen=True)
 class Figures:
     """One process, or the medians of several: seconds of wall clock and of CPU (children included), peak resident
-    bytes, and the instructions that callgrind counts; 0 if they were not counted."""
+    bytes, and the instructions that cachegrind counts; 0 if they were not counted."""
 
     wall: float
     cpu: float
@@ -78,17 +78,17 @@ def run(command: Sequence[str], accept: Sequence[int] = (0,)) -> Figures:
 
 
 def count_instructions(command: Sequence[str], accept: Sequence[int] = (0,)) -> int:
-    """Count the instructions of a process, not of its children, with callgrind: the same on a busy machine.
+    """Count the instructions of a process, not of its children, with cachegrind: the same on a busy machine.
 
     The command runs once before, for its bytecode. Raises FileNotFoundError without valgrind, `Failed` as `run` does.
     """
     run(command, accept)
-    traced = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *command]
+    traced = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", *command]
     done = subprocess.run(traced, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
-    found = _COLLECTED.search(done.stderr)
+    found = _COUNTED.search(done.stderr)
     if done.returncode not in accept or found is None:
         raise Failed(traced, done.returncode, done.stderr[-2000:])
-    return int(found[1])
+    return int(found[1].replace(",", ""))
 
 
 def alternate(*commands: Sequence[str], rounds: int = 5, accept: Sequence[int] = (0,)) -> list[Figures]:
