@@ -14,13 +14,10 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 #: Rows of `benchmarks/rows.py` -> multiples of the instructions of `python -c pass`, with Python 3.11.
 LIMITS = {
-    "version": 1.61,
     "help": 2.02,
     "mistake": 2.33,
     "start": 5.46,
-    "rules": 5.16,
     "schema": 4.82,
-    "config": 5.69,
     "lock-small": 7.22,
     "diff-small": 7.08,
     "list-2k": 7.36,
