@@ -1,7 +1,8 @@
-"""An empty value, which an unset variable of a script makes, is never taken for one that was not given."""
+"""The table of options has each option once, and an empty value is never taken for one that was not given."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,23 @@ import torch
 
 import statecli as api
 from statecli.core.errors import UsageError
+from statecli.requests import options
+from statecli.requests.parameters import parameters_of
 
 
 @pytest.fixture(autouse=True)
 def _checkpoint(in_tmp_path):
     """A checkpoint that would pass."""
     torch.save({"w": torch.ones(2)}, "a.pt")
+
+
+def test_each_flag_is_defined_once():
+    """Commands share the definition, also if their help or their type of a value differs."""
+    flags = re.findall(r'Option\(\s*\("(--[a-z-]+)"', Path(options.__file__).read_text(encoding="utf-8"))
+    assert len(flags) == len(set(flags))
+    assert set(flags) == {
+        parameter.flags[0] for kind in options.COMMANDS.values() for parameter in parameters_of(kind) if parameter.flags
+    }
 
 
 TEXTS = {

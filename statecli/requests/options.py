@@ -11,6 +11,7 @@ import enum
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from statecli.core.compared_fields import Field
 from statecli.core.digest_algorithm import Algorithm
@@ -59,6 +60,7 @@ class Option(msgspec.Struct, frozen=True):
     Attributes:
         flags: Spellings, the full spelling first.
         help: A phrase.
+        command_help: The phrase for some commands, by the name of the command, if `help` is not exact for them.
         metavar: Placeholder of the value in the help; None for a flag, a number or a choice of few words.
         group: Heading in the help.
         type: Type of a value on the command line, if the field has a wider type for Python.
@@ -79,6 +81,7 @@ class Option(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     hidden: bool = False
     reads_file: bool = False
+    command_help: dict[str, str] = {}
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -113,10 +116,18 @@ Kinds = Annotated[
         Group.TENSORS,
     ),
 ]
-Dtypes = Annotated[
-    tuple[str, ...],
-    Option(
-        ("--dtype",), "Use only tensors of this dtype, such as bf16 or float8* (repeatable).", "GLOB", Group.TENSORS
+_DTYPE = Option(
+    ("--dtype",), "Use only tensors of this dtype, such as bf16 or float8* (repeatable).", "GLOB", Group.TENSORS
+)
+Dtypes = Annotated[tuple[str, ...], _DTYPE]
+CastDtype = Annotated[
+    str | None,
+    replace(
+        _DTYPE,
+        help="Cast the model to DTYPE. [default: float64, float16 and bfloat16 in turn]",
+        metavar="DTYPE",
+        group=Group.TASK,
+        suggestions=("float64", "float32", "float16", "bfloat16"),
     ),
 ]
 Shapes = Annotated[
@@ -126,6 +137,24 @@ Shapes = Annotated[
         "Use only tensors of this shape, such as 768x3072 or *x768 (repeatable).",
         "SHAPE",
         Group.TENSORS,
+    ),
+]
+_DEVICE = Option(
+    ("--device",),
+    "Compare values on DEVICE: cpu, cuda or cuda:N.",
+    "DEVICE",
+    Group.VALUES,
+    suggestions=("cpu", "cuda"),
+)
+ValueDevice = Annotated[str, _DEVICE]
+ModelDevice = Annotated[
+    str | None,
+    replace(
+        _DEVICE,
+        help="Move the model to DEVICE: cuda, cuda:N, cpu, meta, or fake-cuda, which needs no GPU. "
+        "[default: cuda if torch has a GPU, else fake-cuda]",
+        group=Group.TASK,
+        suggestions=("cuda", "fake-cuda", "cpu", "meta"),
     ),
 ]
 InitDevice = Annotated[
@@ -211,8 +240,18 @@ Lines = Annotated[
 Top = Annotated[
     int | None,
     Option(
-        ("--top",), "Show only the N largest tensors, in one list; in diff, the N largest changes.", "N", Group.ROWS
+        ("--top",),
+        "Show only the N largest tensors, in one list; in diff, the N largest changes.",
+        "N",
+        Group.ROWS,
+        command_help={"log": "Show only the N modules that changed most during the run."},
     ),
+]
+_SORT = Option(("--sort",), "Sort tensors by name, or by size with the largest first.", group=Group.ROWS)
+TensorSort = Annotated[TensorOrder | None, _SORT]
+ChangeSort = Annotated[
+    ChangeOrder | None,
+    replace(_SORT, help="Sort tensors by name, by size (largest first) or by change (largest first)."),
 ]
 Quiet = Annotated[
     bool,
@@ -221,18 +260,26 @@ Quiet = Annotated[
         "Print only the reasons for a failure, and what was not checked. The formats json, jsonl, csv, sarif, junit "
         "and gitlab are always complete.",
         group=Group.ROWS,
+        command_help={"lock": "Do not print notes on standard error."},
     ),
 ]
-AllNotes = Annotated[
-    bool,
-    Option(("--verbose", "-v"), "Show all notes, even if there are many of the same kind.", group=Group.ROWS),
-]
+_TENSOR_DETAILS = "Also show why each tensor counts as parameter or buffer, its other names and its source line."
 Verbose = Annotated[
     bool,
     Option(
         ("--verbose", "-v"),
-        "Also show why each tensor counts as parameter or buffer, its other names and its source line.",
+        "Show all notes, even if there are many of the same kind.",
         group=Group.ROWS,
+        command_help={
+            "inspect": _TENSOR_DETAILS,
+            "report": _TENSOR_DETAILS,
+            "diff": "Also show for each change the first index that differs; the mean, L2 norm and rank of the "
+            "difference; and the cosine of both values.",
+            "verify": "Also show the comparisons of each check, and all notes.",
+            "audit": "Also show notes about the files, and the rules that did not run.",
+            "log": "Also show which settings changed from each checkpoint to the next.",
+            "merge": "Show the details that -v shows in the command that you ran with --shard.",
+        },
     ),
 ]
 
@@ -265,16 +312,24 @@ def _set_format_of_suffix(options: OutputOptions | RulesOptions | ConfigOptions,
         msgspec.structs.force_setattr(options, "output_format", forms(form))
 
 
-def _build_format_option(suffixes: str, default: str) -> Option:
-    text = (
-        f"Write the result in this format. By default, the suffix of -o FILE decides ({suffixes}); otherwise {default}."
-    )
-    return Option(("--output-format", "-f"), text, "FORMAT", Group.OUTPUT)
+class WatchFormat(str, enum.Enum):
+    """Formats of the lines of watch."""
+
+    PLAIN = "plain"
+    JSONL = "jsonl"
 
 
-_ROWS = "a terminal gets a table, and a pipe gets plain rows"
-OutputFormat = Annotated[Output | None, _build_format_option("html, json, jsonl, csv, md, sarif", _ROWS)]
-ListFormat = Annotated[ListOutput | None, _build_format_option("html, json, jsonl, csv, md", _ROWS)]
+_FORMAT = Option(
+    ("--output-format", "-f"),
+    "Write the result in this format. By default, the suffix of -o FILE decides (html, json, jsonl, csv, md, sarif); "
+    "otherwise a terminal gets a table, and a pipe gets plain rows.",
+    "FORMAT",
+    Group.OUTPUT,
+    command_help={"watch": "Write each line in this format."},
+)
+OutputFormat = Annotated[Output | None, _FORMAT]
+ListFormat = Annotated[ListOutput | None, replace(_FORMAT, help=_FORMAT.help.replace(", md, sarif)", ", md)"))]
+LineFormat = Annotated[WatchFormat, _FORMAT]
 OutputFile = Annotated[
     str | None, Option(("--output", "-o"), "Write to FILE instead of standard output.", "FILE", Group.OUTPUT)
 ]
@@ -352,16 +407,31 @@ Plugins = Annotated[
         reads_file=True,
     ),
 ]
+TensorsOnly = Annotated[
+    bool,
+    Option(
+        ("--tensors-only",),
+        "Check only the tensors against the lock file, not settings and other files.",
+        argument="weights_only",
+        aliases=("--weights-only",),
+        command_help={"lock": "Lock only tensors, not settings and other files of the folder."},
+    ),
+]
 Targets = Annotated[tuple[str, ...], Target("TARGET", "Checkpoints, folders, globs or model classes.")]
 
 
-FailOn = Annotated[
-    Severity,
-    Option(("--fail-on",), "Exit with status 1 if a finding has this severity or a higher one.", group=Group.TASK),
-]
-IgnoredRules = Annotated[
-    tuple[str, ...],
-    Option(("--ignore",), "Do not report findings of this rule or rule group (repeatable).", "RULE", Group.TASK),
+_FAIL_ON = Option(("--fail-on",), "Exit with status 1 if a finding has this severity or a higher one.")
+FailOn = Annotated[Severity, _FAIL_ON]
+ConfigurableFailOn = Annotated[Severity | None, replace(_FAIL_ON, help=f"{_FAIL_ON.help} [default: warning]")]
+_IGNORE = Option(
+    ("--ignore",),
+    "Do not report findings of this rule or rule group (repeatable).",
+    "RULE",
+    command_help={"audit": "Skip this rule or rule group (repeatable)."},
+)
+IgnoredRules = Annotated[tuple[str, ...], _IGNORE]
+IgnoredFields = Annotated[
+    tuple[Field, ...], replace(_IGNORE, help="Ignore differences in this field (repeatable).", metavar="FIELD")
 ]
 BaselineFile = Annotated[
     str | None,
@@ -390,6 +460,10 @@ ForwardInputs = Annotated[
         "'int64:2x16<30522' for integers below 30522, and name=2x3 for the argument called name.",
         "SHAPE",
         argument="inputs",
+        command_help={
+            "inspect": "Call forward with a tensor of SHAPE, such as 2x3, and also list the tensors that forward "
+            "creates (repeatable: one per argument). Write 'int64:2x16<30522' for integers below 30522."
+        },
     ),
 ]
 ForwardInputsFrom = Annotated[
@@ -402,6 +476,10 @@ ForwardInputsFrom = Annotated[
         argument="inputs",
         aliases=("--inputs",),
         reads_file=True,
+        command_help={
+            "inspect": "Call forward with the arguments that the function MAKE in FILE.PY returns, and also list the "
+            "tensors that forward creates. Use this if --input cannot describe the arguments."
+        },
     ),
 ]
 Reason = Annotated[str | None, Option(("--reason",), "Reason to record with --write-baseline.", "TEXT", Group.TASK)]
@@ -416,7 +494,7 @@ InspectedTarget = Annotated[
         "or config.json that names the class.",
     ),
 ]
-KindsFromModel = Annotated[
+ModelClass = Annotated[
     str | None,
     Option(
         ("--model",),
@@ -425,6 +503,32 @@ KindsFromModel = Annotated[
         "SPEC",
         suggestions=("auto",),
         reads_file=True,
+        command_help={
+            "audit": "Check that each checkpoint fits this model class. auto: the class named in config.json."
+        },
+    ),
+]
+Stats = Annotated[
+    bool,
+    Option(
+        ("--stats",),
+        "Read the values, and show min, max, mean, std and the number of zeros, NaN and Inf.",
+        command_help={
+            "report": "Read the values, and show a histogram, quantiles and the first values of each tensor. The "
+            "report also compares how large the values are in each layer."
+        },
+    ),
+]
+Spectra = Annotated[
+    bool,
+    Option(
+        ("--spectra",),
+        "Add the singular values of the model's matrices to JSON and HTML. Starts with the smallest matrix, and "
+        "leaves out the matrices that are not done after about a minute. Includes --stats.",
+        command_help={
+            "report": "Show the singular values of the matrices. Starts with the smallest matrix, and leaves out the "
+            "matrices that are not done after about a minute. Includes --stats."
+        },
     ),
 ]
 
@@ -438,7 +542,7 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     report: Reports = ()
     color: Colors = Color.AUTO
     quiet: Quiet = False
-    verbose: AllNotes = False
+    verbose: Verbose = False
     no_progress: NoProgress = False
     debug: Debug = False
     timeout: Timeout = None
@@ -494,11 +598,8 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
     ] = None
     cuda: Annotated[bool, Option(("--cuda",), "Same as --to cuda.")] = False
     from_config: FromConfig = False
-    model: KindsFromModel = None
-    stats: Annotated[
-        bool,
-        Option(("--stats",), "Read the values, and show min, max, mean, std and the number of zeros, NaN and Inf."),
-    ] = False
+    model: ModelClass = None
+    stats: Stats = False
     distributions: Annotated[
         bool,
         Option(
@@ -507,14 +608,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             "and includes --stats.",
         ),
     ] = False
-    spectra: Annotated[
-        bool,
-        Option(
-            ("--spectra",),
-            "Add the singular values of the model's matrices to JSON and HTML. Starts with the smallest matrix, and "
-            "leaves out the matrices that are not done after about a minute. Includes --stats.",
-        ),
-    ] = False
+    spectra: Spectra = False
     parts: Annotated[
         bool,
         Option(
@@ -523,28 +617,8 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             group=Group.ROWS,
         ),
     ] = False
-    input: Annotated[
-        tuple[str, ...],
-        Option(
-            ("--input",),
-            "Call forward with a tensor of SHAPE, such as 2x3, and also list the tensors that forward creates "
-            "(repeatable: one per argument). Write 'int64:2x16<30522' for integers below 30522.",
-            "SHAPE",
-            argument="inputs",
-        ),
-    ] = ()
-    input_from: Annotated[
-        str | None,
-        Option(
-            ("--input-from",),
-            "Call forward with the arguments that the function MAKE in FILE.PY returns, and also list the tensors that "
-            "forward creates. Use this if --input cannot describe the arguments.",
-            "FILE.PY:MAKE",
-            argument="inputs",
-            aliases=("--inputs",),
-            reads_file=True,
-        ),
-    ] = None
+    input: ForwardInputs = ()
+    input_from: ForwardInputsFrom = None
     fail_on: FailOn = Severity.ERROR
     ignore: IgnoredRules = ()
     baseline: BaselineFile = None
@@ -552,35 +626,16 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
     reason: Reason = None
     executor: Executor = None
     shard: Shard = None
-    sort: Annotated[
-        TensorOrder | None,
-        Option(("--sort",), "Sort tensors by name, or by size with the largest first.", group=Group.ROWS),
-    ] = None
-    verbose: Verbose = False
+    sort: TensorSort = None
 
 
 class ReportOptions(SharedOptions, frozen=True, kw_only=True):
     """Write an HTML report to browse a checkpoint or model. -o FILE.html names the file; --stats adds the values."""
 
     target: InspectedTarget
-    model: KindsFromModel = None
-    stats: Annotated[
-        bool,
-        Option(
-            ("--stats",),
-            "Read the values, and show a histogram, quantiles and the first values of each tensor. The report also "
-            "compares how large the values are in each layer.",
-        ),
-    ] = False
-    spectra: Annotated[
-        bool,
-        Option(
-            ("--spectra",),
-            "Show the singular values of the matrices. Starts with the smallest matrix, and leaves out the matrices "
-            "that are not done after about a minute. Includes --stats.",
-        ),
-    ] = False
-    verbose: Verbose = False
+    model: ModelClass = None
+    stats: Stats = False
+    spectra: Spectra = False
 
 
 class DiffOptions(ListOptions, frozen=True, kw_only=True):
@@ -599,9 +654,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             "REGEX=REPLACEMENT",
         ),
     ] = ()
-    ignore: Annotated[
-        tuple[Field, ...], Option(("--ignore",), "Ignore differences in this field (repeatable).", "FIELD")
-    ] = ()
+    ignore: IgnoredFields = ()
     bitwise: Annotated[
         bool,
         Option(
@@ -665,34 +718,11 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             reads_file=True,
         ),
     ] = None
-    sort: Annotated[
-        ChangeOrder | None,
-        Option(
-            ("--sort",), "Sort tensors by name, by size (largest first) or by change (largest first).", group=Group.ROWS
-        ),
-    ] = None
+    sort: ChangeSort = None
     unchanged: Unchanged = False
     name_only: NameOnly = False
     name_status: NameStatus = False
-    verbose: Annotated[
-        bool,
-        Option(
-            ("--verbose", "-v"),
-            "Also show for each change the first index that differs; the mean, L2 norm and rank of the difference; and "
-            "the cosine of both values.",
-            group=Group.ROWS,
-        ),
-    ] = False
-    device: Annotated[
-        str,
-        Option(
-            ("--device",),
-            "Compare values on DEVICE: cpu, cuda or cuda:N.",
-            "DEVICE",
-            Group.VALUES,
-            suggestions=("cpu", "cuda"),
-        ),
-    ] = "cpu"
+    device: ValueDevice = "cpu"
     jobs: Jobs = 0
     executor: Executor = None
     shard: Shard = None
@@ -718,25 +748,8 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             argument="checks",
         ),
     ] = ()
-    device: Annotated[
-        str | None,
-        Option(
-            ("--device",),
-            "Move the model to DEVICE: cuda, cuda:N, cpu, meta, or fake-cuda, which needs no GPU. "
-            "[default: cuda if torch has a GPU, else fake-cuda]",
-            "DEVICE",
-            suggestions=("cuda", "fake-cuda", "cpu", "meta"),
-        ),
-    ] = None
-    dtype: Annotated[
-        str | None,
-        Option(
-            ("--dtype",),
-            "Cast the model to DTYPE. [default: float64, float16 and bfloat16 in turn]",
-            "DTYPE",
-            suggestions=("float64", "float32", "float16", "bfloat16"),
-        ),
-    ] = None
+    device: ModelDevice = None
+    dtype: CastDtype = None
     optimizer: Annotated[
         Any,
         Option(
@@ -755,9 +768,6 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
     baseline: BaselineFile = None
     write_baseline: WriteBaseline = None
     reason: Reason = None
-    verbose: Annotated[
-        bool, Option(("--verbose", "-v"), "Also show the comparisons of each check, and all notes.", group=Group.ROWS)
-    ] = False
 
 
 class FixOptions(OutputOptions, frozen=True, kw_only=True):
@@ -778,25 +788,13 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     """Check checkpoints and model classes against rules. Exit with status 1 for findings, 2 for unreadable targets."""
 
     targets: Targets
-    model: Annotated[
-        str | None,
-        Option(
-            ("--model",),
-            "Check that each checkpoint fits this model class. auto: the class named in config.json.",
-            "SPEC",
-            suggestions=("auto",),
-            reads_file=True,
-        ),
-    ] = None
+    model: ModelClass = None
     select: Annotated[
         tuple[str, ...], Option(("--select",), "Run only this rule or rule group (repeatable).", "RULE")
     ] = ()
-    ignore: Annotated[tuple[str, ...], Option(("--ignore",), "Skip this rule or rule group (repeatable).", "RULE")] = ()
+    ignore: IgnoredRules = ()
     plugin: Plugins = ()
-    fail_on: Annotated[
-        Severity | None,
-        Option(("--fail-on",), "Exit with status 1 if a finding has this severity or a higher one. [default: warning]"),
-    ] = None
+    fail_on: ConfigurableFailOn = None
     values: Annotated[
         bool,
         Option(
@@ -825,15 +823,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             "tensors that match policy.frozen in the configuration.",
         ),
     ] = False
-    tensors_only: Annotated[
-        bool,
-        Option(
-            ("--tensors-only",),
-            "Check only the tensors against the lock file, not settings and other files.",
-            argument="weights_only",
-            aliases=("--weights-only",),
-        ),
-    ] = False
+    tensors_only: TensorsOnly = False
     against: Annotated[
         str | None,
         Option(
@@ -855,12 +845,6 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             ("--as-found",),
             "For pre-commit: if a file is a shard of a model, audit the whole model of its folder, not only the file.",
             hidden=True,
-        ),
-    ] = False
-    verbose: Annotated[
-        bool,
-        Option(
-            ("--verbose", "-v"), "Also show notes about the files, and the rules that did not run.", group=Group.ROWS
         ),
     ] = False
     jobs: Jobs = 0
@@ -889,15 +873,7 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     targets: Targets
     digest: Annotated[Algorithm, Option(("--digest",), "Hash algorithm for tensor values.")] = Algorithm.BLAKE3
-    tensors_only: Annotated[
-        bool,
-        Option(
-            ("--tensors-only",),
-            "Lock only tensors, not settings and other files of the folder.",
-            argument="weights_only",
-            aliases=("--weights-only",),
-        ),
-    ] = False
+    tensors_only: TensorsOnly = False
     jobs: Jobs = 0
     executor: Executor = None
     shard: Shard = None
@@ -906,7 +882,7 @@ class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kinds = ()
     output: OutputFile = None
     color: Colors = Color.AUTO
-    quiet: Annotated[bool, Option(("--quiet", "-q"), "Do not print notes on standard error.", group=Group.ROWS)] = False
+    quiet: Quiet = False
     init_device: InitDevice = None
     config_json: ConfigJson = None
     trust_remote_code: TrustRemoteCode = False
@@ -935,16 +911,7 @@ class LogOptions(OutputOptions, frozen=True, kw_only=True):
     targets: RunTargets
     fail_on: FailOn = Severity.ERROR
     no_cache: NoCache = False
-    top: Annotated[
-        int | None,
-        Option(("--top",), "Show only the N modules that changed most during the run.", "N", Group.ROWS),
-    ] = None
-    verbose: Annotated[
-        bool,
-        Option(
-            ("--verbose", "-v"), "Also show which settings changed from each checkpoint to the next.", group=Group.ROWS
-        ),
-    ] = False
+    top: Top = None
 
 
 class BisectOptions(OutputOptions, frozen=True, kw_only=True):
@@ -988,13 +955,6 @@ class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
     ] = 4
 
 
-class WatchFormat(str, enum.Enum):
-    """Formats of the lines of watch."""
-
-    PLAIN = "plain"
-    JSONL = "jsonl"
-
-
 class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print a line for each new checkpoint once it is fully written. Runs until Ctrl-C or --count."""
 
@@ -1020,9 +980,7 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     no_cache: NoCache = False
-    output_format: Annotated[
-        WatchFormat, Option(("--output-format", "-f"), "Write each line in this format.", "FORMAT", Group.OUTPUT)
-    ] = WatchFormat.PLAIN
+    output_format: LineFormat = WatchFormat.PLAIN
     debug: Debug = False
 
 
@@ -1031,7 +989,7 @@ class BrowseOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     target: Annotated[str, Target("TARGET", "A file, a folder, a URL or a model class.")]
     other: Annotated[str | None, Target("[OTHER]", "A second target, to compare TARGET with.")] = None
-    model: KindsFromModel = None
+    model: ModelClass = None
     init_device: InitDevice = None
     debug: Debug = False
 
@@ -1070,14 +1028,6 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
             "Accept parts that were made from separate copies of the files. Compares only the sizes and some bytes of "
             "the copies.",
             group=Group.DISTRIBUTION,
-        ),
-    ] = False
-    verbose: Annotated[
-        bool,
-        Option(
-            ("--verbose", "-v"),
-            "Show the details that -v shows in the command that you ran with --shard.",
-            group=Group.ROWS,
         ),
     ] = False
     jobs: Jobs = 0
@@ -1247,3 +1197,6 @@ COMMANDS: dict[str, type[Options]] = {
     "samples": SamplesOptions,
     "completion": CompletionOptions,
 }
+
+#: The name of the command of each class.
+COMMAND_NAMES: dict[type, str] = {options: name for name, options in COMMANDS.items()}

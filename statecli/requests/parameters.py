@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from statecli.core.errors import UsageError, option
-from statecli.requests.options import Group, Option, Options, Target
+from statecli.requests.options import COMMAND_NAMES, Group, Option, Options, Target
 from statecli.storage.files import STANDARD_INPUT
 
 
@@ -78,7 +78,10 @@ def parameters_of(options: type[Options]) -> tuple[Parameter, ...]:
     annotations = _read_annotations(options)
     names, defaults = options.__struct_fields__, options.__struct_defaults__
     defaults = (msgspec.NODEFAULT,) * (len(names) - len(defaults)) + defaults
-    parameters = [_build_parameter(*field, annotations[field[0]]) for field in zip(names, defaults, strict=True)]
+    command = COMMAND_NAMES[options]
+    parameters = [
+        _build_parameter(*field, annotations[field[0]], command) for field in zip(names, defaults, strict=True)
+    ]
     groups = list(Group)
     return tuple(sorted(parameters, key=lambda parameter: (not parameter.is_target, groups.index(parameter.group))))
 
@@ -93,7 +96,7 @@ def _read_annotations(options: type[Options]) -> dict[str, Any]:
     return named | get_type_hints(rest, table, include_extras=True)
 
 
-def _build_parameter(field: str, default: Any, annotation: Any) -> Parameter:
+def _build_parameter(field: str, default: Any, annotation: Any, command: str) -> Parameter:
     plain, info = get_args(annotation)
     repeatable = get_origin(plain) is tuple
     if repeatable:
@@ -112,7 +115,7 @@ def _build_parameter(field: str, default: Any, annotation: Any) -> Parameter:
         repeatable=repeatable,
         default=default,
         metavar=info.metavar,
-        help=info.help,
+        help=info.command_help.get(command, info.help),
         group=info.group,
         suggestions=info.suggestions,
         aliases=info.aliases,
