@@ -179,7 +179,7 @@ def test_the_help_has_every_listed_option_with_default_and_choices(command, widt
         shown = not parameter.hidden
         assert all((f"{flag} " in text or f"{flag}," in text) == shown for flag in parameter.flags if len(flag) > 2)
         assert all(f"{alias} " not in text for alias in parameter.aliases)
-        assert not shown or words_of(parameter.help or "") in said
+        assert not shown or words_of(parameter.help) in said
         if shown and not parameter.is_target:
             assert f"\n{parameter.group.value}\n" in text
             assert all(re.search(rf"\b{choice}\b", said) for choice in parameter.choices)

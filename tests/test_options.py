@@ -29,6 +29,13 @@ def test_each_flag_is_defined_once():
     }
 
 
+def test_each_help_of_a_command_belongs_to_an_option_of_the_command():
+    """Another name in `command_help` would never be read."""
+    rows = {name: parameters_of(kind) for name, kind in options.COMMANDS.items()}
+    options_of = {(name, row.flags[0]) for name in rows for row in rows[name] if row.flags}
+    assert {(name, row.flags[0]) for each in rows.values() for row in each for name in row.command_help} <= options_of
+
+
 TEXTS = {
     "audit a.pt": (
         "model lock against baseline write-baseline reason config init-device output report select ignore shard"

@@ -174,7 +174,7 @@ def _list_options(parameters: Iterable[Parameter], words: Sequence[str]) -> Iter
     for parameter in parameters:
         is_given = not parameter.repeatable and any(spelling in words for spelling in parameter.spellings)
         if not (parameter.is_target or parameter.hidden or is_given):
-            yield parameter.flags[0], parameter.help or ""
+            yield parameter.flags[0], parameter.help
     yield HELP_OPTION[0].split(", ")[1], HELP_OPTION[1]
 
 

@@ -145,7 +145,7 @@ def format_placeholder(option: Parameter) -> str:
 
 def format_text(option: Parameter) -> str:
     """Return the help of an option, with its choices if the placeholder does not have them, and its default."""
-    text = option.help or ""
+    text = option.help
     if option.metavar and option.choices:
         text += f" [values: {', '.join(option.choices)}]"
     default = option.default.value if isinstance(option.default, Enum) else option.default

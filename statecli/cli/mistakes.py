@@ -27,7 +27,7 @@ def describe_mistake(mistake: Any, words: Sequence[str]) -> str:
 
 def _describe_missing_target(mistake: Any, name: str, _: Sequence[str]) -> str:
     parameter = _find_parameter(mistake, name)
-    help_text = (parameter.help or "").rstrip(".")
+    help_text = parameter.help.rstrip(".")
     explained = f": {help_text[:1].lower()}{help_text[1:]}" if help_text else ""
     return f"{name} needs {parameter.metavar}{explained}; {see_help(name)}"
 

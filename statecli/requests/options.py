@@ -55,10 +55,10 @@ class Group(str, enum.Enum):
 
 
 class Option(msgspec.Struct, frozen=True):
-    """Flags and help of an option.
+    """Flags and help of an option, or of a target.
 
     Attributes:
-        flags: Spellings, the full spelling first.
+        flags: Spellings, the full spelling first; () for a target.
         help: A phrase.
         command_help: The phrase for some commands, by the name of the command, if `help` is not exact for them.
         metavar: Placeholder of the value in the help; None for a flag, a number or a choice of few words.
@@ -84,12 +84,9 @@ class Option(msgspec.Struct, frozen=True):
     command_help: dict[str, str] = {}
 
 
-class Target(msgspec.Struct, frozen=True):
-    """Placeholder and help of a target, a word of the command line without a flag; `reads_file` as in `Option`."""
-
-    metavar: str
-    help: str | None = None
-    reads_file: bool = True
+def build_target(metavar: str, help_text: str = "", *, reads_file: bool = True) -> Option:
+    """Return the row of a target, a word of the command line without a flag."""
+    return Option((), help_text, metavar, reads_file=reads_file)
 
 
 # Options of several commands.
@@ -417,7 +414,7 @@ TensorsOnly = Annotated[
         command_help={"lock": "Lock only tensors, not settings and other files of the folder."},
     ),
 ]
-Targets = Annotated[tuple[str, ...], Target("TARGET", "Checkpoints, folders, globs or model classes.")]
+Targets = Annotated[tuple[str, ...], build_target("TARGET", "Checkpoints, folders, globs or model classes.")]
 
 
 _FAIL_ON = Option(("--fail-on",), "Exit with status 1 if a finding has this severity or a higher one.")
@@ -487,7 +484,7 @@ Reason = Annotated[str | None, Option(("--reason",), "Reason to record with --wr
 
 InspectedTarget = Annotated[
     str,
-    Target(
+    build_target(
         "TARGET",
         "A checkpoint, a folder with a checkpoint, or - for standard input. Or a model: file.py:Class, "
         "package.module:Class(arg=1), file.py:make (a function that builds the model), timm:resnet50, or a folder "
@@ -642,9 +639,9 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     """Compare two checkpoints: names, dtypes, shapes and values. Exit with status 1 if they differ."""
 
     before: Annotated[
-        str, Target("BEFORE", "A checkpoint, a folder with a checkpoint, or a model class: file.py:Class.")
+        str, build_target("BEFORE", "A checkpoint, a folder with a checkpoint, or a model class: file.py:Class.")
     ]
-    after: Annotated[str, Target("AFTER", "The checkpoint or class to compare with, in any format.")]
+    after: Annotated[str, build_target("AFTER", "The checkpoint or class to compare with, in any format.")]
     map: Annotated[
         tuple[str, ...],
         Option(
@@ -733,7 +730,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
 
     target: Annotated[
         str,
-        Target(
+        build_target(
             "MODEL",
             "A model: file.py:Class, package.module:Class(arg=1), file.py:make (a function that builds the model), "
             "timm:resnet50, or a folder or config.json that names the class.",
@@ -774,7 +771,7 @@ class FixOptions(OutputOptions, frozen=True, kw_only=True):
     """Find and fix bugs in the source of a model class. Shows fixes that pass verify; --write writes the fixes."""
 
     target: Annotated[
-        str, Target("MODEL", "A model class in a file that you can edit: file.py:Class, package.module:Class.")
+        str, build_target("MODEL", "A model class in a file that you can edit: file.py:Class, package.module:Class.")
     ]
     write: Annotated[bool, Option(("--write",), "Write the fixes to the files.")] = False
     input: ForwardInputs = ()
@@ -857,13 +854,13 @@ class ExplainOptions(OutputOptions, frozen=True, kw_only=True):
 
     model: Annotated[
         str,
-        Target(
+        build_target(
             "MODEL",
             "Model class: file.py:Class. Without MODEL, statecli reads an error message of load_state_dict from "
             "standard input.",
         ),
     ] = "-"
-    checkpoint: Annotated[str | None, Target("CHECKPOINT", "Checkpoint to load into the class.")] = None
+    checkpoint: Annotated[str | None, build_target("CHECKPOINT", "Checkpoint to load into the class.")] = None
     config_json: ConfigJson = None
     trust_remote_code: TrustRemoteCode = False
 
@@ -901,7 +898,7 @@ NoCache = Annotated[
     Option(("--no-cache",), "Read all values again; do not use or update the cache of statistics.", group=Group.VALUES),
 ]
 RunTargets = Annotated[
-    tuple[str, ...], Target("RUN", "Folders with the checkpoints of a run, globs in quotes, or checkpoints.")
+    tuple[str, ...], build_target("RUN", "Folders with the checkpoints of a run, globs in quotes, or checkpoints.")
 ]
 
 
@@ -938,7 +935,7 @@ class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
 
     target: Annotated[
         str,
-        Target(
+        build_target(
             "SCRIPT::FUNCTION",
             "Training function of a script. statecli calls this function as main(steps=4, save_every=2, "
             "save_to=FOLDER, checkpoint=FILE or None).",
@@ -987,8 +984,8 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 class BrowseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Browse the tensors of a checkpoint or model in the terminal. Does not change any file."""
 
-    target: Annotated[str, Target("TARGET", "A file, a folder, a URL or a model class.")]
-    other: Annotated[str | None, Target("[OTHER]", "A second target, to compare TARGET with.")] = None
+    target: Annotated[str, build_target("TARGET", "A file, a folder, a URL or a model class.")]
+    other: Annotated[str | None, build_target("[OTHER]", "A second target, to compare TARGET with.")] = None
     model: ModelClass = None
     init_device: InitDevice = None
     debug: Debug = False
@@ -997,7 +994,7 @@ class BrowseOptions(msgspec.Struct, frozen=True, kw_only=True):
 class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     """Merge the parts that --shard wrote. Output and exit status are those of the command without --shard."""
 
-    parts: Annotated[tuple[str, ...], Target("PART", "The N files that --shard 1/N to N/N wrote.")]
+    parts: Annotated[tuple[str, ...], build_target("PART", "The N files that --shard 1/N to N/N wrote.")]
     allow_code: Annotated[
         tuple[str, ...],
         Option(
@@ -1043,7 +1040,7 @@ class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """List the rules of all commands or of a group, or explain a rule."""
 
     name: Annotated[
-        str | None, Target("RULE", "A rule to explain, or a group to list, such as pickles.", reads_file=False)
+        str | None, build_target("RULE", "A rule to explain, or a group to list, such as pickles.", reads_file=False)
     ] = None
     plugin: Plugins = ()
     output_format: ListFormat = None
@@ -1076,7 +1073,7 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     command: Annotated[
         str,
-        Target(
+        build_target(
             "COMMAND",
             "A command with JSON output: inspect, diff, verify, fix, audit, explain, rules, config, lock, log, bisect "
             "or resume-check.",
@@ -1089,7 +1086,9 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print a script that completes statecli in your shell."""
 
-    shell: Annotated[Shell, Target("SHELL", "Shell to complete in: bash, zsh, fish or powershell.", reads_file=False)]
+    shell: Annotated[
+        Shell, build_target("SHELL", "Shell to complete in: bash, zsh, fish or powershell.", reads_file=False)
+    ]
     debug: Debug = False
 
 
@@ -1097,7 +1096,8 @@ class SamplesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Write the sample models of the tutorial into a folder."""
 
     folder: Annotated[
-        str, Target("DIR", "Folder to write to. statecli creates the folder if it does not exist.", reads_file=False)
+        str,
+        build_target("DIR", "Folder to write to. statecli creates the folder if it does not exist.", reads_file=False),
     ]
     debug: Debug = False
 
@@ -1113,7 +1113,7 @@ class GitSetupOptions(msgspec.Struct, frozen=True, kw_only=True):
 class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print a line for each tensor, for git diff. If the file cannot be read, print the error as a line."""
 
-    path: Annotated[str, Target("FILE")]
+    path: Annotated[str, build_target("FILE")]
     made_by: Annotated[
         str,
         Option(
@@ -1130,7 +1130,7 @@ class GitExternalDiffOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     arguments: Annotated[
         tuple[str, ...],
-        Target(
+        build_target(
             "ARGUMENT", "Path, then file, hash and mode of the old version and of the new version, as passed by git."
         ),
     ]
@@ -1139,9 +1139,9 @@ class GitExternalDiffOptions(msgspec.Struct, frozen=True, kw_only=True):
 class GitDifftoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Compare two versions of a file for git difftool. If a file cannot be read, print the error as a line."""
 
-    before: Annotated[str, Target("LOCAL", "The old version of the file.")]
-    after: Annotated[str, Target("REMOTE", "The new version of the file.")]
-    name: Annotated[str, Target("[NAME]", "Path of the file in the repository.", reads_file=False)] = ""
+    before: Annotated[str, build_target("LOCAL", "The old version of the file.")]
+    after: Annotated[str, build_target("REMOTE", "The new version of the file.")]
+    name: Annotated[str, build_target("[NAME]", "Path of the file in the repository.", reads_file=False)] = ""
 
 
 #: Options of any command.

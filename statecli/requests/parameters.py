@@ -9,38 +9,29 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec.structs import asdict
 
 from statecli.core.errors import UsageError, option
-from statecli.requests.options import COMMAND_NAMES, Group, Option, Options, Target
+from statecli.requests.options import COMMAND_NAMES, Group, Option, Options
 from statecli.storage.files import STANDARD_INPUT
 
 
-class Parameter(msgspec.Struct, frozen=True):
+class Parameter(Option, frozen=True, kw_only=True):
     """An option or a target of a command.
 
     Attributes:
         field: Field of the options.
         argument: Argument in Python.
-        flags: Spellings on the command line, the full spelling first; () for a target.
         type: Type of a value: bool, str, int, float or an Enum.
         repeatable: True if the command line may give several values; the field is then a tuple.
         default: Default; msgspec.NODEFAULT for a required target.
-        metavar, help, group, suggestions, aliases, hidden, reads_file: As in `Option`.
+        help: The phrase for this command.
     """
 
     field: str
     argument: str
-    flags: tuple[str, ...]
-    type: Any
     repeatable: bool
     default: Any
-    metavar: str | None
-    help: str | None
-    group: Group
-    suggestions: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    hidden: bool = False
-    reads_file: bool = False
 
     @property
     def is_target(self) -> bool:
@@ -103,25 +94,16 @@ def _build_parameter(field: str, default: Any, annotation: Any, command: str) ->
         plain = get_args(plain)[0]
     elif isinstance(plain, types.UnionType):
         plain = next(part for part in get_args(plain) if part is not types.NoneType)
-    if isinstance(info, Target):
-        words = (info.metavar, info.help, Group.TASK)
-        return Parameter(field, field, (), plain, repeatable, default, *words, reads_file=info.reads_file)
-    assert isinstance(info, Option)  # noqa: S101 - each field is one or the other
-    return Parameter(
-        field=field,
-        argument=info.argument or field,
-        flags=info.flags,
-        type=info.type or plain,
-        repeatable=repeatable,
-        default=default,
-        metavar=info.metavar,
-        help=info.command_help.get(command, info.help),
-        group=info.group,
-        suggestions=info.suggestions,
-        aliases=info.aliases,
-        hidden=info.hidden,
-        reads_file=info.reads_file,
-    )
+    row: dict[str, Any] = {
+        **asdict(info),
+        "field": field,
+        "argument": info.argument or field,
+        "type": info.type or plain,
+        "repeatable": repeatable,
+        "default": default,
+        "help": info.command_help.get(command, info.help),
+    }
+    return Parameter(**row)
 
 
 def check_inputs(options: Options) -> None:
