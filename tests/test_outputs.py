@@ -185,9 +185,7 @@ def test_each_option_that_names_a_file_reads_or_writes_the_file():
     written = {"output", "report", "write_baseline", "folder"}
     for kind in COMMANDS.values():
         for row in parameters_of(kind):
-            names_file = any(
-                word in (row.metavar or "") for word in ("FILE", "MODULE", "SPEC", "CHECKPOINT", "ADAPTER")
-            )
+            names_file = any(word in row.metavar for word in ("FILE", "MODULE", "SPEC", "CHECKPOINT", "ADAPTER"))
             assert row.reads_file or not names_file or row.field in written, row
 
 

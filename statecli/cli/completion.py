@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from statecli.cli.help_table import GROUPS, HELP_OPTION, VERSION_OPTION, list_commands
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.output import Output
-from statecli.requests.options import COMMANDS, Shell
+from statecli.requests.options import COMMANDS, Names, Shell
 from statecli.requests.parameters import Parameter, parameters_of
 
 #: Seconds after which a completion that reads a file gives up.
@@ -197,21 +196,20 @@ def _complete_value(command: str, parameter: Parameter, current: str) -> Complet
     """Complete the value of an option, or a target."""
     if parameter.choices:
         return Completion(candidates=tuple((choice, "") for choice in parameter.choices))
-    if parameter.metavar == "RULE":
-        return Completion(candidates=tuple(_list_rules(command)))
-    list_values = _VALUES.get(parameter.metavar or "")
     candidates = [(suggestion, "") for suggestion in parameter.suggestions]
-    candidates += list_values(current) if list_values else ()
+    if parameter.names in _LISTERS:
+        candidates += _LISTERS[parameter.names](command, current)
     matching = tuple(candidate for candidate in candidates if candidate[0].startswith(current))
-    if (parameter.reads_file or parameter.metavar in _WRITTEN) and not (current and matching):
+    if (parameter.reads_file or parameter.names is Names.OUTPUT) and not (current and matching):
         return Completion(Kind.FILES)
-    if parameter.metavar == "FORMAT=FILE" and "=" in current:
-        return Completion(Kind.FILES, file_start=current.index("=") + 1)
+    form, equals, _ = current.partition("=")
+    if equals and f"{form}=" in parameter.suggestions:
+        return Completion(Kind.FILES, file_start=len(f"{form}="))
     is_stem = bool(matching) and all(word.endswith(("=", ":")) for word, _ in matching)
     return Completion(Kind.STEMS if is_stem else Kind.WORDS, matching)
 
 
-def _list_rules(command: str) -> Iterator[tuple[str, str]]:
+def _list_rules(command: str, _: str) -> Iterator[tuple[str, str]]:
     """Yield the rules of a command, and the groups of rules; for `rules` the rules of all commands."""
     from statecli.rules.dictionary import DICTIONARY, RULES
 
@@ -223,25 +221,21 @@ def _list_rules(command: str) -> Iterator[tuple[str, str]]:
     yield from ((rule.group, f"All rules of the group {rule.group}.") for rule in rules)
 
 
-def _list_report_formats(_: str) -> Candidates:
-    return ((f"{output.value}=", "") for output in Output)
-
-
-def _list_schema_commands(_: str) -> Candidates:
+def _list_schema_commands(_: str, __: str) -> Candidates:
     from statecli.report.documents.schema_texts import read_schemas
 
     return ((name, "") for name in read_schemas())
 
 
-def _list_parts_of_target(current: str) -> Candidates:
+def _list_parts_of_target(_: str, current: str) -> Candidates:
     """Return the classes of `net.py:`, and the sections of `train.ckpt#`; nothing for another word."""
-    path, hash_sign, _ = current.rpartition("#")
+    path, hash_sign, __ = current.rpartition("#")
     if hash_sign and os.path.exists(path):
         return ((f"{path}#{name}", "") for name in _list_sections(path))
     return _list_names_in_file(current, want_classes=True)
 
 
-def _list_functions(current: str) -> Candidates:
+def _list_functions(_: str, current: str) -> Candidates:
     return _list_names_in_file(current, want_classes=False)
 
 
@@ -269,16 +263,10 @@ def _list_sections(path: str) -> Iterator[str]:
                 yield name
 
 
-#: The word for a value in the help -> what completion offers for it.
-_VALUES: dict[str, Callable[[str], Candidates]] = {
-    "RULE": _list_rules,
-    "FORMAT=FILE": _list_report_formats,
-    "COMMAND": _list_schema_commands,
-    "FILE.PY:MAKE": _list_functions,
-    "SCRIPT::FUNCTION": _list_functions,
-    **dict.fromkeys(
-        ("TARGET", "BEFORE", "AFTER", "MODEL", "SPEC", "CHECKPOINT", "ADAPTER", "[OTHER]"), _list_parts_of_target
-    ),
+#: Candidates for a value of a command, from the word at the cursor.
+_LISTERS: dict[Names | None, Callable[[str, str], Candidates]] = {
+    Names.TARGET: _list_parts_of_target,
+    Names.FUNCTION: _list_functions,
+    Names.RULE: _list_rules,
+    Names.SCHEMA: _list_schema_commands,
 }
-#: Words for a value that name a file or folder to write.
-_WRITTEN = frozenset(("FILE", "DIR"))

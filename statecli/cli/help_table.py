@@ -103,7 +103,7 @@ def _build_command_page(name: str) -> HelpPage:
     parameters = [parameter for parameter in parameters_of(COMMANDS[name]) if not parameter.hidden]
     targets = [parameter for parameter in parameters if parameter.is_target]
     manual = manuals.MANUALS[name]
-    described = tuple((target.metavar or "", target.help) for target in targets if target.help)
+    described = tuple((target.metavar, target.help) for target in targets if target.help)
     return HelpPage(
         name=f"statecli {name}",
         usage=" ".join([f"statecli {name} [OPTIONS]", *map(format_operand, targets)]),
@@ -126,7 +126,7 @@ def _group_options(options: Iterable[Parameter]) -> Iterator[Section]:
 
 def format_operand(target: Parameter) -> str:
     """Return a target as in the usage: `TARGET...`, `[RULE]`."""
-    metavar = (target.metavar or "").strip("[]") + ("..." if target.repeatable else "")
+    metavar = target.metavar.strip("[]") + ("..." if target.repeatable else "")
     return metavar if target.is_required else f"[{metavar}]"
 
 

@@ -56,7 +56,7 @@ def _describe_values(parameter: Parameter) -> str:
     if issubclass(parameter.type, Enum):
         return join_or(parameter.choices)
     noun = {int: "a whole number", float: "a number"}.get(parameter.type, "a value")
-    return f"{noun} ({parameter.metavar})" if parameter.metavar not in (None, "NUMBER") else noun
+    return f"{noun} ({parameter.metavar})" if parameter.metavar not in ("", "NUMBER") else noun
 
 
 def _find_parameter(mistake: Any, name: str) -> Parameter:
@@ -67,7 +67,7 @@ def _describe_extra_words(mistake: Any, name: str, words: Sequence[str]) -> str:
     start, _, rest = mistake.message.partition("(s) (")
     if start != "Got unexpected extra argument":
         return ""
-    targets = [parameter.metavar or "" for parameter in parameters_of(COMMANDS[name]) if parameter.is_target]
+    targets = [parameter.metavar for parameter in parameters_of(COMMANDS[name]) if parameter.is_target]
     takes = f"takes only {' and '.join(targets)}" if targets else "takes no arguments"
     extra = rest.rstrip(").")
     advice = see_help(name)

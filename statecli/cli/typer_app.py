@@ -111,7 +111,7 @@ def _build_argument(parameter: Parameter) -> inspect.Parameter:
     if not required and default is None:
         kind = kind | None
     info = typer.Argument if parameter.is_target else typer.Option
-    annotation = Annotated[kind, info(*parameter.spellings, metavar=parameter.metavar)]
+    annotation = Annotated[kind, info(*parameter.spellings, metavar=parameter.metavar or None)]
     return inspect.Parameter(parameter.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

@@ -54,6 +54,17 @@ class Group(str, enum.Enum):
     DISTRIBUTION = "Distribution"
 
 
+class Names(enum.Enum):
+    """Things that the value of an option or a target can name."""
+
+    TARGET = "a checkpoint or a model class"
+    FUNCTION = "a function of a Python file"
+    INPUT = "another file that the command reads"
+    OUTPUT = "a file or folder that the command writes"
+    RULE = "a rule or a group of rules"
+    SCHEMA = "a command with JSON output"
+
+
 class Option(msgspec.Struct, frozen=True):
     """Flags and help of an option, or of a target.
 
@@ -61,32 +72,32 @@ class Option(msgspec.Struct, frozen=True):
         flags: Spellings, the full spelling first; () for a target.
         help: A phrase.
         command_help: The phrase for some commands, by the name of the command, if `help` is not exact for them.
-        metavar: Placeholder of the value in the help; None for a flag, a number or a choice of few words.
+        metavar: Placeholder of the value in the help; "" for a flag, a number or a choice of few words.
         group: Heading in the help.
         type: Type of a value on the command line, if the field has a wider type for Python.
         argument: Name of the argument in Python, if not the name of the field.
         suggestions: Values that completion offers, if others are possible too.
         aliases: Older spellings, which still work and are not listed.
         hidden: True for an option that is accepted and not listed.
-        reads_file: True if the value can name a file that the command reads. An output never replaces this file.
+        names: What the value names, for completion. An output never replaces a file that the command reads.
     """
 
     flags: tuple[str, ...]
     help: str
-    metavar: str | None = None
+    metavar: str = ""
     group: Group = Group.TASK
     type: Any = None
     argument: str | None = None
     suggestions: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     hidden: bool = False
-    reads_file: bool = False
+    names: Names | None = None
     command_help: dict[str, str] = {}
 
 
-def build_target(metavar: str, help_text: str = "", *, reads_file: bool = True) -> Option:
+def build_target(metavar: str, help_text: str = "", names: Names | None = Names.TARGET) -> Option:
     """Return the row of a target, a word of the command line without a flag."""
-    return Option((), help_text, metavar, reads_file=reads_file)
+    return Option((), help_text, metavar, names=names)
 
 
 # Options of several commands.
@@ -184,7 +195,7 @@ ConfigJson = Annotated[
         "object: a dataclass or a config class.",
         "FILE",
         Group.PROCESS,
-        reads_file=True,
+        names=Names.INPUT,
     ),
 ]
 TrustRemoteCode = Annotated[
@@ -328,7 +339,8 @@ OutputFormat = Annotated[Output | None, _FORMAT]
 ListFormat = Annotated[ListOutput | None, replace(_FORMAT, help=_FORMAT.help.replace(", md, sarif)", ", md)"))]
 LineFormat = Annotated[WatchFormat, _FORMAT]
 OutputFile = Annotated[
-    str | None, Option(("--output", "-o"), "Write to FILE instead of standard output.", "FILE", Group.OUTPUT)
+    str | None,
+    Option(("--output", "-o"), "Write to FILE instead of standard output.", "FILE", Group.OUTPUT, names=Names.OUTPUT),
 ]
 Reports = Annotated[
     tuple[str, ...],
@@ -337,6 +349,7 @@ Reports = Annotated[
         "Also write the result to FILE in FORMAT, such as sarif=out.sarif (repeatable).",
         "FORMAT=FILE",
         Group.OUTPUT,
+        suggestions=tuple(f"{output.value}=" for output in Output),
     ),
 ]
 Colors = Annotated[
@@ -390,7 +403,7 @@ Config = Annotated[
         ("--config",),
         "Use this configuration file instead of the nearest statecli.toml or pyproject.toml.",
         "FILE",
-        reads_file=True,
+        names=Names.INPUT,
     ),
 ]
 NoConfig = Annotated[bool, Option(("--no-config",), "Ignore all configuration files.")]
@@ -401,7 +414,7 @@ Plugins = Annotated[
         "Also use your own rules in MODULE, a Python module or file (repeatable).",
         "MODULE",
         argument="plugins",
-        reads_file=True,
+        names=Names.INPUT,
     ),
 ]
 TensorsOnly = Annotated[
@@ -424,11 +437,13 @@ _IGNORE = Option(
     ("--ignore",),
     "Do not report findings of this rule or rule group (repeatable).",
     "RULE",
+    names=Names.RULE,
     command_help={"audit": "Skip this rule or rule group (repeatable)."},
 )
 IgnoredRules = Annotated[tuple[str, ...], _IGNORE]
 IgnoredFields = Annotated[
-    tuple[Field, ...], replace(_IGNORE, help="Ignore differences in this field (repeatable).", metavar="FIELD")
+    tuple[Field, ...],
+    replace(_IGNORE, help="Ignore differences in this field (repeatable).", metavar="FIELD", names=None),
 ]
 BaselineFile = Annotated[
     str | None,
@@ -437,7 +452,7 @@ BaselineFile = Annotated[
         "Accept the findings listed in FILE: they do not make the command fail.",
         "FILE",
         Group.TASK,
-        reads_file=True,
+        names=Names.INPUT,
     ),
 ]
 WriteBaseline = Annotated[
@@ -446,7 +461,7 @@ WriteBaseline = Annotated[
         ("--write-baseline",),
         "Write all findings of this run to FILE (requires --reason). Give later runs --baseline FILE to accept them.",
         "FILE",
-        Group.TASK,
+        names=Names.OUTPUT,
     ),
 ]
 ForwardInputs = Annotated[
@@ -472,7 +487,7 @@ ForwardInputsFrom = Annotated[
         "FILE.PY:MAKE",
         argument="inputs",
         aliases=("--inputs",),
-        reads_file=True,
+        names=Names.FUNCTION,
         command_help={
             "inspect": "Call forward with the arguments that the function MAKE in FILE.PY returns, and also list the "
             "tensors that forward creates. Use this if --input cannot describe the arguments."
@@ -499,7 +514,7 @@ ModelClass = Annotated[
         "buffers. auto: the class named in config.json.",
         "SPEC",
         suggestions=("auto",),
-        reads_file=True,
+        names=Names.TARGET,
         command_help={
             "audit": "Check that each checkpoint fits this model class. auto: the class named in config.json."
         },
@@ -712,7 +727,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             ("--adapter",),
             "Check a merge: fail unless AFTER equals BEFORE plus this LoRA adapter, up to rounding.",
             "ADAPTER",
-            reads_file=True,
+            names=Names.TARGET,
         ),
     ] = None
     sort: ChangeSort = None
@@ -787,7 +802,8 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     targets: Targets
     model: ModelClass = None
     select: Annotated[
-        tuple[str, ...], Option(("--select",), "Run only this rule or rule group (repeatable).", "RULE")
+        tuple[str, ...],
+        Option(("--select",), "Run only this rule or rule group (repeatable).", "RULE", names=Names.RULE),
     ] = ()
     ignore: IgnoredRules = ()
     plugin: Plugins = ()
@@ -809,7 +825,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             ("--lock",),
             "Check that the targets match this lock file, written by statecli lock.",
             "FILE",
-            reads_file=True,
+            names=Names.INPUT,
         ),
     ] = None
     frozen_only: Annotated[
@@ -827,7 +843,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             ("--against",),
             "Check that each target has the tensors, dtypes and shapes of CHECKPOINT.",
             "CHECKPOINT",
-            reads_file=True,
+            names=Names.TARGET,
         ),
     ] = None
     baseline: BaselineFile = None
@@ -898,7 +914,8 @@ NoCache = Annotated[
     Option(("--no-cache",), "Read all values again; do not use or update the cache of statistics.", group=Group.VALUES),
 ]
 RunTargets = Annotated[
-    tuple[str, ...], build_target("RUN", "Folders with the checkpoints of a run, globs in quotes, or checkpoints.")
+    tuple[str, ...],
+    build_target("RUN", "Folders with the checkpoints of a run, globs in quotes, or checkpoints.", Names.INPUT),
 ]
 
 
@@ -939,6 +956,7 @@ class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
             "SCRIPT::FUNCTION",
             "Training function of a script. statecli calls this function as main(steps=4, save_every=2, "
             "save_to=FOLDER, checkpoint=FILE or None).",
+            Names.FUNCTION,
         ),
     ]
     steps: Annotated[
@@ -994,7 +1012,7 @@ class BrowseOptions(msgspec.Struct, frozen=True, kw_only=True):
 class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     """Merge the parts that --shard wrote. Output and exit status are those of the command without --shard."""
 
-    parts: Annotated[tuple[str, ...], build_target("PART", "The N files that --shard 1/N to N/N wrote.")]
+    parts: Annotated[tuple[str, ...], build_target("PART", "The N files that --shard 1/N to N/N wrote.", Names.INPUT)]
     allow_code: Annotated[
         tuple[str, ...],
         Option(
@@ -1005,7 +1023,7 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
             Group.DISTRIBUTION,
             argument="code",
             aliases=("--code",),
-            reads_file=True,
+            names=Names.TARGET,
         ),
     ] = ()
     url: Annotated[
@@ -1040,7 +1058,7 @@ class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
     """List the rules of all commands or of a group, or explain a rule."""
 
     name: Annotated[
-        str | None, build_target("RULE", "A rule to explain, or a group to list, such as pickles.", reads_file=False)
+        str | None, build_target("RULE", "A rule to explain, or a group to list, such as pickles.", Names.RULE)
     ] = None
     plugin: Plugins = ()
     output_format: ListFormat = None
@@ -1077,7 +1095,7 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
             "COMMAND",
             "A command with JSON output: inspect, diff, verify, fix, audit, explain, rules, config, lock, log, bisect "
             "or resume-check.",
-            reads_file=False,
+            Names.SCHEMA,
         ),
     ]
     debug: Debug = False
@@ -1086,9 +1104,7 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print a script that completes statecli in your shell."""
 
-    shell: Annotated[
-        Shell, build_target("SHELL", "Shell to complete in: bash, zsh, fish or powershell.", reads_file=False)
-    ]
+    shell: Annotated[Shell, build_target("SHELL", "Shell to complete in: bash, zsh, fish or powershell.", None)]
     debug: Debug = False
 
 
@@ -1097,7 +1113,7 @@ class SamplesOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: Annotated[
         str,
-        build_target("DIR", "Folder to write to. statecli creates the folder if it does not exist.", reads_file=False),
+        build_target("DIR", "Folder to write to. statecli creates the folder if it does not exist.", Names.OUTPUT),
     ]
     debug: Debug = False
 
@@ -1113,7 +1129,7 @@ class GitSetupOptions(msgspec.Struct, frozen=True, kw_only=True):
 class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Print a line for each tensor, for git diff. If the file cannot be read, print the error as a line."""
 
-    path: Annotated[str, build_target("FILE")]
+    path: Annotated[str, build_target("FILE", names=Names.INPUT)]
     made_by: Annotated[
         str,
         Option(
@@ -1131,7 +1147,9 @@ class GitExternalDiffOptions(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Annotated[
         tuple[str, ...],
         build_target(
-            "ARGUMENT", "Path, then file, hash and mode of the old version and of the new version, as passed by git."
+            "ARGUMENT",
+            "Path, then file, hash and mode of the old version and of the new version, as passed by git.",
+            Names.INPUT,
         ),
     ]
 
@@ -1139,9 +1157,9 @@ class GitExternalDiffOptions(msgspec.Struct, frozen=True, kw_only=True):
 class GitDifftoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Compare two versions of a file for git difftool. If a file cannot be read, print the error as a line."""
 
-    before: Annotated[str, build_target("LOCAL", "The old version of the file.")]
-    after: Annotated[str, build_target("REMOTE", "The new version of the file.")]
-    name: Annotated[str, build_target("[NAME]", "Path of the file in the repository.", reads_file=False)] = ""
+    before: Annotated[str, build_target("LOCAL", "The old version of the file.", Names.INPUT)]
+    after: Annotated[str, build_target("REMOTE", "The new version of the file.", Names.INPUT)]
+    name: Annotated[str, build_target("[NAME]", "Path of the file in the repository.", None)] = ""
 
 
 #: Options of any command.

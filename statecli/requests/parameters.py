@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from statecli.core.errors import UsageError, option
-from statecli.requests.options import COMMAND_NAMES, Group, Option, Options
+from statecli.requests.options import COMMAND_NAMES, Group, Names, Option, Options
 from statecli.storage.files import STANDARD_INPUT
 
 
@@ -47,6 +47,11 @@ class Parameter(Option, frozen=True, kw_only=True):
     def is_required(self) -> bool:
         """True for a target without a default."""
         return self.default is msgspec.NODEFAULT
+
+    @property
+    def reads_file(self) -> bool:
+        """True if the value can name a file that the command reads."""
+        return self.names in (Names.TARGET, Names.FUNCTION, Names.INPUT)
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -146,5 +151,5 @@ def check_not_empty(options: Options) -> None:
         value = getattr(options, parameter.field)
         if parameter.field not in _MAY_BE_EMPTY and (value == "" or (isinstance(value, tuple) and "" in value)):
             if parameter.is_target:
-                raise UsageError(f"{option((parameter.metavar or '').strip('[]'))}: is empty; give a value")
+                raise UsageError(f"{option(parameter.metavar.strip('[]'))}: is empty; give a value")
             raise UsageError(f"{option(parameter.flags[0])}: is empty; give a value, or leave the option out")
