@@ -12,9 +12,9 @@ import msgspec
 
 from statecli.core.errors import EngineError, StateError, UnreadableError, UsageError, option
 from statecli.core.version import __version__
-from statecli.requests.options import AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions
+from statecli.requests.options import AuditOptions, MergeOptions
 from statecli.requests.parameters import parameters_of
-from statecli.shards.shard import OUTPUT_OPTIONS
+from statecli.requests.shard_options import OUTPUT_OPTIONS, SHARDED_COMMANDS, ShardedOptions
 from statecli.storage import files
 from statecli.targets import load
 from statecli.values.require_numpy import require_numpy
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from statecli.shards.tasks import Key
     from statecli.workers.pool import Work
 
-#: Commands that take `--shard`.
-_SHARDED_COMMANDS: dict[str, Any] = {
-    "inspect": InspectOptions,
-    "diff": DiffOptions,
-    "audit": AuditOptions,
-    "lock": LockOptions,
-}
-Options = InspectOptions | DiffOptions | AuditOptions | LockOptions
 
 _REDO_ADVICE = "run all shards again"
 _COPIES_ADVICE = f"or give {option('--copies')} if each job read a separate copy of the files"
@@ -42,7 +34,7 @@ _MASK = "…"
 
 
 @contextmanager
-def use_parts(merge: MergeOptions) -> Iterator[Options]:
+def use_parts(merge: MergeOptions) -> Iterator[ShardedOptions]:
     """Yield the options of the parts' command. While the block runs, its tasks are looked up in the parts.
 
     Raises `UnreadableError` for a file of another kind, and for missing parts; `UsageError` for an option unknown to
@@ -104,7 +96,7 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
 
 #: Fields of targets, which have no flag.
 _TARGETS = tuple(
-    dict.fromkeys(each.field for kind in _SHARDED_COMMANDS.values() for each in parameters_of(kind) if each.is_target)
+    dict.fromkeys(each.field for kind in SHARDED_COMMANDS.values() for each in parameters_of(kind) if each.is_target)
 )
 
 
@@ -185,20 +177,20 @@ def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
 # --- options of the command -------------------------------------------------------------------------------------------
 
 
-def _restore_options(path: str, head: Head, merge: MergeOptions) -> Options:
+def _restore_options(path: str, head: Head, merge: MergeOptions) -> ShardedOptions:
     """Return the options of the command: from the parts, and for the output from `merge`."""
-    kind = _SHARDED_COMMANDS.get(head.command)
+    kind = SHARDED_COMMANDS.get(head.command)
     if kind is None:
         raise UnreadableError(
             f"{path}: is not a part file: line 1 contains the command {head.command[:40]!r}, which does not "
             "have --shard"
         )
-    names = {field.name for field in msgspec.structs.fields(kind)}
+    names = kind.__struct_fields__
     for name in head.options:
         if name not in names or name in OUTPUT_OPTIONS:
             raise UnreadableError(f"{path}: line 1 contains the option {name[:40]!r}, which --shard does not write")
     try:
-        read: Options = msgspec.convert(head.options, kind)
+        read: ShardedOptions = msgspec.convert(head.options, kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as why:
         raise UnreadableError(f"{path}: line 1 does not have the format that --shard writes: {str(why)[:200]}") from why
     return msgspec.structs.replace(read, **_select_output_options(merge, head.command, names))
@@ -207,28 +199,27 @@ def _restore_options(path: str, head: Head, merge: MergeOptions) -> Options:
 def _select_output_options(merge: MergeOptions, command: str, names: Collection[str]) -> dict[str, Any]:
     """Return the options of output without defaults. Raises UsageError for a name outside of `names`."""
     selected = {}
-    for field in msgspec.structs.fields(MergeOptions):
-        value = getattr(merge, field.name)
-        if field.name not in OUTPUT_OPTIONS or value == field.default:
+    for each in parameters_of(MergeOptions):
+        value = getattr(merge, each.field)
+        if each.field not in OUTPUT_OPTIONS or value == each.default:
             continue
-        if field.name not in names:
-            flag = f"--{field.name.replace('_', '-')}"
+        if each.field not in names:
             raise UsageError(
-                f"{option(flag)}: the part files were written by `statecli {command}`, which does not have "
+                f"{option(each.flags[0])}: the part files were written by `statecli {command}`, which does not have "
                 "this option; leave the option out"
             )
-        selected[field.name] = value
+        selected[each.field] = value
     return selected
 
 
-def _list_names(options: Options) -> list[str]:
+def _list_names(options: ShardedOptions) -> list[str]:
     """Return the values of options for files, URLs and classes; without plugins, which are code in any case."""
     fields = [each.field for each in parameters_of(type(options)) if each.reads_file and each.field != "plugin"]
     values = [getattr(options, field) for field in fields]
     return [text for value in values for text in _to_sequence(value) if isinstance(text, str)]
 
 
-def _check_code(options: Options, allowed: Sequence[str]) -> None:
+def _check_code(options: ShardedOptions, allowed: Sequence[str]) -> None:
     """Raise UsageError for code of the parts without permission by `--allow-code`: a file must not run code."""
     names = _list_names(options)
     plugins = set(options.plugin) if isinstance(options, AuditOptions) else set()
@@ -254,7 +245,7 @@ def _refuse_code(names: Collection[str]) -> None:
         )
 
 
-def _check_urls(options: Options, typed: Sequence[str]) -> None:
+def _check_urls(options: ShardedOptions, typed: Sequence[str]) -> None:
     """Raise UsageError for a URL whose secrets `--url` does not give, because the parts have none."""
     urls = [text for text in _list_names(options) if files.is_remote(text)]
     for text in typed:

@@ -71,7 +71,7 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
     module.check(options, extra)
     executor, shard = getattr(options, "executor", None), getattr(options, "shard", None)
     engine = _use_engine(executor, getattr(options, "jobs", 0))
-    share = nullcontext() if shard is None else _use_shard(options)
+    share = nullcontext() if shard is None else _use_shard(shard, options)
     divides = executor is not None or shard is not None
     if divides and hasattr(module, "reads_values") and not module.reads_values(options, extra):
         raise UsageError(f"{_describe_division(executor, shard)}: {module.VALUES_ARE_READ}")
@@ -114,12 +114,13 @@ def _use_engine(executor: Any, jobs: int) -> AbstractContextManager[None]:
     return executors.use_executor(executor)
 
 
-def _use_shard(options: Any) -> AbstractContextManager[Any]:
+def _use_shard(text: str, options: Any) -> AbstractContextManager[Any]:
     """Return a context with the work restricted to `--shard`."""
+    from statecli.requests import shard_options
     from statecli.shards import shard
 
-    shard.check_options(options)
-    return shard.use_shard(options, _COMMAND_OF[type(options)])
+    shard_options.check_options(options, text)
+    return shard.use_shard(text, _COMMAND_OF[type(options)], shard_options.select_options(options))
 
 
 def _build_shard_outcome(shard: Any, outcome: Outcome) -> Outcome:

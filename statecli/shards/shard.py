@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from statecli.core.errors import StateError, UnreadableError, UsageError, option
 from statecli.core.version import __version__
 from statecli.shards.partition import MAX_SHARDS, Partition
@@ -22,28 +20,6 @@ if TYPE_CHECKING:
     from statecli.workers.pool import Work
     from statecli.workers.task import Task
 
-#: Options that do not change the result, only who does the work and how the output is written: `merge` has its own.
-OUTPUT_OPTIONS = frozenset(
-    [
-        *("all", "tree", "lines", "unchanged", "name_only", "name_status", "output_format", "output", "report"),
-        *("color", "quiet", "verbose", "no_progress", "debug", "jobs", "executor", "shard", "timeout"),
-    ]
-)
-#: Options of an output, which a shard file does not have.
-_FORMAT_OPTIONS = (
-    "all",
-    "tree",
-    "lines",
-    "unchanged",
-    "name_only",
-    "name_status",
-    "output_format",
-    "report",
-    "verbose",
-)
-#: Options that contradict `--shard`, with their fields.
-_WITHOUT_SHARD = (("--to", "to"), ("--cuda", "cuda"), ("--write-baseline", "write_baseline"))
-
 
 def parse_shard(text: str) -> tuple[int, int]:
     """Return the number of a shard and the number of shards. Raises UsageError."""
@@ -53,31 +29,6 @@ def parse_shard(text: str) -> tuple[int, int]:
         form = f"write I/N, e.g. 2/8 for the second of 8 shards (at most {MAX_SHARDS} shards)"
         raise UsageError(f"{option('--shard', text)}: {form}")
     return index, count
-
-
-def check_options(options: Any) -> None:
-    """Raise UsageError for an invalid `--shard`, and for options in contradiction to `--shard`."""
-    if options.shard is None:
-        return
-    parse_shard(options.shard)
-    defaults = {field.name: field.default for field in msgspec.structs.fields(type(options))}
-    given = (name for name in _FORMAT_OPTIONS if name in defaults and getattr(options, name) != defaults[name])
-    for name in given:
-        flag = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{option(flag)}: part files have a fixed format; give this option to statecli merge instead")
-    contradictory = [option(flag) for flag, name in _WITHOUT_SHARD if getattr(options, name, None)]
-    if getattr(options, "device", "cpu") != "cpu":
-        contradictory.append(option("--device", options.device))
-    for other in contradictory:
-        both = f"{other} and {option('--shard', options.shard)}"
-        raise UsageError(f"{both} contradict each other; leave one of them out")
-
-
-def select_options(options: Any) -> dict[str, Any]:
-    """Return the options with an effect on the result, without defaults."""
-    defaults = {field.name: field.default for field in msgspec.structs.fields(type(options))}
-    values = {name: getattr(options, name) for name in defaults if name not in OUTPUT_OPTIONS}
-    return {name: msgspec.to_builtins(value) for name, value in values.items() if value != defaults[name]}
 
 
 class Shard:
@@ -153,11 +104,8 @@ class Shard:
 
 
 @contextmanager
-def use_shard(options: Any, command: str) -> Iterator[Shard | None]:
-    """Do only the tasks of one shard while the block runs; yields None without `--shard`, when all tasks are done."""
-    if options.shard is None:
-        yield None
-        return
-    shard = Shard(options.shard, command, select_options(options))
+def use_shard(text: str, command: str, options: dict[str, Any]) -> Iterator[Shard]:
+    """Do only the tasks of one shard while the block runs; the options are those with an effect on the result."""
+    shard = Shard(text, command, options)
     with pool.use_result_store(shard):
         yield shard

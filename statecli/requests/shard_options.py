@@ -1,0 +1,55 @@
+"""Options of a command with `--shard`: some go into the part files, and `statecli merge` has the others."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from statecli.core.errors import UsageError, option
+from statecli.requests.options import COMMANDS, AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions
+from statecli.requests.parameters import parameters_of
+from statecli.shards.shard import parse_shard
+
+ShardedOptions: TypeAlias = InspectOptions | DiffOptions | AuditOptions | LockOptions
+#: Commands that take `--shard`.
+SHARDED_COMMANDS: dict[str, Any] = {
+    name: options for name, options in COMMANDS.items() if "shard" in options.__struct_fields__
+}
+#: Options that change only who does the work and how the output is written, so that `merge` has them too.
+OUTPUT_OPTIONS = frozenset(
+    each.field
+    for each in parameters_of(MergeOptions)
+    if not each.is_target and any(each.field in options.__struct_fields__ for options in SHARDED_COMMANDS.values())
+) | {"shard"}
+#: Options of a report. A part file has a fixed format, and so has a lock file.
+_REPORT_OPTIONS = OUTPUT_OPTIONS.difference(LockOptions.__struct_fields__)
+#: Options that contradict `--shard`.
+_CONTRADICTORY = ("to", "cuda", "write_baseline")
+
+
+def check_options(options: ShardedOptions, shard: str) -> None:
+    """Raise UsageError for an invalid `--shard`, and for options in contradiction to `--shard`."""
+    parse_shard(shard)
+    parameters = [each for each in parameters_of(type(options)) if getattr(options, each.field) != each.default]
+    for each in parameters:
+        if each.field in _REPORT_OPTIONS:
+            raise UsageError(
+                f"{option(each.flags[0])}: part files have a fixed format; give this option to statecli merge instead"
+            )
+    contradictory = [option(each.flags[0]) for each in parameters if each.field in _CONTRADICTORY]
+    if isinstance(options, DiffOptions) and options.device != "cpu":
+        contradictory.append(option("--device", options.device))
+    for other in contradictory:
+        both = f"{other} and {option('--shard', shard)}"
+        raise UsageError(f"{both} contradict each other; leave one of them out")
+
+
+def select_options(options: ShardedOptions) -> dict[str, Any]:
+    """Return the options with an effect on the result, without defaults."""
+    values = {each.field: (getattr(options, each.field), each.default) for each in parameters_of(type(options))}
+    return {
+        name: msgspec.to_builtins(value)
+        for name, (value, default) in values.items()
+        if name not in OUTPUT_OPTIONS and value != default
+    }
