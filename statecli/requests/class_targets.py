@@ -20,16 +20,16 @@ from statecli.requests.options import (
     FixOptions,
     InspectOptions,
     LockOptions,
+    Names,
     VerifyOptions,
 )
+from statecli.requests.parameters import parameters_of
 from statecli.storage import checkpoint_folder, files
 from statecli.targets import load
 
 ClassOptions: TypeAlias = (
     InspectOptions | DiffOptions | VerifyOptions | FixOptions | AuditOptions | ExplainOptions | LockOptions
 )
-#: Fields with a target.
-_FIELDS = ("target", "model", "before", "after", "checkpoint", "against")
 
 
 def name_classes(options: ClassOptions) -> ClassOptions:
@@ -66,7 +66,8 @@ def _add_class_options(options: ClassOptions) -> ClassOptions:
     suffix += "" if options.config_json is None else f" --config-json {options.config_json}"
     if not suffix:
         return options
-    texts: dict[str, str] = {name: value for name in _FIELDS if (value := getattr(options, name, None)) is not None}
+    fields = [each.field for each in parameters_of(type(options)) if each.names is Names.TARGET and not each.repeatable]
+    texts: dict[str, str] = {name: value for name in fields if (value := getattr(options, name)) is not None}
     targets = options.targets if isinstance(options, (AuditOptions, LockOptions)) else ()
     given = [*texts.values(), *targets]
     if not any(map(_is_class, given)):
