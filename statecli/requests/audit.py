@@ -15,19 +15,14 @@ from statecli.core.run_scope import Configuration
 from statecli.report import View
 from statecli.report.audit import build_audit_report, list_inconclusive
 from statecli.requests.accepted_findings import check_reason
+from statecli.requests.division import name_division
 from statecli.requests.options import AuditOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
 from statecli.targets.load import find_class_spec
 from statecli.targets.target_result import Status
 
 
-def check(options: AuditOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for contradictory options, before anything is read."""
-    if options.jobs < 0:
-        raise UsageError(f"{option('--jobs', options.jobs)}: must be 0 or more")
-
-
-def prepare(options: AuditOptions, caller: Caller) -> Request:
+def prepare(options: AuditOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
     """Return the request, before a target is read."""
     loaded = load_config(options)
     caller.check_files(list_configured_files(options, loaded))
@@ -95,8 +90,7 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
         request, [key for key in required_rules.RULES_BY_OPTION if getattr(options, key)], loaded
     )
     compares_values = request.policy.must_change or request.policy.must_not_change
-    executor = options.executor and option("--executor", options.executor)
-    divided = executor or (options.shard and option("--shard", options.shard))
+    divided = name_division(options)
     if divided and not (request.values or request.lock or compares_values):
         raise UsageError(
             f"{divided}: splits the reading of tensor values, but this command does not read values; add "

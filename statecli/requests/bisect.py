@@ -11,16 +11,11 @@ from statecli.requests.options import BisectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
 
-def check(options: BisectOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for a missing or invalid condition, before anything is read."""
+def prepare(options: BisectOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
+    """Return the request. Raises UsageError for a missing or invalid condition."""
     if not options.condition:
         raise UsageError(f"{option('--condition')} is missing; write {option('--condition')} and {FORMS}")
-    parse_condition(options.condition)
-
-
-def prepare(options: BisectOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
-    """Return the request, before anything is read."""
-    return Request(options.targets, parse_condition(options.condition or ""), cache=not options.no_cache)
+    return Request(options.targets, parse_condition(options.condition), cache=not options.no_cache)
 
 
 def run(options: BisectOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:  # noqa: ARG001

@@ -13,6 +13,7 @@ from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.render import Output
 from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
+from statecli.requests.division import name_division
 from statecli.requests.options import CUDA, DiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 from statecli.requests.row_options import (
@@ -24,7 +25,6 @@ from statecli.requests.row_options import (
 )
 from statecli.targets import load
 from statecli.values.delta import CompareOptions
-from statecli.workers import executors
 
 #: Tensors with the largest change, whose Δ a page draws.
 HISTOGRAMS = 6
@@ -32,8 +32,8 @@ HISTOGRAMS = 6
 _DEVICE = compile_on_use(rf"cpu|{CUDA}")
 
 
-def check(options: DiffOptions, extra: ExtraInputs) -> None:
-    """Raise UsageError for contradictory options, before anything is read."""
+def prepare(options: DiffOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
+    """Return the request. Raises UsageError for contradictory options."""
     if extra.snapshots:
         refuse_value_options(
             [
@@ -47,14 +47,30 @@ def check(options: DiffOptions, extra: ExtraInputs) -> None:
     for flag, value in (("--atol", options.atol), ("--rtol", options.rtol)):
         if not (math.isfinite(value) and value >= 0):
             raise UsageError(f"{option(flag, value)}: must be a finite number, 0 or more")
-    if options.jobs < 0:
-        raise UsageError(f"{option('--jobs', options.jobs)}: must be 0 or more")
     check_rows(options)
     if not _DEVICE.fullmatch(options.device):
         raise UsageError(f"{option('--device', options.device)}: must be cpu, cuda or cuda:N")
-    executors.check_executor(options.executor, jobs=options.jobs, device=options.device)
     refuse_contradictions(_find_contradictions(options))
     _check_classes(options)
+    return Request(
+        before=options.before,
+        after=options.after,
+        how=CompareOptions(options.bitwise, options.atol, options.rtol, options.device),
+        values=not options.metadata_only,
+        renames=not options.no_renames,
+        map=options.map,
+        ignore=options.ignore,
+        only=options.may_change,
+        frozen=options.must_not_change,
+        changed=options.must_change,
+        cast=options.cast,
+        adapter=options.adapter,
+        selection=options.selection,
+        init_device=options.init_device,
+        jobs=options.jobs,
+        ranks=options.verbose or _has_page(options),
+        histograms=HISTOGRAMS if _has_page(options) else 0,
+    )
 
 
 def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
@@ -101,11 +117,9 @@ def _name_tolerance(options: DiffOptions) -> str:
 
 def _name_value_option(options: DiffOptions) -> str:
     """Return the first given option about the comparison of values, or ""."""
-    executor = "" if options.executor is None else option("--executor", executors.executor_name(options.executor))
-    shard = "" if options.shard is None else option("--shard", options.shard)
     named = _name_if(options.bitwise, "--bitwise") or _name_tolerance(options) or _name_if(options.cast, "--cast")
     named = named or ("" if options.adapter is None else option("--adapter", options.adapter))
-    return named or executor or shard
+    return named or name_division(options)
 
 
 def _check_classes(options: DiffOptions) -> None:
@@ -122,29 +136,6 @@ def _check_classes(options: DiffOptions) -> None:
             f"{value_option}: values are not compared with the class {classes[0]}, which has only initial values; "
             "leave this option out"
         )
-
-
-def prepare(options: DiffOptions, caller: Caller) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request, before anything is read."""
-    return Request(
-        before=options.before,
-        after=options.after,
-        how=CompareOptions(options.bitwise, options.atol, options.rtol, options.device),
-        values=not options.metadata_only,
-        renames=not options.no_renames,
-        map=options.map,
-        ignore=options.ignore,
-        only=options.may_change,
-        frozen=options.must_not_change,
-        changed=options.must_change,
-        cast=options.cast,
-        adapter=options.adapter,
-        selection=options.selection,
-        init_device=options.init_device,
-        jobs=options.jobs,
-        ranks=options.verbose or _has_page(options),
-        histograms=HISTOGRAMS if _has_page(options) else 0,
-    )
 
 
 def run(options: DiffOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:

@@ -16,20 +16,14 @@ from statecli.storage.files import STANDARD_INPUT
 from statecli.targets import load
 
 
-def check(options: ExplainOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for targets that are not a class and a checkpoint."""
-    if options.model == STANDARD_INPUT and options.checkpoint is None:
-        return
+def prepare(options: ExplainOptions, caller: Caller, extra: ExtraInputs) -> Request | None:  # noqa: ARG001 - every command has the same signature
+    """Return the request; None for an error text. Raises UsageError unless a class and a checkpoint are given."""
     if options.checkpoint is None:
+        if options.model == STANDARD_INPUT:
+            return None
         is_class = load.find_class_spec(options.model) is not None
         what = "give the checkpoint after the class" if is_class else "give a class and a checkpoint"
         raise UsageError(f"{options.model}: {what}: statecli explain net.py:Net model.pt")
-
-
-def prepare(options: ExplainOptions, caller: Caller) -> Request | None:  # noqa: ARG001 - as above
-    """Return the request, before anything is read; None for an error text."""
-    if options.checkpoint is None:
-        return None
     targets = options.model, options.checkpoint
     texts = [load.resolve_auto_class(text, other) for text, other in (targets, targets[::-1])]
     classes = [text for text in texts if load.find_class_spec(text) is not None]

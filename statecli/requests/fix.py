@@ -5,21 +5,13 @@ from __future__ import annotations
 from statecli.commands.fix import run as fix_run
 from statecli.commands.fix.run import Request
 from statecli.commands.verify.run import Request as VerifyRequest
-from statecli.core.errors import UsageError, option
 from statecli.report import View
 from statecli.report.fix import build_fix_report
 from statecli.requests.options import FixOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
 
 
-def check(options: FixOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for contradictory options, before the model is built."""
-    if options.input and options.input_from:
-        both = f"{option('--input')} and {option('--input-from')}"
-        raise UsageError(f"{both} contradict each other; leave one of them out")
-
-
-def prepare(options: FixOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
+def prepare(options: FixOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
     """Return the request, before the model is built."""
     verify = VerifyRequest(
         target=options.target, input=options.input, inputs=options.input_from, init_device=options.init_device

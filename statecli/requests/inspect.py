@@ -9,17 +9,16 @@ from statecli.core.errors import UsageError, option
 from statecli.core.progress import Progress
 from statecli.report.inspect import build_inspect_report
 from statecli.requests.accepted_findings import check_options, drop_accepted, list_accepted
+from statecli.requests.division import refuse_division
 from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
-from statecli.requests.row_options import build_row_view, check_rows, refuse_contradictions
+from statecli.requests.row_options import build_row_view, check_rows
 from statecli.requests.unsafe_calls import add_unsafe_calls
 from statecli.targets.load import find_class_spec
 
 
-def check(options: InspectOptions, extra: ExtraInputs) -> None:
-    """Raise UsageError for contradictory options, before anything is read."""
-    given = option("--input") if options.input else "", option("--input-from") if options.input_from else ""
-    refuse_contradictions([given])
+def prepare(options: InspectOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
+    """Return the request. Raises UsageError for contradictory options."""
     check_rows(options)
     if options.cuda and options.to not in (None, "cuda"):
         raise UsageError(
@@ -35,16 +34,23 @@ def check(options: InspectOptions, extra: ExtraInputs) -> None:
         raise UsageError(
             f"{option('--model')}: needs a checkpoint, and {options.target} is a model; leave the option out"
         )
-
-
-def reads_values(options: InspectOptions, extra: ExtraInputs) -> bool:
-    """Return True if the values of a checkpoint are read; --executor and --shard divide this work."""
-    reads = options.stats or options.distributions or options.spectra
-    return reads and extra.model is None and find_class_spec(options.target) is None
-
-
-#: What reads tensor values, for an error.
-VALUES_ARE_READ = f"inspect reads values only if the target is a checkpoint and {option('--stats')} is given"
+    reads_values = options.stats or options.distributions or options.spectra
+    if not reads_values or extra.model is not None or find_class_spec(options.target) is not None:
+        refuse_division(
+            options, f"inspect reads values only if the target is a checkpoint and {option('--stats')} is given"
+        )
+    return Request(
+        target=options.target,
+        to="cuda" if options.cuda else options.to,
+        model=options.model,
+        stats=reads_values,
+        distributions=options.distributions,
+        spectra=options.spectra,
+        selection=options.selection,
+        init_device=options.init_device,
+        input=options.input,
+        inputs=options.input_from,
+    )
 
 
 def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraInputs) -> Outcome:
@@ -66,19 +72,3 @@ def _inspect(request: Request, progress: Progress | None, extra: ExtraInputs) ->
     if extra.model is not None:
         return inspect_live_model(extra.model, request, extra.inputs)
     return add_unsafe_calls(inspect(request, progress, extra.inputs))
-
-
-def prepare(options: InspectOptions, caller: Caller) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request, before anything is read."""
-    return Request(
-        target=options.target,
-        to="cuda" if options.cuda else options.to,
-        model=options.model,
-        stats=options.stats or options.distributions or options.spectra,
-        distributions=options.distributions,
-        spectra=options.spectra,
-        selection=options.selection,
-        init_device=options.init_device,
-        input=options.input,
-        inputs=options.input_from,
-    )

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 from statecli.commands.lock import lock_file
 from statecli.commands.lock import run as lock_run
-from statecli.core.errors import UsageError, option
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import plural
+from statecli.requests.division import refuse_division
 from statecli.requests.options import LockOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.targets.load import find_class_spec
 
 
-def check(options: LockOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for invalid options, before anything is read."""
-    if options.jobs < 0:
-        raise UsageError(f"{option('--jobs', options.jobs)}: must be 0 or more")
-
-
-def reads_values(options: LockOptions, extra: ExtraInputs) -> bool:  # noqa: ARG001 - as above
-    """Return True if a target is not a class, because a class has no values to lock."""
-    return not all(map(find_class_spec, options.targets))
-
-
-#: What reads tensor values, for an error.
-VALUES_ARE_READ = "the targets are model classes, whose values are not locked"
-
-
-def prepare(options: LockOptions, caller: Caller) -> lock_run.Request:  # noqa: ARG001 - as above
+def prepare(options: LockOptions, caller: Caller, extra: ExtraInputs) -> lock_run.Request:  # noqa: ARG001 - every command has the same signature
     """Return the request, before anything is read.
 
     The lock names targets relative to its own folder; so do shards, wherever their files are, because all shards need
     the targets in the same order.
     """
+    if all(map(find_class_spec, options.targets)):
+        refuse_division(options, "the targets are model classes, whose values are not locked")
     path = options.output if options.shard is None and options.output != "-" else None
     return lock_run.Request(
         options.targets,

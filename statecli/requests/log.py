@@ -9,14 +9,10 @@ from statecli.requests.options import LogOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 
 
-def check(options: LogOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for invalid options, before anything is read."""
+def prepare(options: LogOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
+    """Return the request. Raises UsageError for invalid options."""
     if options.top is not None and options.top < 1:
         raise UsageError(f"{option('--top', options.top)}: must be 1 or more")
-
-
-def prepare(options: LogOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
-    """Return the request, before anything is read."""
     return Request(options.targets, cache=not options.no_cache)
 
 

@@ -112,8 +112,12 @@ def _build_parameter(field: str, default: Any, annotation: Any, command: str) ->
 
 
 def check_inputs(options: Options) -> None:
-    """Raise UsageError for an unreadable text of `--input`, before torch is imported."""
-    if texts := getattr(options, "input", ()):
+    """Raise UsageError for an unreadable text of `--input`, and for `--input-from` too, before torch is imported."""
+    texts = getattr(options, "input", ())
+    if texts and getattr(options, "input_from", None):
+        both = f"{option('--input')} and {option('--input-from')}"
+        raise UsageError(f"{both} contradict each other; leave one of them out")
+    if texts:
         from statecli.core.input_text import parse_inputs
 
         parse_inputs(texts)

@@ -12,7 +12,14 @@ from statecli.requests.options import ConfigOptions, ListOutput, RulesOptions, S
 from statecli.requests.outcome import Caller, Outcome
 
 
-def run_rules(options: RulesOptions) -> Outcome:
+def run(options: RulesOptions | ConfigOptions | SchemaOptions, caller: Caller) -> Outcome:
+    """Run the command of the options."""
+    if isinstance(options, RulesOptions):
+        return _run_rules(options)
+    return _run_config(options, caller) if isinstance(options, ConfigOptions) else _run_schema(options)
+
+
+def _run_rules(options: RulesOptions) -> Outcome:
     """List the rules, or those of a group, or explain a rule."""
     from statecli.report import rules
 
@@ -36,7 +43,7 @@ def _list_plugin_rules(names: Sequence[str]) -> tuple[PluginRule, ...]:
     return plugins.list_entries(import_plugin.import_plugins(plugins.PluginRequest(tuple(names))))
 
 
-def run_config(options: ConfigOptions, caller: Caller) -> Outcome:
+def _run_config(options: ConfigOptions, caller: Caller) -> Outcome:
     """Show the configuration in force."""
     from statecli.commands.audit.config import list_settings, load_config
     from statecli.report import config
@@ -46,7 +53,7 @@ def run_config(options: ConfigOptions, caller: Caller) -> Outcome:
     return Outcome(loaded, config.build_config_report(list_settings(loaded), loaded.path))
 
 
-def run_schema(options: SchemaOptions) -> Outcome:
+def _run_schema(options: SchemaOptions) -> Outcome:
     """Describe the JSON of a command."""
     from statecli.report.documents.schema_texts import read_schema
 

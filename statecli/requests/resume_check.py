@@ -10,15 +10,11 @@ from statecli.requests.options import ResumeCheckOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 
 
-def check(options: ResumeCheckOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for a wrong target or number of steps, before the script runs."""
+def prepare(options: ResumeCheckOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
+    """Return the request. Raises UsageError for a wrong target or number of steps."""
     check_target(options.target)
     if options.steps < 2 or options.steps % 2:
         raise UsageError(f"{option('--steps', options.steps)}: must be an even number, 2 or more")
-
-
-def prepare(options: ResumeCheckOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
-    """Return the request, before the script runs."""
     return Request(options.target, options.steps)
 
 

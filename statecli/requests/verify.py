@@ -19,12 +19,9 @@ _DEVICE = compile_on_use(rf"meta|cpu|fake-cuda|{CUDA}")
 _PROOFS_OF = {"--device": {"move", "forward"}, "--dtype": {"cast"}, "--optimizer": {"step", "resume"}}
 
 
-def check(options: VerifyOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 - every command has the same signature
-    """Raise UsageError for contradictory options and unknown rules, before the model is built."""
+def prepare(options: VerifyOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
+    """Return the request. Raises UsageError for contradictory options and unknown rules."""
     check_options(options)
-    if options.input and options.input_from:
-        both = f"{option('--input')} and {option('--input-from')}"
-        raise UsageError(f"{both} contradict each other; leave one of them out")
     if options.device is not None and not _DEVICE.fullmatch(options.device):
         device = option("--device", options.device)
         raise UsageError(f"{device}: must be cuda, cuda:N, cpu, meta or fake-cuda")
@@ -35,10 +32,6 @@ def check(options: VerifyOptions, extra: ExtraInputs) -> None:  # noqa: ARG001 -
             useless = option(flag, value if isinstance(value, str) else value.__name__)
             left_out = f"{option('--check')} leaves out {' and '.join(sorted(proofs))}"
             raise UsageError(f"{useless}: has no effect, because {left_out}; leave one of the two options out")
-
-
-def prepare(options: VerifyOptions, caller: Caller) -> Request:  # noqa: ARG001 - as above
-    """Return the request, before the model is built."""
     return Request(
         target=options.target,
         checks=tuple(name for name in Name if name in options.check),

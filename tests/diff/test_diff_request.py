@@ -16,16 +16,21 @@ from statecli.requests.options import DiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs
 from statecli.values.delta import CompareOptions
 
+TARGETS = {"before": "a.pt", "after": "b.pt"}
+
 
 def options(**given):
-    return DiffOptions(before="a.pt", after="b.pt", **given)
+    return DiffOptions(**TARGETS | given)
+
+
+def prepare(options):
+    return diff.prepare(options, Caller(), ExtraInputs())
 
 
 def test_nothing_asked_is_the_default():
     """The command line and the library mean the same by nothing."""
-    assert diff.prepare(options(), Caller()) == Request("a.pt", "b.pt")
+    assert prepare(options()) == Request("a.pt", "b.pt")
     assert diff.build_view(options()) == DiffView()
-    diff.check(options(), ExtraInputs())
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def test_nothing_asked_is_the_default():
                 {"map": ("a=b",)},
                 {"ignore": (Field.DTYPE,)},
                 {"adapter": "lora"},
-                {"init_device": "meta"},
+                {"init_device": "meta", "after": "net.py:Net"},
                 {"jobs": 3},
             )
         ),
@@ -55,7 +60,7 @@ def test_nothing_asked_is_the_default():
 )
 def test_each_option_reaches_the_comparison(given, wanted):
     """Exactly what was given differs from the default."""
-    assert diff.prepare(options(**given), Caller()) == Request("a.pt", "b.pt", **wanted)
+    assert prepare(options(**given)) == Request(**TARGETS | wanted)
 
 
 @pytest.mark.parametrize(
@@ -79,20 +84,20 @@ def test_each_option_reaches_the_report(given, wanted):
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12"])
 def test_devices_that_compute(device):
     """The CPU, the current GPU, and one by its number."""
-    diff.check(options(device=device), ExtraInputs())
+    prepare(options(device=device))
 
 
 @pytest.mark.parametrize("device", ["", "CPU", "cuda:", "cuda:-1", "cuda:01", "cuda:0 ", "mps", "meta", "cpu\n"])
 def test_devices_that_do_not(device):
     """Nothing is guessed from a word that is nearly one."""
     with pytest.raises(UsageError):
-        diff.check(options(device=device), ExtraInputs())
+        prepare(options(device=device))
 
 
 def test_a_contradiction_names_both():
     """The line says which two to choose from."""
     with pytest.raises(UsageError, match=r"--bitwise and --atol contradict"):
-        diff.check(options(bitwise=True, atol=1.0), ExtraInputs())
+        prepare(options(bitwise=True, atol=1.0))
 
 
 @pytest.mark.parametrize(
@@ -107,4 +112,4 @@ def test_a_contradiction_names_both():
 )
 def test_each_filter_reaches_the_comparison(given):
     """The five filters are one selection."""
-    assert diff.prepare(options(**given), Caller()) == Request("a.pt", "b.pt", selection=Selection(**given))
+    assert prepare(options(**given)) == Request("a.pt", "b.pt", selection=Selection(**given))
