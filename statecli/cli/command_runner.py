@@ -32,7 +32,7 @@ from statecli.requests.options import (
     WatchOptions,
 )
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
-from statecli.requests.parameters import check_not_empty
+from statecli.requests.parameters import check_values
 from statecli.requests.run import run
 
 
@@ -47,7 +47,7 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
         return run_own(options)
     _limit_time(getattr(options, "timeout", None))
     with console.show_warnings_once():
-        check_not_empty(options)
+        check_values(options)
         outputs = output_files.list_outputs(options)
         streams.reserve_stdout()
         outcome = run(options, _CommandLine(options, outputs), extra)
@@ -169,7 +169,7 @@ def _print_completion_script(options: CompletionOptions) -> int:
 def _write_samples(options: SamplesOptions) -> int:
     from statecli.cli import samples
 
-    check_not_empty(options)
+    check_values(options)
     streams.open_stdout().text("".join(f"{line}\n" for line in samples.write_samples(options.folder)))
     return 0
 
@@ -177,7 +177,7 @@ def _write_samples(options: SamplesOptions) -> int:
 def _watch_run(options: WatchOptions) -> int:
     from statecli.requests import watch
 
-    check_not_empty(options)
+    check_values(options)
     streams.reserve_stdout()
 
     def write(line: str) -> None:
@@ -190,7 +190,7 @@ def _watch_run(options: WatchOptions) -> int:
 def _browse(options: BrowseOptions) -> int:
     from statecli.browse.run import browse
 
-    check_not_empty(options)
+    check_values(options)
     show_stages = partial(console.show_progress, enabled=True, color="auto", values=False)
     copied = browse(options, streams.reserve_stdout, show_stages)
     if copied:

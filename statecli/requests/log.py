@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from statecli.commands.log.run import Request, log_run
-from statecli.core.errors import UsageError, option
 from statecli.report.log import LogView, build_log_report
 from statecli.requests.options import LogOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 
 
 def prepare(options: LogOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
-    """Return the request. Raises UsageError for invalid options."""
-    if options.top is not None and options.top < 1:
-        raise UsageError(f"{option('--top', options.top)}: must be 1 or more")
+    """Return the request, before anything is read."""
     return Request(options.targets, cache=not options.no_cache)
 
 

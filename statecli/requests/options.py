@@ -79,6 +79,7 @@ class Option(msgspec.Struct, frozen=True):
         suggestions: Values that completion offers, if others are possible too.
         aliases: Older spellings, which still work and are not listed.
         hidden: True for an option that is accepted and not listed.
+        minimum: Smallest number; None for any number.
         names: What the value names, for completion. An output never replaces a file that the command reads.
     """
 
@@ -92,6 +93,7 @@ class Option(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     hidden: bool = False
     names: Names | None = None
+    minimum: int | None = None
     command_help: dict[str, str] = {}
 
 
@@ -243,6 +245,7 @@ Lines = Annotated[
         "For each section and each kind of tensor, show at most N lines, the largest first.",
         "N",
         Group.ROWS,
+        minimum=0,
     ),
 ]
 Top = Annotated[
@@ -252,6 +255,7 @@ Top = Annotated[
         "Show only the N largest tensors, in one list; in diff, the N largest changes.",
         "N",
         Group.ROWS,
+        minimum=1,
         command_help={"log": "Show only the N modules that changed most during the run."},
     ),
 ]
@@ -373,6 +377,7 @@ Jobs = Annotated[
         "Read tensor values with N processes (threads for URLs); 0 means one per core.",
         "N",
         Group.VALUES,
+        minimum=0,
     ),
 ]
 Executor = Annotated[
@@ -977,7 +982,7 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     interval: Annotated[float, Option(("--interval",), "Look for new files every SECONDS.", "SECONDS", Group.TASK)] = (
         5.0
     )
-    count: Annotated[int | None, Option(("--count",), "Exit after N lines.", "N", Group.TASK)] = None
+    count: Annotated[int | None, Option(("--count",), "Exit after N lines.", "N", minimum=1)] = None
     history: Annotated[
         bool,
         Option(

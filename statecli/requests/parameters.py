@@ -146,8 +146,8 @@ def check_standard_input(options: Options) -> None:
 _MAY_BE_EMPTY = frozenset(["include", "exclude", "map", "may_change", "must_not_change", "must_change"])
 
 
-def check_not_empty(options: Options) -> None:
-    """Raise UsageError for a target or an option with an empty text as value.
+def check_values(options: Options) -> None:
+    """Raise UsageError for a target or an option with an empty text, and for a number below the minimum.
 
     An unset variable in a script makes an empty text: `--lock "$LOCK"` must not skip the comparison.
     """
@@ -157,3 +157,5 @@ def check_not_empty(options: Options) -> None:
             if parameter.is_target:
                 raise UsageError(f"{option(parameter.metavar.strip('[]'))}: is empty; give a value")
             raise UsageError(f"{option(parameter.flags[0])}: is empty; give a value, or leave the option out")
+        if parameter.minimum is not None and value is not None and value < parameter.minimum:
+            raise UsageError(f"{option(parameter.flags[0], value)}: must be {parameter.minimum} or more")

@@ -14,11 +14,8 @@ COMPLETE_OUTPUTS = (Output.JSON, Output.JSONL, Output.CSV)
 
 
 def check_rows(options: InspectOptions | DiffOptions) -> None:
-    """Raise UsageError for a count below its least value, and for options of which the command would ignore one."""
+    """Raise UsageError for options of which the command would ignore one."""
     options.selection.check()
-    for flag, count, least in (("--lines", options.lines, 0), ("--top", options.top, 1)):
-        if count is not None and count < least:
-            raise UsageError(f"{option(flag, count)}: must be {least} or more")
     top, lines, order = name_row_options(options)
     tree = option("--tree") if options.tree else ""
     complete = option("-f", options.output_format.value) if options.output_format in COMPLETE_OUTPUTS else ""

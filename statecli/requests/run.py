@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any
 
 from statecli.core.error_causes import group_by_cause
-from statecli.core.errors import UsageError, option
 from statecli.core.units import plural
 from statecli.requests.class_targets import ClassOptions, name_classes
 from statecli.requests.options import (
@@ -25,7 +24,7 @@ from statecli.requests.options import (
     SchemaOptions,
 )
 from statecli.requests.outcome import MAX_FAILURE_LINES, Caller, ExtraInputs, Outcome
-from statecli.requests.parameters import check_inputs, check_not_empty, check_standard_input
+from statecli.requests.parameters import check_inputs, check_standard_input, check_values
 
 
 def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | None = None) -> Outcome:
@@ -34,7 +33,7 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
     Raises StateError if the whole command failed; a failed part of the work is in `Outcome.failures`.
     """
     caller, extra = caller or Caller(), extra or ExtraInputs()
-    check_not_empty(options)
+    check_values(options)
     check_standard_input(options)
     check_inputs(options)
     if isinstance(options, MergeOptions):
@@ -64,15 +63,13 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
 
 def _use_engine(options: Any) -> AbstractContextManager[None]:
     """Return a context with the engine of `--executor`. Raises UsageError before anything is read."""
-    executor, jobs = getattr(options, "executor", None), getattr(options, "jobs", 0)
-    if executor is not None:
-        from statecli.workers import executors
+    executor = getattr(options, "executor", None)
+    if executor is None:
+        return nullcontext()
+    from statecli.workers import executors
 
-        executors.check_executor(executor, jobs=jobs, device=getattr(options, "device", "cpu"))
-        return executors.use_executor(executor)
-    if jobs < 0:
-        raise UsageError(f"{option('--jobs', jobs)}: must be 0 or more")
-    return nullcontext()
+    executors.check_executor(executor, jobs=getattr(options, "jobs", 0), device=getattr(options, "device", "cpu"))
+    return executors.use_executor(executor)
 
 
 def _use_shard(options: Any) -> AbstractContextManager[Any]:

@@ -24,17 +24,10 @@ from statecli.storage import files
 _HEADER = f"{'step':>10}  {'norm':>10}  {'rel. change':>11}  checkpoint"
 
 
-def check(options: WatchOptions) -> None:
-    """Raise UsageError for invalid options."""
-    if not (math.isfinite(options.interval) and options.interval > 0):
-        raise UsageError(f"{option('--interval', options.interval)}: must be a number of seconds above 0")
-    if options.count is not None and options.count < 1:
-        raise UsageError(f"{option('--count', options.count)}: must be 1 or more")
-
-
 def run(options: WatchOptions, write: Callable[[str], None]) -> int:
     """Write a line for each checkpoint; return the exit status when the command ends by itself."""
-    check(options)
+    if not 0 < options.interval < math.inf:
+        raise UsageError(f"{option('--interval', options.interval)}: must be a number of seconds above 0")
     is_json = options.output_format is WatchFormat.JSONL
     request = Request(
         options.targets, options.interval, options.count, history=options.history, cache=not options.no_cache
