@@ -215,6 +215,13 @@ def process():
 # --- a live model is left as it was ---------------------------------------------------------------------------------
 
 
+def test_a_class_of_torch_is_a_spec_in_python_too(tmp_path):
+    """Only a dtype and a device are written without `torch.` on the command line."""
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "a.pt")
+    inspection = statecli.inspect(tmp_path / "a.pt", model="torch.nn:Linear(2, 2)")
+    assert {tensor.kind for tensor in inspection.state.tensors} == {Kind.PARAMETER}
+
+
 @pytest.mark.parametrize("kind", [Plain, NonLeaf, Locked, Closed, Global, Returns, Reset])
 def test_a_live_model_is_left_as_it_was(kind):
     """After every proof with inputs: modes, values, gradients, objects, hooks, and what belongs to the process."""

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -70,10 +69,6 @@ def to_path(target: object) -> str:
     )
 
 
-def _to_path_or_none(target: object) -> str | None:
-    return None if target is None else to_path(target)
-
-
 def to_paths(targets: object) -> tuple[str, ...]:
     """Return paths or specs as texts."""
     return tuple(map(to_path, targets)) if isinstance(targets, tuple) else (to_path(targets),)
@@ -96,9 +91,9 @@ def to_executor(executor: Any) -> Any:
     return files.mask_urls(executor) if isinstance(executor, str) else executor
 
 
-def to_text(value: object) -> str | None:
-    """Return a device, a dtype or a spec in the spelling of the command line."""
-    return None if value is None else str(value).removeprefix("torch.")
+def to_text(value: object) -> str:
+    """Return a device or a dtype in the spelling of the command line."""
+    return str(value).removeprefix("torch.")
 
 
 def to_texts(argument: str, words: Iterable[str] | None) -> tuple[str, ...]:
@@ -164,10 +159,13 @@ def _convert(parameter: Parameter, value: Any) -> Any:
     if parameter.field in _CONVERTERS:
         return _CONVERTERS[parameter.field](value)
     if parameter.repeatable:
-        is_choice = isinstance(parameter.type, type) and issubclass(parameter.type, Enum)
-        return _to_choices(parameter, value) if is_choice else to_texts(parameter.argument, value)
-    if value is not None and isinstance(parameter.type, type) and issubclass(parameter.type, Enum):
+        return _to_choices(parameter, value) if parameter.choices else to_texts(parameter.argument, value)
+    if value is None and not parameter.is_required:
+        return None
+    if parameter.choices:
         return _to_choice(parameter, value)
+    if parameter.reads_file:
+        return to_path(value)
     return to_text(value) if parameter.type is str else value
 
 
@@ -175,13 +173,6 @@ def _convert(parameter: Parameter, value: Any) -> Any:
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "target": to_name,
     "targets": to_paths,
-    "against": _to_path_or_none,
-    "before": to_path,
-    "after": to_path,
-    "adapter": _to_path_or_none,
-    "config_json": _to_path_or_none,
-    "lock": _to_path_or_none,
-    "config": _to_path_or_none,
     "executor": to_executor,
     "optimizer": to_optimizer,
     "jobs": _to_count,
@@ -201,12 +192,8 @@ def inspect(target: Any, inputs: Any, executor: Any = None, **arguments: Any) ->
             return saved.rename(inspect(saved.save(target), inputs, executor, **arguments))
     options = build_options(InspectOptions, {"target": target, "executor": executor, **arguments})
     model = target if is_live_model(target) else None
-    device = options.to or ""
-    if model is not None:
-        context: AbstractContextManager[None] = _keep_model(model, device)
-    else:
-        context = _keep_settings(device) if find_class_spec(options.target) or options.model else nullcontext()
-    with context:
+    runs_code = model is not None or find_class_spec(options.target) or options.model
+    with _keep_unchanged(options.to or "", model) if runs_code else nullcontext():
         result: Inspection = run(options, extra=ExtraInputs(model=model, inputs=inputs)).result
     return result
 
@@ -229,7 +216,7 @@ def diff(before: Any, after: Any, **arguments: Any) -> Diff:
         }
         options = build_options(DiffOptions, {**sides, **arguments})
         any_class = find_class_spec(options.before) or find_class_spec(options.after)
-        with _keep_settings(options.device) if any_class else nullcontext():
+        with _keep_unchanged(options.device) if any_class else nullcontext():
             result: Diff = run(options, extra=ExtraInputs(snapshots=snapshots)).result
         return saved.rename(result)
 
@@ -274,7 +261,7 @@ def _run_on_targets(options_type: type[_Options], targets: Any, arguments: dict[
         paths = tuple(save_if_live(target, saved) for target in named)
         options: Any = build_options(options_type, {"targets": paths, **arguments})
         device = "" if all(find_class_spec(text) is None for text in options.targets) else "cpu"
-        with _keep_settings(device) if device or getattr(options, "model", None) else nullcontext():
+        with _keep_unchanged(device) if device or getattr(options, "model", None) else nullcontext():
             return saved.rename(run(options).result)
 
 
@@ -308,7 +295,7 @@ def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verif
     refuse_class_options(arguments, [model])
     options = build_options(VerifyOptions, {"target": model, "check": checks, **arguments})
     live = model if is_live_model(model) else None
-    with nullcontext() if live is not None else _keep_settings(options.device or ""):
+    with nullcontext() if live is not None else _keep_unchanged(options.device or ""):
         return _use_python_words(run(options, extra=ExtraInputs(model=live, inputs=inputs)).result)
 
 
@@ -325,18 +312,12 @@ def _use_python_reason(check: Check) -> Check:
     return Check(check.check, check.verdict, check.how, check.python_reason, check.columns, check.findings)
 
 
-def _keep_settings(device: str) -> AbstractContextManager[None]:
-    """Return a context that restores torch's settings after the code of a class; an empty one without torch."""
+def _keep_unchanged(device: str, model: Any = None) -> AbstractContextManager[None]:
+    """Return a context that restores torch's settings, and the model, after model code; an empty one without torch."""
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:
         return nullcontext()
-    from statecli.commands.verify import live_model
-
-    return live_model.keep_unchanged(cuda=device.startswith("cuda"))
-
-
-def _keep_model(model: Any, device: str) -> AbstractContextManager[None]:
     from statecli.commands.verify import live_model
 
     return live_model.keep_unchanged(model, cuda=device.startswith("cuda"))
