@@ -89,15 +89,7 @@ def build_report(
     if isinstance(result, Inspection):
         return build_inspect_report(result, RowView(lines=lines))
     if isinstance(result, Diff):
-        return build_diff_report(result, DiffView(lines=lines, unchanged=unchanged, within=_describe_tolerance(result)))
+        return build_diff_report(result, DiffView(lines=lines, unchanged=unchanged))
     if isinstance(result, Verification):
         return build_verify_report(result, View())
     return build_audit_report(result, View())
-
-
-def _describe_tolerance(diff: Diff) -> str:
-    """Return the tolerances and ignored fields of the diff for its verdict, as the command does."""
-    how = diff.how
-    tolerances = [f"--{name} {getattr(how, name):g}" for name in ("atol", "rtol") if how and getattr(how, name)]
-    ignored = [f"--ignore {field.value}" for field in dict.fromkeys(diff.ignored)]
-    return f" with {' '.join(tolerances + ignored)}" if tolerances or ignored else ""

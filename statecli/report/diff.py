@@ -92,11 +92,10 @@ class NameList(str, Enum):
 
 
 class DiffView(RowView, frozen=True):
-    """The options of a diff. `within` describes its tolerances, `unchanged` lists identical tensors too."""
+    """The options of a diff. `unchanged` lists identical tensors too."""
 
     names: NameList | None = None
     unchanged: bool = False
-    within: str = ""
 
 
 def build_diff_report(diff: Diff, view: DiffView) -> Report:
@@ -107,7 +106,7 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
     report = Report(
         title=f"{diff.before.target} → {diff.after.target}",
         document=lambda: build_diff_document(
-            diff, _format_verdict(diff, view), _list_not_checked(diff), unchanged=view.unchanged
+            diff, summarize_diff(diff), _list_not_checked(diff), unchanged=view.unchanged
         ),
         table=lambda: _build_table(diff, view),
         short_table=lambda: _build_table(diff, view, details=False),
@@ -293,7 +292,7 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
         folded = findings if view.unfold else fold.fold_findings(findings)
         return tuple(map(build_problem, limit_findings(folded, view.lines)))
 
-    verdict = _format_verdict(diff, view)
+    verdict = summarize_diff(diff)
     done = build_transformation_group(diff.changes, view.unfold, has_sections=_has_sections(diff))
     lines = done.lines if done is not None else ()
     done_lines = (": ".join(filter(None, (line.cells[0].strip(), line.remark))) for line in lines)
@@ -372,7 +371,7 @@ def _format_state(state: ModelState) -> str:
     return f"{state.format}, {plural(len(state.tensors), 'tensor')}, {format_size(size)}"
 
 
-def _format_verdict(diff: Diff, view: DiffView) -> str:
+def summarize_diff(diff: Diff) -> str:
     """Summarize the diff in a line: differences by kind, or none, and the values not compared."""
     summary = count_changes(diff)
     not_compared = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
@@ -387,7 +386,7 @@ def _format_verdict(diff: Diff, view: DiffView) -> str:
     ]
     if diff.scalars:
         parts.append(f"metadata: {_format_statuses(scalar.status for scalar in diff.scalars)}")
-    text = "; ".join(parts) if parts else _format_no_difference(diff, view, complete=not (not_compared or diff.broken))
+    text = "; ".join(parts) if parts else _format_no_difference(diff, complete=not (not_compared or diff.broken))
     if parts and diff.expected and not (diff.findings or diff.broken):
         text += ": all changes are allowed"
     if not_compared:
@@ -397,11 +396,6 @@ def _format_verdict(diff: Diff, view: DiffView) -> str:
     return "; ".join(
         [text, *describe_largest_layers(list_module_changes(diff.changes)), *change_totals.format_totals(diff)]
     )
-
-
-def summarize_diff(diff: Diff) -> str:
-    """Return the line of a diff that was compared without options."""
-    return _format_verdict(diff, DiffView())
 
 
 def _list_not_checked(diff: Diff) -> tuple[NotChecked, ...]:
@@ -419,7 +413,7 @@ def _list_damaged(diff: Diff) -> list[TensorInfo]:
     return [tensor for tensor in diff.after.tensors if (tensor.section, tensor.fqn) in missing]
 
 
-def _format_no_difference(diff: Diff, view: DiffView, *, complete: bool) -> str:
+def _format_no_difference(diff: Diff, *, complete: bool) -> str:
     if not complete:
         return f"no difference found in {plural(len(diff.changes), 'tensor')}"
     tensors = [change.after for change in diff.changes if change.after is not None]
@@ -430,8 +424,16 @@ def _format_no_difference(diff: Diff, view: DiffView, *, complete: bool) -> str:
             f"no tensor differs, but load_state_dict would fail ({plural(len(diff.findings), 'finding')}): {size_text}"
         )
     if any(note.kind is OddityKind.VALUES_NOT_COMPARED for note in diff.notes):
-        return f"nothing differs{view.within}: {size_text}; values not compared"
-    return f"identical{view.within}: {size_text}"
+        return f"nothing differs{_describe_tolerance(diff)}: {size_text}; values not compared"
+    return f"identical{_describe_tolerance(diff)}: {size_text}"
+
+
+def _describe_tolerance(diff: Diff) -> str:
+    """Return ` with --atol 0.5 --ignore dtype`, the tolerances and ignored fields of the diff; "" without them."""
+    how = diff.how
+    tolerances = [f"--{name} {getattr(how, name):g}" for name in ("atol", "rtol") if how and getattr(how, name)]
+    ignored = [f"--ignore {field.value}" for field in dict.fromkeys(diff.ignored)]
+    return f" with {' '.join(tolerances + ignored)}" if tolerances or ignored else ""
 
 
 def _format_counts(counts: Counts, noun: str, rows: Iterable[Change]) -> str:

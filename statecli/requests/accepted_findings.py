@@ -63,9 +63,7 @@ def list_accepted(
     from statecli.commands.audit.result import Audit
     from statecli.targets.target_result import Accepted, Status, TargetResult
 
-    ignored = {id(entry.finding) for entry in accepted}
-    remaining = tuple(finding for finding in findings if id(finding) not in ignored)
-    causes = list(_name_causes(remaining, state))
+    causes = list(_name_causes(drop_accepted(findings, accepted), state))
     # No rule counts as complete, because other commands report other findings of the same tensors.
     audit = Audit((TargetResult(state.target, Status.AUDITED, findings=tuple(cause for _, cause in causes)),))
     paths = (options.baseline, baseline.find_existing_file(options.write_baseline))

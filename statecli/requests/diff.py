@@ -160,11 +160,8 @@ def _has_page(options: DiffOptions) -> bool:
 
 def build_view(options: DiffOptions) -> DiffView:
     """Return the view of the diff for people."""
-    tolerances = [f"--{name} {getattr(options, name):g}" for name in ("atol", "rtol") if getattr(options, name)]
-    ignored = [f"--ignore {field.value}" for field in dict.fromkeys(options.ignore)]
     return DiffView(
         **asdict(build_row_view(options)),
         unchanged=options.unchanged,
         names=NameList.ONLY if options.name_only else NameList.STATUS if options.name_status else None,
-        within=f" with {' '.join(tolerances + ignored)}" if tolerances or ignored else "",
     )

@@ -73,7 +73,6 @@ def test_each_option_reaches_the_comparison(given, wanted):
         ({"unchanged": True}, {"unchanged": True}),
         ({"name_only": True}, {"names": NameList.ONLY}),
         ({"name_status": True}, {"names": NameList.STATUS}),
-        ({"atol": 0.5, "ignore": (Field.DTYPE,)}, {"within": " with --atol 0.5 --ignore dtype"}),
     ],
 )
 def test_each_option_reaches_the_report(given, wanted):

@@ -25,6 +25,7 @@ from statecli.report import change_text as changed
 from statecli.report import diff as diffing
 from statecli.report.diff import DiffView, NameList, build_diff_report
 from statecli.report.documents import diff as documents
+from statecli.values.delta import CompareOptions
 
 from ..changes import (
     add_tensor,
@@ -54,9 +55,8 @@ def test_nothing_differs():
 
 def test_identical_within_a_tolerance_says_so():
     """What is equal only because of --atol is not called plainly identical."""
-    assert (
-        verdict(same("a"), view={"within": " within --atol 1e-06"}) == "identical within --atol 1e-06: 1 tensor, 64 B"
-    )
+    facts = {"how": CompareOptions(atol=1e-6), "ignored": (Field.DTYPE,)}
+    assert verdict(same("a"), **facts) == "identical with --atol 1e-06 --ignore dtype: 1 tensor, 64 B"
 
 
 def test_metadata_alone_are_not_called_identical():
