@@ -208,13 +208,6 @@ def test_output_goes_to_the_file(statecli, small, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["format"] == "safetensors"
 
 
-def test_output_that_cannot_be_written_is_one_line(inspect_error, small, tmp_path):
-    """A missing folder is named."""
-    assert inspect_error(small, "-o", tmp_path / "no" / "out.json").endswith(
-        f"cannot be written: the folder {tmp_path / 'no'} does not exist"
-    )
-
-
 def test_globs_keep_and_drop(statecli, small):
     """-i and -x match whole names, and combine."""
     assert list(statecli("inspect", small, "-i", "*.weight", "-f", "json").rows()) == ["fc.weight"]
@@ -290,13 +283,6 @@ def test_cuda_without_cuda_names_the_check_that_works(inspect_error):
 def test_cuda_and_another_device_contradict(inspect_error):
     """--cuda --to meta is refused, not resolved by order."""
     assert "contradict" in inspect_error(NET, "--cuda", "--to", "meta")
-
-
-def test_usage_errors_end_2():
-    """An unknown option is usage, not findings."""
-    result = process("inspect", "--nope", "x")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "Traceback" not in result.stderr
 
 
 def test_a_bug_of_ours_is_told_in_one_line_and_ends_2(statecli, small, monkeypatch):
@@ -461,14 +447,6 @@ def test_version_and_help():
     """--version is the package's; help lists the commands."""
     assert process("--version").stdout == f"statecli {__version__}\n"
     assert "inspect" in process("--help").stdout
-
-
-def test_the_output_is_never_what_is_read(inspect_error, small, tmp_path):
-    """-o of the checkpoint itself would destroy it."""
-    before = small.read_bytes()
-    assert "write to another file" in inspect_error(small, "-o", small)
-    assert "write to another file" in inspect_error(tmp_path, "-o", small)
-    assert small.read_bytes() == before
 
 
 @pytest.mark.parametrize("line", ["inspect {} >&-", "inspect nope.pt >&- 2>&-", "--help >&-", "inspect {} > /dev/full"])

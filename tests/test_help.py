@@ -25,7 +25,6 @@ from statecli.requests.options import COMMANDS, Group
 from statecli.requests.parameters import parameters_of
 
 from .forked_python import run_command
-from .test_light_start import import_status
 
 PAGES = ("", *help_table.GROUPS, *COMMANDS)
 MANUALS = {"": manuals.ROOT, **manuals.GROUPS, **manuals.MANUALS}
@@ -400,12 +399,6 @@ def test_colours_are_as_in_results(statecli, monkeypatch, words, variables, colo
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert ("\x1b[1mUsage:" in statecli("inspect", *words).out) == colored
-
-
-def test_help_imports_neither_typer_nor_anything_heavy():
-    """The table is enough."""
-    heavy = ("typer", "click", "torch", "numpy", "rich")
-    assert import_status("diff", "--help", heavy=heavy) == (0, [])
 
 
 # --- manual pages -----------------------------------------------------------------------------------------------------

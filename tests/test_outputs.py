@@ -111,29 +111,6 @@ def test_what_the_configuration_names_is_never_written_to(statecli, target_folde
     assert Path(path).read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("words", "path"),
-    [
-        (("inspect", "a.pt#model"), "a.pt"),
-        (("inspect", "net.py:Net"), "net.py"),
-        (("inspect", "a.pt", "--model", "net.py:Net(2)"), "net.py"),
-        (("diff", "a.pt", "b.pt"), "b.pt"),
-        (("verify", "net.py:Net"), "net.py"),
-        (("audit", "*.pt"), "b.pt"),
-        (("audit", "."), "a.safetensors"),
-        (("audit", "a.pt", "--against", "b.pt"), "b.pt"),
-    ],
-)
-@pytest.mark.parametrize("option", ["-o", "--report"])
-def test_what_is_read_is_never_written_to(statecli, target_folder, words, path, option):
-    """By the target's own name, its section, its class, a glob, a folder or an option that names it."""
-    before = Path(path).read_bytes()
-    result = statecli(*words, *((option, path) if option == "-o" else (option, f"json={path}")))
-    assert result.code == 2
-    assert "the command also reads this file" in result.err
-    assert Path(path).read_bytes() == before
-
-
 #: A file for the value of an option or target, and the value; by the word for the value in the help.
 INPUT_VALUES = {
     "MODULE": ("in.py", "./in.py"),
@@ -198,6 +175,9 @@ def test_each_option_that_names_a_file_reads_or_writes_the_file():
         ("audit a.pt --plugin ./rules.py", "rules.py"),
         ("audit a.pt --plugin rules", "rules.py"),
         ("rules --plugin ./rules.py", "rules.py"),
+        ("inspect a.pt#model", "a.pt"),
+        ("audit '*.pt'", "b.pt"),
+        ("audit .", "a.safetensors"),
         ("config", "pyproject.toml"),
         ("config --config pyproject.toml", "pyproject.toml"),
         ("audit a.pt", "pyproject.toml"),
@@ -207,7 +187,7 @@ def test_each_option_that_names_a_file_reads_or_writes_the_file():
     ],
 )
 def test_an_input_without_an_option_of_its_own_is_not_replaced(statecli, target_folder, words, path):
-    """Also a configuration that was found, and files of a model's folder."""
+    """Also a section, a glob, a folder, a configuration that was found, and files of a model's folder."""
     Path("net.json").write_text("{}")
     Path("rules.py").write_text("RULES = ()")
     Path("pyproject.toml").write_text("[tool.statecli]\n")
