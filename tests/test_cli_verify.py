@@ -245,23 +245,6 @@ def test_json_holds_to_the_printed_schema(statecli, proofs):
     assert document["target"] == NET
 
 
-def test_an_empty_optimizer_is_no_optimizer(statecli):
-    """A script's variable that is not set is not SGD."""
-    result = statecli("verify", NET, "--check", "step", "--input", "4x3", "--optimizer", "")
-    assert result.code == 2
-    assert "--optimizer: is empty; give a value, or leave the option out" in result.err
-
-
-def test_the_models_file_is_not_overwritten(statecli, proofs, tmp_path):
-    """-o naming the source of the class would destroy it."""
-    source = tmp_path / "net.py"
-    source.write_text(Path("sample_models/net.py").read_text())
-    before = source.read_text()
-    result = statecli("verify", f"{source}:Net", "-o", source)
-    assert result.code == 2
-    assert source.read_text() == before
-
-
 def test_an_ascii_stdout_gets_one_character_a_sign():
     """Columns stay columns where the encoding has no tick."""
     words = ["verify", NET, "--check", "move", "--device", "meta", "-f", "markdown"]
