@@ -315,7 +315,7 @@ _FORMAT_OF_SUFFIX = {
 }
 
 
-def _set_format_of_suffix(options: OutputOptions | RulesOptions | ConfigOptions, forms: type[enum.Enum]) -> None:
+def _set_format_of_suffix(options: OutputOptions | ReferenceOptions, forms: type[enum.Enum]) -> None:
     """Take the format from the suffix of the output file, unless `-f` names it."""
     _, dot, suffix = (options.output or "").rpartition(".")
     form = _FORMAT_OF_SUFFIX.get(suffix.lower()) if dot else None
@@ -550,7 +550,11 @@ Spectra = Annotated[
 ]
 
 
-class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of any command."""
+
+
+class OutputOptions(Options, frozen=True, kw_only=True):
     """Options of output, of every command with a report. `timeout` in seconds."""
 
     all: All = False
@@ -886,7 +890,7 @@ class ExplainOptions(OutputOptions, frozen=True, kw_only=True):
     trust_remote_code: TrustRemoteCode = False
 
 
-class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
+class LockOptions(Options, frozen=True, kw_only=True):
     """Print a lock file: the digest of each tensor. -o FILE saves the lock file. Check with audit --lock FILE."""
 
     targets: Targets
@@ -975,7 +979,7 @@ class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
     ] = 4
 
 
-class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
+class WatchOptions(Options, frozen=True, kw_only=True):
     """Print a line for each new checkpoint once it is fully written. Runs until Ctrl-C or --count."""
 
     targets: RunTargets
@@ -1004,7 +1008,7 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     debug: Debug = False
 
 
-class BrowseOptions(msgspec.Struct, frozen=True, kw_only=True):
+class BrowseOptions(Options, frozen=True, kw_only=True):
     """Browse the tensors of a checkpoint or model in the terminal. Does not change any file."""
 
     target: Annotated[str, build_target("TARGET", "A file, a folder, a URL or a model class.")]
@@ -1059,39 +1063,36 @@ class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     lines: Lines = None
 
 
-class RulesOptions(msgspec.Struct, frozen=True, kw_only=True):
+class ReferenceOptions(Options, frozen=True, kw_only=True):
+    """Options of output, of lists about statecli itself."""
+
+    output_format: ListFormat = None
+    output: OutputFile = None
+    color: Colors = Color.AUTO
+    debug: Debug = False
+
+    def __post_init__(self) -> None:
+        """Set the format."""
+        _set_format_of_suffix(self, ListOutput)
+
+
+class RulesOptions(ReferenceOptions, frozen=True, kw_only=True):
     """List the rules of all commands or of a group, or explain a rule."""
 
     name: Annotated[
         str | None, build_target("RULE", "A rule to explain, or a group to list, such as pickles.", Names.RULE)
     ] = None
     plugin: Plugins = ()
-    output_format: ListFormat = None
-    output: OutputFile = None
-    color: Colors = Color.AUTO
-    debug: Debug = False
-
-    def __post_init__(self) -> None:
-        """Set the format."""
-        _set_format_of_suffix(self, ListOutput)
 
 
-class ConfigOptions(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigOptions(ReferenceOptions, frozen=True, kw_only=True):
     """Print the settings of audit, and which file sets each setting."""
 
     config: Config = None
     no_config: NoConfig = False
-    output_format: ListFormat = None
-    output: OutputFile = None
-    color: Colors = Color.AUTO
-    debug: Debug = False
-
-    def __post_init__(self) -> None:
-        """Set the format."""
-        _set_format_of_suffix(self, ListOutput)
 
 
-class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SchemaOptions(Options, frozen=True, kw_only=True):
     """Print the JSON Schema of a command's JSON output."""
 
     command: Annotated[
@@ -1106,14 +1107,14 @@ class SchemaOptions(msgspec.Struct, frozen=True, kw_only=True):
     debug: Debug = False
 
 
-class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionOptions(Options, frozen=True, kw_only=True):
     """Print a script that completes statecli in your shell."""
 
     shell: Annotated[Shell, build_target("SHELL", "Shell to complete in: bash, zsh, fish or powershell.", None)]
     debug: Debug = False
 
 
-class SamplesOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SamplesOptions(Options, frozen=True, kw_only=True):
     """Write the sample models of the tutorial into a folder."""
 
     folder: Annotated[
@@ -1123,7 +1124,7 @@ class SamplesOptions(msgspec.Struct, frozen=True, kw_only=True):
     debug: Debug = False
 
 
-class GitSetupOptions(msgspec.Struct, frozen=True, kw_only=True):
+class GitSetupOptions(Options, frozen=True, kw_only=True):
     """Set up git diff for checkpoints in this repository. Writes .gitattributes and .git/config."""
 
     everywhere: Annotated[bool, Option(("--global",), "Set up git for all your repositories.")] = False
@@ -1131,7 +1132,7 @@ class GitSetupOptions(msgspec.Struct, frozen=True, kw_only=True):
     debug: Debug = False
 
 
-class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
+class GitTextconvOptions(Options, frozen=True, kw_only=True):
     """Print a line for each tensor, for git diff. If the file cannot be read, print the error as a line."""
 
     path: Annotated[str, build_target("FILE", names=Names.INPUT)]
@@ -1146,7 +1147,7 @@ class GitTextconvOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
-class GitExternalDiffOptions(msgspec.Struct, frozen=True, kw_only=True):
+class GitExternalDiffOptions(Options, frozen=True, kw_only=True):
     """Compare two versions of a file for git diff. If a file cannot be read, print the error as a line."""
 
     arguments: Annotated[
@@ -1159,40 +1160,13 @@ class GitExternalDiffOptions(msgspec.Struct, frozen=True, kw_only=True):
     ]
 
 
-class GitDifftoolOptions(msgspec.Struct, frozen=True, kw_only=True):
+class GitDifftoolOptions(Options, frozen=True, kw_only=True):
     """Compare two versions of a file for git difftool. If a file cannot be read, print the error as a line."""
 
     before: Annotated[str, build_target("LOCAL", "The old version of the file.", Names.INPUT)]
     after: Annotated[str, build_target("REMOTE", "The new version of the file.", Names.INPUT)]
     name: Annotated[str, build_target("[NAME]", "Path of the file in the repository.", None)] = ""
 
-
-#: Options of any command.
-Options = (
-    InspectOptions
-    | DiffOptions
-    | VerifyOptions
-    | FixOptions
-    | AuditOptions
-    | ExplainOptions
-    | ReportOptions
-    | LockOptions
-    | LogOptions
-    | BisectOptions
-    | ResumeCheckOptions
-    | WatchOptions
-    | BrowseOptions
-    | MergeOptions
-    | RulesOptions
-    | ConfigOptions
-    | SchemaOptions
-    | CompletionOptions
-    | SamplesOptions
-    | GitSetupOptions
-    | GitTextconvOptions
-    | GitExternalDiffOptions
-    | GitDifftoolOptions
-)
 
 #: Every command by its name, in the order of the help.
 COMMANDS: dict[str, type[Options]] = {
