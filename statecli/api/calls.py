@@ -184,7 +184,6 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
 
 def inspect(target: Any, inputs: Any, executor: Any = None, **arguments: Any) -> Inspection:
     """See `statecli.inspect`."""
-    files.forget_command()
     refuse_class_options(arguments, [target, arguments.get("model")])
     if is_live(target) and not is_live_model(target):
         refuse_executor(executor, [target])
@@ -200,7 +199,6 @@ def inspect(target: Any, inputs: Any, executor: Any = None, **arguments: Any) ->
 
 def diff(before: Any, after: Any, **arguments: Any) -> Diff:
     """See `statecli.diff`."""
-    files.forget_command()
     refuse_executor(arguments.get("executor"), [before, after])
     refuse_class_options(arguments, [before, after])
     if arguments.get("executor") is not None and (isinstance(before, Snapshot) or isinstance(after, Snapshot)):
@@ -249,7 +247,6 @@ def audit(targets: Any, against: Any = None, values: bool | None = None, plugins
 
 def _run_on_targets(options_type: type[_Options], targets: Any, arguments: dict[str, Any]) -> Any:
     """Return the result of a command of several targets."""
-    files.forget_command()
     named: tuple[object, ...] = list_targets(targets)
     if not named:
         raise UsageError("targets: is empty; pass a path, an nn.Module, an optimizer or a state_dict")
@@ -291,7 +288,6 @@ class _ForPython(Caller):
 
 def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verification:
     """See `statecli.verify`."""
-    files.forget_command()
     refuse_class_options(arguments, [model])
     options = build_options(VerifyOptions, {"target": model, "check": checks, **arguments})
     live = model if is_live_model(model) else None

@@ -25,6 +25,7 @@ def call(function: Callable[..., _Result], arguments: dict[str, Any]) -> _Result
 
     After an error `arguments` is empty, so that a traceback with variables shows no URL as typed.
     """
+    files.forget_command()
     try:
         return function(**arguments)
     except StateError as error:

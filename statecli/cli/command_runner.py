@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -141,14 +140,10 @@ class _CommandLine(Caller):
 
     def check_states(self, *states: ModelState) -> None:
         """Raise UsageError for an output that would overwrite a file of a state."""
-        existing = [output for output in self._outputs if output.path is not None and os.path.isfile(output.path)]
-        for state in states if existing else ():
-            read = {where.path for tensor in state.tensors for where in tensor.ranges}
-            for output, path in itertools.product(existing, read):
-                if os.path.exists(path) and os.path.samefile(path, str(output.path)):
-                    raise UsageError(f"{output.option_text}: the command also reads this file; write to another file")
+        if any(output.path is not None and os.path.isfile(output.path) for output in self._outputs):
+            self.check_files({where.path for state in states for tensor in state.tensors for where in tensor.ranges})
 
-    def check_files(self, paths: Sequence[str]) -> None:
+    def check_files(self, paths: Collection[str]) -> None:
         for output in self._outputs:
             output_files.check_not_read(output, paths)
 

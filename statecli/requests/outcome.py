@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,7 @@ class Caller:
     def check_states(self, *states: ModelState) -> None:
         """Raise UsageError if an output would overwrite a file of the states."""
 
-    def check_files(self, paths: Sequence[str]) -> None:
+    def check_files(self, paths: Collection[str]) -> None:
         """Raise UsageError if an output would overwrite a file of `paths`."""
 
 
