@@ -293,7 +293,7 @@ def test_a_terminal_keeps_its_width_and_colours():
 
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 43, 0, 0))
-    show = "sink = streams.open_stdout(); sink.text(f'{streams.get_width(sink)} {sink.raw.isatty()}')"
+    show = "sink = streams.open_stdout(); sink.text(f'{streams.get_width(sink)} {sink.is_terminal}')"
     process = start_supervised(show, stdin=theirs, stdout=theirs)
     os.close(theirs)
     state = os.read(ours, 1 << 16)

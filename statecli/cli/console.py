@@ -67,7 +67,7 @@ def write_report(
     """Write each output of the report. `quiet` applies to the last."""
     for target in targets:
         with _open_sink(target.path) as sink:
-            terminal = target.path is None and sink.raw.isatty()
+            terminal = target.path is None and sink.is_terminal
             look = RenderOptions(
                 terminal,
                 streams.get_width(sink),
@@ -89,11 +89,12 @@ def is_next_to_errors(target: OutputTarget) -> bool:
     for_people = target.output in (None, render.Output.TABLE, render.Output.PLAIN) and target.path is None
     if not for_people or sys.stderr is None:
         return False
-    stdout = streams.open_stdout().raw
-    if sys.stderr.isatty() or stdout.isatty():
-        return sys.stderr.isatty() and stdout.isatty()
+    stdout = streams.open_stdout()
+    if sys.stderr.isatty() or stdout.is_terminal:
+        return sys.stderr.isatty() and stdout.is_terminal
     try:
-        return os.path.sameopenfile(sys.stderr.fileno(), stdout.fileno()) and not _is_null(stdout.fileno())
+        descriptor = stdout.raw.fileno()
+        return os.path.sameopenfile(sys.stderr.fileno(), descriptor) and not _is_null(descriptor)
     except (OSError, ValueError):  # a stream of Python without a file
         return False
 

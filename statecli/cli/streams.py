@@ -52,12 +52,21 @@ _result_stream: Stream | None = None
 class Stream:
     """A `render.Sink` over a binary file. Characters missing in the encoding are written as escapes."""
 
-    def __init__(self, raw: IO[bytes], encoding: str, columns: int | None = None, *, is_stdout: bool = True) -> None:
-        """Write to `raw`. `columns`: the width, if `raw` has no descriptor."""
+    def __init__(
+        self,
+        raw: IO[bytes],
+        encoding: str,
+        *,
+        columns: int | None = None,
+        is_terminal: bool | None = None,
+        is_stdout: bool = True,
+    ) -> None:
+        """Write to `raw`. `columns` and `is_terminal`: of the place of the text, if `raw` is only a buffer."""
         self.is_stdout = is_stdout
         self.raw = raw
         self.encoding = encoding
         self.columns = columns
+        self.is_terminal = raw.isatty() if is_terminal is None else is_terminal
 
     def text(self, text: str) -> None:
         self.utf8(text.encode(self.encoding, "statecli"))
@@ -100,7 +109,8 @@ def reserve_stdout() -> None:
     stdout.flush()
     parent = find_parent()
     if parent is not None:
-        _result_stream = Stream(parent.open_output(), stdout.encoding or "utf-8", parent.columns)
+        encoding = stdout.encoding or "utf-8"
+        _result_stream = Stream(parent.open_output(), encoding, columns=parent.columns, is_terminal=parent.is_terminal)
         if stderr is None:
             _redirect_to_null(stdout)
         else:
@@ -157,32 +167,16 @@ def open_paged_stdout() -> Iterator[Stream]:
     if interrupts.was_interrupted:
         raise KeyboardInterrupt
     stdout = open_stdout()
-    if find_parent() is not None or not stdout.raw.isatty() or pager.find_pager(stdout.raw.fileno()) is None:
+    if find_parent() is not None or not stdout.is_terminal or pager.find_pager(stdout.raw.fileno()) is None:
         yield stdout
         return
-    collected = _CollectedOutput(stdout.raw.fileno())
+    collected = io.BytesIO()
     try:
-        yield Stream(collected, stdout.encoding, stdout.columns)
+        yield Stream(collected, stdout.encoding, columns=get_width(stdout), is_terminal=True)
     finally:
         data = collected.getvalue()
         if not pager.show(data, stdout.raw.fileno()):
             stdout.utf8(data)
-
-
-class _CollectedOutput(io.BytesIO):
-    """Bytes for a later write to a terminal."""
-
-    def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self._descriptor = descriptor
-
-    def isatty(self) -> bool:
-        """Return True: the text is for a terminal."""
-        return True
-
-    def fileno(self) -> int:
-        """Return the terminal's descriptor, used for its width."""
-        return self._descriptor
 
 
 def write_help(text: Callable[[int, bool], str], color: str) -> None:
@@ -192,7 +186,7 @@ def write_help(text: Callable[[int, bool], str], color: str) -> None:
     """
     with open_paged_stdout() as sink:
         width = get_requested_width() or get_width(sink)
-        sink.text(text(width, use_color(color, sink.raw.isatty())))
+        sink.text(text(width, use_color(color, sink.is_terminal)))
 
 
 def get_width(sink: Stream) -> int:

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, NoReturn, Protocol
 
+from statecli.cli import pager
 from statecli.core.exit_code import Verdict
 from statecli.core.terminal_width import get_terminal_width, is_terminal
 
@@ -108,10 +109,6 @@ class _Output(io.RawIOBase):
     def writable(self) -> bool:
         """As `io.RawIOBase.writable`."""
         return True
-
-    def isatty(self) -> bool:
-        """Return True if the parent writes to a terminal."""
-        return self._child.is_terminal
 
     def write(self, data: Any) -> int:
         """As `io.RawIOBase.write`."""
@@ -305,7 +302,7 @@ class _Watch:
         """Write the result to standard output and notes to standard error, in order; return the exit code."""
         try:
             result = b"".join(piece for descriptor, piece in self._output if descriptor == 1)
-            if result and is_terminal(1) and _show_in_pager(result):
+            if result and is_terminal(1) and pager.show(result, 1):
                 self._output = [entry for entry in self._output if entry[0] != 1]
             for descriptor, piece in self._output:
                 _write_all(1, piece) if descriptor == 1 else _write_error(piece)
@@ -409,12 +406,6 @@ def _write_error(data: bytes) -> None:
 def _complain(message: str) -> int:
     _write_error(f"statecli: {message}\n".encode(errors="backslashreplace"))
     return 2
-
-
-def _show_in_pager(data: bytes) -> bool:
-    from statecli.cli import pager
-
-    return pager.show(data, 1)
 
 
 def _name_signal(number: int) -> str:
