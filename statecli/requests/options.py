@@ -130,16 +130,6 @@ _DTYPE = Option(
     ("--dtype",), "Use only tensors of this dtype, such as bf16 or float8* (repeatable).", "GLOB", Group.TENSORS
 )
 Dtypes = Annotated[tuple[str, ...], _DTYPE]
-CastDtype = Annotated[
-    str | None,
-    replace(
-        _DTYPE,
-        help="Cast the model to DTYPE. [default: float64, float16 and bfloat16 in turn]",
-        metavar="DTYPE",
-        group=Group.TASK,
-        suggestions=("float64", "float32", "float16", "bfloat16"),
-    ),
-]
 Shapes = Annotated[
     tuple[str, ...],
     Option(
@@ -156,17 +146,6 @@ _DEVICE = Option(
     Group.VALUES,
     suggestions=("cpu", "cuda"),
 )
-ValueDevice = Annotated[str, _DEVICE]
-ModelDevice = Annotated[
-    str | None,
-    replace(
-        _DEVICE,
-        help="Move the model to DEVICE: cuda, cuda:N, cpu, meta, or fake-cuda, which needs no GPU. "
-        "[default: cuda if torch has a GPU, else fake-cuda]",
-        group=Group.TASK,
-        suggestions=("cuda", "fake-cuda", "cpu", "meta"),
-    ),
-]
 InitDevice = Annotated[
     str | None,
     Option(
@@ -260,11 +239,6 @@ Top = Annotated[
     ),
 ]
 _SORT = Option(("--sort",), "Sort tensors by name, or by size with the largest first.", group=Group.ROWS)
-TensorSort = Annotated[TensorOrder | None, _SORT]
-ChangeSort = Annotated[
-    ChangeOrder | None,
-    replace(_SORT, help="Sort tensors by name, by size (largest first) or by change (largest first)."),
-]
 Quiet = Annotated[
     bool,
     Option(
@@ -341,7 +315,6 @@ _FORMAT = Option(
 )
 OutputFormat = Annotated[Output | None, _FORMAT]
 ListFormat = Annotated[ListOutput | None, replace(_FORMAT, help=_FORMAT.help.replace(", md, sarif)", ", md)"))]
-LineFormat = Annotated[WatchFormat, _FORMAT]
 OutputFile = Annotated[
     str | None,
     Option(("--output", "-o"), "Write to FILE instead of standard output.", "FILE", Group.OUTPUT, names=Names.OUTPUT),
@@ -437,7 +410,6 @@ Targets = Annotated[tuple[str, ...], build_target("TARGET", "Checkpoints, folder
 
 _FAIL_ON = Option(("--fail-on",), "Exit with status 1 if a finding has this severity or a higher one.")
 FailOn = Annotated[Severity, _FAIL_ON]
-ConfigurableFailOn = Annotated[Severity | None, replace(_FAIL_ON, help=f"{_FAIL_ON.help} [default: warning]")]
 _IGNORE = Option(
     ("--ignore",),
     "Do not report findings of this rule or rule group (repeatable).",
@@ -446,10 +418,6 @@ _IGNORE = Option(
     command_help={"audit": "Skip this rule or rule group (repeatable)."},
 )
 IgnoredRules = Annotated[tuple[str, ...], _IGNORE]
-IgnoredFields = Annotated[
-    tuple[Field, ...],
-    replace(_IGNORE, help="Ignore differences in this field (repeatable).", metavar="FIELD", names=None),
-]
 BaselineFile = Annotated[
     str | None,
     Option(
@@ -647,7 +615,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
     reason: Reason = None
     executor: Executor = None
     shard: Shard = None
-    sort: TensorSort = None
+    sort: Annotated[TensorOrder | None, _SORT] = None
 
 
 class ReportOptions(SharedOptions, frozen=True, kw_only=True):
@@ -675,7 +643,10 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             "REGEX=REPLACEMENT",
         ),
     ] = ()
-    ignore: IgnoredFields = ()
+    ignore: Annotated[
+        tuple[Field, ...],
+        replace(_IGNORE, help="Ignore differences in this field (repeatable).", metavar="FIELD", names=None),
+    ] = ()
     bitwise: Annotated[
         bool,
         Option(
@@ -739,11 +710,14 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             names=Names.TARGET,
         ),
     ] = None
-    sort: ChangeSort = None
+    sort: Annotated[
+        ChangeOrder | None,
+        replace(_SORT, help="Sort tensors by name, by size (largest first) or by change (largest first)."),
+    ] = None
     unchanged: Unchanged = False
     name_only: NameOnly = False
     name_status: NameStatus = False
-    device: ValueDevice = "cpu"
+    device: Annotated[str, _DEVICE] = "cpu"
     jobs: Jobs = 0
     executor: Executor = None
     shard: Shard = None
@@ -769,8 +743,26 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             argument="checks",
         ),
     ] = ()
-    device: ModelDevice = None
-    dtype: CastDtype = None
+    device: Annotated[
+        str | None,
+        replace(
+            _DEVICE,
+            help="Move the model to DEVICE: cuda, cuda:N, cpu, meta, or fake-cuda, which needs no GPU. "
+            "[default: cuda if torch has a GPU, else fake-cuda]",
+            group=Group.TASK,
+            suggestions=("cuda", "fake-cuda", "cpu", "meta"),
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        replace(
+            _DTYPE,
+            help="Cast the model to DTYPE. [default: float64, float16 and bfloat16 in turn]",
+            metavar="DTYPE",
+            group=Group.TASK,
+            suggestions=("float64", "float32", "float16", "bfloat16"),
+        ),
+    ] = None
     optimizer: Annotated[
         Any,
         Option(
@@ -816,7 +808,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     ] = ()
     ignore: IgnoredRules = ()
     plugin: Plugins = ()
-    fail_on: ConfigurableFailOn = None
+    fail_on: Annotated[Severity | None, replace(_FAIL_ON, help=f"{_FAIL_ON.help} [default: warning]")] = None
     values: Annotated[
         bool,
         Option(
@@ -1004,7 +996,7 @@ class WatchOptions(Options, frozen=True, kw_only=True):
         ),
     ] = False
     no_cache: NoCache = False
-    output_format: LineFormat = WatchFormat.PLAIN
+    output_format: Annotated[WatchFormat, _FORMAT] = WatchFormat.PLAIN
     debug: Debug = False
 
 
