@@ -15,9 +15,9 @@ from statecli.core.run_scope import Configuration
 from statecli.report import View
 from statecli.report.audit import build_audit_report, list_inconclusive
 from statecli.requests.accepted_findings import check_reason
-from statecli.requests.division import name_division
 from statecli.requests.options import AuditOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
+from statecli.requests.parameters import name_division
 from statecli.targets.load import find_class_spec
 from statecli.targets.target_result import Status
 

@@ -13,9 +13,9 @@ from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.render import Output
 from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
-from statecli.requests.division import name_division
 from statecli.requests.options import CUDA, DiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
+from statecli.requests.parameters import name_division
 from statecli.requests.row_options import (
     COMPLETE_OUTPUTS,
     build_row_view,

@@ -9,9 +9,9 @@ from statecli.core.errors import UsageError, option
 from statecli.core.progress import Progress
 from statecli.report.inspect import build_inspect_report
 from statecli.requests.accepted_findings import check_options, drop_accepted, list_accepted
-from statecli.requests.division import refuse_division
 from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
+from statecli.requests.parameters import refuse_division
 from statecli.requests.row_options import build_row_view, check_rows
 from statecli.requests.unsafe_calls import add_unsafe_calls
 from statecli.targets.load import find_class_spec

@@ -6,9 +6,9 @@ from statecli.commands.lock import lock_file
 from statecli.commands.lock import run as lock_run
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import plural
-from statecli.requests.division import refuse_division
 from statecli.requests.options import LockOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
+from statecli.requests.parameters import refuse_division
 from statecli.targets.load import find_class_spec
 
 

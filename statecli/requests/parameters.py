@@ -142,6 +142,22 @@ def check_standard_input(options: Options) -> None:
             )
 
 
+def name_division(options: Options) -> str:
+    """Return the option that divides the reading of values, with its value, for a message; "" without one."""
+    if (executor := getattr(options, "executor", None)) is not None:
+        from statecli.workers import executors
+
+        return option("--executor", executors.executor_name(executor))
+    shard = getattr(options, "shard", None)
+    return "" if shard is None else option("--shard", shard)
+
+
+def refuse_division(options: Options, reason: str) -> None:
+    """Raise UsageError for an option that divides the reading of values, if the command reads none."""
+    if division := name_division(options):
+        raise UsageError(f"{division}: {reason}")
+
+
 #: Globs and expressions on names of tensors, where an empty name is possible.
 _MAY_BE_EMPTY = frozenset(["include", "exclude", "map", "may_change", "must_not_change", "must_change"])
 
