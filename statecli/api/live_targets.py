@@ -71,7 +71,7 @@ class SavedObjects:
         folder = tempfile.mkdtemp(prefix="statecli-", dir=_choose_folder(_count_bytes(content)))
         self._folders.append(folder)
         path = os.path.join(folder, f"{name}.pt")
-        torch: Any = sys.modules["torch"] if "torch" in sys.modules else _import_torch()
+        torch = _import_torch()
         try:
             torch.save(content, path)
         except Exception as error:  # the objects of a state_dict have code of their own

@@ -70,7 +70,7 @@ def _write_outcome(
     status = outcome.exit_code if shows_status else None
     quiet, last = getattr(options, "quiet", False), outputs[-1]
     if outcome.warning is not None:
-        streams.print_warning(outcome.warning)
+        streams.print_line(f"statecli: warning: {outcome.warning}")
     for file in outcome.files:
         console.write_pieces(file.pieces, file.path)
     if outcome.report is not None:

@@ -259,11 +259,6 @@ def _scrub(text: str) -> str:
     return secrets.scrub(text)
 
 
-def print_warning(message: str) -> None:
-    """Print a warning on stderr."""
-    print_line(f"statecli: warning: {message}")
-
-
 def print_line(text: str, *, direct: bool = False) -> None:
     """Print a line on stderr, if there is a stderr; errors are ignored, because the exit code remains.
 

@@ -16,6 +16,7 @@ of its own, which ends with the child. Without `os.fork` (Windows), model code r
 
 from __future__ import annotations
 
+import _thread
 import io
 import os
 import select
@@ -172,7 +173,7 @@ def _run_child(command: Callable[[], None], pipe: int, mark: bytes, parent: int)
 def _create_sender(pipe: int, mark: bytes) -> Send:
     """Return a function that sends messages, with functions of `os` bound now, because model code may replace them."""
     owner, getpid, write, pack = os.getpid(), os.getpid, os.write, _HEADER.pack
-    lock = _new_lock()
+    lock = _thread.RLock()
 
     def send(kind: bytes, payload: bytes) -> None:
         if getpid() != owner:
@@ -183,12 +184,6 @@ def _create_sender(pipe: int, mark: bytes) -> Send:
                 message = message[write(pipe, message) :]
 
     return send
-
-
-def _new_lock() -> Any:
-    import _thread
-
-    return _thread.RLock()
 
 
 def _end_with(parent: int) -> None:
