@@ -17,6 +17,7 @@ MISSING_ENTRY = Rule(
     "initial values.",
     example="a head that was renamed in the code after the checkpoint was written.",
     fix="save the checkpoint again from the current class, or map the old name to the new name before loading.",
+    cases={"accepted by the class": Severity.NOTE},
 )
 UNEXPECTED_ENTRY = Rule(
     "unexpected-entry",
@@ -27,6 +28,7 @@ UNEXPECTED_ENTRY = Rule(
     why="`load_state_dict(strict=True)` fails with an unexpected key. With `strict=False` the key is silently ignored.",
     example="a checkpoint for inference still has the weights of an auxiliary loss.",
     fix="leave the tensor out when saving, or add the module of the tensor to the class.",
+    cases={"accepted by the class": Severity.NOTE},
 )
 SHAPE_MISMATCH = Rule(
     "shape-mismatch",
@@ -38,7 +40,6 @@ SHAPE_MISMATCH = Rule(
     example="an embedding for 30,522 words, although the class was built for 30,528.",
     fix="build the class with the sizes of the checkpoint, or resize the tensor before saving.",
 )
-#: An error if a class is given that refuses the names, else a warning.
 WRAPPER_PREFIX = Rule(
     "wrapper-prefix",
     "names",
@@ -50,6 +51,7 @@ WRAPPER_PREFIX = Rule(
 silently leaves every weight at its initial value. Names that the class of `--model` registers are not reported.""",
     example="`torch.save(ddp_model.state_dict(), …)` of a DistributedDataParallel or a compiled model.",
     fix="""save the wrapped module's own state_dict (`ddp_model.module`, `compiled._orig_mod`), or strip the prefix.""",
+    cases={"refused by the class": Severity.ERROR, "of the reference": Severity.NOTE},
 )
 
 RULES = (MISSING_ENTRY, UNEXPECTED_ENTRY, SHAPE_MISMATCH, WRAPPER_PREFIX)

@@ -8,6 +8,8 @@ from statecli.core.rule import Rule
 from statecli.core.severity import is_trainable
 
 _COMMANDS = ("inspect", "verify", "audit")
+#: Cases that a proof of `verify` measures or a file shows. In other cases, `decide_tensor_severity` decides.
+_CASES = {"lost": Severity.ERROR, "no effect": Severity.WARNING, "kept": Severity.NOTE}
 
 UNREGISTERED_TENSOR = Rule(
     "unregistered-tensor",
@@ -25,6 +27,7 @@ programs store the tensor, so the finding is a note there.""",
     example="`self.table = torch.randn(5, 5)` in `__init__`.",
     fix="""register the tensor: `self.register_buffer("table", torch.randn(5, 5))`. Add `persistent=False` if the
 constructor computes the same value each time; then existing checkpoints still load.""",
+    cases=_CASES,
 )
 UNREGISTERED_PARAMETER = Rule(
     "unregistered-parameter",
@@ -37,6 +40,7 @@ and `state_dict()` does not save it. The loss still falls, because the other par
 torch.export programs store the tensor, so the finding is a note there.""",
     example="`self.scale = torch.ones(3, requires_grad=True)`, or `self.weights = [nn.Parameter(...)]` in a list.",
     fix="write `self.scale = nn.Parameter(torch.ones(3))`; for a list of parameters use `nn.ParameterList`.",
+    cases=_CASES,
 )
 UNREGISTERED_MODULE = Rule(
     "unregistered-module",
@@ -47,6 +51,7 @@ UNREGISTERED_MODULE = Rule(
     why="PyTorch does not register such a module, so its tensors are not trained, saved or moved with the model.",
     example="`self.projections = [nn.Conv2d(8, 8, 1) for _ in range(3)]`.",
     fix="put the modules in `nn.ModuleList([...])` or `nn.ModuleDict({...})`.",
+    cases=_CASES,
 )
 
 

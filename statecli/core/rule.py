@@ -6,6 +6,8 @@ from a module below its own, so listing a checkpoint does not import the rules o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -37,11 +39,13 @@ class Rule(msgspec.Struct, frozen=True):
         name: Name in findings, in the configuration and in `statecli rules NAME`.
         group: Group in the list of `statecli rules`; for a rule of `audit` its module.
         commands: Commands that report the rule.
-        severity: Default severity.
+        severity: Severity, unless the finding is one of the `cases`.
         summary: The reported problem, in one sentence.
         why: The consequence for the user.
         example: A reported case.
         fix: The remedy.
+        cases: Severity of each case that has another one, by the name of the case. `core/severity.py` decides about
+            tensors that are not registered or do not move.
     """
 
     name: str
@@ -52,6 +56,10 @@ class Rule(msgspec.Struct, frozen=True):
     why: str
     example: str
     fix: str
+    cases: Mapping[str, Severity] = {}
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @property
     def explanation(self) -> str:
@@ -73,12 +81,12 @@ class Rule(msgspec.Struct, frozen=True):
         about: str | UnsetType = UNSET,
         content: str | UnsetType = UNSET,
     ) -> Finding:
-        """Return a finding of this rule. `severity` is that of this case, `configured` that of the user."""
+        """Return a finding of this rule. `severity` is that of its case, `configured` that of the user."""
         decided = decide_severity(self.severity, severity, configured)
         return Finding(self.name, decided, message, target, fqn, help, section, origin, place, about, content)
 
 
-class PluginRule(Rule, frozen=True):
+class PluginRule(Rule, frozen=True, kw_only=True):
     """An entry of a rule of an organisation: `plugin` is the module or file that the user named."""
 
     plugin: str

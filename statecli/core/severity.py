@@ -41,11 +41,3 @@ def decide_tie_severity(tensor: TensorInfo | None) -> Severity:
     Otherwise a warning, because both have the same values until one is changed.
     """
     return Severity.ERROR if tensor is not None and is_trainable(tensor) else Severity.WARNING
-
-
-def decide_prefix_severity(*, is_refused: bool) -> Severity:
-    """Return the severity of names with the prefix of a wrapper: an error if the class to load them refuses the names.
-
-    Otherwise a warning, because the wrapper itself may load them.
-    """
-    return Severity.ERROR if is_refused else Severity.WARNING

@@ -11,7 +11,6 @@ from statecli.core.finding import Finding
 from statecli.core.load_rules import WRAPPER_PREFIX
 from statecli.core.model_state import StateDict
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
-from statecli.core.severity import decide_prefix_severity
 
 
 class PrefixedName(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +57,7 @@ def report_prefixes(
         target=target,
         section=state_dict.section,
         help=_build_fix(prefixed, names, kept, state_dict),
-        severity=decide_prefix_severity(is_refused=is_refused),
+        severity=WRAPPER_PREFIX.cases["refused by the class"] if is_refused else None,
     )
 
 

@@ -27,11 +27,11 @@ def _report_load_findings(subject: Subject, rule: Rule) -> Iterator[Issue]:
             yield _convert_finding(finding)
 
 
-def _report_load_notes(subject: Subject, *kinds: OddityKind) -> Iterator[Issue]:
+def _report_load_notes(subject: Subject, rule: Rule, *kinds: OddityKind) -> Iterator[Issue]:
     """Yield as notes what the class loads although a strict load refuses it."""
     for note in subject.load_diff.notes if subject.load_diff else ():
         if note.kind in kinds:
-            yield Issue(note.message, severity=Severity.NOTE)
+            yield Issue(note.message, severity=rule.cases["accepted by the class"])
 
 
 def _convert_finding(finding: Finding) -> Issue:
@@ -98,7 +98,7 @@ def _describe_reference(subject: Subject, change: Change) -> str:
 def missing_entry(subject: Subject) -> Iterator[Issue]:
     """Yield what a strict load misses, and what the reference has alone."""
     yield from _report_load_findings(subject, MISSING_ENTRY)
-    yield from _report_load_notes(subject, OddityKind.NOT_SAVED_BY_CLASS, OddityKind.CONVERTED_ON_LOAD)
+    yield from _report_load_notes(subject, MISSING_ENTRY, OddityKind.NOT_SAVED_BY_CLASS, OddityKind.CONVERTED_ON_LOAD)
     for change in _select_changes(subject, status=Status.REMOVED):
         yield _build_issue(subject, change, f"missing; {_describe_reference(subject, change)} has this tensor")
 
@@ -107,7 +107,7 @@ def missing_entry(subject: Subject) -> Iterator[Issue]:
 def unexpected_entry(subject: Subject) -> Iterator[Issue]:
     """Yield what a strict load does not expect, and what the reference lacks."""
     yield from _report_load_findings(subject, UNEXPECTED_ENTRY)
-    yield from _report_load_notes(subject, OddityKind.NOT_READ_BY_CLASS)
+    yield from _report_load_notes(subject, UNEXPECTED_ENTRY, OddityKind.NOT_READ_BY_CLASS)
     for change in _select_changes(subject, status=Status.ADDED):
         yield _build_issue(
             subject, change, f"unexpected; {_reference_name(subject.reference_diff)} does not have this tensor"
@@ -129,7 +129,7 @@ def shape_mismatch(subject: Subject) -> Iterator[Issue]:
         )
 
 
-@rule(Severity.WARNING, needs_class_or_reference)
+@rule(Severity.WARNING, needs_class_or_reference, cases={"most tensors": Severity.NOTE})
 def dtype_mismatch(subject: Subject) -> Iterator[Issue]:
     """A tensor's dtype differs from the model class or the reference checkpoint.
 
@@ -169,7 +169,7 @@ def _report_casts(subject: Subject) -> Iterator[Issue]:
             share = "all" if len(rows) == count else f"{len(rows):,} of"
             what = f"{share} {count:,} tensors are" if count > 1 else f"{subject.name_of(rows[0])}: the checkpoint has"
             message = f"{what} {saved}, but {model} expects {expected}; load_state_dict casts silently"
-            yield Issue(message, None, rows[0].section, severity=Severity.NOTE)
+            yield Issue(message, None, rows[0].section, severity=dtype_mismatch.cases["most tensors"])
             continue
         for row in rows:
             what = f"the checkpoint has {saved}, but {model} expects {expected}"
@@ -177,7 +177,11 @@ def _report_casts(subject: Subject) -> Iterator[Issue]:
             yield Issue(message, row.fqn, row.section, f"cast the tensor to {expected} before saving")
 
 
-@rule(Severity.WARNING, needs_class_or_reference)
+@rule(
+    Severity.WARNING,
+    needs_class_or_reference,
+    cases={"equal bytes": Severity.NOTE, "different bytes": Severity.ERROR, "not read": Severity.NOTE},
+)
 def broken_tie(subject: Subject) -> Iterator[Issue]:
     """Weights that are tied in the model class or the reference checkpoint are separate in this checkpoint.
 
@@ -222,18 +226,19 @@ def _build_untied_issue(subject: Subject, rows: list[TensorInfo]) -> Issue:
     first, *others = rows
     model = subject.load_diff.after.target if subject.load_diff else ""
     ties = f"{model} ties this tensor to {quoting.names([other.fqn for other in others])}"
-    severity, values = _UNREAD if subject.values is None else _SAME[_have_same_values(subject, rows)]
+    case, values = _UNREAD if subject.values is None else _SAME[_have_same_values(subject, rows)]
+    severity = broken_tie.cases[case] if case else None
     message = f"{subject.name_of(first)}: {ties}, but the checkpoint has {len(rows)} separate tensors{values}"
     return Issue(message, first.fqn, first.section, "tie the weights before saving", severity)
 
 
-#: Severity and text for tied weights that are saved separately, by whether their bytes are equal.
-_SAME: dict[bool | None, tuple[Severity, str]] = {
-    None: (Severity.WARNING, " whose values cannot be compared; load_state_dict keeps the last one"),
-    True: (Severity.NOTE, " with equal bytes"),
-    False: (Severity.ERROR, " with different bytes; load_state_dict silently keeps the last one"),
+#: Case and text for tied weights that are saved separately, by whether their bytes are equal.
+_SAME: dict[bool | None, tuple[str | None, str]] = {
+    None: (None, " whose values cannot be compared; load_state_dict keeps the last one"),
+    True: ("equal bytes", " with equal bytes"),
+    False: ("different bytes", " with different bytes; load_state_dict silently keeps the last one"),
 }
-_UNREAD = (Severity.NOTE, " (add --values to compare them); load_state_dict keeps the last one")
+_UNREAD = ("not read", " (add --values to compare them); load_state_dict keeps the last one")
 
 
 def _have_same_values(subject: Subject, rows: list[TensorInfo]) -> bool | None:

@@ -6,7 +6,7 @@ A rule never reads a file: readers have recorded what is odd, and `Subject` has 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,7 +44,7 @@ Need = Callable[["Subject"], str | None]
 Find = Callable[["Subject"], Iterator[Issue]]
 
 
-class AuditRule(Rule, frozen=True):
+class AuditRule(Rule, frozen=True, kw_only=True):
     """A rule that `audit` runs: `find` yields its results on a subject that has what it `needs`.
 
     `plugin` is the module that a rule of an organisation comes from; None for a rule of statecli.
@@ -78,12 +78,17 @@ class AuditRule(Rule, frozen=True):
 _EXPLANATION = compile_on_use(r"(.+?)\n\nWhy: (.+?)\n\nExample: (.+?)\n\nFix: (.+)", re.DOTALL)
 
 
-def rule(severity: Severity, *needs: Need, commands: tuple[str, ...] = ("audit",)) -> Callable[[Find], AuditRule]:
+def rule(
+    severity: Severity,
+    *needs: Need,
+    commands: tuple[str, ...] = ("audit",),
+    cases: Mapping[str, Severity] | None = None,
+) -> Callable[[Find], AuditRule]:
     """Decorate a generator function: its name with dashes becomes the rule's name, its docstring the explanation.
 
     The docstring has a summary and three paragraphs that begin with `Why: `, `Example: ` and `Fix: `, in this order.
     Raises ValueError for another docstring. `needs` are functions that return why a subject cannot be judged.
-    `commands` report the rule.
+    `commands` report the rule. `cases` are the severities of cases that have another one, by their names.
     """
 
     def build(find: Find) -> AuditRule:
@@ -93,7 +98,9 @@ def rule(severity: Severity, *needs: Need, commands: tuple[str, ...] = ("audit",
             form = "a summary, and then paragraphs that begin with 'Why: ', 'Example: ' and 'Fix: '"
             raise ValueError(f"the docstring of {find.__name__} must have {form}")
         summary, why, example, fix = explanation.groups()
-        return AuditRule(name, group, commands, severity, summary, why, example, fix, find, needs)
+        return AuditRule(
+            *(name, group, commands, severity, summary, why, example, fix, cases or {}), find=find, needs=needs
+        )
 
     return build
 
@@ -109,7 +116,6 @@ def judges(entry: Rule, *needs: Need) -> Callable[[Find], AuditRule]:
     """Decorate the generator function by which `audit` finds what other commands report under the same entry."""
 
     def build(find: Find) -> AuditRule:
-        text = (entry.summary, entry.why, entry.example, entry.fix)
-        return AuditRule(entry.name, entry.group, entry.commands, entry.severity, *text, find, needs)
+        return AuditRule(*msgspec.structs.astuple(entry), find=find, needs=needs)
 
     return build

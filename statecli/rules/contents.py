@@ -25,7 +25,7 @@ _E3NN_BUFFER = "output_mask"
 _ELSEWHERE = ("ds_version", "param_shapes", "ds_config")
 
 
-@rule(Severity.ERROR, needs_file)
+@rule(Severity.ERROR, needs_file, cases={"settings or a program": Severity.NOTE})
 def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
     """A checkpoint contains no tensors, or the state_dict in it is empty.
 
@@ -56,7 +56,7 @@ def _is_optimizer(state: ModelState) -> bool:
 def _choose_severity(state: ModelState) -> Severity | None:
     traits = state.traits
     is_settings = traits.may_hold_settings_alone and bool(state.metadata.values) and not _find_empty_models(state)
-    return Severity.NOTE if is_settings or traits.is_program else None
+    return empty_checkpoint.cases["settings or a program"] if is_settings or traits.is_program else None
 
 
 def _has_model_tensors(state: ModelState) -> bool:
@@ -73,7 +73,7 @@ def _find_empty_models(state: ModelState) -> list[str]:
     return [key for key in _MODEL_KEYS if state.metadata.values.get(key) == "{}"]
 
 
-@rule(Severity.WARNING, needs_file)
+@rule(Severity.WARNING, needs_file, cases={"in partitions": Severity.NOTE})
 def empty_tensor(subject: Subject) -> Iterator[Issue]:
     """A weight has no elements: its shape contains a 0.
 
@@ -110,7 +110,8 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
             what = "parameters" if has_elements else "tensors"
             message = f"{section}: {len(reported):,} of {len(rows):,} {what} are empty (0 elements): {called}"
             help = "audit the files that hold the weights" if is_elsewhere else "gather the weights before saving"
-            yield Issue(message, None, section, help, Severity.NOTE if is_elsewhere else None)
+            severity = empty_tensor.cases["in partitions"] if is_elsewhere else None
+            yield Issue(message, None, section, help, severity)
 
 
 def _is_placeholder(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:

@@ -53,7 +53,7 @@ def _match_tensors(subject: Subject, globs: Sequence[str]) -> list[TensorInfo]:
     return [row for row in rows if matches_any(glob_names(row.fqn, row.section, by_section=by_section), globs)]
 
 
-@rule(Severity.ERROR, needs_policy)
+@rule(Severity.ERROR, needs_policy, cases={"inconclusive": Severity.WARNING})
 def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
     """A tensor's `requires_grad` contradicts `policy.frozen` or `policy.trainable`.
 
@@ -95,7 +95,7 @@ def _report_inconclusive(subject: Subject) -> Issue | None:
     return Issue(
         f"{' and '.join(keys)}: inconclusive, because a state_dict does not record requires_grad",
         help="audit the model class, or a module that was saved whole",
-        severity=Severity.WARNING,
+        severity=trainable_mismatch.cases["inconclusive"],
         about="requires_grad",
     )
 
@@ -183,7 +183,11 @@ def needs_fused_optimizer(subject: Subject) -> str | None:
     return None if fused or _list_nested_optimizers(subject) else "the target has no optimizer with fused=True"
 
 
-@rule(Severity.ERROR, needs_fused_optimizer)
+@rule(
+    Severity.ERROR,
+    needs_fused_optimizer,
+    cases={"larger model": Severity.WARNING, "without the model": Severity.NOTE},
+)
 def fused_state_mismatch(subject: Subject) -> Iterator[Issue]:
     """With `fused=True`, an optimizer state has another size than its parameter, or its elements overlap.
 
@@ -211,7 +215,8 @@ def _build_unchecked_issue(optimizer: str) -> Issue:
         f"{optimizer}: the sizes of its states were not checked, because the checkpoint does not contain its model"
     )
     help = "save the optimizer and its model in one dict, or audit their folder"
-    return Issue(message, help=help, severity=Severity.NOTE, about=optimizer)
+    severity = fused_state_mismatch.cases["without the model"]
+    return Issue(message, help=help, severity=severity, about=optimizer)
 
 
 def _check_states(subject: Subject, section: str) -> Iterator[Issue]:
@@ -258,7 +263,8 @@ def _check_model(subject: Subject, optimizer: OptimizerFacts) -> Iterator[Issue]
         yield _build_unchecked_issue(optimizer.section)
     if not models or any(can_train(optimizer, rows, tensors) for rows in models):
         return
-    severity = None if any(len(rows) == count for rows in models) else Severity.WARNING
+    is_larger = all(len(rows) != count for rows in models)
+    severity = fused_state_mismatch.cases["larger model"] if is_larger else None
     shapes = [shape for group in optimizer.groups for shape in group.shapes if shape is not None]
     present = {tensors[number].shape for rows in models for number in rows}
     odd = next((f", such as {list(shape)}" for shape in shapes if shape not in present), "")

@@ -198,7 +198,7 @@ def missing_shard(subject: Subject) -> Iterator[Issue]:
     )
 
 
-@rule(Severity.ERROR, _needs_file)
+@rule(Severity.ERROR, _needs_file, cases={"total": Severity.WARNING, "not in the index": Severity.NOTE})
 def index_mismatch(subject: Subject) -> Iterator[Issue]:
     """The index of a sharded checkpoint contradicts its shards.
 
@@ -216,12 +216,12 @@ def index_mismatch(subject: Subject) -> Iterator[Issue]:
         if odd.kind is OddityKind.NOT_IN_INDEX:
             yield _build_issue(odd, help)
         elif odd.kind is OddityKind.INDEX_TOTAL:
-            yield Issue(odd.message, help=help, severity=Severity.WARNING)
+            yield Issue(odd.message, help=help, severity=index_mismatch.cases["total"])
         elif odd.kind is OddityKind.UNNAMED_SHARDS:
             yield Issue(
                 odd.message,
                 help="audit the folder: statecli then checks each file as a separate target",
-                severity=Severity.NOTE,
+                severity=index_mismatch.cases["not in the index"],
             )
 
 

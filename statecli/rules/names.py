@@ -105,7 +105,7 @@ def _report_stripped_prefixes(subject: Subject, reported: Sequence[Finding]) -> 
         if note.kind is OddityKind.WRAPPER_PREFIX and not any(_get_prefix(note) in item.message for item in reported):
             own = note.message.endswith(f" of {subject.target}")
             message = f"{note.message} for the comparison; a strict load_state_dict does not strip the prefix"
-            yield Issue(message, severity=Severity.WARNING if own else Severity.NOTE)
+            yield Issue(message, severity=None if own else wrapper_prefix.cases["of the reference"])
 
 
 def _get_prefix(note: Oddity) -> str:

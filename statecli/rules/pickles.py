@@ -205,7 +205,7 @@ def whole_module_pickle(subject: Subject) -> Iterator[Issue]:
         )
 
 
-@rule(Severity.WARNING, needs_file, needs_pickles)
+@rule(Severity.WARNING, needs_file, needs_pickles, cases={"plain data": Severity.NOTE})
 def nested_pickle(subject: Subject) -> Iterator[Issue]:
     """A pickle is hidden in a string of another pickle, or in a record that holds no tensors.
 
@@ -229,7 +229,7 @@ def _build_nested_issue(subject: Subject, pickle: ScannedPickle) -> Issue:
     content = "imports only plain data" if clean else "imports more than plain data"
     message = f"nested pickle: {_describe_place(subject, pickle)}; {content}"
     help = "find out which program reads this pickle"
-    severity = Severity.NOTE if clean else None
+    severity = nested_pickle.cases["plain data"] if clean else None
     return Issue(message, None, None, help, severity, None, pickle.place, pickle.where, pickle.digest)
 
 
@@ -268,7 +268,7 @@ def allocation_bomb(subject: Subject) -> Iterator[Issue]:
     )
 
 
-@rule(Severity.ERROR, needs_file, needs_pickles)
+@rule(Severity.ERROR, needs_file, needs_pickles, cases={"needs review": Severity.WARNING, "usual": Severity.NOTE})
 def unsafe_data(subject: Subject) -> Iterator[Issue]:
     """The file has numbers or texts that make common programs read other memory, delete files or run code.
 
@@ -305,7 +305,7 @@ def _build_hazard_issue(subject: Subject, pickle: ScannedPickle, hazard: Hazard)
     where = _describe_place(subject, pickle)
     message = f"{hazard.text} ({where})" if where else hazard.text
     help = hazard.help or ("do not resume from the file; contact its publisher" if hazard.is_error else None)
-    severity = None if hazard.is_error else Severity.WARNING if hazard.needs_review else Severity.NOTE
+    severity = None if hazard.is_error else unsafe_data.cases["needs review" if hazard.needs_review else "usual"]
     return Issue(message, help=help, severity=severity, place=pickle.place, about=hazard.text, content=pickle.digest)
 
 
@@ -360,7 +360,7 @@ _REPLACEMENTS = (
 )
 
 
-@rule(Severity.WARNING, needs_file, needs_pickles)
+@rule(Severity.WARNING, needs_file, needs_pickles, cases={"own loader": Severity.NOTE})
 def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
     """`torch.load(path)` refuses the file, because the file imports a name that is not on torch's allow-list.
 
@@ -410,7 +410,8 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
             continue
         reported.add((pickle.place.path, why))
         message = f"torch.load refuses the file by default: {_describe_place(subject, pickle)} {why}"
-        severity = Severity.NOTE if is_companion or subject.state.traits.has_own_loader else None
+        has_own_loader = is_companion or subject.state.traits.has_own_loader
+        severity = needs_weights_only_false.cases["own loader"] if has_own_loader else None
         yield Issue(message, help=help, severity=severity, place=pickle.place, about=", ".join(names))
 
 

@@ -43,7 +43,11 @@ def _describe_device(subject: Subject, device: str, tensors: list[TensorInfo]) -
     return f"{len(tensors):,} on {device} ({quoting.names([subject.name_of(tensor) for tensor in tensors])})"
 
 
-@rule(Severity.NOTE, _needs_recorded_devices)
+@rule(
+    Severity.NOTE,
+    _needs_recorded_devices,
+    cases={"outside of the policy": Severity.ERROR, "later GPU": Severity.WARNING},
+)
 def accelerator_device(subject: Subject) -> Iterator[Issue]:
     """Tensors are recorded on a device that not every machine has.
 
@@ -65,10 +69,12 @@ def accelerator_device(subject: Subject) -> Iterator[Issue]:
         names_shown = quoting.names([subject.name_of(tensor) for tensor in tensors])
         on_device = f"{plural(len(tensors), 'tensor')} on {device} ({names_shown})"
         if allowed:
-            severity, why = Severity.ERROR, f"policy.device allows only {' or '.join(allowed)}"
+            case: str | None = "outside of the policy"
+            why = f"policy.device allows only {' or '.join(allowed)}"
         else:
-            severity = Severity.WARNING if index not in ("", "0") else Severity.NOTE
+            case = "later GPU" if index not in ("", "0") else None
             why = "torch.load fails on a machine without this device, unless map_location is given"
+        severity = accelerator_device.cases[case] if case else None
         help = 'save the tensors on cpu, or load the file with map_location="cpu"'
         yield Issue(f"{on_device}: {why}", None, help=help, severity=severity)
 

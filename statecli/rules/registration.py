@@ -58,7 +58,7 @@ def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
                 yield _build_issue(row, what, decide_tensor_severity(row), "compute the value in forward")
         else:
             is_harmless = stored or row.note == OF_A_METRIC
-            severity = Severity.NOTE if is_harmless else decide_tensor_severity(row)
+            severity = unregistered_tensor.cases["kept"] if is_harmless else decide_tensor_severity(row)
             help = _STORED if stored else None
             what = _describe_consequences(row) or "not a parameter or buffer"
             yield _build_issue(row, f"not registered: {what}", severity, help)
@@ -67,7 +67,7 @@ def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
 @judges(registration_rules.UNREGISTERED_PARAMETER, needs_module)
 def unregistered_parameter(subject: Subject) -> Iterator[Issue]:
     """Yield the unregistered tensors that require grad."""
-    severity, help = (Severity.NOTE, _STORED) if _is_archive(subject) else (None, None)
+    severity, help = (unregistered_parameter.cases["kept"], _STORED) if _is_archive(subject) else (None, None)
     for row in _select_unregistered(subject):
         if row.within is None and is_trainable(row):
             what = ", ".join(filter(None, ("not trained", _describe_consequences(row))))
@@ -93,7 +93,7 @@ def unregistered_module(subject: Subject) -> Iterator[Issue]:
 _LIST = "keep the module in nn.ModuleList or nn.ModuleDict, or as an attribute of a module"
 
 
-@rule(Severity.NOTE, needs_module)
+@rule(Severity.NOTE, needs_module, cases={"random": Severity.ERROR})
 def non_persistent_buffer(subject: Subject) -> Iterator[Issue]:
     """A buffer is registered with `persistent=False`, so it is not saved, and a load does not restore it.
 
@@ -108,7 +108,8 @@ def non_persistent_buffer(subject: Subject) -> Iterator[Issue]:
     for row in subject.module.tensors if subject.module else ():
         if row.kind is Kind.BUFFER and row.persistent is False and row.rebuilt is not True:
             if row.rebuilt is False:
-                yield _build_issue(row, registration_rules.RANDOM_VALUE, Severity.ERROR, registration_rules.PERSISTENT)
+                severity = non_persistent_buffer.cases["random"]
+                yield _build_issue(row, registration_rules.RANDOM_VALUE, severity, registration_rules.PERSISTENT)
             else:
                 help = "check that the value is recomputed when the model is loaded"
                 yield _build_issue(row, "non-persistent buffer: not in state_dict()", help=help)

@@ -118,7 +118,7 @@ def _build_tie_help(subject: Subject, tied: Sequence[TensorInfo]) -> str:
     return f"{help}; for safetensors, {SAVE_TIES_AS_SAFETENSORS}"
 
 
-@rule(Severity.WARNING, _needs_strides)
+@rule(Severity.WARNING, _needs_strides, cases={"inconclusive": Severity.NOTE})
 def shared_slices(subject: Subject) -> Iterator[Issue]:
     """Different views of one storage share some of their bytes.
 
@@ -180,7 +180,8 @@ def _report_inconclusive(subject: Subject, storage: Storage, count: int) -> Issu
         f"{subject.name_of(first)}: statecli does not know whether the {count:,} views of its storage share bytes: "
         f"{why}"
     )
-    return Issue(message, first.fqn, first.section, "save copies with .clone()", Severity.NOTE, place=storage.place)
+    severity = shared_slices.cases["inconclusive"]
+    return Issue(message, first.fqn, first.section, "save copies with .clone()", severity, place=storage.place)
 
 
 def _needs_uniform_dtypes(subject: Subject) -> str | None:

@@ -70,7 +70,7 @@ def _describe_all(facts: Facts, what: str) -> str:
     return _describe_count(1, facts, what) if facts.elements == 1 else f"all {facts.elements:,} values are {what}"
 
 
-@rule(Severity.ERROR, needs_values)
+@rule(Severity.ERROR, needs_values, cases={"outside of a model and an optimizer": Severity.NOTE})
 def nan(subject: Subject) -> Iterator[Issue]:
     """A tensor has values that are not a number.
 
@@ -85,7 +85,7 @@ def nan(subject: Subject) -> Iterator[Issue]:
     """
     for tensor, facts in _list_facts(subject):
         if facts.nan:
-            severity = Severity.NOTE if tensor.kind is Kind.OTHER else None
+            severity = nan.cases["outside of a model and an optimizer"] if tensor.kind is Kind.OTHER else None
             yield _build_issue(subject, tensor, _describe_count(facts.nan, facts, "NaN"), _HELP[severity], severity)
 
 
@@ -95,7 +95,7 @@ _HELP = {
 }
 
 
-@rule(Severity.ERROR, needs_values)
+@rule(Severity.ERROR, needs_values, cases={"in a buffer": Severity.WARNING, "intended": Severity.NOTE})
 def inf(subject: Subject) -> Iterator[Issue]:
     """A tensor has infinite values.
 
@@ -138,17 +138,17 @@ def sparse_indices(subject: Subject) -> Iterator[Issue]:
             )
 
 
-def _choose_infinity_severity(tensor: TensorInfo, facts: Facts) -> Severity:
+def _choose_infinity_severity(tensor: TensorInfo, facts: Facts) -> Severity | None:
     is_mask = facts.minus_inf == facts.inf and facts.low == facts.high is not None and not facts.nan
     if is_mask or tensor.kind is Kind.OTHER:
-        return Severity.NOTE
+        return inf.cases["intended"]
     is_extreme = tensor.shape == () and tensor.evidence is Evidence.ASSUMED
     if tensor.kind in (Kind.PARAMETER, Kind.OPTIMIZER) and not is_extreme:
-        return Severity.ERROR
-    return Severity.WARNING if facts.only is None else Severity.NOTE
+        return None
+    return inf.cases["in a buffer" if facts.only is None else "intended"]
 
 
-@rule(Severity.NOTE, needs_values)
+@rule(Severity.NOTE, needs_values, cases={"all weights": Severity.WARNING})
 def all_zero(subject: Subject) -> Iterator[Issue]:
     """All values of a weight of two dimensions or more are zero.
 
@@ -166,7 +166,8 @@ def all_zero(subject: Subject) -> Iterator[Issue]:
     is_all = len(zero) == len(weights) > 1
     reported = [(tensor, _describe_all(facts, "zero")) for tensor, facts in zero if is_all or tensor.nbytes >= SMALL]
     help = "check that the weights were loaded and gathered before saving"
-    yield from _report_by_section(subject, reported, "all zero", help, Severity.WARNING if is_all else None)
+    severity = all_zero.cases["all weights"] if is_all else None
+    yield from _report_by_section(subject, reported, "all zero", help, severity)
 
 
 @rule(Severity.NOTE, needs_values)
@@ -211,7 +212,7 @@ def _report_by_section(
         yield Issue(f"{section}: {len(pairs):,} tensors are {what}: {called}", None, section, help, severity)
 
 
-@rule(Severity.WARNING, needs_values)
+@rule(Severity.WARNING, needs_values, cases={"not multiplied": Severity.NOTE})
 def denormal(subject: Subject) -> Iterator[Issue]:
     """Many values of a tensor are denormal, that is, smaller than the smallest normal number of the dtype.
 
@@ -230,7 +231,7 @@ def denormal(subject: Subject) -> Iterator[Issue]:
         if not widened and facts.denormal >= max(DENORMALS, DENORMAL_SHARE * facts.elements):
             is_factor = tensor.kind in (Kind.PARAMETER, Kind.BUFFER) and len(tensor.shape or ()) > 1
             text = _describe_count(facts.denormal, facts, "denormal")
-            severity = None if is_factor else Severity.NOTE
+            severity = None if is_factor else denormal.cases["not multiplied"]
             yield _build_issue(
                 subject, tensor, text, "set these values to zero, or call torch.set_flush_denormal(True)", severity
             )
@@ -312,7 +313,7 @@ def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[Te
     return Issue(f"{section}: {text}", None, section, help)
 
 
-@rule(Severity.WARNING, needs_values)
+@rule(Severity.WARNING, needs_values, cases={"expected": Severity.NOTE})
 def unread_values(subject: Subject) -> Iterator[Issue]:
     """The values of a tensor could not be read as numbers, so no rule has checked them.
 
@@ -327,15 +328,11 @@ def unread_values(subject: Subject) -> Iterator[Issue]:
     """
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
         if facts.reason is not None and not facts.damaged:
-            severity = _choose_unread_severity(tensor) if subject.values_requested else Severity.NOTE
+            has_none = tensor.device == "meta" or tensor.dtype.startswith("numpy") or tensor.shape is None
+            severity = unread_values.cases["expected"] if has_none or not subject.values_requested else None
             yield _build_issue(
                 subject, tensor, f"values not read: {facts.reason}", "exclude the tensor with -x", severity
             )
-
-
-def _choose_unread_severity(tensor: TensorInfo) -> Severity:
-    none = tensor.device == "meta" or tensor.dtype.startswith("numpy") or tensor.shape is None
-    return Severity.NOTE if none else Severity.WARNING
 
 
 RULES = (nan, inf, sparse_indices, all_zero, constant, denormal, overflows_dtype, duplicate_values, unread_values)

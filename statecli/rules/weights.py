@@ -25,7 +25,7 @@ _ZERO_AT_START = compile_on_use(
 _STEPS = compile_on_use(r"(?:^|\.)(?:global_step|global_steps|step|steps|epoch|iteration|iter|_step_count)$")
 
 
-@rule(Severity.WARNING, needs_values)
+@rule(Severity.WARNING, needs_values, cases={"may be intended": Severity.NOTE})
 def untrained_adapter(subject: Subject) -> Iterator[Issue]:
     """An adapter has no effect: the factors that start at zero are still zero.
 
@@ -65,7 +65,7 @@ def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Fact
         if sign
         else "no action is needed if the adapter was not trained yet"
     )
-    severity = None if sign and is_all else Severity.NOTE
+    severity = None if sign and is_all else untrained_adapter.cases["may be intended"]
     yield Issue(message, zero[0].fqn if len(zero) == 1 else None, zero[0].section, help, severity)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,48 @@ def test_a_rule_is_a_value():
     """Two rules of the same text are equal, whatever built them."""
     rule = DICTIONARY["added"]
     assert rule == Rule(*(getattr(rule, field) for field in Rule.__struct_fields__))
+
+
+def list_severities(tree):
+    """Lines of `Severity.X` that are neither compared, nor in the definition of a rule, nor a key, nor a threshold."""
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "Severity"):
+            continue
+        above, nearest = [], parents[node]
+        while (child := above[-1] if above else node) in parents:
+            above.append(parents[child])
+        definitions = {ast.unparse(item.func) for item in above if isinstance(item, ast.Call)}
+        thresholds = {ast.unparse(item.target) for item in above if isinstance(item, ast.AnnAssign)}
+        thresholds |= {item.arg for item in above if isinstance(item, ast.keyword)}
+        is_key = isinstance(nearest, ast.Dict) and node in nearest.keys
+        if not (is_key or isinstance(nearest, ast.Compare) or "fail_on" in thresholds or definitions & DEFINITIONS):
+            yield node.lineno
+
+
+DEFINITIONS = {"Rule", "rule", "_rule"}
+
+
+def test_each_severity_stands_in_the_definition_of_its_rule():
+    """Code names a case of the rule. Two functions of `core/severity.py` decide about a tensor that may be lost."""
+    definitions = ("severity.py", "rules.py", "registration_rules.py")
+    outside = {
+        (path, line)
+        for path, tree in trees("Severity.")
+        for line in list_severities(tree)
+        if path.startswith(("commands/", "rules/", "core/")) and not path.endswith(definitions)
+        if (path, TEXTS[path].splitlines()[line - 1].strip()) not in MEASURED
+    }
+    assert outside == set()
+
+
+#: A severity that `inspect` compares.
+MEASURED = {("commands/inspect/run.py", "if measured.severity in (None, Severity.NOTE):")}
+
+
+def test_a_case_that_code_names_is_a_case_of_a_rule():
+    """A name is text, so that no type checks its spelling; and no case is left without a finding."""
+    named = {case for text in TEXTS.values() for case in re.findall(r'"([^"\n]+)"', text)}
+    cases = {case for rule in DICTIONARY.values() for case in rule.cases}
+    used = {case for text in TEXTS.values() for case in re.findall(r'\.cases\["([^"]+)"', text)}
+    assert used <= cases <= named

@@ -53,4 +53,4 @@ def list_entries(plugins: Iterable[Plugin]) -> tuple[PluginRule, ...]:
 
 def _build_entry(rule: Rule, plugin: str) -> PluginRule:
     texts = (rule.summary, rule.why, rule.example, rule.fix)
-    return PluginRule(rule.name, rule.group, rule.commands, rule.severity, *texts, plugin)
+    return PluginRule(rule.name, rule.group, rule.commands, rule.severity, *texts, plugin=plugin)

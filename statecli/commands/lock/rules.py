@@ -27,7 +27,6 @@ in the lock file, `audit --lock` would report each new epoch.""",
     example="a Lightning checkpoint whose `ModelCheckpoint` keeps `best_model_score` as a tensor.",
     fix="ignore the note. If one of these tensors is a weight, save this tensor in the state_dict of the model.",
 )
-#: A note where a lock file is written, a warning where a checkpoint is compared with the file.
 VALUES_NOT_LOCKED = Rule(
     "values-not-locked",
     "lock",
@@ -39,6 +38,7 @@ such a lock.""",
     example="the lock was made from a class (`statecli lock net.py:Net`), whose initial weights are random; "
     "or somebody\nremoved the digests from the file.",
     fix="run `statecli lock` on the checkpoint; ignore this rule if the lock should cover only shapes.",
+    cases={"on writing": Severity.NOTE},
 )
 
 RULES = (NOTHING_TO_LOCK, CALLBACKS_NOT_LOCKED, VALUES_NOT_LOCKED)

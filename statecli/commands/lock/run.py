@@ -16,7 +16,7 @@ from statecli.commands.lock.companion_files import compute_companion_digests, fi
 from statecli.commands.lock.lock_file import SCHEMA, Lock, LockedTarget, LockedTensor, refuse_twins
 from statecli.core.digest_algorithm import Algorithm, load_hasher
 from statecli.core.errors import BarePickle, FilteredOut, NothingMatched, UnreadableError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
 from statecli.core.model_state import Evidence, Kind, ModelState, TensorInfo
 from statecli.core.selection import Selection, select
 from statecli.storage import files
@@ -217,7 +217,8 @@ def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding
             message = (
                 f"{item.state.target}: the values of {count} of {len(lines.tensors)} tensors are not locked: {why}"
             )
-            yield rules.VALUES_NOT_LOCKED.finding(message, target=item.state.target, severity=Severity.NOTE)
+            severity = rules.VALUES_NOT_LOCKED.cases["on writing"]
+            yield rules.VALUES_NOT_LOCKED.finding(message, target=item.state.target, severity=severity)
 
 
 def lock_tensors(state: ModelState, digests: Sequence[str | None]) -> tuple[LockedTensor, ...]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging
+from statecli.commands.verify import judging, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.core.finding import Severity
@@ -152,4 +152,4 @@ def build_attribute_fix(attribute: ChangedAttribute) -> str:
 
 def choose_attribute_severity(attribute: ChangedAttribute) -> Severity | None:
     """Return a note for the count of a metric, which no compiled model needs; None for the severity of the rule."""
-    return Severity.NOTE if is_metric(attribute.owner) else None
+    return rules.CHANGING_ATTRIBUTE.cases["of a metric"] if is_metric(attribute.owner) else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from statecli.core.finding import Severity
 from statecli.core.rule import Rule
 
@@ -15,8 +17,9 @@ def _rule(
     fix: str,
     severity: Severity = Severity.ERROR,
     commands: tuple[str, ...] = ("verify",),
+    cases: Mapping[str, Severity] | None = None,
 ) -> Rule:
-    return Rule(name, proof, commands, severity, summary, why, example, fix)
+    return Rule(name, proof, commands, severity, summary, why, example, fix, cases or {})
 
 
 #: Commands that report what forward does with an unregistered tensor: `inspect` if there is an input.
@@ -53,6 +56,7 @@ found Float", or it computes in float32 silently and is slow.""",
     example="`self.scale = torch.ones(8)` in `__init__`, then `model.half()`.",
     fix="register the tensor as a buffer; if the class has its own `half` or `_apply`, call `super()` in it.",
     commands=_WITH_INPUT,
+    cases={"cast by forward": Severity.NOTE},
 )
 IMAGINARY_LOST = _rule(
     "imaginary-lost",
@@ -92,6 +96,7 @@ finds a running state, such as an average that forward updates in train mode. Fo
     example="`self.noise = torch.randn(16)` in `__init__`: each new instance draws other values.",
     fix="register the tensor as a parameter or a persistent buffer, and keep it in `state_dict` of the class.",
     commands=_WITH_INPUT,
+    cases={"not persistent": Severity.WARNING},
 )
 CHANGED_BY_SAVING = _rule(
     "changed-by-saving",
@@ -230,6 +235,7 @@ note for `weight_hh` of a recurrent module that starts from a hidden state of ze
     example="a gate of 0 is multiplied by a branch whose output is 0 too, so neither gets a gradient.",
     fix="look for a factor of zero in forward, for terms that cancel out, and for a hook that changes the gradient.",
     severity=Severity.WARNING,
+    cases={"hidden state of zeros": Severity.NOTE},
 )
 NON_FINITE_GRADIENT = _rule(
     "non-finite-gradient",
@@ -247,6 +253,7 @@ NOT_IN_OPTIMIZER = _rule(
     why="an optimizer gets only `model.parameters()`. The loss falls, but the tensor does not change.",
     example="`self.scale = torch.ones(3, requires_grad=True)`.",
     fix="register the tensor as `nn.Parameter` to train it; otherwise call `requires_grad_(False)` on it.",
+    cases={"no gradient": Severity.WARNING},
 )
 OVERWRITTEN_BY_FORWARD = _rule(
     "overwritten-by-forward",
@@ -298,6 +305,7 @@ the checkpoint keeps arbitrary values from the allocated memory. The model then 
 `reset_parameters`.""",
     fix="""compute the tensor in a method `reset_parameters()` that `__init__` also calls, or in `_init_weights` of a
 transformers model.""",
+    cases={"not read": Severity.NOTE},
 )
 CHANGED_BY_MATERIALIZING = _rule(
     "changed-by-materializing",
@@ -307,6 +315,7 @@ CHANGED_BY_MATERIALIZING = _rule(
 although both load the same checkpoint.""",
     example="`__init__` scales `inv_freq`, but `reset_parameters` computes `inv_freq` without the scale.",
     fix="compute the tensor in the init method only, and call the method in `__init__`.",
+    cases={"not read": Severity.NOTE},
 )
 LEFT_ON_META = _rule(
     "left-on-meta",
@@ -316,6 +325,7 @@ LEFT_ON_META = _rule(
 returns results without values. Without an input, the finding is a warning.""",
     example='`self.scale = torch.ones(8)` in `__init__`, in a model built with `torch.device("meta")`.',
     fix="register the tensor as a buffer, and compute it in `reset_parameters()`; or create it in forward.",
+    cases={"not read": Severity.NOTE, "without an input": Severity.WARNING},
 )
 NOT_BUILT_ON_META = _rule(
     "not-built-on-meta",
@@ -338,6 +348,7 @@ model uncompiled.""",
     example="`self.steps += 1` in forward, and `x * 0.9 ** self.steps`.",
     fix="""register a tensor as a buffer and change the buffer in place: `self.steps.add_(1)`; or pass the value as an
 input.""",
+    cases={"of a metric": Severity.NOTE},
 )
 
 KEPT_BY_COMPILE = _rule(
@@ -364,6 +375,12 @@ checkpoint contains. The finding is a warning for other buffers that forward upd
     example="`self.mean.lerp_(x.mean(0), 0.1)` in forward, where `mean` is a buffer, and `fully_shard(model)`.",
     fix="""average the tensor over the ranks in forward, with `torch.distributed.all_reduce`; do not list trained
 tensors in `_ddp_params_and_buffers_to_ignore`.""",
+    cases={
+        "updated by forward": Severity.WARNING,
+        "module of torch": Severity.NOTE,
+        "random": Severity.ERROR,
+        "random, in the checkpoint": Severity.NOTE,
+    },
 )
 NOT_SHARDABLE = _rule(
     "not-shardable",
@@ -386,6 +403,7 @@ changes no output in these steps, such as a counter for the log.""",
     example="`self.steps += 1` in forward, and `x * 0.9 ** self.steps`; an average with `persistent=False`.",
     fix="""register a tensor as a buffer, and change it in place: `self.steps.add_(1)`; or return the value from
 `get_extra_state()` and restore it in `set_extra_state()`.""",
+    cases={"lost": Severity.ERROR, "no effect": Severity.WARNING},
 )
 
 RULES = (

@@ -202,9 +202,8 @@ def _lower_severity(finding: Finding) -> Finding:
     if finding.rule != LEFT_BEHIND.name or finding.severity is not Severity.WARNING:
         return finding
     message = f"{finding.message}; forward ran without an error after the move"
-    return LEFT_BEHIND.finding(
-        message, target=finding.target, fqn=finding.fqn, help=finding.help, severity=Severity.NOTE
-    )
+    severity = LEFT_BEHIND.cases["moved by forward"]
+    return LEFT_BEHIND.finding(message, target=finding.target, fqn=finding.fqn, help=finding.help, severity=severity)
 
 
 def _has_checkpoint(folder: str) -> bool:

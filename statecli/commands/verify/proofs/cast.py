@@ -195,7 +195,7 @@ class _Proof:
     def _fail(self, rule: Rule, row: TensorInfo, what: str, steps: _TensorCasts) -> Cell:
         severity = decide_tensor_severity(row) if rule == rules.KEEPS_DTYPE else None
         if severity is Severity.WARNING and row.fqn in self._recast:
-            severity, what = Severity.NOTE, f"{what}; {recast_by_forward.RECAST_REASON}"
+            severity, what = rule.cases["cast by forward"], f"{what}; {recast_by_forward.RECAST_REASON}"
         message, help = f"{row.fqn}: {what}", self._help(rule, row, steps)
         self._findings.append(
             judging.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)

@@ -230,7 +230,7 @@ class _Proof:
         message: str,
         help: str | None = None,
         *,
-        severity: Severity = Severity.ERROR,
+        severity: Severity | None = None,
     ) -> None:
         """Add a finding for each tensor and rule once, from the first copy with the fault."""
         finding = judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity)
@@ -256,7 +256,7 @@ class _Proof:
                 )
                 cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
                 tie = self._ties_broken_by_move.get(name)
-                severity = tie.severity if tie is not None and rule is rules.UNTIED_BY_COPY else Severity.ERROR
+                severity = tie.severity if tie is not None and rule is rules.UNTIED_BY_COPY else None
                 self._fail(rule, name, f"{name}: {message} in {what}", severity=severity)
 
 

@@ -128,8 +128,8 @@ class _Proof(Proof):
         consequence = "the exported program keeps the values at the time of the export"
         message = f"{name} of {file}: {registration_rules.EXPORTED}{where}: {consequence}"
         help = f"register {name} as a buffer, or pass the tensor as an input"
-        rule, severity = registration_rules.UNREGISTERED_TENSOR, Severity.WARNING
-        self._findings.append(judging.build_finding(self._subject, rule, message, None, help=help, severity=severity))
+        rule = registration_rules.UNREGISTERED_TENSOR
+        self._findings.append(judging.build_finding(self._subject, rule, message, None, help=help))
 
     def _fail(self, row: TensorInfo, place: Place | None) -> None:
         rule = registration_rules.choose_rule(row)
@@ -137,14 +137,12 @@ class _Proof(Proof):
         why = "load_state_dict() after the export does not change the exported program"
         severity = decide_tensor_severity(row)
         if row.fqn in self._subject.created_by_forward:
-            why, severity = "the first forward computes the tensor", Severity.NOTE
+            why, severity = "the first forward computes the tensor", rule.cases["kept"]
         elif severity is Severity.WARNING and row.rebuilt and not self._is_running_state(row):
-            why, severity = "the constructor always sets the same values", Severity.NOTE
+            why, severity = "the constructor always sets the same values", rule.cases["kept"]
         elif severity is not Severity.ERROR and self._is_running_state(row):
-            why, severity = (
-                "forward in train mode updates the tensor, but the exported program keeps the old values",
-                Severity.ERROR,
-            )
+            why = "forward in train mode updates the tensor, but the exported program keeps the old values"
+            severity = rule.cases["lost"]
         message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {what}: {why}"
         self._findings.append(judging.build_finding(self._subject, rule, message, row.fqn, severity=severity))
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason=f"a constant{self._format_place(place)}")

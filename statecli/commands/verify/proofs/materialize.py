@@ -25,7 +25,6 @@ from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.recreated_by_forward import ReadRecorder
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
-from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.rule import Rule
 from statecli.core.units import plural
@@ -235,11 +234,11 @@ class _Proof(Proof):
 
     def _fail(self, rule: Rule, name: str, message: str, module: nn.Module, *, is_read: bool) -> None:
         row = self._subject.rows_by_fqn()[name]
-        severity = rule.severity
+        severity = None
         if not is_read:
-            message, severity = f"{message}; forward does not read the tensor", Severity.NOTE
+            message, severity = f"{message}; forward does not read the tensor", rule.cases["not read"]
         elif rule is rules.LEFT_ON_META and self._subject.inputs is None:
-            severity = Severity.WARNING
+            severity = rule.cases["without an input"]
         help = None if row.kind is Kind.UNREGISTERED else _describe_fix(module, name, rule)
         self._findings.append(
             judging.build_finding(self._subject, rule, f"{name}: {message}", name, help=help, severity=severity)

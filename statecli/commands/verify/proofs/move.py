@@ -31,7 +31,7 @@ from statecli.commands.verify import judging, recreated_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
 from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.move_rules import KEEPS_MEMORY, LEFT_BEHIND, report_broken_ties
 from statecli.core.oddity_kind import OddityKind
@@ -272,10 +272,9 @@ class _Proof:
 
     def _fail(self, rule: Rule, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
         """Fail a tensor. `mend`: the fix in the class's own `_apply` or `to`, if there is no better help."""
-        severity = decide_tensor_severity(row) if rule == LEFT_BEHIND else None
-        help = None
+        severity, help = decide_tensor_severity(row) if rule == LEFT_BEHIND else None, None
         if row.fqn in self._subject.created_by_forward:
-            severity = Severity.ERROR  # the next forward on the device reads what the first one left on the CPU
+            severity = None  # an error: the next forward on the device reads what the first one left on the CPU
             help = recreated_by_forward.HELP.format("device")
         elif not row.fix:
             help = judging.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, mend)

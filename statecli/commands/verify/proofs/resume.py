@@ -28,7 +28,6 @@ from statecli.commands.verify.resumed_training import (
     find_effect,
 )
 from statecli.core import registration_rules
-from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import plural
 from statecli.live.metric_states import MAKE_PERSISTENT, SAVED_ON_REQUEST, MetricStates
@@ -139,13 +138,13 @@ class _Proof(Proof):
         rows = self._list_rows(slot, differing)
         if rows:
             running = all(part in loaded.get(slot, {}) for part in differing)
-            severity = Severity.ERROR if effect or running else Severity.WARNING
+            case = "lost" if effect or running else "no effect"
             for row in rows:
                 help = MAKE_PERSISTENT if self._is_of_metric(slot) else self._build_tensor_fix(row)
-                self._report_tensor(row, consequence, severity, help, is_changed=is_changed, is_saved=is_saved)
+                self._report_tensor(row, consequence, case, help, is_changed=is_changed, is_saved=is_saved)
             return
-        severity = Severity.ERROR if effect else Severity.WARNING
-        self._report_value(slot, training, loaded, differing, consequence, severity)
+        case = "lost" if effect else "no effect"
+        self._report_value(slot, training, loaded, differing, consequence, case)
 
     def _list_rows(self, slot: Slot, differing: list[str]) -> list[TensorInfo]:
         """Return the rows of the differing tensors in a slot."""
@@ -160,7 +159,7 @@ class _Proof(Proof):
         self,
         row: TensorInfo,
         consequence: str,
-        severity: Severity,
+        case: str,
         fix: str | None,
         *,
         is_changed: bool,
@@ -180,7 +179,7 @@ class _Proof(Proof):
             what = "not in state_dict()"
         message = f"{row.fqn}: {what}: {consequence}"
         self._findings.append(
-            judging.build_finding(self._subject, rule, message, row.fqn, help=help, severity=severity)
+            judging.build_finding(self._subject, rule, message, row.fqn, help=help, severity=rule.cases[case])
         )
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason="not restored by a load")
 
@@ -198,7 +197,7 @@ class _Proof(Proof):
         loaded: Values,
         differing: list[str],
         consequence: str,
-        severity: Severity,
+        case: str,
     ) -> None:
         is_generator = kept_values.is_generator(training.copies.values.get(slot))
         part = differing[0] if len(differing) == 1 and not is_generator else ""
@@ -213,8 +212,9 @@ class _Proof(Proof):
             fix = judging.address_to_library(type(training.module.get_submodule(slot.path)), fix)
         fixes = (fix, self._format_line(slot, training))
         help = "; ".join(filter(None, fixes))
+        rule = rules.LOST_BY_RESUMING
         self._findings.append(
-            judging.build_finding(self._subject, rules.LOST_BY_RESUMING, message, name, help=help, severity=severity)
+            judging.build_finding(self._subject, rule, message, name, help=help, severity=rule.cases[case])
         )
 
     def _build_fix(self, slot: Slot, part: str, training: SavedTraining) -> str:

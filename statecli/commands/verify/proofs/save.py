@@ -217,7 +217,7 @@ class _Proof(Proof):
             f"{row.fqn}: forward updates the tensor in train mode, but state_dict() lacks the tensor, because {why}"
         )
         help = PERSISTENT if is_declined else None
-        severity = Severity.WARNING if is_declined else Severity.ERROR
+        severity = rules.LOST_BY_SAVING.cases["not persistent"] if is_declined else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help, severity=severity)
 
     def _compare_rebuilds(self, rows: list[TensorInfo]) -> dict[str, Rebuild]:

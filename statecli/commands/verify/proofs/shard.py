@@ -118,9 +118,8 @@ class _Proof(Proof):
             if entry.fqn in aliases and not isinstance(entry.tensor, DTensor):
                 message = f"{entry.fqn}: still uses the memory that {aliases[entry.fqn]} had before fully_shard()"
                 effect = "training changes the sharded parameter, but not this tensor"
-                self._report(
-                    STALE_VIEW, f"{message}: {effect}", entry.fqn, help=STALE_VIEW_HELP, severity=Severity.ERROR
-                )
+                severity = STALE_VIEW.cases["trained"]
+                self._report(STALE_VIEW, f"{message}: {effect}", entry.fqn, help=STALE_VIEW_HELP, severity=severity)
         sharded = (name for name, tensor in measure.map_tensors(module).items() if isinstance(tensor, DTensor))
         return frozenset(sharded) | frozenset(refused)
 
@@ -177,10 +176,11 @@ class _Proof(Proof):
                 f"{row.fqn}: {registration_rules.describe_unregistered(row)}; "
                 f"{registration_rules.LEFT_OUT} {wrappers}: {effect}"
             )
-            severity = Severity.ERROR if is_diverging else decide_tensor_severity(row)
+            rule = registration_rules.choose_rule(row)
+            severity = rule.cases["lost"] if is_diverging else decide_tensor_severity(row)
             if severity is Severity.WARNING and row.rebuilt:
-                severity = Severity.NOTE
-            self._report(registration_rules.choose_rule(row), message, row.fqn, severity=severity)
+                severity = rule.cases["kept"]
+            self._report(rule, message, row.fqn, severity=severity)
         elif row.kind is Kind.PARAMETER:
             effect = "its gradients are not averaged, so the ranks differ" if row.requires_grad else _OWN_VALUES
             message = f"{row.fqn}: {registration_rules.LEFT_OUT} {wrappers}: {effect}"
@@ -195,14 +195,13 @@ class _Proof(Proof):
     def _report_buffer(self, row: TensorInfo, wrappers: str, *, is_diverging: bool) -> None:
         effect = _describe_effect(row, is_diverging=is_diverging, is_random=row.fqn in self._random)
         message = f"{row.fqn}: not synchronized by {wrappers}: {effect}"
-        help, severity = _AVERAGE if is_diverging else _BROADCAST, Severity.WARNING
+        help, case = _AVERAGE if is_diverging else _BROADCAST, "updated by forward"
         if is_diverging and self._is_of_torch(row):
-            help, severity = (
-                "call nn.SyncBatchNorm.convert_sync_batchnorm(model) to share the values between the ranks",
-                Severity.NOTE,
-            )
+            help = "call nn.SyncBatchNorm.convert_sync_batchnorm(model) to share the values between the ranks"
+            case = "module of torch"
         elif not is_diverging:
-            severity = Severity.ERROR if row.persistent is False else Severity.NOTE  # a load gives equal values
+            case = "random" if row.persistent is False else "random, in the checkpoint"
+        severity = rules.NOT_SYNCHRONIZED.cases[case]
         self._report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=help, severity=severity)
 
     def _is_of_torch(self, row: TensorInfo) -> bool:

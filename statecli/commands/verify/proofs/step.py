@@ -243,7 +243,8 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
         return judging.build_inconclusive_cell(reason)
     if verdicts.has_zero_state(name):
         why = "the gradient is zero: the hidden state starts at zero, so one call gives this weight no gradient"
-        return verdicts.fail(rules.ZERO_GRADIENT, name, why, _HIDDEN_STATE_HELP, Severity.NOTE)
+        severity = rules.ZERO_GRADIENT.cases["hidden state of zeros"]
+        return verdicts.fail(rules.ZERO_GRADIENT, name, why, _HIDDEN_STATE_HELP, severity)
     why = f"the gradient is all zeros in each of {_format_rounds(run)}"
     if run.in_eval is not None:
         why += " and in eval mode, without dropout"
@@ -404,7 +405,7 @@ def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
         Kind.BUFFER: "buffer with requires_grad=True, which no optimizer trains",
         Kind.UNREGISTERED: "requires grad but is not registered, so no optimizer trains it",
     }.get(row.kind, "the class's own parameters() leaves this tensor out, so no optimizer trains it")
-    severity = Severity.WARNING if seen.peak is None else None
+    severity = rules.NOT_IN_OPTIMIZER.cases["no gradient"] if seen.peak is None else None
     return verdicts.fail(rules.NOT_IN_OPTIMIZER, name, why, row.fix or _suggest_registration(row), severity)
 
 
