@@ -70,27 +70,19 @@ class _Node:
         return tensors
 
 
-def align_names(
-    checkpoint: Mapping[str, Shape], model: Mapping[str, Shape], *, has_order: bool, same_shape: bool = True
-) -> Alignment:
-    """Pair the names.
+def align_names(checkpoint: Mapping[str, Shape], model: Mapping[str, Shape], *, has_order: bool) -> Alignment:
+    """Pair the names, also equal names of different shapes.
 
     Args:
         checkpoint: Shape of each name in the checkpoint, in the order of saving if `has_order`.
         model: Shape of each name that the model registers, in its order.
         has_order: Whether the order may decide between equal candidates.
-        same_shape: Whether equal names of different shapes are left without a partner.
     """
     alignment = _Aligner(has_order=has_order)
     if checkpoint and model:
         alignment.align(_build_tree(checkpoint), _build_tree(model))
-    pairs = [
-        pair
-        for pair in alignment.pairs
-        if not same_shape or checkpoint[pair.name] == model[pair.registered] or checkpoint[pair.name] is None
-    ]
-    taken, filled = {pair.name for pair in pairs}, {pair.registered for pair in pairs}
-    ordered = sorted(pairs, key=lambda pair: alignment.positions[pair.name])
+    taken, filled = {pair.name for pair in alignment.pairs}, {pair.registered for pair in alignment.pairs}
+    ordered = sorted(alignment.pairs, key=lambda pair: alignment.positions[pair.name])
     return Alignment(
         tuple(ordered),
         tuple(name for name in checkpoint if name not in taken),
@@ -245,18 +237,13 @@ def _sort(nodes: Sequence[_Node], has_order: bool) -> list[_Node]:
 
 
 def _measure_evidence(first: _Node, second: _Node) -> tuple[int, int]:
-    """Return the number of shared words (of the last component, of tensors of the whole name), and of inner names."""
+    """Return the number of shared words (of the last component, of tensors of the whole name), and of inner names.
+
+    An equal last component of two tensors counts as two words.
+    """
     if first.is_tensor and second.is_tensor:
-        shared = _count_path_words(first.name, second.name)
-        return shared, 0
+        return count_shared_words(first.name, second.name) + 2 * (_tail(first) == _tail(second)), 0
     return count_shared_words(_tail(first), _tail(second)), _count_inner_names(first, second)
-
-
-def _count_path_words(first: str, second: str) -> int:
-    """Return the shared words of two names; an equal number at the same rank of numbers counts as a word."""
-    own, registered = first.split("."), second.split(".")
-    words = count_shared_words(".".join(own), ".".join(registered))
-    return words + 2 * (own[-1] == registered[-1])
 
 
 def _count_inner_names(first: _Node, second: _Node) -> int:

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import msgspec
 
+from statecli.commands.explain.align import Shape
 from statecli.commands.explain.name_words import split_meaningful_words
 
-Shape = tuple[int, ...] | None
 #: Comparisons of a name without a partner with a pair; with more, the pair counts as undecided.
 MAX_COMPARISONS = 20_000
 _HOLE = "*"
@@ -29,13 +29,19 @@ class UndecidedPair(msgspec.Struct, frozen=True):
 
 
 class Names(msgspec.Struct, frozen=True):
-    """Pairs (name in the checkpoint -> name in the class), the names without a partner, and all shapes."""
+    """Pairs (name in the checkpoint -> name in the class), the names without a partner, and all shapes.
+
+    `transposed`: the names of the class whose tensors the lines transpose, with their names in the checkpoint.
+    `mismatched`: the names with a partner of another shape, which the lines do not load.
+    """
 
     pairs: Mapping[str, str]
     unexpected: Sequence[str]
     missing: Sequence[str]
     own_shapes: Mapping[str, Shape]
     shapes: Mapping[str, Shape]
+    transposed: Mapping[str, str] = {}
+    mismatched: Mapping[str, str] = {}
 
 
 def list_undecided_pairs(names: Names) -> list[UndecidedPair]:

@@ -8,10 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.explain import special_files
-from statecli.commands.explain.align import Alignment, Pair, Shape, align_names
+from statecli.commands.explain.align import Pair, Shape, align_names
 from statecli.commands.explain.certainty import Names, list_undecided_pairs
 from statecli.commands.explain.computed_weights import find_computed_weights
-from statecli.commands.explain.doubts import Rest, list_doubts_about_rest
+from statecli.commands.explain.doubts import list_doubts_about_rest
 from statecli.commands.explain.initial_values import describe_initial_values
 from statecli.commands.explain.model_code import build_model_code
 from statecli.commands.explain.proof import LoadResult, load_as_is, try_recipe
@@ -90,7 +90,6 @@ class _Matching(msgspec.Struct, frozen=True):
     `transposed`: those of `pairs` whose matrix has the rows and columns of the class exchanged.
     """
 
-    alignment: Alignment
     pairs: tuple[Pair, ...]
     transposed: tuple[Pair, ...]
     mismatched: tuple[Pair, ...]
@@ -152,7 +151,6 @@ def _match(subject: Subject) -> _Matching:
         {name: rows[full].shape for name, full in own.items()},
         {name: subject.registered[full].shape for name, full in other.items()},
         has_order=subject.checkpoint.traits.keeps_order,
-        same_shape=False,
     )
     pairs = [Pair(own[pair.name], other[pair.registered]) for pair in alignment.pairs]
     transposed = [p for p in pairs if _is_transposed(rows[p.name], subject.registered[p.registered])]
@@ -167,7 +165,6 @@ def _match(subject: Subject) -> _Matching:
     ]
     tied_names = {name for name, _ in ties}
     return _Matching(
-        alignment,
         tuple(fitting),
         tuple(transposed),
         tuple(mismatched),
@@ -293,15 +290,17 @@ def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
     """Yield why the lines may load wrong values although the shapes fit."""
     shapes = {row.fqn: row.shape for row in subject.entries.rows}
     shapes |= {pair.name: subject.shapes[pair.registered] for pair in matching.transposed}
-    undecided = list_undecided_pairs(
-        Names(
-            {pair.name: pair.registered for pair in matching.pairs},
-            matching.unexpected,
-            (*matching.missing, *(name for name, _ in matching.ties)),
-            shapes,
-            subject.shapes,
-        )
+    sides = Names(
+        {pair.name: pair.registered for pair in matching.pairs},
+        matching.unexpected,
+        matching.missing,
+        shapes,
+        subject.shapes,
+        {pair.registered: pair.name for pair in matching.transposed},
+        {pair.name: pair.registered for pair in matching.mismatched},
     )
+    tied = (name for name, _ in matching.ties)
+    undecided = list_undecided_pairs(replace(sides, missing=(*sides.missing, *tied)))
     if undecided:
         pair = undecided[0]
         rivals = quoting.names(list(dict.fromkeys(pair.rivals)))
@@ -309,17 +308,7 @@ def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
             f"statecli guessed {plural(len(undecided), 'pair')} of names: {pair.name} is loaded as {pair.registered}, "
             f"but {rivals} {'has' if len(set(pair.rivals)) == 1 else 'have'} the same shape"
         )
-    yield from list_doubts_about_rest(
-        Rest(
-            matching.unexpected,
-            matching.missing,
-            {pair.name: pair.registered for pair in matching.pairs},
-            shapes,
-            subject.shapes,
-            {pair.registered: pair.name for pair in matching.transposed},
-            {pair.name: pair.registered for pair in matching.mismatched},
-        )
-    )
+    yield from list_doubts_about_rest(sides)
     if subject.entries.rivals:
         yield (
             f"{quoting.names(subject.entries.rivals)} of {subject.checkpoint.target} could be loaded instead of "
@@ -375,16 +364,15 @@ def _list_ties(matching: _Matching) -> Iterable[Evidence]:
 
 def _list_shapes(subject: Subject, matching: _Matching) -> Iterable[Evidence]:
     rows = {row.fqn: row for row in subject.entries.rows}
-    if matching.transposed:
-        pair = matching.transposed[0]
-        shapes = f"{list(rows[pair.name].shape or ())} → {list(subject.registered[pair.registered].shape or ())}"
-        message = f"{plural(len(matching.transposed), 'transposed weight')}, such as {pair.registered}"
-        yield Evidence(Cause.TRANSPOSED, message, len(matching.transposed), f"{pair.registered}: {shapes}")
-    if matching.mismatched:
-        pair = matching.mismatched[0]
-        shapes = f"{list(rows[pair.name].shape or ())} → {list(subject.registered[pair.registered].shape or ())}"
-        message = f"{plural(len(matching.mismatched), 'tensor')} of another shape, such as {pair.registered}"
-        yield Evidence(Cause.WIDTH, message, len(matching.mismatched), f"{pair.registered}: {shapes}")
+    transposed, mismatched = matching.transposed, matching.mismatched
+    for cause, pairs, what in (
+        (Cause.TRANSPOSED, transposed, plural(len(transposed), "transposed weight")),
+        (Cause.WIDTH, mismatched, f"{plural(len(mismatched), 'tensor')} of another shape"),
+    ):
+        if pairs:
+            name = pairs[0].registered
+            shapes = f"{list(rows[pairs[0].name].shape or ())} → {list(subject.registered[name].shape or ())}"
+            yield Evidence(cause, f"{what}, such as {name}", len(pairs), f"{name}: {shapes}")
 
 
 def _list_parts(subject: Subject, matching: _Matching) -> Iterable[Evidence]:

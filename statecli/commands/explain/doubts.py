@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from math import prod
-from typing import NamedTuple
 
 from statecli.commands.explain.align import Shape
+from statecli.commands.explain.certainty import Names
 from statecli.core.units import plural
 
 #: Last components of kernels of TensorFlow and Flax, which are the transposes of torch's weights.
 _KERNELS = frozenset(["kernel"])
 
 
-class Rest(NamedTuple):
-    """The names of both sides that lines leave out, and the names that they load, with all shapes.
-
-    `transposed`: the loaded names of the class whose tensors the lines transpose, with their names in the file.
-    `mismatched`: the names with a partner of another shape, which the lines do not load.
-    """
-
-    unexpected: Sequence[str]
-    missing: Sequence[str]
-    pairs: Mapping[str, str]
-    own_shapes: Mapping[str, Shape]
-    shapes: Mapping[str, Shape]
-    transposed: Mapping[str, str] = {}
-    mismatched: Mapping[str, str] = {}
-
-
-def list_doubts_about_rest(rest: Rest) -> Iterable[str]:
+def list_doubts_about_rest(rest: Names) -> Iterable[str]:
     """Yield a doubt of each kind."""
     yield from _find_possible_pair(rest)
     yield from _find_possible_join(rest)
@@ -39,7 +23,7 @@ def list_doubts_about_rest(rest: Rest) -> Iterable[str]:
     yield from _find_permuted_tensors(rest)
 
 
-def _find_possible_pair(rest: Rest) -> Iterable[str]:
+def _find_possible_pair(rest: Names) -> Iterable[str]:
     """Yield that a name keeps its initial value although the file has an unused tensor like it."""
     free = {(_leaf(name), rest.own_shapes[name]): name for name in reversed(rest.unexpected)}
     for name in rest.missing:
@@ -49,7 +33,7 @@ def _find_possible_pair(rest: Rest) -> Iterable[str]:
             return
 
 
-def _find_possible_join(rest: Rest) -> Iterable[str]:
+def _find_possible_join(rest: Names) -> Iterable[str]:
     """Yield that unused tensors have together the rows of those without a value: q, k and v of a fused projection."""
     rows: dict[tuple[str, str, Shape], tuple[list[str], list[str]]] = {}
     for side, (names, shapes) in enumerate(((rest.unexpected, rest.own_shapes), (rest.missing, rest.shapes))):
@@ -72,7 +56,7 @@ def _find_possible_join(rest: Rest) -> Iterable[str]:
             return
 
 
-def _find_possible_tie(rest: Rest) -> Iterable[str]:
+def _find_possible_tie(rest: Names) -> Iterable[str]:
     """Yield that an output layer keeps its initial value although the file has an embedding of its shape."""
     embeddings: dict[Shape, str] = {
         shape: name
@@ -86,7 +70,7 @@ def _find_possible_tie(rest: Rest) -> Iterable[str]:
             return
 
 
-def _find_transposed_kernels(rest: Rest) -> Iterable[str]:
+def _find_transposed_kernels(rest: Names) -> Iterable[str]:
     kernels = [
         name
         for name, own in rest.pairs.items()
@@ -99,7 +83,7 @@ def _find_transposed_kernels(rest: Rest) -> Iterable[str]:
         )
 
 
-def _find_square_weights(rest: Rest) -> Iterable[str]:
+def _find_square_weights(rest: Names) -> Iterable[str]:
     """Yield that square weights may be transposed too, because other weights are."""
     square = [
         name for name in rest.pairs.values() if len(shape := rest.shapes[name] or ()) == 2 and len(set(shape)) == 1
@@ -109,7 +93,7 @@ def _find_square_weights(rest: Rest) -> Iterable[str]:
         yield f"{plural(len(square), 'square weight')}, such as {square[0]}, may be transposed like {name}"
 
 
-def _find_permuted_tensors(rest: Rest) -> Iterable[str]:
+def _find_permuted_tensors(rest: Names) -> Iterable[str]:
     """Yield that a tensor left out has as many elements as its partner: its dimensions may be in another order."""
     for name, own in rest.mismatched.items():
         shapes = rest.own_shapes[name] or (), rest.shapes[own] or ()
