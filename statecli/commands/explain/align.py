@@ -21,6 +21,8 @@ Shape = tuple[int, ...] | None
 MAX_COMPONENTS = 48
 #: Children of one module that are compared with each other.
 MAX_CANDIDATES = 200
+#: Comparisons of the numbered children of two modules.
+MAX_COMPARISONS = 1 << 20
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -168,7 +170,7 @@ class _Aligner:
         groups: dict[tuple[int, int], tuple[list[_Node], list[_Node]]] = {}
         for side, nodes in enumerate((own, registered)):
             for node in nodes:
-                groups.setdefault((node.count, node.signature), ([], []))[side].append(node)
+                groups.setdefault(_make_key(node), ([], []))[side].append(node)
         chosen = [pair for left, right in groups.values() if left and right for pair in self._choose_among(left, right)]
         taken = {id(node) for first, second in chosen for node in (first, second)}
         rest = [[node for node in nodes if id(node) not in taken] for nodes in (own, registered)]
@@ -353,8 +355,8 @@ def _fit(own: _Node, registered: _Node) -> tuple[int, int, int]:
     """Return how well two modules fit at this level: equal inner names, children with equal shapes, equal leafness."""
     if own.is_tensor or registered.is_tensor:
         return (0, 0, int(own.is_tensor is registered.is_tensor))
-    signatures = Counter((child.count, child.signature) for child in own.children.values())
-    others = Counter((child.count, child.signature) for child in registered.children.values())
+    signatures = Counter(map(_make_key, own.children.values()))
+    others = Counter(map(_make_key, registered.children.values()))
     shared = sum(key[0] * count for key, count in (signatures & others).items())
     return _count_inner_names(own, registered), shared, len(own.children.keys() & registered.children.keys())
 
@@ -395,53 +397,37 @@ def _pair_numbers(
 ) -> list[tuple[str, str]]:
     """Pair the numbers of a family in order, by the shapes below each."""
     numbers, others = sorted(own), sorted(registered)
-    rows = [left[own[number]] for number in numbers]
-    columns = [right[registered[number]] for number in others]
-    keys = [(node.count, node.signature) for node in rows], [(node.count, node.signature) for node in columns]
-    if keys[0] == keys[1]:
+    rows = [_make_key(left[own[number]]) for number in numbers]
+    columns = [_make_key(right[registered[number]]) for number in others]
+    if rows == columns:
         # As many on both sides, and each fits: 1 to 12 against 0 to 11, or numbers without gaps.
         return [(own[a], registered[b]) for a, b in zip(numbers, others, strict=True)]
     common = [number for number in numbers if number in registered]
-    by_name = all(_has_key(left[own[n]], right[registered[n]]) for n in common)
+    by_name = all(_make_key(left[own[n]]) == _make_key(right[registered[n]]) for n in common)
     if by_name and len(common) == min(len(numbers), len(others)):
         return [(own[n], registered[n]) for n in common]
-    return _pair_sequences(own, registered, left, right)
-
-
-def _has_key(first: _Node, second: _Node) -> bool:
-    return (first.count, first.signature) == (second.count, second.signature)
-
-
-def _pair_sequences(
-    own: Mapping[int, str], registered: Mapping[int, str], left: Mapping[str, _Node], right: Mapping[str, _Node]
-) -> list[tuple[str, str]]:
-    """Pair the longest common subsequence of shapes."""
-    numbers, others = sorted(own), sorted(registered)
-    rows = [left[own[number]] for number in numbers]
-    columns = [right[registered[number]] for number in others]
-    if len(rows) * len(columns) > 1 << 20:
+    if len(rows) * len(columns) > MAX_COMPARISONS:
         return []
-    length = _measure_subsequences(
-        [(node.count, node.signature) for node in rows], [(node.count, node.signature) for node in columns]
-    )
-    pairs = []
+    return [(own[numbers[a]], registered[others[b]]) for a, b in _find_common_subsequence(rows, columns)]
+
+
+def _find_common_subsequence(rows: Sequence[object], columns: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Yield the positions of the longest common subsequence on both sides."""
+    length = [[0] * (len(columns) + 1) for _ in range(len(rows) + 1)]
+    for row, column in product(reversed(range(len(rows))), reversed(range(len(columns)))):
+        match = length[row + 1][column + 1] + 1 if rows[row] == columns[column] else -1
+        length[row][column] = max(length[row + 1][column], length[row][column + 1], match)
     row = column = 0
     while row < len(rows) and column < len(columns):
-        if _has_key(rows[row], columns[column]) and length[row][column] == length[row + 1][column + 1] + 1:
-            pairs.append((own[numbers[row]], registered[others[column]]))
+        if rows[row] == columns[column] and length[row][column] == length[row + 1][column + 1] + 1:
+            yield row, column
             row, column = row + 1, column + 1
         elif length[row + 1][column] >= length[row][column + 1]:
             row += 1
         else:
             column += 1
-    return pairs
 
 
-def _measure_subsequences(rows: Sequence[object], columns: Sequence[object]) -> list[list[int]]:
-    """Return the length of the longest common subsequence from each place."""
-    length = [[0] * (len(columns) + 1) for _ in range(len(rows) + 1)]
-    for row in range(len(rows) - 1, -1, -1):
-        for column in range(len(columns) - 1, -1, -1):
-            match = length[row + 1][column + 1] + 1 if rows[row] == columns[column] else -1
-            length[row][column] = max(length[row + 1][column], length[row][column + 1], match)
-    return length
+def _make_key(node: _Node) -> tuple[int, int]:
+    """Return a key that is equal for modules with the same shapes below them."""
+    return node.count, node.signature
