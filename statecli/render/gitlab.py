@@ -18,7 +18,7 @@ from statecli.core.json_text import encode_json
 from statecli.core.output_rules import CANNOT_READ
 from statecli.core.units import format_fix_in_line
 from statecli.report import Report, build_scope_notes, label_help
-from statecli.targets.location import Location, find_file, locate, number_fingerprints
+from statecli.targets.location import locate, number_fingerprints
 
 if TYPE_CHECKING:
     from statecli.render import RenderOptions, Sink
@@ -47,15 +47,14 @@ def _build_issues(report: Report) -> Iterator[_Issue]:
     errors = (trouble for trouble in report.troubles if trouble.severity is Severity.ERROR)
     troubles = (trouble for trouble in errors if not any(map(trouble.is_reported_by, findings)))
     unreadable = [CANNOT_READ.finding(trouble.message, target=trouble.target) for trouble in troubles]
-    for finding, fingerprint, number in number_fingerprints(unreadable):
-        yield _build_issue(finding, _make_unique(fingerprint, number), "blocker", Location(find_file(finding.target)))
-    for finding, fingerprint, number in number_fingerprints(findings):
-        yield _build_issue(finding, _make_unique(fingerprint, number), SEVERITIES[finding.severity], locate(finding))
-    for finding, fingerprint, number in number_fingerprints(build_scope_notes(report)):
-        yield _build_issue(finding, _make_unique(fingerprint, number), SEVERITIES[finding.severity], locate(finding))
+    for group in (unreadable, findings, build_scope_notes(report)):
+        for finding, fingerprint, number in number_fingerprints(group):
+            severity = "blocker" if group is unreadable else SEVERITIES[finding.severity]
+            yield _build_issue(finding, _make_unique(fingerprint, number), severity)
 
 
-def _build_issue(finding: Finding, fingerprint: str, severity: str, location: Location) -> _Issue:
+def _build_issue(finding: Finding, fingerprint: str, severity: str) -> _Issue:
+    location = locate(finding)
     path = escape(location.path).replace(os.sep, "/").removeprefix("./")
     # Line 1 of a checkpoint, because GitLab drops an issue without a line.
     json_location: dict[str, str | dict[str, int]] = {"path": path, "lines": {"begin": max(1, location.line or 1)}}

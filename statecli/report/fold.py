@@ -210,7 +210,7 @@ def format_numbers(numbers: Sequence[int]) -> str:
 
 
 def list_runs(numbers: Sequence[int]) -> list[str]:
-    """Return the runs of sorted numbers: `0..3`, `5`, `8,9`."""
+    """Return the runs of numbers in their order: `0..3`, `5`, `8,9`."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and runs[-1][1] == n - 1:

@@ -199,10 +199,13 @@ def _describe_permutation(change: Change, done: Transformation) -> str:
     noun = "item" if noun == "row" and len(shape) > 2 else noun  # of a stack
     if not done.exceptions:
         return f"{noun}s permuted: same {count:,} {noun}s in another order{_format_rounding(done)}"
-    listed = ", ".join(map(str, done.first_rows)) + (", …" if done.rows > len(done.first_rows) else "")
     text = f"{noun}s permuted: same {count - done.rows:,} of {count:,} {noun}s in another order"
-    which = f"{noun if done.rows == 1 else f'{noun}s'} {listed}"
+    which = f"{noun if done.rows == 1 else f'{noun}s'} {_list_first_rows(done)}"
     return f"{text}, but {_count_exceptions(done)} in {which}"
+
+
+def _list_first_rows(done: Transformation) -> str:
+    return ", ".join(map(str, done.first_rows)) + (", …" if done.rows > len(done.first_rows) else "")
 
 
 def _format_rounding(done: Transformation) -> str:
@@ -257,8 +260,7 @@ def _build_cast_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) 
 def _format_beyond_rounding(change: Change, done: Transformation) -> str:
     relative = change.values.relative_l2 if change.values is not None else None
     size = f", rel. change {format_number(relative, 2)}" if relative is not None else ""
-    verb = "differs" if done.exceptions == 1 else "differ"
-    return f"{done.exceptions:,} of {done.elements:,} elements {verb} by more than rounding{size}"
+    return f"{_count_exceptions(done)} by more than rounding{size}"
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
@@ -308,11 +310,9 @@ def _count_indexes(axis: int, count: int, prefix: str = "") -> str:
 
 
 def _format_rows(done: Transformation, noun: str = "row") -> str:
-    listed = ", ".join(map(str, done.first_rows))
-    more = ", …" if done.rows > len(done.first_rows) else ""
     verb = "differs" if done.rows == 1 else "differ"
     nouns = noun if done.rows == 1 else f"{noun}es" if noun == "index" else f"{noun}s"
-    return f"{done.rows:,} {verb} ({nouns} {listed}{more})"
+    return f"{done.rows:,} {verb} ({nouns} {_list_first_rows(done)})"
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -727,8 +727,7 @@ def _list_sources(change: Change) -> tuple[str, ...]:
 def _name_likeness(changes: Sequence[Change]) -> str:
     """`bit for bit`, or how the values were rounded."""
     roundings = (done.rounding for change in changes if (done := change.transformation) is not None)
-    rounding = next((rounding for rounding in roundings if rounding is not None), None)
-    return "bit for bit" if rounding is None else _ROUNDINGS[rounding]
+    return _format_likeness((), next((rounding for rounding in roundings if rounding is not None), None))
 
 
 def _build_named_lines(changes: Sequence[Change], _: Sequence[Change], unfold: bool) -> Iterator[Line]:
@@ -777,7 +776,7 @@ def _describe_join(change: Change, done: Transformation) -> str:
         return f"{verb} {listed}{_format_rounding(done) or ', exactly'}"
     if len(done.differing) == 1:
         name = names[done.sources.index(done.differing[0])]
-        listed_rows = ", ".join(map(str, done.first_rows)) + (", …" if done.rows > len(done.first_rows) else "")
+        listed_rows = _list_first_rows(done)
         noun = "column" if done.is_transposed and is_stack else "row"
         text = (
             f"{noun} {listed_rows} of {name} differs" if done.rows == 1 else f"{done.rows:,} {noun}s of {name} differ"
@@ -831,16 +830,7 @@ def _list_in_order(names: Sequence[str]) -> str | None:
     numbers = [int(path[different[0]]) for path in paths]
     if numbers == sorted(numbers):
         return None
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    texts = [
-        str(first) if first == last else f"{first}{'..' if last > first + 1 else ','}{last}" for first, last in runs
-    ]
-    path = [*paths[0][: different[0]], "{" + ",".join(texts) + "}", *paths[0][different[0] + 1 :]]
+    path = [*paths[0][: different[0]], "{" + ",".join(fold.list_runs(numbers)) + "}", *paths[0][different[0] + 1 :]]
     return ".".join(path[n] if n == different[0] else format_fqn(path[n]) for n in range(len(path)))
 
 

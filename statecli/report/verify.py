@@ -486,7 +486,6 @@ def _join_names(checks: Iterable[Check]) -> str:
     return ", ".join(check.check.value for check in checks)
 
 
-#: Worst first.
 def _format_verdict_counts(checks: Sequence[Check]) -> str:
     counts = Counter(check.verdict for check in checks)
     return ", ".join(f"{counts[verdict]:,} {verdict.value}" for verdict in WORST_FIRST if counts[verdict])

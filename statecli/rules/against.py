@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import UNSET
+from msgspec.structs import replace
 
 from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core import quoting
 from statecli.core.dtypes import is_floating
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Severity
 from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
 from statecli.core.rule import Rule
 from statecli.core.units import format_shape
-from statecli.rules.audit_rule import Issue, judges, rule
+from statecli.rules.audit_rule import Issue, convert_finding, judges, rule
 from statecli.rules.audit_subject import Subject, needs_class_or_reference
 
 
@@ -24,7 +24,7 @@ def _report_load_findings(subject: Subject, rule: Rule) -> Iterator[Issue]:
     """Yield what a strict load into the class reports under that rule."""
     for finding in subject.load_diff.findings if subject.load_diff else ():
         if finding.rule == rule.name:
-            yield _convert_finding(finding)
+            yield convert_finding(replace(finding, help=finding.help or LOAD_HELP.get(finding.rule)))
 
 
 def _report_load_notes(subject: Subject, rule: Rule, *kinds: OddityKind) -> Iterator[Issue]:
@@ -32,12 +32,6 @@ def _report_load_notes(subject: Subject, rule: Rule, *kinds: OddityKind) -> Iter
     for note in subject.load_diff.notes if subject.load_diff else ():
         if note.kind in kinds:
             yield Issue(note.message, severity=rule.cases["accepted by the class"])
-
-
-def _convert_finding(finding: Finding) -> Issue:
-    origin = finding.origin if finding.origin is not UNSET else None
-    help = finding.help or LOAD_HELP.get(finding.rule)
-    return Issue(finding.message, finding.fqn, finding.section, help, origin=origin)
 
 
 def _select_changes(subject: Subject, field: Field | None = None, status: Status | None = None) -> Iterator[Change]:

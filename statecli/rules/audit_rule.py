@@ -39,6 +39,12 @@ class Issue(msgspec.Struct, frozen=True):
     content: str | None = None
 
 
+def convert_finding(finding: Finding) -> Issue:
+    """Return a finding of another command as a result of the same rule."""
+    origin = None if finding.origin is UNSET else finding.origin
+    return Issue(finding.message, finding.fqn, finding.section, finding.help, finding.severity, origin)
+
+
 #: Returns why a subject lacks what a rule needs, in a few words with what to do; None if it has it.
 Need = Callable[["Subject"], str | None]
 Find = Callable[["Subject"], Iterator[Issue]]

@@ -12,7 +12,7 @@ from statecli.core.model_state import Kind, Oddity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
-from statecli.rules.audit_rule import Issue, judges, rule
+from statecli.rules.audit_rule import Issue, convert_finding, judges, rule
 from statecli.rules.audit_subject import Subject
 
 #: Kinds of tensors that a model loads.
@@ -85,7 +85,7 @@ def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
         for finding in _report_own_prefix(subject, section)
     ]
     for finding in (*findings, *refused):
-        yield Issue(finding.message, None, finding.section, finding.help, finding.severity)
+        yield convert_finding(finding)
     yield from _report_stripped_prefixes(subject, (*findings, *refused))
 
 

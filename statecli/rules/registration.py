@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import UNSET
-
 from statecli.core import quoting, registration_rules
 from statecli.core.finding import Severity
 from statecli.core.model_state import Evidence, Kind, TensorInfo
@@ -13,7 +11,7 @@ from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE, report_broken_t
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity, is_trainable
 from statecli.formats.torch.whole_module import OF_A_METRIC
-from statecli.rules.audit_rule import Issue, judges, rule
+from statecli.rules.audit_rule import Issue, convert_finding, judges, rule
 from statecli.rules.audit_subject import Subject, needs_module
 
 
@@ -147,8 +145,7 @@ def untied_by_move(subject: Subject) -> Iterator[Issue]:
 def _report_broken_ties(subject: Subject, entry: Rule) -> Iterator[Issue]:
     for finding in report_broken_ties(subject.module) if subject.module else ():
         if finding.rule == entry.name:
-            origin = None if finding.origin is UNSET else finding.origin
-            yield Issue(finding.message, finding.fqn, help=finding.help, severity=finding.severity, origin=origin)
+            yield convert_finding(finding)
 
 
 RULES = (
