@@ -142,7 +142,7 @@ def _describe_accepted(
     from statecli.report.problems import build_accepted_notes, group_accepted
 
     problems = group_accepted(accepted, tensors, group_problems())
-    return tuple(build_accepted_notes(accepted, tensors, group_problems())), sum(map(len, problems.values()))
+    return tuple(build_accepted_notes(accepted, problems)), sum(map(len, problems.values()))
 
 
 def _build_document(

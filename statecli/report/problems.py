@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -147,19 +147,18 @@ def group_accepted(
 ) -> dict[str, tuple[Problem, ...]]:
     """Return the accepted problems for each reason, without the `reported` ones, of which only a part is accepted."""
     reported_problems = {_identify(problem) for problem in reported}
-    grouped = _group_by_reason(accepted, rows)
-    return {
-        reason: whole
-        for reason, problems in grouped.items()
-        if (whole := tuple(problem for problem in problems if _identify(problem) not in reported_problems))
-    }
+    whole = {}
+    for reason, findings in _group_by_reason(accepted).items():
+        problems = group_findings(findings, rows)
+        whole[reason] = tuple(problem for problem in problems if _identify(problem) not in reported_problems)
+    return {reason: problems for reason, problems in whole.items() if problems}
 
 
-def _group_by_reason(accepted: Iterable[Accepted], rows: Sequence[TensorInfo]) -> dict[str, tuple[Problem, ...]]:
-    findings_by_reason: dict[str, list[Finding]] = {}
+def _group_by_reason(accepted: Iterable[Accepted]) -> dict[str, list[Finding]]:
+    findings: dict[str, list[Finding]] = {}
     for entry in accepted:
-        findings_by_reason.setdefault(entry.reason, []).append(entry.finding)
-    return {reason: group_findings(findings, rows) for reason, findings in findings_by_reason.items()}
+        findings.setdefault(entry.reason, []).append(entry.finding)
+    return findings
 
 
 def _identify(problem: Problem) -> tuple[object, ...]:
@@ -167,20 +166,16 @@ def _identify(problem: Problem) -> tuple[object, ...]:
     return problem.rule, problem.message, problem.target, problem.origin
 
 
-def build_accepted_notes(
-    accepted: Sequence[Accepted], rows: Sequence[TensorInfo], reported: Sequence[Problem]
-) -> Iterator[Oddity]:
-    """Yield a note for each reason: the number of accepted problems, or of accepted findings of reported problems."""
-    whole = group_accepted(accepted, rows, reported)
+def build_accepted_notes(accepted: Iterable[Accepted], whole: Mapping[str, Sequence[Problem]]) -> Iterator[Oddity]:
+    """Yield a note for each reason: the number of accepted problems, or of accepted findings of reported problems.
+
+    `whole` are the problems of `group_accepted`.
+    """
     for reason, problems in whole.items():
         names = join_names(list(dict.fromkeys(problem.rule for problem in problems)), MAX_NAMES)
         yield Oddity("accepted", f"{plural(len(problems), 'problem')} accepted ({names}): {reason}")
     covered = {id(finding) for problems in whole.values() for problem in problems for finding in problem.findings}
-    findings_by_reason: dict[str, list[Finding]] = {}
-    for entry in accepted:
-        if id(entry.finding) not in covered:
-            findings_by_reason.setdefault(entry.reason, []).append(entry.finding)
-    for reason, findings in findings_by_reason.items():
+    for reason, findings in _group_by_reason(entry for entry in accepted if id(entry.finding) not in covered).items():
         names = join_names(list(dict.fromkeys(finding.rule for finding in findings)), MAX_NAMES)
         yield Oddity(
             "accepted", f"{plural(len(findings), 'finding')} of reported problems accepted ({names}): {reason}"
@@ -252,7 +247,7 @@ def _build_tie_problem(findings: Sequence[Finding]) -> Problem:
     )
     return Problem(
         problem.rule,
-        max((finding.severity for finding in findings), key=lambda severity: severity.rank),
+        _get_worst_severity(findings),
         problem.message,
         problem.target,
         tuple(findings),
@@ -262,6 +257,10 @@ def _build_tie_problem(findings: Sequence[Finding]) -> Problem:
         problem.source,
         problem.effect_counts,
     )
+
+
+def _get_worst_severity(findings: Iterable[Finding]) -> Severity:
+    return max((finding.severity for finding in findings), key=lambda severity: severity.rank)
 
 
 # --- imports of a pickle ---------------------------------------------------------------------------------------------
@@ -305,7 +304,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
     rule = MODULE if inside else PARAMETER if any(map(is_trainable, rows)) else TENSOR
     return Problem(
         rule,
-        max((finding.severity for finding in findings), key=lambda severity: severity.rank),
+        _get_worst_severity(findings),
         _describe_modules(rows) if inside else _describe_tensors(rows),
         findings[0].target,
         tuple(findings),

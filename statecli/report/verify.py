@@ -101,7 +101,7 @@ def build_verify_report(
     group_problems = cache(lambda: group_findings(findings, verification.state.tensors))
     rows = verification.state.tensors
     accepted_problems = group_accepted(accepted, rows, group_problems()) if accepted else {}
-    accepted_notes = build_accepted_notes(accepted, rows, group_problems()) if accepted else ()
+    accepted_notes = build_accepted_notes(accepted, accepted_problems)
     all_findings = (*verification.findings, *(entry.finding for entry in accepted))
     notes = select_unreported(verification.notes, all_findings)
     return Report(

@@ -12,6 +12,7 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import Evidence, Kind, TensorData, TensorInfo
 from statecli.core.move_rules import map_broken_ties
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.quantized_weights import find_quantized_by_section
 from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS, find_tie_line
 from statecli.core.units import plural
@@ -26,9 +27,6 @@ UNUSED_SHARE = 0.1
 
 #: Steps that the search for common bytes may take per target: some tenths of a second.
 MAX_TRIES = 100_000
-
-#: Kinds of tensors of a model. Moments of an optimizer and the state of a generator have other dtypes.
-MODEL = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
 
 
 def _needs_strides(subject: Subject) -> str | None:
@@ -99,7 +97,7 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
     broken = map_broken_ties(subject.module) if subject.module and subject.state.traits.is_class else {}
     for storage in _select_storages(subject):
         for view, tensors in storage.named_views.items():
-            own = [tensor for tensor in tensors if tensor.kind in MODEL]
+            own = [tensor for tensor in tensors if tensor.kind in MODEL_KINDS]
             called = list(dict.fromkeys(map(subject.name_of, own)))
             if len(called) > 1 and view.byte_count and not any(tensor.fqn in broken for tensor in own):
                 first = own[0]
@@ -276,7 +274,7 @@ def unexpected_dtype(subject: Subject) -> Iterator[Issue]:
     allowed = {name.removeprefix("torch.") for name in subject.policy.dtype}
     copies = _find_optimizer_copies(subject)
     for tensor in (row for row in subject.state.tensors if row.data not in copies):
-        if tensor.kind in MODEL and is_floating(tensor.dtype) and tensor.dtype not in allowed:
+        if tensor.kind in MODEL_KINDS and is_floating(tensor.dtype) and tensor.dtype not in allowed:
             allows = f"policy.dtype allows only {' or '.join(sorted(allowed))}"
             message = f"{subject.name_of(tensor)}: dtype is {tensor.dtype}, {allows}"
             yield Issue(
