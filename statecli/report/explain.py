@@ -111,6 +111,5 @@ def _list_examples(evidence: Iterable[Evidence]) -> Iterable[str]:
 
 
 def _list_rows(explanation: Explanation) -> Iterable[tuple[Cell, ...]]:
-    for diagnosis in filter(None, (explanation.diagnosis,)):
-        for evidence in diagnosis.causes:
-            yield evidence.cause.value, evidence.names, evidence.message, evidence.example
+    for evidence in explanation.diagnosis.causes if explanation.diagnosis is not None else ():
+        yield evidence.cause.value, evidence.names, evidence.message, evidence.example

@@ -129,9 +129,7 @@ class _Aligner:
             if _list_tails(own) == _list_tails(registered):
                 self._add_equal(own, registered)
                 continue
-            if own.is_tensor and registered.is_tensor:
-                self._add(own, registered)
-            elif own.is_tensor or registered.is_tensor:
+            if own.is_tensor or registered.is_tensor:
                 stack.extend(self._pair_tensors([own], [registered]))
             else:
                 stack.extend(self._pair_children(own, registered))

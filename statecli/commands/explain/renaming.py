@@ -271,17 +271,13 @@ def _build_substitution(hunk: _Hunk, context: int) -> Substitution:
     if not before:
         if not text:
             return Substitution("^", _escape(f"{replaced}."), "", f"{replaced}.", at_start=True)
-        end = r"\." if after else "$"
-        dot = "." if after and replaced else ""
-        if after:
-            return Substitution(
-                f"^{re.escape(text)}{end}", _escape(replaced) + dot, f"{text}.", f"{replaced}{dot}", at_start=True
-            )
-        return Substitution(f"^{re.escape(text)}$", _escape(replaced))
+        if not after:
+            return Substitution(f"^{re.escape(text)}$", _escape(replaced))
+        dot = "." if replaced else ""
+        return Substitution(
+            rf"^{re.escape(text)}\.", _escape(replaced) + dot, f"{text}.", f"{replaced}{dot}", at_start=True
+        )
     if after:
-        if not text or not replaced:
-            old_text, new_text = (f".{text}." if text else "."), (f".{replaced}." if replaced else ".")
-        else:
-            old_text, new_text = f".{text}.", f".{replaced}."
+        old_text, new_text = (f".{part}." if part else "." for part in (text, replaced))
         return Substitution(re.escape(old_text), _escape(new_text), old_text, new_text)
     return Substitution(rf"\.{re.escape(text)}$", _escape(f".{replaced}"))
