@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from statecli.commands.explain.align import align_names
+
 
 def causes(document):
     return [evidence["cause"] for evidence in document["diagnosis"]["causes"]]
@@ -506,3 +508,16 @@ def test_a_second_cause_is_not_the_tail_of_an_example(desk, net, statecli):
     lines = [line.strip(" |") for line in statecli("explain", "net.py:Net", "both.pt", "-f", "table").out.splitlines()]
     assert any(line.startswith("1 name differs") or "names differ: " in line for line in lines), lines
     assert not any(line.startswith("example: ") and " · " in line for line in lines)
+
+
+def test_layers_keep_their_partners_if_one_is_left_out():
+    """The numbers shift, and the same number has other shapes: the longest common sequence of shapes decides."""
+    stored = {"net.0.weight": (4, 4), "net.1.weight": (8,), "net.2.weight": (4, 2), "net.3.weight": (2, 2)}
+    model = {"net.0.weight": (4, 4), "net.1.weight": (4, 2), "net.2.weight": (2, 2)}
+    alignment = align_names(stored, model, has_order=True)
+    assert alignment.names == {
+        "net.0.weight": "net.0.weight",
+        "net.2.weight": "net.1.weight",
+        "net.3.weight": "net.2.weight",
+    }
+    assert alignment.unexpected == ("net.1.weight",)
