@@ -62,7 +62,7 @@ _LOADING = """def _load_from_state_dict(self, state_dict, prefix, *args, **kwarg
 
 def store_real_parts(source: Source, name: str, line: int) -> Iterator[Changes]:
     """Yield the change of a complex buffer to a real one, which older state_dicts load into. Raises NoEdit."""
-    call, method, instance = _find_registration(source, name, line)
+    call, method, _ = _find_registration(source, name, line)
     owner = source.find_class(call)
     is_saved = not any(source.format(arg).replace(" ", "").startswith("persistent=False") for arg in call.args)
     if is_saved and source.find_method(owner, "_load_from_state_dict") is not None:
@@ -87,9 +87,8 @@ def store_real_parts(source: Source, name: str, line: int) -> Iterator[Changes]:
         read = source.parse_expression(f"torch.view_as_complex({source.format(node)}.float())")
         changes = join_changes(changes, {node: [read]})
     if is_saved:
-        loading = source.parse_statements(source.indent(_LOADING.format(name=name).replace("self", "self")))[0]
+        loading = source.parse_statements(source.indent(_LOADING.format(name=name)))[0]
         changes = join_changes(
             changes, {method: [method, loading.with_changes(leading_lines=[cst.EmptyLine(indent=False)])]}
         )
-    del instance
     yield changes

@@ -20,7 +20,7 @@ def build_container_property(source: Source, assigned: Assigned, name: str, name
     text = (
         _format_dict(source, assigned.value, name, instance)
         if is_dict
-        else _format_list(source, assigned.value, name, instance)
+        else _format_list(assigned.value, name, instance)
     )
     return add_property(source, assigned.owner, name, text)
 
@@ -51,12 +51,11 @@ def _is_dict(source: Source, value: cst.BaseExpression, names: Sequence[str]) ->
     return any("['" in entry or '["' in entry for entry in names)
 
 
-def _format_list(source: Source, value: cst.BaseExpression, name: str, instance: str) -> str:
+def _format_list(value: cst.BaseExpression, name: str, instance: str) -> str:
     begin, end = ("tuple(", ")") if isinstance(value, cst.Tuple) else ("[", "]")
     count = _count_items(value)
     if count is not None:
         return f'{begin}getattr({instance}, f"{name}_{{i}}") for i in range({count}){end}'
-    del source
     return f'{begin}buffer for key, buffer in {instance}.named_buffers(recurse=False) if key.startswith("{name}_"){end}'
 
 

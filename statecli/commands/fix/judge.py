@@ -26,10 +26,9 @@ _BAD = (Verdict.FAILED, Verdict.INCONCLUSIVE)
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Result of an edit: `reason` why it is refused, "" if it stays; its proofs; new names of the state_dict."""
+    """Result of an edit: `reason` why it is refused, "" if it stays; new names of the state_dict."""
 
     reason: str = ""
-    proofs: tuple[ProofChange, ...] = ()
     new_keys: tuple[str, ...] = ()
 
 
@@ -42,25 +41,23 @@ def judge(
     that edits have repaired so far, which may be new in the state_dict.
     """
     named = Names(name for defect in defects for name in defect.names)
-    proofs = tuple(change for defect in defects for change in compare_proofs(defect, before, after))
     revealed = {name for defect in defects for name in _list_revealed(defect, after.verification)}
     allowed = Names((*named.names, *repaired))
     reason = (
-        _find_remaining(defects, proofs, after)
+        _find_remaining(defects, after)
         or _find_worse_proof(before.verification, after.verification, named, revealed)
         or _find_lost_attribute(old, after)
         or _describe_load(after, allowed)
         or _describe_output(old, after)
     )
-    return Judgement(reason, proofs, after.load.missing)
+    return Judgement(reason, after.load.missing)
 
 
-def compare_proofs(defect: Defect, before: Measurement, after: Measurement) -> tuple[ProofChange, ...]:
+def compare_proofs(defect: Defect, after: Measurement) -> tuple[ProofChange, ...]:
     """Return the verdicts of the failed proofs for the tensors of the defect, before the edit and with it."""
     return tuple(
         ProofChange(proof, Verdict.FAILED, _get_verdict_for(defect, proof, after.verification))
         for proof in defect.proofs
-        if any(check.check is proof for check in before.verification.checks)
     )
 
 
@@ -129,15 +126,13 @@ def _list_verdicts(check: Check) -> Mapping[str, Verdict]:
     return verdicts
 
 
-def _find_remaining(defects: Sequence[Defect], proofs: Sequence[ProofChange], after: Measurement) -> str:
-    for defect in defects:
-        required = _PROOFS_OF.get(defect.cause, frozenset(Name))
-        for proof in defect.proofs:
-            verdict = _get_verdict_for(defect, proof, after.verification)
-            if proof in required and verdict is not Verdict.PASSED:
-                result = _describe(verdict, proof, after.verification, Names(defect.names))
-                return f"with the fix, the check {proof.value} {result}"
-    return "" if any(change.after is Verdict.PASSED for change in proofs) else "no failed check passes with the fix"
+def _find_remaining(defects: Sequence[Defect], after: Measurement) -> str:
+    changes = [(defect, change) for defect in defects for change in compare_proofs(defect, after)]
+    for defect, change in changes:
+        if change.proof in _PROOFS_OF.get(defect.cause, Name) and change.after is not Verdict.PASSED:
+            result = _describe(change.after, change.proof, after.verification, Names(defect.names))
+            return f"with the fix, the check {change.proof.value} {result}"
+    return "" if any(change.after is Verdict.PASSED for _, change in changes) else "no failed check passes with the fix"
 
 
 def _describe(verdict: Verdict, proof: Name, verification: Verification, named: Names | None = None) -> str:
@@ -145,13 +140,7 @@ def _describe(verdict: Verdict, proof: Name, verification: Verification, named: 
     findings = check.findings if check is not None else ()
     about = [finding for finding in findings if named is None or finding.fqn in named] or findings
     finding = about[0].message if about else check and check.reason
-    text = (
-        "is inconclusive"
-        if verdict is Verdict.INCONCLUSIVE
-        else "is skipped"
-        if verdict is Verdict.SKIPPED
-        else "fails"
-    )
+    text = "fails" if verdict is Verdict.FAILED else f"is {verdict.value}"
     return f"{text}: {finding}" if finding else text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -95,10 +96,8 @@ def _measure_instance(
     load = LoadResult() if old is None else _load(subject, module, old.entries)
     output: tuple[torch.Tensor, ...] | None = None
     if subject.inputs is not None and not load.error:
-        try:
+        with suppress(ModelError):
             output = tuple(_list_tensors(subject.call(module)))
-        except ModelError:
-            output = None
     return entries, output, load
 
 
