@@ -16,7 +16,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
 from statecli.core.rule import Rule
 from statecli.core.units import format_shape
-from statecli.rules.audit_rule import Issue, convert_finding, judges, rule
+from statecli.rules.audit_rule import Issue, convert_finding, judges, report_tensor, rule
 from statecli.rules.audit_subject import Subject, needs_class_or_reference
 
 
@@ -166,9 +166,8 @@ def _report_casts(subject: Subject) -> Iterator[Issue]:
             yield Issue(message, None, rows[0].section, severity=dtype_mismatch.cases["most tensors"])
             continue
         for row in rows:
-            what = f"the checkpoint has {saved}, but {model} expects {expected}"
-            message = f"{subject.name_of(row)}: {what}; load_state_dict casts silently"
-            yield Issue(message, row.fqn, row.section, f"cast the tensor to {expected} before saving")
+            text = f"the checkpoint has {saved}, but {model} expects {expected}; load_state_dict casts silently"
+            yield report_tensor(subject, row, text, f"cast the tensor to {expected} before saving")
 
 
 @rule(
@@ -222,8 +221,8 @@ def _build_untied_issue(subject: Subject, rows: list[TensorInfo]) -> Issue:
     ties = f"{model} ties this tensor to {quoting.names([other.fqn for other in others])}"
     case, values = _UNREAD if subject.values is None else _SAME[_have_same_values(subject, rows)]
     severity = broken_tie.cases[case] if case else None
-    message = f"{subject.name_of(first)}: {ties}, but the checkpoint has {len(rows)} separate tensors{values}"
-    return Issue(message, first.fqn, first.section, "tie the weights before saving", severity)
+    text = f"{ties}, but the checkpoint has {len(rows)} separate tensors{values}"
+    return report_tensor(subject, first, text, "tie the weights before saving", severity)
 
 
 #: Case and text for tied weights that are saved separately, by whether their bytes are equal.

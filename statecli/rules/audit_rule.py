@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from statecli.core.finding import Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Origin, Place
+from statecli.core.model_state import Origin, Place, TensorInfo
 from statecli.core.rule import Rule
 
 if TYPE_CHECKING:
@@ -37,6 +37,21 @@ class Issue(msgspec.Struct, frozen=True):
     place: Place | None = None
     about: str | None = None
     content: str | None = None
+
+
+def report_tensor(
+    subject: Subject,
+    tensor: TensorInfo,
+    text: str,
+    help: str,
+    severity: Severity | None = None,
+    *,
+    origin: Origin | None = None,
+    place: Place | None = None,
+) -> Issue:
+    """Return a result about a tensor: `text` follows its name."""
+    message = f"{subject.name_of(tensor)}: {text}"
+    return Issue(message, tensor.fqn, tensor.section, help, severity, origin, place)
 
 
 def convert_finding(finding: Finding) -> Issue:

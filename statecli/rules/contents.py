@@ -9,7 +9,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import join_names, plural
-from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject, needs_file
 from statecli.storage import checkpoint_folder, files
 from statecli.targets.section_of_target import split_section
@@ -151,8 +151,8 @@ def unchecked_indices(subject: Subject) -> Iterator[Issue]:
     `torch.sparse.check_sparse_tensor_invariants.enable()` before `torch.load`.
     """
     for tensor in _list_sparse(subject.state) if subject.values is None else ():
-        message = f"{subject.name_of(tensor)}: the indices of the sparse tensor were not checked"
-        yield Issue(message, tensor.fqn, tensor.section, "add --values to check the indices")
+        text = "the indices of the sparse tensor were not checked"
+        yield report_tensor(subject, tensor, text, "add --values to check the indices")
     unlisted = _count_unlisted(subject)
     if unlisted:
         message = f"{plural(unlisted, 'sparse tensor')} in the pickles {'is' if unlisted == 1 else 'are'} not listed"

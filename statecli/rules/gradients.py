@@ -11,7 +11,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, OptimizerFacts, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS, can_train
 from statecli.core.selection import glob_names, matches_any, suggest_glob
-from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject
 
 
@@ -81,8 +81,8 @@ def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
             for row in rows:
                 if row.requires_grad is (not expected) and row.kind is not Kind.BUFFER:
                     what = f"requires_grad is {row.requires_grad}, but policy.{key} {glob!r} requires {expected}"
-                    message = f"{subject.name_of(row)}: {what}"
-                    yield Issue(message, row.fqn, row.section, f"call requires_grad_({expected})", origin=row.origin)
+                    help = f"call requires_grad_({expected})"
+                    yield report_tensor(subject, row, what, help, origin=row.origin)
 
 
 def _report_inconclusive(subject: Subject) -> Issue | None:
@@ -155,8 +155,8 @@ def untracked_parameter(subject: Subject) -> Iterator[Issue]:
         if row.kind is not Kind.PARAMETER or not row.requires_grad or row.evidence is Evidence.OPTIMIZER:
             continue
         if trained and not any(_is_same_name(row.fqn, name) for name in _find_similar_names(row.fqn, trained)):
-            message = f"{subject.name_of(row)}: requires grad, but no optimizer in this checkpoint trains it"
-            yield Issue(message, row.fqn, row.section, "add the parameter to the optimizer, or freeze it")
+            text = "requires grad, but no optimizer in this checkpoint trains it"
+            yield report_tensor(subject, row, text, "add the parameter to the optimizer, or freeze it")
 
 
 #: States that torch's fused kernels read and write for each element of the parameter.
@@ -233,8 +233,8 @@ def _check_states(subject: Subject, section: str) -> Iterator[Issue]:
             why = f"has strides {list(row.data.strides or ()) if row.data else []} for shape {list(row.shape)}"
         else:
             continue
-        message = f"{subject.name_of(row)}: {why}; with fused=True, step() writes outside the memory of the state"
-        yield Issue(message, row.fqn, row.section, "do not resume from the checkpoint")
+        text = f"{why}; with fused=True, step() writes outside the memory of the state"
+        yield report_tensor(subject, row, text, "do not resume from the checkpoint")
 
 
 def _fills_its_bytes(row: TensorInfo) -> bool:

@@ -16,7 +16,7 @@ from statecli.core.model_state import ByteRange, Oddity, Place, TensorData, Tens
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import plural
 from statecli.formats.dcp import ARCHIVE
-from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_values
 from statecli.storage import files
 
@@ -124,12 +124,9 @@ def misaligned(subject: Subject) -> Iterator[Issue]:
     for path, (tensor, data) in first.items():
         others = counts[path] - 1
         more = f"; {plural(others, 'more tensor')} {'are' if others > 1 else 'is'} also misaligned" if others else ""
-        where, name = data.storage, subject.name_of(tensor)
-        begins = (
-            f"{data.dtype} data begins at byte {where.offset:,}, which is not a multiple of {_alignment(data.dtype)}"
-        )
-        message = f"{name}: {begins}{more}"
-        yield Issue(message, tensor.fqn, tensor.section, "load the file and save it again", place=where.place)
+        where, size = data.storage, _alignment(data.dtype)
+        text = f"{data.dtype} data begins at byte {where.offset:,}, which is not a multiple of {size}{more}"
+        yield report_tensor(subject, tensor, text, "load the file and save it again", place=where.place)
 
 
 @lru_cache
@@ -177,8 +174,8 @@ def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
         wrong = str(error).partition(": checksum wrong: ")[2].partition(";")[0]
         file = subject.member(error.place)
         where = f" in {quoting.name(file)}" if file else ""
-        message = f"{subject.name_of(first)}: its bytes{where} do not match the saved checksum: {wrong}{also}"
-        yield Issue(message, first.fqn, first.section, "copy or download the file again", place=error.place)
+        text = f"its bytes{where} do not match the saved checksum: {wrong}{also}"
+        yield report_tensor(subject, first, text, "copy or download the file again", place=error.place)
 
 
 @rule(Severity.ERROR, _needs_file)

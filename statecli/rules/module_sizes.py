@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Scalar, TensorInfo
-from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject
 
 _Sizes = tuple[int, ...]
@@ -66,10 +66,8 @@ def _check_recurrent(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue
         settings = _find_settings(subject.full_state.metadata.values, module)
         for row, expected in _find_expected_sizes(weights, settings):
             if row.shape != expected:
-                message = (
-                    f"{subject.name_of(row)}: has shape {list(row.shape or ())}, but its module needs {list(expected)}"
-                )
-                yield Issue(message, row.fqn, row.section, _HELP)
+                text = f"has shape {list(row.shape or ())}, but its module needs {list(expected)}"
+                yield report_tensor(subject, row, text, _HELP)
 
 
 def _check_flat_weights(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue]:
@@ -83,8 +81,8 @@ def _check_flat_weights(subject: Subject, rows: list[TensorInfo]) -> Iterator[Is
             expected = shapes.get((row.section, match["module"]), [])[int(match["at"]) :][:1]
             if row.shape not in expected:
                 needed = f"needs {list(expected[0] or ())}" if expected else "does not have this weight"
-                message = f"{subject.name_of(row)}: has shape {list(row.shape or ())}, but its module {needed}"
-                yield Issue(message, row.fqn, row.section, _HELP)
+                text = f"has shape {list(row.shape or ())}, but its module {needed}"
+                yield report_tensor(subject, row, text, _HELP)
 
 
 def _find_settings(values: Mapping[str, Scalar], module: str) -> dict[str, Scalar]:
@@ -132,8 +130,7 @@ def _check_weight_norm(subject: Subject, rows: list[TensorInfo]) -> Iterator[Iss
         wrong = any(size not in (1, full) for size, full in zip(norm.shape, shape, strict=True))
         if short or (wrong and last != "original1"):
             sizes = f"has shape {list(norm.shape)}, which does not fit its weight of shape {list(shape)}"
-            message = f"{subject.name_of(norm)}: {sizes}"
-            yield Issue(message, norm.fqn, norm.section, _HELP)
+            yield report_tensor(subject, norm, sizes, _HELP)
 
 
 RULES = (inconsistent_module,)

@@ -18,7 +18,7 @@ from statecli.core.logical_weights import LogicalWeight
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.quantized_weights import LostCodes, find_lost_codes
 from statecli.core.units import format_shape, join_names, plural
-from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject
 
 if TYPE_CHECKING:
@@ -249,10 +249,8 @@ def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
         if (odd := _find_odd_layer(stack, positions, dtypes)) is not None:
             tensor = subject.state.tensors[positions[odd]]
             others = f"{_most_common_value(dtypes)} in the other {len(dtypes) - 1} layers ({rest})"
-            message = f"{subject.name_of(tensor)}: dtype is {tensor.dtype}, but {others}"
-            yield Issue(
-                message, tensor.fqn, tensor.section, "convert the tensor to the dtype that it has in the other layers"
-            )
+            help = "convert the tensor to the dtype that it has in the other layers"
+            yield report_tensor(subject, tensor, f"dtype is {tensor.dtype}, but {others}", help)
 
 
 def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, str]]) -> Iterator[Issue]:
@@ -267,13 +265,8 @@ def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, 
             if (tensor.section, tensor.fqn) in reported:
                 continue
             others = f"{usual} in the other {len(shapes) - 1} layers"
-            message = f"{subject.name_of(tensor)}: shape is {format_shape(tensor.shape)}, but {others}"
-            yield Issue(
-                message,
-                tensor.fqn,
-                tensor.section,
-                "save the tensor again with the shape that it has in the other layers",
-            )
+            help = "save the tensor again with the shape that it has in the other layers"
+            yield report_tensor(subject, tensor, f"shape is {format_shape(tensor.shape)}, but {others}", help)
 
 
 def _most_common_value(values: Iterable[_T]) -> _T:
@@ -306,8 +299,9 @@ def _report_odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) 
         if largest >= SCALE_FACTOR and largest >= second**ISOLATION and odd in stack.inner:
             tensor = subject.state.tensors[positions[odd]]
             much = "larger" if nonzero[odd] > middle else "smaller"
-            message = f"{subject.name_of(tensor)}: values are {largest:,.0f} times {much} than in the other layers"
-            yield Issue(message, tensor.fqn, tensor.section, "check whether a scale was applied twice or not at all")
+            text = f"values are {largest:,.0f} times {much} than in the other layers"
+            help = "check whether a scale was applied twice or not at all"
+            yield report_tensor(subject, tensor, text, help)
 
 
 def _typical_size(facts: Facts) -> float | None:
@@ -336,7 +330,7 @@ def _report_lost_values(subject: Subject, values: Sequence[Facts], stack: Stack)
                 continue
             message = f"value is {facts[odd].high:.3g}, but {low:.3g} to {high:.3g} {in_others}"
         help = "check whether the values were lost, and save the layer again"
-        yield Issue(f"{subject.name_of(tensor)}: {message}", tensor.fqn, tensor.section, help)
+        yield report_tensor(subject, tensor, message, help)
 
 
 def _is_lost(facts: Facts, rest: str) -> bool:

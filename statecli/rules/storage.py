@@ -16,7 +16,7 @@ from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.quantized_weights import find_quantized_by_section
 from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS, find_tie_line
 from statecli.core.units import plural
-from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject
 from statecli.rules.storage_views import Storage, View, group_by_storage, have_common_byte, split_disjoint_groups
 
@@ -76,8 +76,7 @@ def oversized_storage(subject: Subject) -> Iterator[Issue]:
         views = len(storage.views)
         by = f" by {views:,} tensors" if views > 1 else ""
         saved = f"all {storage.size:,} bytes of its storage are saved, but only {storage.size - unused:,} are used{by}"
-        message = f"{subject.name_of(tensor)}: {saved}"
-        yield Issue(message, tensor.fqn, tensor.section, "save a copy with .clone()", place=storage.place)
+        yield report_tensor(subject, tensor, saved, "save a copy with .clone()", place=storage.place)
 
 
 @rule(Severity.NOTE)
@@ -138,10 +137,10 @@ def shared_slices(subject: Subject) -> Iterator[Issue]:
             first, second = clashes[0]
             others = len(clashes) - 1
             more = f"; {plural(others, 'more view')} {'overlap' if others > 1 else 'overlaps'}" if others else ""
-            names = f"{subject.name_of(views[second])}: shares bytes with {subject.name_of(views[first])}"
-            message = f"{names} ({_describe_extents(second, first)} of one storage){more}"
+            extents = f"({_describe_extents(second, first)} of one storage)"
+            text = f"shares bytes with {subject.name_of(views[first])} {extents}{more}"
             help = "save a copy with .clone()"
-            yield Issue(message, views[second].fqn, views[second].section, help, place=storage.place)
+            yield report_tensor(subject, views[second], text, help, place=storage.place)
         if len(clashes) < len(pairs):
             yield _report_inconclusive(subject, storage, len(views))
 
@@ -172,14 +171,11 @@ def _find_clashes(views: list[View], work: list[int]) -> Iterator[tuple[View | N
 
 
 def _report_inconclusive(subject: Subject, storage: Storage, count: int) -> Issue:
-    first = storage.users[0][0]
-    why = "too many views are interleaved"
-    message = (
-        f"{subject.name_of(first)}: statecli does not know whether the {count:,} views of its storage share bytes: "
-        f"{why}"
+    text = (
+        f"statecli does not know whether the {count:,} views of its storage share bytes: too many views are interleaved"
     )
-    severity = shared_slices.cases["inconclusive"]
-    return Issue(message, first.fqn, first.section, "save copies with .clone()", severity, place=storage.place)
+    help, severity = "save copies with .clone()", shared_slices.cases["inconclusive"]
+    return report_tensor(subject, storage.users[0][0], text, help, severity, place=storage.place)
 
 
 def _needs_uniform_dtypes(subject: Subject) -> str | None:
@@ -276,14 +272,9 @@ def unexpected_dtype(subject: Subject) -> Iterator[Issue]:
     for tensor in (row for row in subject.state.tensors if row.data not in copies):
         if tensor.kind in MODEL_KINDS and is_floating(tensor.dtype) and tensor.dtype not in allowed:
             allows = f"policy.dtype allows only {' or '.join(sorted(allowed))}"
-            message = f"{subject.name_of(tensor)}: dtype is {tensor.dtype}, {allows}"
-            yield Issue(
-                message,
-                tensor.fqn,
-                tensor.section,
-                "cast the tensor before saving, or allow its dtype in the policy",
-                place=tensor.data.storage.place if tensor.data else None,
-            )
+            help = "cast the tensor before saving, or allow its dtype in the policy"
+            place = tensor.data.storage.place if tensor.data else None
+            yield report_tensor(subject, tensor, f"dtype is {tensor.dtype}, {allows}", help, place=place)
 
 
 def _needs_size_policy(subject: Subject) -> str | None:

@@ -10,7 +10,7 @@ from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, TensorInfo
 from statecli.core.units import format_size, join_names
-from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject, needs_values
 
 if TYPE_CHECKING:
@@ -54,10 +54,6 @@ def _list_facts(subject: Subject) -> Iterator[tuple[TensorInfo, Facts]]:
             seen.add(place)
 
 
-def _build_issue(subject: Subject, tensor: TensorInfo, text: str, help: str, severity: Severity | None = None) -> Issue:
-    return Issue(f"{subject.name_of(tensor)}: {text}", tensor.fqn, tensor.section, help, severity)
-
-
 def _describe_count(count: int, facts: Facts, what: str) -> str:
     """Return `1 of 2 values is NaN`, `3 of 4 values are NaN` or `the only value is NaN`."""
     if facts.elements == 1:
@@ -86,7 +82,7 @@ def nan(subject: Subject) -> Iterator[Issue]:
     for tensor, facts in _list_facts(subject):
         if facts.nan:
             severity = nan.cases["outside of a model and an optimizer"] if tensor.kind is Kind.OTHER else None
-            yield _build_issue(subject, tensor, _describe_count(facts.nan, facts, "NaN"), _HELP[severity], severity)
+            yield report_tensor(subject, tensor, _describe_count(facts.nan, facts, "NaN"), _HELP[severity], severity)
 
 
 _HELP = {
@@ -113,7 +109,7 @@ def inf(subject: Subject) -> Iterator[Issue]:
         if facts.inf and not is_score:
             severity = _choose_infinity_severity(tensor, facts)
             help = _HELP.get(severity, _HELP[None])
-            yield _build_issue(subject, tensor, _describe_count(facts.inf, facts, "infinite"), help, severity)
+            yield report_tensor(subject, tensor, _describe_count(facts.inf, facts, "infinite"), help, severity)
 
 
 @rule(Severity.ERROR, needs_values)
@@ -130,12 +126,8 @@ def sparse_indices(subject: Subject) -> Iterator[Issue]:
     """
     for tensor, facts in _list_facts(subject):
         if facts.contradiction:
-            yield _build_issue(
-                subject,
-                tensor,
-                facts.contradiction,
-                "save the tensor again from the checkpoint or the run that it came from",
-            )
+            help = "save the tensor again from the checkpoint or the run that it came from"
+            yield report_tensor(subject, tensor, facts.contradiction, help)
 
 
 def _choose_infinity_severity(tensor: TensorInfo, facts: Facts) -> Severity | None:
@@ -206,7 +198,7 @@ def _report_by_section(
         sections.setdefault(tensor.section, []).append((tensor, text))
     for section, pairs in sections.items():
         if len(pairs) == 1:
-            yield _build_issue(subject, *pairs[0], help, severity)
+            yield report_tensor(subject, *pairs[0], help, severity)
             continue
         called = join_names(tuple(subject.name_of(tensor) for tensor, _ in pairs))
         yield Issue(f"{section}: {len(pairs):,} tensors are {what}: {called}", None, section, help, severity)
@@ -232,7 +224,7 @@ def denormal(subject: Subject) -> Iterator[Issue]:
             is_factor = tensor.kind in (Kind.PARAMETER, Kind.BUFFER) and len(tensor.shape or ()) > 1
             text = _describe_count(facts.denormal, facts, "denormal")
             severity = None if is_factor else denormal.cases["not multiplied"]
-            yield _build_issue(
+            yield report_tensor(
                 subject, tensor, text, "set these values to zero, or call torch.set_flush_denormal(True)", severity
             )
 
@@ -262,7 +254,7 @@ def overflows_dtype(subject: Subject) -> Iterator[Issue]:
         furthest = max(facts.low, facts.high, key=abs)
         if all(overflows(furthest, dtype) for dtype in wanted):
             text = f"value {furthest:.6g} overflows {' and '.join(wanted)}"
-            yield _build_issue(subject, tensor, text, "cast to a dtype with the range of float32, such as bfloat16")
+            yield report_tensor(subject, tensor, text, "cast to a dtype with the range of float32, such as bfloat16")
 
 
 def overflows(value: float, dtype: str) -> bool:
@@ -305,7 +297,7 @@ def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[Te
     if len(groups) == 1:
         called = join_names(tuple(map(subject.name_of, others)))
         text = f"has the same values as {called}: {again}"
-        return _build_issue(subject, first, text, help)
+        return report_tensor(subject, first, text, help)
     pairs = tuple(f"{subject.name_of(group[1])} duplicates {subject.name_of(group[0])}" for group in groups)
     text = (
         f"{sum(map(len, groups)) - len(groups):,} tensors duplicate the values of others, {again}: {join_names(pairs)}"
@@ -330,7 +322,7 @@ def unread_values(subject: Subject) -> Iterator[Issue]:
         if facts.reason is not None and not facts.damaged:
             has_none = tensor.device == "meta" or tensor.dtype.startswith("numpy") or tensor.shape is None
             severity = unread_values.cases["expected"] if has_none or not subject.values_requested else None
-            yield _build_issue(
+            yield report_tensor(
                 subject, tensor, f"values not read: {facts.reason}", "exclude the tensor with -x", severity
             )
 

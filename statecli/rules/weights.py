@@ -10,7 +10,7 @@ from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.units import join_names, plural
-from statecli.rules.audit_rule import Issue, rule
+from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject, needs_values
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def outlier(subject: Subject) -> Iterator[Issue]:
         largest = max(facts.low or 0.0, facts.high or 0.0, key=abs)
         if abs(largest) >= OUTLIER_FACTOR * facts.typical:
             others = f"the absolute values of nearly all other elements are at most {facts.typical:.3g}"
-            message = f"{subject.name_of(tensor)}: value {largest:.6g} is an outlier; {others}"
-            yield Issue(message, tensor.fqn, tensor.section, "compare the tensor with another copy, and restore it")
+            text = f"value {largest:.6g} is an outlier; {others}"
+            yield report_tensor(subject, tensor, text, "compare the tensor with another copy, and restore it")
 
 
 RULES = (untrained_adapter, outlier)
