@@ -113,7 +113,7 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
             "which keeps the initial values"
         )
     if edit.reason:
-        effects.append(edit.reason if edit.reason.startswith("no fix") else f"no fix: {edit.reason}")
+        effects.append(f"no fix: {edit.reason}")
     help = edit.advice or None
     finding: Finding = rule.finding(
         "; ".join([message, *effects]), target=target, fqn=edit.names[0] if edit.names else None

@@ -93,6 +93,7 @@ class Recipe(msgspec.Struct, frozen=True):
     """How a checkpoint is loaded into a class.
 
     Attributes:
+        model: The code of the class; None if only an error text is known.
         steps: Steps that rename the entries.
         in_order: The entries get the names of the class in their order, instead of steps.
         left_out: Entries left out, under their new names.
@@ -102,7 +103,7 @@ class Recipe(msgspec.Struct, frozen=True):
     """
 
     source: Source
-    model: ModelCode
+    model: ModelCode | None = None
     steps: tuple[Step, ...] = ()
     in_order: tuple[str, ...] = ()
     left_out: LeftOut = LeftOut()
@@ -131,7 +132,9 @@ class Recipe(msgspec.Struct, frozen=True):
 
     def format_code(self) -> tuple[str, ...]:
         """Return the lines of Python."""
-        lines = [*self._format_imports(), *self.model.lines, f"model = {self.model.expression}"]
+        lines = [*self._format_imports()]
+        if self.model is not None:
+            lines += [*self.model.lines, f"model = {self.model.expression}"]
         lines += _format_source(self.source)
         lines += self._format_renaming()
         if self.left_out.prefixes or self.left_out.names:
@@ -157,7 +160,7 @@ class Recipe(msgspec.Struct, frozen=True):
         modules = []
         if self.source.pattern:
             modules.append("import glob")
-        if any("json.load(" in line for line in self.model.lines):
+        if self.model is not None and any("json.load(" in line for line in self.model.lines):
             modules.append("import json")
         if any(step.uses_re for step in self.steps) or _list_rules(self.steps):
             modules.append("import re")
@@ -168,7 +171,7 @@ class Recipe(msgspec.Struct, frozen=True):
             modules.append("import torch.distributed.checkpoint as dcp")
         if self.source.loader is Loader.SAFETENSORS:
             modules.append("from safetensors.torch import load_file")
-        return dict.fromkeys((*modules, *self.model.imports))
+        return dict.fromkeys((*modules, *(self.model.imports if self.model is not None else ())))
 
     def _format_renaming(self) -> Iterable[str]:
         if self.in_order:

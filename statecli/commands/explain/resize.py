@@ -12,6 +12,7 @@ from statecli import live
 from statecli.commands.explain.diagnose import Subject, build_subject, diagnose
 from statecli.commands.explain.model_code import change_argument, list_integer_arguments
 from statecli.commands.explain.result import Cause, Diagnosis, Evidence
+from statecli.commands.explain.source import get_last_parts
 from statecli.core.errors import ModelError, UsageError
 from statecli.live.spec import ModelSpec
 from statecli.targets import load
@@ -52,11 +53,11 @@ def _propose_changes(subject: Subject, spec: ModelSpec) -> Iterator[Change]:
 def _count_sizes(subject: Subject) -> Counter[tuple[int, int]]:
     """Count the sizes that differ, (class, checkpoint): dimensions of tensors of one name, numbers of layers."""
     counts: Counter[tuple[int, int]] = Counter()
-    tails: dict[str, list[tuple[int, ...]]] = {}
+    tails: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
     for name, row in subject.registered.items():
-        tails.setdefault(_cut(name), []).append(row.shape or ())
+        tails.setdefault(get_last_parts(name), []).append(row.shape or ())
     for row in subject.entries.rows:
-        for shape in tails.get(_cut(row.fqn), ()):
+        for shape in tails.get(get_last_parts(row.fqn), ()):
             if row.shape is not None and len(shape) == len(row.shape):
                 counts.update((old, new) for old, new in zip(shape, row.shape, strict=True) if old != new)
     # A head of another name has the same last component: `fc.weight` for `head.weight`.
@@ -82,11 +83,6 @@ def _list_other_sizes(subject: Subject) -> Iterator[tuple[int, int]]:
             differing = [pair for pair in zip(shape, other_shape, strict=True) if pair[0] != pair[1]]
             if len(differing) == 1:
                 yield differing[0]
-
-
-def _cut(name: str) -> str:
-    """Return the last two components."""
-    return ".".join(name.split(".")[-2:])
 
 
 def _count_children(names: Iterable[str]) -> dict[str, int]:

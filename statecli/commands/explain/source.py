@@ -81,8 +81,8 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
 
 def _count_known_tails(state: ModelState, section: str, registered: Sequence[str]) -> int:
     """Return how many tensors of the section have the last two components of a registered name."""
-    tails = {_cut(name) for name in registered}
-    return sum(_cut(t.fqn) in tails for t in state.tensors if t.section == section)
+    tails = {get_last_parts(name) for name in registered}
+    return sum(get_last_parts(t.fqn) in tails for t in state.tensors if t.section == section)
 
 
 _BRACKETS = compile_on_use(r"\[(?:'(?:[^'\\]|\\.)*'|\d+)\]")
@@ -98,12 +98,12 @@ def _find_inner_entries(state: ModelState, registered: Sequence[str]) -> tuple[S
             rows.setdefault(tuple(outer), []).append(replace(tensor, fqn=str(last)))
     if not rows:
         return StateDict("", keys=()), ()
-    tails = {_cut(name) for name in registered}
-    keys = max(rows, key=lambda keys: sum(_cut(row.fqn) in tails for row in rows[keys]))
+    tails = {get_last_parts(name) for name in registered}
+    keys = max(rows, key=lambda keys: sum(get_last_parts(row.fqn) in tails for row in rows[keys]))
     return StateDict(".".join(map(str, keys)), keys=keys), tuple(rows[keys])
 
 
-def _cut(name: str) -> tuple[str, ...]:
+def get_last_parts(name: str) -> tuple[str, ...]:
     """Return the last two components."""
     return tuple(name.split(".")[-2:])
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from statecli.commands.explain import special_files
 from statecli.commands.explain.align import align_names
-from statecli.commands.explain.recipe import MAX_DELETED_NAMES, LeftOut, Loader, ModelCode, Recipe, Rest, Source
+from statecli.commands.explain.recipe import MAX_DELETED_NAMES, LeftOut, Loader, Recipe, Rest, Source
 from statecli.commands.explain.rename_text import describe_renames
 from statecli.commands.explain.renaming import apply_steps, find_steps
 from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence, Explanation
@@ -71,7 +71,7 @@ def _read_keys(text: str) -> Diagnosis | None:
             f"the loaded object has the state_dict under the key {nested!r}, next to {len(unexpected) - 1} other keys"
         )
         evidence = Evidence(Cause.NESTED, message, len(unexpected), f"torch.load(…)[{nested!r}]")
-        return _build((evidence,), Recipe(_find_source(text, (nested,)), ModelCode((), "")))
+        return _build((evidence,), Recipe(_find_source(text, (nested,))))
     return _recognize_names(model, missing, unexpected) or _explain_names(text, model, missing, unexpected, mismatched)
 
 
@@ -131,31 +131,20 @@ def _explain_names(
         if steps is None
         else [name for name in alignment.unexpected if not name.endswith(_FILLED) or apply_steps(steps, name) == name]
     )
-    if lost:
-        causes.append(
-            Evidence(
-                Cause.OTHER_PART,
-                f"the checkpoint lacks {plural(len(lost), 'tensor')} of {model}: {quoting.names(lost)}",
-                len(lost),
-                lost[0],
-            )
-        )
-    if extra:
-        causes.append(
-            Evidence(
-                Cause.OTHER_PART,
-                f"the checkpoint has {plural(len(extra), 'tensor')} that {model} does not have: {quoting.names(extra)}",
-                len(extra),
-                extra[0],
-            )
-        )
+    for names, what in (
+        (lost, f"the checkpoint lacks {plural(len(lost), 'tensor')} of {model}"),
+        (extra, f"the checkpoint has {plural(len(extra), 'tensor')} that {model} does not have"),
+    ):
+        if names:
+            message = f"{what}: {quoting.names(names)}"
+            causes.append(Evidence(Cause.OTHER_PART, message, len(names), names[0]))
     steps = steps or ()
     dropped = [apply_steps(steps, name) for name in (*mismatched, *extra)]
     # The text does not list the names that fit, so no prefix is known to have only other names.
     rest = Rest.OF_OTHER_SHAPE if mismatched else Rest.UNKNOWN
     left_out = LeftOut(names=tuple(dropped), rest=rest if len(dropped) > MAX_DELETED_NAMES else None)
     initial = (*mismatched, *lost)
-    return _build(tuple(causes), Recipe(_find_source(text), ModelCode((), ""), steps, (), left_out, (), initial))
+    return _build(tuple(causes), Recipe(_find_source(text), None, steps, (), left_out, (), initial))
 
 
 def _find_source(text: str, keys: tuple[str | int, ...] = ()) -> Source:
@@ -165,10 +154,9 @@ def _find_source(text: str, keys: tuple[str | int, ...] = ()) -> Source:
 
 
 def _build(causes: tuple[Evidence, ...], recipe: Recipe) -> Diagnosis:
-    code = tuple(line for line in recipe.format_code() if not line.startswith("model = "))
     return Diagnosis(
         causes,
-        code,
+        recipe.format_code(),
         tuple(rule for step in recipe.steps for rule in step.rules),
         not recipe.initial,
         recipe.initial,
@@ -194,8 +182,7 @@ def _read_refused_names(text: str) -> Diagnosis | None:
         what = "scan the file with statecli audit before you allow these names or use weights_only=False"
         return Diagnosis((evidence,), proof=f"no safe code; {what}")
     source = _find_source(text)
-    recipe = Recipe(Source(source.files, source.loader, (), "", tuple(names)), ModelCode((), ""))
-    return _build((evidence,), recipe)
+    return _build((evidence,), Recipe(Source(source.files, source.loader, (), "", tuple(names))))
 
 
 _AGAIN = "download or copy the file again, and compare the size with the size at the source"
@@ -256,6 +243,6 @@ def _read_file_errors(text: str) -> Diagnosis | None:
         evidence = Evidence(error.cause, error.message, 0, match[0])
         if error.cause is Cause.WHOLE_MODULE:
             source = Source(_find_source(text).files, Loader.MODULE)
-            return _build((evidence,), Recipe(source, ModelCode((), "")))
+            return _build((evidence,), Recipe(source))
         return Diagnosis((evidence,), proof=f"{NO_CODE}; {error.advice}")
     return None
