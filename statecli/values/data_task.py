@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from statecli.core.errors import StateError
+from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.elements import require_element
 from statecli.values.ranges import iter_paths, prefetch
 from statecli.workers import pool
 
-_Task = TypeVar("_Task", bound="DataTask")
-_Result = TypeVar("_Result")
+_Result_co = TypeVar("_Result_co", covariant=True)
 
 
-class DataTask(msgspec.Struct, frozen=True, gc=False):
+class DataTask(msgspec.Struct, Generic[_Result_co], frozen=True, gc=False):
     """Base of tasks that read all elements of the tensors of `all_data`."""
 
     name: str
+
+    def compute(self) -> _Result_co:
+        """Return the result. Raises StateError for a tensor that cannot be read."""
+        raise NotImplementedError
 
     @property
     def all_data(self) -> tuple[TensorData, ...]:
@@ -70,14 +74,28 @@ class TensorTask(msgspec.Struct, frozen=True, gc=False):
         return self
 
 
-def run_derived(
-    function: pool.Function[None, _Task, _Result | None], tasks: Sequence[_Task], jobs: int
-) -> list[_Result | StateError | None]:
-    """Return the result of each task, in order. The tasks follow from the results of earlier tasks."""
-    return pool.run_tasks(function, None, tasks, jobs=jobs, absent=None, derived=True) if tasks else []
-
-
-def run_each(function: Callable[[_Task], _Result], tasks: Sequence[_Task]) -> list[_Result]:
-    """Return the result of each task of a batch; the bytes of all tasks are requested together."""
+def compute_each(tasks: Sequence[DataTask[_Result_co]]) -> list[_Result_co | StateError]:
+    """Return the result or the error of each task of a batch; the bytes of all tasks are requested together."""
     with prefetch(*(data for task in tasks for data in task.all_data)):
-        return [function(task) for task in tasks]
+        return [_compute_or_error(task) for task in tasks]
+
+
+def _compute_or_error(task: DataTask[_Result_co]) -> _Result_co | StateError:
+    try:
+        return task.compute()
+    except StateError as error:
+        return error
+
+
+@with_denormals
+def derived_batch(_: None, tasks: Sequence[DataTask[Any]]) -> list[Any]:
+    """Return the result or the error of each task of a batch."""
+    return compute_each(tasks)
+
+
+def compute_derived(tasks: Sequence[DataTask[_Result_co]], jobs: int) -> list[_Result_co | StateError]:
+    """Return the result or the error of each task, in order. The tasks follow from the results of earlier tasks."""
+    if not tasks:
+        return []
+    results: list[Any] = pool.run_tasks(derived_batch, None, tasks, jobs=jobs, absent=None, derived=True)
+    return results

@@ -17,7 +17,7 @@ from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.compare_task import rechunk
-from statecli.values.data_task import DataTask, run_each
+from statecli.values.data_task import DataTask, compute_each
 from statecli.values.elements import SMALL_FLOATS, Array, build_small_float_table, require_element
 from statecli.values.read import Strided, open_view, read_items, read_values
 from statecli.values.tally import BLOCK_ELEMENTS
@@ -48,7 +48,29 @@ class Operation(str, Enum):
     COPY = "copy"
 
 
-class CheckTask(DataTask, frozen=True, gc=False):
+class CheckResult(msgspec.Struct, frozen=True, gc=False):
+    """Numbers of elements that are not the result of an operation.
+
+    Attributes:
+        elements: Elements checked.
+        changed: Of a cast, elements with another value than before.
+        exceptions: Elements that are not the result, rounded to the nearest value of the dtype, ties to even.
+        not_truncated: Of a cast, elements that are not rounded towards zero.
+        not_neighbours: Of a cast, elements that are neither of the two nearest values.
+        rows: Of a copy, indexes along the first dimension with an exception, how many.
+        first_rows: The first of these indexes.
+    """
+
+    elements: int = 0
+    exceptions: int = 0
+    not_truncated: int = 0
+    not_neighbours: int = 0
+    rows: int = 0
+    first_rows: tuple[int, ...] = ()
+    changed: int = 0
+
+
+class CheckTask(DataTask[CheckResult], frozen=True, gc=False):
     """Check whether `after` is the result of an operation on `before`.
 
     A copy to another float type has the nearest values of it.
@@ -74,27 +96,10 @@ class CheckTask(DataTask, frozen=True, gc=False):
         """Bytes of the wider side."""
         return math.prod(self.before.shape) * max(require_element(s.dtype).size for s in (self.before, self.after))
 
-
-class CheckResult(msgspec.Struct, frozen=True, gc=False):
-    """Numbers of elements that are not the result of an operation.
-
-    Attributes:
-        elements: Elements checked.
-        changed: Of a cast, elements with another value than before.
-        exceptions: Elements that are not the result, rounded to the nearest value of the dtype, ties to even.
-        not_truncated: Of a cast, elements that are not rounded towards zero.
-        not_neighbours: Of a cast, elements that are neither of the two nearest values.
-        rows: Of a copy, indexes along the first dimension with an exception, how many.
-        first_rows: The first of these indexes.
-    """
-
-    elements: int = 0
-    exceptions: int = 0
-    not_truncated: int = 0
-    not_neighbours: int = 0
-    rows: int = 0
-    first_rows: tuple[int, ...] = ()
-    changed: int = 0
+    def compute(self) -> CheckResult:
+        """Return the result."""
+        with open_view(self.before, self.name) as before, open_view(self.after, self.name) as after:
+            return _CHECKS[self.operation](self, before, after)
 
 
 def can_copy(before: str, after: str) -> bool:
@@ -126,16 +131,7 @@ def check_elements(
 @with_denormals
 def check_elements_batch(_: None, tasks: Sequence[CheckTask]) -> list[CheckResult | StateError]:
     """Return the result or the error of each task of a batch."""
-    return run_each(_check_or_error, tasks)
-
-
-def _check_or_error(task: CheckTask) -> CheckResult | StateError:
-    check = _CHECKS[task.operation]
-    try:
-        with open_view(task.before, task.name) as before, open_view(task.after, task.name) as after:
-            return check(task, before, after)
-    except StateError as error:
-        return error
+    return compute_each(tasks)
 
 
 def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult:

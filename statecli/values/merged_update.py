@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 
 from statecli.core.dtypes import SPACING
-from statecli.core.errors import StateError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
-from statecli.values.data_task import DataTask, run_derived, run_each
+from statecli.values.data_task import DataTask
 from statecli.values.elements import Array
-from statecli.values.read import read_all_values, read_rows
+from statecli.values.read import iter_row_blocks, read_all_values
 
-#: Elements that are checked at a time: ten arrays of float64 take 40 MB.
-_BLOCK_ELEMENTS = 1 << 19
 #: Part of a change, by its norm, that another factor may leave and still fit.
 _MAX_RESIDUAL = 0.05
-
-
-class MergeTask(DataTask, frozen=True, gc=False):
-    """Check whether after [rows, columns] is before + factor * left [rows, rank] @ right [rank, columns], rounded.
-
-    All four have strides. `factor` is None if it is not known: then the best one is used.
-    """
-
-    before: TensorData
-    after: TensorData
-    left: TensorData
-    right: TensorData
-    factor: float | None = None
-
-    @property
-    def all_data(self) -> tuple[TensorData, ...]:
-        """All four tensors."""
-        return self.before, self.after, self.left, self.right
 
 
 class MergeResult(msgspec.Struct, frozen=True, gc=False):
@@ -58,32 +35,37 @@ class MergeResult(msgspec.Struct, frozen=True, gc=False):
     fitting_factor: float | None = None
 
 
-def check_merges(tasks: Sequence[MergeTask], *, jobs: int = 0) -> list[MergeResult | StateError | None]:
-    """Return the result of each task, in order; None if the update has a value that is not finite."""
-    return run_derived(merge_batch, tasks, jobs)
+class MergeTask(DataTask[MergeResult | None], frozen=True, gc=False):
+    """Check whether after [rows, columns] is before + factor * left [rows, rank] @ right [rank, columns], rounded.
 
+    All four have strides. `factor` is None if it is not known: then the best one is used. The result is None if the
+    update has a value that is not finite.
+    """
 
-@with_denormals
-def merge_batch(_: None, tasks: Sequence[MergeTask]) -> list[MergeResult | StateError | None]:
-    """Return the result or the error of each task of a batch."""
-    return run_each(_check_or_error, tasks)
+    before: TensorData
+    after: TensorData
+    left: TensorData
+    right: TensorData
+    factor: float | None = None
 
+    @property
+    def all_data(self) -> tuple[TensorData, ...]:
+        """All four tensors."""
+        return self.before, self.after, self.left, self.right
 
-def _check_or_error(task: MergeTask) -> MergeResult | StateError | None:
-    try:
+    def compute(self) -> MergeResult | None:
+        """Return the result."""
         with np.errstate(all="ignore"):
             left, right = (
-                read_all_values(data, task.name).astype(np.float64).reshape(data.shape)
-                for data in (task.left, task.right)
+                read_all_values(data, self.name).astype(np.float64).reshape(data.shape)
+                for data in (self.left, self.right)
             )
             if not (np.isfinite(left).all() and np.isfinite(right).all()):
                 return None
-            factor = _fit_factor(task, left, right) if task.factor is None else task.factor
+            factor = _fit_factor(self, left, right) if self.factor is None else self.factor
             if factor is None:
-                return MergeResult(math.prod(task.after.shape), math.prod(task.after.shape), 0.0, 0.0)
-            return _check(task, left, right, factor)
-    except StateError as error:
-        return error
+                return MergeResult(math.prod(self.after.shape), math.prod(self.after.shape), 0.0, 0.0)
+            return _check(self, left, right, factor)
 
 
 def _check(task: MergeTask, left: Array, right: Array, factor: float) -> MergeResult:
@@ -91,7 +73,7 @@ def _check(task: MergeTask, left: Array, right: Array, factor: float) -> MergeRe
     of_update = max(relative, *(SPACING[data.dtype][0] for data in (task.left, task.right)))
     rank = left.shape[1]
     exceptions, largest = 0, 0.0
-    for start, stop, before, after in _read_blocks(task):
+    for start, stop, before, after in iter_row_blocks(task.before, task.after, task.name):
         update = factor * (left[start:stop] @ right)
         # Before, the update and the sum are rounded to the dtype of after; the products are summed in float32.
         sum_error = abs(factor) * rank * 2.0**-23 * (np.abs(left[start:stop]) @ np.abs(right))
@@ -112,7 +94,7 @@ def _fit_factor(task: MergeTask, left: Array, right: Array) -> float | None:
     A factor alpha / rank or alpha / sqrt(rank) with a whole alpha is preferred, because rounding moves the best one.
     """
     products = squares = own = 0.0
-    for start, stop, before, after in _read_blocks(task):
+    for start, stop, before, after in iter_row_blocks(task.before, task.after, task.name):
         update, change = left[start:stop] @ right, after - before
         products += float(np.vdot(update, change))
         squares += float(np.vdot(update, update))
@@ -127,14 +109,3 @@ def _fit_factor(task: MergeTask, left: Array, right: Array) -> float | None:
         if abs(near - factor) < _MAX_RESIDUAL / 10 * abs(factor):
             return near
     return factor
-
-
-def _read_blocks(task: MergeTask) -> Iterable[tuple[int, int, Array, Array]]:
-    height, width = task.after.shape
-    step = max(1, _BLOCK_ELEMENTS // max(width, 1))
-    for start in range(0, height, step):
-        stop = min(start + step, height)
-        before, after = (
-            read_rows(data, task.name, start, stop).astype(np.float64) for data in (task.before, task.after)
-        )
-        yield start, stop, before, after

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,18 +10,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from statecli.core.dtypes import contiguous_strides
-from statecli.core.errors import StateError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.core.quantized_layouts import Part
-from statecli.values.data_task import DataTask, run_derived, run_each
+from statecli.values.data_task import DataTask
 from statecli.values.dequantize import DequantizeRule, open_rows
 from statecli.values.element_checks import round_to
 from statecli.values.ranges import resolve_data
-from statecli.values.read import read_rows
-
-#: Elements that are dequantized at a time: eight arrays of float64 take 32 MB.
-_BLOCK_ELEMENTS = 1 << 19
+from statecli.values.read import ROW_BLOCK_ELEMENTS, read_rows
 
 #: Spread of factors of input channels, relative to their mean, and their median: a wrong scale of the whole tensor has
 #: no spread, or is far from 1, around which AWQ and SmoothQuant keep their factors.
@@ -34,19 +28,6 @@ class StoredPart(NamedTuple):
 
     part: Part
     data: TensorData
-
-
-class QuantizedTask(DataTask, frozen=True, gc=False):
-    """Compute ‖W - Q‖ / ‖W‖ of a weight W [out, in] and its dequantized codes Q."""
-
-    weight: TensorData
-    rule: DequantizeRule
-    parts: tuple[StoredPart, ...]
-
-    @property
-    def all_data(self) -> tuple[TensorData, ...]:
-        """All tensors of the task."""
-        return self.weight, *(part.data for part in self.parts)
 
 
 class QuantizedError(msgspec.Struct, frozen=True, gc=False):
@@ -65,47 +46,49 @@ class QuantizedError(msgspec.Struct, frozen=True, gc=False):
     changed: int
 
 
-def measure_errors(tasks: Sequence[QuantizedTask], *, jobs: int = 0) -> list[QuantizedError | StateError | None]:
-    """Return the error of each task, in order; None if W is zero or a value is not finite."""
-    return run_derived(quantized_batch, tasks, jobs)
+class QuantizedTask(DataTask[QuantizedError | None], frozen=True, gc=False):
+    """Compute ‖W - Q‖ / ‖W‖ of a weight W [out, in] and its dequantized codes Q.
 
+    None if W is zero or a value is not finite.
+    """
 
-@with_denormals
-def quantized_batch(_: None, tasks: Sequence[QuantizedTask]) -> list[QuantizedError | StateError | None]:
-    """Return the result or the error of each task of a batch."""
-    return run_each(_measure_or_error, tasks)
+    weight: TensorData
+    rule: DequantizeRule
+    parts: tuple[StoredPart, ...]
 
+    @property
+    def all_data(self) -> tuple[TensorData, ...]:
+        """All tensors of the task."""
+        return self.weight, *(part.data for part in self.parts)
 
-def _measure_or_error(task: QuantizedTask) -> QuantizedError | StateError | None:
-    height, width = task.rule.shape
-    products, squares, own = np.zeros((3, width))
-    error, changed = 0.0, 0
-    step = max(1, _BLOCK_ELEMENTS // width)
-    try:
-        dequantize_rows = open_rows(task.rule, {part.part: part.data for part in task.parts}, task.name)
-        weight = resolve_data(task.weight, task.name)
+    def compute(self) -> QuantizedError | None:
+        """Return the result."""
+        height, width = self.rule.shape
+        products, squares, own = np.zeros((3, width))
+        error, changed = 0.0, 0
+        step = max(1, ROW_BLOCK_ELEMENTS // width)
+        dequantize_rows = open_rows(self.rule, {part.part: part.data for part in self.parts}, self.name)
+        weight = resolve_data(self.weight, self.name)
         weight = replace(weight, strides=weight.strides or contiguous_strides(weight.shape))
         for start in range(0, height, step):
             stop = min(start + step, height)
-            wanted = read_rows(weight, task.name, start, stop).astype(np.float64)
+            wanted = read_rows(weight, self.name, start, stop).astype(np.float64)
             with np.errstate(all="ignore"):
                 codes = dequantize_rows(start, stop)
                 difference = wanted - codes
-                changed += int(np.count_nonzero(round_to(codes, task.weight.dtype) != wanted))
+                changed += int(np.count_nonzero(round_to(codes, self.weight.dtype) != wanted))
                 error += float(np.einsum("ij,ij->", difference, difference))
                 products += np.einsum("ij,ij->j", wanted, codes)
                 squares += np.einsum("ij,ij->j", codes, codes)
                 own += np.einsum("ij,ij->j", wanted, wanted)
-    except StateError as failure:
-        return failure
-    with np.errstate(all="ignore"):
-        factors = np.where(squares > 0, products / squares, 1.0)
-        explained = np.where(squares > 0, products**2 / squares, 0.0)
-        left = float(np.sum(np.maximum(own - explained, 0.0)))
-        total = float(own.sum())
-    if not total or not math.isfinite(error / total) or not math.isfinite(left):
-        return None
-    relative = math.sqrt(error / total)
-    is_centred = 1 / _MAX_MEDIAN < float(np.median(factors)) < _MAX_MEDIAN
-    are_factors = is_centred and factors.min() > 0 and factors.std() > _MIN_SPREAD * factors.mean()
-    return QuantizedError(relative, math.sqrt(left / total) if are_factors else relative, changed)
+        with np.errstate(all="ignore"):
+            factors = np.where(squares > 0, products / squares, 1.0)
+            explained = np.where(squares > 0, products**2 / squares, 0.0)
+            left = float(np.sum(np.maximum(own - explained, 0.0)))
+            total = float(own.sum())
+        if not total or not math.isfinite(error / total) or not math.isfinite(left):
+            return None
+        relative = math.sqrt(error / total)
+        is_centred = 1 / _MAX_MEDIAN < float(np.median(factors)) < _MAX_MEDIAN
+        are_factors = is_centred and factors.min() > 0 and factors.std() > _MIN_SPREAD * factors.mean()
+        return QuantizedError(relative, math.sqrt(left / total) if are_factors else relative, changed)

@@ -29,6 +29,8 @@ from statecli.workers.task import Piece
 CHUNK_ELEMENTS = 64 * 1024
 #: Bytes gathered at a time of a tensor whose elements are not in order.
 BAND_BYTES = 16 << 20
+#: Elements of a block of rows: ten arrays of float64 take 40 MB.
+ROW_BLOCK_ELEMENTS = 1 << 19
 #: Bytes of a cache line.
 CACHE_LINE_BYTES = 64
 #: A tensor whose windows overlap may have so many times more elements than its storage ...
@@ -412,6 +414,16 @@ def read_rows(data: TensorData, name: str, start: int, stop: int) -> Array:
     assert data.strides is not None  # noqa: S101 - narrows the type
     rows = replace(data, shape=(stop - start, data.shape[1]), offset=data.offset + start * data.strides[0])
     return np.asarray(read_all_values(rows, name)).reshape(rows.shape)
+
+
+def iter_row_blocks(before: TensorData, after: TensorData, name: str) -> Iterator[tuple[int, int, Array, Array]]:
+    """Yield the first row of a block, the row after its last, and the block of both matrices, which have strides."""
+    height, width = after.shape
+    step = max(1, ROW_BLOCK_ELEMENTS // max(width, 1))
+    for start in range(0, height, step):
+        stop = min(start + step, height)
+        old, new = (read_rows(data, name, start, stop).astype(np.float64) for data in (before, after))
+        yield start, stop, old, new
 
 
 def is_plain(data: TensorData) -> bool:

@@ -10,17 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from statecli.core.errors import StateError
-from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.compare_task import rechunk
-from statecli.values.data_task import DataTask, run_each
+from statecli.values.data_task import DataTask, compute_derived
 from statecli.values.element_checks import round_to
 from statecli.values.elements import Array, require_element
 from statecli.values.read import open_view, read_items, read_values
-from statecli.workers import pool
 
 
-class RowTask(DataTask, frozen=True, gc=False):
+class RowTask(DataTask[tuple[int, ...]], frozen=True, gc=False):
     """Compute the CRC-32 of each index along the first dimension.
 
     With a dtype, of the nearest values of this float type, which are equal for all types that can hold them.
@@ -36,33 +34,21 @@ class RowTask(DataTask, frozen=True, gc=False):
         """The tensor."""
         return (self.data,)
 
+    def compute(self) -> tuple[int, ...]:
+        """Return the checksums."""
+        elements = math.prod(self.data.shape[1:])
+        with open_view(self.data, self.name) as view:
+            if self.dtype is None:
+                rows = rechunk(read_items(view), elements * require_element(self.data.dtype).items)
+            else:
+                rows = rechunk((_round(block, self.dtype) for block in read_values(view)), elements)
+            return tuple(map(_digest_strongly if self.is_strong else _digest_weakly, rows))
+
 
 def compute_row_digests(tasks: Sequence[RowTask], *, jobs: int = 0) -> list[tuple[int, ...] | StateError]:
     """Return the checksums of each task's rows, in order; the error of a tensor that cannot be read is its result."""
-    if not tasks:
-        return []
-    absent: tuple[int, ...] = ()
-    results = pool.run_tasks(row_digest_batch, None, tasks, jobs=jobs, absent=absent, derived=True)
+    results = compute_derived(tasks, jobs)
     return [tuple(result) if isinstance(result, list) else result for result in results]  # executors return lists
-
-
-@with_denormals
-def row_digest_batch(_: None, tasks: Sequence[RowTask]) -> list[tuple[int, ...] | StateError]:
-    """Return the checksums or the error of each task of a batch."""
-    return run_each(_digest_or_error, tasks)
-
-
-def _digest_or_error(task: RowTask) -> tuple[int, ...] | StateError:
-    elements = math.prod(task.data.shape[1:])
-    try:
-        with open_view(task.data, task.name) as view:
-            if task.dtype is None:
-                rows = rechunk(read_items(view), elements * require_element(task.data.dtype).items)
-            else:
-                rows = rechunk((_round(block, task.dtype) for block in read_values(view)), elements)
-            return tuple(map(_digest_strongly if task.is_strong else _digest_weakly, rows))
-    except StateError as error:
-        return error
 
 
 def _digest_weakly(row: Array) -> int:

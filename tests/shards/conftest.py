@@ -53,11 +53,7 @@ def computed_tasks(monkeypatch):
 OF_MERGE = (
     "fingerprint_batch",
     "check_elements_batch",
-    "low_rank_batch",
-    "row_digest_batch",
-    "quantized_batch",
-    "merge_batch",
-    "rank_batch",
+    "derived_batch",
 )
 
 

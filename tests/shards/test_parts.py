@@ -674,8 +674,7 @@ def test_each_kind_of_result_is_tried():
     from statecli.workers.executors.batch import FUNCTIONS
 
     assert set(RESULTS) == set(tasks.RESULTS)
-    of_merge = {"low_rank_batch", "quantized_batch", "merge_batch", "rank_batch", "row_digest_batch"}
-    assert set(FUNCTIONS) == of_merge | set(RESULTS)
+    assert set(FUNCTIONS) == {"derived_batch"} | set(RESULTS)
 
 
 @settings(max_examples=100)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from statecli.commands.diff.result import Change
 from statecli.commands.diff.transformations.views import flatten, get_data, locate
 from statecli.core.dtypes import SPACING
-from statecli.values.change_rank import MAX_COLUMNS, RankTask, estimate_ranks
+from statecli.values.change_rank import MAX_COLUMNS, RankTask
+from statecli.values.data_task import compute_derived
 
 
 def estimate_change_ranks(changes: Sequence[Change], *, jobs: int) -> dict[int, int]:
     """Return the ranks by the number of the change; of float matrices with other values, and of kernels as matrices."""
     tasks = {n: task for n, change in enumerate(changes) if (task := _build_task(change)) is not None}
-    ranks = zip(tasks, estimate_ranks(list(tasks.values()), jobs=jobs), strict=True)
+    ranks = zip(tasks, compute_derived(list(tasks.values()), jobs), strict=True)
     return {n: rank for n, rank in ranks if isinstance(rank, int)}
 
 

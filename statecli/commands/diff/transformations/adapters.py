@@ -11,7 +11,8 @@ from statecli.commands.diff.transformations.lora import LoraUpdate, parse_adapte
 from statecli.commands.diff.transformations.views import get_data
 from statecli.core.errors import StateError
 from statecli.core.model_state import Scalar, TensorData, TensorInfo
-from statecli.values.low_rank import LowRankTask, measure_updates
+from statecli.values.data_task import compute_derived
+from statecli.values.low_rank import LowRankTask
 
 
 class _Measured(NamedTuple):
@@ -37,7 +38,7 @@ def find_adapters(
         task = _build_task(weight, update) if weight is not None else None
         if weight is not None and task is not None:
             measured.append(_Measured(number_of[update.b.fqn], weight, update, task))
-    results = measure_updates([pair.task for pair in measured], jobs=jobs)
+    results = compute_derived([pair.task for pair in measured], jobs)
     adapters: dict[int, Transformation] = {}
     for (number, weight, update, task), relative in zip(measured, results, strict=True):
         if not isinstance(relative, StateError):

@@ -11,8 +11,9 @@ from statecli.commands.diff.transformations.views import flatten, get_data, loca
 from statecli.core.dtypes import SPACING
 from statecli.core.errors import StateError
 from statecli.core.model_state import ModelState, TensorData, TensorInfo
+from statecli.values.data_task import compute_derived
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_cast, check_elements
-from statecli.values.merged_update import MergeResult, MergeTask, check_merges
+from statecli.values.merged_update import MergeResult, MergeTask
 
 
 class MergeCheck(NamedTuple):
@@ -60,7 +61,7 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
             report(number, update.b, str(built))
         else:
             tasks += [(number, update, task) for task in built]
-    for (number, update, _), result in zip(tasks, check_merges([task for *_, task in tasks], jobs=jobs), strict=True):
+    for (number, update, _), result in zip(tasks, compute_derived([task for *_, task in tasks], jobs), strict=True):
         if isinstance(result, MergeResult):
             done = _build_transformation(update, result)
             if number not in merged or done.exceptions < merged[number].exceptions:

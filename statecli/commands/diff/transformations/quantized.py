@@ -19,9 +19,10 @@ from statecli.core.quantized_weights import (
     find_quantized_weights,
     split_codes,
 )
+from statecli.values.data_task import compute_derived
 from statecli.values.delta import Delta
 from statecli.values.dequantize import DequantizeRule
-from statecli.values.quantized_error import QuantizedError, QuantizedTask, StoredPart, measure_errors
+from statecli.values.quantized_error import QuantizedError, QuantizedTask, StoredPart
 
 #: A larger error is not that of rounding to codes: codes of another weight have an error of about 1.4.
 _MAX_ERROR = 0.5
@@ -84,7 +85,7 @@ def _find_in_one_direction(
     changes: Sequence[Change], sections: Mapping[str, str], kind: TransformationKind, jobs: int
 ) -> dict[int, ComparedCodes]:
     pairs = _find_pairs(changes, sections)
-    errors = iter(measure_errors([task for pair in pairs for task in pair.tasks], jobs=jobs))
+    errors = iter(compute_derived([task for pair in pairs for task in pair.tasks], jobs))
     compared: dict[int, ComparedCodes] = {}
     are_codes = {pair.number for pair in pairs}
     for pair in pairs:
