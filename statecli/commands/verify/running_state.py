@@ -27,9 +27,9 @@ def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozens
     if subject.inputs is None or not names:
         return frozenset()
     try:
-        before, after = _call_once(subject, names, sign=0)
+        before, after = call_once(subject, names)
         changed = frozenset(name for name in after if tensor_bits.is_same(before[name], after[name]) is False)
-        others = [_call_once(subject, changed, sign=sign)[1] for sign in (-1, 1)] if changed else []
+        others = [call_once(subject, changed, sign=sign)[1] for sign in (-1, 1)] if changed else []
     except ModelError:
         return frozenset()
     return frozenset(
@@ -39,10 +39,13 @@ def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozens
     )
 
 
-def _call_once(
-    subject: ModelUnderTest, names: frozenset[str], *, sign: int
+def call_once(
+    subject: ModelUnderTest, names: frozenset[str], *, sign: int = 0, seed: int = 0
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the values before and after a call in train mode, which begins with values changed by `sign`."""
+    """Return the values before and after a call in train mode, which begins with values changed by `sign`.
+
+    `seed` is that of the inputs.
+    """
     module = subject.build_fresh(values=True)
     tensors = {name: tensor for name, tensor in measure.map_tensors(module).items() if name in names}
     put_back = tensor_bits.build_restore(tensors.values())  # all instances share some, as of a class attribute
@@ -51,7 +54,7 @@ def _call_once(
             for tensor in tensors.values() if sign else ():
                 _change(tensor, sign)
             before = _copy_all(tensors)
-            subject.call(module, training=True, grad=True)
+            subject.call(module, seed, training=True, grad=True)
             after = _copy_all({name: tensor for name, tensor in measure.map_tensors(module).items() if name in before})
     finally:
         put_back()

@@ -25,7 +25,7 @@ from statecli.commands.verify.compiler_output import silence
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
-from statecli.commands.verify.running_state import find_running_state
+from statecli.commands.verify.running_state import call_once, find_running_state
 from statecli.core import registration_rules
 from statecli.core.errors import ModelError
 from statecli.core.finding import Severity
@@ -284,23 +284,9 @@ def find_diverging(subject: ModelUnderTest, names: Iterable[str]) -> frozenset[s
     running = find_running_state(subject, names)
     if not running:
         return frozenset()
-    values = []
-    for seed in (0, 1):
-        module = subject.build_fresh(values=True)
-        tensors = measure.map_tensors(module)
-        put_back = tensor_bits.build_restore(tensor for name, tensor in tensors.items() if name in running)
-        try:
-            with judging.keep_class_attributes(module):
-                subject.call(module, seed, training=True, grad=True)
-                after = measure.map_tensors(module)
-                values.append({name: judging.copy_values(after[name]) for name in running if name in after})
-        finally:
-            put_back()
-    first, second = values
+    first, second = (call_once(subject, running, seed=seed)[1] for seed in (0, 1))
     return frozenset(
-        name
-        for name, value in first.items()
-        if value is not None and (other := second.get(name)) is not None and tensor_bits.is_same(value, other) is False
+        name for name in first if name in second and tensor_bits.is_same(first[name], second[name]) is False
     )
 
 
