@@ -86,14 +86,7 @@ def _move_beside_model(model: nn.Module, inputs_found: Inputs) -> Inputs:
     """Return the inputs on the device of the model, if all its tensors with values are on one device."""
     devices = {tensor.device for _, tensor in measure.iter_tensors(walk(model))}
     device = devices.pop() if len(devices) == 1 else torch.device("cpu")
-    if device.type in ("cpu", "meta"):
-        return inputs_found
-
-    def make(seed: int = 0) -> Call:
-        call: Call = inputs.map_tensors(inputs_found.make(seed=seed), lambda tensor: tensor.to(device))
-        return call
-
-    return replace(inputs_found, make=make)
+    return inputs_found if device.type == "meta" else inputs_found.move(str(device))
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import re
 import time
 import traceback
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,9 +44,6 @@ from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
 from statecli.live.move_model import move_model
 from statecli.live.tensor_sources import CallStack, Fault, How, Mismatch, Place, Refused, Source, is_user_code
-
-if TYPE_CHECKING:
-    pass
 
 #: How torch's own checks put it: "Expected all tensors to be on the same device", "are not at the same device".
 _SAME_DEVICE = compile_on_use(r"\b(on|at) the same device\b")
