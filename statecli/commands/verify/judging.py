@@ -14,7 +14,16 @@ from torch import nn
 
 from statecli import live
 from statecli.commands.verify.model_under_test import ModelUnderTest
-from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Name, Verdict, skip_harmless_cells
+from statecli.commands.verify.result import (
+    Cell,
+    Check,
+    Column,
+    Name,
+    Verdict,
+    find_worst,
+    skip_harmless_cells,
+    summarize_reasons,
+)
 from statecli.commands.verify.rules import UNTIED_BY_COPY
 from statecli.core import move_rules
 from statecli.core.errors import ModelError
@@ -265,18 +274,11 @@ def build_check(
     verdicts = {cell.verdict for cells in columns.values() for cell in cells.values()}
     verdicts |= {Verdict.FAILED} if all_findings else set()
     verdicts |= {Verdict.INCONCLUSIVE} if why else set()
-    verdict = next((candidate for candidate in WORST_FIRST if candidate in verdicts), Verdict.SKIPPED)
+    verdict = find_worst(verdicts)
     all_columns = tuple(Column(column, dict(cells)) for column, cells in columns.items())
-    reason = why or _summarize_cells(verdict, columns.values())
+    has_reason = verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE)
+    reason = why or (summarize_reasons(all_columns, verdict) if has_reason else None)
     return skip_harmless_cells(Check(name, verdict, how, reason, all_columns, all_findings))
-
-
-def _summarize_cells(verdict: Verdict, columns: Iterable[Mapping[str, Cell]]) -> str | None:
-    """Return the reason of the first cell with the verdict and the number of others; None if passed or failed."""
-    if verdict in (Verdict.PASSED, Verdict.FAILED):
-        return None
-    reasons = [f"{fqn}: {cell.reason}" for cells in columns for fqn, cell in cells.items() if cell.verdict is verdict]
-    return f"{reasons[0]}, and {len(reasons) - 1} more" if len(reasons) > 1 else next(iter(reasons), None)
 
 
 def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:

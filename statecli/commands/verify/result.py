@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 import msgspec
@@ -84,6 +85,23 @@ class CheckWithoutInputs(Check, frozen=True):
 WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
 
 
+def find_worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the worst verdict; skipped for none."""
+    return min(verdicts, key=WORST_FIRST.index, default=Verdict.SKIPPED)
+
+
+def list_reasons(columns: Iterable[Column], verdict: Verdict) -> list[str]:
+    """Return the reasons of the cells with the verdict, each after the name of its tensor."""
+    cells = ((fqn, cell) for column in columns for fqn, cell in column.cells.items())
+    return [f"{fqn}: {cell.reason}" for fqn, cell in cells if cell.verdict is verdict and cell.reason]
+
+
+def summarize_reasons(columns: Iterable[Column], verdict: Verdict) -> str | None:
+    """Return the reason of a proof from cells with the verdict; None without such cells."""
+    reasons = list_reasons(columns, verdict)
+    return f"{reasons[0]}, and {len(reasons) - 1} more" if len(reasons) > 1 else next(iter(reasons), None)
+
+
 def skip_harmless_cells(check: Check) -> Check:
     """Skip the failed cells of tensors with only notes from the proof, and choose the verdict again."""
     harmful = {finding.fqn for finding in check.findings if finding.severity is not Severity.NOTE}
@@ -96,8 +114,7 @@ def skip_harmless_cells(check: Check) -> Check:
     )
     verdicts = {cell.verdict for column in columns for cell in column.cells.values()}
     verdicts |= {Verdict.FAILED} if harmful else {Verdict.PASSED}
-    verdict = next(candidate for candidate in WORST_FIRST if candidate in verdicts)
-    return structs.replace(check, verdict=verdict, columns=columns)
+    return structs.replace(check, verdict=find_worst(verdicts), columns=columns)
 
 
 def _skip_cell(cell: Cell) -> Cell:

@@ -9,6 +9,8 @@ Without a GPU `live/fake_gpu.py` and `live/fake_gpu_values.py` fake one. Importi
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,10 @@ from statecli.commands.verify.result import (
     Name,
     Verdict,
     Verification,
+    find_worst,
+    list_reasons,
     skip_harmless_cells,
+    summarize_reasons,
 )
 from statecli.core.errors import ModelError, UnreadableError, UsageError
 from statecli.core.finding import Finding, Severity
@@ -70,87 +75,35 @@ class Request(msgspec.Struct, frozen=True):
 Proof = Callable[["ModelUnderTest", Request], Check]
 
 
-def _prove_move(subject: ModelUnderTest, request: Request) -> Check:
-    from statecli.commands.verify.proofs import move
-
-    return move.prove(subject, choose_device(request))
-
-
-def _prove_cast(subject: ModelUnderTest, request: Request) -> Check:
-    from statecli.commands.verify.proofs import cast
-
-    return cast.prove(subject, request.dtype)
-
-
-def _prove_save(subject: ModelUnderTest, _: Request) -> Check:
-    from statecli.commands.verify.proofs import save
-
-    return save.prove(subject)
-
-
-def _prove_copy(subject: ModelUnderTest, _: Request) -> Check:
-    from statecli.commands.verify.proofs import copy
-
-    return copy.prove(subject)
+def _prove(name: Name, subject: ModelUnderTest, request: Request) -> Check:
+    """Run the `prove` of the module of this name in `proofs`."""
+    proof: Any = importlib.import_module(f"statecli.commands.verify.proofs.{name.value}")
+    arguments = _ARGUMENTS[name](request) if name in _ARGUMENTS else ()
+    check: Check = proof.prove(subject, *arguments)
+    return check
 
 
 def _prove_step(subject: ModelUnderTest, request: Request) -> Check:
     from statecli.commands.verify.proofs import step
 
-    check = step.prove(subject, "sgd" if request.optimizer is None else request.optimizer)
+    check = _prove(Name.STEP, subject, request)
     return check if Name.STEP in request.checks else step.skip_unreached(check)
 
 
-def _prove_forward(subject: ModelUnderTest, request: Request) -> Check:
-    from statecli.commands.verify.proofs import forward
-
-    return forward.prove(subject, choose_device(request))
+def _get_optimizer(request: Request) -> tuple[str | type, ...]:
+    return () if request.optimizer is None else (request.optimizer,)
 
 
-def _prove_materialize(subject: ModelUnderTest, _: Request) -> Check:
-    from statecli.commands.verify.proofs import materialize
-
-    return materialize.prove(subject)
-
-
-def _prove_export(subject: ModelUnderTest, _: Request) -> Check:
-    from statecli.commands.verify.proofs import export
-
-    return export.prove(subject)
-
-
-def _prove_compile(subject: ModelUnderTest, _: Request) -> Check:
-    from statecli.commands.verify.proofs import compile
-
-    return compile.prove(subject)
-
-
-def _prove_shard(subject: ModelUnderTest, _: Request) -> Check:
-    from statecli.commands.verify.proofs import shard
-
-    return shard.prove(subject)
-
-
-def _prove_resume(subject: ModelUnderTest, request: Request) -> Check:
-    from statecli.commands.verify.proofs import resume
-
-    return resume.prove(subject, "adamw" if request.optimizer is None else request.optimizer)
-
-
-#: Every proof there is, in the order of `Name`.
-PROOFS: dict[Name, Proof] = {
-    Name.MOVE: _prove_move,
-    Name.CAST: _prove_cast,
-    Name.SAVE: _prove_save,
-    Name.COPY: _prove_copy,
-    Name.STEP: _prove_step,
-    Name.FORWARD: _prove_forward,
-    Name.MATERIALIZE: _prove_materialize,
-    Name.EXPORT: _prove_export,
-    Name.COMPILE: _prove_compile,
-    Name.SHARD: _prove_shard,
-    Name.RESUME: _prove_resume,
+#: What a proof needs of the request.
+_ARGUMENTS: dict[Name, Callable[[Request], tuple[object, ...]]] = {
+    Name.MOVE: lambda request: (choose_device(request),),
+    Name.CAST: lambda request: (request.dtype,),
+    Name.STEP: _get_optimizer,
+    Name.FORWARD: lambda request: (choose_device(request),),
+    Name.RESUME: _get_optimizer,
 }
+#: Every proof there is, in the order of `Name`.
+PROOFS: dict[Name, Proof] = {name: functools.partial(_prove, name) for name in Name} | {Name.STEP: _prove_step}
 
 
 def choose_device(request: Request) -> str:
@@ -311,7 +264,7 @@ def _doubt_unlike_copies(check: Check, state: ModelState) -> Check:
     if columns == check.columns or check.verdict is not Verdict.PASSED:
         return replace(check, columns=columns)
     unsure = Verdict.INCONCLUSIVE
-    return replace(check, columns=columns, verdict=unsure, reason=_summarize_reasons(columns, unsure))
+    return replace(check, columns=columns, verdict=unsure, reason=summarize_reasons(columns, unsure))
 
 
 _NON_LEAF_REASON = (
@@ -339,32 +292,15 @@ def _recompute_verdict(check: Check, columns: tuple[Column, ...], findings: tupl
     if check.verdict is Verdict.SKIPPED or findings:
         return restricted
     unsure = Verdict.INCONCLUSIVE
-    cell_reasons = (None, _summarize_reasons(check.columns, unsure), *_list_reasons(check.columns, unsure))
+    cell_reasons = (None, summarize_reasons(check.columns, unsure), *list_reasons(check.columns, unsure))
     if check.verdict is not Verdict.PASSED and check.reason not in cell_reasons:
         return replace(restricted, verdict=unsure)
     if not any(column.cells for column in check.columns):
         return restricted
-    worst = _find_worst(columns)
+    worst = find_worst(cell.verdict for column in columns for cell in column.cells.values())
     if worst is Verdict.PASSED:
         return replace(restricted, verdict=worst, reason=check.reason if check.verdict is worst else None)
-    return replace(restricted, verdict=worst, reason=_summarize_reasons(columns, worst) or _NO_TENSOR_SELECTED)
+    return replace(restricted, verdict=worst, reason=summarize_reasons(columns, worst) or _NO_TENSOR_SELECTED)
 
 
 _NO_TENSOR_SELECTED = "the filters exclude all tensors of this check"
-
-
-def _list_reasons(columns: Iterable[Column], verdict: Verdict) -> list[str]:
-    cells = ((fqn, cell) for column in columns for fqn, cell in column.cells.items())
-    return [f"{fqn}: {cell.reason}" for fqn, cell in cells if cell.verdict is verdict and cell.reason]
-
-
-def _summarize_reasons(columns: Iterable[Column], verdict: Verdict) -> str | None:
-    """Return the reason of the proof from cells with the verdict; None without such cells."""
-    reasons = _list_reasons(columns, verdict)
-    return f"{reasons[0]}, and {len(reasons) - 1} more" if len(reasons) > 1 else next(iter(reasons), None)
-
-
-def _find_worst(columns: Iterable[Column]) -> Verdict:
-    verdicts = {cell.verdict for column in columns for cell in column.cells.values()}
-    order = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
-    return next((verdict for verdict in order if verdict in verdicts), Verdict.SKIPPED)
