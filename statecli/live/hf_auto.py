@@ -279,21 +279,26 @@ def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, .
         return {}
     class_tensors = dict(model.state_dict())
     with search_path.use_installed_only():
-        rename = _build_renaming(model, class_tensors)
+        rename = build_renaming(model, class_tensors)
     renamed: dict[str, tuple[str, ...]] = {}
     for name in names:
-        targets = tuple(target for target in rename(name) if target in class_tensors)
+        own = rename(name) if rename else _swap_prefix(name, model.base_model_prefix, class_tensors)
+        targets = tuple(target for target in own if target in class_tensors)
         if targets and targets != (name,):
             renamed[name] = targets
     return renamed
 
 
-def _build_renaming(model: Any, class_tensors: dict[str, Any]) -> Callable[[str], list[str]]:
+def build_renaming(model: Any, class_tensors: dict[str, Any]) -> Callable[[str], list[str]] | None:
+    """Return the function from a name in a checkpoint to the names that transformers loads the entry as.
+
+    None before transformers 5, which has no such mappings.
+    """
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-    except ImportError:  # before transformers 5, which has no such mappings
-        return lambda name: _swap_prefix(name, model.base_model_prefix, class_tensors)
+    except ImportError:
+        return None
     conversions = get_model_conversion_mapping(model)
     renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
     converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from statecli.core.model_state import TensorInfo
+from statecli.live import hf_auto
 from statecli.live.load_state_dict_api import Answer, Entries
 
 
@@ -84,22 +85,10 @@ def _has_same_elements(sources: list[TensorInfo], targets: list[Any]) -> bool:
 
 def _group_by_target(module: Any, meta: Mapping[str, Any], names: Iterable[str]) -> dict[tuple[str, ...], list[str]]:
     """Group names by their conversion targets in transformers; empty if its version converts no names."""
-    try:
-        from transformers import conversion_mapping, core_model_loading
-    except ImportError:
+    rename = hf_auto.build_renaming(module, dict(meta))
+    if rename is None:
         return {}
-    conversions = conversion_mapping.get_model_conversion_mapping(module)
-    renamings = [conversion for conversion in conversions if isinstance(conversion, core_model_loading.WeightRenaming)]
-    converters = [
-        conversion for conversion in conversions if isinstance(conversion, core_model_loading.WeightConverter)
-    ]
-    by_pattern = {pattern: conversion for conversion in converters for pattern in conversion.source_patterns}
     sources_by_target: dict[tuple[str, ...], list[str]] = {}
     for name in names:
-        renamed, pattern = core_model_loading.rename_source_key(
-            name, renamings, converters, module.base_model_prefix, dict(meta)
-        )
-        target_patterns = by_pattern[pattern].target_patterns if pattern is not None else [renamed]
-        targets = tuple(renamed.replace(target_patterns[0], conversion) for conversion in target_patterns)
-        sources_by_target.setdefault(targets, []).append(name)
+        sources_by_target.setdefault(tuple(rename(name)), []).append(name)
     return sources_by_target
