@@ -27,7 +27,7 @@ from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import Quantizer, TensorData, TensorInfo
 from statecli.storage import files
 from statecli.values.data_task import TensorTask
-from statecli.values.elements import COMPLEX, NUMPY_TYPES, Array, find_element
+from statecli.values.elements import COMPLEX, NUMPY_TYPES, Array, find_element, require_element
 from statecli.values.ggml_blocks import find_ggml_type, to_stored_blocks
 from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, read_neighbours
 from statecli.values.ranges import element_width, prefetch, sort_by_place
@@ -194,9 +194,7 @@ def _is_contiguous(view: Strided) -> bool:
 
 
 def _read_contiguous(view: Strided) -> Iterator[Array]:
-    element = find_element(view.dtype)
-    assert element is not None  # noqa: S101 - narrows the type
-    size = element.size
+    size = require_element(view.dtype).size
     start, end = view.offset * size, (view.offset + view.elements) * size
     if isinstance(view.memory, np.ndarray):
         yield view.memory[start:end]
@@ -228,6 +226,5 @@ def _apply_lazy_signs(view: Strided, items: Array) -> Array:
 
 def _component_size(dtype: str) -> int:
     """Return the bytes of one real number of a dtype: half an element for complex types."""
-    element = find_element(dtype)
-    assert element is not None  # noqa: S101 - it has been stored
-    return np.dtype(element.stored).itemsize // (2 if element.stored.startswith("c") else 1)
+    stored = require_element(dtype).stored
+    return np.dtype(stored).itemsize // (2 if stored.startswith("c") else 1)

@@ -14,7 +14,16 @@ import msgspec
 import numpy as np
 
 from statecli.values.compiled_kernel import native as _native
-from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, Element, code_values, find_element
+from statecli.values.elements import (
+    COMPLEX,
+    SMALL_FLOATS,
+    Array,
+    Decoder,
+    Element,
+    code_values,
+    find_element,
+    require_element,
+)
 from statecli.values.summary import MASK, Facts
 
 #: Bytes of a block: with its intermediate arrays it stays in a core's second-level cache.
@@ -39,25 +48,20 @@ def count_block_elements(dtype: str) -> int:
 
 def scan_stored(items: Array, dtype: str, block: int, decoder: Decoder) -> Facts:
     """Return the facts of flat stored items in native byte order: block `block`, or its beginning."""
-    element = find_element(dtype)
-    assert element is not None  # noqa: S101 - it has been read
-    facts = _scan_numbers(items, dtype, element, decoder)
-    return _add_bits(facts, items, element, block)
+    element = require_element(dtype)
+    return _add_bits(_scan_numbers(items, dtype, element, decoder), items, element, block)
 
 
 def scan_values(items: Array, dtype: str, values: Array, block: int) -> Facts:
     """Return the facts of items with other `values` (scaled, negated): float, integer, complex."""
-    element = find_element(dtype)
-    assert element is not None  # noqa: S101 - it has been read
     name = values.dtype.name
     facts = _scan_complex(values, name) if values.dtype.kind == "c" else _scan_plain(values, name)
-    return _add_bits(facts, items, element, block)
+    return _add_bits(facts, items, require_element(dtype), block)
 
 
 def scan_bits(items: Array, dtype: str, block: int) -> Facts:
     """Return the facts of elements that are not numbers."""
-    element = find_element(dtype)
-    assert element is not None  # noqa: S101 - it has been read
+    element = require_element(dtype)
     return _add_bits(Facts(items.size // element.items), items, element, block)
 
 
@@ -135,8 +139,7 @@ def _restore_bits(order: int, top: Any) -> int:
 
 def _decode_float(bits: int, dtype: str) -> float:
     """Return the value of a float's bits, given as a signed integer; 0.0 for both zeros."""
-    element = find_element(dtype)
-    assert element is not None  # noqa: S101 - one of FLOATS
+    element = require_element(dtype)
     item = np.array([bits], FLOAT_LAYOUTS[dtype][0]).view(element.stored)
     return float(Decoder()(item, element)[0]) + 0.0
 

@@ -20,7 +20,7 @@ from statecli.core.dtypes import contiguous_strides, unravel_index
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import Quantizer, TensorData
-from statecli.values.elements import QUANTIZED, Array, Decoder, Element, find_element
+from statecli.values.elements import QUANTIZED, Array, Decoder, Element, find_element, require_element
 from statecli.values.ggml_blocks import explain_unreadable_blocks
 from statecli.values.ranges import Range, open_range, resolve_data
 from statecli.workers.task import Piece
@@ -199,9 +199,7 @@ def read_items(view: Strided) -> Iterator[Array]:
     Each chunk has at most `CHUNK_ELEMENTS` items and is valid until the next. Elements of quantized types in shared
     bytes are yielded as one code each. Raises `UnreadableError` for a type with unknown items.
     """
-    element = find_element(view.dtype)
-    if element is None:
-        raise UnreadableError(f"statecli cannot read {view.dtype} elements as numbers")
+    element = require_element(view.dtype)
     if 0 in view.shape:
         return
     if is_packed(view.dtype):
@@ -363,9 +361,7 @@ def to_values(view: Strided, items: Array, start: int, decoder: Decoder) -> Arra
 
     Scale, conjugation and negation, lazy in torch, are done.
     """
-    element = find_element(view.dtype)
-    assert element is not None  # noqa: S101 - it has been stored
-    chunk = items if is_packed(view.dtype) else decoder(items, element)
+    chunk = items if is_packed(view.dtype) else decoder(items, require_element(view.dtype))
     if view.affine is not None:
         chunk = _dequantize_chunk(view, view.affine, chunk, start, decoder)
     if view.conjugate and chunk.dtype.kind == "c":
