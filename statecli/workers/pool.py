@@ -309,25 +309,26 @@ def run_or_error(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | StateError:
         return error
 
 
-class _Serial:
-    """Engine for batches in sequence in this process."""
+class _LocalEngine:
+    """Base of the engines of this machine."""
+
+    def __init__(self, jobs: int = 1) -> None:
+        self._jobs = jobs
 
     def min_batch_bytes(self, total: int) -> int:  # noqa: ARG002 - as `Engine`
         return 0
+
+
+class _Serial(_LocalEngine):
+    """Engine for batches in sequence in this process."""
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
         for n, batch in enumerate(batches):
             deliver(n, run_or_error(lambda batch=batch: function(shared, batch)))  # type: ignore[misc]
 
 
-class Processes:
+class Processes(_LocalEngine):
     """Engine of forked processes on this machine; threads on systems without fork."""
-
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
-
-    def min_batch_bytes(self, total: int) -> int:  # noqa: ARG002 - as `Engine`
-        return 0
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
         """See `Engine.run`. A batch of a killed worker is tried again alone: other workers may have taken the memory.
@@ -374,14 +375,8 @@ class Processes:
         return True
 
 
-class Threads:
+class Threads(_LocalEngine):
     """Engine of threads in this process."""
-
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
-
-    def min_batch_bytes(self, total: int) -> int:  # noqa: ARG002 - as `Engine`
-        return 0
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
         from concurrent.futures import as_completed
