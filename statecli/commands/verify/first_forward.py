@@ -17,7 +17,6 @@ from statecli.live import measure
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
 from statecli.live.spec import ModelSpec
-from statecli.live.walk import walk
 
 
 def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingInput | None) -> ModelUnderTest:
@@ -40,7 +39,7 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
     subject = replace(subject, reassigned_by_forward=_find_reassigned(module, tensors_before))
     rows_before = subject.rows_by_fqn()
     shapeless = {fqn for fqn, row in rows_before.items() if row.shape is None}
-    if not shapeless and _map_tensors(module).keys() <= tensors_before.keys():
+    if not shapeless and measure.map_tensors(module).keys() <= tensors_before.keys():
         return subject
     state_after = live.read(
         BuiltModel(ModelSpec(name, "", False, name), module, origins, "cpu", True, lambda _, __: module), name
@@ -62,7 +61,7 @@ def _call_once(subject: ModelUnderTest) -> tuple[nn.Module, Origins, dict[str, t
 
     def build_and_call(*, values: bool) -> tuple[nn.Module, Origins, dict[str, torch.Tensor]]:
         module = subject.build_fresh(values=values)
-        tensors_before = _map_tensors(module)
+        tensors_before = measure.map_tensors(module)
         return module, forward_effects.call_and_record(subject, module), tensors_before
 
     try:
@@ -71,10 +70,8 @@ def _call_once(subject: ModelUnderTest) -> tuple[nn.Module, Origins, dict[str, t
         return build_and_call(values=True)
 
 
-def _map_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    return dict(measure.iter_tensors(walk(module)))
-
-
 def _find_reassigned(module: nn.Module, there: dict[str, torch.Tensor]) -> frozenset[str]:
     """Return the names to which forward assigned another tensor."""
-    return frozenset(name for name, tensor in _map_tensors(module).items() if there.get(name, tensor) is not tensor)
+    return frozenset(
+        name for name, tensor in measure.map_tensors(module).items() if there.get(name, tensor) is not tensor
+    )

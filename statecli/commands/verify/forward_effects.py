@@ -23,7 +23,6 @@ from statecli.core.model_state import ModelState, Oddity, TensorInfo
 from statecli.live import measure, tensor_bits
 from statecli.live.assignment_lines import Origins
 from statecli.live.tensors import is_lazy
-from statecli.live.walk import walk
 
 if TYPE_CHECKING:
     from torch import nn
@@ -186,7 +185,7 @@ class _Snapshot:
 
 def _map_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     with torch._C.DisableTorchFunctionSubclass():
-        return {name: tensor for name, tensor in measure.iter_tensors(walk(module)) if not is_lazy(tensor)}
+        return {name: tensor for name, tensor in measure.map_tensors(module).items() if not is_lazy(tensor)}
 
 
 def _copy_values(tensor: torch.Tensor) -> torch.Tensor | None:
