@@ -44,7 +44,7 @@ from statecli.values.read import explain_not_numeric, explain_overlap, find_piec
 from statecli.values.small_pairs import compare_small_pairs
 from statecli.values.tally import Tally
 from statecli.workers import pool
-from statecli.workers.task import Piece
+from statecli.workers.task import Piece, WholeTask
 
 #: Pairs that are planned together: the ends of remote archives that hold their tensors are fetched at once.
 PAIRS_PLANNED_TOGETHER = 512
@@ -339,7 +339,7 @@ def _find_damage(
     return {task.storage: error for task, error in zip(checks, errors, strict=True) if error is not None}
 
 
-class ChecksumTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ChecksumTask(WholeTask, frozen=True, array_like=True, gc=False):
     """Read a storage of tensor `name` and compare the bytes with the checksum recorded by its container."""
 
     storage: ByteRange
@@ -354,11 +354,6 @@ class ChecksumTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def paths(self) -> Iterable[str]:
         """The file of the storage, or the files of its pieces."""
         return (where.path for where in (self.storage,) if where.path)
-
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
 
 
 @with_denormals
@@ -596,7 +591,7 @@ def compute_fingerprints(
     )
 
 
-class FingerprintTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class FingerprintTask(WholeTask, frozen=True, array_like=True, gc=False):
     """Compute the fingerprint of tensor `name`: `size` bytes in `parts`."""
 
     size: int
@@ -607,11 +602,6 @@ class FingerprintTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def paths(self) -> Iterable[str]:
         """Files of all parts."""
         return iter_paths(*self.parts)
-
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
 
 
 @with_denormals

@@ -6,19 +6,18 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.elements import require_element
 from statecli.values.ranges import iter_paths, prefetch
 from statecli.workers import pool
+from statecli.workers.task import WholeTask
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 
 
-class DataTask(msgspec.Struct, Generic[_Result_co], frozen=True, gc=False):
+class DataTask(WholeTask, Generic[_Result_co], frozen=True, gc=False):
     """Base of tasks that read all elements of the tensors of `all_data`."""
 
     name: str
@@ -42,13 +41,8 @@ class DataTask(msgspec.Struct, Generic[_Result_co], frozen=True, gc=False):
         """Files of all tensors."""
         return iter_paths(*self.all_data)
 
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
 
-
-class TensorTask(msgspec.Struct, frozen=True, gc=False):
+class TensorTask(WholeTask, frozen=True, gc=False):
     """Base of tasks that read one tensor of a checkpoint."""
 
     tensor: TensorInfo
@@ -67,11 +61,6 @@ class TensorTask(msgspec.Struct, frozen=True, gc=False):
     def paths(self) -> Iterable[str]:
         """Files of the tensor."""
         return (where.path for where in self.tensor.ranges if where.path)
-
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
 
 
 def compute_each(tasks: Sequence[DataTask[_Result_co]]) -> list[_Result_co | StateError]:

@@ -42,6 +42,7 @@ from statecli.values.read import (
 from statecli.values.stats import explain_no_data
 from statecli.values.summary import MASK, Facts
 from statecli.workers import pool
+from statecli.workers.task import WholeTask
 
 #: Bytes of a task.
 TASK_BYTES = 16 << 20
@@ -49,7 +50,7 @@ TASK_BYTES = 16 << 20
 Progress = Callable[[str, int], None]
 
 
-class FactsTask(msgspec.Struct, frozen=True, gc=False):
+class FactsTask(WholeTask, frozen=True, gc=False):
     """Compute facts of a part of a tensor, or of some of its elements if contiguous.
 
     Attributes:
@@ -73,11 +74,6 @@ class FactsTask(msgspec.Struct, frozen=True, gc=False):
     def paths(self) -> Iterable[str]:
         """Files of the elements."""
         return iter_paths(self.data)
-
-    @property
-    def identity(self) -> object:
-        """The task itself."""
-        return self
 
 
 @with_denormals

@@ -31,6 +31,15 @@ class Task(Protocol):
         """Plain data, equal for equal tasks of two runs: a shard file looks results up by the digest of this data."""
 
 
+class WholeTask(msgspec.Struct, frozen=True, gc=False):
+    """Base of tasks all of whose fields count for a shard file."""
+
+    @property
+    def identity(self) -> object:
+        """The task itself."""
+        return self
+
+
 class Piece(msgspec.Struct, frozen=True, gc=False):
     """Byte `offset` of `path`, where the elements of a contiguous tensor begin."""
 
