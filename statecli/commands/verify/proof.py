@@ -8,7 +8,8 @@ from statecli.commands.verify import judging
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name
 from statecli.core.errors import ModelError
-from statecli.core.finding import Finding
+from statecli.core.finding import Finding, Severity
+from statecli.core.rule import Rule
 
 
 class Proof(ABC):
@@ -20,6 +21,7 @@ class Proof(ABC):
     def __init__(self, subject: ModelUnderTest, name: Name, how: str, *columns: str) -> None:
         self._subject, self._name, self._how = subject, name, how
         self._columns: dict[str, dict[str, Cell]] = {column: {} for column in columns}
+        self._cells = self._columns[columns[0]]
         self._findings: list[Finding] = []
         self._reasons: list[str] = judging.list_unreachable_tensors(subject)
 
@@ -31,6 +33,18 @@ class Proof(ABC):
             self._reasons.append(judging.get_reason(self._subject, error))
         columns = {column: cells for column, cells in self._columns.items() if cells}
         return judging.build_check(self._name, self._how, columns, self._findings, self._reasons)
+
+    def report(
+        self,
+        rule: Rule,
+        message: str,
+        fqn: str | None,
+        *,
+        help: str | None = None,
+        severity: Severity | None = None,
+    ) -> None:
+        """Add a finding; see `judging.build_finding`."""
+        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity))
 
     @abstractmethod
     def _run(self) -> None:

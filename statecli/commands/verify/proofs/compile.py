@@ -35,8 +35,6 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
-from statecli.core.finding import Severity
-from statecli.core.rule import Rule
 from statecli.live import measure, tensor_bits
 
 HOW = 'torch.compile(backend="eager")'
@@ -63,7 +61,7 @@ def prove(subject: ModelUnderTest) -> Check:
         return missing
     if subject.inputs is None:
         return subject.skip_without_inputs(Name.COMPILE, HOW)
-    return _Proof(subject).check()
+    return _Proof(subject, Name.COMPILE, HOW, "compiled").check()
 
 
 @dataclass
@@ -95,10 +93,6 @@ class _CompiledPair:
 
 
 class _Proof(Proof):
-    def __init__(self, subject: ModelUnderTest) -> None:
-        super().__init__(subject, Name.COMPILE, HOW, "compiled")
-        self._cells = self._columns["compiled"]
-
     def _run(self) -> None:
         changed = find_changed_attributes(self._subject)
         for training in (False, True):
@@ -201,10 +195,7 @@ class _Proof(Proof):
             f"after {GRAPHS_OF_A_FUNCTION} compilations, it runs the model uncompiled"
         )
         help, severity = build_attribute_fix(attribute), choose_attribute_severity(attribute)
-        self._report(rules.CHANGING_ATTRIBUTE, message, attribute.fqn, help, severity)
-
-    def _report(self, rule: Rule, message: str, fqn: str | None, help: str, severity: Severity | None = None) -> None:
-        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity))
+        self.report(rules.CHANGING_ATTRIBUTE, message, attribute.fqn, help=help, severity=severity)
 
     # --- tensors -------------------------------------------------------------------------------------------------
 
@@ -216,7 +207,7 @@ class _Proof(Proof):
         for row in self._subject.state.tensors:
             if row.fqn in kept:
                 what = "the compiled model keeps the old values after load_state_dict()"
-                self._report(rules.KEPT_BY_COMPILE, f"{row.fqn}: {what}", row.fqn, rules.KEPT_BY_COMPILE.fix)
+                self.report(rules.KEPT_BY_COMPILE, f"{row.fqn}: {what}", row.fqn, help=rules.KEPT_BY_COMPILE.fix)
                 self._cells[row.fqn] = Cell(Verdict.FAILED, reason=what)
             elif row.fqn in names:
                 self._cells[row.fqn] = Cell(Verdict.PASSED)

@@ -56,14 +56,10 @@ def prove(subject: ModelUnderTest) -> Check:
         return empty
     if subject.inputs is None:
         return subject.skip_without_inputs(Name.EXPORT, HOW)
-    return _Proof(subject).check()
+    return _Proof(subject, Name.EXPORT, HOW, "exported").check()
 
 
 class _Proof(Proof):
-    def __init__(self, subject: ModelUnderTest) -> None:
-        super().__init__(subject, Name.EXPORT, HOW, "exported")
-        self._cells = self._columns["exported"]
-
     def _run(self) -> None:
         # An attribute that forward changes is looked at first, because torch.export may leave it changed.
         changed = find_changed_attributes(self._subject)
@@ -112,9 +108,7 @@ class _Proof(Proof):
                 f"{alias}: {registration_rules.EXPORTED}{where}: loading {owner.fqn} does not change the exported "
                 "program"
             )
-            self._findings.append(
-                judging.build_finding(self._subject, STALE_VIEW, message, alias, help=STALE_VIEW_HELP)
-            )
+            self.report(STALE_VIEW, message, alias, help=STALE_VIEW_HELP)
 
     def _report_variable(
         self, module: nn.Module, target: str, constant: torch.Tensor, program: ExportedProgram
@@ -128,8 +122,7 @@ class _Proof(Proof):
         consequence = "the exported program keeps the values at the time of the export"
         message = f"{name} of {file}: {registration_rules.EXPORTED}{where}: {consequence}"
         help = f"register {name} as a buffer, or pass the tensor as an input"
-        rule = registration_rules.UNREGISTERED_TENSOR
-        self._findings.append(judging.build_finding(self._subject, rule, message, None, help=help))
+        self.report(registration_rules.UNREGISTERED_TENSOR, message, None, help=help)
 
     def _fail(self, row: TensorInfo, place: Place | None) -> None:
         rule = registration_rules.choose_rule(row)
@@ -144,7 +137,7 @@ class _Proof(Proof):
             why = "forward in train mode updates the tensor, but the exported program keeps the old values"
             severity = rule.cases["lost"]
         message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {what}: {why}"
-        self._findings.append(judging.build_finding(self._subject, rule, message, row.fqn, severity=severity))
+        self.report(rule, message, row.fqn, severity=severity)
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason=f"a constant{self._format_place(place)}")
 
     def _is_running_state(self, row: TensorInfo) -> bool:
@@ -194,11 +187,7 @@ class _Proof(Proof):
             "state_dict() does not contain the attribute"
         )
         help, severity = build_attribute_fix(attribute), choose_attribute_severity(attribute)
-        self._findings.append(
-            judging.build_finding(
-                self._subject, rules.CHANGING_ATTRIBUTE, message, attribute.fqn, help=help, severity=severity
-            )
-        )
+        self.report(rules.CHANGING_ATTRIBUTE, message, attribute.fqn, help=help, severity=severity)
 
     def _format_place(self, place: Place | None) -> str:
         return format_reader(self._subject, place)

@@ -86,7 +86,6 @@ class _Materialized:
 class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest) -> None:
         super().__init__(subject, Name.MATERIALIZE, HOW, "materialized")
-        self._cells = self._columns["materialized"]
         self._built: dict[str, torch.Tensor] = {}
         self._rebuilds: dict[str, Rebuild] | None = None
         self._state: Mapping[str, object] = {}
@@ -125,7 +124,7 @@ class _Proof(Proof):
         except ModelError as error:
             rule, why = rules.NOT_BUILT_ON_META, judging.get_reason(self._subject, error)
             message = f"the constructor fails on meta: {why.removeprefix('building the model raised ')}"
-            self._findings.append(judging.build_finding(self._subject, rule, message, None, help=rule.fix))
+            self.report(rule, message, None, help=rule.fix)
             return None
 
     def _materialize(self, pattern: _Pattern) -> _Materialized | None:
@@ -240,9 +239,7 @@ class _Proof(Proof):
         elif rule is rules.LEFT_ON_META and self._subject.inputs is None:
             severity = rule.cases["without an input"]
         help = None if row.kind is Kind.UNREGISTERED else _describe_fix(module, name, rule)
-        self._findings.append(
-            judging.build_finding(self._subject, rule, f"{name}: {message}", name, help=help, severity=severity)
-        )
+        self.report(rule, f"{name}: {message}", name, help=help, severity=severity)
         self._cells[name] = Cell(Verdict.FAILED, reason=message)
 
 

@@ -52,7 +52,6 @@ class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest, made_by: type[torch.optim.Optimizer]) -> None:
         super().__init__(subject, Name.RESUME, f"{HOW}, with {made_by.__name__}", "resumed")
         self._made_by = made_by
-        self._cells = self._columns["resumed"]
         self._metrics: MetricStates | None = None
 
     def _run(self) -> None:
@@ -178,9 +177,7 @@ class _Proof(Proof):
         else:
             what = "not in state_dict()"
         message = f"{row.fqn}: {what}: {consequence}"
-        self._findings.append(
-            judging.build_finding(self._subject, rule, message, row.fqn, help=help, severity=rule.cases[case])
-        )
+        self.report(rule, message, row.fqn, help=help, severity=rule.cases[case])
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason="not restored by a load")
 
     def _build_tensor_fix(self, row: TensorInfo) -> str | None:
@@ -213,9 +210,7 @@ class _Proof(Proof):
         fixes = (fix, self._format_line(slot, training))
         help = "; ".join(filter(None, fixes))
         rule = rules.LOST_BY_RESUMING
-        self._findings.append(
-            judging.build_finding(self._subject, rule, message, name, help=help, severity=rule.cases[case])
-        )
+        self.report(rule, message, name, help=help, severity=rule.cases[case])
 
     def _build_fix(self, slot: Slot, part: str, training: SavedTraining) -> str:
         """Return the line that registers a number, or the advice for another value."""

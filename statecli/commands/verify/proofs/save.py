@@ -85,7 +85,7 @@ class _Proof(Proof):
             what = f", which contains a {refused}" if refused else ""
             message = f"torch.load(weights_only=True) refuses the model's own state_dict{what}"
             help = "return only plain data from get_extra_state: tensors, numbers, text, and lists and dicts of these"
-            self.fail(rules.NOT_PLAIN_DATA, message, None, help)
+            self.report(rules.NOT_PLAIN_DATA, message, None, help=help)
         return loaded
 
     def _find_unproved(self, blank: Mapping[str, torch.Tensor]) -> set[str]:
@@ -112,9 +112,8 @@ class _Proof(Proof):
         new = (row for row in self._subject.state.tensors if row.appeared and f'"{row.fqn}"' in why)
         places = (row.origin for row in new if row.origin)
         help = next((f"{place.file}:{place.line}: {_IN_CONSTRUCTOR}" for place in places), None)
-        self.fail(
-            rules.NOT_LOADABLE, f"load_state_dict(strict=True) refuses the model's own state_dict: {why}", None, help
-        )
+        message = f"load_state_dict(strict=True) refuses the model's own state_dict: {why}"
+        self.report(rules.NOT_LOADABLE, message, None, help=help)
         self._unloadable = None if by_torch else f"load_state_dict raised {why}"
         return False
 
@@ -267,14 +266,8 @@ class _Proof(Proof):
     def _build_failed_cell(
         self, rule: Rule, row: TensorInfo, message: str, help: str | None = None, *, severity: Severity | None = None
     ) -> Cell:
-        self.fail(rule, message, row.fqn, help, severity=severity)
+        self.report(rule, message, row.fqn, help=help, severity=severity)
         return Cell(Verdict.FAILED, reason=message.removeprefix(f"{row.fqn}: "))
-
-    def fail(
-        self, rule: Rule, message: str, fqn: str | None, help: str | None = None, *, severity: Severity | None = None
-    ) -> None:
-        """Add a finding."""
-        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity))
 
 
 _OWN_STATE_DICT = "keep all entries of super().state_dict() in your own state_dict() and in state_dict hooks"
@@ -327,7 +320,7 @@ class _Safetensors:
         if same is None:
             return judging.build_inconclusive_cell("the values cannot be compared")
         message = "has other values after it is saved as safetensors and loaded"
-        self._proof.fail(rules.CHANGED_BY_SAFETENSORS, f"{name}: {message}", name)
+        self._proof.report(rules.CHANGED_BY_SAFETENSORS, f"{name}: {message}", name)
         return Cell(Verdict.FAILED, reason=message)
 
     def _build_same_cell(self) -> Cell:
@@ -364,7 +357,7 @@ class _Safetensors:
 
     def _refuse(self, rule: Rule, name: str, what: str, help: str) -> None:
         self._refused[name] = what
-        self._proof.fail(rule, f"{name}: {what}", name, help)
+        self._proof.report(rule, f"{name}: {what}", name, help=help)
 
     def _refuse_others(self) -> None:
         """Fail entries other than tensors, unless empty: users save these entries elsewhere, or by torch.save."""

@@ -31,7 +31,6 @@ from statecli.core.errors import ModelError
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
-from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity
 from statecli.live import measure, tensor_bits
 from statecli.live.metric_states import SYNCHRONIZED, MetricStates
@@ -110,7 +109,7 @@ class _Proof(Proof):
         ignored = {tensor for name, tensor in module.named_parameters() if name in refused}
         for name, why in refused.items():
             message = f"{name}: fully_shard() refuses {why.what}"
-            self._report(rules.NOT_SHARDABLE, message, name, help=why.advice)
+            self.report(rules.NOT_SHARDABLE, message, name, help=why.advice)
             self._fsdp[name] = Cell(Verdict.FAILED, reason=f"fully_shard() refuses {why.what}")
         with self._subject.user_code("fully_shard()"):
             fully_shard(module, mesh=init_device_mesh("cpu", (RANKS,)), ignored_params=ignored)
@@ -119,7 +118,7 @@ class _Proof(Proof):
                 message = f"{entry.fqn}: still uses the memory that {aliases[entry.fqn]} had before fully_shard()"
                 effect = "training changes the sharded parameter, but not this tensor"
                 severity = STALE_VIEW.cases["trained"]
-                self._report(STALE_VIEW, f"{message}: {effect}", entry.fqn, help=STALE_VIEW_HELP, severity=severity)
+                self.report(STALE_VIEW, f"{message}: {effect}", entry.fqn, help=STALE_VIEW_HELP, severity=severity)
         sharded = (name for name, tensor in measure.map_tensors(module).items() if isinstance(tensor, DTensor))
         return frozenset(sharded) | frozenset(refused)
 
@@ -180,11 +179,11 @@ class _Proof(Proof):
             severity = rule.cases["lost"] if is_diverging else decide_tensor_severity(row)
             if severity is Severity.WARNING and row.rebuilt:
                 severity = rule.cases["kept"]
-            self._report(rule, message, row.fqn, severity=severity)
+            self.report(rule, message, row.fqn, severity=severity)
         elif row.kind is Kind.PARAMETER:
             effect = "its gradients are not averaged, so the ranks differ" if row.requires_grad else _OWN_VALUES
             message = f"{row.fqn}: {registration_rules.LEFT_OUT} {wrappers}: {effect}"
-            self._report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=_STOP_IGNORING)
+            self.report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=_STOP_IGNORING)
         elif is_diverging or row.fqn in self._random:
             self._report_buffer(row, wrappers, is_diverging=is_diverging)
         else:
@@ -202,7 +201,7 @@ class _Proof(Proof):
         elif not is_diverging:
             case = "random" if row.persistent is False else "random, in the checkpoint"
         severity = rules.NOT_SYNCHRONIZED.cases[case]
-        self._report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=help, severity=severity)
+        self.report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=help, severity=severity)
 
     def _is_of_torch(self, row: TensorInfo) -> bool:
         """Return True for a buffer of a module of torch, such as BatchNorm, whose values per rank are documented."""
@@ -211,11 +210,6 @@ class _Proof(Proof):
             return _is_torch_module(self._subject.build_fresh().get_submodule(path))
         except AttributeError:
             return False
-
-    def _report(
-        self, rule: Rule, message: str, fqn: str, *, help: str | None = None, severity: Severity | None = None
-    ) -> None:
-        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity))
 
 
 _STOP_IGNORING = "remove the name from _ddp_params_and_buffers_to_ignore"
