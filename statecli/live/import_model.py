@@ -65,9 +65,9 @@ class LoadedObject(NamedTuple):
     module: types.ModuleType
 
 
-def load_object(spec: ModelSpec, *, is_model: bool = True) -> Any:
+def load_object(spec: ModelSpec) -> Any:
     """Return the value of `load_with_module`."""
-    return load_with_module(spec, is_model=is_model).value
+    return load_with_module(spec).value
 
 
 def load_with_module(spec: ModelSpec, *, is_model: bool = True) -> LoadedObject:

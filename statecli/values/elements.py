@@ -203,8 +203,8 @@ class Arena:
     nor the second-level cache; misses cost a quarter of the time.
     """
 
-    def __init__(self, size: int = 8 << 20) -> None:
-        self._memory = np.empty(size, np.uint8)
+    def __init__(self) -> None:
+        self._memory = np.empty(8 << 20, np.uint8)
         self._used = 0
 
     def clear(self) -> None:

@@ -61,8 +61,8 @@ class _Entry(msgspec.Struct, frozen=True):
 class Cache:
     """Cache of figures. With `enabled` False nothing is read or written."""
 
-    def __init__(self, *, enabled: bool = True, folder: str | None = None) -> None:
-        self._folder = os.path.join(folder or find_cache_folder(), "log")
+    def __init__(self, *, enabled: bool = True) -> None:
+        self._folder = os.path.join(find_cache_folder(), "log")
         self._enabled = enabled
         self._writes = 0
 

@@ -88,7 +88,7 @@ def _is_bias(row: TensorInfo) -> bool:
 
 
 def _find_alpha(settings: Mapping[str, Scalar], module: str) -> float | None:
-    alpha = _find_pattern(settings, "alpha_pattern", module, settings.get(f"{_CONFIG}.lora_alpha"))
+    alpha = _find_alpha_pattern(settings, module, settings.get(f"{_CONFIG}.lora_alpha"))
     return None if isinstance(alpha, bool) or not isinstance(alpha, int | float) else alpha
 
 
@@ -98,9 +98,9 @@ def _compute_scale(settings: Mapping[str, Scalar], alpha: float | None, rank: in
     return alpha / (math.sqrt(rank) if settings.get(f"{_CONFIG}.use_rslora") is True else rank)
 
 
-def _find_pattern(settings: Mapping[str, Scalar], name: str, module: str, default: Scalar) -> Scalar:
+def _find_alpha_pattern(settings: Mapping[str, Scalar], module: str, default: Scalar) -> Scalar:
     """Return the value of the first key that is the end of the module's name, as peft searches; None if unsure."""
-    start = f"{_CONFIG}.{name}."
+    start = f"{_CONFIG}.alpha_pattern."
     patterns = {key.removeprefix(start): value for key, value in settings.items() if key.startswith(start)}
     if settings.get(start[:-1]) not in (None, "{}") or not all(map(_PLAIN_KEY.fullmatch, patterns)):
         return None  # a regular expression of the file is not run
