@@ -26,7 +26,7 @@ from statecli.live.configuration_argument import is_configuration, is_of_transfo
 from statecli.live.exception_text import get_exception_text
 from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
-from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
+from statecli.live.spec_objects import ObjectCall, ObjectName, format_call, map_items
 from statecli.live.suggested_arguments import (
     get_annotation_text,
     is_module_class,
@@ -244,12 +244,7 @@ def _unquote_numbers(value: Any) -> Any:
     """Return an argument with a number in place of each number in quotes, at any depth."""
     if type(value) is str:
         return ObjectName(value) if _NUMBER.fullmatch(value) else value
-    if isinstance(value, ObjectCall):
-        kwargs = {name: _unquote_numbers(item) for name, item in value.kwargs.items()}
-        return ObjectCall(value.name, tuple(map(_unquote_numbers, value.args)), kwargs, value.module)
-    if type(value) in (list, tuple):
-        return type(value)(map(_unquote_numbers, value))
-    return {key: _unquote_numbers(item) for key, item in value.items()} if type(value) is dict else value
+    return map_items(value, _unquote_numbers)
 
 
 def _choose_option(text: str, value: Any) -> Any:

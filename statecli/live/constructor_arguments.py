@@ -26,7 +26,7 @@ from statecli.live.configuration_argument import (
 )
 from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
-from statecli.live.spec_objects import ObjectCall, ObjectName, replace_call
+from statecli.live.spec_objects import ObjectCall, ObjectName, map_items, replace_call
 from statecli.live.suggested_arguments import write_values
 from statecli.live.working_line import Advice, advise_line
 
@@ -104,9 +104,7 @@ def _resolve(scope: Scope, value: Any) -> Any:
         return scope.find(value).value
     if isinstance(value, ObjectCall):
         return _call_class(scope, value)
-    if type(value) in (list, tuple):
-        return type(value)(_resolve(scope, item) for item in value)
-    return {key: _resolve(scope, item) for key, item in value.items()} if type(value) is dict else value
+    return map_items(value, lambda item: _resolve(scope, item))
 
 
 def _call_class(scope: Scope, call: ObjectCall) -> Any:

@@ -23,7 +23,7 @@ from statecli.live import search_path
 from statecli.live.builder_function import write_builder
 from statecli.live.module_names import list_names
 from statecli.live.spec import ModelSpec
-from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
+from statecli.live.spec_objects import ObjectCall, ObjectName, format_call, map_items
 from statecli.live.working_line import Advice, advise_line
 
 #: Least similarity of a suggested name, from 0 to 1.
@@ -174,11 +174,8 @@ class Scope:
             if isinstance(callee, str):
                 return value
             scope = self.enter(self.find(callee)) if self._is_known(callee) else self
-            kwargs = {name: scope.rewrite(item) for name, item in value.kwargs.items()}
-            return ObjectCall(callee.name, tuple(map(scope.rewrite, value.args)), kwargs, callee.module)
-        if type(value) in (list, tuple):
-            return type(value)(map(self.rewrite, value))
-        return {key: self.rewrite(item) for key, item in value.items()} if type(value) is dict else value
+            return map_items(value, scope.rewrite, callee)
+        return map_items(value, self.rewrite)
 
     def _is_known(self, named: ObjectName) -> bool:
         try:

@@ -44,28 +44,25 @@ def format_call(args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
     return ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
 
 
+def map_items(value: Any, change: Callable[[Any], Any], callee: ObjectName | None = None) -> Any:
+    """Return an argument with each item changed: of a list, a tuple, a dict or a call, which gets the name `callee`."""
+    if isinstance(value, ObjectCall):
+        named = callee or value.callee
+        kwargs = {name: change(item) for name, item in value.kwargs.items()}
+        return ObjectCall(named.name, tuple(map(change, value.args)), kwargs, named.module)
+    if type(value) in (list, tuple):
+        return type(value)(map(change, value))
+    return {key: change(item) for key, item in value.items()} if type(value) is dict else value
+
+
 def replace_call(value: Any, old: ObjectCall, new: ObjectCall) -> Any:
     """Return an argument with another call in place of `old`, at any depth."""
-    if value is old:
-        return new
-    if isinstance(value, ObjectCall):
-        args = tuple(replace_call(item, old, new) for item in value.args)
-        kwargs = {name: replace_call(item, old, new) for name, item in value.kwargs.items()}
-        return ObjectCall(value.name, args, kwargs, value.module)
-    if type(value) in (list, tuple):
-        return type(value)(replace_call(item, old, new) for item in value)
-    return {key: replace_call(item, old, new) for key, item in value.items()} if type(value) is dict else value
+    return new if value is old else map_items(value, lambda item: replace_call(item, old, new))
 
 
 def map_names(value: Any, change: Callable[[ObjectName], ObjectName]) -> Any:
     """Return an argument with each name changed, also those of calls, at any depth."""
     if isinstance(value, ObjectName):
         return change(value)
-    if isinstance(value, ObjectCall):
-        callee = change(value.callee)
-        args = tuple(map_names(item, change) for item in value.args)
-        kwargs = {name: map_names(item, change) for name, item in value.kwargs.items()}
-        return ObjectCall(callee.name, args, kwargs, callee.module)
-    if type(value) in (list, tuple):
-        return type(value)(map_names(item, change) for item in value)
-    return {key: map_names(item, change) for key, item in value.items()} if type(value) is dict else value
+    callee = change(value.callee) if isinstance(value, ObjectCall) else None
+    return map_items(value, lambda item: map_names(item, change), callee)

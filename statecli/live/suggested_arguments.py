@@ -18,7 +18,7 @@ from statecli.core.python_names import SEQUENCES, TYPES, takes_object, write_exa
 from statecli.live.configuration_argument import find_class, is_configuration, list_parameters
 from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
-from statecli.live.spec_objects import ObjectCall, ObjectName
+from statecli.live.spec_objects import ObjectCall, ObjectName, map_items
 
 #: Functions that are tried in place of a class.
 _MAX_FACTORIES = 2
@@ -66,10 +66,8 @@ def list_subclasses(base: type, module: str) -> list[str]:
 def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
     """Return an argument with an instance in place of each module class, and with a layer in place of each text."""
     module = sys.modules.get(spec.module) or sys.modules.get(callee.__module__)
-    if type(value) in (list, tuple):
-        return type(value)(write_modules(spec, callee, number, item) for item in value)
-    if type(value) is dict:
-        return {key: write_modules(spec, callee, number, item) for key, item in value.items()}
+    if type(value) in (list, tuple, dict):
+        return map_items(value, lambda item: write_modules(spec, callee, number, item))
     if type(value) is str:
         return ObjectName("torch.nn.Linear(2, 3)")
     if not isinstance(value, ObjectName) or module is None:

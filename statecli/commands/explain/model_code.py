@@ -20,7 +20,7 @@ from statecli.live.configuration_argument import describe_configuration
 from statecli.live.import_model import LoadedObject, find_import_folder, load_object, load_with_module
 from statecli.live.object_scope import Scope
 from statecli.live.spec import ModelSpec, split_class_options
-from statecli.live.spec_objects import ObjectCall, ObjectName, format_call
+from statecli.live.spec_objects import ObjectCall, ObjectName, format_call, map_items
 from statecli.storage import files
 from statecli.storage.checkpoint_folder import CONFIG, MODULES
 
@@ -65,12 +65,9 @@ class _Names:
             return self._add_object(scope, value)
         if isinstance(value, ObjectCall):
             inner = scope.enter(scope.find(value.callee))
-            kwargs = {name: self.add_objects(inner, item) for name, item in value.kwargs.items()}
-            args = tuple(self.add_objects(inner, item) for item in value.args)
-            return ObjectCall(self._add_object(scope, value.callee).name, args, kwargs)
-        if type(value) in (list, tuple):
-            return type(value)(self.add_objects(scope, item) for item in value)
-        return {key: self.add_objects(scope, item) for key, item in value.items()} if type(value) is dict else value
+            call = map_items(value, lambda item: self.add_objects(inner, item))
+            return ObjectCall(self._add_object(scope, value.callee).name, call.args, call.kwargs)
+        return map_items(value, lambda item: self.add_objects(scope, item))
 
     def _add_object(self, scope: Scope, named: ObjectName) -> ObjectName:
         package = scope.find(named).imported
