@@ -241,7 +241,7 @@ class Decoder:
         return memory[:size]
 
     def __call__(self, block: Array, kind: Element) -> Array:
-        """Return the values of `block`, flat, in the block's C order."""
+        """Return the values of a flat block of aligned items in native byte order."""
         if kind.half:
             return self._decode_half(block, kind)
         if kind.table is not None:
@@ -250,9 +250,7 @@ class Decoder:
             wide = self._gather(block, "u4")
             np.left_shift(wide, 16, out=wide)
             return wide.view(np.float32)
-        if block.ndim == 1 and block.dtype.isnative and block.flags.aligned and block.flags.c_contiguous:
-            return block
-        return self._gather(block, block.dtype.newbyteorder("=").str)
+        return block
 
     def _gather(self, block: Array, dtype: str) -> Array:
         out = self.buffer("gather", dtype, block.size)
@@ -264,13 +262,11 @@ class Decoder:
 
         Subnormals come out right; a block with infinities or NaN is looked up in the table.
         """
-        simple = block.ndim == 1 and block.dtype.isnative and block.flags.aligned and block.flags.c_contiguous
-        raw = block if simple else self._gather(block, "u2")
-        exponents = np.bitwise_and(raw, np.uint16(0x7C00), out=self.buffer("exponents", "u2", raw.size))
-        if raw.size and exponents.max() == 0x7C00:
+        exponents = np.bitwise_and(block, np.uint16(0x7C00), out=self.buffer("exponents", "u2", block.size))
+        if block.size and exponents.max() == 0x7C00:
             return self._look_up(block, kind)
-        bits = self.buffer("half", "i4", raw.size)
-        np.copyto(bits, raw.view(np.int16))
+        bits = self.buffer("half", "i4", block.size)
+        np.copyto(bits, block.view(np.int16))
         np.left_shift(bits, 13, out=bits)
         np.bitwise_and(bits, _HALF_BITS, out=bits)
         out: Array = bits.view(np.float32)

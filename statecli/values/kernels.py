@@ -72,8 +72,6 @@ def tally_opaque(changed: Array) -> Tally:
 
 def tally_equal(block: Array, decoder: Decoder) -> Tally:
     """Tally a block that is equal on both sides: its norm, and how many elements are not finite."""
-    if not block.size:
-        return Tally()
     with np.errstate(all="ignore"):
         if block.dtype == np.float32 and compiled_kernel.native is not None:
             tally = tally_stored(block, block, ("float32", "float32"))
