@@ -158,12 +158,9 @@ def _list_named(callee: Any, error: BaseException) -> list[tuple[str, Any]]:
 
 
 def _list_documented(spec: ModelSpec, callee: Any) -> list[str]:
-    module = sys.modules.get(spec.module)
-    if module is None:
-        return []
     from statecli.live import documented_example
 
-    return documented_example.list_lines(spec, callee, Scope.around(spec, module, callee))
+    return documented_example.list_lines(spec, callee, Scope.around(spec, sys.modules[spec.module], callee))
 
 
 def _quote_names(value: Any) -> Any:

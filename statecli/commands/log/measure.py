@@ -157,13 +157,13 @@ def _read_changes(matches: Sequence[Match], seen: Mapping[str, FileVersion | Non
     with require_numpy():
         from statecli.values.compare import Pair, compare_pairs
 
-    alike = [
-        n
+    pairs = {
+        n: Pair(old, new)
         for n, match in enumerate(matches)
-        if match.before is not None and match.after is not None and match.before.shape == match.after.shape
-    ]
-    pairs = [Pair(old, new) for n in alike if (old := matches[n].before) and (new := matches[n].after)]
-    outcomes = dict(zip(alike, compare_pairs(pairs, CompareOptions(bitwise=True), seen=seen), strict=True))
+        if (old := match.before) and (new := match.after) and old.shape == new.shape
+    }
+    compared = compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), seen=seen)
+    outcomes = dict(zip(pairs, compared, strict=True))
     return [_to_change(outcomes.get(n), match) for n, match in enumerate(matches)]
 
 
