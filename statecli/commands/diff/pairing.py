@@ -99,7 +99,7 @@ def sort_matches(pairs: Iterable[Match], before: ModelState, after: ModelState) 
     decide, because the order of text or dtypes says nothing about the module.
     """
     pairs = list(pairs)
-    if len(pairs) == len(after.tensors) and all(map(_is_of, pairs, after.tensors)):
+    if len(pairs) == len(after.tensors) and all(map(operator.is_, (match.after for match in pairs), after.tensors)):
         return pairs if _has_own_order(after) else _sort_by_number(pairs)
     position = {id(tensor): n for n, tensor in enumerate(after.tensors)}
     of_before = {id(match.before): match for match in pairs}
@@ -121,10 +121,6 @@ def sort_matches(pairs: Iterable[Match], before: ModelState, after: ModelState) 
             ordered.append(match)
         ordered.extend(removed_after.get(n, ()))
     return ordered if _has_own_order(after) else _sort_by_number(ordered)
-
-
-def _is_of(match: Match, tensor: TensorInfo) -> bool:
-    return match.after is tensor
 
 
 def _has_own_order(state: ModelState) -> bool:

@@ -641,22 +641,16 @@ class _Comparison:
         if self.request.expected:
             return settings
         if any(c.transformation is not None and c.transformation.kind is TransformationKind.ADAPTER for c in changes):
+            note, what, which = "adapter-settings", "setting", "that only the model or only the adapter has"
             kept = [change for change in settings if change.status is Status.CHANGED]
-            if len(kept) < len(settings):
-                count = plural(len(settings) - len(kept), "setting")
-                self._note(
-                    "adapter-settings", f"statecli does not list {count} that only the model or only the adapter has"
-                )
-            return kept
-        kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
-        done = [c for c in changes if c.transformation is not None and c.transformation.kind in kinds]
-        quantized = {name for c in done for name in (c.fqn, f"{c.section}.{c.fqn}")}
-        kept = [change for change in settings if not quantized or quantized.isdisjoint(_list_stems(change.key))]
+        else:
+            note, what, which = "quantized-attributes", "attribute", "of quantized tensors (torch subclasses)"
+            kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
+            done = [c for c in changes if c.transformation is not None and c.transformation.kind in kinds]
+            quantized = {name for c in done for name in (c.fqn, f"{c.section}.{c.fqn}")}
+            kept = [change for change in settings if not quantized or quantized.isdisjoint(_list_stems(change.key))]
         if len(kept) < len(settings):
-            count = plural(len(settings) - len(kept), "attribute")
-            self._note(
-                "quantized-attributes", f"statecli does not list {count} of quantized tensors (torch subclasses)"
-            )
+            self._note(note, f"statecli does not list {plural(len(settings) - len(kept), what)} {which}")
         return kept
 
     def _settings(self) -> tuple[list[ScalarChange], list[str]]:
