@@ -465,7 +465,7 @@ def use_seed(seed: int, module: nn.Module | None = None) -> Iterator[None]:
     import torch
 
     numpy: Any = sys.modules.get("numpy")
-    states_before = random.getstate(), numpy.random.get_state() if numpy else None
+    before = get_random_state()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     generators = {id(generator): generator for generator in _iter_generators(module)} if module is not None else {}
     states = [(generator, generator.get_state()) for generator in generators.values()]
@@ -483,6 +483,22 @@ def use_seed(seed: int, module: nn.Module | None = None) -> Iterator[None]:
         finally:
             for generator, state in states:
                 generator.set_state(state)
-            random.setstate(states_before[0])
-            if numpy:
-                numpy.random.set_state(states_before[1])
+            set_random_state(before)
+
+
+def get_random_state() -> tuple[Any, ...]:
+    """Return the states of the random generators of torch on the CPU, Python and numpy."""
+    import torch
+
+    numpy: Any = sys.modules.get("numpy")
+    return torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
+
+
+def set_random_state(state: tuple[Any, ...]) -> None:
+    """Give the random generators the states of `get_random_state`."""
+    import torch
+
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    if state[2] is not None:
+        sys.modules["numpy"].random.set_state(state[2])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -133,18 +131,13 @@ def keep_unchanged(module: nn.Module | None = None, *, cuda: bool = False) -> It
 def _keep_generators(cuda: bool) -> Iterator[None]:
     if cuda and torch.cuda.is_available():
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    numpy: Any = sys.modules.get("numpy")
-    on_cpu, on_cuda = torch.get_rng_state(), _read_cuda_states()
-    of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy else None
+    state, on_cuda = inputs.get_random_state(), _read_cuda_states()
     try:
         yield
     finally:
-        torch.set_rng_state(on_cpu)
+        inputs.set_random_state(state)
         if on_cuda:
             torch.cuda.set_rng_state_all(on_cuda)
-        random.setstate(of_python)
-        if numpy:
-            numpy.random.set_state(of_numpy)
 
 
 def _read_cuda_states() -> list[torch.Tensor]:

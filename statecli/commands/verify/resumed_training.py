@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import random
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -134,7 +132,7 @@ class Trainer:
             module = self._subject.build_fresh(values=True, seed=_SEED)
             with self._subject.user_code("setting the model to train mode"):
                 module.train()
-            names = self._list_saved_names(module)
+            names = frozenset(judging.read_state_dict(self._subject, module))
             initial = kept_values.read_values(module, without=names)
             lines = self._subject.origins.continue_for_instance()
             with lines.record():
@@ -162,7 +160,7 @@ class Trainer:
             session = self._start(module)
             self._load(session, training.checkpoint)
             values = kept_values.read_values(module)
-            _set_random_state(training.checkpoint.random)
+            inputs_of.set_random_state(training.checkpoint.random)
             return values, self._finish(session)
 
     # --- a training ----------------------------------------------------------------------------------------------
@@ -176,9 +174,6 @@ class Trainer:
             kept_values.keep_shared_values(self._probe),
         ):
             yield
-
-    def _list_saved_names(self, module: nn.Module) -> frozenset[str]:
-        return frozenset(judging.read_state_dict(self._subject, module))
 
     def _start(self, module: nn.Module) -> _Session:
         with self._subject.user_code("reading the parameters of the model"):
@@ -222,7 +217,7 @@ class Trainer:
         names = {name for name, _ in named}
         record.registered = frozenset(slot for slot in record.values if slot.place == "module" and slot.fqn in names)
         record.optimizer = kept_values.read_object(session.optimizer.state_dict() if session.optimizer else None)
-        record.random = kept_values.read_object(_get_random_state())
+        record.random = kept_values.read_object(inputs_of.get_random_state())
         try:
             with torch.no_grad(), self._subject.user_code("calling the model in eval mode"):
                 args, kwargs = self._copy_call(STEPS)
@@ -242,7 +237,7 @@ class Trainer:
             model,
             copy.deepcopy(session.optimizer.state_dict()) if session.optimizer else None,
             copy.deepcopy(session.scheduler.state_dict()) if session.scheduler else None,
-            _get_random_state(),
+            inputs_of.get_random_state(),
         )
 
     def _load(self, session: _Session, checkpoint: Checkpoint) -> None:
@@ -268,16 +263,3 @@ def _drop_infinite_gradients(module: nn.Module) -> None:
         gradient = parameter.grad
         if gradient is not None and gradient.layout is torch.strided and not bool(torch.isfinite(gradient).all()):
             parameter.grad = None
-
-
-def _get_random_state() -> tuple[Any, ...]:
-    numpy: Any = sys.modules.get("numpy")
-    return torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
-
-
-def _set_random_state(state: tuple[Any, ...]) -> None:
-    numpy: Any = sys.modules.get("numpy")
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    if numpy and state[2] is not None:
-        numpy.random.set_state(state[2])

@@ -211,10 +211,8 @@ class _Proof:
                 f"all tensors are already on {self._device_name}; statecli copied them to new memory with _apply, and "
                 f"{how}"
             )
-        return judging.build_check(Name.MOVE, how, {"moves": cells}, self._findings, self._list_reasons())
-
-    def _list_reasons(self) -> list[str]:
-        return [*self._moved.reasons, *judging.list_unreachable_tensors(self._subject)]
+        reasons = [*self._moved.reasons, *judging.list_unreachable_tensors(self._subject)]
+        return judging.build_check(Name.MOVE, how, {"moves": cells}, self._findings, reasons)
 
     # --- one tensor ----------------------------------------------------------------------------------------------
 
