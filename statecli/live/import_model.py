@@ -35,6 +35,7 @@ from statecli.live.library_lines import hide_library_lines
 from statecli.live.model_errors import report_as_model_error
 from statecli.live.module_names import list_names
 from statecli.live.spec import ModelSpec
+from statecli.live.suggested_arguments import is_module_class
 from statecli.live.user_code import protect_process
 from statecli.live.working_line import Advice, advise_line
 
@@ -295,7 +296,7 @@ def _find_named_class(module: Any, name: str) -> _Hint | None:
     if not isinstance(module, types.ModuleType):
         return None
     # A library may load the module of a class only when the class is named.
-    own = module.__name__ if _is_model_class(getattr(module, name, None)) else None
+    own = module.__name__ if is_module_class(getattr(module, name, None)) else None
     owner = own or _map_model_classes(module).get(name)
     return _Hint("", name, owner) if owner else _find_moved_class(module, name)
 
@@ -345,7 +346,7 @@ def _find_unloaded_class(package: Any, name: str) -> _Hint | None:
             near = [name] if name in names else _find_initials(name, names)
             parts = os.path.relpath(path, folder).removesuffix(".py").split(os.sep)
             module = _import_quietly(start + ".".join(parts)) if near else None
-            if module is not None and _is_model_class(getattr(module, near[0], None)):
+            if module is not None and is_module_class(getattr(module, near[0], None)):
                 return _Hint("" if near[0] == name else f"; did you mean {near[0]}?", near[0], module.__name__)
     return None
 
@@ -357,12 +358,6 @@ def _import_quietly(name: str) -> types.ModuleType | None:
     return None
 
 
-def _is_model_class(value: Any) -> bool:
-    from torch import nn
-
-    return isinstance(value, type) and issubclass(value, nn.Module)
-
-
 def _map_model_classes(package: Any) -> dict[str, str]:
     """Map the names of the model classes in the imported modules of a package to the shortest name of a module."""
     start = f"{getattr(package, '__name__', '')}."
@@ -371,7 +366,7 @@ def _map_model_classes(package: Any) -> dict[str, str]:
     for key in keys:
         members = vars(sys.modules[key]) if isinstance(sys.modules[key], types.ModuleType) else {}
         for name, value in members.items():
-            if _is_model_class(value) and not name.startswith("_"):
+            if is_module_class(value) and not name.startswith("_"):
                 modules.setdefault(name, key)
     return modules
 
@@ -401,19 +396,15 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     inner_module = next((key for key in defining if hasattr(sys.modules.get(key), name)), None)
     if inner_module is not None:  # BertEncoder, in the module of BertModel
         return _Hint("", name, inner_module)
-    models = [n for n in public if _is_model_class(vars(obj).get(n))]
+    models = [n for n in public if is_module_class(vars(obj).get(n))]
     inner = _find_inner_class(obj, name, is_similar=not models)
     if inner is not None and (inner.near == name or not near):
         return inner
     moved = _find_moved_class(obj, name)
     if moved is not None:
         return moved
-    if near:
-        return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
-    near = _find_near(name, named_modules)  # nn for nm, in torch:nm.Linear
-    if near:
-        return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
-    near = difflib.get_close_matches(name, family, 3, _SIMILARITY_OF_FAMILY)
+    near = near or _find_near(name, named_modules)  # nn for nm, in torch:nm.Linear
+    near = near or difflib.get_close_matches(name, family, 3, _SIMILARITY_OF_FAMILY)
     if near:
         return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
     unloaded = _find_unloaded_class(obj, name)

@@ -16,6 +16,7 @@ from statecli.live import config_guards, search_path
 from statecli.live.library_lines import hide_library_lines
 from statecli.live.module_names import list_names
 from statecli.live.spec_objects import format_call
+from statecli.live.suggested_arguments import is_module_class
 from statecli.storage import files
 
 if TYPE_CHECKING:
@@ -71,10 +72,8 @@ def build_diffusers(
 
 
 def _find_diffusers_class(diffusers: Any, name: str) -> Any:
-    from torch import nn
-
     found = getattr(diffusers, name.rpartition(".")[2], None)
-    return found if isinstance(found, type) and issubclass(found, nn.Module) else None
+    return found if is_module_class(found) else None
 
 
 def _suggest_diffusers_class(diffusers: Any, name: str, config: str) -> str:

@@ -44,12 +44,8 @@ class QuantizedParameter(NamedTuple):
 
 def read_quantized_parameters(module: nn.Module) -> dict[str, QuantizedParameter]:
     """Return the quantized parameters by name."""
-    found = {}
-    for entry in walk_registered(module):
-        parameter = _read_parameter(entry) if entry.tensor is not None else None
-        if parameter is not None:
-            found[entry.fqn] = parameter
-    return found
+    parameters = {entry.fqn: _read_parameter(entry) for entry in walk_registered(module)}
+    return {name: parameter for name, parameter in parameters.items() if parameter is not None}
 
 
 def read_sizes(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from statecli.core.errors import ModelError, UnreadableError, UsageError
 from statecli.live import config_guards, hf_auto
 from statecli.live.config_document import read_document
 from statecli.live.library_models import import_library
+from statecli.live.suggested_arguments import is_module_class
 from statecli.storage import files
 from statecli.storage.byte_source import read_small_file
 from statecli.storage.checkpoint_folder import CONFIG, MAX_MODULES_BYTES, split_module_folder
@@ -106,8 +107,6 @@ def _silence_log() -> Iterator[None]:
 
 
 def _find_class(modules: str, kind: str, name: str) -> Any:
-    from torch import nn
-
     if kind.partition(".")[0] != "sentence_transformers":
         raise ModelError(
             f"{modules}: {kind[:80]} is code of the checkpoint, which statecli does not run; name the class: "
@@ -118,7 +117,7 @@ def _find_class(modules: str, kind: str, name: str) -> Any:
             found = getattr(import_library(package, modules), name, None)
         except Exception:  # noqa: BLE001, S112 - another version of the library has another package
             continue
-        if isinstance(found, type) and issubclass(found, nn.Module):
+        if is_module_class(found):
             return found
     raise ModelError(f"{modules}: {kind[:80]} is not a module of the installed sentence-transformers")
 
@@ -127,8 +126,8 @@ def _find_activation(config: str, text: str) -> nn.Module:
     """Return an instance of a class of torch.nn, for `torch.nn.modules.activation.Tanh`."""
     from torch import nn
 
-    found = getattr(nn, text.rpartition(".")[2], None)
-    if not text.startswith("torch.nn.") or not isinstance(found, type) or not issubclass(found, nn.Module):
+    found: Any = getattr(nn, text.rpartition(".")[2], None)
+    if not text.startswith("torch.nn.") or not is_module_class(found):
         raise ModelError(f"{config}: activation_function is {text[:80]!r}, which is not a class of torch.nn")
     built: nn.Module = found()
     return built

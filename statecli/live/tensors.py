@@ -169,8 +169,7 @@ def _count_extent_bytes(tensor: torch.Tensor) -> int:
     """Bytes from the start of the storage to the last element; 1 if quantized, because some are packed."""
     if tensor.is_quantized:
         return 1
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(tensor.storage_offset() + last + 1) * tensor.element_size()
+    return int(tensor.storage_offset() + _count_span(tensor)) * tensor.element_size()
 
 
 def split_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ from statecli.live.downloads import ALLOW, iter_causes
 from statecli.live.object_scope import spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
-from statecli.live.suggested_arguments import set_argument, write_options
+from statecli.live.suggested_arguments import is_module_class, set_argument, write_options
 from statecli.live.working_line import Advice
 
 #: Argument of the functions of transformers that take the name of a repository.
@@ -54,11 +54,8 @@ def _list_lines(spec: ModelSpec, callee: Any) -> Iterator[str]:
 
 def _write_loaded_class(spec: ModelSpec, callee: Any) -> str | None:
     """Return `diffusers:UNet2DModel` for its method `from_pretrained`; None for another callee."""
-    from torch import nn
-
-    owner, _, _ = spec.attribute.rpartition(".")
-    loaded = getattr(callee, "__self__", None)
-    return f"{spec.module}:{owner}" if owner and isinstance(loaded, type) and issubclass(loaded, nn.Module) else None
+    owner = spec.attribute.rpartition(".")[0]
+    return f"{spec.module}:{owner}" if owner and is_module_class(getattr(callee, "__self__", None)) else None
 
 
 def _write_class_of_repository(callee: Any, repository: str) -> str | None:
