@@ -7,15 +7,11 @@ entry is the innermost frame outside the torch package, so `self.fc = nn.Linear(
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -167,38 +163,3 @@ def format_path(filename: str, typed_paths: dict[str, str]) -> str:
         if absolute.startswith(root.rstrip(os.sep) + os.sep):
             return os.path.relpath(absolute, root)
     return os.path.basename(absolute)
-
-
-def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
-    """The line of `name = …` in the body of `owner`, from its source; None where there is no source to read."""
-    try:
-        filename = inspect.getsourcefile(owner)
-        if filename is None:
-            return None
-        modified = os.stat(filename).st_mtime_ns
-        line = _find_class_lines(filename, modified, owner.__qualname__.rpartition(".")[2]).get(name)
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return None
-    return None if line is None else (filename, line)
-
-
-@functools.lru_cache(maxsize=64)
-def _find_class_lines(filename: str, modified: int, class_name: str) -> dict[str, int]:  # noqa: ARG001 - part of the key
-    """Return the first line with an assignment of each name in the bodies of the classes."""
-    lines: dict[str, int] = {}
-    for node in ast.walk(ast.parse(Path(filename).read_bytes())):
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            for statement in node.body:
-                for name in _collect_assigned_names(statement):
-                    lines.setdefault(name, statement.lineno)
-    return lines
-
-
-def _collect_assigned_names(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, ast.Assign):
-        targets = statement.targets
-    elif isinstance(statement, ast.AnnAssign):
-        targets = [statement.target]
-    else:
-        return set()
-    return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}

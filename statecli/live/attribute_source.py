@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import os
 import tokenize
 from collections.abc import Iterator, Set
@@ -88,6 +89,13 @@ class _SourceFile:
                     self.early.update(_find_early_statements(node))
         self.constructing = _close_over_calls("__init__", calls)
 
+    def assigns(self, owner: type, node: ast.Assign | ast.AnnAssign, name: str) -> bool:
+        """Return True for an assignment of the name in the body of a class that has the name of `owner`."""
+        parent = self.parents[node]
+        names = (leaf.id for target in _get_targets(node) for leaf in ast.walk(target) if isinstance(leaf, ast.Name))
+        is_owner = isinstance(parent, ast.ClassDef) and parent.name == owner.__qualname__.rpartition(".")[2]
+        return is_owner and name in names
+
     def find_around(self, node: ast.AST, kind: type[ast.AST]) -> ast.AST | None:
         """Return the innermost node of the kind around `node`."""
         parent = self.parents.get(node)
@@ -156,7 +164,7 @@ def _find_assignment(file: _SourceFile, line: int, name: str) -> Assignment | No
         owner_and_value = _find_target(node, name)
         if owner_and_value is not None:
             owner, value = owner_and_value
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            targets = _get_targets(node)
             target_texts = [ast.unparse(target) for target in targets]
             target_text = f"{owner}.{name}"
             other_targets = [
@@ -193,10 +201,9 @@ def _is_reused(file: _SourceFile, node: ast.Assign | ast.AnnAssign) -> bool:
 
 
 def _find_target(node: ast.Assign | ast.AnnAssign, name: str) -> tuple[str, ast.expr] | None:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     if node.value is None:
         return None
-    for target in targets:
+    for target in _get_targets(node):
         pairs: list[tuple[ast.expr, ast.expr]] = [(target, node.value)]
         if isinstance(target, ast.Tuple):
             is_pairwise = isinstance(node.value, ast.Tuple) and len(node.value.elts) == len(target.elts)
@@ -210,6 +217,10 @@ def _find_target(node: ast.Assign | ast.AnnAssign, name: str) -> tuple[str, ast.
     return None
 
 
+def _get_targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
 def _get_source_text(lines: list[str], value: ast.expr) -> str:
     first, last = value.lineno - 1, (value.end_lineno or value.lineno) - 1
     encoded = [line.encode() for line in lines[first : last + 1]]
@@ -218,6 +229,24 @@ def _get_source_text(lines: list[str], value: ast.expr) -> str:
     text = b"\n".join(encoded).decode()
     is_bare_tuple = isinstance(value, ast.Tuple) and not text.startswith("(")
     return f"({text})" if is_bare_tuple else text
+
+
+def find_class_file(kind: type) -> str | None:
+    """Return the source file of a class; None without one."""
+    try:
+        return inspect.getsourcefile(kind)
+    except (TypeError, OSError):
+        return None
+
+
+def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
+    """Return the first line that assigns `name` in the body of a class; None where there is no source to read."""
+    filename = find_class_file(owner)
+    file = _parse_file(filename) if filename else None
+    if filename is None or file is None:
+        return None
+    lines = [node.lineno for nodes in file.assignments.values() for node in nodes if file.assigns(owner, node, name)]
+    return (filename, min(lines)) if lines else None
 
 
 def read_scope(place: tuple[str, int] | None) -> Scope | None:

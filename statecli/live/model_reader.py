@@ -30,7 +30,7 @@ from statecli.core.model_state import (
 )
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import plural
-from statecli.live import assignment_lines, measure, suggest_fix
+from statecli.live import attribute_source, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
 from statecli.live.move_model import move_model
@@ -484,7 +484,7 @@ def _locate_assignment(table: _Table, unregistered: UnregisteredTensor) -> tuple
         return table.built.origins.locate(unregistered.owner, name) or _locate_function(unregistered)
     for base in type(unregistered.owner).__mro__:
         if name in vars(base):
-            return assignment_lines.locate_class_attribute(base, name)
+            return attribute_source.locate_class_attribute(base, name)
     return None
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import collections
 import functools
-import inspect
 import itertools
 import re
 import types
@@ -29,6 +28,7 @@ from statecli.core.model_state import Origin
 from statecli.live.attribute_source import (
     Assignment,
     Use,
+    find_class_file,
     find_torch_nn_name,
     find_uses,
     read_assignment,
@@ -159,7 +159,7 @@ def _read_site(unregistered: UnregisteredTensor, place: tuple[str, int] | None) 
     name = unregistered.steps[0].label.rpartition(".")[2]
     classes = frozenset(base.__name__ for base in type(unregistered.owner).__mro__ if not _is_of_torch(base))
     source, scope = read_assignment(place, name), read_scope(place)
-    files = {file for file in (place and place[0], _find_class_file(type(unregistered.owner))) if file}
+    files = {file for file in (place and place[0], find_class_file(type(unregistered.owner))) if file}
     line = place[1] if place and source else None
     uses = tuple(use for file in sorted(files) for use in find_uses(file, name, classes, line))
     if scope is None:
@@ -170,13 +170,6 @@ def _read_site(unregistered: UnregisteredTensor, place: tuple[str, int] | None) 
     if scope.function == "__post_init__":
         placement = placement.replace("__init__", scope.function)
     return _Site(name, source, uses, owner, placement, scope.class_name not in classes)
-
-
-def _find_class_file(kind: type) -> str | None:
-    try:
-        return inspect.getsourcefile(kind)
-    except (TypeError, OSError):
-        return None
 
 
 def _is_of_torch(kind: type) -> bool:
@@ -207,7 +200,7 @@ def _finish(text: str, unregistered: UnregisteredTensor, site: _Site, place: tup
     """Return `text` with the file's names of the module and of torch.nn."""
     if text.startswith(AT_END_OF_INIT):
         text = re.sub(r"\bself\b", site.owner, site.placement + text.removeprefix(AT_END_OF_INIT))
-    filename = place[0] if place else _find_class_file(type(unregistered.owner))
+    filename = place[0] if place else find_class_file(type(unregistered.owner))
     torch_nn = find_torch_nn_name(filename) if filename else "nn"
     if torch_nn == "nn" or not _NN_CLASS.search(text):
         return text
@@ -553,7 +546,7 @@ def is_in_library(unregistered: UnregisteredTensor, place: tuple[str, int] | Non
     if place is not None:
         return is_installed_file(place[0])
     kind = type(unregistered.owner)
-    file = None if _is_of_torch(kind) else _find_class_file(kind)
+    file = None if _is_of_torch(kind) else find_class_file(kind)
     return file is not None and is_installed_file(file)
 
 
