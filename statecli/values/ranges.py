@@ -501,13 +501,20 @@ def _cached_crc(where: ByteRange) -> int | None:
     return session.for_command(_RemoteFacts).crc32.get((where.path, where.offset))
 
 
-def _compute_crc(where: ByteRange, name: str) -> int:
-    checksum, block = 0, np.empty(min(WINDOW_BYTES, where.length), np.uint8)
+def read_chunks(where: ByteRange, name: str, size: int) -> Iterator[tuple[int, Array]]:
+    """Yield the bytes of a storage with the position of the first, each chunk valid until the next."""
+    buffer = np.empty(min(size, where.length), np.uint8)
     with open_range(where, name) as source:
-        for at in range(0, where.length, WINDOW_BYTES):
-            part = block[: where.length - at]
-            source.read(at, part)
-            checksum = zlib.crc32(part.data, checksum)
+        for start in range(0, where.length, size):
+            chunk = buffer[: where.length - start]
+            source.read(start, chunk)
+            yield start, chunk
+
+
+def _compute_crc(where: ByteRange, name: str) -> int:
+    checksum = 0
+    for _, chunk in read_chunks(where, name, WINDOW_BYTES):
+        checksum = zlib.crc32(chunk.data, checksum)
     return checksum
 
 

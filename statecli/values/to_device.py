@@ -6,7 +6,7 @@ in memory. The bytes copied back are compared with the file. No other module of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,9 @@ from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import MissingDependency, UsageError, option
 from statecli.core.installed_package import install_extra
 from statecli.core.model_state import After, ByteRange, ModelState, Oddity, TensorData, TensorInfo
-from statecli.values.elements import Array
 from statecli.values.ggml_blocks import to_stored_blocks
 from statecli.values.live_tensor import format_first_line
-from statecli.values.ranges import check_crc, open_range
+from statecli.values.ranges import check_crc, read_chunks
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -190,18 +189,8 @@ def _place_on_meta(data: TensorData, name: str) -> Arrival:
 
 
 def _read_through(where: ByteRange, what: str) -> None:
-    for _ in _read_chunks(where, what):
+    for _ in read_chunks(where, what, CHUNK_BYTES):
         pass
-
-
-def _read_chunks(where: ByteRange, what: str) -> Iterator[tuple[int, Array]]:
-    """Yield the bytes of a storage with the position of the first, each chunk valid until the next."""
-    buffer = np.empty(min(CHUNK_BYTES, where.length), np.uint8)
-    with open_range(where, what) as source:
-        for start in range(0, where.length, CHUNK_BYTES):
-            chunk = buffer[: where.length - start]
-            source.read(start, chunk)
-            yield start, chunk
 
 
 def _plain_dtype(torch: Any, dtype: DType) -> DType:
@@ -222,7 +211,7 @@ def _send_and_compare(where: ByteRange, dtype_name: str, name: str, device: Devi
     torch = _import_torch()
     dtype = getattr(torch, dtype_name, None)
     dtype = _plain_dtype(torch, dtype) if isinstance(dtype, torch.dtype) else torch.uint8
-    for start, chunk in _read_chunks(where, name):
+    for start, chunk in read_chunks(where, name, CHUNK_BYTES):
         try:
             back = _copy_back(torch, chunk, dtype, device)
         except (RuntimeError, TypeError, NotImplementedError) as error:
