@@ -6,16 +6,8 @@ Each reader fills in its traits, so that a new format is one module. This module
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
 
 import msgspec
-
-
-class Legacy(Enum):
-    """Containers no longer written by torch."""
-
-    STREAM = "stream"  # pickles in a row, before torch 1.6
-    TAR = "tar"  # a tar archive, before torch 0.1.10
 
 
 class FormatTraits(msgspec.Struct, frozen=True):
@@ -28,7 +20,7 @@ class FormatTraits(msgspec.Struct, frozen=True):
         keeps_order: Tensors are in the order of saving.
         distinguishes_case: The format's own loader distinguishes names by case alone.
         never_mapped: Reason why no loader maps the files into memory; None if loaders may.
-        legacy: Containers among the files no longer written by torch.
+        is_legacy: A file is a stream of pickles, from before torch 1.6.
         mixed_dtypes: Reason why the tensors of one model have several dtypes on purpose; None for a single dtype.
         settings_are_text: Every setting is text: numbers are written as text.
         drops_tied_names: A tied tensor is stored under one name; its other names are settings (name: stored name).
@@ -54,7 +46,7 @@ class FormatTraits(msgspec.Struct, frozen=True):
     keeps_order: bool = True
     distinguishes_case: bool = False
     never_mapped: str | None = None
-    legacy: frozenset[Legacy] = frozenset()
+    is_legacy: bool = False
     mixed_dtypes: str | None = None
     settings_are_text: bool = False
     drops_tied_names: bool = False
@@ -80,7 +72,7 @@ def combine_traits(traits: Iterable[FormatTraits]) -> FormatTraits:
     return FormatTraits(
         is_training_folder=any(file.is_training_folder for file in files),
         keeps_order=all(file.keeps_order for file in files),
-        legacy=frozenset[Legacy]().union(*(file.legacy for file in files)),
+        is_legacy=any(file.is_legacy for file in files),
         mixed_dtypes=next((file.mixed_dtypes for file in files if file.mixed_dtypes), None),
         settings_are_text=any(file.settings_are_text for file in files),
         drops_tied_names=any(file.drops_tied_names for file in files),

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -28,9 +28,9 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
 from statecli.file_scan.record_hazards import RecordUse, find_hazards, find_misfit
 from statecli.file_scan.storage_records import ArchiveRecords
-from statecli.formats import dcp, safetensors, sharded, torch_legacy, torch_tar, unsupported
+from statecli.formats import dcp, safetensors, sharded, torch_legacy, unsupported
 from statecli.formats.flax_msgpack import MSGPACK_SUFFIXES
-from statecli.formats.shared import npy_array
+from statecli.formats.shared import npy_array, tar_archive
 from statecli.formats.shared.dcp_metadata import Stored
 from statecli.pickle_scan import frames, known_names, script_code, script_nesting
 from statecli.pickle_scan.archive_records import Use, classify_records
@@ -52,7 +52,7 @@ from statecli.pickle_scan.script_types import ScriptTypes, read_types
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.nodes import Persistent
 from statecli.storage import files, json_object
-from statecli.storage.byte_source import HEAD_BYTES, Source
+from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.zip_archive import BEGINNING, STORED, Archive, Record, ends_as_zip
 
@@ -361,7 +361,7 @@ class FileScan:
             has_zip_at_end = not head.startswith(_ZIP) and ends_as_zip(self.whole)
             if has_zip_at_end:
                 self._scan_archive(first._replace(hidden=True))
-            if torch_tar.parse_header(head) is not None and not head.startswith(_ZIP):
+            if tar_archive.parse_header(head) is not None and not head.startswith(_ZIP):
                 self._scan_tar(first)
             self.pieces.append(first)
         pickles = _mark_loaded_by_torch(self._scan_pieces(), self.whole)
@@ -596,43 +596,18 @@ class FileScan:
     # Archives.
 
     def _scan_tar(self, piece: _Piece) -> None:
-        """Scan the members of a tar, as torch.save wrote before 0.1.10.
+        """Scan the members of a tar, as torch.save wrote before 0.1.10, and report the file as not read to its end.
 
-        torch.load tries tarfile first, so a file of another format accepted by tarfile loads other tensors than listed:
-        this file, and a tar unlike torch.save's, is reported as not read to its end.
+        torch.load tries tarfile first, whatever else the file is. In `storages` and `tensors`, it unpickles more data
+        than the first pickles.
         """
         region = piece.region
-        try:
-            members = torch_tar.list_members(region)
-            spans, unread = torch_tar.read_pickles(region)
-        except MalformedError as error:
-            self._add_unread(piece, f"{_TAR}, and statecli may not have found all of them: {error}")
-            self._salvage_tar(region)
-            return
-        if unread is not None:
-            self._add_unread(piece, f"{_TAR}: {unread}")
-        if not torch_tar.sniff("", region.read(0, min(HEAD_BYTES, region.size))):
-            self._add_unread(piece, f"{_TAR}, although torch.save did not write the archive")
-        for span in spans:
-            part = region.get_part(span.offset, span.length)
-            self.pieces.append(_Piece(part, span.member, 1, sure=True, hidden=False))
-        for member in members.values():
-            if member.name not in torch_tar.LOADED:
-                part = region.get_part(member.offset, member.size)
-                self.pieces.append(_Piece(part, member.name, 1, hidden=member.name not in torch_tar.WRITTEN))
-
-    def _salvage_tar(self, region: Region) -> None:
-        """The members whose header begins at a block; tarfile takes sizes and holes from several other places."""
-        at = 0
-        while at + torch_tar.BLOCK <= region.size and len(self.pieces) < Budget.PICKLES.limit:
-            header = torch_tar.parse_header(region.read(at, torch_tar.BLOCK))
-            if header is None:
-                break
-            start = at + torch_tar.BLOCK
-            size = min(max(header.size, 0), region.size - start)
-            sure = header.name in torch_tar.LOADED
-            self.pieces.append(_Piece(region.get_part(start, size), header.name, 1, sure, hidden=not sure))
-            at = torch_tar.next_header(at, size)
+        self._add_unread(piece, f"{_TAR}, and statecli may not have found all of them")
+        with suppress(MalformedError):
+            for member in islice(tar_archive.iter_members(region.read_up_to), Budget.PICKLES.limit):
+                size = max(0, min(member.size, region.size - member.offset))
+                part = region.get_part(member.offset, size)
+                self.pieces.append(_Piece(part, member.name, 1, member.is_loaded, hidden=not member.is_loaded))
 
     def _scan_archive(self, piece: _Piece) -> None:
         try:
@@ -976,8 +951,8 @@ class FileScan:
     def _scan_lone_tar(self, region: Region, name: str, deflated: bool) -> None:
         """Scan the only member of an archive as a tar: torch.load, to which torch.hub gives it, tries that first."""
         # Half of the size is inflated at least; an honest array is inflated no further.
-        head = _inflate_beginning(region, 2 * torch_tar.BLOCK, self.steps) if deflated else region.head
-        if torch_tar.parse_header(head[: torch_tar.BLOCK]) is not None:
+        head = _inflate_beginning(region, 2 * tar_archive.BLOCK, self.steps) if deflated else region.head
+        if tar_archive.parse_header(head[: tar_archive.BLOCK]) is not None:
             content = _inflate(region, self.steps)[0] if deflated else region
             self._scan_tar(_Piece(content, name, 0, sure=True, hidden=False))
 

@@ -59,7 +59,6 @@ FILES = (
     Format("torchscript", _ZIP),
     Format("torch-zip", _ZIP),
     Format("torch-legacy"),
-    Format("torch-tar"),
     Format("flax-msgpack"),
 )
 #: The last of them takes every folder.

@@ -16,7 +16,7 @@ from typing import Any
 
 from statecli.core.dtypes import STORAGE_DTYPES, nbytes
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.format_traits import FormatTraits, Legacy
+from statecli.core.format_traits import FormatTraits
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ByteRange, ModelState, Oddity, Place
 from statecli.core.oddity_kind import OddityKind
@@ -30,7 +30,7 @@ from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
 from statecli.storage.files import Guard
 
 NAME = "torch-legacy"
-TRAITS = FormatTraits(legacy=frozenset((Legacy.STREAM,)), may_hold_settings_alone=True)
+TRAITS = FormatTraits(is_legacy=True, may_hold_settings_alone=True)
 
 VERSION = 1001
 #: Bytes of one pickle, as for data.pkl in a zip.

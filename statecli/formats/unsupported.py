@@ -11,6 +11,7 @@ from statecli.core.errors import BarePickle, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.formats import registry
+from statecli.formats.shared import tar_archive
 from statecli.pickle_scan.code_in_text import find_code_in_text
 from statecli.storage import checkpoint_folder, files, zip_archive
 from statecli.storage.byte_source import HEAD_BYTES, Source
@@ -55,6 +56,10 @@ _GZIP, _XZ_MEMORY = 31, 64 << 20
 _JSON = "a JSON document"
 _TEXT = "a text file"
 _UNKNOWN = "not in a format that statecli reads"
+_OLD_TAR = (
+    "a tar archive from torch before 0.1.10, which statecli does not read: load the file with torch.load(path, "
+    "weights_only=False) if you trust its author, and save it again with torch.save"
+)
 _PICKLE = "a bare pickle, not written by torch.save; statecli does not read it"
 
 
@@ -118,6 +123,8 @@ def describe_content(path: str, head: bytes, size: int) -> str:
             return _describe_wrapped(what, path, _unpack_head(head))
     if is_flatbuffer(head):
         return "a TorchScript flatbuffer, which statecli does not read: save the program again with torch.jit.save"
+    if tar_archive.is_written_by_torch(head):
+        return _OLD_TAR
     if head[257:262] == b"ustar":
         return f"a tar archive{_read_first_member(head)}: unpack it first (tar -xf)"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:

@@ -11,7 +11,6 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import ChecksumMismatch
 from statecli.core.finding import Severity
-from statecli.core.format_traits import Legacy
 from statecli.core.model_state import ByteRange, Oddity, Place, TensorData, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import plural
@@ -91,12 +90,9 @@ def _needs_mapped_format(subject: Subject) -> str | None:
     traits = subject.state.traits
     if traits.never_mapped:
         return traits.never_mapped
-    if Legacy.TAR in traits.legacy:
-        return "torch never memory-maps a tar archive from before torch 0.1.10: see the rule legacy-format"
-    legacy = Legacy.STREAM in traits.legacy
     return (
         "torch never memory-maps a file in the format from before torch 1.6: see the rule legacy-format"
-        if legacy
+        if traits.is_legacy
         else None
     )
 
@@ -227,28 +223,20 @@ _SAVE_AGAIN = "save the file again with a newer torch"
 
 @rule(Severity.NOTE, _needs_file)
 def legacy_format(subject: Subject) -> Iterator[Issue]:
-    """The file is a stream of pickles from before torch 1.6, or a tar archive from before torch 0.1.10.
+    """The file is a stream of pickles from before torch 1.6.
 
     Why: the format has no central directory and no checksums. The file cannot be memory-mapped, a reader must pass all
-    earlier tensors to reach a later one, and damaged weights cannot be detected. torch loads a tar archive only with
-    weights_only=False.
+    earlier tensors to reach a later one, and damaged weights cannot be detected.
 
     Example: `torch.save(..., _use_new_zipfile_serialization=False)`, or a checkpoint of 2019.
 
     Fix: `torch.save(torch.load(path), path)` with any newer torch, or safetensors.
     """
-    if Legacy.STREAM in subject.state.traits.legacy:
+    if subject.state.traits.is_legacy:
         yield Issue(
             "the file has the format from before torch 1.6, which has no checksums, so damaged values cannot be "
             "detected",
             help=_SAVE_AGAIN,
-        )
-    if Legacy.TAR in subject.state.traits.legacy:
-        message = (
-            "the file is a tar archive from before torch 0.1.10, which torch.load reads only with weights_only=False"
-        )
-        yield Issue(
-            message, help="load the file with weights_only=False if this audit has no other finding, and save it again"
         )
 
 

@@ -22,7 +22,8 @@ from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.natural_order import make_natural_key
 from statecli.core.run_scope import NotChecked
-from statecli.formats import torch_tar, unsupported
+from statecli.formats import unsupported
+from statecli.formats.shared import tar_archive
 from statecli.storage import checkpoint_folder, files, zip_archive
 from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, PICKLE_SUFFIXES, WEIGHT_BIN_NAME
@@ -499,7 +500,7 @@ def _is_checkpoint(path: str, source: Source) -> bool:
     if unsupported.is_code(path, source) or formats.find_format(path, source.head):
         return True
     # A file that begins as a zip archive has a format.
-    if torch_tar.has_pickles(source):
+    if tar_archive.has_pickles(source):
         return True
     if packed_files.holds_checkpoint(path, source, _is_named):
         return True

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.formats import registry, torch_tar
+from statecli.formats import registry
+from statecli.formats.shared import tar_archive
 from statecli.storage import files
 from statecli.storage.byte_source import HEAD_BYTES, Source
 from statecli.targets import lz4_head
@@ -126,7 +127,7 @@ def _is_packed_pickle(source: Source) -> bool:
 
 
 def _is_tar(head: bytes) -> bool:
-    return not head.startswith(b"PK\3\4") and torch_tar.parse_header(head[: torch_tar.BLOCK]) is not None
+    return not head.startswith(b"PK\3\4") and tar_archive.parse_header(head[: tar_archive.BLOCK]) is not None
 
 
 def _begins_as_checkpoint(source: Source, read_head: Callable[[int], bytes]) -> bool:
@@ -139,7 +140,8 @@ def _begins_as_checkpoint(source: Source, read_head: Callable[[int], bytes]) -> 
     head = read_head(length)
     if not head:
         return False
-    if _PICKLE.match(head) or any(format.sniff("", head) for format in registry.FILES):
+    is_checkpoint = tar_archive.is_written_by_torch(head) or any(format.sniff("", head) for format in registry.FILES)
+    if is_checkpoint or _PICKLE.match(head):
         return True
     from statecli.pickle_scan.one_pickle import Region, begins_as_pickle, is_cut_off  # as in `expand`
 
@@ -155,7 +157,7 @@ def _begins_as_checkpoint(source: Source, read_head: Callable[[int], bytes]) -> 
 
 def _holds_checkpoint(source: Source, read: Callable[[int, int], bytes], is_named: Callable[[str], bool]) -> bool:
     """Return whether a member of a tar archive is a checkpoint, by its name or its beginning."""
-    for header, extended, offset, size in torch_tar.iter_members(read):
+    for header, extended, offset, size in tar_archive.iter_members(read):
         names = (header.name, *_LINE_END.split(extended.decode("utf-8", "replace")))
         if any(map(is_named, names)) or _begins_as_checkpoint(source, partial(_read_member, read, offset, size)):
             return True

@@ -125,8 +125,8 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "damaged xz": (b"\xfd7zXZ\0" + b"\xff" * 60, "is an xz file: unpack it first (unxz)"),
     "torch.save of 2016": (
         pack_tar("sys_info", "pickle", "tensors", "storages"),
-        "storages (a pickle at byte 3584): the pickle is damaged: an instruction "
-        "needs more values than the stack has (byte 0)",
+        "is a tar archive from torch before 0.1.10, which statecli does not read: load the file with "
+        "torch.load(path, weights_only=False) if you trust its author, and save it again with torch.save",
     ),
     "empty zip": (pack_zip(), "is an empty zip archive"),
     "pickle": (pickle.dumps({"a": [1.0]}), "is a bare pickle, not written by torch.save; statecli does not read it"),

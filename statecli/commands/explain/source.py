@@ -11,7 +11,6 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.explain.recipe import Loader, Source
-from statecli.core.format_traits import Legacy
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, StateDict, TensorInfo
 from statecli.core.parameter_or_buffer import is_copy, list_model_sections, select_loaded_sections
@@ -129,7 +128,7 @@ def _find_source(
         return None
     if all(name.endswith(".safetensors") for name in paths):
         return _merge(paths, Loader.SAFETENSORS, (), ())
-    if state_dict.keys is None or Legacy.TAR in state.traits.legacy:  # torch refuses a tar with weights_only=True
+    if state_dict.keys is None:
         return None
     if state.traits.is_dcp_folder:
         return _find_dcp_folder(path, state, rows, state_dict.keys)

@@ -164,8 +164,6 @@ class Decoder:
         """
         if type(node) is Tensor:
             return _check_sound(node, fqn)
-        if type(node) is Persistent and type(node.pid) is Obj:  # a tar archive keeps tensors outside the pickle
-            node = node.pid
         if type(node) is not Obj:
             return self._decode_bare_storage(node, fqn) if type(node) is Persistent else None
         builder = self._find_builder(node.cls)

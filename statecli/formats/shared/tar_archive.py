@@ -1,0 +1,129 @@
+"""Members of a tar archive as Python's tarfile finds them: torch.save wrote such archives before 0.1.10 (2017).
+
+statecli reads no tensors of such an archive. torch.load still tries every file as one: it unpickles the members
+`storages`, `tensors` and `pickle`. Sources: torch/serialization.py of torch 2.13 (`legacy_load` in `_legacy_load`),
+Python's tarfile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from statecli.core.errors import MalformedError
+from statecli.core.lazy_pattern import compile_on_use
+from statecli.storage.byte_source import Source
+
+if TYPE_CHECKING:
+    from tarfile import TarInfo
+
+BLOCK = 512
+#: The members that torch unpickles, and all that torch.save wrote.
+_LOADED = ("storages", "tensors", "pickle")
+_WRITTEN = (*_LOADED, "sys_info")
+#: The name of the first header: of a member, or of an extended header as tarfile writes it.
+_BEGINNINGS = tuple(f"{name}\0".encode() for name in (*_WRITTEN, "././@PaxHeader"))
+#: Bytes of an extended header.
+_MAX_EXTENDED = 8192
+#: Headers until which an archive of other files is walked.
+_MAX_WALKED = 100_000
+#: Types of headers that describe the next header, and of members without data, in tarfile.
+_EXTENDED = (b"x", b"g", b"X", b"L", b"K")
+_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
+#: Extended headers that give the next member a size, the name `storages`, or holes.
+_SIZES = compile_on_use(rb" size=([^\n]*)")
+_PLAIN_SIZE = compile_on_use(rb"\d{1,19}")
+_RENAMED = compile_on_use(rb"(?:path|name)=storages|[\0\n]storages/*[\0\n]|\nstorages/*\Z|GNU\.sparse")
+#: A checksum that tarfile may read as a number: base 256, or what Python's int takes as octal up to a NUL.
+_MAY_BE_NUMBER = compile_on_use(rb"[\x80\xff]|[\s\x1c-\x1f+\-0-7_oO]*(?:\0|\Z)")
+
+
+def parse_header(block: bytes) -> TarInfo | None:
+    """Parse a header of 512 bytes as Python's tarfile does; None for a header refused by tarfile."""
+    if len(block) != BLOCK or not _MAY_BE_NUMBER.match(block[148:156]):
+        return None
+    import tarfile  # takes as long to import as all of statecli, and nearly no file needs it
+
+    try:
+        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.TarError:
+        return None
+
+
+def is_written_by_torch(head: bytes) -> bool:
+    """Return whether the first member of a tar archive has a name of torch.save's."""
+    if not head.startswith(_BEGINNINGS):
+        return False
+    at = 0
+    while head[at + 257 : at + 262] == b"ustar" and (header := parse_header(head[at : at + BLOCK])):
+        if header.isreg():
+            return header.name in _WRITTEN
+        at = _next_header(at, header.size)
+    return False
+
+
+def has_pickles(source: Source) -> bool:
+    """Return whether torch.load may unpickle a member of the archive: any called `storages` by tarfile.
+
+    True if tarfile may find other members than the walk.
+    """
+    try:
+        return any(
+            member.is_loaded and (member.name == "storages" or _RENAMED.search(member.extended))
+            for member in iter_members(source.read_up_to)
+        )
+    except MalformedError:
+        return True
+
+
+class FoundMember(NamedTuple):
+    """A member of any tar archive: its header, what extended headers say of it, and the place of its data."""
+
+    header: TarInfo
+    extended: bytes
+    offset: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        return self.header.name.rstrip("/")
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether torch unpickles the member: tarfile may take another name from an extended header."""
+        return (self.name in _LOADED and not self.header.isdir()) or _RENAMED.search(self.extended) is not None
+
+
+def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
+    """Yield the members found by tarfile; `read` returns fewer bytes at the end, and is called in rising order.
+
+    The walk follows tarfile, not torch.save. Raises MalformedError where tarfile may find other members.
+    """
+    at, size_of_next, extended = 0, None, b""
+    for _ in range(_MAX_WALKED):
+        header = parse_header(read(at, BLOCK))
+        if header is None:
+            return
+        if header.size < 0 or header.type == b"S":
+            break
+        if header.type in _EXTENDED:
+            data = read(at + BLOCK, min(header.size, _MAX_EXTENDED))
+            sizes = _SIZES.findall(data)
+            is_plain = all(map(_PLAIN_SIZE.fullmatch, sizes)) and len(sizes) <= (header.type != b"g")
+            if header.size > _MAX_EXTENDED or not is_plain:
+                break
+            size_of_next = int(sizes[0]) if sizes else size_of_next
+            extended += b"\n" + data  # each header is read by itself
+            at = _next_header(at, header.size)
+            continue
+        size = header.size if size_of_next is None else size_of_next
+        size = size if header.isreg() or header.type not in _WITHOUT_DATA else 0
+        yield FoundMember(header, extended, at + BLOCK, size)
+        at = _next_header(at, size)
+        size_of_next, extended = None, b""
+    raise MalformedError("tarfile may find other members than statecli")
+
+
+def _next_header(at: int, size: int) -> int:
+    """Where the header after a member of `size` bytes is, whose own header is at byte `at`."""
+    return at + BLOCK + -(-size // BLOCK) * BLOCK
