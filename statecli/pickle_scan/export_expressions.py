@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.pickle_scan import operator_names, program_operators, program_schema, program_texts
+from statecli.pickle_scan import name_lists, program_operators, program_schema, program_texts
 from statecli.pickle_scan.export_arguments import find_misuses
 from statecli.pickle_scan.module_attributes import find_module_attribute
 from statecli.pickle_scan.program_schema import Judgement, ProgramText
@@ -414,10 +414,8 @@ _ATTRIBUTE_OF_OVERLOAD = compile_on_use(
     r"|namespace|non_fallthrough_keys|op|op_overloads|overloadpacket|overloads|py_autograd_impl|py_functionalize_impl|py_impl"
     r"|py_kernels|python_key_table|redispatch|subgraph_indexes|tags"
 )
-#: Operators of `aten` whose names look like attributes.
-_BITWISE = re.findall(
-    r"\w+", "__and__ __iand__ __or__ __ior__ __xor__ __ixor__ __lshift__ __ilshift__ __rshift__ __irshift__"
-)
+#: Operators of `aten` whose arguments are checked in a graph, or whose names look like attributes.
+_CHECKED = name_lists.read_operators("exported")["aten"]
 #: What torch's own verifier allows, and the classes of torch's arithmetic.
 _ARITHMETIC = compile_on_use(
     r"_operator\.(?:getitem|add|mul|sub|truediv|floordiv|mod|pow|neg|pos|abs|[lr]shift|and_|or_|xor|not_|[gl][et]|eq|ne)"
@@ -458,7 +456,7 @@ def _check_operator(text: str) -> ProgramCall | None:
             "is an attribute of an operator, not an operator; torch never writes this",
             doer="the graph",
         )
-    if match[1] == "aten" and match[3] and match[2] in (*operator_names.ATEN_OF_EXPORT, *_BITWISE):
+    if match[1] == "aten" and match[3] and match[2] in _CHECKED:
         return None
     if _ATTRIBUTE_OF_NAMESPACE.fullmatch(match[2]):
         return ProgramCall(

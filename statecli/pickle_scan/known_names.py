@@ -4,7 +4,7 @@ Three answers, in this order:
 
 clean     torch's own list (`safe_globals.list_allowed_names`), and names of ordinary checkpoints that only build data:
           containers, numbers, dates, paths, enumerations, configurations. Exact names, because every pattern admits
-          more than intended; classes of torch where they are defined (`torch_classes`). Functions may be named and not
+          more than intended; classes of torch where they are defined. Functions may be named and not
           called (`_NAMED_NOT_CALLED`); `call_flow` checks their use.
 unsafe    everything else in Python's standard library, functions of torch and numpy, names with a dunder in them, and
           packages whose functions run code: no checkpoint needs these names, and published attacks use them.
@@ -22,7 +22,7 @@ from functools import lru_cache
 from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Mention
-from statecli.pickle_scan import torch_classes
+from statecli.pickle_scan import name_lists
 from statecli.pickle_scan.packed_weights import CPP_CLASSES, is_cpp_class
 from statecli.pickles import safe_globals
 from statecli.pickles.python2_names import rename_python2
@@ -33,270 +33,26 @@ def qualify_names(module: str, words: str) -> list[str]:
     return [f"{module}.{name}" for name in words.split()]
 
 
-#: Exceptions keep their arguments.
-_EXCEPTIONS = (
-    "BaseException Exception ArithmeticError AssertionError AttributeError BufferError EOFError FileExistsError"
-    " FileNotFoundError FloatingPointError IndexError InterruptedError IOError KeyError KeyboardInterrupt LookupError"
-    " MemoryError NotImplementedError OSError OverflowError PermissionError RecursionError RuntimeError StopIteration"
-    " SystemExit TimeoutError TypeError UnicodeDecodeError UnicodeEncodeError UnicodeError ValueError ZeroDivisionError"
-    " Warning DeprecationWarning FutureWarning RuntimeWarning UserWarning"
-)
-_TORCHAO_ENUMS = (
-    *qualify_names("torchao.quantization.quant_primitives", "MappingType ZeroPointDomain"),
-    *qualify_names("torchao.quantization.quantize_.common.kernel_preference", "KernelPreference"),
-    *qualify_names("torchao.quantization.quantize_.workflows.float8.float8_packing_format", "Float8PackingFormat"),
-    *qualify_names("torchao.quantization.quantize_.workflows.intx.intx_packing_format", "IntxPackingFormat"),
-    *qualify_names(
-        "torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor",
-        "IntxUnpackedToInt8TensorActivationQuantization",
-    ),
-)
-_ZERO_STAGES = ("disabled", "optimizer_states", "gradients", "weights")
-#: Enumerations of Python's own modules, by their members' values.
-_PYTHON_ENUMS = (
-    *qualify_names("calendar", "Day Month"),
-    *qualify_names("http", "HTTPMethod HTTPStatus"),
-    *qualify_names("inspect", "_ParameterKind"),
-    *qualify_names("re", "RegexFlag"),
-    *qualify_names("signal", "Signals Handlers"),
-    *qualify_names("socket", "AddressFamily SocketKind"),
-    *qualify_names("uuid", "SafeUUID"),
-)
+_SHARED_DATA = name_lists.read_names("shared")
 #: What ordinary training checkpoints hold next to tensors. Each builds a value of its arguments and runs nothing.
-DATA_NAMES = frozenset(
-    [
-        # Python's containers and numbers, as protocols 0 to 5 spell them.
-        *qualify_names(
-            "builtins", "dict list tuple set frozenset int float bool str bytes bytearray complex object slice range"
-        ),
-        *qualify_names("builtins", "Ellipsis NotImplemented"),
-        *qualify_names("copyreg", "_reconstructor __newobj__ __newobj_ex__"),
-        # A call put off; what it would call is looked at.
-        *qualify_names("functools", "partial"),
-        *qualify_names("collections", "OrderedDict defaultdict Counter deque ChainMap UserDict UserList UserString"),
-        *qualify_names("datetime", "datetime date time timedelta timezone"),
-        *qualify_names("decimal", "Decimal"),
-        *qualify_names("fractions", "Fraction"),
-        *qualify_names("uuid", "UUID"),
-        *qualify_names("array", "array _array_reconstructor"),
-        *qualify_names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
-        # Members of enumerations that Python before 3.11.3 wrote by the names that their modules have for them.
-        *qualify_names("signal", "SIGTERM SIGINT SIGUSR1 SIGUSR2 SIGHUP SIGQUIT SIGKILL SIGALRM SIGCHLD SIGCONT"),
-        *qualify_names("signal", "SIG_DFL SIG_IGN"),
-        *qualify_names("socket", "AF_INET AF_INET6 AF_UNIX SOCK_STREAM SOCK_DGRAM"),
-        *qualify_names("builtins", _EXCEPTIONS),
-        *qualify_names("pathlib", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
-        *qualify_names("pathlib._local", "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath"),
-        # Command lines and configurations, whole or as type annotations in them.
-        *qualify_names("argparse", "Namespace"),
-        *qualify_names("ipaddress", "IPv4Address IPv4Network IPv4Interface IPv6Address IPv6Network IPv6Interface"),
-        *qualify_names("random", "Random"),
-        *_PYTHON_ENUMS,
-        *qualify_names("types", "SimpleNamespace GenericAlias"),
-        *qualify_names("re", "_compile"),
-        # Finds a logger by its name, which is how one that a module keeps is pickled.
-        *qualify_names("logging", "getLogger"),
-        *qualify_names("omegaconf.dictconfig", "DictConfig"),
-        *qualify_names("omegaconf.listconfig", "ListConfig"),
-        *qualify_names("omegaconf.base", "ContainerMetadata Metadata"),
-        *qualify_names(
-            "omegaconf.nodes",
-            "AnyNode StringNode IntegerNode FloatNode BooleanNode BytesNode PathNode EnumNode InterpolationResultNode",
-        ),
-        # Arrays and their scalars, before and after numpy 2 moved them.
-        *qualify_names("numpy", "ndarray dtype recarray record matrix poly1d"),
-        *qualify_names("numpy.matrixlib.defmatrix", "matrix"),
-        *qualify_names("numpy._core._internal", "_convert_to_stringdtype_kwargs"),
-        *qualify_names("numpy.rec", "recarray record"),
-        *qualify_names("numpy.ma", "MaskedArray"),
-        *qualify_names("numpy.ma.core", "MaskedArray _mareconstruct"),
-        *(
-            name
-            for core in ("numpy.core", "numpy._core")
-            for name in (
-                *qualify_names(f"{core}.multiarray", "_reconstruct scalar"),
-                *qualify_names(f"{core}.numeric", "_frombuffer"),
-            )
-        ),
-        *qualify_names(
-            "numpy",
-            "bool bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 longdouble"
-            " complex64 complex128 clongdouble str_ bytes_ void datetime64 timedelta64 intc uintc longlong ulonglong",
-        ),
-        *qualify_names("numpy.random._pickle", "__randomstate_ctor __generator_ctor __bit_generator_ctor"),
-        *qualify_names("numpy.random._mt19937", "MT19937"),
-        *qualify_names("numpy.random._pcg64", "PCG64 PCG64DXSM"),
-        *qualify_names("numpy.random._philox", "Philox"),
-        *qualify_names("numpy.random._sfc64", "SFC64"),
-        *qualify_names("numpy.random.bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
-        *qualify_names("numpy.random._bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
-        # torch, next to what its restricted unpickler admits.
-        *qualify_names("torch", "Generator iinfo finfo memory_format layout dtype"),
-        *qualify_names("torch._C", "Generator"),
-        # `torch.__version__`, which is text.
-        *qualify_names("torch.torch_version", "TorchVersion"),
-        *qualify_names("torch", "preserve_format contiguous_format channels_last channels_last_3d strided sparse_coo"),
-        *qualify_names("torch.distributed.tensor", "DTensor"),
-        *qualify_names("torch.distributed.tensor._api", "DTensor"),
-        *qualify_names("torch.distributed._tensor.api", "DTensor"),
-        *qualify_names("torch.distributed.tensor._dtensor_spec", "DTensorSpec TensorMeta ShardOrderEntry"),
-        *qualify_names("torch.distributed._tensor._dtensor_spec", "DTensorSpec TensorMeta"),
-        *qualify_names(
-            "torch.distributed._tensor.placement_types", "DTensorSpec TensorMeta Shard Replicate Partial _Partial"
-        ),
-        *qualify_names("torch.distributed.tensor.placement_types", "Shard Replicate Partial _StridedShard"),
-        *qualify_names("torch.distributed.device_mesh", "DeviceMesh"),
-        *qualify_names("torch.distributed._mesh_layout", "_MeshLayout _FlatLayout"),
-        *qualify_names("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
-        *qualify_names("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"),
-        *qualify_names("torch.distributed._shard.sharded_tensor.shard", "Shard"),
-        *qualify_names(
-            "torch.distributed._shard.sharded_tensor.metadata",
-            "ShardedTensorMetadata TensorProperties MEM_FORMAT_ENCODING",
-        ),
-        *qualify_names("torch.distributed._shard.metadata", "ShardMetadata"),
-        *qualify_names("torch.distributed._shard.sharding_spec.chunk_sharding_spec", "ChunkShardingSpec"),
-        *qualify_names("torch.distributed.remote_device", "_remote_device"),
-        # The `.metadata` of a torch.distributed.checkpoint folder.
-        *qualify_names(
-            "torch.distributed.checkpoint.metadata",
-            "Metadata TensorStorageMetadata TensorProperties ChunkStorageMetadata BytesStorageMetadata MetadataIndex"
-            " StorageMeta _MEM_FORMAT_ENCODING",
-        ),
-        *qualify_names("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        *qualify_names("torch.masked.maskedtensor.core", "MaskedTensor"),
-        # torchao's quantized tensors: what they set is their own attributes; how they were quantized is plain data.
-        *qualify_names(
-            "torchao.quantization",
-            "Float8Tensor Int4Tensor Int4PlainInt32Tensor Int4PreshuffledTensor Int4TilePackedTo4dTensor Int8Tensor"
-            " IntxOpaqueTensor IntxUnpackedToInt8Tensor",
-        ),
-        *qualify_names("torchao.quantization.granularity", "PerTensor PerRow PerBlock PerAxis PerGroup PerToken"),
-        *qualify_names("torchao.quantization.quantize_.workflows.float8.float8_tensor", "QuantizeTensorToFloat8Kwargs"),
-        *qualify_names("torchao.quantization.quantize_.workflows.int8.int8_tensor", "QuantizeTensorToInt8Kwargs"),
-        *qualify_names("torchao.float8.inference", "Float8MMConfig"),
-        *qualify_names("torchao.optim.subclass_4bit", "OptimState4bit"),
-        *qualify_names("torchao.optim.subclass_8bit", "OptimState8bit"),
-        *qualify_names("torchao.optim.subclass_fp8", "OptimStateFp8"),
-        *_TORCHAO_ENUMS,
-        *qualify_names("torch._dynamo.decorators", "_DimRange"),
-        *qualify_names("torch.nested._internal.nested_tensor", "NestedTensor _rebuild_njt"),
-        *qualify_names("torch.nn.parameter", "Buffer UninitializedParameter UninitializedBuffer"),
-        # TorchScript's pickles.
-        *qualify_names("torch", "ScriptObject"),
-        *qualify_names("torch", " ".join(SCRIPT_STORAGE_DTYPES)),
-        *qualify_names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
-        *qualify_names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
-        # Training loops. TrainingArguments has no __reduce__ and no __setstate__: unpickling it sets its __dict__.
-        *qualify_names("transformers.training_args", "TrainingArguments OptimizerNames ParallelMode"),
-        *qualify_names("transformers.training_args_seq2seq", "Seq2SeqTrainingArguments"),
-        *qualify_names(
-            "transformers.trainer_utils",
-            "IntervalStrategy SaveStrategy SchedulerType HubStrategy EvaluationStrategy FSDPOption",
-        ),
-        *qualify_names("transformers.trainer_pt_utils", "AcceleratorConfig"),
-        *qualify_names("transformers.debug_utils", "DebugOption"),
-        *qualify_names("transformers.trainer_callback", "TrainerState TrainerControl"),
-        *qualify_names("transformers.generation.configuration_utils", "GenerationConfig"),
-        *qualify_names("transformers.configuration_utils", "PretrainedConfig PreTrainedConfig"),
-        *qualify_names("transformers.integrations.deepspeed", "HfDeepSpeedConfig HfTrainerDeepSpeedConfig"),
-        *qualify_names("accelerate.state", "PartialState AcceleratorState"),
-        *qualify_names(
-            "accelerate.utils.dataclasses",
-            "DistributedType DynamoBackend ComputeEnvironment PrecisionType TorchDynamoPlugin"
-            " GradientAccumulationPlugin DeepSpeedPlugin FullyShardedDataParallelPlugin DataLoaderConfiguration"
-            " ParallelismConfig",
-        ),
-        *qualify_names("accelerate.utils.deepspeed", "HfDeepSpeedConfig"),
-        *qualify_names("accelerate.parallelism_config", "ParallelismConfig"),
-        # What DeepSpeed keeps next to the shards of its optimizers.
-        *qualify_names("deepspeed.runtime.fp16.loss_scaler", "LossScaler DynamicLossScaler"),
-        *qualify_names("deepspeed.runtime.zero.config", "ZeroStageEnum"),
-        # By the names of its members, as Python 3.11.0 to 3.11.2 pickle them; they are not written large.
-        *(f"deepspeed.runtime.zero.config.ZeroStageEnum.{stage}" for stage in _ZERO_STAGES),
-        *qualify_names("deepspeed.utils.tensor_fragment", "fragment_address"),
-        *qualify_names("deepspeed.checkpoint.universal_checkpoint", "SubparamShape"),
-        *(
-            f"{module}.AttributeDict"
-            for module in ("lightning.fabric.utilities.data", "lightning_fabric.utilities.data")
-        ),
-        *(
-            f"{module}.parsing.AttributeDict"
-            for module in ("lightning.pytorch.utilities", "pytorch_lightning.utilities")
-        ),
-    ]
-)
+DATA_NAMES = name_lists.read_names("data") | _SHARED_DATA | {f"torch.{name}" for name in SCRIPT_STORAGE_DTYPES}
+#: Classes of torch that only keep their arguments, as `module.name`.
+CLASSES = name_lists.read_names("classes")
 #: Functions that compute on tensors, which a configuration or a whole module keeps.
-_TENSOR_FUNCTIONS = frozenset(
-    [
-        *qualify_names("torch.nn.functional", torch_classes.FUNCTIONAL_FUNCTIONS + " _threshold"),
-        *qualify_names("torch._C._nn", torch_classes.FUNCTIONAL_FUNCTIONS),
-        *qualify_names("torch._C._VariableFunctionsClass", torch_classes.FUNCTIONAL_FUNCTIONS),
-        *qualify_names("torch._C", "_VariableFunctionsClass"),
-        *qualify_names("torch", torch_classes.FUNCTIONAL_FUNCTIONS + " rsqrt"),
-        *qualify_names("torch.nn.init", torch_classes.INIT_FUNCTIONS),
-        # What a GradScaler's defaultdict makes its values with.
-        *qualify_names("torch.amp.grad_scaler", "_refresh_per_optimizer_state"),
-        *qualify_names("torch.cuda.amp.grad_scaler", "_refresh_per_optimizer_state"),
-        # How a metric adds up what several processes have.
-        *qualify_names(
-            "torchmetrics.utilities.data", "dim_zero_cat dim_zero_max dim_zero_mean dim_zero_min dim_zero_sum"
-        ),
-        *qualify_names("torchmetrics.metric", "jit_distributed_available"),
-        *(
-            name
-            for module in ("numpy", "torch", "torch._C._VariableFunctionsClass")
-            for name in qualify_names(
-                module, "mean median sum amax amin max min std var prod argmax argmin exp log sqrt abs"
-            )
-        ),
-        *qualify_names("torch.optim.lr_scheduler", "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"),
-        *qualify_names("torch.optim.lr_scheduler", "CyclicLR._triangular_scale_fn CyclicLR._triangular2_scale_fn"),
-    ]
-)
+_FUNCTIONAL_FUNCTIONS = name_lists.read_names("functional")
+_TENSOR_FUNCTIONS = name_lists.read_names("tensor functions") | {
+    name.replace("torch.nn.functional", module)
+    for module in ("torch.nn.functional", "torch._C._nn", "torch._C._VariableFunctionsClass", "torch")
+    for name in _FUNCTIONAL_FUNCTIONS
+}
 #: Modules whose parameters have no shape yet, and methods of theirs that are their hooks.
-_LAZY_MODULES = frozenset(
-    name for name in torch_classes.CLASSES if name.startswith("torch.nn.modules.") and ".Lazy" in name
-)
+_LAZY_MODULES = frozenset(name for name in CLASSES if name.startswith("torch.nn.modules.") and ".Lazy" in name)
 _HOOKS_OF_LAZY_MODULES = ("_infer_parameters", "_lazy_load_hook")
-#: What else a checkpoint may name and not call: annotations, callbacks, which old releases of Lightning took for keys,
-#: Python's functions of numbers and text.
-_NAMED_NOT_CALLED = _TENSOR_FUNCTIONS | frozenset(
-    [
-        *qualify_names(
-            "builtins",
-            "abs all any ascii bin callable chr divmod enumerate format hash hex id isinstance issubclass"
-            " len max min oct ord pow print repr reversed round sorted sum zip",
-        ),
-        *qualify_names(
-            "math",
-            "acos acosh asin asinh atan atan2 atanh cbrt ceil comb copysign cos cosh degrees dist erf erfc exp exp2"
-            " expm1 fabs factorial floor fmod frexp fsum gamma gcd hypot isclose isfinite isinf isnan isqrt lcm ldexp"
-            " lgamma log log10 log1p log2 modf nextafter perm pow prod radians remainder sin sinh sqrt tan tanh trunc"
-            " ulp",
-        ),
-        *qualify_names(
-            "typing",
-            "Any Union Optional List Dict Tuple Set FrozenSet Type Sequence Mapping MutableMapping Callable Iterable"
-            " Iterator Literal ClassVar Final Annotated",
-        ),
-        *qualify_names("types", "NoneType EllipsisType NotImplementedType"),
-        *qualify_names("torch.optim.swa_utils", "SWALR._cosine_anneal SWALR._linear_anneal"),
-        *(f"{module}.{hook}" for module in _LAZY_MODULES for hook in _HOOKS_OF_LAZY_MODULES),
-        *(
-            f"{root}.callbacks.{where}"
-            for root in ("pytorch_lightning", "lightning.pytorch")
-            for where in (
-                *qualify_names("model_checkpoint", "ModelCheckpoint"),
-                *qualify_names("early_stopping", "EarlyStopping"),
-                *qualify_names("lr_monitor", "LearningRateMonitor"),
-                *qualify_names("progress", "ProgressBar TQDMProgressBar RichProgressBar"),
-                *qualify_names("stochastic_weight_avg", "StochasticWeightAveraging"),
-                *qualify_names("gradient_accumulation_scheduler", "GradientAccumulationScheduler"),
-                *qualify_names("timer", "Timer"),
-            )
-        ),
-    ]
+#: What else a checkpoint may name and not call.
+_NAMED_NOT_CALLED = (
+    _TENSOR_FUNCTIONS
+    | name_lists.read_names("named")
+    | {f"{module}.{hook}" for module in _LAZY_MODULES for hook in _HOOKS_OF_LAZY_MODULES}
 )
 #: Modules of functions of tensors and nothing else, as torch names its own in C; not called either.
 _TENSOR_FUNCTION_PATTERN = compile_on_use(
@@ -337,33 +93,10 @@ CALLEE_POSITIONS = {
     "numpy.random.bit_generator.__pyx_unpickle_SeedSequence": (0,),
     "numpy.random._bit_generator.__pyx_unpickle_SeedSequence": (0,),
 }
+#: Enumerations: pickle makes their members by calling them; other classes of torch it makes empty.
+_CALLED_CLASSES = frozenset(f"torch.{package}amp.grad_scaler.OptState" for package in ("", "cuda."))
 #: What gives an object that others have as well: nothing may be set on it.
-SHARED_OBJECTS = frozenset(
-    [
-        *qualify_names("logging", "getLogger"),
-        *qualify_names("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"),
-        *qualify_names("torch.jit._pickle", "build_tensor_from_id restore_type_tag"),
-        *qualify_names("torch.serialization", "_get_layout"),
-        *qualify_names("accelerate.state", "PartialState AcceleratorState"),
-        *qualify_names("zoneinfo", "ZoneInfo ZoneInfo._unpickle"),
-        *_PYTHON_ENUMS,
-        *qualify_names("transformers.training_args", "OptimizerNames ParallelMode"),
-        *qualify_names(
-            "transformers.trainer_utils",
-            "IntervalStrategy SaveStrategy SchedulerType HubStrategy EvaluationStrategy FSDPOption",
-        ),
-        *qualify_names("transformers.debug_utils", "DebugOption"),
-        *qualify_names(
-            "accelerate.utils.dataclasses", "DistributedType DynamoBackend ComputeEnvironment PrecisionType"
-        ),
-        *qualify_names("torch.amp.grad_scaler", "OptState"),
-        *qualify_names("torch.cuda.amp.grad_scaler", "OptState"),
-        *qualify_names("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
-        *qualify_names("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-        *qualify_names("deepspeed.runtime.zero.config", "ZeroStageEnum"),
-        *_TORCHAO_ENUMS,
-    ]
-)
+SHARED_OBJECTS = _SHARED_DATA | _CALLED_CLASSES | {"torch.serialization._get_layout"}
 #: Functions that pickle itself calls where it has no name for a value: in these calls they do nothing else.
 SPELLING_FUNCTIONS = frozenset(
     ["builtins.getattr", "builtins.type", "operator.getitem", "functools.reduce", "operator.or_"]
@@ -376,14 +109,7 @@ HOOK_CLASSES = frozenset(
             "torch.nn.utils.spectral_norm", "SpectralNorm SpectralNormLoadStateDictPreHook SpectralNormStateDictHook"
         ),
         *qualify_names("torch.nn.modules.module", "_WrappedHook"),
-        *(name for name in torch_classes.CLASSES if name.startswith("torch.nn.utils.prune.")),
-    ]
-)
-#: Enumerations: pickle makes their members by calling them; other classes of torch it makes empty.
-_CALLED_CLASSES = frozenset(
-    [
-        *qualify_names("torch.amp.grad_scaler", "OptState"),
-        *qualify_names("torch.cuda.amp.grad_scaler", "OptState"),
+        *(name for name in CLASSES if name.startswith("torch.nn.utils.prune.")),
     ]
 )
 #: Constructors here open connections, make folders and look for devices.
@@ -396,165 +122,7 @@ _HARMLESS = frozenset(qualify_names("operator", "itemgetter"))
 _MEMBER = compile_on_use(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
 
 #: What is known of names, by their beginning; the longest counts.
-_HARMS = {
-    "__builtin__": "gives access to Python's built-in functions",
-    "__builtin__.eval": "runs any Python code",
-    "__builtin__.execfile": "runs any Python file",
-    "aiohttp": "opens network connections",
-    "asyncio": "starts processes and opens network connections",
-    "bdb": "runs any Python code",
-    "builtins": "gives access to Python's built-in functions",
-    "builtins.__import__": "can import any module",
-    "builtins.compile": "compiles any Python code",
-    "builtins.delattr": "changes any object",
-    "builtins.eval": "runs any Python code",
-    "builtins.exec": "runs any Python code",
-    "builtins.getattr": "reads any attribute, which gives access to any function",
-    "builtins.open": "opens any file",
-    "builtins.setattr": "changes any object",
-    "builtins.type": "creates classes",
-    "cProfile": "runs any Python code",
-    "celery": "runs tasks",
-    "cloudpickle": "unpickles other data without any restriction",
-    "code": "runs any Python code",
-    "codeop": "compiles any Python code",
-    "commands": "runs shell commands",
-    "copyreg._inverted_registry": (
-        "names a class only by a number (copyreg extension code), so the program that loads the file decides which "
-        "class this is"
-    ),
-    "ctypes": "calls any C function",
-    "cgitb": "runs code from its arguments",
-    "dill": "unpickles other data without any restriction",
-    "distutils": "writes files and runs programs",
-    "doctest": "runs any Python code",
-    "ensurepip": "installs packages",
-    "fickling": "changes how pickles are scanned for code",
-    "functools": "wraps and calls any function",
-    "gc": "gives access to every object of the process",
-    "http": "opens network connections",
-    "httplib": "opens network connections",
-    "idlelib": "runs any Python code",
-    "imaplib": "opens network connections",
-    "imp": "can import any module",
-    "importlib": "can import any module",
-    "inspect": "gives access to the globals of any function",
-    "IPython": "runs any Python code",
-    "itertools": "calls a function given as an argument",
-    "jax": "runs compiled code",
-    "joblib": "unpickles other data without any restriction",
-    "keras": "loads models that can contain code",
-    "lib2to3": "unpickles and runs its argument",
-    "linecache": "reads any file",
-    "logging": "writes files, and can call any function through its configuration",
-    "marshal": "creates code objects",
-    "mlflow": "loads models that can contain code",
-    "modelscan": "changes how pickles are scanned for code",
-    "multiprocessing": "starts processes",
-    "nt": "runs shell commands",
-    "numpy": "is a function of numpy that no checkpoint needs",
-    "numpy.f2py": "runs any Python code",
-    "numpy.testing": "runs any Python code",
-    "numpy.load": "unpickles any file",
-    "numpy.memmap": "overwrites any file",
-    "operator": "reads any attribute, which gives access to any function",
-    "os": "runs shell commands and changes files",
-    "os.system": "runs shell commands",
-    "pandas": "evaluates expressions and unpickles files",
-    "paramiko": "opens network connections",
-    "pdb": "runs any Python code",
-    "pickle": "unpickles other data without any restriction",
-    # In the name of these, opcodes that do what no pickler writes.
-    "pickle.Unpickler.load_setitems": (
-        "sets a key or an element twice; torch.save never writes this, and the loaded values may differ from the "
-        "values that statecli shows"
-    ),
-    "pickle.Unpickler.load_appends": (
-        "changes bytes after creating them; torch.save never writes this, and statecli did not check the final bytes"
-    ),
-    "__torch__.torch.classes.aten.OpaqueObject": "unpickles its argument",
-    "pickle.Unpickler.load_global": (
-        "imports TorchScript classes in a pickle that also uses _rebuild_from_type_v2; in such a pickle, torch.jit "
-        "may use another class than the one that the pickle names"
-    ),
-    "pickle.Unpickler.load_reduce": (
-        "calls an integer as if it were a function; torch.jit takes the integer as the number of an import in the "
-        "pickle, and calls this import"
-    ),
-    "pickle.Unpickler.persistent_load": (
-        "gets a persistent id from the pickle that torch never writes; a loader may return any object for this id"
-    ),
-    "_pickle": "unpickles other data without any restriction",
-    "picklescan": "changes how pickles are scanned for code",
-    "pickletools": "is a part of Python that no checkpoint needs",
-    "pip": "installs packages, which can run code",
-    "pkgutil": "can import any module",
-    "pkg_resources": "can import any module",
-    "platform": "runs shell commands",
-    "popen2": "runs shell commands",
-    "posix": "runs shell commands and changes files",
-    "posix.system": "runs shell commands",
-    "nt.system": "runs shell commands",
-    "profile": "runs any Python code",
-    "pty": "runs programs",
-    "pydoc": "can import any module and run programs",
-    "py_compile": "writes files",
-    "requests": "opens network connections",
-    "runpy": "runs any Python file",
-    "setuptools": "runs programs",
-    "shelve": "unpickles any file",
-    "shutil": "changes and deletes files",
-    "signal": "changes how the process handles signals",
-    "site": "runs any Python file",
-    "smtplib": "opens network connections",
-    "socket": "opens network connections",
-    "sqlite3": "opens any database and loads its extensions",
-    "ssl": "opens network connections",
-    "subprocess": "runs programs",
-    "sympy": "evaluates text as Python code",
-    "sys": "changes the running Python interpreter",
-    "tempfile": "writes files",
-    "tensorflow": "loads models that can contain code",
-    "test": "runs any Python code",
-    "threading": "starts threads",
-    "_thread": "starts threads",
-    "timeit": "runs any Python code",
-    "torch": "is a function of torch that no checkpoint needs",
-    "torch._dynamo": "runs any Python code",
-    "torch._inductor": "compiles and runs programs",
-    "torch._C": "is a part of torch that no checkpoint needs",
-    "torch._C.PyTorchFileReader": "opens any file",
-    "torch._C.PyTorchFileWriter": "overwrites any file",
-    "torch.distributed": "communicates with other processes",
-    "torch.fx": "runs code given as text",
-    "torch.hub": "downloads and runs code",
-    "torch.jit": "loads and runs code",
-    "torch.load": "unpickles any file",
-    "torch.ops": "loads libraries",
-    "torch.package": "loads and runs code",
-    "torch.serialization.load": "unpickles any file",
-    "torch.storage._load_from_bytes": "unpickles its argument without any restriction",
-    "torch.multiprocessing": "starts processes",
-    "torch.utils": "is a tool of torch that no checkpoint needs",
-    "torch.utils.bottleneck": "runs any Python file",
-    "torch.utils.cpp_extension": "compiles and runs programs",
-    "torch.utils.collect_env": "runs shell commands",
-    "torch.utils.data": "loads data sets, which no checkpoint needs",
-    "torch.classes": "loads libraries",
-    "torchvision.io": "reads and writes files",
-    "trace": "runs any Python code",
-    "types": "is a part of Python that no checkpoint needs",
-    "types.CodeType": "creates code objects",
-    "types.FunctionType": "creates functions from code objects",
-    "types.LambdaType": "creates functions from code objects",
-    "urllib": "opens network connections",
-    "urllib2": "opens network connections",
-    "uv": "runs programs",
-    "venv": "creates virtual environments, which runs programs",
-    "webbrowser": "starts programs and opens network connections",
-    "weakref": "calls a function given as an argument",
-    "zipimport": "can import any module",
-}
+_HARMS = dict(name_lists.read_lines("names.txt", "harms"))
 #: Parts of the longest of these names.
 _MAX_HARM_PARTS = max(name.count(".") for name in _HARMS) + 1
 #: Parts of the longest name that is looked up; a pickle may have names of any length.
@@ -577,19 +145,7 @@ _HARMFUL_PACKAGES = frozenset(
 #: Classes of torch.fx, wherever they are imported to: what they hold becomes code when they are loaded.
 _GRAPH_CLASSES = frozenset(["GraphModule", "Graph", "CodeGen"])
 #: Classes of Python's by which other modules import them.
-_ALIASES = {
-    "ABCMeta": "creates classes",
-    "CDLL": "calls any C function",
-    "CodeType": "creates code objects",
-    "EnumMeta": "creates classes",
-    "EnumType": "creates classes",
-    "FileIO": "opens any file",
-    "FunctionType": "creates functions from code objects",
-    "Popen": "runs programs",
-    "PyDLL": "calls any C function",
-    "TemporaryDirectory": "writes files",
-    "ZipFile": "opens any file",
-}
+_ALIASES = dict(name_lists.read_lines("names.txt", "aliases"))
 #: Modules in C, and those that are known for them.
 _C_MODULE_NAMES = {
     "_operator": "operator",
@@ -637,10 +193,8 @@ def is_member(whole: str) -> bool:
 @lru_cache(maxsize=1024)
 def is_class(whole: str) -> bool:
     """Return True for a class of torch that only keeps its arguments, by its name in any release."""
-    moved = next(
-        (new + whole[len(old) :] for old, new in torch_classes.MOVED_MODULES.items() if whole.startswith(old)), whole
-    )
-    return moved in torch_classes.CLASSES
+    # Older releases of torch have what is in torch.ao now in torch.
+    return whole in CLASSES or whole.replace("torch.", "torch.ao.", 1) in CLASSES
 
 
 @lru_cache(maxsize=1024)

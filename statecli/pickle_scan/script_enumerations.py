@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.pickle_scan import name_lists
 from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, Call, blank_strings
 from statecli.pickle_scan.step_budget import Budget, Steps
 
@@ -20,63 +21,11 @@ HARM = (
     "gets a number that is not a valid dtype, layout or memory format; torch does not check the number, and may read "
     "memory outside its tables"
 )
-#: Operators of torch 2.13, and the positions of their arguments that are dtypes, layouts (l) or memory formats (m).
-_OPERATORS = """
-    _assert_tensor_metadata 3
-    _autocast_to_reduced_precision 3 4
-    _cslt_sparse_mm 4
-    _cslt_sparse_mm_search 4
-    _foreach_norm 2
-    _foreach_powsum 2
-    _grouped_mm 4
-    _log_softmax_backward_data 3
-    _nested_tensor_from_tensor_list 1 2l
-    _rowwise_prune 2
-    _safe_softmax 2
-    _scaled_grouped_mm 7
-    _scaled_grouped_mm_v2 10
-    _scaled_mm 6
-    _scaled_mm_v2 9
-    _sobol_engine_draw 5
-    _softmax_backward_data 3
-    _sparse_compressed_tensor_with_dims 4
-    _sparse_log_softmax 2
-    _sparse_softmax 2
-    _spdiags 3l
-    _to_dense 1
-    _validate_sparse_compressed_tensor_args 4l
-    addmm 3
-    baddbmm 3
-    bmm 2
-    can_cast 0 1
-    is_contiguous 1m
-    is_strides_like_format 1m
-    log_softmax 2
-    mm 2
-    native_norm 4
-    promote_types 0 1
-    qadd 8
-    qadd_relu 8
-    qbatch_norm2d 10
-    qmul 8
-    quantize_per_channel 4
-    quantize_per_tensor 3
-    quantize_per_tensor_dynamic 1
-    softmax 2
-    special_softmax 2
-    sym_is_contiguous 1m
-    to 1 2 4m 5m
-    to_copy 1
-    to_dense 1
-    to_maybe_copy_out 1
-    to_mkldnn 1
-    view 1
-    view_copy 1
-"""
 _KINDS = {"": "dtype", "l": "layout", "m": "memory_format"}
+#: Operators, and the positions of their arguments that are dtypes, layouts or memory formats.
 POSITIONS = {
-    name: {int(place.rstrip("lm")): _KINDS[place.lstrip("0123456789")] for place in places}
-    for name, *places in map(str.split, filter(str.strip, _OPERATORS.split("\n")))
+    name: {int(place.rstrip("lm")): _KINDS[place.lstrip("0123456789")] for place in places.split()}
+    for name, places in name_lists.read_lines("operators.txt", "enumerations")
 }
 _NUMBER = r"[(\s]*(-?\d[\d.]*)[)\s]*"
 _ASSIGNED = compile_on_use(rf"^[^\S\n]*(\w+)[^\S\n]*(?::[^\S\n]*int[^\S\n]*)?=(?!=){_NUMBER}$", re.MULTILINE | re.ASCII)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from statecli.core import quoting, unicode_forms
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Hazard
-from statecli.pickle_scan import known_names, torch_classes
+from statecli.pickle_scan import known_names, name_lists
 
 #: Keys of the hyperparameters in a checkpoint of Lightning; and keys in them, at any depth, whose texts are called.
 HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "module_arguments")
@@ -51,30 +51,6 @@ _SCOPE_NAMES = (
 _SCOPES = frozenset(_SCOPE_NAMES.split())
 #: MMEngine exports other classes next to those in its registries: one opens a file for writing, one imports a module.
 _OWN_SCOPES = frozenset(["mmengine", "mmcv"])
-_REGISTERED_NAMES = (
-    # Of MMEngine 0.10, in the order of mmengine/registry/root.py.
-    "EpochBasedTrainLoop IterBasedTrainLoop TestLoop ValLoop CheckpointHook DistSamplerSeedHook EMAHook "
-    "EarlyStoppingHook EmptyCacheHook IterTimerHook LoggerHook NPUProfilerHook NaiveVisualizationHook "
-    "ParamSchedulerHook PrepareTTAHook ProfilerHook RuntimeInfoHook SyncBuffersHook ColossalAIStrategy DDPStrategy "
-    "DeepSpeedStrategy FSDPStrategy SingleDeviceStrategy ClassBalancedDataset ConcatDataset RepeatDataset "
-    "DefaultSampler InfiniteSampler BaseDataPreprocessor BaseTTAModel ExponentialMovingAverage ImgDataPreprocessor "
-    "MomentumAnnealingEMA StochasticWeightAverage CollosalAIModelWrapper ColossalAIModelWrapper "
-    "MMDeepSpeedEngineWrapper MMDistributedDataParallel MMFullyShardedDataParallel MMSeparateDistributedDataParallel "
-    "Caffe2Xavier Constant Kaiming Normal Pretrained TruncNormal Uniform Xavier Adafactor ZeroRedundancyOptimizer "
-    "AmpOptimWrapper ApexOptimWrapper ColossalAIOptimWrapper DeepSpeedOptimWrapper OptimWrapper "
-    "DefaultOptimWrapperConstructor ConstantLR ConstantMomentum ConstantParamScheduler CosineAnnealingLR "
-    "CosineAnnealingMomentum CosineAnnealingParamScheduler CosineRestartLR CosineRestartMomentum "
-    "CosineRestartParamScheduler ExponentialLR ExponentialMomentum ExponentialParamScheduler LinearLR LinearMomentum "
-    "LinearParamScheduler MultiStepLR MultiStepMomentum MultiStepParamScheduler OneCycleLR OneCycleParamScheduler "
-    "PolyLR PolyMomentum PolyParamScheduler ReduceOnPlateauLR ReduceOnPlateauMomentum ReduceOnPlateauParamScheduler "
-    "StepLR StepMomentum StepParamScheduler DumpResults Evaluator Visualizer AimVisBackend ClearMLVisBackend "
-    "DVCLiveVisBackend LocalVisBackend MLflowVisBackend NeptuneVisBackend TensorboardVisBackend WandbVisBackend "
-    "LogProcessor default_collate pseudo_collate "
-    # Of MMCV 2.
-    "CenterCrop ImageToTensor LoadAnnotations LoadImageFromFile MultiScaleFlipAug Normalize Pad RandomChoiceResize "
-    "RandomFlip RandomGrayscale RandomResize Resize TestTimeAug ToTensor TransformBroadcaster KeyMapper Compose "
-    "RandomApply RandomChoice"
-)
 #: The variable, and the key of a dict, whose text is a scope: MMEngine imports the module `registry` of it.
 _SCOPE_VARIABLE, _SCOPE_KEY = "default_scope", "_scope_"
 #: Modules without a point in their names that act when they are imported: Python's own, and scripts of a project.
@@ -158,7 +134,7 @@ def judge_call(what: str, name: str, loader: str, help: str, condition: str = ""
 @functools.cache
 def _list_classes() -> frozenset[str]:
     names = set()
-    for qualified in torch_classes.CLASSES:
+    for qualified in known_names.CLASSES:
         module, _, name = qualified.rpartition(".")
         if match := _MODULES.fullmatch(module):
             names |= {qualified, f"{match[1] or match[2]}.{name}"}
@@ -225,7 +201,8 @@ def _is_registered(name: str) -> bool:
 @functools.cache
 def _list_registered_names() -> frozenset[str]:
     """Return the names in the registries of MMEngine and MMCV, with the classes of torch that MMEngine adds."""
-    return frozenset([*_REGISTERED_NAMES.split(), *(name.rpartition(".")[2] for name in _list_classes())])
+    names = (*name_lists.read_names("registered"), *_list_classes())
+    return frozenset(name.rpartition(".")[2] for name in names)
 
 
 class _Config(NamedTuple):

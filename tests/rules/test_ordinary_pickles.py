@@ -36,8 +36,7 @@ from torch.nn.utils import prune
 
 from statecli.commands.audit.run import Request, audit
 from statecli.file_scan.scan import scan_pickles
-from statecli.pickle_scan.known_names import is_clean
-from statecli.pickle_scan.torch_classes import CLASSES
+from statecli.pickle_scan.known_names import CLASSES, is_clean
 
 from ..formats.attacks import build, call_function, global_name, records, state_dict, tensor, text
 from .test_pickles import RULES
