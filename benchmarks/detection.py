@@ -50,7 +50,8 @@ evil = test_torch_tar.system(Path("PWNED"))
 write("loader", [*frames, *(make(evil) for make in test_torch_tar.POLYGLOTS.values())])
 # Keys of one hash cost time, not memory, and those of the tests are few enough to be harmless.
 bombs = [body for body, harm in test_allocations.BOMBS.values() if not harm.startswith("compares each of")]
-write("bomb", [test_allocations.valued(body) for body in bombs])
+bombs += [body for body, _ in test_allocations.UNWRITTEN.values()]
+write("bomb", [test_allocations.wrap_value(body) for body in bombs])
 honest = [
     written(lambda folder: torch.save(build(), folder / "model.pt", **options))
     for build in test_ordinary_pickles.ORDINARY.values()

@@ -1,24 +1,24 @@
 """Find pickles whose loading allocates more memory than the file explains, or whose keys take too long to hash.
 
 `bytearray(2**36)` is 30 bytes of pickle and 64 GiB of memory; a tuple with itself as two items, 64 levels deep, takes
-2**64 steps to hash. Nothing here allocates or hashes: sizes are computed from the arguments of each call, in the order
-of the pickle. Ordinary picklers write all data, so a call allocates at most a few times the size of its pickle.
+2**64 steps to hash. Nothing here allocates or hashes: sizes are computed from the arguments of each call. Ordinary
+picklers write all data, so a call allocates at most a few times the size of its pickle. A call with an argument that
+the pickle computes, such as `list(range(2**40))`, is a misuse of its name (`call_flow`), and is not measured.
 """
 
 from __future__ import annotations
 
-import contextlib
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb
-from statecli.pickle_scan import numpy_dtype_states
+from statecli.pickle_scan.expected_calls import get_plain_name, iter_indirect_calls
 from statecli.pickle_scan.step_budget import Budget, Steps
-from statecli.pickle_scan.tensor_sizes import MAX_SIZE, TensorSizes, element_bytes, resolve_copyreg_call
-from statecli.pickle_scan.text_values import TEXT_CLASSES
+from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 
 #: Bytes that a pickle may allocate: so many, and so many times its own size.
@@ -38,66 +38,61 @@ _MAX_PATTERN_STEPS = 20_000_000
 #: What the compiler of `re` does for a class of characters, each of which may span all of Unicode's first plane; and
 #: the square of the length that costs one step: it moves all branches of an alternation for each common character.
 _STEPS_PER_CHARACTER_CLASS, _SQUARED_LENGTH_PER_STEP = 65_536, 500
-#: Bytes of a pointer, of a small integer object, of an entry of the unpickler's memo.
-_POINTER_BYTES, _INTEGER_BYTES, _MEMO_ENTRY_BYTES = 8, 32, 16
+#: Bytes of a pointer, of an entry of the unpickler's memo.
+_POINTER_BYTES, _MEMO_ENTRY_BYTES = 8, 16
 #: Bytes of a tensor without dimensions, as which a tensor gives each of its elements to what iterates over it.
 _TENSOR_OBJECT_BYTES = 640
+#: No size is counted beyond this, and a size that is not written as numbers counts as this.
+_MAX_SIZE = 2**62
+#: Numbers of a shape that count as a step.
+_DIMENSIONS_PER_STEP = 16
+#: Calls of calls that are followed.
+_MAX_INDIRECT_CALLS = 8
 
-#: As Python reads it: digits of any script, and underscores between them.
-_EXPONENT = compile_on_use(r"[eE][-+]?([\d_]+)\s*\Z")
-#: Digits of an exponent that is read; a number of more is larger than any size.
-_MAX_EXPONENT_DIGITS = 1000
-#: Bytes that encoding a character makes; 10 for codecs that are not here.
-_BYTES_PER_CHARACTER = {"latin1": 1, "latin-1": 1, "ascii": 1, "utf-8": 1, "utf8": 1}
 _COPIERS = frozenset(
     [
         *(f"builtins.{name}" for name in ("list", "tuple", "set", "frozenset", "dict")),
         *(f"collections.{name}" for name in ("deque", "UserList", "Counter", "OrderedDict")),
-        *("torch.Size", "numpy.ma.core.MaskedArray", "numpy.ma.MaskedArray"),
+        "torch.Size",
     ]
 )
-_NUMPY_INTEGER = compile_on_use(r"numpy\.(?:u?int|u?long|u?short|u?byte|bool)\w*")
 _HASHING_CLASSES = frozenset(["builtins.set", "builtins.frozenset", "collections.Counter"])
 #: Given a number, these make as many bytes.
 _BYTES_CLASSES = frozenset(
     ["builtins.bytes", "builtins.bytearray"] + [f"numpy.{name}" for name in ("bytes_", "void", "record", "rec.record")]
 )
 _DICT_CLASSES = frozenset(["builtins.dict", "collections.OrderedDict"])
-_TENSOR_CLASSES = compile_on_use(r"torch(?:\.cuda|\.storage)?\.\w*(?:Storage|Tensor)")
-#: These copy the elements of the tensors that they are given, of each storage that is repeated in the tensor.
-_COPYREG_FUNCTIONS = frozenset(["copyreg.__newobj__", "copyreg.__newobj_ex__", "copyreg._reconstructor"])
-_COPYING_TENSORS = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)")
-#: Classes of Python and numpy that read a state element by element; the state of a tensor is a geometry.
-_STATE_ITERATING_MODULES = ("numpy.", "random.", "array.", "decimal.", "fractions.")
+_TENSOR_FUNCTION = "torch._utils._rebuild_tensor"
+#: These copy the elements of the tensor that they are given: of each storage that is repeated in the tensor.
+_COPYING_FUNCTIONS = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)")
+#: Classes of Python and numpy that have no `__dict__`.
+_CLASSES_WITHOUT_DICT = ("numpy.", "random.", "array.", "decimal.", "fractions.")
 
-#: The plain name of a global, and the calls that a function makes of what it is given.
-PlainName: TypeAlias = Callable[[Global], str]
-IndirectCalls: TypeAlias = Callable[[str, tuple[Value, ...]], Iterable[Obj]]
+
+class _TensorSize(NamedTuple):
+    """Elements of a tensor, how many of them its storage holds, and the key of the storage."""
+
+    elements: int
+    held: int
+    key: Value
 
 
 class Allocations:
     """Sizes of the objects made by a pickle."""
 
-    def __init__(self, plain: PlainName, calls_made_by: IndirectCalls, steps: Steps) -> None:
-        self._plain = plain
-        self._calls_made_by = calls_made_by
+    def __init__(self, steps: Steps) -> None:
         self._steps = steps
         #: Bytes that calls allocate, by the id of the name that is called.
         self._bytes_by_name: Counter[int] = Counter()
         self._names_by_id: dict[int, Global] = {}
-        #: How many elements the result of a call has, by its id.
-        self._lengths: dict[int, int] = {}
-        self._tensors = TensorSizes(plain, steps)
         #: Keys of the storages that were written out once, which takes as much memory as the file has of them.
         self._copied_storages: set[Value] = set()
         #: Bytes of each storage by its key, the fewest that the pickle says: torch takes the first description.
         self._held: dict[Value, int] = {}
-        #: How many values a container has, all that it holds counted each time; how deep it is nested. Of what is
-        #: hashed, and of what is gone through element by element.
+        #: How many values a hashed container has, all that it holds counted each time, and how deep it is nested.
         self._hashed_sizes: dict[int, tuple[int, int]] = {}
-        self._iterated_sizes: dict[int, tuple[int, int]] = {}
         self._keys: list[tuple[int, Value]] = []
-        self._hashes = _KeyHashes(plain)
+        self._hashes = _KeyHashes()
         #: Regular expressions that are compiled, and the steps of that.
         self._patterns: list[Global] = []
         self._pattern_steps = 0
@@ -115,8 +110,7 @@ class Allocations:
         """Yield calls with too large an allocation and keys with too long a hash. Raises OutOfSteps."""
         for call in calls:
             if type(call.cls) is Global:
-                self._lengths[id(call)] = self._count_call(call, call.cls, 0)
-                self._tensors.add_call(call)
+                self._count_call(call, call.cls, 0)
         for target, state in built:
             self._count_state(target, state)
         limit = _ALLOWED_BYTES + _ALLOWED_BYTES_PER_PICKLE_BYTE * pickle_bytes
@@ -136,7 +130,7 @@ class Allocations:
             why = f"needs more than {_MAX_PATTERN_STEPS:,} steps to compile regular expressions; loading may hang"
             yield Bomb(why, self._patterns[0].position)
         yield from self._find_hash_bombs()
-        deep = _find_too_deep_call(calls, self._tensors.get_name, self._steps) if len(calls) > _MAX_NESTING else None
+        deep = _find_too_deep_call(calls, self._steps) if len(calls) > _MAX_NESTING else None
         if deep is not None:
             why = (
                 f"creates objects nested more than {_MAX_NESTING:,} levels deep; Python crashes when it frees these "
@@ -155,12 +149,12 @@ class Allocations:
         total, again = 0, 0
         bytes_by_class: dict[int, int] = {}
         for storage in storages:
-            pid = storage.pid if type(storage.pid) is tuple else ()
-            if len(pid) < 5 or type(pid[1]) is not Global or type(pid[4]) is not int or pid[3] == "meta":
+            pid = _read_storage(storage)
+            if not pid or pid[3] == "meta":
                 continue
             key = pid[2] if type(pid[2]) is str else _key_of(pid)
             if id(pid[1]) not in bytes_by_class:
-                bytes_by_class[id(pid[1])] = element_bytes(pid[1].name)
+                bytes_by_class[id(pid[1])] = _element_bytes(pid[1].name)
             size = pid[4] * bytes_by_class[id(pid[1])]
             self._held[key] = min(size, self._held.get(key, size))
             if sizes.get(key, 0) >= size:
@@ -187,106 +181,76 @@ class Allocations:
 
     # Calls.
 
-    def _count_call(self, call: Obj, name: Global, depth: int) -> int:
-        """Count the bytes allocated by a call; return the number of elements of its result."""
-        plain = self._plain(name)
+    def _count_call(self, call: Obj, name: Global, depth: int) -> None:
+        """Count the bytes allocated by a call, and by each call made by it at once with its arguments."""
+        plain = get_plain_name(name)
         self._steps.take(Budget.FLOW)
-        # Keyword arguments are in the order of the parameters where one of them decides.
-        args = (*call.args, *call.kwargs.values()) if call.kwargs else call.args
-        size, length = self._measure_call(plain, args)
-        if plain == "re._compile" and args:
+        if plain == "re._compile" and call.args:
             self._patterns.append(name)
-            self._pattern_steps += _count_pattern_steps(args[0])
-        self._add_bytes(name, size)
-        for indirect in self._calls_made_by(plain, call.args) if depth < 8 else ():
+            self._pattern_steps += _count_pattern_steps(call.args[0])
+        self._add_bytes(name, self._measure_call(plain, call.args))
+        for indirect in iter_indirect_calls(plain, call.args) if depth < _MAX_INDIRECT_CALLS else ():
             if type(indirect.cls) is Global:
-                length = max(length, self._count_call(indirect, indirect.cls, depth + 1))
-        if plain == "functools.partial" and call.args and type(call.args[0]) is Global and depth < 8:
-            self._count_call(Obj(call.args[0], call.args[1:]), call.args[0], depth + 1)
-        return length
+                self._count_call(indirect, indirect.cls, depth + 1)
 
     def _add_bytes(self, name: Global, size: int) -> None:
-        if size:
+        if size > 0:
             self._names_by_id[id(name)] = name
-            self._bytes_by_name[id(name)] = min(self._bytes_by_name[id(name)] + size, MAX_SIZE)
+            self._bytes_by_name[id(name)] = min(self._bytes_by_name[id(name)] + size, _MAX_SIZE)
 
-    def _measure_call(self, name: str, args: tuple[Value, ...]) -> tuple[int, int]:
-        """Return the bytes allocated by a call, and the number of elements of its result."""
+    def _measure_call(self, name: str, args: tuple[Value, ...]) -> int:
+        """Return the bytes allocated by a call."""
         first = args[0] if args else None
         if name in _BYTES_CLASSES:
-            length = self._tensors.get_number(first)
-            length = self._count_elements(first) if length is None else length
-            return _clamp(length + self._count_iterated_bytes(first)), _clamp(length)
-        if name in _COPIERS or name.startswith("numpy."):
+            return first if type(first) is int else 0
+        if name in _COPIERS:
             self._add_element_keys(name, first)
-            size = self._measure_numpy_call(name, args)
-            if _NUMPY_INTEGER.fullmatch(name) and not self._lengths.get(id(first)):
-                size += sum(map(_number_bytes, args))
-            length = max((self._count_elements(arg) for arg in args), default=0)
-            ranges = any(type(arg) is Obj for arg in args)
-            of_tensors = sum(
-                map(self._count_copied_bytes if name.startswith("numpy.") else self._count_iterated_bytes, args)
-            )
-            return _clamp(size + length * (_POINTER_BYTES + _INTEGER_BYTES * ranges) + of_tensors), length
-        if name == "builtins.range":
-            return 0, self._count_range(args)
-        if name == "array.array" and len(args) > 1:
-            size = self._count_elements(args[1]) * _POINTER_BYTES + self._count_iterated_bytes(args[1])
-            return _clamp(size), self._count_elements(args[1])
-        if name == "_codecs.encode":
-            codec = args[1] if len(args) > 1 and type(args[1]) is str else "utf-8"
-            length = _clamp(self._count_elements(first) * _BYTES_PER_CHARACTER.get(codec.lower(), 10))
-            return (length if type(first) is Obj else 0), length
-        if name in TEXT_CLASSES:
-            size = self._measure_expansion(first)[0] * 2 if _list_children(first) else 0
-            return _clamp(size), _clamp(size)
-        if name == "fractions.Fraction":
-            return _clamp(sum(map(_number_bytes, args))), 0
+            return _POINTER_BYTES * max((len(arg) for arg in args if type(arg) in (list, tuple, dict)), default=0)
         if name == "logging.getLogger" and type(first) is str:
-            return _clamp(first.count(".") * len(first) // 2), 0
-        return self._measure_tensor_call(name, args), 0
-
-    def _measure_numpy_call(self, name: str, args: tuple[Value, ...]) -> int:
-        if name.endswith(".multiarray._reconstruct") and len(args) > 2:
-            return _clamp(self._tensors.count_elements(args[1]) * _element_bytes(args[2]))
-        if name == "numpy.ma.core._mareconstruct" and len(args) > 3:
-            return _clamp(2 * self._tensors.count_elements(args[2]) * _element_bytes(args[3]))
-        if name.endswith(".multiarray.scalar") and len(args) == 1:
-            return _clamp(_element_bytes(args[0]))
-        return 0
-
-    def _measure_tensor_call(self, name: str, args: tuple[Value, ...]) -> int:
-        last = name.rpartition(".")[2]
-        if _TENSOR_CLASSES.fullmatch(name):
-            first = args[0] if args else None
-            if self._tensors.is_shape(first):
-                return _clamp(self._tensors.count_elements(first) * element_bytes(last))
-            if type(first) in (list, tuple):
-                return _clamp(self._measure_expansion(first, iterated=True)[0] * _POINTER_BYTES)
-            if type(first) is Obj and self._tensors.get_number(first) is None:
-                size = self._count_iterated_bytes(first) if last.endswith("Storage") else 0
-                return _clamp(self._count_elements(first) * _POINTER_BYTES + size)
-            return _clamp(self._tensors.count_elements(args) * element_bytes(last)) if args else 0
-        if name.startswith("torch._utils._rebuild_tensor") and len(args) > 3:
+            return first.count(".") * len(first) // 2
+        if name.startswith(_TENSOR_FUNCTION) and len(args) > 3:
             dtype = args[6] if name.endswith("_v3") and len(args) > 6 else None
-            return _clamp(self._count_grown_bytes(args[0], args[1], args[2], args[3], dtype))
-        if name == "torch._utils._rebuild_qtensor" and len(args) > 2:
-            quantizer = sum(map(self._count_written_bytes, self._tensors.iter_tensors(args[4:5])))
-            grown = self._count_grown_bytes(*args[:4]) if len(args) > 3 else 0
-            return _clamp(self._count_repeated_bytes(Obj(None, args)) + quantizer + grown)
+            return self._count_grown_bytes(args[0], args[1], args[2], args[3], dtype)
+        if name == "torch._utils._rebuild_qtensor" and len(args) > 3:
+            quantizer = args[4] if len(args) > 4 and type(args[4]) is tuple else ()
+            scales = sum(self._count_written_bytes(part) for part in quantizer if type(part) is Obj)
+            grown = self._count_grown_bytes(args[0], args[1], args[2], args[3])
+            return self._count_repeated_bytes(args[0], args[2]) + scales + grown
         if name == "torch._utils._rebuild_nested_tensor":
-            sizes = (self._tensors.get_size(tensor) for tensor in args[1:])
-            return _clamp(sum(max(0, size.elements - size.held) * _TENSOR_OBJECT_BYTES for size in sizes))
-        if _COPYING_TENSORS.fullmatch(name):
-            return _clamp(sum(map(self._count_written_bytes, self._tensors.iter_tensors(args))))
-        return 0
+            sizes = (self._measure_tensor(tensor) for tensor in args[1:])
+            return sum(max(0, size.elements - size.held) * _TENSOR_OBJECT_BYTES for size in sizes)
+        return self._count_written_bytes(first) if _COPYING_FUNCTIONS.fullmatch(name) else 0
 
     def _count_written_bytes(self, tensor: Value) -> int:
         """Return the bytes of a tensor with each element written out, less the bytes of its storage in the file."""
-        size = self._tensors.get_size(tensor)
+        size = self._measure_tensor(tensor)
         stored = 0 if size.key in self._copied_storages else size.held
-        self._copied_storages.add(size.key if type(size.key) in (str, int, bytes) else None)
+        self._copied_storages.add(size.key)
         return max(0, size.elements - stored) * _POINTER_BYTES
+
+    def _measure_tensor(self, tensor: Value) -> _TensorSize:
+        """Return the size of a tensor over a storage; torch gives the functions that copy no other tensor."""
+        name = get_plain_name(tensor.cls) if type(tensor) is Obj and type(tensor.cls) is Global else ""
+        if name.startswith("numpy."):
+            return _TensorSize(0, 0, None)
+        if not name.startswith(_TENSOR_FUNCTION) or len(tensor.args) < 4:
+            return _TensorSize(_MAX_SIZE, 0, None)
+        pid = _read_storage(tensor.args[0])
+        key, held = (_key_of(pid), pid[4]) if pid else (None, 0)
+        return _TensorSize(self._count_elements(tensor.args[2]), held, key)
+
+    def _count_elements(self, shape: Value) -> int:
+        sizes = self._read_numbers(shape)
+        return _MAX_SIZE if sizes is None else _clamp(math.prod(sizes)) if all(size > 0 for size in sizes) else 0
+
+    def _read_numbers(self, shape: Value) -> Sequence[int] | None:
+        """Return the numbers of a shape, a tuple or a torch.Size; None if the pickle computes one."""
+        if type(shape) is Obj and len(shape.args) == 1 and type(shape.cls) is Global:
+            shape = shape.args[0] if get_plain_name(shape.cls) == "torch.Size" else None
+        if type(shape) not in (list, tuple):
+            return None
+        self._steps.take(Budget.FLOW, len(shape) // _DIMENSIONS_PER_STEP)
+        return shape if all(type(number) is int for number in shape) else None
 
     def _count_grown_bytes(
         self, storage: Value, offset: Value, shape: Value, strides: Value, dtype: Value = None
@@ -296,78 +260,38 @@ class Allocations:
         Storages made by calls, and storages of legacy files and tar archives, grow to their tensors. Storages of a zip
         archive do not grow, but no honest tensor is larger than its storage either.
         """
-        needed = self._tensors.count_reached_elements(offset, shape, strides)
-        pid = storage.pid if type(storage) is Persistent and type(storage.pid) is tuple else ()
-        if len(pid) < 5 or type(pid[1]) is not Global or type(pid[4]) is not int:
+        needed = self._count_reached_elements(offset, shape, strides)
+        pid = _read_storage(storage)
+        if not pid:
             return needed * _POINTER_BYTES if type(storage) in (Obj, Persistent) else 0
-        item, name = element_bytes(pid[1].name), STORAGE_DTYPES.get(pid[1].name, "")
-        stored = min(pid[4] * item, self._held.get(_key_of(pid), MAX_SIZE))
+        item, name = _element_bytes(pid[1].name), STORAGE_DTYPES.get(pid[1].name, "")
+        stored: int = min(pid[4] * item, self._held.get(_key_of(pid), _MAX_SIZE))
         if type(dtype) is Global:
             item, name = ELEMENT_BITS.get(dtype.name, 8) // 8 or 1, dtype.name
         return max(0, -(-needed // VALUES_PER_BYTE.get(name, 1)) * item - stored)
 
-    def _count_copied_bytes(self, value: Value) -> int:
-        """Return the bytes allocated by numpy for a tensor, or for the tensors, ranges and lists in a list."""
-        if type(value) in (list, tuple):
-            return max(0, self._measure_expansion(value, iterated=True)[0] * _POINTER_BYTES)
-        return self._tensors.get_size(value).elements * _POINTER_BYTES
-
-    def _count_iterated_bytes(self, value: Value) -> int:
-        """Return the bytes of the scalar tensors created by iterating over a tensor."""
-        return self._tensors.get_size(value).elements * _TENSOR_OBJECT_BYTES
+    def _count_reached_elements(self, offset: Value, shape: Value, strides: Value) -> int:
+        """Return the elements needed in a storage for a tensor of this geometry."""
+        if not self._count_elements(shape):
+            return 0
+        sizes, steps = self._read_numbers(shape), self._read_numbers(strides)
+        if sizes is None or steps is None or type(offset) is not int:
+            return _MAX_SIZE
+        if len(steps) != len(sizes):
+            return _clamp(offset + math.prod(sizes))
+        return _clamp(offset + 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)))
 
     def _count_state(self, target: Value, state: Value) -> None:
-        """Count the bytes allocated by a BUILD.
+        """Count the bytes of a BUILD that grows a storage to a geometry."""
+        is_tensor = type(target) is Obj and type(target.cls) is Global and type(state) is tuple and len(state) in (4, 5)
+        if is_tensor and get_plain_name(target.cls).startswith("torch."):
+            self._add_bytes(target.cls, self._count_grown_bytes(*state[:4]))
 
-        An array of objects has the length of its shape, whatever list follows; a tensor grows a storage to its
-        geometry; other classes go through the tensors in their state.
-        """
-        if type(target) is not Obj or type(target.cls) is not Global:
-            return
-        name, root = target.cls, self._tensors.get_name(target)
-        root = (
-            self._tensors.get_name(resolve_copyreg_call(self._plain, target))
-            if root in _COPYREG_FUNCTIONS and target.args
-            else root
-        )
-        if type(state) is tuple and len(state) > 4 and root.endswith("._reconstruct") and type(state[4]) is list:
-            extra = self._tensors.count_elements(state[1]) - len(state[4])
-            self._add_bytes(name, max(0, extra) * _POINTER_BYTES)
-        if root.startswith("torch.") and type(state) is tuple and len(state) in (4, 5):
-            self._add_bytes(name, _clamp(self._count_grown_bytes(*state[:4])))
-        elif root.startswith(_STATE_ITERATING_MODULES) and root != "numpy.dtype":
-            tensors = self._tensors.iter_tensors(state)
-            self._add_bytes(name, _clamp(sum(map(self._count_iterated_bytes, tensors))))
-        self._add_bytes(name, _clamp(self._count_iterated_bytes(state)))
-
-    def _count_repeated_bytes(self, call: Obj) -> int:
+    def _count_repeated_bytes(self, storage: Value, shape: Value) -> int:
         """Return the bytes of a quantized tensor that repeats its storage, because each element is allocated first."""
-        size = self._tensors.measure_call(Obj(_QTENSOR, call.args))
-        pid = call.args[0].pid if type(call.args[0]) is Persistent else None
-        kind = pid[1] if type(pid) is tuple and len(pid) > 1 else None
-        packed = VALUES_PER_BYTE.get(STORAGE_DTYPES.get(kind.name, ""), 1) if type(kind) is Global else 1
-        return max(0, -(-size.elements // packed) - size.held) * _POINTER_BYTES
-
-    def _count_range(self, args: tuple[Value, ...]) -> int:
-        """Number of elements of a range."""
-        numbers = [self._tensors.get_number(number) for number in args]
-        if not 1 <= len(args) <= 3 or any(number is None for number in numbers):
-            return 0
-        limits = [number for number in numbers if number is not None]
-        if any(type(number) is Obj for number in args) and MAX_SIZE in limits:
-            return MAX_SIZE
-        start, stop = (0, limits[0]) if len(limits) == 1 else limits[:2]
-        step = limits[2] if len(limits) == 3 else 1
-        if step == 0:
-            return 0
-        return _clamp(-((start - stop) // step) if step > 0 else -((stop - start) // -step))
-
-    def _count_elements(self, value: Value) -> int:
-        if type(value) is Obj:
-            return self._lengths.get(id(value), 0) + len(value.elems or ())
-        if type(value) is SetOf:
-            return len(value.elems)
-        return len(value) if type(value) in (list, tuple, dict, str, bytes) else 0
+        pid = _read_storage(storage)
+        packed, held = (VALUES_PER_BYTE.get(STORAGE_DTYPES.get(pid[1].name, ""), 1), pid[4]) if pid else (1, 0)
+        return max(0, -(-self._count_elements(shape) // packed) - held) * _POINTER_BYTES
 
     # Keys.
 
@@ -403,12 +327,9 @@ class Allocations:
                 )
                 yield Bomb(why, 0)
 
-    def _measure_expansion(self, root: Value, *, iterated: bool = False) -> tuple[int, int]:
-        """Return the number of values in a container, shared values counted each time, and the depth.
-
-        `iterated`: including elements of ranges, copies and tensors, as made by code iterating over them.
-        """
-        sizes, entered, waiting, depth = self._iterated_sizes if iterated else self._hashed_sizes, set[int](), [root], 0
+    def _measure_expansion(self, root: Value) -> tuple[int, int]:
+        """Return the number of values in a container, shared values counted each time, and the depth."""
+        sizes, entered, waiting, depth = self._hashed_sizes, set[int](), [root], 0
         while waiting:
             value = waiting[-1]
             children = () if id(value) in sizes else _list_children(value)
@@ -417,21 +338,19 @@ class Allocations:
                 entered.add(id(value))  # a container that holds itself is entered once
                 depth += 1
                 if depth > _MAX_NESTING:
-                    return MAX_SIZE, depth
+                    return _MAX_SIZE, depth
                 self._steps.take(Budget.FLOW, len(children))
                 waiting.extend(missing)
                 continue
             if id(value) not in sizes:
                 inner = [sizes.get(id(child), (1, 0)) for child in children]
                 size = 1 + sum(size for size, _ in inner)
-                if iterated and type(value) is Obj:
-                    size += self._count_elements(value) + self._count_iterated_bytes(value) // _POINTER_BYTES
-                sizes[id(value)] = (min(size, MAX_SIZE), 1 + max((depth for _, depth in inner), default=0))
+                sizes[id(value)] = (min(size, _MAX_SIZE), 1 + max((depth for _, depth in inner), default=0))
             depth -= waiting.pop() is value and id(value) in entered and bool(children)
         return sizes[id(root)]
 
 
-def _find_too_deep_call(calls: Iterable[Obj], name_of: Callable[[Value], str], steps: Steps) -> Global | None:
+def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
     """Return the name of a call with more than `_MAX_NESTING` nested calls; None without such a call.
 
     Objects of Python classes keep their state in a dict, which is freed without recursion, like lists and tuples, but
@@ -446,7 +365,7 @@ def _find_too_deep_call(calls: Iterable[Obj], name_of: Callable[[Value], str], s
             if parts is None:
                 if id(value) in depths:
                     continue
-                parts = [part for part in _list_owned_values(value, name_of) if type(part) in _CONTAINER_TYPES]
+                parts = [part for part in _list_owned_values(value) if type(part) in _CONTAINER_TYPES]
                 steps.take(Budget.FLOW, 1 + len(parts))
                 missing = [(part, None) for part in parts if id(part) not in depths]
                 if missing:
@@ -460,11 +379,12 @@ def _find_too_deep_call(calls: Iterable[Obj], name_of: Callable[[Value], str], s
     return None
 
 
-def _list_owned_values(value: Value, name_of: Callable[[Value], str]) -> Sequence[Value]:
+def _list_owned_values(value: Value) -> Sequence[Value]:
     """Return the values of a container or an object, without its `__dict__`."""
     if type(value) is not Obj:
         return _list_children(value)
-    state = value.state if name_of(value).startswith(_STATE_ITERATING_MODULES) else None
+    name = get_plain_name(value.cls) if type(value.cls) is Global else ""
+    state = value.state if name.startswith(_CLASSES_WITHOUT_DICT) else None
     return [*value.args, *(value.elems or ()), *_list_children(value.items), *_list_children(value.kwargs), state]
 
 
@@ -493,8 +413,7 @@ def _list_children(value: Any) -> Sequence[Value]:
 class _KeyHashes:
     """Hashes of keys under an attacker's control: hashes of numbers, and of containers of numbers."""
 
-    def __init__(self, plain: PlainName) -> None:
-        self._plain = plain
+    def __init__(self) -> None:
         #: Of containers, by id: what many keys share is hashed once.
         self._cached_hashes: dict[int, int] = {}
 
@@ -511,7 +430,7 @@ class _KeyHashes:
 
     def reads_contents(self, key: Value) -> bool:
         """Return True if the hash of a key depends on its contents; the hash of a tensor is its address."""
-        name = self._plain(key.cls) if type(key) is Obj and type(key.cls) is Global else ""
+        name = get_plain_name(key.cls) if type(key) is Obj and type(key.cls) is Global else ""
         by_address = name.startswith(_HASHED_BY_ADDRESS) and name != "torch.nn.utils.rnn.PackedSequence_"
         by_address = by_address or (name.startswith("torch.") and name.endswith(("Storage", "Tensor")))
         return type(key) in (tuple, SetOf, Obj) and not by_address
@@ -522,7 +441,7 @@ class _KeyHashes:
         if type(value) is SetOf:
             return hash(frozenset(self.compute_hash(child, nesting) for child in value.elems))
         assert type(value) is Obj  # noqa: S101  # the only other container
-        return self._hash_call(value, self._plain(value.cls) if type(value.cls) is Global else "", nesting)
+        return self._hash_call(value, get_plain_name(value.cls) if type(value.cls) is Global else "", nesting)
 
     def _hash_call(self, call: Obj, name: str, nesting: int) -> int:
         """Return the hash of an object; the hash of the class, if the class hashes only numbers or is unknown."""
@@ -562,26 +481,11 @@ def _is_hashed_by_sum(dtype: Value) -> bool:
 _ESCAPED_CHARACTER = compile_on_use(r"\\[uUxN0-7]")
 
 
-def _find_text(value: Value) -> Value:
-    """Return the result of calls on a text or on bytes: each call with a codec encodes or decodes its argument."""
-    codecs: list[Value] = []
-    while type(value) is Obj and value.args:
-        codecs.append(value.args[1] if len(value.args) > 1 else None)
-        value = value.args[0]
-    for codec in reversed(codecs):
-        with contextlib.suppress(LookupError, UnicodeError):
-            if type(codec) is str and type(value) is bytes:
-                value = value.decode(codec, "replace")
-            elif type(codec) is str and type(value) is str:
-                value = value.encode(codec, "replace")
-    return value
-
-
 def _count_pattern_steps(pattern: Value) -> int:
     """Steps of compiling a regular expression, at most."""
-    pattern = _find_text(pattern)
-    if type(pattern) not in (str, bytes):
-        return MAX_SIZE  # text that is computed
+    pattern = pattern if type(pattern) is str else read_raw_bytes(pattern)
+    if pattern is None:
+        return _MAX_SIZE  # text that is computed
     # In a class that ignores case, each range is expanded character by character; one of ASCII has few.
     dash, bracket = (b"-", b"[") if type(pattern) is bytes else ("-", "[")
     has_long_ranges = not pattern.isascii() or _ESCAPED_CHARACTER.search(str(pattern)) is not None
@@ -595,37 +499,19 @@ def _key_of(pid: tuple[Value, ...]) -> Value:
 
 
 def _clamp(size: int) -> int:
-    return max(0, min(size, MAX_SIZE))
+    return max(0, min(size, _MAX_SIZE))
 
 
-def _element_bytes(dtype: Value) -> int:
-    """Bytes of an element of a numpy type."""
-    state = dtype.state if type(dtype) is Obj else None
-    return (numpy_dtype_states.element_bytes(dtype if type(dtype) is Obj else Obj(None, (dtype,)), state) or 0) or 1
+def _read_storage(storage: Value) -> tuple[Any, ...]:
+    """Return the persistent id of a storage, whose parts are the class at 1 and the elements at 4; () for others."""
+    pid = storage.pid if type(storage) is Persistent and type(storage.pid) is tuple else ()
+    return pid if len(pid) > 4 and type(pid[1]) is Global and type(pid[4]) is int else ()
 
 
-#: In whose name a quantized tensor is measured.
-_QTENSOR = Global("torch._utils", "_rebuild_qtensor", 0)
-
-
-def _number_bytes(number: Value) -> int:
-    """Return the bytes of a computed integer: from an exponent, as text or as Decimal's tuple.
-
-    Computed numbers count as the largest possible, because picklers do not write any.
-    """
-    if type(number) is Obj and len(number.args) == 1 and type(number.cls) is Global and number.cls.name == "Decimal":
-        number = number.args[0]
-        if type(number) is tuple and len(number) == 3 and type(number[2]) is int:
-            return _clamp(abs(number[2]) * _MEMO_ENTRY_BYTES)
-    if type(number) in (int, float, bool):
-        return 0
-    if type(number) is not str:
-        return MAX_SIZE
-    match = _EXPONENT.search(number)
-    digits = match[1].replace("_", "") if match else ""
-    if len(digits) > _MAX_EXPONENT_DIGITS:
-        return MAX_SIZE
-    return _clamp(int(digits or 0) * _MEMO_ENTRY_BYTES)
+def _element_bytes(name: str) -> int:
+    """Return the bytes of an element of a storage class."""
+    kind = STORAGE_DTYPES.get(name, "uint8" if name == "UntypedStorage" else "float32")
+    return ELEMENT_BITS.get(kind, 32) // 8
 
 
 def _format_bytes(size: int) -> str:

@@ -210,6 +210,7 @@ class Flow:
                 and not call.kwargs
                 and not expected_calls.uses_unknown_codec(name := get_plain_name(call.cls), call)
                 and not computed_bytes.computes_bytes(name, call)
+                and not expected_calls.converts_object(name, call.args)
                 and (name in expected_calls.ITEM_CONTAINERS or not (call.elems or call.items))
                 for call in self.calls
             )
@@ -298,6 +299,12 @@ class Flow:
                 "gets arguments from the pickle that numpy never saves for a string dtype, so statecli does not know "
                 "what the call does",
             )
+        if expected_calls.computes_number(name, call.args) or expected_calls.has_shape(name, call.args):
+            self.note_misuse(
+                call.cls,
+                "is called by the pickle with a number or a shape that Python and numpy never write in this call; "
+                "loading may fill the memory",
+            )
         if name == "numpy.dtype" and not numpy_dtype_states.is_named_by_code(call):
             self.note_misuse(
                 call.cls, "is called without a dtype code such as 'f4', so statecli does not know the dtype"
@@ -361,7 +368,8 @@ class Flow:
             )
         self._check_computed_values(call, name)
         if name in expected_calls.CONVERTERS:
-            self._check_conversion(call.cls, call.args)
+            if expected_calls.converts_object(name, call.args):
+                self._note_object(call.cls)
         elif name == "functools.partial":
             self._check_deferred_call(call.args[:1], call.args[1:], call.kwargs)
         elif name.startswith("accelerate.state.") and (call.how != "newobj" or call.args or call.kwargs):
@@ -439,17 +447,6 @@ class Flow:
         if name and is_clean(name) and not self._deferred_calls.builds_data(name, args, kwargs):
             why = "is the function of a functools.partial whose arguments are not plain data"
             self.note_misuse(function[0], why)
-
-    def _check_conversion(self, name: Global, args: tuple[Value, ...]) -> None:
-        """Check arguments of container classes, which call methods of an object; picklers write literals."""
-        for arg in args:
-            root = self.get_root(arg) if type(arg) is Obj else None
-            if type(arg) is Obj and (
-                root is None or not get_plain_name(root).startswith(expected_calls.LITERAL_PREFIXES)
-            ):
-                self.note_misuse(
-                    name, "gets an object from the pickle instead of plain data, and calls methods of this object"
-                )
 
     def _check_contents(self, name: Global, called: str, states: Sequence[Value]) -> None:
         """Check the attributes of a tensor: a dict, or a tuple of those of its class with and without slots."""

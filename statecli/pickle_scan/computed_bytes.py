@@ -54,9 +54,10 @@ def computes_bytes(name: str, call: Obj) -> bool:
         is_literal = len(args) == 1 and read_raw_bytes(args[0]) is not None
         return bool(args or call.kwargs) and not (name == _BYTEARRAY and (is_text or is_literal) and not call.kwargs)
     if name in TEXT_CLASSES and name != "numpy.str_":
-        return len(args) > 1 and not _decodes_plainly(args[1])
+        is_written = not args or type(args[0]) is str or read_raw_bytes(args[0]) is not None
+        return not is_written or (len(args) > 1 and not _decodes_plainly(args[1]))
     if _NUMPY_CLASS.fullmatch(name):
-        return len(args) > 1 or bool(call.kwargs) or (bool(args) and type(args[0]) not in (str, int, float, bool))
+        return bool(args or call.kwargs)
     if name == _SIZE:
         return bool(args) and not (type(args[0]) in (list, tuple) and all(type(size) is int for size in args[0]))
     if name == _ARRAY:

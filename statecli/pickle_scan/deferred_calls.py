@@ -85,6 +85,8 @@ class DeferredCalls:
             words = all(type(arg) is not str or key in _TEXT_ARGUMENTS for key, arg in named.items())
             texts = any(type(arg) is str for arg in args)
             return words and not texts and self._all_fit((*args, *named.values()), _is_value)
+        if function in ("builtins.bytes", "builtins.bytearray") and args:  # a number makes as many bytes
+            return False
         if function in _CONTAINERS or (known_names.is_class(function) and function not in known_names.HOOK_CLASSES):
             return self._all_fit((*args, *named.values()), _is_constructor_argument)
         return False

@@ -16,6 +16,7 @@ from statecli.pickles import safe_globals
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 
 _DUNDER = compile_on_use(r"__\w+__\Z")
+_FRACTION = compile_on_use(r"-?[0-9]+(?:/[0-9]+)?")
 #: Attributes of Python's own that only say where something is from.
 _ORIGIN_DUNDERS = frozenset(["__orig_class__", "__origin__", "__wrapped__"])
 #: These keep the hooks of a module, and hooks.
@@ -271,7 +272,7 @@ CONVERTERS = frozenset(
         *("torch.Size", "torch.torch_version.TorchVersion"),
     ]
 )
-LITERAL_PREFIXES = ("_codecs.encode", "builtins.", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+_LITERALS = frozenset(["_codecs.encode", *SCALARS])
 #: Functions, and classes that are written small, which make a new object.
 _NEW_OBJECT_MAKERS = frozenset(
     [
@@ -294,6 +295,29 @@ _NEW_OBJECT_MAKERS = frozenset(
 SLOTTED_PREFIXES = ("torch.distributed.", "torch._dynamo.", "numpy.", "uuid.")
 #: What a state may not set: the class of an object, all its attributes at once, other names for its attributes.
 CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribute_map"])
+
+
+def converts_object(name: str, args: tuple[Value, ...]) -> bool:
+    """Return whether a class of containers or numbers gets an object and calls its methods: pickle writes literals.
+
+    The object may be a range or a tensor, which stand for any number of elements.
+    """
+    return name in CONVERTERS and any(
+        type(arg) is Obj and not (type(arg.cls) is Global and get_plain_name(arg.cls) in _LITERALS) for arg in args
+    )
+
+
+def computes_number(name: str, args: tuple[Value, ...]) -> bool:
+    """Return whether a fraction is made of other values than Python writes: of `1e999999999` it takes all memory."""
+    return name == "fractions.Fraction" and not all(
+        type(arg) is int or (type(arg) is str and _FRACTION.fullmatch(arg)) for arg in args
+    )
+
+
+def has_shape(name: str, args: tuple[Value, ...]) -> bool:
+    """Return whether a new array gets a shape from its call: numpy writes an empty one, and the shape in the state."""
+    place = {"_reconstruct": 1, "_mareconstruct": 2}.get(name.rpartition(".")[2]) if name.startswith("numpy.") else None
+    return place is not None and len(args) > place and args[place] != (0,)
 
 
 def holds_mappings(argument: Value) -> bool:

@@ -95,7 +95,7 @@ class Scanner(Machine):
         #: States, items and elements that an imported or called object is given, which runs methods of the object.
         self.change_count = 0
         self.flow = Flow(steps or Steps())
-        self.allocations = Allocations(get_plain_name, iter_indirect_calls, steps or Steps())
+        self.allocations = Allocations(steps or Steps())
         #: The highest memo entry that was written out of order.
         self._highest_memo = 0
         #: The first opcode that `torch.load` refuses by default; `handlers` look for it until there is one.

@@ -85,6 +85,9 @@ class ArrayTypes:
             return is_full and all(type(text) in _PLAIN_ARGUMENT_TYPES for text in elements)
         if not is_dtype(dtype) or not is_named_by_code(dtype):
             return False
+        fill = state[6] if len(state) > 6 else None  # of a masked array
+        if type(fill) is Obj and not (type(fill.cls) is Global and fill.cls.qualified.startswith("numpy.")):
+            return False
         return is_full if _holds_objects(dtype) else count is not None and type(elements) is not list
 
     def is_sound_scalar(self, args: tuple[Value, ...]) -> bool:

@@ -258,8 +258,8 @@ def allocation_bomb(subject: Subject) -> Iterator[Issue]:
     process that loads the file is killed or hangs, even with `weights_only=True`. torch.save and pickle do not write
     such a file, because they write the data itself.
 
-    Example: `bytearray(2**36)` or `list(range(2**40))` next to the tensors; a tuple that holds itself twice, 64 levels
-    deep, as a key of a dict; a memo entry with the number 2**28; compressed records that inflate 1,000 times.
+    Example: `bytearray(2**36)` next to the tensors; a dictionary key that is a tuple with itself as two items, 64
+    levels deep; a memo entry with the number 2**28; compressed records that inflate 1,000 times.
 
     Fix: do not load the file. If the file is yours, save the data itself instead of a call that computes it.
     """

@@ -100,7 +100,6 @@ LAUGHS = b"N" + b"".join(put(n) + get(n) + b"\x86" for n in range(64)) + put(99)
 STORAGE = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("0") + text("cpu") + number(16) + b"tQ"
 EMPTY_TENSOR = call_function(stack_global("torch", "FloatTensor"))
 SIZE = call_function(stack_global("torch", "Size"), b"](" + number(2**20) + number(2**20) + b"e")
-TWICE = put(0) + b"0" + call_function(stack_global("_codecs", "encode"), get(0), short("hex"))
 
 # Name -> the opcodes of a value, what the finding says.
 BOMBS = {
@@ -113,171 +112,18 @@ BOMBS = {
         call_function(stack_global("copyreg", "__newobj__"), stack_global("builtins", "bytes"), number(2**36)),
         "64.0 GiB in calls to builtins.bytes",
     ),
-    "a partial": (
-        call_function(stack_global("functools", "partial"), stack_global("builtins", "bytearray"), number(2**36)),
-        "64.0 GiB in calls to builtins.bytearray",
-    ),
-    "a list of a range": (builtin("list", RANGE), "TiB in calls to builtins.list"),
-    "a list of every third number": (
-        builtin("list", builtin("range", number(2**22), number(2**28), number(3))),
-        "3.3 GiB in calls to builtins.list",
-    ),
-    "a list of a list of a range": (builtin("list", builtin("list", RANGE)), "TiB in calls to builtins.list"),
-    "a tuple of a range": (builtin("tuple", RANGE), "TiB in calls to builtins.tuple"),
-    "a set of a range": (builtin("set", RANGE), "TiB in calls to builtins.set"),
-    "a list's subclass of a range": (
-        call_function(
-            stack_global("copyreg", "_reconstructor"),
-            stack_global("collections", "UserList"),
-            stack_global("builtins", "list"),
-            RANGE,
-        ),
-        "TiB in calls to builtins.list",
-    ),
-    "a deque of a range": (
-        call_function(stack_global("collections", "deque"), RANGE),
-        "TiB in calls to collections.deque",
-    ),
-    "an array of a range": (
-        call_function(stack_global("array", "array"), short("b"), RANGE),
-        "TiB in calls to array.array",
-    ),
-    "a size of a range": (call_function(stack_global("torch", "Size"), RANGE), "TiB in calls to torch.Size"),
-    "a tensor of a size": (
-        call_function(stack_global("torch", "Tensor"), number(2**40)),
-        "4.0 TiB in calls to torch.Tensor",
-    ),
-    "a storage of a size": (
-        call_function(stack_global("torch", "FloatStorage"), number(2**40)),
-        "4.0 TiB in calls to torch.FloatStorage",
-    ),
-    "an untyped storage": (
-        call_function(stack_global("torch.storage", "UntypedStorage"), number(2**40)),
-        "1.0 TiB in calls to torch",
-    ),
-    "an array of a shape": (
-        call_function(RECONSTRUCT, NDARRAY, numbers(2**20, 2**20), short("b")),
-        "1.0 TiB in calls to numpy",
-    ),
-    "an array of objects that is longer than its list": (
-        call_function(RECONSTRUCT, NDARRAY, numbers(0), short("b"))
-        + b"("
-        + number(1)
-        + numbers(2**33)
-        + call_function(stack_global("numpy", "dtype"), short("O8"))
-        + b"\x89](NNetb",
-        "64.0 GiB in calls to numpy",
-    ),
-    "a masked array": (
-        call_function(
-            stack_global("numpy.ma.core", "_mareconstruct"),
-            stack_global("numpy.ma.core", "MaskedArray"),
-            NDARRAY,
-            numbers(2**40),
-            short("b"),
-        ),
-        "2.0 TiB in calls to numpy",
-    ),
-    "a scalar without bytes": (
-        call_function(
-            stack_global("numpy.core.multiarray", "scalar"),
-            call_function(stack_global("numpy", "dtype"), short("V2000000000")),
-        ),
-        "MiB in calls to numpy",
-    ),
     "a void of numpy": (
         call_function(stack_global("numpy", "void"), number(2**31 - 1)),
         "2.0 GiB in calls to numpy.void",
-    ),
-    "a number of numpy, of a range": (
-        call_function(stack_global("numpy", "float64"), RANGE),
-        "TiB in calls to numpy.float64",
-    ),
-    "a fraction with an exponent": (
-        call_function(stack_global("fractions", "Fraction"), short("1e999999999")),
-        "in calls to fractions",
-    ),
-    "a fraction of a decimal": (
-        call_function(
-            stack_global("fractions", "Fraction"),
-            call_function(stack_global("decimal", "Decimal"), short("1e999999999")),
-        ),
-        "in calls to fractions",
-    ),
-    "a fraction with underscores": (
-        call_function(stack_global("fractions", "Fraction"), short("1e1_000_000_000")),
-        "in calls to fractions",
-    ),
-    "a fraction with zeros": (
-        call_function(stack_global("fractions", "Fraction"), short("1e" + "0" * 30 + "1000000000")),
-        "in calls to fractions",
-    ),
-    "a fraction with Arabic digits": (
-        call_function(stack_global("fractions", "Fraction"), text("1e\u0661" + "\u0660" * 9)),
-        "in calls to fractions",
-    ),
-    "a fraction of a Decimal's tuple": (
-        call_function(
-            stack_global("fractions", "Fraction"),
-            call_function(
-                stack_global("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"\x87"
-            ),
-        ),
-        "in calls to fractions",
-    ),
-    "an integer of numpy, of a Decimal": (
-        call_function(
-            stack_global("numpy", "int64"), call_function(stack_global("decimal", "Decimal"), short("1e999999999"))
-        ),
-        "in calls to numpy.int64",
-    ),
-    "a fraction of a Decimal's list": (
-        call_function(
-            stack_global("fractions", "Fraction"),
-            call_function(
-                stack_global("decimal", "Decimal"), b"](" + number(0) + number(1) + b"\x85" + number(9 * 10**8) + b"e"
-            ),
-        ),
-        "in calls to fractions",
-    ),
-    "a fraction of a Decimal of a Decimal by NEWOBJ": (
-        stack_global("fractions", "Fraction")
-        + call_function(
-            stack_global("decimal", "Decimal"), call_function(stack_global("decimal", "Decimal"), short("1e999999999"))
-        )
-        + b"\x85\x81",
-        "in calls to fractions",
-    ),
-    "a fraction of decoded bytes": (
-        call_function(stack_global("fractions", "Fraction"), builtin("str", short(b"1e999999999"), short("ascii"))),
-        "in calls to fractions",
-    ),
-    "an integer of numpy, of a list": (
-        call_function(
-            stack_global("numpy", "uint8"),
-            b"](" + call_function(stack_global("decimal", "Decimal"), short("1e999999999")) + b"e",
-        ),
-        "in calls to numpy.uint8",
     ),
     "a record of numpy": (
         call_function(stack_global("numpy", "record"), number(2**31 - 1)),
         "2.0 GiB in calls to numpy.record",
     ),
-    "text of lists that calls make": (
-        nest_objects(lambda x: builtin("list", b"(" + x + x + b"l")) + builtin("str", get(39)),
-        "in calls to builtins.str",
-    ),
-    "a user's text of deques": (
-        nest_objects(lambda x: call_function(stack_global("collections", "deque"), b"(" + x + x + b"l"))
-        + call_function(stack_global("collections", "UserString"), get(39)),
-        "in calls to collections.UserString",
-    ),
     "a logger and all above it": (
         call_function(stack_global("logging", "getLogger"), text("a." * 100_000)),
         "in calls to logging",
     ),
-    "text of a tuple": (LAUGHS + builtin("str", get(99)), "in calls to builtins.str"),
-    "text encoded 40 times": (short("aa") + TWICE * 40, "in calls to _codecs.encode"),
     "a list copied 3,000 times": (
         b"](" + b"N" * 100_000 + b"e" + put(0) + (builtin("list", get(0)) + b"0") * 3000,
         "2.2 GiB in calls to builtins.list",
@@ -307,7 +153,7 @@ BOMBS = {
     ),
     "a repeated parameter that is moved": (
         cast_tensor(parameter(parameter(repeat_elements(2**40)))),
-        "8.0 TiB in calls to torch._utils",
+        "4.0 EiB in calls to torch._utils",
     ),
     "a repeated sparse tensor that is moved": (
         cast_tensor(
@@ -317,7 +163,7 @@ BOMBS = {
                 b"(" + repeat_elements(2**40, rows=(1,)) + repeat_elements(2**40) + numbers(2**40) + b"\x88t",
             )
         ),
-        "16.0 TiB in calls to torch._utils",
+        "4.0 EiB in calls to torch._utils",
     ),
     "a repeated tensor of a class that is moved": (
         cast_tensor(
@@ -329,7 +175,7 @@ BOMBS = {
                 b"}",
             )
         ),
-        "8.0 TiB in calls to torch._utils",
+        "4.0 EiB in calls to torch._utils",
     ),
     "one storage moved 3,000 times": (
         b"](" + cast_tensor(tensor(numel=10**6, size=(10**6,))) * 3000 + b"e",
@@ -351,29 +197,6 @@ BOMBS = {
     "repeated sizes of a nested tensor": (
         rebuilt("nested_tensor", tensor(), *[repeat_elements(2**30, kind="LongStorage")] * 3),
         "1.9 TiB in calls to torch._utils._rebuild_nested_tensor",
-    ),
-    "a tensor of a torch.Size": (
-        call_function(stack_global("torch", "FloatTensor"), SIZE),
-        "4.0 TiB in calls to torch.FloatTensor",
-    ),
-    "a tensor of a torch.Size by a copy": (
-        call_function(
-            stack_global("torch", "FloatTensor"),
-            call_function(stack_global("copyreg", "__newobj__"), stack_global("torch", "Size"), numbers(2**20, 2**20)),
-        ),
-        "4.0 TiB in calls to torch.FloatTensor",
-    ),
-    "a tensor of a number that is computed": (
-        call_function(stack_global("torch", "FloatTensor"), scalar("i8", struct.pack("<q", 2**40))),
-        "4.0 TiB in calls to torch.FloatTensor",
-    ),
-    "bytes of a number in text": (
-        builtin("bytearray", builtin("int", short("68719476736"))),
-        "64.0 GiB in calls to builtins.bytearray",
-    ),
-    "a list of a range to a number that is computed": (
-        builtin("list", builtin("range", scalar("u8", struct.pack("<Q", 2**40)))),
-        "TiB in calls to builtins.list",
     ),
     "the state of a tensor": (
         build_object(
@@ -406,70 +229,6 @@ BOMBS = {
             b"N",
         ),
         "8.0 TiB in calls to torch._utils._rebuild_tensor_v2",
-    ),
-    "a repeated tensor as a state": (
-        call_function(stack_global("collections", "OrderedDict")) + repeat_elements(2**30) + b"b",
-        "in calls to coll",
-    ),
-    "a repeated tensor as a geometry": (
-        call_function(stack_global("torch", "Tensor")) + repeat_elements(2**30) + b"b",
-        "in calls to torch.Tensor",
-    ),
-    **{
-        f"a repeated tensor in {name}": (
-            call_function(stack_global(*name.rsplit(".", 1)), *first, repeat_elements(2**30)),
-            f"in calls to {name}",
-        )
-        for name, *first in (
-            ("builtins.set",),
-            ("builtins.bytearray",),
-            ("collections.Counter",),
-            ("collections.OrderedDict",),
-            ("torch.Size",),
-            ("numpy.float64",),
-            ("numpy.str_",),
-            ("array.array", short("d")),
-            ("torch.storage.TypedStorage",),
-        )
-    },
-    "repeated tensors in a list": (
-        call_function(stack_global("numpy", "float64"), b"](" + repeat_elements(2**24) * 2 + b"e"),
-        "GiB in calls to numpy.float64",
-    ),
-    "a tensor of repeated tensors": (
-        call_function(stack_global("torch", "FloatTensor"), b"](" + repeat_elements(2**24) + b"e"),
-        "in calls to torch",
-    ),
-    "a tensor of a list of a range": (
-        call_function(stack_global("torch", "FloatTensor"), b"](" + RANGE + b"e"),
-        "in calls to torch.Float",
-    ),
-    "a number of numpy, of lists in lists": (
-        nest_objects(lambda x: b"(" + x + x + b"l") + call_function(stack_global("numpy", "float64"), get(39)),
-        "in calls to numpy.float64",
-    ),
-    "a repeated tensor as the fill value of a masked array": (
-        build_object(
-            call_function(
-                stack_global("numpy.ma.core", "_mareconstruct"),
-                stack_global("numpy.ma.core", "MaskedArray"),
-                NDARRAY,
-                numbers(0),
-                short("d"),
-            ),
-            number(1),
-            numbers(1),
-            call_function(stack_global("numpy", "dtype"), short("f8")),
-            b"\x89",
-            short(bytes(8)),
-            short(b"\0"),
-            repeat_elements(2**30),
-        ),
-        "GiB in calls to numpy.ma.core._mareconstruct",
-    ),
-    "a repeated tensor as a random state": (
-        build_object(stack_global("random", "Random") + b")\x81", number(3), repeat_elements(2**30), b"N"),
-        "GiB in calls to random.Random",
     ),
     "a memo entry": (
         b"N" + put(2**28),
@@ -579,6 +338,93 @@ BOMBS = {
         "steps to hash dictionary keys",
     ),
 }
+#: Name -> the opcodes of a value that no pickler writes, and that allocates much; the name that is misused.
+UNWRITTEN = {
+    "a partial": (
+        call_function(stack_global("functools", "partial"), stack_global("builtins", "bytearray"), number(2**36)),
+        "builtins.bytearray",
+    ),
+    "a list of a range": (builtin("list", RANGE), "builtins.list"),
+    "a list's subclass of a range": (
+        call_function(
+            stack_global("copyreg", "_reconstructor"),
+            stack_global("collections", "UserList"),
+            stack_global("builtins", "list"),
+            RANGE,
+        ),
+        "builtins.list",
+    ),
+    "a tensor of a size": (
+        call_function(stack_global("torch", "Tensor"), number(2**40)),
+        "torch.Tensor",
+    ),
+    "an array of a shape": (
+        call_function(RECONSTRUCT, NDARRAY, numbers(2**20, 2**20), short("b")),
+        "numpy",
+    ),
+    "a masked array": (
+        call_function(
+            stack_global("numpy.ma.core", "_mareconstruct"),
+            stack_global("numpy.ma.core", "MaskedArray"),
+            NDARRAY,
+            numbers(2**40),
+            short("b"),
+        ),
+        "numpy",
+    ),
+    "a number of numpy, of a range": (
+        call_function(stack_global("numpy", "float64"), RANGE),
+        "numpy.float64",
+    ),
+    "a fraction with an exponent": (
+        call_function(stack_global("fractions", "Fraction"), short("1e999999999")),
+        "fractions",
+    ),
+    "a fraction of a decimal": (
+        call_function(
+            stack_global("fractions", "Fraction"),
+            call_function(stack_global("decimal", "Decimal"), short("1e999999999")),
+        ),
+        "fractions",
+    ),
+    "a fraction with Arabic digits": (
+        call_function(stack_global("fractions", "Fraction"), text("1e\u0661" + "\u0660" * 9)),
+        "fractions",
+    ),
+    "text of lists that calls make": (
+        nest_objects(lambda x: builtin("list", b"(" + x + x + b"l")) + builtin("str", get(39)),
+        "builtins.str",
+    ),
+    "text of a tuple": (LAUGHS + builtin("str", get(99)), "builtins.str"),
+    "bytes of a number in text": (
+        builtin("bytearray", builtin("int", short("68719476736"))),
+        "builtins.bytearray",
+    ),
+    "a repeated tensor as a state": (
+        call_function(stack_global("collections", "OrderedDict")) + repeat_elements(2**30) + b"b",
+        "collections.OrderedDict",
+    ),
+    "a repeated tensor as the fill value of a masked array": (
+        build_object(
+            call_function(
+                stack_global("numpy.ma.core", "_mareconstruct"),
+                stack_global("numpy.ma.core", "MaskedArray"),
+                NDARRAY,
+                numbers(0),
+                short("d"),
+            ),
+            number(1),
+            numbers(1),
+            call_function(stack_global("numpy", "dtype"), short("f8")),
+            b"\x89",
+            short(bytes(8)),
+            short(b"\0"),
+            repeat_elements(2**30),
+        ),
+        "numpy.ma.core._mareconstruct",
+    ),
+    "a repeated tensor in a set": (builtin("set", repeat_elements(2**30)), "builtins.set"),
+}
 SPARED = {
     "a small bytearray": builtin("bytearray", number(10**6)),
     "a bytearray of text": builtin("bytearray", text("abc"), text("latin-1")),
@@ -595,9 +441,6 @@ SPARED = {
         for _ in range(600)
     )
     + b"u",
-    "fractions and decimals": call_function(stack_global("fractions", "Fraction"), short("1.5e3"))
-    + call_function(stack_global("decimal", "Decimal"), number(0) + number(1) + b"\x85" + number(-2) + b"\x87")
-    + b"\x86",
     "a key that cannot be hashed": b"}(]tNs",
     "600 places in tensors": b"}("
     + b"".join(
@@ -618,9 +461,6 @@ SPARED = {
     "a large tensor that is moved": cast_tensor(tensor(numel=10**6, size=(10**6,))),
     "repeated tensors that stay so": b"](" + parameter(repeat_elements(2**40)) + repeat_elements(2**40) + b"e",
     "a size": SIZE,
-    "a small tensor of a torch.Size": call_function(
-        stack_global("torch", "FloatTensor"), call_function(stack_global("torch", "Size"), numbers(9))
-    ),
     "a quantized tensor": rebuilt(
         "qtensor",
         STORAGE,
@@ -664,6 +504,15 @@ def test_a_bomb_is_found(name, tmp_path):
     body, expected = BOMBS[name]
     (message,) = bombs(tmp_path / "a.pt", wrap_value(body))
     assert expected in message
+
+
+@pytest.mark.parametrize("name", UNWRITTEN)
+def test_a_call_that_no_pickler_writes_is_a_misuse_of_its_name(name, tmp_path):
+    """The amount need not be known."""
+    body, misused = UNWRITTEN[name]
+    (tmp_path / "a.pt").write_bytes(wrap_value(body))
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unsafe-global",))).targets
+    assert misused in " ".join(finding.message for finding in target.findings)
 
 
 @pytest.mark.parametrize(("count", "is_bomb"), [(800, False), (900, True)])
@@ -871,10 +720,10 @@ for path in sys.argv[1:]:
 
 def test_the_bombs_of_these_tests_would_go_off(tmp_path):
     """CPython's unpickler runs out of 1 GiB with each of those that need no library."""
-    names = ["bytes", "bytes by NEWOBJ", "a list of a range", "a tuple of a range", "a memo entry"]
+    names = ["bytes", "bytes by NEWOBJ", "a list of a range", "a memo entry"]
     paths = [tmp_path / f"{name}.pkl" for name in names]
     for name, path in zip(names, paths, strict=True):
-        path.write_bytes(b"\x80\x04" + BOMBS[name][0] + b".")
+        path.write_bytes(b"\x80\x04" + {**BOMBS, **UNWRITTEN}[name][0] + b".")
     subprocess.run([sys.executable, "-c", LIMITED, *map(str, paths)], check=True, timeout=100)
 
 
