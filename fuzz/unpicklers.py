@@ -14,13 +14,13 @@ import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from statecli.file_scan import scan
-from statecli.pickle_scan import frames
 
 #: Pickles that torch reads from a legacy file.
 PICKLES = 5
@@ -192,8 +192,13 @@ def framed(length: int, content: bytes) -> bytes:
 
 
 def without_frames(data: bytes) -> bytes:
-    """The opcodes of the first pickle."""
-    return frames.read_in_memory(data).opcodes
+    """The bytes without the frames of the first pickle."""
+    opcodes, at = b"", 0
+    with suppress(ValueError):
+        for opcode, _, position in pickletools.genops(data):
+            if position is not None and opcode.name == "FRAME":
+                opcodes, at = opcodes + data[at:position], position + len(framed(0, b""))
+    return opcodes + data[at:]
 
 
 def mutate(data: bytes, dice: random.Random, others: list[bytes]) -> bytes:

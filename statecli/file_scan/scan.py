@@ -32,11 +32,10 @@ from statecli.formats import dcp, safetensors, sharded, torch_legacy, unsupporte
 from statecli.formats.flax_msgpack import MSGPACK_SUFFIXES
 from statecli.formats.shared import npy_array, tar_archive
 from statecli.formats.shared.dcp_metadata import Stored
-from statecli.pickle_scan import frames, known_names, script_code, script_nesting
+from statecli.pickle_scan import known_names, script_code, script_nesting
 from statecli.pickle_scan.archive_records import Use, classify_records
 from statecli.pickle_scan.code_in_text import find_code_in_text
 from statecli.pickle_scan.export_expressions import UnknownText, find_program_calls
-from statecli.pickle_scan.imported_names import Scanner
 from statecli.pickle_scan.one_pickle import (
     FIRST_WINDOW_BYTES,
     REGION_HEAD_BYTES,
@@ -67,8 +66,6 @@ _MIN_BOMB_BYTES = 256 * 2**20
 _MIN_BOMB_RATIO = 200
 #: Bytes in which the header of a numpy array ends.
 _ARRAY_HEADER_BYTES = 4096
-#: Bytes that are read again of a pickle whose frames no pickler wrote.
-_MAX_REREAD_BYTES = 16 * 2**20
 #: Archives of one tensor of which so many bytes of the beginning and of the end are fetched before any is read.
 _AHEAD, _FIRST, _LAST = 8192, 2048, 1024
 _PICKLE_BEGINNING = compile_on_use(
@@ -346,8 +343,6 @@ class FileScan:
         self.unlisted: deque[tuple[_Piece, Archive]] = deque()
         #: Where archives lie whose records were looked at.
         self.archives: set[tuple[int, int]] = set()
-        #: The bytes of the file at which pickles were looked for because a frame ends there.
-        self.frame_ends: set[int] = set()
 
     def scan(self) -> list[ScannedPickle]:
         """Scan the file; return all pickles and code found."""
@@ -507,8 +502,6 @@ class FileScan:
         nested = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
         nested += [("the bytes that a call computes", data) for data in scanner.flow.computed_data]
         if piece.sure or ((bombs or hazards) and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
-            if unread and scanner.has_frames:
-                mentions = self._read_frames(piece, at, scanner, mentions)
             unread = unread or scanner.unfollowed
             why, exact = str(unread) if unread else None, region.base is not None
             protocol = scanner.data[1] if scanner.data[:1] == b"\x80" and len(scanner.data) > 1 else 0
@@ -562,24 +555,6 @@ class FileScan:
                 part = piece.region.get_part(record.data_offset, record.compressed_size) if is_small else None
                 self.small_records[name] = part if name not in self.small_records else None
         return self.small_records
-
-    def _read_frames(self, piece: _Piece, at: int, scanner: Scanner, names: tuple[Mention, ...]) -> tuple[Mention, ...]:
-        """Add the names that unpicklers import if they read other opcodes from the frames of the pickle."""
-        data = piece.region.read(at, min(piece.region.size - at, _MAX_REREAD_BYTES))
-        uses = {structs.replace(mention, position=0): mention for mention in names}
-        for reading in (frames.read_in_memory(data), frames.read_as_file(data)):
-            other, unread = self.reader.scan(reading.opcodes, piece.where)
-            for mention in other.iter_mentions():
-                position = reading.locate(mention.position)
-                uses.setdefault(structs.replace(mention, position=0), structs.replace(mention, position=position))
-            end = at + reading.end
-            start = piece.region.span.offset + end
-            if not unread and reading.end != scanner.end and start not in self.frame_ends:
-                self.frame_ends.add(start)
-                rest = piece.region.get_part(end, piece.region.size - end)
-                where = f"{piece.where}, the bytes after the frame that ends at byte {end}"
-                self.pieces.append(piece._replace(region=rest, where=where, depth=piece.depth + 1))
-        return tuple(uses.values())
 
     def _scan_array(self, piece: _Piece) -> None:
         """Scan a numpy array: an array of objects has a pickle after its header."""

@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Place
-from statecli.pickle_scan import frames
 from statecli.pickle_scan.imported_names import EXTENSION_REGISTRY, Scanner
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
-from statecli.pickles.errors import ComputedName, MisframedPickle, OverBudget, TruncatedFrame, TruncatedPickle
+from statecli.pickles.errors import ComputedName, OverBudget, TruncatedPickle
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR
-from statecli.pickles.machine_state import CROSSES_FRAME
 from statecli.pickles.nodes import Global, Obj
 from statecli.storage import files
 from statecli.storage.byte_source import Source
@@ -129,9 +127,6 @@ class PickleReader:
             scanner.run(0)
         except MalformedError as error:
             failed = error.with_traceback(None)  # its frames refer back to the error, and keep the graph in memory
-            odd = scanner.has_frames and not isinstance(error, (OverBudget, MisframedPickle))
-            if odd and frames.read_as_file(data).dropped:
-                failed = scanner.make_misframed_error(scanner.frame_end, CROSSES_FRAME)
         self._steps.unfinished = int
         try:
             self._steps.take(Budget.OPCODES, scanner.opcodes // scanner.budget)
@@ -197,9 +192,9 @@ def is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool
     text without calls is excused, because a list of packages begins like an import (`click`). `copied`: a storage; no
     loader unpickles its bytes.
     """
-    # A float may have the byte of FRAME, and what follows is the length of no frame.
-    misframed = isinstance(unread, (MisframedPickle, TruncatedFrame)) and not copied
-    if misframed or isinstance(unread, OverBudget) or (isinstance(unread, ComputedName) and not copied):
+    # Unpicklers read other opcodes from a damaged frame. A float may have the byte of FRAME, without an end of a frame.
+    is_ambiguous = (unread is not None and scanner.has_frames) or isinstance(unread, ComputedName)
+    if isinstance(unread, OverBudget) or (is_ambiguous and not copied):
         return False
     acts = scanner.call_count or scanner.change_count
     # A code of copyreg imports only what the loader has registered, and a file of msgpack begins with one.

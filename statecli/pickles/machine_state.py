@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.pickles.errors import ComputedName, MisframedPickle, OverBudget, TruncatedPickle
+from statecli.pickles.errors import ComputedName, OverBudget, TruncatedPickle
 from statecli.pickles.keys import Tokens, wrap_key
 from statecli.pickles.nodes import Global, Obj, Persistent, SetOf, Value, describe
 
@@ -35,8 +35,6 @@ MAX_NUMBER_DIGITS = 2 * MAX_INT_BYTES
 MAX_DUPLICATE_KEYS = 100
 #: Why the bytes are truncated if a text argument has no end.
 NO_LINE_BREAK = "a string does not end with a line break"
-#: Why bytes are misframed if an opcode is in two frames, or is half in a frame.
-CROSSES_FRAME = "an instruction runs past the end of its block (frame)"
 #: The end of the open frame where no frame is open: after every byte.
 NO_FRAME = sys.maxsize
 _DECIMAL = compile_on_use(rb"[+-]?[0-9]+")
@@ -122,15 +120,17 @@ class MachineState:
         """Return the error for a pickle beyond a budget."""
         return OverBudget(str(self.make_unsupported_error(pos, text)))
 
-    def make_misframed_error(self, pos: int, text: str) -> MisframedPickle:
+    def make_misframed_error(self, pos: int, text: str) -> MalformedError:
         """Return the error for opcodes before byte `pos` that violate their frame."""
         why = f"the pickle is damaged or edited: {text}; Python's pickle never writes this"
-        return MisframedPickle(str(self.make_unsupported_error(pos, why)))
+        return self.make_unsupported_error(pos, why)
 
     def end_frame(self, pos: int) -> int:
         """Leave the open frame, which must end at byte `pos`; return the end of the frame now open."""
         if pos != self.frame_end:
-            raise self.make_misframed_error(pos, f"{CROSSES_FRAME} at byte {self.frame_end}")
+            raise self.make_misframed_error(
+                pos, f"an instruction runs past the end of its block (frame) at byte {self.frame_end}"
+            )
         self.frame_end = NO_FRAME
         return NO_FRAME
 

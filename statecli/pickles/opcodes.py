@@ -10,7 +10,6 @@ from codecs import escape_decode
 from collections.abc import Callable
 from typing import TypeAlias
 
-from statecli.pickles.errors import TruncatedFrame
 from statecli.pickles.machine_state import NO_FRAME, STRING_TYPES, MachineState
 from statecli.pickles.nodes import Global, Obj, Persistent, SetOf, Value, describe
 
@@ -59,7 +58,7 @@ def do_frame(m: MachineState, pos: int) -> int:
     if m.frame_end != NO_FRAME:
         raise m.make_misframed_error(pos, f"a block (frame) begins inside the block that ends at byte {m.frame_end}")
     if length > len(m.data) - start:
-        raise TruncatedFrame(str(m.make_truncated_error("a block (frame) runs past the end of the pickle")))
+        raise m.make_truncated_error("a block (frame) runs past the end of the pickle")
     m.frame_end = start + length
     return start
 

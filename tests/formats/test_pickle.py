@@ -21,7 +21,7 @@ from statecli.core.errors import MalformedError
 from statecli.pickle_scan.one_pickle import PickleReader
 from statecli.pickle_scan.step_budget import Steps
 from statecli.pickles import machine
-from statecli.pickles.errors import TruncatedFrame, TruncatedPickle
+from statecli.pickles.errors import TruncatedPickle
 from statecli.pickles.machine import read_pickle
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf
 
@@ -630,4 +630,4 @@ def test_no_beginning_of_an_opcode_is_a_whole_pickle(piece):
     """The scan reads on where a window ends, wherever that is: its last byte may be that of STOP."""
     for end in range(1, len(piece) + 1):
         _, error = PickleReader("a.pkl", Steps()).scan(piece[:end], "the file")
-        assert isinstance(error, TruncatedPickle | TruncatedFrame)
+        assert isinstance(error, TruncatedPickle)
