@@ -26,6 +26,7 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
     (_ANNEX_POINTER, "a pointer of git-annex"),
     (b"\x1f\x8b", "a gzip file: unpack it first (gunzip)"),
     (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first (unzstd)"),
+    (b"\x04\x22\x4d\x18", "an LZ4 file: unpack it first (unlz4)"),
     (b"BZh", "a bzip2 file: unpack it first (bunzip2)"),
     (b"\xfd7zXZ\x00", "an xz file: unpack it first (unxz)"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first (7z x)"),

@@ -21,14 +21,11 @@ from statecli.formats import registry
 from statecli.formats.shared import tar_archive
 from statecli.storage import files
 from statecli.storage.byte_source import HEAD_BYTES, Source
-from statecli.targets import lz4_head
 
 #: Bytes of an archive that are unpacked to look for checkpoints: some seconds of work.
 MAX_UNPACKED_BYTES = 128 * 2**20
 #: How many times as many bytes are unpacked next of a file that begins with a long text of a pickle.
 _HEAD_GROWTH = 8
-#: Bytes that are unpacked of an LZ4 file, which is done in Python.
-_MAX_LZ4_BYTES = 2**24
 #: Compressed streams one after another that are unpacked.
 _MAX_STREAMS = 10_000
 _CHUNK_BYTES = 2**18
@@ -50,8 +47,10 @@ _LZMA = compile_on_use(rb"(?!\0{13})[\x00-\xe0].{4}(?:.{4}[\x00-\x3f]\0\0\0|\xff
 _LZMA_SUFFIXES = (".xz", ".lzma")
 _LZMA_HEADER_BYTES, _LZIP_HEADER_BYTES = 13, 6
 _PICKLE = compile_on_use(rb"\x80[\x02-\x05]")
-#: A compression that Python cannot unpack before 3.14.
-_ZSTD = b"\x28\xb5\x2f\xfd"
+#: Compressions that Python cannot unpack, zstd before 3.14; joblib and pandas load pickles in LZ4 files.
+_LZ4, _ZSTD = b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"
+#: The first bytes of a frame of either with data of the user, which is skipped.
+_SKIPPED_FRAME = compile_on_use(rb"[\x50-\x5f]\x2a\x4d\x18")
 _TAR_SUFFIXES = compile_on_use(r"\.(?:tar(?:\.\w{1,5})?|t[gbxz]z\w?|tzst)\Z")
 #: Names of compressed tables, texts and programs, whose content statecli cannot unpack.
 _DATA_SUFFIXES = compile_on_use(
@@ -72,17 +71,17 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
     named like a model.
     """
     is_model = _MODEL_NAME.search(files.get_name(path)) is not None
-    is_lz4 = source.head.startswith(lz4_head.MAGIC) or lz4_head.SKIPPED.match(source.head) is not None
-    if is_lz4 and _is_packed_pickle(source):
-        return True
     name = files.get_name(path).lower()
     # Empty LZMA streams are zeros, and so may be the beginning of another: pandas opens a file by its suffix.
     if source.head.startswith(bytes(_LZMA_HEADER_BYTES)) and name.endswith(_LZMA_SUFFIXES):
         raise _build_damage_error("it begins with zeros, which may be an empty LZMA stream before other data")
-    if source.head.startswith(lz4_head.MAGIC):
-        return is_model and _TAR_SUFFIXES.search(name) is not None
-    if is_lz4 or source.head.startswith(_ZSTD):
-        return is_model and _DATA_SUFFIXES.search(name) is None
+    frame = source.head
+    while _SKIPPED_FRAME.match(frame):
+        frame = frame[8 + int.from_bytes(frame[4:8], "little") :]
+    is_lz4 = frame.startswith(_LZ4) or not frame
+    if is_lz4 or frame.startswith(_ZSTD):
+        may_be_pickle = is_model or (is_lz4 and _TAR_SUFFIXES.search(name) is None)
+        return may_be_pickle and _DATA_SUFFIXES.search(name) is None
     unpacked = _Unpacked(source)
     try:
         if _is_tar(source.head) and _holds_checkpoint(source, source.read_up_to, is_named):
@@ -103,27 +102,6 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
 def _build_damage_error(damage: str) -> UnreadableError:
     what = f"a compressed file that may contain a checkpoint and cannot be unpacked ({damage})"
     return UnreadableError(f"is {what}; replace the file with a valid copy, or remove it")
-
-
-def _is_packed_pickle(source: Source) -> bool:
-    """Return whether an LZ4 file begins as a checkpoint. Raises UnreadableError for a damaged file."""
-    data = source.read_up_to(0, lz4_head.MAX_READ_BYTES)
-
-    def read_head(length: int) -> bytes:
-        head, _ = lz4_head.unpack_head(data, length)
-        if length > HEAD_BYTES and (length > _MAX_LZ4_BYTES or (len(head) < length and source.size > len(data))):
-            raise _TooLarge
-        return head
-
-    try:
-        if _begins_as_checkpoint(source, read_head):
-            return True
-    except _TooLarge:
-        return True
-    head, is_damaged = lz4_head.unpack_head(data, HEAD_BYTES)
-    if is_damaged or (len(head) < HEAD_BYTES and source.size > lz4_head.MAX_READ_BYTES):
-        raise _build_damage_error("it is damaged")
-    return False
 
 
 def _is_tar(head: bytes) -> bool:

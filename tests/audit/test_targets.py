@@ -174,14 +174,7 @@ def zfile(data):
     return b"ZF" + hex(len(data)).encode().ljust(19) + zlib.compress(data)
 
 
-def lz4(*blocks):
-    """An LZ4 file of these (block, is compressed)."""
-    framed = (len(data).to_bytes(3, "little") + (b"\0" if packed else b"\x80") + data for data, packed in blocks)
-    return b"\x04\x22\x4d\x18\x60\x40\x82" + b"".join(framed) + bytes(4)
-
-
-#: A literal of 18 bytes and a copy of 4 + 5 of them, 6 bytes back; then the last literal.
-LZ4_BLOCK = b"\xf5\x03" + PICKLE[:18] + b"\x06\x00" + b"\x10."
+LZ4 = b"\x04\x22\x4d\x18" + bytes(99)
 
 
 def flip_byte(data, at):
@@ -223,10 +216,11 @@ PACKED = {
     "after.sav": pack_sized_lzma(b"", 2**16) + lzma.compress(PICKLE),
     "second.sav": lzma.compress(b"") + pack_lzma(PICKLE, lc=0, lp=0, pb=0),
     "tar.sav": gzip.compress(pack_tar("w", ("m.pkl", PICKLE)))[:-8] + bytes(8),
-    "lz4.sav": lz4((PICKLE, False)),
-    "block.sav": lz4((LZ4_BLOCK, True)),
-    "second_lz4.sav": b"\x5a\x2a\x4d\x18\2\0\0\0ab" + lz4() + lz4((PICKLE, False)),
-    "cut.log.lz4": lz4((b"epoch 1, loss 2\n", False))[:-10],
+    "features.lz4": LZ4,
+    "lz4.sav": LZ4,
+    "second_lz4.sav": b"\x5a\x2a\x4d\x18\2\0\0\0ab" + LZ4,
+    "long_lz4.sav": b"\x5a\x2a\x4d\x18\xff\xff\0\0" + bytes(65_535) + LZ4,
+    "model.tar.lz4": LZ4,
     # Nobody knows what another program makes of them.
     "broken.gz": b"\x1f\x8b\x08\0" + b"\xff" * 99,
     "method.gz": b"\x1f\x8b\x09\0" + bytes(99),
@@ -250,8 +244,8 @@ NOT_PACKED = {
     "words.lzma": pack_lzma(b"id,name\n1,some\n"),
     "words.csv.xz": lzma.compress(b"id,name\n1,some\n", preset=9),
     "zeros.dat": bytes(300),
-    "words.csv.lz4": lz4((b"id,name\n1,some\n", False)),
-    "ones.lz4": lz4((b"\x1fa\1\0\x8a\x10a", True)),
+    "words.csv.lz4": LZ4,
+    "data.tar.lz4": LZ4,
     "one.dat": b"\1" + bytes(300),
     "numbers.dat": b"".join(n.to_bytes(8, "little") for n in range(1000)),
     "checksum.csv.gz": gzip.compress(b"id,name\n1,some\n")[:-8] + bytes(8),

@@ -97,6 +97,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "bzip2": (bz2.compress(b"x" * 99), "is a bzip2 file: unpack it first (bunzip2)"),
     "xz": (lzma.compress(b"x" * 99), "is an xz file: unpack it first (unxz)"),
     "zstd": (b"\x28\xb5\x2f\xfd\x04\x58" + bytes(9), "is a zstd file: unpack it first (unzstd)"),
+    "lz4": (b"\x04\x22\x4d\x18" + bytes(9), "is an LZ4 file: unpack it first (unlz4)"),
     "7z": (b"7z\xbc\xaf\x27\x1c\0\4" + bytes(20), "is a 7z archive: unpack it first (7z x)"),
     "RAR": (b"Rar!\x1a\x07\1\0" + bytes(20), "is a RAR archive: unpack it first (unrar x)"),
     "tar": (pack_tar("a.txt"), "is a tar archive that holds a.txt: unpack it first (tar -xf)"),
