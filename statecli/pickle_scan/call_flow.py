@@ -208,8 +208,7 @@ class Flow:
             and all(
                 type(call.cls) is Global
                 and not call.kwargs
-                and not expected_calls.uses_unknown_codec(name := get_plain_name(call.cls), call)
-                and not computed_bytes.computes_bytes(name, call)
+                and not computed_bytes.computes_bytes(name := get_plain_name(call.cls), call)
                 and not expected_calls.converts_object(name, call.args)
                 and (name in expected_calls.ITEM_CONTAINERS or not (call.elems or call.items))
                 for call in self.calls
@@ -258,21 +257,6 @@ class Flow:
             self._walk_values(target, (state,))
         self._walk_values(None, loose)
 
-    def check_storages(self, storages: Iterable[Persistent]) -> None:
-        """Check that persistent ids consist of names, text and numbers, because attributes of objects would be read.
-
-        Raises OutOfSteps.
-        """
-        for storage in storages:
-            self.steps.take(Budget.FLOW, len(storage.pid) if type(storage.pid) is tuple else 1)
-            for part in storage.pid if type(storage.pid) is tuple else (storage.pid,):
-                if type(part) is Obj:
-                    self.note_misuse(
-                        part,
-                        "computes the key of a storage during loading; torch.save never writes this, so statecli does "
-                        "not know which data is loaded",
-                    )
-
     def _keep_computed(self, data: bytes | None) -> None:
         if data is not None:
             self.steps.take(Budget.BYTES, len(data))
@@ -309,12 +293,7 @@ class Flow:
             self.note_misuse(
                 call.cls, "is called without a dtype code such as 'f4', so statecli does not know the dtype"
             )
-        if name == "numpy.dtype" and call.args and type(call.args[0]) not in (str, Global):
-            self.note_misuse(
-                call.cls,
-                "is called with an argument that is not a dtype code such as 'f4', so statecli does not know the dtype",
-            )
-        elif name in expected_calls.SCALARS and not self._array_types.is_sound_scalar(call.args):
+        if name in expected_calls.SCALARS and not self._array_types.is_sound_scalar(call.args):
             self.note_misuse(
                 call.cls,
                 "gets a value from the pickle whose dtype differs from the dtype argument of the call; numpy may use "
@@ -360,12 +339,6 @@ class Flow:
         if name == expected_calls.POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
             self.note_misuse(call.cls, expected_calls.CONSTRUCTED)
         self._check_written_values(call, name)
-        if expected_calls.uses_unknown_codec(name, call):
-            self.note_misuse(
-                call.cls,
-                "is called by the pickle with a text codec that torch.save never writes; some codecs take hours to "
-                "decode a megabyte, so loading may hang",
-            )
         self._check_computed_values(call, name)
         if name in expected_calls.CONVERTERS:
             if expected_calls.converts_object(name, call.args):

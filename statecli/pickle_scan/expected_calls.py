@@ -354,38 +354,6 @@ EXPECTED_CALLEES = {
         for module in ("bit_generator", "_bit_generator")
     },
 }
-#: What takes the name of a codec, and codecs that picklers and C know: others are Python code of the standard library.
-_ENCODERS = frozenset(
-    [
-        *("_codecs.encode", *known_names.qualify_names("builtins", "str bytes bytearray")),
-        *("numpy.str_", "numpy.bytes_", "torch.torch_version.TorchVersion"),
-    ]
-)
-_CODECS = frozenset(
-    [
-        "latin1",
-        "latin-1",
-        "iso-8859-1",
-        "ascii",
-        "us-ascii",
-        "utf8",
-        "utf-8",
-        "utf-16",
-        "utf-32",
-        "utf-16-le",
-        "utf-32-le",
-    ]
-)
-
-
-def uses_unknown_codec(name: str, call: Obj) -> bool:
-    """Return True if a call passes an unusual codec to a function that encodes or decodes."""
-    if name not in _ENCODERS:
-        return False
-    codec: Value = call.args[1] if len(call.args) > 1 else "utf8"
-    if call.kwargs and "encoding" in call.kwargs:
-        codec = call.kwargs["encoding"]
-    return type(codec) is not str or codec.lower().replace("_", "-") not in _CODECS
 
 
 def named_arguments(kwargs: Value) -> dict[Value, Value]:

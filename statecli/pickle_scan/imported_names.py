@@ -62,7 +62,7 @@ _PLAIN_CLASSES = frozenset(["collections.OrderedDict", "torch.Size", "torch.devi
 _WITH_ATTRIBUTES = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
 _OF_TORCH = ("torch.", "torchao.", "collections.")
 #: torch.jit skips an import after this function, and takes the one after that for the skipped one.
-_REBUILD_FROM_TYPE, _CONFUSED_GLOBALS = "torch._tensor._rebuild_from_type_v2", "Unpickler.load_global"
+_REBUILD_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 #: Calls that one call makes at once, at most.
 _MAX_INDIRECT_CALLS = 8
 #: Names that torch's reader in C++ takes for numbers: a call of a number is that of another name. Python can call
@@ -128,19 +128,12 @@ class Scanner(Machine):
                 flow.follow(self._builds, [self.root, *self.persistent, *self._loose_values], compiled.keys())
             except OutOfSteps as error:
                 self.unfollowed = error
-        try:
-            flow.check_storages(self.persistent)
-        except OutOfSteps as error:
-            self.unfollowed = self.unfollowed or error
         spelling = self._spelling_names - flow.kept_names - self._called_names - flow.misuses.keys()
         called = self._called_names | flow.called_names
         excused = names_of(compiled, names) - flow.kept_names - flow.called_names - flow.misuses.keys()
         for name in names:
             if id(name) not in spelling and id(name) not in excused:
                 yield Mention(name.module, name.name, name.position, id(name) in called, flow.misuses.get(id(name)))
-        rebuild = next((name for name in names if name.qualified == _REBUILD_FROM_TYPE), None)
-        if rebuild is not None and any(name.module.split(".")[0] == "__torch__" for name in names):
-            self.note_odd(_CONFUSED_GLOBALS, rebuild.position + 1)
         for odd in self._odd.values():
             if not is_tame or odd.name != _SETITEM:
                 yield odd
