@@ -135,9 +135,9 @@ class Browser(App[None]):
     """The screen.
 
     Attributes:
-        model: What it shows.
+        model: Contents of the screen.
         copied: The text copied last.
-        failure: An internal error, which ended the screen.
+        failure: The internal error at the end of the screen.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -634,7 +634,7 @@ class Browser(App[None]):
         self._show()
 
     def action_clear_marks(self) -> None:
-        """Remove all marks, also those that the filter hides."""
+        """Remove all marks, also of hidden tensors."""
         count = self.model.clear_marks()
         self._message = f"{plural(count, 'mark')} cleared" if count else "nothing is marked"
         self._show()

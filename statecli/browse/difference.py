@@ -31,13 +31,13 @@ MAX_COMBINED = 1000
 
 
 class Difference:
-    """The difference of the target (before) with another one (after), as `statecli diff TARGET OTHER`.
+    """The difference of the target (before) with another target (after), as `statecli diff TARGET OTHER`.
 
     Attributes:
         other: Text of the other target.
-        only_after: Names that only the other target has.
-        outcomes: What was found about the values, by position in the target.
-        summary: The line that `statecli diff` prints; "" before all pairs were compared.
+        only_after: Names of the other target alone.
+        outcomes: Results for the values, by position in the target.
+        summary: The line of `statecli diff`; "" before all pairs were compared.
     """
 
     def __init__(self, diff: Diff, changes: dict[int, Change], versions: Versions) -> None:
@@ -95,7 +95,7 @@ class Difference:
     def get_share_of_layer(self, position: int) -> float | None:
         """Return the norm of the change over the norm of the changed tensors of the layer; None if not known.
 
-        A tensor that starts near zero, such as the bias of a norm, has a large relative change and a small share.
+        A tensor near zero at the start, for example the bias of a norm, has a large relative change and a small share.
         """
         outcome = self.outcomes.get(position)
         if not isinstance(outcome, Delta) or outcome.l2 is None:

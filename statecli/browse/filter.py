@@ -43,11 +43,11 @@ _GLOB_CHARACTERS = frozenset("*?[")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Tensors that a filter matches.
+    """Matches of a filter.
 
     Attributes:
         positions: Their positions, in order.
-        problem: The first word that is wrong, which was ignored, or why no tensor matches; "" without one.
+        problem: The first wrong word, which was ignored, or why no tensor matches; "" otherwise.
     """
 
     positions: Sequence[int]
@@ -59,7 +59,7 @@ class WrongWord(Exception):
 
 
 class Marks(Protocol):
-    """What the user, and the values that were read, say about tensors."""
+    """Marks of the user, and facts from the values read so far."""
 
     @property
     def marked(self) -> set[int]:

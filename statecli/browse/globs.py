@@ -1,4 +1,4 @@
-"""Write marked tensors as few globs for `-i`, which select exactly these tensors."""
+"""Write exactly the marked tensors as few globs for `-i`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GlobText(msgspec.Struct, frozen=True):
 
     Attributes:
         globs: The globs; () if no globs select exactly the marked tensors.
-        extra: Number of tensors that are not marked, and that the shortest globs would select too.
+        extra: Number of tensors without a mark that the shortest globs would select too.
     """
 
     globs: tuple[str, ...]
@@ -76,7 +76,7 @@ def _select(state: ModelState, globs: Sequence[str], weights: RowsByPart) -> set
 
 
 def _escape_glob(name: str) -> str:
-    """Return a glob for one name. A character that a terminal acts on is `?`, so that it is never pasted."""
+    """Return a glob for a name, with `?` for each control character of a terminal, so nobody pastes the character."""
     if name.isascii() and name.isprintable() and not _SPECIAL & set(name):
         return name
     return "".join(
@@ -108,7 +108,7 @@ def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
 
 
 def _join_numbers(globs: Sequence[tuple[int, str]]) -> list[str]:
-    """Return the globs; globs that differ in one number are one glob with braces: `layers.{3..5}.*`."""
+    """Return the globs; equal globs but for a number are joined with braces: `layers.{3..5}.*`."""
     most = max(len(fold.split_numbers(glob)[1]) for _, glob in globs)
     joined = list(globs)
     for axis in range(most - 1, -1, -1):

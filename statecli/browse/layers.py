@@ -38,7 +38,7 @@ class LayerColumn(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Name behind the number of the layer: `attn.q.weight`.
-        title: The part of the name that distinguishes the columns: `q`.
+        title: The distinguishing part of the name: `q`.
         positions: Position of the tensor of each layer; None without one.
         rms: Root mean square by position, or the relative change.
         median_rms: Median of the layers.
@@ -70,7 +70,7 @@ class LayerTable(msgspec.Struct, frozen=True):
     measures: tuple[Measure, ...]
 
     def list_unusual(self, stats: Mapping[int, Stats]) -> list[UnusualCell]:
-        """Return the cells with an outlier, which is hardest to see, then those with NaN or infinity, by layer."""
+        """Return the cells with an outlier (hardest to see), then the cells with NaN or infinity, by layer."""
         cells = (
             UnusualCell(row, number, describe_unusual(column, row, stats))
             for row in range(len(self.layers))
@@ -137,7 +137,7 @@ def _describe_outlier(text: str, measures: tuple[Measure, ...]) -> str:
 
 
 def _shorten(names: Sequence[str]) -> list[str]:
-    """Return the last parts of each name that distinguish it from the others, without an ending that all names have."""
+    """Return the last, distinguishing parts of each name, without the common ending of all names."""
     parts = [name.split(".") for name in names]
     while len({entry[-1] for entry in parts}) == 1 and min(map(len, parts)) > 1:
         parts = [entry[:-1] for entry in parts]
@@ -155,7 +155,7 @@ def list_widths(table: LayerTable) -> list[int]:
 
 
 def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
-    """Return the columns that fit, with that of the cursor, and the sign of hidden ones at the right."""
+    """Return as many columns as fit, with the column of the cursor, and the sign of hidden columns at the right."""
     width -= MORE_CELLS
     widths = list_widths(table)
     first = 0
@@ -168,7 +168,7 @@ def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
 
 
 def format_cell(contents: Contents, column: LayerColumn, row: int, measure: Measure) -> str:
-    """Return the number of a tensor, with `!` for an outlier; nan or inf if it has such values."""
+    """Return the number of a tensor, with `!` for an outlier; nan or inf for a tensor with NaN or infinity."""
     position = column.positions[row]
     if position is None:
         return ""

@@ -1,4 +1,4 @@
-"""Tree of the names of a state, built where somebody opens it: modules, equal layers joined, and tensors."""
+"""Tree of the names of a state, built as far as it is open: modules, equal layers joined, and tensors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Node:
         section: Section of the tensors.
         prefix: Start of the names of its tensors, with the last dot; of a tensor, its name.
         positions: Positions of the tensors below the node, in order.
-        tensor: Position of the tensor, if the node is one.
-        members: The equal nodes that are joined; () for any other node.
+        tensor: Position of the tensor; None for a module.
+        members: The equal nodes, joined; () for any other node.
     """
 
     __slots__ = ("_children", "_measure", "label", "members", "positions", "prefix", "section", "tensor")
@@ -53,7 +53,7 @@ class Node:
         return self.section, self.prefix, len(self.members)
 
     def list_children(self, tensors: Sequence[TensorInfo]) -> list[Node]:
-        """Return the nodes below; equal ones that differ only in a number are joined."""
+        """Return the nodes below; equal nodes are joined if only a number differs."""
         if self._children is None:
             self._children = _join_equal(_split(self, tensors, self._measure), tensors, self._measure)
         return self._children
@@ -71,7 +71,7 @@ def build_roots(tensors: Sequence[TensorInfo], positions: Iterable[int], measure
 
 
 def _split(node: Node, tensors: Sequence[TensorInfo], measure: Measure | None) -> list[Node]:
-    """Return the nodes below a module. A module with a single module in it is one node with it: `h.0`."""
+    """Return the nodes below a module. A module and its only module share a node: `h.0`."""
     start = len(node.prefix)
     modules: dict[str, list[int]] = {}
     order: list[Node | str] = []
@@ -116,7 +116,7 @@ def _join_equal(nodes: list[Node], tensors: Sequence[TensorInfo], measure: Measu
 
 
 def _order_numbers(nodes: list[Node]) -> list[Node]:
-    """Return the nodes with names that differ only in a number in the order of their numbers, others in place."""
+    """Return the nodes; names that differ only in a number are in the order of their numbers."""
     numbered: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for place, node in enumerate(nodes):
         template, numbers = fold.split_numbers(node.members[0].label if node.members else node.label)

@@ -15,9 +15,9 @@ from statecli.core.escaping import escape_name, escape_sentence, truncate_middle
 
 
 class Overlay(ModalScreen[str]):
-    """A text over the screen; any key closes it, and is returned.
+    """A text over the screen, closed by any key, which is returned.
 
-    The text has no frame at the sides, so that a mouse can select it.
+    The text has no frame at the sides, so a mouse can select the text.
     """
 
     DEFAULT_CSS = """

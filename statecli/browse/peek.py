@@ -1,4 +1,4 @@
-"""Read what the panel shows of a tensor's values: the first ones, the first bytes, statistics and a histogram."""
+"""Read the values of a tensor for the panel: the first values, the first bytes, statistics and a histogram."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _CHANGED = "{path}: the file changed after statecli read its header; quit and ru
 
 
 class Peek(msgspec.Struct, frozen=True):
-    """What was read of a tensor.
+    """First values of a tensor, and facts about all values.
 
     Attributes:
         values: The first values; None if they are not numbers or cannot be read.
         raw: The first stored bytes.
         error: Why values or bytes could not be read; None without an error.
         histogram: How the values are spread; None before the statistics are read.
-        first_unusual: Index of the first value that is `nan`, and that is `inf`, if the statistics count any.
+        first_unusual: Index of the first `nan`, and of the first `inf`, if the statistics count any.
     """
 
     values: tuple[int | float | complex, ...] | None = None

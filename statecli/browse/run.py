@@ -1,4 +1,4 @@
-"""Run `statecli browse`: read the targets, show the screen, return what was copied.
+"""Run `statecli browse`: read the targets, show the screen, return the copied text.
 
 This package writes no report: its output is a screen. `screen_state.py` and the modules below it do not know the
 screen.

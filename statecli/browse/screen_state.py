@@ -1,4 +1,4 @@
-"""What the screen shows, without the screen: rows, filter, order, open nodes, marks, and the values that were read."""
+"""Contents of the screen, without the screen: rows, filter, order, open nodes, marks, and values."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ class Model:
     Attributes:
         state: The target.
         tensors: Its tensors; a position is an index of this tuple.
-        stats: Statistics that were read, by position.
-        peeks: First values and bytes that were read, by position.
+        stats: Statistics read so far, by position.
+        peeks: First values and bytes read so far, by position.
         difference: Comparison with a second target; None without one.
         unusual: Tensors with NaN, infinity, and outliers, as far as statistics were read.
-        marked: Positions that are marked.
+        marked: Marked positions.
         shows_stats: Whether the list has columns of statistics.
         listed: Positions whose statistics were read for the list.
         cursor: Index of the selected row.
         total_bytes: Size of all tensors, shared storage counted once.
-        filter_problem: What is wrong with the filter, or why no tensor matches; "" without a problem.
+        filter_problem: The mistake in the filter, or why no tensor matches; "" without a problem.
         name_cells: Characters of the longest name in the list, with its indent.
     """
 
@@ -159,13 +159,13 @@ class Model:
         return tensor.belongs_to or self._owners.get((tensor.section, tensor.fqn))
 
     def find_common_ends(self) -> CommonEnds:
-        """Return what all listed names have in common, which a narrow list leaves out."""
+        """Return the common start and end of all listed names, for a narrow list to leave out."""
         if self._common_ends is None:
             self._common_ends = find_common_ends([escape_name(self.get_name(position)) for position in self._found])
         return self._common_ends
 
     def set_filter(self, text: str) -> None:
-        """Show only tensors that match; "" shows all. The selected tensor stays selected if it is shown."""
+        """Show only matching tensors; "" shows all. The selected tensor stays selected while visible."""
         current = self.current
         self.filter_text, self._before_sort = text, 0
         selected = self._filter.find(text)
@@ -198,7 +198,7 @@ class Model:
         return f"by {self.sort.value}, {'largest' if self.is_descending else 'smallest'} first"
 
     def reveal(self, position: int) -> None:
-        """Select a tensor; remove a filter that hides it."""
+        """Select a tensor; remove the filter if the tensor is hidden."""
         if position not in self._found:
             self.set_filter("")
         self.select_position(position)
@@ -220,7 +220,7 @@ class Model:
         self._update(current)
 
     def regroup(self) -> None:
-        """Join equal modules again, after values were compared: only those that changed about as much."""
+        """Join equal modules again after a comparison of values: only modules with about the same change."""
         if self.difference is None:
             return
         self.difference.measure_layers()
@@ -235,7 +235,7 @@ class Model:
             self._update(self.current)
 
     def get_node_bytes(self, node: Node) -> int:
-        """Return the bytes of a module, shared storage counted once; of joined equal modules those of a single one."""
+        """Return the bytes of a module, or of a single module of joined equal modules, shared storage counted once."""
         if node.key not in self._sizes:
             positions = node.members[0].positions if node.members else node.positions
             self._sizes[node.key] = sizes.sum_bytes(self.tensors[position] for position in positions)
@@ -350,7 +350,7 @@ class Model:
                 stack.extend((depth + 1, child) for child in reversed(self._list_children(node)))
 
     def _select_row(self, row: Row) -> None:
-        """Move the cursor to a row of the tree, which may have another place, or to the joined modules around it."""
+        """Move the cursor to a row of the tree at its present place, or to the joined modules around the row."""
         rows = [n for n, (depth, _) in enumerate(self._rows) if depth <= row.depth]
         same = (n for n in rows if row.node is not None and self._rows[n][1].key == row.node.key)
         around = (n for n in reversed(rows) if row.positions[0] in self._rows[n][1].positions)

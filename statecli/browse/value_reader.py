@@ -14,7 +14,7 @@ SLICE_S = 0.1
 
 
 class Reader:
-    """A thread that runs one job for the selected tensor, and in between the steps of a list.
+    """A thread for a job of the selected tensor, and in between the steps of a list.
 
     The thread is a daemon: quitting does not wait for a read of many gigabytes.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # accelerate has no types for mypy
-    """Report tensors without an update, frozen tensors that moved, and saved files that differ from the model.
+    """Report tensors without an update, frozen tensors that moved, and differences between saved files and the model.
 
     The tracker compares the model after the first optimizer step with a snapshot before it, as the callbacks of
     transformers and Lightning do. It logs no values.
@@ -35,10 +35,10 @@ class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # a
     Args:
         model: The model, not wrapped: before `prepare`, or `accelerator.unwrap_model(model)`.
         optimizers: The optimizers of torch, before `prepare`.
-        fail: Raise AssertionError for a finding, which ends the training; False warns.
+        fail: End the training with AssertionError at a finding; False warns.
 
     Attributes:
-        check: `check.findings` has the lines that were reported.
+        check: `check.findings` has the reported lines.
     """
 
     name = "statecli"

@@ -22,16 +22,16 @@ except ImportError:  # the package of older projects
 
 
 class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightning may be missing where mypy runs
-    """Report tensors without an update, frozen tensors that moved, and saved files that differ from the model.
+    """Report tensors without an update, frozen tensors that moved, and differences between saved files and the model.
 
     The checks are those of `statecli.callbacks.transformers.StatecliCallback`. Files of `ModelCheckpoint` are checked
     when the next batch begins or the training ends; files of `trainer.save_checkpoint(path)` are not.
 
     Args:
-        fail: Raise AssertionError for a finding, which ends the training; False warns.
+        fail: End the training with AssertionError at a finding; False warns.
 
     Attributes:
-        check: `check.findings` has the lines that were reported.
+        check: `check.findings` has the reported lines.
     """
 
     def __init__(self, *, fail: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Check the first steps of a training, and each saved file: which tensors got an update, and what the file holds."""
+"""Check the first steps of a training, and each saved file: updates of tensors, and contents of the file."""
 
 from __future__ import annotations
 

@@ -18,17 +18,17 @@ from statecli.callbacks.training_check import TrainingCheck
 
 
 class StatecliCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # transformers has no types for mypy
-    """Report tensors without an update, frozen tensors that moved, and saved files that differ from the model.
+    """Report tensors without an update, frozen tensors that moved, and differences between saved files and the model.
 
     The callback compares the model after the first optimizer step with a snapshot before it. For this time it needs as
     much additional memory as the model. A parameter with a gradient or a learning rate of zero is compared again in
     later steps. At each save the callback compares the file with the model.
 
     Args:
-        fail: Raise AssertionError for a finding, which ends the training; False warns.
+        fail: End the training with AssertionError at a finding; False warns.
 
     Attributes:
-        check: `check.findings` has the lines that were reported.
+        check: `check.findings` has the reported lines.
     """
 
     def __init__(self, *, fail: bool = False) -> None:

@@ -84,7 +84,7 @@ def describe_parts(weight: LogicalWeight) -> str:
 
 
 def describe_defect(weight: LogicalWeight) -> str:
-    """Return what is wrong with the tensors, or that they do not say the shape; "" for a sound weight."""
+    """Return the defect of the tensors, or the lack of a shape; "" for a sound weight."""
     unknown = "shape not stored" if weight.shape is None and not weight.defect else ""
     return weight.defect or unknown
 
