@@ -46,6 +46,7 @@ class Rule(msgspec.Struct, frozen=True):
         fix: The remedy.
         cases: Severity of each case that has another one, by the name of the case. `core/severity.py` decides about
             tensors that are not registered or do not move.
+        plugin: The module or file of a rule of an organisation, as the user named it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Rule(msgspec.Struct, frozen=True):
     example: str
     fix: str
     cases: Mapping[str, Severity] = {}
+    plugin: str | None = None
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -84,9 +86,3 @@ class Rule(msgspec.Struct, frozen=True):
         """Return a finding of this rule. `severity` is that of its case, `configured` that of the user."""
         decided = decide_severity(self.severity, severity, configured)
         return Finding(self.name, decided, message, target, fqn, help, section, origin, place, about, content)
-
-
-class PluginRule(Rule, frozen=True, kw_only=True):
-    """An entry of a rule of an organisation: `plugin` is the module or file that the user named."""
-
-    plugin: str

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from statecli.core.finding import Finding
-from statecli.core.rule import PluginRule, Rule
+from statecli.core.rule import Rule
 from statecli.report import Problem, RuleText
 
 
@@ -39,12 +39,11 @@ def encode_rule_texts(rules: Iterable[Rule]) -> str:
 
 def describe_rule(rule: Rule) -> RuleText:
     """Return all parts of a rule shown in outputs."""
-    plugin = rule.plugin if isinstance(rule, PluginRule) else None
-    return RuleText(rule.name, rule.severity, rule.summary, rule.explanation, rule.group, rule.commands, plugin)
+    return RuleText(rule.name, rule.severity, rule.summary, rule.explanation, rule.group, rule.commands, rule.plugin)
 
 
 def list_audit_rule_texts(
-    ran: Iterable[str], findings: Iterable[Finding | Problem], plugin_rules: Sequence[PluginRule] = ()
+    ran: Iterable[str], findings: Iterable[Finding | Problem], plugin_rules: Sequence[Rule] = ()
 ) -> tuple[RuleText, ...]:
     """Return the rules of an audit: the rules that ran, and the rules of other findings."""
     from statecli.rules.dictionary import RULES

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from statecli.core.rule import PluginRule
+from statecli.core.rule import Rule
 from statecli.requests.options import ConfigOptions, ListOutput, RulesOptions, SchemaOptions
 from statecli.requests.outcome import Caller, Outcome
 
@@ -34,7 +34,7 @@ def _run_rules(options: RulesOptions) -> Outcome:
     return Outcome(texts, rules.build_rules_report(texts), warning=former)
 
 
-def _list_plugin_rules(names: Sequence[str]) -> tuple[PluginRule, ...]:
+def _list_plugin_rules(names: Sequence[str]) -> tuple[Rule, ...]:
     """Return the rules of typed plugins."""
     if not names:
         return ()

@@ -66,14 +66,10 @@ Find = Callable[["Subject"], Iterator[Issue]]
 
 
 class AuditRule(Rule, frozen=True, kw_only=True):
-    """A rule that `audit` runs: `find` yields its results on a subject that has what it `needs`.
-
-    `plugin` is the module that a rule of an organisation comes from; None for a rule of statecli.
-    """
+    """A rule that `audit` runs: `find` yields its results on a subject that has what it `needs`."""
 
     find: Find
     needs: tuple[Need, ...] = ()
-    plugin: str | None = None
 
     def why_not(self, subject: Subject) -> str | None:
         """Return why the rule cannot judge this subject; None if it can."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from statecli.core.rule import PluginRule, Rule
+from statecli.core.rule import Rule
 from statecli.rules.audit_rule import AuditRule
 
 
@@ -46,11 +46,7 @@ def join_rules(plugins: Iterable[Plugin]) -> tuple[AuditRule, ...]:
     return (*RULES, *(rule for plugin in plugins for rule in plugin.rules))
 
 
-def list_entries(plugins: Iterable[Plugin]) -> tuple[PluginRule, ...]:
+def list_entries(plugins: Iterable[Plugin]) -> tuple[Rule, ...]:
     """Return the rules of the plugins as entries like those of the dictionary of findings, which are plain data."""
-    return tuple(_build_entry(rule, plugin.name) for plugin in plugins for rule in plugin.rules)
-
-
-def _build_entry(rule: Rule, plugin: str) -> PluginRule:
-    texts = (rule.summary, rule.why, rule.example, rule.fix)
-    return PluginRule(rule.name, rule.group, rule.commands, rule.severity, *texts, plugin=plugin)
+    fields = Rule.__struct_fields__
+    return tuple(Rule(*(getattr(rule, field) for field in fields)) for plugin in plugins for rule in plugin.rules)

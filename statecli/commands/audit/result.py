@@ -8,7 +8,7 @@ import msgspec
 
 from statecli.core.finding import Finding, Severity
 from statecli.core.result_views import ResultViews
-from statecli.core.rule import PluginRule
+from statecli.core.rule import Rule
 from statecli.core.run_scope import Configuration, NotChecked, merge_not_checked
 from statecli.targets.target_result import LockCount, Skipped, Status, TargetResult
 
@@ -26,7 +26,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
     #: Number of rules that the configuration, --select and --ignore disable.
     disabled_rules: int = 0
     #: The rules of the plugins.
-    plugin_rules: tuple[PluginRule, ...] = ()
+    plugin_rules: tuple[Rule, ...] = ()
     #: Path of the lock file.
     lock_file: str | None = None
     #: The class of --model that the targets are checked against; None if the class is itself one of the given targets.
