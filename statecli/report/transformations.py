@@ -52,20 +52,19 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
     for change in changes:
         if change.transformation is not None:
             by_kind.setdefault(change.transformation.kind, []).append(change)
-    lines = [line for kind in TransformationKind for line in _LINES[kind](by_kind.get(kind, ()), changes, unfold)]
+    modules = _find_moved_layers(changes)
+    overview = _Overview(changes, modules, _list_new_layers(modules), _list_base_only(changes))
+    lines = [line for kind in TransformationKind for line in _LINES[kind](by_kind.get(kind, ()), overview, unfold)]
     if not unfold and len(lines) > _MAX_LINES + 1:
         more = len(lines) - _MAX_LINES
         lines = [*lines[:_MAX_LINES], Line((f"… and {more:,} more (--all lists each)",), "", "dim")]
-    new = _list_new_layers(changes)
-    parts = {name for change in changes if (done := change.transformation) is not None for name in done.sources}
-    named = set(map(id, (*_list_base_only(changes), *_list_removed_layers(changes))))
+    parts = {name for change in changes for name in _list_sources(change)}
+    named = set(map(id, (*overview.base_only, *_list_removed_layers(changes, modules))))
+    different = [change for change in changes if change.status is not Status.IDENTICAL]
     explained = sum(
-        (_is_explained(change, parts) or id(change) in named) and not _is_hidden(change, new)
-        for change in changes
-        if change.status is not Status.IDENTICAL
+        (_is_explained(change, parts) or id(change) in named) and not overview.hides(change) for change in different
     )
-    different = sum(change.status is not Status.IDENTICAL for change in changes)
-    share = f"{explained:,} of {plural(different, 'differing tensor')}" if different else "no tensor differs"
+    share = f"{explained:,} of {plural(len(different), 'differing tensor')}" if different else "no tensor differs"
     return Group(DONE, f"{share}, checked on every element", tuple(lines))
 
 
@@ -93,15 +92,14 @@ def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
     A tensor with exceptions keeps its row.
     """
     done = [change for change in changes if _is_summarized(change)]
-    parts = {
-        (change.section, name)
-        for change in done
-        if change.transformation is not None
-        for name in change.transformation.sources
-    }
+    parts = {(change.section, name) for change in done for name in _list_sources(change)}
     unpaired = [change for change in changes if change.status in (Status.ADDED, Status.REMOVED)]
     named = [change for change in unpaired if (change.section, change.fqn) in parts]
-    return frozenset(map(id, [*done, *named, *_list_base_only(changes), *_list_removed_layers(changes)]))
+    by_section: dict[str, list[Change]] = {}
+    for change in changes:
+        by_section.setdefault(change.section, []).append(change)
+    removed = [change for own in by_section.values() for change in _list_removed_layers(own, _find_moved_layers(own))]
+    return frozenset(map(id, [*done, *named, *_list_base_only(changes), *removed]))
 
 
 def _is_summarized(change: Change) -> bool:
@@ -235,7 +233,7 @@ def _format_named_exceptions(changes: Sequence[Change]) -> str:
 # --- casts -----------------------------------------------------------------------------------------------------------
 
 
-def _build_cast_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) -> Iterator[Line]:
+def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iterator[Line]:
     by_types: dict[tuple[str, str], list[Change]] = {}
     for change in changes:
         if change.before is not None and change.after is not None:
@@ -347,6 +345,21 @@ class _Layers(NamedTuple):
     new: list[int]
 
 
+class _Overview(NamedTuple):
+    """All changes, their modules with moved layers, the names of new layers, and the tensors that only a base has."""
+
+    changes: Sequence[Change]
+    modules: Mapping[str, _Layers]
+    new_layers: tuple[str, ...]
+    base_only: Sequence[Change]
+
+    def hides(self, change: Change) -> bool:
+        """Return True for an unrelated tensor of a new layer, which has nothing before it."""
+        done = change.transformation
+        is_unrelated = done is not None and done.kind is TransformationKind.UNRELATED
+        return is_unrelated and change.fqn.startswith(self.new_layers)
+
+
 def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
     """Return the layers of each module, by its name with a dot at its end; modules without a moved layer are left out.
 
@@ -423,9 +436,8 @@ def _split_move(change: Change) -> tuple[str, str] | None:
     return split_moved_layer(done.sources[0], change.fqn) if done is not None and is_move else None
 
 
-def _build_move_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
-    modules = _find_moved_layers(all_changes)
-    for start, layers in modules.items():
+def _build_move_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
+    for start, layers in overview.modules.items():
         lines: list[Line] = []
         for run in _split_into_runs(layers.moved):
             lines.append(_build_layers_line(start, run))
@@ -436,8 +448,8 @@ def _build_move_lines(changes: Sequence[Change], all_changes: Sequence[Change], 
         ]
         lines[-1] = replace(lines[-1], remark="; ".join([lines[-1].remark, *ends]))
         yield from lines
-    others = [change for change in changes if not _is_in_moved_layer(change, modules)]
-    yield from _build_named_lines(others, all_changes, unfold)
+    others = [change for change in changes if not _is_in_moved_layer(change, overview.modules)]
+    yield from _build_named_lines(others, overview, unfold)
 
 
 def _build_layers_line(start: str, run: Sequence[_MovedLayer]) -> Line:
@@ -497,10 +509,9 @@ def _floor_cosine(cosine: float) -> str:
     return f"{math.floor(cosine * 10_000) / 10_000:.4f}"
 
 
-def _build_unrelated_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
+def _build_unrelated_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
     """Yield a line for each tensor outside of new layers, which have nothing before them, or for repeated layers."""
-    new = _list_new_layers(all_changes)
-    rows = [change for change in changes if not _is_hidden(change, new)]
+    rows = [change for change in changes if not overview.hides(change)]
     by_line: dict[str, list[Change]] = {}
     for change in rows if not unfold else ():
         by_line.setdefault(_LAYER_NUMBER.sub("#", change.fqn), []).append(change)
@@ -515,28 +526,15 @@ def _build_unrelated_lines(changes: Sequence[Change], all_changes: Sequence[Chan
     yield from lines if unfold else fold.fold_lines(lines)
 
 
-def _list_new_layers(changes: Sequence[Change]) -> tuple[str, ...]:
+def _list_new_layers(modules: Mapping[str, _Layers]) -> tuple[str, ...]:
     """Return the names of the new layers, with a dot at the end."""
-    modules = _find_moved_layers(changes)
     return tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.new)
 
 
-def _list_removed_layers(changes: Sequence[Change]) -> list[Change]:
+def _list_removed_layers(changes: Sequence[Change], modules: Mapping[str, _Layers]) -> list[Change]:
     """Return the removed tensors of layers that the line of the moved layers names."""
-    by_section: dict[str, list[Change]] = {}
-    for change in changes:
-        by_section.setdefault(change.section, []).append(change)
-    removed: list[Change] = []
-    for own in by_section.values():
-        modules = _find_moved_layers(own)
-        names = tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.lost)
-        removed += [change for change in own if change.status is Status.REMOVED and change.fqn.startswith(names)]
-    return removed
-
-
-def _is_hidden(change: Change, new_layers: tuple[str, ...]) -> bool:
-    done = change.transformation
-    return done is not None and done.kind is TransformationKind.UNRELATED and change.fqn.startswith(new_layers)
+    names = tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.lost)
+    return [change for change in changes if change.status is Status.REMOVED and change.fqn.startswith(names)]
 
 
 def _has_other_values(change: Change) -> bool:
@@ -544,7 +542,7 @@ def _has_other_values(change: Change) -> bool:
     return change.transformation is not None and change.transformation.kind in kinds
 
 
-def _build_adapter_lines(changes: Sequence[Change], all_changes: Sequence[Change], _: bool) -> Iterator[Line]:
+def _build_adapter_lines(changes: Sequence[Change], overview: _Overview, _: bool) -> Iterator[Line]:
     """Yield a line for the updates of each rank and scale: `q_proj, v_proj of 4 layers`."""
     groups: dict[tuple[int | None, float | None, float | None], list[Change]] = {}
     for change in changes:
@@ -564,9 +562,9 @@ def _build_adapter_lines(changes: Sequence[Change], all_changes: Sequence[Change
             if row.transformation is not None and row.transformation.relative_l2 is None:
                 yield Line((f"  {format_fqn(row.fqn)}",), f"has no norm{_format_new_not_finite(row)}", "bad")
     updated = {name for change in changes for name in _list_sources(change)}
-    others = [change for change in _list_base_only(all_changes) if change.fqn not in updated]
+    others = [change for change in overview.base_only if change.fqn not in updated]
     if others:
-        is_paired = any(change.before is not None and change.after is not None for change in all_changes)
+        is_paired = any(change.before is not None and change.after is not None for change in overview.changes)
         content = "updates and replaced tensors" if is_paired else "updates"
         yield Line(
             (f"{plural(len(others), 'other tensor')} of the base",), f"not in the adapter, which holds only {content}"
@@ -581,7 +579,7 @@ def _format_alpha(rank: int, alpha: float | None, scale: float | None) -> str:
     return f", alpha {format_number(alpha, 6)}{'' if is_usual else f', scale {format_number(scale, 4)}'}"
 
 
-def _build_merged_lines(changes: Sequence[Change], _: Sequence[Change], __: bool) -> Iterator[Line]:
+def _build_merged_lines(changes: Sequence[Change], overview: _Overview, __: bool) -> Iterator[Line]:
     """Yield a line for the merged updates of each rank and scale, and for each weight that is not as merged."""
     groups: dict[str, list[Change]] = {}
     wrong = [change for change in changes if _has_exceptions(change)]
@@ -593,7 +591,7 @@ def _build_merged_lines(changes: Sequence[Change], _: Sequence[Change], __: bool
         largest = max(row.transformation.max_abs or 0.0 for row in rows if row.transformation is not None)
         within = f", within {format_number(largest, 1)}" if largest else ", exactly"
         yield Line((f"{modules} ({plural(len(rows), 'weight')})",), f"{text}{within}")
-    yield from _build_named_lines(wrong, (), False)
+    yield from _build_named_lines(wrong, overview, False)
 
 
 def _describe_merged(done: Transformation) -> str:
@@ -618,7 +616,7 @@ def _list_base_only(changes: Sequence[Change]) -> list[Change]:
     return [change for change in changes if change.status is Status.REMOVED] if done and is_adapter else []
 
 
-def _build_quantized_lines(changes: Sequence[Change], _: Sequence[Change], unfold: bool) -> Iterator[Line]:
+def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool) -> Iterator[Line]:
     """Yield a line for the weights of each type, layout and scales, with the range of their errors.
 
     A weight with a much larger error than the others is named, and each weight if lines are unfolded.
@@ -700,13 +698,12 @@ def _format_block(block: tuple[int, ...], shape: tuple[int, ...]) -> str:
     return "a scale for each row" if block[1] == shape[-1] else f"a scale for each {block[1]} values of a row"
 
 
-def _build_swap_lines(changes: Sequence[Change], all_changes: Sequence[Change], unfold: bool) -> Iterator[Line]:
+def _build_swap_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
     """Yield a line for each pair of tensors outside of swapped layers."""
-    modules = _find_moved_layers(all_changes)
     pairs: dict[tuple[str, str], list[Change]] = {}
     for change in changes:
         done = change.transformation
-        if done is not None and not _is_in_moved_layer(change, modules):
+        if done is not None and not _is_in_moved_layer(change, overview.modules):
             pairs.setdefault((change.section, min(change.fqn, done.sources[0])), []).append(change)
     lines = [
         Line(
@@ -730,7 +727,7 @@ def _name_likeness(changes: Sequence[Change]) -> str:
     return _format_likeness((), next((rounding for rounding in roundings if rounding is not None), None))
 
 
-def _build_named_lines(changes: Sequence[Change], _: Sequence[Change], unfold: bool) -> Iterator[Line]:
+def _build_named_lines(changes: Sequence[Change], _: _Overview, unfold: bool) -> Iterator[Line]:
     """Yield a line for each tensor, or for equal changes of repeated layers."""
     lines = [Line((format_fqn(change.fqn),), _describe_alone(change), _choose_mood(change)) for change in changes]
     yield from lines if unfold else fold.fold_lines(lines)
@@ -834,7 +831,7 @@ def _list_in_order(names: Sequence[str]) -> str | None:
     return ".".join(path[n] if n == different[0] else format_fqn(path[n]) for n in range(len(path)))
 
 
-_LINES: dict[TransformationKind, Callable[[Sequence[Change], Sequence[Change], bool], Iterator[Line]]] = {
+_LINES: dict[TransformationKind, Callable[[Sequence[Change], _Overview, bool], Iterator[Line]]] = {
     **dict.fromkeys(TransformationKind, _build_named_lines),
     TransformationKind.CAST: _build_cast_lines,
     TransformationKind.MOVED: _build_move_lines,
