@@ -8,7 +8,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
-from statecli.core.severity import decide_tie_severity
+from statecli.core.severity import is_trainable
 
 #: Begins the remark of a finding about a tensor that a move leaves behind, if no input showed what forward does.
 UNKNOWN_FORWARD = "statecli does not know whether forward mixes devices: "
@@ -38,6 +38,7 @@ and the model uses more memory.""",
     example='`self.register_buffer("a", t)` and `self.register_buffer("b", t)`: a move gives each its own memory.',
     fix="""register the tensor once, and read the other name through a property. Or tie the two tensors again in the
 class's own `_apply`.""",
+    cases={"trained": Severity.ERROR},
 )
 STALE_VIEW = Rule(
     "stale-view",
@@ -75,7 +76,7 @@ def report_broken_ties(state: ModelState) -> Iterator[Finding]:
             target=state.target,
             fqn=odd.fqn,
             help=_TIE_HELP[rule.name],
-            severity=decide_tie_severity(owners.get(odd.fqn or "")),
+            severity=rule.cases["trained"] if (row := owners.get(odd.fqn or "")) and is_trainable(row) else None,
             origin=odd.origin,
         )
 

@@ -32,12 +32,3 @@ def decide_tensor_severity(tensor: TensorInfo) -> Severity:
         return Severity.NOTE
     is_lost = tensor.kind is not Kind.UNREGISTERED or tensor.rebuilt is False
     return Severity.ERROR if is_lost else Severity.WARNING
-
-
-def decide_tie_severity(tensor: TensorInfo | None) -> Severity:
-    """Return the severity of a name separated by a move or a copy from `tensor`, a registered tensor or None.
-
-    An error if the tensor is trainable and the name is not registered: changes by training never reach the name.
-    Otherwise a warning, because both have the same values until one is changed.
-    """
-    return Severity.ERROR if tensor is not None and is_trainable(tensor) else Severity.WARNING

@@ -175,7 +175,7 @@ DEFINITIONS = {"Rule", "rule", "_rule"}
 
 
 def test_each_severity_stands_in_the_definition_of_its_rule():
-    """Code names a case of the rule. Two functions of `core/severity.py` decide about a tensor that may be lost."""
+    """Code names a case of the rule. A function of `core/severity.py` decides about a tensor that may be lost."""
     definitions = ("severity.py", "rules.py", "registration_rules.py")
     outside = {
         (path, line)

@@ -29,7 +29,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, map_stale_views
 from statecli.core.rule import Rule
-from statecli.core.severity import decide_tensor_severity, decide_tie_severity
+from statecli.core.severity import decide_tensor_severity, is_trainable
 from statecli.live import measure, tensor_bits
 from statecli.live.move_model import get_moved_model
 from statecli.live.quantized_parameters import find_holding_tensor
@@ -292,10 +292,11 @@ class _Proof:
                 continue
             stale_view = self._stale_views.get(name)
             what = f"{stale_view.message if stale_view else f'{name} is another name of {row.fqn}'}; {name} {fault[1]}"
+            severity = STALE_VIEW.cases["trained"] if is_trainable(row) else None
             self._findings.append(
                 msgspec.structs.replace(stale_view, message=what)
                 if stale_view
-                else judging.build_finding(self._subject, STALE_VIEW, what, name, severity=decide_tie_severity(row))
+                else judging.build_finding(self._subject, STALE_VIEW, what, name, severity=severity)
             )
             cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
         return cells
