@@ -22,6 +22,7 @@ _Sizes = tuple[int | None, ...]
 #: Gates of a recurrent cell: rows of its weights for each row of its hidden state.
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _MAX_NUMBER = 2**31
+_ATEN = "torch.ops.aten."
 _FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full", "new_empty")
 
 
@@ -66,7 +67,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
     """Yield the calls of the program whose arguments torch does not check. Raises OutOfSteps."""
     yield from _check_other_objects(document, steps)
     yield from _check_types(document, steps)
-    inputs = frozenset(_list_user_inputs(document))
+    user_inputs = frozenset(_list_user_inputs(document))
     main = _find_main_graph(document)
     for graph in _iter_graphs(document, steps):
         yield from (Misuse(*number) for number in find_huge_numbers(graph, graph is not main, steps))
@@ -76,17 +77,19 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
         for node in graph["nodes"]:
             steps.take(Budget.TEXT)
             target = node.get("target") if type(node) is dict else None
-            if type(target) is str:
-                yield from (Misuse(target, why) for why in _check_objects(target, node.get("inputs"), given, steps))
-                yield from (Misuse(target, why) for why in _check_callees(target, node.get("inputs")))
-                yield from (Misuse(target, why) for why in _check_messages(target, node.get("inputs")))
-                yield from (Misuse(target, why) for why in _check_enumerations(target, node.get("inputs")))
-            name = target.removeprefix("torch.ops.aten.").partition(".")[0] if type(target) is str else ""
-            if type(target) is str and target.startswith("torch.ops.aten.") and name in _CHECKS:
+            if type(target) is not str:
+                continue
+            inputs = node.get("inputs")
+            entries = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
+            yield from (Misuse(target, why) for why in _check_objects(target, inputs, given, steps))
+            for check in (_check_callees, _check_messages, _check_enumerations):
+                yield from (Misuse(target, why) for why in check(target, entries))
+            name = target.removeprefix(_ATEN).partition(".")[0]
+            if target.startswith(_ATEN) and name in _CHECKS:
                 outputs = node.get("outputs")
                 results = [_get_tensor_name(output) for output in outputs] if type(outputs) is list else []
-                why = _CHECKS[name](_Node(_read_arguments(node.get("inputs")), results, sizes, inputs))
-                if why:
+                arguments = {entry["name"]: entry.get("arg") for entry in entries if type(entry.get("name")) is str}
+                if why := _CHECKS[name](_Node(arguments, results, sizes, user_inputs)):
                     yield Misuse(target, f"{why}; the call may read or overwrite memory outside the tensors")
 
 
@@ -178,18 +181,17 @@ TAKEN_NAMES = frozenset(
 _NUMBERS = frozenset(["as_int", "as_ints", "as_int_lists", "as_bool", "as_bools"])
 
 
-def _check_callees(target: str, inputs: Any) -> Iterator[str]:
+def _check_callees(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield why an operator calls something else than a graph or an operator, such as a method of an object."""
     if not target.startswith(_CALLERS):
         return
     name = target.removeprefix(_CALLERS)
-    given = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
-    if any(entry.get("name") and _is_positional(entry) for entry in given):
+    if any(entry.get("name") and _is_positional(entry) for entry in entries):
         yield (
             "gets a positional argument that has a name; torch never writes this, so statecli cannot check the "
             "arguments"
         )
-    positional = [entry.get("arg") for entry in given if _is_positional(entry)]
+    positional = [entry.get("arg") for entry in entries if _is_positional(entry)]
     for place in _GRAPH_PLACES.get(name, ()):
         if not _is_kind(positional[place : place + 1], "as_graph"):
             yield "calls a value that is not a graph of the program"
@@ -202,7 +204,7 @@ def _check_callees(target: str, inputs: Any) -> Iterator[str]:
             yield "gets a string as an input of its graph, and the graph can compute source code from the string"
     if any(_is_kind([value], "as_operator") for place, value in enumerate(positional) if place != callee):
         yield "gets an operator as an argument in a place where torch never writes an operator"
-    for entry in given:
+    for entry in entries:
         if not _is_positional(entry) and not _is_keyword(name, entry):
             yield f"gets the keyword argument {entry.get('name')}, which torch never writes for this operator"
 
@@ -211,10 +213,9 @@ def _check_callees(target: str, inputs: Any) -> Iterator[str]:
 _ASSERTION = compile_on_use(r"torch\.ops\.aten\._(?:functional_)?assert_(?:async|scalar)\.\w+")
 
 
-def _check_messages(target: str, inputs: Any) -> Iterator[str]:
+def _check_messages(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield why a message of an assertion is not a text of the file: one that the graph computes is not judged."""
-    given = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
-    for place, entry in enumerate(given if _ASSERTION.fullmatch(target) else ()):
+    for place, entry in enumerate(entries if _ASSERTION.fullmatch(target) else ()):
         is_message = entry.get("name") == "assert_msg" or (place == 1 and not entry.get("name"))
         if is_message and not _is_kind([entry.get("arg")], "as_string"):
             yield (
@@ -223,15 +224,14 @@ def _check_messages(target: str, inputs: Any) -> Iterator[str]:
             )
 
 
-def _check_enumerations(target: str, inputs: Any) -> Iterator[str]:
+def _check_enumerations(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield why an operator is given a plain number for a dtype, a layout or a memory format.
 
     torch writes these by keys of their own. A number that the graph computes is not known.
     """
-    given = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
     operator = target.removeprefix("torch.ops.").split(".")
     places = script_enumerations.POSITIONS.get(operator[1], {}) if len(operator) > 1 else {}
-    for place, entry in enumerate(given):
+    for place, entry in enumerate(entries):
         name = str(entry.get("name")).removeprefix("out_").removeprefix("output_")
         kind = name if name in script_enumerations.SIZES else places.get(place)
         value = entry.get("arg")
@@ -374,14 +374,6 @@ def _read_sizes(meta: Any) -> _Sizes:
     sizes = meta.get("sizes") if type(meta) is dict else None
     numbers = [size.get("as_int") if type(size) is dict else None for size in sizes] if type(sizes) is list else []
     return tuple(number if type(number) is int else None for number in numbers)
-
-
-def _read_arguments(inputs: Any) -> dict[str, Any]:
-    arguments = {}
-    for given in inputs if type(inputs) is list else ():
-        if type(given) is dict and type(given.get("name")) is str:
-            arguments[given["name"]] = given.get("arg")
-    return arguments
 
 
 def _is_size(size: int | None, expected: int | None) -> bool:

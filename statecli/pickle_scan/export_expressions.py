@@ -69,20 +69,6 @@ _GUARD_TOKEN = compile_on_use(
 )
 
 
-def iter_expressions(document: Any) -> Iterator[str]:
-    """Yield every text under an `expr_str`."""
-    stack = [document]
-    while stack:
-        node = stack.pop()
-        if type(node) is dict:
-            text = node.get("expr_str")
-            if type(text) is str:
-                yield text
-            stack.extend(node.values())
-        elif type(node) is list:
-            stack.extend(node)
-
-
 def is_plain_expression(text: str) -> bool:
     """Return True if the text calls only functions of expressions: no attribute, no other function, only names.
 
@@ -336,7 +322,8 @@ _DOERS = {"torch.export.load": "loading the file", "torch.export.unflatten": "un
 
 def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | UnknownText]:
     """Yield the calls and imports of loading or calling the program, besides tensor computation. Raises OutOfSteps."""
-    for text in dict.fromkeys(iter_expressions(document)):
+    texts = list(dict.fromkeys(program_schema.iter_texts(document, steps)))
+    for text in dict.fromkeys(_select_texts(texts, Judgement.EXPRESSION)):
         steps.take(Budget.TEXT, 1 + len(text))  # to parse and measure a character takes 4 to 10 µs
         if not is_plain_expression(text):
             yield ProgramCall(text, "sympy", "sympify")
@@ -345,7 +332,6 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | Un
     for misuse in find_misuses(document, steps):
         module, _, name = misuse.target.removesuffix(".default").rpartition(".")
         yield ProgramCall(misuse.target, module, name, misuse.why, doer=_DOERS.get(misuse.target, "the graph"))
-    texts = list(dict.fromkeys(program_schema.iter_texts(document, steps)))
     yield from _find_nested_names(_select_texts(texts, Judgement.ATTRIBUTE), _list_modules(texts, steps), steps)
     if trace := program_texts.find_end_of_raw_string(_select_texts(texts, Judgement.TRACE)):
         yield _report_source(trace)

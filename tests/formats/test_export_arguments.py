@@ -801,7 +801,8 @@ def test_an_object_among_the_outputs_of_a_graph_is_found(tmp_path):
 def test_each_character_of_an_expression_is_a_step():
     """Parsing one takes as long as a word of code."""
     steps, texts = Steps(), [f"Max(s{n},{','.join('a' * 2_000)})" for n in range(5)]
-    list(export_expressions.find_program_calls({"x": [{"expr_str": text} for text in texts]}, steps))
+    values = {f"s{n}": {"as_expr": {"expr_str": text}} for n, text in enumerate(texts)}
+    list(export_expressions.find_program_calls({"graph_module": {"graph": {"sym_int_values": values}}}, steps))
     assert steps.taken[Budget.TEXT] >= sum(map(len, texts))
 
 

@@ -31,7 +31,9 @@ from statecli.core.model_state import Evidence, Kind
 from statecli.core.oddity_kind import OddityKind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torch_export
-from statecli.pickle_scan.export_expressions import describe_cost, is_plain_expression, is_plain_guard, iter_expressions
+from statecli.pickle_scan.export_expressions import describe_cost, is_plain_expression, is_plain_guard
+from statecli.pickle_scan.program_schema import Judgement, iter_texts
+from statecli.pickle_scan.step_budget import Steps
 from statecli.rules.pickles import RULES
 from statecli.storage import json_object
 from statecli.values.read import read_all_values
@@ -811,7 +813,8 @@ def test_expressions_of_real_programs_are_plain(tmp_path):
     program = torch.export.export(Sizes(), (torch.randn(12, 4),), dynamic_shapes=({0: size},))
     path = new(program, tmp_path / "x.pt2")
     with zipfile.ZipFile(path) as archive:
-        expressions = set(iter_expressions(json.loads(archive.read("x/models/model.json"))))
+        texts = iter_texts(json.loads(archive.read("x/models/model.json")), Steps())
+    expressions = {text.text for text in texts if text.judgement is Judgement.EXPRESSION}
     assert any("FloorDiv" in expression for expression in expressions)
     assert [
         expression for expression in expressions if not is_plain_expression(expression) or describe_cost(expression)
