@@ -292,11 +292,7 @@ class _Reader:
             if type(entry.get(key)) is not bool:
                 raise MalformedError(f"{fqn}: its {key} is {quoting.value(entry.get(key))}, not a bool")
         if where.endswith("constants") and name.startswith(_OBJECTS):
-            self._add_oddity(
-                "custom-object",
-                f"{fqn} is an object, not a tensor: statecli does not list its contents ({where}/{name})",
-                fqn,
-            )
+            self._load_object(fqn, f"{where}/{name}")
             return None
         if entry["use_pickle"]:
             return self._read_single(f"{where}/{name}", fqn)
@@ -520,30 +516,32 @@ _INPUTS = {
 }
 
 
-def _collect_roles(program: Mapping[str, Any]) -> Iterator[tuple[str, _Role]]:
-    """Collect the roles of the module's names from the signature."""
+def _iter_inputs(program: Mapping[str, Any]) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
+    """Yield the name, the kind and the description of each tensor in the signature."""
     for spec in _list_specs(program):
         for what, (key, kind) in _INPUTS.items():
-            enum_value = spec.get(what) if type(spec) is dict else None
-            if type(enum_value) is dict and type(enum_value.get(key)) is str:
-                persistent = enum_value.get("persistent") if kind is Kind.BUFFER else None
-                yield enum_value[key], _Role(kind, persistent if type(persistent) is bool else None)
+            description = spec.get(what) if type(spec) is dict else None
+            if type(description) is dict and type(description.get(key)) is str:
+                yield description[key], kind, description
+
+
+def _collect_roles(program: Mapping[str, Any]) -> Iterator[tuple[str, _Role]]:
+    """Collect the roles of the module's names from the signature."""
+    for fqn, kind, description in _iter_inputs(program):
+        persistent = description.get("persistent") if kind is Kind.BUFFER else None
+        yield fqn, _Role(kind, persistent if type(persistent) is bool else None)
 
 
 def _collect_stated_metas(program: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Collect the graph's statements about each tensor of the signature: kernels trust the graph."""
     graph = program["graph_module"].get("graph")
     values = graph.get("tensor_values") if type(graph) is dict else None
-    for spec in _list_specs(program):
-        for what, (key, _) in _INPUTS.items():
-            enum_value = spec.get(what) if type(spec) is dict else None
-            if type(enum_value) is not dict or type(enum_value.get(key)) is not str:
-                continue
-            argument = enum_value.get("arg")
-            name = argument.get("name") if type(argument) is dict else None
-            meta = values.get(name) if type(values) is dict and type(name) is str else None
-            if type(meta) is dict:
-                yield enum_value[key], meta
+    for fqn, _, description in _iter_inputs(program):
+        argument = description.get("arg")
+        name = argument.get("name") if type(argument) is dict else None
+        meta = values.get(name) if type(values) is dict and type(name) is str else None
+        if type(meta) is dict:
+            yield fqn, meta
 
 
 def _describe_difference(tensor: Tensor, meta: Mapping[str, Any]) -> str | None:

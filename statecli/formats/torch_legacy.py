@@ -78,16 +78,16 @@ def _read_pickles(source: Source) -> list[Pickle]:
     pickles: list[Pickle] = []
     at = 0
     for what in _PICKLES:
-        pickle = read_pickle_at(source, at, what, _FIRST_WINDOW)
+        pickle = _read_pickle_at(source, at, what)
         at += pickle.end
         pickle.end = at
         pickles.append(pickle)
     return pickles
 
 
-def read_pickle_at(source: Source, at: int, what: str, window: int) -> Pickle:
-    """Read the pickle at byte `at` through growing windows; the first has `window` bytes."""
-    left = source.size - at
+def _read_pickle_at(source: Source, at: int, what: str) -> Pickle:
+    """Read the pickle at byte `at` through growing windows."""
+    left, window = source.size - at, _FIRST_WINDOW
     while True:
         data = source.read(at, min(window, left, MAX_PICKLE))
         try:
