@@ -122,7 +122,7 @@ _HARMLESS = frozenset(qualify_names("operator", "itemgetter"))
 _MEMBER = compile_on_use(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
 
 #: What is known of names, by their beginning; the longest counts.
-_HARMS = dict(name_lists.read_lines("names.txt", "harms"))
+_HARMS = name_lists.read_harms("harms")
 #: Parts of the longest of these names.
 _MAX_HARM_PARTS = max(name.count(".") for name in _HARMS) + 1
 #: Parts of the longest name that is looked up; a pickle may have names of any length.
@@ -145,7 +145,7 @@ _HARMFUL_PACKAGES = frozenset(
 #: Classes of torch.fx, wherever they are imported to: what they hold becomes code when they are loaded.
 _GRAPH_CLASSES = frozenset(["GraphModule", "Graph", "CodeGen"])
 #: Classes of Python's by which other modules import them.
-_ALIASES = dict(name_lists.read_lines("names.txt", "aliases"))
+_ALIASES = name_lists.read_harms("aliases")
 #: Modules in C, and those that are known for them.
 _C_MODULE_NAMES = {
     "_operator": "operator",

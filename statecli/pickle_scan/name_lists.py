@@ -1,6 +1,6 @@
 """Lists of names: the sections of `names.txt` (names in pickles) and `operators.txt` (operators of programs of torch).
 
-A line is `module: names`, and a comment begins with `#`. A module may have several lines.
+A line is `module: names` or `names: harm`, and a comment begins with `#`. A module may have several lines.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ def read_lines(file: str, section: str) -> list[tuple[str, str]]:
 def read_names(section: str) -> frozenset[str]:
     """Return the names of a section of `names.txt` as `module.name`."""
     return frozenset(f"{module}.{name}" for module, names in read_lines("names.txt", section) for name in names.split())
+
+
+def read_harms(section: str) -> dict[str, str]:
+    """Return the harm of each name in a section of `names.txt`."""
+    return {name: harm for names, harm in read_lines("names.txt", section) for name in names.split()}
 
 
 def read_operators(section: str) -> dict[str, frozenset[str]]:
