@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
 
 from statecli.commands.audit.run import Request, audit
 from statecli.core.errors import MalformedError
@@ -32,8 +30,6 @@ PAYLOAD = call_function(global_name("os", "system"), text("touch PWNED"))
 #: DUP and POP, with which no string begins that is read as a pickle.
 NO_PICKLE = b"20"
 PROTO_4 = b"\x80\x04"
-#: Bytes after which a buffered reader of any usual size has nothing left.
-BUFFER = 131_072
 #: Frames of at least so many bytes are read from a buffered file without a look ahead.
 PREFETCH = 131_072
 
@@ -59,32 +55,13 @@ def hide_in_nested_frame(payload: bytes) -> bytes:
     return b"N" + frame(9 + 2) + frame(len(payload)) + b"C" + bytes([len(payload)]) + payload + b"00"
 
 
-def hide_after_large_frame(payload: bytes) -> bytes:
-    """The first, in a frame so large that a buffered file is read without a look ahead."""
-    filler = b"N0" * (PREFETCH // 2)
-    return frame(len(filler) + 2) + filler + hide_in_string(payload).removeprefix(frame(2))
-
-
-HIDES = (hide_in_string, hide_after_number, hide_in_nested_frame, hide_after_large_frame)
-
-
-def at_buffer_end(hidden: bytes) -> bytes:
-    """Text, then the frame: one byte of its content is in the reader's buffer."""
-    filler = BUFFER - 1 - len(PROTO_4 + b"V\n0") - (hidden.index(frame(0)[:1]) + len(frame(0)))
-    return PROTO_4 + b"V" + b"a" * filler + b"\n0" + hidden
+HIDES = (hide_in_string, hide_after_number, hide_in_nested_frame)
 
 
 def write_zip(folder: Path, hide: Callable[[bytes], bytes]) -> None:
     """An archive whose data.pkl hides the payload before an ordinary state_dict."""
     body = state_dict(w=tensor()).removeprefix(PROTO)
     (folder / "model.pt").write_bytes(build(records(PROTO_4 + hide(PAYLOAD) + body)))
-
-
-def write_dcp(folder: Path, hide: Callable[[bytes], bytes]) -> None:
-    """A folder of torch.distributed.checkpoint whose `.metadata` hides the payload before what torch wrote."""
-    dcp.save({"w": torch.ones(2)}, checkpoint_id=folder, no_dist=True)
-    honest = pickle.dumps(pickle.loads((folder / ".metadata").read_bytes()), protocol=3)
-    (folder / ".metadata").write_bytes(at_buffer_end(hide(PAYLOAD)) + honest[2:])
 
 
 def write_legacy(folder: Path, overlong: int) -> None:
@@ -112,13 +89,11 @@ def frame_pickle(body: bytes) -> bytes:
     return PROTO_4 + frame(len(body) + 1) + body + STOP
 
 
-#: Each file: what writes it into a folder, its name there and what loads it.
+#: Each file: what writes it into a folder as `model.pt`.
 LOAD = "torch.load('model.pt', weights_only=False)"
-LOAD_DCP = "torch.distributed.checkpoint.load({'w': torch.ones(2)}, checkpoint_id='.', no_dist=True)"
 FILES = {
-    **{f"data.pkl: {hide.__name__}": (partial(write_zip, hide=hide), "model.pt", LOAD) for hide in HIDES},
-    **{f".metadata: {hide.__name__}": (partial(write_dcp, hide=hide), ".", LOAD_DCP) for hide in HIDES},
-    **{f"legacy: pickle {n}": (partial(write_legacy, overlong=n), "model.pt", LOAD) for n in range(4)},
+    **{f"data.pkl: {hide.__name__}": partial(write_zip, hide=hide) for hide in HIDES},
+    **{f"legacy: pickle {n}": partial(write_legacy, overlong=n) for n in range(4)},
 }
 
 
@@ -126,7 +101,7 @@ FILES = {
 def hostile(tmp_path_factory) -> Path:
     """A folder for each of the files."""
     root = tmp_path_factory.mktemp("hostile")
-    for number_, (write, _, _) in enumerate(FILES.values()):
+    for number_, write in enumerate(FILES.values()):
         (root / str(number_)).mkdir()
         write(root / str(number_))
     return root
@@ -139,9 +114,8 @@ def place_of(name: str, root: Path) -> Path:
 @pytest.fixture(scope="module")
 def fired_files(hostile) -> set[str]:
     """The files that ran their payload when torch loaded them."""
-    program = "import contextlib, os, torch, torch.distributed.checkpoint\n" + "\n".join(
-        f"os.chdir({str(place_of(name, hostile))!r})\nwith contextlib.suppress(Exception): {load}"
-        for name, (_, _, load) in FILES.items()
+    program = "import contextlib, os, torch\n" + "\n".join(
+        f"os.chdir({str(place_of(name, hostile))!r})\nwith contextlib.suppress(Exception): {LOAD}" for name in FILES
     )
     run_python(["-W", "ignore", "-c", program], check=True, timeout=120)
     return {name for name in FILES if (place_of(name, hostile) / "PWNED").exists()}
@@ -155,7 +129,7 @@ def test_torch_runs_what_a_frame_hides(fired_files):
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_with_a_frame_that_no_pickler_writes_is_not_clean(name, hostile):
     """`unscanned-pickle` reports the frame."""
-    targets = audit(Request((str(place_of(name, hostile) / FILES[name][1]),))).targets
+    targets = audit(Request((str(place_of(name, hostile) / "model.pt"),))).targets
     errors = [finding for target in targets for finding in target.findings if finding.severity is Severity.ERROR]
     assert "unscanned-pickle" in {error.rule for error in errors}
 
