@@ -8,74 +8,16 @@ from __future__ import annotations
 from functools import lru_cache
 
 #: Modules in the tables of Python (`_compat_pickle`), which are loaded only where a pickle names one of these.
-MODULES = frozenset(
-    [
-        "BaseHTTPServer",
-        "CGIHTTPServer",
-        "ConfigParser",
-        "Cookie",
-        "Dialog",
-        "DocXMLRPCServer",
-        "FileDialog",
-        "HTMLParser",
-        "Queue",
-        "ScrolledText",
-        "SimpleDialog",
-        "SimpleHTTPServer",
-        "SimpleXMLRPCServer",
-        "SocketServer",
-        "StringIO",
-        "Tix",
-        "Tkconstants",
-        "Tkdnd",
-        "Tkinter",
-        "UserDict",
-        "UserList",
-        "UserString",
-        "__builtin__",
-        "_abcoll",
-        "_elementtree",
-        "_multiprocessing",
-        "_socket",
-        "_winreg",
-        "anydbm",
-        "cPickle",
-        "cStringIO",
-        "commands",
-        "cookielib",
-        "copy_reg",
-        "dbhash",
-        "dbm",
-        "dumbdbm",
-        "dummy_thread",
-        "exceptions",
-        "gdbm",
-        "htmlentitydefs",
-        "httplib",
-        "itertools",
-        "markupbase",
-        "multiprocessing",
-        "multiprocessing.forking",
-        "multiprocessing.process",
-        "repr",
-        "robotparser",
-        "socket",
-        "test.test_support",
-        "thread",
-        "tkColorChooser",
-        "tkCommonDialog",
-        "tkFileDialog",
-        "tkFont",
-        "tkMessageBox",
-        "tkSimpleDialog",
-        "ttk",
-        "urllib",
-        "urllib2",
-        "urlparse",
-        "whichdb",
-        "xmlrpclib",
-    ]
+_MODULE_NAMES = (
+    "BaseHTTPServer CGIHTTPServer ConfigParser Cookie Dialog DocXMLRPCServer FileDialog HTMLParser Queue ScrolledText "
+    "SimpleDialog SimpleHTTPServer SimpleXMLRPCServer SocketServer StringIO Tix Tkconstants Tkdnd Tkinter UserDict "
+    "UserList UserString __builtin__ _abcoll _elementtree _multiprocessing _socket _winreg anydbm cPickle cStringIO "
+    "commands cookielib copy_reg dbhash dbm dumbdbm dummy_thread exceptions gdbm htmlentitydefs httplib itertools "
+    "markupbase multiprocessing multiprocessing.forking multiprocessing.process repr robotparser socket "
+    "test.test_support thread tkColorChooser tkCommonDialog tkFileDialog tkFont tkMessageBox tkSimpleDialog ttk "
+    "urllib urllib2 urlparse whichdb xmlrpclib"
 )
+MODULES = frozenset(_MODULE_NAMES.split())
 
 
 @lru_cache(maxsize=4096)
