@@ -51,7 +51,8 @@ def test_other_c_libraries_are_left_alone(error, monkeypatch):
 
 
 @pytest.mark.parametrize(("target", "expected"), [("http://127.0.0.1:1/a.safetensors", 1), ("a.safetensors", 0)])
-def test_only_a_command_line_with_a_url_is_limited(target, expected):
+def test_only_a_command_line_with_a_url_is_limited(target, expected, monkeypatch):
     """A model class, for example, runs threads of torch."""
+    monkeypatch.setenv("STATECLI_RETRIES", "0")
     ran = run_python(["-c", CODE, "inspect", target])
     assert ran.stderr.count("one arena") == expected
