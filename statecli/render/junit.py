@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from statecli.core.escaping import escape_name, escape_sentence
@@ -49,7 +49,7 @@ def _format_counts(cases: Sequence[Case]) -> str:
 
 def _format_case(case: Case) -> str:
     start = f'  <testcase classname="{_escape_name(case.suite)}" name="{_escape_name(case.name)}"'
-    text = _format_lines(case.text)
+    text = "\n".join(map(_escape_text, case.text))
     element = _ELEMENTS.get(case.outcome)
     if element is not None:
         opening = f'<{element} message="{_escape_text(case.message)}"'
@@ -59,10 +59,6 @@ def _format_case(case: Case) -> str:
     else:
         return f"{start}/>\n"
     return f"{start}>{content}</testcase>\n"
-
-
-def _format_lines(text: Iterable[str]) -> str:
-    return "\n".join(map(_escape_text, text))
 
 
 def _escape_name(text: str) -> str:

@@ -75,9 +75,11 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         first, *lines, last = _format_block((line.removesuffix("\r") for line in report.patch), "diff")
         head += f"\n{first}\n{patch_budget.fit_lines(f'{line}{chr(10)}' for line in lines)}{last}\n"
         below_budget.dropped_lines += patch_budget.dropped_lines
-    closing = _format_problems(report.select_problems(page, quiet=options.quiet), below_budget, quiet=options.quiet)
+    problems = _format_problem_lines(report.select_problems(page, quiet=options.quiet), quiet=options.quiet)
+    closing = _format_list("Problems", problems, below_budget)
     if not options.quiet:
-        closing += _format_fixes(page, below_budget) + _format_notes(report, below_budget)
+        notes = [f"- {_escape_text(note.message)}\n" for note in report.notes]
+        closing += _format_fixes(page, below_budget) + _format_list("Notes", notes, below_budget)
     row_budget = _CharacterBudget(limit - len(head) - len(closing))
     sink.text(head)
     # With a verdict in its first line, a report can be read without the tables.
@@ -113,10 +115,6 @@ def _format_outcomes(page: Page, budget: _CharacterBudget) -> str:
     )
 
 
-def _format_problems(problems: Sequence[Problem], budget: _CharacterBudget, *, quiet: bool) -> str:
-    return _format_list("Problems", _format_problem_lines(problems, quiet=quiet), budget)
-
-
 def _format_problem_lines(problems: Sequence[Problem], *, quiet: bool) -> list[str]:
     lines = []
     for problem in problems:
@@ -136,10 +134,6 @@ def _format_help(label: str, help_lines: Sequence[str]) -> list[str]:
         block = "".join(f"    {line}\n" for line in _format_block(help_lines))
         return [f"  - {label}:\n\n{block}"]
     return [f"  - {label}: {_format_code(text)}\n" for text in help_lines]
-
-
-def _format_notes(report: Report, budget: _CharacterBudget) -> str:
-    return _format_list("Notes", [f"- {_escape_text(note.message)}\n" for note in report.notes], budget)
 
 
 def _format_list(heading: str, lines: list[str], budget: _CharacterBudget) -> str:

@@ -68,6 +68,7 @@ def build_audit_report(
     `inconclusive` are reasons for exit status 2 without a failed target, `run_notes` are notes without a target.
     """
     group_problems = cache(lambda: _group_problems(audit, audit.findings))
+    accepted = tuple((entry.finding, entry.reason) for target in audit.targets for entry in target.accepted)
     return Report(
         title=_format_title(audit),
         document=lambda: build_audit_document(
@@ -87,13 +88,13 @@ def build_audit_report(
         problems=group_problems,
         has_several_targets=len(audit.targets) > 1,
         rules=lambda: rule_texts.list_audit_rule_texts(
-            audit.ran, (*audit.findings, *_list_accepted(audit), *group_problems()), audit.plugin_rules
+            audit.ran, (*audit.findings, *(finding for finding, _ in accepted), *group_problems()), audit.plugin_rules
         ),
         cases=lambda: (
             *_build_cases(audit),
             *(Case(_choose_target(audit), "audit", Outcome.ERROR, reason) for reason in inconclusive),
         ),
-        accepted=tuple((entry.finding, entry.reason) for target in audit.targets for entry in target.accepted),
+        accepted=accepted,
         accepted_problems=_count_accepted(audit),
         troubles=(*_list_troubles(audit.targets), *(Trouble(_choose_target(audit), reason) for reason in inconclusive)),
         not_checked=audit.not_checked,
@@ -124,10 +125,6 @@ def _format_title(audit: Audit) -> str:
 def _choose_target(audit: Audit) -> str:
     """Return the target to represent the whole run: an audited target, if there is any."""
     return max(audit.targets, key=lambda target: target.status is Status.AUDITED).target
-
-
-def _list_accepted(audit: Audit) -> list[Finding]:
-    return [entry.finding for target in audit.targets for entry in target.accepted]
 
 
 def _count_accepted(audit: Audit) -> int:

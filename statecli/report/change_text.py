@@ -329,8 +329,6 @@ def _summarize_kinds(changes: Sequence[Change]) -> str:
     for kind in Kind:
         same_kind = [change for change in changes if change.kind is kind]
         if same_kind:
-            noun = kind.value if kind in (Kind.PARAMETER, Kind.BUFFER) else ""
-            total = plural(len(same_kind), noun) if noun else f"{len(same_kind):,} {kind.value}"
             differ = sum(_is_different(change) and not is_tie_only(change) for change in same_kind)
-            parts.append(f"{differ:,}/{total}")
+            parts.append(f"{differ:,}/{tree.format_kind_count(len(same_kind), kind.value)}")
     return ", ".join([*parts, *describe_ties(changes)])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from statecli.commands.explain.result import Diagnosis, Evidence, Explanation
+from statecli.commands.explain.result import Diagnosis, Explanation
 from statecli.commands.explain.rules import DOES_NOT_LOAD, OTHER_WAY_TO_LOAD
 from statecli.core.finding import Finding
 from statecli.core.quoting import quote_for_shell
@@ -97,17 +97,14 @@ def _build_problem(rule: Rule, diagnosis: Diagnosis, target: str) -> Problem:
         else diagnosis.proof
     )
     warnings = [f"warning: {warning}" for warning in diagnosis.warnings]
-    effects = (*_list_examples([first]), *(evidence.message for evidence in others), proof, *warnings)
+    example = f"example: {first.example}" if first.example else ""
+    effects = (example, *(evidence.message for evidence in others), proof, *warnings)
     finding: Finding = rule.finding(
         "; ".join([first.message, *(evidence.message for evidence in others), proof, *warnings]),
         target=target,
         help=code,
     )
     return Problem(rule.name, finding.severity, first.message, target, (finding,), tuple(filter(None, effects)), code)
-
-
-def _list_examples(evidence: Iterable[Evidence]) -> Iterable[str]:
-    return (f"example: {item.example}" for item in evidence if item.example)
 
 
 def _list_rows(explanation: Explanation) -> Iterable[tuple[Cell, ...]]:

@@ -442,12 +442,8 @@ def _format_parameters_of(inspection: Inspection, count: int) -> str:
     weights = select_weights(inspection.state.tensors, inspection.weights)
     limited = sum(weight.shape is None and weight.elements is not None for weight in weights)
     unknown = sum(weight.elements is None for weight in weights)
-    text = f"{_format_parameters(count)}{' at most' if limited else ''}"
+    text = f"{_format_count(count, 'parameter')}{' at most' if limited else ''}"
     return f"{text} and {plural(unknown, 'weight')} of unknown size" if unknown else text
-
-
-def _format_parameters(count: int) -> str:
-    return "1 parameter" if count == 1 else f"{format_count(count)} parameters"
 
 
 def _describe_trainable(state: ModelState, parameters: int) -> str:
@@ -576,7 +572,7 @@ def _build_quantized_group(
     if len(inspection.state.sections) > 1:
         heading = f"{section or '(top level)'}: {heading}"
     in_tensors = f" in {plural(count, 'tensor')}" if count > len(rows) else ""
-    summary = f"{plural(len(rows), 'weight')}{in_tensors}, {_format_elements(elements)}, {format_size(size)}"
+    summary = f"{plural(len(rows), 'weight')}{in_tensors}, {_format_count(elements, 'element')}, {format_size(size)}"
     lines = [line for row in rows for line in _build_weight_lines(row, weights[row.section, row.fqn], columns, view)]
     return Group(heading, summary, tuple(lines if view.unfold else _count_sizes(fold.fold_rows(lines), columns)))
 
@@ -621,7 +617,8 @@ def _build_group(
     heading = KIND_NOUNS[kind] + ("?" if assumed else "")
     if len(state.sections) > 1:
         heading = f"{section or '(top level)'}: {heading}"
-    summary = f"{plural(total.tensors, 'tensor')}, {_format_elements(total.elements)}, {format_size(total.bytes)}"
+    elements = _format_count(total.elements, "element")
+    summary = f"{plural(total.tensors, 'tensor')}, {elements}, {format_size(total.bytes)}"
     summary += _describe_evidence(examples, inspection.state.metadata)
     live = state.traits.is_class
     statuses = {describe_status(row, live) for row in examples}
@@ -707,8 +704,8 @@ def _format_equal_size(inspection: Inspection, view: RowView) -> str:
     return f"; {more:,} more {'has' if more == 1 else 'have'} the size of the last" if more else ""
 
 
-def _format_elements(count: int) -> str:
-    return "1 element" if count == 1 else f"{format_count(count)} elements"
+def _format_count(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{format_count(count)} {noun}s"
 
 
 def _describe_evidence(rows: Sequence[TensorInfo], settings: Settings) -> str:

@@ -110,11 +110,8 @@ def build_curves(tensors: Sequence[TensorInfo]) -> tuple[Curve, ...]:
             counts = (("NaN", stats.nan), ("Inf", stats.inf))
             nonfinite[tensor.section, tensor.fqn] = [f"{count:,} {word}" for word, count in counts if count]
     curves = [_build_curve(role, nonfinite) for role in list_roles(tensors)]
-    return tuple(sorted(curves, key=_order_curve)[:MAX_CHARTS])
-
-
-def _order_curve(curve: Curve) -> tuple[bool, bool]:
-    return not any(curve.alarms), len(set(curve.values)) == 1
+    curves.sort(key=lambda curve: (not any(curve.alarms), len(set(curve.values)) == 1))
+    return tuple(curves[:MAX_CHARTS])
 
 
 def _build_curve(role: Role, nonfinite: Mapping[tuple[str, str], Sequence[str]]) -> Curve:

@@ -197,7 +197,7 @@ def _list_stopped(log: Log) -> tuple[str, ...]:
 def _build_line(row: CheckpointRow, name: str, counters: frozenset[str]) -> Line:
     step = f"{row.step.number:,}" if row.step else "-"
     if row.error is not None:
-        return Line((name, step, "", "", ""), f"not read: {_strip_path(row.error, row.path)}", "bad")
+        return Line((name, step, "", "", ""), f"not read: {row.error.removeprefix(f'{row.path}: ')}", "bad")
     cells = (
         name,
         step,
@@ -213,10 +213,6 @@ def _build_line(row: CheckpointRow, name: str, counters: frozenset[str]) -> Line
 def format_relative(value: float | None) -> str:
     """Return a relative change for people; 0 for equal values, `-` if not known."""
     return "0" if value == 0 else format_number(value, CHANGE_DIGITS)
-
-
-def _strip_path(message: str, path: str) -> str:
-    return message.removeprefix(f"{path}: ")
 
 
 def describe_row(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> Iterator[str]:

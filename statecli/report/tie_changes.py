@@ -26,12 +26,12 @@ def describe_ties(changes: Iterable[Change]) -> list[str]:
             added.append(change.after)
         else:
             otherwise += 1
-    texts = [_describe_groups(tensors, word) for tensors, word in ((lost, "lost"), (added, "added")) if tensors]
+    texts = [
+        f"{plural(_count_groups(tensors), 'tie')} {word} ({plural(len(tensors), 'tensor')})"
+        for tensors, word in ((lost, "lost"), (added, "added"))
+        if tensors
+    ]
     return texts + ([f"{plural(otherwise, 'tensor')} tied otherwise"] if otherwise else [])
-
-
-def _describe_groups(tensors: Sequence[TensorInfo], word: str) -> str:
-    return f"{plural(_count_groups(tensors), 'tie')} {word} ({plural(len(tensors), 'tensor')})"
 
 
 def _count_groups(tensors: Sequence[TensorInfo]) -> int:

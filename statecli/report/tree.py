@@ -125,9 +125,10 @@ def _build_tensor_line(name: str, tensors: list[TensorInfo]) -> Line:
 def _build_module_line(name: str, tensors: list[TensorInfo]) -> Line:
     totals = sizes.sum_by_kind(tensors)
     elements = sum(total.elements for total in totals.values())
-    holds = ", ".join(_format_count(total.tensors, kind) for kind, total in totals.items() if total.tensors)
+    holds = ", ".join(format_kind_count(total.tensors, kind) for kind, total in totals.items() if total.tensors)
     return Line((name, holds, "", format_count(elements), format_size(sizes.sum_bytes(tensors))), mood="strong")
 
 
-def _format_count(count: int, kind: str) -> str:
+def format_kind_count(count: int, kind: str) -> str:
+    """Return `3 parameters`, or `3 unregistered` for a kind that is an adjective."""
     return plural(count, kind) if kind in ("parameter", "buffer") else f"{count:,} {kind}"

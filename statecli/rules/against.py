@@ -42,9 +42,8 @@ def _select_changes(subject: Subject, field: Field | None = None, status: Status
     sections = _find_compared_sections(diff)
     for change in diff.changes:
         differs = change.status is status if field is None else field in change.fields
-        if differs and (
-            not sections or _is_in_sections(change, sections) or (change.kind is Kind.OPTIMIZER and field in _OF_A_PAIR)
-        ):
+        is_in_sections = change.kind in MODEL_KINDS and change.section in sections
+        if differs and (not sections or is_in_sections or (change.kind is Kind.OPTIMIZER and field in _OF_A_PAIR)):
             yield change
 
 
@@ -66,10 +65,6 @@ def _find_compared_sections(diff: Diff) -> frozenset[str]:
     sides = ([change.before for change in models], [change.after for change in models])
     sections_by_side = (list(dict.fromkeys(row.section for row in side if row)) for side in sides)
     return frozenset(common.union(*map(select_loaded_sections, sections_by_side)))
-
-
-def _is_in_sections(change: Change, sections: frozenset[str]) -> bool:
-    return change.kind in MODEL_KINDS and change.section in sections
 
 
 def _build_issue(subject: Subject, change: Change, what: str, help: str | None = None) -> Issue:

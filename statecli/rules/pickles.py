@@ -63,10 +63,6 @@ def _is_clean(mention: Mention) -> bool:
     return not mention.misuse and known_names.is_clean_mention(mention)
 
 
-def _describe_use(mention: Mention) -> str:
-    return "calls" if mention.called else "imports"
-
-
 def _describe_load(pickle: ScannedPickle) -> str:
     return "loading the nested pickle" if pickle.hidden else "loading the file"
 
@@ -91,7 +87,7 @@ def _build_name_issue(subject: Subject, pickle: ScannedPickle, mention: Mention,
     name = quoting.name(mention.qualified.replace("__builtin__.", "builtins.", 1))
     where = _describe_byte(subject, pickle, mention.position)
     doer = pickle.doer or _describe_load(pickle)
-    message = f"{doer} {_describe_use(mention)} {name}, which {why} ({where})"
+    message = f"{doer} {'calls' if mention.called else 'imports'} {name}, which {why} ({where})"
     return Issue(
         message, help=help, place=_locate_mention(pickle, mention), about=mention.qualified, content=pickle.digest
     )

@@ -282,7 +282,8 @@ def _parse_table(table: Mapping[str, Any], path: str, request: PluginRequest) ->
             }
     config = _convert(normalized, Config, "", path)
     plugins = _load_plugins(replace(request, configured=config.plugins, config_path=path))
-    rules = (*config.select, *config.ignore, *config.severity, *_list_ignored_rules(config))
+    ignored = (name for entry in config.per_target_ignore.values() for name in entry.rules)
+    rules = (*config.select, *config.ignore, *config.severity, *ignored)
     if rules:
         _check_rules(rules, path, join_rules(plugins))
     _check_dtypes(config.policy.dtype, path)
@@ -335,10 +336,6 @@ def _check_keys(table: Mapping[str, Any], type_: type[msgspec.Struct], path: str
             )
         if key not in fields:
             raise UsageError(f"{path}: unknown key {prefix + key!r}{suggest_names(key, fields)}")
-
-
-def _list_ignored_rules(config: Config) -> Iterable[str]:
-    return (name for entry in config.per_target_ignore.values() for name in entry.rules)
 
 
 def _check_rules(names: Iterable[str], path: str, known: Collection[Rule]) -> None:

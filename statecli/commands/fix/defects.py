@@ -97,9 +97,10 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
         origin = Origin(place["file"], int(place["line"]))
     is_registration = cause is Cause.UNREGISTERED and row is not None
     rule = _choose_registration_rule([rows[name] for name in names]) if is_registration else first.rule
-    message = (
-        first.message if len(names) < 2 else f"{names[0]} and {plural(len(names) - 1, 'more tensor')}: {_cut(first)}"
-    )
+    message = first.message
+    if len(names) > 1:
+        more = plural(len(names) - 1, "more tensor")
+        message = f"{names[0]} and {more}: {first.message.removeprefix(f'{first.fqn}: ')}"
     return Defect(
         cause,
         rule,
@@ -117,10 +118,6 @@ def _choose_registration_rule(rows: list[TensorInfo]) -> str:
     rules = {registration_rules.choose_rule(row) for row in rows}
     order = (registration_rules.UNREGISTERED_MODULE, registration_rules.UNREGISTERED_PARAMETER)
     return next((rule for rule in order if rule in rules), registration_rules.UNREGISTERED_TENSOR).name
-
-
-def _cut(finding: Finding) -> str:
-    return finding.message.removeprefix(f"{finding.fqn}: ")
 
 
 def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> Cause:

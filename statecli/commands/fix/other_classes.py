@@ -212,7 +212,8 @@ def _find_own_line(owner: ast.ClassDef, attribute: str) -> int | None:
 
 def _find_outer_line(tree: ast.Module, attribute: str) -> int | None:
     """Return the line with `model.name = …`, where `model` is not the first argument of a method."""
-    instances = {id(node): instance for owner in _walk_classes(tree) for node, instance in _walk_methods(owner)}
+    owners = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    instances = {id(node): instance for owner in owners for node, instance in _walk_methods(owner)}
     for node in ast.walk(tree):
         for target, value in _list_assignments(node):
             if not (isinstance(target, ast.Attribute) and target.attr == attribute):
@@ -238,10 +239,6 @@ def _find_lost_method(tree: ast.Module, owner: ast.ClassDef, attribute: str, kin
             name = containers[0].__name__
             return f"line {node.lineno} reads {called}, which nn.{name} does not have"
     return ""
-
-
-def _walk_classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
 
 
 def _walk_methods(owner: ast.ClassDef) -> Iterator[tuple[ast.AST, str]]:

@@ -108,7 +108,7 @@ def compute_companion_digests(text: str, algorithm: Algorithm, lock_file: str | 
         return None
     places = {name: files.join(path, name) for name in sorted(find_companion_files(path))}
     return {
-        name: _compute_file_digest(place, algorithm)
+        name: _compute_settings_digest(place, algorithm) or _hash_file(place, algorithm)
         for name, place in places.items()
         if lock_file is None or not _is_same_lock(place, lock_file)
     }
@@ -217,10 +217,6 @@ def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
             )
             for record in records
         }
-
-
-def _compute_file_digest(path: str, algorithm: Algorithm) -> str:
-    return _compute_settings_digest(path, algorithm) or _hash_file(path, algorithm)
 
 
 def _compute_settings_digest(path: str, algorithm: Algorithm) -> str | None:
