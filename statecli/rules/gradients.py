@@ -88,8 +88,11 @@ def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
 def _report_inconclusive(subject: Subject) -> Issue | None:
     """Return one issue if the target does not record requires_grad; a lock checks frozen tensors by their values."""
     globs = {"frozen": () if subject.lock is not None else subject.policy.frozen, "trainable": subject.policy.trainable}
-    rows = {key: [row for row in _match_tensors(subject, some) if _is_unknown(row)] for key, some in globs.items()}
-    keys = [f"policy.{key}" for key, unknown in rows.items() if unknown]
+    keys = [
+        f"policy.{key}"
+        for key, some in globs.items()
+        if any(row.requires_grad is None and row.kind is not Kind.BUFFER for row in _match_tensors(subject, some))
+    ]
     if not keys:
         return None
     return Issue(
@@ -98,10 +101,6 @@ def _report_inconclusive(subject: Subject) -> Issue | None:
         severity=trainable_mismatch.cases["inconclusive"],
         about="requires_grad",
     )
-
-
-def _is_unknown(row: TensorInfo) -> bool:
-    return row.requires_grad is None and row.kind is not Kind.BUFFER
 
 
 @rule(Severity.WARNING, needs_optimizer_with_names)

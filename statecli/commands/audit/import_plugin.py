@@ -136,12 +136,13 @@ def _build_plugin(name: str, module: ModuleType, where: str) -> Plugin:
         problem = _find_problem(rule)
         if problem is not None:
             raise UsageError(f"{where}: rule {rule.name!r}: {problem}")
-    prefixes = list(dict.fromkeys(_get_prefix(rule) for rule in rules))
+    prefixes = list(dict.fromkeys(rule.name.partition("-")[0] for rule in rules))
     if len(prefixes) > 1:
         raise UsageError(
             f"{where}: rule names begin with {prefixes[0]}- and {prefixes[1]}-; use one prefix for all rules"
         )
-    return Plugin(name, tuple(_adopt(rule, name) for rule in rules))
+    changed = {"group": prefixes[0], "commands": ("audit",), "plugin": name}
+    return Plugin(name, tuple(replace(rule, find=_protect(rule.find), **changed) for rule in rules))
 
 
 def _find_problem(rule: AuditRule) -> str | None:
@@ -158,14 +159,6 @@ def _find_problem(rule: AuditRule) -> str | None:
     if not callable(rule.find) or not isinstance(rule.needs, tuple) or not all(map(callable, rule.needs)):
         return "the rule, and each element of `needs`, must be a function that takes a Subject"
     return None
-
-
-def _get_prefix(rule: AuditRule) -> str:
-    return rule.name.partition("-")[0]
-
-
-def _adopt(rule: AuditRule, plugin: str) -> AuditRule:
-    return replace(rule, group=_get_prefix(rule), commands=("audit",), find=_protect(rule.find), plugin=plugin)
 
 
 def _check_unique(plugins: list[Plugin]) -> None:

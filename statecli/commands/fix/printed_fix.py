@@ -38,7 +38,8 @@ def apply_code(source: Source, text: str, attribute: str, line: int, names: Sequ
         raise NoEdit(f"the class needs another change first: {str(fix.find_comment('# and ')).removeprefix('# and ')}")
     if not fix.is_editable():
         raise NoEdit(BY_HAND)
-    if _has_other_branch(source, assigned, attribute) and not any(map(_is_placement, fix.comments)):
+    has_place = any(fix.has_comment(start) for start in ("# at the end of ", "# after ", "# delete "))
+    if _has_other_branch(source, assigned, attribute) and not has_place:
         changes = _register_at_end(source, fix, assigned, attribute, value_text)
     else:
         changes = _put_code(source, fix, assigned)
@@ -65,10 +66,6 @@ def get_value_text(source: Source, assigned: Assigned) -> str:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno == line and node.value is not None:
             return ast.get_source_segment(code, node.value) or ""
     return ""
-
-
-def _is_placement(comment: str) -> bool:
-    return comment.startswith(("# at the end of ", "# after ", "# delete "))
 
 
 def _has_other_branch(source: Source, assigned: Assigned, name: str) -> bool:
