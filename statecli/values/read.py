@@ -418,7 +418,8 @@ def iter_row_blocks(before: TensorData, after: TensorData, name: str) -> Iterato
     step = max(1, ROW_BLOCK_ELEMENTS // max(width, 1))
     for start in range(0, height, step):
         stop = min(start + step, height)
-        old, new = (read_rows(data, name, start, stop).astype(np.float64) for data in (before, after))
+        with np.errstate(all="ignore"):
+            old, new = (read_rows(data, name, start, stop).astype(np.float64) for data in (before, after))
         yield start, stop, old, new
 
 
