@@ -19,7 +19,7 @@ from statecli.formats import find_format
 from statecli.live.spec import split_class_options
 from statecli.render import Output
 from statecli.requests.options import Options
-from statecli.requests.parameters import parameters_of
+from statecli.requests.parameters import list_texts
 from statecli.storage import files
 from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILES
@@ -102,13 +102,8 @@ def _identify(path: str) -> object:
 
 def _list_inputs(options: Options, other_than: str = "") -> Iterator[str]:
     """Yield the files and folders to read, from the command line, without the field `other_than`."""
-    for parameter in parameters_of(type(options)):
-        if not parameter.reads_file or parameter.field == other_than:
-            continue
-        value = getattr(options, parameter.field)
-        for text in value if isinstance(value, tuple) else (value,):
-            if isinstance(text, str):
-                yield from _list_files(text)
+    for text in list_texts(options, lambda each: each.reads_file and each.field != other_than):
+        yield from _list_files(text)
 
 
 def _list_files(text: str) -> Iterator[str]:

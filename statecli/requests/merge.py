@@ -13,7 +13,7 @@ import msgspec
 from statecli.core.errors import EngineError, StateError, UnreadableError, UsageError, option
 from statecli.core.version import __version__
 from statecli.requests.options import AuditOptions, MergeOptions
-from statecli.requests.parameters import parameters_of
+from statecli.requests.parameters import list_given, list_texts, parameters_of
 from statecli.requests.shard_options import OUTPUT_OPTIONS, SHARDED_COMMANDS, ShardedOptions
 from statecli.storage import files
 from statecli.targets import load
@@ -199,24 +199,21 @@ def _restore_options(path: str, head: Head, merge: MergeOptions) -> ShardedOptio
 def _select_output_options(merge: MergeOptions, command: str, names: Collection[str]) -> dict[str, Any]:
     """Return the options of output without defaults. Raises UsageError for a name outside of `names`."""
     selected = {}
-    for each in parameters_of(MergeOptions):
-        value = getattr(merge, each.field)
-        if each.field not in OUTPUT_OPTIONS or value == each.default:
+    for each in list_given(merge):
+        if each.field not in OUTPUT_OPTIONS:
             continue
         if each.field not in names:
             raise UsageError(
                 f"{option(each.flags[0])}: the part files were written by `statecli {command}`, which does not have "
                 "this option; leave the option out"
             )
-        selected[each.field] = value
+        selected[each.field] = getattr(merge, each.field)
     return selected
 
 
 def _list_names(options: ShardedOptions) -> list[str]:
     """Return the values of options for files, URLs and classes; without plugins, which are code in any case."""
-    fields = [each.field for each in parameters_of(type(options)) if each.reads_file and each.field != "plugin"]
-    values = [getattr(options, field) for field in fields]
-    return [text for value in values for text in _to_sequence(value) if isinstance(text, str)]
+    return list_texts(options, lambda each: each.reads_file and each.field != "plugin")
 
 
 def _check_code(options: ShardedOptions, allowed: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
 from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
@@ -111,6 +112,18 @@ def _build_parameter(field: str, default: Any, annotation: Any, command: str) ->
     return Parameter(**row)
 
 
+def list_given(options: Options) -> list[Parameter]:
+    """Return the parameters with another value than the default."""
+    return [each for each in parameters_of(type(options)) if getattr(options, each.field) != each.default]
+
+
+def list_texts(options: Options, is_wanted: Callable[[Parameter], bool]) -> list[str]:
+    """Return the texts that are values of parameters, or items of these values."""
+    values = [getattr(options, each.field) for each in parameters_of(type(options)) if is_wanted(each)]
+    items = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+    return [item for item in items if isinstance(item, str)]
+
+
 def check_inputs(options: Options) -> None:
     """Raise UsageError for an unreadable text of `--input`, and for `--input-from` too, before torch is imported."""
     texts = getattr(options, "input", ())
@@ -125,12 +138,8 @@ def check_inputs(options: Options) -> None:
 
 def check_standard_input(options: Options) -> None:
     """Raise UsageError for standard input as two targets, and for work in other processes that cannot read it."""
-    words: list[str] = []
-    for parameter in parameters_of(type(options)):
-        if parameter.is_target:
-            value = getattr(options, parameter.field)
-            words.extend(value if parameter.repeatable else [value])
-    count = sum(isinstance(word, str) and word.partition("#")[0] == STANDARD_INPUT for word in words)
+    words = list_texts(options, lambda parameter: parameter.is_target)
+    count = sum(word.partition("#")[0] == STANDARD_INPUT for word in words)
     if count > 1:
         raise UsageError(
             "-: standard input is given twice but contains only one checkpoint; save the other checkpoint to a file"

@@ -8,7 +8,7 @@ import msgspec
 
 from statecli.core.errors import UsageError, option
 from statecli.requests.options import COMMANDS, AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions
-from statecli.requests.parameters import parameters_of
+from statecli.requests.parameters import list_given, parameters_of
 from statecli.shards.shard import parse_shard
 
 ShardedOptions: TypeAlias = InspectOptions | DiffOptions | AuditOptions | LockOptions
@@ -31,7 +31,7 @@ _CONTRADICTORY = ("to", "cuda", "write_baseline")
 def check_options(options: ShardedOptions, shard: str) -> None:
     """Raise UsageError for an invalid `--shard`, and for options in contradiction to `--shard`."""
     parse_shard(shard)
-    parameters = [each for each in parameters_of(type(options)) if getattr(options, each.field) != each.default]
+    parameters = list_given(options)
     for each in parameters:
         if each.field in _REPORT_OPTIONS:
             raise UsageError(
@@ -47,9 +47,5 @@ def check_options(options: ShardedOptions, shard: str) -> None:
 
 def select_options(options: ShardedOptions) -> dict[str, Any]:
     """Return the options with an effect on the result, without defaults."""
-    values = {each.field: (getattr(options, each.field), each.default) for each in parameters_of(type(options))}
-    return {
-        name: msgspec.to_builtins(value)
-        for name, (value, default) in values.items()
-        if name not in OUTPUT_OPTIONS and value != default
-    }
+    fields = [each.field for each in list_given(options) if each.field not in OUTPUT_OPTIONS]
+    return {field: msgspec.to_builtins(getattr(options, field)) for field in fields}
