@@ -197,8 +197,8 @@ def _complete_value(command: str, parameter: Parameter, current: str) -> Complet
     if parameter.choices:
         return Completion(candidates=tuple((choice, "") for choice in parameter.choices))
     candidates = [(suggestion, "") for suggestion in parameter.suggestions]
-    if parameter.names in _LISTERS:
-        candidates += _LISTERS[parameter.names](command, current)
+    candidates += _list_rules(command) if parameter.names is Names.RULE else ()
+    candidates += _LISTERS[parameter.names](current) if parameter.names in _LISTERS else ()
     matching = tuple(candidate for candidate in candidates if candidate[0].startswith(current))
     if (parameter.reads_file or parameter.names is Names.OUTPUT) and not (current and matching):
         return Completion(Kind.FILES)
@@ -209,7 +209,7 @@ def _complete_value(command: str, parameter: Parameter, current: str) -> Complet
     return Completion(Kind.STEMS if is_stem else Kind.WORDS, matching)
 
 
-def _list_rules(command: str, _: str) -> Iterator[tuple[str, str]]:
+def _list_rules(command: str) -> Iterator[tuple[str, str]]:
     """Yield the rules of a command, and the groups of rules; for `rules` the rules of all commands."""
     from statecli.rules.dictionary import DICTIONARY, RULES
 
@@ -221,21 +221,21 @@ def _list_rules(command: str, _: str) -> Iterator[tuple[str, str]]:
     yield from ((rule.group, f"All rules of the group {rule.group}.") for rule in rules)
 
 
-def _list_schema_commands(_: str, __: str) -> Candidates:
+def _list_schema_commands(_: str) -> Candidates:
     from statecli.report.documents.schema_texts import read_schemas
 
     return ((name, "") for name in read_schemas())
 
 
-def _list_parts_of_target(_: str, current: str) -> Candidates:
+def _list_parts_of_target(current: str) -> Candidates:
     """Return the classes of `net.py:`, and the sections of `train.ckpt#`; nothing for another word."""
-    path, hash_sign, __ = current.rpartition("#")
+    path, hash_sign, _ = current.rpartition("#")
     if hash_sign and os.path.exists(path):
         return ((f"{path}#{name}", "") for name in _list_sections(path))
     return _list_names_in_file(current, want_classes=True)
 
 
-def _list_functions(_: str, current: str) -> Candidates:
+def _list_functions(current: str) -> Candidates:
     return _list_names_in_file(current, want_classes=False)
 
 
@@ -263,10 +263,9 @@ def _list_sections(path: str) -> Iterator[str]:
                 yield name
 
 
-#: Candidates for a value of a command, from the word at the cursor.
-_LISTERS: dict[Names | None, Callable[[str, str], Candidates]] = {
+#: Candidates for a value, from the word at the cursor.
+_LISTERS: dict[Names | None, Callable[[str], Candidates]] = {
     Names.TARGET: _list_parts_of_target,
     Names.FUNCTION: _list_functions,
-    Names.RULE: _list_rules,
     Names.SCHEMA: _list_schema_commands,
 }
