@@ -424,7 +424,6 @@ BaselineFile = Annotated[
         ("--baseline",),
         "Accept the findings listed in FILE: they do not make the command fail.",
         "FILE",
-        Group.TASK,
         names=Names.INPUT,
     ),
 ]
@@ -467,7 +466,7 @@ ForwardInputsFrom = Annotated[
         },
     ),
 ]
-Reason = Annotated[str | None, Option(("--reason",), "Reason to record with --write-baseline.", "TEXT", Group.TASK)]
+Reason = Annotated[str | None, Option(("--reason",), "Reason to record with --write-baseline.", "TEXT")]
 
 
 InspectedTarget = Annotated[
@@ -966,7 +965,6 @@ class ResumeCheckOptions(OutputOptions, frozen=True, kw_only=True):
             ("--steps",),
             "Train N optimizer steps, then resume from the checkpoint of step N/2 and compare (N is even).",
             "N",
-            Group.TASK,
         ),
     ] = 4
 
@@ -975,16 +973,13 @@ class WatchOptions(Options, frozen=True, kw_only=True):
     """Print a line for each new checkpoint once it is fully written. Runs until Ctrl-C or --count."""
 
     targets: RunTargets
-    interval: Annotated[float, Option(("--interval",), "Look for new files every SECONDS.", "SECONDS", Group.TASK)] = (
-        5.0
-    )
+    interval: Annotated[float, Option(("--interval",), "Look for new files every SECONDS.", "SECONDS")] = 5.0
     count: Annotated[int | None, Option(("--count",), "Exit after N lines.", "N", minimum=1)] = None
     history: Annotated[
         bool,
         Option(
             ("--history",),
             "First print all checkpoints that exist already, not only the last one.",
-            group=Group.TASK,
         ),
     ] = False
     fail_on_nan: Annotated[
@@ -992,7 +987,6 @@ class WatchOptions(Options, frozen=True, kw_only=True):
         Option(
             ("--fail-on-nan",),
             "Exit with status 1 as soon as a tensor gets NaN or infinite values for the first time.",
-            group=Group.TASK,
         ),
     ] = False
     no_cache: NoCache = False
