@@ -84,7 +84,7 @@ class _LineReader:
     def _store(self, parameter: Parameter, word: str) -> bool:
         """Store the value of a word; return False for a word without a value of the type, and for a second value."""
         try:
-            value = parameter.convert(word)
+            value = parameter.type(word)
         except ValueError:
             return False
         if parameter.repeatable:

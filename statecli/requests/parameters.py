@@ -64,10 +64,6 @@ class Parameter(Option, frozen=True, kw_only=True):
         """The only possible values; () if there are others."""
         return tuple(choice.value for choice in self.type) if issubclass(self.type, Enum) else ()
 
-    def convert(self, word: str) -> Any:
-        """Return a word of the command line as a value. Raises ValueError for a word without a value of the type."""
-        return self.type(word)
-
 
 @cache
 def parameters_of(options: type[Options]) -> tuple[Parameter, ...]:
