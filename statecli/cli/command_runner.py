@@ -124,7 +124,8 @@ class _CommandLine(Caller):
     """Caller that shows progress on stderr and protects files that the command reads."""
 
     def __init__(self, options: Any, outputs: Sequence[OutputTarget]) -> None:
-        self._enabled, self._color = not getattr(options, "no_progress", True), _get_color(options)
+        self._enabled = not getattr(options, "no_progress", True)
+        self._color: str = options.color.value if hasattr(options, "color") else "auto"
         self._outputs = outputs
 
     def progress(self, *, values: bool) -> AbstractContextManager[Progress | None]:
@@ -146,12 +147,6 @@ class _CommandLine(Caller):
     def check_files(self, paths: Collection[str]) -> None:
         for output in self._outputs:
             output_files.check_not_read(output, paths)
-
-
-def _get_color(options: Any) -> str:
-    """Return when to use colours: "auto", "always" or "never"."""
-    color: str = options.color.value if hasattr(options, "color") else "auto"
-    return color
 
 
 def _print_completion_script(options: CompletionOptions) -> int:

@@ -113,12 +113,7 @@ def _list_files(text: str) -> Iterator[str]:
     yield from (text, file, *(() if configuration is None else (configuration,)))
     module = file.removesuffix(".py") if ":" in text else text.replace(".", os.sep)
     yield from (f"{module}.py", os.path.join(module, "__init__.py"))
-    yield from () if os.path.lexists(text) else _match_files(text)
-
-
-def _match_files(text: str) -> Iterator[str]:
-    """Yield the local files that a text matches if it is a glob."""
-    if files.is_glob(text) and not files.is_remote(text):
+    if files.is_glob(text) and not files.is_remote(text) and not os.path.lexists(text):
         yield from files.match_glob(text)
 
 
