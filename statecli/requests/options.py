@@ -74,7 +74,6 @@ class Option(msgspec.Struct, frozen=True):
         command_help: The phrase for some commands, by the name of the command, if `help` is not exact for them.
         metavar: Placeholder of the value in the help; "" for a flag, a number or a choice of few words.
         group: Heading in the help.
-        type: Type of a value on the command line, if the field has a wider type for Python.
         argument: Name of the argument in Python, if not the name of the field.
         suggestions: Values that completion offers, if others are possible too.
         aliases: Older spellings, which still work and are not listed.
@@ -87,7 +86,6 @@ class Option(msgspec.Struct, frozen=True):
     help: str
     metavar: str = ""
     group: Group = Group.TASK
-    type: Any = None
     argument: str | None = None
     suggestions: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
@@ -361,7 +359,6 @@ Executor = Annotated[
         "to read on several machines.",
         "ENGINE",
         Group.DISTRIBUTION,
-        type=str,
         suggestions=("threads", "processes", "dask:", "mpi", "ray"),
     ),
 ]
@@ -769,7 +766,6 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             "Train with this optimizer of torch.optim, such as adamw. [default: sgd for the check step, adamw for the "
             "check resume]",
             "NAME",
-            type=str,
             suggestions=("sgd", "adam", "adamw"),
         ),
     ] = None

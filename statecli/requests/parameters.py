@@ -23,7 +23,7 @@ class Parameter(Option, frozen=True, kw_only=True):
     Attributes:
         field: Field of the options.
         argument: Argument in Python.
-        type: Type of a value: bool, str, int, float or an Enum.
+        type: Type of a value on the command line: bool, str, int, float or an Enum. A field of any type is a str there.
         repeatable: True if the command line may give several values; the field is then a tuple.
         default: Default; msgspec.NODEFAULT for a required target.
         help: The phrase for this command.
@@ -31,6 +31,7 @@ class Parameter(Option, frozen=True, kw_only=True):
 
     field: str
     argument: str
+    type: Any
     repeatable: bool
     default: Any
 
@@ -100,7 +101,7 @@ def _build_parameter(field: str, default: Any, annotation: Any, command: str) ->
         **asdict(info),
         "field": field,
         "argument": info.argument or field,
-        "type": info.type or plain,
+        "type": str if plain is Any else plain,
         "repeatable": repeatable,
         "default": default,
         "help": info.command_help.get(command, info.help),
