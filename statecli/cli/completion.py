@@ -20,6 +20,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from statecli.cli.help_table import GROUPS, HELP_OPTION, VERSION_OPTION, list_commands
+from statecli.cli.unknown_word import find_command
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.requests.options import COMMANDS, Names, Shell
 from statecli.requests.parameters import Parameter, parameters_of
@@ -131,8 +132,7 @@ def complete(words: Sequence[str], current: str) -> Completion:
 def _find_candidates(words: Sequence[str], current: str) -> Completion:
     if words[:1] == ["help"]:
         return _complete_command(words[1:])
-    name = next((name for name in (" ".join(words[:2]), words[0] if words else "") if name in COMMANDS), None)
-    if name is not None:
+    if name := find_command(words):
         return _complete_argument(name, words[name.count(" ") + 1 :], current)
     if not words and current.startswith("-"):
         return Completion(candidates=tuple((term.split(", ")[1], text) for term, text in (VERSION_OPTION, HELP_OPTION)))

@@ -8,36 +8,24 @@ help is answered by `help_page`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from statecli.cli.unknown_word import find_ambiguous_word
+from statecli.cli.unknown_word import find_ambiguous_word, find_command
 from statecli.requests.options import COMMANDS, Options
 from statecli.requests.parameters import Parameter, parameters_of
 
 
 def parse(words: Sequence[str]) -> Options | None:
     """Return the options of a command line; None if Typer has to parse the line."""
-    name, rest = _split_command(words)
-    if name is None or find_ambiguous_word(words) is not None:
+    name = find_command(words)
+    if not name or find_ambiguous_word(words) is not None:
         return None
     parameters = parameters_of(COMMANDS[name])
-    given = _LineReader(parameters).read(rest)
-    if given is None or any(_is_missing(parameter, given) for parameter in parameters):
+    given = _LineReader(parameters).read(words[name.count(" ") + 1 :])
+    if given is None or any(each.is_required and each.field not in given for each in parameters):
         return None
     return COMMANDS[name](**given)
-
-
-def _split_command(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    for length in (1, 2):
-        name = " ".join(words[:length])
-        if name in COMMANDS:
-            return name, words[length:]
-    return None, words
-
-
-def _is_missing(parameter: Parameter, given: Mapping[str, Any]) -> bool:
-    return parameter.is_required and parameter.field not in given
 
 
 class _LineReader:
