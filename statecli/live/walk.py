@@ -49,13 +49,18 @@ def type_ids(kinds: Iterable[Any]) -> frozenset[int]:
 
 
 def cache_by_type(compute: Callable[[type], _Result]) -> Callable[[type], _Result]:
-    """Cache the result of `compute` for each type by id. The cache keeps the types, so no id is used twice."""
-    results: dict[int, tuple[type, _Result]] = {}
+    """Cache the result of `compute` for each type by id, as long as the type exists.
+
+    A result that refers to the type, such as a member of its slots, keeps the type.
+    """
+    results: dict[int, tuple[weakref.ref[type], _Result]] = {}
 
     def look_up(kind: type) -> _Result:
-        entry = results.get(id(kind))
+        key = id(kind)
+        entry = results.get(key)
         if entry is None:
-            entry = results[id(kind)] = (kind, compute(kind))
+            reference = weakref.ref(kind, lambda _: results.pop(key, None))
+            entry = results[key] = (reference, compute(kind))
         return entry[1]
 
     return look_up
@@ -737,7 +742,7 @@ def _find_declared_slots(kind: type) -> tuple[tuple[str, Any], ...]:
 
 def _list_class_attributes(obj: Any, kind: type, classes: dict[int, type]) -> Iterator[tuple[str, Any, str]]:
     """Yield tensors and containers in the class bodies of user classes, once per class."""
-    for base in _find_user_classes(kind):
+    for base in filter(_is_user_class, _mro_of(kind)):
         if id(base) in classes:
             continue
         classes[id(base)] = base
@@ -763,11 +768,6 @@ def _is_shadowed(obj: Any, name: str) -> bool:
 
 
 @cache_by_type
-def _find_user_classes(kind: type) -> tuple[type, ...]:
-    """Return `kind` and its bases without the classes of Python and torch."""
-    return tuple(base for base in _mro_of(kind) if _is_user_class(base))
-
-
 def _is_user_class(kind: type) -> bool:
     module = _dict_of(kind).get("__module__")
     top = module.partition(".")[0] if type(module) is str else "builtins"

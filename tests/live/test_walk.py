@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -407,3 +410,20 @@ def test_the_container_of_an_unregistered_module_is_recorded(inspect, value, kin
     init = f"    def __init__(self):\n        super().__init__()\n        self.x = {value}\n"
     (row,) = inspect(f"import collections, types\nclass Net(nn.Module):\n{init}").tensors
     assert row.container == kind
+
+
+def test_a_class_that_was_walked_is_freed(read_live):
+    """A process that builds many versions of a class, such as a notebook, keeps none of them."""
+
+    class Net(nn.Linear):
+        tables = (torch.ones(1),)
+
+        def __init__(self):
+            super().__init__(2, 2)
+            self.parts = [nn.Linear(2, 2), {"t": torch.ones(1)}]
+
+    read_live(Net)
+    reference = weakref.ref(Net)
+    del Net
+    gc.collect()
+    assert reference() is None
