@@ -69,8 +69,8 @@ _MAX_INDIRECT_CALLS = 8
 #: the classes of storages.
 _SCHEME = compile_on_use(r"torch\.per_(?:tensor|channel)_\w+")
 _NUMBERED = compile_on_use(rf"{_SCHEME.pattern}|torch\.\w*Storage")
-#: Parts of the persistent ids of a storage, the last of which a zip archive lacks, and of a class.
-_PARTS_WITH_VIEW, _PARTS_OF_CLASS = 6, 3
+#: Parts of the persistent ids of a storage, the last of which a zip archive lacks, of a view, and of a class.
+_PARTS_WITH_VIEW, _PARTS_OF_VIEW, _PARTS_OF_CLASS = 6, 3, 3
 _PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
 _METADATA_CLASSES = frozenset(
     f"torch.distributed.{module}.metadata.Metadata" for module in ("checkpoint", "_shard.checkpoint")
@@ -564,7 +564,7 @@ def _is_written_by_torch(pid: Value) -> bool:
     if pid[:1] == ("storage",):
         *parts, view = pid if len(pid) == _PARTS_WITH_VIEW else (*pid, None)
         views = view if type(view) is tuple else (view,)
-        of_type = len(parts) == _PARTS_WITH_VIEW - 1 and type(parts[1]) is Global
+        of_type = len(parts) == _PARTS_WITH_VIEW - 1 and type(parts[1]) is Global and len(views) <= _PARTS_OF_VIEW
         return of_type and all(type(part) in _PLAIN_TYPES for part in (parts[0], *parts[2:], *views))
     source = pid[1:] if pid[:1] == ("module",) else pid
     is_class = len(source) == _PARTS_OF_CLASS and type(source[0]) is Global

@@ -139,7 +139,6 @@ SHARED_BY_MANY = {
     "a list among arguments": sharing(sequence(3000), stack_global("uuid", "UUID") + GET + b"\x85R", 3000),
     "a list in a state": sharing(sequence(3000), EMPTY_OBJECT + b"}" + short("a") + GET + b"sb", 3000),
     "keyword arguments": sharing(settings(1200), stack_global("uuid", "UUID") + b")" + GET + b"\x92", 1200),
-    "persistent ids": sharing(b"(" + b"N" * 3000 + b"t", GET + b"Q", 3000),
     "parts of jagged tensors": sharing(
         settings(3000), stack_global("torch.nested._internal.nested_tensor", "_rebuild_njt") + GET + b"\x85R", 3000
     ),
