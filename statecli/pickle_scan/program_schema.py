@@ -245,14 +245,6 @@ SCHEMA: dict[str, dict[str, Kind]] = {
         "forward_arg_names": ListOf(Judgement.PARAMETER),
     },
 }
-#: Class of torch's schema that is in no program -> why its texts reach no source.
-OTHER_RECORDS = {
-    "PayloadConfig": "torch looks up its keys only by the names in the signature, and statecli checks these names",
-    "PayloadMeta": "torch uses its path only as a part of the name of a record, and reads this record",
-    "AOTInductorModelPickleData": "the class belongs to a compiled model, and statecli reports compiled models as code",
-    "ExternKernelNodes": "the class belongs to a compiled model, and statecli reports compiled models as code",
-    "ExternKernelNode": "the class belongs to a compiled model, and statecli reports compiled models as code",
-}
 
 
 class ProgramValue(NamedTuple):
