@@ -398,10 +398,7 @@ class Flow:
                     or root in expected_calls.ENUMERATIONS
                 ):
                     if is_clean(called):
-                        self.note_misuse(
-                            name,
-                            "gets an object from the pickle instead of plain data, and calls methods of this object",
-                        )
+                        self._note_object(name)
                     return
                 within: Sequence[Value] = ()
                 if root in expected_calls.GONE_THROUGH:
@@ -811,7 +808,7 @@ class Flow:
         name = self._get_root_name(key) if type(key) is Obj else None
         if name in TEXT_CLASSES:
             return key.args[0] if len(key.args) == 1 and type(key.args[0]) is str else expected_calls.COMPUTED
-        if name == expected_calls.TYPE_TAG:
+        if name == packed_weights.TYPE_TAG:
             return self._text_of(key.args[0]) if key.args and type(key.args[0]) in (str, Obj) else None
         if name in expected_calls.SCALARS and not numpy_dtype_states.is_number(key.args[0] if key.args else None):
             return numpy_dtype_states.text_of(key.args) or expected_calls.COMPUTED

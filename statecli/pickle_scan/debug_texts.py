@@ -6,7 +6,7 @@ the code. Source: torch/csrc/jit/serialization/source_range_serialization.cpp of
 
 from __future__ import annotations
 
-from statecli.pickle_scan.script_types import strip_tags
+from statecli.pickle_scan.packed_weights import strip_tags
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Value
 

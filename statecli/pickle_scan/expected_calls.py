@@ -160,12 +160,10 @@ ARGUMENT_PREFIXES = (
 
 def strip_type_tag(value: Any) -> Any:
     """Return the value tagged with a type by TorchScript: the first argument of the call, itself never a call."""
-    if type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) == TYPE_TAG and value.args:
-        return value.args[0]
-    return value
+    is_call = type(value) is Obj and type(value.cls) is Global and bool(value.args)
+    return value.args[0] if is_call and get_plain_name(value.cls) == packed_weights.TYPE_TAG else value
 
 
-TYPE_TAG = "torch.jit._pickle.restore_type_tag"
 #: What keeps its arguments, or is looked at by other rules.
 _KEEPER_PREFIXES = (
     *("functools.", "operator.", "collections.defaultdict", "types.GenericAlias", "torch.jit._pickle."),

@@ -40,12 +40,19 @@ _MIN_STATE_LENGTH = 12
 _NUMBER_LIMIT = 2**20
 #: Versions of what C++ writes: with numbers in a list, or in a tensor of 16 bits, as torch 2.13 writes frozen modules.
 _VERSION, _VERSION_OF_TENSORS = 3, "2"
-_LIST_FUNCTIONS = frozenset(
-    f"torch.jit._pickle.{name}" for name in ("build_intlist", "build_tensorlist", "restore_type_tag")
-)
+TYPE_TAG = "torch.jit._pickle.restore_type_tag"
+#: Calls of TorchScript whose first argument is what they make.
+_TAGS = frozenset([TYPE_TAG, *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool"))])
 _REBUILD_TENSOR = "torch._utils._rebuild_tensor_v2"
 #: Bytes of a storage by its key; None for one that is not small, or not there.
 ReadStorage: TypeAlias = Callable[[str], "bytes | None"]
+
+
+def strip_tags(value: Value) -> Value:
+    """Return the value without the calls that record its type."""
+    while type(value) is Obj and type(value.cls) is Global and value.args and value.cls.qualified in _TAGS:
+        value = value.args[0]
+    return value
 
 
 def is_cpp_class(name: str) -> bool:
@@ -88,7 +95,7 @@ def is_packed_state(name: str, state: Value, read: ReadStorage) -> bool:
         return type(state) is tuple and all(map(_is_context_part, state))
     if _CONVOLUTION.fullmatch(name) is None or type(state) is not tuple or len(state) != 3:
         return False
-    numbers = _read_numbers(state[0], _strip_type_tag(state[1]), read)
+    numbers = _read_numbers(state[0], strip_tags(state[1]), read)
     if not numbers or type(numbers[0]) is not int:
         return False
     dimensions = numbers[0]
@@ -128,20 +135,13 @@ def _read_numbers(version: Value, parts: Value, read: ReadStorage) -> list[Any]:
 
 def _is_context_part(value: Value) -> bool:
     """Return whether a part of an xnnpack or mkldnn context is a number of groups, a list of sizes, or not a number."""
-    numbers = _strip_type_tag(value)
+    numbers = strip_tags(value)
     if type(numbers) is list:
         return all(type(number) is int and 0 <= number < _NUMBER_LIMIT for number in numbers)
     return type(numbers) is not int or 1 <= numbers < _NUMBER_LIMIT
 
 
 def _has_valid_numbers(value: Value, least: int) -> bool:
-    values = _strip_type_tag(value)
+    values = strip_tags(value)
     values = values if type(values) in (tuple, list) else (values,)
     return 0 < len(values) <= 3 and all(type(number) is int and least <= number < _NUMBER_LIMIT for number in values)
-
-
-def _strip_type_tag(value: Value) -> Value:
-    """Return the list tagged with its type by TorchScript; any other value itself."""
-    if type(value) is Obj and type(value.cls) is Global and value.cls.qualified in _LIST_FUNCTIONS and value.args:
-        return value.args[0]
-    return value

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb
+from statecli.pickle_scan.packed_weights import TYPE_TAG
 from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, Strings
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Global, Obj
@@ -19,7 +20,6 @@ from statecli.pickles.nodes import Global, Obj
 MAX_LINKS = 2_000
 #: Brackets inside one another in the text of a type. Types that torch wrote have fewer than ten.
 MAX_TYPE_DEPTH = 200
-_TYPE_TAG = "torch.jit._pickle.restore_type_tag"
 _TYPE_TEXT = compile_on_use(rf"[\w.,\[\] ]{{{MAX_TYPE_DEPTH},}}", re.ASCII)
 _TOKEN = compile_on_use(
     r"(?P<quote>'''|\"\"\"|['\"])|(?P<comment>#[^\n]*)|(?P<joined>\\\n)|(?P<line>\n)"
@@ -72,7 +72,7 @@ def has_deep_type(text: str) -> bool:
 def find_deep_types(calls: Iterable[Obj]) -> Iterator[Bomb]:
     """Yield the calls of a pickle that give torch.jit.load a too deeply nested type."""
     for call in calls:
-        is_tag = type(call.cls) is Global and call.cls.qualified == _TYPE_TAG
+        is_tag = type(call.cls) is Global and call.cls.qualified == TYPE_TAG
         if is_tag and any(has_deep_type(text) for text in call.args if type(text) is str):
             why = f"reads a type with more than {MAX_TYPE_DEPTH} nested brackets, which crashes torch.jit.load"
             yield Bomb(why, call.cls.position)

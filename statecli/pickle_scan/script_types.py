@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.pickle_scan.packed_weights import TYPE_TAG, strip_tags
 from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, blank_strings
 from statecli.pickle_scan.script_nesting import MAX_TYPE_DEPTH
 from statecli.pickle_scan.step_budget import Budget, Steps
@@ -23,9 +24,6 @@ _NOT_COMPARED = (
     "torch.jit.load does not compare the value with the declared type, so the code may read memory outside the value"
 )
 _ROOT, _IN_CPP = "__torch__", "__torch__.torch.classes."
-_TYPE_TAG = "torch.jit._pickle.restore_type_tag"
-#: Calls whose first argument is what they make.
-_TAGS = frozenset([_TYPE_TAG, *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool"))])
 _RECORD = compile_on_use(r"(?:.*/)?code/(__torch__.*)\.py", re.DOTALL)
 _CLASS = compile_on_use(r"class (?P<name>\w+)(?:\((?P<base>\w+)\))?:", re.ASCII)
 _CLASS_TOKEN = compile_on_use(r"\bclass\b", re.ASCII)
@@ -245,7 +243,7 @@ def find_mismatch(
                 f"the pickle calls {quoting.name(name)} in a way for which torch.jit creates no object; torch.jit "
                 "then misreads the rest of the pickle"
             )
-        if type(call.cls) is Global and call.cls.qualified == _TYPE_TAG and len(call.args) == 2:
+        if type(call.cls) is Global and call.cls.qualified == TYPE_TAG and len(call.args) == 2:
             text = call.args[1]
             tag = _parse_type(text) if type(text) is str else None
             if tag is not None:
@@ -323,10 +321,3 @@ def _get_class(value: Value) -> str | None:
     """Return the name of an object's class in TorchScript; None for other values."""
     name = value.cls.qualified if type(value) is Obj and type(value.cls) is Global else ""
     return name if name.startswith(f"{_ROOT}.") else None
-
-
-def strip_tags(value: Value) -> Value:
-    """Return the value without the calls that record its type."""
-    while type(value) is Obj and type(value.cls) is Global and value.args and value.cls.qualified in _TAGS:
-        value = value.args[0]
-    return value
