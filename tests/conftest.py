@@ -74,21 +74,26 @@ class Result:
         return {row["fqn"]: row for row in self.json["tensors"]}
 
 
-#: Files whose classes were built since the last garbage collection, and how many of them lead to the next one.
-FORGOTTEN_FILES: list[str] = []
-MAX_FORGOTTEN_FILES = 100
+#: Modules forgotten since the last garbage collection, and how many of them lead to the next one.
+FORGOTTEN_MODULES: list[str] = []
+MAX_FORGOTTEN_MODULES = 100
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget_built_files():
-    """Free the classes that a test file built: each build replaces methods in all subclasses of nn.Module."""
+def forget_built_modules(tmp_path_factory):
+    """Forget the modules of a test file's own files: another file may import other modules of the same names.
+
+    Their classes are freed, because each build of a model replaces methods in all subclasses of nn.Module.
+    """
     yield
-    names = [name for name in sys.modules if name.startswith("_statecli_")]
+    folder = str(tmp_path_factory.getbasetemp())
+    files = {name: getattr(module, "__dict__", {}).get("__file__") for name, module in sys.modules.items()}
+    names = [name for name, file in files.items() if name.startswith("_statecli_") or str(file).startswith(folder)]
     for name in names:
         del sys.modules[name]
-    FORGOTTEN_FILES.extend(names)
-    if len(FORGOTTEN_FILES) > MAX_FORGOTTEN_FILES:
-        FORGOTTEN_FILES.clear()
+    FORGOTTEN_MODULES.extend(names)
+    if len(FORGOTTEN_MODULES) > MAX_FORGOTTEN_MODULES:
+        FORGOTTEN_MODULES.clear()
         gc.collect()
 
 
