@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from statecli.core.errors import MissingDependency, UnreadableError
@@ -21,6 +22,7 @@ from statecli.storage.object_store import Listing, Missing
 from statecli.storage.retry import Transient
 from statecli.storage.store import FileVersion
 
+_Result = TypeVar("_Result")
 _REFUSED = (
     "access is refused (HTTP {status}): your Google credentials do not give access to this object, "
     "or the object does not exist"
@@ -38,15 +40,15 @@ class CloudStorage:
         self._create_filesystem = PerProcess(_create_filesystem)
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
-        return self._call(_get_range, url, offset, length, expected)  # type: ignore[no-any-return]
+        return self._call(lambda filesystem: _get_range(filesystem, url, offset, length, expected))
 
     def listing(self, url: str) -> Listing:
-        return self._call(_list_folder, url)  # type: ignore[no-any-return]
+        return self._call(lambda filesystem: _list_folder(filesystem, url))
 
-    def _call(self, request: Any, *arguments: Any) -> Any:
+    def _call(self, request: Callable[[Any], Coroutine[Any, Any, _Result]]) -> _Result:
         try:
             filesystem = self._create_filesystem()
-            return import_fsspec().asyn.sync(filesystem.loop, request, filesystem, *arguments)
+            result: _Result = import_fsspec().asyn.sync(filesystem.loop, request, filesystem)
         except (UnreadableError, MissingDependency, Transient):
             raise
         except Exception as why:  # noqa: BLE001 - of gcsfs, google.auth, aiohttp, asyncio
@@ -54,6 +56,7 @@ class CloudStorage:
                 text = f"your Google credentials cannot be used ({type(why).__name__})"
                 raise UnreadableError(f"{text}; log in again: gcloud auth application-default login") from None
             raise translate_network_error(why) from None
+        return result
 
 
 def _create_filesystem() -> Any:
