@@ -7,6 +7,11 @@ SAMPLE ?= 150
 BIN := .venv/bin
 # Each worker runs files next to each other, so that the other need not import and build the same.
 WORKERS := -n 2 --dist worksteal
+# These tests mostly wait: for a worker that is stopped, for a key, for a slow server. A process of their own waits for
+# them, while the workers compute.
+WAITING := $(addprefix tests/,test_cli_verify.py test_interrupts.py test_supervisor.py executors/test_lost.py \
+	browse/test_screen.py browse/test_terminal.py \
+	$(addprefix storage/test_,audits.py http_hostile.py lost.py progress.py))
 # Python compiles what is imported, once: compiling all of torch and transformers takes a minute. Where the environment
 # forbids Python to keep what it compiled, each process of the tests would compile torch and statecli again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,7 +20,7 @@ PIP := $(PIP_INSTALL) --quiet
 DOCUMENTS := README.md $(wildcard docs/*.md docs/*/*.md docs/*/*/*.md)
 COG := $(BIN)/cog -P -p 'import sys; sys.path.insert(0, "docs"); import shown'
 
-.PHONY: demo check test lint ruff types pytest pages docs pictures site man bench fuzz mutants release-check clean
+.PHONY: demo check test lint ruff types pytest pytest-waiting pages docs pictures site man bench fuzz mutants release-check clean
 
 demo: .venv/.demo
 	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
@@ -24,10 +29,13 @@ demo: .venv/.demo
 
 # mypy, the documents and the site use one core each, so they run next to the tests.
 test: .venv/.test .venv/.site ruff
-	$(MAKE) --no-print-directory --jobs=2 pytest types pages site
+	$(MAKE) --no-print-directory --jobs=3 pytest pytest-waiting types pages site
 
 pytest: .venv/.test
-	$(BIN)/python -m pytest $(WORKERS)
+	$(BIN)/python -m pytest $(WORKERS) $(addprefix --ignore=,$(WAITING))
+
+pytest-waiting: .venv/.test
+	$(BIN)/python -m pytest $(WAITING)
 
 check: .venv/.test lint
 	$(BIN)/python -m pytest $(WORKERS) $$($(BIN)/python tools/tests_of_change.py $(SINCE))

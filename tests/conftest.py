@@ -38,18 +38,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ROOT = Path(__file__).parent.parent
 
 
-#: Tests that mostly wait: for a worker that is stopped, for a thread that never ends, for a slow server.
-WAITING = ["executors/test_lost.py", "test_cli_verify.py", "test_supervisor.py", "test_interrupts.py"]
-WAITING += [f"storage/test_{name}.py" for name in ("audits", "http_hostile", "lost", "progress")]
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with tests that wait, while `make test` also checks types and documents; then the zoo.
-
-    At the end of a run the workers share what is left, and each would prove the models of the zoo.
-    """
-    waiting = tuple(f"/tests/{name}" for name in WAITING)
-    items.sort(key=lambda item: (not item.path.as_posix().endswith(waiting), item.path.name != "test_zoo.py"))
+    """Begin with the zoo: at the end of a run the workers share what is left, and each would prove its models."""
+    items.sort(key=lambda item: item.path.name != "test_zoo.py")
 
 
 def pytest_collection_finish() -> None:
