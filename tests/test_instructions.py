@@ -17,7 +17,6 @@ LIMITS = {
     "help": 2.02,
     "mistake": 2.33,
     "start": 5.46,
-    "schema": 4.82,
     "lock-small": 7.22,
     "diff-small": 7.08,
     "list-2k": 7.36,

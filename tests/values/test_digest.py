@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import sys
@@ -31,7 +32,8 @@ DTYPES = (
 def raw(tensor: torch.Tensor) -> bytes:
     """The oracle: what torch holds of the tensor once it lies in order."""
     in_order = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.resolve_conj().resolve_neg())
-    return bytes(in_order.untyped_storage().tolist())
+    storage = in_order.untyped_storage()
+    return ctypes.string_at(storage.data_ptr(), storage.nbytes())
 
 
 def of_file(path, algorithm=Algorithm.BLAKE3, jobs=1):

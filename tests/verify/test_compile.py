@@ -62,16 +62,6 @@ ZOO = {
         {"seen": NUMBER},
         net("self.seen = []", "self.seen = [1]\nreturn self.fc(x)"),
     ),
-    "a list of tensors": (
-        net("self.seen = []", "self.seen.append(self.fc(x))\nreturn self.seen[-1]"),
-        {"seen": NUMBER},
-        net("self.seen = []", "self.seen = [self.fc(x)]\nreturn self.seen[-1]"),
-    ),
-    "a dict": (
-        net('self.d = {"n": 0}', 'self.d["n"] += 1\nreturn self.fc(x) * self.d["n"]'),
-        {"d": NUMBER},
-        net('self.d = {"n": 2}', 'return self.fc(x) * self.d["n"]'),
-    ),
     "a growing dict": (
         net("self.d = {}", "self.d[len(self.d)] = 1\nreturn self.fc(x)"),
         {"d": NUMBER},
