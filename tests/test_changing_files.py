@@ -1,4 +1,4 @@
-"""A file that changes between its listing and its values: each command that reads values ends 2 with one line."""
+"""A file that changes between its listing and its values: each command that reads values exits with 2 with one line."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_settings_beside_the_weights_are_noticed(tmp_path, in_tmp_path, after_li
 
 
 def test_a_log_that_nobody_reads_may_change(tmp_path, in_tmp_path, after_listing, statecli):
-    """A training writes beside the checkpoint that is looked at."""
+    """A training writes next to the checkpoint that is looked at."""
     (tmp_path / "a").mkdir()
     save_file({"w": torch.ones(2)}, tmp_path / "a" / "model.safetensors")
     (tmp_path / "a" / "config.json").write_text('{"architectures": ["Net"]}')

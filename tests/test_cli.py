@@ -225,7 +225,7 @@ def test_globs_of_several_sections(statecli, tmp_path):
 
 
 def test_the_only_section_is_in_no_name(statecli, tmp_path):
-    """-x 'model.*' leaves the head of a state_dict beside its module `model`."""
+    """-x 'model.*' leaves the head of a state_dict next to its module `model`."""
     torch.save({"model.w": torch.ones(2), "head.w": torch.ones(2)}, tmp_path / "net.pt")
     assert list(statecli("inspect", tmp_path / "net.pt", "-x", "model.*", "-f", "json").rows()) == ["head.w"]
 
@@ -493,7 +493,7 @@ def test_a_name_wider_than_the_terminal_is_whole(tmp_path):
 
 
 def test_a_tensor_that_is_a_prefix_of_others_is_in_the_tree(tmp_path):
-    """`fc.weight` beside `fc.weight.absmax`: both are there with their own facts."""
+    """`fc.weight` next to `fc.weight.absmax`: both are there with their own facts."""
     save_file({"fc.weight": torch.ones(6), "fc.weight.absmax": torch.ones(1)}, tmp_path / "bnb.safetensors")
     shown, _ = on_a_terminal(["inspect", tmp_path / "bnb.safetensors", "--tree"])
     assert "[6]" in shown

@@ -298,7 +298,7 @@ def test_verbose_does_not_advise_to_run_audit(statecli):
 
 
 def test_a_rule_that_ran_on_other_targets_is_not_said_to_have_run_nowhere(statecli):
-    """A class has no pickles; the checkpoint beside it was scanned."""
+    """A class has no pickles; the checkpoint next to it was scanned."""
     text = statecli("audit", "clean.pt", "torch.nn:Linear(2, 2)", "-v").out
     (of_class,) = (line for line in text.splitlines() if "unsafe-global" in line)
     assert of_class.startswith("not run on torch.nn:Linear(2, 2): ")
@@ -402,7 +402,7 @@ def test_what_is_allowed_to_be_empty_is_clean(statecli, output):
 
 
 def test_quiet_markdown_says_that_a_target_failed(statecli):
-    """It ends 2: a summary that says nothing would look clean."""
+    """It exits with 2: a summary that says nothing would look clean."""
     assert "1 failed" in statecli("audit", "clean.pt", "empty.pt", "-q", "-f", "markdown").out
 
 
@@ -598,7 +598,7 @@ def test_targets_that_failed_for_one_reason_beside_them_share_a_line(output):
 
 
 def test_a_walk_gives_no_advice_about_a_document(statecli):
-    """Nobody took the settings beside a model for a checkpoint; who names such a file may have."""
+    """Nobody took the settings next to a model for a checkpoint; who names such a file may have."""
     Path("config.json").write_text("{}")
     assert "skipped: config.json: is a JSON document\n" in statecli("audit", ".").out
     assert "does not name a model class; name the class too" in statecli("audit", "config.json").err
@@ -617,7 +617,7 @@ def test_what_is_wrong_with_the_reference_is_said_once(statecli):
 
 
 def test_a_reason_in_json_does_not_repeat_its_target(statecli):
-    """The target stands beside it."""
+    """The target stands next to it."""
     (row,) = statecli("audit", "empty.pt", "-f", "json").json["targets"]
     assert (row["target"], row["reason"]) == ("empty.pt", "is an empty file")
 

@@ -137,7 +137,7 @@ def test_a_tolerance_is_named(statecli, b):
 
 
 def test_metadata_only_reads_no_values(statecli, b):
-    """It ends 0, and does not call identical what nobody read."""
+    """It exits with 0, and does not call identical what nobody read."""
     result = statecli("diff", "a.pt", "b.pt", "--metadata-only")
     assert result.code == 0
     assert "identical" not in result.out
@@ -348,7 +348,7 @@ def test_a_class_against_its_checkpoint(statecli, tmp_path):
 
 @pytest.mark.parametrize("output", ["table", "plain", "json", "jsonl", "csv", "markdown", "html"])
 def test_what_could_not_be_compared_is_in_every_output(statecli, tmp_path, output):
-    """A damaged tensor has its row, whatever is written, beside its line on stderr."""
+    """A damaged tensor has its row, whatever is written, next to its line on stderr."""
     import torch
 
     for name, value in (("a.pt", 1.0), ("b.pt", 2.0)):

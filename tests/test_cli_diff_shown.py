@@ -155,7 +155,7 @@ def sections():
 
 
 def test_what_fails_names_its_section(statecli, sections):
-    """The name of `--name-only`, on stdout as on stderr; JSON has the section beside the name."""
+    """The name of `--name-only`, on stdout as on stderr; JSON has the section next to the name."""
     lines = statecli("diff", "a.pt", "b.pt", "-q").out.splitlines()
     assert [line.split()[1] for line in lines] == ["model.w:", "ema.w:"]
     named = statecli("diff", "a.pt", "b.pt", "--name-only", "--must-not-change", "w")
@@ -203,7 +203,7 @@ def test_a_picture_has_what_could_not_be_measured(statecli):
 
 
 def test_lines_limit_what_quiet_says(statecli, layers):
-    """-q -n 2: two reasons and how many more; -n beside a failed expectation too."""
+    """-q -n 2: two reasons and how many more; -n next to a failed expectation too."""
     both = ("a.safetensors", "b.safetensors")
     result = statecli("diff", *both, "-q", "-n", "2")
     assert (result.code, len(result.out.splitlines())) == (1, 3)

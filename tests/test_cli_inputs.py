@@ -29,7 +29,7 @@ def test_every_output_says_it(statecli, output):
 
 
 def test_the_page_says_what_forward_was_called_with(statecli):
-    """Beside the sums."""
+    """Next to the sums."""
     assert "after a forward with float32 2×4×8" in statecli("inspect", CACHED, "--input", "2x4x8", "-f", "html").out
 
 

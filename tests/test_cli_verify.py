@@ -99,7 +99,7 @@ def test_what_cannot_be_told_ends_2(statecli, proofs):
 
 
 def test_one_wins_over_two_and_both_are_told(statecli, proofs):
-    """A failure is a failure, whatever else could not be told."""
+    """A failure is a failure, whatever else could not be known."""
     proofs(move=failed_check(), forward=unsure())
     result = statecli("verify", NET)
     assert result.code == 1

@@ -116,7 +116,7 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize("line", LINES)
 def test_an_example_runs(statecli, desk, line):
-    """Each ends 0 or 1, or, where it needs CUDA and there is none, says so."""
+    """Each exits with 0 or 1, or, where it needs CUDA and there is none, says so."""
     words = shlex.split(re.split(r" #| \|", line)[0])
     if "bert" in line.lower():
         pytest.importorskip("transformers")

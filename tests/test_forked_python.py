@@ -1,4 +1,4 @@
-"""A fork of a server behaves as a process of Python that starts anew."""
+"""A fork of a server behaves as a process of Python that starts again."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_pointers_are_named_and_compared_by_their_ids(repository):
 
 
 def test_the_difftool_shows_values(repository):
-    """As `statecli diff` does, and ends 0 though they differ."""
+    """As `statecli diff` does, and exits with 0 though they differ."""
     save_file({"w": torch.zeros(3)}, "m.safetensors")
     call("statecli", "git", "setup")
     commit()

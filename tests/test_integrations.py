@@ -179,7 +179,7 @@ SHADOWED = (
 def hostile(repository):
     """The same repository with a module for each of these names that ends the process with 0 when it is imported.
 
-    `python3` starts anew, because a fork has imported its modules before.
+    `python3` starts again, because a fork has imported its modules before.
     """
     for name in SHADOWED:
         (repository / f"{name}.py").write_text(
@@ -502,7 +502,7 @@ def test_pre_commit_follows_a_link_with_the_name_of_a_checkpoint(repository):
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize("what", ["run", "run/model.safetensors.index.json"])
 def test_pre_commit_holds_the_shards_of_a_commit_as_their_model(repository, what):
-    """Each model once; what lies beside it is no model, to a lock of the model and to the policy. A nudge is named."""
+    """Each model once; what lies next to it is no model, to a lock of the model and to the policy. A nudge is named."""
     shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     Path("run").mkdir()
     for name, shard in zip("ab", shards, strict=True):

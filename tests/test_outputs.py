@@ -264,7 +264,7 @@ def test_a_report_in_an_audited_folder_is_written_again(statecli, target_folder)
 
 
 def test_each_report_is_what_its_output_alone_is(statecli, target_folder):
-    """Beside what -f writes, and the exit code is the same."""
+    """Next to what -f writes, and the exit code is the same."""
     result = statecli("audit", "found.pt", "-f", "json", *reports(*Output))
     assert result.code == 1
     assert result.json["findings"]
@@ -291,7 +291,7 @@ def test_a_result_in_a_file_has_its_verdict_on_stderr(statecli, target_folder):
 
 
 def test_names_alone_are_not_reported(statecli, target_folder):
-    """--name-only is of stdout; a document beside it is whole."""
+    """--name-only is of stdout; a document next to it is whole."""
     result = statecli("diff", "a.pt", "b.pt", "--name-only", "--report", "json=out.json")
     assert result.out == "fc.bias\n"
     assert json.loads(Path("out.json").read_text())["summary"]["changed"] == 1
@@ -477,7 +477,7 @@ def words(write, path):
 
 
 def process(line, *targets, limit=""):
-    """The command in a shell of its own. A process that is limited starts anew, because no fork has the limit."""
+    """The command in a shell of its own. A process that is limited starts again, because no fork has the limit."""
     if limit:
         command = [sys.executable, "-m", "statecli"]
     else:
@@ -490,7 +490,7 @@ def process(line, *targets, limit=""):
 @posix
 @pytest.mark.parametrize("write", WRITES)
 def test_what_cannot_be_written_leaves_what_was_there(target_folder, write):
-    """Whole, with nothing beside it; the one line names the file that it was about, and why."""
+    """Whole, with nothing next to it; the one line names the file that it was about, and why."""
     old = Path("old.json")
     statement = b"{}" if write != "--write-baseline" else b'{"schema": "statecli.baseline/2", "findings": []}'
     old.write_bytes(statement)
@@ -503,7 +503,7 @@ def test_what_cannot_be_written_leaves_what_was_there(target_folder, write):
 
 @posix
 def test_an_interrupt_leaves_what_was_there(target_folder, monkeypatch):
-    """Nothing is beside it: an output is there whole, or not at all."""
+    """Nothing is next to it: an output is there whole, or not at all."""
     Path("old.json").write_text("old")
     files = sorted(os.listdir())
     with pytest.raises(KeyboardInterrupt), outputs.replace_file("old.json") as file:  # noqa: PT012  # the block is the test

@@ -225,7 +225,7 @@ class TestSamples:
             assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
 
     def test_an_installation_without_samples_says_so(self, statecli, tmp_path, monkeypatch):
-        """Neither in the package nor beside it."""
+        """Neither in the package nor next to it."""
         monkeypatch.setattr(samples, "_PACKAGE", str(tmp_path / "statecli"))
         result = statecli("samples", tmp_path / "to")
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)

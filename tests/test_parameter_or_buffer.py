@@ -179,7 +179,7 @@ def test_an_averaged_model_is_a_copy_too(tmp_path):
 
 
 def test_a_twin_is_no_copy(tmp_path):
-    """Two networks of the same names and shapes: which of them the optimizer trains cannot be told."""
+    """Two networks of the same names and shapes: which of them the optimizer trains cannot be known."""
     net, twin = nn.Linear(2, 2), nn.Linear(2, 2)
     path = str(tmp_path / "twins.pt")
     optimizer = step_optimizer(net, torch.optim.AdamW(net.named_parameters()))
@@ -438,7 +438,7 @@ def test_findings_agree_with_load_state_dict(statecli, tmp_path, spec):
 
 
 def test_a_model_cannot_group_a_class(inspect_error, spec):
-    """--model beside a class is a mistake, said in one line."""
+    """--model next to a class is a mistake, said in one line."""
     assert "is a class" in inspect_error(spec, "--model", spec)
 
 
@@ -449,7 +449,7 @@ def test_a_model_must_be_a_class(inspect_error, tmp_path):
 
 
 def test_weight_norms_direction_is_no_buffer(tmp_path):
-    """`weight_v` beside `weight_g` learns; beside `weight_orig` it is the old spectral_norm's vector."""
+    """`weight_v` next to `weight_g` learns; next to `weight_orig` it is the old spectral_norm's vector."""
     actual = classify_saved(tmp_path, {"weight_g": torch.ones(2, 1), "weight_v": torch.ones(2, 2)})
     assert {row.kind for row in actual.values()} == {Kind.PARAMETER}
     spectral = {"weight_orig": torch.ones(2, 2), "weight_u": torch.ones(2), "weight_v": torch.ones(2)}

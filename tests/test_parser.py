@@ -214,7 +214,7 @@ def test_all_else_is_left_to_typer(words):
 
 @pytest.mark.parametrize("name", ["-o.pt", "-h", "-q", "--values", "--ignore=pickles"])
 def test_a_file_that_reads_as_an_option_is_refused(in_tmp_path, statecli, name):
-    """As a shell's glob would have it: whether the option or the file is meant cannot be told. Behind `--` it can."""
+    """As a shell's glob would have it: whether the option or the file is meant cannot be known. Behind `--` it can."""
     for path in ("a.pt", name):
         torch.save({"w": torch.ones(1)}, path)
     result = statecli("audit", name, "a.pt")

@@ -91,7 +91,7 @@ def test_every_sample_is_in_the_table():
 
 
 def test_what_fails_has_a_twin():
-    """A sample that fails a proof is shown mended beside it."""
+    """A sample that fails a proof is shown mended next to it."""
     without = {sample.partition(":")[0] for sample, (_, failing) in FAILING.items() if failing}
     without -= {fixed.removesuffix("_fixed") for fixed in FIXED}
     assert not without

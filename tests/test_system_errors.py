@@ -74,7 +74,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_read_that_fails_names_its_file(statecli, failing, command, name, number):
-    """Each command ends 2 with the file and the reason; nothing is said of standard output."""
+    """Each command exits with 2 with the file and the reason; nothing is said of standard output."""
     failing(name, number)
     result = statecli(*COMMANDS[command].format(name).split())
     assert result.code == 2

@@ -15,7 +15,7 @@ from statecli.targets.target_result import Status
 
 @pytest.fixture
 def hub(tmp_path):
-    """A folder with a checkpoint, and a bare pickle beside it of that name."""
+    """A folder with a checkpoint, and a bare pickle next to it of that name."""
 
     def write_pickle(raw, name="data.pkl"):
         torch.save({"w": torch.zeros(2)}, tmp_path / "model.pt")

@@ -154,7 +154,7 @@ def test_only_what_is_frozen_is_missed_where_that_is_asked(statecli):
 
 
 def test_files_of_a_commit_are_what_a_walk_makes_of_them(statecli):
-    """Shards and what lies beside them their model; text nothing: a commit need not have what is held."""
+    """Shards and what lies next to them their model; text nothing: a commit need not have what is held."""
     shards = write_shards("ck/m")
     assert statecli("lock", "ck/m", "-o", "one.json").code == 0
     Path("notes.txt").write_text("hello")

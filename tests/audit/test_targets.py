@@ -65,7 +65,7 @@ def test_steps_come_in_natural_order(tmp_path):
 
 
 def test_a_model_folder_is_one_target_and_what_lies_beside_it_others(tmp_path):
-    """Shards belong to their index, and a training's optimizer to the model beside it."""
+    """Shards belong to their index, and a training's optimizer to the model next to it."""
     weights = {"a": "m-00001-of-00002.safetensors", "b": "m-00002-of-00002.safetensors"}
     for name, shard in weights.items():
         save_file({name: torch.zeros(1)}, tmp_path / shard)
@@ -512,7 +512,7 @@ def test_a_shard_that_is_named_beside_its_folder_is_a_target_too(tmp_path):
 
 
 def test_a_folder_that_holds_nothing_is_said(tmp_path):
-    """Beside one that holds something it would not be missed."""
+    """Next to one that holds something it would not be missed."""
     (tmp_path / "full").mkdir()
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     torch.save({"w": torch.zeros(1)}, tmp_path / "full" / "a.pt")

@@ -436,7 +436,7 @@ def test_a_filter_that_is_of_the_model_locks_the_model(statecli):
 
 
 def test_only_the_frozen_part_of_the_model_is_held(statecli):
-    """What lies beside it has none, and that is no failure; the model must have some."""
+    """What lies next to it has none, and that is no failure; the model must have some."""
     statecli("lock", "ck", "-o", "l.json")
     words = ("audit", "ck", "--lock", "l.json", "--frozen-only", "-f", "json")
     assert statecli(*words).code == 2

@@ -377,7 +377,7 @@ def test_the_settings_that_exclude_leaves(statecli, save):
     ids=["strides", "a view", "a parameter", "requires_grad"],
 )
 def test_a_file_that_is_one_tensor_has_no_settings(name, after, statecli, save):
-    """How a tensor is rebuilt is nothing beside it."""
+    """How a tensor is rebuilt is nothing next to it."""
     before = save(torch.arange(6.0).view(3, 2), name)
     result = statecli("diff", before, save(after, f"b{name}"))
     assert (result.code, result.out) == (0, "identical: 1 tensor, 24 B: exit status 0\n")
@@ -469,7 +469,7 @@ def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypa
 
 
 def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
-    """A lone surrogate beside the tensors is compared all the same."""
+    """A lone surrogate next to the tensors is compared all the same."""
     import statecli.commands.diff.run as module
 
     monkeypatch.setattr(module, "MIN_BYTES_FOR_PROCESS", 0)
@@ -573,7 +573,7 @@ def test_a_file_that_changes_is_noticed_where_nothing_is_paired(name, save, monk
     [("model-2.safetensors", True), ("model.safetensors.index.json", True), ("notes.safetensors", False)],
 )
 def test_any_file_of_a_folder_may_change(name, told, target, save, tmp_path, monkeypatch):
-    """The index and each shard count; what lies beside them and is not read does not."""
+    """The index and each shard count; what lies next to them and is not read does not."""
     for shard, key in (("model-1", "x"), ("model-2", "y"), ("notes", "z")):
         save({key: torch.ones(2)}, f"{shard}.safetensors")
     index = {"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}

@@ -195,7 +195,7 @@ def torch_findings(net, path) -> set[tuple[str, str]] | None:
 
 
 def statecli_findings(path, target, device="cpu") -> tuple[set[tuple[str, str]] | None, set[str | None]]:
-    """Our findings of load_state_dict's kind, None where it cannot be told, and the names dropped for a tie."""
+    """Our findings of load_state_dict's kind, None where it cannot be known, and the names dropped for a tie."""
     diff = compare_targets(
         Request(
             str(path), target, init_device=device, ignore=(Field.DTYPE, Field.KIND, Field.REQUIRES_GRAD, Field.TYING)
@@ -299,7 +299,7 @@ def zoo_fresh(zoo, name):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["Convolved", "Normed", "Extra"])
 def test_the_answer_is_torchs_behind_a_prefix(name, form, zoo, tmp_path):
-    """Of a state saved from a wrapper the same is said as without it, beside the prefix itself."""
+    """Of a state saved from a wrapper the same is said as without it, next to the prefix itself."""
     net = build_net(zoo, name)
 
     @QUICK

@@ -82,7 +82,7 @@ def test_equal_names_come_first():
     ],
 )
 def test_what_is_not_unique_is_not_looked_through(before, after):
-    """Where two names of a side are one without their prefixes, which of them is meant cannot be told."""
+    """Where two names of a side are one without their prefixes, which of them is meant cannot be known."""
     matches = pairing.pair_tensors(state(*before), state(*after), ()).matches
     assert {m.shown.fqn for m in matches if m.before and m.after} == set(before) & set(after)
 

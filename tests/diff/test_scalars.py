@@ -1,4 +1,4 @@
-"""Numbers and words beside the tensors."""
+"""Numbers and words next to the tensors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_metadata_of_safetensors(save, tmp_path):
 
 
 def test_what_only_a_format_records(save, tmp_path):
-    """`format: pt` beside a .pt is no difference, and said; another entry is one."""
+    """`format: pt` next to a .pt is no difference, and said; another entry is one."""
     save_file(W, tmp_path / "a.safetensors", {"format": "pt"})
     save_file(W, tmp_path / "b.safetensors", {"format": "pt", "run": "1"})
     path = save(W, "c.pt")
@@ -141,7 +141,7 @@ def test_settings_of_paired_sections(diff):
 
 
 def test_arrays_are_compared_by_value(diff):
-    """numpy arrays beside the model: equal ones are identical, others are told."""
+    """numpy arrays next to the model: equal ones are identical, others are told."""
     import numpy as np
 
     state = {"model": {"a.w": torch.ones(2)}, "mean": np.arange(3.0)}

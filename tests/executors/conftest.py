@@ -51,7 +51,7 @@ def checkpoints(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def dask_cluster():
-    """Makes a real cluster: its workers are processes, each with a nanny that begins it anew when it dies."""
+    """Makes a real cluster: its workers are processes, each with a nanny that begins it again when it dies."""
     from distributed import LocalCluster
 
     made = []

@@ -24,7 +24,7 @@ def _files(tmp_path, in_tmp_path):
 
 
 def read_error(result):
-    """The one line of a command that ends 2."""
+    """The one line of a command that exits with 2."""
     assert (result.code, result.out) == (2, ""), result
     assert result.err.startswith("statecli: ")
     assert result.err.count("\n") == 1
@@ -132,7 +132,7 @@ def _accept(server, answer):
 
 
 def test_from_python_in_the_words_of_its_arguments():
-    """No text and no Executor, one that was shut down, and one beside what it contradicts."""
+    """No text and no Executor, one that was shut down, and one next to what it contradicts."""
     with pytest.raises(UsageError, match="executor: 3 is not an Executor"):
         package.diff("a.pt", "a.pt", executor=3)
     with pytest.raises(UsageError, match="executor='threads' and jobs=2 contradict each other"):

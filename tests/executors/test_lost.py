@@ -50,7 +50,7 @@ def pairs():
 
 @pytest.fixture
 def workers(dask_cluster, tmp_path):
-    """A cluster and its workers, which nobody begins anew; what `preload` does, each does before it works."""
+    """A cluster and its workers, which nobody begins again; what `preload` does, each does before it works."""
     begun = []
 
     def begin(count=2, preload=""):

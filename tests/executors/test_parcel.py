@@ -222,7 +222,7 @@ def test_another_statecli_is_refused(tasks, made, monkeypatch):
 
 
 def test_a_worker_does_what_the_table_says():
-    """And nothing that a parcel names beside it; each entry is there."""
+    """And nothing that a parcel names next to it; each entry is there."""
     import importlib
 
     nothing = pickle.dumps(("/", {}, None, pickle.dumps((None, ()))))

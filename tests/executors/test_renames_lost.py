@@ -89,7 +89,7 @@ def test_what_cannot_be_read_as_elements_is_no_failure(statecli):
 
 
 def test_a_merge_says_it_as_well(statecli, monkeypatch):
-    """A part that holds the failure makes the whole end 2, with the same line."""
+    """A part that holds the failure makes the whole exit with 2, with the same line."""
     with monkeypatch.context() as patch:
         patch.setattr(compare, "fingerprint_batch", _fail_fetches)
         _fail_fetches.__name__ = "fingerprint_batch"

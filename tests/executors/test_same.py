@@ -44,7 +44,7 @@ def single_process_results(statecli):
 
 
 def test_what_is_compared_is_worth_it(single_process_results):
-    """There are values that differ, that do not, and that cannot be told: no empty documents are found equal."""
+    """There are values that differ, that do not, and that cannot be known: no empty documents are found equal."""
     codes = {"diff": 1, "bitwise": 1, "stats": 0, "audit": 1, "lock": 0}
     assert {name: result.code for name, result in single_process_results.items()} == codes
     summary = single_process_results["diff"].json["summary"]

@@ -1,4 +1,4 @@
-"""Contents of the output of a hostile file is what torch.load gives of it, or it is said that it cannot be told."""
+"""A hostile file shows the tensors that torch.load gives, or says that they cannot be known."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def load_with_torch(path: str, *, everything: bool = False) -> dict[str, list[fl
 
 
 def read_with_statecli(path: str) -> dict[str, list[float] | str | None]:
-    """The tensors as they are shown: values, the line that says why they cannot be told, None where there are none."""
+    """The tensors as they are shown: values, the line that says why they cannot be known, None where there are none."""
     state = formats.read(path)
     return {
         row.fqn: row.damage or (read_all_values(row.data).reshape(row.shape).tolist() if row.data else None)
@@ -350,7 +350,7 @@ def test_keys_cost_no_more_than_their_pickle(tmp_path):
 
 
 def test_a_key_that_python_cannot_hash_is_refused(tmp_path):
-    """Its stack overflows at some depth, and two such keys would not be told apart."""
+    """Its stack overflows at some depth, and two such keys would not be distinguished."""
     path = write_archive(tmp_path, b"})" + b"\x85" * 20_000 + tensor() + b"s")
     with pytest.raises(
         MalformedError, match="a dictionary key has more than 10,000 nested tuples, the limit of statecli"

@@ -1,4 +1,4 @@
-"""One tensor that contradicts its file: it is named, the rest is shown, and the command ends 2."""
+"""One tensor that contradicts its file: it is named, the rest is shown, and the command exits with 2."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_many_of_one_storage_are_one_line(statecli, tmp_path):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_an_absurd_integer_spoils_nothing(statecli, tmp_path, legacy):
-    """A setting of 20,000 bits is compared as all are; the tensors beside it are read."""
+    """A setting of 20,000 bits is compared as all are; the tensors next to it are read."""
     paths = [str(tmp_path / f"{n}.pt") for n in range(3)]
     for n, path in enumerate(paths):
         thing = {"w": torch.ones(2), "key": 2**20_000 + (n == 2), "minus": -(2**9_000)}

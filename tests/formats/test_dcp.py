@@ -250,7 +250,7 @@ def test_a_rank_whose_metadata_is_damaged(data, ranks, tmp_path):
 
 
 def alike(folder: Path, **saved: Any) -> None:
-    """Save that as rank 1 of two without collectives, beside what the folder has as rank 0's."""
+    """Save that as rank 1 of two without collectives, next to what the folder has as rank 0's."""
     dcp.save(saved, checkpoint_id=folder / "other", no_dist=True)
     (folder / "other" / "__0_0.distcp").rename(folder / "__1_0.distcp")
     data = (folder / "other" / ".metadata").read_bytes()
@@ -331,7 +331,7 @@ def test_older_metadata(mixed_folder):
 
 
 def test_values_beyond_the_budget(mixed_folder, monkeypatch):
-    """As many values beside the tensors are read as the budget allows, and how many are not is said."""
+    """As many values next to the tensors are read as the budget allows, and how many are not is said."""
     monkeypatch.setattr(reader, "MAX_ITEMS", 2)
     state = formats.read(str(mixed_folder))
     assert [odd.message for odd in state.oddities] == [
@@ -436,7 +436,7 @@ def test_a_missing_rank(mixed_folder, ranks, statecli):
 
 
 def test_no_rank_is_here(mixed_folder, statecli):
-    """The metadata has every shape all the same; the values beside the tensors are missed too."""
+    """The metadata has every shape all the same; the values next to the tensors are missed too."""
     for path in mixed_folder.glob("*.distcp"):
         path.unlink()
     result = statecli("inspect", str(mixed_folder))
@@ -813,7 +813,7 @@ def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_pa
 
 
 def test_metadata_that_no_reader_asks_for_is_judged_too(mixed_folder, statecli):
-    """A rank's own, beside that of all: where its archives begin is scanned, or said not to be."""
+    """A rank's own, next to that of all: where its archives begin is scanned, or said not to be."""
     (mixed_folder / "__0.metadata").write_bytes(b"\x80\x02N.")
     result = statecli("audit", str(mixed_folder), "--select", "unscanned-pickle")
     assert result.code == 1
@@ -1032,7 +1032,7 @@ def test_metadata_of_another_class_is_not_clean(tmp_path, statecli, forked_pytho
 
 
 def test_places_outside_the_folder_are_not_clean_in_metadata_that_is_not_read(mixed_folder, statecli):
-    """A rank's own metadata, beside that of all."""
+    """A rank's own metadata, next to that of all."""
     shutil.copy(mixed_folder / ".metadata", mixed_folder / "__7.metadata")
     with (mixed_folder / "__7.metadata").open("rb") as file:
         metadata = pickle.load(file)

@@ -246,7 +246,7 @@ def damaged_names(state) -> dict[str, set[str]]:
 
 
 def test_a_missing_rank_spoils_what_lies_in_it(statecli, tmp_path):
-    """The module is whole and so are the parameters of the other ranks; the others are named, and it ends 2."""
+    """The module is whole and so are the parameters of the other ranks; the others are named, and it exits with 2."""
     folder = zero.write(tmp_path / "zero", 2, net(1), ranks=2)
     (folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
     state = formats.read(str(folder))

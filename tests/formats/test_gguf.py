@@ -247,7 +247,7 @@ def test_a_part_says_which_it_is(parts):
 
 
 def test_a_missing_part_is_named(parts, inspect):
-    """The series says how many there are; those that are here are shown, and it ends 2."""
+    """The series says how many there are; those that are here are shown, and it exits with 2."""
     (parts / "m-00002-of-00003.gguf").unlink()
     code, out, err = inspect(parts)
     what = (
@@ -705,7 +705,7 @@ def test_a_vocabulary_alone_has_no_tensors(tmp_path, run):
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
 def test_ordinary_types_are_no_finding(kind, tmp_path, run):
-    """llama.cpp leaves norms, and some small matrices, in float32 beside whatever else it writes."""
+    """llama.cpp leaves norms, and some small matrices, in float32 next to whatever else it writes."""
     tensors = {"blk.0.w": (VALUES, kind), "blk.0.norm": VALUES[0], "blk.0.gate": VALUES}
     path = write_gguf(tmp_path / "m.gguf", tensors)
     code, output = run("audit", path, "-f", "json")

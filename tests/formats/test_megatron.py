@@ -72,7 +72,7 @@ def test_one_rank_differs_from_another_by_its_section(statecli, tmp_path):
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_missing_rank_is_a_row(statecli, tmp_path, stages):
-    """The arguments say how many there are; what is here is listed, and it ends 2."""
+    """The arguments say how many there are; what is here is listed, and it exits with 2."""
     names = ("mp_rank_00",) if stages == 1 else ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001")
     folder = write(tmp_path / "run", names, tensor=2, stages=stages)
     result = statecli("inspect", str(folder))

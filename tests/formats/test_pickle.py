@@ -69,7 +69,7 @@ def test_shared_and_cyclic_containers_stay_so(protocol):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_objects_stay_calls(protocol):
-    """An OrderedDict with attributes is a call class, with its items and state beside it."""
+    """An OrderedDict with attributes is a call class, with its items and state next to it."""
     value = OrderedDict(a=1, b=2)
     value.note = "x"  # type: ignore[attr-defined]
     root = read_pickle(pickle.dumps(value, protocol)).root

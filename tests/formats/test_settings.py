@@ -1,4 +1,4 @@
-"""What stands beside the tensors: told as numbers and words, or as a digest, and never passed over."""
+"""What stands next to the tensors: told as numbers and words, or as a digest, and never passed over."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_equal_contents_have_equal_digests(tmp_path, first, second):
 
 
 def test_what_is_not_read_is_said(tmp_path, monkeypatch):
-    """Beyond the budget of digests an oddity says so, which a diff ends 2 for."""
+    """Beyond the budget of digests an oddity says so, which a diff exits with 2 for."""
     from statecli.formats.torch import settings_digest as _digests
 
     monkeypatch.setattr(_digests, "MAX_DIGESTED", 50)

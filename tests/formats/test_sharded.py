@@ -463,7 +463,7 @@ def spoilt(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("target", ["", INDEX], ids=["folder", "index"])
 def test_a_shard_that_is_missing_costs_its_own_tensors(target, folder, partial_read_error, statecli):
-    """The others are shown; each of its names is a row without dtype and shape; diff, lock and audit end 2."""
+    """The others are shown; each of its names is a row without dtype and shape; diff, lock and audit exit with 2."""
     save_file({"model.b": torch.ones(4), "model.c": torch.ones(2), "model.d": torch.ones(2)}, folder / TWO)
     (folder / INDEX).write_text(
         encode_index({"model.a": ONE, "model.b": TWO, "model.c": TWO, "model.d": TWO}, total_size=9)
@@ -669,7 +669,7 @@ def test_a_total_that_is_no_number(total, folder):
 
 
 def test_a_shard_that_the_index_does_not_name(folder):
-    """An orphan beside the shards is noted."""
+    """An orphan next to the shards is noted."""
     save_file({"z": torch.zeros(1)}, folder / "model-9.safetensors")
     assert oddities(folder) == {
         "other-weights": "statecli did not read other weights in the same folder: model-9.safetensors"
@@ -889,7 +889,7 @@ def test_many_shards_at_once(tmp_path):
 
 
 def test_companions_of_a_training_run_are_named(tmp_path):
-    """Beside a file of any name, optimizer.pt and the like are said to lie there and not to be read."""
+    """Next to a file of any name, optimizer.pt and the like are said to lie there and not to be read."""
     save_file({"w": torch.ones(1)}, tmp_path / "net.safetensors")
     for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
         (tmp_path / name).write_bytes(b"x")

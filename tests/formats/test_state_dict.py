@@ -1,4 +1,4 @@
-"""What a section is to load_state_dict beside its tensors: keys of other values, `_metadata`."""
+"""What a section is to load_state_dict next to its tensors: keys of other values, `_metadata`."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ def test_fake_tensors_have_no_values(tmp_path):
 
 
 def test_what_is_compiled_is_told(tmp_path):
-    """Weights beside a compiled library are listed; those in it are not, and a note says so."""
+    """Weights next to a compiled library are listed; those in it are not, and a note says so."""
     from torch.export.pt2_archive._package_weights import TensorProperties, Weights
 
     library = tmp_path / "model.wrapper.so"
@@ -601,7 +601,7 @@ def test_a_name_that_only_the_entries_have_is_listed(parts, tmp_path):
 
 
 def test_a_name_among_both_is_refused(parts, tmp_path, line):
-    """Which of them counts cannot be told."""
+    """Which of them counts cannot be known."""
     path = build_archive(tmp_path / "y.pt2", {**parts, "data/constants/model_constants_config.json": parts[CONFIG]})
     assert line(path).endswith("is in both the weights and the constants; expected only one of the two")
 

@@ -236,7 +236,7 @@ def test_its_shards_and_those_of_ranks_are_its_parts(step):
 
 
 def test_a_part_that_cannot_be_read_loses_nothing_else(step, statecli):
-    """All else is listed; the line says which file it is, and it ends 2."""
+    """All else is listed; the line says which file it is, and it exits with 2."""
     raw = (step / "optimizer.pt").read_bytes()
     (step / "optimizer.pt").write_bytes(raw[: len(raw) // 2])
     result = statecli("inspect", step, "-f", "json")
@@ -324,7 +324,7 @@ def test_an_audit_of_them_finds_nothing(step, accelerate_folder, statecli):
 
 @pytest.fixture
 def fsdp_folder(tmp_path) -> Path:
-    """A step as the Trainer leaves it under FSDP with SHARDED_STATE_DICT; the same weights in one file beside it."""
+    """A step as the Trainer leaves it under FSDP with SHARDED_STATE_DICT; the same weights in one file next to it."""
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
@@ -396,7 +396,7 @@ def test_further_models_of_fsdp_are_numbered(fsdp_folder):
 
 
 def test_an_optimizer_in_shards_lies_beside_a_model_in_a_file(fsdp_folder):
-    """The file is the model, and the shards beside it are said."""
+    """The file is the model, and the shards next to it are said."""
     shutil.copy(fsdp_folder.parent / "model.safetensors", fsdp_folder)
     state = formats.read(str(fsdp_folder))
     assert (state.format, state.sections[:2]) == ("trainer safetensors+dcp+torch-zip", ("model", "optimizer"))

@@ -172,7 +172,7 @@ def test_sibling_imports_work_and_are_not_mixed_up(write, tmp_path):
 
 
 def test_dotted_modules_come_from_the_current_directory(write):
-    """`pkg.mod:Net` finds a package beside the person who types it."""
+    """`pkg.mod:Net` finds a package next to the person who types it."""
     os.mkdir("pkg_here")
     Path("pkg_here/__init__.py").write_text("")
     Path("pkg_here/mod.py").write_text("from torch import nn\nNet = nn.ReLU\n")

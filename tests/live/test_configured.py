@@ -78,7 +78,7 @@ STAND_INS = {
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """The current folder, and beside it the stand-ins as installed packages."""
+    """The current folder, and next to it the stand-ins as installed packages."""
     with contextlib.suppress(ImportError):  # before there is a package torchvision, which it would import
         from transformers import BertForMaskedLM, BertModel, PreTrainedModel  # noqa: F401
     for path, source in STAND_INS.items():

@@ -440,7 +440,7 @@ def test_of_a_cache_or_a_state_both_ways_are_printed(inspect, write, forward):
 
 
 def test_a_change_in_another_class_is_not_its(inspect):
-    """An attribute of the same name in a class beside it says nothing."""
+    """An attribute of the same name in a class next to it says nothing."""
     other = "class Other:\n    def step(self):\n        self.t += 1\n        self.b.pop()\n"
     body = "self.t = torch.zeros(3)\n        self.b = [nn.PReLU()]"
     fixes = {t.fqn: t.fix for t in inspect(f"{other}{HEADER}        {body}\n").tensors}

@@ -275,7 +275,7 @@ SAVES = {
 
 @pytest.mark.parametrize("line", SAVES)
 def test_saved_is_what_state_dict_holds(inspect, rows, line):
-    """The real state_dict() decides: by name, by storage, through extra state; a copy in it cannot be told."""
+    """The real state_dict() decides: by name, by storage, through extra state; a copy in it cannot be known."""
     source = f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {line}\n"
     source = source.replace("self.get_extra_state =", "type(self).get_extra_state = lambda self:").replace(
         "lambda self: lambda:", "lambda self:"
@@ -302,7 +302,7 @@ def test_torchmetrics_states_follow(read_live, rows):
 
 
 def test_old_spectral_norm_is_no_stale_view(read_live):
-    """Its plain `weight` shares the parameter's storage and is set anew before each forward."""
+    """Its plain `weight` shares the parameter's storage and is set again before each forward."""
     state = read_live(lambda: nn.utils.spectral_norm(nn.Linear(3, 3)))
     assert [(odd.name, odd.fqn) for odd in state.oddities] == [("recomputed", "weight")]
 
@@ -405,7 +405,7 @@ def test_an_overridden_cuda_is_said_not_to_be_tried(inspect, to):
 @pytest.mark.parametrize("wrap", [nn.utils.weight_norm, nn.utils.spectral_norm])
 @pytest.mark.filterwarnings("ignore")
 def test_what_torch_recomputes_is_no_finding(statecli, tmp_path, wrap):
-    """Old weight_norm and spectral_norm leave a plain `weight` behind, and make it anew before each forward."""
+    """Old weight_norm and spectral_norm leave a plain `weight` behind, and make it again before each forward."""
     (tmp_path / "old.py").write_text(
         f"import torch\nfrom torch import nn\ndef net():\n    return nn.utils.{wrap.__name__}(nn.Linear(3, 2))\n"
     )

@@ -225,7 +225,7 @@ def test_weights_only_leaves_settings_out_of_the_lock_and_of_the_comparison(fold
 
 
 def test_settings_inside_a_checkpoint_are_locked(tmp_path):
-    """A .pt that keeps its configuration next to the state_dict, and no file beside it."""
+    """A .pt that keeps its configuration next to the state_dict, and no file next to it."""
     path = tmp_path / "a.pt"
     torch.save({"model": {"w": torch.ones(2)}, "config": {"eps": 1e-6, "ids": {"0": "cat"}}}, path)
     locked = lock(path)

@@ -270,7 +270,7 @@ def test_a_damaged_file_is_not_locked(tmp_path, statecli):
 
 
 def test_a_lock_never_replaces_what_it_locks(tmp_path, statecli):
-    """`-o` naming the checkpoint is a mistake; an older lock beside it is not."""
+    """`-o` naming the checkpoint is a mistake; an older lock next to it is not."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     before = (tmp_path / "a.pt").read_bytes()
     assert statecli("lock", tmp_path / "a.pt", "-o", tmp_path / "a.pt").code == 2

@@ -131,7 +131,7 @@ def test_an_unreadable_checkpoint_elsewhere_is_passed_over(statecli, run_folder)
 
 
 def test_an_unreadable_checkpoint_at_the_answer_is_status_2(statecli, run_folder):
-    """Whether NaN began at 9 or at 10 cannot be told."""
+    """Whether NaN began at 9 or at 10 cannot be known."""
     folder = run_folder("plain")
     (folder / "ckpt-0009.pt").write_bytes(b"PK")
     result = statecli("bisect", folder, "--condition", "nan", "-f", "json")

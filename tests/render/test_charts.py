@@ -48,7 +48,7 @@ def test_a_zero_and_a_nan_look_like_neither_a_small_nor_a_large_value():
 
 
 def test_what_has_no_bound_is_named_by_the_chart():
-    """Among neighbours too, and beside a NaN the NaN has the colour."""
+    """Among neighbours too, and next to a NaN the NaN has the colour."""
     values = [1.0] * 5000
     values[7] = values[777] = math.inf
     values[779] = math.nan

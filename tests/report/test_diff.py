@@ -106,7 +106,7 @@ def test_metadata_are_told_and_counted():
 
 
 def test_a_long_setting_leaves_the_others_their_column():
-    """It stands behind its name, or below, and the short ones beside theirs."""
+    """It stands behind its name, or below, and the short ones next to theirs."""
     long = ScalarChange("prompt", Status.CHANGED, "x" * 50, "y" * 50)
     actual_diff = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4), long))
     lines = render_diff(actual_diff, "table").splitlines()
@@ -128,7 +128,7 @@ def test_all_elements_changed():
 
 
 def test_what_else_changed_is_remarked():
-    """A dtype beside values is said beside them."""
+    """A dtype next to values is said next to them."""
     old, new = tensor("a"), tensor("a", "bfloat16")
     values = nudge_tensor("a").values
     actual_diff = diff(recast("a", old, new, Field.DTYPE, Field.VALUES, values=values))
@@ -419,7 +419,7 @@ def test_lines_and_more_add_up(lines):
 
 
 def test_sections_are_headings():
-    """The moving average beside the model is told apart."""
+    """The moving average next to the model is distinguished."""
     actual_diff = diff(nudge_tensor("w"), nudge_tensor("w", section="ema"))
     assert list(rows(actual_diff)) == ["model: parameters", "ema: parameters"]
 
@@ -505,7 +505,7 @@ def test_a_failed_expectation_is_in_every_output(output):
 
 
 def test_expected_differences_are_no_failure():
-    """--may-change that holds: rows are shown and the command ends 0."""
+    """--may-change that holds: rows are shown and the command exits with 0."""
     report = build_diff_report(diff(nudge_tensor("a"), findings=(), expected=True), DiffView())
     assert not report.has_failed()
     assert report.page().groups
@@ -765,7 +765,7 @@ EXPECTED = [Finding("frozen-changed", Severity.ERROR, f"w{n}x: changed", "b.pt",
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 def test_lines_limit_findings_too(output):
-    """-n 2: two of them and how many more, beside the rows; alone they are one line."""
+    """-n 2: two of them and how many more, next to the rows; alone they are one line."""
     forbidden = "changed, but matches --must-not-change '*': dtype"
     findings = tuple(replace(problem, message=f"{problem.fqn}: {forbidden} {n}") for n, problem in enumerate(EXPECTED))
     text = render_diff(diff(*LAYERS, findings=findings, expected=True), output, lines=2)

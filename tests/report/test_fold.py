@@ -97,7 +97,7 @@ def test_numbers_that_are_no_layers_keep_rows_apart():
 
 
 def test_a_remark_that_names_the_rows_own_layer_folds_with_it():
-    """`= h.3.b` beside `h.3.a` is the same fact in each layer."""
+    """`= h.3.b` next to `h.3.a` is the same fact in each layer."""
     rows = [Line((f"h.{n}.a", "x"), f"= h.{n}.b") for n in range(5)]
     assert [(line.cells[0], line.remark) for line in fold.fold_lines(rows)] == [("h.{0..4}.a", "= h.{0..4}.b")]
 
@@ -115,7 +115,7 @@ def test_leading_zeros_are_names():
 
 
 def test_one_name_twice_is_two_rows():
-    """Rows that cannot be told apart are both there."""
+    """Rows that cannot be distinguished are both there."""
     assert names("h.0.w", "h.0.w") == ["h.0.w", "h.0.w"]
 
 

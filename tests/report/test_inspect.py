@@ -1,4 +1,4 @@
-"""What `inspect` says of a target as a whole, beside its rows."""
+"""What `inspect` says of a target as a whole, next to its rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADAPTER = {"base_model_name_or_path": "org/base", "peft_type": "LORA", "r": 4}
 
 @pytest.fixture
 def folder(tmp_path):
-    """`folder(config={...})`: a folder with weights and these JSON files beside them."""
+    """`folder(config={...})`: a folder with weights and these JSON files next to them."""
 
     def make(**files):
         name = "adapter_model" if "adapter_config" in files else "model"

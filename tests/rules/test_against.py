@@ -233,7 +233,7 @@ HOLDING = ("missing-entry", "unexpected-entry", "shape-mismatch", "dtype-mismatc
 
 @pytest.fixture
 def against(pt):
-    """Rule, FQN and section of all that the five rules say of one state beside another."""
+    """Rule, FQN and section of all that the five rules say of one state next to another."""
 
     def findings(target, reference):
         request = Request((str(pt("a", **target)),), select=HOLDING, against=str(pt("b", **reference)))
@@ -380,7 +380,7 @@ def test_an_attributes_prefix_that_the_reference_lacks_is_told(pt):
 
 
 def test_the_only_model_in_a_folder_without_index_is_the_reference(pt, tmp_path):
-    """An optimizer's state beside it is none; of two models neither is the one."""
+    """An optimizer's state next to it is none; of two models neither is the one."""
     step = tmp_path / "step"
     step.mkdir()
     torch.save({"module": linear()}, step / "weights.pt")

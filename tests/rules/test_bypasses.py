@@ -1636,7 +1636,7 @@ LOADED = {
 
 
 def run_with_filled_memory(code, cwd):
-    """What the code does in a process that starts anew, whose unwritten memory never reads as zero."""
+    """What the code does in a process that starts again, whose unwritten memory never reads as zero."""
     environment = {**os.environ, "PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}
     return subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, timeout=120)
 

@@ -116,7 +116,7 @@ def test_wrapper_prefix_finds_a_part_that_was_compiled(run_rule, tmp_path):
 
 
 def test_wrapper_prefix_spares_a_part_of_the_model_that_is_called_module(run_rule, tmp_path):
-    """Averaged models have a `module` beside a counter of their own; half of all models have a `model`."""
+    """Averaged models have a `module` next to a counter of their own; half of all models have a `model`."""
     averaged = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2))
     torch.save(averaged.state_dict(), tmp_path / "a.pt")
     assert not run_rule("wrapper-prefix", tmp_path / "a.pt")

@@ -90,7 +90,7 @@ def rng():
 
 
 def settings():
-    """What scripts keep beside their weights."""
+    """What scripts keep next to their weights."""
     return {
         "config": argparse.Namespace(lr=np.float32(0.1), steps=np.int64(3), ok=np.bool_(True), out=pathlib.Path("a")),
         "space": types.SimpleNamespace(a=1),
@@ -159,7 +159,7 @@ def odd_tensors():
 
 
 def averaged_model():
-    """An exponential moving average, beside what it averages."""
+    """An exponential moving average, next to what it averages."""
     net = model()
     ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     ema.update_parameters(net)
@@ -194,7 +194,7 @@ def hyperparameters():
 
 
 def kept_by_loops():
-    """Objects that people put beside their weights as they are."""
+    """Objects that people put next to their weights as they are."""
     return {
         "state_dict": model().state_dict(),
         "torch_version": torch.__version__,

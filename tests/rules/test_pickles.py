@@ -236,7 +236,7 @@ def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protoco
 )
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_the_bytes_of_a_date_are_a_date(value, is_sound, protocol, run_rule, tmp_path):
-    """Of a pickled date Python checks the month alone, and its methods read beside their tables."""
+    """Of a pickled date Python checks the month alone, and its methods read next to their tables."""
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "when": value}, protocol))
     assert (not run_rule("unsafe-global", tmp_path / "a.pkl")) == is_sound
 
@@ -433,7 +433,7 @@ def test_an_array_of_numbers_is_not_looked_at(tmp_path):
 
 
 def test_each_finding_says_what_to_do(tmp_path):
-    """All five rules: who reads a line of a log has no page of the rule beside it."""
+    """All five rules: who reads a line of a log has no page of the rule next to it."""
     nested = Member("archive/extra/hook", build_pickle(call_function(global_name("os", "system"), text("true"))))
     pickle = state_dict(
         w=tensor(), x=call_function(global_name("os", "system"), text("true")), y=global_name("my.config", "Config")
@@ -485,7 +485,7 @@ def test_what_a_tensor_calls_is_judged_where_it_was_named_before(name, tmp_path)
 
 
 def test_a_class_of_torchscript_is_one_where_torchscript_is(tmp_path):
-    """Beside the archive's constants; elsewhere, and in a record that torch does not read, Python imports it."""
+    """Next to the archive's constants; elsewhere, and in a record that torch does not read, Python imports it."""
     net = global_name("__torch__.evil", "Net") + b")\x81"
     path, constants = tmp_path / "a.pt", Member("archive/constants.pkl", build_pickle(b")"))
     assert not audit_target(write(path, state_dict(w=tensor(), x=net), constants), "unsafe-global").findings
@@ -509,7 +509,7 @@ def test_a_builtin_is_told_by_the_name_that_it_has(tmp_path):
 
 
 def test_a_configuration_may_name_the_types_of_its_values(tmp_path):
-    """As those of omegaconf do, beside each of their dicts and lists."""
+    """As those of omegaconf do, next to each of their dicts and lists."""
     types = text("ref_type") + global_name("typing", "Any") + text("object_type") + global_name("builtins", "dict")
     metadata = global_name("omegaconf.base", "ContainerMetadata") + b")\x81}(" + types + b"ub"
     config = global_name("omegaconf.dictconfig", "DictConfig") + b")\x81}" + text("_metadata") + metadata + b"sb"

@@ -223,7 +223,7 @@ def test_unregistered_tensor_finds_what_was_computed_in_the_constructor(run_rule
 
 
 def test_unregistered_tensor_spares_what_torch_recomputes(run_rule, net):
-    """The old weight_norm sets its weight anew before each forward."""
+    """The old weight_norm sets its weight again before each forward."""
     assert not run_rule("unregistered-tensor", net("nn.utils.weight_norm(self.fc)"))
 
 

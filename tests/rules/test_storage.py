@@ -469,7 +469,7 @@ def test_a_storage_that_is_packed_is_where_it_lies_in_the_file(run_rule, tmp_pat
 
 
 def test_mixed_dtypes_spares_integers_and_other_sections(run_rule, save_checkpoint):
-    """A model of one type beside its average of another, and a counter."""
+    """A model of one type next to its average of another, and a counter."""
     state = {"w": torch.zeros(2).half(), "n": torch.zeros(2, dtype=torch.int64)}
     assert not run_rule("mixed-dtypes", save_checkpoint({"model": state, "ema": {"w": torch.zeros(2)}}))
 

@@ -102,7 +102,7 @@ def test_nan_finds_an_optimizer_that_is_about_to_spread_it(audit_state):
 
 @pytest.mark.parametrize(("rule", "values"), [("nan", []), ("nan", [1.0]), ("inf", [1.0])])
 def test_nan_and_inf_are_a_note_in_what_is_no_models(audit_state, weight, rule, values):
-    """A metric that is not known, a history of losses: the weights beside it are as good as ever, nothing is lost."""
+    """A metric that is not known, a history of losses: the weights next to it are as good as ever, nothing is lost."""
     bad = torch.tensor([float(rule), *values]) if values else torch.tensor(float(rule))
     (finding,) = audit_state(rule, {"state_dict": {"w": weight}, "best_metric": bad})
     assert (finding.fqn, finding.severity) == ("best_metric", Severity.NOTE)
@@ -156,14 +156,14 @@ def test_inf_finds_a_weight_that_overflowed(audit_state, weight):
 
 
 def test_inf_finds_a_weight_whose_other_values_are_one(audit_state):
-    """A mask hides with -inf; +inf beside zeros is none."""
+    """A mask hides with -inf; +inf next to zeros is none."""
     assert [finding.severity for finding in audit_state("inf", {"w": torch.tensor([[math.inf, 0.0], [0.0, 0.0]])})] == [
         Severity.ERROR
     ]
 
 
 def test_inf_finds_a_buffer_with_one_among_others(audit_state, weight):
-    """A warning: no mask has many values beside -inf, but only its model knows."""
+    """A warning: no mask has many values next to -inf, but only its model knows."""
     stats = torch.tensor([1.0, 2.0, math.inf])
     bn = torch.nn.BatchNorm1d(3).state_dict()
     (finding,) = audit_state("inf", bn | {"running_var": stats})
@@ -179,7 +179,7 @@ def test_inf_finds_a_buffer_with_one_among_others(audit_state, weight):
     ids=["zeros", "ones"],
 )
 def test_inf_finds_a_mask_and_lets_it_pass(audit_state, meant):
-    """-inf beside one value alone is a mask: a note, whatever its name and kind."""
+    """-inf next to one value alone is a mask: a note, whatever its name and kind."""
     assert [finding.severity for finding in audit_state("inf", {"attn_mask": meant, "w": meant.clone()})] == [
         Severity.NOTE
     ] * 2

@@ -266,7 +266,7 @@ def test_where_a_part_is_written_is_no_part_of_a_lock(statecli):
 
 
 def test_an_audit_held_to_a_lock_a_checkpoint_and_a_policy(same, statecli):
-    """Values that an audit reads beside its own facts."""
+    """Values that an audit reads next to its own facts."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
         torch.save({k: v for k, v in everything(seed).items() if k not in ("coo", "channels")}, name)
     assert statecli("lock", "a.pt", "b.pt", "-o", "statecli.lock").code == 0
@@ -327,7 +327,7 @@ def _damage_tensor(path: str, tensor: str, state: str) -> None:
 
 @pytest.mark.parametrize("line", ["diff a.pt b.pt", "audit b.pt --values", "lock b.pt", "inspect b.pt --stats"])
 def test_a_wrong_checksum_is_told_as_without_shares(statecli, shares, line):
-    """By the share that met it, which ends 2 and writes its part all the same, and by the merge."""
+    """By the share that met it, which exits with 2 and writes its part all the same, and by the merge."""
     torch.save({f"w{i}": torch.full((40, 10), float(i)) for i in range(9)}, "a.pt")
     torch.save({f"w{i}": torch.full((40, 10), float(i % 4)) for i in range(9)}, "b.pt")
     _damage_tensor("b.pt", "w6", "b.pt")

@@ -42,7 +42,7 @@ def parts(shares):
 
 @pytest.fixture
 def refusal(statecli):
-    """The one line with which merge ends 2."""
+    """The one line with which merge exits with 2."""
 
     def run(*words: str) -> str:
         result = statecli("merge", *words)

@@ -25,7 +25,7 @@ def _empty_folder(monkeypatch, tmp_path):
 
 
 def write_run(folder: Path, seed: int = 0, *, spoiled: bool = False) -> None:
-    """A model's folder, and beside it a checkpoint of its training."""
+    """A model's folder, and next to it a checkpoint of its training."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     model = torch.nn.Linear(3, 2)
@@ -57,7 +57,7 @@ def targets(result) -> list[str]:
 
 
 def test_an_audit_walks_a_folder(web, statecli):
-    """Its models and what is beside them, as on disk; no file is opened that is none of theirs."""
+    """Its models and what is next to them, as on disk; no file is opened that is none of theirs."""
     root = web.url()
     result = statecli("audit", root, "-f", "json")
     assert result.code == 0

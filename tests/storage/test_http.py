@@ -694,7 +694,7 @@ def secure(served, tmp_path):
 
 @pytest.fixture
 def no_pools():
-    """Certificates are read anew."""
+    """Certificates are read again."""
     from statecli.storage import connections, session
 
     session.for_process(connections._Pools).__init__()

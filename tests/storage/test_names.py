@@ -101,7 +101,7 @@ def test_urls_that_differ_stay_apart(typed):
 
 @given(url=urls(), beside=steps)
 def test_what_is_around_and_beside_is_asked_for_with_the_same_credentials(url, beside):
-    """A file in a folder that was typed, one beside a file, and one in a folder beside it."""
+    """A file in a folder that was typed, one next to a file, and one in a folder next to it."""
     names.typed_urls().clear()
     link = names.parse_url(url.removeprefix("simplecache::"))
     # A raw password such as `pw@?` ends the URL before its host: nothing is around it.

@@ -113,7 +113,7 @@ def test_shards_are_one_request_each_and_64_at_a_time(served, statecli):
 
 
 def test_what_lies_beside_the_weights_comes_with_the_index(served, statecli):
-    """A folder is its list of names; then the index and all JSON beside it at once; then the shards at once."""
+    """A folder is its list of names; then the index and all JSON next to it at once; then the shards at once."""
     folder = write_shards(served.folder / "net", 3)
     for name in ("config.json", "trainer_state.json", "adapter_config.json"):
         (folder / name).write_text("{}")

@@ -104,7 +104,7 @@ def test_a_forked_process_reads_too(s3, aws_credentials):
 
 
 def test_names_that_only_a_store_has():
-    """A key beside a folder of its name is the folder with a slash; `folder//key` has no name and is left out."""
+    """A key next to a folder of its name is the folder with a slash; `folder//key` has no name and is left out."""
 
     class Answers:
         anon = False

@@ -79,7 +79,7 @@ TRAVELS = [
     ("write", "question"), TRAVELS, ids=lambda part: part[0] if isinstance(part, tuple) else part.__name__
 )
 def test_each_byte_travels_once(served, statecli, tmp_path, write, held, question):
-    """8 MB of values in 2 tensors, or 4 MB in 100: no more than 2 % beside them, and not a request for each block."""
+    """8 MB of values in 2 tensors, or 4 MB in 100: no more than 2 % next to them, and not a request for each block."""
     values, other = (held(seed, *((2, 1_000_000) if held is weights else (100,))) for seed in (0, 1))
     path = write(served.folder, values)
     served.listing = "python"

@@ -562,7 +562,7 @@ def test_bits_of_sparse_values(pair_states):
 
 @pytest.mark.parametrize("complex_", [torch.complex64, torch.complex128])
 def test_a_big_integer_beside_a_complex_value(pair_states, complex_):
-    """Equal only where the real part is that integer, exactly, and there is nothing beside it."""
+    """Equal only where the real part is that integer, exactly, and there is nothing next to it."""
     before = torch.tensor([2**53 + 1, 2**53, 7, 7, -(2**63), 2**63 - 1])
     after = torch.tensor([2**53, 2**53, 7, 7 + 1j, -(2**63), 2**63]).to(complex_)
     for pair in (({"t": before}, {"t": after}), ({"t": after}, {"t": before})):
@@ -665,7 +665,7 @@ def test_bits_are_equal_or_not(pair_states, dtype, view, how):
 @pytest.mark.parametrize("dtype", ["quint4x2", "quint2x4"])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_packed_quantized_tensors(tmp_path, dtype, scaled):
-    """Elements that share a byte are told apart, with their scale or without; and across rows of odd length."""
+    """Elements that share a byte are distinguished, with their scale or without; and across rows of odd length."""
     per = {"quint4x2": 2, "quint2x4": 4}[dtype]
     pair = []
     for name, codes in (("a", [0x21, 0x43, 0x65, 0x07]), ("b", [0x21, 0x43, 0x66, 0x07])):
@@ -772,7 +772,7 @@ def test_parts_of_other_shapes(tmp_path):
 
 
 def test_a_zero_that_lost_its_sign_beside_a_nan_is_no_change_of_a_nan(pair_states):
-    """By their bits two zeros differ, by nothing; the NaN beside them did not change."""
+    """By their bits two zeros differ, by nothing; the NaN next to them did not change."""
     before, after = (torch.tensor([zero, math.nan, 1.0]) for zero in (0.0, -0.0))
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions(bitwise=True))
     assert (delta.changed, delta.first, delta.max_abs, delta.left_out, delta.reason) == (1, (0,), 0.0, 1, None)

@@ -172,7 +172,7 @@ def test_what_torch_cannot_add_is_not_told(compare_tensors):
 
 
 def test_more_short_values_at_a_place_than_are_added(compare_tensors, monkeypatch):
-    """Each takes a step of its own: past the limit it cannot be told."""
+    """Each takes a step of its own: past the limit it cannot be known."""
     monkeypatch.setattr(sparse, "MAX_DUPLICATES", 3)
     actual = compare_tensors(coo([1] * 4, [1] * 4, 3, torch.bfloat16), coo([1], [4], 3, torch.bfloat16))
     assert actual == NotCompared("stores more than 3 bfloat16 values at one index, the limit of statecli")
@@ -264,7 +264,7 @@ def test_a_flipped_bit_is_told_by_its_checksum(read, tmp_path):
 
 
 def test_parts_that_are_not_in_the_file(compare_tensors):
-    """Indices on meta beside values that are there: said, not guessed."""
+    """Indices on meta next to values that are there: said, not guessed."""
     there = Rebuilt("sparse_coo", torch.tensor([[0, 1]]), two, (4,))
     gone = Rebuilt("sparse_coo", torch.zeros(1, 2, dtype=torch.int64, device="meta"), two, (4,))
     assert compare_tensors(there, gone) == NotCompared("its stored values are not in the file")

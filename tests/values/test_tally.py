@@ -59,7 +59,7 @@ def test_nothing_added_changes_nothing(way):
 
 
 def test_one_large_and_many_small(way):
-    """The worst for float32: in each sum a 1 first, and then what vanishes beside it one by one, not together."""
+    """The worst for float32: in each sum a 1 first, and then what vanishes next to it one by one, not together."""
     gap = np.full(64 * TERMS_PER_SUM, 2.0**-12.5, np.float32)
     gap[:64] = 1  # of numpy, whose terms lie as far apart as they can
     gap.reshape(-1, 128)[:, :16] = 1  # of C, whose terms lie in 16 lanes of 128
@@ -186,7 +186,7 @@ def tally_values(before, after):
 
 
 def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
-    """The rest is the same: its cosine of 1 would say that nothing turned, beside a change that nobody can measure."""
+    """The rest is the same: its cosine of 1 would say that nothing turned, next to a change that nobody can measure."""
     delta = tally_values([1.0, 2.0, 3.0], [math.nan, 2.0, 3.0])
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine) == (None,) * 5
     assert (delta.reason, delta.left_out) == ("changed elements are NaN or Inf", 1)

@@ -40,7 +40,7 @@ def of_source(name: Name, body: str, *input: str, **options) -> Check:
 
 
 def of_live(prove: Callable, make: Callable, *args) -> Check:
-    """A proof of what a factory builds, each time anew."""
+    """A proof of what a factory builds, each time again."""
     built = BuiltModel(
         ModelSpec("live", "", False, "live"), make(), Origins({}), "cpu", True, lambda values, seed: make()
     )

@@ -665,7 +665,7 @@ TOGETHER = {
 @ANY_GPU
 @pytest.mark.parametrize("name", TOGETHER)
 def test_tensors_that_are_combined_before_they_meet_the_device(name, device):
-    """Each that has to move is told; a number, or an index, that CUDA takes from the CPU beside the first is not."""
+    """Each that has to move is told; a number, or an index, that CUDA takes from the CPU next to the first is not."""
     use, names = TOGETHER[name]
     check = forward.prove(live(lambda: Strays(use), (3,)), device)
     assert sorted(finding_names(check), key=str) == sorted(names, key=str)

@@ -47,7 +47,7 @@ class Drops(Net):
 
 
 class Rebuilds(Net):
-    """Its copies are built anew, without what was added."""
+    """Its copies are built again, without what was added."""
 
     def __reduce__(self):
         return type(self), ()

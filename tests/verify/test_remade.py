@@ -1,4 +1,4 @@
-"""What forward makes anew for another device or dtype; by hand, it is what the model holds after a cast and a call."""
+"""What forward makes again for another device or dtype; by hand, it is what the model holds after a cast and a call."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_a_cache_by_device_alone_is_read_after_a_cast():
 
 @pytest.mark.parametrize("way", KEPT)
 def test_what_forward_goes_on_reading_or_adding_to_fails(way):
-    """The one that a first forward made is read, or stays beside the new ones for good."""
+    """The one that a first forward made is read, or stays next to the new ones for good."""
     assert set(rules(prove_cache(Name.MOVE, *KEPT[way])).values()) == {"left-behind"}
     assert set(rules(prove_cache(Name.CAST, *KEPT[way])).values()) == {"keeps-dtype"}
 
 
 def test_a_forward_that_raises_there_cannot_tell():
-    """Whether the cache would have been made anew is not known, and that is no failure."""
+    """Whether the cache would have been made again is not known, and that is no failure."""
     forward = "self.c = torch.ones(3) if self.c is None else self.c\n    "
     forward += "assert x.dtype == torch.float32 and x.device.type == 'cpu', 'not here'"
     for name, column in ((Name.MOVE, "moves"), (Name.CAST, "casts")):
@@ -139,7 +139,7 @@ def test_what_forward_draws_anew_each_time_is_not_judged(name, drawn):
 
 
 def test_what_is_drawn_once_and_kept_is_judged():
-    """It is not made anew, whatever seed the second call starts from."""
+    """It is not made again, whatever seed the second call starts from."""
     once = "self.c = torch.randn(3) if self.c is None else self.c"
     assert rules(prove_cache(Name.MOVE, "None", once, "self.c")) == {"c": "left-behind"}
 

@@ -166,7 +166,7 @@ def test_a_random_buffer_in_the_checkpoint_is_a_note():
 
 
 def test_an_attention_map_is_no_state():
-    """Forward writes the tensor anew from each input, so the ranks need not share it."""
+    """Forward writes the tensor again from each input, so the ranks need not share it."""
     body = net(
         'self.register_buffer("t", torch.zeros(2, 3))', "self.t = self.fc(x).detach()\nreturn self.t + self.fc(x)"
     )

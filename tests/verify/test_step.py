@@ -162,7 +162,7 @@ def test_real_classes_train_on_the_inputs_that_they_carry(name, tmp_path):
 
 
 def test_an_embedding_that_these_inputs_do_not_reach_is_not_called_unused(tmp_path):
-    """XLNet has parameters for segments and masks, which its token ids alone do not ask for: it cannot be told."""
+    """XLNet has parameters for segments and masks, which its token ids alone do not ask for: it cannot be known."""
     options = {"vocab_size": 64, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32}
     (tmp_path / "x.py").write_text(
         "from transformers import XLNetConfig, XLNetModel\n"
@@ -362,7 +362,7 @@ def test_other_precisions_train(train, dtype):
 
 
 def test_an_update_that_the_precision_swallows(train):
-    """In bfloat16 a million is nothing that a hundredth can be added to: it cannot be told."""
+    """In bfloat16 a million is nothing that a hundredth can be added to: it cannot be known."""
     check = train(
         linear(
             "self.big = nn.Parameter(torch.full((8,), 1e6, dtype=torch.bfloat16))",

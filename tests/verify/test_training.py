@@ -248,7 +248,7 @@ def test_an_expert_without_rows_was_not_chosen(when):
 
 
 def test_an_expert_with_rows_and_a_factor_of_zero_is_a_fault():
-    """The first two have rows in each round; of the third it cannot be told."""
+    """The first two have rows in each round; of the third it cannot be known."""
     check = step(EXPERTS, CHOSEN.strip().format("", " * 0"))
     assert rules(check) == {f"experts.{n}.{what}": "zero-gradient" for n in (0, 1) for what in ("weight", "bias")}
 
