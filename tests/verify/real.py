@@ -29,10 +29,6 @@ STATES = ("states=2x4x3", "actions=2x4x2", "rewards=2x4x1", "returns_to_go=2x4x1
 #: The class, its config's class, and the config's options.
 CLASSES = {
     "BertForMaskedLM": ("BertConfig", TEXT),
-    "DistilBertForMaskedLM": (
-        "DistilBertConfig",
-        {"vocab_size": 64, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32},
-    ),
     "DebertaV2Model": ("DebertaV2Config", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     "LongformerModel": ("LongformerConfig", {**TEXT, "attention_window": 4, "max_position_embeddings": 40}),
     "XLNetModel": ("XLNetConfig", {"vocab_size": 64, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32}),
@@ -44,10 +40,8 @@ CLASSES = {
         | {"max_position_embeddings": 16},
     ),
     "GPT2LMHeadModel": ("GPT2Config", {**GPT, "n_embd": 16}),
-    "BloomForCausalLM": ("BloomConfig", {**GPT, "hidden_size": 16}),
     "LlamaForCausalLM": ("LlamaConfig", GROUPED),
     "MixtralForCausalLM": ("MixtralConfig", {**GROUPED, "num_local_experts": 2}),
-    "GemmaForCausalLM": ("GemmaConfig", {**GROUPED, "head_dim": 8}),
     "MambaForCausalLM": (
         "MambaConfig",
         {"vocab_size": 64, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1},
