@@ -28,7 +28,7 @@ _ROUNDINGS_OF_CHANGE = 4
 _MARGIN = 1.25
 
 
-class RankTask(DataTask[int | None], frozen=True, gc=False):
+class RankTask(DataTask, frozen=True, gc=False):
     """Estimate the rank of after - before, two matrices of one shape, with strides: at most 128.
 
     None if a value is not finite.

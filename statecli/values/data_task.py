@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
@@ -12,19 +12,15 @@ from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.elements import require_element
 from statecli.values.ranges import iter_paths, prefetch
 from statecli.workers import pool
-from statecli.workers.task import WholeTask
+from statecli.workers.task import Task, WholeTask
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 
 
-class DataTask(WholeTask, Generic[_Result_co], frozen=True, gc=False):
+class DataTask(WholeTask, frozen=True, gc=False):
     """Base of tasks that read all elements of the tensors of `all_data`."""
 
     name: str
-
-    def compute(self) -> _Result_co:
-        """Return the result. Raises StateError for a tensor that cannot be read."""
-        raise NotImplementedError
 
     @property
     def all_data(self) -> tuple[TensorData, ...]:
@@ -63,13 +59,24 @@ class TensorTask(WholeTask, frozen=True, gc=False):
         return (where.path for where in self.tensor.ranges if where.path)
 
 
-def compute_each(tasks: Sequence[DataTask[_Result_co]]) -> list[_Result_co | StateError]:
+class ComputedTask(Task, Protocol[_Result_co]):
+    """A `DataTask` with its result. msgspec 0.18 refuses a generic struct without garbage collection."""
+
+    @property
+    def all_data(self) -> tuple[TensorData, ...]:
+        """All tensors of the task."""
+
+    def compute(self) -> _Result_co:
+        """Return the result. Raises StateError for a tensor that cannot be read."""
+
+
+def compute_each(tasks: Sequence[ComputedTask[_Result_co]]) -> list[_Result_co | StateError]:
     """Return the result or the error of each task of a batch; the bytes of all tasks are requested together."""
     with prefetch(*(data for task in tasks for data in task.all_data)):
         return [_compute_or_error(task) for task in tasks]
 
 
-def _compute_or_error(task: DataTask[_Result_co]) -> _Result_co | StateError:
+def _compute_or_error(task: ComputedTask[_Result_co]) -> _Result_co | StateError:
     try:
         return task.compute()
     except StateError as error:
@@ -77,12 +84,12 @@ def _compute_or_error(task: DataTask[_Result_co]) -> _Result_co | StateError:
 
 
 @with_denormals
-def derived_batch(_: None, tasks: Sequence[DataTask[Any]]) -> list[Any]:
+def derived_batch(_: None, tasks: Sequence[ComputedTask[Any]]) -> list[Any]:
     """Return the result or the error of each task of a batch."""
     return compute_each(tasks)
 
 
-def compute_derived(tasks: Sequence[DataTask[_Result_co]], jobs: int) -> list[_Result_co | StateError]:
+def compute_derived(tasks: Sequence[ComputedTask[_Result_co]], jobs: int) -> list[_Result_co | StateError]:
     """Return the result or the error of each task, in order. The tasks follow from the results of earlier tasks."""
     if not tasks:
         return []

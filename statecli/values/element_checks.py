@@ -70,7 +70,7 @@ class CheckResult(msgspec.Struct, frozen=True, gc=False):
     changed: int = 0
 
 
-class CheckTask(DataTask[CheckResult], frozen=True, gc=False):
+class CheckTask(DataTask, frozen=True, gc=False):
     """Check whether `after` is the result of an operation on `before`.
 
     A copy to another float type has the nearest values of it.

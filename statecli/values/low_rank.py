@@ -12,7 +12,7 @@ from statecli.values.elements import Array
 from statecli.values.read import open_view, read_all_values, read_values
 
 
-class LowRankTask(DataTask[float | None], frozen=True, gc=False):
+class LowRankTask(DataTask, frozen=True, gc=False):
     """Compute ‖B A‖ / ‖W‖ of a weight W [out, in], A [rank, in] and B [out, rank]; Frobenius norms.
 
     None if W is zero or a value is not finite.

@@ -35,7 +35,7 @@ class MergeResult(msgspec.Struct, frozen=True, gc=False):
     fitting_factor: float | None = None
 
 
-class MergeTask(DataTask[MergeResult | None], frozen=True, gc=False):
+class MergeTask(DataTask, frozen=True, gc=False):
     """Check whether after [rows, columns] is before + factor * left [rows, rank] @ right [rank, columns], rounded.
 
     All four have strides. `factor` is None if it is not known: then the best one is used. The result is None if the

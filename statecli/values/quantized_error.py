@@ -46,7 +46,7 @@ class QuantizedError(msgspec.Struct, frozen=True, gc=False):
     changed: int
 
 
-class QuantizedTask(DataTask[QuantizedError | None], frozen=True, gc=False):
+class QuantizedTask(DataTask, frozen=True, gc=False):
     """Compute ‖W - Q‖ / ‖W‖ of a weight W [out, in] and its dequantized codes Q.
 
     None if W is zero or a value is not finite.

@@ -18,7 +18,7 @@ from statecli.values.elements import Array, require_element
 from statecli.values.read import open_view, read_items, read_values
 
 
-class RowTask(DataTask[tuple[int, ...]], frozen=True, gc=False):
+class RowTask(DataTask, frozen=True, gc=False):
     """Compute the CRC-32 of each index along the first dimension.
 
     With a dtype, of the nearest values of this float type, which are equal for all types that can hold them.
