@@ -44,7 +44,7 @@ class Rule(msgspec.Struct, frozen=True):
         why: The consequence for the user.
         example: A reported case.
         fix: The remedy.
-        cases: Severity of each case that has another one, by the name of the case. `core/severity.py` decides about
+        cases: Severity of each case with another severity, by the name of the case. `core/severity.py` decides about
             tensors that are not registered or do not move.
         plugin: The module or file of a rule of an organisation, as the user named it.
     """
