@@ -27,9 +27,10 @@ demo: .venv/.demo
 	@$(BIN)/statecli inspect sample_models/net.py:Net --to meta || test $$? -eq 1
 	@echo '(exit status 1: a tensor is not registered)'
 
-# mypy, the documents and the site use one core each, so they run next to the tests.
+# mypy, the documents and the site use one core each, so they run next to the tests. The processes of the tests fork
+# from the same servers: TEST_RUN is in the names of their sockets.
 test: .venv/.test .venv/.site ruff
-	$(MAKE) --no-print-directory --jobs=3 pytest pytest-waiting types pages site
+	TEST_RUN=$$$$ $(MAKE) --no-print-directory --jobs=3 pytest pytest-waiting types pages site
 
 pytest: .venv/.test
 	$(BIN)/python -m pytest $(WORKERS) $(addprefix --ignore=,$(WAITING))

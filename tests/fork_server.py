@@ -5,8 +5,8 @@ Usage: python fork_server.py SOCKET MODULE...
 A request is a JSON object with the fields `words`, `cwd`, `environment` and `session`, and descriptors 0, 1 and 2 of
 the process. The words are those after `python`: `-c CODE ARG...`, `-m MODULE ARG...` or `SCRIPT ARG...`, after
 `-W ignore`, `-E` or `-I`. The answer is the process id, and later the status as `os.waitpid` returns it. The server
-ends with its standard input, and kills a process whose client has closed the connection. It has one thread, because a
-fork copies only the thread that calls it.
+kills a process whose client has closed the connection. An empty request joins the server, which ends when the last
+connection that joined is closed. The server has one thread, because a fork copies only the thread that calls it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -38,10 +39,14 @@ class Server:
     """The loop that forks; `serve` returns a request in each fork."""
 
     def __init__(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # of a server that was killed
+            os.unlink(path)
+        self._folder = os.path.dirname(path)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
         self._listener.listen(16)
         self._connections: dict[socket.socket, int] = {}
+        self._joined: set[socket.socket] = set()
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_end, False)
@@ -49,11 +54,13 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> dict[str, Any]:
-        """Start processes until standard input ends. Return the request in a new process."""
+        """Start processes until all that joined have left. Return the request in a new process."""
         while True:
-            ready, _, _ = select.select([0, self._wake, self._listener, *self._connections], [], [])
-            if 0 in ready:
-                self._end()
+            ready, _, _ = select.select([self._wake, self._listener, *self._joined, *self._connections], [], [])
+            if left := self._joined & set(ready):
+                self._joined -= left
+                if not self._joined:
+                    self._end()
             if self._wake in ready:
                 os.read(self._wake, 1 << 16)
             self._report_ended()
@@ -67,6 +74,10 @@ class Server:
     def _start_process(self) -> dict[str, Any] | None:
         connection, _ = self._listener.accept()
         size, descriptors, _, _ = socket.recv_fds(connection, NUMBER.size, DESCRIPTORS)
+        if not any(size):
+            self._joined.add(connection)
+            connection.sendall(NUMBER.pack(os.getpid()))
+            return None
         with connection.makefile("rb") as stream:
             request: dict[str, Any] = json.loads(stream.read(*NUMBER.unpack(size)))
         pid = os.fork()
@@ -93,7 +104,7 @@ class Server:
         """Close what belongs to the server, and handle signals as a new process of Python does."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for other in (self._listener, connection, *self._connections):
+        for other in (self._listener, connection, *self._joined, *self._connections):
             other.close()
         self._connections.clear()
         os.close(self._wake)
@@ -102,6 +113,7 @@ class Server:
     def _end(self) -> NoReturn:
         for pid in self._connections.values():
             os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
 

@@ -8,7 +8,6 @@ the subject: which modules are imported, options of the interpreter, limits of m
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import select
@@ -49,28 +48,43 @@ _servers: dict[str, ForkServer] = {}
 
 
 class ForkServer:
-    """A server that has imported `modules`. It ends at the latest with this process."""
+    """A server with libraries imported, shared by the processes of a test run, which ends with the last of them."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="fork-server-")
-        self.path = os.path.join(self._folder.name, "socket")
-        self._process = subprocess.Popen(
+    def __init__(self, libraries: str) -> None:
+        import fcntl  # Windows imports this module without starting a server
+
+        run = os.environ.get("TEST_RUN") or os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"of-{os.getpid()}"
+        folder = os.path.join(tempfile.gettempdir(), f"fork-server-{run}-{libraries}")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self.path = os.path.join(folder, "socket")
+        lock = os.open(_FOLDER, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not self._join():
+            self._start(LIBRARIES[libraries])
+            assert self._join()
+        os.close(lock)
+
+    def _join(self) -> bool:
+        """Open the connection that keeps the server running. Return False if no server answers."""
+        self._connection = socket.socket(socket.AF_UNIX)
+        try:
+            self._connection.connect(self.path)
+            self._connection.sendall(_NUMBER.pack(0))
+            return bool(self._connection.recv(_NUMBER.size))
+        except OSError:  # not started yet, or about to end
+            return False
+
+    def _start(self, modules: Sequence[str]) -> None:
+        process = subprocess.Popen(
             [sys.executable, str(_FOLDER / "fork_server.py"), self.path, *modules],
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=_FOLDER.parent,
             env=_ENVIRONMENT,
         )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"ready\n"
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """End the server and its processes."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
 
 
 class ForkedProcess(subprocess.Popen[Any]):
@@ -122,7 +136,7 @@ class ForkedProcess(subprocess.Popen[Any]):
 def find_server(libraries: str) -> ForkServer:
     """Return the server of these libraries; start it the first time."""
     if libraries not in _servers:
-        _servers[libraries] = ForkServer(LIBRARIES[libraries])
+        _servers[libraries] = ForkServer(libraries)
     return _servers[libraries]
 
 
