@@ -1,6 +1,6 @@
-"""Builders of hostile and odd files, byte by byte: pickles from opcodes, zips with any lie in any field.
+"""Builders of hostile and odd files, byte by byte: pickles from opcodes, zips with any field set wrong.
 
-Nothing here needs torch, and nothing is ever unpickled by these tests but what they wrote themselves.
+This module does not need torch. The tests unpickle only files that they wrote themselves.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def tensor(
     offset: int = 0,
     kind: str = "FloatStorage",
 ) -> bytes:
-    """The opcodes of one `_rebuild_tensor_v2`, without memo."""
+    """Return the opcodes of a single `_rebuild_tensor_v2` call, without memo."""
     storage = b"(" + text("storage") + f"ctorch\n{kind}\n".encode() + text(key) + text("cpu") + number(numel) + b"tQ"
     hooks = b"ccollections\nOrderedDict\n)R"
     geometry = number(offset) + numbers(*size) + numbers(*stride)
@@ -52,12 +52,12 @@ def tensor(
 
 
 def build_pickle(body: bytes) -> bytes:
-    """A whole pickle of protocol 2 that leaves what `body` builds."""
+    """Return a complete pickle of protocol 2 whose result is the object that `body` builds."""
     return PROTO + body + STOP
 
 
 class Called:
-    """Pickles as any call, with what is set or appended afterwards."""
+    """Object that is pickled as any call, with a state to set or items to append afterwards."""
 
     def __init__(self, *made):
         self.made = made
@@ -105,7 +105,7 @@ def stack_global(module: str, name: str) -> bytes:
 
 
 def call_function(function: bytes, *args: bytes) -> bytes:
-    """REDUCE: what `function` pushes, called with what each of `args` pushes."""
+    """REDUCE: call the object pushed by `function` with the objects pushed by `args`."""
     return function + b"(" + b"".join(args) + b"tR"
 
 
@@ -115,24 +115,24 @@ def state_dict(**tensors: bytes) -> bytes:
 
 
 def hash_bomb() -> bytes:
-    """t = (t, t) 64 times over, as a key: hashing it takes 2**64 steps."""
+    """Return a dict whose key is t = (t, t), 64 times over: hashing the key takes 2**64 steps."""
     return build_pickle(b"}" + number(1) + b"".join(b"q\1h\1\x86" for _ in range(64)) + b"Ns")
 
 
 def deep_key(depth: int) -> bytes:
-    """A tuple nested `depth` times, as a key: hashing it recurses in C."""
+    """Return a dict whose key is a tuple nested `depth` times: hashing the key recurses in C."""
     return build_pickle(b"})" + b"\x85" * depth + b"Ns")
 
 
 def colliding_ints(count: int) -> bytes:
-    """Integers that all hash to 0, as keys."""
+    """Return a dict whose keys are integers that all hash to 0."""
     prime = 2**61 - 1
     return build_pickle(b"}(" + b"".join(number(prime * n) + b"N" for n in range(1, count + 1)) + b"u")
 
 
 @dataclass
 class Member:
-    """One zip record. Whatever is not None contradicts what the content says."""
+    """One zip record. Each optional field contradicts the content where the field is not None."""
 
     name: str | bytes
     data: bytes = b""
@@ -200,7 +200,7 @@ class Member:
 
 @dataclass
 class Lies:
-    """What the end records say that is not so."""
+    """False statements of the end records of a zip."""
 
     count: int = 0
     directory_at: int = 0
@@ -214,7 +214,7 @@ class Lies:
 
 
 def build(members: list[Member], lies: Lies | None = None, *, prefix: bytes = b"", suffix: bytes = b"") -> bytes:
-    """A zip archive of these records, in this order, with the end records torch writes."""
+    """Return a zip archive of these records, in this order, with the end records of torch."""
     lies = lies or Lies()
     body, directory = b"", b""
     for member in members:
@@ -237,7 +237,7 @@ def records(
     folder: str = "archive",
     version: bytes = b"3\n",
 ) -> list[Member]:
-    """The records of a small good archive: one float32 tensor `w` of four elements."""
+    """Return the records of a small valid archive: a float32 tensor `w` of four elements."""
     pickle = state_dict(w=tensor()) if pickle is None else pickle
     storages = {"0": bytes(range(16))} if storages is None else storages
     return [
@@ -252,7 +252,7 @@ def records(
 
 
 def change_record(name: str, **fields: object) -> list[Member]:
-    """The good archive with one record's fields replaced."""
+    """Return the records of the valid archive, with fields of the record `name` replaced."""
     made = records()
     for member in made:
         if member.name == f"archive/{name}":
@@ -264,7 +264,7 @@ def change_record(name: str, **fields: object) -> list[Member]:
 
 
 def without(name: str) -> list[Member]:
-    """The good archive with one record missing."""
+    """Return the records of the valid archive without the record `name`."""
     return [member for member in records() if member.name != f"archive/{name}"]
 
 
@@ -281,7 +281,7 @@ def legacy(
 
 
 def build_mesh(text: str) -> object:
-    """A DeviceMesh, which ordinary checkpoints have, with any text in its repr."""
+    """Return a DeviceMesh, which is part of ordinary checkpoints, with any text in its repr."""
     from torch.distributed._mesh_layout import _MeshLayout
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -1,4 +1,4 @@
-"""What the tests of the readers share: writing bytes to a file, reading it, and the line it is refused with."""
+"""Fixtures of the reader tests: run the command line, and get the line with which a target is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Inspect = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def inspect(statecli) -> Inspect:
-    """The command line in this process, as a user meets it."""
+    """Run `statecli inspect` in this process; return the exit status, stdout and stderr."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         result = statecli("inspect", *map(str, arguments))

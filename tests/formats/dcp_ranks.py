@@ -1,7 +1,8 @@
-"""Four processes that save as one: `python dcp_ranks.py FOLDER`. Makes a folder for each way to do so.
+"""Four processes that save together: `python dcp_ranks.py FOLDER` writes a folder for each way of saving.
 
-`mixed`: tensors placed in every way, lists and values. `fsdp2`: a model, its AdamW, an epoch. `apart`: the model, each
-rank by itself. `shards`: the model as safetensors. `rank0.pt`…: what torch.save makes of each rank's part.
+`mixed`: tensors placed in every way, lists and values. `fsdp2`: a model, its AdamW, an epoch. `flat`: the same model
+with a flattened optimizer. `apart`: the model, each rank by itself. `shards`: the model as safetensors. `rank0.pt`…:
+the file that torch.save writes in each rank.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RANKS = 4
 
 
 def build_mixed_state() -> dict[str, object]:
-    """A state_dict of DTensors and others, the same in each rank."""
+    """Return a state_dict of DTensors, tensors and plain values, the same in each rank."""
     line = init_device_mesh("cpu", (RANKS,))
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     torch.manual_seed(1)
@@ -61,7 +62,7 @@ def train_model() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def save(rank: int, folder: str) -> None:
-    """One rank's part."""
+    """Save all checkpoints as rank `rank` of the group."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     state = build_mixed_state()
     dcp.save(state, checkpoint_id=f"{folder}/mixed")

@@ -1,7 +1,7 @@
-"""Two real ranks of DeepSpeed on the CPU: `python deepspeed_run.py OUT STAGE-DTYPE-GROUPS…` saves one folder each.
+"""Run two real ranks of DeepSpeed on the CPU: `python deepspeed_run.py OUT STAGE-DTYPE-GROUPS…`.
 
-It also writes what the library's tools make of the folders in OUT. The tests then need not import DeepSpeed, which
-takes 6 s.
+Each argument gives a folder in OUT. The script also runs the library's tools on the folders, so that the tests need not
+import DeepSpeed, which takes 6 s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import multiprocessing, nn
 
 
 class Net(nn.Module):
-    """Trained and frozen parameters, a tied one, buffers of both kinds, a size that no number of ranks divides."""
+    """Model with trained, frozen and tied weights, both kinds of buffers, and a size that no rank count divides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Net(nn.Module):
 
 
 def build_engine_parts(spec: str) -> tuple[dict[str, object], nn.Module, torch.optim.Optimizer]:
-    """The configuration, the model and the optimizer that `2-bf16-1` stands for; `3p` leaves small parameters whole."""
+    """Return configuration, model and optimizer of a spec like `2-bf16-1`; `3p` leaves small parameters whole."""
     stage, dtype, groups = spec.split("-")
     torch.manual_seed(3)
     net = Net()
@@ -66,7 +66,7 @@ def build_engine_parts(spec: str) -> tuple[dict[str, object], nn.Module, torch.o
 
 
 def work(rank: int, out: str, port: int, specs: list[str]) -> None:
-    """One rank: two steps and a save of each."""
+    """Run a rank: for each spec, train two steps and save."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT=str(port), DS_ACCELERATOR="cpu")
     torch.set_num_threads(1)
@@ -86,7 +86,7 @@ def work(rank: int, out: str, port: int, specs: list[str]) -> None:
 
 
 def consolidate(folders: list[Path]) -> None:
-    """Save what zero_to_fp32 makes of each folder to FOLDER.fp32; stage 0 has nothing to consolidate."""
+    """Save the output of zero_to_fp32 for each folder to FOLDER.fp32; stage 0 has nothing to consolidate."""
     for folder in folders:
         if not folder.name.startswith("0"):
             whole = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder))
@@ -94,7 +94,7 @@ def consolidate(folders: list[Path]) -> None:
 
 
 def convert(folders: list[Path]) -> None:
-    """Save what ds_to_universal makes of each folder to FOLDER.universal."""
+    """Save the output of ds_to_universal for each folder to FOLDER.universal."""
     for folder in folders:
         source = next(path for path in folder.iterdir() if path.is_dir())
         out = f"{folder}.universal/{source.name}_universal"

@@ -1,4 +1,4 @@
-"""A small writer of msgpack, byte by byte, of what Flax writes and of what it never would."""
+"""A small writer of msgpack, byte by byte: data that Flax writes, and data that Flax never writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Extension(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """Bytes that stand there as they are."""
+    """Bytes that are written unchanged."""
 
     data: bytes
 
@@ -45,7 +45,7 @@ def pack(value: object) -> bytes:
 
 
 def array(shape: object, dtype: object = "float32", data: object = None) -> Extension:
-    """Flax's extension for an array; of zeros of float32 unless told otherwise."""
+    """Return Flax's extension for an array; the default is zeros of float32."""
     count = 1
     for size in shape if isinstance(shape, (list, tuple)) else ():
         count *= size if isinstance(size, int) else 1

@@ -1,4 +1,4 @@
-"""Whatever bytes a reader meets, it reads them or refuses them in one line: of every format, file or folder."""
+"""A reader reads any bytes or refuses them with one line, for every format, file or folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import test_same_everywhere as same
 
 
 def zero_2(folder: Path) -> Path:
-    """Three ranks' partitions, one behind another."""
+    """Write a ZeRO-2 folder of three ranks, whose partitions follow each other."""
     return zero.write(folder / "zero", 2, PARTED, buffers={"n": torch.arange(2)}, frozen={"f": torch.ones(3)}, ranks=3)
 
 
@@ -63,7 +63,7 @@ DAMAGED = 60
 
 
 def read_or_refuse(target: Path) -> None:
-    """Read it: either there is a state, or one line that begins with a path."""
+    """Read the target: the result is a state, or an error of one line."""
     try:
         state = formats.read(str(target))
     except UnreadableError as error:
@@ -75,7 +75,7 @@ def read_or_refuse(target: Path) -> None:
 
 
 def files_of(target: Path) -> list[Path]:
-    """The files that may be damaged; small, or the folder's own."""
+    """Return the files that may be damaged: the files of a folder, or the target itself."""
     return sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
 
 
@@ -103,7 +103,7 @@ def damage_bytes(raw: bytes, dice: random.Random) -> bytes:
 
 @pytest.mark.parametrize("writer", SEEDS, ids=lambda function: function.__name__)
 def test_damage_is_refused_in_one_line_or_read(writer, tmp_path):
-    """Many damaged copies, one file of a folder at a time."""
+    """Many copies of a file or folder are damaged, one file at a time: each is read or refused with one line."""
     (tmp_path / "good").mkdir()
     good = writer(tmp_path / "good")
     dice = random.Random(20261121)  # noqa: S311 - the same damage in every run

@@ -1,4 +1,4 @@
-"""Which states of a numpy dtype are those that numpy writes."""
+"""States of a numpy dtype: states that numpy writes are sound, all other states are reported."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SHAPES = {
 
 
 def list_misused(value, protocol):
-    """The names of its pickle that are put to another use than to hold data."""
+    """Return the names in the pickle of `value` that are used for anything but holding data."""
     scanner = Scanner(pickle.dumps(value, protocol), "it")
     scanner.run(0)
     return [mention.qualified for mention in scanner.iter_mentions() if mention.misuse]
@@ -59,7 +59,7 @@ def list_misused(value, protocol):
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_numpy_writes_is_sound(shape, protocol):
-    """The type alone, an array, a scalar of it."""
+    """The dtype alone, an array and a scalar of the dtype are not reported."""
     for code in CODES:
         dtype = SHAPES[shape](code)
         array = np.zeros(2, dtype)
@@ -68,7 +68,7 @@ def test_what_numpy_writes_is_sound(shape, protocol):
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_what_numpy_derives_is_sound(protocol):
-    """Record arrays, masked arrays, fields that overlap, which share their bytes."""
+    """Record arrays, masked arrays and arrays whose fields share bytes are not reported."""
     fields = [("a", "i4"), ("b", "f4")]
     shared = np.zeros(2, {"names": ["a", "b"], "formats": ["f8", "i2"], "offsets": [0, 4]})
     arrays = [np.rec.array([(1, 2.0)], dtype=fields), np.ma.zeros(2, fields), shared]
@@ -77,7 +77,7 @@ def test_what_numpy_derives_is_sound(protocol):
 
 @pytest.mark.parametrize("place", range(8))
 def test_a_state_with_one_thing_changed_is_not_sound(place):
-    """Of a record of objects and numbers: each part that says where and what the objects are."""
+    """In a record of objects and numbers, each part that gives the place or type of the objects is changed."""
     function, args, state = np.dtype([("a", "O"), ("b", "i4")]).__reduce__()
     version, order, subarray, names, fields, size, alignment, flags = state
     objects, numbers = np.dtype("O"), np.dtype("i4")
@@ -135,12 +135,12 @@ CONSTRUCTOR = f"{CONSTRUCT.__module__}._reconstruct"
 
 
 def array_of(dtype, elements, shape=(4,)):
-    """An array that is pickled so."""
+    """Return an object that is pickled as an array of `dtype` with these elements."""
     return Called(CONSTRUCT, EMPTY, (1, shape, dtype, False, elements))
 
 
 def without_state(code):
-    """The opcodes of a type that is told by that code."""
+    """Return the opcodes of the dtype with this code, without a state."""
     return call_function(global_name("numpy", "dtype"), text(code), b"\x89", b"\x88")
 
 
@@ -188,7 +188,7 @@ TOO_SHORT = {
 
 @pytest.mark.parametrize("name", TOO_SHORT)
 def test_a_list_that_is_too_short_is_found_whatever_makes_the_type(name):
-    """numpy takes what lies behind the list for addresses of objects."""
+    """numpy takes the memory after the list for addresses of objects."""
     scanner = Scanner(build_pickle(TOO_SHORT[name]), "it")
     scanner.run(0)
     reasons = [mention.misuse for mention in scanner.iter_mentions() if mention.misuse]
@@ -197,7 +197,7 @@ def test_a_list_that_is_too_short_is_found_whatever_makes_the_type(name):
 
 @pytest.mark.parametrize("name", ["a class of types", "a list for the state", "a masked array"])
 def test_an_array_of_a_list_that_is_too_short_crashes(name, tmp_path):
-    """The installed numpy reads on: with a shape of 4,000, into memory that is no list's."""
+    """The installed numpy crashes: with a shape of 4,000, numpy reads memory far after the end of the list."""
     data = build_pickle(TOO_SHORT[name].replace(numbers(4), numbers(4000)))
     (tmp_path / "a.pkl").write_bytes(data)
     code = "import pickle; print(pickle.load(open('a.pkl', 'rb')).shape)"
@@ -210,7 +210,7 @@ def test_an_array_of_a_list_that_is_too_short_crashes(name, tmp_path):
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.filterwarnings("ignore")
 def test_what_else_numpy_writes_is_sound(protocol):
-    """Matrices, polynomials, texts of any length, with and without a value for what is missing."""
+    """Matrices, polynomials, and texts of any length, with and without a missing-value object, are not reported."""
     values = [np.matrix([[1, 2]]), np.poly1d([1, 2]), np.array([[1, None]], object)]
     if hasattr(getattr(np, "dtypes", None), "StringDType"):
         missing = np.array(["a", np.nan], np.dtypes.StringDType(na_object=np.nan, coerce=False))
@@ -219,7 +219,7 @@ def test_what_else_numpy_writes_is_sound(protocol):
 
 
 def test_a_type_of_texts_is_given_plain_values():
-    """numpy calls the methods of a value for what is missing, and of each element."""
+    """numpy calls the methods of the missing-value object and of each element, so any other object is reported."""
     shape = numbers(1)
     space = call_function(global_name("types", "SimpleNamespace"))
     for dtype, element in [
@@ -244,7 +244,7 @@ def test_a_type_of_texts_is_given_plain_values():
     ids=["called", "of objects"],
 )
 def test_a_polynomial_is_made_of_an_array(body):
-    """As pickle makes it, and of nothing whose methods it would call."""
+    """A polynomial is reported unless its coefficients are a plain array: numpy calls methods of other objects."""
     scanner = Scanner(build_pickle(body), "it")
     scanner.run(0)
     assert "numpy.poly1d" in [mention.qualified for mention in scanner.iter_mentions() if mention.misuse]
@@ -288,7 +288,7 @@ def test_a_type_that_changes_after_it_was_used_is_not_sound():
     ids=["nothing", "numbers", "no element"],
 )
 def test_a_scalar_of_objects_comes_from_an_array_of_its_type(args):
-    """numpy reads the first element of whatever array there is."""
+    """numpy reads the first element of the given array, whatever its type and size."""
     function = np.float64(1).__reduce__()[0]
     assert list_misused(np.zeros(1, [("a", "O")])[0], 4) == []
     assert list_misused(Called(function, args), 4) == [f"{CONSTRUCT.__module__}.scalar"]

@@ -1,4 +1,4 @@
-"""A hostile file shows the tensors that torch.load gives, or says that they cannot be known."""
+"""A tensor of a hostile file has the values that torch.load gives, or is reported as unknown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def storage(key: str = "0", kind: str = "FloatStorage", numel: int = 4, location
 
 
 def arguments(offset: int = 0, size: bytes = numbers(4), stride: bytes = numbers(1), flags: bytes = b"") -> bytes:
-    """A tuple: those of `_rebuild_tensor_v2`."""
+    """Return the pickled tuple of arguments for `_rebuild_tensor_v2`."""
     return b"(" + storage() + attacks.number(offset) + size + stride + b"\x89" + ORDERED_DICT + flags + b"t"
 
 
@@ -66,7 +66,7 @@ def write_archive(tmp_path, body: bytes, *, legacy: bool = False, storages: dict
 
 
 def load_with_torch(path: str, *, everything: bool = False) -> dict[str, list[float]]:
-    """The tensors that torch.load gives, by their keys as statecli names them; by default as it loads by default."""
+    """Return the tensors that torch.load gives, under the names of statecli; `everything` turns weights_only off."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded = torch.load(path, weights_only=not everything)
@@ -74,7 +74,7 @@ def load_with_torch(path: str, *, everything: bool = False) -> dict[str, list[fl
 
 
 def read_with_statecli(path: str) -> dict[str, list[float] | str | None]:
-    """The tensors as they are shown: values, the line that says why they cannot be known, None where there are none."""
+    """Return each tensor as statecli shows the tensor: values, the reason for unknown values, or None without data."""
     state = formats.read(path)
     return {
         row.fqn: row.damage or (read_all_values(row.data).reshape(row.shape).tolist() if row.data else None)
@@ -104,7 +104,7 @@ SET_AGAIN = {
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 @pytest.mark.parametrize("name", SET_AGAIN)
 def test_a_tensor_that_is_set_again_cannot_be_told(tmp_path, name, legacy):
-    """torch gives other values than the tensor was made with; which it is made with is no longer said of it."""
+    """torch gives other values than the values at the creation of the tensor; statecli shows a reason and no values."""
     path = write_archive(tmp_path, tree(w=SET_AGAIN[name], v=tensor("1")), legacy=legacy)
     assert load_with_torch(path)["w"] != [1, 2, 3, 4]
     values = read_with_statecli(path)
@@ -135,7 +135,7 @@ def test_a_parameter_that_is_set_to_its_own_data_is_readable(tmp_path):
     ],
 )
 def test_a_parameter_that_is_set_to_other_data_cannot_be_told(tmp_path, attributes):
-    """Another storage, view or requires_grad than that of the Parameter."""
+    """The state that is set has another storage, view or requires_grad than the Parameter, or is incomplete."""
     path = write_archive(tmp_path, tree(w=call_function(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, attributes)))
     assert "of this tensor after creating it" in read_with_statecli(path)["w"]
 
@@ -216,7 +216,7 @@ CHANGED_LATER = {
 
 @pytest.mark.parametrize("name", CHANGED_LATER)
 def test_a_change_of_what_is_made_already_is_refused(tmp_path, name):
-    """A pickle's graph has no time: what it shows at the end is not what a call was given."""
+    """The final graph of a pickle has no time: an object changed later is not the object that a call received."""
     body, why = CHANGED_LATER[name]
     path = write_archive(tmp_path, body)
     with pytest.raises(MalformedError, match=why):
@@ -231,7 +231,7 @@ def test_a_change_of_what_is_made_already_is_refused(tmp_path, name):
     ],
 )
 def test_what_is_dropped_changes_tensors_that_are_not(tmp_path, name):
-    """torch's own answer, for what the test above refuses."""
+    """torch.load gives changed values for some of the files that the test above refuses."""
     path = write_archive(tmp_path, CHANGED_LATER[name][0])
     assert load_with_torch(path, everything=True)["w"] != [1, 2, 3, 4]
 
@@ -246,7 +246,7 @@ def test_an_old_parameter_requires_grad_as_its_state_says(tmp_path, state):
 
 
 def test_attributes_of_python_stay_readable(tmp_path):
-    """What torch writes with a state: buffers, attributes of tensors and of Parameters."""
+    """Buffers, and attributes of tensors and of Parameters, are pickled by torch as a state and stay readable."""
     marked, parameter = torch.arange(4.0), torch.nn.Parameter(torch.arange(3.0))
     marked.note, parameter.note = "mine", [1]
     made = {"b": torch.nn.Buffer(torch.arange(2.0)), "t": marked, "p": parameter}
@@ -306,7 +306,7 @@ def test_keys_that_are_one_in_python_are_one(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["int and float", "tuples", "large ints"])
 def test_an_ordered_dict_of_pairs_has_pythons_keys(tmp_path, name):
-    """What a call makes of pairs, as Python 2 pickled an OrderedDict."""
+    """A call builds the OrderedDict from pairs, as Python 2 pickled an OrderedDict."""
     first, second = KEYS[name]
     pairs = b"](" + b"".join(key + tensor(to) + b"\x86" for key, to in ((first, "0"), (second, "1"))) + b"e"
     path = write_archive(tmp_path, b"ccollections\nOrderedDict\n" + pairs + b"\x85R")
@@ -314,7 +314,7 @@ def test_an_ordered_dict_of_pairs_has_pythons_keys(tmp_path, name):
 
 
 def test_text_that_str_makes_is_the_text(tmp_path):
-    """It is one key with the same text, and called what it is."""
+    """A key that `str` computes is the same key as the equal text, and has the same name."""
     computed = b"cbuiltins\nstr\n" + text("w") + b"\x85R"
     path = write_archive(tmp_path, items((text("w"), tensor("0")), (computed, tensor("1"))))
     assert read_with_statecli(path) == load_with_torch(path, everything=True) == {"w": [90, 91, 92, 93]}
@@ -334,14 +334,14 @@ def test_numbers_of_numpy_are_numbers(tmp_path, scalar):
 
 @pytest.mark.parametrize("call", [b"cbuiltins\nstr\nK\1\x85R", b"cbuiltins\nint\n" + text("1") + b"\x85R"])
 def test_a_key_that_is_computed_otherwise_is_refused(tmp_path, call):
-    """Which key it is, and whether there is another like it, is not known here."""
+    """statecli does not evaluate the call, so that neither the key nor an equal key can be recognised."""
     path = write_archive(tmp_path, items((text("w"), tensor("0")), (call, tensor("1"))))
     with pytest.raises(MalformedError, match="a dictionary key is the result of calling builtins"):
         formats.read(path)
 
 
 def test_keys_cost_no_more_than_their_pickle(tmp_path):
-    """A tuple that is a key many times is read once, as is one in another, and a long text in many tuples."""
+    """A tuple that is a key many times is read once; so are nested tuples, and a long text in many tuples."""
     chain = b")q\1" + b"".join(b"0h\1\x85q\1" for _ in range(9_000)) + b"0"
     long = text("a" * 4_000_000) + b"q\2" + b"0"
     again = b"h\1N" * 50_000 + b"h\2K\1\x86N" * 50_000
@@ -350,7 +350,7 @@ def test_keys_cost_no_more_than_their_pickle(tmp_path):
 
 
 def test_a_key_that_python_cannot_hash_is_refused(tmp_path):
-    """Its stack overflows at some depth, and two such keys would not be distinguished."""
+    """Hashing overflows Python's stack at some depth, and two keys of this depth could not be distinguished."""
     path = write_archive(tmp_path, b"})" + b"\x85" * 20_000 + tensor() + b"s")
     with pytest.raises(
         MalformedError, match="a dictionary key has more than 10,000 nested tuples, the limit of statecli"
@@ -369,7 +369,7 @@ DESCRIPTIONS = {
 @pytest.mark.parametrize("dropped", [False, True], ids=["both", "first dropped"])
 @pytest.mark.parametrize("name", DESCRIPTIONS)
 def test_a_storage_of_two_descriptions_cannot_be_told(tmp_path, name, dropped, legacy):
-    """torch takes the first description for all tensors of a storage, whatever has become of it."""
+    """torch takes the first description for all tensors of a storage, even if the first tensor was dropped."""
     first, second = (tensor().replace(storage(), description) for description in DESCRIPTIONS[name])
     body = first + b"0" + tree(b=second) if dropped else tree(a=first, b=second)
     path = write_archive(tmp_path, body, legacy=legacy)
@@ -381,7 +381,7 @@ def test_a_storage_of_two_descriptions_cannot_be_told(tmp_path, name, dropped, l
 
 
 def test_empty_storages_may_have_two_types(tmp_path):
-    """torch saves an empty tensor and a view of it as another type with one storage, and loads each as it was."""
+    """torch saves an empty tensor and its view of another dtype with the same storage, and loads both dtypes."""
     empty = torch.empty(0)
     torch.save({"a": empty, "b": empty.view(torch.int32)}, tmp_path / "a.pt")
     rows = formats.read(str(tmp_path / "a.pt")).tensors
@@ -407,7 +407,7 @@ def test_two_views_of_one_key_cannot_be_told(tmp_path):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_a_tensor_on_meta_has_the_bytes_of_the_file(tmp_path, legacy):
-    """Its device is meta for torch, and with a map_location it has the values of its storage."""
+    """torch.load gives a tensor on meta; with a map_location the tensor has the values of its storage."""
     path = write_archive(
         tmp_path,
         tree(w=tensor().replace(storage(), storage(location="meta"))),
@@ -421,7 +421,7 @@ def test_a_tensor_on_meta_has_the_bytes_of_the_file(tmp_path, legacy):
 
 
 def in_order(tmp_path, body: bytes, order: bytes, data: bytes) -> str:
-    """An archive of one storage whose byteorder record says this."""
+    """Write an archive with one storage, `data`, and `order` in its byteorder record; return the path."""
     members = attacks.records(build_pickle(body), {"0": data})
     for member in members:
         if member.name.endswith("byteorder"):
@@ -432,7 +432,7 @@ def in_order(tmp_path, body: bytes, order: bytes, data: bytes) -> str:
 
 
 def rebuild_typed(kind: str, numel: int, dtype: str, size: int) -> bytes:
-    """`_rebuild_tensor_v3`: a storage of one class, seen as a dtype."""
+    """Return the opcodes of `_rebuild_tensor_v3`: a storage of one class, viewed as a dtype."""
     what = (storage("0", kind, numel), b"K\0", numbers(size), numbers(1), b"\x89", ORDERED_DICT)
     return call_function(b"ctorch._utils\n_rebuild_tensor_v3\n", *what, f"ctorch\n{dtype}\n".encode())
 
@@ -449,7 +449,7 @@ VALUES = struct.pack("<4f", 1.5, 2.5, 3.5, 4.5)
 
 @pytest.mark.parametrize("case", OTHER_SWAPS)
 def test_a_big_endian_tensor_of_another_type_than_its_storage_cannot_be_told(tmp_path, case):
-    """torch swaps the bytes of the storage's elements, whatever the tensor's are."""
+    """torch swaps bytes by the element size of the storage, whatever the dtype of the tensor is."""
     body = tree(w=rebuild_typed(*OTHER_SWAPS[case]))
     path = in_order(tmp_path, body, b"little", VALUES)
     assert read_with_statecli(path) == load_with_torch(path)
@@ -489,7 +489,7 @@ def test_the_machine_of_a_stream_changes_no_value(tmp_path, order):
 
 
 def test_data_that_a_load_converts_cannot_be_told(tmp_path):
-    """torch writes the data of a device in the dtype that they have there."""
+    """torch saves the data of a device in the tensor's dtype; for another dtype a load converts the data."""
 
     def write_cast(dtype: str) -> str:
         ints = tensor(kind="IntStorage")

@@ -1,4 +1,4 @@
-"""Files of `torch.compiler.save_cache_artifacts`: loading one unpickles what it holds."""
+"""Files of `torch.compiler.save_cache_artifacts`: loading the file unpickles its content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statecli.targets.target_result import Status
 
 
 def save_artifacts(monkeypatch):
-    """Return the bytes of a cache with one pickle, as torch writes them."""
+    """Return the bytes of a cache with a single pickle, as torch writes them."""
 
     class Artifact(_cache.CacheArtifact):
         def populate_cache(self):
@@ -40,7 +40,7 @@ def test_torch_writes_the_version_that_is_recognised():
 @pytest.mark.parametrize("has_checksum", [True, False], ids=["torch 2.13", "before checksums"])
 @pytest.mark.parametrize("name", ["cache", "cache.bin", "cache.pt", "cache.txt"])
 def test_a_cache_fails_as_what_it_is(tmp_path, monkeypatch, name, has_checksum):
-    """In a folder too, because torch unpickles it."""
+    """A cache in a folder fails the audit too, because torch unpickles the cache."""
     data = save_artifacts(monkeypatch)
     (tmp_path / name).write_bytes(data if has_checksum else data[4:])
     (result,) = audit(Request((str(tmp_path),))).targets
@@ -66,14 +66,14 @@ def write_prefixed_zip(path):
 
 
 def write_pickle(path):
-    """Write a pickle of protocol 0 that is longer than a cache's first bytes."""
+    """Write the opcodes of a protocol-0 pickle in place of a cache's checksum, and the version of a cache."""
     path.write_bytes(b"I1\n0" + b"\0\0\0\0\0\0\0\1")
 
 
 @pytest.mark.parametrize("write", [write_zip, write_prefixed_zip, write_pickle])
 @pytest.mark.parametrize("name", ["model.pt", "model"])
 def test_a_checkpoint_that_is_a_cache_too_is_unsafe(tmp_path, write, name):
-    """Bytes of both can be in one file: the checksum of a cache can be that of any four bytes."""
+    """A file can be a checkpoint and a cache, because any four bytes can be the checksum of a cache."""
     write(tmp_path / name)
     if write is write_zip:
         assert torch.load(tmp_path / name)["w"].sum() == 2

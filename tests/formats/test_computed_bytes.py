@@ -1,4 +1,4 @@
-"""Bytes that a pickle computes are reported: a loader may unpickle them, and the scan reads only literals."""
+"""Bytes computed by a pickle are reported: a loader may unpickle them, and the scan reads only literals."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_computed_bytes_are_reported(name, tmp_path, statecli):
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("protocol", range(5))
 def test_bytes_of_an_array_are_scanned_as_in_memory(name, protocol, tmp_path, forked_python):
-    """Python and numpy swap and order bytes when they unpickle; what `tobytes` returns then runs."""
+    """Python and numpy swap and order bytes when they unpickle; the bytes from `tobytes` are then a pickle."""
     (tmp_path / "a.pkl").write_bytes(pickle.dumps([ARRAYS[name]], protocol))
     done = forked_python(
         "import pickle; value = pickle.load(open('a.pkl', 'rb'))[0]; pickle.loads(value.tobytes())", cwd=tmp_path
@@ -111,7 +111,7 @@ def test_bytes_of_an_array_are_scanned_as_in_memory(name, protocol, tmp_path, fo
 
 @pytest.mark.parametrize("form", ["text", "bytes of bytes", "text of a text"])
 def test_the_data_of_an_array_is_read_in_every_form(form, tmp_path, forked_python):
-    """numpy takes a text of Latin-1, which Python 2 wrote, and what a call returns."""
+    """numpy accepts a Latin-1 text, which Python 2 wrote, and the result of a call as the data of an array."""
     data = {"text": swap(2).decode("latin-1"), "bytes of bytes": Call(bytes, swap(2))}
     data["text of a text"] = Call(str, data["text"])
     function, arguments, state = numpy.frombuffer(swap(2), ">u2").__reduce__()
@@ -140,7 +140,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("form", CHANGED)
 def test_bytes_that_are_changed_are_reported(form, tmp_path, forked_python):
-    """Python calls extend and __setitem__ of the bytearray; the pickle in it runs."""
+    """Python calls extend and __setitem__ of the bytearray; the pickle in the bytearray runs."""
     (tmp_path / "a.pkl").write_bytes(b"\x80\x05]" + CHANGED[form] + b"a.")
     done = forked_python("import pickle; pickle.loads(bytes(pickle.load(open('a.pkl', 'rb'))[0]))", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -158,7 +158,7 @@ def test_an_order_that_is_no_text_is_no_crash(tmp_path):
 
 
 def test_the_work_for_shared_numbers_is_bounded(tmp_path):
-    """A list that many calls share is not packed for each."""
+    """A list shared by many calls is not packed for each call."""
     numbers = [1] * 100_000
     shared = pickle.dumps([Call(array.array, "Q", numbers) for _ in range(2000)], 4)
     (tmp_path / "a.pkl").write_bytes(shared)

@@ -1,4 +1,4 @@
-"""One tensor that contradicts its file: it is named, the rest is shown, and the command exits with 2."""
+"""A tensor that contradicts its file is named, all other tensors are shown, and the command exits with status 2."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cut_short(sound, path):
 
 @pytest.mark.parametrize("options", [(), ("--stats",), ("--to", "cpu"), ("--to", "meta"), ("-i", "a")])
 def test_the_rest_is_listed(statecli, damaged_file, options):
-    """One line on stderr with the file, the tensor and both numbers; its row says the same."""
+    """stderr has one line with the file, the tensor and both numbers; the note of the tensor says the same."""
     result = statecli("inspect", damaged_file, *options)
     assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {SAID}\n")
     rows = statecli("inspect", damaged_file, *options, "-f", "json").rows()
@@ -46,7 +46,7 @@ def test_the_rest_is_listed(statecli, damaged_file, options):
 
 
 def test_a_storage_of_no_tensor_is_checked_too(statecli, tmp_path):
-    """torch.load reads it and refuses the file."""
+    """torch.load reads the storage and refuses the file."""
     dropped = tensor("1", numel=2_000_000, size=(2_000_000,)) + b"0"
     pickle = build_pickle(dropped + b"}" + text("w") + tensor() + b"s")
     path = tmp_path / "a.pt"
@@ -60,7 +60,7 @@ def test_a_storage_of_no_tensor_is_checked_too(statecli, tmp_path):
 
 
 def test_what_leaves_it_out_is_whole(statecli, damaged_file):
-    """`-x a` asks for nothing that is damaged."""
+    """`-x a` excludes the damaged tensor, so that no error is reported."""
     result = statecli("inspect", damaged_file, "-x", "a")
     assert (result.code, result.err) == (0, "")
 
@@ -68,7 +68,7 @@ def test_what_leaves_it_out_is_whole(statecli, damaged_file):
 @pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--ignore", "values"), ("--must-not-change", "b")])
 @pytest.mark.parametrize("swapped", [False, True], ids=["after", "before"])
 def test_a_diff_compares_the_rest(statecli, tmp_path, sound, damaged_file, swapped, options):
-    """What differs elsewhere is shown, the pair is neither equal nor different, and no field of it is."""
+    """Changes of the other tensors are shown; the damaged pair is reported as broken and is not a change."""
     other = str(tmp_path / "other.pt")
     torch.save({"a": torch.ones(100), "b": torch.zeros(4), "c": torch.ones(2)}, other)
     for beside, actual in ((sound, []), (other, ["b"])):
@@ -87,7 +87,7 @@ def test_a_diff_without_it_is_whole(statecli, sound, damaged_file):
 
 
 def test_one_that_only_one_side_has(statecli, tmp_path, damaged_file):
-    """Damage is told of what was added as well."""
+    """Damage of an added tensor is reported too."""
     other = str(tmp_path / "other.pt")
     torch.save({"b": torch.zeros(3), "c": torch.ones(2)}, other)
     result = statecli("diff", other, damaged_file)
@@ -95,7 +95,7 @@ def test_one_that_only_one_side_has(statecli, tmp_path, damaged_file):
 
 
 def test_a_class_cannot_tell(statecli, tmp_path, sound):
-    """Whether it loads is not known: torch.load fails on the file before."""
+    """Whether the checkpoint fits the class is unknown, because torch.load already fails on the file."""
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef Net():\n    return nn.Linear(10, 10)\n")
     torch.save(nn.Linear(10, 10).state_dict(), sound)
     damaged = cut_short(sound, str(tmp_path / "damaged.pt"))
@@ -108,7 +108,7 @@ def test_a_class_cannot_tell(statecli, tmp_path, sound):
 
 
 def test_a_moment_of_an_optimizer(statecli, tmp_path):
-    """What its optimizer says of a model is looked for in what can be read."""
+    """A damaged moment is reported; the optimizer is matched with its model by the tensors that can be read."""
     net = nn.Linear(10, 10)
     optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
     net(torch.ones(10)).sum().backward()
@@ -122,7 +122,7 @@ def test_a_moment_of_an_optimizer(statecli, tmp_path):
 
 
 def test_many_of_one_storage_are_one_line(statecli, tmp_path):
-    """A cause is told once, by the first that it hits and how many more there are."""
+    """A cause is reported once, with the first affected tensor and the number of further tensors."""
     sound = str(tmp_path / "sound.pt")
     torch.save(dict.fromkeys([f"w{n}" for n in range(30)], torch.ones(100)), sound)
     damaged = cut_short(sound, str(tmp_path / "damaged.pt"))
@@ -133,7 +133,7 @@ def test_many_of_one_storage_are_one_line(statecli, tmp_path):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_an_absurd_integer_spoils_nothing(statecli, tmp_path, legacy):
-    """A setting of 20,000 bits is compared as all are; the tensors next to it are read."""
+    """A setting of 20,000 bits is compared like every setting; the tensors of the file are read."""
     paths = [str(tmp_path / f"{n}.pt") for n in range(3)]
     for n, path in enumerate(paths):
         thing = {"w": torch.ones(2), "key": 2**20_000 + (n == 2), "minus": -(2**9_000)}

@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint: what four ranks saved, against torch's own loader; and what is refused."""
+"""Folders of torch.distributed.checkpoint: four ranks' saves, compared with torch's own loader, and invalid folders."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CLASSES = (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, 
 
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory) -> Path:
-    """What four processes saved together."""
+    """Folder with the checkpoints of four processes that saved together."""
     folder = tmp_path_factory.mktemp("ranks")
     run_python(["-W", "ignore", dcp_ranks.__file__, folder], check=True, timeout=120)
     return folder
@@ -68,7 +68,7 @@ def values(path: Path | str) -> dict[str, np.ndarray]:
 
 
 def rewritten(folder: Path, change: Any) -> None:
-    """`.metadata` after `change(metadata)`, as torch would write it."""
+    """Write `.metadata` again after `change(metadata)`, as torch would."""
     with (folder / ".metadata").open("rb") as file:
         metadata = pickle.load(file)
     change(metadata)
@@ -80,7 +80,7 @@ def rewritten(folder: Path, change: Any) -> None:
 
 @pytest.mark.parametrize("name", ["mixed", "fsdp2", "flat"])
 def test_it_is_what_torch_makes_of_it(name, ranks, tmp_path, statecli):
-    """Names, shapes, dtypes, values and settings are those of dcp_to_torch_save, which loads each chunk."""
+    """Names, shapes, dtypes, values and settings equal the output of dcp_to_torch_save, which loads each chunk."""
     dcp_to_torch_save(ranks / name, tmp_path / "whole.pt")
     for pair in ((ranks / name, tmp_path / "whole.pt"), (tmp_path / "whole.pt", ranks / name)):
         result = statecli("diff", *map(str, pair), "-f", "json")
@@ -122,7 +122,7 @@ def test_the_values_are_those_that_were_placed(ranks):
 
 
 def test_a_model_and_its_optimizer(ranks):
-    """FSDP2's sections; the names in param_groups tell exactly what is a parameter and whose each moment is."""
+    """Sections of FSDP2; the names in param_groups identify all parameters and the parameter of each moment."""
     state = parameter_or_buffer.classify_tensors(formats.read(str(ranks / "fsdp2")))
     assert state.sections == ("model", "optimizer", "extra")
     facts = {t.fqn: (t.kind, t.evidence) for t in state.tensors if t.section == "model"}
@@ -163,7 +163,7 @@ OPTIMIZERS: dict[str, Any] = {
     ids=[*OPTIMIZERS, "adamw alone", "groups alone"],
 )
 def test_an_optimizer_that_counts_its_parameters(kind, whole, tmp_path, statecli):
-    """The planner makes text of every key; those that param_groups list as integers are integers again."""
+    """The planner makes text of every key; keys that param_groups lists as integers are integers again."""
     net = dcp_ranks.model()
     optimizer = OPTIMIZERS[kind](net)
     net(torch.randn(4, 7)).sum().backward()
@@ -179,7 +179,7 @@ def test_an_optimizer_that_counts_its_parameters(kind, whole, tmp_path, statecli
 
 
 def test_keys_that_are_text_stay_text(tmp_path):
-    """Digits are a name where the optimizer's groups list names, and where there is no optimizer."""
+    """Digits are a name where the optimizer's groups list names, and outside an optimizer."""
     group = {"params": ["0", "1"], "lr": 0.5}
     saved = {"state": {"0": {"exp_avg": torch.ones(2)}}, "param_groups": [group], "more": {"7": torch.ones(1)}}
     dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
@@ -209,7 +209,7 @@ def test_ranks_that_saved_apart(ranks):
 
 
 def test_a_rank_that_saved_apart_and_is_not_here(ranks, tmp_path, statecli):
-    """What it held is a hole in the tensors that it shares; what others have whole is read."""
+    """A missing rank is a hole in the tensors that all ranks share; tensors saved whole by other ranks are read."""
     folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
     (folder / "__1.metadata").unlink()
     (folder / "__1_0.distcp").unlink()
@@ -226,7 +226,7 @@ def test_a_rank_that_saved_apart_and_is_not_here(ranks, tmp_path, statecli):
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_rank_whose_metadata_alone_is_not_here(rank, ranks, tmp_path):
-    """Its file says that it saved: the first rank and the last are missed too."""
+    """The rank's data file shows that the rank saved; the first rank and the last rank are reported as missing too."""
     folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
     (folder / f"__{rank}.metadata").unlink()
     state = formats.read(str(folder))
@@ -236,7 +236,7 @@ def test_a_rank_whose_metadata_alone_is_not_here(rank, ranks, tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x02}q"])
 def test_a_rank_whose_metadata_is_damaged(data, ranks, tmp_path):
-    """What the others saved is read, and the line of it says so; where no rank's can be read, nothing is."""
+    """The other ranks' data is read, and the damage is reported; without readable metadata the folder is refused."""
     folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
     (folder / "__1.metadata").write_bytes(data)
     state = formats.read(str(folder))
@@ -250,7 +250,7 @@ def test_a_rank_whose_metadata_is_damaged(data, ranks, tmp_path):
 
 
 def alike(folder: Path, **saved: Any) -> None:
-    """Save that as rank 1 of two without collectives, next to what the folder has as rank 0's."""
+    """Save `saved` as rank 1 of two ranks without collectives, next to the folder's rank 0."""
     dcp.save(saved, checkpoint_id=folder / "other", no_dist=True)
     (folder / "other" / "__0_0.distcp").rename(folder / "__1_0.distcp")
     data = (folder / "other" / ".metadata").read_bytes()
@@ -259,7 +259,7 @@ def alike(folder: Path, **saved: Any) -> None:
 
 
 def test_ranks_that_saved_different_values(tmp_path, monkeypatch):
-    """A tensor that is no DTensor each rank saves whole: the names of those that are not the same are told."""
+    """Each rank saves a plain tensor whole; the names of values that differ between ranks are reported."""
     dcp.save({"w": torch.ones(3), "v": torch.ones(2), "rank": 0}, checkpoint_id=tmp_path, no_dist=True)
     (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
     alike(tmp_path, w=torch.full((3,), 2.0), v=torch.ones(2), rank=1)
@@ -287,7 +287,7 @@ def test_ranks_that_disagree_about_a_shape(tmp_path):
 
 
 def test_one_process_without_a_group(tmp_path):
-    """`no_dist` and an async save write what a group of one does."""
+    """`no_dist` and an async save write the same files as a process group with a single rank."""
     weights = {"w": torch.arange(6.0).reshape(2, 3), "step": 7}
     dcp.save(weights, checkpoint_id=tmp_path / "one", no_dist=True)
     dcp.async_save(weights, checkpoint_id=tmp_path / "two", no_dist=True).result()
@@ -298,7 +298,7 @@ def test_one_process_without_a_group(tmp_path):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_file_for_each_tensor_or_thread(threads, tmp_path):
-    """`single_file_per_rank=False` and `thread_count` make several files of one rank."""
+    """`single_file_per_rank=False` and `thread_count` write several files for each rank."""
     weights = {f"w{n}": torch.full((4,), float(n)) for n in range(5)}
     writer = dcp.FileSystemWriter(tmp_path, single_file_per_rank=threads > 1, thread_count=threads)
     dcp.save(weights, storage_writer=writer, no_dist=True)
@@ -307,7 +307,7 @@ def test_a_file_for_each_tensor_or_thread(threads, tmp_path):
 
 
 def test_a_state_dict_that_was_not_flattened(tmp_path):
-    """Then the planner writes no paths, and a nested dict is one value: the tensors in it are read from its archive."""
+    """The planner then writes no paths, and a nested dict is a single value: its tensors are read from its archive."""
     net, weights = torch.nn.Linear(3, 2), {"scale": torch.ones(2)}
     whole = {"model": net.state_dict(), "w": torch.zeros(3), "more": weights}
     planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
@@ -340,7 +340,7 @@ def test_values_beyond_the_budget(mixed_folder, monkeypatch):
 
 
 def test_extra_states_are_read_before_other_values(tmp_path, monkeypatch):
-    """A module may unpickle one: those beyond the budget are rows that cannot be read, so that no audit passes them."""
+    """A module may unpickle an extra state, so extra states beyond the budget are rows that no audit passes."""
     state = {"w": torch.ones(2), **{f"a{n}": n for n in range(3)}, **{f"z{n}._extra_state": n for n in range(3)}}
     dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
     monkeypatch.setattr(reader, "MAX_ITEMS", 1)
@@ -354,7 +354,7 @@ def test_extra_states_are_read_before_other_values(tmp_path, monkeypatch):
 
 
 def test_a_stream_of_another_kind(mixed_folder, statecli):
-    """What was written through zstd is listed, and its values are said not to be read."""
+    """A tensor written through zstd is listed, with the reason why its values cannot be read."""
 
     def mark_compressed(metadata: Any) -> None:
         for index, info in metadata.storage_data.items():
@@ -374,7 +374,7 @@ def test_a_stream_of_another_kind(mixed_folder, statecli):
 
 
 def test_what_torch_save_makes_of_a_rank(ranks):
-    """A DTensor pickled in each rank has its global shape, and says which part of it is there."""
+    """A DTensor pickled by a rank has its global shape, and a note with the local shape and placement."""
     state = formats.read(str(ranks / "rank0.pt"))
     assert state.tensors[0].shape == (10, 3)
     assert state.tensors[0].note == "DTensor: local shape [3, 3], Shard(0)"
@@ -393,7 +393,7 @@ def test_shards_of_safetensors(ranks, tmp_path, statecli):
 
 
 def test_shards_of_safetensors_with_a_hole(ranks, tmp_path, statecli):
-    """A shard in the middle that is missing is a hole in each tensor that it had a piece of."""
+    """A missing shard in the middle is a hole in each tensor that has a piece in the shard."""
     folder = shutil.copytree(ranks / "shards", tmp_path / "shards")
     (folder / "shard-00002-model-00001-of-00001.safetensors").unlink()
     result = statecli("inspect", str(folder))
@@ -410,13 +410,13 @@ def test_shards_of_safetensors_with_a_hole(ranks, tmp_path, statecli):
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_a_file_of_it_named(name, mixed_folder, line):
-    """A part of a tensor is no checkpoint: the folder is what to name."""
+    """A single file of the folder is not a checkpoint: the message asks for the folder."""
     said = f"is one file of a torch.distributed.checkpoint folder; give the folder instead: {mixed_folder}"
     assert line(mixed_folder / name) == said
 
 
 def test_a_missing_rank(mixed_folder, ranks, statecli):
-    """One line: the file, how many are here, how much needs it. All shapes are shown, and what is here is compared."""
+    """One line names the missing file and counts files and tensors. All shapes are shown, and the rest is compared."""
     (mixed_folder / "__2_0.distcp").unlink()
     result = statecli("inspect", str(mixed_folder))
     said = "__2_0.distcp is missing: 3 of the 4 files that .metadata lists exist"
@@ -446,7 +446,7 @@ def test_no_rank_is_here(mixed_folder, statecli):
 
 
 def test_a_file_of_another_save(mixed_folder):
-    """A rank's file that the metadata does not name is told of; that of a rank which had nothing to save is empty."""
+    """A rank's file that no metadata lists is reported, unless empty because the rank had nothing to save."""
     (mixed_folder / "__8_0.distcp").write_bytes(b"")
     assert formats.read(str(mixed_folder)).oddities == ()
     shutil.copy(mixed_folder / "__0_0.distcp", mixed_folder / "__9_0.distcp")
@@ -459,7 +459,7 @@ def test_a_file_of_another_save(mixed_folder):
 
 @pytest.mark.parametrize("data", [b"", b"\x80"])
 def test_a_save_that_broke_off(data, mixed_folder, line):
-    """What writes `.metadata` last may not have come to its end."""
+    """`.metadata` is written last, and the process may stop before the end."""
     (mixed_folder / ".metadata").write_bytes(data)
     cut = "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
     assert line(mixed_folder).startswith(".metadata is ")
@@ -467,7 +467,7 @@ def test_a_save_that_broke_off(data, mixed_folder, line):
 
 
 def test_no_metadata(mixed_folder, line):
-    """What does not say where the tensors lie cannot be put together."""
+    """Only `.metadata` gives the places of the tensors, so that nothing can be read without the file."""
     (mixed_folder / ".metadata").unlink()
     assert line(mixed_folder) == (
         "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or the copy failed"
@@ -475,7 +475,7 @@ def test_no_metadata(mixed_folder, line):
 
 
 def test_a_rank_cut_short(mixed_folder, statecli):
-    """One line for all that lay behind the cut; the rest is read."""
+    """One line reports all tensors after the truncation; the other tensors are read."""
     os.truncate(mixed_folder / "__1_0.distcp", 100)
     result = statecli("inspect", str(mixed_folder))
     assert result.code == 2
@@ -486,7 +486,7 @@ def test_a_rank_cut_short(mixed_folder, statecli):
 
 
 def move_chunk(fqn: str, chunk: int, start: list[int], shape: list[int]) -> Any:
-    """A change of metadata: one chunk of a tensor is said to be elsewhere, and stored so."""
+    """Return a change of metadata: a chunk of a tensor, and its storage entry, get another offset and shape."""
 
     def change(metadata: Any) -> None:
         chunks = metadata.state_dict_metadata[fqn].chunks
@@ -523,7 +523,7 @@ DAMAGED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_chunks_that_make_no_tensor(case, mixed_folder, statecli):
-    """One line with the tensor and the boxes; its shape and all others are read, by every command."""
+    """One line has the tensor and the boxes; the tensor's shape and all other tensors are still read."""
     change, said = DAMAGED[case]
     facts = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed_folder)).tensors}
     rewritten(mixed_folder, change)
@@ -570,7 +570,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_metadata_that_is_refused(case, mixed_folder, line):
-    """One line, exit 2."""
+    """The folder is refused with one line and exit status 2."""
     change, said = REFUSED[case]
     rewritten(mixed_folder, change)
     assert line(mixed_folder) == said
@@ -590,7 +590,7 @@ OUTSIDE = ("../x.distcp", "/etc/passwd", "C:x.distcp", "s3://b/x", "~", "..", ""
 
 @pytest.mark.parametrize("name", OUTSIDE, ids=[repr(name) for name in OUTSIDE])
 def test_a_path_that_leads_outside(name, mixed_folder, statecli):
-    """It is not followed; what lies elsewhere is read."""
+    """The path is not followed; tensors in other files are read."""
     place = MetadataIndex("rows", [3, 0])
     rewritten(mixed_folder, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
     result = statecli("inspect", str(mixed_folder))
@@ -601,7 +601,7 @@ def test_a_path_that_leads_outside(name, mixed_folder, statecli):
 
 
 def test_a_rank_that_is_no_file(mixed_folder, statecli):
-    """A named pipe would block whoever opens it."""
+    """Opening a named pipe would block the reader."""
     (mixed_folder / "__0_0.distcp").unlink()
     os.mkfifo(mixed_folder / "__0_0.distcp")
     result = statecli("inspect", str(mixed_folder))
@@ -611,7 +611,7 @@ def test_a_rank_that_is_no_file(mixed_folder, statecli):
 
 
 def test_an_archive_of_another_tensor(tmp_path, statecli):
-    """What a chunk holds is held against what the metadata says of it when its values are read."""
+    """The content of a chunk is compared with the metadata when the values are read."""
     saved = io.BytesIO()
     torch.save(torch.zeros(3), saved)
     (tmp_path / "__0_0.distcp").write_bytes(saved.getvalue())
@@ -628,7 +628,7 @@ def test_an_archive_of_another_tensor(tmp_path, statecli):
 
 
 def test_metadata_that_attacks(mixed_folder, tmp_path, statecli):
-    """torch unpickles `.metadata`; here it runs nothing, and inspect and audit name the call."""
+    """torch unpickles `.metadata`; statecli runs nothing from the file, and inspect and audit name the call."""
     rewritten(
         mixed_folder, lambda metadata: metadata.planner_data.update(x=Call(os.system, f"touch {tmp_path / 'harm'}"))
     )
@@ -666,7 +666,7 @@ DISGUISED = (
 
 @pytest.mark.parametrize("names", DISGUISED, ids=[".".join(names) for names in DISGUISED])
 def test_metadata_that_calls_what_torch_has(names, mixed_folder, statecli):
-    """Only the classes of data that a `.metadata` is made of are passed over, each by its whole name."""
+    """Only the data classes that make up a `.metadata` are exempt, each by its full name."""
     data = (mixed_folder / ".metadata").read_bytes()
     assert data[:2] == b"\x80\x04"
     (mixed_folder / ".metadata").write_bytes(
@@ -702,7 +702,7 @@ def test_a_value_that_attacks(tmp_path, statecli):
 
 
 def test_every_pickle_is_scanned(ranks):
-    """The metadata, and one for each item in each rank's file."""
+    """The scan covers `.metadata`, and a pickle for each item in each rank's file."""
     with (ranks / "mixed" / ".metadata").open("rb") as file:
         items = len(pickle.load(file).storage_data)
     findings = scan.scan_pickles(str(ranks / "mixed"))
@@ -723,7 +723,7 @@ HIDDEN = {
 
 
 def with_a_value_at(folder: Path, file: str, offset: int, length: int, transforms: list[str] | None = None) -> None:
-    """`.metadata` names one more value, `step`, and says that it lies there."""
+    """Add a value `step` to `.metadata`, at this place of the file."""
 
     def change(metadata: Any) -> None:
         metadata.state_dict_metadata["step"] = BytesStorageMetadata()
@@ -734,7 +734,7 @@ def with_a_value_at(folder: Path, file: str, offset: int, length: int, transform
 
 
 def hiding(folder: Path, data: bytes) -> int:
-    """Save a tensor whose elements are zeros and these bytes; where in the file these are."""
+    """Save a tensor whose elements are zeros and `data`; return the offset of `data` in the file."""
     w = torch.zeros(9000, dtype=torch.uint8)
     w[5000 : 5000 + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     dcp.save({"w": w, "x": torch.ones(3)}, checkpoint_id=folder, no_dist=True)
@@ -743,7 +743,7 @@ def hiding(folder: Path, data: bytes) -> int:
 
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_a_value_hidden_in_a_tensor_is_scanned(kind, tmp_path, statecli):
-    """The elements of a tensor are an archive to whoever is told that one lies there; and no reader takes it."""
+    """torch loads the elements of a tensor as an archive where `.metadata` says so; statecli only scans them."""
     data = HIDDEN[kind]
     with_a_value_at(tmp_path / "x", "__0_0.distcp", hiding(tmp_path / "x", data), len(data))
     result = statecli("audit", str(tmp_path / "x"), "-f", "plain")
@@ -764,7 +764,7 @@ def test_a_value_hidden_in_the_shards_of_a_training_is_scanned(tmp_path, statecl
 
 
 def test_that_value_is_what_torch_loads(tmp_path, in_tmp_path):
-    """The harm is real: it is unpickled with everything allowed."""
+    """The harm is real: torch unpickles the value with everything allowed."""
     data = HIDDEN["an archive"]
     with_a_value_at(tmp_path / "x", "__0_0.distcp", hiding(tmp_path / "x", data), len(data))
     dcp.load({"w": torch.zeros(9000, dtype=torch.uint8), "step": 0}, checkpoint_id=tmp_path / "x", no_dist=True)
@@ -772,13 +772,13 @@ def test_that_value_is_what_torch_loads(tmp_path, in_tmp_path):
 
 
 def test_a_tensor_that_only_holds_such_bytes_is_clean(tmp_path, statecli):
-    """Nothing is told to be loaded from there."""
+    """`.metadata` gives no value at the place of the bytes."""
     hiding(tmp_path / "x", HIDDEN["an archive"])
     assert statecli("audit", str(tmp_path / "x")).code == 0
 
 
 def test_a_value_in_any_file_of_the_folder_is_scanned(tmp_path, statecli):
-    """Whatever the file is called."""
+    """The scan does not depend on the name of the file."""
     dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "x", no_dist=True)
     (tmp_path / "x" / "notes.txt").write_bytes(b"notes" + HIDDEN["an archive"])
     with_a_value_at(tmp_path / "x", "notes.txt", 5, len(HIDDEN["an archive"]))
@@ -803,7 +803,7 @@ def test_two_names_of_one_archive_are_read(tmp_path, statecli):
 
 
 def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_path, statecli):
-    """What it decompresses to is not known."""
+    """The decompressed content is unknown."""
     dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "x", no_dist=True)
     with_a_value_at(tmp_path / "x", "notes.bin", 0, 100, ["zstd"])
     (tmp_path / "x" / "notes.bin").write_bytes(bytes(100))
@@ -813,7 +813,7 @@ def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_pa
 
 
 def test_metadata_that_no_reader_asks_for_is_judged_too(mixed_folder, statecli):
-    """A rank's own, next to that of all: where its archives begin is scanned, or said not to be."""
+    """A rank has unreadable metadata next to the global metadata: the archives of the rank are not located."""
     (mixed_folder / "__0.metadata").write_bytes(b"\x80\x02N.")
     result = statecli("audit", str(mixed_folder), "--select", "unscanned-pickle")
     assert result.code == 1
@@ -829,14 +829,14 @@ def boxes(*cuts: tuple[tuple[int, int], ...]) -> list[Box]:
 
 
 def test_boxes_that_no_plane_parts():
-    """A pinwheel of five fills a square, though no line through it leaves all of them whole."""
+    """Five boxes in a pinwheel fill a square, though every line across the square cuts a box."""
     wheel = boxes(((0, 1), (0, 2)), ((0, 2), (2, 3)), ((2, 3), (1, 3)), ((1, 3), (0, 1)), ((1, 2), (1, 2)))
     assert find_fault((3, 3), wheel) is None
     assert find_fault((3, 3), wheel[:-1]) == "its chunks cover 8 of the 9 elements of [0:3, 0:3]"
 
 
 def test_boxes_of_no_dimension():
-    """A scalar is one chunk, not two and not none."""
+    """A scalar has exactly one chunk."""
     assert find_fault((), boxes(())) is None
     assert find_fault((), boxes((), ())) == "two chunks overlap: [] and []"
     assert find_fault((), []) == "no chunk covers []"
@@ -871,7 +871,7 @@ def test_agrees_with_counting():
 
 
 def test_ten_thousand_boxes_of_no_order_are_refused():
-    """Pairs of them are not compared one by one; a spiral of bands is not followed to its end."""
+    """The boxes are not compared pair by pair, and a spiral of bands is not followed to its end."""
     stairs = [Box((n, n), (n + 2, n + 1)) for n in range(10_000)]
     assert find_fault((20_000, 20_000), stairs)
     spiral = [Box((n, n), (20_000, n + 1)) if n % 2 else Box((n, n), (n + 1, 20_000)) for n in range(10_000)]
@@ -884,7 +884,7 @@ def test_ten_thousand_boxes_of_no_order_are_refused():
     ids=["a member", "something else"],
 )
 def test_a_member_of_an_enumeration_may_be_taken_by_its_name(owner, name, told, tmp_path, monkeypatch):
-    """As Python 3.11.0 to 3.11.2 pickle one: that is no name to be told. Whatever else `getattr` reaches is."""
+    """Python 3.11.0 to 3.11.2 pickle a member by `getattr`, which is not reported. Any other use is reported."""
     monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda self, protocol: (getattr, (owner, name)))
     dcp.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "x", no_dist=True)
     assert b"getattr" in (tmp_path / "x" / ".metadata").read_bytes()
@@ -900,7 +900,7 @@ EVIL = b"N0cposix\nsystem\n(S'touch HARM'\ntR."
 
 
 class Rebuilt:
-    """Pickled as a call of `function`, with items and a state that are set on the result."""
+    """Object that is pickled as a call of `function`, with items and a state for the result."""
 
     def __init__(self, function: Any, *args: Any, items: dict[Any, Any] | None = None, state: Any = None) -> None:
         self.parts = (function, args, state, None, iter((items or {}).items()))
@@ -933,7 +933,7 @@ def called_with_a_dict(index: Any, place: Any, places: Any) -> Any:
 
 
 def with_a_state_made_of_pairs(index: Any, place: Any, places: Any) -> Any:
-    """The place itself says where it lies by such a dict."""
+    """Hide the place of the value in the place's own state, an OrderedDict built from pairs."""
     hidden = Rebuilt(collections.OrderedDict, tuple(vars(place).items()))
     place.__getstate__ = lambda: hidden
     return {**places, index: place}
@@ -945,7 +945,7 @@ def with_fields_as_arguments(index: Any, place: Any, places: Any) -> Any:
 
 
 def with_defaults(index: Any, place: Any, places: Any) -> Any:
-    """A key that is not there has a value all the same."""
+    """Hide the place in the default of a defaultdict: a key that is absent has a value all the same."""
     factory = Rebuilt(functools.partial, _StorageInfo, place.relative_path, place.offset, place.length)
     return Rebuilt(collections.defaultdict, factory, items=places)
 
@@ -970,7 +970,7 @@ def test_places_that_a_call_makes_are_not_clean(storage_data, tmp_path, in_tmp_p
 
 
 def loads_and_harms(folder: Path, forked_python, name: str = "x") -> None:
-    """torch.distributed.checkpoint.load runs the command that lies in the folder's files."""
+    """Assert that torch.distributed.checkpoint.load runs the command hidden in the folder's files."""
     code = (
         "import torch, torch.distributed.checkpoint as dcp\n"
         f"dcp.load({{'w': torch.zeros(9000, dtype=torch.uint8), 'step': 0}}, checkpoint_id={name!r}, no_dist=True)"
@@ -980,7 +980,7 @@ def loads_and_harms(folder: Path, forked_python, name: str = "x") -> None:
 
 
 def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli, forked_python):
-    """BUILD copies a dict; what is set in that dict later is not the object's."""
+    """BUILD copies the items of a dict; later changes of the dict do not reach the object."""
     index, place, places = with_a_hidden_value(tmp_path / "x")
     rewritten(tmp_path / "x", lambda metadata: setattr(metadata, "storage_data", {**places, index: place}))
     data = (tmp_path / "x" / ".metadata").read_bytes()
@@ -1020,7 +1020,7 @@ def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli, fork
 
 
 def test_metadata_of_another_class_is_not_clean(tmp_path, statecli, forked_python):
-    """torch.distributed.checkpoint asks an object for its attributes, whatever class it is of."""
+    """torch.distributed.checkpoint reads the attributes of any object, whatever its class is."""
     index, place, places = with_a_hidden_value(tmp_path / "x")
     with (tmp_path / "x" / ".metadata").open("rb") as file:
         metadata = pickle.load(file)
@@ -1032,7 +1032,7 @@ def test_metadata_of_another_class_is_not_clean(tmp_path, statecli, forked_pytho
 
 
 def test_places_outside_the_folder_are_not_clean_in_metadata_that_is_not_read(mixed_folder, statecli):
-    """A rank's own metadata, next to that of all."""
+    """The metadata of rank 7 is next to the global metadata."""
     shutil.copy(mixed_folder / ".metadata", mixed_folder / "__7.metadata")
     with (mixed_folder / "__7.metadata").open("rb") as file:
         metadata = pickle.load(file)
@@ -1045,7 +1045,7 @@ def test_places_outside_the_folder_are_not_clean_in_metadata_that_is_not_read(mi
 
 
 def test_a_text_called_metadata_is_not_a_checkpoint(tmp_path, statecli):
-    """Other programs write such a file."""
+    """Other programs write files named `.metadata`."""
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / ".metadata").write_text(
         "# This file tracks properties of this project.\nversion:\n  revision: 1\n"

@@ -1,4 +1,4 @@
-"""DeepSpeed's folders: what the library reads of them is what is shown; what is missing spoils only itself."""
+"""DeepSpeed's folders: statecli shows the state that the library reads, and a missing file spoils only its own part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MADE = [(stage, ranks) for stage in (1, 2, 3) for ranks in (1, 2, 3, 5, 32)]
 
 @pytest.fixture(scope="session")
 def real(tmp_path_factory):
-    """A folder of each kind, by two ranks on the CPU, those of `MADE`, and what the library's tools make of them."""
+    """Folders saved by two ranks on the CPU, the folders of `MADE`, and the output of the library's tools for both."""
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed: not installed")
     out = tmp_path_factory.mktemp("deepspeed")
@@ -57,7 +57,7 @@ def same(tensor, expected: torch.Tensor) -> bool:
 
 
 def agrees(folder: Path) -> None:
-    """The float32 copies, the frozen parameters and the buffers are those that zero_to_fp32 finds."""
+    """Assert that the float32 copies, the frozen parameters and the buffers equal the output of zero_to_fp32."""
     state, expected = formats.read(str(folder)), torch.load(f"{folder}.fp32")
     module, masters = section(state, "module"), section(state, "optimizer.fp32")
     assert not [tensor for tensor in state.tensors if tensor.damage]
@@ -70,14 +70,14 @@ def agrees(folder: Path) -> None:
 
 @pytest.mark.parametrize("spec", PARTED)
 def test_real_folders_agree_with_the_library(real, spec):
-    """Of each stage, with one group and two, bfloat16 and float32, a tied parameter and frozen ones."""
+    """The folders cover each stage, one group and two, bfloat16 and float32, tied weights and frozen parameters."""
     agrees(real / spec)
     assert formats.read(str(real / spec)).format == f"deepspeed zero-{spec[0]}"
 
 
 @pytest.mark.parametrize("spec", REAL)
 def test_what_it_registers_is_exact(real, spec):
-    """Trained, frozen and buffers are what DeepSpeed says they are; tied names share, and no others do."""
+    """Trained parameters, frozen parameters and buffers agree with DeepSpeed; only tied names share a storage."""
     module = section(formats.read(str(real / spec)), "module")
     assert {tensor.evidence for tensor in module.values()} == {Evidence.REGISTERED}
     buffers = {name for name, tensor in module.items() if tensor.kind is Kind.BUFFER}
@@ -92,7 +92,7 @@ def test_what_it_registers_is_exact(real, spec):
 
 
 def test_moments_are_those_that_the_ranks_name(real):
-    """Each rank's `param_slice_mappings` says what it holds of which parameter: another way to the same values."""
+    """Each rank's `param_slice_mappings` gives the slices of the parameters: another way to the same values."""
     state = formats.read(str(real / "2-bf16-2"))
     files = sorted((real / "2-bf16-2").rglob("*optim_states.pt"))
     ranks = [torch.load(file, weights_only=False)["optimizer_state_dict"] for file in files]
@@ -112,7 +112,7 @@ def test_moments_are_those_that_the_ranks_name(real):
 
 
 def test_a_partition_is_told_of_its_ranks(real):
-    """Of the flat vector the first rank has the first half: one parameter lies in both."""
+    """The first rank has the first half of the flat vector, so that a parameter lies in both ranks."""
     masters = section(formats.read(str(real / "2-bf16-2")), "optimizer.fp32")
     assert masters["embed.weight"].note == "in the partition of rank 0"
     assert masters["proj.weight"].note == "in 2 partitions: ranks 0, 1"
@@ -120,7 +120,7 @@ def test_a_partition_is_told_of_its_ranks(real):
 
 
 def test_weights_that_stage_three_has_nowhere_else_are_said_to_be_copies(real):
-    """Each says so itself; what is frozen is parted and no copy."""
+    """The note of each copied weight says so; a frozen parameter is partitioned, but not a copy."""
     module = section(formats.read(str(real / "3-bf16-2")), "module")
     copied = "the optimizer's float32 copy; in 2 partitions: ranks 0, 1; bfloat16 in training"
     assert module["proj.weight"].note == copied
@@ -136,7 +136,7 @@ def test_a_parameter_without_elements_is_in_no_partition(tmp_path):
 
 
 def test_what_stage_one_does_not_train_is_said_to_be_untrained(tmp_path):
-    """It writes no `frozen_param_shapes`: whether such a parameter asks for gradients is not known."""
+    """Stage 1 writes no `frozen_param_shapes`, so that requires_grad of an untrained parameter is unknown."""
     folder = zero.write(tmp_path / "zero", 1, net(), frozen=FROZEN, buffers=BUFFERS)
     edit_file(
         folder / "global_step2" / "mp_rank_00_model_states.pt", lambda loaded: loaded.update(frozen_param_shapes=None)
@@ -148,7 +148,7 @@ def test_what_stage_one_does_not_train_is_said_to_be_untrained(tmp_path):
 
 
 def test_other_steps_beside_that_of_latest_are_said(tmp_path):
-    """One of them is read; its own folder and that of a single one say nothing."""
+    """Reading the run's folder reports the unread step; a run with a single step, or a step's folder, has no report."""
     folder = zero.write(tmp_path / "zero", 2, net())
     assert not formats.read(str(folder)).oddities
     zero.write(folder, 2, net(), tag="global_step4")
@@ -159,7 +159,7 @@ def test_other_steps_beside_that_of_latest_are_said(tmp_path):
 
 
 def test_the_folder_and_its_tag_are_one(real):
-    """The folder of `latest`, the one that it names, and one without `latest`, as Lightning saves it."""
+    """The folder with `latest`, and the folder named by `latest`, have the same tensors."""
     whole = formats.read(str(real / "3-bf16-2"))
     tagged = formats.read(str(real / "3-bf16-2" / "global_step2"))
     assert [(tensor.fqn, tensor.shape) for tensor in tagged.tensors] == [
@@ -168,7 +168,7 @@ def test_the_folder_and_its_tag_are_one(real):
 
 
 def test_settings_are_named_alike_in_all_stages(real):
-    """The epoch, and the optimizer's learning rate under one name."""
+    """All stages give the epoch, and the optimizer's learning rate under the same name."""
     for spec in PARTED:
         metadata = formats.read(str(real / spec)).metadata.values
         assert metadata["epoch"] == 3
@@ -186,7 +186,7 @@ def test_an_audit_of_a_real_folder_finds_nothing(statecli, real, spec):
 
 
 def net(rows: int = 5) -> list[zero.Tensors]:
-    """Two groups of sizes that few numbers of ranks divide, one of them a scalar's and an empty one's."""
+    """Return two groups of tensors whose sizes few numbers of ranks divide; `d` is a scalar."""
     generator = torch.Generator().manual_seed(5)
     one = {"a": torch.randn(rows, 3, generator=generator), "b": torch.randn(7, generator=generator)}
     return [one, {"c": torch.randn(11, 2, generator=generator), "d": torch.tensor(2.5)}]
@@ -203,7 +203,7 @@ def write_made(folder: Path, stage: int, ranks: int) -> None:
 
 @pytest.mark.parametrize(("stage", "ranks"), MADE)
 def test_any_number_of_ranks_agrees_with_the_library(real, stage, ranks):
-    """Also where there are more ranks than elements, so that the last ones have only padding."""
+    """With more ranks than elements, the last ranks have only padding."""
     folder = real / f"made-{stage}-{ranks}"
     agrees(folder)
     state = formats.read(str(folder))
@@ -214,7 +214,7 @@ def test_any_number_of_ranks_agrees_with_the_library(real, stage, ranks):
 
 
 def test_stage_three_is_the_consolidated_file(statecli, tmp_path):
-    """Its module is what zero_to_fp32 would write: no difference, in either direction."""
+    """The module equals the file that zero_to_fp32 would write, whichever is compared with the other."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=3)
     save_file({name: tensor for group in net() for name, tensor in group.items()}, tmp_path / "all.safetensors")
     pair = [f"{folder}#module", str(tmp_path / "all.safetensors")]
@@ -237,7 +237,7 @@ def test_float32_copies_are_a_checkpoint_of_their_own(statecli, tmp_path):
 
 
 def damaged_names(state) -> dict[str, set[str]]:
-    """Names that cannot be read, by section."""
+    """Return the names of unreadable tensors, by section."""
     names: dict[str, set[str]] = {}
     for tensor in state.tensors:
         if tensor.damage:
@@ -246,7 +246,7 @@ def damaged_names(state) -> dict[str, set[str]]:
 
 
 def test_a_missing_rank_spoils_what_lies_in_it(statecli, tmp_path):
-    """The module is whole and so are the parameters of the other ranks; the others are named, and it exits with 2."""
+    """The module and the other rank's parameters are read; lost parameters are named, and the exit status is 2."""
     folder = zero.write(tmp_path / "zero", 2, net(1), ranks=2)
     (folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
     state = formats.read(str(folder))
@@ -261,7 +261,7 @@ def test_a_missing_rank_spoils_what_lies_in_it(statecli, tmp_path):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_an_unreadable_rank_is_named(statecli, tmp_path, stage):
-    """One line with the file, whatever is wrong with it."""
+    """One line names the file, whatever is wrong with the file."""
     folder = zero.write(tmp_path / "zero", stage, net(), ranks=2)
     file = folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     file.write_bytes(file.read_bytes()[:500])
@@ -272,7 +272,7 @@ def test_an_unreadable_rank_is_named(statecli, tmp_path, stage):
 
 
 def test_a_frozen_fragment_that_is_missing(tmp_path):
-    """Stage 3 parts what is frozen too; the rest is read."""
+    """Stage 3 partitions frozen parameters too; all other tensors are read."""
     folder = zero.write(tmp_path / "zero", 3, net(), frozen=FROZEN, ranks=2)
     (folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_model_states.pt").unlink()
     state = formats.read(str(folder))
@@ -299,7 +299,7 @@ def optimizer(folder: Path, rank: int) -> Path:
 
 
 def test_an_unreadable_rank_that_calls_itself_missing_is_noted(tmp_path):
-    """No text of the file makes the rank one of those that are counted as missing."""
+    """No text in the file can make the rank count as missing."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
     edit_file(optimizer(folder, 1), lambda loaded: loaded["optimizer_state_dict"].update(zero_stage="is missing"))
     (oddity,) = formats.read(str(folder)).oddities
@@ -307,7 +307,7 @@ def test_an_unreadable_rank_that_calls_itself_missing_is_noted(tmp_path):
 
 
 def test_ranks_that_disagree_on_a_shape(tmp_path):
-    """Only that parameter is spoiled; both shapes are said."""
+    """Only this parameter is spoiled; the message has both shapes."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
     file = folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_model_states.pt"
     edit_file(file, lambda loaded: loaded["param_shapes"][0].update(a=torch.Size([5, 4])))
@@ -393,7 +393,7 @@ LATEST = {
 
 @pytest.mark.parametrize("what", LATEST)
 def test_a_latest_that_leads_nowhere(line, tmp_path, what):
-    """It is a path from a file: one plain name, and a folder that is there."""
+    """`latest` must hold one plain name, of a folder that exists."""
     written, said = LATEST[what]
     folder = zero.write(tmp_path / "zero", 2, net())
     (folder / "latest").write_text(written)
@@ -408,7 +408,7 @@ def test_a_latest_that_leads_nowhere(line, tmp_path, what):
     ],
 )
 def test_a_hidden_folder_that_deepspeed_loads_fails_the_audit(tmp_path, tracker, tag):
-    """It joins whatever the file says with the folder's path, and unpickles."""
+    """DeepSpeed joins any content of the file with the folder's path, and unpickles the files there."""
     folder = tmp_path / "ds"
     state = {"module": {"w": torch.zeros(2)}}
     for inner in (".gs1", "global_step1", "a/.b", "../.gs2"):
@@ -437,7 +437,7 @@ def test_a_hidden_folder_that_deepspeed_loads_fails_the_audit(tmp_path, tracker,
     ids=["blanks", "megabytes of blanks", "another name"],
 )
 def test_a_hidden_folder_is_found_as_deepspeed_finds_it(tmp_path, tag, name):
-    """It strips the tag, however long the file is, and zero_to_fp32 looks at the end of the files' names."""
+    """DeepSpeed strips the tag, however long the file is, and zero_to_fp32 looks at the end of the files' names."""
     (tmp_path / ".gs1").mkdir()
     (tmp_path / "global_step1").mkdir()
     torch.save({"module": {"w": torch.zeros(2)}}, tmp_path / ".gs1" / name)
@@ -450,7 +450,7 @@ def test_a_hidden_folder_is_found_as_deepspeed_finds_it(tmp_path, tag, name):
 
 
 def test_a_latest_of_somebody_else_is_no_checkpoint(tmp_path):
-    """Other tools write paths into a file of this name; where it leads lies no rank's file."""
+    """Other tools write paths into a file named `latest`; the path leads to a folder without a rank's file."""
     (tmp_path / "runs" / "1").mkdir(parents=True)
     (tmp_path / "latest").write_text("runs/1")
     torch.save({"w": torch.ones(1)}, tmp_path / "runs" / "1" / "model.pt")
@@ -458,7 +458,7 @@ def test_a_latest_of_somebody_else_is_no_checkpoint(tmp_path):
 
 
 def test_a_latest_that_is_no_file(line, tmp_path):
-    """A pipe is not waited for; an empty one says nothing."""
+    """A pipe is not read, and an empty file is reported."""
     folder = zero.write(tmp_path / "zero", 2, net())
     (folder / "latest").write_bytes(b"")
     assert line(folder) == "latest is an empty file"
@@ -468,7 +468,7 @@ def test_a_latest_that_is_no_file(line, tmp_path):
 
 
 def test_ranks_in_the_older_format_of_torch(tmp_path):
-    """DeepSpeed's fast writer has torch.save write one stream in place of an archive."""
+    """DeepSpeed's fast writer makes torch.save write a stream in place of an archive."""
     folder = zero.write(tmp_path / "zero", 3, net(), frozen=FROZEN, ranks=2)
     before = formats.read(str(folder))
     for file in folder.rglob("*.pt"):
@@ -503,7 +503,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_odd_numbers_in_a_rank_spoil_only_its_parameters(statecli, tmp_path, what):
-    """Or nothing; the module is shown, and at most one line says why the rest is not."""
+    """The module is always shown, and at most one line reports the unreadable parameters."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
     for rank in range(2):
         edit_file(optimizer(folder, rank), lambda loaded: loaded["optimizer_state_dict"].update(HOSTILE[what]))
@@ -524,7 +524,7 @@ def test_a_shape_that_no_model_has(statecli, tmp_path):
 
 
 def test_a_rank_that_denies_its_place_is_noted(tmp_path):
-    """`param_slice_mappings` and the order of `param_shapes` say the same; where they do not, somebody must look."""
+    """`param_slice_mappings` and the order of `param_shapes` give the same place; a contradiction is reported."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
     for start, noted in ((15, []), (9, ["misplaced-partition"])):
         slices = [{"b": Fragment(7, start)}, {}]
@@ -540,7 +540,7 @@ def test_a_rank_that_denies_its_place_is_noted(tmp_path):
 
 
 def test_without_latest_one_folder_is_enough(line, tmp_path):
-    """Lightning writes none; of several one must be named."""
+    """Lightning writes no `latest`; of several checkpoints in a folder, the user must name the folder to read."""
     folder = zero.write(tmp_path / "zero", 2, net(), tag="checkpoint")
     (folder / "latest").unlink()
     assert section(formats.read(str(folder)), "module")
@@ -559,7 +559,7 @@ def test_without_any_model_nothing_has_a_name(line, tmp_path):
 
 
 def test_an_unknown_stage_or_version(statecli, tmp_path):
-    """The stage decides how it is parted; a newer version is noted and read as long as all adds up."""
+    """An unknown stage is refused, because the stage decides the partition; a newer version is reported and read."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
     model = folder / "global_step2" / "mp_rank_00_model_states.pt"
     edit_file(model, lambda loaded: loaded.update(ds_version="1.2.3"))
@@ -578,7 +578,7 @@ def list_messages(statecli, folder: Path) -> str:
 
 
 def test_a_crafted_rank_is_harmless_and_told(statecli, tmp_path):
-    """What loading it would run is found by an audit, and nothing of it runs."""
+    """An audit finds the call that loading would run, and statecli does not run the call."""
     folder = zero.write(tmp_path / "zero", 2, net())
     mark = tmp_path / "ran"
     body = attacks.call_function(attacks.global_name("os", "system"), attacks.text(f"touch {mark}"))
@@ -591,7 +591,7 @@ def test_a_crafted_rank_is_harmless_and_told(statecli, tmp_path):
 
 
 def test_model_parallel_ranks_stay_apart(tmp_path):
-    """Which part of a tensor a rank has is not written anywhere: each has sections of its own."""
+    """No file records the part of a tensor that a rank has, so that each rank has sections of its own."""
     folder = zero.write(tmp_path / "zero", 2, net())
     files = folder / "global_step2"
     for name in sorted(os.listdir(files)):
@@ -603,7 +603,7 @@ def test_model_parallel_ranks_stay_apart(tmp_path):
 
 
 def test_a_missing_model_parallel_rank_is_a_row(statecli, tmp_path):
-    """By its model, which names what the other files hold, or by the number of ranks that the others say there are."""
+    """The missing rank is known by its optimizer file, or by `mp_world_size` in another rank's file."""
     folder = zero.write(tmp_path / "zero", 2, net())
     files = folder / "global_step2"
     model = files / "mp_rank_00_model_states.pt"
@@ -620,7 +620,7 @@ def test_a_missing_model_parallel_rank_is_a_row(statecli, tmp_path):
 
 
 def test_weights_beside_it_are_the_folder(tmp_path):
-    """A Trainer's folder with both is its weights; the DeepSpeed folder in it is a target by itself."""
+    """A Trainer's folder is read as its weights; the DeepSpeed folder inside is a target by itself."""
     folder = zero.write(tmp_path / "zero", 2, net())
     save_file({"w": torch.ones(2)}, folder / "model.safetensors")
     state = formats.read(str(folder))
@@ -637,7 +637,7 @@ WEIGHTS = {"a.weight": torch.arange(12.0).reshape(3, 4), "b": torch.tensor([1.5]
 
 
 def universal(folder: Path) -> Path:
-    """As ds_to_universal.py lays it out: a folder for each parameter, next to the ranks' model files."""
+    """Write the layout of ds_to_universal.py: a folder for each parameter, next to the ranks' model files."""
     zero.write(folder, 1, [WEIGHTS], ranks=1, tag="global_step2_universal")
     files = folder / "global_step2_universal"
     (files / "zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink()
@@ -668,7 +668,7 @@ def test_a_universal_checkpoint_is_read(whole, tmp_path):
 
 
 def test_a_file_of_a_universal_checkpoint_that_cannot_be_read_is_a_row(tmp_path):
-    """Of that state of that parameter."""
+    """The row is the state of the parameter whose file is unreadable."""
     files = universal(tmp_path / "run")
     (files / "zero" / "b" / "exp_avg.pt").write_bytes(b"PK\3\4")
     damaged = [(tensor.section, tensor.fqn) for tensor in formats.read(str(files)).tensors if tensor.damage]
@@ -690,7 +690,7 @@ def missing_rows(path: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("lost", ["zero/a.weight", "zero/a.weight/fp32.pt", "zero"])
 @pytest.mark.parametrize("has_shapes", [True, False], ids=["param_shapes", "names alone"])
 def test_a_parameter_that_a_universal_checkpoint_lacks_is_a_row(statecli, tmp_path, lost, has_shapes):
-    """The model's file names the parameter, `zero/` has no float32 copy of it."""
+    """The model's file names the parameter, but `zero/` has no float32 copy of the parameter."""
     files = universal(tmp_path / "run")
     if not has_shapes:
         edit_file(files / "mp_rank_00_model_states.pt", lambda loaded: loaded.update(param_shapes=None))
@@ -707,7 +707,7 @@ def test_a_parameter_that_a_universal_checkpoint_lacks_is_a_row(statecli, tmp_pa
 
 @pytest.mark.parametrize("state", ["fp32", "exp_avg"])
 def test_a_missing_file_of_a_universal_checkpoint_without_models_is_a_row(tmp_path, state):
-    """The parameter's other files, and those of the other parameter, say that there was one."""
+    """The other files of the parameter, and the files of the other parameter, show that the file is missing."""
     files = universal(tmp_path / "run")
     (files / "mp_rank_00_model_states.pt").unlink()
     (files / "zero" / "a.weight" / f"{state}.pt").unlink()
@@ -723,13 +723,13 @@ def test_a_parameter_without_gradients_has_no_other_states(tmp_path):
 
 
 def test_a_folder_called_universal_with_the_ranks_states_is_complete(tmp_path):
-    """Its name was chosen by somebody else: the optimizer's states are in the ranks' files."""
+    """The user chose the name: the optimizer's states are in the ranks' files."""
     zero.write(tmp_path / "run", 1, [WEIGHTS], tag="my_universal")
     assert missing_rows(tmp_path / "run" / "my_universal") == []
 
 
 def test_a_run_of_a_universal_checkpoint_without_models_is_that_checkpoint(statecli, tmp_path):
-    """`latest_universal` names it; inspect and audit agree."""
+    """`latest_universal` names the checkpoint; inspect and audit agree."""
     files = universal(tmp_path / "run")
     (files / "mp_rank_00_model_states.pt").unlink()
     (tmp_path / "run" / "latest").unlink()
@@ -741,7 +741,7 @@ def test_a_run_of_a_universal_checkpoint_without_models_is_that_checkpoint(state
 
 
 def test_a_universal_checkpoint_without_models_is_not_clean(tmp_path):
-    """Nothing names the parameters that `zero/` lacks."""
+    """No file names the parameters that `zero/` lacks."""
     files = universal(tmp_path / "run")
     (files / "mp_rank_00_model_states.pt").unlink()
     shutil.rmtree(files / "zero" / "b")
@@ -752,7 +752,7 @@ def test_a_universal_checkpoint_without_models_is_not_clean(tmp_path):
 
 @pytest.mark.parametrize("spec", ["1-bf16-1", "2-bf16-2", "3-bf16-2"])
 def test_what_ds_to_universal_writes_is_complete(real, tmp_path, spec):
-    """The library's own conversion of two ranks: no file is missing, until one is deleted."""
+    """In the library's own conversion of two ranks no file is missing until the test deletes a folder."""
     shutil.copytree(real / f"{spec}.universal", tmp_path, dirs_exist_ok=True)
     assert missing_rows(tmp_path) == []
     (out,) = (path for path in tmp_path.iterdir() if path.is_dir())
@@ -769,7 +769,7 @@ def test_what_deepspeed_keeps_beside_its_shards_is_data(real):
 
 
 def test_the_pickles_of_a_universal_checkpoint_are_scanned(tmp_path):
-    """Those below `zero/` too."""
+    """The scan covers the pickles below `zero/` too."""
     files = universal(tmp_path / "run")
     evil = attacks.build_pickle(attacks.call_function(attacks.global_name("os", "system"), attacks.text("true")))
     (files / "zero" / "b" / "step.pt").write_bytes(attacks.build(attacks.records(evil)))

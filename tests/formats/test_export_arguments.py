@@ -135,7 +135,7 @@ def program(name: str) -> torch.export.ExportedProgram:
 
 @functools.cache
 def archive(name: str, decomposed: bool) -> bytes:
-    """The program as exported, or as `run_decompositions` makes core operators of it."""
+    """Return the program's archive: as exported, or with core operators after `run_decompositions`."""
     stream = io.BytesIO()
     torch.export.save(program(name).run_decompositions() if decomposed else program(name), stream)
     return stream.getvalue()
@@ -149,7 +149,7 @@ def write_archive(path: Path, name: str, decomposed: bool = False) -> Path:
 @pytest.mark.parametrize("decomposed", [False, True], ids=["exported", "decomposed"])
 @pytest.mark.parametrize("name", HONEST)
 def test_modules_of_torch_are_clean(name, decomposed, tmp_path):
-    """As exported, and as `run_decompositions` makes core operators of it."""
+    """The programs are saved as exported, and after `run_decompositions`."""
     path = write_archive(tmp_path / "x.pt2", name, decomposed)
     result = audit(Request((str(path),)))
     assert [finding.message for finding in result.findings if finding.rule != "empty-checkpoint"] == []
@@ -157,7 +157,7 @@ def test_modules_of_torch_are_clean(name, decomposed, tmp_path):
 
 
 def test_programs_that_are_exported_again_are_clean(tmp_path):
-    """The module of a program has a module of guards, and an unflattened one calls its modules by number."""
+    """The module of a program has a module of guards, and an unflattened program calls its modules by number."""
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     net.append(net[0])
     first = torch.export.export(net, (ROWS,), preserve_module_call_signature=("0",))
@@ -184,7 +184,7 @@ def _shorten(field: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ids=["sizes", "symbol", "dtype"],
 )
 def test_a_weight_that_contradicts_its_graph_is_not_read(edit, what, tmp_path):
-    """torch gives the weight to the kernel, whatever the graph says of it."""
+    """torch gives the weight to the kernel, whatever the graph says about the weight."""
     path = change(export(tmp_path / "x.pt2", nn.LSTM(8, 6), SEQUENCE), edit)
     (target,) = audit(Request((str(path),))).targets
     assert what in str(target.reason)
@@ -279,7 +279,7 @@ UNCHANGED = ("lstm", "lstm without biases", "gru", "weight norm")
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_arguments_that_torch_does_not_check_are_unsafe(name, tmp_path):
-    """The kernels read by these sizes."""
+    """The kernels read memory by the sizes in the arguments."""
     honest, edit, why = ATTACKS[name]
     path = write_archive(tmp_path / "x.pt2", honest, decomposed=honest not in UNCHANGED)
     assert any(why in message for message in messages(change(path, edit)))
@@ -291,7 +291,7 @@ class Repeat(nn.Module):
 
 
 def _operate(*steps: tuple[str, Any, Any]) -> Callable[[dict[str, Any]], None]:
-    """Put these steps in front of the graph; a text is the name of a step's result."""
+    """Return an edit that puts steps in front of the graph; a text operand is the name of a step's result."""
 
     def edit(graph: dict[str, Any]) -> None:
         first = graph["nodes"][0]
@@ -346,7 +346,7 @@ def test_numbers_of_ordinary_sizes_are_clean(tmp_path):
 
 
 def test_a_float_that_begins_like_a_frame_is_a_float(tmp_path):
-    """A small weight has the first byte of FRAME in one of 256 programs."""
+    """In 1 of 256 programs a small weight begins with the byte of FRAME."""
     module = nn.Linear(3, 3, bias=False)
     with torch.no_grad():
         module.weight.view(-1)[:1] = torch.tensor([0x3C0F9195], dtype=torch.int32).view(torch.float32)
@@ -363,7 +363,7 @@ class Mapped(nn.Module):
 
 
 def test_a_program_of_vmap_says_how_to_export_it(tmp_path):
-    """Its functions crash the process for other levels and sizes; decomposed, it calls only operators."""
+    """The functions of vmap crash the process for other levels and sizes; a decomposed program calls only operators."""
     program = torch.export.export(Mapped(), (torch.ones(2, 3),))
     torch.export.save(program, tmp_path / "vmap.pt2")
     actual_messages = messages(tmp_path / "vmap.pt2")
@@ -379,7 +379,7 @@ TEXT = {"as_string": "__import__('os')"}
 
 
 def call(target: str, *arguments: dict[str, Any]) -> dict[str, Any]:
-    """A node whose positional arguments have no name, as torch writes it."""
+    """Return a node whose positional arguments have no name, as in the files of torch."""
     inputs = [{"name": "", "arg": argument, "kind": 1} for argument in arguments]
     return {"target": target, "inputs": inputs, "outputs": [{"as_tensor": {"name": "new"}}], "metadata": {}}
 
@@ -434,7 +434,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_an_argument_that_becomes_source_or_is_evaluated_is_found(name, tmp_path):
-    """torch evaluates it when the graph is called by an interpreter, or compiles its repr() as it loads."""
+    """torch evaluates the argument when an interpreter calls the graph, or compiles its repr() while loading."""
     foreign, what = FOREIGN[name]
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, foreign)))
@@ -447,7 +447,7 @@ OBJECT = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
 @pytest.mark.parametrize("key", ["graph", "inputs", "nodes", "as_graph", "as_string", "arg"])
 @pytest.mark.parametrize("place", ["a node", "an output", "a signature"])
 def test_a_key_of_a_dict_hides_no_object(place, key, tmp_path):
-    """The keys of an argument that is a dict are free: none of them is a field of the schema."""
+    """The keys of a dict argument are free: no key is a field of the schema."""
     argument = {"as_string_to_argument": {key: OBJECT}}
     path = tmp_path / "a.pt2"
     module, options = _Outer(), {"preserve_module_call_signature": ("added",)}
@@ -466,7 +466,7 @@ def test_a_key_of_a_dict_hides_no_object(place, key, tmp_path):
 
 
 def test_a_key_of_a_dict_is_no_field():
-    """A key that is called like a field has a value of any kind."""
+    """A key with the name of a field may have a value of any kind."""
     argument = {"as_string_to_argument": {"as_int": {"as_none": True}, "name": {"as_none": True}, "as_operator": {}}}
     graph = {"nodes": [call("torch.ops.mine.use.default", argument)]}
     assert list(export_arguments.find_misuses({"graph_module": {"graph": graph}}, Steps())) == []
@@ -499,7 +499,7 @@ IGNORED: dict[str, dict[str, Any]] = {"": {}, "nodes": {"nodes": []}, "a graph":
 
 @pytest.mark.parametrize("ignored", IGNORED.values(), ids=IGNORED)
 def test_torch_compiles_the_repr_of_an_object_of_the_constants(tmp_path, ignored):
-    """The oracle: a namespace writes the names of its attributes as they are, and loading runs what they say."""
+    """The oracle is torch: a namespace's repr() has attribute names unescaped, and loading runs them as code."""
     mark, space = tmp_path / "ran", types.SimpleNamespace()
     space.__dict__[f"a=0))\ropen('{mark}','w')\rdef g(self):\r    return dict(dict(a"] = 1
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
@@ -596,7 +596,7 @@ def test_a_text_in_place_of_a_number_is_found(value, tmp_path):
 @pytest.mark.parametrize("name", ["self", "torch", "lambda", "inf"])
 @pytest.mark.parametrize("where", ["an input", "an output", "a node", "a number"])
 def test_a_value_with_a_name_of_the_source_is_found(name, where, tmp_path):
-    """A value called `self` takes the place of the module, and a graph called `tofile` that of a method of it."""
+    """A value called `self` takes the place of the module in the source."""
     new = call("torch.ops.aten.add.Tensor", {"as_tensor": {"name": "x"}}, {"as_int": 1})
     values = {"an input": {"as_tensor": {"name": name}}, "a number": {"as_sym_int": {"as_name": name}}}
     new["inputs"][1]["arg"] = values.get(where, {"as_int": 1})
@@ -609,7 +609,7 @@ def test_a_value_with_a_name_of_the_source_is_found(name, where, tmp_path):
 
 
 def test_a_graph_with_the_name_of_a_method_is_found(tmp_path):
-    """The source reads `self.to_folder`, which writes files."""
+    """The source reads `self.to_folder`, a method that writes files."""
     graph = {"as_graph": {"name": "to_folder", "graph": {"inputs": [], "nodes": [], "outputs": []}}}
     wrap = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, graph)
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
@@ -644,7 +644,7 @@ def test_an_object_in_place_of_a_graph_is_found(tmp_path):
     ],
 )
 def test_a_value_that_an_operator_calls_is_found(name, arguments, tmp_path):
-    """A tensor may be a method: the source has `self.` and the name of a buffer for it."""
+    """The called tensor may be a method: the source has `self.` and the name of a buffer in place of the tensor."""
     edit = call(f"torch.ops.higher_order.{name}", *arguments)
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
@@ -663,7 +663,7 @@ def test_a_value_that_an_operator_calls_is_found(name, arguments, tmp_path):
     ],
 )
 def test_an_operator_on_texts_is_found(target, tmp_path):
-    """A text that the graph computes becomes source of a kernel, and no judgement saw it."""
+    """A text that the graph computes becomes source of a kernel, and no check has seen the text."""
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     actual_messages = messages(
         change(path, lambda graph: graph["nodes"].insert(0, call(f"torch.ops.{target}", {"as_int": 39})))
@@ -685,7 +685,7 @@ def test_a_message_that_is_no_text_of_the_file_is_found(name, value, tmp_path):
 
 @pytest.mark.parametrize("kind", [{"as_string": "'"}, {"as_strings": ["'"]}, {"as_string_to_argument": {}}])
 def test_a_text_for_a_graph_is_found(kind, tmp_path):
-    """The graph adds such texts up."""
+    """The graph concatenates the texts."""
     edit = call("torch.ops.higher_order.wrap_with_set_grad_enabled", {"as_bool": False}, GRAPH, kind)
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     actual_messages = messages(change(path, lambda graph: graph["nodes"].insert(0, edit)))
@@ -695,7 +695,7 @@ def test_a_text_for_a_graph_is_found(kind, tmp_path):
 @pytest.mark.parametrize("name", ["flex_attention", "flex_attention_backward"])
 @pytest.mark.parametrize("scale", [{"as_float": 1.0}, {"as_string": "0.25; { std::system(c); }"}, {"as_none": True}])
 def test_an_operator_whose_arguments_become_source_is_found(name, scale, tmp_path):
-    """inductor writes the scale and the kernel options into C++ as they are; torch cannot save such a program."""
+    """inductor writes the scale and the kernel options into C++ without escaping; torch cannot save such a program."""
     value = {"as_tensor": {"name": "x"}}
     edit = call(f"torch.ops.higher_order.{name}", value, value, value, GRAPH, value, scale, {"as_none": True})
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
@@ -736,7 +736,7 @@ VALUE, PLAIN = {"as_tensor": {"name": "x"}}, {"as_operator": "torch.ops.mine.use
     ],
 )
 def test_an_argument_by_place_counts_whatever_its_name(name, arguments, what, tmp_path):
-    """torch counts by the kind, so that an argument with a name moves what an operator calls."""
+    """torch counts arguments by their kind, so that an argument with a name shifts the value that an operator calls."""
     edit = call(f"torch.ops.higher_order.{name}", *(value for _, value in arguments))
     for given, (argument, _) in zip(edit["inputs"], arguments, strict=True):
         given["name"] = argument
@@ -768,7 +768,7 @@ def test_an_argument_by_name_that_torch_calls_is_found(name, keyword, value, cou
 
 @pytest.mark.parametrize("name", ["\uff52ecompile", "_\uff47raph.a"])
 def test_a_name_that_python_normalizes_is_found(name):
-    """In source, a fullwidth letter is the letter of ASCII; a name in another script stays as it is."""
+    """Python's source turns a fullwidth letter into the ASCII letter; names in other scripts stay the same."""
     spec = {"buffer": {"arg": {"name": "b_w"}, "buffer_name": name}}
     document = {"graph_module": {"signature": {"input_specs": [spec]}}}
     assert list(export_expressions.find_program_calls(document, Steps()))
@@ -778,14 +778,14 @@ def test_a_name_that_python_normalizes_is_found(name):
 
 @pytest.mark.parametrize(("names", "count"), [(("p", "p.foo.write_text"), 1), (("p.a", "p.b", "pa"), 0)])
 def test_a_constant_below_another_is_found(names, count):
-    """torch takes the attribute of the first for the second, so that a path gives its methods."""
+    """torch takes an attribute of the constant `p` for the constant `p.foo.write_text`: a path has methods."""
     specs = [{"custom_obj": {"arg": {"name": f"o{n}"}, "custom_obj_name": name}} for n, name in enumerate(names)]
     document = {"graph_module": {"signature": {"input_specs": specs}}}
     assert len(list(export_expressions.find_program_calls(document, Steps()))) == count
 
 
 def test_an_object_among_the_outputs_of_a_graph_is_found(tmp_path):
-    """torch takes it from the constants of the file."""
+    """torch takes the object from the constants of the file."""
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     custom = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
     actual_messages = messages(change(path, lambda graph: graph["outputs"].append(custom)))
@@ -799,7 +799,7 @@ def test_an_object_among_the_outputs_of_a_graph_is_found(tmp_path):
 
 
 def test_each_character_of_an_expression_is_a_step():
-    """Parsing one takes as long as a word of code."""
+    """Parsing an expression takes as long as a word of code."""
     steps, texts = Steps(), [f"Max(s{n},{','.join('a' * 2_000)})" for n in range(5)]
     values = {f"s{n}": {"as_expr": {"expr_str": text}} for n, text in enumerate(texts)}
     list(export_expressions.find_program_calls({"graph_module": {"graph": {"sym_int_values": values}}}, steps))

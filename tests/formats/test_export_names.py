@@ -21,7 +21,7 @@ WRAP = "torch.ops.higher_order.wrap_with_set_grad_enabled"
 
 
 class Gradless(nn.Module):
-    """A model with a buffer `w`, whose graph wraps a part of it."""
+    """A model with a buffer `w`, whose graph wraps a part of the model."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ class Gradless(nn.Module):
 
 
 def call_wrap(name: str, *arguments: dict[str, Any], outputs: tuple[str, ...] = (), single: bool | None = True) -> Any:
-    """A node that calls its first argument."""
+    """Return a node that calls its first argument."""
     return {
         "target": WRAP,
         "inputs": [{"name": "", "arg": value, "kind": 1} for value in ({"as_bool": False}, *arguments)],

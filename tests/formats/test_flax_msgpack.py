@@ -1,4 +1,4 @@
-"""Flax's msgpack: the same arrays as `flax.serialization.msgpack_restore` gives, and nothing of it trusted."""
+"""Flax's msgpack: the arrays equal `flax.serialization.msgpack_restore`, and nothing in a file is trusted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Adam(NamedTuple):
 
 
 class Empty(NamedTuple):
-    """The state of what has none."""
+    """State of an optimizer transformation without values."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def flax():
 
 
 def write_msgpack(tmp_path, content: object, name: str = "model.msgpack") -> str:
-    """A file of that content, packed unless it is bytes."""
+    """Write `content`, packed unless `content` is bytes; return the path."""
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else pack(content))
     return str(tmp_path / name)
 
@@ -52,7 +52,7 @@ def tensors(path: str, section: str | None = None) -> dict[tuple[str, str], Any]
 
 
 def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The arrays of what Flax gives back, by dotted path."""
+    """Return the arrays of a tree restored by Flax, by dotted path."""
     if isinstance(tree, dict):
         return {name: leaf for key, child in tree.items() for name, leaf in leaves(child, (*path, key)).items()}
     return {".".join(path): tree} if hasattr(tree, "shape") else {}
@@ -73,7 +73,7 @@ SMALL = "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fn
 @pytest.mark.parametrize("dtype", [*DTYPES.split(), *SMALL.split()])
 @pytest.mark.parametrize("shape", [(2, 3), (), (0, 4)], ids=str)
 def test_each_dtype_is_as_flax_restores_it(flax, tmp_path, dtype, shape):
-    """Names, shapes, dtypes and bytes of every type that Flax can save."""
+    """Names, shapes, dtypes and bytes agree for every type that Flax can save."""
     library = pytest.importorskip("ml_dtypes")
     array = numpy.arange(6).reshape(2, 3)[: shape[0] if shape else 1].reshape(-1)[: numpy.prod(shape, dtype=int)]
     array = array.reshape(shape).astype(getattr(library, dtype, dtype))
@@ -87,7 +87,7 @@ def test_each_dtype_is_as_flax_restores_it(flax, tmp_path, dtype, shape):
 
 
 def train_state(flax) -> dict[str, Any]:
-    """A TrainState as it is saved: what a dataclass of these fields becomes."""
+    """Return the saved form of a TrainState, built from a dict with the same fields."""
     ones = numpy.ones((2, 3), numpy.float32)
     params = {"Dense_0": {"kernel": ones, "bias": ones[0]}, "BatchNorm_0": {"scale": ones[0]}}
     zeros = {"Dense_0": {"kernel": ones * 0, "bias": ones[0] * 0}, "BatchNorm_0": {"scale": ones[0] * 0}}
@@ -103,7 +103,7 @@ def train_state(flax) -> dict[str, Any]:
 
 
 def test_a_train_state(flax, tmp_path):
-    """Its fields are sections; what the optimizer holds moments of is trained, and says of which parameter each is."""
+    """The fields are sections; a parameter with optimizer moments is trained, and each moment names its parameter."""
     path = write_msgpack(tmp_path, flax.to_bytes(train_state(flax)), "checkpoint_7")
     state = parameter_or_buffer.classify_tensors(formats.read(path))
     assert state.format == "flax-msgpack"
@@ -125,7 +125,7 @@ def test_a_train_state(flax, tmp_path):
 
 
 def test_models_in_a_map_have_sections_of_their_own(flax, tmp_path):
-    """Wherever the names that Flax gives its collections are; parameters are not looked into for more of them."""
+    """Collections with Flax's names are recognised anywhere in the map, except below parameters."""
     ones = numpy.ones(2, numpy.float32)
     inner = {"params": {"w": ones, "cache": {"v": ones}}, "cache": {"k": ones}}
     path = write_msgpack(tmp_path, flax.to_bytes({"generator": inner, "rng": ones, "ema": {"w": ones}}))
@@ -139,7 +139,7 @@ def test_models_in_a_map_have_sections_of_their_own(flax, tmp_path):
 
 
 def test_params_may_be_all_variables(flax, tmp_path):
-    """`TrainState.create(params=model.init(...))` keeps the collections one below."""
+    """`TrainState.create(params=model.init(...))` keeps the collections one level below `params`."""
     ones = numpy.ones(2, numpy.float32)
     variables = {"params": {"w": ones}, "batch_stats": {"mean": ones}}
     moments = {"0": {"mu": variables}}
@@ -162,7 +162,7 @@ def test_a_container_can_be_named(flax, tmp_path):
 
 
 def test_what_transformers_writes_is_one_section(flax, tmp_path):
-    """`flax_model.msgpack` is the parameters alone, and a folder that holds it is known by it."""
+    """`flax_model.msgpack` has only the parameters, and identifies the format of its folder."""
     ones = numpy.ones((2, 2), numpy.float32)
     content = flax.to_bytes({"transformer": {"h": {"0": {"attn": {"kernel": ones}}}}})
     write_msgpack(tmp_path, content, "flax_model.msgpack")
@@ -184,7 +184,7 @@ def test_shards_of_transformers(flax, tmp_path):
 
 
 def test_arrays_in_pieces(flax, tmp_path, monkeypatch):
-    """What Flax cuts into flat pieces is one tensor, and its values are put together as it is read."""
+    """An array that Flax splits into flat chunks is a single tensor; reading the values joins the chunks."""
     monkeypatch.setattr(flax, "MAX_CHUNK_SIZE", 64)
     array = numpy.arange(60, dtype=numpy.float32).reshape(3, 20)
     path = write_msgpack(tmp_path, flax.msgpack_serialize({"params": {"big": array, "small": array[0, :4]}}))
@@ -227,7 +227,7 @@ def test_what_is_no_array_is_a_setting(flax, tmp_path):
 
 
 def test_a_scalar_of_bfloat16(flax, tmp_path):
-    """What no number of Python's holds is told by its bits."""
+    """A number without an exact Python type is shown by its bits."""
     library = pytest.importorskip("ml_dtypes")
     path = write_msgpack(tmp_path, flax.msgpack_serialize({"w": numpy.ones(2), "x": library.bfloat16(1)}))
     assert formats.read(path).metadata.values["x"] == "bfloat16 0x3f80"
@@ -242,7 +242,7 @@ def test_a_scalar_of_bfloat16(flax, tmp_path):
 )
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_parser_agrees_with_msgpack(tmp_path, value):
-    """Every kind of value, and every width of lengths and numbers that the library chooses."""
+    """The values cover every kind, and every width of lengths and numbers that the library chooses."""
     library = pytest.importorskip("msgpack")
     path = tmp_path / "value"
     path.write_bytes(library.packb(value))
@@ -262,7 +262,7 @@ def test_the_parser_agrees_with_msgpack(tmp_path, value):
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 8, 15, 16, 17, 300, 70_000])
 def test_each_length_of_an_extension(tmp_path, length):
-    """Five fixed lengths and three widths of others."""
+    """msgpack has five fixed lengths and three widths for other lengths."""
     library = pytest.importorskip("msgpack")
     path = tmp_path / "value"
     path.write_bytes(library.packb(library.ExtType(5, bytes(length))))
@@ -284,7 +284,7 @@ def test_two_paths_that_read_the_same(tmp_path):
 
 
 def test_numbers_as_keys(tmp_path):
-    """Flax restores them, as it does lists of arrays."""
+    """Flax restores numbers as keys, and lists of arrays."""
     path = write_msgpack(tmp_path, {"layers": {0: array([1]), 1: array([2])}, "list": [array([3])]})
     assert set(tensors(path)) == {("model", "layers.0"), ("model", "layers.1"), ("model", "list.0")}
 
@@ -334,7 +334,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", sorted(REFUSED))
 def test_refused_in_one_line(case, tmp_path, line):
-    """What would be read otherwise by somebody else, or asks for more than is there."""
+    """Content that another program would read otherwise, or that claims more bytes than the file has, is refused."""
     content, expected = REFUSED[case]
     path = write_msgpack(tmp_path, content)
     if expected is None:
@@ -397,7 +397,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("case", sorted(DAMAGED))
 def test_an_array_that_contradicts_itself_spoils_itself_alone(case, tmp_path, inspect):
-    """It is listed with what is wrong, and so are the others; the exit code is 2."""
+    """The damaged array is listed with the reason, the other array is listed too, and the exit status is 2."""
     node, expected = DAMAGED[case]
     path = write_msgpack(tmp_path, {"bad": node, "good": array([2])})
     actual = tensors(path)
@@ -409,7 +409,7 @@ def test_an_array_that_contradicts_itself_spoils_itself_alone(case, tmp_path, in
 
 
 def test_a_dtype_of_nobody(tmp_path, inspect):
-    """It is named, and its values are not read."""
+    """An unknown dtype is named, and the values are not read."""
     path = write_msgpack(tmp_path, {"a": array([2], "float8_e9m9", b"ab")})
     assert [(tensor.dtype, tensor.nbytes) for tensor in formats.read(path).tensors] == [("numpy float8_e9m9", 2)]
     assert inspect(path, "--stats")[0] == 0
@@ -429,7 +429,7 @@ def test_entries_have_a_budget(tmp_path, line, monkeypatch):
 
 
 def test_names_have_a_budget(tmp_path, line, monkeypatch):
-    """Each name repeats those above it."""
+    """Each name repeats the names above, so the total length is limited."""
     monkeypatch.setattr(flax_msgpack, "MAX_CHARACTERS", 1000)
     path = write_msgpack(tmp_path, {"x" * 400: {str(n): array([1]) for n in range(9)}})
     assert line(path).startswith("the tensor names have more than ")
@@ -440,14 +440,14 @@ def test_names_have_a_budget(tmp_path, line, monkeypatch):
 )
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes(tmp_path, data, start):
-    """They are read, or refused in one line."""
+    """Any bytes are read, or refused in one line."""
     path = tmp_path / "any.msgpack"
     path.write_bytes(start + data)
     read_or_refuse(path)
 
 
 def test_no_beginning_is_taken_for_whole(tmp_path):
-    """Of a file cut short at any byte: what stands before it is read, and one entry is damaged."""
+    """In a file truncated at any byte, the tensors before the end are read, and one entry is damaged."""
     first, last = {"a": array([2])}, {"params": {"a": array([2]), "b": array([3])}, "step": 3, "name": "x"}
     whole = pack(last)
     path = tmp_path / "cut.msgpack"
@@ -466,7 +466,7 @@ def test_no_beginning_is_taken_for_whole(tmp_path):
 
 
 def test_what_stands_before_the_cut_is_listed(tmp_path, inspect):
-    """With values and settings; the entry in which it breaks off is named, and makes the exit code 2."""
+    """The tensors before the end have values and settings; the truncated entry is named, and the exit status is 2."""
     whole = pack({"step": 3, "params": {"a": array([2]), "b": array([3])}, "batch_stats": {"m": array([1])}})
     path = tmp_path / "cut.msgpack"
     for cut, name in ((4, "m"), (60, "(the rest)"), (75, "b")):
@@ -482,7 +482,7 @@ def test_what_stands_before_the_cut_is_listed(tmp_path, inspect):
 
 
 def test_a_list_or_an_array_in_pieces_that_breaks_off(tmp_path):
-    """The pieces that are there are no array; the items before it are."""
+    """The chunks of an incomplete array are not an array; complete items of an incomplete list are tensors."""
     for node, names in (
         ([array([1]), array([2])], ["x.0"]),
         (chunk_array((4,), array([2]), array([2])), []),
@@ -515,7 +515,7 @@ def test_a_list_or_an_array_in_pieces_that_breaks_off(tmp_path):
     ids=repr,
 )
 def test_what_is_no_map_of_names(head):
-    """Without its suffix a file is taken for msgpack only if it begins with a map, a name and a value."""
+    """A file without the suffix is taken for msgpack only if its content begins with a map, a name and a value."""
     assert not flax_msgpack.sniff("model.bin", head)
 
 
@@ -541,7 +541,7 @@ SAME_NAMES = {
 @pytest.mark.parametrize("section", ["", "#params"])
 @pytest.mark.parametrize("case", SAME_NAMES)
 def test_keys_of_the_same_name_differ(tmp_path, statecli, case, section):
-    """Flax loads one of them where the other fails; the names and values are equal."""
+    """Flax loads either file only where the other fails, though names and values are equal."""
     paths = [write_msgpack(tmp_path, content, f"{n}.msgpack") for n, content in enumerate(SAME_NAMES[case])]
     names = [sorted(tensor.fqn for tensor in formats.read(path).tensors) for path in paths]
     assert names[0] == names[1]
@@ -552,7 +552,7 @@ def test_keys_of_the_same_name_differ(tmp_path, statecli, case, section):
 
 
 def test_the_text_of_unusual_keys_is_not_a_setting_of_theirs(tmp_path):
-    """A file cannot have the setting by itself, nor hide it."""
+    """A file can neither forge nor hide the setting."""
     actual = formats.read(write_msgpack(tmp_path, {"params": {"a.b": array([2])}})).metadata.values["params.(keys)"]
     forged = {"params": {"a": {"b": array([2])}, "(keys)": actual}}
     assert formats.read(write_msgpack(tmp_path, forged)).metadata.values["params.(keys)"] == f"'{actual}'"
@@ -564,7 +564,7 @@ def test_the_text_of_unusual_keys_is_not_a_setting_of_theirs(tmp_path):
 
 
 def test_a_lock_has_unusual_keys(tmp_path, statecli):
-    """The audit of the other file fails; a lock without settings cannot say whether the keys were others."""
+    """The audit of the other file fails; a lock without settings cannot show whether the keys were different."""
     nested, dotted = SAME_NAMES["a dot"]
     for locked, other, code, text in (
         (dotted, nested, 1, "setting differs from the lock: params.(keys)"),

@@ -1,4 +1,4 @@
-"""What is no checkpoint is named for what it is; what is one is told by its content, not by its name."""
+"""A file that is not a checkpoint is named by its real type; a checkpoint is recognised by content, not by name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def npy() -> bytes:
 
 
 def sqlite() -> bytes:
-    """A database of one table."""
+    """Return the bytes of a database with a single table."""
     with sqlite3.connect(":memory:") as database:
         database.execute("create table t (x)")
         return database.serialize() if hasattr(database, "serialize") else b"SQLite format 3\0" + bytes(84)
@@ -173,7 +173,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("case", FOREIGN)
 def test_what_it_really_is(case, tmp_path, line):
-    """A file that is no checkpoint is named by its content, under any suffix."""
+    """A file that is not a checkpoint is named by its content, under any suffix."""
     data, expected = FOREIGN[case]
     for suffix in (".pt", ".safetensors", ".bin", ""):
         path = tmp_path / f"file{suffix}"
@@ -184,7 +184,7 @@ def test_what_it_really_is(case, tmp_path, line):
 @pytest.mark.parametrize("command", ["inspect", "audit", "diff", "lock"])
 @pytest.mark.parametrize("name", [".env", "x.pt", "x.safetensors", "model.safetensors.index.json", "x.npz", "x.gguf"])
 def test_no_command_prints_what_is_in_another_file(command, name, tmp_path, statecli):
-    """Neither the beginning of a text nor what is not a number of some header."""
+    """Neither the beginning of a text nor an invalid number of a header is printed."""
     for content in (b"SECRET=%s\n", b'"%s"', b"{%s", b"[%s", b"PK\3\4%s", b"\x93NUMPY%s", b"GGUF%s"):
         (tmp_path / name).write_bytes(content % b"hunter2hunter2")
         targets = [tmp_path / name] * (2 if command == "diff" else 1)
@@ -236,7 +236,7 @@ ARCHIVES = {
 
 @pytest.mark.parametrize("case", ARCHIVES)
 def test_other_zip_archives(case, tmp_path, line):
-    """A zip archive that torch.save did not write is one line; which it is, the zip reader's own tests say."""
+    """A zip archive not written by torch.save is refused in one line; the zip reader's own tests check the text."""
     path = tmp_path / "m.pt"
     path.write_bytes(pack_zip(*ARCHIVES[case]))
     assert line(path)
@@ -257,7 +257,7 @@ def test_other_zip_archives(case, tmp_path, line):
     ids=["model", "folder", "archive", "text", "nothing"],
 )
 def test_checkpoints_in_a_zip_archive(members, expected, tmp_path, line):
-    """They are named, and what to do."""
+    """The message names the checkpoints, and the command to unpack them."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name in members:
@@ -270,7 +270,7 @@ def test_checkpoints_in_a_zip_archive(members, expected, tmp_path, line):
 
 
 def contents() -> dict[str, bytes]:
-    """A file of every format that is read."""
+    """Return a file of every format that statecli reads."""
     messages = {}
     for name, zipped in (("torch-zip", True), ("torch-legacy", False)):
         out = io.BytesIO()
@@ -283,7 +283,7 @@ def contents() -> dict[str, bytes]:
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".bin", ".json", ".index.json", "", ".md"])
 @pytest.mark.parametrize("format", ["safetensors", "torch-zip", "torch-legacy", "npy", "flax-msgpack"])
 def test_content_decides(format, suffix, tmp_path):
-    """A checkpoint is read under any suffix, also a misleading one."""
+    """A checkpoint is read under any suffix, including a misleading suffix."""
     path = tmp_path / f"file{suffix}"
     path.write_bytes(contents()[format])
     state = formats.read(str(path))
@@ -291,7 +291,7 @@ def test_content_decides(format, suffix, tmp_path):
 
 
 def test_formats_do_not_overlap(tmp_path):
-    """Of all formats exactly one takes a file for its own."""
+    """Exactly one format recognises each file."""
     for name, data in contents().items():
         takers = [format.name for format in formats.FORMATS if format.sniff("file", data[:4096])]
         assert takers == [name]
@@ -301,7 +301,7 @@ def test_formats_do_not_overlap(tmp_path):
 
 
 def test_missing(tmp_path, inspect):
-    """A path that is not there is one line and exit code 2."""
+    """A path that does not exist is reported in one line with exit status 2."""
     code, out, err = inspect(tmp_path / "none.safetensors")
     assert (code, out) == (2, "")
     assert str(tmp_path / "none.safetensors") in err
@@ -317,7 +317,7 @@ def test_missing(tmp_path, inspect):
     ],
 )
 def test_devices(path, expected, line):
-    """Endless and made-up files are not read; /proc says that its files hold nothing."""
+    """Endless and generated files are not read; files in /proc have the size 0."""
     if not os.path.exists(path):
         pytest.skip(f"no such file: {path}")
     assert line(path) == expected
@@ -330,7 +330,7 @@ def test_a_pipe_blocks_nobody(tmp_path, line):
 
 
 def test_a_link_to_itself(tmp_path, line):
-    """A loop of symbolic links is one line."""
+    """A loop of symbolic links is reported in one line."""
     (tmp_path / "loop.pt").symlink_to("loop.pt")
     assert line(tmp_path / "loop.pt") == "cannot be opened: too many levels of symbolic links"
 
@@ -350,19 +350,19 @@ def test_a_link_to_itself(tmp_path, line):
     ],
 )
 def test_a_dangling_link(tmp_path, line, in_tmp_path, to, says):
-    """A link to nothing is one line: where it leads, and how to get the content."""
+    """The line for a dangling link has the link's target and the way to get the content."""
     (tmp_path / "gone.pt").symlink_to(to)
     assert line("gone.pt") == f"cannot be opened: {says}"
 
 
 def test_a_missing_folder_is_named(tmp_path, statecli):
-    """The first one on the path."""
+    """The message has the first missing folder of the path."""
     result = statecli("inspect", tmp_path / "runs" / "1" / "a.pt")
     assert result.err.endswith(f"no such file or directory; the folder {tmp_path}/runs does not exist\n")
 
 
 def test_a_file_name_that_acts_on_the_terminal(tmp_path, inspect):
-    """What a path would do to a terminal is written out."""
+    """Control characters of a path are escaped, so that they do not act on the terminal."""
     path = tmp_path / "\x1b[31mred.pt"
     path.write_bytes(b"Not Found")
     code, _, err = inspect(path)
@@ -374,7 +374,7 @@ def test_a_file_name_that_acts_on_the_terminal(tmp_path, inspect):
 @settings(max_examples=100, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300) | st.text(max_size=99).map(str.encode))
 def test_any_bytes(tmp_path, data):
-    """No content raises anything but UnreadableError, in one line that starts with the path."""
+    """Any content raises only UnreadableError, in one line that starts with the path."""
     path = tmp_path / "any.pt"
     path.write_bytes(data)
     with pytest.raises(UnreadableError) as refused:
@@ -383,7 +383,7 @@ def test_any_bytes(tmp_path, data):
 
 
 def test_in_a_process_of_its_own(tmp_path):
-    """The whole program: one line on stderr, nothing on stdout, exit code 2; and no torch, no numpy for a listing."""
+    """A refused file gives one line on stderr and exit status 2; a listing imports neither torch nor numpy."""
     (tmp_path / "page.pt").write_bytes(b"<html>")
     (tmp_path / "fine.safetensors").write_bytes(save({"a": torch.zeros(3)}))
     run = [sys.executable, "-X", "importtime", "-m", "statecli", "inspect", "-f", "json"]

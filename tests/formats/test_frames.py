@@ -1,4 +1,4 @@
-"""Frames of protocol 4: what CPython's C unpickler reads of those that no pickler writes, and what the scan reports."""
+"""Frames of protocol 4 that no pickler writes: the opcodes that CPython's C unpickler reads, and the scan's report."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def frame(length: int) -> bytes:
 
 
 def hide_in_string(payload: bytes) -> bytes:
-    """A string whose length crosses the frame's end: it is empty to C, and covers the payload to others."""
+    """Return a string whose length crosses the frame's end: empty for C, and over the payload for other unpicklers."""
     return frame(2) + b"B" + bytes([len(payload) + 2]) + bytes(4) + payload + b"00"
 
 
 def hide_after_number(payload: bytes) -> bytes:
-    """A number that crosses the frame's end; what C takes for its last bytes begins a string to others."""
+    """Return a number that crosses the frame's end: its last bytes for C begin a string for other unpicklers."""
     return frame(3) + b"G\0\0" + bytes(6) + b"C" + bytes([len(NO_PICKLE + payload)]) + NO_PICKLE + payload + b"00"
 
 
 def hide_in_nested_frame(payload: bytes) -> bytes:
-    """A frame that reaches over the end of the frame around it: C drops the beginning of a string."""
+    """Return a frame that reaches over the end of the frame around: C drops the beginning of a string."""
     payload = NO_PICKLE + payload
     return b"N" + frame(9 + 2) + frame(len(payload)) + b"C" + bytes([len(payload)]) + payload + b"00"
 
@@ -65,9 +65,9 @@ def write_zip(folder: Path, hide: Callable[[bytes], bytes]) -> None:
 
 
 def write_legacy(folder: Path, overlong: int) -> None:
-    """A stream whose pickle number `overlong` has a frame that reaches over its STOP, into the only storage.
+    """Write a stream whose pickle number `overlong` has a frame that reaches over its STOP, into the only storage.
 
-    At the frame's end is another pickle, which runs the payload first, and those that follow it.
+    Another pickle at the frame's end runs the payload first, and the pickles that follow come after this pickle.
     """
     count = 40_000
     of_stream = tensor(numel=count, size=(count,)).replace(b"tQ", b"NtQ")
@@ -85,7 +85,7 @@ def write_legacy(folder: Path, overlong: int) -> None:
 
 
 def frame_pickle(body: bytes) -> bytes:
-    """A pickle of protocol 4 in one frame."""
+    """Return a pickle of protocol 4 in a single frame."""
     return PROTO_4 + frame(len(body) + 1) + body + STOP
 
 
@@ -113,7 +113,7 @@ def place_of(name: str, root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def fired_files(hostile) -> set[str]:
-    """The files that ran their payload when torch loaded them."""
+    """Names of the files that ran their payload when torch loaded them."""
     program = "import contextlib, os, torch\n" + "\n".join(
         f"os.chdir({str(place_of(name, hostile))!r})\nwith contextlib.suppress(Exception): {LOAD}" for name in FILES
     )
@@ -122,7 +122,7 @@ def fired_files(hostile) -> set[str]:
 
 
 def test_torch_runs_what_a_frame_hides(fired_files):
-    """Until CPython refuses such frames, each of the files runs its payload."""
+    """Each of the files runs its payload until CPython refuses frames of this kind."""
     assert fired_files == set(FILES)
 
 
@@ -136,7 +136,7 @@ def test_a_file_with_a_frame_that_no_pickler_writes_is_not_clean(name, hostile):
 
 @pytest.mark.parametrize("place", ["bytes", "text"])
 def test_a_frame_that_hides_a_payload_is_found_in_a_string_of_a_pickle(place, tmp_path):
-    """Such a string is read as a pickle; without its frame it would import nothing."""
+    """The string is read as a pickle; without the hidden frame the pickle would import nothing."""
     hidden = PROTO_4 + hide_in_nested_frame(PAYLOAD) + b"N."
     value = b"B" + struct.pack("<I", len(hidden)) + hidden if place == "bytes" else text(hidden.decode("latin-1"))
     (tmp_path / "model.pt").write_bytes(build(records(state_dict(w=tensor(), x=value))))
@@ -154,7 +154,7 @@ CROSSING = {
 
 @pytest.mark.parametrize("name", CROSSING)
 def test_a_frame_that_no_pickler_writes_is_refused_in_one_line(name):
-    """Unpicklers read different opcodes from such bytes: neither reading is shown as the content."""
+    """Unpicklers read different opcodes from these bytes, so that statecli shows neither reading."""
     with pytest.raises(MalformedError, match=name):
         read_pickle(PROTO_4 + CROSSING[name])
 
@@ -179,7 +179,7 @@ VALUES = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_frames_that_picklers_write_are_read(name):
-    """Frames of 64 KiB, large strings outside of frames, pickles one after another: all are read to their end."""
+    """Frames of 64 KiB, large strings outside of frames, and consecutive pickles are all read to their end."""
     for pickler, protocol in product((pickle.Pickler, pickle._Pickler), (4, 5)):
         file = io.BytesIO()
         writer = pickler(file, protocol)
@@ -194,7 +194,7 @@ def test_frames_that_picklers_write_are_read(name):
 
 
 def test_a_frame_may_end_in_any_place_but_inside_an_opcode():
-    """A tensor's record that is taken in one step has the frame's end where its opcodes have it, in both machines."""
+    """A tensor's record read in one step accepts a frame's end at the boundaries of its opcodes, in both machines."""
     whole = record()
     begin = whole.index(b"h\2(")
     for end in range(begin, len(whole) - 1):

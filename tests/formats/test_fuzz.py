@@ -1,4 +1,4 @@
-"""Damage of every kind: a reader refuses in one line, or reads; it never does anything else."""
+"""Damage of every kind: a reader refuses the file in one line or reads the file, and does nothing else."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _parts(node: object) -> list[object] | None:
 
 
 def one_line(error: Exception) -> str:
-    """Its text, which is one line."""
+    """Return the text of the error, which must be one line."""
     text = str(error)
     assert "\n" not in text
     return text
@@ -86,7 +86,7 @@ def generator(seed: int) -> random.Random:
 
 
 def outcome(data: bytes, *, fast: bool) -> object:
-    """The flat graph, or the line that refuses it."""
+    """Return the flat graph, or the error line."""
     try:
         return flat(read_pickle(data, fast=fast))
     except MalformedError as error:
@@ -109,7 +109,7 @@ def corpus() -> list[bytes]:
 
 
 def corpus_of_torch() -> list[bytes]:
-    """Pickles whose records take the fast path, and some that nearly do."""
+    """Return pickles whose records take the fast path, and some that nearly do."""
     import torch
     from torch import nn
 
@@ -185,7 +185,7 @@ needs_compiled_records = pytest.mark.skipif(machine.native is None, reason="no c
 
 
 def scan_report(data: bytes) -> list[object]:
-    """What a scan reports of a pickle, and what it counts."""
+    """Return the report of a scan of the pickle, and its counters."""
     scanner = Scanner(data, "data.pkl")
     error = ""
     try:
@@ -284,7 +284,7 @@ def record(
     before: bytes = b"",
     after: bytes = b"",
 ) -> bytes:
-    """A record as torch writes it after 300 memo entries, with one thing changed."""
+    """Return a record as torch writes a record after 300 memo entries, with one field changed."""
     fill = b"".join(number(0) + put(entry) + b"0" for entry in range(3, 300))
     start = text("storage") + b"q\0" + b"0cm\nn\nq\1" + b"0cm\nf\nq\0020" + fill + before
     key = b"X" + n.to_bytes(4, "little") + b"7" + put(first)
@@ -346,7 +346,7 @@ def test_a_record_counts_as_its_opcodes_do(data):
 
 
 def test_opcodes_in_any_order():
-    """Random opcodes are a graph or one line, and the same in both machines."""
+    """Random opcodes give a graph or an error line, the same in both machines."""
 
     @given(
         st.lists(st.sampled_from([bytes([op]) for op in OPCODES] + [b"cm\nf\n", b"K\1", b"h\0", b"q\0"]), max_size=60)
@@ -360,7 +360,7 @@ def test_opcodes_in_any_order():
 
 
 def listing(reader, path) -> object:
-    """What a reader lists, or the class of its refusal."""
+    """Return the tensors that a reader lists, or the class of its error."""
     try:
         state = reader.read(str(path))
     except UnreadableError as error:
@@ -383,7 +383,7 @@ def small(tmp_path_factory):
 
 @pytest.mark.parametrize("reader", [torch_zip, torch_legacy])
 def test_every_prefix_is_refused(reader, small, tmp_path):
-    """A file cut at any byte is never read as less than it was."""
+    """A file truncated at any byte is never read as a smaller file."""
     data = small[reader]
     path = tmp_path / "x.pt"
     for end in range(1, len(data)):
@@ -400,7 +400,7 @@ def names(tensors) -> object:
 
 
 def test_every_flipped_byte_of_an_archive_is_refused_or_changes_nothing(small, tmp_path):
-    """What is listed is under data.pkl's checksum; the rest is tensor data, padding, or contradicts something."""
+    """The listed facts are under data.pkl's checksum; a flip elsewhere is tensor data, padding, or a contradiction."""
     data = small[torch_zip]
     path = tmp_path / "x.pt"
     path.write_bytes(data)
@@ -432,7 +432,7 @@ def test_random_damage_is_refused_or_read(reader, small, tmp_path):
 
 
 def test_hostile_graphs_reach_the_reader_of_tensors(tmp_path):
-    """Damaged pickles under a right checksum: the graph's reader refuses or lists, in one line."""
+    """Damaged pickles under a right checksum: the graph's reader lists the tensors or refuses the file in one line."""
     from .attacks import build, records
 
     rng = generator(SEED)

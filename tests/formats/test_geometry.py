@@ -1,4 +1,4 @@
-"""What a pickle claims of a tensor, held against the bytes that the file has."""
+"""Claims of a pickle about a tensor, checked against the bytes in the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(body, storages=STORAGES):
 
 
 def refusal(**lie):
-    """The one line for a tensor `w` over 16 bytes that lies in these fields."""
+    """Return the error line for a tensor `w` over 16 bytes with these wrong fields."""
     return damage(state_dict(w=tensor(**lie)))
 
 
@@ -83,12 +83,12 @@ def test_an_honest_tensor_is_read():
     ],
 )
 def test_each_lie_is_named_with_both_numbers(lie, said):
-    """torch.load(mmap=True) accepts several of these and shows the neighbour's bytes."""
+    """torch.load(mmap=True) accepts several of these fields and shows the bytes of an adjacent storage."""
     assert refusal(**lie).startswith(said)
 
 
 def build_quantized(scales, *, size):
-    """A tensor of four stored numbers of 8 bits with these scales, which are its zero points too."""
+    """Return a tensor of four stored 8-bit numbers with these scales, which are also the zero points."""
     storage = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("q") + text("cpu") + number(4) + b"tQ"
     scheme = b"(" + b"ctorch\nper_channel_affine_float_qparams\n" + scales + scales + number(1) + b"t"
     geometry = number(0) + numbers(*size) + numbers(1, 1) + scheme
@@ -106,13 +106,13 @@ def test_repeated_scales_of_a_quantized_tensor_are_damage():
 
 
 def test_no_strides_beside_a_shape_mean_contiguous():
-    """As torch reads it."""
+    """torch reads the tensor as contiguous too."""
     (row,) = read(state_dict(w=tensor(size=(2, 2), stride=()))).tensors
     assert row.data.strides is None
 
 
 def test_a_huge_expansion_is_listed_and_not_walked():
-    """2^40 elements over four stored floats are one line, at once."""
+    """2^40 elements over four stored floats give one row at once."""
     (row,) = read(state_dict(w=tensor(size=(2**20, 2**20), stride=(0, 0)))).tensors
     assert row.note == "expanded: 1099511627776 elements share 4 stored elements"
 
@@ -124,13 +124,13 @@ def test_an_empty_tensor_may_lie_anywhere():
 
 
 def test_requires_grad_must_be_a_bool():
-    """torch raises there, and so is it told here."""
+    """torch raises an error for the value, so statecli reports the tensor as damaged."""
     body = state_dict(w=tensor()).replace(b"\x89", b"K\x07")
     assert damage(body) == "w: requires_grad is recorded as 7, not as a bool"
 
 
 def test_a_key_set_twice_is_told():
-    """The last one counts, as in torch, and nobody is left to find out."""
+    """The last value counts, as in torch, and the report shows that the key is set twice."""
     body = build_pickle(b"}(" + text("w") + tensor() + text("w") + tensor(size=(2,)) + b"u")
     state = read(body)
     assert [row.shape for row in state.tensors] == [(2,)]
@@ -161,19 +161,19 @@ def test_a_view_of_a_storage_in_its_persistent_id():
 
 
 def test_dicts_that_contain_each_other_are_walked_once():
-    """A cycle is no endless list."""
+    """A cycle does not give an endless list."""
     body = build_pickle(b"}q\x00(" + text("w") + tensor() + text("self") + b"h\x00u")
     assert [row.fqn for row in read(body).tensors] == ["w"]
 
 
 def test_a_billion_paths_are_one_row():
-    """Shared containers are expanded once: 2^40 paths to one tensor list it once."""
+    """Shared containers are expanded once: 2^40 paths to a tensor give one row."""
     doubled = b"]" + tensor() + b"a" + b"".join(b"q%c0](h%ch%ce" % (n, n, n) for n in range(1, 41))
     assert len(read(build_pickle(b"}" + text("w") + doubled + b"s")).tensors) == 1
 
 
 def test_depth_is_cut_with_a_word():
-    """More than 200 levels are not listed, and that is said."""
+    """Levels below the limit of 200 are not listed, and the omission is reported."""
     deep = b"]" * 301 + tensor() + b"a" * 301
     body = build_pickle(b"}(" + text("w") + tensor() + text("deep") + deep + b"u")
     state = read(body)
@@ -187,7 +187,7 @@ def test_long_names_and_objects_never_print_whole():
 
 
 def test_rebuild_calls_inside_each_other_are_counted():
-    """A hundred thousand Parameters around one tensor are damage, not recursed into."""
+    """A hundred thousand Parameters around a tensor are reported as damage, without recursion."""
     call = b"ctorch._utils\n_rebuild_parameter\n"
     deep = b"q\x01" + call + b"q\x020" + tensor() + b"q\x030"
     body = b"".join(b"h\x02h\x03\x88N\x87Rq\x030" for _ in range(100_000))
@@ -196,7 +196,7 @@ def test_rebuild_calls_inside_each_other_are_counted():
 
 
 def test_shared_parts_are_decoded_once():
-    """Sparse tensors made of one sparse tensor twice, over and over, take no exponential time."""
+    """Sparse tensors built of the same sparse tensor twice, over and over, take no exponential time."""
     layout = b"ctorch.serialization\n_get_layout\n(" + text("torch.sparse_coo") + b"tRq\x020"
     rebuild = b"ctorch._utils\n_rebuild_sparse_tensor\nq\x040"
     start = layout + rebuild + tensor() + b"q\x030"
@@ -207,7 +207,7 @@ def test_shared_parts_are_decoded_once():
 
 
 def test_a_long_name_over_many_entries_is_refused():
-    """A megabyte of prefix times a thousand entries is no gigabyte of names."""
+    """A prefix of a megabyte and a thousand entries do not take a gigabyte of names."""
     entries = b"(" + b"".join(text(str(n)) + tensor() for n in range(1000)) + b"u"
     with pytest.raises(MalformedError, match="the name of a container has 1000000 characters"):
         read(build_pickle(b"}(" + text("w") + tensor() + text("k" * 1_000_000) + b"}" + entries + b"u"))

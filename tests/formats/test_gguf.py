@@ -1,4 +1,4 @@
-"""GGUF files: written by the package gguf and read alike; built byte by byte, and refused in one line."""
+"""GGUF files: files of the package gguf are read as by the package, and invalid files are refused in one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def without_gguf(monkeypatch):
 
 
 def write_gguf(path: Path, tensors: dict[str, object], big=False, split=0, **keys: object) -> Path:
-    """By the package gguf. A tensor is an array, or an array of floats and the name of the type to quantize it to."""
+    """Write a file with the package gguf. A tensor is an array, or a pair of float array and quantization type."""
     gguf = pytest.importorskip("gguf")
     order = gguf.GGUFEndian.BIG if big else gguf.GGUFEndian.LITTLE
     writer = gguf.GGUFWriter(path, "llama", endianess=order, split_max_tensors=split)
@@ -91,7 +91,7 @@ def test_plain_tensors_are_those_of_the_library(big, tmp_path):
 
 @pytest.mark.parametrize("big", [False, True], ids=["little", "big"])
 def test_bfloat16_is_torchs(big, tmp_path):
-    """numpy has no such type, so that the library writes its bytes."""
+    """numpy has no bfloat16, so the library writes the bytes."""
     gguf = pytest.importorskip("gguf")
     path = write_gguf(tmp_path / "m.gguf", {"w": (VALUES, "BF16")}, big)
     if big:  # The library leaves the bytes of what it quantizes as they are.
@@ -106,7 +106,7 @@ def test_bfloat16_is_torchs(big, tmp_path):
 
 
 def test_the_sizes_of_blocks_are_the_librarys():
-    """Every type that the installed package knows, by number, and none that is gone from ggml since is another now."""
+    """Every type of the installed package agrees, by number; no removed type of ggml has the number of another type."""
     gguf = pytest.importorskip("gguf")
     for kind, sizes in gguf.GGML_QUANT_SIZES.items():
         if kind.value in ggml_types.TORCH_TYPES:
@@ -119,7 +119,7 @@ def test_the_sizes_of_blocks_are_the_librarys():
 
 @pytest.mark.parametrize("name", [name for name in ggml_types.BLOCK_SIZES if not name.startswith("q4_0_")])
 def test_quantized_tensors_are_those_of_the_library(name, tmp_path):
-    """Shape and elements are of the values, bytes those of the blocks; values are what the library makes of them."""
+    """Shape and elements count the values, bytes count the blocks; the values equal the output of the library."""
     gguf = pytest.importorskip("gguf")
     kind = gguf.GGMLQuantizationType[name.upper()]
     path = write_gguf(tmp_path / "m.gguf", {"a": VALUES[:1], "w": (VALUES, name.upper())})
@@ -138,7 +138,7 @@ def test_quantized_tensors_are_those_of_the_library(name, tmp_path):
 
 
 def test_metadata_is_told(tmp_path):
-    """Numbers and texts as they are, short arrays as JSON writes them, longer ones as what they hold and a digest."""
+    """Numbers and texts are shown unchanged, short arrays as JSON, longer arrays as type, length and digest."""
     path = write_gguf(
         tmp_path / "m.gguf",
         {"w": VALUES},
@@ -173,7 +173,7 @@ def test_metadata_is_told(tmp_path):
 
 
 def test_metadata_does_not_depend_on_the_byte_order(tmp_path):
-    """Digests of arrays among it, nor does a value."""
+    """Neither values nor digests of arrays depend on the byte order."""
     keys = {
         "token_list": ([f"token {n}" for n in range(500)],),
         "token_scores": ([n / 7 for n in range(500)],),
@@ -186,7 +186,7 @@ def test_metadata_does_not_depend_on_the_byte_order(tmp_path):
 
 
 def test_another_vocabulary_is_another(tmp_path, run):
-    """One token of thousands makes another digest, and a diff says so."""
+    """Another token among thousands gives another digest, and a diff reports the change."""
     tokens = [f"token {n}" for n in range(5000)]
     one = write_gguf(tmp_path / "one.gguf", {"w": VALUES}, token_list=(tokens,))
     two = write_gguf(tmp_path / "two.gguf", {"w": VALUES}, token_list=([*tokens[:-1], "token x999"],))
@@ -204,7 +204,7 @@ def test_an_endless_text_is_told_by_its_beginning(tmp_path):
 
 
 def test_a_file_of_123_tensors(tmp_path):
-    """Its ninth byte is the brace with which a header of safetensors begins."""
+    """The file's ninth byte is a brace, as at the start of a safetensors header."""
     path = write_gguf(tmp_path / "m.gguf", {f"t{n}": VALUES[:1] for n in range(123)})
     assert path.read_bytes()[8:9] == b"{"
     assert formats.read(str(path)).format == "gguf"
@@ -223,7 +223,7 @@ def parts(tmp_path) -> Path:
 
 
 def test_a_folder_of_parts_is_one_model(parts, tmp_path, run):
-    """It has all tensors and the metadata of the first part, differs in nothing from one file, and has its lock."""
+    """The folder has all tensors and the first part's metadata, equals the unsplit file, and has the same lock."""
     tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
     whole = write_gguf(tmp_path / "m.gguf", tensors, name="Tiny")
     state = formats.read(str(parts))
@@ -235,7 +235,7 @@ def test_a_folder_of_parts_is_one_model(parts, tmp_path, run):
 
 
 def test_a_part_says_which_it_is(parts):
-    """By itself it is read, and said to be no whole."""
+    """A part by itself is read, with a note that the file is a shard."""
     state = formats.read(str(parts / "m-00002-of-00003.gguf"))
     assert [tensor.fqn for tensor in state.tensors] == ["blk.2.w", "blk.3.w"]
     (odd,) = state.oddities
@@ -247,7 +247,7 @@ def test_a_part_says_which_it_is(parts):
 
 
 def test_a_missing_part_is_named(parts, inspect):
-    """The series says how many there are; those that are here are shown, and it exits with 2."""
+    """The file names give the number of parts; the tensors of present parts are shown, and the exit status is 2."""
     (parts / "m-00002-of-00003.gguf").unlink()
     code, out, err = inspect(parts)
     what = (
@@ -260,7 +260,7 @@ def test_a_missing_part_is_named(parts, inspect):
 
 
 def test_parts_of_another_split_are_refused(parts, tmp_path, line):
-    """Files that are numbered alike and say that they are parts of something else."""
+    """The file names count to 3, but the metadata of the files records another number of parts."""
     (tmp_path / "other").mkdir()
     tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
     write_gguf(tmp_path / "other" / "m.gguf", tensors, split=1)
@@ -274,7 +274,7 @@ def test_parts_of_another_split_are_refused(parts, tmp_path, line):
 
 @pytest.fixture
 def quantized_files(tmp_path) -> tuple[Path, Path, Path]:
-    """A model in Q8_0, the same with one value moved, and the first in float32."""
+    """Return a model in Q8_0, the same model with one value moved, and the first model in float32."""
     moved = VALUES.copy()
     moved[2, 100] += 5
     names = ("a.w", "b.w")
@@ -288,7 +288,7 @@ def changes(output: str) -> dict[str, dict]:
 
 
 def test_a_quantized_tensor_that_changed_is_told_in_numbers(quantized_files, run):
-    """What was not changed is equal by its bytes; of what was, the values say how much."""
+    """Unchanged tensors are equal by their bytes; for the changed tensor the values give the size of the change."""
     code, output = run("diff", *quantized_files[:2], "-f", "json")
     assert code == 1
     (change,) = changes(output).values()
@@ -299,7 +299,7 @@ def test_a_quantized_tensor_that_changed_is_told_in_numbers(quantized_files, run
 
 
 def test_quantized_is_compared_with_full_within_a_tolerance(quantized_files, run):
-    """Another dtype is a change; values within the tolerance are none."""
+    """Another dtype is a change; a difference of values within the tolerance is not a change."""
     first, _, full = quantized_files
     code, output = run("diff", first, full, "--atol", "0.05", "-f", "json")
     assert code == 1
@@ -329,7 +329,7 @@ def test_other_bytes_of_the_same_values(tmp_path, run):
 
 
 def test_statistics_and_rules_see_the_values(quantized_files, run):
-    """`--stats` has their range; an audit of values finds nothing odd about ordinary ones."""
+    """`--stats` shows the range of the values; an audit of ordinary values reports nothing."""
     code, output = run("inspect", quantized_files[0], "--stats", "-f", "json")
     assert code == 0
     for tensor in json.loads(output)["tensors"]:
@@ -359,7 +359,7 @@ def test_nan_in_a_scale_is_found(tmp_path, run):
 
 
 def test_without_the_package_equal_bytes_are_equal(quantized_files, run, without_gguf):
-    """Neither a copy nor a lock needs it."""
+    """Neither the comparison with a copy nor a lock needs the package."""
     first, second, _ = quantized_files
     assert run("diff", first, first)[0] == 0
     code, output = run("diff", first, second, "-f", "json")
@@ -394,7 +394,7 @@ def test_without_the_package_what_needs_numbers_says_so(quantized_files, run, wi
 
 
 def test_a_lock_does_not_depend_on_the_package(quantized_files, run, tmp_path, request):
-    """The digest is of the bytes that are stored."""
+    """The digest is computed from the stored bytes."""
     assert run("lock", quantized_files[0], "-o", tmp_path / "with")[0] == 0
     request.getfixturevalue("without_gguf")
     assert run("lock", quantized_files[0], "-o", tmp_path / "without")[0] == 0
@@ -405,14 +405,14 @@ def test_a_lock_does_not_depend_on_the_package(quantized_files, run, tmp_path, r
 
 
 def test_a_move_takes_the_blocks_as_they_are(quantized_files, run):
-    """What loads them moves bytes, and no floats."""
+    """A loader moves the stored bytes, not floats."""
     code, output = run("inspect", quantized_files[0], "--to", "cpu", "-f", "json")
     assert code == 0
     assert all(tensor["after"]["followed"] for tensor in json.loads(output)["tensors"])
 
 
 def test_blocks_in_big_endian_order_are_not_read(tmp_path, run):
-    """Which bytes of them are turned round is the writer's choice: no value, and no comparison."""
+    """The writer chooses the bytes to swap, so that statecli shows no value and compares nothing."""
     path = write_gguf(tmp_path / "m.gguf", {"w": (VALUES, "Q8_0")}, big=True)
     (tensor,) = formats.read(str(path)).tensors
     assert tensor.data is None
@@ -548,7 +548,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_file_that_lies_is_refused(case, tmp_path, line):
-    """One line says what it claims and what it has, and nothing is allocated for a claim."""
+    """One line has the claim and the real number, and statecli allocates nothing for the claim."""
     raw, expected = REFUSED[case]
     path = tmp_path / "m.gguf"
     path.write_bytes(raw)
@@ -556,7 +556,7 @@ def test_a_file_that_lies_is_refused(case, tmp_path, line):
 
 
 def test_a_file_cut_anywhere_is_no_model(tmp_path, line):
-    """A download may stop at any byte: in the header it is refused, behind it what is not there is damaged."""
+    """A download may stop at any byte: a truncated header is refused, and tensors without their data are damaged."""
     keys = [key("general.name", 8, text("x")), key("k", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b"))]
     lines = [tensor("v", [8]), tensor("w", [32, 2], 8, 32)]
     whole, header = raw_file(keys, lines, bytes(32 + 68)), 24 + sum(map(len, (*keys, *lines)))
@@ -586,7 +586,7 @@ UNREAD = {
 
 @pytest.mark.parametrize("case", UNREAD)
 def test_a_tensor_that_cannot_be_read_spoils_itself_alone(case, tmp_path, inspect):
-    """The others are listed, and the line for it makes the exit code 2."""
+    """The other tensors are listed, and the line about the unreadable tensor sets exit status 2."""
     entry, expected = UNREAD[case]
     path = write_raw_file(tmp_path, (), [tensor("v", [8]), entry, tensor("x", [8], 0, 96)], bytes(128))
     code, out, err = inspect(path, "-f", "plain")
@@ -639,7 +639,7 @@ MISPLACED = {
 
 @pytest.mark.parametrize("case", MISPLACED)
 def test_a_tensor_in_the_wrong_place_spoils_no_other(case, tmp_path, inspect):
-    """A line for each that the file does not hold, or holds for two; the others stay, with their values."""
+    """One line reports each tensor outside the file or with shared bytes; all other tensors stay, with their values."""
     lines, expected = MISPLACED[case]
     path = write_raw_file(tmp_path, (), [tensor(name, [size], 0, at) for name, size, at in lines], bytes(128))
     code, out, err = inspect(path, "--stats")
@@ -670,7 +670,7 @@ def test_bytes_of_nobody_are_told(tmp_path, run):
 
 
 def test_padding_is_nobodys_and_ordinary(tmp_path):
-    """Up to the alignment, which the file may set, also behind the last tensor."""
+    """Padding up to the alignment, which the file may set, is allowed after the last tensor too."""
     keys = [key("general.alignment", 4, struct.pack("<I", 64))]
     head = raw_file(keys, [tensor("v", [3]), tensor("w", [3], 0, 64)])
     path = tmp_path / "m.gguf"
@@ -679,21 +679,21 @@ def test_padding_is_nobodys_and_ordinary(tmp_path):
 
 
 def test_a_tensor_that_lies_askew_is_read(tmp_path):
-    """llama.cpp refuses it; its values are there all the same."""
+    """llama.cpp refuses the tensor; its values are readable all the same."""
     path = write_raw_file(tmp_path, (), [tensor("w", [2], 0, 4)], struct.pack("<3f", 0, 1, 2))
     assert odd(path) == ["these tensors do not start at a multiple of 32 bytes, so llama.cpp refuses them: w"]
     assert read_all_values(formats.read(str(path)).tensors[0].data).tolist() == [1.0, 2.0]
 
 
 def test_a_key_set_twice_is_told(tmp_path):
-    """Readers disagree on which counts; the last does here."""
+    """Readers disagree on the value that counts; statecli takes the last."""
     path = write_raw_file(tmp_path, [key("k", 4, U32), key("k", 4, bytes(4))])
     assert odd(path) == ["the metadata sets 'k' twice; statecli shows the last value"]
     assert formats.read(str(path)).metadata.values == {"k": 0}
 
 
 def test_a_vocabulary_alone_has_no_tensors(tmp_path, run):
-    """Files of llama.cpp's tests are such: there is metadata, which is told, and nothing else."""
+    """Some test files of llama.cpp have only metadata, and statecli shows the metadata."""
     path = write_raw_file(tmp_path, [key("k", 4, U32)])
     state = formats.read(str(path))
     assert (state.tensors, dict(state.metadata.values)) == ((), {"k": 7})
@@ -705,7 +705,7 @@ def test_a_vocabulary_alone_has_no_tensors(tmp_path, run):
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
 def test_ordinary_types_are_no_finding(kind, tmp_path, run):
-    """llama.cpp leaves norms, and some small matrices, in float32 next to whatever else it writes."""
+    """llama.cpp leaves norms, and some small matrices, in float32 next to any quantization type."""
     tensors = {"blk.0.w": (VALUES, kind), "blk.0.norm": VALUES[0], "blk.0.gate": VALUES}
     path = write_gguf(tmp_path / "m.gguf", tensors)
     code, output = run("audit", path, "-f", "json")
@@ -713,7 +713,7 @@ def test_ordinary_types_are_no_finding(kind, tmp_path, run):
 
 
 def test_text_that_is_none_is_escaped(tmp_path):
-    """A value need not be UTF-8 to be told, a name need."""
+    """A value is shown even if the bytes are not UTF-8; a name must be UTF-8."""
     state = formats.read(str(write_raw_file(tmp_path, [key("k", 8, text(b"a\xff"))])))
     assert state.metadata.values == {"k": "a\\xff"}
 

@@ -1,4 +1,4 @@
-"""Lightning's own checkpoint: sections by its names, the weights exact by what two optimizers train between them."""
+"""Lightning's own checkpoint: sections have its names, and two optimizers together give the kinds of the weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from statecli.values.read import read_all_values
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """One epoch of a model with a generator and a discriminator, early stopping and averaged weights."""
+    """Checkpoint of a generator and a discriminator after an epoch, with early stopping and averaged weights."""
     lightning = pytest.importorskip("lightning")
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     if not hasattr(callbacks, "EMAWeightAveraging"):
@@ -60,7 +60,7 @@ def checkpoint(tmp_path_factory):
 
 
 def test_its_sections_are_called_as_it_calls_them(checkpoint):
-    """And each has the values that torch.load finds there."""
+    """Each section has the values that torch.load finds under its name."""
     state = formats.read(str(checkpoint))
     models = ["state_dict", "current_model_state"]
     assert {*models, "optimizer_states.0", "optimizer_states.1", "callbacks"} <= set(state.sections)
@@ -73,7 +73,7 @@ def test_its_sections_are_called_as_it_calls_them(checkpoint):
 
 
 def test_what_it_trains_is_told_by_both_optimizers(checkpoint):
-    """Each trains too little of the model to be evidence alone; of the averages it is known as well."""
+    """A single optimizer trains too little of the model to be evidence; the averages get the same kinds."""
     state = classify_tensors(formats.read(str(checkpoint)))
     for name in ("state_dict", "current_model_state"):
         rows = {tensor.fqn: tensor for tensor in state.tensors if tensor.section == name}
@@ -94,7 +94,7 @@ def test_its_settings_are_told(checkpoint):
 
 
 def test_what_lies_beside_its_shards_is_said(tmp_path):
-    """Saved in shards it is a folder: the epoch and the hyper_parameters are in a file of their own."""
+    """Saved in shards, the checkpoint is a folder: the epoch and the hyper_parameters are in a separate file."""
     file = pytest.importorskip("lightning.fabric.strategies.fsdp")._METADATA_FILENAME
     dcp.save({"state_dict": {"w": torch.ones(3)}}, checkpoint_id=tmp_path / "a.ckpt", no_dist=True)
     assert not formats.read(str(tmp_path / "a.ckpt")).oddities

@@ -19,7 +19,7 @@ from . import attacks
 
 
 def rank(number: int, dtype: torch.dtype = torch.bfloat16, *, tensor: int = 2, stages: int = 1) -> dict[str, object]:
-    """What one rank saves: its part of each weight, its optimizer's states, the run's arguments."""
+    """Return the state that a rank saves: its part of each weight, its optimizer's state, the run's arguments."""
     model = {
         "embedding.word_embeddings.weight": torch.full((4, 8), float(number), dtype=dtype),
         "decoder.layers.0.self_attention.linear_qkv.weight": torch.full((6, 8), number + 0.5, dtype=dtype),
@@ -36,7 +36,7 @@ def rank(number: int, dtype: torch.dtype = torch.bfloat16, *, tensor: int = 2, s
 
 
 def write(folder: Path, names: tuple[str, ...] = ("mp_rank_00", "mp_rank_01"), **sizes: int) -> Path:
-    """A folder with one iteration."""
+    """Write a folder with a single iteration."""
     folder.mkdir()
     (folder / "latest_checkpointed_iteration.txt").write_text("10")
     for number, name in enumerate(names):
@@ -72,7 +72,7 @@ def test_one_rank_differs_from_another_by_its_section(statecli, tmp_path):
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_missing_rank_is_a_row(statecli, tmp_path, stages):
-    """The arguments say how many there are; what is here is listed, and it exits with 2."""
+    """The arguments give the number of ranks; the present ranks are listed, and the exit status is 2."""
     names = ("mp_rank_00",) if stages == 1 else ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001")
     folder = write(tmp_path / "run", names, tensor=2, stages=stages)
     result = statecli("inspect", str(folder))
@@ -128,7 +128,7 @@ TRACKERS = {
 
 @pytest.mark.parametrize("what", TRACKERS)
 def test_a_tracker_that_leads_nowhere(line, tmp_path, what):
-    """It is text from a file: a number, or one word."""
+    """The tracker must be a number or a single word."""
     written, said = TRACKERS[what]
     folder = write(tmp_path / "run")
     (folder / "latest_checkpointed_iteration.txt").write_text(written)
@@ -145,7 +145,7 @@ def test_an_iteration_in_the_distributed_format_is_named(line, tmp_path):
 
 
 def test_flat_buffers_beside_it_are_not_read(tmp_path):
-    """Only the code that wrote them knows their order."""
+    """Only the code that wrote the buffers knows their order."""
     folder = write(tmp_path / "run")
     (folder / "iter_0000010" / "mp_rank_00" / "distrib_optim.pt").write_bytes(b"x")
     odd = next(odd for odd in formats.read(str(folder)).oddities if odd.name == "not-read")
@@ -156,7 +156,7 @@ def test_flat_buffers_beside_it_are_not_read(tmp_path):
 
 
 def test_all_its_pickles_are_scanned(statecli, tmp_path):
-    """An ordinary folder has no finding; a crafted rank is told, and nothing of it runs."""
+    """An ordinary folder has no finding; a crafted rank is reported, and its code does not run."""
     folder = write(tmp_path / "run")
     assert statecli("audit", str(folder), "--values").code == 0
     assert len(scan.scan_pickles(str(folder))) == 2
@@ -169,7 +169,7 @@ def test_all_its_pickles_are_scanned(statecli, tmp_path):
 
 
 def test_a_distributed_checkpoint_in_zarr_is_not_passed_over(tmp_path):
-    """What is not sharded is listed; each array is a row that says that it is not read, and an audit fails."""
+    """The tensors of common.pt are listed; each zarr array is a row that cannot be read, and the audit fails."""
     torch.save({"iteration": 10, "rng": torch.zeros(3)}, tmp_path / "common.pt")
     (tmp_path / "metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')
     for name in ("model.decoder.weight", "optimizer.state.exp_avg.decoder.weight"):

@@ -1,4 +1,4 @@
-"""The attributes that no tensor of a program may replace are those of the installed torch."""
+"""MODULE_ATTRIBUTES, the attributes that no tensor of a program may replace, agree with the installed torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statecli.pickle_scan.module_attributes import MODULE_ATTRIBUTES, find_modul
 
 
 def test_every_attribute_of_a_module_is_listed():
-    """Of a module of torch.export, of an unflattened one and of the modules in it."""
+    """The attributes are those of a torch.export module, of an unflattened module and of the modules inside."""
     program = torch.export.export(nn.Sequential(nn.Linear(2, 2)), (torch.ones(1, 2),))
     unflattened = torch.export.unflatten(program)
     (inner,) = unflattened.children()

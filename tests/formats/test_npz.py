@@ -29,27 +29,27 @@ from .test_any_bytes import read_or_refuse
 
 
 def save_npz(tmp_path, packed: bool = False, **arrays: Any) -> str:
-    """What `numpy.savez` writes, or `savez_compressed`."""
+    """Write arrays with `numpy.savez` or `savez_compressed`; return the path."""
     path = tmp_path / "arrays.npz"
     (numpy.savez_compressed if packed else numpy.savez)(path, **arrays)
     return str(path)
 
 
 def file(tmp_path, data: bytes, name: str = "array.npy") -> str:
-    """A file of these bytes."""
+    """Write `data` to a file; return the path."""
     (tmp_path / name).write_bytes(data)
     return str(tmp_path / name)
 
 
 def npy(literal: str, data: bytes = b"", version: int = 1, length: int | None = None) -> bytes:
-    """An array's file of that header, whatever it says."""
+    """Return the file of an array with the header `literal`, whatever the header says."""
     text = literal.encode("utf-8")
     size = len(text) if length is None else length
     return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", size) + text + data
 
 
 def format_header(descr: str = "'<f4'", order: str = "False", shape: str = "(2,)") -> str:
-    """A header as numpy writes it, of these parts."""
+    """Return a header as numpy writes a header, with these parts."""
     return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
 
 
@@ -122,7 +122,7 @@ def test_complex_numbers(tmp_path, code, packed):
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_what_is_no_number(tmp_path, made, dtype, note, packed):
-    """Text, times, void and records are told by their size, and compared by their bytes."""
+    """Text, times, void and records are shown with their size, and compared by their bytes."""
     (tensor,) = formats.read(save_npz(tmp_path, packed, a=made)).tensors
     assert (tensor.dtype, tensor.shape, tensor.nbytes, tensor.note) == (dtype, made.shape, made.nbytes, note)
     assert raw_of(tensor) == made.tobytes()
@@ -174,7 +174,7 @@ def test_a_record_has_one_dtype_in_all_formats(tmp_path, case):
 
 
 def test_fields_out_of_order_have_their_offsets(tmp_path):
-    """numpy saves such records in pickles alone."""
+    """numpy saves records of this kind only in pickles."""
     dtypes = []
     for n, offsets in enumerate(([0, 2], [2, 0], [0, 4])):
         array = numpy.zeros(1, numpy.dtype({"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": offsets}))
@@ -188,7 +188,7 @@ def test_fields_out_of_order_have_their_offsets(tmp_path):
 
 
 def test_long_dtypes_end_in_a_digest(tmp_path):
-    """Two of them that differ in their last field differ."""
+    """Two long dtypes that differ in their last field have different digests."""
     dtypes = []
     for last in ("x", "y"):
         array = numpy.zeros(1, [(f"field{n}", "<f4") for n in range(500)] + [(last, "<f4")])
@@ -199,7 +199,7 @@ def test_long_dtypes_end_in_a_digest(tmp_path):
 
 @pytest.mark.parametrize("unit", ["M8[s]", "M8[25s]", "m8[ns]", "M8"])
 def test_times_in_a_pickle_have_their_unit(tmp_path, unit):
-    """The unit is in the state of the dtype, as numpy's own name of the dtype has it in a .npy."""
+    """The unit is in the state of the dtype in a pickle, and in the name of the dtype in a .npy."""
     array = numpy.zeros(2, unit)
     torch.save({"r": array, "w": torch.ones(1)}, tmp_path / "a.pt")
     assert formats.read(str(tmp_path / "a.pt")).tensors[0].dtype == f"numpy {unit}"
@@ -217,7 +217,7 @@ def test_records_that_share_records_without_end_are_refused(tmp_path):
 
 
 def test_bfloat16_is_void(tmp_path):
-    """numpy has no name for it, nor for float8: what is in the file is two bytes."""
+    """numpy has no name for bfloat16, nor for float8: the file has only elements of two bytes."""
     types = pytest.importorskip("ml_dtypes")
     array = numpy.arange(4).astype(types.bfloat16)
     (tensor,) = formats.read(save_npz(tmp_path, a=array)).tensors
@@ -235,7 +235,7 @@ def test_records_with_names_that_need_version_3(tmp_path):
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)], ids=str)
 @pytest.mark.parametrize("fortran", [False, True])
 def test_a_single_array(tmp_path, version, fortran):
-    """`.npy` of each version: one tensor without a name, called as torch.save's are."""
+    """A `.npy` of each version gives a tensor without a name of its own, called `tensor` as in files of torch.save."""
     array = numpy.arange(6, dtype=">f4").reshape(2, 3)
     array = numpy.asfortranarray(array) if fortran else array
     out = io.BytesIO()
@@ -247,7 +247,7 @@ def test_a_single_array(tmp_path, version, fortran):
 
 
 def test_what_the_format_does_not_record(tmp_path):
-    """Neither devices nor requires_grad, nor what is a buffer."""
+    """An npz records no devices, no requires_grad and no buffers."""
     (tensor,) = formats.read(save_npz(tmp_path, a=numpy.ones(2))).tensors
     assert (tensor.kind, tensor.evidence, tensor.persistent) == ("parameter", "assumed", None)
     assert (tensor.device, tensor.requires_grad, tensor.saved) == (None, None, True)
@@ -256,7 +256,7 @@ def test_what_the_format_does_not_record(tmp_path):
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 4), max_size=5), st.sampled_from(CODES), st.booleans(), st.sampled_from("<>"))
 def test_any_array(tmp_path, shape, code, fortran, order):
-    """Whatever its shape, type and order, its values are numpy's."""
+    """The values equal numpy's for any shape, type and order."""
     tensor = numpy.arange(numpy.prod(shape, dtype=int)).reshape(shape).astype(f"{order}{code}")
     tensor = numpy.asfortranarray(tensor) if fortran else tensor
     numpy.save(tmp_path / "a.npy", tensor)
@@ -279,7 +279,7 @@ LITERALS = {
 
 @pytest.mark.parametrize("case", LITERALS)
 def test_other_writers(tmp_path, case):
-    """Whatever numpy takes for the same header."""
+    """numpy reads these spellings as the same header."""
     (tensor,) = formats.read(file(tmp_path, npy(LITERALS[case], bytes(8)))).tensors
     assert (tensor.dtype, tensor.shape, tensor.nbytes) == ("float32", (2,), 8)
 
@@ -289,7 +289,7 @@ def test_other_writers(tmp_path, case):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 def test_objects_are_named_and_not_loaded(tmp_path, packed, inspect):
-    """They are a pickle, which nothing here executes, and an audit finds what it would call."""
+    """The objects are a pickle: statecli does not execute the pickle, and an audit finds its calls."""
     objects = numpy.array([Call(open, str(tmp_path / "harm"), "w"), None], dtype=object)
     path = save_npz(tmp_path, packed, x=numpy.ones(3), labels=objects)
     actual = {tensor.fqn: tensor for tensor in formats.read(path).tensors}
@@ -303,14 +303,14 @@ def test_objects_are_named_and_not_loaded(tmp_path, packed, inspect):
 
 
 def test_records_with_objects_are_objects(tmp_path):
-    """An object among fields makes a pickle of all of it."""
+    """An object field makes numpy pickle the whole record."""
     array = numpy.zeros(2, [("a", "<f4"), ("b", object)])
     (tensor,) = formats.read(save_npz(tmp_path, a=array)).tensors
     assert (tensor.dtype, tensor.data) == ("numpy O [('a', '<f4'), ('b', '|O')]", None)
 
 
 def test_an_audit_does_not_inflate_numbers(tmp_path, monkeypatch):
-    """A compressed array of numbers is none of its business, however large."""
+    """A scan does not decompress arrays of numbers, however large."""
     from statecli.file_scan import scan as _scan
 
     monkeypatch.setattr(_scan, "MAX_INFLATED_BYTES", 1000)
@@ -395,7 +395,7 @@ ELSEWHERE = re.compile(r"[<>|=]?(?:f12|c24|O4)")
 @pytest.mark.parametrize("order", ["", "<", ">", "|", "="])
 @pytest.mark.parametrize("kind", "?biufcSUVOmM")
 def test_a_code_is_the_type_that_numpy_reads_or_refused(tmp_path, kind, order):
-    """numpy reads one letter as a type of C: `b` is int8, `f` float32, `c` a text of one byte."""
+    """numpy reads a single letter as a C type: `b` is int8, `f` float32, `c` a text of one byte."""
     for code in (order + kind + size + unit for size in SIZES for unit in ("", "[s]")):
         path = file(tmp_path, npy(format_header(descr=f"'{code}'", shape="(1,)"), bytes(256)))
         try:
@@ -417,7 +417,7 @@ def test_a_code_is_the_type_that_numpy_reads_or_refused(tmp_path, kind, order):
 
 @pytest.mark.parametrize("case", sorted(DAMAGED))
 def test_a_damaged_array(case, tmp_path, line, inspect):
-    """By itself it is one line; in an archive it spoils itself alone, stored or deflated."""
+    """A damaged .npy is refused in one line; in an archive, stored or deflated, only this array is unreadable."""
     data, expected = DAMAGED[case]
     assert expected in line(file(tmp_path, data))
     for method in (0, 8):
@@ -434,7 +434,7 @@ def test_a_damaged_array(case, tmp_path, line, inspect):
 
 @pytest.mark.parametrize("method", [None, 0, 8], ids=["alone", "stored", "deflated"])
 def test_an_array_that_is_cut_short(method, tmp_path, inspect):
-    """Its header says what it was; the exit code is 2."""
+    """The header gives the array's dtype and shape; the exit status is 2."""
     data = npy(format_header(), bytes(7))
     path = file(tmp_path, data)
     if method is not None:
@@ -450,7 +450,7 @@ def test_an_array_that_is_cut_short(method, tmp_path, inspect):
 
 
 def test_elements_of_no_bytes_are_read(tmp_path):
-    """A few of them are what numpy saves of an array of them."""
+    """numpy saves such an array with a few bytes of elements."""
     (tensor,) = formats.read(save_npz(tmp_path, a=numpy.empty(3, "V0"))).tensors
     assert (tensor.dtype, tensor.shape, tensor.damage) == ("numpy V0", (3,), None)
 
@@ -469,20 +469,20 @@ def test_elements_of_no_bytes_are_read(tmp_path):
     ids=lambda value: value.dtype.str,
 )
 def test_what_is_no_number_is_no_parameter(array, tmp_path):
-    """Text, times, records and objects are trained by nobody."""
+    """Text, times, records and objects are not trained."""
     (tensor,) = formats.read(save_npz(tmp_path, a=array)).tensors
     assert (tensor.kind, tensor.evidence) == (Kind.OTHER, Evidence.CONVENTION)
 
 
 def test_numbers_may_be_parameters(tmp_path):
-    """Also those of bfloat16 and float8, which numpy saves as bytes without a type."""
+    """bfloat16 and float8, which numpy saves as bytes without a type, may be parameters too."""
     arrays = {"f": numpy.ones(2), "c": numpy.ones(2, "c8"), "two": numpy.zeros(2, "V2"), "one": numpy.zeros(2, "V1")}
     assert {tensor.kind for tensor in formats.read(save_npz(tmp_path, **arrays)).tensors} == {Kind.PARAMETER}
 
 
 @pytest.mark.parametrize("dtype", [numpy.longdouble, numpy.clongdouble], ids=["real", "complex"])
 def test_longdouble_is_compared_by_its_bytes(dtype, tmp_path, statecli):
-    """It has as many as the machine gives it; a lock holds them, a diff sees another."""
+    """The number of bytes depends on the machine; a lock has their digest, and a diff reports other values."""
     one, two = numpy.zeros(3, dtype), numpy.zeros(3, dtype)
     two[1] = 1
     for name, array in (("first", one), ("same", one), ("other", two)):
@@ -512,7 +512,7 @@ def test_the_same_bytes_in_another_order_are_other_elements(tmp_path, statecli, 
 
 
 def test_one_that_is_no_array(tmp_path):
-    """The name alone does not make one."""
+    """The name alone does not make a record an array."""
     path = file(tmp_path, build([Member("a.npy", b"x"), Member("b.npy", npy(format_header(), bytes(8)))]), "a.npz")
     assert "a: is not a numpy array" in formats.read(path).tensors[0].damage
 
@@ -533,7 +533,7 @@ ARRAY = npy(format_header(), bytes(8))
 
 
 def test_a_size_that_lies(tmp_path, inspect):
-    """What inflates to more or less than its directory says is damaged when its values are read."""
+    """An array that decompresses to another size than in the directory is damaged when its values are read."""
     for size in (len(ARRAY) - 1, len(ARRAY) + 1, 2**31):
         path = file(tmp_path, build([Member("a.npy", ARRAY, method=8, size=size)]), "a.npz")
         code, _, err = inspect(path, "--stats")
@@ -561,7 +561,7 @@ def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
 
 
 def test_a_flipped_bit_is_found(tmp_path, inspect):
-    """Stored or deflated: the checksum is that of the array's whole file."""
+    """The checksum covers the array's whole file, stored or deflated."""
     for method in (0, 8):
         data = bytearray(build([Member("a.npy", ARRAY, method=method, crc=1)]))
         code, _, err = inspect(file(tmp_path, bytes(data), "a.npz"), "--stats")
@@ -572,7 +572,7 @@ def test_a_flipped_bit_is_found(tmp_path, inspect):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_flipped_bit_of_a_header_is_found(tmp_path, packed):
-    """Another dtype or shape of as many bytes is no listing: zip has a checksum over the header."""
+    """A header with another dtype or shape of the same size is not listed: the checksum of zip covers the header."""
     path = save_npz(tmp_path, packed, a=numpy.arange(8, dtype="<f4").reshape(2, 4))
     data = Path(path).read_bytes()
     start = data.index(b"a.npy") + 5 + 20
@@ -613,12 +613,12 @@ def test_a_header_that_contradicts_its_size_is_checked_in_any_archive(tmp_path, 
     ids=["twice", "bzip2", "encrypted", "elsewhere"],
 )
 def test_a_damaged_archive_is_refused(tmp_path, line, members, expected):
-    """What no archive can be trusted after."""
+    """After these defects no record of the archive can be trusted."""
     assert expected in line(file(tmp_path, build(members), "a.npz"))
 
 
 def test_names_that_differ_by_case(tmp_path):
-    """They are two arrays, and on some systems one file."""
+    """The archive has two arrays, which are the same file on some systems."""
     state = formats.read(file(tmp_path, build([Member("a.npy", ARRAY), Member("A.npy", ARRAY)]), "a.npz"))
     assert [tensor.fqn for tensor in state.tensors] == ["a", "A"]
     assert [odd.name for odd in state.oddities] == ["case-only-names"]
@@ -632,7 +632,7 @@ def test_names_of_any_kind(tmp_path):
 
 
 def test_what_lies_beside_arrays(tmp_path):
-    """It is named: a library of another format may load it."""
+    """The other files are named: a library of another format may load them."""
     members = [Member("a.npy", ARRAY), Member("notes.txt", b"x"), Member("b.pkl", pickle.dumps(1))]
     (odd,) = formats.read(file(tmp_path, build(members), "a.npz")).oddities
     assert (odd.name, odd.message) == (
@@ -659,14 +659,14 @@ def test_an_array_without_the_suffix_is_an_array(tmp_path, method):
 
 @pytest.mark.parametrize("method", [0, 8], ids=["stored", "deflated"])
 def test_a_damaged_array_without_the_suffix_spoils_itself_alone(tmp_path, method):
-    """It begins as an array, so that numpy.load fails for it."""
+    """The record begins as an array, so that numpy.load fails on the record."""
     members = [Member("w.npy", ARRAY), Member("bias", npy(format_header(), bytes(7)), method=method)]
     first, second = formats.read(file(tmp_path, build(members), "a.npz")).tensors
     assert (first.damage, "truncated" in second.damage) == (None, True)
 
 
 def test_an_archive_of_torch_stays_one(tmp_path):
-    """An array that rides along in it makes no archive of numpy's of it."""
+    """An added array does not turn the archive into an archive of numpy."""
     from .attacks import records
 
     path = file(tmp_path, build([*records(), Member("archive/a.npy", ARRAY)]), "a.pt")
@@ -675,7 +675,7 @@ def test_an_archive_of_torch_stays_one(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 def test_every_beginning_is_refused(tmp_path, packed, line):
-    """A download that stopped at any byte."""
+    """A download may stop at any byte."""
     from statecli.core.errors import UnreadableError
 
     with open(save_npz(tmp_path, packed, a=numpy.ones(3), b=numpy.arange(4)), "rb") as source:
@@ -688,7 +688,7 @@ def test_every_beginning_is_refused(tmp_path, packed, line):
 @given(st.binary(max_size=100))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_behind_the_magic_number(tmp_path, data):
-    """They are read, or refused in one line."""
+    """Any bytes are read, or refused in one line."""
     for version in (b"\1\0", b"\2\0", b"\3\0", b""):
         (tmp_path / "any.npy").write_bytes(b"\x93NUMPY" + version + data)
         read_or_refuse(tmp_path / "any.npy")
@@ -697,13 +697,13 @@ def test_any_bytes_behind_the_magic_number(tmp_path, data):
 @given(st.text(alphabet="(){}[],:'\"0129LTrueFalsdc<f4 \\", max_size=60))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_literal(tmp_path, text):
-    """Whatever stands in a header."""
+    """Any text in a header is read, or refused in one line."""
     (tmp_path / "any.npy").write_bytes(npy(text, bytes(8)))
     read_or_refuse(tmp_path / "any.npy")
 
 
 def test_a_second_archive_inside_the_zip64_end_record_is_refused(tmp_path):
-    """Python's zipfile takes the end record in front of the locator; the locator points to the first one."""
+    """Python's zipfile takes the end record in front of the locator; the locator points to the first end record."""
     mark = tmp_path / "ran"
     written = io.BytesIO()
     numpy.save(written, numpy.array([Call(Path.touch, mark)], dtype=object), allow_pickle=True)
@@ -732,7 +732,7 @@ SAME_NAME = {
 
 @pytest.mark.parametrize("name", SAME_NAME)
 def test_two_records_of_one_name_cannot_be_told(tmp_path, name):
-    """numpy gives the record of the bare name, and calls both by it."""
+    """numpy gives the record with the bare name for both records."""
     first, second = SAME_NAME[name]
     ones, zeros = io.BytesIO(), io.BytesIO()
     numpy.save(ones, numpy.ones(3))

@@ -1,6 +1,6 @@
 """Lines of protocol 0 that an unpickler accepts hide no call, wherever the pickle is.
 
-Each pickle runs `touch` when it is loaded: the oracle loads it in a process of its own.
+Each pickle runs `touch` when loaded: the oracle loads the pickle in a separate process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def array(descr, pickle):
 
 
 def rules_of(path):
-    """The rules that report an error of the file."""
+    """Return the rules with a finding in an audit of the path."""
     return {finding.rule for target in audit(Request([str(path)])).targets for finding in target.findings}
 
 
@@ -78,7 +78,7 @@ def test_a_number_line_hides_no_call_of_a_bare_pickle(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["a float with a NUL", "an integer of NULs", "a memo entry with a NUL"])
 def test_a_number_line_hides_no_call_in_a_folder_or_an_archive(name, tmp_path):
-    """The walk over a folder, and records that no suffix names a pickle, are scanned alike."""
+    """A file in a folder, and a record without a pickle's suffix, are scanned in the same way."""
     (tmp_path / "vocab.bin").write_bytes(LINES[name] + CALL)
     assert "unsafe-global" in rules_of(tmp_path)
     (tmp_path / "vocab.bin").unlink()
@@ -89,7 +89,7 @@ def test_a_number_line_hides_no_call_in_a_folder_or_an_archive(name, tmp_path):
 
 @pytest.mark.parametrize("descr", OBJECTS)
 def test_an_array_whose_fields_are_objects_hides_no_call(descr, tmp_path):
-    """numpy unpickles every type that holds objects, so a line that no unpickler accepts is unscanned."""
+    """numpy unpickles every type with objects, so an invalid line of a pickle is reported as unscanned."""
     data = array(OBJECTS[descr], b"F1\0\n" + CALL)
     assert load(LOAD_ARRAY, data, tmp_path)
     assert "unsafe-global" in rules_of(tmp_path / "x")
@@ -98,14 +98,14 @@ def test_an_array_whose_fields_are_objects_hides_no_call(descr, tmp_path):
 
 
 def test_a_name_without_its_newline_is_reported(tmp_path):
-    """The unpickler in Python, which joblib uses, takes the last line without a newline."""
+    """The unpickler in Python, which joblib uses, accepts a last line without a newline."""
     data = b"(S'touch PWNED'\niposix\nsystemX"
     assert load(LOAD_IN_PYTHON, data, tmp_path)
     assert "unsafe-global" in rules_of(tmp_path / "x")
 
 
 def test_bytes_that_import_a_name_and_break_off_are_reported(tmp_path):
-    """The import runs the module; a list of words that begins alike is text."""
+    """The import runs the module; a list of words with a similar beginning is text."""
     (tmp_path / "evil.py").write_text("open('PWNED', 'w')")
     data = b"cevil\nname\n\0"
     assert load("import sys; sys.path.insert(0, ''); " + LOAD, data, tmp_path)
@@ -125,7 +125,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_of_protocol_0_is_reported(name, tmp_path):
-    """The pickle names nothing and does not begin with PROTO; what follows it changes nothing."""
+    """The pickle has no names and does not begin with PROTO; bytes after the pickle do not change the result."""
     oracle = f"import pickle\ntry: pickle.loads({BOMBS[name]!r})\nexcept MemoryError: open('PWNED', 'w')"
     process = subprocess.run(
         [sys.executable, "-c", oracle],
@@ -142,7 +142,7 @@ def test_a_bomb_of_protocol_0_is_reported(name, tmp_path):
 
 
 def limit_time() -> None:
-    """Leave 4 GiB of memory and one second to a process."""
+    """Leave 4 GiB of memory and a second of CPU time to a process."""
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
 

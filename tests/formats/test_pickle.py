@@ -1,4 +1,4 @@
-"""The pickle machine: it builds what pickle builds, runs nothing, and ends every hostile stream with one line."""
+"""The pickle machine: builds the objects of pickle, runs nothing, and ends every hostile stream with one line."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ values = st.recursive(
 
 
 def root(body: bytes) -> object:
-    """What the machine makes of the pickle of these opcodes."""
+    """Return the machine's result for the pickle of these opcodes."""
     return read_pickle(build_pickle(body)).root
 
 
 @given(values, st.sampled_from(PROTOCOLS))
 @settings(max_examples=100, deadline=None)
 def test_plain_data_comes_back(value, protocol):
-    """None, numbers, text, bytes, lists, tuples and dicts are what pickle.loads gives, in every protocol."""
+    """None, numbers, text, bytes, lists, tuples and dicts equal the result of pickle.loads, in every protocol."""
     data = pickle.dumps(value, protocol)
     result = read_pickle(data)
     assert result.end == len(data)
@@ -58,7 +58,7 @@ def test_plain_data_comes_back(value, protocol):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_shared_and_cyclic_containers_stay_so(protocol):
-    """One list under two names is one list; a list in itself is in itself."""
+    """A list under two names stays the same list, and a list that contains itself still does."""
     shared: list[object] = [1]
     cyclic: list[object] = []
     cyclic.append(cyclic)
@@ -69,7 +69,7 @@ def test_shared_and_cyclic_containers_stay_so(protocol):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_objects_stay_calls(protocol):
-    """An OrderedDict with attributes is a call class, with its items and state next to it."""
+    """An OrderedDict with attributes stays a call of the class, with separate items and state."""
     value = OrderedDict(a=1, b=2)
     value.note = "x"  # type: ignore[attr-defined]
     root = read_pickle(pickle.dumps(value, protocol)).root
@@ -117,7 +117,7 @@ def test_defaultdict_and_list_subclass_keep_what_is_put_into_them():
 
 
 def test_old_opcodes_of_instances():
-    """INST and OBJ, which Python 2 wrote, are calls as well."""
+    """INST and OBJ, which Python 2 wrote, are calls too."""
     inst = root(b"(" + number(7) + b"iold\nClass\n}" + text("k") + number(1) + b"sb")
     assert (inst.how, inst.cls.qualified, inst.args, inst.state) == ("inst", "old.Class", (7,), {"k": 1})
     obj = root(b"(cold\nClass\n" + number(7) + b"o")
@@ -175,7 +175,7 @@ def test_each_opcode_pushes_what_pickle_pushes(body, value):
 
 
 def test_memo_entries_may_come_in_any_order_and_be_overwritten():
-    """Pickle numbers memo entries as it likes; MEMOIZE takes the number of entries there are."""
+    """pickle may number memo entries in any order; MEMOIZE takes the current number of entries."""
     body = b"]" + number(1) + b"q\5" + b"a" + number(2) + b"q\0a" + number(3) + b"q\5ah\5ah\0a"
     assert root(body) == [1, 2, 3, 3, 2]
 
@@ -191,7 +191,7 @@ def test_dictionary_keys_that_hash_slowly_are_kept_by_identity():
 
 
 def test_duplicate_keys_are_told_and_the_last_one_wins():
-    """Within one batch, across batches, and with a bool that equals an int."""
+    """Duplicates are reported within a batch, across batches, and for a bool that equals an int."""
     body = b"}(" + (text("a") + number(1)) + (text("a") + number(2)) + b"u" + text("a") + number(3) + b"s"
     value = read_pickle(build_pickle(body + b"(" + number(1) + b"N\x88N" + b"u"))
     assert value.root == {"a": 3, 1: None}
@@ -204,7 +204,7 @@ def test_at_most_a_hundred_duplicates_are_kept():
 
 
 def test_globals_are_listed_once_with_the_byte_of_their_first_mention():
-    """GLOBAL, STACK_GLOBAL and INST name them; one name is one object."""
+    """GLOBAL, STACK_GLOBAL and INST import names; the same name gives the same object."""
     data = build_pickle(b"]" + b"cos\nsystem\na" + text("os") + text("system") + b"\x93a" + b"(iposix\nfork\na")
     value = read_pickle(data)
     assert [(mention.qualified, mention.position) for mention in value.globals] == [
@@ -222,7 +222,7 @@ def test_persistent_ids_are_listed_in_order():
 
 
 def test_module_ids_stand_for_the_class_only_when_asked():
-    """Old whole modules give ("module", class, file, source) where later ones give the class."""
+    """Old whole modules have ("module", class, file, source) in place of the class."""
     data = build_pickle(b"(" + text("module") + b"cm\nNet\n" + text("f.py") + text("source") + b"tQ")
     assert type(read_pickle(data).root) is Persistent
     actual_root = read_pickle(data, module_ids=True).root
@@ -231,7 +231,7 @@ def test_module_ids_stand_for_the_class_only_when_asked():
 
 
 def test_a_pickle_may_start_and_end_in_the_middle():
-    """`start` is where it begins, `end` the first byte after it."""
+    """`start` is the first byte of the pickle, `end` the first byte after the pickle."""
     value = read_pickle(memoryview(b"junk" + build_pickle(number(3)) + b"more"), start=4)
     assert (value.root, value.end) == (3, 9)
 
@@ -251,7 +251,7 @@ RUNNING = {
 
 @pytest.mark.parametrize("body", RUNNING.values(), ids=RUNNING)
 def test_nothing_is_imported_or_called(body, tmp_path, in_tmp_path):
-    """What pickle would run becomes a graph, the file it would write is not there, no module is loaded."""
+    """A call becomes a graph: no file is written and no module is imported."""
     before = set(sys.modules)
     value = read_pickle(build_pickle(body))
     assert type(value.root) is Obj
@@ -429,7 +429,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
 def test_bombs_are_ordinary_graphs(data):
-    """What hangs or crashes pickle and torch.load is read, and freed, in a moment."""
+    """Pickles that hang or crash pickle and torch.load are read, and freed, in a moment."""
     gc.freeze()  # the collection below looks at what was read, not at the libraries
     begun = time.process_time()
     read_pickle(data)
@@ -460,7 +460,7 @@ BUDGETS = {
 
 @pytest.mark.parametrize("case", BUDGETS.values(), ids=BUDGETS)
 def test_each_budget_ends_a_bomb(case, monkeypatch):
-    """A pickle that only grows is stopped at the limit, and one just below it is read."""
+    """A pickle that only grows is stopped at the limit, and a pickle below the limit is read."""
     limit, body, message = case
     monkeypatch.setattr(machine, limit, 200_000)
     with pytest.raises(MalformedError, match=message):
@@ -477,7 +477,7 @@ def test_the_budgets_leave_room_for_a_hundred_thousand_tensors():
 
 
 def test_the_number_of_globals_is_bounded(monkeypatch):
-    """Names that differ are all kept, so there is an end to them."""
+    """The machine keeps each different name, so their number has a limit."""
     monkeypatch.setattr(machine, "MAX_GLOBALS", 10)
     body = b"".join(b"cm\n%d\n0" % n for n in range(machine.BURST_OPCODES))
     with pytest.raises(
@@ -503,7 +503,7 @@ def test_a_bomb_frees_its_memory_in_a_fresh_process():
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("data", [build_pickle(b"N"), b"\x80\x02\xff"])
 def test_the_collector_is_left_as_it_was(enabled, data):
-    """It is switched off for the parse only, errors included."""
+    """The collector is off only during the parse, also when the parse fails."""
     was = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
@@ -553,7 +553,7 @@ class Oracle(pickle.Unpickler):
 
 
 def same(ours: object, theirs: object) -> bool:
-    """Whether our graph says what the stubs say. For small graphs without cycles."""
+    """Return whether our graph equals the stubs. For small graphs without cycles."""
     if type(ours) is Persistent:
         return isinstance(theirs, tuple) and theirs[0] == "pid" and same(ours.pid, theirs[1])
     if type(ours) is Global:
@@ -574,7 +574,7 @@ def same(ours: object, theirs: object) -> bool:
 
 
 def torch_objects() -> dict[str, object]:
-    """What people save: a state_dict, a module, a training checkpoint, views, odd dtypes, subclasses, sparse."""
+    """Return what users save: a state_dict, a module, a training checkpoint, views, odd dtypes, subclasses, sparse."""
     import torch
     from torch import nn
 
@@ -601,7 +601,7 @@ def torch_objects() -> dict[str, object]:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_real_pickles_agree_with_pickle_itself(protocol, tmp_path):
-    """What torch.save writes is, read by our machine in both ways, what Python's unpickler with stubs sees."""
+    """Both machines read a file of torch.save as Python's unpickler with stubs does."""
     import zipfile
 
     import torch
@@ -627,7 +627,7 @@ WITH_POINTS = (
 
 @pytest.mark.parametrize("piece", WITH_POINTS)
 def test_no_beginning_of_an_opcode_is_a_whole_pickle(piece):
-    """The scan reads on where a window ends, wherever that is: its last byte may be that of STOP."""
+    """A window of the scan may end at any byte, so its last byte may equal STOP."""
     for end in range(1, len(piece) + 1):
         _, error = PickleReader("a.pkl", Steps()).scan(piece[:end], "the file")
         assert isinstance(error, TruncatedPickle)

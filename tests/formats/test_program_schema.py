@@ -73,7 +73,7 @@ def test_each_field_of_the_schema_has_a_judgement():
 
 
 def test_each_class_of_the_schema_is_in_a_program_or_named():
-    """A class that torch adds is in neither, and the test fails."""
+    """The test fails on a class that torch adds to the schema and statecli does not list."""
     assert list_classes().keys() == SCHEMA.keys() - METADATA.keys() - ALIASES.keys() | OTHER_RECORDS
     stack, reached = ["ExportedProgram"], set()
     while stack:
@@ -227,7 +227,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_texts_that_become_source_are_found(name):
-    """Each became source or a call in torch 2.13, or is next to one that did."""
+    """Each text became source or a call in torch 2.13, or resembles a text that did."""
     document, what = HOSTILE[name]
     program_calls = list(find_program_calls(document, Steps()))
     assert any(isinstance(call, ProgramCall) and what in (call.why or "") for call in program_calls), program_calls
@@ -246,7 +246,7 @@ def test_texts_that_become_source_are_found(name):
     ],
 )
 def test_a_text_under_an_unknown_key_is_reported(document, key):
-    """torch ignores it, and a later torch may write it into source."""
+    """torch ignores the text, and a later torch may write the text into source."""
     assert [call for call in find_program_calls(document, Steps()) if isinstance(call, UnknownText)] == [
         UnknownText(key, "a")
     ]

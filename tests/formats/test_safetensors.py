@@ -1,4 +1,4 @@
-"""safetensors: every way a header can lie and its line; and what is read, against safetensors itself."""
+"""safetensors: each defect of a header and its error line; valid files are compared with safetensors itself."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from statecli.storage.byte_source import Source
 
 
 def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
-    """One tensor's entry in the header."""
+    """Return the header entry of a tensor."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}
 
 
 def pack_file(header: bytes | str | dict, data: bytes = b"", length: int | None = None) -> bytes:
-    """A file of this header, whether it is one or not, and a length that may be a lie."""
+    """Return a file with this header, valid or not, and a length that may be wrong."""
     if isinstance(header, dict):
         header = json.dumps(header)
     if isinstance(header, str):
@@ -45,7 +45,7 @@ def pack_file(header: bytes | str | dict, data: bytes = b"", length: int | None 
 
 
 def pack_tensor(value, data: bytes = bytes(8), name: str = "a") -> bytes:
-    """A file of one tensor with this entry."""
+    """Return a file with a single tensor that has this entry."""
     return pack_file({name: value}, data)
 
 
@@ -345,7 +345,7 @@ LOOSER = {"a shape of -0, which is 0": pack_file(A.replace("[2]", "[-0]").replac
 
 
 def open_with_library(path: Path) -> dict[str, tuple[str, list[int]]] | None:
-    """What safe_open says of a file, name -> (dtype, shape); None where it refuses."""
+    """Return the tensors of safe_open as name -> (dtype, shape), or None if safe_open refuses the file."""
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
@@ -365,7 +365,7 @@ def test_both_refuse(case, tmp_path, line):
 
 
 def test_a_comma_at_the_end(tmp_path, line):
-    """Python's versions word it differently; it is refused by all."""
+    """Python's versions have different messages for the comma; all refuse the header."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(pack_file(A + ",}", bytes(8)))
     assert line(path).startswith("its header is not valid JSON: ")
@@ -374,7 +374,7 @@ def test_a_comma_at_the_end(tmp_path, line):
 
 @pytest.mark.parametrize("case", STRICTER)
 def test_stricter(case, tmp_path, line):
-    """What safe_open lets pass although two readers can see two things in it is refused."""
+    """safe_open accepts these files although two readers can read different tensors, so statecli refuses them."""
     data, expected = STRICTER[case]
     path = tmp_path / "file.safetensors"
     path.write_bytes(data)
@@ -384,7 +384,7 @@ def test_stricter(case, tmp_path, line):
 
 @pytest.mark.parametrize("case", LOOSER)
 def test_looser(case, tmp_path):
-    """What safe_open refuses for no reason that concerns the tensors is read."""
+    """safe_open refuses these files for a reason that does not concern the tensors, so statecli reads them."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(LOOSER[case])
     assert open_with_library(path) is None
@@ -420,7 +420,7 @@ ACCEPTED: dict[str, bytes] = {
 
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_both_accept(case, tmp_path, inspect):
-    """What is odd but within the format is read, by the command line too."""
+    """Odd files within the format are read, by the command line too."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(ACCEPTED[case])
     assert_same(path, formats.read(str(path)))
@@ -429,7 +429,7 @@ def test_both_accept(case, tmp_path, inspect):
 
 
 def test_deep_limit_is_the_validators(tmp_path):
-    """One level more than the deepest accepted is refused by both."""
+    """Both refuse a level more than the deepest accepted header."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(pack_file(A[:-1] + ',"x":' + "[" * 126 + "]" * 126 + "}}", bytes(8)))
     assert open_with_library(path) is None
@@ -446,14 +446,14 @@ def test_deep_limit_is_the_validators(tmp_path):
     ],
 )
 def test_odd_but_readable_is_noted(case, odd, tmp_path):
-    """What another reader could stumble over is recorded in the state."""
+    """Properties that another reader could refuse are recorded in the state."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(ACCEPTED[case])
     assert odd in [oddity.name for oddity in formats.read(str(path)).oddities]
 
 
 def test_a_plain_file_has_no_oddities(tmp_path):
-    """What safetensors itself writes is nothing to remark on."""
+    """A file written by safetensors itself has no oddities."""
     save_file({"a": torch.zeros(3)}, tmp_path / "file.safetensors")
     assert formats.read(str(tmp_path / "file.safetensors")).oddities == ()
 
@@ -465,7 +465,7 @@ NAMES = {torch_name: name for name, (torch_name, _) in safetensors.DTYPES.items(
 
 
 def assert_same(path: Path, state: ModelState, *, values: bool = True) -> None:
-    """The state names the tensors, dtypes and shapes that safe_open names, and the very bytes it returns."""
+    """Assert that the state has the tensors, dtypes, shapes and bytes that safe_open returns."""
     expected = open_with_library(path)
     assert expected is not None, "safe_open refuses what we accept"
     rows = [tensor for tensor in state.tensors if tensor.note != safetensors.DROPPED]
@@ -495,7 +495,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def sample() -> dict[str, torch.Tensor]:
-    """A tensor of every dtype that safetensors writes, an empty one and a scalar."""
+    """Return a tensor of every dtype that safetensors writes, an empty tensor and a scalar."""
     messages = {}
     for name in sorted(NAMES):
         dtype = getattr(torch, name, None)
@@ -506,7 +506,7 @@ def sample() -> dict[str, torch.Tensor]:
 
 
 def test_every_dtype_that_is_written(tmp_path):
-    """What save_file writes of each dtype is read with its dtype, shape and bytes."""
+    """A file of save_file is read with the dtype, shape and bytes of each tensor."""
     path = tmp_path / "all.safetensors"
     save_file(sample(), path, metadata={"format": "pt", "note": "α"})
     state = formats.read(str(path))
@@ -518,13 +518,13 @@ def test_every_dtype_that_is_written(tmp_path):
 
 
 def test_the_sample_leaves_out_only_what_torch_lacks():
-    """Every dtype of the table but the two of six bits exists in torch, so that the sample is whole."""
+    """torch has every dtype of the table except three of less than a byte, so that the sample is complete."""
     missing = {name for name in NAMES if not hasattr(torch, name)}
     assert missing == {"float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"}
 
 
 def test_the_validator_knows_no_other_dtype(tmp_path):
-    """The dtypes that safetensors' own error lists are those of the table."""
+    """The dtypes in safetensors' own error equal the table."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(pack_tensor(entry("F99")))
     with pytest.raises(SafetensorError, match="F99") as refused:
@@ -542,7 +542,7 @@ def test_nothing_is_claimed_that_the_format_does_not_record(tmp_path):
 
 
 class Tied(torch.nn.Module):
-    """An embedding and a head of one weight."""
+    """An embedding and a head with the same weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -552,7 +552,7 @@ class Tied(torch.nn.Module):
 
 
 def test_save_model_keeps_ties(tmp_path):
-    """The name that save_model drops is listed, tied to the one it kept, with the same bytes."""
+    """The name that save_model drops is listed, tied to the name in the file, with the same bytes."""
     path = tmp_path / "tied.safetensors"
     model = Tied()
     save_model(model, str(path))
@@ -579,7 +579,7 @@ def test_metadata_that_names_no_tensor_makes_no_row(tmp_path):
     ids=str,
 )
 def test_a_setting_whose_text_is_a_tensors_name_makes_no_row(metadata, tmp_path):
-    """Tied tensors have the same last name in both modules, of which save_model drops one."""
+    """save_model drops only a name of tied tensors, which have the same last component in both modules."""
     held = {name: torch.zeros(2) for name in ("a", "loss", "b.weight")}
     save_file(held, tmp_path / "a.safetensors", metadata=metadata)
     state = formats.read(str(tmp_path / "a.safetensors"))
@@ -605,7 +605,7 @@ def test_a_real_model():
 
 
 def test_every_prefix_is_refused(tmp_path):
-    """A file cut at any byte is one line that says truncated, never a shorter listing."""
+    """A file truncated at any byte is refused with one line that says truncated, never listed with fewer tensors."""
     path = tmp_path / "cut.safetensors"
     whole = save({"a": torch.zeros(3), "b.weight": torch.ones(2, 2)}, {"format": "pt"})
     for length in range(1, len(whole)):
@@ -619,7 +619,7 @@ def test_every_prefix_is_refused(tmp_path):
 
 
 def refusal(path: Path) -> str | None:
-    """The message a file is refused with, None where it is read."""
+    """Return the error message, or None if the file is read."""
     try:
         formats.read(str(path))
     except UnreadableError as error:
@@ -628,7 +628,7 @@ def refusal(path: Path) -> str | None:
 
 
 def check_against_library(path: Path) -> bool:
-    """Read a file with both; what we accept safe_open accepts and reads the same, whatever we refuse is one line."""
+    """Read a file with both libraries: an accepted file equals safe_open's result, a refused file gives one line."""
     message = refusal(path)
     if message is not None:
         assert message.startswith(f"{path}: ")
@@ -677,12 +677,12 @@ ODD_VALUES = (
 
 
 def odd(rng: random.Random) -> object:
-    """One of the odd values, a fresh one."""
+    """Return a new copy of an odd value."""
     return deepcopy(rng.choice(ODD_VALUES))
 
 
 def change(header: dict, rng: random.Random) -> None:
-    """Change one name, one entry or one field of it."""
+    """Change a name, an entry or a field of the entry."""
     name = rng.choice([*header, "new"])
     known = isinstance(header.get(name), dict)
     what = rng.randrange(7) if known else rng.randrange(3)
@@ -705,7 +705,7 @@ def change(header: dict, rng: random.Random) -> None:
 
 
 def mutate_header(header: dict, rng: random.Random) -> bytes:
-    """The header as text after one to three changes of its structure, sometimes one of its spelling too."""
+    """Return the header as text after one to three changes of its structure, sometimes with a changed character too."""
     header = deepcopy(header)
     for _ in range(rng.randint(1, 3)):
         change(header, rng)
@@ -765,7 +765,7 @@ ENTRY = st.fixed_dictionaries(
 @settings(max_examples=100, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(header=st.dictionaries(st.text(max_size=4), ENTRY | JSON, max_size=3), data=st.binary(max_size=24))
 def test_any_json(header, data, tmp_path):
-    """No JSON in the header's place raises anything but UnreadableError, and none passes that safe_open refuses."""
+    """Any JSON in the header's place raises only UnreadableError, and a file that safe_open refuses never passes."""
     path = tmp_path / "any.safetensors"
     path.write_bytes(pack_file(header, data))
     check_against_library(path)
@@ -798,7 +798,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, line):
     whole = pack_file(names, bytes(1600))
 
     class Shrinking(Source):
-        """A source whose file loses its end once it is open."""
+        """A source whose file loses its end after opening."""
 
         def __init__(self, path: str) -> None:
             super().__init__(path)
@@ -815,12 +815,12 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, line):
 
 
 def test_a_file_replaced_while_it_is_read(tmp_path, monkeypatch):
-    """The file that was opened is read to its end, whatever takes its name meanwhile."""
+    """The opened file is read to its end, even if another file takes its name meanwhile."""
     path = tmp_path / "replaced.safetensors"
     path.write_bytes(pack_tensor(entry(), name="old"))
 
     class Replaced(Source):
-        """A source whose name goes to another file once it is open."""
+        """A source whose name goes to another file after opening."""
 
         def __init__(self, path: str) -> None:
             super().__init__(path)
@@ -833,7 +833,7 @@ def test_a_file_replaced_while_it_is_read(tmp_path, monkeypatch):
 
 
 def test_a_header_of_nothing_but_brackets(tmp_path, line):
-    """20 MB that would become half a gigabyte of empty lists are refused before they are parsed."""
+    """20 MB of brackets would become half a gigabyte of empty lists and are refused before the parse."""
     path = tmp_path / "bomb.safetensors"
     path.write_bytes(pack_file(b'{"a":[' + b"[]," * 6_600_000 + b"[]]}"))
     before = time.process_time()
@@ -842,7 +842,7 @@ def test_a_header_of_nothing_but_brackets(tmp_path, line):
 
 
 def test_float6_is_listed_and_its_values_are_not(tmp_path, inspect):
-    """A dtype that torch lacks is listed; --stats says that its values cannot be read."""
+    """A dtype that torch lacks is listed; --stats reports that its values cannot be read."""
     path = tmp_path / "six.safetensors"
     path.write_bytes(ACCEPTED["F6 that fills whole bytes"])
     code, out, err = inspect(path, "--stats", "-f", "json")
@@ -854,7 +854,7 @@ def test_float6_is_listed_and_its_values_are_not(tmp_path, inspect):
 
 
 def large(path: Path, count: int) -> None:
-    """A file of `count` small tensors with names as long as real ones."""
+    """Write a file of `count` small tensors with names of realistic length."""
     names = {
         f"model.layers.{n}.self_attn.q_proj.weight": entry(shape=(1, 2), offsets=(8 * n, 8 * n + 8))
         for n in range(count)
@@ -866,7 +866,7 @@ COLONS = ("a", "b", "a:b", ":", "::c", "\\u003a", "\\u0061", "é", "a.b")
 
 
 def with_repeats(rng: random.Random) -> bytes:
-    """A header spelled by hand: names and fields that repeat, colons in names and metadata, plain or escaped."""
+    """Return a header written by hand: repeated names and fields, colons in names and metadata, plain or escaped."""
     fields = ['"dtype":"F32"', '"shape":[2]', '"data_offsets":[0,8]']
     metadata = [f'"{rng.choice(COLONS)}":"{rng.choice(COLONS)}"' for _ in range(rng.randrange(3))]
     parts = [f'"__metadata__":{{{",".join(metadata)}}}'] * rng.choice([0, 1, 1, 1, 2])
@@ -886,7 +886,7 @@ def state_or_error(path: Path) -> ModelState | str:
 
 
 def test_the_plain_path_tells_what_the_strict_parser_tells(tmp_path, monkeypatch):
-    """A key that stands twice is found by counting colons, wherever else colons stand: never another answer."""
+    """The plain path counts colons to find a repeated key; the answer is the same wherever else colons are."""
     rng = random.Random(20261123)  # noqa: S311  # reproducible, no secret
     path = tmp_path / "colons.safetensors"
     plain, parse_plain = [], safetensors._parse_plain_header
@@ -932,7 +932,7 @@ def test_growth_is_linear(tmp_path):
 
 
 def test_a_file_that_shrinks_before_its_values_are_read(tmp_path, monkeypatch, inspect):
-    """Truncated between the header and --stats: one line that names the file, not statistics of what is left."""
+    """A file truncated between the header and --stats gives one line with the file's name, and no statistics."""
     path = tmp_path / "shrinks.safetensors"
     path.write_bytes(pack_tensor(entry(shape=(100,), offsets=(0, 400)), bytes(400)))
     classified = parameter_or_buffer.classify_tensors

@@ -1,4 +1,4 @@
-"""The same weights in every format that can hold them: no difference, and one lock."""
+"""The same weights in every format that can store them: no difference, and the same lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statecli import formats
 
 
 def weights() -> dict[str, torch.Tensor]:
-    """Of a small model, in the types that every format can hold; integers are as many as exact floats are."""
+    """Return the weights of a small model in types that every format stores; the integers are exact as floats too."""
     generator = torch.Generator().manual_seed(7)
     return {
         "embed.weight": torch.randn(11, 8, generator=generator),
@@ -30,7 +30,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def safetensors(folder: Path) -> Path:
-    """What the others are held against."""
+    """Write the safetensors file that the other formats are compared with."""
     save_file(weights(), folder / "model.safetensors")
     return folder / "model.safetensors"
 
@@ -56,13 +56,13 @@ def write_deepspeed(folder: Path) -> Path:
 
 
 def dcp(folder: Path) -> Path:
-    """`torch.distributed.checkpoint.save` of one process."""
+    """Save with `torch.distributed.checkpoint.save` in a single process."""
     checkpoint.save(weights(), checkpoint_id=folder, no_dist=True)
     return folder
 
 
 def gguf(folder: Path) -> Path:
-    """What llama.cpp loads."""
+    """Write a file that llama.cpp loads."""
     library = pytest.importorskip("gguf")
     writer = library.GGUFWriter(folder / "model.gguf", "llama")
     for name, tensor in weights().items():
@@ -75,7 +75,7 @@ def gguf(folder: Path) -> Path:
 
 
 def dcp_safetensors(folder: Path) -> Path:
-    """The shard that one rank of `HuggingFaceStorageWriter` leaves."""
+    """Write the shard of a single rank of `HuggingFaceStorageWriter`."""
     writer = checkpoint.HuggingFaceStorageWriter(str(folder), save_distributed=True)
     checkpoint.save(weights(), storage_writer=writer, no_dist=True)
     return folder
@@ -88,7 +88,7 @@ def npz(folder: Path) -> Path:
 
 
 def npz_deflated(folder: Path) -> Path:
-    """`numpy.savez_compressed`, in Fortran order where that is another one."""
+    """Save with `numpy.savez_compressed`, in Fortran order where the order matters."""
     arrays = {name: tensor.numpy().copy("F") for name, tensor in weights().items()}
     numpy.savez_compressed(folder / "packed.npz", **arrays)
     return folder / "packed.npz"
@@ -150,7 +150,7 @@ def torch_export(folder: Path) -> Path:
 
 
 def shards(folder: Path) -> Path:
-    """What `save_pretrained` makes of a large model."""
+    """Write the files that `save_pretrained` writes for a large model."""
     held = weights()
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     index = {name: names[n % 2] for n, name in enumerate(held)}
@@ -210,7 +210,7 @@ def test_nothing_differs(run, both):
 
 @each_format
 def test_a_nudge_is_named(run, both):
-    """One value of one tensor is enough, and only that tensor is named."""
+    """A single changed value of a tensor is enough, and only this tensor is named."""
     first, second = both
     nudged = weights()
     nudged["layers.0.proj.weight"][3, 2] += 1
@@ -223,7 +223,7 @@ def test_a_nudge_is_named(run, both):
 
 @each_format
 def test_one_lock_holds_both(run, both, tmp_path):
-    """What is locked in one format is held in the other, values and all."""
+    """A lock of either format, with values, matches the file in the other format."""
     lock = tmp_path / "statecli.lock.json"
     for first, second in (both, both[::-1]):
         assert run("lock", first, "-o", lock)[0] == 0
@@ -240,7 +240,7 @@ def test_an_audit_of_it_is_clean(run, both):
 
 @pytest.mark.parametrize("write", [*WRITERS, safetensors], ids=lambda write: write.__name__)
 def test_a_state_has_the_traits_of_its_format(write, tmp_path):
-    """Each reader fills them, and a lock finds those of the format that it names."""
+    """Each reader fills the traits, and a lock finds them by the name of the format."""
     state = formats.read(str(write(tmp_path)))
     by_name = replace(formats.traits_of(state.format), weights_are_optimizer_copies=state.format == "deepspeed zero-3")
     assert state.traits == by_name != formats.traits_of("")

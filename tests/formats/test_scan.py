@@ -1,4 +1,4 @@
-"""The scan of a file's pickles: every name that unpickling would import, wherever the pickle is, and an end to it."""
+"""The scan of a file's pickles: every name that unpickling would import, wherever the pickle is, within limits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SYSTEM = call_function(global_name("os", "system"), text("touch PWNED"))
 
 @pytest.fixture
 def scan_bytes(tmp_path):
-    """The pickles of a file of these bytes."""
+    """Return the findings for the pickles of a file with these bytes."""
 
     def scan(data):
         (tmp_path / "file").write_bytes(data)
@@ -75,7 +75,7 @@ def names(pickles):
 
 
 class Recording:
-    """What an unpickler would import. Nothing is: each name stands for a class that puts up with everything."""
+    """Records the names that an unpickler would import. Nothing is imported: an inert class stands for each name."""
 
     def __init__(self, *args, **kwargs):
         self.seen = set()
@@ -103,15 +103,15 @@ class _Inert:
 
 
 class FromC(Recording, pickle.Unpickler):
-    """The unpickler that everybody uses."""
+    """The usual unpickler, in C."""
 
 
 class FromPython(Recording, pickle._Unpickler):
-    """The one that it was made after."""
+    """The unpickler in Python, from which the C unpickler was made."""
 
 
 def list_imports(data, unpickler):
-    """What this unpickler asks for, until it ends or gives up."""
+    """Return the names that this unpickler imports before its end or its error."""
     reader = unpickler(io.BytesIO(data))
     # Hostile streams fail in every way; what was asked for before is the fact.
     with contextlib.suppress(Exception):
@@ -227,7 +227,7 @@ WEIGHTED = PIECES + 3 * [piece for piece in PIECES if len(piece) > 6] + 4 * [b"N
 @given(st.sampled_from([b"", b"(NNN", b"NNNNN(N", b"](", b"}("]), st.lists(st.sampled_from(WEIGHTED), max_size=30))
 @settings(max_examples=100)
 def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_factory, begin, pieces):
-    """Whatever opcodes in whatever order: what either unpickler asks for is known, or the rest is said to be unread."""
+    """For any opcodes in any order, the scan knows each name that either unpickler imports."""
     data = b"\x80\x04" + global_name("zeroth", "Zero") + begin + b"".join(pieces) + b"."
     path = tmp_path_factory.getbasetemp() / "hostile"
     path.write_bytes(data)
@@ -237,13 +237,13 @@ def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_facto
 
 
 def test_what_stands_behind_an_old_instance_is_read(scan_bytes):
-    """INST takes its arguments from behind the mark, and what it makes is before it again."""
+    """INST takes its arguments after the mark, and its result is in front of the mark again."""
     data = build_pickle(b"N(N" + b"iold\nClass\n" + b"\x86" + global_name("first", "One"))
     assert names(scan_bytes(data)) == {"old.Class", "first.One"} == list_imports(data, FromC)
 
 
 def test_that_property_can_fail():
-    """A name behind what the machine refuses is asked for by both unpicklers, and missed by one that stops there."""
+    """Both unpicklers import a name after data that the machine refuses: a scan that stops there would miss it."""
     data = (
         b"\x80\x04"
         + global_name("zeroth", "Zero")
@@ -262,7 +262,7 @@ def test_that_property_can_fail():
 @given(st.binary(max_size=200))
 @settings(max_examples=100)
 def test_any_bytes_are_scanned(tmp_path_factory, data):
-    """As a file, as a record, as what follows a protocol: there is always an answer."""
+    """A file, a record, and the bytes after a protocol are scanned without an exception."""
     path = tmp_path_factory.getbasetemp() / "bytes"
     for whole in (data, b"\x80\x04" + data, b"PK\3\4" + data, build([*records(), Member("archive/x.pkl", data)])):
         path.write_bytes(whole)
@@ -272,7 +272,7 @@ def test_any_bytes_are_scanned(tmp_path_factory, data):
 @given(st.data())
 @settings(max_examples=100)
 def test_a_damaged_archive_still_gives_its_pickle(tmp_path_factory, data):
-    """Whatever byte is changed outside of the pickle and its local header, its name is found."""
+    """Any byte outside of the pickle and its local header may change: the name is found."""
     whole = build(records(state_dict(w=tensor(), x=SYSTEM)))
     at = data.draw(st.integers(whole.index(b"archive/.format"), len(whole) - 1))
     broken = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
@@ -282,7 +282,7 @@ def test_a_damaged_archive_still_gives_its_pickle(tmp_path_factory, data):
 
 
 def test_a_name_is_told_with_its_byte(scan_bytes):
-    """Of the pickle, and by the place of the pickle that of the file."""
+    """The byte counts from the start of the pickle, and the place of the pickle counts from the start of the file."""
     data = build(records(state_dict(w=tensor(), x=SYSTEM)))
     (finding,) = scan_bytes(data)
     mention = next(name for name in finding.names if name.module == "os")
@@ -292,7 +292,7 @@ def test_a_name_is_told_with_its_byte(scan_bytes):
 
 
 def test_a_compressed_pickle_is_told_by_its_record(scan_bytes):
-    """Its bytes are not those of the file."""
+    """The bytes of the decompressed pickle are not in the file."""
     members = records(state_dict(w=tensor(), x=SYSTEM))
     members[0].method = 8
     data = build(members)
@@ -303,7 +303,7 @@ def test_a_compressed_pickle_is_told_by_its_record(scan_bytes):
 
 
 def test_every_pickle_of_a_legacy_file_is_read(scan_bytes):
-    """Five, each with where it begins."""
+    """A legacy file has five pickles, each reported with its first byte."""
     actual = scan_bytes(legacy(state_dict(w=tensor(), x=SYSTEM), [("0", 4, bytes(16))]))
     assert len(actual) == 5
     assert "os.system" in names(actual[3:4])
@@ -340,7 +340,7 @@ LONG_LINES = {
 
 @pytest.mark.parametrize("name", LONG_LINES)
 def test_a_line_of_any_length_is_read(scan_bytes, name):
-    """A name, a number or a text of more than a window does not hide what follows it: the call is known."""
+    """A name, a number or a text longer than a window does not hide the opcodes after the line: the call is found."""
     (finding,) = scan_bytes(LONG_LINES[name])
     assert finding.unread is None
     (mention,) = finding.names
@@ -349,7 +349,7 @@ def test_a_line_of_any_length_is_read(scan_bytes, name):
 
 @pytest.mark.parametrize("name", LONG_LINES)
 def test_a_walk_sees_a_pickle_whose_first_line_is_long(tmp_path, name):
-    """What begins like text is looked at until its lines end."""
+    """A file that begins like text is read until its lines end."""
     path = tmp_path / "model.dat"
     path.write_bytes(LONG_LINES[name])
     with Source(str(path)) as source:
@@ -359,7 +359,7 @@ def test_a_walk_sees_a_pickle_whose_first_line_is_long(tmp_path, name):
 @pytest.mark.parametrize("text", [b"I1,", b"cos,", b"F0,", b"{", b"S", b"V(I", b"I am ", b"0"], ids=ascii)
 @pytest.mark.parametrize("end", [b"", b"\n", b"\n1\n"], ids=ascii)
 def test_a_walk_takes_a_long_line_of_text_for_none(tmp_path, text, end):
-    """A table, numbers or a document in one line."""
+    """A table, numbers or a document in a single line are not a pickle."""
     path = tmp_path / "notes.dat"
     path.write_bytes(text + text * MANY + end)
     with Source(str(path)) as source:
@@ -378,7 +378,7 @@ _TEXT_THAT_ACTS = {
 
 @pytest.mark.parametrize("pickled", _TEXT_THAT_ACTS.values(), ids=list(_TEXT_THAT_ACTS))
 def test_text_that_changes_what_it_imports_is_a_pickle(tmp_path, pickled, statecli, forked_python):
-    """The first of them writes PWNED when it is loaded; a sound model next to it does not excuse it."""
+    """A pickle with `touch` writes PWNED when torch loads the file; a sound model next to the pickle is no excuse."""
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     (tmp_path / "checkpoint.pth.tar").write_bytes(pickled)
     forked_python("import torch; torch.load('checkpoint.pth.tar', weights_only=False)", cwd=tmp_path)
@@ -387,7 +387,7 @@ def test_text_that_changes_what_it_imports_is_a_pickle(tmp_path, pickled, statec
 
 
 def _persistent_id(text: str) -> bytes:
-    """A persistent id for which torch returns its second part, a text."""
+    """Return a persistent id for which torch returns its second part, a text."""
     return b"(" + b"".join(b"\x8c" + bytes([len(part)]) + part.encode() for part in ("module", text, "", "")) + b"tQ"
 
 
@@ -400,7 +400,7 @@ _EQUAL_NUMBERS = {
 
 
 def test_an_import_of_a_computed_name_is_not_harmless(tmp_path, statecli):
-    """Also in bytes that no first byte tells to be a pickle: a loader's ids may return any text."""
+    """The bytes do not begin like a pickle, but the ids of a loader may return any text."""
     payload = b"N0" + _persistent_id("posix") + _persistent_id("system") + b"\x93" + b"."
     (tmp_path / "a.bin").write_bytes(payload)
     (finding,) = scan_pickles(str(tmp_path / "a.bin"))
@@ -409,7 +409,7 @@ def test_an_import_of_a_computed_name_is_not_harmless(tmp_path, statecli):
 
 @pytest.mark.parametrize("name", ["model.pt", "model.pkl", "features.npy", "weights.msgpack"])
 def test_an_import_may_be_the_name_of_another(tmp_path, name, statecli, forked_python):
-    """`posix.__name__` is a text. Nothing is called before the import by it, so that the bytes look like text."""
+    """`posix.__name__` is a text. The import by the text comes first, so that the bytes look like text."""
     code = b"cbuiltins\n__name__\nVopen\n\x93(VPWNED\nVw\ntR."
     save_file({"w": torch.ones(1)}, tmp_path / "model.safetensors")
     flax = b"\x8c\xa1a\xc5\x80\x20" + (b"x" * 157 + code).ljust(0x8020) + b"\xa1b\xc0"
@@ -437,7 +437,7 @@ _ODD_MODULES = ("lib-dynload", "évil", "7zip", "two words")
 @pytest.mark.parametrize("module", _ODD_MODULES)
 @pytest.mark.parametrize("magic", [b"L119547037146038801333356L\n.", b""], ids=["legacy in text", "bare"])
 def test_a_module_may_have_any_name_of_a_file(tmp_path, module, magic, statecli, forked_python):
-    """`import` takes names that are not identifiers. The pickle runs in torch, and audit reports what it imports."""
+    """`import` accepts names that are not identifiers. The pickle runs in torch, and audit reports its import."""
     (tmp_path / f"{module}.py").write_text("def run(path): open(path, 'w')\n")
     protocol = b"I1001\n.}." if magic else b""
     call = b"\x8c" + bytes([len(module.encode())]) + module.encode() + b"\x8c\x03run\x93\x8c\x05PWNED\x85R"
@@ -466,7 +466,7 @@ _BROKEN_CALL = (
 
 
 def test_a_safetensors_file_that_is_a_pickle_too(tmp_path, statecli, forked_python):
-    """The length of its header begins with BINUNICODE, whose text ends within the header. torch runs it."""
+    """The length of the header begins with BINUNICODE, whose text ends within the header. torch runs the pickle."""
     (tmp_path / "two words.py").write_text("def run(path): open(path, 'w')\n")
     size = 64 * 64 * 4
     start = b'{"__metadata__":{"format":"pt","a":"'
@@ -527,7 +527,7 @@ def test_empty_blocks_do_not_hide_an_array_of_objects(tmp_path, statecli):
 
 
 def test_code_that_zlib_does_not_inflate_is_reported(tmp_path, statecli):
-    """torch unpacks records by another library, which takes what zlib refuses; `.PY` is code for torch too."""
+    """torch decompresses with another library, which accepts data that zlib refuses; `.PY` is code for torch too."""
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "whole.pt")
     with zipfile.ZipFile(tmp_path / "whole.pt") as archive:
         members = [Member(name, archive.read(name)) for name in archive.namelist()]
@@ -541,7 +541,7 @@ def test_code_that_zlib_does_not_inflate_is_reported(tmp_path, statecli):
 
 
 def test_a_dict_of_two_is_no_plain_pair(tmp_path, statecli):
-    """`OrderedDict([{key: 0, value: 0}])`, which torch loads by default, and another pair that cannot be listed."""
+    """torch loads `OrderedDict([{key: 0, value: 0}])` by default; an OrderedDict of a number is not listed either."""
     named = b"ccollections\nOrderedDict\n"
     pair = b"}(" + _text("best_model_path") + b"K\0" + _text("local:///tmp/x") + b"K\0u"
     state = named + b"]" + pair + b"a\x85R"
@@ -556,7 +556,7 @@ def test_a_dict_of_two_is_no_plain_pair(tmp_path, statecli):
 
 
 def test_getattr_of_a_name_is_the_longer_name(scan_bytes):
-    """As pickle spells a class in a class before protocol 4; then getattr itself is no name of its own."""
+    """pickle writes a nested class this way before protocol 4; getattr itself is then not reported."""
     getattr_ = global_name("__builtin__", "getattr")
     assert names(scan_bytes(build_pickle(call_function(getattr_, global_name("m", "Outer"), text("Inner"))))) == {
         "m.Outer",
@@ -569,7 +569,7 @@ def test_getattr_of_a_name_is_the_longer_name(scan_bytes):
 
 
 def test_getattr_with_a_default_is_not_taken_for_a_name(scan_bytes):
-    """What it gives depends on what is there."""
+    """The result depends on the attributes that exist."""
     data = build_pickle(
         call_function(global_name("builtins", "getattr"), global_name("m", "Outer"), text("Inner"), b"N")
     )
@@ -577,7 +577,7 @@ def test_getattr_with_a_default_is_not_taken_for_a_name(scan_bytes):
 
 
 def test_the_shards_of_an_index_are_scanned(tmp_path):
-    """The folder's too; what else lies in it is no part of it."""
+    """The shards are scanned for the index and for its folder; other files are not part of the checkpoint."""
     for name, body in (("model-00001-of-00001.bin", b"N"), ("other.pkl", SYSTEM)):
         (tmp_path / name).write_bytes(build(records(state_dict(w=tensor(), x=body))))
     index = tmp_path / "pytorch_model.bin.index.json"
@@ -602,7 +602,7 @@ def test_an_index_of_any_name_has_shards(tmp_path, name, of_folder):
 
 
 def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
-    """A path in it is not followed."""
+    """A path that leaves the folder is not followed."""
     (tmp_path / "a.pkl").write_bytes(build_pickle(SYSTEM))
     (tmp_path / "in").mkdir()
     index = tmp_path / "in" / "model.safetensors.index.json"
@@ -611,7 +611,7 @@ def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
 
 
 def test_the_metadata_of_a_distributed_checkpoint_is_a_pickle_whatever_it_begins_with(tmp_path):
-    """torch.distributed.checkpoint always unpickles it, so that a module is imported though the pickle breaks off."""
+    """torch always unpickles `.metadata`, so that a module is imported even if the pickle is incomplete."""
     (tmp_path / ".metadata").write_bytes(b"N0cevil_module\nx\n\xff")
     (finding,) = scan_pickles(str(tmp_path / ".metadata"))
     assert names([finding]) == {"evil_module.x"}
@@ -661,7 +661,7 @@ def test_what_is_no_pickle_has_none(content, scan_bytes):
 
 
 def test_text_in_a_checkpoint_is_no_pickle(scan_bytes):
-    """A prompt or a note that begins like an opcode."""
+    """A prompt or a note may begin like an opcode."""
     notes = ["cats\nand\ndogs", "(a) first\n(b) second\n", "c\nd\ne.", "I am\nhere.", "]\n}"]
     (actual,) = scan_bytes(
         build(records(state_dict(w=tensor(), **{f"n{n}": text(note) for n, note in enumerate(notes)})))
@@ -670,7 +670,7 @@ def test_text_in_a_checkpoint_is_no_pickle(scan_bytes):
 
 
 def test_a_file_that_is_missing_has_no_pickle(tmp_path):
-    """Whoever lists its tensors says so."""
+    """The reader of the tensors reports the missing file."""
     assert scan_pickles(str(tmp_path / "missing")) == ()
 
 
@@ -717,7 +717,7 @@ def test_code_is_read_before_many_storages(scan_bytes, monkeypatch):
 
 
 def test_a_row_of_pickles_is_read_or_said_not_to_be(scan_bytes):
-    """Nothing, many times over, and a call behind it: that the end was not read is told."""
+    """After many empty pickles comes a call: the scan reports that the end was not read."""
     row = scan_bytes(b"N." * 100 + SYSTEM + b".")
     assert [finding.unread is not None for finding in row] == [True]
     assert scan_bytes(b"N." * 20 + b"\1\2") == ()
@@ -755,9 +755,10 @@ def test_what_takes_as_long_as_a_call_counts_as_one(begin, unit, scan_bytes, mon
 
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
 def test_bombs_are_scanned_like_ordinary_pickles(data, scan_bytes):
-    """What hangs or crashes an unpickler takes a moment, and is freed without a crash.
+    """A pickle that hangs or crashes an unpickler is scanned in a moment, and is freed without a crash.
 
-    The slowest takes 2 s of CPU on a machine of two cores, with a square of its length it would take hours.
+    The slowest takes 2 s of CPU on a machine of two cores; a time proportional to the square of the length would be
+    hours.
     """
     gc.freeze()  # the collection below looks at what the scan leaves, not at the libraries
     begun = time.process_time()
@@ -767,7 +768,7 @@ def test_bombs_are_scanned_like_ordinary_pickles(data, scan_bytes):
 
 
 def test_a_scan_imports_neither_pickle_nor_torch(tmp_path):
-    """Nor anything that the file names."""
+    """The scan does not import the modules that the file names either."""
     (tmp_path / "a.pt").write_bytes(
         build(records(state_dict(w=tensor(), x=call_function(global_name("wave", "open")))))
     )
@@ -781,7 +782,7 @@ def test_a_scan_imports_neither_pickle_nor_torch(tmp_path):
 
 
 def test_the_payloads_of_these_tests_would_run(tmp_path):
-    """Unpickled in a process of its own, one leaves its file: the tests that find none could have found it."""
+    """Unpickled in a separate process, a payload writes its file: tests that find no file could have found a file."""
     (tmp_path / "a.pkl").write_bytes(build_pickle(SYSTEM))
     code = "import pickle; pickle.load(open('a.pkl', 'rb'))"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
@@ -789,7 +790,7 @@ def test_the_payloads_of_these_tests_would_run(tmp_path):
 
 
 def test_a_real_checkpoint_has_one_pickle(tmp_path):
-    """The records of its storages are looked at, and are none, whatever they begin with."""
+    """The records of its storages are scanned and are not pickles, whatever their first bytes are."""
     begins = torch.tensor([0x80, 2, 0x5D, 0x2E] + [0] * 60, dtype=torch.uint8)
     torch.save({"w": begins, "v": torch.randn(100)}, tmp_path / "a.pt")
     findings = scan_pickles(str(tmp_path / "a.pt"))
@@ -798,7 +799,7 @@ def test_a_real_checkpoint_has_one_pickle(tmp_path):
 
 
 def test_pickles_that_are_the_same_are_each_told_where_they_are(scan_bytes):
-    """Tensors of one shape have one pickle, which is read once; what it imports is found in every archive."""
+    """Equal pickles are read once; their imports are reported in every archive."""
     evil, good = build(records(state_dict(w=tensor(), x=SYSTEM))), build(records())
     data = good + evil + good + evil
     actual = [finding for finding in scan_bytes(data) if "os.system" in names([finding])]
@@ -824,7 +825,10 @@ def _write_archive(data_pkl: bytes, storage: bytes) -> bytes:
 
 
 def _write_two_archives(harm: object) -> bytes:
-    """Two harmless archives: read as one, their last records are those of a third one in a storage of the first."""
+    """Return two harmless archives.
+
+    Read as a single archive, they end in the records of a third archive, which is hidden in a storage of the first.
+    """
     harmful = pickle.dumps(((harm,), {}), 2)
     harmless = pickle.dumps(("x" * (len(harmful) - len(pickle.dumps(("", {}), 2))), {}), 2)
     last, hidden = _write_archive(harmless, bytes(64)), _write_archive(harmful, bytes(64))
@@ -854,7 +858,7 @@ def test_two_archives_in_a_file_are_one_archive(tmp_path, name, statecli):
 
 
 def test_two_archives_in_an_item_are_one_archive(tmp_path, statecli):
-    """The item is beyond those that the reader of tensors opens."""
+    """The item is beyond the number of items that the reader of tensors opens."""
     from torch.distributed.checkpoint import metadata as dcp_metadata
     from torch.distributed.checkpoint import save as save_dcp
     from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -877,7 +881,7 @@ def test_two_archives_in_an_item_are_one_archive(tmp_path, statecli):
 
 
 def test_a_folder_with_a_nul_is_not_passed(tmp_path, statecli, forked_python):
-    """torch looks up each record by the text before the NUL: one record is version, list of modules and module."""
+    """torch looks up each record by the text before the NUL: a single record is version, list of modules and module."""
     mark = tmp_path / "ran"
     array = io.BytesIO()
     np.save(array, np.ones(3, np.float32))

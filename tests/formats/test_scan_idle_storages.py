@@ -1,4 +1,4 @@
-"""Storages of torch.save are skipped by their first bytes: the findings are those of a scan that opens each record."""
+"""The first bytes decide which storages of torch.save are skipped: the findings equal a scan that opens each record."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_zip(picked: random.Random, depth: int = 0) -> bytes:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_findings_are_those_of_a_scan_that_opens_each_record(tmp_path, monkeypatch, seed):
-    """Archives with records of torch's and other names, which hold pickles, archives, arrays, numbers or nothing."""
+    """The archives have records with torch's names and other names: pickles, archives, arrays, numbers or nothing."""
     path = tmp_path / "m.pt"
     path.write_bytes(write_zip(random.Random(seed)))  # noqa: S311
     pickles = scan.scan_pickles(str(path))

@@ -1,4 +1,4 @@
-"""The code of TorchScript archives: what touches files is found under any spelling that torch compiles, and no more."""
+"""The code of TorchScript archives: operators that touch files are found under any spelling that torch compiles."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SPARES = {
 
 
 class Net(nn.Module):
-    """Unpacks what it was pickled as, in its own code."""
+    """A model that unpacks its pickled state in its own code."""
 
     def __init__(self):
         super().__init__()
@@ -85,7 +85,7 @@ def records(tmp_path_factory) -> dict[str, bytes]:
 
 @pytest.fixture
 def archive(records, tmp_path, in_tmp_path):
-    """The archive with these statements in its `__setstate__`, and whatever stands behind the class."""
+    """Write the archive with these statements in its `__setstate__`, and with `behind` after the class."""
 
     def write_changed(statements: str, behind: str = "") -> Path:
         with zipfile.ZipFile("y.pt", "w") as file:
@@ -115,7 +115,7 @@ PICKLES = tuple(rule.name for rule in RULES)
 
 @pytest.mark.parametrize("name", WRITES)
 def test_code_that_writes_a_file_is_found_and_does_so(name, archive, tmp_path):
-    """Compiled and run by torch.jit.load as it loads; the audit names the line, and runs nothing."""
+    """torch.jit.load compiles and runs the code; the audit names the line, and runs nothing."""
     statements = f"{WRITES[name]}\n    self.w = torch.fill_(t, 65)"
     path = archive(statements, MADE if "made" in WRITES[name] else "")
     (message, *_) = list_messages(path, "unsafe-global")
@@ -130,7 +130,7 @@ def test_code_that_writes_a_file_is_found_and_does_so(name, archive, tmp_path):
 @pytest.mark.parametrize("between", ["\n    ", " # torch\n    "], ids=repr)
 @pytest.mark.parametrize("root", ["torch", "ops.aten"])
 def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, archive, tmp_path):
-    """The function of the archive has the name of the operator, so that a method of this name is no operator."""
+    """A function of the archive has the name of the operator, so that a method of this name is not an operator."""
     statements = f't = torch.ones([4])\n    x = {number}{between}{root}.save(t, "HARM")'
     path = archive(statements, "def save(x: Tensor) -> Tensor:\n  return x\n")
     assert any("save" in message for message in list_messages(path, "unsafe-global"))
@@ -158,7 +158,7 @@ GLUED = (
 
 @pytest.mark.parametrize("expression", GLUED)
 def test_a_word_without_a_space_before_it_hides_no_call(expression):
-    """torch's lexer takes `is not` for one token, whatever follows."""
+    """torch's lexer takes `is not` for a single token, whatever follows."""
     call = expression.format('torch.save(y, "HARM")')
     code = f"class N(Module):\n  def save(self, y):\n    return y\n  def f(self, x, y):\n    z = {call}\n    return y\n"
     assert "TorchScript" in [call.module for call in script_code.find_calls(code.encode(), Steps()) if call.why]
@@ -183,7 +183,7 @@ DEFAULTS = (
 
 @pytest.mark.parametrize("default", DEFAULTS)
 def test_a_default_that_computes_runs_on_load(default, records, tmp_path):
-    """torch evaluates the defaults of all parameters as it loads the code, called or not."""
+    """torch evaluates the defaults of all parameters when loading the code, called or not."""
     code = next(data for name, data in records.items() if name.endswith(".py")).decode()
     code = code.replace("x: Tensor) -> Tensor:", f"x: Tensor,\n    b: {default}) -> Tensor:", 1)
     assert "b: " in code
@@ -194,7 +194,7 @@ def test_a_default_that_computes_runs_on_load(default, records, tmp_path):
     "default", ["float=1.5", "Optional[Tensor]=None", "List[int]=[1, -2]", 'str="torch.save()"', 'float=float("inf")']
 )
 def test_a_default_that_is_a_value_is_clean(default):
-    """What torch writes for constants."""
+    """torch writes these defaults for constants."""
     parameters = f"self: __torch__.N,\n    x: Tensor,\n    b: {default}"
     code = f"class N(Module):\n  def f({parameters}) -> Tensor:\n    return torch.relu(x)\n"
     assert list(script_code.find_calls_on_load([code.encode()], Steps())) == []
@@ -202,14 +202,14 @@ def test_a_default_that_is_a_value_is_clean(default):
 
 @pytest.mark.parametrize("name", SPARES)
 def test_code_that_only_computes_is_clean(name, archive):
-    """Words in texts and comments, and in longer names; torch compiles all of it."""
+    """The words are in texts and comments, and in longer names; torch compiles all of the code."""
     path = archive(SPARES[name])
     torch.jit.load(str(path))
     assert list_messages(path, *PICKLES) == []
 
 
 def test_what_runs_on_load_is_told_from_what_runs_when_called(archive):
-    """`__setstate__` is called by loading; another function by whoever calls it. The place is the byte of the file."""
+    """Loading calls `__setstate__`; other functions run only when called. The place is the byte in the file."""
     path = archive(WRITES["plain"], MADE)
     message, _ = list_messages(path, "unsafe-global")
     assert message.startswith("loading the file calls torch.from_file, which maps a file into memory")
@@ -220,7 +220,7 @@ def test_what_runs_on_load_is_told_from_what_runs_when_called(archive):
 
 
 def test_operators_and_classes_of_other_libraries_are_unknown():
-    """Those that come with torch are not; those of its companions that touch files are known for it."""
+    """Operators of torch are known; operators of its companion libraries are reported if they touch files."""
 
     def list_calls(code: bytes) -> list[tuple[str, str, bool]]:
         return [(call.module, call.name, call.why is not None) for call in script_code.find_calls(code, Steps())]
@@ -273,7 +273,7 @@ def test_only_the_listed_operators_of_a_namespace_are_clean(operator):
 
 
 def test_an_unknown_operator_is_a_warning(archive):
-    """Nothing is known against it."""
+    """No harm of the operator is known."""
     (message,) = list_messages(archive("t = ops.mylib.run(1)"), "unknown-global")
     assert (
         "loading the file calls torch.ops.mylib.run, which belongs to a library outside torch, torchvision" in message
@@ -281,7 +281,7 @@ def test_an_unknown_operator_is_a_warning(archive):
 
 
 def test_names_of_attributes_and_parameters_are_no_other_names():
-    """Whatever a module calls them."""
+    """A module may use any names for its attributes and parameters."""
     code = b"class A(Module):\n  ops : Tensor\n  torch : Tensor\n  def f(self: A, torch: int):\n    g(torch=1)\n"
     assert list(script_code.find_calls(code, Steps())) == []
     assert [call.name for call in script_code.find_calls(b"    a = torch\n", Steps())] == ["*"]
@@ -293,7 +293,7 @@ def test_names_of_attributes_and_parameters_are_no_other_names():
     ["code/__torch__.py", ".data/ts_code/code/a.py", ".data/ts_code/0/code/a/b.py", ".data/ts_code/a/b/code/c.py"],
 )
 def test_code_is_read_wherever_torch_reads_it(name, tmp_path):
-    """Also compressed, and where torch.package has it; a Python file beside is none."""
+    """Compressed code and code of torch.package are read; another Python file of the archive is not code."""
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         with zipfile.ZipFile(tmp_path / "a.pt", "w", method) as file:
             file.writestr("a/data.pkl", b"\x80\x02}.")
@@ -338,7 +338,7 @@ def test_an_operator_that_trusts_its_arguments_is_unsafe(name):
     ["clone(x, memory_format=4)", "to(x, 6, False, True, 4)", "empty_like(x, memory_format = 4)", "sum(x, dtype=-1)"],
 )
 def test_a_number_that_stands_for_nothing_is_unsafe(call, records, tmp_path, forked_python):
-    """torch looks up what the number stands for; three of them crash."""
+    """torch looks up the number in a table; three of the calls crash."""
     (number,) = script_enumerations.find_odd_numbers(f"    t = torch.{call}\n".encode(), Steps())
     assert number.why == (
         "gets a number that is not a valid dtype, layout or memory format; torch does not check the number, and "
@@ -361,13 +361,13 @@ def test_formats_and_dtypes_of_torch_are_clean():
 
 @pytest.mark.parametrize("name", UNLISTED)
 def test_an_operator_off_the_list_is_unknown(name):
-    """An allow-list: what nobody has looked at is not clean."""
+    """The list has the allowed operators: an operator that nobody has checked is not clean."""
     (call,) = script_code.find_calls(f"    t = {UNLISTED[name]}\n".encode(), Steps())
     assert call.why is None
 
 
 def test_methods_of_the_archive_are_not_operators(archive):
-    """Their `def` may be in another text; an operator's own name stays one."""
+    """The `def` of the method may be in another text; the name of an operator stays an operator."""
     other = b"class A(Module):\n  def scale(self: A, x: Tensor) -> Tensor:\n    return x\n"
     code = b"    t = (self).scale(x, )\n"
     assert [call.name for call in script_code.find_calls(code, Steps())] == ["scale"]
@@ -386,7 +386,7 @@ def test_the_message_tells_an_operator_of_torch_from_a_library(archive):
 
 
 def test_listed_operators_are_those_of_torch(forked_python):
-    """Each listed operator is of the installed torch or was of an older one; none has a known harm."""
+    """Each listed operator belongs to the installed torch or an older torch, and has no known harm."""
     code = "import torch; print(*{one.name for one in torch._C._jit_get_all_schemas()})"
     operators = set(forked_python(code).stdout.split())
     older = {
@@ -417,7 +417,7 @@ def test_harmful_methods_are_those_of_torch(forked_python):
 
 
 def test_bytecode_is_searched_for_what_is_known(tmp_path):
-    """The lite interpreter runs it in place of the code."""
+    """The lite interpreter runs the bytecode in place of the code."""
 
     class Writer(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -485,7 +485,7 @@ def test_an_operator_of_bytecode_is_found_by_any_opcode(opcode):
 
 
 def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
-    """Too much of it; and archives of torch 1.0, which name their code in `model.json`."""
+    """The report covers code beyond the limit, and archives of torch 1.0, which name their code in `model.json`."""
     folder = next(iter(records)).partition("/")[0]
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
         for name, data in {**records, f"{folder}/model.json": b"{}"}.items():
@@ -500,7 +500,7 @@ def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
 
 
 def test_every_operator_of_torch_is_of_a_namespace_that_is_known(forked_python):
-    """And each whose name says that it touches files or Python is known for that. Other tests load other libraries."""
+    """Operators with names about files or Python have a known harm. A process without other libraries lists them."""
     code = "import torch; print(*{one.name for one in torch._C._jit_get_all_schemas()})"
     operators = forked_python(code).stdout.split()
     assert len(operators) > 1000
@@ -515,7 +515,7 @@ def test_every_operator_of_torch_is_of_a_namespace_that_is_known(forked_python):
 
 
 def test_an_archive_whose_version_lies_with_its_data_is_audited(records, tmp_path):
-    """torch writes it there where a trace keeps its inputs, and looks there first."""
+    """torch writes the version there if a trace keeps its inputs, and looks there first."""
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
         for name, data in records.items():
             file.writestr(name.replace("/version", "/.data/version"), data)
@@ -548,7 +548,7 @@ POOLS = (
 
 @pytest.mark.parametrize("name", CRASHES)
 def test_an_operator_that_loading_runs_is_found_and_crashes(name, archive, forked_python):
-    """Only what packs weights is spared in a `__setstate__`, and in what it may call."""
+    """In a `__setstate__`, and in functions that it may call, only operators that pack weights are exempt."""
     path = archive(CRASHES[name], POOLS)
     assert any(
         "max_pool2d_with_indices_backward" in message or "torch.len" in message or "torch.ff" in message
@@ -561,7 +561,7 @@ def test_an_operator_that_loading_runs_is_found_and_crashes(name, archive, forke
     "loop", ["while True:\n      pass", "for n in range(1000000000000):\n      pass", "n = (1 + 2)"]
 )
 def test_a_loop_that_loading_runs_is_found(loop, archive):
-    """Nobody can tell when it ends; nor how large the result of an operator is."""
+    """Neither the end of the loop nor the size of an operator's result can be predicted."""
     assert any(
         "statecli cannot predict whether this code ends" in message
         for message in list_messages(archive(loop), "unsafe-global")
@@ -569,7 +569,7 @@ def test_a_loop_that_loading_runs_is_found(loop, archive):
 
 
 def test_what_runs_when_called_is_judged_by_its_operators_alone(archive):
-    """A function that no `__setstate__` mentions: its loops and calls are no finding, and its operator is one."""
+    """No `__setstate__` mentions the function: its loops and calls are not findings, but its operator is."""
     (message,) = list_messages(archive("pass", POOLS), "unsafe-global")
     assert message.startswith(
         "the code of the file calls torch.max_pool2d_with_indices_backward, which uses sizes or indices"
@@ -608,7 +608,7 @@ def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_quantized_convolution_is_packed_by_numbers_that_it_can_have(frozen, tmp_path, forked_python):
-    """What torch writes is clean. With no groups fbgemm divides by zero, which ends the process; onednn refuses it."""
+    """torch's own archive is clean. With 0 groups fbgemm divides by zero and ends the process; onednn refuses."""
     assert list_messages(convolutional(tmp_path, frozen=frozen), "unsafe-global") == []
     path = convolutional(tmp_path, frozen=frozen, groups=0)
     assert "access memory outside the weights" in list_messages(path, "unsafe-global")[0]
@@ -675,7 +675,7 @@ REPEATED = (
 
 @pytest.mark.parametrize("unit", REPEATED)
 def test_no_text_is_read_again_and_again(unit):
-    """Of 100 KB, in a function that packs a convolution on load: a pass takes 0.03 s, one for each word an hour."""
+    """100 KB of a function that packs a convolution on load: a pass takes 0.03 s, a pass for each word an hour."""
     head = "class Conv2d(Module):\n  def __setstate__(self: __torch__.C, state: int) -> NoneType:\n    "
     pack = "\n    a = ops.quantized.conv2d_prepack(w, b, s, p, s, s)\n    return None\n"
     code = (head + unit * (100_000 // len(unit)) + pack).encode()
@@ -697,7 +697,7 @@ def test_numbers_set_outside_of_convolutions_are_found_in_linear_time():
 
 
 def test_a_long_line_of_divisors_is_read_once():
-    """Each `.stride,` of it begins what may be the targets of an assignment."""
+    """Each `.stride,` of the line may begin the targets of an assignment."""
     steps = time.process_time()
     for end, count in (("", 0), (" = 1", 1)):
         assert len(script_code._DIVISOR_ASSIGNMENT.findall("x" + ".stride, " * 100_000 + "y" + end)) == count
@@ -708,7 +708,7 @@ def test_a_long_line_of_divisors_is_read_once():
 
 @pytest.mark.parametrize("kind", ["coo", "csr", "csc", "bsr", "bsc", "compressed"])
 def test_operators_that_make_sparse_tensors_are_unsafe(kind):
-    """torch checks no index unless a program asks for it."""
+    """torch checks no index unless a program requests the check."""
     assert "whose indices torch does not check" in program_operators.describe_harm(f"aten::sparse_{kind}_tensor")
     assert program_operators.describe_harm("aten::sparse_mask") is None
 
@@ -728,7 +728,7 @@ _DEEP = {
 
 @pytest.mark.parametrize("expression", _DEEP.values(), ids=list(_DEEP))
 def test_a_statement_that_overflows_the_stack_of_the_parser_is_reported(expression):
-    """torch.jit.load crashes at each of these."""
+    """torch.jit.load crashes at each of these statements."""
     code = f"def forward(self, x):\n  y = torch.sin(x)\n  return {expression}\n".encode()
     assert script_nesting.has_deep_statement(code, Steps())
 
@@ -759,7 +759,7 @@ def test_an_archive_with_a_deep_statement_is_not_passed(statecli, in_tmp_path):
 
 
 class Pairs(nn.Module):
-    """Keeps a list of which the archive says the type."""
+    """Model with a list whose type is written in the archive."""
 
     def __init__(self):
         super().__init__()

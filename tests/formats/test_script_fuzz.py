@@ -19,7 +19,7 @@ def test_no_spelling_hides_a_call_from_the_scan(capfd):
 
 
 def test_the_comparison_notices_a_scan_that_reads_words(monkeypatch):
-    """One of its seeds is a call without a space before it."""
+    """A seed of the comparison is a call without a space in front."""
     search = scan.find_calls
     monkeypatch.setattr(scan, "find_calls", lambda *a: (call for call in search(*a) if call.module != "TorchScript"))
     with pytest.raises(AssertionError, match="torch calls save in"):

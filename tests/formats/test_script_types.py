@@ -1,4 +1,4 @@
-"""Objects of a TorchScript archive are compared with the types that its code declares, which torch does not do."""
+"""Objects of a TorchScript archive are compared with the types declared in its code, which torch does not do."""
 
 # ruff: noqa: UP006, UP007, UP035, UP045
 # torch.jit.script reads these annotations, and so they are not texts.
@@ -150,7 +150,7 @@ def test_a_value_unlike_its_declaration_is_found(old, new, archive, statecli):
 
 
 def test_the_type_in_a_pickle_is_compared_too(archive, statecli):
-    """A list that says its own type is taken for it, also where the code declares Any."""
+    """A list with a type of its own in the pickle has this type, also where the code declares Any."""
     size = len(b"Dict[str, List[Tuple[int, float]]]")
     old = b"X" + size.to_bytes(4, "little") + b"Dict[str, List[Tuple[int, float]]]"
     new = b"X" + (size + 5).to_bytes(4, "little") + b"Dict[str, List[Tuple[int, float, int]]]"
@@ -188,7 +188,7 @@ def test_what_torch_writes_in_strings_and_functions_declares_nothing():
 
 
 class Casts(nn.Module):
-    """Has casts of each kind that torch writes: of a parameter, of an attribute, of a variable, through branches."""
+    """Model with each kind of cast that torch writes: of a parameter, an attribute, a variable, through branches."""
 
     cache: Optional[Tuple[torch.Tensor, torch.Tensor]]
     counter: Optional[Counter]
@@ -278,7 +278,7 @@ class Sparse(nn.Module):
 
 @pytest.mark.parametrize(("indices", "layout", "code"), [([0, 3], "coo", 0), ([0, 40], "coo", 1), ([0, 1], "csr", 0)])
 def test_a_sparse_tensor_is_read_as_torch_jit_writes_it(indices, layout, code, tmp_path, statecli):
-    """Its parts are arguments of one call, the layout is a number."""
+    """The parts of the tensor are arguments of a single call, and the layout is a number."""
     torch.jit.script(Sparse(indices, layout)).save(tmp_path / "a.pt")
     assert torch.jit.load(tmp_path / "a.pt").table.layout == getattr(torch, f"sparse_{layout}")
     audit = statecli("audit", tmp_path / "a.pt")
@@ -288,7 +288,7 @@ def test_a_sparse_tensor_is_read_as_torch_jit_writes_it(indices, layout, code, t
 
 @pytest.mark.parametrize("value", [b"K\x09", b"K\x01\x85", b"X\x01\0\0\0a", b"G?\xf0\0\0\0\0\0\0"], ids=repr)
 def test_a_member_that_an_enum_does_not_have(value, archive, statecli):
-    """torch.jit makes nothing of it, so that all later values have another place on its stack."""
+    """torch.jit creates no object for the member, so that all later values have another place on its stack."""
     module = b"__torch__." + _MODULE
     reader = torch._C.PyTorchFileReader(archive())
     pickled = reader.get_record("data.pkl")
@@ -300,7 +300,7 @@ def test_a_member_that_an_enum_does_not_have(value, archive, statecli):
 
 
 def test_a_state_of_a_member(archive, statecli):
-    """torch.jit takes it for a call of another import."""
+    """torch.jit takes the state for a call of another import."""
     module = b"__torch__." + _MODULE
     pickled = torch._C.PyTorchFileReader(archive()).get_record("data.pkl")
     match = re.search(re.escape(b"c" + module + b"\nColour\n") + b"(?:q.)?K\x01R", pickled)
@@ -347,7 +347,7 @@ def test_a_number_for_a_dtype_is_one_that_torch_has(code, is_odd):
 
 
 def test_the_positions_are_those_of_torch():
-    """Each argument of each operator that is such a number, and has no name in a call."""
+    """POSITIONS has each argument of each operator that is a dtype, layout or memory format and may be positional."""
     kinds = {"ScalarType": "dtype", "Layout": "layout", "MemoryFormat": "memory_format"}
     expected = {}
     for schema in torch._C._jit_get_all_schemas():

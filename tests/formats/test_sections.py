@@ -1,4 +1,4 @@
-"""`file#dotted.path`: any container inside a file, by the keys that lead to it."""
+"""`file#dotted.path`: any container inside a file, by its keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statecli.targets import load
 
 @pytest.fixture
 def read_section(tmp_path):
-    """The state of one section of an object, and where it lies."""
+    """Save an object and return the state of one section."""
 
     def read(thing, section, **options):
         path = str(tmp_path / "file.pt")
@@ -48,7 +48,7 @@ def names(state):
     ids=["one of two", "below an unknown word", "in a list", "odd keys", "keys with dots", "inside a section"],
 )
 def test_a_path_selects_what_lies_below_it(read_section, thing, section, legacy):
-    """Its tensors alone, under the names they have in it."""
+    """The state has only the tensors of the container, under their names in the container."""
     state = read_section(thing, section, _use_new_zipfile_serialization=not legacy)
     assert names(state) == [(section, "weight"), (section, "bias")]
     assert all(tensor.tied_to == () for tensor in state.tensors)
@@ -56,7 +56,7 @@ def test_a_path_selects_what_lies_below_it(read_section, thing, section, legacy)
 
 
 def test_a_container_of_models_is_each_of_them(read_section):
-    """`#a` of {"a": {"net": …, "ema": …}} is two sections, as it is where the file has nothing else."""
+    """`#a` of {"a": {"net": …, "ema": …}} gives two sections, as for a file with nothing else."""
     state = read_section({"a": {"net": weights(), "ema": weights(1)}, "step": 1}, "a")
     assert state.sections == ("a.net", "a.ema")
 
@@ -74,7 +74,7 @@ def test_a_part_of_an_optimizer_stays_an_optimizers(read_section):
 
 @pytest.mark.parametrize("section", ["a.nothing", "a.net.weight", "a.args", "net", "a.net.", ".a"])
 def test_a_path_to_nothing_is_refused(read_section, section):
-    """A tensor is no container, and a container without tensors no section."""
+    """A tensor is not a container, and a container without tensors is not a section."""
     with pytest.raises(UnreadableError, match="has no section"):
         read_section({"a": {"net": weights(), "args": {"lr": 1}}}, section)
 
@@ -86,7 +86,7 @@ KEYS = st.text("ab.1", min_size=1, max_size=3) | st.integers(0, 3)
 @example({1: {"1": "leaf"}, "1": "leaf"})
 @given(st.recursive(st.just("leaf"), lambda below: st.dictionaries(KEYS, below, min_size=1, max_size=3), max_leaves=8))
 def test_every_path_that_reads_as_one_selects_its_tensors(tmp_path_factory, tree):
-    """However keys are nested: as many tensors as lie below all containers of that path's name."""
+    """For any nested keys, the section has as many tensors as all containers with the name of the path."""
     if tree == "leaf":
         return
     count = iter(range(1000))
@@ -113,7 +113,7 @@ def test_every_path_that_reads_as_one_selects_its_tensors(tmp_path_factory, tree
 
 
 def test_a_section_of_a_diff_says_nothing_of_the_rest(statecli, tmp_path):
-    """Two files that differ elsewhere are identical there, and changed there only is found."""
+    """Two files that differ in another section are identical in this section; a change in a section is reported."""
     a, b = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
     torch.save({"a": {"net": weights(), "ema": weights()}}, a)
     torch.save({"a": {"net": weights(), "ema": weights(1)}}, b)
