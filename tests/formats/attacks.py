@@ -59,11 +59,11 @@ def build_pickle(body: bytes) -> bytes:
 class Called:
     """Object that is pickled as any call, with a state to set or items to append afterwards."""
 
-    def __init__(self, *made):
-        self.made = made
+    def __init__(self, *reduction):
+        self.reduction = reduction
 
     def __reduce__(self):
-        return self.made
+        return self.reduction
 
 
 class Call(Called):
@@ -253,13 +253,13 @@ def records(
 
 def change_record(name: str, **fields: object) -> list[Member]:
     """Return the records of the valid archive, with fields of the record `name` replaced."""
-    made = records()
-    for member in made:
+    members = records()
+    for member in members:
         if member.name == f"archive/{name}":
             for field, value in fields.items():
                 assert hasattr(member, field)
                 setattr(member, field, value)
-            return made
+            return members
     raise AssertionError(name)
 
 

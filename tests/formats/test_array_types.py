@@ -146,11 +146,11 @@ def without_state(code):
 
 def build_object_array(dtype=None, elements=b"](K\x01K\x02K\x03e", shape=None, *, make=None, bracket=b"t", more=b""):
     """The opcodes of an array of objects, of shape (4,): the list has three, and numpy reads four pointers."""
-    made = make or call_function(
+    array = make or call_function(
         global_name(CONSTRUCT.__module__, "_reconstruct"), global_name("numpy", "ndarray"), numbers(0), short(b"b")
     )
     parts = b"K\x01" + (shape or numbers(4)) + (dtype or without_state("O8")) + b"\x89" + elements + more
-    return made + (b"](" if bracket == b"e" else b"(") + parts + bracket + b"b"
+    return array + (b"](" if bracket == b"e" else b"(") + parts + bracket + b"b"
 
 
 MASKED = ("numpy.ma.core", "MaskedArray")

@@ -116,8 +116,8 @@ def test_a_tensor_that_is_set_again_cannot_be_told(tmp_path, name, legacy):
 def test_a_parameter_that_is_set_to_its_own_data_is_readable(tmp_path):
     """`Params4bit` of bitsandbytes saves its own data and requires_grad among its attributes."""
     own = tree(data=tensor(), requires_grad=b"\x88", module=b"N", bits=b"K\4")
-    made = call_function(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, own)
-    path = write_archive(tmp_path, tree(w=made))
+    parameter = call_function(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, own)
+    path = write_archive(tmp_path, tree(w=parameter))
     assert read_with_statecli(path) == load_with_torch(path) == {"w": [1, 2, 3, 4]}
 
 
@@ -249,9 +249,9 @@ def test_attributes_of_python_stay_readable(tmp_path):
     """Buffers, and attributes of tensors and of Parameters, are pickled by torch as a state and stay readable."""
     marked, parameter = torch.arange(4.0), torch.nn.Parameter(torch.arange(3.0))
     marked.note, parameter.note = "mine", [1]
-    made = {"b": torch.nn.Buffer(torch.arange(2.0)), "t": marked, "p": parameter}
-    torch.save(made, tmp_path / "a.pt")
-    assert read_with_statecli(str(tmp_path / "a.pt")) == {name: value.tolist() for name, value in made.items()}
+    values = {"b": torch.nn.Buffer(torch.arange(2.0)), "t": marked, "p": parameter}
+    torch.save(values, tmp_path / "a.pt")
+    assert read_with_statecli(str(tmp_path / "a.pt")) == {name: value.tolist() for name, value in values.items()}
 
 
 NAN = real(math.nan)

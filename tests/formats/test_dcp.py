@@ -879,18 +879,18 @@ def test_ten_thousand_boxes_of_no_order_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "told"),
+    ("owner", "name", "is_reported"),
     [(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT", False), (Metadata, "__init__", True)],
     ids=["a member", "something else"],
 )
-def test_a_member_of_an_enumeration_may_be_taken_by_its_name(owner, name, told, tmp_path, monkeypatch):
+def test_a_member_of_an_enumeration_may_be_taken_by_its_name(owner, name, is_reported, tmp_path, monkeypatch):
     """Python 3.11.0 to 3.11.2 pickle a member by `getattr`, which is not reported. Any other use is reported."""
     monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda self, protocol: (getattr, (owner, name)))
     dcp.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "x", no_dist=True)
     assert b"getattr" in (tmp_path / "x" / ".metadata").read_bytes()
     state = formats.read(str(tmp_path / "x"))
     assert [tensor.fqn for tensor in state.tensors] == ["w"]
-    assert ("getattr" in " ".join(odd.message for odd in state.oddities)) is told
+    assert ("getattr" in " ".join(odd.message for odd in state.oddities)) is is_reported
 
 
 # What torch finds in a `.metadata` that no pickler writes so.

@@ -188,8 +188,8 @@ def test_an_audit_of_a_real_folder_finds_nothing(statecli, real, spec):
 def net(rows: int = 5) -> list[zero.Tensors]:
     """Return two groups of tensors whose sizes few numbers of ranks divide; `d` is a scalar."""
     generator = torch.Generator().manual_seed(5)
-    one = {"a": torch.randn(rows, 3, generator=generator), "b": torch.randn(7, generator=generator)}
-    return [one, {"c": torch.randn(11, 2, generator=generator), "d": torch.tensor(2.5)}]
+    first = {"a": torch.randn(rows, 3, generator=generator), "b": torch.randn(7, generator=generator)}
+    return [first, {"c": torch.randn(11, 2, generator=generator), "d": torch.tensor(2.5)}]
 
 
 FROZEN = {"f": torch.arange(15).reshape(3, 5).half(), "g": torch.ones(1).half()}

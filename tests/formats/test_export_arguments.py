@@ -295,7 +295,7 @@ def _operate(*steps: tuple[str, Any, Any]) -> Callable[[dict[str, Any]], None]:
 
     def edit(graph: dict[str, Any]) -> None:
         first = graph["nodes"][0]
-        made = []
+        new_nodes = []
         for number, (target, *operands) in enumerate(steps):
             given = [
                 {
@@ -305,10 +305,10 @@ def _operate(*steps: tuple[str, Any, Any]) -> Callable[[dict[str, Any]], None]:
                 }
                 for value in operands
             ]
-            made.append(
+            new_nodes.append(
                 {**first, "target": target, "inputs": given, "outputs": [{"as_sym_int": {"as_name": f"y{number}"}}]}
             )
-        graph["nodes"][1:1] = made
+        graph["nodes"][1:1] = new_nodes
 
     return edit
 

@@ -180,17 +180,17 @@ def test_metadata_does_not_depend_on_the_byte_order(tmp_path):
         "array": ("general.tags", ["a", "bc"]),
         "block_count": 77,
     }
-    one = write_gguf(tmp_path / "one.gguf", {"w": VALUES}, False, **keys)
-    two = write_gguf(tmp_path / "two.gguf", {"w": VALUES}, True, **keys)
-    assert formats.read(str(one)).metadata == formats.read(str(two)).metadata
+    little = write_gguf(tmp_path / "one.gguf", {"w": VALUES}, False, **keys)
+    big = write_gguf(tmp_path / "two.gguf", {"w": VALUES}, True, **keys)
+    assert formats.read(str(little)).metadata == formats.read(str(big)).metadata
 
 
 def test_another_vocabulary_is_another(tmp_path, run):
     """Another token among thousands gives another digest, and a diff reports the change."""
     tokens = [f"token {n}" for n in range(5000)]
-    one = write_gguf(tmp_path / "one.gguf", {"w": VALUES}, token_list=(tokens,))
-    two = write_gguf(tmp_path / "two.gguf", {"w": VALUES}, token_list=([*tokens[:-1], "token x999"],))
-    code, output = run("diff", one, two, "-f", "json")
+    before = write_gguf(tmp_path / "one.gguf", {"w": VALUES}, token_list=(tokens,))
+    after = write_gguf(tmp_path / "two.gguf", {"w": VALUES}, token_list=([*tokens[:-1], "token x999"],))
+    code, output = run("diff", before, after, "-f", "json")
     assert code == 1
     assert [change["key"] for change in json.loads(output)["metadata"]] == ["tokenizer.ggml.tokens"]
 
@@ -278,9 +278,9 @@ def quantized_files(tmp_path) -> tuple[Path, Path, Path]:
     moved = VALUES.copy()
     moved[2, 100] += 5
     names = ("a.w", "b.w")
-    one = write_gguf(tmp_path / "one.gguf", dict.fromkeys(names, (VALUES, "Q8_0")))
-    two = write_gguf(tmp_path / "two.gguf", {"a.w": (VALUES, "Q8_0"), "b.w": (moved, "Q8_0")})
-    return one, two, write_gguf(tmp_path / "full.gguf", dict.fromkeys(names, VALUES))
+    first = write_gguf(tmp_path / "one.gguf", dict.fromkeys(names, (VALUES, "Q8_0")))
+    second = write_gguf(tmp_path / "two.gguf", {"a.w": (VALUES, "Q8_0"), "b.w": (moved, "Q8_0")})
+    return first, second, write_gguf(tmp_path / "full.gguf", dict.fromkeys(names, VALUES))
 
 
 def changes(output: str) -> dict[str, dict]:
@@ -315,9 +315,9 @@ def test_other_bytes_of_the_same_values(tmp_path, run):
     other[0, 5] = 9
     first, second = tmp_path / "one.gguf", tmp_path / "two.gguf"
     gguf = pytest.importorskip("gguf")
-    for path, held in ((first, raw), (second, other)):
+    for path, blocks in ((first, raw), (second, other)):
         writer = gguf.GGUFWriter(path, "llama")
-        writer.add_tensor("w", held, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        writer.add_tensor("w", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -423,8 +423,8 @@ def test_blocks_in_big_endian_order_are_not_read(tmp_path, run):
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
-def text(held: str | bytes) -> bytes:
-    raw = held.encode() if isinstance(held, str) else held
+def text(content: str | bytes) -> bytes:
+    raw = content.encode() if isinstance(content, str) else content
     return struct.pack("<Q", len(raw)) + raw
 
 

@@ -51,12 +51,12 @@ def test_ranks_are_sections_of_their_own(tmp_path):
     for target in (folder, folder / "iter_0000010"):
         state = formats.read(str(target))
         assert state.format == "megatron"
-        held = {(tensor.section, tensor.fqn): tensor for tensor in state.tensors}
+        tensors = {(tensor.section, tensor.fqn): tensor for tensor in state.tensors}
         for number in range(2):
-            weight = held[f"mp_rank_{number:02d}.model", "embedding.word_embeddings.weight"]
+            weight = tensors[f"mp_rank_{number:02d}.model", "embedding.word_embeddings.weight"]
             assert set(read_all_values(weight.data)) == {float(number)}
             assert weight.tied_to == ()
-        assert held["mp_rank_01.optimizer.optimizer", "state[0]['exp_avg']"].shape == (4, 8)
+        assert tensors["mp_rank_01.optimizer.optimizer", "state[0]['exp_avg']"].shape == (4, 8)
         assert [odd.name for odd in state.oddities if odd.name != "foreign-globals"] == ["model-parallel"]
         assert state.metadata.values["iteration"] == 10
 
@@ -101,9 +101,9 @@ def test_a_rank_that_cannot_be_read_is_a_row(statecli, tmp_path):
 def test_ranks_that_disagree_are_noted(tmp_path):
     """On a name, and on a dtype."""
     folder = write(tmp_path / "run")
-    held = rank(1, torch.float32)
-    held["model"]["extra.weight"] = torch.ones(2)
-    torch.save(held, folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt")
+    state = rank(1, torch.float32)
+    state["model"]["extra.weight"] = torch.ones(2)
+    torch.save(state, folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt")
     messages = [odd.message for odd in formats.read(str(folder)).oddities if odd.name == "ranks-disagree"]
     assert messages == [
         "these tensors are in mp_rank_01 but not in mp_rank_00: model.extra.weight; copy the folder again",

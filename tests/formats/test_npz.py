@@ -87,14 +87,14 @@ def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
 def test_complex_numbers(tmp_path, code, packed):
     """Swapped by their parts."""
     tensor = numpy.array([1 + 2j, 3 - 4j]).astype(code)
-    (found,) = formats.read(save_npz(tmp_path, packed, a=tensor)).tensors
-    assert found.dtype == tensor.dtype.name
-    assert numpy.array_equal(read_all_values(found.data), tensor)
+    (row,) = formats.read(save_npz(tmp_path, packed, a=tensor)).tensors
+    assert row.dtype == tensor.dtype.name
+    assert numpy.array_equal(read_all_values(row.data), tensor)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 @pytest.mark.parametrize(
-    ("made", "dtype", "note"),
+    ("array", "dtype", "note"),
     [
         (numpy.array(["ab", "cdé"]), "numpy U3", None),
         (numpy.array([b"a", b"xyz"]), "numpy S3", None),
@@ -121,11 +121,11 @@ def test_complex_numbers(tmp_path, code, packed):
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_is_no_number(tmp_path, made, dtype, note, packed):
+def test_what_is_no_number(tmp_path, array, dtype, note, packed):
     """Text, times, void and records are shown with their size, and compared by their bytes."""
-    (tensor,) = formats.read(save_npz(tmp_path, packed, a=made)).tensors
-    assert (tensor.dtype, tensor.shape, tensor.nbytes, tensor.note) == (dtype, made.shape, made.nbytes, note)
-    assert raw_of(tensor) == made.tobytes()
+    (tensor,) = formats.read(save_npz(tmp_path, packed, a=array)).tensors
+    assert (tensor.dtype, tensor.shape, tensor.nbytes, tensor.note) == (dtype, array.shape, array.nbytes, note)
+    assert raw_of(tensor) == array.tobytes()
 
 
 RECORD = [("lr", "<f4"), ("wd", "<f4")]
@@ -150,9 +150,9 @@ OTHER_RECORDS = {
 @pytest.mark.parametrize("in_pickle", [False, True], ids=["npz", "pt"])
 def test_records_of_equal_bytes_differ_in_their_dtype(tmp_path, case, in_pickle):
     """The same bytes are other values under other fields."""
-    made = numpy.array([(1.0, 2.0)], RECORD)
+    records = numpy.array([(1.0, 2.0)], RECORD)
     paths = []
-    for name, array in (("a", made), ("b", made.view(OTHER_RECORDS[case]))):
+    for name, array in (("a", records), ("b", records.view(OTHER_RECORDS[case]))):
         paths.append(str(tmp_path / f"{name}.{'pt' if in_pickle else 'npz'}"))
         torch.save({"r": array, "w": torch.ones(1)}, paths[-1]) if in_pickle else numpy.savez(paths[-1], r=array)
     first, second = (next(t for t in formats.read(path).tensors if t.fqn == "r") for path in paths)
@@ -260,9 +260,9 @@ def test_any_array(tmp_path, shape, code, fortran, order):
     tensor = numpy.arange(numpy.prod(shape, dtype=int)).reshape(shape).astype(f"{order}{code}")
     tensor = numpy.asfortranarray(tensor) if fortran else tensor
     numpy.save(tmp_path / "a.npy", tensor)
-    (found,) = formats.read(str(tmp_path / "a.npy")).tensors
-    assert (found.dtype, found.shape) == (tensor.dtype.name, tensor.shape)
-    assert numpy.array_equal(read_all_values(found.data).reshape(tensor.shape), tensor)
+    (row,) = formats.read(str(tmp_path / "a.npy")).tensors
+    assert (row.dtype, row.shape) == (tensor.dtype.name, tensor.shape)
+    assert numpy.array_equal(read_all_values(row.data).reshape(tensor.shape), tensor)
 
 
 # What other writers make of it.
@@ -483,15 +483,15 @@ def test_numbers_may_be_parameters(tmp_path):
 @pytest.mark.parametrize("dtype", [numpy.longdouble, numpy.clongdouble], ids=["real", "complex"])
 def test_longdouble_is_compared_by_its_bytes(dtype, tmp_path, statecli):
     """The number of bytes depends on the machine; a lock has their digest, and a diff reports other values."""
-    one, two = numpy.zeros(3, dtype), numpy.zeros(3, dtype)
-    two[1] = 1
-    for name, array in (("first", one), ("same", one), ("other", two)):
+    zeros, changed = numpy.zeros(3, dtype), numpy.zeros(3, dtype)
+    changed[1] = 1
+    for name, array in (("first", zeros), ("same", zeros), ("other", changed)):
         (tmp_path / name).mkdir()
         save_npz(tmp_path / name, a=array, b=numpy.ones(2))
     first, same, other = (str(tmp_path / name / "arrays.npz") for name in ("first", "same", "other"))
     tensor = formats.read(first).tensors[0]
     assert tensor.dtype == f"numpy {numpy.dtype(dtype).name}"
-    assert raw_of(tensor) == one.tobytes()
+    assert raw_of(tensor) == zeros.tobytes()
     lock = str(tmp_path / "lock.json")
     assert statecli("lock", first, "-o", lock).code == 0
     assert statecli("audit", same, "--lock", lock).code == statecli("diff", first, same).code == 0
@@ -502,8 +502,8 @@ def test_longdouble_is_compared_by_its_bytes(dtype, tmp_path, statecli):
 @pytest.mark.parametrize("code", ["U2", "m8[s]", "M8[D]", "f16"])
 def test_the_same_bytes_in_another_order_are_other_elements(tmp_path, statecli, code):
     """numpy swaps text, times and long numbers as well."""
-    made = numpy.frombuffer(numpy.array([98, 99] * 4, "<i4").tobytes(), f"<{code}")
-    arrays = {"a": made, "b": numpy.frombuffer(made.tobytes(), f">{code}"), "c": made.astype(f">{code}")}
+    elements = numpy.frombuffer(numpy.array([98, 99] * 4, "<i4").tobytes(), f"<{code}")
+    arrays = {"a": elements, "b": numpy.frombuffer(elements.tobytes(), f">{code}"), "c": elements.astype(f">{code}")}
     for name, array in arrays.items():
         numpy.save(tmp_path / f"{name}.npy", array)
     first, swapped, same = (str(tmp_path / f"{name}.npy") for name in arrays)
@@ -551,13 +551,13 @@ def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
     monkeypatch.setattr(npz, "MAX_VERIFIED", 2**24)
     bomb = npy(format_header(shape=f"({2**22},)"), bytes(2**24))
     path = file(tmp_path, build([Member("a.npy", bomb, method=8)]), "a.npz")
-    asked = []
+    lengths = []
     head = npz._read_head
     monkeypatch.setattr(
-        npz, "_read_head", lambda record, source, length: asked.append(length) or head(record, source, length)
+        npz, "_read_head", lambda record, source, length: lengths.append(length) or head(record, source, length)
     )
     (tensor,) = formats.read(path).tensors
-    assert (tensor.shape, asked) == ((2**22,), [npy_array.USUAL])
+    assert (tensor.shape, lengths) == ((2**22,), [npy_array.USUAL])
 
 
 def test_a_flipped_bit_is_found(tmp_path, inspect):

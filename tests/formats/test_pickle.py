@@ -94,7 +94,7 @@ class Slots:
     """Pickles through NEWOBJ_EX."""
 
     def __init__(self, **kwargs: int) -> None:
-        self.held = kwargs
+        self.options = kwargs
 
     def __getnewargs_ex__(self) -> tuple[tuple[int, ...], dict[str, int]]:
         return (1, 2), {"three": 3}
@@ -106,13 +106,13 @@ class Slots:
 def test_newobj_ex_keeps_both_kinds_of_arguments():
     """Keyword arguments are in `kwargs`, the __dict__ in `state`."""
     root = read_pickle(pickle.dumps(Slots(x=1), 4)).root
-    assert (root.how, root.args, root.kwargs, root.state) == ("newobj", (1, 2), {"three": 3}, {"held": {"x": 1}})
+    assert (root.how, root.args, root.kwargs, root.state) == ("newobj", (1, 2), {"three": 3}, {"options": {"x": 1}})
 
 
 def test_defaultdict_and_list_subclass_keep_what_is_put_into_them():
     """SETITEMS and APPENDS on the result of a call go into `items` and `elems`."""
-    made = read_pickle(pickle.dumps(defaultdict(list, {"a": [1]}), 2)).root
-    assert (made.args[0].qualified, made.items) == ("builtins.list", {"a": [1]})
+    call = read_pickle(pickle.dumps(defaultdict(list, {"a": [1]}), 2)).root
+    assert (call.args[0].qualified, call.items) == ("builtins.list", {"a": [1]})
     assert root(b"cm\nL\n)\x81(" + number(1) + number(2) + b"e").elems == [1, 2]
 
 

@@ -580,10 +580,10 @@ def test_metadata_that_names_no_tensor_makes_no_row(tmp_path):
 )
 def test_a_setting_whose_text_is_a_tensors_name_makes_no_row(metadata, tmp_path):
     """save_model drops only a name of tied tensors, which have the same last component in both modules."""
-    held = {name: torch.zeros(2) for name in ("a", "loss", "b.weight")}
-    save_file(held, tmp_path / "a.safetensors", metadata=metadata)
+    tensors = {name: torch.zeros(2) for name in ("a", "loss", "b.weight")}
+    save_file(tensors, tmp_path / "a.safetensors", metadata=metadata)
     state = formats.read(str(tmp_path / "a.safetensors"))
-    assert {tensor.fqn for tensor in state.tensors} == held.keys()
+    assert {tensor.fqn for tensor in state.tensors} == tensors.keys()
     assert state.metadata.values == metadata
 
 
@@ -684,8 +684,8 @@ def odd(rng: random.Random) -> object:
 def change(header: dict, rng: random.Random) -> None:
     """Change a name, an entry or a field of the entry."""
     name = rng.choice([*header, "new"])
-    known = isinstance(header.get(name), dict)
-    what = rng.randrange(7) if known else rng.randrange(3)
+    is_entry = isinstance(header.get(name), dict)
+    what = rng.randrange(7) if is_entry else rng.randrange(3)
     field = rng.choice(["dtype", "shape", "data_offsets", "x"])
     if what == 0:
         header.pop(name, None)

@@ -151,11 +151,11 @@ def torch_export(folder: Path) -> Path:
 
 def shards(folder: Path) -> Path:
     """Write the files that `save_pretrained` writes for a large model."""
-    held = weights()
+    tensors = weights()
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    index = {name: names[n % 2] for n, name in enumerate(held)}
+    index = {name: names[n % 2] for n, name in enumerate(tensors)}
     for file in names:
-        save_file({name: held[name] for name in held if index[name] == file}, folder / file)
+        save_file({name: tensors[name] for name in tensors if index[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     (folder / "config.json").write_text('{"architectures": ["Net"], "dtype": "float32"}')
     return folder

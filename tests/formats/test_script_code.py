@@ -387,7 +387,7 @@ def test_the_message_tells_an_operator_of_torch_from_a_library(archive):
 
 def test_listed_operators_are_those_of_torch(forked_python):
     """Each listed operator belongs to the installed torch or an older torch, and has no known harm."""
-    code = "import torch; print(*{one.name for one in torch._C._jit_get_all_schemas()})"
+    code = "import torch; print(*{schema.name for schema in torch._C._jit_get_all_schemas()})"
     operators = set(forked_python(code).stdout.split())
     older = {
         "chain_matmul",
@@ -410,8 +410,8 @@ def test_listed_operators_are_those_of_torch(forked_python):
 
 def test_harmful_methods_are_those_of_torch(forked_python):
     """An operator with an argument `self`, at any place, is a method of values."""
-    code = "import torch; print(*{one.name for one in torch._C._jit_get_all_schemas() "
-    code += "if one.name.startswith('aten::') and any(a.name == 'self' for a in one.arguments)})"
+    code = "import torch; print(*{schema.name for schema in torch._C._jit_get_all_schemas() "
+    code += "if schema.name.startswith('aten::') and any(a.name == 'self' for a in schema.arguments)})"
     methods = {name for name in forked_python(code).stdout.split() if program_operators.describe_harm(name)}
     assert {name.removeprefix("aten::") for name in methods} == program_operators.HARMFUL_METHODS
 
@@ -501,7 +501,7 @@ def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
 
 def test_every_operator_of_torch_is_of_a_namespace_that_is_known(forked_python):
     """Operators with names about files or Python have a known harm. A process without other libraries lists them."""
-    code = "import torch; print(*{one.name for one in torch._C._jit_get_all_schemas()})"
+    code = "import torch; print(*{schema.name for schema in torch._C._jit_get_all_schemas()})"
     operators = forked_python(code).stdout.split()
     assert len(operators) > 1000
     assert [
