@@ -11,7 +11,7 @@ import pytest
 from statecli import formats
 from statecli.core.errors import UnreadableError
 
-#: Runs `statecli inspect`; gives the exit code, stdout and stderr.
+#: Runs `statecli inspect`; returns the exit status, stdout and stderr.
 Inspect = Callable[..., tuple[int, str, str]]
 
 

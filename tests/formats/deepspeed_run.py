@@ -70,7 +70,7 @@ def work(rank: int, out: str, port: int, specs: list[str]) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT=str(port), DS_ACCELERATOR="cpu")
     torch.set_num_threads(1)
-    # Compiling its operator for shared memory takes a minute, waits for any earlier compiler that was killed, and
+    # Compiling the operator for shared memory takes a minute, waits for any earlier compiler that was killed, and
     # changes no file: without the operator gloo does the work.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")

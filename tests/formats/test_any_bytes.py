@@ -49,7 +49,7 @@ def megatron(folder: Path) -> Path:
 
 PARTED = [{"a": torch.ones(3, 3), "b": torch.ones(2)}, {"c": torch.ones(5)}]
 
-#: Each writes a small checkpoint of its format and gives what to name: a file or a folder.
+#: Functions that write a small checkpoint of a format and return its path: a file or a folder.
 SEEDS = (
     same.safetensors,
     *same.WRITERS,
@@ -58,7 +58,7 @@ SEEDS = (
     megatron,
     write_accelerate_state,
 )
-#: Damaged copies of each.
+#: Number of damaged copies of each checkpoint.
 DAMAGED = 60
 
 

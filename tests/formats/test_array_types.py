@@ -37,7 +37,7 @@ CODES = [
     "l",
     "p",
 ]
-#: Each makes a type of another one.
+#: Functions that make a type of another type.
 SHAPES = {
     "itself": np.dtype,
     "the other byte order": lambda code: np.dtype(code).newbyteorder(),
@@ -96,7 +96,7 @@ def test_a_state_with_one_thing_changed_is_not_sound(place):
 
 
 O8 = np.dtype("O")
-#: States of types that make numpy take bytes of the file for addresses, divide by zero or look for what is not there.
+#: States of types that make numpy take bytes of the file for addresses, divide by zero or look up missing fields.
 UNSOUND = {
     "references that are not pickled as a list": ("O8", (3, "|", None, None, None, -1, -1, 1)),
     "the same with other flags": ("O8", (3, "|", None, None, None, -1, -1, 61)),
@@ -155,7 +155,7 @@ def build_object_array(dtype=None, elements=b"](K\x01K\x02K\x03e", shape=None, *
 
 MASKED = ("numpy.ma.core", "MaskedArray")
 STRINGS = ("numpy._core._internal", "_convert_to_stringdtype_kwargs")
-#: Arrays whose lists are too short, with types that are made in every way, and states of every kind.
+#: Arrays whose lists are too short, with types created in every way, and states of every kind.
 TOO_SHORT = {
     "a class of types": build_object_array(call_function(global_name("numpy.dtypes", "ObjectDType"))),
     "a class of types, made by pickle": build_object_array(global_name("numpy.dtypes", "ObjectDType") + b")\x81"),

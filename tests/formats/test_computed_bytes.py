@@ -60,7 +60,7 @@ def swap(size):
     return b"".join(PADDED[at : at + size][::-1] for at in range(0, len(PADDED), size))
 
 
-#: Arrays as picklers write them, whose bytes in memory are the hidden pickle and in the file are not.
+#: Arrays as picklers write them: their bytes in memory are the hidden pickle, their bytes in the file are not.
 PADDED = HIDDEN + b"." * (-len(HIDDEN) % 16)
 ROWS = numpy.frombuffer(PADDED, "u1").reshape(8, -1)
 ARRAYS = {

@@ -75,7 +75,7 @@ def rewritten(folder: Path, change: Any) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
-# What is read.
+# Valid folders.
 
 
 @pytest.mark.parametrize("name", ["mixed", "fsdp2", "flat"])
@@ -405,7 +405,7 @@ def test_shards_of_safetensors_with_a_hole(ranks, tmp_path, statecli):
     )
 
 
-# What is refused.
+# Refused folders.
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
@@ -624,7 +624,7 @@ def test_an_archive_of_another_tensor(tmp_path, statecli):
     assert "the index records float32 [4], but the array at byte 0 holds float32 [3]" in result.out + result.err
 
 
-# What would be executed.
+# Pickles that would run code.
 
 
 def test_metadata_that_attacks(mixed_folder, tmp_path, statecli):
@@ -711,7 +711,7 @@ def test_every_pickle_is_scanned(ranks):
     assert not [finding for finding in findings if finding.unread]
 
 
-# What `.metadata` says to be an archive is one, wherever it lies.
+# Archives that `.metadata` locates, wherever they lie.
 
 
 CALL = call_function(global_name("os", "system"), text("touch HARM"))
@@ -783,7 +783,7 @@ def test_a_value_in_any_file_of_the_folder_is_scanned(tmp_path, statecli):
     (tmp_path / "x" / "notes.txt").write_bytes(b"notes" + HIDDEN["an archive"])
     with_a_value_at(tmp_path / "x", "notes.txt", 5, len(HIDDEN["an archive"]))
     result = statecli("audit", str(tmp_path / "x"))
-    assert result.code == 2  # the file is an archive behind other bytes as well
+    assert result.code == 2  # the file is an archive after other bytes as well
     assert "loading the file calls os.system" in result.out
 
 
@@ -820,7 +820,7 @@ def test_metadata_that_no_reader_asks_for_is_judged_too(mixed_folder, statecli):
     assert "cannot locate the archives in the file: __0.metadata does not contain metadata" in result.out
 
 
-# Which boxes fill another.
+# Boxes that fill another box.
 
 
 def boxes(*cuts: tuple[tuple[int, int], ...]) -> list[Box]:
@@ -893,7 +893,7 @@ def test_a_member_of_an_enumeration_may_be_taken_by_its_name(owner, name, is_rep
     assert ("getattr" in " ".join(odd.message for odd in state.oddities)) is is_reported
 
 
-# What torch finds in a `.metadata` that no pickler writes so.
+# Entries that torch reads from a `.metadata`, in a form that no pickler writes.
 
 
 EVIL = b"N0cposix\nsystem\n(S'touch HARM'\ntR."
@@ -996,7 +996,7 @@ def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli, f
     loads_and_harms(tmp_path, forked_python)
 
 
-# Which folders are such folders.
+# Recognition of a folder.
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])

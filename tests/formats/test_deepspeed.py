@@ -25,10 +25,10 @@ from statecli.values.read import read_all_values
 from ..forked_python import run_python
 from . import attacks, zero
 
-#: Stage, dtype, groups of the optimizer; `3s` has groups of at most 100 elements, across which parameters lie.
+#: Stage, dtype, groups of the optimizer; `3s` has groups of at most 100 elements, so that parameters cross groups.
 REAL = ("0-bf16-1", "1-bf16-1", "2-bf16-2", "2-fp32-1", "3-bf16-2", "3s-fp32-2")
 PARTED = REAL[1:]
-#: Stage and ranks of folders that `zero.write` makes, with more ranks than elements too.
+#: Stage and ranks of folders that `zero.write` writes, including more ranks than elements.
 MADE = [(stage, ranks) for stage in (1, 2, 3) for ranks in (1, 2, 3, 5, 32)]
 
 
@@ -233,7 +233,7 @@ def test_float32_copies_are_a_checkpoint_of_their_own(statecli, tmp_path):
         assert result.json["summary"]["identical"] == identical, result.json["changes"]
 
 
-# --- what is wrong ---------------------------------------------------------------------------------------------------
+# --- damaged folders -------------------------------------------------------------------------------------------------
 
 
 def damaged_names(state) -> dict[str, set[str]]:
@@ -422,7 +422,7 @@ def test_a_hidden_folder_that_deepspeed_loads_fails_the_audit(tmp_path, tracker,
         f"{folder}: {tracker} points to {tag.format(folder=folder)!r}, which is not a plain folder in the checkpoint "
         "folder; DeepSpeed would load files that statecli did not check"
     )
-    # A walk that finds the folder by this name fails it too.
+    # A walk that finds the hidden folder by its name fails the folder too.
     assert [reason.partition(":")[0] for reason in reasons[1:]] in ([], [str(folder / ".gs1")])
     assert str(folder / "global_step1") in {target.target for target in result.targets}
 

@@ -273,7 +273,7 @@ ATTACKS = {
 }
 
 
-#: Whose operators `run_decompositions` replaces.
+#: Programs whose operators `run_decompositions` replaces.
 UNCHANGED = ("lstm", "lstm without biases", "gru", "weight norm")
 
 
@@ -493,7 +493,7 @@ def test_an_object_that_is_an_input_of_the_graph_is_no_source(tmp_path):
     assert not any("an object from the file" in message for message in actual_messages)
 
 
-#: What torch ignores next to the name of an object.
+#: Fields that torch ignores next to the name of an object.
 IGNORED: dict[str, dict[str, Any]] = {"": {}, "nodes": {"nodes": []}, "a graph": {"graph": {"nodes": []}}}
 
 

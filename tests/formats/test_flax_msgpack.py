@@ -64,7 +64,7 @@ def raw_of(tensor: Any) -> bytes:
         return b"".join(block.tobytes() for block in read_items(view))
 
 
-# What the library writes.
+# Files of the library.
 
 DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool complex64 complex128"
 SMALL = "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
@@ -289,7 +289,7 @@ def test_numbers_as_keys(tmp_path):
     assert set(tensors(path)) == {("model", "layers.0"), ("model", "layers.1"), ("model", "list.0")}
 
 
-# What is no checkpoint of it, or a damaged one.
+# Files that are not a checkpoint of Flax, or a damaged checkpoint.
 
 REFUSED = {
     "nothing but a map": (b"\x80", "is a msgpack file without a Flax array, so statecli finds no tensor"),
@@ -451,7 +451,7 @@ def test_no_beginning_is_taken_for_whole(tmp_path):
     first, last = {"a": array([2])}, {"params": {"a": array([2]), "b": array([3])}, "step": 3, "name": "x"}
     whole = pack(last)
     path = tmp_path / "cut.msgpack"
-    # The key of the map, then that of the first array, each with its length; the array.
+    # The key of the map, then the key of the first array, each with its length; then the array.
     read_from = 5 + 7 + 5 + len(pack(first)) - 5
     for end in range(len(whole)):
         path.write_bytes(whole[:end])
@@ -494,7 +494,7 @@ def test_a_list_or_an_array_in_pieces_that_breaks_off(tmp_path):
         assert "is truncated: bytes" in damaged.damage
 
 
-# By content.
+# Recognition by content.
 
 
 @pytest.mark.parametrize(
@@ -526,7 +526,7 @@ def test_the_first_key_may_be_long(tmp_path):
     assert set(tensors(path)) == {("model", name)}
 
 
-# Keys that dotted names do not show.
+# Keys that dotted names do not distinguish.
 
 SAME_NAMES = {
     "a dot": ({"params": {"a": {"b": array([2])}}}, {"params": {"a.b": array([2])}}),

@@ -67,7 +67,7 @@ def sqlite() -> bytes:
         return database.serialize() if hasattr(database, "serialize") else b"SQLite format 3\0" + bytes(84)
 
 
-#: case -> (bytes, the line without its path), whatever the file is called. FILE is the path of the file.
+#: case -> (bytes, the line without its path), under any file name. FILE is the path of the file.
 FOREIGN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is an empty file"),
     "git-lfs": (LFS, "is a git-lfs pointer (for a file of 435,778,770 bytes): run: git lfs pull"),
@@ -193,7 +193,7 @@ def test_no_command_prints_what_is_in_another_file(command, name, tmp_path, stat
         assert "hunter" not in done.out + done.err, content
 
 
-#: Where the sign of a kind is when it is not its first byte.
+#: Offset of the bytes that identify a kind of file, if not 0.
 SIGNS = {
     "tar": 257,
     "tar with a folder first": 257,
@@ -266,7 +266,7 @@ def test_checkpoints_in_a_zip_archive(members, expected, tmp_path, line):
     assert line(tmp_path / "m.zip") == expected
 
 
-# By content.
+# Recognition by content.
 
 
 def contents() -> dict[str, bytes]:
@@ -297,7 +297,7 @@ def test_formats_do_not_overlap(tmp_path):
         assert takers == [name]
 
 
-# What cannot be opened.
+# Paths that cannot be opened.
 
 
 def test_missing(tmp_path, inspect):

@@ -25,12 +25,12 @@ from ..forked_python import run_python
 from .attacks import PROTO, STOP, build, call_function, global_name, number, records, state_dict, tensor, text
 from .test_fuzz import outcome, record
 
-#: Makes a file, and leaves one value on the stack.
+#: Runs a command that creates a file, and leaves a value on the stack.
 PAYLOAD = call_function(global_name("os", "system"), text("touch PWNED"))
-#: DUP and POP, with which no string begins that is read as a pickle.
+#: DUP and POP: a string with this beginning is not read as a pickle.
 NO_PICKLE = b"20"
 PROTO_4 = b"\x80\x04"
-#: Frames of at least so many bytes are read from a buffered file without a look ahead.
+#: Frames of at least this size are read from a buffered file without a look ahead.
 PREFETCH = 131_072
 
 
@@ -89,7 +89,7 @@ def frame_pickle(body: bytes) -> bytes:
     return PROTO_4 + frame(len(body) + 1) + body + STOP
 
 
-#: Each file: what writes it into a folder as `model.pt`.
+#: Name of a file -> function that writes the file into a folder as `model.pt`.
 LOAD = "torch.load('model.pt', weights_only=False)"
 FILES = {
     **{f"data.pkl: {hide.__name__}": partial(write_zip, hide=hide) for hide in HIDES},

@@ -21,7 +21,7 @@ from statecli.pickles.nodes import Global, Key, Obj, Persistent, Pickle, SetOf
 
 from .attacks import build_pickle, number, state_dict, tensor, text
 
-#: Mutants of the suite. `python -m tests.formats.test_fuzz N` runs N of another seed.
+#: Number of mutants in the suite. `python -m tests.formats.test_fuzz N` runs N mutants with another seed.
 MUTANTS = 500
 SEED = 20260
 
@@ -38,7 +38,7 @@ def flat(result: Pickle) -> tuple[list[object], ...]:
         if parts is None:
             out.append((type(node).__name__, node))
             continue
-        # Equal tuples may be one object in one graph and two in the other: nothing can tell them apart.
+        # Equal tuples may be a single object in one graph and two objects in the other, without any difference.
         if type(node) is not tuple:
             if id(node) in numbers:
                 out.append(numbers[id(node)])

@@ -56,11 +56,11 @@ def pack_blocks(array: np.ndarray, kind: str) -> np.ndarray:
     except NotImplementedError:
         values, size = ggml_types.BLOCK_SIZES[kind.lower()]
         shape = (*array.shape[:-1], array.shape[-1] // values * size)
-        # Below 0x40, no half in them is infinite or NaN, whichever bytes it is made of.
+        # With bytes below 0x40, no half-precision number in the blocks is infinite or NaN.
         return (np.abs(array).view(np.uint8).reshape(-1)[: np.prod(shape)] % 0x40).reshape(shape)
 
 
-# --- what the library writes -----------------------------------------------------------------------------------------
+# --- files of the library --------------------------------------------------------------------------------------------
 
 PLAIN = {
     "f32": VALUES,
@@ -94,7 +94,7 @@ def test_bfloat16_is_torchs(big, tmp_path):
     """numpy has no bfloat16, so the library writes the bytes."""
     gguf = pytest.importorskip("gguf")
     path = write_gguf(tmp_path / "m.gguf", {"w": (VALUES, "BF16")}, big)
-    if big:  # The library leaves the bytes of what it quantizes as they are.
+    if big:  # The library leaves the bytes of quantized tensors unchanged.
         raw = bytearray(path.read_bytes())
         start = gguf.GGUFReader(path).tensors[0].data_offset
         raw[start:] = np.frombuffer(raw[start:], "<u2").astype(">u2").tobytes()
@@ -453,7 +453,7 @@ def write_raw_file(folder: Path, *arguments, **more) -> Path:
 U32 = struct.pack("<I", 7)
 HUGE = struct.pack("<Q", 2**60)
 ENDS = "but the file has {} bytes: truncated or damaged; copy or download the file again"
-#: What is wrong -> the file, and what is said of it.
+#: Defect -> the file and its error line.
 REFUSED = {
     "version 1": (
         raw_file(version=1),
@@ -595,7 +595,7 @@ def test_a_tensor_that_cannot_be_read_spoils_itself_alone(case, tmp_path, inspec
     assert [row.split("\t")[0] if "\t" in row else row.split()[1] for row in out.splitlines()[1:4]] == ["v", "w", "x"]
 
 
-#: What is wrong -> the lines of three tensors, and what is said of those that are damaged; 128 bytes are there.
+#: Defect -> the lines of three tensors and the errors of the damaged tensors; the data has 128 bytes.
 MISPLACED = {
     "beyond the end": (
         [("v", 800, 0), ("w", 8, 32), ("x", 8, 64)],

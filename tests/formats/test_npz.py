@@ -265,7 +265,7 @@ def test_any_array(tmp_path, shape, code, fortran, order):
     assert numpy.array_equal(read_all_values(row.data).reshape(tensor.shape), tensor)
 
 
-# What other writers make of it.
+# Headers of other writers.
 
 LITERALS = {
     "in another order": "{'shape': (2,), 'fortran_order': False, 'descr': '<f4'}",
@@ -317,7 +317,7 @@ def test_an_audit_does_not_inflate_numbers(tmp_path, monkeypatch):
     assert scan_pickles(save_npz(tmp_path, True, a=numpy.zeros(100_000))) == ()
 
 
-# What is wrong with an array.
+# Damaged arrays.
 
 DAMAGED = {
     "an unknown key": (
@@ -388,7 +388,7 @@ DAMAGED = {
 
 
 SIZES = ("", "0", "1", "2", "3", "4", "8", "10", "16", "32", "08")
-#: Of another machine, or nothing but another size of a pointer.
+#: Types of another machine, or with another size of a pointer.
 ELSEWHERE = re.compile(r"[<>|=]?(?:f12|c24|O4)")
 
 
@@ -527,7 +527,7 @@ def test_bytes_behind_an_array(tmp_path):
     assert {odd.name for odd in (*alone.oddities, *packed.oddities)} == {"suffixed"}
 
 
-# What is wrong with an archive.
+# Damaged archives.
 
 ARRAY = npy(format_header(), bytes(8))
 

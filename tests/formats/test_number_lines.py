@@ -19,7 +19,7 @@ from statecli.pickle_scan.imported_names import Scanner
 from statecli.pickles.machine import Machine
 
 CALL = b"0cposix\nsystem\n(S'touch PWNED'\ntR."
-# What the line is -> opcodes that push one value.
+# Kind of the line -> opcodes that push a value.
 LINES = {
     "a float with a NUL": b"F1\0\n",
     "a float with a NUL and other text": b"F-1e3\0other\n",

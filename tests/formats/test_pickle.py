@@ -354,7 +354,7 @@ REFUSED = {
 }
 
 
-#: What statecli does not read of pickles that a loader may read.
+#: Errors for pickles that statecli does not read, although a loader may read them.
 NOT_DAMAGED = (
     "copyreg extension code",
     "pickle protocol 9",
@@ -430,7 +430,7 @@ BOMBS = {
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
 def test_bombs_are_ordinary_graphs(data):
     """Pickles that hang or crash pickle and torch.load are read, and freed, in a moment."""
-    gc.freeze()  # the collection below looks at what was read, not at the libraries
+    gc.freeze()  # the collection below covers the result of the read, not the libraries
     begun = time.process_time()
     read_pickle(data)
     gc.collect()

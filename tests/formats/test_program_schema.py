@@ -23,7 +23,7 @@ serialize = pytest.importorskip("torch._export.serde.serialize")
 #: Class of the table -> class of torch with the same fields, or the dict of texts that torch reads by these keys.
 ALIASES = {"InputArgument": "Argument"}
 METADATA = {"NodeMetadata": "serialize_metadata", "GraphMetadata": "serialize_graph_module_metadata"}
-#: Classes of torch's schema that are in no program. torch looks up a payload by the names in the signature and by the
+#: Classes of torch's schema outside of programs. torch looks up a payload by the names in the signature and by the
 #: name of its record, and statecli reports compiled models as code.
 COMPILED = {"AOTInductorModelPickleData", "ExternKernelNodes", "ExternKernelNode"}
 OTHER_RECORDS = {"PayloadConfig", "PayloadMeta", *COMPILED}

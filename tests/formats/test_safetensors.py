@@ -52,7 +52,7 @@ def pack_tensor(value, data: bytes = bytes(8), name: str = "a") -> bytes:
 A = '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
 DEEP = 150
 
-#: What both readers refuse: case -> (file, the line without its path).
+#: Files that both readers refuse: case -> (file, the line without its path).
 REFUSED: dict[str, tuple[bytes, str]] = {
     "no bytes but one": (
         b"\x08",
@@ -308,7 +308,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
 }
 
-#: What safe_open accepts and this reader refuses: case -> (file, line).
+#: Files that safe_open accepts and this reader refuses: case -> (file, line).
 STRICTER: dict[str, tuple[bytes, str]] = {
     "one name twice": (
         pack_file(A + ',"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
@@ -340,7 +340,7 @@ STRICTER: dict[str, tuple[bytes, str]] = {
     ),
 }
 
-#: What this reader accepts and safe_open refuses.
+#: Files that this reader accepts and safe_open refuses.
 LOOSER = {"a shape of -0, which is 0": pack_file(A.replace("[2]", "[-0]").replace("8]", "0]") + "}")}
 
 
@@ -348,7 +348,7 @@ def open_with_library(path: Path) -> dict[str, tuple[str, list[int]]] | None:
     """Return the tensors of safe_open as name -> (dtype, shape), or None if safe_open refuses the file."""
     try:
         with safe_open(path, "pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # `file` is not a dict
             return {name: (slice_.get_dtype(), slice_.get_shape()) for name, slice_ in slices.items()}
     except SafetensorError:
         return None
@@ -458,9 +458,9 @@ def test_a_plain_file_has_no_oddities(tmp_path):
     assert formats.read(str(tmp_path / "file.safetensors")).oddities == ()
 
 
-# Against safetensors itself.
+# Comparison with safetensors itself.
 
-#: torch's name -> the header's.
+#: torch's name of a dtype -> the header's name.
 NAMES = {torch_name: name for name, (torch_name, _) in safetensors.DTYPES.items()} | {"float4_e2m1fn_x2": "F4"}
 
 
@@ -635,7 +635,7 @@ def check_against_library(path: Path) -> bool:
         assert len(message.splitlines()) == 1
         return False
     if re.search(rb"[\[,] *-0", path.read_bytes()) and open_with_library(path) is None:
-        return False  # The one way in which this reader is looser, LOOSER above.
+        return False  # The only case in which this reader is less strict: LOOSER above.
     assert_same(path, formats.read(str(path)))
     return True
 
@@ -648,7 +648,7 @@ def test_flipped_bytes_agree_with_safe_open(tmp_path):
     for at, mask in itertools.product(range(len(whole) - 16), (0x01, 0x02, 0x10, 0x20, 0x80, 0xFF)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
         accepted += check_against_library(path)
-    # The format has no checksum: a changed letter of a name is another name.
+    # The format has no checksum: a changed letter gives another name.
     assert 10 < accepted < 400
 
 

@@ -170,7 +170,7 @@ def trainer(folder: Path) -> Path:
     return folder
 
 
-#: Each writes `weights()` by its format's own library, in a folder of its own, and gives what to name.
+#: Functions that write `weights()` with the library of a format, into a separate folder, and return the path.
 WRITERS = (
     torch_zip,
     torch_legacy,

@@ -113,7 +113,7 @@ class FromPython(Recording, pickle._Unpickler):
 def list_imports(data, unpickler):
     """Return the names that this unpickler imports before its end or its error."""
     reader = unpickler(io.BytesIO(data))
-    # Hostile streams fail in every way; what was asked for before is the fact.
+    # A hostile stream may fail with any exception; the imports before the exception count.
     with contextlib.suppress(Exception):
         reader.load()
     return reader.seen
@@ -220,7 +220,7 @@ PIECES = [
 ]
 
 
-#: More of what leaves something to work on, and of names to be missed.
+#: More pieces that leave a value on the stack, or have a name that a scan could miss.
 WEIGHTED = PIECES + 3 * [piece for piece in PIECES if len(piece) > 6] + 4 * [b"N", b")", b"}", b"("]
 
 
@@ -366,7 +366,7 @@ def test_a_walk_takes_a_long_line_of_text_for_none(tmp_path, text, end):
         assert not begins_as_pickle(source)
 
 
-#: Pickles of printable text that break off, and call nothing by an opcode: what they change runs methods.
+#: Incomplete pickles of printable text that call nothing by an opcode: their changes of an object run methods.
 _TEXT_THAT_ACTS = {
     "a state of a function": b"cshutil\nwhich\n(dS'__setstate__'\ncos\nsystem\nsbS'touch PWNED'\nb~",
     "an item of an imported object": b"cos\nenviron\nS'PWNED'\nS'1'\ns~",
@@ -448,7 +448,7 @@ def test_a_module_may_have_any_name_of_a_file(tmp_path, module, magic, statecli,
     done = statecli("audit", str(tmp_path))
     assert done.code == (1 if magic else 2)
     assert f"{module}.run" in done.out
-    (tmp_path / "model.pt").rename(tmp_path / ".metadata")  # torch.distributed.checkpoint unpickles it
+    (tmp_path / "model.pt").rename(tmp_path / ".metadata")  # torch.distributed.checkpoint unpickles this file
     assert statecli("audit", str(tmp_path)).code != 0
 
 
@@ -456,7 +456,7 @@ def _text(value):
     return b"X" + len(value.encode()).to_bytes(4, "little") + value.encode()
 
 
-#: A call of a name with a blank, because `torch.ops` has an attribute of any text; then the pickle breaks off.
+#: A call of a name with a blank, because `torch.ops` has an attribute of any text; the pickle is then incomplete.
 _BROKEN_CALL = (
     b"\x80\x04"
     + (_text("torch") + _text("ops.a b.__class__.__getattr__.__globals__.get") + b"\x93")
@@ -734,7 +734,7 @@ def test_opcodes_have_an_end(scan_bytes, monkeypatch):
     )
 
 
-#: (what comes first, what is repeated): each takes as long as a call, in three or four opcodes.
+#: (beginning, repeated opcodes): each repetition takes as long as a call, in three or four opcodes.
 SLOW = {
     "a key that is a tuple": (b"}", b"K\1\x85Ns"),
     "a key that is an object": (call_function(global_name("m", "c")) + b"q\0}", b"h\0Ns"),
@@ -760,7 +760,7 @@ def test_bombs_are_scanned_like_ordinary_pickles(data, scan_bytes):
     The slowest takes 2 s of CPU on a machine of two cores; a time proportional to the square of the length would be
     hours.
     """
-    gc.freeze()  # the collection below looks at what the scan leaves, not at the libraries
+    gc.freeze()  # the collection below covers the objects of the scan, not the libraries
     begun = time.process_time()
     scan_bytes(data)
     assert time.process_time() - begun < 10

@@ -21,7 +21,7 @@ from statecli.rules.pickles import RULES
 from .torch_archives import read_archive, write_archive
 
 FILE = '"HARM", True, 4, dtype=0'
-#: What makes HARM, a file of four letters, when it is compiled and run: `t` is filled behind it.
+#: Statements that create HARM, a file of four letters, when compiled and run: a later statement fills `t`.
 WRITES = {
     "plain": f"t = torch.from_file({FILE})",
     "ops": f"t = ops.aten.from_file({FILE})",
@@ -43,7 +43,7 @@ WRITES = {
     "another function": 't = __torch__.tests.formats.test_script_code.made("HARM")',
 }
 MADE = "def made(p: str) -> Tensor:\n  return torch.from_file(p, True, 4, dtype=0)\n"
-#: What only looks so.
+#: Statements that only look alike.
 SPARES = {
     "an attribute": "t = (st)[0]\n    self.w = torch.detach(t)",
     "a text": "t = (st)[0]\n    x = \"torch.from_file('a') torch\"",
@@ -139,7 +139,7 @@ def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, arch
         assert (tmp_path / "HARM").exists()
 
 
-#: Calls whose first word stands behind another one, for torch's lexer; the archive defines a method of the same name.
+#: Calls whose first word follows another word, for torch's lexer; the archive defines a method of the same name.
 GLUED = (
     "x\n    dtype = 1. is not{}",
     "x\n    layout = 1. not in{}",
@@ -170,7 +170,7 @@ def test_numbers_and_names_are_not_words_without_a_space():
     assert list(script_code.find_calls(code, Steps())) == []
 
 
-#: What a default computes, which torch.jit.load evaluates.
+#: Computed defaults, which torch.jit.load evaluates.
 DEFAULTS = (
     'bool=1 is nottorch.save("x", "HARM")',
     "Tensor=torch.ones([4])",
@@ -235,7 +235,7 @@ def test_operators_and_classes_of_other_libraries_are_unknown():
     assert list_calls(b"x = __torch__.torch\ny = x.classes") == [("__torch__.torch", "*", True)]
 
 
-#: Statements that access memory at an offset of the file's choice, far outside of the tensor.
+#: Statements that access memory at an offset from the file, far outside of the tensor.
 WILD = {
     "reinterpret": "t = torch.fill_(ops.inductor._reinterpret_tensor(st[0], [4], [1], 100000000000), 1)",
     "pool": "t = torch.sum(ops.inductor._alloc_from_pool(st[0], 100000000000, 6, [4], [1]))",
@@ -524,7 +524,7 @@ def test_an_archive_whose_version_lies_with_its_data_is_audited(records, tmp_pat
     assert (target.status.value, target.tensors) == ("audited", 1)
 
 
-#: Statements of a `__setstate__` that crash the process or keep it from going on, though each operator is torch's own.
+#: Statements of a `__setstate__` that crash the process or never end, though each operator is torch's own.
 POOLED = (
     "torch.full([1, 1, 1, 1], 1.5), torch.zeros([1, 1, 2, 2]), [2, 2], [2, 2], [0, 0], [1, 1], False,"
     " torch.full([1, 1, 1, 1], 1000000000000, dtype=4)"
@@ -631,7 +631,7 @@ def test_numbers_of_a_big_endian_archive_are_unknown(name, tmp_path):
         assert any("access memory outside the weights" in (mention.misuse or "") for mention in mentions) != is_known
 
 
-#: What replaces a part of the code of a quantized convolution, so that it packs by no groups.
+#: Replacements in the code of a quantized convolution, so that the code packs with 0 groups.
 OTHER_NUMBERS = {
     "a number in the call": (", groups)", ", 0)"),
     "a number in the call, computed": (", groups)", ", torch.len([]))"),
@@ -664,7 +664,7 @@ def test_code_that_packs_by_other_numbers_is_found(name, tmp_path):
     )
 
 
-#: What is repeated: unfinished lists, paths, calls, words, targets, spaces and comments.
+#: Repeated texts: unfinished lists, paths, calls, words, targets, spaces and comments.
 REPEATED = (
     *("s, ", "a.\n", "a . ", "a()\n", "if (", "conv", "conv_", "x(", "(self ", "(self:__torch__.", "self.stride, "),
     *("s = [s, s]\n", "s = ", "s, s =\n", "torch .\n", "torch \\\n", "dtype \n", ". \n", "#\n", "# type: ", '"', "'"),

@@ -227,7 +227,7 @@ def test_casts_that_torch_writes_are_passed(tmp_path, statecli):
 
 _CAST = "  a = unchecked_cast(__torch__.A, x)\n"
 _OF_OPTIONAL = "def f(x: Optional[__torch__.A], y: List[Any]) -> int:\n"
-#: Functions that read other memory, as torch compiles them.
+#: Functions that read other memory, in the form that torch compiles.
 CASTS = {
     "any value": f"def f(x: Any) -> int:\n{_CAST}",
     "a value of the function": "def f(b: __torch__.B) -> int:\n  a = unchecked_cast(__torch__.A, annotate(Any, b))\n",
@@ -316,7 +316,7 @@ def test_an_object_that_does_not_fit_the_interface(archive, statecli):
     assert (audit.code, EXPECTED in audit.out) == (1, True), audit.out
 
 
-#: Code in place of `return x` -> whether torch takes the number for a dtype, a layout or a memory format.
+#: Code in place of `return x` -> whether torch has no dtype, layout or memory format for the number.
 NUMBERS = {
     "return torch.to(x, 200)": True,
     "return (x).to(200)": True,

@@ -107,7 +107,7 @@ def test_every_path_that_reads_as_one_selects_its_tensors(tmp_path_factory, tree
             stack += [(f"{where}.{key}" if where else str(key), child) for key, child in node.items()]
     for where, counts in below.items():
         if where:
-            # "1." is a key of its own, and the empty key below "1": what reads as one path is one section.
+            # "1." is a separate key, as is the empty key below "1": keys with the same path are a single section.
             alike = set().union(*(numbers for name, numbers in leaves.items() if f"{name}.".startswith(f"{where}.")))
             assert len(load.read_checkpoint(f"{path}#{where}").tensors) in (*counts, sum(counts), len(alike))
 
