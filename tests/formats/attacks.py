@@ -20,7 +20,7 @@ def text(value: str) -> bytes:
 
 
 def number(value: int) -> bytes:
-    """The opcode the pickler of protocol 2 picks."""
+    """Return the opcode that the pickler of protocol 2 chooses for the number."""
     if 0 <= value < 256:
         return b"K" + bytes([value])
     if -(2**31) <= value < 2**31:
@@ -67,7 +67,7 @@ class Called:
 
 
 class Call(Called):
-    """Pickles as a call of a function."""
+    """Object that is pickled as a call of a function."""
 
     def __init__(self, function, *arguments):
         super().__init__(function, arguments)
@@ -166,7 +166,7 @@ class Member:
         return packer.compress(self.data) + packer.flush()
 
     def local(self, at: int) -> bytes:
-        """Header, padding to 64 bytes as torch pads, content, descriptor."""
+        """Return the local header, padding to 64 bytes as in torch's files, content and descriptor."""
         name = self.raw_name if self.local_name is None else self.local_name
         pad = -(at + 30 + len(name) + 4) % 64
         extra = b"FB" + struct.pack("<H", pad) + b"Z" * pad
@@ -180,7 +180,7 @@ class Member:
         return head + name + extra + self.content + after
 
     def central(self, at: int) -> bytes:
-        """The directory's entry."""
+        """Return the entry of the central directory."""
         size = len(self.data) if self.size is None else self.size
         packed = len(self.content) if self.packed_size is None else self.packed_size
         offset = at if self.offset is None else self.offset
@@ -271,7 +271,7 @@ def without(name: str) -> list[Member]:
 def legacy(
     pickle: bytes, storages: list[tuple[str, int, bytes]], *, little: bool = True, magic: int = 0x1950A86A20F9469CFC6C
 ) -> bytes:
-    """A stream as torch wrote before 1.6; each storage is key, number of elements, bytes."""
+    """Return a stream as torch before 1.6 wrote a stream; each storage is key, number of elements, bytes."""
     machine = b"}" + text("little_endian") + (b"\x88" if little else b"\x89") + b"s"
     keys = b"](" + b"".join(text(key) for key, _, _ in storages) + b"e"
     head = (

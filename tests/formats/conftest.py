@@ -28,7 +28,7 @@ def inspect(statecli) -> Inspect:
 
 @pytest.fixture
 def run(statecli) -> Callable[..., tuple[int, str]]:
-    """The command line in this process: its exit code and its output."""
+    """Run the command line in this process; return the exit status and the output."""
 
     def run(*arguments: object) -> tuple[int, str]:
         result = statecli(*map(str, arguments))
@@ -39,7 +39,7 @@ def run(statecli) -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture
 def line(inspect) -> Callable[[str | Path], str]:
-    """The line a target is refused with, its path taken off; the reader and the command line say the same."""
+    """Return the line with which a target is refused, without its path; reader and command line agree on the line."""
 
     def refuse(target: str | Path) -> str:
         target = os.fspath(target)

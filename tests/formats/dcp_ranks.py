@@ -46,13 +46,13 @@ def build_mixed_state() -> dict[str, object]:
 
 
 def model() -> nn.Module:
-    """Uneven in every dimension, with buffers."""
+    """Return a model with buffers; no dimension is divisible by the number of ranks."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
 def train_model() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model in shards, and its optimizer after a step."""
+    """Return the model in shards, and its optimizer after a step."""
     net = model()
     fully_shard(net, mesh=init_device_mesh("cpu", (RANKS,)))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.25)

@@ -104,7 +104,7 @@ def convert(folders: list[Path]) -> None:
 
 
 def kept_beside() -> dict[str, object]:
-    """Loss scalers, stages of ZeRO, where a parameter lies in its shard, shapes of parts of a parameter."""
+    """Return loss scalers, ZeRO stages, places of parameters in their shard, and shapes of parts of a parameter."""
     return {
         "loss_scaler": [LossScaler(2), DynamicLossScaler(8, 1, 1, 2, False)],
         "zero_stage": list(ZeroStageEnum),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Extension(NamedTuple):
-    """A value of an application's own type."""
+    """A value of an application's own msgpack type."""
 
     code: int
     data: bytes
@@ -20,13 +20,13 @@ class Raw(NamedTuple):
 
 
 def text(value: str) -> bytes:
-    """A text of at most 31 bytes, or with a length of four."""
+    """Return a text of at most 31 bytes, or with a length of four bytes."""
     data = value.encode("utf-8", "surrogatepass")
     return (bytes([0xA0 + len(data)]) if len(data) < 32 else b"\xdb" + struct.pack(">I", len(data))) + data
 
 
 def pack(value: object) -> bytes:
-    """The value in msgpack: containers and bytes always with lengths of four bytes."""
+    """Return the value in msgpack; containers and bytes always have lengths of four bytes."""
     if isinstance(value, Raw):
         return value.data
     if isinstance(value, Extension):
@@ -53,7 +53,7 @@ def array(shape: object, dtype: object = "float32", data: object = None) -> Exte
 
 
 def chunk_array(shape: tuple[int, ...], *pieces: object) -> dict[str, object]:
-    """Flax's map for an array in pieces."""
+    """Return Flax's map for an array in chunks."""
     numbered = {str(n): size for n, size in enumerate(shape)}
     return {
         "__msgpack_chunked_array__": True,

@@ -23,12 +23,12 @@ def zero_2(folder: Path) -> Path:
 
 
 def zero_3(folder: Path) -> Path:
-    """Two ranks' partitions of each parameter."""
+    """Write a ZeRO-3 folder: two ranks have partitions of each parameter."""
     return zero.write(folder / "zero", 3, PARTED, buffers={"n": torch.arange(2)}, frozen={"f": torch.ones(3)})
 
 
 def write_accelerate_state(folder: Path) -> Path:
-    """Two models, an optimizer, random states and an object of one's own."""
+    """Write two models, an optimizer, random states and a custom object."""
     save_file({"weight": torch.ones(2, 3)}, folder / "model.safetensors")
     save_file({"bias": torch.ones(3)}, folder / "model_1.safetensors")
     net = torch.nn.Linear(3, 2)
@@ -43,7 +43,7 @@ def write_accelerate_state(folder: Path) -> Path:
 
 
 def megatron(folder: Path) -> Path:
-    """Two tensor-parallel ranks."""
+    """Write a Megatron folder of two tensor-parallel ranks."""
     return test_megatron.write(folder / "run")
 
 
@@ -80,7 +80,7 @@ def files_of(target: Path) -> list[Path]:
 
 
 def damage_bytes(raw: bytes, dice: random.Random) -> bytes:
-    """A few bytes changed, a piece cut out, doubled or zeroed, or the end cut off."""
+    """Return the bytes with some bytes changed, a piece cut out, doubled or zeroed, or the end cut off."""
     data = bytearray(raw)
     for _ in range(dice.choice((1, 1, 1, 3, 12))):
         at = dice.randrange(len(data)) if data else 0
@@ -120,7 +120,7 @@ def test_damage_is_refused_in_one_line_or_read(writer, tmp_path):
 
 @pytest.mark.parametrize("writer", SEEDS, ids=lambda function: function.__name__)
 def test_a_missing_or_emptied_file_is_refused_in_one_line_or_read(writer, tmp_path):
-    """Each file of a checkpoint gone, empty, or a folder in its place."""
+    """Each file of a checkpoint is removed, emptied, or replaced by a folder."""
     (tmp_path / "good").mkdir()
     good = writer(tmp_path / "good")
     for path in files_of(good):
@@ -138,7 +138,7 @@ def test_a_missing_or_emptied_file_is_refused_in_one_line_or_read(writer, tmp_pa
 
 @pytest.mark.parametrize("writer", SEEDS, ids=lambda function: function.__name__)
 def test_every_beginning_of_a_file_is_refused_in_one_line_or_read(writer, tmp_path):
-    """A download may stop at any byte; large files are cut at some of them, each of many files at fewer."""
+    """A download may stop at any byte; large files, and each of many files, are truncated at fewer places."""
     (tmp_path / "good").mkdir()
     good = writer(tmp_path / "good")
     files = files_of(good)

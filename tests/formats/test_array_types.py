@@ -123,7 +123,7 @@ UNSOUND = {
 
 @pytest.mark.parametrize(("code", "state"), UNSOUND.values(), ids=list(UNSOUND))
 def test_a_state_that_numpy_does_not_write_is_not_sound(code, state):
-    """Whether its flags, its fields or its unit are wrong."""
+    """The state has wrong flags, wrong fields or a wrong unit."""
     assert list_misused(Called(np.dtype, (code, False, True), state), 4) == ["numpy.dtype"]
 
 
@@ -145,7 +145,7 @@ def without_state(code):
 
 
 def build_object_array(dtype=None, elements=b"](K\x01K\x02K\x03e", shape=None, *, make=None, bracket=b"t", more=b""):
-    """The opcodes of an array of objects, of shape (4,): the list has three, and numpy reads four pointers."""
+    """Return an array of objects of shape (4,): the list has three objects, and numpy reads four pointers."""
     array = make or call_function(
         global_name(CONSTRUCT.__module__, "_reconstruct"), global_name("numpy", "ndarray"), numbers(0), short(b"b")
     )
@@ -251,14 +251,14 @@ def test_a_polynomial_is_made_of_an_array(body):
 
 
 def test_an_array_of_fewer_objects_than_elements_is_not_sound():
-    """numpy reads on behind the list; of a record too."""
+    """numpy reads memory after the end of the list, also for a record of objects."""
     for dtype in O8, np.dtype([("a", "O")]):
         assert list_misused(array_of(dtype, [1, 2, 3, 4]), 2) == []
         assert list_misused(array_of(dtype, [1, 2, 3]), 2) == [CONSTRUCTOR]
 
 
 def test_a_type_that_changes_after_it_was_used_is_not_sound():
-    """The bytes of an array become addresses if its type gets fields of objects, or other fields, afterwards."""
+    """Bytes of an array become addresses if its type later gets fields of objects, or other fields."""
     dtype = call_function(global_name("numpy", "dtype"), text("V8"), b"\x89", b"\x88")
     object_type = call_function(global_name("numpy", "dtype"), text("O8"), b"\x89", b"\x88")
     object_type += b"(K\x03" + text("|") + b"NNN" + number(-1) + number(-1) + b"K\x3ftb"

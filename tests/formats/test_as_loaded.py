@@ -30,7 +30,7 @@ STORAGES = {"0": struct.pack("<4f", 1, 2, 3, 4), "1": struct.pack("<4f", 90, 91,
 
 
 def storage(key: str = "0", kind: str = "FloatStorage", numel: int = 4, location: str = "cpu") -> bytes:
-    """A storage's persistent id."""
+    """Return the persistent id of a storage."""
     module = "torch.storage" if kind == "UntypedStorage" else "torch"
     what = text("storage") + f"c{module}\n{kind}\n".encode() + text(key) + text(location)
     return b"(" + what + attacks.number(numel) + b"tQ"
@@ -42,7 +42,7 @@ def arguments(offset: int = 0, size: bytes = numbers(4), stride: bytes = numbers
 
 
 def items(*pairs: tuple[bytes, bytes]) -> bytes:
-    """A dict."""
+    """Return a dict with these items."""
     return b"}(" + b"".join(key + value for key, value in pairs) + b"u"
 
 
@@ -141,7 +141,7 @@ def test_a_parameter_that_is_set_to_other_data_cannot_be_told(tmp_path, attribut
 
 
 def test_quantized_values_whose_scales_are_set_again_cannot_be_told(tmp_path):
-    """torch has compared the number of scales with the channels before."""
+    """torch compares the number of scales with the channels before the scales change."""
     scales = tensor("1", 4, kind="DoubleStorage") + b"q\1"
     changed = b"h\1(" + storage("2", "DoubleStorage", 1) + b"K\0" + numbers(4) + numbers(0) + b"tb"
     scheme = b"(ctorch\nper_channel_affine\n" + scales + tensor("3", kind="LongStorage") + b"K\0t"
@@ -293,7 +293,7 @@ KEYS = {
 
 @pytest.mark.parametrize("name", KEYS)
 def test_keys_that_are_one_in_python_are_one(tmp_path, name):
-    """The first key stays, with the last value, in the place of the first; as many keys as torch has."""
+    """The first of two equal keys keeps its place and gets the last value; torch has as many keys."""
     first, second = KEYS[name]
     path = write_archive(tmp_path, items((first, tensor("0")), (text("w"), tensor("1")), (second, tensor("1"))))
     expected = load_with_torch(path)
@@ -322,7 +322,7 @@ def test_text_that_str_makes_is_the_text(tmp_path):
 
 @pytest.mark.parametrize("scalar", [np.int64(1), np.uint8(1), np.float64(1), np.float32(1), np.bool_(True)], ids=repr)
 def test_numbers_of_numpy_are_numbers(tmp_path, scalar):
-    """numpy.int64(1) is 1 as a key, and protocol 2 writes its bytes as text."""
+    """numpy.int64(1) equals the key 1, and protocol 2 writes its bytes as text."""
     key = pickle.dumps(scalar, 2)[2:-1]
     path = write_archive(tmp_path, items((b"K\1", tensor("0")), (key, tensor("1")), (b"K\2", tensor("0"))))
     assert (
@@ -389,7 +389,7 @@ def test_empty_storages_may_have_two_types(tmp_path):
 
 
 def test_two_views_of_one_key_cannot_be_told(tmp_path):
-    """torch keeps the first view by its key, too."""
+    """torch caches the first view under its key, so that a second view with this key has the first values."""
 
     def view(key: bytes, start: int) -> bytes:
         return storage()[:-2] + b"(" + key + attacks.number(start) + b"K\2ttQ"
@@ -461,7 +461,7 @@ def test_a_big_endian_tensor_of_another_type_than_its_storage_cannot_be_told(tmp
 
 @pytest.mark.parametrize(("kind", "dtype", "size"), [("UntypedStorage", "int8", 16), ("FloatStorage", "float32", 4)])
 def test_a_big_endian_tensor_is_swapped_as_torch_swaps_it(tmp_path, kind, dtype, size):
-    """A byte is the same in any order."""
+    """float32 elements are swapped by four bytes; int8 elements do not change."""
     path = in_order(tmp_path, tree(w=rebuild_typed(kind, size, dtype, size)), b"big", VALUES)
     assert read_with_statecli(path) == load_with_torch(path)
 
@@ -481,7 +481,7 @@ def test_the_byte_order_in_upper_case_is_refused(tmp_path):
 
 @pytest.mark.parametrize("order", [b"\x88", b"\x89", b"N"], ids=["little", "big", "unknown"])
 def test_the_machine_of_a_stream_changes_no_value(tmp_path, order):
-    """torch ignores its description."""
+    """torch ignores the description of the machine."""
     path = tmp_path / "a.pt"
     stream = attacks.legacy(build_pickle(tree(w=tensor().replace(b"tQ", b"NtQ"))), [("0", 4, VALUES)])
     path.write_bytes(stream.replace(text("little_endian") + b"\x88", text("little_endian") + order))
@@ -505,7 +505,7 @@ def test_data_that_a_load_converts_cannot_be_told(tmp_path):
 
 
 def test_an_array_of_float32_may_be_a_bfloat16_of_xla(tmp_path):
-    """numpy has no bfloat16."""
+    """numpy has no bfloat16, so torch saves a bfloat16 tensor of XLA as float32."""
     array = torch.tensor([1.0, 2.0]).numpy()
     moved_array = Called(torch._utils._rebuild_device_tensor_from_numpy, (array, torch.bfloat16, "cpu", False))
     torch.save({"w": moved_array}, tmp_path / "a.pt")

@@ -59,7 +59,7 @@ def write_zip(path):
 
 
 def write_prefixed_zip(path):
-    """Write a file of torch.save behind bytes of a cache."""
+    """Write a file of torch.save after the first bytes of a cache."""
     buffer = io.BytesIO()
     torch.save({"w": torch.ones(2)}, buffer)
     path.write_bytes(b"abcd\0\0\0\0\0\0\0\1" + buffer.getvalue())

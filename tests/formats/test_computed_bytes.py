@@ -56,7 +56,7 @@ COMPUTED = {
 
 
 def swap(size):
-    """The hidden pickle with the bytes of each number in the other order."""
+    """Return the hidden pickle with the bytes of each number in reverse order."""
     return b"".join(PADDED[at : at + size][::-1] for at in range(0, len(PADDED), size))
 
 
@@ -82,13 +82,13 @@ ARRAYS = {
 
 
 def is_reported(path):
-    """Whether the scan names a misused function, or an error."""
+    """Return whether the scan reports a misused function."""
     return any(mention.misuse for finding in scan_pickles(str(path)) for mention in finding.names)
 
 
 @pytest.mark.parametrize("name", COMPUTED)
 def test_computed_bytes_are_reported(name, tmp_path, statecli):
-    """In a checkpoint, in a bare pickle of each protocol, and in a distributed checkpoint."""
+    """The bytes are in a checkpoint and in a bare pickle of each protocol."""
     torch.save({"w": torch.ones(2), "x": COMPUTED[name]}, tmp_path / "a.pt")
     assert is_reported(tmp_path / "a.pt")
     assert statecli("audit", tmp_path / "a.pt", "--no-config").code != 0
@@ -148,7 +148,7 @@ def test_bytes_that_are_changed_are_reported(form, tmp_path, forked_python):
 
 
 def test_an_order_that_is_no_text_is_no_crash(tmp_path):
-    """numpy takes bytes for the byte order."""
+    """numpy accepts bytes as the byte order."""
     function, arguments, state = numpy.frombuffer(swap(2), ">u2").__reduce__()
     data = pickle.dumps([Called(function, arguments, (*state[:-1], swap(2)))], 2)
     order = data.index(b"X\x01\x00\x00\x00>")
@@ -168,7 +168,7 @@ def test_the_work_for_shared_numbers_is_bounded(tmp_path):
 
 
 def test_bytes_as_picklers_write_them_are_clean(tmp_path):
-    """In every protocol: empty, literal, with all values of a byte; tensors and storages; a size."""
+    """Every protocol: empty and literal bytes, all values of a byte, tensors, storages and a size."""
     whole = bytes(range(256))
     plain = [b"", b"a", whole, bytearray(), bytearray(whole), array.array("d", [1.0]), array.array("l", [7])]
     plain += [numpy.bytes_(b"a"), numpy.str_("a"), numpy.arange(9, dtype=">i4"), numpy.ones((3, 4), order="F")]

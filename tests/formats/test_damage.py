@@ -22,7 +22,7 @@ def sound(tmp_path):
 
 @pytest.fixture
 def damaged_file(tmp_path, sound):
-    """The same file, 100 bytes in place of the 400 of `a`."""
+    """A copy of the sound file with 100 bytes in place of the 400 bytes of `a`."""
     return cut_short(sound, str(tmp_path / "damaged.pt"))
 
 
@@ -81,7 +81,7 @@ def test_a_diff_compares_the_rest(statecli, tmp_path, sound, damaged_file, swapp
 
 
 def test_a_diff_without_it_is_whole(statecli, sound, damaged_file):
-    """`-x a` compares the other two."""
+    """`-x a` compares only the other two tensors."""
     result = statecli("diff", sound, damaged_file, "-x", "a")
     assert (result.code, result.out.splitlines()[-1]) == (0, "identical: 2 tensors, 20 B: exit status 0")
 

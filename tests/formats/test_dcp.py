@@ -58,12 +58,12 @@ def ranks(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def mixed_folder(ranks, tmp_path) -> Path:
-    """A copy to be damaged."""
+    """Copy of the folder `mixed`, which a test may damage."""
     return Path(shutil.copytree(ranks / "mixed", tmp_path / "mixed"))
 
 
 def values(path: Path | str) -> dict[str, np.ndarray]:
-    """Every tensor's numbers."""
+    """Return the values of every tensor."""
     return {t.fqn: read_all_values(t.data).reshape(t.shape) for t in formats.read(str(path)).tensors}
 
 
@@ -90,7 +90,7 @@ def test_it_is_what_torch_makes_of_it(name, ranks, tmp_path, statecli):
 
 
 def test_tensors_placed_in_every_way(ranks):
-    """Cut by rows, columns, blocks, the last of three dimensions; replicated; on fewer ranks than there are."""
+    """Sharded by rows, by columns, in blocks, by the last of three dimensions; replicated; on fewer ranks."""
     state = formats.read(str(ranks / "mixed"))
     assert [(t.fqn, t.dtype, t.shape, t.note) for t in state.tensors] == [
         ("rows", "float32", (10, 3), "4 chunks, cut along dimension 0"),
@@ -114,7 +114,7 @@ def test_tensors_placed_in_every_way(ranks):
 
 
 def test_the_values_are_those_that_were_placed(ranks):
-    """Element by element, without torch's loader."""
+    """The values are compared element by element, without torch's loader."""
     actual_values = values(ranks / "mixed")
     assert np.array_equal(actual_values["blocks"], np.arange(35.0).reshape(5, 7))
     assert actual_values["empty"].shape == (0, 3)
@@ -140,7 +140,7 @@ def test_a_model_and_its_optimizer(ranks):
 
 
 def test_an_optimizer_flattened(ranks):
-    """`flatten_optimizer_state_dict` puts names into keys: the moments are an optimizer's all the same."""
+    """`flatten_optimizer_state_dict` puts names into keys: the moments still belong to the optimizer."""
     state = parameter_or_buffer.classify_tensors(formats.read(str(ranks / "flat")))
     facts = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
     assert facts["state.0.weight.exp_avg"] == (Kind.OPTIMIZER, Evidence.OPTIMIZER)
@@ -187,7 +187,7 @@ def test_keys_that_are_text_stay_text(tmp_path):
 
 
 def test_a_model_beside_its_optimizer(tmp_path):
-    """torchtitan puts the model's entries into the same dict as the optimizer: they are the model."""
+    """torchtitan saves the model's entries in the same dict as the optimizer: the entries are the model."""
     net = dcp_ranks.model()
     moments = {f"state.{fqn}.exp_avg": torch.zeros_like(w) for fqn, w in net.named_parameters()}
     dcp.save({**net.state_dict(), "optimizer": moments, "step": 3}, checkpoint_id=tmp_path, no_dist=True)
@@ -199,7 +199,7 @@ def test_a_model_beside_its_optimizer(tmp_path):
 
 
 def test_ranks_that_saved_apart(ranks):
-    """Without collectives each rank has metadata of its own; together they are the model."""
+    """Without collectives each rank has its own metadata; all ranks together are the model."""
     state = formats.read(str(ranks / "apart"))
     assert [odd.name for odd in state.oddities] == ["rank-metadata"]
     whole = values(ranks / "fsdp2")
@@ -276,7 +276,7 @@ def test_ranks_that_saved_different_values(tmp_path, monkeypatch):
 
 
 def test_ranks_that_disagree_about_a_shape(tmp_path):
-    """Neither is believed."""
+    """The tensor is unreadable, with neither shape."""
     dcp.save({"w": torch.ones(3), "v": torch.ones(2)}, checkpoint_id=tmp_path, no_dist=True)
     (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
     alike(tmp_path, w=torch.ones(4), v=torch.ones(2))
@@ -331,7 +331,7 @@ def test_older_metadata(mixed_folder):
 
 
 def test_values_beyond_the_budget(mixed_folder, monkeypatch):
-    """As many values next to the tensors are read as the budget allows, and how many are not is said."""
+    """Values that are not tensors are read up to the budget, and the omitted values are counted."""
     monkeypatch.setattr(reader, "MAX_ITEMS", 2)
     state = formats.read(str(mixed_folder))
     assert [odd.message for odd in state.oddities] == [
@@ -381,7 +381,7 @@ def test_what_torch_save_makes_of_a_rank(ranks):
 
 
 def test_shards_of_safetensors(ranks, tmp_path, statecli):
-    """HuggingFaceStorageWriter's shards say where their pieces begin: together they are the model."""
+    """The shards of HuggingFaceStorageWriter record the start of their pieces: together they are the model."""
     state = formats.read(str(ranks / "shards"))
     whole, actual = values(ranks / "apart"), values(ranks / "shards")
     assert state.format == "dcp-safetensors"
@@ -436,7 +436,7 @@ def test_a_missing_rank(mixed_folder, ranks, statecli):
 
 
 def test_no_rank_is_here(mixed_folder, statecli):
-    """The metadata has every shape all the same; the values next to the tensors are missed too."""
+    """The metadata still has every shape."""
     for path in mixed_folder.glob("*.distcp"):
         path.unlink()
     result = statecli("inspect", str(mixed_folder))
@@ -577,7 +577,7 @@ def test_metadata_that_is_refused(case, mixed_folder, line):
 
 
 def test_another_pickle(mixed_folder, line):
-    """A folder with rank files whose `.metadata` is anything else."""
+    """The folder has rank files, but its `.metadata` is another pickle."""
     (mixed_folder / ".metadata").write_bytes(pickle.dumps({"a": 1}))
     assert line(mixed_folder) == (
         ".metadata does not contain metadata of torch.distributed.checkpoint; "
@@ -642,7 +642,7 @@ def test_metadata_that_attacks(mixed_folder, tmp_path, statecli):
 
 
 def test_lists_that_no_names_fill_are_refused(mixed_folder, statecli):
-    """torch makes a list as long as an index in the paths of `.metadata` asks for, of any length."""
+    """torch makes a list of any length that an index in the paths of `.metadata` requires."""
     for path in (("a", 10**11), ["a", "b", 10**11], ("a",) * 300 + (10**11,)):
         rewritten(mixed_folder, lambda metadata, path=path: metadata.planner_data.update({"a.b": path}))
         result = statecli("audit", str(mixed_folder))
@@ -679,7 +679,7 @@ def test_metadata_that_calls_what_torch_has(names, mixed_folder, statecli):
 
 
 def test_the_names_that_metadata_needs_are_torchs_own():
-    """Each of this torch's is there, and is a class of data."""
+    """Each name that exists in this torch is a class of data."""
     assert {f"{class_.__module__}.{class_.__qualname__}" for class_ in (*CLASSES, _StorageInfo)} <= NEEDED
     for name in NEEDED:
         module, _, last = name.rpartition(".")
@@ -688,7 +688,7 @@ def test_the_names_that_metadata_needs_are_torchs_own():
 
 
 def test_a_value_that_attacks(tmp_path, statecli):
-    """So do the archives of values in rank files."""
+    """A value in a rank file calls a function: nothing runs, and inspect and audit report the call."""
     dcp.save(
         {"w": torch.ones(2), "epoch": Call(os.system, f"touch {tmp_path / 'harm'}")},
         checkpoint_id=tmp_path / "x",
@@ -754,7 +754,7 @@ def test_a_value_hidden_in_a_tensor_is_scanned(kind, tmp_path, statecli):
 
 
 def test_a_value_hidden_in_the_shards_of_a_training_is_scanned(tmp_path, statecli):
-    """As FSDP saves them, in a folder of the training's."""
+    """The shards are in a training's folder, as saved by FSDP."""
     shards, data = tmp_path / "checkpoint-5" / "pytorch_model_fsdp_0", HIDDEN["an archive"]
     with_a_value_at(shards, "__0_0.distcp", hiding(shards, data), len(data))
     (tmp_path / "checkpoint-5" / "trainer_state.json").write_text('{"global_step": 5}')
@@ -788,7 +788,7 @@ def test_a_value_in_any_file_of_the_folder_is_scanned(tmp_path, statecli):
 
 
 def test_two_names_of_one_archive_are_read(tmp_path, statecli):
-    """All of its bytes are the same for both: neither hides anything."""
+    """Both names have all bytes of the archive, so that neither name hides bytes."""
     dcp.save({"w": torch.ones(2), "step": 3}, checkpoint_id=tmp_path / "x", no_dist=True)
 
     def change(metadata: Any) -> None:
@@ -824,7 +824,7 @@ def test_metadata_that_no_reader_asks_for_is_judged_too(mixed_folder, statecli):
 
 
 def boxes(*cuts: tuple[tuple[int, int], ...]) -> list[Box]:
-    """Boxes from their (start, stop) in each dimension."""
+    """Return boxes from their (start, stop) in each dimension."""
     return [Box(tuple(a for a, _ in cut), tuple(b for _, b in cut)) for cut in cuts]
 
 
@@ -843,7 +843,7 @@ def test_boxes_of_no_dimension():
 
 
 def test_dimensions_that_torch_does_not_index_are_refused():
-    """Each of 20,000 would take a look at all of 20,000 chunks: minutes for 200 KB."""
+    """A check of 20,000 chunks for each of 20,000 dimensions would take minutes for 200 KB."""
     shape = (1,) * 20_000
     begin = time.process_time()
     fault = find_fault(shape, [Box((0,) * len(shape), shape)] * 20_000)
@@ -852,7 +852,7 @@ def test_dimensions_that_torch_does_not_index_are_refused():
 
 
 def test_agrees_with_counting():
-    """Random boxes fill a small array as a count of each element says."""
+    """Random boxes are compared with a count of the boxes over each element of a small array."""
     dice = np.random.default_rng(5)
     seen = set()
     for _ in range(3000):
@@ -910,7 +910,7 @@ class Rebuilt:
 
 
 def with_a_hidden_value(folder: Path) -> tuple[MetadataIndex, _StorageInfo, dict[Any, Any]]:
-    """Save a tensor and `step`; return where `step` would be a pickle inside the tensor, and the true places."""
+    """Save a tensor and `step`; return the place of a pickle inside the tensor, with its index, and the true places."""
     w = torch.zeros(9000, dtype=torch.uint8)
     w[5000 : 5000 + len(EVIL)] = torch.frombuffer(bytearray(EVIL), dtype=torch.uint8)
     dcp.save({"w": w, "step": 3}, checkpoint_id=folder, no_dist=True)
@@ -940,7 +940,7 @@ def with_a_state_made_of_pairs(index: Any, place: Any, places: Any) -> Any:
 
 
 def with_fields_as_arguments(index: Any, place: Any, places: Any) -> Any:
-    """`_StorageInfo(file, offset, length)`."""
+    """Give the place by a call: `_StorageInfo(file, offset, length)`."""
     return {**places, index: Rebuilt(_StorageInfo, place.relative_path, place.offset, place.length)}
 
 
@@ -1002,7 +1002,7 @@ def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli, f
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("begin", [b"", b"N0" * 40, b"(0" * 40])
 def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli, forked_python):
-    """torch looks for no mark at the start of the pickle, and for no suffix of the other files."""
+    """torch requires neither a mark at the start of the pickle nor a suffix of the other files."""
     _, place, places = with_a_hidden_value(tmp_path / "x")
     (tmp_path / "x" / "__0_0.distcp").rename(tmp_path / "x" / "data")
     places = {key: _StorageInfo("data", info.offset, info.length) for key, info in places.items()}

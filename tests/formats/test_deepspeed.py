@@ -128,7 +128,7 @@ def test_weights_that_stage_three_has_nowhere_else_are_said_to_be_copies(real):
 
 
 def test_a_parameter_without_elements_is_in_no_partition(tmp_path):
-    """And its note says nothing of any."""
+    """The parameter's note mentions no partition."""
     folder = zero.write(tmp_path / "zero", 3, [{"w": torch.ones(3), "none": torch.ones(0, 3)}])
     assert section(formats.read(str(folder)), "module")["none"].note == (
         "the optimizer's float32 copy; bfloat16 in training"
@@ -197,7 +197,7 @@ BUFFERS = {"count": torch.arange(3), "table": torch.arange(4.0)}
 
 
 def write_made(folder: Path, stage: int, ranks: int) -> None:
-    """A folder with parameters of each kind."""
+    """Write a folder with parameters of each kind."""
     zero.write(folder, stage, net(), frozen=FROZEN, buffers=BUFFERS, shared={"t": "c"}, ranks=ranks)
 
 
@@ -225,7 +225,7 @@ def test_stage_three_is_the_consolidated_file(statecli, tmp_path):
 
 
 def test_float32_copies_are_a_checkpoint_of_their_own(statecli, tmp_path):
-    """`#optimizer.fp32` names them; they differ from the bfloat16 module by their rounding."""
+    """`#optimizer.fp32` selects the copies, which differ from the bfloat16 module by rounding."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=3)
     save_file({name: tensor for group in net() for name, tensor in group.items()}, tmp_path / "all.safetensors")
     for name, identical in (("optimizer.fp32", 4), ("module", 0)):
@@ -288,7 +288,7 @@ def edit_file(file: Path, change) -> None:
 
 @dataclass
 class Fragment:
-    """As DeepSpeed's `fragment_address`."""
+    """Same fields as DeepSpeed's `fragment_address`."""
 
     numel: int
     start: int
@@ -339,7 +339,7 @@ DISAGREE = {
 
 @pytest.mark.parametrize("what", DISAGREE)
 def test_ranks_that_disagree_on_how_it_is_parted(statecli, tmp_path, what):
-    """Nothing can be put together then; the module is shown all the same."""
+    """The optimizer's partitions cannot be joined; the module is still shown."""
     change, said = DISAGREE[what]
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
     edit_file(optimizer(folder, 1), lambda loaded: change(loaded["optimizer_state_dict"]))
@@ -349,7 +349,7 @@ def test_ranks_that_disagree_on_how_it_is_parted(statecli, tmp_path, what):
 
 
 def test_lengths_of_stage_three_that_disagree(tmp_path):
-    """Each rank has as much of each group."""
+    """All ranks must have the same number of groups."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
     edit_file(
         optimizer(folder, 1), lambda loaded: loaded["optimizer_state_dict"]["fp32_flat_groups"].insert(0, torch.ones(1))
@@ -359,7 +359,7 @@ def test_lengths_of_stage_three_that_disagree(tmp_path):
 
 
 def test_more_partitions_than_any_file_has(statecli, tmp_path):
-    """A count from a file asks for no memory."""
+    """A count from a file allocates no memory."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
     edit_file(
         optimizer(folder, 0), lambda loaded: loaded["optimizer_state_dict"].update(partition_count=[10**6 - 1] * 2)
@@ -370,7 +370,7 @@ def test_more_partitions_than_any_file_has(statecli, tmp_path):
 
 
 def test_what_another_save_left_is_not_read(tmp_path):
-    """A rank beyond the number of ranks is of a save by more of them."""
+    """A rank beyond the number of ranks is from a save by more ranks."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
     shutil.copy(optimizer(folder, 1), optimizer(folder, 2))
     state = formats.read(str(folder))
@@ -479,7 +479,7 @@ def test_ranks_in_the_older_format_of_torch(tmp_path):
 
 
 def test_the_model_alone(statecli, tmp_path):
-    """Without the optimizer's files stages 1 and 2 are whole models, and of stage 3 there are no weights."""
+    """Without the optimizer's files, stages 1 and 2 have the whole model, and stage 3 has no weights."""
     for stage, code in ((2, 0), (3, 2)):
         folder = zero.write(tmp_path / str(stage), stage, net())
         for file in folder.rglob("*optim_states.pt"):
@@ -514,7 +514,7 @@ def test_odd_numbers_in_a_rank_spoil_only_its_parameters(statecli, tmp_path, wha
 
 
 def test_a_shape_that_no_model_has(statecli, tmp_path):
-    """A count of elements beyond any memory asks for none."""
+    """A huge number of elements allocates no memory."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
     for file in folder.rglob("*model_states.pt"):
         edit_file(file, lambda loaded: loaded["param_shapes"][0].update(a=torch.Size([2**30, 2**30])))
@@ -552,7 +552,7 @@ def test_without_latest_one_folder_is_enough(line, tmp_path):
 
 
 def test_without_any_model_nothing_has_a_name(line, tmp_path):
-    """The optimizer's files alone hold flat vectors."""
+    """The optimizer's files have only flat vectors without names."""
     folder = zero.write(tmp_path / "zero", 2, net())
     (folder / "global_step2" / "mp_rank_00_model_states.pt").unlink()
     assert line(folder / "global_step2").startswith("the *_model_states.pt files are missing, so ")
@@ -573,7 +573,7 @@ def test_an_unknown_stage_or_version(statecli, tmp_path):
 
 
 def list_messages(statecli, folder: Path) -> str:
-    """The audit's findings, a message a line."""
+    """Return the messages of the audit's findings, one on a line."""
     return "\n".join(finding["message"] for finding in statecli("audit", str(folder), "-f", "json").json["findings"])
 
 
@@ -652,7 +652,7 @@ def universal(folder: Path) -> Path:
 
 @pytest.mark.parametrize("whole", [True, False], ids=["with the model's file", "alone"])
 def test_a_universal_checkpoint_is_read(whole, tmp_path):
-    """Each state of each parameter, and the module next to them."""
+    """The rows are each state of each parameter, and the module."""
     files = universal(tmp_path / "run")
     if not whole:
         (files / "mp_rank_00_model_states.pt").unlink()
@@ -676,7 +676,7 @@ def test_a_file_of_a_universal_checkpoint_that_cannot_be_read_is_a_row(tmp_path)
 
 
 def missing_rows(path: Path) -> list[tuple[str, str]]:
-    """The rows of missing files; the rule about missing files has a finding where there are some."""
+    """Return the rows of missing files; with a row, the rule about missing files has a finding."""
     state = formats.read(str(path))
     rows = [
         (tensor.section, tensor.fqn)
@@ -715,7 +715,7 @@ def test_a_missing_file_of_a_universal_checkpoint_without_models_is_a_row(tmp_pa
 
 
 def test_a_parameter_without_gradients_has_no_other_states(tmp_path):
-    """DeepSpeed writes its float32 copy alone."""
+    """DeepSpeed writes only the float32 copy of the parameter."""
     files = universal(tmp_path / "run")
     for state in ("exp_avg", "exp_avg_sq", "step"):
         (files / "zero" / "b" / f"{state}.pt").unlink()
@@ -762,7 +762,7 @@ def test_what_ds_to_universal_writes_is_complete(real, tmp_path, spec):
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_deepspeed_keeps_beside_its_shards_is_data(real):
-    """Loss scalers, stages of ZeRO, where a parameter lies in its shard, shapes of parts of a parameter."""
+    """Loss scalers, ZeRO stages, places of parameters in their shard, and shapes of parts of a parameter are data."""
     (target,) = audit(Request((str(real / "beside.pt"),), select=tuple(rule.name for rule in pickles.RULES))).targets
     assert target.reason is None
     assert {finding.rule for finding in target.findings} == {"needs-weights-only-false"}

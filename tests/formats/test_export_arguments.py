@@ -1,4 +1,4 @@
-"""Programs of torch.export whose kernels read outside of their tensors, or whose numbers take for ever to compute."""
+"""Programs of torch.export whose kernels read outside of their tensors, or whose numbers take forever to compute."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Bag(nn.Module):
 
 
 class Branches(nn.Module):
-    """Graphs in a graph: branches, a loop, a scan, and contexts."""
+    """Model with graphs inside its graph: branches, a loop, a scan, and contexts."""
 
     def __init__(self):
         super().__init__()
@@ -97,7 +97,7 @@ class Branches(nn.Module):
 
 
 class Asserted(nn.Module):
-    """Messages of checks, and operators whose names look like attributes."""
+    """Model with messages of checks, and operators whose names look like attributes."""
 
     def forward(self, x):
         rows = x.nonzero()
@@ -191,7 +191,7 @@ def test_a_weight_that_contradicts_its_graph_is_not_read(edit, what, tmp_path):
 
 
 def test_short_weights_of_an_lstm_crash_and_are_found(tmp_path, forked_python):
-    """The graph is unchanged."""
+    """Only the weights change; the graph is unchanged."""
     program = torch.export.export(nn.LSTM(64, 4096), (torch.ones(3, 1, 64),))
     for name, weight in list(program.state_dict.items()):
         program.state_dict[name] = nn.Parameter(weight[:1].detach().clone())
@@ -329,7 +329,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_numbers_that_grow_for_ever_are_unsafe(name, tmp_path):
-    """Python computes them when the program is called."""
+    """Python computes the numbers when a user calls the program."""
     shapes = ({0: torch.export.Dim("n", min=2, max=1000)},)
     path = export(tmp_path / "x.pt2", Repeat(), torch.ones(4, 2), dynamic_shapes=shapes)
     assert messages(path) == []
@@ -338,7 +338,7 @@ def test_numbers_that_grow_for_ever_are_unsafe(name, tmp_path):
 
 
 def test_numbers_of_ordinary_sizes_are_clean(tmp_path):
-    """Powers and shifts of sizes, and a thousand products of two of them."""
+    """Powers and shifts of sizes, and a thousand products of two sizes, are not reported."""
     shapes = ({0: torch.export.Dim("n", min=2, max=1000)},)
     path = export(tmp_path / "x.pt2", Repeat(), torch.ones(4, 2), dynamic_shapes=shapes)
     steps = [("_operator.pow", SIZE, 2), ("_operator.pow", 2, SIZE), ("_operator.lshift", 1, 40)]
@@ -539,7 +539,7 @@ class _Outer(nn.Module):
 
 
 def test_unflatten_compiles_the_repr_of_an_object_in_a_signature(tmp_path):
-    """The object is an argument of a submodule, and no argument of a node."""
+    """The object is an argument of a submodule, and not an argument of a node."""
     path = tmp_path / "a.pt2"
     torch.export.save(
         torch.export.export(_Outer(), (torch.ones(2, 2),), preserve_module_call_signature=("added",)), path
@@ -585,7 +585,7 @@ def test_unflatten_compiles_the_repr_of_an_object_in_a_signature(tmp_path):
     ],
 )
 def test_a_text_in_place_of_a_number_is_found(value, tmp_path):
-    """torch checks no types, and sympy evaluates texts: in each list of numbers, and as a symbolic number."""
+    """torch checks no types, and sympy evaluates a text in any list of numbers, and as a symbolic number."""
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
     actual_messages = messages(
         change(path, lambda graph: graph["nodes"].insert(0, call("torch.ops.mine.use.default", value)))
@@ -619,7 +619,7 @@ def test_a_graph_with_the_name_of_a_method_is_found(tmp_path):
 
 
 def test_an_object_in_place_of_a_graph_is_found(tmp_path):
-    """wrap_with_set_grad_enabled calls its second argument: a method of an object of the file."""
+    """wrap_with_set_grad_enabled calls its second argument: a method of an object in the file."""
     custom = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
 
     def edit(graph: dict[str, Any]) -> None:
@@ -695,7 +695,7 @@ def test_a_text_for_a_graph_is_found(kind, tmp_path):
 @pytest.mark.parametrize("name", ["flex_attention", "flex_attention_backward"])
 @pytest.mark.parametrize("scale", [{"as_float": 1.0}, {"as_string": "0.25; { std::system(c); }"}, {"as_none": True}])
 def test_an_operator_whose_arguments_become_source_is_found(name, scale, tmp_path):
-    """inductor writes the scale and the kernel options into C++ without escaping; torch cannot save such a program."""
+    """inductor writes the scale and the kernel options into C++ without escaping; torch cannot save this program."""
     value = {"as_tensor": {"name": "x"}}
     edit = call(f"torch.ops.higher_order.{name}", value, value, value, GRAPH, value, scale, {"as_none": True})
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
@@ -757,7 +757,7 @@ def test_an_argument_by_place_counts_whatever_its_name(name, arguments, what, tm
     ],
 )
 def test_an_argument_by_name_that_torch_calls_is_found(name, keyword, value, count, tmp_path):
-    """A checkpoint calls its `context_fn`."""
+    """torch's operator for activation checkpoints calls its argument `context_fn`."""
     edit = call(f"torch.ops.higher_order.{name}", GRAPH)
     edit["inputs"].append({"name": keyword, "arg": value, "kind": 2})
     path = export(tmp_path / "a.pt2", nn.Linear(2, 2), torch.ones(1, 2))
@@ -814,7 +814,7 @@ class Cast(nn.Module):
 @pytest.mark.parametrize("name", ["to", "softmax", "zeros"])
 @pytest.mark.parametrize("value", [{"as_int": 200}, {"as_int": -1}, {"as_sym_int": {"as_name": "s0"}}], ids=repr)
 def test_a_number_in_place_of_a_dtype_is_found(name, value, tmp_path):
-    """torch takes any number for a dtype, and reads wild memory for its size."""
+    """torch takes any number for a dtype, and reads memory outside its table for the size."""
     path = export(tmp_path / "a.pt2", Cast(), torch.ones(2))
     assert messages(path) == []
 

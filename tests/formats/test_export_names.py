@@ -1,4 +1,4 @@
-"""The oracle: torch runs programs of torch.export whose names mean something else in the source of their graph."""
+"""The oracle is torch: it runs programs of torch.export whose names have another meaning in the graph's source."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def run_by_normalized_name(document: dict[str, Any], config: dict[str, Any], mar
 
 
 def find_wrap(graph: dict[str, Any]) -> tuple[int, str]:
-    """The place of the wrapping node, and the name of its output."""
+    """Return the index of the wrapping node, and the name of its output."""
     at = next(n for n, node in enumerate(graph["nodes"]) if "higher_order" in node["target"])
     return at, graph["nodes"][at]["outputs"][0]["as_tensor"]["name"]
 

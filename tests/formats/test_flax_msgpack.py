@@ -47,7 +47,7 @@ def write_msgpack(tmp_path, content: object, name: str = "model.msgpack") -> str
 
 
 def tensors(path: str, section: str | None = None) -> dict[tuple[str, str], Any]:
-    """The tensors by section and name."""
+    """Return the tensors by section and name."""
     return {(tensor.section, tensor.fqn): tensor for tensor in formats.read(path, section).tensors}
 
 
@@ -59,7 +59,7 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def raw_of(tensor: Any) -> bytes:
-    """The bytes of its elements as they are stored."""
+    """Return the stored bytes of the tensor's elements."""
     with open_view(tensor.data) as view:
         return b"".join(block.tobytes() for block in read_items(view))
 
@@ -155,7 +155,7 @@ def test_params_may_be_all_variables(flax, tmp_path):
 
 
 def test_a_container_can_be_named(flax, tmp_path):
-    """`#params.Dense_0` is a section of its own; the rest keeps its own."""
+    """`#params.Dense_0` makes the container a section; all other tensors keep their section."""
     path = write_msgpack(tmp_path, flax.to_bytes(train_state(flax)))
     actual = tensors(path, "params.Dense_0")
     assert {("params.Dense_0", "kernel"), ("params.Dense_0", "bias"), ("params", "BatchNorm_0.scale")} <= set(actual)
@@ -194,7 +194,7 @@ def test_arrays_in_pieces(flax, tmp_path, monkeypatch):
 
 
 def test_what_is_no_array_is_a_setting(flax, tmp_path):
-    """Numbers of Python and numpy, texts, complex numbers and bytes, lists by their places."""
+    """Numbers of Python and numpy, texts, complex numbers and bytes are settings; items of lists have their index."""
     content = {
         "w": numpy.ones(2),
         "lr": numpy.float32(0.5),
@@ -275,7 +275,7 @@ def test_each_length_of_an_extension(tmp_path, length):
 
 
 def test_two_paths_that_read_the_same(tmp_path):
-    """A key may have a dot: the second of two equal names is spelled out."""
+    """A key may have a dot: the second of two equal names is shown with its keys."""
     path = write_msgpack(tmp_path, {"a": {"b": array([1])}, "a.b": array([2])})
     assert {key: tensor.shape for key, tensor in tensors(path).items()} == {
         ("model", "a.b"): (1,),
@@ -416,14 +416,14 @@ def test_a_dtype_of_nobody(tmp_path, inspect):
 
 
 def test_bytes_of_no_array_have_a_budget(tmp_path, line, monkeypatch):
-    """They are read for a digest of them."""
+    """The bytes are read to compute their digest."""
     monkeypatch.setattr(flax_msgpack, "_MAX_BYTES", 10)
     path = write_msgpack(tmp_path, {"a": array([1]), "b": b"12345678", "c": b"123"})
     assert line(path) == "has more than 10 bytes outside arrays, the limit of statecli"
 
 
 def test_entries_have_a_budget(tmp_path, line, monkeypatch):
-    """A megabyte of nothing would be a million objects."""
+    """A megabyte of empty values would be a million objects."""
     monkeypatch.setattr(msgpack, "MAX_ENTRIES", 10)
     assert line(write_msgpack(tmp_path, {"a": [None] * 20})) == "has more than 10 entries, the limit of statecli"
 
@@ -520,7 +520,7 @@ def test_what_is_no_map_of_names(head):
 
 
 def test_the_first_key_may_be_long(tmp_path):
-    """Of more than 31 bytes, in a file without a suffix."""
+    """The first key has more than 31 bytes, in a file without a suffix."""
     name = "x" * 40
     path = write_msgpack(tmp_path, b"\x81\xd9\x28" + name.encode() + pack(array([1])), "checkpoint")
     assert set(tensors(path)) == {("model", name)}
@@ -579,7 +579,7 @@ def test_a_lock_has_unusual_keys(tmp_path, statecli):
 
 
 def test_another_format_has_no_keys_to_compare(tmp_path, statecli):
-    """Dotted keys of msgpack are the names of safetensors."""
+    """Dotted keys of msgpack equal the names of safetensors."""
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
 

@@ -34,7 +34,7 @@ DVC = b"outs:\n- md5: 0123456789abcdef0123456789abcdef\n  size: 5\n  path: model
 
 
 def pack_tar(*members: str) -> bytes:
-    """A tar archive of small members."""
+    """Return a tar archive of small members."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name in members:
@@ -45,7 +45,7 @@ def pack_tar(*members: str) -> bytes:
 
 
 def pack_zip(*members: str) -> bytes:
-    """A zip archive of small members."""
+    """Return a zip archive of small members."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name in members:
@@ -54,7 +54,7 @@ def pack_zip(*members: str) -> bytes:
 
 
 def npy() -> bytes:
-    """A numpy array's file."""
+    """Return the file of a numpy array."""
     out = io.BytesIO()
     numpy.save(out, numpy.zeros(3))
     return out.getvalue()
@@ -205,7 +205,7 @@ SIGNS = {
 
 @pytest.mark.parametrize("case", sorted(FOREIGN.keys() - {"empty", "zeros", "noise"}))
 def test_every_sign_is_needed(case):
-    """With another byte in the sign's place the same file is called something else."""
+    """With another byte in place of the identifying byte, the same file gets another description."""
     data, expected = FOREIGN[case]
     at = SIGNS.get(case, 0)
     other = data[:at] + b"\xf5" + data[at + 1 :]
@@ -213,14 +213,14 @@ def test_every_sign_is_needed(case):
 
 
 def test_every_magic_number_is_tested():
-    """No line of the table of first bytes is without a case above."""
+    """Each line of the table of first bytes has a case above."""
     said = [expected for _, expected in FOREIGN.values()]
     missing = [what for _, what in unsupported.MAGIC if not any(what in expected for expected in said)]
     assert missing == ["a Windows program"]
 
 
 def test_a_program_of_windows(tmp_path, line):
-    """A program is named, and so is not taken for text."""
+    """A program is named, and not taken for text."""
     path = tmp_path / "setup.pt"
     path.write_bytes(b"MZ\x90\0\3\0\0\0")
     assert line(path) == "is a Windows program"

@@ -35,7 +35,7 @@ PREFETCH = 131_072
 
 
 def frame(length: int) -> bytes:
-    """FRAME."""
+    """Return the opcode FRAME with this length."""
     return b"\x95" + struct.pack("<Q", length)
 
 
@@ -59,7 +59,7 @@ HIDES = (hide_in_string, hide_after_number, hide_in_nested_frame)
 
 
 def write_zip(folder: Path, hide: Callable[[bytes], bytes]) -> None:
-    """An archive whose data.pkl hides the payload before an ordinary state_dict."""
+    """Write an archive whose data.pkl hides the payload before an ordinary state_dict."""
     body = state_dict(w=tensor()).removeprefix(PROTO)
     (folder / "model.pt").write_bytes(build(records(PROTO_4 + hide(PAYLOAD) + body)))
 
@@ -99,7 +99,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory) -> Path:
-    """A folder for each of the files."""
+    """Folder with a subfolder for each of the files."""
     root = tmp_path_factory.mktemp("hostile")
     for number_, write in enumerate(FILES.values()):
         (root / str(number_)).mkdir()
@@ -154,13 +154,13 @@ CROSSING = {
 
 @pytest.mark.parametrize("name", CROSSING)
 def test_a_frame_that_no_pickler_writes_is_refused_in_one_line(name):
-    """Unpicklers read different opcodes from these bytes, so that statecli shows neither reading."""
+    """Unpicklers read different opcodes from the bytes, so that statecli shows neither reading."""
     with pytest.raises(MalformedError, match=name):
         read_pickle(PROTO_4 + CROSSING[name])
 
 
 def test_a_length_that_crosses_the_end_of_a_frame_is_not_read(tmp_path):
-    """Read on, the string would be longer than the file; C reads another length."""
+    """Read to its end, the string would be longer than the file; C reads another length."""
     data = PROTO_4 + frame(2) + b"X\xff" + struct.pack("<I", 0) + global_name("os", "system") + b"."
     (tmp_path / "a.pkl").write_bytes(data)
     (scanned,) = scan.scan_pickles(str(tmp_path / "a.pkl"))

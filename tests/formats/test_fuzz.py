@@ -27,7 +27,7 @@ SEED = 20260
 
 
 def flat(result: Pickle) -> tuple[list[object], ...]:
-    """A graph as a list without nesting: each node once, references by number. Equal lists are equal graphs."""
+    """Return a graph as a flat list: each node once, references by number. Equal lists are equal graphs."""
     numbers: dict[int, int] = {}
     out: list[object] = []
     todo: list[object] = [result.root, *result.persistent, *result.duplicate_keys]
@@ -81,7 +81,7 @@ def one_line(error: Exception) -> str:
 
 
 def generator(seed: int) -> random.Random:
-    """The same damage in every run."""
+    """Return a generator that gives the same damage in every run."""
     return random.Random(seed)  # noqa: S311 - nothing secret
 
 
@@ -94,7 +94,7 @@ def outcome(data: bytes, *, fast: bool) -> object:
 
 
 def saved_pickle(value: object, protocol: int = 2) -> bytes:
-    """The data.pkl torch.save makes of this."""
+    """Return the data.pkl that torch.save writes for the value."""
     import torch
 
     buffer = io.BytesIO()
@@ -131,7 +131,7 @@ def corpus_of_torch() -> list[bytes]:
 
 
 def mutant(rng: random.Random, seeds: list[bytes]) -> bytes:
-    """A pickle with a few bytes changed, cut out, put in, or moved from another."""
+    """Return a pickle with a few bytes changed, cut out or inserted, some from another pickle."""
     data = bytearray(rng.choice(seeds))
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         at = rng.randrange(len(data))
@@ -162,7 +162,7 @@ OPCODES = (
 
 
 def differential(count: int, seed: int, seeds: list[bytes]) -> tuple[int, int]:
-    """Run `count` mutants through both machines; how many were read, and how many there were."""
+    """Run `count` mutants through both machines; return the number of mutants read, and `count`."""
     rng = generator(seed)
     read = 0
     for _ in range(count):
@@ -176,7 +176,7 @@ def differential(count: int, seed: int, seeds: list[bytes]) -> tuple[int, int]:
 
 
 def test_the_fast_path_does_what_the_plain_machine_does(corpus):
-    """Over hundreds of mutants of torch's pickles: the same graph, or the same line. Some are still read."""
+    """Hundreds of mutants of torch's pickles give the same graph or the same line. Some mutants are still read."""
     read, count = differential(MUTANTS, SEED, corpus)
     assert count // 50 < read < count
 
@@ -200,7 +200,7 @@ def scan_report(data: bytes) -> list[object]:
 
 @needs_compiled_records
 def test_a_scan_reports_the_same_with_and_without_the_compiled_reader(corpus):
-    """Names, hazards, nested pickles and all counts, over mutants of torch's pickles."""
+    """Names, hazards, nested pickles and all counts agree for mutants of torch's pickles."""
     rng = generator(SEED + 1)
     for data in (*corpus, *NEARLY.values(), *(mutant(rng, corpus) for _ in range(MUTANTS))):
         compiled = scan_report(data)
@@ -211,7 +211,7 @@ def test_a_scan_reports_the_same_with_and_without_the_compiled_reader(corpus):
 @needs_compiled_records
 @pytest.mark.parametrize("budget", [1, 2, 3, 5, 7, 50, 101])
 def test_bursts_end_at_the_same_opcodes(corpus, monkeypatch, budget):
-    """The budgets are compared after as many opcodes with the compiled reader as without."""
+    """Budgets are checked after the same number of opcodes with and without the compiled reader."""
     monkeypatch.setattr(machine_state, "BURST_OPCODES", 40)
     monkeypatch.setattr(machine, "BURST_OPCODES", 40)
     monkeypatch.setattr(machine, "MAX_OPCODES", 40 * budget)
@@ -222,7 +222,7 @@ def test_bursts_end_at_the_same_opcodes(corpus, monkeypatch, budget):
 
 @needs_compiled_records
 def test_entries_with_other_names_are_left_to_the_machine(monkeypatch):
-    """A scan looks for pickles in texts of other characters than names of tensors have."""
+    """The names have characters that names of tensors do not have; a scan looks for pickles in them."""
     names = ["a.b-c_9", "", "x" * 70_000, "a b", "a\n", "\u00e9", "PK\3\4", "cos\nsystem\n", "\x80\2", "a/b", "a:b"]
     import torch
 
@@ -238,14 +238,14 @@ def test_entries_with_other_names_are_left_to_the_machine(monkeypatch):
 @needs_compiled_records
 @pytest.mark.parametrize(("position", "end"), [(-1, 4), (5, 9), (3, 2), (0, -1), (3, -(2**63))])
 def test_the_compiled_reader_refuses_bytes_outside_the_data(position, end):
-    """An end before the position would be an address before the data."""
+    """An end before the position would give an address before the data."""
     with pytest.raises(ValueError, match=f"bytes {position} to {end} are outside the data"):
         machine.native.take_records(b"Xabc", position, end, 1, [], [], [], {}, Obj, Persistent, None, None)
 
 
 @needs_compiled_records
 def test_the_compiled_reader_is_used(corpus):
-    """Otherwise the comparisons above would compare nothing."""
+    """Without the compiled reader the comparisons above would compare nothing."""
     real, taken = machine.native.take_records, []
     with mock.patch.object(machine, "native") as native:
         native.take_records = lambda *args: taken.append(real(*args)) or taken[-1]
@@ -256,7 +256,7 @@ def test_the_compiled_reader_is_used(corpus):
 
 
 def test_the_fast_path_is_taken(corpus, monkeypatch):
-    """Otherwise the comparison above would compare nothing."""
+    """Without the fast path the comparison above would compare nothing."""
     taken: list[bool] = []
     monkeypatch.setattr(machine, "native", None)
     original = Machine.take_record
@@ -327,7 +327,7 @@ NEARLY = {
 
 @pytest.mark.parametrize("data", NEARLY.values(), ids=NEARLY)
 def test_a_record_that_is_nearly_torchs(data):
-    """Each condition of the fast path, broken by itself."""
+    """Each case breaks a condition of the fast path."""
     assert outcome(data, fast=True) == outcome(data, fast=False)
 
 
@@ -335,7 +335,7 @@ def test_a_record_that_is_nearly_torchs(data):
     "data", [NEARLY["exactly"], record(shape=b")").replace(b")" + put(302), b")").replace(b")" + put(303), b")")]
 )
 def test_a_record_counts_as_its_opcodes_do(data):
-    """A call, an OrderedDict and a storage, whichever way they are made."""
+    """A call, an OrderedDict and a storage count the same in both machines."""
     counts = []
     for fast in (True, False):
         reader = Machine(data, "data.pkl", fast=fast, module_ids=False)
@@ -371,7 +371,7 @@ def listing(reader, path) -> object:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A zip and an old stream of the same two tensors."""
+    """Bytes of an archive and of an old stream with the same two tensors."""
     import torch
 
     value = {"weight": torch.ones(2, 3), "bias": torch.zeros(2, dtype=torch.bfloat16)}
@@ -411,7 +411,7 @@ def test_every_flipped_byte_of_an_archive_is_refused_or_changes_nothing(small, t
 
 
 def test_every_flipped_byte_of_a_stream_is_refused_or_listed(small, tmp_path):
-    """The old stream has no checksum: a changed name is a changed name. But nothing else comes out."""
+    """The old stream has no checksum, so that a changed name is listed; no other error is raised."""
     data = small[torch_legacy]
     path = tmp_path / "x.pt"
     read = 0
@@ -423,7 +423,7 @@ def test_every_flipped_byte_of_a_stream_is_refused_or_listed(small, tmp_path):
 
 @pytest.mark.parametrize("reader", [torch_zip, torch_legacy])
 def test_random_damage_is_refused_or_read(reader, small, tmp_path):
-    """Several bytes at once, blocks cut out, put in and doubled."""
+    """Several bytes change at once, and blocks are cut out, inserted and doubled."""
     rng = generator(SEED)
     path = tmp_path / "x.pt"
     for _ in range(600):

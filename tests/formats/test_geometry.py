@@ -27,7 +27,7 @@ def refusal(**lie):
 
 
 def damage(body):
-    """The line, without its file, for the only tensor of a body."""
+    """Return the line, without its file, for the only tensor of a body."""
     (row,) = read(body).tensors
     assert (row.dtype, row.shape, row.data, row.parts) == ("unknown", None, None, ())
     assert "\n" not in row.damage
@@ -36,7 +36,7 @@ def damage(body):
 
 
 def test_an_honest_tensor_is_read():
-    """The builder itself makes no lie."""
+    """The builder's defaults contradict nothing."""
     (row,) = read(state_dict(w=tensor())).tensors
     assert (row.fqn, row.shape, row.data.storage) == ("w", (4,), STORAGES["0"])
 
@@ -96,7 +96,7 @@ def build_quantized(scales, *, size):
 
 
 def test_repeated_scales_of_a_quantized_tensor_are_damage():
-    """They are read whole: 2**28 of them over 4 bytes took 6 GB for a tensor without elements."""
+    """Scales are read whole: 2**28 scales over 4 bytes took 6 GB for a tensor without elements."""
     storages = {**STORAGES, "q": ByteRange("file.pt", 128, 4)}
     (row,) = read(state_dict(w=build_quantized(tensor(), size=(1, 4))), storages).tensors
     assert row.data.quantizer.scales.shape == (4,)
@@ -118,7 +118,7 @@ def test_a_huge_expansion_is_listed_and_not_walked():
 
 
 def test_an_empty_tensor_may_lie_anywhere():
-    """No element, nothing to reach."""
+    """A tensor without elements reads no bytes."""
     (row,) = read(state_dict(w=tensor(size=(0, 3), stride=(3, 1), offset=4))).tensors
     assert (row.elements, row.nbytes) == (0, 0)
 
@@ -138,19 +138,19 @@ def test_a_key_set_twice_is_told():
 
 
 def test_a_storage_that_is_no_persistent_id():
-    """A tensor over a plain object is malformed, not a crash."""
+    """A tensor over a plain object is malformed and does not crash the reader."""
     body = build_pickle(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00(K\x04t(K\x01t\x89NtRs")
     assert damage(body) == "w: its storage is not recorded in the form that torch writes; save the checkpoint again"
 
 
 def test_a_rebuild_call_without_its_arguments():
-    """Too few arguments are counted."""
+    """The error has the number of arguments."""
     body = build_pickle(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n)Rs")
     assert damage(body).startswith("w: the call that rebuilds this tensor has 0 arguments")
 
 
 def test_a_view_of_a_storage_in_its_persistent_id():
-    """The sixth item of old files: part of another storage, in elements."""
+    """The sixth item of an old file's id is a part of another storage, in elements."""
     view = b"(" + text("1") + number(1) + number(2) + b"t"
     pid = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(4) + view + b"tQ"
     body = build_pickle(

@@ -49,7 +49,7 @@ def write_gguf(path: Path, tensors: dict[str, object], big=False, split=0, **key
 
 
 def pack_blocks(array: np.ndarray, kind: str) -> np.ndarray:
-    """Quantized; blocks of arbitrary bytes where gguf has the way back alone."""
+    """Return the array quantized; if gguf can only dequantize the type, return blocks of arbitrary bytes."""
     gguf = pytest.importorskip("gguf")
     try:
         return gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind])
@@ -78,7 +78,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("big", [False, True], ids=["little", "big"])
 def test_plain_tensors_are_those_of_the_library(big, tmp_path):
-    """Names in order, torch's dtypes and order of dimensions, and every value, in either byte order."""
+    """Order of names, torch's dtypes and dimensions, and every value agree, in either byte order."""
     path = write_gguf(tmp_path / "m.gguf", PLAIN, big)
     state = formats.read(str(path))
     assert [tensor.fqn for tensor in state.tensors] == list(PLAIN)
@@ -196,7 +196,7 @@ def test_another_vocabulary_is_another(tmp_path, run):
 
 
 def test_an_endless_text_is_told_by_its_beginning(tmp_path):
-    """Of a text beyond 64 KiB a digest says the rest."""
+    """A text beyond 64 KiB is shown with its beginning, its length and a digest."""
     path = write_gguf(tmp_path / "m.gguf", {"w": VALUES}, chat_template="x" * 70_000)
     template = formats.read(str(path)).metadata.values["tokenizer.chat_template"]
     assert template.startswith("70000 characters, sha256 ")
@@ -215,7 +215,7 @@ def test_a_file_of_123_tensors(tmp_path):
 
 @pytest.fixture
 def parts(tmp_path) -> Path:
-    """A model in three files, in a folder of their own."""
+    """A model in three files, in a separate folder."""
     (tmp_path / "parts").mkdir()
     tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
     write_gguf(tmp_path / "parts" / "m.gguf", tensors, split=2, name="Tiny")
@@ -309,7 +309,7 @@ def test_quantized_is_compared_with_full_within_a_tolerance(quantized_files, run
 
 
 def test_other_bytes_of_the_same_values(tmp_path, run):
-    """A scale of zero makes any codes zeros: no difference, unless bits are asked for."""
+    """A scale of zero makes any codes zeros: no difference, unless the user compares bits."""
     raw = np.zeros((1, 34), np.uint8)
     other = raw.copy()
     other[0, 5] = 9
@@ -340,7 +340,7 @@ def test_statistics_and_rules_see_the_values(quantized_files, run):
 
 
 def test_nan_in_a_scale_is_found(tmp_path, run):
-    """A block whose scale is NaN is 32 of them."""
+    """A block whose scale is NaN has 32 NaN values."""
     gguf = pytest.importorskip("gguf")
     raw = pack_blocks(VALUES, "Q8_0")
     raw[1, :2] = (0, 0x7E)
@@ -378,7 +378,7 @@ def test_without_the_package_equal_bytes_are_equal(quantized_files, run, without
 
 
 def test_without_the_package_what_needs_numbers_says_so(quantized_files, run, without_gguf):
-    """A tolerance, another type and statistics: neither equal nor different is known, and the package is named."""
+    """A tolerance, another type and statistics need the package: the result is inconclusive, and names the package."""
     first, second, full = quantized_files
     hint = "reading its numbers needs the package gguf: pip install 'torch-statecli[gguf]'"
     for arguments in ((first, second, "--atol", "9"), (first, full)):
@@ -438,7 +438,7 @@ def tensor(name: str | bytes, dims: list[int], kind: int = 0, offset: int = 0) -
 
 
 def raw_file(keys=(), tensors=(), data=b"", version=3, counts=None) -> bytes:
-    """A file, byte by byte; the data begin at a multiple of 32."""
+    """Return a file, byte by byte; the data begin at a multiple of 32."""
     head = b"GGUF" + struct.pack("<IQQ", version, *(counts or (len(tensors), len(keys))))
     head += b"".join((*keys, *tensors))
     return head + bytes(-len(head) % 32) + data
@@ -659,7 +659,7 @@ def odd(path: Path) -> list[str]:
 
 
 def test_bytes_of_nobody_are_told(tmp_path, run):
-    """Between the tensors, behind the header and behind the last: an audit finds them."""
+    """An audit finds bytes between the tensors, after the header and after the last tensor."""
     path = write_raw_file(tmp_path, (), [tensor("v", [8], 0, 64), tensor("w", [8], 0, 160)], bytes(192))
     assert odd(path) == ["128 bytes in 2 places, the first after the header, belong to no tensor"]
     path.write_bytes(path.read_bytes() + b"x" * 100)
@@ -756,7 +756,7 @@ def test_values_that_look_alike_differ_by_their_types(tmp_path, run, case):
 
 
 def test_an_attack_in_the_metadata_is_inert(tmp_path, run):
-    """A pickle in a text is bytes to llama.cpp and to statecli."""
+    """A pickle in a text is plain bytes for llama.cpp and for statecli."""
     marker = tmp_path / "ran"
     payload = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
     path = write_raw_file(tmp_path, [key("k", 8, text(payload))], [tensor("w", [8])], struct.pack("<8f", *range(8)))

@@ -86,7 +86,7 @@ def test_what_it_trains_is_told_by_both_optimizers(checkpoint):
 
 
 def test_its_settings_are_told(checkpoint):
-    """The epoch, Lightning's version, the hyper-parameters."""
+    """The settings have the epoch, Lightning's version and the hyper-parameters."""
     metadata = formats.read(str(checkpoint)).metadata.values
     assert metadata["hyper_parameters.hidden"] == 8
     assert metadata["hyper_parameters.act"] == "gelu"
@@ -105,5 +105,5 @@ def test_what_lies_beside_its_shards_is_said(tmp_path):
 
 
 def test_an_audit_of_it_is_clean(statecli, checkpoint):
-    """Values and pickles included."""
+    """The audit includes values and pickles."""
     assert statecli("audit", str(checkpoint), "--values").code == 0

@@ -1,4 +1,4 @@
-"""Megatron's folders, as its checkpointing.py lays them out: ranks side by side, none of them merged by guess."""
+"""Megatron's folders, in the layout of its checkpointing.py: ranks stay separate, and statecli merges none by guess."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write(folder: Path, names: tuple[str, ...] = ("mp_rank_00", "mp_rank_01"), *
 
 
 def test_ranks_are_sections_of_their_own(tmp_path):
-    """Each with its own values; equal names are no tie and no clash."""
+    """Each rank has its own values; equal names are neither tied weights nor a clash."""
     folder = write(tmp_path / "run")
     for target in (folder, folder / "iter_0000010"):
         state = formats.read(str(target))
@@ -85,7 +85,7 @@ def test_a_missing_rank_is_a_row(statecli, tmp_path, stages):
 
 
 def test_a_rank_that_cannot_be_read_is_a_row(statecli, tmp_path):
-    """Cut short, or without its file: the other rank is listed."""
+    """One rank is truncated, or has no file: the other rank is listed."""
     folder = write(tmp_path / "run")
     file = folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt"
     file.write_bytes(file.read_bytes()[:300])
@@ -99,7 +99,7 @@ def test_a_rank_that_cannot_be_read_is_a_row(statecli, tmp_path):
 
 
 def test_ranks_that_disagree_are_noted(tmp_path):
-    """On a name, and on a dtype."""
+    """The ranks differ in a name and in a dtype."""
     folder = write(tmp_path / "run")
     state = rank(1, torch.float32)
     state["model"]["extra.weight"] = torch.ones(2)

@@ -1,4 +1,4 @@
-"""numpy's arrays and archives of them: as `numpy.load` gives them, and nothing unpickled."""
+"""numpy's arrays and archives: values equal `numpy.load`, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def format_header(descr: str = "'<f4'", order: str = "False", shape: str = "(2,)
 
 
 def raw_of(tensor: Any) -> bytes:
-    """The bytes of its elements in C order and native byte order."""
+    """Return the bytes of the tensor's elements in C order and native byte order."""
     with open_view(tensor.data) as view:
         return b"".join(block.tobytes() for block in read_items(view))
 
@@ -65,7 +65,7 @@ CODES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")
 @pytest.mark.parametrize("order", ["<", ">"], ids=["little", "big"])
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
-    """Names in order, shapes, dtypes and values of all types, either byte order, C and Fortran order, scalars, none."""
+    """Order, shape, dtype and values agree for all types, byte orders, C and Fortran order, scalars, empty arrays."""
     arrays: dict[str, numpy.ndarray] = {}
     for code in CODES:
         whole = numpy.arange(24).reshape(2, 3, 4).astype(f"{order}{code}")
@@ -85,7 +85,7 @@ def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
 @pytest.mark.parametrize("code", ["<c8", ">c8", "<c16", ">c16"])
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 def test_complex_numbers(tmp_path, code, packed):
-    """Swapped by their parts."""
+    """The real part and the imaginary part are swapped separately."""
     tensor = numpy.array([1 + 2j, 3 - 4j]).astype(code)
     (row,) = formats.read(save_npz(tmp_path, packed, a=tensor)).tensors
     assert row.dtype == tensor.dtype.name
@@ -149,7 +149,7 @@ OTHER_RECORDS = {
 @pytest.mark.parametrize("case", OTHER_RECORDS)
 @pytest.mark.parametrize("in_pickle", [False, True], ids=["npz", "pt"])
 def test_records_of_equal_bytes_differ_in_their_dtype(tmp_path, case, in_pickle):
-    """The same bytes are other values under other fields."""
+    """The same bytes are other values with other fields."""
     records = numpy.array([(1.0, 2.0)], RECORD)
     paths = []
     for name, array in (("a", records), ("b", records.view(OTHER_RECORDS[case]))):
@@ -208,7 +208,7 @@ def test_times_in_a_pickle_have_their_unit(tmp_path, unit):
 
 
 def test_records_that_share_records_without_end_are_refused(tmp_path):
-    """Each level doubles the fields; the pickle has each level once."""
+    """Each level doubles the fields, but the pickle has each level once."""
     dtype = numpy.dtype("u1")
     for _ in range(16):
         dtype = numpy.dtype([("a", dtype), ("b", dtype)])
@@ -450,7 +450,7 @@ def test_an_array_that_is_cut_short(method, tmp_path, inspect):
 
 
 def test_elements_of_no_bytes_are_read(tmp_path):
-    """numpy saves such an array with a few bytes of elements."""
+    """numpy can save an array of a few elements that have no bytes."""
     (tensor,) = formats.read(save_npz(tmp_path, a=numpy.empty(3, "V0"))).tensors
     assert (tensor.dtype, tensor.shape, tensor.damage) == ("numpy V0", (3,), None)
 
@@ -518,7 +518,7 @@ def test_one_that_is_no_array(tmp_path):
 
 
 def test_bytes_behind_an_array(tmp_path):
-    """numpy does not look at them."""
+    """numpy ignores the bytes after an array."""
     data = npy(format_header(), bytes(11))
     alone = formats.read(file(tmp_path, data))
     packed = formats.read(file(tmp_path, build([Member("a.npy", data)]), "a.npz"))
@@ -541,13 +541,13 @@ def test_a_size_that_lies(tmp_path, inspect):
 
 
 def test_what_does_not_inflate(tmp_path):
-    """Its header is not there to be read."""
+    """The header of the array cannot be read."""
     path = file(tmp_path, build([Member("a.npy", ARRAY, method=8, packed=b"\xff" * 40)]), "a.npz")
     assert "a: cannot be decompressed: the file is damaged" in formats.read(path).tensors[0].damage
 
 
 def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
-    """Of a gigabyte of zeros in a megabyte no more is asked for than a header may have."""
+    """16 MiB of zeros are compressed: statecli decompresses only as many bytes as a header may have."""
     monkeypatch.setattr(npz, "MAX_VERIFIED", 2**24)
     bomb = npy(format_header(shape=f"({2**22},)"), bytes(2**24))
     path = file(tmp_path, build([Member("a.npy", bomb, method=8)]), "a.npz")
@@ -589,7 +589,7 @@ def test_every_flipped_bit_of_a_header_is_found(tmp_path, packed):
 
 
 def test_a_header_that_contradicts_its_size_is_checked_in_any_archive(tmp_path, monkeypatch):
-    """Also where the checksums of so many bytes are not all verified."""
+    """The checksum is verified even if the archive is beyond the limit for checksums."""
     monkeypatch.setattr(npz, "MAX_VERIFIED", 0)
     path = save_npz(tmp_path, a=numpy.zeros((2, 400), "<f4"))
     data = Path(path).read_bytes()
@@ -625,7 +625,7 @@ def test_names_that_differ_by_case(tmp_path):
 
 
 def test_names_of_any_kind(tmp_path):
-    """A path is part of the name, and leads nowhere."""
+    """A path is part of the name, and is not followed."""
     names = ["../../etc/passwd", "/abs", "a/b", "", ".npy", "x.npy", "a\nb", "é"]
     state = formats.read(file(tmp_path, build([Member(f"{name}.npy", ARRAY) for name in names]), "a.npz"))
     assert [tensor.fqn for tensor in state.tensors] == names

@@ -50,7 +50,7 @@ def limit() -> None:
 
 
 def load(program, data, folder):
-    """Load the bytes in another process; whether they ran their command."""
+    """Load the bytes in another process; return whether the command in the bytes ran."""
     (folder / "x").write_bytes(data)
     subprocess.run(
         [sys.executable, "-c", program], cwd=folder, preexec_fn=limit, capture_output=True, check=False, timeout=30
@@ -59,7 +59,7 @@ def load(program, data, folder):
 
 
 def array(descr, pickle):
-    """A numpy file whose elements are the pickle."""
+    """Return a numpy file whose elements are the pickle."""
     header = b"{'descr': " + descr + b", 'fortran_order': False, 'shape': (1,), }\n"
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + pickle
 

@@ -82,7 +82,7 @@ def test_objects_stay_calls(protocol):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_sets_are_lists_of_their_elements(protocol):
-    """A set is a SetOf, or before protocol 4 a call with a list; never a Python set."""
+    """A set is a SetOf, or before protocol 4 a call with a list; the result has no Python set."""
     root = read_pickle(pickle.dumps({"a", "b"}, protocol)).root
     elements = root.elems if type(root) is SetOf else root.args[0]
     assert sorted(elements) == ["a", "b"]
@@ -91,7 +91,7 @@ def test_sets_are_lists_of_their_elements(protocol):
 
 
 class Slots:
-    """Pickles through NEWOBJ_EX."""
+    """Object that is pickled with NEWOBJ_EX."""
 
     def __init__(self, **kwargs: int) -> None:
         self.options = kwargs
@@ -110,7 +110,7 @@ def test_newobj_ex_keeps_both_kinds_of_arguments():
 
 
 def test_defaultdict_and_list_subclass_keep_what_is_put_into_them():
-    """SETITEMS and APPENDS on the result of a call go into `items` and `elems`."""
+    """SETITEMS and APPENDS on the result of a call fill `items` and `elems`."""
     call = read_pickle(pickle.dumps(defaultdict(list, {"a": [1]}), 2)).root
     assert (call.args[0].qualified, call.items) == ("builtins.list", {"a": [1]})
     assert root(b"cm\nL\n)\x81(" + number(1) + number(2) + b"e").elems == [1, 2]
@@ -169,7 +169,7 @@ def test_old_opcodes_of_instances():
     ],
 )
 def test_each_opcode_pushes_what_pickle_pushes(body, value):
-    """Opcode by opcode, all the ways to write a value."""
+    """The cases cover each opcode and each way to write a value."""
     actual = root(body)
     assert (actual, type(actual)) == (value, type(value))
 
@@ -181,7 +181,7 @@ def test_memo_entries_may_come_in_any_order_and_be_overwritten():
 
 
 def test_dictionary_keys_that_hash_slowly_are_kept_by_identity():
-    """Tuples, floats, nodes, huge integers and long bytes become Keys, the rest stay themselves."""
+    """Tuples, floats, nodes, huge integers and long bytes become Keys; other keys do not change."""
     slow = [numbers(1, 2), b"G" + bytes(8), number(2**60), number(-(2**70)), b"cm\nn\n", b"]"]
     slow.append(b"B" + struct.pack("<I", 65_537) + bytes(65_537))
     actual = root(b"}(" + b"".join(key + b"N" for key in slow) + b"u")
@@ -199,7 +199,7 @@ def test_duplicate_keys_are_told_and_the_last_one_wins():
 
 
 def test_at_most_a_hundred_duplicates_are_kept():
-    """A file of nothing but duplicates does not fill the memory with them."""
+    """A file with many duplicates does not fill the memory."""
     assert len(read_pickle(build_pickle(b"}(" + (text("a") + b"N") * 1000 + b"u")).duplicate_keys) == 100
 
 
@@ -366,7 +366,7 @@ NOT_DAMAGED = (
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_nonsense_is_malformed(case):
-    """Each way to misuse an opcode has its line, with the byte."""
+    """Each misuse of an opcode has an error line with the byte."""
     body, message = case
     with pytest.raises(MalformedError) as caught:
         read_pickle(build_pickle(body))
@@ -397,14 +397,14 @@ TRUNCATED = {
 
 @pytest.mark.parametrize("data", TRUNCATED.values(), ids=TRUNCATED)
 def test_bytes_that_end_too_soon_are_truncated(data):
-    """Nothing is allocated for a length the file does not have."""
+    """Nothing is allocated for a length beyond the end of the file."""
     with pytest.raises(TruncatedPickle, match="is truncated: "):
         read_pickle(data)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_every_prefix_is_truncated(protocol):
-    """A pickle cut at any byte says so, and is not taken for something else."""
+    """A pickle truncated at any byte is reported as truncated."""
     data = pickle.dumps({"a": [1, 2.5, "x", (None, True)], "b": Fraction(1, 3), "c": {1: 2**70}}, protocol)
     for end in range(len(data)):
         with pytest.raises(TruncatedPickle):
@@ -517,7 +517,7 @@ def test_the_collector_is_left_as_it_was(enabled, data):
 
 
 def test_nodes_print_without_walking():
-    """A node's repr is short, since the graph's can be exponential."""
+    """A node's repr is short, because a repr of the graph can be exponential."""
     body = state_dict(w=tensor())
     value = read_pickle(body)
     for node in (value, value.root["w"], value.persistent[0], Key(value.root), SetOf([value.root]), value.globals[0]):
@@ -525,7 +525,7 @@ def test_nodes_print_without_walking():
 
 
 class Stub:
-    """Any class, for the oracle."""
+    """Stands for any class in the oracle."""
 
     def __new__(cls, *args: object) -> Stub:
         instance = super().__new__(cls)

@@ -35,7 +35,7 @@ def list_classes() -> dict[str, type]:
 
 
 def differences(annotation: Any, kind: Kind, place: str) -> list[str]:
-    """Where the table differs from the annotation of a field."""
+    """Return the differences between the table and the annotation of a field."""
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -59,7 +59,7 @@ def differences(annotation: Any, kind: Kind, place: str) -> list[str]:
 
 
 def test_each_field_of_the_schema_has_a_judgement():
-    """The table has the classes and fields of the installed torch, each text with a judgement."""
+    """The table has the classes and fields of the installed torch, and a judgement for each text."""
     different = []
     for name, fields in SCHEMA.items():
         if name in METADATA:
@@ -94,13 +94,13 @@ def _list_names(kind: Kind) -> list[str]:
 
 @pytest.mark.parametrize("name", METADATA)
 def test_the_keys_of_metadata_are_those_that_torch_writes(name):
-    """torch declares them as a dict of texts, and reads them by name."""
+    """torch declares the metadata as a dict of texts, and reads the texts by name."""
     source = inspect.getsource(getattr(serialize.GraphModuleSerializer, METADATA[name]))
     assert set(re.findall(r"ret\[\"(\w+)\"\]", source)) == SCHEMA[name].keys()
 
 
 def test_each_judgement_has_a_check():
-    """Nested arguments are judged by the texts in them, expressions by `is_plain_expression`."""
+    """Nested arguments are checked by their texts, and expressions by `is_plain_expression`."""
     checked = program_texts.CHECKS.keys() | export_expressions.CHECKS.keys()
     assert set(Judgement) - checked == {Judgement.SPEC, Judgement.EXPRESSION}
 
@@ -154,7 +154,7 @@ HONEST = {
 
 @pytest.mark.parametrize("name", HONEST)
 def test_texts_that_torch_writes_are_clean(name):
-    """Each is in a program of torch, or could be."""
+    """Each text is, or could be, in a program of torch."""
     assert list(find_program_calls(HONEST[name], Steps())) == []
 
 

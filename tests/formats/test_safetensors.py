@@ -490,7 +490,7 @@ def assert_same(path: Path, state: ModelState, *, values: bool = True) -> None:
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """The elements as they lie in memory."""
+    """Return the elements as they lie in memory."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
@@ -567,7 +567,7 @@ def test_save_model_keeps_ties(tmp_path):
 
 
 def test_metadata_that_names_no_tensor_makes_no_row(tmp_path):
-    """`{"format": "pt"}` and the like are not mistaken for dropped names."""
+    """`{"format": "pt"}` and similar settings are not mistaken for dropped names."""
     metadata = {"format": "pt", "a": "b", "b": "c", "x": "y"}
     save_file({"a": torch.zeros(3), "b": torch.zeros(2)}, tmp_path / "a.safetensors", metadata=metadata)
     assert [tensor.fqn for tensor in formats.read(str(tmp_path / "a.safetensors")).tensors] == ["a", "b"]
@@ -641,7 +641,7 @@ def check_against_library(path: Path) -> bool:
 
 
 def test_flipped_bytes_agree_with_safe_open(tmp_path):
-    """Each byte of a header changed in each of several ways: never accepted where safe_open refuses."""
+    """Each byte of a header is changed in several ways; a file that safe_open refuses is never accepted."""
     path = tmp_path / "flip.safetensors"
     whole = save({"a": torch.zeros(3), "b": torch.ones(2, 2, dtype=torch.bool), "e": torch.empty(0)})
     accepted = 0
@@ -717,7 +717,7 @@ def mutate_header(header: dict, rng: random.Random) -> bytes:
 
 
 def test_mutated_headers_agree_with_safe_open(tmp_path):
-    """Many headers changed in their structure: never accepted where safe_open refuses, and then the same."""
+    """Many headers change in structure: an accepted header is accepted by safe_open with the same result."""
     path = tmp_path / "mutant.safetensors"
     rng = random.Random(20260101)  # noqa: S311  # reproducible, no secret
     tensors = {
@@ -741,7 +741,7 @@ def test_mutated_headers_agree_with_safe_open(tmp_path):
 @example(head=b"", body=b"{", honest=True)
 @example(head=b"", body=b"{\xff", honest=True)
 def test_any_bytes(head, body, honest, tmp_path):
-    """No bytes, behind an honest length or not, raise anything but UnreadableError."""
+    """Any bytes, after a right length or not, raise only UnreadableError."""
     path = tmp_path / "any.safetensors"
     path.write_bytes(struct.pack("<Q", len(body)) + body if honest else head + body)
     check_against_library(path)
@@ -772,7 +772,7 @@ def test_any_json(header, data, tmp_path):
 
 
 def test_only_the_header_is_read(tmp_path, monkeypatch):
-    """Of a file of 8 GB nothing behind the header is touched."""
+    """In a file of 8 GB nothing after the header is read."""
     path = tmp_path / "big.safetensors"
     size = 8 << 30
     header = pack_file({"a": entry("U8", (size,), (0, size))})
@@ -792,7 +792,7 @@ def test_only_the_header_is_read(tmp_path, monkeypatch):
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, line):
-    """A file truncated between its opening and its reading is said to be truncated."""
+    """A file truncated between opening and reading is reported as truncated."""
     path = tmp_path / "shrinks.safetensors"
     names = {f"a{n}": entry(offsets=(8 * n, 8 * n + 8)) for n in range(200)}
     whole = pack_file(names, bytes(1600))
@@ -911,7 +911,7 @@ def test_the_plain_path_tells_what_the_strict_parser_tells(tmp_path, monkeypatch
 
 
 def test_growth_is_linear(tmp_path):
-    """Eight times the tensors take about eight times the processor time, and a bounded share of memory each."""
+    """8 times the tensors take about 8 times the processor time, with bounded memory for each tensor."""
     spent = []
     for count in (1_250, 10_000):
         path = tmp_path / f"{count}.safetensors"

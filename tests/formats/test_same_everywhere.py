@@ -36,19 +36,19 @@ def safetensors(folder: Path) -> Path:
 
 
 def torch_zip(folder: Path) -> Path:
-    """`torch.save` since 1.6."""
+    """Save with `torch.save` of torch 1.6 or later."""
     torch.save(weights(), folder / "model.pt")
     return folder / "model.pt"
 
 
 def torch_legacy(folder: Path) -> Path:
-    """`torch.save` before 1.6."""
+    """Save in the format of `torch.save` before torch 1.6."""
     torch.save(weights(), folder / "legacy.pt", _use_new_zipfile_serialization=False)
     return folder / "legacy.pt"
 
 
 def write_deepspeed(folder: Path) -> Path:
-    """A DeepSpeed engine's folder without an optimizer's states: its model alone."""
+    """Write a DeepSpeed folder with the model and without the optimizer's states."""
     (folder / "global_step1").mkdir()
     (folder / "latest").write_text("global_step1")
     torch.save({"module": weights()}, folder / "global_step1" / "mp_rank_00_model_states.pt")
@@ -82,7 +82,7 @@ def dcp_safetensors(folder: Path) -> Path:
 
 
 def npz(folder: Path) -> Path:
-    """`numpy.savez`."""
+    """Save with `numpy.savez`."""
     numpy.savez(folder / "model.npz", **{name: tensor.numpy() for name, tensor in weights().items()})
     return folder / "model.npz"
 
@@ -95,7 +95,7 @@ def npz_deflated(folder: Path) -> Path:
 
 
 def flax_msgpack(folder: Path) -> Path:
-    """`flax.serialization.to_bytes` of nested maps."""
+    """Save nested maps with `flax.serialization.to_bytes`."""
     library = pytest.importorskip("flax.serialization")
     tree: dict[str, Any] = {}
     for name, tensor in weights().items():
@@ -109,7 +109,7 @@ def flax_msgpack(folder: Path) -> Path:
 
 
 def build_nested_module() -> torch.nn.Module:
-    """A module whose state_dict is `weights()`."""
+    """Return a module whose state_dict is `weights()`."""
     root = torch.nn.Module()
     for name, tensor in weights().items():
         *path, last = name.split(".")
@@ -126,13 +126,13 @@ def build_nested_module() -> torch.nn.Module:
 
 
 def torchscript(folder: Path) -> Path:
-    """`torch.jit.save`."""
+    """Save with `torch.jit.save`."""
     torch.jit.save(torch.jit.script(build_nested_module()), folder / "script.pt")
     return folder / "script.pt"
 
 
 def torch_export(folder: Path) -> Path:
-    """`torch.export.save`."""
+    """Save with `torch.export.save`."""
 
     class Root(torch.nn.Module):
         def __init__(self) -> None:
@@ -162,7 +162,7 @@ def shards(folder: Path) -> Path:
 
 
 def trainer(folder: Path) -> Path:
-    """The folder of a training, whose schedule and counts are no tensors."""
+    """Write the folder of a training; its schedule and counts are not tensors."""
     safetensors(folder)
     torch.save({"last_epoch": 3, "_last_lr": [0.1]}, folder / "scheduler.pt")
     (folder / "config.json").write_text('{"architectures": ["Net"], "dtype": "float32"}')
@@ -190,7 +190,7 @@ WRITERS = (
 
 @pytest.fixture
 def both(tmp_path, request):
-    """A safetensors file, and the same weights as the format in question writes them."""
+    """A safetensors file, and the same weights in the other format."""
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     return safetensors(tmp_path / "one"), request.param(tmp_path / "two")

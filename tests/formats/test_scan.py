@@ -70,7 +70,7 @@ def scan_bytes(tmp_path):
 
 
 def names(pickles):
-    """All names, of all pickles."""
+    """Return all names of all pickles."""
     return {name.qualified for pickle in pickles for name in pickle.names}
 
 
@@ -150,7 +150,7 @@ values = st.recursive(
 @example(2.1703873502658385e-153, 1)  # its ninth byte is that of a safetensors header
 @settings(max_examples=100)
 def test_the_names_of_an_honest_pickle_are_those_that_the_unpickler_asks_for(tmp_path_factory, value, protocol):
-    """No more, no fewer, in every protocol."""
+    """Both sets of names are equal in every protocol."""
     data = pickle.dumps(value, protocol)
     path = tmp_path_factory.getbasetemp() / "honest"
     path.write_bytes(b"\x80\x02" + data if protocol < 2 else data)
@@ -311,7 +311,7 @@ def test_every_pickle_of_a_legacy_file_is_read(scan_bytes):
 
 
 def test_a_pickle_longer_than_a_window_is_read_whole(scan_bytes):
-    """Of a legacy file no length is known."""
+    """A legacy file does not record the length of its pickles."""
     big = {f"layer.{n}.weight": n for n in range(20_000)}
     data = pickle.dumps(big, 2)[:-1] + b"0" + SYSTEM + b"."
     (actual,) = scan_bytes(data)
@@ -423,7 +423,7 @@ def test_an_import_may_be_the_name_of_another(tmp_path, name, statecli, forked_p
 @pytest.mark.parametrize("first", _EQUAL_NUMBERS.values(), ids=_EQUAL_NUMBERS)
 @pytest.mark.parametrize("name", ["model.pt", "model.pkl", "model.msgpack"])
 def test_a_number_equal_to_the_magic_number_begins_a_legacy_file(tmp_path, first, name, statecli, forked_python):
-    """torch compares the first object with `!=`, and unpickles four more, whose names its own ids may return."""
+    """torch compares the first object with `!=`, and unpickles four more; its ids may return names for them."""
     payload = _persistent_id("builtins") + _persistent_id("open") + b"\x93\x8c\x05PWNED\x8c\x01w\x86R."
     (tmp_path / name).write_bytes(first + b"M\xe9\x03." + b"}." + payload + b"].")
     forked_python(f"import torch; torch.load('{name}', weights_only=False)", cwd=tmp_path)
@@ -486,7 +486,7 @@ def test_a_safetensors_file_that_is_a_pickle_too(tmp_path, statecli, forked_pyth
 
 @pytest.mark.parametrize("name", [".metadata", "weights", "notes.txt", "second.pkl"])
 def test_a_call_counts_in_any_file(tmp_path, statecli, name):
-    """With any names, whether the pickle breaks off, and as the second pickle of a file."""
+    """The file may have any name, the pickle may be incomplete, or may be the second pickle of the file."""
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     first = pickle.dumps({"a": 1}) if name == "second.pkl" else b""
     (tmp_path / name).write_bytes(first + b"N0" + _BROKEN_CALL)
@@ -503,7 +503,7 @@ def test_a_name_that_nothing_calls_is_imported(tmp_path, statecli):
 
 
 def test_text_that_begins_like_an_import_is_text(tmp_path, statecli):
-    """A list of packages, a file of ignored names, and a heading are no pickles."""
+    """A list of packages, a file of ignored names, and a heading are not pickles."""
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     texts = ("click\nnumpy\npandas\n", "cache/\nbuild\n.venv\n", "cafés\nnaïf\nc\n", "contents\n====\n.. x\n")
     for at, content in enumerate(texts):
@@ -512,7 +512,7 @@ def test_text_that_begins_like_an_import_is_text(tmp_path, statecli):
 
 
 def test_empty_blocks_do_not_hide_an_array_of_objects(tmp_path, statecli):
-    """numpy inflates any number of them before the data."""
+    """numpy decompresses any number of empty blocks before the data."""
     buffer = io.BytesIO()
     np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
@@ -591,7 +591,7 @@ def test_the_shards_of_an_index_are_scanned(tmp_path):
 @pytest.mark.parametrize("name", ["x.INDEX.JSON", "x.index.a.b.json", "ds_checkpoint.json", "model.safetensors", "x"])
 @pytest.mark.parametrize("of_folder", [False, True])
 def test_an_index_of_any_name_has_shards(tmp_path, name, of_folder):
-    """Its reader goes by the content, also for the weights of a folder."""
+    """The reader recognises an index by content, also as the weights of a folder."""
     (tmp_path / "w.bin").write_bytes(build(records(state_dict(w=tensor(), x=SYSTEM))))
     (tmp_path / name).write_text('{"weight_map": {"w": "w.bin"}}')
     if of_folder:
@@ -632,7 +632,7 @@ def test_arguments_in_another_object_than_a_tuple_are_an_error(scan_bytes, opcod
 @pytest.mark.parametrize("name", ["epoch_12.metadata", ".metadata", "__0.metadata"])
 @pytest.mark.parametrize("wrap", [records, lambda body: body])
 def test_a_name_of_metadata_hides_no_plain_data(tmp_path, name, wrap):
-    """Any loader takes a file of any name; only the Metadata of torch.distributed.checkpoint is used by no other."""
+    """Any loader reads a file of any name; only the Metadata of torch.distributed.checkpoint has no other loader."""
     path = tmp_path / name
     data = {"w": torch.ones(1), "numpy": ("MT19937", list(range(624)), 2**30)}
     if wrap is records:
@@ -644,7 +644,7 @@ def test_a_name_of_metadata_hides_no_plain_data(tmp_path, name, wrap):
 
 
 def test_the_data_of_metadata_is_not_walked(tmp_path):
-    """A large checkpoint has hundreds of thousands of chunks there."""
+    """The Metadata of a large checkpoint has hundreds of thousands of chunks."""
     metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")
     data = metadata.Metadata({}, planner_data={"numpy": ("MT19937", list(range(624)), 2**30)})
     (tmp_path / ".metadata").write_bytes(pickle.dumps(data, 2))
@@ -675,7 +675,7 @@ def test_a_file_that_is_missing_has_no_pickle(tmp_path):
 
 
 def test_an_inflation_bomb_is_said_and_not_inflated(scan_bytes, monkeypatch):
-    """20 MB of nothing in 20 KB."""
+    """20 MB of one opcode are compressed to 20 KB."""
     monkeypatch.setattr(_scan, "MAX_INFLATED_BYTES", 10_000_000)
     members = records(b"]" * 20_000_000)
     members[0].method = 8
@@ -684,7 +684,7 @@ def test_an_inflation_bomb_is_said_and_not_inflated(scan_bytes, monkeypatch):
 
 
 def test_pickles_in_pickles_have_an_end(scan_bytes):
-    """A string in a string in a string: said, where reading ends."""
+    """A string in a string in a string: the scan reports its last level."""
     data = build_pickle(SYSTEM)
     for _ in range(8):
         data = build_pickle(b"B" + struct.pack("<I", len(data)) + data)
@@ -694,7 +694,7 @@ def test_pickles_in_pickles_have_an_end(scan_bytes):
 
 
 def test_many_pickles_have_an_end(scan_bytes, monkeypatch):
-    """A file of more than there is time for is said to be read in part."""
+    """A file with more strings than the limit is reported as read in part."""
     monkeypatch.setattr(Budget.PIECES, "limit", 10)
     strings = b"".join(b"B" + struct.pack("<I", 8) + build_pickle(b"]0NNN") + b"0" for _ in range(20))
     actual = scan_bytes(build_pickle(strings + b"N"))
@@ -724,7 +724,7 @@ def test_a_row_of_pickles_is_read_or_said_not_to_be(scan_bytes):
 
 
 def test_opcodes_have_an_end(scan_bytes, monkeypatch):
-    """Of all pickles together."""
+    """The limit covers all pickles together."""
     monkeypatch.setattr(Budget.OPCODES, "limit", 200_000)
     actual = scan_bytes(build([Member(f"a/{n}.pkl", build_pickle(b"N0" * 60_000 + b"N")) for n in range(5)]))
     assert len(actual) == 3
@@ -809,7 +809,7 @@ def test_pickles_that_are_the_same_are_each_told_where_they_are(scan_bytes):
 
 
 def test_what_is_too_long_to_be_known_again_is_read(scan_bytes, monkeypatch):
-    """Each by itself, also once no more are kept."""
+    """A pickle too long for the cache is scanned, and a pickle is scanned when the cache is full."""
     monkeypatch.setattr(_scan, "MAX_CACHED_PICKLES", 1)
     long = build(records(state_dict(w=tensor(), x=text("a" * 5000))))
     evil = build(records(state_dict(w=tensor(), x=text("a" * 5000), y=SYSTEM)))
@@ -818,7 +818,7 @@ def test_what_is_too_long_to_be_known_again_is_read(scan_bytes, monkeypatch):
 
 
 def _write_archive(data_pkl: bytes, storage: bytes) -> bytes:
-    """An archive of torch's writer with the storage as its first record, at byte 64."""
+    """Return an archive of torch's writer with the storage as its first record, at byte 64."""
     stream = io.BytesIO()
     write_archive({"data/0": storage, "data.pkl": data_pkl, "byteorder": b"little"}, stream)
     return stream.getvalue()
@@ -903,7 +903,7 @@ def test_a_folder_with_a_nul_is_not_passed(tmp_path, statecli, forked_python):
 
 
 def test_the_graph_of_a_pickle_is_freed_at_once(tmp_path):
-    """Of 40,000 objects, nothing waits for the garbage collector, also if the first window ended inside the pickle."""
+    """No object of 40,000 waits for the garbage collector, even if the first window ended inside the pickle."""
     path = tmp_path / "dates.pkl"
     path.write_bytes(pickle.dumps([date(2000 + n % 1000, 1, 1 + n % 28) for n in range(20_000)]))
     gc.collect()

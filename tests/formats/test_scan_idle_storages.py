@@ -52,7 +52,7 @@ def test_findings_are_those_of_a_scan_that_opens_each_record(tmp_path, monkeypat
 
 
 def test_most_storages_are_not_opened(tmp_path, monkeypatch):
-    """Otherwise the test above proves nothing."""
+    """If all storages were opened, the test above would prove nothing."""
     path, opened = tmp_path / "m.pt", []
     with zipfile.ZipFile(path, "w") as archive:
         for n in range(10):

@@ -76,7 +76,7 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory) -> dict[str, bytes]:
-    """An archive's records by name, `__setstate__` the last function of its code."""
+    """Records of an archive by name; `__setstate__` is the last function of its code."""
     path = tmp_path_factory.mktemp("script") / "x.pt"
     torch.jit.save(torch.jit.script(Net()), path)
     with zipfile.ZipFile(path) as archive:
@@ -165,7 +165,7 @@ def test_a_word_without_a_space_before_it_hides_no_call(expression):
 
 
 def test_numbers_and_names_are_not_words_without_a_space():
-    """Exponents, complex numbers, names with digits, and the operators themselves."""
+    """Exponents, complex numbers, names with digits, and the operators themselves are not reported."""
     code = b"x = 1e-05\ny = 2.5E10\nz = 1.5j\nw = conv2d_1e5x\nif x is not y:\n  u = x not in [1., 2]\nv = _1torch\n"
     assert list(script_code.find_calls(code, Steps())) == []
 
@@ -260,7 +260,7 @@ def test_an_operator_that_does_not_check_memory_is_unsafe(name, archive, forked_
 
 @pytest.mark.parametrize("operator", ["symm_mem::memset32_", "static_runtime::create_owned_ref", "inductor::new"])
 def test_an_operator_of_an_internal_namespace_is_unsafe(operator):
-    """Bytecode and graphs of torch.export name an operator like this; code is covered by the test above."""
+    """Bytecode and graphs of torch.export name operators this way; the test above covers code."""
     assert program_operators.describe_harm(operator)
 
 
@@ -327,7 +327,7 @@ UNLISTED = {
 
 @pytest.mark.parametrize("name", UNCHECKED)
 def test_an_operator_that_trusts_its_arguments_is_unsafe(name):
-    """Called, not loaded; by any spelling."""
+    """The operator is found under any spelling, and does not run on load."""
     (call,) = script_code.find_calls(f"    t = {UNCHECKED[name]}\n".encode(), Steps())
     assert "torch does not check" in call.why
     assert not call.on_load
@@ -353,7 +353,7 @@ def test_a_number_that_stands_for_nothing_is_unsafe(call, records, tmp_path, for
 
 
 def test_formats_and_dtypes_of_torch_are_clean():
-    """As torch prints them."""
+    """The numbers are valid, as printed by torch."""
     calls = ["clone(x, memory_format=3)", "to(x, 6, False, True, None)", "to(x, dtype=45, layout=0)", "to(x, 15, 1, 2)"]
     code = "".join(f"    t = torch.{call}\n" for call in calls).encode()
     assert list(script_code.find_calls(code, Steps())) == []
@@ -377,7 +377,7 @@ def test_methods_of_the_archive_are_not_operators(archive):
 
 
 def test_the_message_tells_an_operator_of_torch_from_a_library(archive):
-    """The remedy differs."""
+    """The message for torch's own operator differs from the message for a library's operator."""
     path = archive("pass", "def f(x: Tensor) -> Tensor:\n  return torch.ctc_loss(x, x, x, x)\n")
     (message,) = list_messages(path, "unknown-global")
     assert (
@@ -431,7 +431,7 @@ def test_bytecode_is_searched_for_what_is_known(tmp_path):
 
 
 def test_bytecode_is_a_warning_because_the_lite_interpreter_trusts_it(tmp_path, statecli, forked_python):
-    """An attribute of any number is read: torch 2.13 dies of this file with SIGSEGV."""
+    """The interpreter reads an attribute of any number: torch 2.13 crashes on this file with SIGSEGV."""
     path = tmp_path / "a.ptl"
     torch.jit.script(nn.Sequential(nn.Linear(2, 2)))._save_for_lite_interpreter(str(path))
     records = read_archive(path)
@@ -453,7 +453,7 @@ def test_bytecode_is_a_warning_because_the_lite_interpreter_trusts_it(tmp_path, 
 
 @pytest.mark.parametrize("config", [b"", b"[", b"{}{}"], ids=repr)
 def test_a_configuration_that_cannot_be_read_hides_no_bytecode(tmp_path, config, statecli):
-    """Any record of a torch.export archive may be an object then, and a record of bytecode is bytecode nevertheless."""
+    """Then any record of a torch.export archive may be an object; a record of bytecode stays bytecode."""
 
     class Writer(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -478,7 +478,7 @@ def test_a_configuration_that_cannot_be_read_hides_no_bytecode(tmp_path, config,
 
 @pytest.mark.parametrize("opcode", [b"\x8d\x0f\0\0\0\0\0\0\0", b"\x8c\x0f", b"\n"], ids=repr)
 def test_an_operator_of_bytecode_is_found_by_any_opcode(opcode):
-    """torch's own unpickler takes texts of several opcodes."""
+    """torch's own unpickler reads texts from several opcodes."""
     data = b"\x80\x02(X\x07\0\0\0forward" + opcode + b"aten::from_file\nt."
     assert [call.name for call in script_code.find_bytecode_calls(data, Steps())] == ["from_file"]
     assert list(script_code.find_bytecode_calls(data.replace(b"from_file", b"cos\0\0\0\0\0\0"), Steps())) == []
@@ -579,7 +579,7 @@ def test_what_runs_when_called_is_judged_by_its_operators_alone(archive):
 
 @pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "EmbeddingBag"])
 def test_quantized_modules_of_torch_are_clean(kind, tmp_path):
-    """They pack their weights when they are loaded."""
+    """The modules pack their weights during loading."""
     make = getattr(torch.ao.nn.quantized, kind)
     module = make(10, 8) if kind in ("Linear", "EmbeddingBag") else make(3, 4, 3)
     torch.jit.save(torch.jit.script(module), tmp_path / "x.pt")
@@ -587,7 +587,7 @@ def test_quantized_modules_of_torch_are_clean(kind, tmp_path):
 
 
 def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
-    """A scripted quantized convolution, its numbers in a state or, frozen, in a tensor; `groups` is set afterwards."""
+    """Save a scripted quantized convolution, with its numbers in a state or, frozen, in a tensor; then set `groups`."""
     convolution = torch.ao.nn.quantized.Conv2d(4, 4, 3)
     if not frozen:
         convolution.groups = groups
@@ -619,7 +619,7 @@ def test_a_quantized_convolution_is_packed_by_numbers_that_it_can_have(frozen, t
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["byteorder", "ByteOrder"])
 def test_numbers_of_a_big_endian_archive_are_unknown(name, tmp_path):
-    """torch.load swaps them, torch.jit.load does not."""
+    """torch.load swaps the numbers, torch.jit.load does not."""
     path = convolutional(tmp_path, frozen=True)
     with zipfile.ZipFile(path) as archive:
         contents = {record: archive.read(record) for record in archive.namelist() if not record.endswith("byteorder")}
@@ -648,7 +648,7 @@ OTHER_NUMBERS = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", OTHER_NUMBERS)
 def test_code_that_packs_by_other_numbers_is_found(name, tmp_path):
-    """The state is sound, and the code does not take the numbers from there."""
+    """The state is sound, but the code takes other numbers."""
     path = convolutional(tmp_path, frozen=False)
     old, new = OTHER_NUMBERS[name]
     with zipfile.ZipFile(path) as archive:
@@ -689,7 +689,7 @@ def test_no_text_is_read_again_and_again(unit):
 
 
 def test_numbers_set_outside_of_convolutions_are_found_in_linear_time():
-    """A copy of the text before each of them took minutes for 4 MB."""
+    """A copy of the text before each number took minutes for 4 MB."""
     code = ("class M(Module):\n  def __setstate__(self, state):\n" + "self.groups=\n" * 300_000).encode()
     begin = time.process_time()
     list(script_code.find_calls_on_load([code], Steps(), ["x/code/__torch__.py"]))
@@ -734,7 +734,7 @@ def test_a_statement_that_overflows_the_stack_of_the_parser_is_reported(expressi
 
 
 def test_long_programs_and_long_lists_are_not_deep():
-    """Thousands of statements, and a list of ten thousand negative numbers."""
+    """The code has thousands of statements, and a list of ten thousand negative numbers."""
     numbers = ", ".join(f"-{n}.5e-05" for n in range(10_000))
     statements = "".join(f"  x{n} = torch.add(x, -{n}, alpha=1)\n" for n in range(10_000))
     code = f"def forward(self, x):\n  weights = [{numbers}]\n{statements}  return x\n".encode()

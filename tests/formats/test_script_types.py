@@ -70,7 +70,7 @@ class Large(nn.Module):
 
 
 class Model(nn.Module):
-    """Has an attribute of each kind."""
+    """Model with an attribute of each kind."""
 
     layer: Layer
     number_or_text: Union[int, str]
@@ -309,7 +309,7 @@ def test_a_state_of_a_member(archive, statecli):
 
 
 def test_an_object_that_does_not_fit_the_interface(archive, statecli):
-    """Its method has the same name, and other types."""
+    """The method of the object has the right name and other types."""
     own = b"__torch__." + _MODULE + b"."
     old = b"  def forward(self: " + own + b"Small,\n    x: Tensor) -> Tensor:"
     audit = statecli("audit", archive(old, old.replace(b"x: Tensor", b"x: int")), "--select", "pickles")
@@ -341,7 +341,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize(("code", "is_odd"), NUMBERS.items(), ids=NUMBERS)
 def test_a_number_for_a_dtype_is_one_that_torch_has(code, is_odd):
-    """torch looks other numbers up in other memory; promote_types of two constants is computed by a load."""
+    """torch looks up invalid numbers in other memory; a load computes promote_types of two constants."""
     function = f"def f(x: Tensor) -> Tensor:\n    {code}\n".encode()
     assert bool(list(find_odd_numbers(function, Steps()))) == is_odd
 

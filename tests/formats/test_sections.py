@@ -62,7 +62,7 @@ def test_a_container_of_models_is_each_of_them(read_section):
 
 
 def test_a_part_of_an_optimizer_stays_an_optimizers(read_section):
-    """`#optimizer.state` holds no parameters."""
+    """`#optimizer.state` has no parameters."""
     net = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.ones(2)).sum().backward()
@@ -124,7 +124,7 @@ def test_a_section_of_a_diff_says_nothing_of_the_rest(statecli, tmp_path):
 
 
 def test_a_class_loads_a_section(statecli, tmp_path):
-    """Its own names, without the path."""
+    """The section has its own names, without the path."""
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef Net():\n    return nn.Linear(3, 2)\n")
     torch.save({"state": {"model": weights()}}, tmp_path / "file.pt")
     result = statecli("diff", f"{tmp_path / 'net.py'}:Net", f"{tmp_path / 'file.pt'}#state.model")
