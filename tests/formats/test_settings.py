@@ -1,4 +1,4 @@
-"""What stands next to the tensors: told as numbers and words, or as a digest, and never passed over."""
+"""Settings next to the tensors of a file: each is listed as a number, a text or a digest, and none is left out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from statecli.formats.torch import tensors
 from .attacks import Called, build, records, state_dict, tensor
 
 
-def settings(tmp_path, **beside):
+def settings(tmp_path, **entries):
     path = str(tmp_path / "file.pt")
-    torch.save({"model": {"a.weight": torch.ones(2)}, **beside}, path)
+    torch.save({"model": {"a.weight": torch.ones(2)}, **entries}, path)
     state = formats.read(path)
     return dict(state.metadata.values), state
 
@@ -30,13 +30,13 @@ PLAIN = {"epoch": 3, "name": "run", "best": 0.5, "done": True, "none": None}
 
 
 def test_plain_ones_are_themselves(tmp_path):
-    """Numbers, text, bools and None; containers by dotted path."""
+    """Numbers, texts, bools and None are listed as they are; entries of containers by dotted path."""
     actual, _ = settings(tmp_path, **PLAIN, args={"lr": 0.1, "betas": (0.9, 0.99)})
     assert actual == {**PLAIN, "args.lr": 0.1, "args.betas.0": 0.9, "args.betas.1": 0.99}
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "told"),
+    ("value", "changed", "description"),
     [
         (2**70, 2**70 + 1, str(2**70)),
         (2**5000, 2**5000 + 1, "an integer of 5001 bits"),
@@ -55,16 +55,16 @@ def test_plain_ones_are_themselves(tmp_path):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_it_is_two_of_them_can_be_told_apart(tmp_path, one, two, told):
-    """A word says what it is, and no two contents look the same."""
-    first, second = settings(tmp_path, x=one)[0]["x"], settings(tmp_path, x=two)[0]["x"]
+def test_whatever_it_is_two_of_them_can_be_told_apart(tmp_path, value, changed, description):
+    """The text of a setting names its type, and two different contents have different texts."""
+    first, second = settings(tmp_path, x=value)[0]["x"], settings(tmp_path, x=changed)[0]["x"]
     assert first != second
-    assert first == settings(tmp_path, x=one)[0]["x"]
-    assert first == told if not isinstance(told, str) else told in str(first)
+    assert first == settings(tmp_path, x=value)[0]["x"]
+    assert first == description if not isinstance(description, str) else description in str(first)
 
 
 def test_attributes_of_objects_are_settings(tmp_path):
-    """argparse.Namespace holds the arguments of many a run."""
+    """The attributes of an argparse.Namespace, in which many programs save their arguments, are settings."""
     actual, _ = settings(tmp_path, args=argparse.Namespace(lr=0.1, layers=[1, 2]))
     assert actual == {"args.lr": 0.1, "args.layers.0": 1, "args.layers.1": 2}
 
@@ -83,14 +83,14 @@ def test_two_paths_that_read_the_same_stay_apart(tmp_path):
 
 
 def test_a_container_that_is_shared_is_listed_each_time(tmp_path):
-    """One dict under two names is two equal dicts."""
+    """A dict under two names is listed as two equal dicts."""
     shared = {"lr": 1}
     actual, _ = settings(tmp_path, a=shared, b=shared)
     assert actual == {"a.lr": 1, "b.lr": 1} == settings(tmp_path, a={"lr": 1}, b={"lr": 1})[0]
 
 
 def test_deep_ones_are_digested(tmp_path):
-    """Below eight levels the rest is one digest, and differs where the depth does."""
+    """Contents nested deeper than eight levels become one digest, which differs if the contents differ."""
 
     def nest_value(value):
         for _ in range(20):
@@ -103,7 +103,7 @@ def test_deep_ones_are_digested(tmp_path):
 
 
 def test_the_order_of_a_set_means_nothing(tmp_path):
-    """Python orders text in a set by a hash that is another in each process."""
+    """Equal sets have equal digests, although Python orders a set of texts differently in each process."""
     code = (
         "import pickle, sys; pickler = pickle.Pickler(sys.stdout.buffer, 2); pickler.fast = True; "
         "pickler.dump({'s': set('abcdefgh'), 'f': {frozenset('xyz')}})"
@@ -122,7 +122,7 @@ def test_the_order_of_a_set_means_nothing(tmp_path):
 
 
 def test_sharing_without_end_ends(tmp_path):
-    """Forty dicts that each hold the next twice have 2 ** 40 paths."""
+    """Forty dicts, each with the next dict under two keys, have 2 ** 40 paths; the list of settings stays short."""
     node = {"v": 1}
     for _ in range(40):
         node = {"a": node, "b": node}
@@ -131,14 +131,14 @@ def test_sharing_without_end_ends(tmp_path):
 
 
 def test_a_container_in_itself_ends(tmp_path):
-    """A list that holds itself is told once."""
+    """A list that contains itself is listed once."""
     loop = [1]
     loop.append(loop)
     assert settings(tmp_path, x=loop)[0]
 
 
 def test_many_are_cut_to_a_digest_that_tells_them_apart(tmp_path):
-    """Beyond twenty thousand the rest stands as one digest of all."""
+    """After the first 20,000 settings, a digest of the whole file stands for the rest."""
     setting = settings(tmp_path, x={str(n): n for n in range(30_000)})[0]
     two = settings(tmp_path, x={str(n): n + (n == 29_999) for n in range(30_000)})[0]
     assert len(setting) == 20_001
@@ -148,7 +148,7 @@ def test_many_are_cut_to_a_digest_that_tells_them_apart(tmp_path):
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["f8", ">f4", "i8", "u2", "b1", "c16"])
 def test_arrays_inside_the_pickle_have_values(tmp_path, dtype, order):
-    """numpy arrays lie in the pickle itself; their elements are read from there, whatever their order."""
+    """The elements of numpy arrays are stored in the pickle and read from there, in C order and in Fortran order."""
     from statecli.values.read import read_all_values
 
     array = np.asarray(np.arange(6).reshape(2, 3) % 2, dtype=dtype, order=order)
@@ -169,7 +169,7 @@ def test_arrays_without_numbers_are_bytes_to_compare(tmp_path):
 
 
 def test_records_of_numpy_name_their_type(tmp_path):
-    """A class stands where the letter of a type does: numpy.record, which has the fields of void."""
+    """The dtype of a record array is pickled with the class numpy.record, not a letter; it has the fields of void."""
     path = str(tmp_path / "array.pt")
     torch.save({"a": np.rec.array([(1, 2.0)]), "w": torch.ones(1)}, path)
     assert next(t for t in formats.read(path).tensors if t.fqn == "a").dtype == (
@@ -178,7 +178,7 @@ def test_records_of_numpy_name_their_type(tmp_path):
 
 
 def test_an_ordered_dict_of_numbers(tmp_path):
-    """OrderedDict, defaultdict and Counter, which pickles as a call on a dict, are containers like any."""
+    """OrderedDict, defaultdict and Counter (pickled as a call with a dict) are containers like any other."""
     actual, _ = settings(
         tmp_path,
         o=collections.OrderedDict(a=1),
@@ -190,7 +190,7 @@ def test_an_ordered_dict_of_numbers(tmp_path):
 
 
 def test_the_milestones_of_a_schedule(tmp_path):
-    """MultiStepLR keeps them as the keys of a Counter."""
+    """MultiStepLR keeps its milestones as the keys of a Counter."""
     optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 90])
     actual, _ = settings(tmp_path, sched=schedule.state_dict())
@@ -198,7 +198,7 @@ def test_the_milestones_of_a_schedule(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("call", "expected"),
     [
         ((collections.OrderedDict, ([["a", 1], [2, 3]],)), {"x.a": 1, "x.2": 3}),
         ((collections.OrderedDict, ((("a", 1), ["b", 2]),)), {"x.a": 1, "x.b": 2}),
@@ -209,25 +209,25 @@ def test_the_milestones_of_a_schedule(tmp_path):
     ],
     ids=["pairs", "pairs in a tuple", "dict", "dict and items", "defaultdict", "counter and items"],
 )
-def test_what_a_dict_was_made_with_is_in_it(tmp_path, made, told):
-    """However its pickle says it: in its arguments, as pairs, as items set afterwards, in both."""
-    assert settings(tmp_path, x=Called(*made))[0] == told
+def test_what_a_dict_was_made_with_is_in_it(tmp_path, call, expected):
+    """A dict contains the entries of its constructor arguments (a dict or pairs) and the items set afterwards."""
+    assert settings(tmp_path, x=Called(*call))[0] == expected
 
 
 def test_what_a_deque_was_made_with_is_in_it(tmp_path):
-    """Its arguments come before what is appended."""
+    """The elements of a deque's constructor argument come before the appended elements."""
     both = Called(collections.deque, ([1, 2],), None, iter([3]))
     assert settings(tmp_path, x=both)[0] == settings(tmp_path, x=collections.deque([1, 2, 3]))[0]
 
 
 def test_a_tensor_in_a_counter_is_a_tensor(tmp_path):
-    """Nobody puts one there, and it is seen all the same."""
+    """A tensor in a Counter is unusual, but has a row like any other tensor."""
     _, state = settings(tmp_path, c=collections.Counter(a=torch.ones(3)))
     assert {row.shape for row in state.tensors} == {(2,), (3,)}
 
 
 def long(*entries):
-    """A list that is too long to be listed."""
+    """Return a list with more elements than statecli lists."""
     return [*entries, *range(100)]
 
 
@@ -244,12 +244,12 @@ def long(*entries):
     ids=["shared", "order", "ordered", "numbers", "tuple", "tensors"],
 )
 def test_equal_contents_have_equal_digests(tmp_path, first, second):
-    """However they were put together; what tensors hold is compared as such."""
+    """Key order, sharing, and list or tuple do not matter; tensors inside are compared by their values."""
     assert settings(tmp_path, x=first)[0] == settings(tmp_path, x=second)[0]
 
 
 def test_what_is_not_read_is_said(tmp_path, monkeypatch):
-    """Beyond the budget of digests an oddity says so, which a diff exits with 2 for."""
+    """Settings beyond the digest budget are reported as an oddity, for which diff exits with status 2."""
     from statecli.formats.torch import settings_digest as _digests
 
     monkeypatch.setattr(_digests, "MAX_DIGESTED", 50)
@@ -258,7 +258,7 @@ def test_what_is_not_read_is_said(tmp_path, monkeypatch):
 
 
 def test_settings_of_a_module_in_a_section(tmp_path):
-    """The probability of a dropout is a setting, wherever its module is."""
+    """The probability of a dropout layer is a setting, also if the module is a section of the file."""
     path = str(tmp_path / "file.pt")
     torch.save({"model": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.25)), "epoch": 1}, path)
     values = formats.read(path).metadata.values
@@ -278,7 +278,7 @@ TEXT = "a text of the same letters"
     ids=repr,
 )  # fmt: skip
 def test_no_text_reads_as_what_is_none(tmp_path, value):
-    """A text of the very words that another value is told in stands in quotes, and one in quotes gets two pairs."""
+    """A text that equals the description of another value gets quotes, and a text in quotes gets a second pair."""
     seen = []
     for _ in range(4):
         value = settings(tmp_path, x=value)[0]["x"]
@@ -291,12 +291,12 @@ def test_no_text_reads_as_what_is_none(tmp_path, value):
     "text", ["run", "it's", "'quoted'", "'", "''", "", "<pad>", "f (x)", "a, b", "123", "nano", "1e3"]
 )
 def test_other_texts_are_themselves(tmp_path, text):
-    """Nothing is put in quotes without need."""
+    """Texts that cannot be mistaken for another value are shown without additional quotes."""
     assert settings(tmp_path, x=text)[0] == {"x": text}
 
 
 def test_names_are_told_apart(tmp_path):
-    """A dtype is pickled as no more than its name."""
+    """Two dtypes have different descriptions, although the pickle of a dtype has only its name."""
     assert settings(tmp_path, x=torch.float32)[0] == {"x": "<torch.float32>"}
     assert settings(tmp_path, x=long(torch.float32))[0] != settings(tmp_path, x=long(torch.float16))[0]
 
@@ -309,7 +309,7 @@ def test_empty_containers_are_told(tmp_path):
 
 
 def test_ordinary_checkpoints_have_no_empty_settings(tmp_path):
-    """Neither a state_dict nor an optimizer without state, nor a module with its dozen dicts of hooks."""
+    """A state_dict, an optimizer without state and a module (a dozen dicts of hooks) have no empty settings."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     group = torch.optim.SGD(net.parameters(), lr=0.1)
     actual, _ = settings(tmp_path, net=net.state_dict(), whole=net, optimizer=group.state_dict(), pickled=group)
@@ -333,7 +333,7 @@ def test_ordinary_checkpoints_have_no_empty_settings(tmp_path):
     ],
 )
 def test_keys_are_told_apart_in_any_order(tmp_path, holding):
-    """Two keys that read the same are two settings, and which is which does not depend on their order."""
+    """Two keys that look the same are two settings, and their names do not depend on the order of the keys."""
     value = holding("a", "b")
     setting, other = settings(tmp_path, x=value)[0], settings(tmp_path, x=dict(reversed(value.items())))[0]
     assert setting == other
@@ -342,7 +342,7 @@ def test_keys_are_told_apart_in_any_order(tmp_path, holding):
 
 
 def test_plain_paths_stay_plain(tmp_path):
-    """Keys are brackets and quotes only where two of them read the same."""
+    """Keys get brackets and quotes only if two keys look the same."""
     actual, _ = settings(tmp_path, x={1: "a", "2": "b", "c.d": "c", None: "d"})
     assert actual == {"x.1": "a", "x.2": "b", "x.c.d": "c", "x.None": "d"}
 
@@ -388,7 +388,7 @@ def digest(tmp_path, value):
     ids=repr,
 )
 def test_other_contents_have_other_digests(tmp_path, first, second):
-    """Types, lengths and places count."""
+    """The digest depends on the types, lengths and places of the values."""
     assert digest(tmp_path, first) != digest(tmp_path, second)
 
 
@@ -408,25 +408,25 @@ def test_other_contents_have_other_digests(tmp_path, first, second):
     ids=lambda value: repr(value)[:40],
 )
 def test_what_python_holds_equal_has_one_digest(tmp_path, first, second):
-    """In whatever order, and shared or not."""
+    """Values that are equal in Python have equal digests, in any order and whether shared or not."""
     assert digest(tmp_path, first) == digest(tmp_path, second)
 
 
 def test_the_first_and_the_second_look_are_the_same(tmp_path):
-    """A long text that stands twice has one digest."""
+    """A long text under two names has the same digest both times."""
     actual, _ = settings(tmp_path, a=TEXT * 100, b=TEXT * 100)
     assert actual["a"] == actual["b"]
 
 
 def cycle(first, second):
-    """Two dicts that hold each other."""
-    one, two = {"n": first}, {"n": second}
-    one["other"], two["other"] = two, one
-    return one, two
+    """Return two dicts that contain each other."""
+    left, right = {"n": first}, {"n": second}
+    left["other"], right["other"] = right, left
+    return left, right
 
 
 def test_cycles_have_one_digest_wherever_they_are_entered(tmp_path):
-    """What holds itself is read from outside in two orders."""
+    """Two dicts that contain each other have the same digests whichever dict is read first."""
     first, second = cycle(1, 2)
     setting = settings(tmp_path, a=long(first), b=long(second))[0]
     first, second = cycle(1, 2)
@@ -437,7 +437,7 @@ def test_cycles_have_one_digest_wherever_they_are_entered(tmp_path):
 
 
 def test_what_a_cycle_comes_back_to_counts(tmp_path):
-    """[1, [the whole]] and [1, [itself]] both hold a list that holds what is above."""
+    """In [1, [the whole]] and [1, [itself]] an inner list refers to different lists above it, so the digests differ."""
     back, inner = [1], []
     back.append([back])
     inner.append(inner)
@@ -445,18 +445,18 @@ def test_what_a_cycle_comes_back_to_counts(tmp_path):
 
 
 def test_a_cycle_is_listed_once(tmp_path):
-    """A config whose nodes know their parents does not fill the list with ways round."""
+    """In a config whose nodes refer to their parents, each setting is listed by one path only."""
     first, _ = cycle(1, 2)
     actual, _ = settings(tmp_path, x=first)
     assert set(actual) == {"x.n", "x.other.n", "x.other.other"}
 
 
 def test_attributes_and_arguments_are_settings(tmp_path):
-    """What a dict has as attributes, and an object was made of, is passed over nowhere."""
+    """The attributes of a dict and the constructor arguments of an object are settings."""
     pickled = {"d": Odd(a=1), "e": Made(3)}
     pickled["d"].note = "x"
     actual, _ = settings(tmp_path, **pickled)
-    assert actual == {"d.a": 1, "d.__dict__.note": "x", "e.held": 1, "e.__args__.0": 3}
+    assert actual == {"d.a": 1, "d.__dict__.note": "x", "e.count": 1, "e.__args__.0": 3}
 
 
 class Odd(dict):
@@ -464,17 +464,17 @@ class Odd(dict):
 
 
 class Made:
-    """An object of an argument and an attribute."""
+    """An object with a constructor argument and an attribute."""
 
     def __init__(self, n):
-        self.n, self.held = n, 1
+        self.n, self.count = n, 1
 
     def __reduce__(self):
-        return Made, (self.n,), {"held": 1}
+        return Made, (self.n,), {"count": 1}
 
 
 def test_one_line_says_that_too_much_was_left_out(tmp_path, monkeypatch):
-    """However many settings come after the budget is spent."""
+    """The oddity is reported once, however many settings follow after the budget is spent."""
     from statecli.formats.torch import settings_digest as _digests
 
     monkeypatch.setattr(_digests, "MAX_DIGESTED", 50)
@@ -483,7 +483,7 @@ def test_one_line_says_that_too_much_was_left_out(tmp_path, monkeypatch):
 
 
 def test_more_than_half_a_million_entries_are_read(tmp_path):
-    """The last of them counts, and nothing is left out."""
+    """The digest depends on the last entry too, and no entry is left out."""
     setting, state = settings(tmp_path, x=[1] * 500_001)
     assert setting != settings(tmp_path, x=[1] * 500_000 + [2])[0]
     assert not state.oddities
@@ -497,10 +497,10 @@ class Marked(torch.Tensor):
 
 
 def with_attributes(cls=torch.Tensor, **attributes):
-    made = torch.ones(2) if cls is torch.Tensor else cls(torch.ones(2))
+    tensor = torch.ones(2) if cls is torch.Tensor else cls(torch.ones(2))
     for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
+        setattr(tensor, name, value)
+    return tensor
 
 
 @pytest.mark.parametrize("cls", [torch.Tensor, torch.nn.Parameter, Marked])
@@ -515,14 +515,14 @@ def with_attributes(cls=torch.Tensor, **attributes):
     ids=["number", "nested", "none", "type"],
 )
 def test_attributes_of_a_tensor_are_settings(tmp_path, cls, before, after, expected):
-    """pickle keeps them, and a program may compute with them."""
+    """pickle saves the attributes of a tensor, and a program may compute with them."""
     setting = settings(tmp_path, x=with_attributes(cls, scale=before))[0]
     assert setting == expected
     assert settings(tmp_path, x=with_attributes(cls, scale=after))[0] != setting
 
 
 def test_attributes_of_tensors_in_a_long_list_are_in_its_digest(tmp_path):
-    """The list is one setting."""
+    """The list and the attributes of its tensors are one setting."""
     whole = [settings(tmp_path, x=[torch.ones(1)] * 99 + [with_attributes(scale=n)])[0]["x"] for n in (1, 1, 2)]
     assert whole[0] == whole[1] != whole[2]
 
@@ -534,7 +534,7 @@ def test_attributes_of_a_tensor_saved_by_itself(tmp_path):
 
 
 def test_marks_of_libraries_are_not_settings(tmp_path):
-    """nn.Buffer, torch.compile, nested tensors and transformers have attributes of their own."""
+    """Attributes set by nn.Buffer, torch.compile, nested tensors and transformers are not settings."""
     compiled = torch.ones(3, 2)
     torch._dynamo.mark_dynamic(compiled, 0)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
@@ -546,8 +546,8 @@ def test_marks_of_libraries_are_not_settings(tmp_path):
 
 @pytest.mark.parametrize("cls", [torch.Tensor, torch.nn.Parameter, Marked])
 def test_tensors_among_the_attributes_are_compared(tmp_path, cls, statecli):
-    """They are parts of the tensor, and their names are settings."""
-    made = {
+    """Tensors among the attributes are compared by value and shape, and their names are settings."""
+    tensors_by_name = {
         "one": with_attributes(cls, scale=torch.tensor([1.0])),
         "same": with_attributes(cls, scale=torch.tensor([1.0])),
         "value": with_attributes(cls, scale=torch.tensor([2.0])),
@@ -555,9 +555,9 @@ def test_tensors_among_the_attributes_are_compared(tmp_path, cls, statecli):
         "none": with_attributes(cls),
         "shape": with_attributes(cls, scale=torch.ones(2)),
     }
-    for name, value in made.items():
+    for name, value in tensors_by_name.items():
         torch.save({"x": value}, tmp_path / f"{name}.pt")
-    codes = {name: statecli("diff", tmp_path / "one.pt", tmp_path / f"{name}.pt").code for name in made}
+    codes = {name: statecli("diff", tmp_path / "one.pt", tmp_path / f"{name}.pt").code for name in tensors_by_name}
     assert codes == {"one": 0, "same": 0, "value": 1, "name": 1, "none": 1, "shape": 2}
 
 
@@ -573,7 +573,7 @@ INSIDE = {
 @pytest.mark.parametrize("cls", [torch.Tensor, torch.nn.Parameter, Marked])
 @pytest.mark.parametrize("put", INSIDE.values(), ids=INSIDE)
 def test_tensors_inside_the_attributes_are_compared(tmp_path, statecli, cls, put):
-    """In lists, dicts and attributes of tensors among them."""
+    """Tensors are compared also inside lists, dicts and attributes of the attributes."""
     for name, number in {"one": 1.0, "same": 1.0, "value": 2.0}.items():
         torch.save({"x": with_attributes(cls, scale=put(torch.tensor([number])))}, tmp_path / f"{name}.pt")
     codes = [statecli("diff", tmp_path / "one.pt", tmp_path / f"{name}.pt").code for name in ("same", "value")]
@@ -581,7 +581,7 @@ def test_tensors_inside_the_attributes_are_compared(tmp_path, statecli, cls, put
 
 
 def test_attributes_of_tensors_that_share_a_long_list_end(tmp_path, monkeypatch):
-    """A file of some megabytes would be walked for hours."""
+    """Attributes of all tensors have a common limit; without the limit, reading a few megabytes may take hours."""
     monkeypatch.setattr(tensors, "MAX_ENTRIES", 1000)
     shared = list(range(300))
     torch.save({"x": with_attributes(a=shared)}, tmp_path / "one.pt")
@@ -593,8 +593,8 @@ def test_attributes_of_tensors_that_share_a_long_list_end(tmp_path, monkeypatch)
 
 
 def test_parameters_in_attributes_of_parameters_without_end(tmp_path):
-    """A chain of them is no damage."""
-    made = with_attributes(torch.nn.Parameter)
+    """A chain of 40 parameters, each an attribute of the next, can be read."""
+    parameter = with_attributes(torch.nn.Parameter)
     for _ in range(40):
-        made = with_attributes(torch.nn.Parameter, previous=made)
-    assert settings(tmp_path, x=made)[1].tensors[1].damage is None
+        parameter = with_attributes(torch.nn.Parameter, previous=parameter)
+    assert settings(tmp_path, x=parameter)[1].tensors[1].damage is None

@@ -1,4 +1,4 @@
-"""Folders and indexes: what is read of them, what is refused and with which line; transformers and torch as oracles."""
+"""Folders and indexes: files read, files refused, and the error lines; transformers and torch serve as oracles."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ INDEX = "model.safetensors.index.json"
 
 
 def encode_index(weight_map: object, **metadata: object) -> str:
-    """An index as JSON."""
+    """Return an index as JSON."""
     return json.dumps({"metadata": metadata, "weight_map": weight_map})
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Two shards of one tensor each and their index, as save_pretrained writes them."""
+    """Two shards with one tensor each and their index, as written by save_pretrained."""
     path = tmp_path / "model"
     path.mkdir()
     save_file({"model.a": torch.zeros(2, 3)}, path / ONE, metadata={"format": "pt"})
@@ -41,13 +41,15 @@ def folder(tmp_path) -> Path:
 
 
 def names(path: Path | str) -> list[str]:
-    """The FQNs read of a target, in order."""
+    """Return the FQNs read from a target, in order."""
     return [tensor.fqn for tensor in formats.read(str(path)).tensors]
 
 
 @pytest.fixture
 def partial_read_error(inspect):
-    """What is said of what is lost of a target, its path taken off; the shard that is left is shown, and it ends 2."""
+    """Inspect a partly readable target (exit status 2; the readable rows are shown) and return the error without the
+    path.
+    """
 
     def tell(target: Path | str, *left: str) -> str:
         code, out, err = inspect(target)
@@ -62,11 +64,11 @@ def partial_read_error(inspect):
 
 
 def oddities(path: Path | str) -> dict[str, str]:
-    """What a target's state says is odd."""
+    """Return the oddities of a target's state."""
     return {odd.name: odd.message for odd in formats.read(str(path)).oddities}
 
 
-# What is read.
+# Tensors and metadata of a folder.
 
 
 def test_an_index_and_its_folder_are_the_same(folder):
@@ -85,7 +87,7 @@ def test_an_index_and_its_folder_are_the_same(folder):
 
 @pytest.mark.parametrize("target", [".", "./", "../model", INDEX, f"./{INDEX}", f"../model/{INDEX}"])
 def test_relative_targets(target, folder, monkeypatch, inspect):
-    """A relative path is read, and is what the state and the command line call it."""
+    """A relative path is read, and the state and the command line report the path as given."""
     monkeypatch.chdir(folder)
     assert formats.read(target).target == target
     code, out, err = inspect(target, "-f", "json")
@@ -95,7 +97,7 @@ def test_relative_targets(target, folder, monkeypatch, inspect):
 
 
 def test_values_come_from_the_shards(folder):
-    """Each tensor's bytes lie where its shard holds them."""
+    """The storage of each tensor refers to its bytes in the shard."""
     for tensor in formats.read(str(folder)).tensors:
         where = tensor.data.storage
         stored = load_file(where.path)[tensor.fqn].numpy().tobytes()
@@ -103,7 +105,7 @@ def test_values_come_from_the_shards(folder):
 
 
 def test_metadata_on_which_shards_disagree_is_each_ones_own(folder):
-    """What one shard says for itself is not said of the whole, and not lost."""
+    """Metadata that differs between shards is reported for each shard, not for the whole checkpoint."""
     save_file({"model.b": torch.ones(4)}, folder / TWO, metadata={"format": "pt", "rank": "1"})
     save_file({"model.a": torch.ones(4)}, folder / ONE, metadata={"format": "pt", "rank": "0"})
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": TWO}))
@@ -112,7 +114,7 @@ def test_metadata_on_which_shards_disagree_is_each_ones_own(folder):
 
 
 def test_tied_storages_of_different_files_stay_apart(folder):
-    """Storage keys count from 0 in every torch.save file: equal keys in two shards tie nothing, in one they do."""
+    """Storage keys count from 0 in each torch.save file: equal keys tie tensors within a shard, not across shards."""
     for name in (ONE, TWO, INDEX):
         (folder / name).unlink()
     weight = torch.ones(2)
@@ -136,7 +138,7 @@ def test_a_dropped_name_needs_no_place_in_the_index(folder):
     assert state.oddities == ()
 
 
-# Which file of a folder.
+# The file that is chosen in a folder.
 
 CHOICES: dict[str, tuple[tuple[str, ...], str]] = {
     "one file of any name": (("weights.pt", "config.json"), "weights.pt"),
@@ -170,7 +172,7 @@ CHOICES: dict[str, tuple[tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize("case", CHOICES)
 def test_which_file_of_a_folder(case, tmp_path):
-    """Of several weights in one folder the one is read that transformers would load; the rest is noted."""
+    """Of the weights in a folder, statecli reads the file that transformers would load, and notes the rest."""
     present, chosen = CHOICES[case]
     for name in present:
         if name.endswith("/"):
@@ -191,7 +193,7 @@ def test_which_file_of_a_folder(case, tmp_path):
 
 
 def test_numbered_shards_without_an_index(folder):
-    """All shards of a complete numbered series are read, and that there was no index is noted."""
+    """All shards of a complete numbered series are read, and the missing index is noted."""
     (folder / INDEX).unlink()
     assert names(folder) == ["model.a", "model.b"]
     assert oddities(folder) == {"no-index": "the folder has no index, so statecli read all 2 numbered shards"}
@@ -206,7 +208,7 @@ def test_a_numbered_variant_without_an_index(folder):
 
 
 def test_a_numbered_shard_that_is_missing(folder, partial_read_error):
-    """Without an index, the numbers say which shard is missing; a row stands for it, and the other one is shown."""
+    """Without an index, the numbers show the missing shard, which gets a row; the other shard is shown."""
     (folder / INDEX).unlink()
     (folder / ONE).unlink()
     expected = f"shard {ONE} is missing: 1 of 2 exist, according to the numbers in the file names"
@@ -216,7 +218,7 @@ def test_a_numbered_shard_that_is_missing(folder, partial_read_error):
 
 
 def test_a_numbered_shard_that_cannot_be_read(folder, partial_read_error):
-    """Nobody knows what it held: a row stands for it."""
+    """The tensors of an unreadable shard are unknown without an index: one row stands for the shard."""
     (folder / INDEX).unlink()
     (folder / ONE).write_bytes(b"")
     assert partial_read_error(folder, "model.b", ONE) == f"statecli: {folder / ONE}: is an empty file"
@@ -224,7 +226,7 @@ def test_a_numbered_shard_that_cannot_be_read(folder, partial_read_error):
 
 
 def test_many_numbered_shards_that_are_missing(folder, partial_read_error):
-    """A series of 99,999 of which one is there is told in one line."""
+    """A series with 1 of 99,999 shards is reported in one line."""
     (folder / INDEX).unlink()
     (folder / ONE).rename(folder / "model-00001-of-99999.safetensors")
     (folder / TWO).unlink()
@@ -236,7 +238,7 @@ def test_many_numbered_shards_that_are_missing(folder, partial_read_error):
 
 
 def test_two_series_without_an_index(folder, line):
-    """Two numberings in one folder are two checkpoints: the user must say which."""
+    """Two numberings in one folder are two checkpoints: the user must choose a file."""
     (folder / INDEX).unlink()
     shutil.copy(folder / ONE, folder / "model-00001-of-00003.safetensors")
     assert line(folder) == (
@@ -246,7 +248,7 @@ def test_two_series_without_an_index(folder, line):
     )
 
 
-# Folders that hold no checkpoint of their own.
+# Folders without a checkpoint of their own.
 
 EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": (
@@ -284,7 +286,7 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize("case", EMPTY)
 def test_folders_without_a_checkpoint(case, tmp_path, line):
-    """A folder that has no weights of its own is told for what it is."""
+    """The error for a folder without weights of its own names the kind of the folder."""
     present, expected = EMPTY[case]
     for name in present:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -294,7 +296,7 @@ def test_folders_without_a_checkpoint(case, tmp_path, line):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="runs as root: may list every folder")
 def test_a_folder_that_may_not_be_listed(folder, line):
-    """No permission is one line."""
+    """Missing permission is reported in one line."""
     folder.chmod(0)
     try:
         assert line(folder) == "cannot be listed: permission denied"
@@ -303,7 +305,7 @@ def test_a_folder_that_may_not_be_listed(folder, line):
 
 
 def test_a_folder_that_vanishes(folder, monkeypatch):
-    """A folder removed between two looks is one line."""
+    """A folder removed during the read is reported in one line."""
 
     def raise_missing(path: str) -> list[str]:
         raise FileNotFoundError(2, "No such file")
@@ -313,9 +315,9 @@ def test_a_folder_that_vanishes(folder, monkeypatch):
         formats.read(str(folder))
 
 
-# Indexes that lie.
+# Invalid indexes.
 
-#: What an index may call a shard, all refused: case -> name.
+#: Names of shards that are refused in an index: case -> name.
 OUTSIDE = {
     "traversal": "../secret.safetensors",
     "deep traversal": "x/../../secret.safetensors",
@@ -339,7 +341,7 @@ OUTSIDE = {
 
 @pytest.mark.parametrize("case", OUTSIDE)
 def test_an_index_that_points_outside(case, folder, line):
-    """A shard's name is one path component; anything else is refused, before any shard is opened."""
+    """A shard's name must be one path component; statecli refuses any other name before opening a shard."""
     save_file({"model.b": torch.zeros(1)}, folder.parent / "secret.safetensors")
     (folder / ONE).write_bytes(b"never read")
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": OUTSIDE[case]}))
@@ -349,7 +351,7 @@ def test_an_index_that_points_outside(case, folder, line):
 
 
 def wrong(text: str, expected: str) -> tuple[bytes, str]:
-    """An index's text and its line, in which `{}` is what the index is called."""
+    """Return an index's text and its error line, in which `{}` stands for the name of the index."""
     return text.encode("utf-8", "surrogatepass"), expected
 
 
@@ -414,7 +416,9 @@ LIES: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("case", LIES)
 def test_an_index_that_lies(case, folder, line):
-    """What an index says and cannot be so is one line, which calls the index by what the user did not type of it."""
+    """An impossible index is one error line, which calls the index by its file name, or `the index` if the user gave
+    its path.
+    """
     data, expected = LIES[case]
     (folder / "1_Pooling").mkdir()
     (folder / INDEX).write_bytes(data)
@@ -424,7 +428,7 @@ def test_an_index_that_lies(case, folder, line):
 
 @pytest.mark.parametrize("text", ["", "[]", "not JSON", "<html></html>"])
 def test_an_index_that_is_none(text, folder, line):
-    """An empty file, a list, a text or a web page named as an index is told for what it is."""
+    """The error for an empty file, a list, a text or a web page named as an index names the kind of the file."""
     (folder / INDEX).write_text(text)
     of_folder, of_index = line(folder), line(folder / INDEX)
     assert INDEX in of_folder
@@ -438,32 +442,34 @@ def test_an_index_that_is_none(text, folder, line):
 
 
 def test_an_index_too_long(folder, line):
-    """An index of more bytes than any has is not parsed."""
+    """An index longer than the limit is not parsed."""
     with (folder / INDEX).open("r+") as file:
         file.truncate(sharded.MAX_INDEX + 1)
     assert line(folder) == f"{INDEX} has 33554433 bytes, more than statecli's limit of 33554432 for an index"
 
 
 def test_an_index_that_is_a_pipe(folder, line):
-    """A named pipe in the index's place blocks nobody."""
+    """A named pipe in place of the index is refused and does not block the reader."""
     (folder / INDEX).unlink()
     os.mkfifo(folder / INDEX)
     assert line(folder) == f"{INDEX} is a named pipe, not a regular file"
     assert line(folder / INDEX) == "is a named pipe, not a regular file"
 
 
-# Shards that are none.
+# Missing and unreadable shards.
 
 
 def spoilt(folder: Path, name: str) -> Path:
-    """A shard's path with nothing there."""
+    """Remove a shard and return its path."""
     (folder / name).unlink()
     return folder / name
 
 
 @pytest.mark.parametrize("target", ["", INDEX], ids=["folder", "index"])
 def test_a_shard_that_is_missing_costs_its_own_tensors(target, folder, partial_read_error, statecli):
-    """The others are shown; each of its names is a row without dtype and shape; diff, lock and audit exit with 2."""
+    """Other shards are shown; each tensor of the missing shard is a row without dtype and shape; diff, lock and audit
+    exit with status 2.
+    """
     save_file({"model.b": torch.ones(4), "model.c": torch.ones(2), "model.d": torch.ones(2)}, folder / TWO)
     (folder / INDEX).write_text(
         encode_index({"model.a": ONE, "model.b": TWO, "model.c": TWO, "model.d": TWO}, total_size=9)
@@ -489,7 +495,7 @@ def test_a_shard_that_is_missing_costs_its_own_tensors(target, folder, partial_r
 
 
 def test_a_shard_that_is_a_pipe(folder, partial_read_error):
-    """A named pipe as a shard is named and blocks nobody."""
+    """A named pipe as a shard is reported and does not block the reader."""
     os.mkfifo(spoilt(folder, TWO))
     assert (
         partial_read_error(folder)
@@ -498,7 +504,7 @@ def test_a_shard_that_is_a_pipe(folder, partial_read_error):
 
 
 def test_a_shard_that_is_a_device(folder, partial_read_error):
-    """A link to an endless device is no regular file."""
+    """A link to an endless device is refused as a shard."""
     spoilt(folder, TWO).symlink_to("/dev/zero")
     assert partial_read_error(folder).startswith(
         f"statecli: {folder / TWO}: model.b: its shard is reached by a link through /dev"
@@ -506,14 +512,14 @@ def test_a_shard_that_is_a_device(folder, partial_read_error):
 
 
 def test_no_shard_that_can_be_read(folder, line):
-    """What is wrong with the first is the line."""
+    """The error line describes the problem of the first shard."""
     os.mkfifo(spoilt(folder, ONE))
     spoilt(folder, TWO).write_bytes(b"")
     assert line(folder) == f"{folder / ONE}: is a named pipe, not a regular file"
 
 
 def test_a_shard_that_leads_to_a_text_elsewhere(folder, partial_read_error):
-    """Of a file that a link brought into the folder no word is quoted."""
+    """The error does not quote any text of a shard, in particular not of a file outside the folder (a link)."""
     secret = folder.parent / "secret"
     secret.write_text("root:x:0:0")
     spoilt(folder, TWO).symlink_to(secret)
@@ -524,7 +530,7 @@ def test_a_shard_that_leads_to_a_text_elsewhere(folder, partial_read_error):
 
 
 def test_a_shard_that_is_an_lfs_pointer(folder, partial_read_error):
-    """A clone without git lfs says which shard is a pointer, how much is missing, and what to run."""
+    """For a clone without git lfs, the error names the pointer, the missing size and the command to run."""
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 4976698672\n"
     spoilt(folder, TWO).write_bytes(pointer)
     what = "a git-lfs pointer (for a file of 4,976,698,672 bytes): run: git lfs pull"
@@ -546,7 +552,7 @@ def test_a_shard_that_is_empty(folder, partial_read_error):
 
 @pytest.mark.parametrize("target", ["", INDEX])
 def test_a_shard_is_named_once(target, folder, inspect):
-    """The one path in the line is the shard's, whether its folder or its index was given."""
+    """The only path in the error line is the path of the shard, whether the folder or its index was given."""
     spoilt(folder, ONE).write_bytes(b"")
     _, _, err = inspect(folder / target)
     assert err == f"statecli: {folder / ONE}: model.a: its shard is an empty file\n"
@@ -568,7 +574,7 @@ def test_a_shard_that_leads_to_itself(folder, partial_read_error):
 
 
 def test_a_shard_that_leads_to_its_folder(folder, partial_read_error):
-    """A link from a folder to itself, a checkpoint that holds itself, is no shard."""
+    """A link to its own folder is not a shard."""
     spoilt(folder, TWO).symlink_to(".")
     assert (
         partial_read_error(folder) == f"statecli: {folder / TWO}: model.b: its shard is a directory, not a regular file"
@@ -586,7 +592,7 @@ def test_a_weight_file_that_leads_to_its_folder(tmp_path, line):
 
 
 def test_links_are_followed(folder, tmp_path):
-    """The files of a Hugging Face cache are links into ../../blobs, the index too."""
+    """The files of a Hugging Face cache, also the index, are links into ../../blobs."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -597,13 +603,15 @@ def test_links_are_followed(folder, tmp_path):
 
 
 def test_the_same_tensor_in_two_shards(folder, line):
-    """Which of two is loaded depends on the reader: refused, with both shards."""
+    """A tensor in two shards is refused, because readers load different copies; the error names both shards."""
     save_file({"model.a": torch.zeros(2), "model.b": torch.zeros(2)}, folder / TWO)
     assert line(folder) == f"model.a: is in two shards, {ONE} and {TWO}; each tensor must be in one"
 
 
 def test_a_tensor_called_as_its_folder(folder, line):
-    """The path stands before a message that begins with a tensor of the folder's own name."""
+    """The path stands before a message, also if the message begins with a tensor whose name begins with the folder's
+    name.
+    """
     target = folder.parent / "plain"
     folder.rename(target)
     (target / INDEX).write_text(encode_index({"plain.a": ONE}))
@@ -611,14 +619,14 @@ def test_a_tensor_called_as_its_folder(folder, line):
 
 
 def test_a_path_that_begins_as_a_message(folder, line, monkeypatch):
-    """The path stands before the message even where the message begins with the very same letters."""
+    """The path stands before the message, also if the message begins with the same letters."""
     monkeypatch.chdir(folder)
     Path("a").write_bytes(b"\x40" + bytes(7) + b'{"a":{}}' + b" " * 56)
     assert line("a") == "a: its header entry has no dtype"
 
 
 def test_fifty_thousand_shards_that_are_not_there(folder, line):
-    """An index that names 50,000 missing shards is refused in one short line, at once."""
+    """An index that names 50,000 missing shards is refused at once, with one short line."""
     (folder / INDEX).write_text(encode_index({f"l.{n}": f"m-{n}.safetensors" for n in range(50_000)}))
     before = time.process_time()
     message = line(folder)
@@ -629,11 +637,11 @@ def test_fifty_thousand_shards_that_are_not_there(folder, line):
     )
 
 
-# Odd, and readable.
+# Oddities of readable folders.
 
 
 def test_a_tensor_that_the_index_does_not_name(folder):
-    """What a shard holds beyond the index is listed and noted: loaders differ in whether they load it."""
+    """A shard's tensor that the index omits is listed and noted: not all loaders load such a tensor."""
     save_file({"model.b": torch.zeros(4), "model.extra": torch.zeros(1)}, folder / TWO)
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": TWO}))
     assert names(folder) == ["model.a", "model.b", "model.extra"]
@@ -642,7 +650,7 @@ def test_a_tensor_that_the_index_does_not_name(folder):
 
 @pytest.mark.parametrize(("claimed", "said"), [(40, "8 more"), (30, "2 fewer"), (40.0, "8.0 more")])
 def test_a_total_that_differs(claimed, said, folder, inspect):
-    """A wrong total_size is noted with the difference, and is no error."""
+    """A wrong total_size is noted with the difference, and is not an error."""
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": TWO}, total_size=claimed))
     expected = f"the index records a total of {claimed} bytes, {said} than the tensors take (32)"
     assert oddities(folder) == {"index-total": expected}
@@ -652,7 +660,7 @@ def test_a_total_that_differs(claimed, said, folder, inspect):
 
 
 def test_a_total_counts_each_storage_once(tmp_path):
-    """Views of one storage in a torch.save shard count once, as large as the largest of them."""
+    """Views of one storage in a torch.save shard count once, with the size of the largest view."""
     whole = torch.zeros(10)
     torch.save({"whole": whole, "view": whole[:2]}, tmp_path / "m.bin")
     (tmp_path / "pytorch_model.bin.index.json").write_text(
@@ -663,13 +671,13 @@ def test_a_total_counts_each_storage_once(tmp_path):
 
 @pytest.mark.parametrize("total", ["32", None, [], True])
 def test_a_total_that_is_no_number(total, folder):
-    """A total_size that cannot be compared is let be."""
+    """A total_size that is not a number is ignored."""
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": TWO}, total_size=total))
     assert names(folder) == ["model.a", "model.b"]
 
 
 def test_a_shard_that_the_index_does_not_name(folder):
-    """An orphan next to the shards is noted."""
+    """A weight file that is next to the shards, but not in the index, is noted."""
     save_file({"z": torch.zeros(1)}, folder / "model-9.safetensors")
     assert oddities(folder) == {
         "other-weights": "statecli did not read other weights in the same folder: model-9.safetensors"
@@ -677,7 +685,7 @@ def test_a_shard_that_the_index_does_not_name(folder):
 
 
 def test_many_other_weights_are_one_note(folder):
-    """A thousand orphans make one short line."""
+    """A thousand weight files outside the index are reported in a short line."""
     for n in range(1000):
         (folder / f"x{n:03}.bin").touch()
     (message,) = oddities(folder).values()
@@ -713,7 +721,7 @@ def test_an_index_with_the_files_of_deepspeed_is_refused(folder, line):
 
 
 def test_an_index_under_another_name(folder):
-    """A JSON file with a weight_map is an index, whatever it is called."""
+    """A JSON file with a weight_map is an index under any name."""
     (folder / INDEX).rename(folder / "map.json")
     assert names(folder / "map.json") == ["model.a", "model.b"]
 
@@ -730,7 +738,7 @@ def test_an_index_under_another_name(folder):
     )
 )
 def test_any_index(folder, document):
-    """No JSON in an index's place raises anything but UnreadableError with one line."""
+    """Any JSON document in place of an index is read or raises UnreadableError with one line."""
     (folder / INDEX).write_text(json.dumps({"weight_map": document} if isinstance(document, dict) else document))
     try:
         formats.read(str(folder))
@@ -738,7 +746,7 @@ def test_any_index(folder, document):
         assert len(str(error).splitlines()) == 1  # noqa: PT017  # some documents are read
 
 
-# Against transformers and torch.
+# Comparison with transformers and torch.
 
 
 @pytest.fixture(scope="module")
@@ -757,7 +765,7 @@ def model():
 
 
 def test_save_pretrained_in_shards(model, tmp_path):
-    """What save_pretrained writes in many shards is what safe_open finds in them, with nothing to remark on."""
+    """statecli and safe_open find the same tensors in the shards of save_pretrained, and nothing is odd."""
     model.save_pretrained(tmp_path, max_shard_size="4KB")
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) > 3
@@ -796,7 +804,7 @@ def test_the_weights_that_the_config_names_are_read(model, tmp_path, weights, in
 )
 @pytest.mark.parametrize("weights", ["model.safetensors", None])
 def test_weights_that_the_config_names_elsewhere_are_not_passed(statecli, model, tmp_path, name, weights):
-    """transformers loads the named file, so that the weights of the folder prove nothing."""
+    """transformers loads the file that the config names, so the weights of the folder prove nothing."""
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "transformers_weights": name}))
@@ -810,7 +818,7 @@ def test_weights_that_the_config_names_elsewhere_are_not_passed(statecli, model,
 
 
 def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):
-    """transformers loads the one, and torch.distributed.checkpoint the other."""
+    """transformers loads the weights, torch.distributed.checkpoint the distributed checkpoint."""
     dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path, no_dist=True)
     before = formats.read(str(tmp_path))
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
@@ -833,7 +841,7 @@ def test_one_file_and_its_shards_hold_the_same(model, tmp_path):
 
 
 def test_bin_shards(model, tmp_path):
-    """pytorch_model.bin shards and their index, as transformers 4 wrote them, give what torch.load gives."""
+    """pytorch_model.bin shards and their index (written by transformers 4) have the tensors that torch.load returns."""
     state_dict, files = model.state_dict(), ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
     halves = [dict(list(state_dict.items())[n::2]) for n in (0, 1)]
     weight_map = {}
@@ -852,7 +860,7 @@ def test_bin_shards(model, tmp_path):
 
 
 def test_save_model_in_a_folder(tmp_path):
-    """A folder of one file by save_model, as huggingface_hub's mixin pushes it, keeps its ties."""
+    """A folder with one file of save_model, as pushed by the mixin of huggingface_hub, keeps its tied weights."""
     layer = torch.nn.Linear(3, 3)
     model = torch.nn.Sequential(layer, torch.nn.Linear(3, 3))
     model[1].weight = layer.weight
@@ -863,7 +871,7 @@ def test_save_model_in_a_folder(tmp_path):
 
 
 def test_many_shards_at_once(tmp_path):
-    """36,864 tensors in 128 sparse shards, 300 GB if they were full, take well under the time of a blink."""
+    """36,864 tensors in 128 sparse shards (300 GB if the shards were full) are read within 1.5 seconds."""
     weight_map = {}
     for n in range(128):
         shard = f"model-{n + 1:05d}-of-00128.safetensors"
@@ -889,7 +897,7 @@ def test_many_shards_at_once(tmp_path):
 
 
 def test_companions_of_a_training_run_are_named(tmp_path):
-    """Next to a file of any name, optimizer.pt and the like are said to lie there and not to be read."""
+    """Next to a file of any name, optimizer.pt and similar files are noted as not read."""
     save_file({"w": torch.ones(1)}, tmp_path / "net.safetensors")
     for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
         (tmp_path / name).write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""What a section is to load_state_dict next to its tensors: keys of other values, `_metadata`."""
+"""Contents of a section for load_state_dict besides its tensors: keys of other values, `_metadata`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(path, thing, **options):
 
 
 def test_metadata_is_torchs(tmp_path):
-    """What `state_dict()` records of each module is read as it stands, in either container."""
+    """The `_metadata` of `state_dict()` (a record for each module) is read unchanged from either container."""
     net = nn.Sequential(nn.BatchNorm1d(2), nn.utils.spectral_norm(nn.Linear(2, 2)), nn.MultiheadAttention(2, 1))
     state = net.state_dict()
     for zipped in (True, False):
@@ -30,24 +30,24 @@ def test_metadata_is_torchs(tmp_path):
 
 
 def test_a_plain_dict_has_none(tmp_path):
-    """No `_metadata` is not an empty one: modules ask whether a version is known."""
+    """A missing `_metadata` is not an empty `_metadata`: modules check whether their version is recorded."""
     assert read(tmp_path / "a.pt", {"w": torch.ones(1)}).state_dicts == (StateDict("model", keys=()),)
 
 
 def test_keys_without_a_tensor(tmp_path):
-    """Numbers, and containers with tensors below them, in the order of the file."""
+    """Keys of numbers and of containers with tensors inside are listed in the order of the file."""
     state = {"a": 3, "w": torch.ones(1), "b": {"c": torch.ones(1)}, "d": None}
     (actual,) = read(tmp_path / "a.pt", state).state_dicts
     assert (actual.others, actual.holders) == (("a", "b", "d"), ("b",))
 
 
 def test_a_whole_module_has_what_its_class_says(tmp_path):
-    """Its pickle holds neither versions nor extra states."""
+    """The pickle of a module has neither versions nor extra states."""
     assert read(tmp_path / "a.pt", nn.Linear(1, 1)).state_dicts == (StateDict("model", is_module=True, keys=()),)
 
 
 def test_metadata_of_a_strange_kind_is_told(tmp_path):
-    """What is no number, text or dict of them is left out, and an oddity says so."""
+    """Metadata that is not a number, a text or a dict of them is left out and reported as an oddity."""
     state = OrderedDict(w=torch.ones(1))
     state._metadata = {"": {"version": 1, "shape": torch.Size([1])}, "a": 3}
     actual_state = read(tmp_path / "a.pt", state)
@@ -56,7 +56,7 @@ def test_metadata_of_a_strange_kind_is_told(tmp_path):
 
 
 def test_shards_have_no_metadata(tmp_path):
-    """They become one dict, which has none; their other keys are all there."""
+    """Shards become one dict without `_metadata`; the keys of other values of all shards are listed."""
     net = nn.Linear(1, 1)
     for n, name in enumerate(("weight", "bias")):
         state = net.state_dict()

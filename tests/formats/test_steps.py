@@ -1,6 +1,7 @@
-"""How many steps a hostile file costs: each case that once took minutes, by the number of steps it may take.
+"""Step counts of hostile files: each file once took minutes to scan and now has a limit of steps.
 
-Steps are counted and not seconds, which differ between machines. One test holds the seconds, of all cases together.
+The tests count steps, because seconds differ between machines. Only one test limits the seconds, for all files
+together.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ PARTIAL = stack_global("functools", "partial")
 
 
 def sharing(shared, user, count):
-    """A list of `count` values that `user` makes, each with what `shared` makes in it."""
+    """Return a pickle of a list of `count` values; `user` makes each value from the object that `shared` makes."""
     return four(shared + SHARED + b"0](" + user * count + b"e")
 
 
 def sequence(count, value=b"K\1"):
-    """A list."""
+    """Return the opcodes of a list."""
     return b"](" + value * count + b"e"
 
 
 def settings(count):
-    """A dict."""
+    """Return the opcodes of a dict."""
     return b"}(" + b"".join(short(f"k{n}") + b"K\1" for n in range(count)) + b"u"
 
 
 def dtype(code, state):
-    """A numpy dtype of this code and state."""
+    """Return the opcodes of a numpy dtype with this code and state."""
     return (
         call_function(stack_global("numpy", "dtype"), short(code), b"\x89", b"\x88") + b"(" + number(3) + state + b"tb"
     )
 
 
 def doubled_dtypes(levels):
-    """A numpy dtype whose two fields are the dtype before, which has two fields, and so on."""
+    """Return a numpy dtype with two fields of the previous dtype, which again has two fields, and so on."""
     plain = short("|") + b"NNN" + number(-1) + number(-1) + number(0)
     body = dtype("i1", plain) + put(0) + b"0"
     for level in range(levels):
@@ -63,23 +64,23 @@ def doubled_dtypes(levels):
 
 
 def put_off(count, size):
-    """Partials that share one list."""
+    """Return partials that share a list."""
     state = b"(" + DICT + GET + b"\x85}Nt"
     return sharing(sequence(size), PARTIAL + DICT + b"\x85R" + state + b"b", count)
 
 
 def names_of_operators(count):
-    """TorchScript that names many operators of other libraries, each in its own function."""
+    """Return TorchScript that names many operators of other libraries, each in a function of its own."""
     return b"".join(b"def f%d(x):\n  return ops.a%d.b(x)\n" % (n, n) for n in range(count))
 
 
 def code(text):
-    """An archive with this TorchScript in it."""
+    """Return an archive with this TorchScript."""
     return build([*records(), Member("archive/code/__torch__.py", text)])
 
 
 def count_steps(tmp_path, data):
-    """The steps that a scan of the file takes, and what it found."""
+    """Return the number of steps for a scan of the file, and the findings."""
     path = tmp_path / "model.pt"
     path.write_bytes(data)
     with Source(str(path)) as source:
@@ -89,13 +90,13 @@ def count_steps(tmp_path, data):
 
 
 def test_code_of_many_short_lines_exceeds_the_budget(tmp_path):
-    """60 MB of it, packed to 60 kB, took minutes."""
+    """26 MB of short lines exceed the budget; a scan of 60 MB, packed to 60 kB, once took minutes."""
     (steps, findings) = count_steps(tmp_path, code(b"f\n" * 13_000_000))
     assert steps[Budget.TEXT] > Budget.TEXT.limit
     assert any("code tokens" in (pickle.unread or "") for pickle in findings)
 
 
-# Name -> a file of one size, the number of steps of a kind that it may take.
+# Name -> a file, the kind of its steps, the largest number of steps that the scan may take.
 LINEAR = {
     "dtypes that double 22 times": (build(records(doubled_dtypes(22))), Budget.FLOW, 1_000),
     "dtypes that double 60 times": (build(records(doubled_dtypes(60))), Budget.FLOW, 2_500),
@@ -121,7 +122,7 @@ LINEAR = {
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_file_that_once_took_minutes_takes_few_steps(name, tmp_path):
-    """No budget is exceeded, and all of the file is read. The parser of torch crashes at the chain of 20,000 names."""
+    """No budget is exceeded, and the whole file is read. The parser of torch crashes at the chain of 20,000 names."""
     data, budget, most = LINEAR[name]
     steps, findings = count_steps(tmp_path, data)
     assert steps[budget] <= most
@@ -129,11 +130,11 @@ def test_a_file_that_once_took_minutes_takes_few_steps(name, tmp_path):
     assert [why.endswith("which crashes torch.jit.load") for why in unread] == [True] * (name in _DEEP)
 
 
-#: Statements that are reported as too deep, as fast as the others are read.
+#: Files with a statement that is reported as too deep, within the same number of steps.
 _DEEP = frozenset(["a long chain of autograd"])
 
 
-# What is shared and judged again for each that has it. An honest pickler writes none of them.
+# Objects that many others share, and that are checked again for each. An honest pickler never writes these files.
 SHARED_BY_MANY = {
     "arguments": sharing(b"(" + b"N" * 3000 + b"t", stack_global("uuid", "UUID") + GET + b"R", 3000),
     "a list among arguments": sharing(sequence(3000), stack_global("uuid", "UUID") + GET + b"\x85R", 3000),
@@ -152,20 +153,20 @@ SHARED_BY_MANY = {
 }
 
 
-#: Of these each value is followed once.
+#: Files in which each shared value is followed once.
 FOLLOWED_ONCE = ("a list among arguments", "keyword arguments")
 
 
 @pytest.mark.parametrize("name", FOLLOWED_ONCE)
 def test_what_many_calls_are_given_is_followed_once(name, tmp_path):
-    """However many calls there are."""
+    """Arguments that many calls share are followed once, however many calls there are."""
     steps, _ = count_steps(tmp_path, build(records(SHARED_BY_MANY[name])))
     assert steps[Budget.FLOW] < 40_000
 
 
 @pytest.mark.parametrize("count", [1_000_000, 4_000_000])
 def test_cheap_opcodes_buy_few_steps(count):
-    """Those of one byte buy 1.25 values each, and those of a long string 4 for each opcode."""
+    """An opcode of one byte adds 1.25 values to the limit, and an opcode of a long string adds 4."""
     steps = Steps()
     steps.take(Budget.BYTES, count)
     steps.take(Budget.OPCODES, count)
@@ -176,7 +177,7 @@ def test_cheap_opcodes_buy_few_steps(count):
 
 @pytest.mark.parametrize("name", [name for name in SHARED_BY_MANY if name not in FOLLOWED_ONCE])
 def test_what_many_objects_share_ends_at_the_budget(name, tmp_path, monkeypatch):
-    """The finding names the budget; the steps are those of the budget and of one container more."""
+    """The finding names the budget; the scan takes no more steps than the budget and one more container."""
     monkeypatch.setattr(Budget.FLOW, "limit", 100_000)
     steps, actual = count_steps(tmp_path, build(records(SHARED_BY_MANY[name])))
     limit = Budget.FLOW.limit + int(min(FLOW_PER_OPCODE * steps[Budget.OPCODES], FLOW_PER_BYTE * steps[Budget.BYTES]))
@@ -186,7 +187,7 @@ def test_what_many_objects_share_ends_at_the_budget(name, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("name", "counted"), [("model.pt", True), (".metadata", False)])
 def test_calls_end_at_their_budget(name, counted, tmp_path, monkeypatch):
-    """A call costs as much as 50 opcodes; the `.metadata` of a large model has millions of them."""
+    """A call costs as much as 50 opcodes; calls in `.metadata` are not limited, because large models have millions."""
     monkeypatch.setattr(Budget.CALLS, "limit", 1000)
     (tmp_path / name).write_bytes(four(stack_global("builtins", "list") + SHARED + (GET + b")R0") * 1500))
     with Source(str(tmp_path / name)) as source:
@@ -195,7 +196,7 @@ def test_calls_end_at_their_budget(name, counted, tmp_path, monkeypatch):
 
 
 def grown_later(user, count):
-    """A list of `count` values that `user` makes of a list (memo 0), which has as many elements only afterwards."""
+    """Return a list of `count` values, made by `user` from a list (memo 0) that gets its elements afterwards."""
     return four(b"]" + SHARED + b"](" + user * count + b"e" + GET + b"(" + b"K\1" * count + b"e\x86")
 
 
@@ -212,7 +213,7 @@ READ_AGAIN = {name: SHARED_BY_MANY[name] for name in ("arguments", "a list among
 
 @pytest.mark.parametrize("name", READ_AGAIN)
 def test_what_many_objects_share_is_not_read_for_each(name, tmp_path):
-    """The reader refuses the file, as it would read the same values again for each object."""
+    """The reader refuses the file instead of reading the same values again for each object."""
     (tmp_path / "a.pt").write_bytes(build(records(READ_AGAIN[name])))
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unscanned-pickle",))).targets
     assert target.status is Status.FAILED
@@ -220,7 +221,7 @@ def test_what_many_objects_share_is_not_read_for_each(name, tmp_path):
 
 
 def test_a_name_that_calls_spell_does_not_grow_without_end(tmp_path):
-    """`getattr(getattr(a.b, "x"), "x")` is a.b.x.x, and a thousand characters at most."""
+    """`getattr(getattr(a.b, "x"), "x")` is read as a.b.x.x; names end after about a thousand characters."""
     step = put(2) + b"0" + get(1) + get(2) + short("x") + b"\x86R"
     body = stack_global("builtins", "getattr") + put(1) + b"0" + stack_global("a", "b") + step * 4000
     _, actual = count_steps(tmp_path, build(records(four(body))))
@@ -228,14 +229,14 @@ def test_a_name_that_calls_spell_does_not_grow_without_end(tmp_path):
 
 
 def test_settings_that_nest_without_end_are_cut(tmp_path):
-    """20,000 dicts in each other take no more steps than the first 10,000."""
+    """Of 20,000 nested dicts, no more than 10,000 are read; an oddity reports the limit."""
     (tmp_path / "a.pt").write_bytes(build(records(four(b"}" + b"K\1}" * 20_000 + b"s" * 20_000))))
     state = statecli.formats.read(str(tmp_path / "a.pt"))
     assert any("has more than 10,000 nested containers" in oddity.message for oddity in state.oddities)
 
 
 def test_a_scan_over_its_budget_is_an_unscanned_pickle(tmp_path, monkeypatch):
-    """Each budget is named by the finding, and what was read before is still reported."""
+    """The finding names the budget, and names that were read before are still reported."""
     monkeypatch.setattr(Budget.FLOW, "limit", -10_000)
     evil = call_function(global_name("os", "system"), short("true"))
     (tmp_path / "a.pt").write_bytes(build(records(four(evil + EMPTY_OBJECT + b"}b\x86"))))
@@ -246,7 +247,7 @@ def test_a_scan_over_its_budget_is_an_unscanned_pickle(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("budget", Budget, ids=lambda budget: budget.name.lower())
 def test_each_budget_is_named_where_it_is_exceeded(budget):
-    """In words, with its limit."""
+    """The error describes the exceeded budget with a noun and its limit."""
     steps = Steps()
     steps.take(budget, budget.limit)
     with pytest.raises(
@@ -256,14 +257,14 @@ def test_each_budget_is_named_where_it_is_exceeded(budget):
 
 
 def test_opcodes_are_counted_one_by_one(tmp_path):
-    """Those of many small pickles are not lost. The same pickle in two records is read once."""
+    """The opcodes of many small pickles are all counted. The same pickle in two records is read once."""
     small = [Member(f"archive/{n}.pkl", four(b"N0" * n + b"N")) for n in range(50)]
     steps, _ = count_steps(tmp_path, build([*records(four(b"N")), *small]))
     assert steps[Budget.OPCODES] == sum(3 + 2 * n for n in range(50))
 
 
 def test_compressed_storages_are_not_inflated_to_be_scanned(tmp_path):
-    """Three storages of 10 MB each, which begin like no pickle, cost no bytes."""
+    """Three compressed storages of 10 MB that do not begin like a pickle cost almost no bytes."""
     storages = [Member(f"archive/data/{n}", b"\1" * 10_000_000, method=8) for n in range(1, 4)]
     steps, findings = count_steps(tmp_path, build([*records(), *storages]))
     assert steps[Budget.BYTES] < 1000
@@ -281,7 +282,7 @@ for path in sys.argv[1:]:
 
 
 def test_all_hostile_files_are_scanned_in_seconds(tmp_path):
-    """A sanity check of the step counts, in a process of its own with a limit of its time and memory."""
+    """A separate process with limited time and memory scans all files, as a check of the step counts."""
     files = [*(data for data, _, _ in LINEAR.values()), build(records(SHARED_BY_MANY["arguments"]))]
     for number_of_file, data in enumerate(files):
         (tmp_path / f"{number_of_file}.pt").write_bytes(data)
@@ -297,7 +298,7 @@ LONG_WORDS = {
 
 
 def test_long_words_are_searched_for_names_in_linear_time(tmp_path):
-    """Strings of a megabyte that consist of opcodes and letters are scanned in seconds."""
+    """Strings of a megabyte (opcodes and letters) are scanned in seconds."""
     paths = [tmp_path / f"{name}.pkl" for name in LONG_WORDS]
     for path, data in zip(paths, LONG_WORDS.values(), strict=True):
         path.write_bytes(data)
@@ -306,6 +307,6 @@ def test_long_words_are_searched_for_names_in_linear_time(tmp_path):
 
 @pytest.mark.parametrize("word", [b"N0cos", b"(" + b"a" * 70_000 + b"ios", b"N0c" + b"o" * 70_000])
 def test_a_name_after_a_long_word_is_found(word):
-    """An opcode that imports a name is seen at any place of a word, of any length."""
+    """An opcode that imports a name is found at any place of a word of any length."""
     assert nested_data.may_be_nested_data(word + b"\nsystem\n(S'true'\ntR.")
     assert not nested_data.may_be_nested_data(word + b"\n0system\n")

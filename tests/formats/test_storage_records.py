@@ -1,4 +1,4 @@
-"""Storages over records of another size: torch's reader in C++ takes other memory of the process for their elements."""
+"""Storages larger than their records: torch's reader in C++ uses other memory of the process for the elements."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .torch_archives import read_archive, write_archive
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
-#: Elements of int64 that the pickle claims, and that the short record has.
+#: Number of int64 elements that the pickle claims, and number of elements in the short record.
 CLAIMED, RECORDED = 64, 2
 
 
 class Keyed(torch.nn.Module):
-    """A program with a tensor as key of a dict, in which no reader looks for rows."""
+    """A program with a tensor as key of a dict, where no reader looks for rows."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Keyed(torch.nn.Module):
 
 
 class Constant(torch.nn.Module):
-    """A program with a tensor that is no parameter."""
+    """A program with a tensor that is not a parameter."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class Constant(torch.nn.Module):
 
 
 def shorten(records: dict[str, bytes]) -> dict[str, bytes]:
-    """The records, of which each storage has fewer elements than its pickle claims."""
+    """Return the records with fewer elements in each storage than its pickle claims."""
     size = CLAIMED * 8
     return {name: content[: RECORDED * 8] if len(content) == size else content for name, content in records.items()}
 
@@ -57,7 +57,7 @@ EXPECTED = f"has {CLAIMED * 8} bytes, but its record has {RECORDED * 8}"
 
 @pytest.mark.parametrize("folder", ["data", "DATA"])
 def test_a_key_of_a_dict(tmp_path, statecli, folder):
-    """torch.jit.load makes the tensor of all claimed elements, whatever the record has, in names of either case."""
+    """torch.jit.load creates a tensor of all claimed elements from any record, in a folder of either case."""
     path = tmp_path / "a.pt"
     torch.jit.save(torch.jit.script(Keyed()), path)
     records = {name.replace("data/", f"{folder}/"): content for name, content in read_archive(path).items()}
@@ -73,7 +73,7 @@ def test_a_key_of_a_dict(tmp_path, statecli, folder):
 
 
 def test_a_constant_of_the_lite_interpreter(tmp_path):
-    """Its records are those of `constants`, or their names end in `.storage`."""
+    """Records of the lite interpreter are in `constants`, or their names end with `.storage`."""
     path = tmp_path / "a.ptl"
     torch.jit.script(Keyed())._save_for_lite_interpreter(str(path))
     records = read_archive(path)
@@ -84,7 +84,7 @@ def test_a_constant_of_the_lite_interpreter(tmp_path):
 
 
 def test_an_object_of_an_exported_program(tmp_path):
-    """torch.export.load reads a constant called `custom_obj_0` by the reader in C++, also if it is a tensor."""
+    """torch.export.load reads the constant `custom_obj_0` with the reader in C++, even if the constant is a tensor."""
     path = tmp_path / "a.pt2"
     torch.export.save(torch.export.export(Constant(), (torch.ones(CLAIMED, dtype=torch.int64),)), path)
     records = read_archive(path)
@@ -105,7 +105,7 @@ def test_an_object_of_an_exported_program(tmp_path):
 
 
 def test_equal_pickles_with_other_records(tmp_path):
-    """A pickle that was read before is not taken for harmless where its archive has a shorter record."""
+    """A pickle that is harmless in one archive is checked again in an archive with a shorter record."""
     path = tmp_path / "a.pt2"
     torch.save(torch.arange(CLAIMED), tmp_path / "inner")
     inner = read_archive(tmp_path / "inner")
@@ -121,13 +121,13 @@ def test_equal_pickles_with_other_records(tmp_path):
 
 @pytest.fixture
 def script(tmp_path) -> dict[str, bytes]:
-    """The records of a program, whose data.pkl the tests change."""
+    """The records of a program whose data.pkl the tests change."""
     torch.jit.save(torch.jit.script(Keyed()), tmp_path / "honest.pt")
     return read_archive(tmp_path / "honest.pt")
 
 
 def test_an_empty_record_is_one_of_example_inputs_alone(script, tmp_path):
-    """A key may look like their folder: torch makes a storage at address 0 of it."""
+    """A storage key may look like an example input: torch makes a storage at address 0 from an empty record."""
     key = b"traced_inputs/0"
     data = script["data.pkl"].replace(b"X\x01\0\0\x000", b"X" + bytes([len(key), 0, 0, 0]) + key)
     assert key in data
@@ -137,7 +137,7 @@ def test_an_empty_record_is_one_of_example_inputs_alone(script, tmp_path):
 
 @pytest.mark.parametrize("name", [b"torch\nper_channel_affine_float_qparams", b"__torch__\nLongStorage"])
 def test_a_storage_of_another_class(script, tmp_path, name):
-    """torch's reader in C++ takes the number of a quantization scheme, and of a class, for a dtype."""
+    """torch's reader in C++ takes the number of a quantization scheme, or of a class, for a dtype."""
     data = script["data.pkl"].replace(b"ctorch\nLongStorage\n", b"c" + name + b"\n")
     assert data != script["data.pkl"]
     write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
@@ -145,14 +145,14 @@ def test_a_storage_of_another_class(script, tmp_path, name):
 
 
 def test_a_name_after_which_names_are_confused(script, tmp_path):
-    """torch.save writes it for subclasses of tensors, torch.jit.save never."""
+    """torch.save writes `_rebuild_from_type_v2` for subclasses of tensors; torch.jit.save never does."""
     data = script["data.pkl"][:-1] + b"ctorch._tensor\n_rebuild_from_type_v2\n0."
     write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
     assert any("_rebuild_from_type_v2" in hazard for hazard in find_hazards(tmp_path / "a.pt"))
 
 
 def test_a_call_of_a_quantization_scheme(script, tmp_path):
-    """To torch's reader in C++ it is a number, and so a call of another name."""
+    """A quantization scheme is a number in torch's reader in C++, so a call of the scheme calls another name."""
     data = script["data.pkl"][:-1] + b"ctorch\nper_channel_symmetric\n)R0."
     write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
     assert any(mention.misuse for finding in scan_pickles(str(tmp_path / "a.pt")) for mention in finding.names)
@@ -179,7 +179,7 @@ def program(tmp_path):
 
 
 def test_a_tensor_that_is_declared_as_an_object(program, statecli):
-    """Its sizes are in no tensor_meta, so nothing compares them with the graph."""
+    """The sizes of the tensor are not in a tensor_meta, so torch does not compare them with the graph."""
     content = io.BytesIO()
     torch.save(torch.ones(3), content)
     path = program("custom_obj_0", content.getvalue(), use_pickle=True, tensor_meta=None)
@@ -189,7 +189,7 @@ def test_a_tensor_that_is_declared_as_an_object(program, statecli):
 
 @pytest.mark.parametrize(("size", "code"), [(CLAIMED, 0), (2**40, 1)])
 def test_zeros_that_fill_the_memory(size, code, program, statecli):
-    """torch.export.load makes the zeros of a tensor whose record is empty, whatever the size is."""
+    """torch.export.load creates zeros of any claimed size for a tensor whose record is empty."""
     meta = {
         "dtype": 5,
         "sizes": [{"as_int": size}],
@@ -226,7 +226,7 @@ def model(tmp_path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("module", ["torch.cuda", "torch.storage"])
 def test_a_class_of_the_archive_with_the_name_of_a_storage(module, model, tmp_path, statecli):
-    """torch.jit.load takes the number of the class for a dtype of up to 16 bytes."""
+    """torch.jit.load takes the number of the class for a dtype with up to 16 bytes an element."""
     old, new = b"ctorch\nByteStorage\n", f"c{module}\nByteStorage\n".encode()
     assert old in model["data.pkl"]
     code = b"class ByteStorage(Module):\n  __parameters__ = []\n  __buffers__ = []\n"
@@ -238,10 +238,10 @@ def test_a_class_of_the_archive_with_the_name_of_a_storage(module, model, tmp_pa
     assert statecli("audit", tmp_path / "a.pt", "--select", "unsafe-data").code == 1
 
 
-@pytest.mark.parametrize("made", [b")\x81", b""], ids=["newobj", "class"])
-def test_a_state_for_a_class_that_is_a_number_in_cpp(made, tmp_path):
-    """BUILD calls the import with this number, which may be any function."""
-    state = b"\x80\x02ctorch\nFloatStorage\n" + made + b"(K\x00K\x01t" + b"b."
+@pytest.mark.parametrize("opcodes", [b")\x81", b""], ids=["newobj", "class"])
+def test_a_state_for_a_class_that_is_a_number_in_cpp(opcodes, tmp_path):
+    """BUILD calls the import with the number of the class, and this import may be any function."""
+    state = b"\x80\x02ctorch\nFloatStorage\n" + opcodes + b"(K\x00K\x01t" + b"b."
     write_archive({"data.pkl": state, "constants.pkl": b"\x80\x02).", "code/__torch__.py": b""}, str(tmp_path / "a.pt"))
     names = [name.qualified for finding in scan_pickles(str(tmp_path / "a.pt")) for name in finding.names]
     assert "pickle.Unpickler.load_reduce" in names
@@ -249,7 +249,7 @@ def test_a_state_for_a_class_that_is_a_number_in_cpp(made, tmp_path):
 
 @pytest.mark.parametrize("number", [-1, 10**9, "count"])
 def test_a_location_outside_of_the_table_of_texts(number, model, tmp_path):
-    """torch reads wild memory for the message of a failed assertion."""
+    """torch reads memory outside the table for the message of a failed assertion."""
     (record,) = [name for name in model if name.endswith(".debug_pkl")]
     form, texts, locations = pickle.loads(model[record])
     number = len(texts) if number == "count" else number

@@ -1,4 +1,4 @@
-"""Both containers of torch.save: what they give to the graph's reader, and the line for each way they can be wrong."""
+"""Both containers of torch.save: their input to the graph's reader, and the error line for each invalid container."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .attacks import (
 
 @dataclass
 class Contents:
-    """What a container reader hands to `state_of`."""
+    """Arguments that a container reader passes to `build_state`."""
 
     pickle: Pickle
     storages: dict[str, ByteRange]
@@ -47,7 +47,7 @@ class Contents:
 
 @pytest.fixture
 def contents(tmp_path, monkeypatch):
-    """A function that reads bytes with a reader, whose graph is not looked at."""
+    """Return a function that reads bytes with a container reader; the reader of the graph is replaced."""
 
     def stand_in(pickle, storages, *, target, format, traits, oddities, wanted, reads_all_storages=False):
         return Contents(pickle, dict(storages), target, format, [oddity.name for oddity in oddities])
@@ -64,7 +64,7 @@ def contents(tmp_path, monkeypatch):
 
 
 def refusal_line(contents, data, reader=torch_zip) -> str:
-    """The line a reader refuses this with."""
+    """Return the error line of a reader that refuses the data."""
     with pytest.raises(UnreadableError) as caught:
         contents(data, reader)
     assert "\n" not in str(caught.value)
@@ -75,7 +75,7 @@ def refusal_line(contents, data, reader=torch_zip) -> str:
 
 
 def test_a_source_reads_by_position(tmp_path):
-    """Size, head and any range are those of the file."""
+    """Size, head and any byte range of a source match the file."""
     (tmp_path / "x").write_bytes(bytes(range(256)) * 32)
     with Source(str(tmp_path / "x")) as source:
         assert (source.size, len(source.head)) == (8192, HEAD_BYTES)
@@ -84,7 +84,7 @@ def test_a_source_reads_by_position(tmp_path):
 
 @pytest.mark.parametrize("span", [0, 1, 10, 10_000])
 def test_a_window_reads_what_its_source_reads(tmp_path, span):
-    """Whatever is read ahead, forwards, backwards and at the end."""
+    """A window with any span returns the bytes of its source: forwards, backwards and at the end."""
     data = bytes(n * 7 % 256 for n in range(1000))
     (tmp_path / "x").write_bytes(data)
     with Source(str(tmp_path / "x")) as source:
@@ -110,7 +110,7 @@ def test_reading_past_the_end_is_malformed(tmp_path, offset, length):
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_malformed(tmp_path):
-    """The size is that of opening; what has gone since is missed, not made up."""
+    """The size is recorded when the file is opened; bytes that are missing later are an error, not filled in."""
     (tmp_path / "x").write_bytes(bytes(100))
     with Source(str(tmp_path / "x")) as source:
         os.truncate(tmp_path / "x", 50)
@@ -131,14 +131,14 @@ def test_a_file_that_shrinks_while_it_is_read_is_malformed(tmp_path):
     ],
 )
 def test_what_is_no_file_to_read_is_said(tmp_path, make, line):
-    """Each is refused at once; a pipe does not block."""
+    """Each path is refused at once; a pipe does not block."""
     make(tmp_path / "x")
     with pytest.raises(UnreadableError, match=re.escape(line)):
         Source(str(tmp_path / "x"))
 
 
 def test_a_name_with_nul_is_said():
-    """The system refuses it before any file system does."""
+    """The operating system refuses the name before a file system is asked."""
     with pytest.raises(UnreadableError, match="NUL"):
         Source("a\0b")
 
@@ -147,7 +147,7 @@ def test_a_name_with_nul_is_said():
 
 
 def test_the_good_archive(contents):
-    """The graph, the storages with their place and checksum, and no oddity."""
+    """A valid archive has a graph, a storage with its place and checksum, and no oddity."""
     data = build(records())
     result = contents(data)
     (storage,) = result.storages.values()
@@ -159,25 +159,25 @@ def test_the_good_archive(contents):
 
 @pytest.mark.parametrize("name", [".format_version", ".storage_alignment", "byteorder", ".data/serialization_id"])
 def test_records_that_older_torch_did_not_write_may_be_missing(contents, name):
-    """Their absence is normal, and little-endian is the rule."""
+    """Missing records are normal, and little-endian is the default."""
     result = contents(build(without(name)))
     assert result.oddities == []
     assert not result.storages["0"].big_endian
 
 
 def test_big_endian(contents):
-    """The byteorder record says it for every storage."""
+    """The byteorder record applies to every storage."""
     assert contents(build(change_record("byteorder", data=b"big"))).storages["0"].big_endian
 
 
 def test_a_checksum_of_zero_is_none_recorded(contents):
-    """But for an empty storage, whose checksum is 0."""
+    """A checksum of 0 means not recorded, except for an empty storage, whose checksum is 0."""
     result = contents(build([*change_record("data/0", crc=0), Member("archive/data/1", b"")]))
     assert (result.storages["0"].crc32, result.storages["1"].crc32) == (None, 0)
 
 
 def test_an_archive_without_checksums_is_read_and_odd(contents):
-    """torch.save writes it when told to; Python's zipfile refuses it."""
+    """torch.save can be configured to write no checksums; Python's zipfile refuses the archive."""
     result = contents(build(change_record("data.pkl", crc=0)))
     assert result.oddities == ["no-checksums"]
 
@@ -193,7 +193,7 @@ def test_the_order_of_records_is_free(contents):
 
 
 def test_a_deflated_data_pkl_is_read(contents):
-    """torch reads it too."""
+    """torch also reads a compressed data.pkl."""
     assert list(contents(build(change_record("data.pkl", method=8))).pickle.root) == ["w"]
 
 
@@ -210,7 +210,7 @@ ODD = {
 
 @pytest.mark.parametrize(("name", "data"), ODD.items(), ids=ODD)
 def test_odd_archives_are_read_and_told(contents, name, data):
-    """What torch accepts is read, and recorded."""
+    """Archives that torch accepts are read, with an oddity."""
     result = contents(data)
     assert result.oddities == [name]
     assert list(result.pickle.root) == ["w"]
@@ -281,19 +281,19 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_wrong_archives_have_their_line(contents, case):
-    """Each is refused, and named."""
+    """Each archive is refused, and the line names the problem."""
     data, message = case
     assert message in refusal_line(contents, data)
 
 
 def test_a_pickle_bomb_is_refused_before_it_is_inflated(contents):
-    """A megabyte over the limit for compressed records; packing it takes 0.4 s, so it is packed here alone."""
+    """The record is a megabyte over the limit for compressed records; only this test packs it, which takes 0.4 s."""
     bomb = Member("a/data.pkl", b"]" * 68_000_000, method=8)
     assert "takes 68,000,000 bytes unpacked" in refusal_line(contents, build([bomb, *records(folder="a")[1:]]))
 
 
 def test_a_truncated_archive_is_malformed(contents):
-    """Cut at any byte, it is no archive; none of the cuts is taken for another kind of file."""
+    """An archive cut at any byte is refused as truncated, not taken for another kind of file."""
     data = build(records())
     for end in range(4, len(data)):
         assert "file is truncated: " in refusal_line(contents, data[:end])
@@ -303,7 +303,7 @@ def test_a_truncated_archive_is_malformed(contents):
     ("head", "is_zip"), [(b"PK\3\4", True), (b"PK\5\6", False), (b"PK", False), (b"", False), (b"\x80\2", False)]
 )
 def test_the_zip_is_told_by_its_first_bytes(head, is_zip):
-    """Only what starts with a local header; torch looks no further either."""
+    """A zip is a file that starts with a local header; torch checks no more than the header either."""
     assert torch_zip.sniff("x.safetensors", head) is is_zip
 
 
@@ -314,7 +314,7 @@ STREAM = legacy(ONE, [("0", 4, bytes(range(16)))])
 
 
 def test_the_good_stream(contents):
-    """The graph, and the storage where its bytes are."""
+    """A valid stream has a graph and a storage at the place of its bytes."""
     result = contents(STREAM, torch_legacy)
     (storage,) = result.storages.values()
     assert STREAM[storage.offset :][: storage.length] == bytes(range(16))
@@ -333,31 +333,31 @@ def test_storages_follow_the_list_and_not_the_object(contents):
 
 
 def test_a_stream_of_a_big_endian_machine_is_little_endian(contents):
-    """torch swaps what it writes there, and ignores the machine's description."""
+    """torch swaps the bytes that it writes on a big-endian machine, and ignores the description of the machine."""
     data = legacy(ONE, [("0", 4, bytes(16))], little=False)
     assert not contents(data, torch_legacy).storages["0"].big_endian
 
 
 def test_bytes_after_the_stream_are_odd(contents):
-    """torch ignores them."""
+    """torch ignores bytes after the stream."""
     assert contents(STREAM + b"xyz", torch_legacy).oddities == ["suffixed"]
 
 
 def test_a_stream_of_no_storages(contents):
-    """An object without tensors is a stream as well."""
+    """An object without tensors is also a valid stream."""
     result = contents(legacy(build_pickle(number(1)), []), torch_legacy)
     assert (result.pickle.root, result.storages, result.oddities) == (1, {}, [])
 
 
 def test_a_pickle_larger_than_the_first_window(contents):
-    """A pickle's length is not recorded: it is found."""
+    """The length of a pickle is not recorded; the reader finds the end of the pickle."""
     many = state_dict(**{f"layer{n}": tensor(str(n), 1, (1,)) for n in range(2000)})
     result = contents(legacy(many, [(str(n), 1, struct.pack("<f", n)) for n in range(2000)]), torch_legacy)
     assert len(result.pickle.root) == len(result.storages) == 2000
 
 
 def test_a_pickle_over_the_limit_is_refused(contents, monkeypatch):
-    """The window stops growing."""
+    """The window stops growing at the limit for a pickle."""
     monkeypatch.setattr(torch_legacy, "MAX_PICKLE", 100_000)
     data = legacy(build_pickle(text("x" * 200_000)), [])
     assert "the object is a pickle of more than 100,000 bytes, the limit of statecli" in refusal_line(
@@ -442,20 +442,20 @@ REFUSED_STREAMS = {
 
 @pytest.mark.parametrize("case", REFUSED_STREAMS.values(), ids=REFUSED_STREAMS)
 def test_wrong_streams_have_their_line(contents, case):
-    """Each is refused, and named."""
+    """Each stream is refused, and the line names the problem."""
     data, message = case
     assert message in refusal_line(contents, data, torch_legacy)
 
 
 def test_every_cut_of_a_stream_is_malformed(contents):
-    """Cut at any byte, inside a pickle, between two or in the storages."""
+    """A stream is truncated if cut at any byte: inside a pickle, between two pickles or in the storages."""
     for end in range(1, len(STREAM)):
         assert "truncated" in refusal_line(contents, STREAM[:end], torch_legacy)
 
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_the_stream_is_told_by_its_magic_number_in_any_protocol(protocol):
-    """Protocol 0 writes it in digits, 4 and 5 in a frame."""
+    """Protocol 0 writes the magic number in digits, protocols 4 and 5 in a frame."""
     import pickle
 
     assert torch_legacy.sniff("x", pickle.dumps(LEGACY_MAGIC_NUMBER, protocol) + b"more")
@@ -489,7 +489,7 @@ def values(torch) -> dict[str, object]:
 @pytest.mark.parametrize("reader", [torch_zip, torch_legacy])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_storage_of_a_real_file_holds_torchs_bytes(tmp_path, reader, protocol):
-    """The bytes at each tensor's place are those of the tensor that torch loads."""
+    """The bytes at each tensor's place are the bytes of the tensor that torch loads."""
     import torch
 
     from statecli import formats
@@ -550,7 +550,7 @@ def test_an_archive_over_4_gib_is_read_by_its_zip64_fields(tmp_path):
 
 
 def test_a_save_that_failed_is_told(tmp_path):
-    """It leaves a zip that ends well and holds no object."""
+    """A failed save leaves a zip with a valid end, but without the object."""
     import torch
 
     with pytest.raises(Exception, match="pickle"):
@@ -560,7 +560,7 @@ def test_a_save_that_failed_is_told(tmp_path):
 
 
 def test_a_torchscript_archive_is_named(tmp_path):
-    """torch.jit.save writes zips too."""
+    """torch.jit.save also writes zip files."""
     import torch
 
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "x.pt")
@@ -569,7 +569,7 @@ def test_a_torchscript_archive_is_named(tmp_path):
 
 
 def test_an_npz_archive_is_named(tmp_path):
-    """numpy.savez writes zips too."""
+    """numpy.savez also writes zip files."""
     import numpy
 
     numpy.savez(tmp_path / "x.npz", a=numpy.ones(3))
@@ -578,7 +578,7 @@ def test_an_npz_archive_is_named(tmp_path):
 
 
 def test_a_whole_module_of_the_old_stream_names_its_classes(tmp_path):
-    """Its persistent ids for classes are taken for the classes."""
+    """The persistent ids for classes in an old stream are read as the classes."""
     import torch
 
     path = save_value(tmp_path / "x.pt", torch.nn.Linear(2, 3), _use_new_zipfile_serialization=False)

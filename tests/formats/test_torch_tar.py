@@ -1,4 +1,4 @@
-"""Tar archives of torch.save before 0.1.10, written by hand as that release wrote them; torch 2.13 is the oracle."""
+"""Tar archives of torch.save before 0.1.10, written by hand in the format of that time; torch 2.13 is the oracle."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ LONGS = np.array([7, 8], dtype="<i8")
 
 
 def storage(key: int, kind: str, data: np.ndarray, location: bytes = text("cpu")) -> bytes:
-    """An entry of the member `storages`."""
+    """Return an entry of the member `storages`."""
     entry = build_pickle(number(key) + location + global_name("torch", kind) + b"\x87")
     return entry + struct.pack("<q", data.size) + data.tobytes()
 
 
 def tensor_entry(key: int, of: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> bytes:
-    """An entry of the member `tensors`."""
+    """Return an entry of the member `tensors`."""
     head = build_pickle(number(key) + number(of) + global_name("torch", "FloatTensor") + b"\x87")
     return head + struct.pack(f"<ii{2 * len(size) + 1}q", len(size), 0, *size, *stride, offset)
 
 
 def persistent(key: int) -> bytes:
-    """What the object's pickle has for a tensor or a storage: its key as text."""
+    """Return the reference to a tensor or a storage in the object's pickle: its key as text."""
     return text(str(key)) + b"Q"
 
 
 def members(**changes: bytes) -> dict[str, bytes]:
-    """Those of a state_dict of four tensors, a view and a storage among them."""
+    """Return the members for a state_dict with four tensors (`v` over a storage view) and a storage."""
     named_views = b"]((" + number(13) + number(11) + number(8) + number(4) + b"te"
     entries = tensor_entry(21, 11, (3, 4), (4, 1)) + tensor_entry(22, 11, (4, 2), (1, 4), 4)
     entries += tensor_entry(23, 12, (2,), (1,)) + tensor_entry(24, 13, (2, 2), (2, 1))
@@ -65,7 +65,7 @@ def members(**changes: bytes) -> dict[str, bytes]:
 
 
 def pack_tar(contents: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
-    """As torch wrote it: times have fractions, so that each member has an extended header."""
+    """Return a tar as written by torch: times have fractions, so each member has an extended header."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", format=form) as archive:
         for name, data in contents.items():
@@ -77,7 +77,7 @@ def pack_tar(contents: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> byte
 
 @pytest.fixture
 def write_file(tmp_path):
-    """The path of a file of these bytes."""
+    """Return a function that writes bytes to a file and returns the path."""
 
     def write(data: bytes, name: str = "x.pt") -> Path:
         (tmp_path / name).write_bytes(data)
@@ -91,7 +91,7 @@ def load(path):
 
 
 def list_findings(path) -> list[tuple[str, str]]:
-    """What the rules about pickles find."""
+    """Return the findings of the rules about pickles."""
     names = tuple(rule.name for rule in RULES)
     (target,) = audit(Request((str(path),), select=names)).targets
     return [(finding.rule, finding.message) for finding in target.findings]
@@ -99,7 +99,7 @@ def list_findings(path) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 def test_the_tensors_are_not_read(form, write_file):
-    """The error has the way out: torch still loads the file."""
+    """The error suggests a remedy: torch still loads the file."""
     path = write_file(pack_tar(members(), form))
     assert set(load(path)) == set("atnvs")
     with pytest.raises(UnreadableError, match=r"from torch before 0\.1\.10.*save it again with torch\.save"):
@@ -107,7 +107,7 @@ def test_the_tensors_are_not_read(form, write_file):
 
 
 def test_an_honest_one_is_not_passed(write_file):
-    """Its pickles have no name that does harm, but only the first of each member are read."""
+    """The pickles of an honest tar have no harmful name, but only the first pickle of each member is read."""
     path = write_file(pack_tar(members()))
     assert {rule for rule, _ in list_findings(path)} == {"unscanned-pickle"}
     assert {"storages", "tensors", "pickle"} <= {finding.where for finding in scan_pickles(str(path))}
@@ -138,26 +138,26 @@ SOMEWHERE = {
 }
 
 
-#: Places after numbers, at which no pickle is looked for.
+#: Places after numbers, where statecli does not look for a pickle.
 AFTER_NUMBERS = ("behind the elements", "behind the strides", "elements that are a pickle")
 
 
 @pytest.mark.parametrize("place", SOMEWHERE)
 def test_a_call_is_not_passed_wherever_torch_unpickles(place, write_file, tmp_path):
-    """In each member that it loads, between elements and sizes."""
+    """A call in any member is reported; behind elements or strides, only as an unscanned pickle."""
     mark = tmp_path / "ran"
     path = write_file(pack_tar(members(**SOMEWHERE[place](system(mark)))))
-    found = {rule for rule, _ in list_findings(path)}
-    assert "unscanned-pickle" in found
-    assert ("unsafe-global" in found) == (place not in AFTER_NUMBERS)
+    rules = {rule for rule, _ in list_findings(path)}
+    assert "unscanned-pickle" in rules
+    assert ("unsafe-global" in rules) == (place not in AFTER_NUMBERS)
     assert not mark.exists()
-    with contextlib.suppress(Exception):  # whatever torch makes of the rest
+    with contextlib.suppress(Exception):  # torch may refuse the rest
         load(path)
     assert mark.exists()
 
 
 def link_storages(evil: bytes) -> bytes:
-    """`storages` is a link to another member."""
+    """Return a tar in which `storages` is a link to another member."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:") as archive:
         for name, data in {**members(), "other": build_pickle(evil)}.items():
@@ -172,7 +172,7 @@ def link_storages(evil: bytes) -> bytes:
 
 
 def resize_member(evil: bytes) -> bytes:
-    """An extended header says another size."""
+    """Return a tar in which extended headers also give the sizes."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", format=tarfile.PAX_FORMAT) as archive:
         for name, data in members(pickle=build_pickle(evil)).items():
@@ -185,13 +185,13 @@ def resize_member(evil: bytes) -> bytes:
 
 @pytest.mark.parametrize("make", [link_storages, resize_member], ids=lambda make: make.__name__)
 def test_what_tarfile_may_read_in_another_way_is_never_clean(make, write_file, tmp_path):
-    """Links and other sizes."""
+    """Links and sizes in extended headers are reported as an unscanned pickle."""
     path = write_file(make(system(tmp_path / "ran")))
     assert "unscanned-pickle" in {rule for rule, _ in list_findings(path)}
 
 
 def header(begin: bytes, size: int, kind: bytes = b"0") -> bytes:
-    """512 bytes that begin so and are a tar header, whose checksum is a negative number in base 256."""
+    """Return a tar header of 512 bytes that starts with `begin`; its checksum is a negative number in base 256."""
     block = bytearray(begin.ljust(512, b"\0"))
     block[124:136] = b"%011o\0" % size
     block[156:157] = kind
@@ -208,7 +208,7 @@ def pad_block(data: bytes) -> bytes:
 
 
 def polyglot_legacy(hidden: bytes, kind: bytes = b"0") -> bytes:
-    """A legacy stream whose description of the machine holds bytes that make the beginning a tar header."""
+    """Return a legacy stream that starts with a tar header: its machine description has the bytes of the header."""
     whole = legacy(state_dict(w=tensor()), [("0", 4, bytes(16))])
     at = whole.index(b"}" + text("little_endian"))
     begin = whole[: at + 1] + text("x") + b"B" + struct.pack("<I", 512 - at - 1 - 6 - 5)
@@ -218,7 +218,7 @@ def polyglot_legacy(hidden: bytes, kind: bytes = b"0") -> bytes:
 
 
 def polyglot_safetensors(hidden: bytes) -> bytes:
-    """A safetensors file whose one tensor is the archive."""
+    """Return a safetensors file whose only tensor is the archive."""
     description = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}'
     size = len(hidden) + 512 - 8 - 96
     text_of = (description % (size, size)).ljust(96)
@@ -240,18 +240,18 @@ POLYGLOTS = {
 
 @pytest.mark.parametrize("name", POLYGLOTS)
 def test_a_negative_checksum_makes_a_tar_too(name, write_file, tmp_path):
-    """torch.load tries tarfile first, which reads checksums in base 256, and signed."""
+    """torch.load tries tarfile first, and tarfile accepts signed checksums in base 256."""
     mark = tmp_path / "ran"
     path = write_file(POLYGLOTS[name](system(mark)))
     assert {"unsafe-global", "unscanned-pickle"} <= {rule for rule, _ in list_findings(path)}
-    with contextlib.suppress(Exception):  # whatever torch makes of the rest
+    with contextlib.suppress(Exception):  # torch may refuse the rest
         load(path)
     assert mark.exists()
 
 
 @pytest.mark.parametrize("kind", [b"0", b"x"], ids=["a member", "an extended header"])
 def test_a_file_that_is_a_tar_too_is_not_clean_without_a_call(kind, write_file):
-    """torch loads other tensors than those that are listed."""
+    """torch loads other tensors than statecli lists."""
     path = write_file(polyglot_legacy(pack_tar(members()), kind))
     assert set(load(path)) == set("atnvs")
     assert [row.fqn for row in formats.read(str(path)).tensors] == ["w"]
@@ -259,7 +259,7 @@ def test_a_file_that_is_a_tar_too_is_not_clean_without_a_call(kind, write_file):
 
 
 def hide_member(evil: bytes, before: str = "") -> bytes:
-    """An archive whose first member is another file; `before` is the variation."""
+    """Return an archive whose first member is another file; `before` is the variation."""
     out = io.BytesIO()
     with tarfile.open(
         fileobj=out, mode="w:", format=tarfile.GNU_FORMAT if before == "gnu" else tarfile.PAX_FORMAT
@@ -279,12 +279,12 @@ def hide_member(evil: bytes, before: str = "") -> bytes:
 
 @pytest.mark.parametrize("before", ["", "path", "gnu", "link"])
 def test_a_tar_that_torch_unpickles_is_not_skipped_in_a_folder(before, write_file, tmp_path):
-    """A tar is a target by its members, not by its name or its first member."""
+    """A tar is a target because of its members, not because of its name or its first member."""
     mark = tmp_path / "ran"
     path = write_file(hide_member(system(mark), before), "learned_embeds.bin")
     (target,) = audit(Request((str(tmp_path),))).targets
     assert target.status is not Status.SKIPPED
-    with contextlib.suppress(Exception):  # whatever torch makes of the rest
+    with contextlib.suppress(Exception):  # torch may refuse the rest
         load(path)
     assert mark.exists()
 
@@ -300,7 +300,7 @@ def test_a_tar_of_other_files_is_skipped_in_a_folder(form, write_file, tmp_path)
 
 
 def test_every_beginning_is_refused_or_read(write_file):
-    """And no error but one of ours."""
+    """Each truncated tar is read or raises UnreadableError, never another error."""
     whole = pack_tar(members(), tarfile.USTAR_FORMAT)
     for end in range(1, len(whole), 97):
         path = write_file(whole[:end])
@@ -310,7 +310,7 @@ def test_every_beginning_is_refused_or_read(write_file):
 
 
 def test_the_scan_of_no_tar_needs_no_tarfile(tmp_path):
-    """It takes as long to import as all of statecli."""
+    """Scans of other files do not import tarfile, because the import takes as long as the import of statecli."""
     torch.save({"w": torch.zeros(2)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
     code = "import sys; from statecli.file_scan.scan import *; scan_pickles('a.pt'); print('tarfile' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
