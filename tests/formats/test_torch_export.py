@@ -1,4 +1,4 @@
-"""torch.export's archives: real ones held against `torch.export.load`, and ones that no torch writes."""
+"""Archives of torch.export: real archives compared with `torch.export.load`, and archives that torch never writes."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    """torch logs at length that it reads an older layout."""
+    """Disable logging, because torch logs at length about older layouts."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 class Block(nn.Module):
-    """What a signature tells apart."""
+    """A module with each kind of tensor that a signature distinguishes."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """With a tie, and a tensor that its code makes."""
+    """A module with tied weights, and a tensor that its code creates from a literal."""
 
     def __init__(self):
         super().__init__()
@@ -87,13 +87,13 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def program():
-    """Exported once."""
+    """A program, exported once for all tests of this file."""
     torch.manual_seed(5)
     return torch.export.export(Net().eval(), (torch.randn(4, 3),))
 
 
 def new(program, path: Path) -> Path:
-    """As the installed torch writes it."""
+    """Save the program in the layout of the installed torch."""
     torch.export.save(program, path)
     return path
 
@@ -105,7 +105,7 @@ def _serialize(program):
 
 
 def of_2_8(program, path: Path) -> Path:
-    """One archive of torch.save for all weights and one for all constants; torch 2.13 still loads it."""
+    """Save weights and constants in two archives of torch.save; torch 2.13 still loads this layout."""
     artifact = _serialize(program)
     with packages.PT2ArchiveWriter(str(path)) as writer:
         writer.write_bytes("models/model.json", artifact.exported_program)
@@ -116,7 +116,7 @@ def of_2_8(program, path: Path) -> Path:
 
 
 def of_2_7(program, path: Path, suffix: str = "pt") -> Path:
-    """A plain zip; torch 2.13 still loads it."""
+    """Save the program in a plain zip; torch 2.13 still loads this layout."""
     artifact = _serialize(program)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("serialized_exported_program.json", artifact.exported_program)
@@ -132,16 +132,16 @@ each_layout = pytest.mark.parametrize("writer", WRITERS, ids=lambda function: fu
 
 
 def read(path):
-    """The state of one archive."""
+    """Return the state of an archive."""
     return formats.read(str(path))
 
 
-# --- against torch ---------------------------------------------------------------------------------------------------
+# --- comparison with torch -------------------------------------------------------------------------------------------
 
 
 @each_layout
 def test_it_agrees_with_torch(writer, program, tmp_path):
-    """Kinds, persistence, shapes, dtypes, requires_grad and values are those that torch loads, in each layout."""
+    """Kinds, persistence, shapes, dtypes, requires_grad and values agree with torch.export.load in each layout."""
     path = writer(program, tmp_path / "x.pt2")
     loaded = torch.export.load(path)
     signature = loaded.graph_signature
@@ -165,7 +165,7 @@ def test_it_agrees_with_torch(writer, program, tmp_path):
 
 @each_layout
 def test_ties_and_strides_are_kept(writer, program, tmp_path):
-    """A weight under two names is one storage; a transposed one is not made contiguous."""
+    """A weight under two names is one storage; a transposed weight is not made contiguous."""
     rows = {row.fqn: row for row in read(writer(program, tmp_path / "x.pt2")).tensors}
     assert rows["tied.weight"].tied_to == ("fc.weight",)
     assert rows["fc.bias"].tied_to == ()
@@ -174,7 +174,7 @@ def test_ties_and_strides_are_kept(writer, program, tmp_path):
 
 
 def test_how_the_kinds_are_known(program, tmp_path):
-    """The signature says them; of a tensor that the code makes of a literal it names no attribute."""
+    """The signature records the kinds, but names no attribute for a tensor from a literal in the code."""
     rows = {row.fqn: row for row in read(new(program, tmp_path / "x.pt2")).tensors}
     assert {row.evidence for fqn, row in rows.items() if fqn != "lifted_tensor_0"} == {Evidence.REGISTERED}
     literal = rows["lifted_tensor_0"]
@@ -183,20 +183,20 @@ def test_how_the_kinds_are_known(program, tmp_path):
 
 
 def test_what_wrote_it_is_noted(program, tmp_path):
-    """torch's version, and the schema's."""
+    """The metadata has the version of torch and the version of the schema."""
     values = read(new(program, tmp_path / "x.pt2")).metadata.values
     assert values["torch_version"] == str(torch.__version__)
     assert values["schema_version"].partition(".")[0].isdecimal()
 
 
 def test_the_first_releases_named_archives_json(program, tmp_path):
-    """torch.export of torch 2.1 wrote `serialized_state_dict.json`, and an archive of torch.save into it."""
+    """torch.export of torch 2.1 used the name `serialized_state_dict.json` for an archive of torch.save."""
     state = read(of_2_7(program, tmp_path / "x.pt2", "json"))
     assert len(state.tensors) == 13
 
 
 def test_each_program_is_a_section(tmp_path):
-    """An archive may hold several, whose records are counted through."""
+    """An archive may contain several programs, whose records share a numbering."""
     programs = {
         name: torch.export.export(module, (torch.randn(2, 3),))
         for name, module in (("encoder", nn.Linear(3, 3)), ("decoder", nn.BatchNorm1d(3)))
@@ -211,7 +211,7 @@ def test_each_program_is_a_section(tmp_path):
 
 
 def test_every_dtype(tmp_path):
-    """Those that the schema has a number for."""
+    """`DTYPES` has each dtype with a number in the schema."""
     from torch._export.serde.schema import ScalarType
     from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
 
@@ -221,7 +221,7 @@ def test_every_dtype(tmp_path):
 
 
 def test_a_tensor_subclass_is_read_from_its_own_archive(tmp_path):
-    """It is pickled; what its class makes of its parts is not known."""
+    """A tensor subclass is pickled; its parts are listed, but the way its class combines the parts is unknown."""
     two = pytest.importorskip("torch.testing._internal.two_tensor")
 
     class Holder(nn.Module):
@@ -242,7 +242,7 @@ def test_a_tensor_subclass_is_read_from_its_own_archive(tmp_path):
 
 
 def test_fake_tensors_have_no_values(tmp_path):
-    """torch loads zeros for them; they are listed as what they are."""
+    """torch loads zeros for fake tensors; statecli lists fake tensors without values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -254,7 +254,7 @@ def test_fake_tensors_have_no_values(tmp_path):
 
 
 def test_what_is_compiled_is_told(tmp_path):
-    """Weights next to a compiled library are listed; those in it are not, and a note says so."""
+    """Weights next to a compiled library are listed; a note reports weights inside the library."""
     from torch.export.pt2_archive._package_weights import TensorProperties, Weights
 
     library = tmp_path / "model.wrapper.so"
@@ -277,13 +277,13 @@ def test_what_is_compiled_is_told(tmp_path):
 
 
 def run(*arguments):
-    """`statecli`, as a user starts it."""
+    """Run `statecli` with the arguments of a user."""
     return run_python(["-m", "statecli", *arguments])
 
 
 @each_layout
 def test_the_programs_state_dict_is_the_same(writer, program, tmp_path):
-    """What no state_dict has is noted, and no difference; either is held to the lock of the other."""
+    """A program and its state_dict do not differ, and the state_dict passes the lock of the program."""
     path = writer(program, tmp_path / "x.pt2")
     torch.save(program.state_dict, tmp_path / "sd.pt")
     done = run("diff", path, tmp_path / "sd.pt")
@@ -295,7 +295,7 @@ def test_the_programs_state_dict_is_the_same(writer, program, tmp_path):
 
 @each_layout
 def test_an_audit_finds_nothing_in_ordinary_ones(writer, tmp_path):
-    """The archives in the archive are where torch.export has them."""
+    """An audit has no findings about an ordinary archive and the archives inside."""
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     path = writer(torch.export.export(module, (torch.randn(2, 3),)), tmp_path / "x.pt2")
     done = run("audit", path, "--values", "-f", "json")
@@ -303,7 +303,7 @@ def test_an_audit_finds_nothing_in_ordinary_ones(writer, tmp_path):
 
 
 def test_a_tensor_that_is_no_buffer_is_found(program, tmp_path):
-    """The loaded module's `.to` leaves it behind. What code makes of a literal is no attribute of anybody's."""
+    """`.to` of the loaded module leaves a plain tensor unchanged, so the tensor is found; a literal is not."""
     path = new(program, tmp_path / "x.pt2")
     module = torch.export.load(path).module()
     assert module.to(torch.float64).block.table.dtype == torch.float32
@@ -315,7 +315,7 @@ def test_a_tensor_that_is_no_buffer_is_found(program, tmp_path):
 
 
 def test_a_class_is_asked_of_its_state_dict_alone(program, tmp_path):
-    """What no state_dict of the program has is nothing that a strict load could object to."""
+    """Tensors outside the state_dict are not compared with the class, because a strict load ignores them."""
     source = Path(__file__).read_text()
     start, end = source.index("class Block("), source.index('@pytest.fixture(scope="module")')
     (tmp_path / "net.py").write_text("import torch\nfrom torch import nn\n\n\n" + source[start:end])
@@ -323,7 +323,7 @@ def test_a_class_is_asked_of_its_state_dict_alone(program, tmp_path):
     assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
 
 
-# --- what no torch writes --------------------------------------------------------------------------------------------
+# --- archives that torch never writes --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -339,7 +339,7 @@ CONFIG = "data/weights/model_weights_config.json"
 
 
 def entry(parts, **changes) -> dict[str, bytes]:
-    """The records with another entry for `weight`; keys of its tensor_meta are changed by `meta`."""
+    """Return the records with a changed entry for `weight`; `meta` changes keys of its tensor_meta."""
     config = json.loads(parts[CONFIG])
     config["config"]["weight"]["tensor_meta"].update(changes.pop("meta", {}))
     config["config"]["weight"].update(changes)
@@ -347,13 +347,13 @@ def entry(parts, **changes) -> dict[str, bytes]:
 
 
 def test_an_archive_built_by_hand_is_read(parts, tmp_path):
-    """What the damaged ones below are made of is sound."""
+    """The archive from which the tests below build damaged archives is valid."""
     rows = read(build_archive(tmp_path / "y.pt2", parts)).tensors
     assert [(row.fqn, row.shape, row.damage) for row in rows] == [("weight", (2, 3), None), ("bias", (2,), None)]
 
 
 def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
-    """torch.export.load ignores the record, and swaps nothing."""
+    """torch.export.load ignores the byteorder record and does not swap bytes."""
     path = build_archive(tmp_path / "x.pt2", {**parts, "byteorder": b"big"})
     weight = torch.export.load(path).state_dict["weight"]
     assert line(path).startswith(
@@ -366,7 +366,7 @@ def _int(number):
     return {"as_int": number}
 
 
-#: What an entry may say that cannot be, and what is said of it.
+#: Invalid entries, and the text of their damage.
 WRONG = {
     "an unknown dtype": ({"meta": {"dtype": 99}}, "its dtype is 99, which torch 2.13 never writes"),
     "a dtype in words": ({"meta": {"dtype": "float32"}}, "its dtype is 'float32'"),
@@ -411,7 +411,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_tensor_that_contradicts_the_archive_spoils_itself_alone(case, parts, tmp_path, inspect):
-    """The others are listed, and the exit code is 2."""
+    """Other tensors are listed, and the exit status is 2."""
     changes, said = WRONG[case]
     changes = {key: dict(value) if key == "meta" else value for key, value in changes.items()}
     path = build_archive(tmp_path / "y.pt2", entry(parts, **changes))
@@ -423,7 +423,7 @@ def test_a_tensor_that_contradicts_the_archive_spoils_itself_alone(case, parts, 
 
 
 def test_a_pickle_by_a_number_is_what_torch_loads(parts, tmp_path):
-    """torch takes any truth for use_pickle: the bytes at the offset are not the weight."""
+    """torch accepts any true value for use_pickle: the bytes at the offset are not the weight."""
     out = io.BytesIO()
     torch.save(nn.Parameter(torch.full((2, 3), 9.0)), out)
     path = build_archive(tmp_path / "y.pt2", {**entry(parts, use_pickle=1), "data/weights/weight_0": out.getvalue()})
@@ -433,7 +433,7 @@ def test_a_pickle_by_a_number_is_what_torch_loads(parts, tmp_path):
 
 @pytest.mark.parametrize("meta", [{"dtype": 4}, {"device": {"type": "meta", "index": None}}], ids=["dtype", "device"])
 def test_tensors_of_one_record_have_one_type(meta, parts, tmp_path):
-    """torch gives both the dtype and the device of the first."""
+    """torch gives both tensors of a record the dtype and the device of the first."""
     config = json.loads(parts[CONFIG])
     config["config"]["bias"]["path_name"] = config["config"]["weight"]["path_name"]
     sound = build_archive(tmp_path / "x.pt2", {**parts, CONFIG: _json(config)})
@@ -448,7 +448,7 @@ def test_tensors_of_one_record_have_one_type(meta, parts, tmp_path):
 
 
 def test_two_descriptions_of_a_storage_in_an_archive_of_torch_save_cannot_be_told(parts, tmp_path):
-    """torch takes the first for both."""
+    """torch uses the first description for both tensors."""
     inner = {
         "archive/data.pkl": attacks.state_dict(
             weight=attacks.tensor(size=(2, 2), stride=(2, 1)), bias=attacks.tensor(kind="IntStorage")
@@ -466,7 +466,7 @@ def test_two_descriptions_of_a_storage_in_an_archive_of_torch_save_cannot_be_tol
 
 
 def test_a_constant_is_a_tensor_by_the_name_of_its_record(parts, tmp_path):
-    """torch unpickles any other, whatever its entry says."""
+    """torch unpickles a constant whose record is not named like a tensor, whatever the entry says."""
     config = json.loads(parts[CONFIG])["config"]["bias"]
     item = {"obj": {**config, "path_name": "opaque_obj_0"}}
     records = {
@@ -481,7 +481,7 @@ def test_a_constant_is_a_tensor_by_the_name_of_its_record(parts, tmp_path):
 
 
 def test_what_is_missing_is_named(parts, tmp_path, line):
-    """A record without which nothing can be told, or one that says something else."""
+    """The error names a required record that is missing or has an unexpected content."""
     for gone, said in (
         (CONFIG, f"holds no {CONFIG}: the export did not finish; export the program again"),
         ("data/constants/model_constants_config.json", "holds no data/constants/model_constants_config.json: the "),
@@ -513,10 +513,10 @@ MODEL = "models/model.json"
 
 
 def test_weights_of_a_program_that_is_missing_are_no_clean_archive(parts, program, tmp_path, line):
-    """Such an archive has tensors, and no signature says what they are: in both layouts, for constants alone too."""
+    """Without a program, no signature describes the tensors: refused in both layouts, also with constants alone."""
     for folder in ("weights", "constants"):
-        beside = f"data/{'weights' if folder == 'constants' else 'constants'}/"
-        left = {name: data for name, data in parts.items() if name != MODEL and not name.startswith(beside)}
+        other_folder = f"data/{'weights' if folder == 'constants' else 'constants'}/"
+        left = {name: data for name, data in parts.items() if name != MODEL and not name.startswith(other_folder)}
         path = build_archive(tmp_path / "y.pt2", left)
         assert line(path) == f"holds {folder} of 'model' but no models/model.json; export the program again"
         assert run("audit", path).returncode == 2
@@ -532,14 +532,14 @@ def test_weights_of_a_program_that_is_missing_are_no_clean_archive(parts, progra
 
 
 def schema(parts, version) -> dict[str, bytes]:
-    """The records with a program of another schema; without any of None."""
+    """Return the records with another schema version of the program; None removes the version."""
     program = json.loads(parts[MODEL])
     program.pop("schema_version") if version is None else program.update(schema_version=version)
     return {**parts, MODEL: json.dumps(program).encode()}
 
 
 def test_a_newer_schema_is_refused(parts, tmp_path, line):
-    """torch.export.load refuses it too; the program may mean something else by the same words."""
+    """torch.export.load also refuses a newer schema; the same words may have another meaning in the program."""
     torch.export.load(build_archive(tmp_path / "y.pt2", schema(parts, {"major": 0, "minor": 0})))
     path = build_archive(tmp_path / "y.pt2", schema(parts, {"major": 99, "minor": 1}))
     with pytest.raises(RuntimeError):
@@ -553,7 +553,7 @@ def test_a_newer_schema_is_refused(parts, tmp_path, line):
 
 @pytest.mark.parametrize("version", [{"major": 7, "minor": 3}, 1], ids=["7.3", "1"])
 def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
-    """Which torch 2.13 does not load: what is a weight has always been said in the same way."""
+    """torch 2.13 does not load an older schema, but all schemas describe weights in the same way."""
     state = read(build_archive(tmp_path / "y.pt2", schema(parts, version)))
     assert len(state.tensors) == 2
     (said,) = [oddity.message for oddity in state.oddities if oddity.name == "schema-version"]
@@ -562,25 +562,25 @@ def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
 
 @pytest.mark.parametrize("version", [None, {"major": 0, "minor": 0}, {"major": 8, "minor": 99}], ids=["none", "0", "8"])
 def test_a_schema_that_torch_loads_is_no_note(version, parts, tmp_path):
-    """0.0 means that nobody checks it; a minor changes nothing that was there."""
+    """Version 0.0 disables the check of torch, and a higher minor version keeps the existing fields."""
     state = read(build_archive(tmp_path / "y.pt2", schema(parts, version)))
     assert (len(state.tensors), [oddity.name for oddity in state.oddities]) == (2, [])
 
 
 @pytest.mark.parametrize("version", ["8", [8, 20], {}, {"major": True}, {"major": -1}, 8.5], ids=repr)
 def test_a_schema_that_is_no_version_is_refused(version, parts, tmp_path, line):
-    """One line says what stands there."""
+    """An invalid schema version is refused in one line."""
     assert "expected an integer of 0 or more" in line(build_archive(tmp_path / "y.pt2", schema(parts, version)))
 
 
 def test_an_archive_older_than_its_version_is_read(parts, tmp_path):
-    """torch takes it for version 0."""
+    """torch takes a missing archive_version for version 0."""
     path = build_archive(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != "archive_version"})
     assert len(read(path).tensors) == 2
 
 
 def test_a_name_that_only_the_signature_has_is_damage(parts, tmp_path):
-    """The others are listed."""
+    """The tensor without an entry is damaged; other tensors are listed."""
     config = json.loads(parts[CONFIG])
     del config["config"]["weight"]
     rows = {row.fqn: row for row in read(build_archive(tmp_path / "y.pt2", {**parts, CONFIG: _json(config)})).tensors}
@@ -591,7 +591,7 @@ def test_a_name_that_only_the_signature_has_is_damage(parts, tmp_path):
 
 
 def test_a_name_that_only_the_entries_have_is_listed(parts, tmp_path):
-    """It is what its entry says."""
+    """A tensor that the signature does not name is listed as described by its entry."""
     config = json.loads(parts[CONFIG])
     config["config"]["more"] = config["config"]["weight"]
     config["config"]["buffer"] = {**config["config"]["bias"], "is_param": False}
@@ -601,7 +601,7 @@ def test_a_name_that_only_the_entries_have_is_listed(parts, tmp_path):
 
 
 def test_a_name_among_both_is_refused(parts, tmp_path, line):
-    """Which of them counts cannot be known."""
+    """A name in both the weights and the constants is ambiguous."""
     path = build_archive(tmp_path / "y.pt2", {**parts, "data/constants/model_constants_config.json": parts[CONFIG]})
     assert line(path).endswith("is in both the weights and the constants; expected only one of the two")
 
@@ -611,7 +611,7 @@ def _json(document) -> bytes:
 
 
 def test_objects_are_noted(parts, tmp_path):
-    """What is no tensor has no tensor_meta."""
+    """A constant that is not a tensor has no tensor_meta, and is noted as an object."""
     config = {
         "config": {"obj": {"path_name": "custom_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}}
     }
@@ -625,7 +625,7 @@ def test_objects_are_noted(parts, tmp_path):
     "name", ["data/sample_inputs/model.pt", "data/constants/custom_obj_0", "data/constants/opaque_obj_0", "extra/x"]
 )
 def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
-    """torch.export.load unpickles them all; nothing is run here, and an audit names what would be."""
+    """torch.export.load unpickles each of the records; statecli runs nothing, and an audit reports the call."""
     mark = tmp_path / "ran"
     command = f"touch {mark}".encode()
     pickle = b"\x80\x02cos\nsystem\nX" + len(command).to_bytes(4, "little") + command + b"\x85R."
@@ -656,7 +656,7 @@ def _write_array() -> bytes:
 )
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
 def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, folder, parts, tmp_path):
-    """torch.export.load takes the archive that the last end record names; the oracle is torch.export.load."""
+    """torch.export.load (the oracle) takes the archive that the last end record names."""
     mark, out = tmp_path / "ran", io.BytesIO()
     text = base64.b64encode(f"cbuiltins\nexec\n(Vopen({str(mark)!r}, 'w')\ntR.".encode())
     out.write(prefix)
@@ -684,7 +684,7 @@ def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, folder, par
     ids=repr,
 )
 def test_an_object_that_is_an_attribute_of_a_tensor_is_found(attribute, count, parts, tmp_path):
-    """The array of a weight has `ctypes`, which reaches Python's own functions, for a program that names them."""
+    """An array as attribute of a weight has `ctypes`, through which a program reaches Python's own functions."""
     weight, data = torch.ones(2), io.BytesIO()
     weight.foo = attribute
     torch.save(weight, data)
@@ -692,7 +692,7 @@ def test_an_object_that_is_an_attribute_of_a_tensor_is_found(attribute, count, p
     assert len([message for _, message in findings(path) if "a tensor has a Python object" in message]) == count
 
 
-#: Pickles of protocol 0 that begin like no pickle that a pickler writes.
+#: Beginnings of pickles of protocol 0 that a pickler never writes.
 UNUSUAL = {"None": b"N0", "a dict": b"(dp0\n0", "a list and a tuple": b"]0)0", "a number": b"I1\n0", "text": b"Vx\n0"}
 
 
@@ -708,14 +708,14 @@ def _config_record(folder: str, name: str, **fields) -> dict[str, bytes]:
 def _loads_and_is_found(path: Path, mark: Path) -> None:
     assert "unsafe-global" in {rule for rule, _ in findings(path)}
     assert not mark.exists()
-    with contextlib.suppress(Exception):  # whatever torch makes of the rest
+    with contextlib.suppress(Exception):  # torch may refuse the rest
         torch.export.load(path)
     assert mark.exists()
 
 
 @pytest.mark.parametrize("begin", UNUSUAL)
 def test_an_object_is_a_pickle_whatever_it_begins_with(begin, parts, tmp_path):
-    """torch.export.load unpickles each constant that is called an opaque object."""
+    """torch.export.load unpickles each constant that is named as an opaque object."""
     mark = tmp_path / "ran"
     pickle = _in_protocol_0(UNUSUAL[begin], mark)
     records = {**parts, **_config_record("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle}
@@ -736,9 +736,9 @@ def test_an_object_is_a_pickle_whatever_it_begins_with(begin, parts, tmp_path):
     ],
 )
 def test_an_object_is_found_by_the_name_that_the_loader_joins(folder, name, record, parts, tmp_path):
-    """torch's zip reader ignores case, and no name is normalised."""
+    """torch's zip reader ignores case, and torch does not normalise names."""
     mark = tmp_path / "ran"
-    pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")  # a small record is looked at in any case
+    pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")  # because every small record is scanned
     records = {**parts, **_config_record(folder, name), record: pickle}
     _loads_and_is_found(build_archive(tmp_path / "y.pt2", records), mark)
 
@@ -747,13 +747,13 @@ def test_an_object_is_found_by_the_name_that_the_loader_joins(folder, name, reco
     "name", ["data/weights/model.pt", "data/constants/model.pt", "data/sample_inputs/model.pt"], ids=lambda name: name
 )
 def test_an_archive_of_torch_save_may_be_a_stream_of_pickles(name, parts, tmp_path):
-    """torch.load takes the legacy format wherever torch.export.load has it load a record."""
+    """torch.load accepts the legacy format for each record that torch.export.load passes on."""
     mark = tmp_path / "ran"
     _loads_and_is_found(build_archive(tmp_path / "y.pt2", {**parts, name: _in_protocol_0(b"N0", mark)}), mark)
 
 
 def _behind(head: bytes, records: dict[str, bytes], tail: bytes) -> bytes:
-    """An archive between other bytes, whose offsets are those of the file."""
+    """Return an archive between other bytes; its offsets count from the beginning of the file."""
     out = io.BytesIO(head)
     with zipfile.ZipFile(out, "a") as archive:
         for name, data in records.items():
@@ -769,7 +769,7 @@ def _safetensors_head(size: int) -> bytes:
 @pytest.mark.parametrize("tail", [b"", b"tail", b"t" * 66_000], ids=["at the end", "4 bytes", "66,000 bytes"])
 @pytest.mark.parametrize("head", ["safetensors", "GGUF", "a pickle"])
 def test_an_archive_between_other_bytes_is_found(head, tail, parts, tmp_path):
-    """torch's zip reader takes the last end record of the last 69,632 bytes, whatever follows it."""
+    """torch's zip reader uses the last end record in the last 69,632 bytes, whatever bytes follow."""
     mark = tmp_path / "ran"
     pickle = _in_protocol_0(b"N0", mark)
     records = {**parts, **_config_record("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle}
@@ -782,7 +782,7 @@ def test_an_archive_between_other_bytes_is_found(head, tail, parts, tmp_path):
 
 
 def test_bytes_that_look_like_the_end_of_an_archive_are_none(tmp_path):
-    """A tensor may hold them: an archive has a directory too."""
+    """A tensor may contain the bytes of an end record, but an archive also needs a central directory."""
     data = b"PK\5\6" + bytes(18) + b"tail"
     path = tmp_path / "model.safetensors"
     path.write_bytes(_safetensors_head(len(data)) + data)
@@ -790,7 +790,7 @@ def test_bytes_that_look_like_the_end_of_an_archive_are_none(tmp_path):
 
 
 def test_a_storage_that_begins_like_a_pickle_is_no_finding(parts, tmp_path):
-    """What a configuration declares as a storage is copied and never unpickled."""
+    """torch copies a record that a configuration declares as a storage, and never unpickles the record."""
     storage = next(name for name in parts if name.endswith("weights/weight_0"))
     data = b"N0cos\nsystem\n".ljust(len(parts[storage]), b"\0")
     assert findings(build_archive(tmp_path / "y.pt2", {**parts, storage: data})) == []
@@ -800,7 +800,7 @@ def test_a_storage_that_begins_like_a_pickle_is_no_finding(parts, tmp_path):
 
 
 class Sizes(nn.Module):
-    """Its sizes are computed."""
+    """A program with computed sizes."""
 
     def forward(self, x):
         n = x.shape[0]
@@ -808,7 +808,7 @@ class Sizes(nn.Module):
 
 
 def test_expressions_of_real_programs_are_plain(tmp_path):
-    """Symbols, sums, products, floor divisions, remainders."""
+    """Symbols, sums, products, floor divisions and remainders are plain expressions."""
     size = torch.export.Dim("n", min=6, max=600)
     program = torch.export.export(Sizes(), (torch.randn(12, 4),), dynamic_shapes=({0: size},))
     path = new(program, tmp_path / "x.pt2")
@@ -873,14 +873,14 @@ CODE = (
 
 
 def _polynomial(terms: int, degree: int) -> str:
-    """A sum of products of three of six symbols."""
+    """Return a sum of products of three of six symbols."""
     return " + ".join(
         "*".join([str(7 * n + 3), *(f"s{(n + step) % 6}**{1 + n * step % degree}" for step in (1, 2, 4))])
         for n in range(terms)
     )
 
 
-#: Each is computed or multiplied out at once, to more bits or terms than a size has.
+#: Expressions that sympy evaluates or expands at once, to more bits or terms than a size has.
 COSTLY = (
     *("9**9**9", "Pow(Integer(9), Pow(Integer(9), Integer(9)))", "(2*s0)**99999", "LShift(Integer(1), Integer(99999))"),
     *("9^9^9", "Integer(9)^(Integer(9)^Integer(9))", "Rational('1e0000000000000000000999999')", "Float('1e1_000_000')"),
@@ -902,7 +902,7 @@ CHEAP = (
 
 @pytest.mark.parametrize("text", COSTLY, ids=lambda text: text[:20])
 def test_expressions_that_take_for_ever_are_found(parts, text, tmp_path):
-    """Nothing but what expressions are made of, in a size of an honest program."""
+    """An expression of permitted names and functions may still take for ever, here as a size in a program."""
     assert is_plain_expression(text)
     program = json.loads(parts["models/model.json"])
     program["graph_module"]["graph"]["sym_int_values"] = {"costly": {"as_expr": {"expr_str": text}}}
@@ -912,20 +912,20 @@ def test_expressions_that_take_for_ever_are_found(parts, text, tmp_path):
 
 @pytest.mark.parametrize("text", CHEAP, ids=lambda text: text[:20])
 def test_expressions_of_sizes_are_cheap(text):
-    """Powers of symbols, the largest size, and as many factors as tensors have dimensions."""
+    """Powers of symbols, the largest size, and as many factors as a tensor has dimensions are cheap."""
     assert is_plain_expression(text)
     assert describe_cost(text) is None
 
 
 def test_sympy_computes_numbers_at_once():
-    """Which is why their size is judged before: 333,000 bits of ten characters."""
+    """sympy evaluates ten characters to 333,000 bits at once, so statecli checks the size of a number first."""
     sympy = pytest.importorskip("sympy")
     assert int(sympy.sympify("10**100000")).bit_length() > 300_000
     assert describe_cost("10**100000")
 
 
 def test_what_is_an_expression_and_what_is_code():
-    """Nothing but what sizes are made of is called, and no attribute is taken."""
+    """A plain expression calls only the functions of sizes, and reads no attribute."""
     assert [
         expression for expression in PLAIN if not is_plain_expression(expression) or describe_cost(expression)
     ] == []
@@ -934,7 +934,7 @@ def test_what_is_an_expression_and_what_is_code():
 
 @pytest.mark.parametrize("writer", [new, of_2_7], ids=lambda function: function.__name__)
 def test_code_among_the_expressions_is_found(writer, tmp_path):
-    """torch.export.load runs it, without any pickle; nothing is run here, and an audit names the byte where it is."""
+    """torch.export.load runs the code without any pickle; statecli runs nothing, and an audit reports the code."""
     pytest.importorskip("sympy")
     size = torch.export.Dim("n", min=6, max=600)
     good = writer(torch.export.export(Sizes(), (torch.randn(12, 4),), dynamic_shapes=({0: size},)), tmp_path / "x.pt2")
@@ -952,14 +952,14 @@ def test_code_among_the_expressions_is_found(writer, tmp_path):
     assert finding["rule"] == "unsafe-global"
     assert "sympy.sympify, which evaluates text as Python code" in finding["message"]
     assert not mark.exists()
-    with pytest.raises(Exception):  # noqa: B017, PT011  # whatever torch makes of what is no expression
+    with pytest.raises(Exception):  # noqa: B017, PT011  # torch refuses the result, which is not an expression
         torch.export.load(tmp_path / "y.pt2")
     assert mark.exists()
 
 
 @pytest.mark.parametrize("function", ["exec", "eval"])
 def test_a_name_that_an_expression_binds_is_found(function, write_forged, tmp_path):
-    """A loop gives two names of functions Python's own as values: nothing but names and numbers, and code runs."""
+    """A loop binds names to Python's own functions, so an expression of names and numbers alone runs code."""
     pytest.importorskip("sympy")
     mark = tmp_path / "ran"
     letters = "+".join(f"Abs({ord(letter)})" for letter in f"open('{mark}','w')")
@@ -977,7 +977,7 @@ def test_a_name_that_an_expression_binds_is_found(function, write_forged, tmp_pa
 @pytest.mark.parametrize("model", ["a/model", "a/b/c", "model/x"])
 @pytest.mark.parametrize("suffix", [".json", ".JSON", ".what"])
 def test_every_record_below_models_is_a_program(model, suffix, parts, tmp_path):
-    """torch.export.load strips five characters of its name, whatever they are; an honest program lies next to it."""
+    """torch.export.load strips any five last characters of the name; an honest program is in the archive as well."""
     pytest.importorskip("sympy")
     mark = tmp_path / "ran"
     program = json.loads(parts["models/model.json"])
@@ -994,7 +994,7 @@ def test_every_record_below_models_is_a_program(model, suffix, parts, tmp_path):
 
 
 def test_the_guards_of_real_programs_are_plain(tmp_path):
-    """Sizes of inputs, also of those in lists and dicts, computed with and compared."""
+    """Guards of real programs compute with and compare sizes of inputs, also of inputs in lists and dicts."""
 
     class Net(nn.Module):
         def forward(self, x, tables):
@@ -1012,7 +1012,7 @@ def test_the_guards_of_real_programs_are_plain(tmp_path):
 
 
 def test_what_is_a_guard_and_what_is_code():
-    """A name of an input has no quote, a method is one of sizes, a function is one of numbers."""
+    """In a guard, the name of an input has no quote, methods return sizes and functions take numbers."""
     plain = ["L['x'].size()[0] == 3", "math.floor(L['a b'][0].stride()[1] / 2) >= 1 and not (True)", "-(3) ** 2 != 1"]
     code = ["__import__('os')", "L['x'].foo()", "L['x']._a", "L['x'].size()[0](1)", 'L["x"]', "L['\\x']", "(L['x'])(1)"]
     code += ["math.__loader__(1)", "eval(1)", "lambda: 0", "x", "'a'", "L['x'][y]", "[1]", "L['x\n']", "3 (4)", "f(1)"]
@@ -1022,14 +1022,14 @@ def test_what_is_a_guard_and_what_is_code():
 
 
 def test_a_guard_may_have_any_terms():
-    """Python computes it of the numbers that are the sizes of the inputs; only the bits of those count."""
+    """Python evaluates a guard with the sizes of the inputs as numbers, so only the bits of the numbers count."""
     terms = " + ".join(f"L['x'].size()[{n}]*L['y'].size()[{n}]" for n in range(100))
     assert describe_cost(f"({terms}) % ({terms}) == 0", has_symbols=False) is None
     assert describe_cost("L['x'].size()[0] == 9**9**9", has_symbols=False)
 
 
 def test_code_among_the_guards_is_found(parts, tmp_path):
-    """The module of the program compiles it, and runs it when it is called."""
+    """The module of the program compiles the guard, and runs the guard in each call."""
     mark = tmp_path / "ran"
     program = {**json.loads(parts["models/model.json"]), "guards_code": [f"open('{mark}', 'w')"]}
     path = build_archive(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)})
@@ -1041,7 +1041,7 @@ def test_code_among_the_guards_is_found(parts, tmp_path):
 
 
 class Guarded(nn.Module):
-    """A dict of tensors, and a text that is the value of a guard."""
+    """A program with a dict of tensors, and a text that a guard compares."""
 
     def forward(self, tensors, mode):
         return next(iter(tensors.values())) * len(mode)
@@ -1049,7 +1049,7 @@ class Guarded(nn.Module):
 
 @pytest.fixture
 def write_guarded(tmp_path):
-    """A program whose dict has a key, and whose text may be changed in the JSON afterwards."""
+    """Return a function that writes a program with a key in its dict and a text; `change` edits the JSON."""
 
     def write(key: str = "k", text: str = "abc", change: Callable[[dict], None] = lambda program: None) -> Path:
         program = torch.export.export(Guarded(), ({key: torch.ones(2)}, text))
@@ -1087,7 +1087,7 @@ def test_code_in_the_text_of_an_input_is_found(write_guarded, tmp_path):
 
 
 def test_code_in_the_key_of_an_input_is_found(write_guarded, tmp_path):
-    """It ends the message of a guard, in the nesting of the arguments as well as in the example inputs."""
+    """The key ends the message of a guard: found in the nesting of the arguments and in the example inputs."""
     mark = tmp_path / "ran"
     key = f'" + str(open("{mark}", "w")) + "'
     path = write_guarded(key)
@@ -1097,7 +1097,7 @@ def test_code_in_the_key_of_an_input_is_found(write_guarded, tmp_path):
 
 
 def test_a_key_of_the_example_inputs_alone_is_found(parts, tmp_path):
-    """torch takes the paths of the inputs from them; the same pickle elsewhere has keys that nothing compiles."""
+    """torch takes the paths of the inputs from the example inputs; the same pickle elsewhere is not compiled."""
     data = io.BytesIO()
     torch.save((({'" + x + "': torch.ones(2)},), {}), data)
     inputs = {"data/sample_inputs/model.pt": data.getvalue()}
@@ -1110,7 +1110,7 @@ def test_a_key_of_the_example_inputs_alone_is_found(parts, tmp_path):
 
 @pytest.mark.parametrize("key", [datetime.date(2000, 1, 1), (1, "a"), b"a", torch.Size([2])], ids=str)
 def test_an_object_as_a_key_of_the_example_inputs_is_found(key, parts, tmp_path):
-    """torch writes its repr into a guard; a DeviceMesh has the names of its dimensions in it, as they are."""
+    """torch writes the repr of a key into a guard; the repr of a DeviceMesh has unescaped dimension names."""
     data = io.BytesIO()
     torch.save((({key: torch.ones(2)},), {}), data)
     actual_findings = findings(
@@ -1123,7 +1123,7 @@ def test_an_object_as_a_key_of_the_example_inputs_is_found(key, parts, tmp_path)
     "key", [lambda code: attacks.build_mesh(f'0), "{code}", (1='), lambda code: (code,)], ids=["a mesh", "a tuple"]
 )
 def test_the_repr_of_a_key_of_the_example_inputs_is_compiled(tmp_path, key):
-    """The oracle."""
+    """torch is the oracle: the module of the program runs code in the repr of a key."""
     mark, path = tmp_path / "ran", tmp_path / "a.pt2"
     torch.export.save(torch.export.export(_AddedHalf(), (torch.ones(2, 2),)), path)
     code = f"+str(__import__('os').system('touch {mark}'))+"
@@ -1155,7 +1155,7 @@ def test_code_in_the_path_of_a_module_is_found(text, parts, tmp_path):
 
 
 def test_unflatten_compiles_the_path_of_a_module(tmp_path):
-    """The oracle: a line break that is not a line feed leaves the body of the function."""
+    """torch is the oracle: a line break that is not a line feed leaves the body of the function."""
 
     class Inner(nn.Module):
         def forward(self, x):
@@ -1185,7 +1185,7 @@ def test_unflatten_compiles_the_path_of_a_module(tmp_path):
 
 
 class Two(nn.Module):
-    """Two inputs, of which the second is not used."""
+    """A program with two inputs, of which the second is not used."""
 
     def forward(self, x, y):
         return torch.sin(x), x.shape[0] * 2 + torch.sym_max(x.shape[0], 7)
@@ -1193,7 +1193,7 @@ class Two(nn.Module):
 
 @pytest.fixture
 def write_forged(tmp_path):
-    """A program with one text of its JSON in the place of another, and more records behind it."""
+    """Return a function that writes a program with a replaced text in its JSON, and with more records."""
     size = torch.export.Dim("n", min=6, max=600)
     program = torch.export.export(Two(), (torch.randn(12, 4), torch.ones(1)), dynamic_shapes=({0: size}, None))
     good = new(program, tmp_path / "x.pt2")
@@ -1214,13 +1214,15 @@ def write_forged(tmp_path):
 
 
 def findings(path):
-    """What the rules about pickles find."""
+    """Return the findings of the rules about pickles."""
     (target,) = audit(Request((str(path),), select=tuple(rule.name for rule in RULES))).targets
     return [(finding.rule, finding.message) for finding in target.findings]
 
 
 def test_code_in_the_name_of_an_input_is_found(write_forged, tmp_path):
-    """torch writes it into the source of a function, as a default, and runs that on load; here it is only named."""
+    """torch writes the name into a function's source and runs the default value on load; statecli only reports the
+    code.
+    """
     pytest.importorskip("sympy")
     assert findings(write_forged()) == []
     mark = tmp_path / "ran"
@@ -1252,14 +1254,14 @@ def test_code_in_the_name_of_an_input_is_found(write_forged, tmp_path):
     ids=lambda value: str(value)[:24],
 )
 def test_what_a_graph_calls_is_judged(target, rule, what, write_forged):
-    """Operators of torch that compute are clean, others of torch unsafe, those of other libraries unknown."""
+    """Operators of torch that compute are clean, other functions of torch unsafe, and unknown libraries unknown."""
     actual_findings = findings(write_forged("torch.ops.aten.sin.default", target))
     assert [rule for rule, _ in actual_findings] == ([rule] if rule else [])
     assert not rule or what in actual_findings[0][1]
 
 
 def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
-    """The factory of a dict and an enumeration, in JSON in a text of the JSON; what builds data is clean."""
+    """A text in the JSON names the factory of a dict, or an enumeration; factories of plain data are clean."""
 
     def spec(**context):
         text = json.dumps([1, {"type": "collections.defaultdict", "context": json.dumps(context), "children_spec": []}])
@@ -1269,19 +1271,19 @@ def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
         return spec(default_factory_module=module, default_factory_name=name, dict_context=[])
 
     assert findings(build_archive(tmp_path / "a.pt2", factory("builtins", "int"))) == []
-    for made in (factory("os", "system"), spec(__enum__=True, fqn="os:system", name="a")):
-        ((rule, message),) = findings(build_archive(tmp_path / "a.pt2", made))
+    for records in (factory("os", "system"), spec(__enum__=True, fqn="os:system", name="a")):
+        ((rule, message),) = findings(build_archive(tmp_path / "a.pt2", records))
         assert rule == "unsafe-global"
         assert message.startswith("loading the file imports os.system")
 
 
 def _with_spec(parts, spec, key: str = "in_spec", padding: str = "", **signature) -> dict[str, bytes]:
-    """A program whose arguments nest as `spec` says."""
+    """Return the records with a program whose arguments nest like `spec`."""
     return {**parts, "models/model.json": _of_signature({key: json.dumps(spec) + padding, **signature})}
 
 
 def _of_signature(signature: dict[str, object]) -> bytes:
-    """A program of one module call."""
+    """Return a program with a single module call."""
     return _json({"graph_module": {"module_call_graph": [{"fqn": "", "signature": signature}]}})
 
 
@@ -1290,7 +1292,7 @@ def _leaf() -> dict[str, object]:
 
 
 def _keyword(name: object) -> list[object]:
-    """A nesting of no positional argument and a keyword argument."""
+    """Return a nesting with a keyword argument and without positional arguments."""
     children = [
         {"type": "builtins.tuple", "context": "null", "children_spec": []},
         {"type": "builtins.dict", "context": json.dumps(name), "children_spec": [_leaf()]},
@@ -1299,7 +1301,7 @@ def _keyword(name: object) -> list[object]:
 
 
 def test_code_in_the_name_of_a_keyword_is_found(tmp_path):
-    """Without forward_arg_names, torch takes names of parameters from the nesting and compiles them as source."""
+    """Without forward_arg_names, torch compiles the parameter names of the nesting as source."""
 
     class Keyword(nn.Module):
         def forward(self, x, k):
@@ -1331,7 +1333,7 @@ def test_code_in_the_name_of_a_keyword_is_found(tmp_path):
 
 @pytest.mark.parametrize("name", [["a b"], ["k=1"], [["k"]], {"k=1": 0}, "k=", ["k", "k\n"]], ids=repr)
 def test_names_of_keywords_are_names(name, parts, tmp_path):
-    """Whatever JSON they stand in."""
+    """Names of keywords must be identifiers, in any JSON value."""
     assert findings(build_archive(tmp_path / "a.pt2", _with_spec(parts, _keyword(["k", "_2"])))) == []
     assert [rule for rule, _ in findings(build_archive(tmp_path / "b.pt2", _with_spec(parts, _keyword(name))))] == [
         "unsafe-global"
@@ -1340,7 +1342,7 @@ def test_names_of_keywords_are_names(name, parts, tmp_path):
 
 @pytest.mark.parametrize("name", ["it's", 'a"b', "\\", "a b", "x.y/z[0]", "\u00e9"])
 def test_keys_of_a_dict_that_is_an_argument_stay_texts(name, parts, tmp_path):
-    """torch writes them into guards, between quotes: a key with a quote would end the text."""
+    """torch writes the keys into guards, between quotes: a key with a quote would end the text."""
     inner = {"type": "builtins.dict", "context": json.dumps([name, "k"]), "children_spec": [_leaf()] * 2}
     spec = [1, {"type": "builtins.tuple", "context": "null", "children_spec": [inner]}]
     for key in ("in_spec", "out_spec"):
@@ -1351,7 +1353,7 @@ def test_keys_of_a_dict_that_is_an_argument_stay_texts(name, parts, tmp_path):
 @pytest.mark.parametrize("padding", ["", " " * (1 << 20)], ids=["short", "longer than a mebibyte"])
 @pytest.mark.parametrize("more", [{}, {"default_factory_module": "collections", "default_factory_name": "OrderedDict"}])
 def test_a_class_in_the_nesting_is_judged_in_any_length_and_company(padding, more, parts, tmp_path):
-    """torch reads JSON of any length, and looks for an enumeration first; its member may be a path to a library."""
+    """torch reads JSON of any length and looks for an enumeration first, whose member may be the path of a library."""
     context = [{"__enum__": True, "fqn": "ctypes:cdll", "name": "/tmp/evil.so", **more}]
     spec = [1, {"type": "builtins.dict", "context": json.dumps(context), "children_spec": [_leaf()]}]
     actual_findings = findings(build_archive(tmp_path / "a.pt2", _with_spec(parts, spec, "out_spec", padding)))
@@ -1377,7 +1379,7 @@ LIBRARY = '{"__enum__": true, "fqn": "ctypes:cdll", "name": "/nowhere/evil.so"}'
     ],
 )
 def test_a_class_in_the_nesting_is_judged_under_any_key(context, parts, tmp_path):
-    """torch imports it for each object of the JSON, also for the value of a key that occurs twice."""
+    """torch imports the class for each object of the JSON, also for the value of a repeated key."""
     child = {"type": "builtins.tuple", "context": context % LIBRARY, "children_spec": []}
     program = json.loads(parts["models/model.json"])
     signature = program["graph_module"]["module_call_graph"][0]["signature"]
@@ -1390,7 +1392,7 @@ def test_a_class_in_the_nesting_is_judged_under_any_key(context, parts, tmp_path
 
 @pytest.mark.parametrize("place", ["a node", "the module", "a value", "an object"])
 def test_only_remarks_are_left_out(place, parts, tmp_path):
-    """The `metadata` of a node or of the module has text for people; a value of that name is a value."""
+    """The `metadata` of a node or of the module is text for people; under another key, `metadata` is checked."""
     program = json.loads(parts["models/model.json"])
     module, remark = program["graph_module"], {"note": "it's\n"}
     if place == "a node":
@@ -1403,7 +1405,7 @@ def test_only_remarks_are_left_out(place, parts, tmp_path):
     assert len(actual_findings) == (0 if place in ("a node", "the module") else 1)
 
 
-#: Whatever Python's `int` takes for a number.
+#: Symbols with huge numbers, in forms that Python's `int` accepts.
 ENDLESS_SYMBOLS = ["u9999999999999", "zuf9999999999999", "u 9_999_999_999_999", "u+9999999999999", "u\uff19" + "9" * 12]
 
 
@@ -1415,13 +1417,13 @@ def of_symbol(symbol: str, parts: dict[str, bytes], path: Path) -> Path:
 
 @pytest.mark.parametrize("symbol", ["u0", "s77", "s0 + 1", "zuf99999"])
 def test_symbols_of_small_numbers_are_plain(symbol, parts, tmp_path):
-    """Those of torch, and a number that torch counts to in a second."""
+    """Symbols of torch are plain, and so is a number to which torch counts in a second."""
     assert findings(of_symbol(symbol, parts, tmp_path / "a.pt2")) == []
 
 
 @pytest.mark.parametrize("symbol", ENDLESS_SYMBOLS)
 def test_symbols_are_counted_by_their_numbers(symbol, parts, tmp_path):
-    """torch counts to the number, one by one."""
+    """torch counts to the number in the symbol in steps of 1."""
     actual_findings = findings(of_symbol(symbol, parts, tmp_path / "a.pt2"))
     assert any("counts in steps of 1 up to the number in the symbol" in message for _, message in actual_findings)
 
@@ -1441,14 +1443,14 @@ for path in sys.argv[1:]:
 
 
 def test_torch_counts_to_the_numbers_of_symbols(parts, tmp_path):
-    """torch reads an honest program in 0.1 s, and does not end with the others."""
+    """torch reads an honest program in 0.1 s, and does not finish programs with endless symbols."""
     symbols = ["u0", *ENDLESS_SYMBOLS]
     paths = [of_symbol(symbol, parts, tmp_path / f"{number}.pt2") for number, symbol in enumerate(symbols)]
     assert run_code(LOAD_EACH, *paths).stdout.split() == ["0"] + [str(-signal.SIGPROF)] * len(ENDLESS_SYMBOLS)
 
 
 def test_a_text_under_an_unknown_key_is_a_warning(parts, tmp_path):
-    """A later torch may have the key, so that the file is no error."""
+    """A later torch may define the key, so the finding is a warning, not an error."""
     program = {**json.loads(parts["models/model.json"]), "language": "a"}
     (finding,) = audit(
         Request((str(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})),))
@@ -1458,7 +1460,7 @@ def test_a_text_under_an_unknown_key_is_a_warning(parts, tmp_path):
 
 
 def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
-    """JSON too deep for statecli may be read by torch."""
+    """torch may read JSON that is nested too deeply for statecli."""
     deep = "[" * 200_000 + "]" * 200_000
     program = _of_signature({"out_spec": deep})
     actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": program}))
@@ -1467,7 +1469,7 @@ def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
 
 @pytest.mark.parametrize("key", ["any_key", "verifiers", "torch_version"])
 def test_text_that_would_end_a_string_is_found_under_any_key(key, parts, tmp_path):
-    """A later torch may write it into source; the messages of operators have single quotes."""
+    """A later torch may write the text into source; messages of operators may have single quotes."""
 
     def edit(program, more):
         program["graph_module"]["graph"]["nodes"][0]["inputs"][0]["arg"] = {"as_string": "it's (a) 'b'; <3"}
@@ -1493,12 +1495,12 @@ def test_text_that_would_end_a_string_is_found_under_any_key(key, parts, tmp_pat
     ],
 )
 def test_the_order_of_arguments_hides_no_exponent(text, plain):
-    """Arguments by name, or from a tuple, may come in any order: torch writes none but assumptions and precision."""
+    """Arguments by name or from a tuple may come in any order; torch writes only assumptions and precision by name."""
     assert (is_plain_expression(text) and describe_cost(text) is None) == plain
 
 
 def test_a_library_in_it_is_told(write_forged):
-    """Code for the machine runs when it is loaded: that is a warning, for nothing is known of it."""
+    """Code of a library runs as soon as torch loads the library; statecli cannot check the code and warns."""
     ((rule, message),) = findings(write_forged(**{"data/aotinductor/m/a.wrapper.so": b"\x7fELF"}))
     assert rule == "unknown-global"
     assert "data/aotinductor/m/a.wrapper.so" in message
@@ -1506,7 +1508,7 @@ def test_a_library_in_it_is_told(write_forged):
 
 @pytest.mark.parametrize("name", ["tensor_0.so", "a/b.SO", "x.cpp"])
 def test_a_library_among_the_constants_is_told(name, write_forged):
-    """The loader of AOTInductor opens it, also of an archive without a compiled model."""
+    """The loader of AOTInductor opens a library among the constants, even without a compiled model."""
     ((rule, message),) = findings(write_forged(**{f"data/constants/{name}": b"\x7fELF"}))
     assert rule in ("unknown-global", "unsafe-global")
     assert f"data/constants/{name}" in message.lower() or f"data/constants/{name}" in message
@@ -1532,21 +1534,21 @@ def test_a_library_is_found_in_any_spelling_of_its_folder(name, first, tmp_path)
 
 
 def test_whatever_lies_below_the_compiled_models_is_code(write_forged):
-    """Without a library the loader compiles one, with commands from the archive; there is no file to be sure of."""
+    """Without a library, the loader compiles the model with commands from the archive, so no file is harmless."""
     ((rule, message),) = findings(write_forged(**{"data/aotinductor/m/a.txt": b"\x7fELF"}))
     assert rule == "unsafe-global"
     assert "which the AOTInductor loader runs compiler commands from the file" in message
 
 
 def flags(mark) -> bytes:
-    """Flags whose compiler is a line of shell."""
+    """Return compiler flags in which the compiler is a line of shell."""
     lists = ("cflags", "definitions", "include_dirs", "ldflags", "libraries_dirs", "libraries", "passthrough_args")
     return _json({"compiler": f"touch {mark};", "compile_only": True, **{name: [] for name in lists}})
 
 
 @pytest.mark.parametrize("folder", ["data/aotinductor/model", "data/aotinductor/model/deep/er", "data/constants"])
 def test_the_commands_of_a_compiled_model_are_found(folder, parts, tmp_path):
-    """Its loader takes sources from the folder of the model, from those below it, and from that of the constants."""
+    """The loader takes sources from the folder of the model, its subfolders and the folder of the constants."""
     mark = tmp_path / "ran"
     records = {
         "data/aotinductor/model/x.wrapper_metadata.json": _json({"AOTI_DEVICE_KEY": "cpu"}),
@@ -1573,7 +1575,7 @@ def test_a_file_that_leaves_the_loaders_folder_is_found(parts, tmp_path):
 
 
 def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
-    """Python's own parser takes NaN, so what is refused here may load."""
+    """Python's own parser accepts NaN, so torch may load a program that statecli refuses."""
     path = build_archive(tmp_path / "y.pt2", {**parts, "models/model.json": b'{"a": NaN, "expr_str": "eval(1)"}'})
     assert "not valid JSON" in next(
         finding.unread for finding in scan_pickles(str(path)) if finding.where == "x/models/model.json"
@@ -1581,7 +1583,7 @@ def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
 
 
 def test_every_beginning_is_refused_or_read(parts, tmp_path):
-    """Of the archive, and of its JSON."""
+    """Archives and configurations that are cut at any place are read or refused."""
     whole = build_archive(tmp_path / "y.pt2", parts).read_bytes()
     for end in range(0, len(whole), 29):
         (tmp_path / "z.pt2").write_bytes(whole[:end])
@@ -1591,7 +1593,7 @@ def test_every_beginning_is_refused_or_read(parts, tmp_path):
 
 
 def test_every_value_of_an_entry_may_be_anything(parts, tmp_path):
-    """Other types in each place of an entry: it is damage, or it is read."""
+    """A value of another type at any place of an entry is damage, or is read."""
     config = json.loads(parts[CONFIG])["config"]["weight"]
     for place in (*config, *(("tensor_meta", key) for key in config["tensor_meta"])):
         for value in (None, True, -1, 2**70, 1.5, "", "x", [], [[]], {}, {"as_int": "3"}, [{"as_int": None}]):
@@ -1601,13 +1603,13 @@ def test_every_value_of_an_entry_may_be_anything(parts, tmp_path):
 
 
 def test_huge_json_is_refused(parts, tmp_path, line, monkeypatch):
-    """A program's text has a limit."""
+    """The JSON of a program has a limit of length."""
     monkeypatch.setattr(torch_export, "MAX_JSON", 100)
     assert "bytes, more than statecli's limit of 100" in line(build_archive(tmp_path / "y.pt2", parts))
 
 
 def test_many_names_of_one_archive_are_read_once(parts, tmp_path, monkeypatch):
-    """A record is unpacked once, however many entries mean it."""
+    """A record is unpacked once, however many entries refer to the record."""
     out = io.BytesIO()
     torch.save(torch.ones(2), out)
     meta = json.loads(parts[CONFIG])["config"]["bias"]["tensor_meta"]
@@ -1622,7 +1624,7 @@ def test_many_names_of_one_archive_are_read_once(parts, tmp_path, monkeypatch):
 
 
 def test_old_layouts_that_lack_a_part(program, tmp_path, line):
-    """A plain zip without its state_dict, and one whose archives are compressed."""
+    """A plain zip without its state_dict is refused, and so is a zip with compressed archives."""
     good = of_2_7(program, tmp_path / "x.pt2")
     with zipfile.ZipFile(good) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
@@ -1639,7 +1641,7 @@ def test_old_layouts_that_lack_a_part(program, tmp_path, line):
 
 
 def test_records_that_torch_2_7_did_not_write_are_reported(program, tmp_path):
-    """Another loader may read them: torch.jit.load takes the folder of the first record."""
+    """Another loader may read the records: torch.jit.load takes the folder of the first record."""
     path = of_2_7(program, tmp_path / "x.pt2")
     assert findings(path) == []
     assert [oddity for oddity in read(path).oddities if oddity.kind is OddityKind.UNUSED_RECORDS] == []
@@ -1657,7 +1659,7 @@ def test_records_that_torch_2_7_did_not_write_are_reported(program, tmp_path):
     ids=repr,
 )
 def test_a_python_object_of_a_program_is_found(value, count, parts, tmp_path):
-    """The code of the program may call any of its methods; plain data has none that do harm."""
+    """The code of the program may call any method of an object; plain data has no harmful methods."""
     records = {
         **parts,
         **_config_record("constants", "opaque_obj_0"),
@@ -1694,14 +1696,14 @@ RECORDS_OF_CONSTANTS = {"data/constants/model.pt": True, "data/constants/tensor_
     ids=repr,
 )
 def test_a_python_object_among_the_tensors_of_constants_is_found(name, value, count, parts, tmp_path):
-    """torch takes whatever a record of constants holds for a constant, and may compile its repr()."""
+    """torch takes any value in a record of constants for a constant, and may compile its repr()."""
     data = _encode_value({"c": value} if RECORDS_OF_CONSTANTS[name] else value)
     actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, name: data}))
     assert [rule for rule, message in actual_findings if "may call methods" in message] == ["unsafe-data"] * count
 
 
 def test_a_python_object_of_a_program_is_found_in_each_of_equal_records(parts, tmp_path):
-    """Equal pickles are read once, but a weight is not used as a constant is."""
+    """Equal pickles are read once, but an object is reported in each record of constants, not in the weights."""
     data = _encode_value(types.SimpleNamespace(a=1))
     names = ["data/weights/a", "data/constants/A", "data/constants/B"]
     pickles = scan_pickles(str(build_archive(tmp_path / "a.pt2", {**parts, **dict.fromkeys(names, data)})))
@@ -1710,7 +1712,7 @@ def test_a_python_object_of_a_program_is_found_in_each_of_equal_records(parts, t
 
 
 def test_a_python_object_among_the_constants_of_an_old_program_is_found(tmp_path):
-    """torch 2.7 and older."""
+    """Archives of torch 2.7 and older have their constants in `serialized_constants.pt`."""
     path = tmp_path / "a.pt2"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("serialized_exported_program.json", "{}")
@@ -1720,7 +1722,7 @@ def test_a_python_object_among_the_constants_of_an_old_program_is_found(tmp_path
 
 
 def test_programs_of_too_many_values_are_refused(parts, tmp_path, monkeypatch):
-    """In all of them together, because a packed program has 30 million values in 60 kB."""
+    """The limit applies to all programs together, because a packed program has 30 million values in 60 kB."""
     monkeypatch.setattr(json_object, "MAX_VALUES", 3_000)
     program = json.loads(parts["models/model.json"])
     program["zeros"] = [0] * 2_000
@@ -1733,7 +1735,7 @@ def test_programs_of_too_many_values_are_refused(parts, tmp_path, monkeypatch):
 
 
 def test_an_unreadable_archive_in_it_names_itself(parts, tmp_path):
-    """One line, with the record's name."""
+    """The error for an unreadable archive in the archive is one line."""
     path = build_archive(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": b"PK\3\4nothing"})
     with pytest.raises(UnreadableError) as refused:
         read(path)
@@ -1744,7 +1746,7 @@ def test_an_unreadable_archive_in_it_names_itself(parts, tmp_path):
 
 
 def _package_records(mark: Path) -> dict[str, bytes]:
-    """Records of a torch.package whose pickle names only an OrderedDict, which a module of the package defines."""
+    """Return the records of a torch.package; its pickle names only an OrderedDict, defined in the package."""
     code = f"import os\nos.system('touch {mark}')\nclass OrderedDict(dict): pass\n"
     out = io.BytesIO()
     with torch.package.PackageExporter(out) as exporter:
@@ -1761,7 +1763,7 @@ def _package_records(mark: Path) -> dict[str, bytes]:
 )
 @pytest.mark.parametrize("kind", ["export", "script", "save"])
 def test_a_package_in_another_archive_is_found(kind, renamed, parts, tmp_path):
-    """PackageImporter runs the Python files of any archive of torch's that lists external modules."""
+    """PackageImporter runs the Python files of any archive of torch with a list of external modules."""
     mark = tmp_path / "ran"
     buffer = io.BytesIO()
     if kind == "script":
@@ -1784,7 +1786,7 @@ def test_a_package_in_another_archive_is_found(kind, renamed, parts, tmp_path):
 
 
 def test_any_record_of_a_package_may_be_a_pickle(parts, tmp_path):
-    """PackageImporter.load_pickle takes a name."""
+    """PackageImporter.load_pickle accepts the name of any record."""
     mark = tmp_path / "ran"
     pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")
     path = build_archive(tmp_path / "y.pt2", {**parts, ".data/extern_modules": b"posix\nos\n", "m/notes": pickle})
@@ -1795,7 +1797,7 @@ def test_any_record_of_a_package_may_be_a_pickle(parts, tmp_path):
 
 @pytest.mark.parametrize("kind", ["export", "script"])
 def test_a_record_that_torch_does_not_know_is_reported(kind, parts, tmp_path):
-    """As in an archive of torch.save."""
+    """Unused records are reported as for an archive of torch.save."""
     own = parts
     if kind == "script":
         buffer = io.BytesIO()
@@ -1810,7 +1812,7 @@ def test_a_record_that_torch_does_not_know_is_reported(kind, parts, tmp_path):
 
 
 def test_tensors_in_one_record_are_unpickled_although_a_configuration_has_them(parts, tmp_path):
-    """torch.export.load takes data/weights/model.pt before it looks at a configuration."""
+    """torch.export.load reads data/weights/model.pt before the configuration."""
     mark = tmp_path / "ran"
     config = json.loads(parts[CONFIG])
     first = next(iter(config["config"].values()))
@@ -1832,7 +1834,7 @@ class _Shifted(torch.nn.Module):
 
 
 def test_another_program_with_the_same_weights_is_a_change(statecli, in_tmp_path):
-    """x + w and x - w have the same tensors; the lines that a program was traced from do not count."""
+    """x + w and x - w have the same tensors; the source lines of a traced program do not count."""
     for name, operator in (("add", torch.add), ("sub", torch.sub), ("again", lambda x, w: torch.add(x, w))):
         torch.export.save(torch.export.export(_Shifted(operator), (torch.ones(2),)), f"{name}.pt2")
     result = statecli("diff", "add.pt2", "sub.pt2", "-f", "json")

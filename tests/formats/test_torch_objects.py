@@ -1,4 +1,4 @@
-"""What a pickle's graph becomes: sections, names, kinds and geometries, held against torch itself."""
+"""Results of a pickle's graph: sections, names, kinds and geometries, compared with torch itself."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_each_dtype_has_torchs_name_shape_and_size(tmp_path, dtype, legacy):
 
 
 def test_a_packed_float4_has_torchs_shape(tmp_path):
-    """float4_e2m1fn_x2 counts bytes of two values each, as torch does."""
+    """The shape of float4_e2m1fn_x2 counts bytes of two values each, like the shape in torch."""
     tensor = torch.zeros(16, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     (row,) = read(tmp_path, {"w": tensor}).tensors
     assert (row.dtype, row.shape, row.nbytes) == ("float4_e2m1fn_x2", (16,), 16)
@@ -108,7 +108,7 @@ def test_views_agree_with_torch_load(tmp_path_factory, specs):
 
 
 def test_shared_storage_is_tied(tmp_path):
-    """Two names of one tensor, and two views of one storage, are tied to each other."""
+    """Two names of a tensor, and two views of a storage, are tied to each other."""
     base = torch.randn(10)
     actual_rows = rows(read(tmp_path, {"a": base, "b": base, "head": base[:4], "own": torch.randn(10)}))
     assert set(actual_rows["a"].tied_to) == {"b", "head"}
@@ -117,7 +117,7 @@ def test_shared_storage_is_tied(tmp_path):
 
 
 def test_an_expanded_tensor_says_so(tmp_path):
-    """Stride 0 is not ten elements stored."""
+    """An expanded dimension has stride 0: the file stores 2 elements, not 10."""
     (row,) = read(tmp_path, {"w": torch.randn(2, 1).expand(2, 5)}).tensors
     assert row.note == "expanded: 10 elements share 2 stored elements"
     assert row.data.strides == (1, 0)
@@ -131,13 +131,13 @@ def test_lazy_conjugation_is_kept(tmp_path):
 
 
 def test_device_is_what_the_file_recorded(tmp_path):
-    """`meta` tensors have no storage; a recorded location is shown as it stands."""
+    """`meta` tensors have no storage; the recorded device is shown unchanged."""
     (row,) = read(tmp_path, {"w": torch.empty(3, device="meta")}).tensors
     assert (row.device, row.shape, row.data) == ("meta", (3,), None)
 
 
 def test_a_cuda_location_is_shown_without_cuda(tmp_path):
-    """`cuda:3` is read where there is no GPU at all."""
+    """`cuda:3` is read on a machine without a GPU."""
     path = tmp_path / "cuda.pt"
     torch.save({"w": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
     # The stream has no checksum: the location can be renamed in place, X(3) "cpu" -> X(6) "cuda:3".
@@ -148,7 +148,7 @@ def test_a_cuda_location_is_shown_without_cuda(tmp_path):
 
 
 def test_sparse_tensors_show_outer_shape_and_stored_parts(tmp_path):
-    """COO and CSR: the shape is the whole, the bytes are what is stored."""
+    """COO and CSR tensors have the shape of the whole tensor and the bytes of the stored parts."""
     dense = torch.eye(4)
     actual_rows = rows(read(tmp_path, {"coo": dense.to_sparse(), "csr": dense.to_sparse_csr()}))
     assert (actual_rows["coo"].layout, actual_rows["coo"].shape) == ("sparse_coo", (4, 4))
@@ -159,7 +159,7 @@ def test_sparse_tensors_show_outer_shape_and_stored_parts(tmp_path):
 
 
 def test_quantized_tensors_keep_their_quantizer(tmp_path):
-    """Per tensor and per channel: scale, zero point and axis are those of torch."""
+    """Scale, zero point and axis (per tensor and per channel) agree with torch."""
     tensor = torch.quantize_per_tensor(torch.randn(4, 3), 0.5, 3, torch.qint8)
     channel = torch.quantize_per_channel(
         torch.randn(4, 3), torch.ones(4).double(), torch.zeros(4).long(), 0, torch.quint8
@@ -173,7 +173,7 @@ def test_quantized_tensors_keep_their_quantizer(tmp_path):
 
 
 def test_parameters_keep_type_and_requires_grad(tmp_path):
-    """A dict of nn.Parameter says itself what they are, and records requires_grad."""
+    """The type of an nn.Parameter in a dict gives its kind, and the pickle records requires_grad."""
     state = {"w": nn.Parameter(torch.randn(2)), "frozen": nn.Parameter(torch.randn(2), requires_grad=False)}
     actual_rows = rows(read(tmp_path, state))
     assert all(row.kind is Kind.PARAMETER and row.evidence is Evidence.TYPE for row in actual_rows.values())
@@ -181,7 +181,7 @@ def test_parameters_keep_type_and_requires_grad(tmp_path):
 
 
 def test_a_state_dict_records_no_requires_grad(tmp_path):
-    """state_dict() detaches: its False is nobody's setting."""
+    """state_dict() detaches the tensors, so the recorded False is not a setting."""
     actual_rows = rows(read(tmp_path, nn.Linear(2, 2).state_dict()))
     assert [row.requires_grad for row in actual_rows.values()] == [None, None]
 
@@ -220,7 +220,7 @@ class Net(nn.Module):
 
 
 def test_a_whole_module_is_grouped_as_torch_groups_it(tmp_path):
-    """named_parameters and named_buffers, from the pickle alone."""
+    """Names and kinds from the pickle agree with named_parameters and named_buffers."""
     net = Net()
     net.fc.bias.requires_grad_(False)
     state = read(tmp_path, net)
@@ -245,12 +245,12 @@ def test_a_whole_module_is_grouped_as_torch_groups_it(tmp_path):
         "blocks[0].bias",
         "holder.table",
     }
-    # Whether the class saves them by itself is in its code, which is not in the pickle.
+    # The pickle has no code, so statecli cannot know whether the class saves these tensors itself.
     assert all(row.kind is Kind.UNREGISTERED and row.saved is None for row in actual_rows.values())
 
 
 def test_other_names_of_registered_tensors_are_aliases(tmp_path):
-    """RNN's flat weights, a list of a parameter and a view of a buffer are no unregistered tensors."""
+    """Flat weights of an RNN, a parameter in a list and a view of a buffer are aliases, not unregistered tensors."""
     actual_rows = rows(read(tmp_path, Net()))
     assert "second_name[0]" in actual_rows["fc.weight"].aliases
     assert actual_rows["norm.running_mean"].aliases == ("view",)
@@ -259,13 +259,13 @@ def test_other_names_of_registered_tensors_are_aliases(tmp_path):
 
 
 def test_a_none_parameter_is_noted(tmp_path):
-    """register_parameter(name, None) holds no tensor and is mentioned."""
+    """register_parameter(name, None) has no tensor, but is noted."""
     odd = [odd for odd in read(tmp_path, Net()).oddities if odd.name == "none-parameter"]
     assert [tensor.fqn for tensor in odd] == ["nothing"]
 
 
 def test_a_module_twice_registered_has_both_names(tmp_path):
-    """Both rows are there, tied to each other."""
+    """Each tensor has a row under both names, and the two rows are tied."""
     layer = nn.Linear(2, 2)
     actual_rows = rows(read(tmp_path, nn.Sequential(layer, layer)))
     assert set(actual_rows) == {"0.weight", "0.bias", "1.weight", "1.bias"}
@@ -284,7 +284,7 @@ def test_a_module_twice_registered_has_both_names(tmp_path):
     ids=["transformer", "data-parallel", "fx", "lazy", "attention"],
 )
 def test_torchs_own_modules_are_grouped_exactly(tmp_path, make):
-    """Names, kinds and requires_grad agree with the live module."""
+    """Names and kinds agree with the live module."""
     module = make()
     actual_rows = rows(read(tmp_path, module))
     registered = {name: row for name, row in actual_rows.items() if row.kind is not Kind.UNREGISTERED}
@@ -295,7 +295,7 @@ def test_torchs_own_modules_are_grouped_exactly(tmp_path, make):
 
 
 def test_a_lazy_module_has_no_shape(tmp_path):
-    """An uninitialized parameter is said to be one."""
+    """A note marks an uninitialized parameter as lazy."""
     row = rows(read(tmp_path, nn.LazyLinear(3)))["weight"]
     assert row.shape is None
     assert "lazy" in row.note
@@ -310,7 +310,7 @@ def train_optimizer(net, optimizer_of):
 
 
 def test_sections_of_a_training_checkpoint(tmp_path):
-    """Model, EMA and optimizer are sections; a loose RNG tensor belongs to none of them."""
+    """Model, EMA, optimizer and scheduler are sections; a loose RNG tensor is in no named section."""
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     optimizer = train_optimizer(net, lambda net: torch.optim.AdamW(net.parameters()))
     state = read(
@@ -332,7 +332,7 @@ def test_sections_of_a_training_checkpoint(tmp_path):
 
 
 def test_sections_in_the_shape_of_lightning(tmp_path):
-    """A list of optimizer states counts each as a section, by its dotted path."""
+    """Each state in a list of optimizer states is a section, named by its dotted path."""
     net = nn.Linear(2, 2)
     optimizer = train_optimizer(net, lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
     state = read(
@@ -349,27 +349,27 @@ def test_sections_in_the_shape_of_lightning(tmp_path):
 
 
 def test_two_models_under_one_key_are_two_sections(tmp_path):
-    """`models.gen` and `models.disc`, not one state with odd names."""
+    """The sections are `models.gen` and `models.disc`, not a single state with odd names."""
     models = {"gen": nn.Linear(2, 2).state_dict(), "disc": nn.Linear(2, 2).state_dict()}
     assert read(tmp_path, {"models": models, "step": 1}).sections == ("models.gen", "models.disc")
 
 
 def test_a_nested_plain_state_is_one_section(tmp_path):
-    """Parameters in nested dicts without a trace of training are one model, named as Python reaches them."""
+    """Parameters in nested dicts without a trace of training are a single model, with names as in Python code."""
     state = read(tmp_path, {"Dense_0": {"kernel": torch.ones(1)}, "Dense_1": {"kernel": torch.ones(1)}})
     assert state.sections == ("model",)
     assert list(rows(state)) == ["Dense_0['kernel']", "Dense_1['kernel']"]
 
 
 def test_extra_state_stays_in_its_model(tmp_path):
-    """get_extra_state's tensors do not make sections."""
+    """Tensors of get_extra_state do not create sections."""
     ordered_dict = collections.OrderedDict({"fc.weight": torch.ones(1), "fc._extra_state": {"scale": torch.ones(1)}})
     state = read(tmp_path, ordered_dict)
     assert state.sections == ("model",)
     assert list(rows(state)) == ["fc.weight", "fc._extra_state['scale']"]
 
 
-MADE_OF = {
+CONTAINER_CALLS = {
     "a tuple of tuples": (collections.OrderedDict, ((("a", torch.ones(1)), ("b.w", torch.ones(2))),)),
     "a tuple of lists": (collections.OrderedDict, ((["a", torch.ones(1)],),)),
     "a deque of pairs": (collections.OrderedDict, (collections.deque([("a", torch.ones(1))]),)),
@@ -390,10 +390,10 @@ MADE_OF = {
 }
 
 
-@pytest.mark.parametrize("made", MADE_OF.values(), ids=list(MADE_OF))
-def test_a_container_holds_what_it_was_made_of(tmp_path, made):
-    """A dict of pairs, of another dict or of what a call makes has the names under which torch loads its tensors."""
-    state = read(tmp_path, Called(*made))
+@pytest.mark.parametrize("call", CONTAINER_CALLS.values(), ids=list(CONTAINER_CALLS))
+def test_a_container_holds_what_it_was_made_of(tmp_path, call):
+    """A container built from pairs, from another container or by a call has the names and tensors that torch loads."""
+    state = read(tmp_path, Called(*call))
     loaded = torch.load(tmp_path / "file.pt", weights_only=False)
     entries = loaded.items() if isinstance(loaded, dict) else ((f"[{n}]", value) for n, value in enumerate(loaded))
     wanted = {name: tuple(value.shape) for name, value in entries if isinstance(value, torch.Tensor)}
@@ -401,26 +401,26 @@ def test_a_container_holds_what_it_was_made_of(tmp_path, made):
 
 
 class Odd(dict):
-    """A dict that is pickled with arguments, which only its class understands."""
+    """A dict that is pickled with arguments for its own class."""
 
-    def __init__(self, held):
+    def __init__(self, argument):
         super().__init__(b=torch.ones(2))
-        self.held = held
+        self.argument = argument
 
     def __reduce__(self):
-        return Odd, (self.held,), {"c": torch.ones(3)}, None, iter(self.items())
+        return Odd, (self.argument,), {"c": torch.ones(3)}, None, iter(self.items())
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_dict_with_arguments_and_attributes_loses_none(tmp_path, nested):
-    """What the class of a dict does with its arguments is not known: their tensors are listed next to its items."""
+    """The class may do anything with its arguments: tensors in the arguments are listed next to the items."""
     odd = Odd({"a": torch.ones(1)})
     state = read(tmp_path, {"state_dict": odd} if nested else odd)
     assert {name: row.shape for name, row in rows(state).items()} == {"b": (2,), "c": (3,), "__args__[0]['a']": (1,)}
 
 
 def test_tensors_beside_sections_are_listed(tmp_path):
-    """An attribute of a checkpoint's dict is no entry of it, and is loaded all the same."""
+    """An attribute of a checkpoint's dict is not an entry of the dict, but torch loads the attribute too."""
     checkpoint = collections.OrderedDict(model={"fc.weight": torch.ones(1)}, optimizer=None)
     checkpoint.extra = torch.ones(2)
     checkpoint.more = {"a": torch.ones(3)}
@@ -429,7 +429,7 @@ def test_tensors_beside_sections_are_listed(tmp_path):
 
 
 def test_keys_that_are_no_text_are_written_as_subscripts(tmp_path):
-    """1, True and None as keys can be told from text."""
+    """Subscripts distinguish the keys 2 and None from texts."""
     state = read(tmp_path, {2: torch.ones(1), None: torch.ones(1), "2": torch.ones(1)})
     assert list(rows(state)) == ["[2]", "[None]", "2"]
 
@@ -441,12 +441,12 @@ def test_names_that_collide_when_joined_stay_apart(tmp_path):
 
 
 def test_a_lone_tensor_is_one_row(tmp_path):
-    """torch.save(tensor) is a checkpoint of one."""
+    """torch.save(tensor) is a checkpoint with a single tensor."""
     assert [t.fqn for t in read(tmp_path, torch.ones(2)).tensors] == ["tensor"]
 
 
 def test_nothing_to_list_is_an_error(tmp_path):
-    """A file without a tensor is read, and refused where tensors are wanted, with what it holds instead."""
+    """A file without tensors is read; if tensors are needed, the error describes the object in the file."""
     state = read(tmp_path, {"epoch": 3})
     assert (state.tensors, state.sections, state.metadata.values) == ((), (), {"epoch": 3})
     with pytest.raises(MalformedError, match=r"file\.pt: holds no tensor: the object is a dict of length 1"):
@@ -462,7 +462,7 @@ def test_an_optimizer_alone(tmp_path):
 
 
 def test_numpy_arrays_are_listed_as_such(tmp_path):
-    """Arrays inside a checkpoint have a dtype and a shape, and are no tensors."""
+    """Arrays inside a checkpoint have a dtype and a shape, but are not tensors."""
     import numpy
 
     (row,) = read(tmp_path, {"w": numpy.ones((2, 3), dtype="float32")}).tensors
@@ -470,26 +470,26 @@ def test_numpy_arrays_are_listed_as_such(tmp_path):
 
 
 def test_foreign_globals_are_named_and_not_imported(tmp_path):
-    """Names that are not torch's own are told."""
+    """Names from outside torch are reported."""
     state = read(tmp_path, {"w": torch.ones(1), "args": Holder()})
     (odd,) = [odd for odd in state.oddities if odd.name == "foreign-globals"]
     assert "Holder" in odd.message
 
 
 def test_an_ordinary_state_dict_names_nothing_foreign(tmp_path):
-    """No false alarm."""
+    """A state_dict of torch's own modules has no oddities."""
     assert read(tmp_path, nn.Linear(2, 2).state_dict()).oddities == ()
 
 
 def test_the_allow_list_is_torchs():
-    """Our list of harmless globals is that of the installed torch."""
+    """statecli's list of harmless globals equals the list of the installed torch."""
     from torch._weights_only_unpickler import _get_allowed_globals
 
     assert safe_globals.list_allowed_names() == set(_get_allowed_globals())
 
 
 def test_a_tensor_subclass_shows_its_outer_shape(tmp_path):
-    """A wrapper's inner tensors are parts; the row is the outside."""
+    """The row describes the outer tensor; the inner tensors of a wrapper are its parts."""
     from torch.testing._internal.two_tensor import TwoTensor
 
     (row,) = read(tmp_path, {"w": TwoTensor(torch.ones(2, 3), torch.zeros(2, 3))}).tensors
@@ -499,14 +499,14 @@ def test_a_tensor_subclass_shows_its_outer_shape(tmp_path):
 
 
 def test_a_nested_tensor_has_no_one_shape(tmp_path):
-    """The inner shapes are data, which listing does not read."""
+    """The inner shapes are data, and statecli does not read data for a list of tensors."""
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     (row,) = read(tmp_path, {"w": nested}).tensors
     assert (row.shape, row.layout, row.elements) == (None, "nested", 5)
 
 
 def test_a_shared_container_is_searched_once(tmp_path):
-    """Ten thousand entries that share one list of a million numbers take no ten thousand million steps."""
+    """3,000 entries that share a list of 300,000 numbers do not cost a search of the list for each entry."""
     big = list(range(300_000))
     thing = {f"k{n}": [big, big] for n in range(3000)}
     state = read(tmp_path, {"config": thing, "model": {"fc.weight": torch.ones(1)}})
@@ -514,7 +514,7 @@ def test_a_shared_container_is_searched_once(tmp_path):
 
 
 class Views(nn.Module):
-    """Slices of one plain tensor, and a buffer that is a view of a larger one."""
+    """A module with slices of a plain tensor, and a buffer that is a view of a larger tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -527,7 +527,7 @@ class Views(nn.Module):
 
 
 def test_slices_of_an_unregistered_tensor_are_rows_of_their_own(tmp_path):
-    """Only what sees no more than the registered tensor is its alias; a second name of the same object is one too."""
+    """A view inside a registered tensor is an alias, and so is a second name of an object; other slices are rows."""
     actual_rows = rows(read(tmp_path, Views()))
     assert set(actual_rows) == {"buf", "a", "b", "full"}
     assert actual_rows["a"].tied_to == ("b",)
@@ -548,7 +548,7 @@ def test_old_weight_norm_is_said_to_be_derived(tmp_path):
 
 
 def test_states_of_random_generators_are_no_model(tmp_path):
-    """A file like the Trainer's rng_state.pth holds nothing that a model would register."""
+    """A file like the Trainer's rng_state.pth has no tensor that a model would register."""
     import numpy
 
     state = read(
@@ -558,7 +558,7 @@ def test_states_of_random_generators_are_no_model(tmp_path):
 
 
 def test_keys_that_cannot_be_written_are_numbered(tmp_path):
-    """An optimizer pickled whole has its state under the parameters themselves; names stay apart all the same."""
+    """The state of an optimizer that is pickled whole has parameters as keys; its names still differ."""
     net = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.ones(1, 2)).sum().backward()
@@ -576,7 +576,7 @@ def test_keys_that_cannot_be_written_are_numbered(tmp_path):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_a_storage_saved_by_itself_is_a_tensor_of_its_dtype(tmp_path, legacy):
-    """Its elements in one dimension; an untyped one is bytes. A note names them."""
+    """A storage has one dimension; an untyped storage is bytes. A note names the storages."""
     storages = {
         "floats": torch.FloatStorage([1.0, 2.0]),
         "longs": torch.LongStorage([1, 2, 3]),
@@ -600,20 +600,20 @@ def test_a_storage_saved_by_itself_is_a_tensor_of_its_dtype(tmp_path, legacy):
 
 
 def test_a_storage_alone_is_a_file(tmp_path):
-    """What torch.save is given may be nothing else."""
+    """A storage may be the whole object of torch.save."""
     (row,) = read(tmp_path, torch.FloatStorage([1.0, 2.0])).tensors
     assert (row.fqn, row.shape, row.note) == ("tensor", (2,), "storage")
 
 
 def test_a_storage_is_tied_to_the_tensor_over_it(tmp_path):
-    """Both are the same bytes."""
+    """The storage and the tensor share their bytes."""
     storage = torch.FloatStorage([1.0, 2.0, 3.0])
     actual_rows = rows(read(tmp_path, {"w": torch.empty(0).set_(storage), "s": storage}))
     assert (actual_rows["w"].tied_to, actual_rows["s"].tied_to) == (("s",), ("w",))
 
 
 def test_what_load_state_dict_takes_for_no_tensor(tmp_path):
-    """A storage and an array have values, and are no torch.Tensor."""
+    """A storage and an array have values, but are not a torch.Tensor."""
     thing = {"w": torch.ones(1), "s": torch.FloatStorage([1.0]), "n": torch.ones(1).numpy(), "x": 3}
     (actual,) = read(tmp_path, thing).state_dicts
     assert actual.others == ("s", "n", "x")
@@ -631,9 +631,9 @@ def ragged_tensor(layout, *lengths):
     ],
 )
 def test_a_nested_tensor_is_its_parts(tmp_path, layout, name, parts):
-    """Its values and where each of its tensors begins; it has no one shape."""
-    made = ragged_tensor(layout, 2, 4).requires_grad_(layout is torch.jagged)
-    (row,) = read(tmp_path, {"w": made}).tensors
+    """A nested tensor has its values and the start of each inner tensor, but no single shape."""
+    nested = ragged_tensor(layout, 2, 4).requires_grad_(layout is torch.jagged)
+    (row,) = read(tmp_path, {"w": nested}).tensors
     assert (row.layout, row.shape, row.dtype, row.elements, row.data) == (name, None, "float32", 18, None)
     assert [part for part, _ in row.parts] == parts
     assert row.requires_grad is (True if layout is torch.jagged else None)
@@ -641,9 +641,9 @@ def test_a_nested_tensor_is_its_parts(tmp_path, layout, name, parts):
 
 
 def test_a_jagged_tensor_with_lengths(tmp_path):
-    """One with holes says how long each of its tensors is."""
-    made = torch.nested.nested_tensor_from_jagged(torch.ones(6, 3), torch.tensor([0, 2, 6]), torch.tensor([1, 3]))
-    (row,) = read(tmp_path, {"w": made}).tensors
+    """A jagged tensor with holes also has the length of each inner tensor."""
+    nested = torch.nested.nested_tensor_from_jagged(torch.ones(6, 3), torch.tensor([0, 2, 6]), torch.tensor([1, 3]))
+    (row,) = read(tmp_path, {"w": nested}).tensors
     assert {name: data.shape for name, data in row.parts} == {"values": (6, 3), "offsets": (3,), "lengths": (2,)}
 
 
@@ -652,7 +652,7 @@ def test_a_jagged_tensor_with_lengths(tmp_path):
     ("before", "after", "code"), [((2, 4), (2, 4), 0), ((2, 4), (4, 2), 1), ((2, 4), (2, 2, 2), 1), ((2, 4), (2, 5), 1)]
 )
 def test_a_diff_of_nested_tensors(statecli, tmp_path, layout, before, after, code):
-    """Equal values cut in other places are another tensor; so are more of them."""
+    """Equal values cut in other places are a different tensor, and so are more values."""
     for lengths, path in ((before, tmp_path / "a.pt"), (after, tmp_path / "b.pt")):
         torch.save({"w": ragged_tensor(layout, *lengths), "x": torch.ones(1)}, path)
     result = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", "json")
@@ -661,7 +661,7 @@ def test_a_diff_of_nested_tensors(statecli, tmp_path, layout, before, after, cod
 
 
 def test_parts_of_other_shapes_are_shown(statecli, tmp_path):
-    """Where a nested tensor is another because there is more of it, the table and the finding say of what."""
+    """If parts of a nested tensor have other shapes, the table and the finding show the shapes of the parts."""
     for lengths, path in (((2, 4), tmp_path / "a.pt"), ((2, 5), tmp_path / "b.pt")):
         torch.save({"w": ragged_tensor(torch.jagged, *lengths)}, path)
     table = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", "table").out
@@ -672,7 +672,7 @@ def test_parts_of_other_shapes_are_shown(statecli, tmp_path):
 
 @pytest.mark.parametrize("untyped", [False, True])
 def test_a_diff_of_storages(statecli, tmp_path, untyped):
-    """One value of a storage that nothing else holds is found, and what it is shown as is said."""
+    """A changed value of a storage without a tensor is found, and a note names the storage."""
     for value, path in ((2.0, tmp_path / "a.pt"), (3.0, tmp_path / "b.pt")):
         storage = torch.FloatStorage([1.0, value])
         torch.save({"s": storage.untyped() if untyped else storage, "w": torch.ones(2)}, path)
@@ -683,11 +683,11 @@ def test_a_diff_of_storages(statecli, tmp_path, untyped):
     assert "b.pt: storages without a tensor are shown as one-dimensional tensors: s\n" in result.out
 
 
-# --- modules that say themselves how they are pickled -----------------------------------------------------------------
+# --- modules with their own __reduce__ or __getstate__ ---------------------------------------------------------------
 
 
 def _rebuilt(*given):
-    """What a class of those below is rebuilt by."""
+    """Rebuild an object of a class below."""
     module = nn.Module()
     for number, first in enumerate(given):
         setattr(module, f"m{number}", first)
@@ -695,21 +695,21 @@ def _rebuilt(*given):
 
 
 class _ByState(nn.Linear):
-    """Its `__reduce__` hands over a tensor, and its own `__dict__` as the state."""
+    """A module whose `__reduce__` returns a tensor as argument and its own `__dict__` as state."""
 
     def __reduce__(self):
         return _rebuilt, (torch.ones(7),), self.__dict__
 
 
 class _ByKeyword(nn.Linear):
-    """`__reduce__` as a partial with keywords."""
+    """A module whose `__reduce_ex__` returns a call with keywords."""
 
     def __reduce_ex__(self, protocol):
         return copyreg.__newobj_ex__, (type(self), (), {"size": torch.ones(5)}), self.__dict__
 
 
 class _ByParts(nn.Module):
-    """Its `__reduce__` hands over its modules and tensors, and no state."""
+    """A module whose `__reduce__` returns its modules and tensors, and no state."""
 
     def __init__(self):
         super().__init__()
@@ -721,7 +721,7 @@ class _ByParts(nn.Module):
 
 
 class _BySettings(nn.Module):
-    """Its `__getstate__` holds a state_dict and a module under names of its own."""
+    """A module whose `__getstate__` returns a state_dict and a module under names of its own."""
 
     def __init__(self):
         super().__init__()
@@ -734,7 +734,7 @@ class _BySettings(nn.Module):
 @pytest.mark.parametrize("wrap", ["bare", "in a Sequential", "in a dict"])
 @pytest.mark.parametrize("kind", [_ByState, _ByKeyword, _ByParts, _BySettings])
 def test_no_tensor_of_a_module_with_its_own_reduce_is_missed(tmp_path, kind, wrap):
-    """Whatever the functions that rebuild it do with them: each tensor that torch reads from the pickle has a name."""
+    """Each tensor that torch reads from the pickle has a name, whatever the rebuilding functions do."""
     module = kind(2, 3) if issubclass(kind, nn.Linear) else kind()
     things = {"bare": module, "in a Sequential": nn.Sequential(module), "in a dict": {"model": module}}
     torch.save(things[wrap], tmp_path / "f.pt")
@@ -753,14 +753,14 @@ def test_no_tensor_of_a_module_with_its_own_reduce_is_missed(tmp_path, kind, wra
 
 
 def test_the_weight_of_an_old_spectral_norm_is_a_row_before_its_first_forward(tmp_path):
-    """It lies in the memory of `weight_orig` until then."""
+    """Until the first forward, `weight` shares the memory of `weight_orig`."""
     state = read(tmp_path, torch.nn.utils.spectral_norm(nn.Linear(2, 2)))
     (row,) = [row for row in state.tensors if row.fqn == "weight"]
     assert (row.kind, row.derived, row.tied_to) == (Kind.UNREGISTERED, "derived from weight_orig", ("weight_orig",))
 
 
 class _WithMetadata:
-    """A tensor saved with other metadata than torch writes."""
+    """A tensor saved with metadata that torch does not write."""
 
     def __init__(self, tensor, metadata):
         self.tensor, self.metadata = tensor, metadata
@@ -775,7 +775,7 @@ class _WithMetadata:
 
 @pytest.mark.parametrize("metadata", [{"neg": False}, {"neg": 1}, {b"neg": True}, {"conj": 0}, ["neg"]], ids=repr)
 def test_metadata_that_torch_does_not_write_is_refused(tmp_path, metadata):
-    """torch sets a flag if the key is there, whatever its value: the honest file would have the opposite values."""
+    """torch sets a flag if the key is present, whatever its value: a reader of the value gets opposite numbers."""
     torch.save({"w": _WithMetadata(torch.arange(1.0, 5.0), {"neg": True})}, tmp_path / "good.pt")
     (row,) = formats.read(str(tmp_path / "good.pt")).tensors
     assert row.data.negative
@@ -786,7 +786,7 @@ def test_metadata_that_torch_does_not_write_is_refused(tmp_path, metadata):
 
 
 def test_the_order_of_an_array_is_a_bool(tmp_path):
-    """numpy takes any number that is not zero for the order of Fortran."""
+    """numpy takes any nonzero number for Fortran order."""
     make, args, state = np.arange(6.0).reshape(2, 3).__reduce__()
     for order, is_sound in ((False, True), (True, True), (1, False), (2, False)):
         torch.save({"w": Called(make, args, (*state[:3], order, *state[4:]))}, tmp_path / "a.pt")
@@ -822,7 +822,7 @@ def test_the_type_of_an_array_is_as_numpy_saves_it(tmp_path, name):
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_number_of_such_a_type_is_not_told(tmp_path, name):
-    """It is a call, as any other that is not known."""
+    """A number whose type has an unusual pickle is an unknown call, not a value."""
     number = Called(np.float32(1).__reduce__()[0], (Called(np.dtype, *TYPES[name]), np.float32(1.5).tobytes()))
     torch.save({"w": torch.ones(1), "best": number}, tmp_path / "a.pt")
     assert formats.read(str(tmp_path / "a.pt")).metadata.values.get("best") != 1.5

@@ -1,4 +1,4 @@
-"""TorchScript archives: real ones held against `torch.jit.load`, and ones that no torch writes."""
+"""TorchScript archives: real archives compared with `torch.jit.load`, and archives that torch never writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 
 
 class Block(nn.Module):
-    """A parameter, a buffer that is not persistent, and a table that is neither."""
+    """A module with a parameter, a non-persistent buffer and a plain tensor."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Containers of every kind that TorchScript keeps."""
+    """A module with each kind of container that TorchScript keeps."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ class Net(nn.Module):
         return self.norm(self.fc(x)) + self.tied(x) + self.frozen.sum() + kept + tensor
 
 
-#: Not in the class: TorchScript does not understand them as text.
+#: Set outside the class, because TorchScript does not understand annotations that are texts.
 Net.__annotations__ = {
     "names": List[str],  # noqa: UP006
     "cache": Dict[str, torch.Tensor],  # noqa: UP006
@@ -78,35 +78,35 @@ Net.__annotations__ = {
 
 @pytest.fixture
 def net():
-    """In evaluation mode, so that it can be traced."""
+    """A module in evaluation mode, as needed for a trace."""
     torch.manual_seed(3)
     return Net().eval()
 
 
 def save_script(net: nn.Module, path: Path) -> torch.jit.ScriptModule:
-    """Saved as it was scripted."""
+    """Script the module and save the result."""
     module = torch.jit.script(net)
     torch.jit.save(module, path)
     return module
 
 
 def save_trace(net: nn.Module, path: Path) -> None:
-    """Saved as it was traced."""
+    """Trace the module and save the result."""
     torch.jit.save(torch.jit.trace(net, torch.randn(2, 3)), path)
 
 
 def frozen(net: nn.Module, path: Path) -> None:
-    """Its weights made constants."""
+    """Freeze the module, so that its weights become constants, and save the result."""
     torch.jit.save(torch.jit.freeze(torch.jit.script(net)), path)
 
 
 def lite(net: nn.Module, path: Path) -> None:
-    """For the interpreter of phones."""
+    """Save the module for the interpreter of mobile devices."""
     torch.jit.script(net)._save_for_lite_interpreter(str(path))
 
 
 def lite_with_debug_info(net: nn.Module, path: Path) -> None:
-    """With records for the messages of errors."""
+    """Save the module for mobile devices, with records for error messages."""
     torch.jit.script(net)._save_for_lite_interpreter(str(path), _save_mobile_debug_info=True)
 
 
@@ -114,22 +114,22 @@ WRITERS = [save_script, save_trace, frozen, lite, lite_with_debug_info]
 
 
 def read(path):
-    """The state of one archive."""
+    """Return the state of an archive."""
     return formats.read(str(path))
 
 
 def values(path):
-    """Every tensor's values by section and name."""
+    """Return the values of every tensor by section and name."""
     rows = read(path).tensors
     return {(row.section, row.fqn): read_all_values(row.data).reshape(row.shape) for row in rows}
 
 
-# --- against torch ---------------------------------------------------------------------------------------------------
+# --- comparison with torch -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda function: function.__name__)
 def test_it_agrees_with_torch(writer, net, tmp_path):
-    """Names in their order, kinds, shapes, dtypes and requires_grad are those of the module that torch loads."""
+    """Names and their order, kinds, shapes, dtypes and requires_grad agree with the module loaded by torch."""
     writer(net, tmp_path / "x.pt")
     loaded = torch.jit.load(tmp_path / "x.pt")
     state = read(tmp_path / "x.pt")
@@ -147,7 +147,7 @@ def test_it_agrees_with_torch(writer, net, tmp_path):
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda function: function.__name__)
 def test_values_are_torchs(writer, net, tmp_path):
-    """Every registered tensor and every constant, bit by bit."""
+    """Every registered tensor and every constant has the bits that torch loads."""
     writer(net, tmp_path / "x.pt")
     loaded = torch.jit.load(tmp_path / "x.pt")
     actual_values = values(tmp_path / "x.pt")
@@ -158,12 +158,12 @@ def test_values_are_torchs(writer, net, tmp_path):
         assert len(raw) == sum(section == "constants" for section, _ in actual_values)
         for name in raw:
             array = actual_values["constants", f"c{name.rpartition('/')[2]}"]
-            whole = sorted(array.tobytes()) == sorted(archive.read(name))  # one is transposed
+            whole = sorted(array.tobytes()) == sorted(archive.read(name))  # a transposed constant
             assert whole or array.tobytes() in archive.read(name)
 
 
 def test_attributes_have_the_names_that_python_has_for_them(net, tmp_path):
-    """A tensor that no class registers is unregistered, wherever it is kept."""
+    """A tensor that the class does not register is unregistered, in any container."""
     loaded = save_script(net, tmp_path / "x.pt")
     actual_values = values(tmp_path / "x.pt")
     rows = [row for row in read(tmp_path / "x.pt").tensors if row.kind is Kind.UNREGISTERED]
@@ -178,7 +178,7 @@ def test_attributes_have_the_names_that_python_has_for_them(net, tmp_path):
 
 
 def test_ties_and_views_are_kept(net, tmp_path):
-    """A weight under two names is one storage; strides and offsets are those that were saved."""
+    """A weight under two names is one storage; strides and offsets are kept as saved."""
     save_script(net, tmp_path / "x.pt")
     rows = {row.fqn: row for row in read(tmp_path / "x.pt").tensors}
     assert rows["tied.weight"].tied_to == ("fc.weight",)
@@ -187,7 +187,7 @@ def test_ties_and_views_are_kept(net, tmp_path):
 
 
 def test_a_constant_is_known_by_the_name_that_the_code_has(net, tmp_path):
-    """It is no attribute any more: what it was is not recorded, and its storages are apart from the module's."""
+    """The archive does not record the former attribute of a constant; constants share no storage with the module."""
     save_trace(net, tmp_path / "x.pt")
     state = read(tmp_path / "x.pt")
     rows = [row for row in state.tensors if row.section == "constants"]
@@ -199,7 +199,7 @@ def test_a_constant_is_known_by_the_name_that_the_code_has(net, tmp_path):
 
 
 def test_a_frozen_module_is_constants_alone(net, tmp_path):
-    """Freezing takes the names away; a state_dict of it is empty."""
+    """Freezing removes the names; the state_dict of a frozen module is empty."""
     frozen(net, tmp_path / "x.pt")
     state = read(tmp_path / "x.pt")
     assert state.sections == ("constants",)
@@ -207,7 +207,7 @@ def test_a_frozen_module_is_constants_alone(net, tmp_path):
 
 
 def test_code_is_noted(net, tmp_path):
-    """How many files of it there are, and how large; attributes that are no tensors are settings."""
+    """The number and the size of the code files are settings, and so are attributes without tensors."""
     save_script(net, tmp_path / "x.pt")
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
         sizes = [member.file_size for member in archive.infolist() if member.filename.endswith(".py")]
@@ -220,7 +220,7 @@ def test_code_is_noted(net, tmp_path):
 
 
 def test_quantized_weights_are_listed(tmp_path):
-    """C++ keeps them packed; they are listed as eager torch names them, with their scales."""
+    """TorchScript packs quantized weights; statecli lists them with scales, under the names of eager torch."""
     import torch.ao.quantization as quantization
 
     model = quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 3)), dtype=torch.qint8)
@@ -233,30 +233,30 @@ def test_quantized_weights_are_listed(tmp_path):
 
 
 class Scripted:
-    """A class of the code's own."""
+    """A scripted class that is not a module."""
 
     def __init__(self, t: torch.Tensor):
         self.t = t
 
 
 def test_an_object_of_a_scripted_class_is_looked_into(tmp_path):
-    """It is no module: what it holds is an attribute."""
+    """The object is not a module, so its tensor is an unregistered attribute."""
 
     class Holder(nn.Module):
         def __init__(self):
             super().__init__()
-            self.held = torch.jit.script(Scripted)(torch.ones(3))
+            self.scripted = torch.jit.script(Scripted)(torch.ones(3))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.held.t
+            return x + self.scripted.t
 
     save_script(Holder(), tmp_path / "x.pt")
     (row,) = read(tmp_path / "x.pt").tensors
-    assert (row.fqn, row.kind) == ("held.t", Kind.UNREGISTERED)
+    assert (row.fqn, row.kind) == ("scripted.t", Kind.UNREGISTERED)
 
 
 def test_every_dtype(tmp_path):
-    """Those that TorchScript saves, as buffers."""
+    """Buffers of each dtype that TorchScript saves are listed with their dtype."""
     integers = ("int64", "int32", "int16", "int8", "uint8", "bool")
     names = ("float64", "float32", "float16", "bfloat16", *integers, "complex64", "complex128")
     model = nn.Module()
@@ -266,7 +266,7 @@ def test_every_dtype(tmp_path):
     assert {row.fqn: row.dtype for row in read(tmp_path / "x.pt").tensors} == {f"a_{name}": name for name in names}
 
 
-#: Of them torch.save writes bytes; torch.jit.save has a storage for each.
+#: Dtypes that torch.save writes as bytes, and for which torch.jit.save has a storage class each.
 NEW_DTYPES = [
     *(f"float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")),
     *("uint16", "uint32", "uint64", "complex32", "float4_e2m1fn_x2"),
@@ -276,7 +276,7 @@ NEW_DTYPES = [
 
 @pytest.fixture(params=NEW_DTYPES)
 def of_new_dtype(request, tmp_path):
-    """A tensor of that type, and an archive with it as a buffer; torch loads it."""
+    """A tensor of a new dtype, and an archive with the tensor as a buffer; torch loads the archive."""
     dtype = getattr(torch, request.param, None)
     if dtype is None:
         pytest.skip("needs a newer torch: dtype")
@@ -294,7 +294,7 @@ def of_new_dtype(request, tmp_path):
 
 
 def test_types_that_have_no_storage_in_python(of_new_dtype):
-    """They are read with their values, and no foreign name is seen in their storages."""
+    """Tensors of new dtypes are read with their values, and their storages are not foreign names."""
     tensor, path = of_new_dtype
     state = read(path)
     (row,) = state.tensors
@@ -306,7 +306,7 @@ def test_types_that_have_no_storage_in_python(of_new_dtype):
 
 
 def test_a_pickle_of_torch_save_has_no_such_storage(parts, tmp_path):
-    """torch.load knows none, so that an archive of torch.save that names one is damaged."""
+    """torch.load does not know the new storage classes, so their names in an archive of torch.save are damage."""
     torch.save({"w": torch.ones(2, dtype=torch.int16)}, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
@@ -316,12 +316,12 @@ def test_a_pickle_of_torch_save_has_no_such_storage(parts, tmp_path):
 
 
 def test_lazy_conjugates_and_negatives_are_undone(tmp_path):
-    """TorchScript wraps the flags in a call that says their type."""
-    model, made = nn.Module(), torch.randn(3, dtype=torch.complex64)
-    model.register_buffer("plain", made.clone())
-    model.register_buffer("conj", made.clone().conj())
+    """TorchScript wraps the flags in a call with their type."""
+    model, base = nn.Module(), torch.randn(3, dtype=torch.complex64)
+    model.register_buffer("plain", base.clone())
+    model.register_buffer("conj", base.clone().conj())
     model.register_buffer("neg", torch._neg_view(torch.randn(3)))
-    model.register_buffer("both", torch._neg_view(made.clone().conj()))
+    model.register_buffer("both", torch._neg_view(base.clone().conj()))
     torch.jit.save(torch.jit.script(model), tmp_path / "x.pt")
     loaded = torch.jit.load(tmp_path / "x.pt").state_dict()
     actual_values = values(tmp_path / "x.pt")
@@ -335,7 +335,7 @@ def test_lazy_conjugates_and_negatives_are_undone(tmp_path):
 
 
 def test_an_audit_knows_every_storage_of_torchscript(tmp_path):
-    """Types that eager code has no storage for are no foreign names; one that only sounds like them is."""
+    """Storage classes of TorchScript alone are not foreign names, but an invented storage class is."""
     model = nn.Module()
     for name in ("uint16", "float8_e4m3fn", "bits8"):
         model.register_buffer(name, torch.arange(4, dtype=torch.uint8).view(getattr(torch, name)))
@@ -350,7 +350,7 @@ def test_an_audit_knows_every_storage_of_torchscript(tmp_path):
 
 
 def test_the_modules_own_state_dict_is_the_same(net, tmp_path, capsys):
-    """What else the archive has is noted, and no difference; either is held to the lock of the other."""
+    """An archive and its state_dict do not differ, and the state_dict passes the lock of the archive."""
     for writer in (save_script, save_trace):
         writer(net, tmp_path / "x.pt")
         torch.save(torch.jit.load(tmp_path / "x.pt").state_dict(), tmp_path / "sd.pt")
@@ -362,12 +362,12 @@ def test_the_modules_own_state_dict_is_the_same(net, tmp_path, capsys):
 
 
 def run(*arguments):
-    """`statecli`, as a user starts it."""
+    """Run `statecli` with the arguments of a user."""
     return run_python(["-m", "statecli", *arguments])
 
 
 def test_an_audit_finds_nothing_in_ordinary_ones(tmp_path):
-    """Its pickles are where TorchScript has them, and name nothing but its own classes."""
+    """The only finding about ordinary archives concerns the bytecode of the lite interpreter."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     for writer in WRITERS:
         path = tmp_path / f"{writer.__name__}.pt"
@@ -382,7 +382,7 @@ def test_an_audit_finds_nothing_in_ordinary_ones(tmp_path):
 
 
 def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path):
-    """`.to` leaves it behind, and no state_dict has it."""
+    """`.to` leaves a plain tensor unchanged, and no state_dict contains the tensor."""
     loaded = save_script(net, tmp_path / "x.pt")
     assert loaded.to(torch.float64).cache["cos"].dtype == torch.float32
     done = run("audit", tmp_path / "x.pt", "-f", "json", "--select", "unregistered-tensor")
@@ -395,14 +395,14 @@ def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path):
     assert done.returncode == 0
 
 
-# --- what no torch writes --------------------------------------------------------------------------------------------
+# --- archives that torch never writes --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def parts(tmp_path):
     """The records of a small archive, by name without the folder.
 
-    Of two classes of one name in a process TorchScript mangles the second's, which may be the case here or not.
+    TorchScript mangles the name of the second class with the same name in a process; the fixture removes the mangling.
     """
     torch.jit.save(torch.jit.script(nn.Linear(3, 2)), tmp_path / "x.pt")
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
@@ -415,13 +415,13 @@ CODE = "code/__torch__/torch/nn/modules/linear.py"
 
 
 def test_an_archive_built_by_hand_is_read(parts, tmp_path):
-    """What the damaged ones below are made of is sound."""
+    """The archive from which the tests below build damaged archives is valid."""
     rows = read(build_archive(tmp_path / "y.pt", parts)).tensors
     assert [(row.fqn, row.shape) for row in rows] == [("weight", (2, 3)), ("bias", (2,))]
 
 
 def test_what_is_missing_is_named(parts, tmp_path, line):
-    """A record that torch needs, or a class."""
+    """The error names a missing or invalid record, or a missing class."""
     gone = {name: data for name, data in parts.items() if name != "data.pkl"}
     assert line(build_archive(tmp_path / "a.pt", gone)) == (
         "is an incomplete TorchScript archive without data.pkl; save the program again"
@@ -441,7 +441,7 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
 
 
 def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
-    """torch.jit.load ignores the record, and swaps nothing."""
+    """torch.jit.load ignores the byteorder record and does not swap bytes."""
     path = build_archive(tmp_path / "y.pt", {**parts, "byteorder": b"big"}, folder="y/")
     same = torch.jit.load(build_archive(tmp_path / "x.pt", parts, folder="x/"))
     assert torch.equal(torch.jit.load(path).weight, same.weight)
@@ -451,7 +451,7 @@ def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
 
 
 def test_a_storage_that_is_missing_spoils_its_tensor_alone(parts, tmp_path, inspect):
-    """The others are listed, and the exit code is 2."""
+    """Other tensors are listed, and the exit status is 2."""
     weight = next(name for name in parts if name.startswith("data/") and len(parts[name]) == 24)
     path = build_archive(tmp_path / "y.pt", {name: data for name, data in parts.items() if name != weight})
     code, out, err = inspect(path, "-f", "plain")
@@ -464,13 +464,13 @@ def test_a_storage_that_is_missing_spoils_its_tensor_alone(parts, tmp_path, insp
 
 
 def test_code_of_absurd_size_is_refused(parts, tmp_path, line, monkeypatch):
-    """Text of classes has a limit of its own."""
+    """The code of classes has a size limit of its own."""
     monkeypatch.setattr(torchscript, "MAX_CODE", 100)
     assert line(build_archive(tmp_path / "y.pt", parts)) == "its code has more than 100 bytes, the limit of statecli"
 
 
 def test_archives_of_before_torch_1_6_have_no_line_of_buffers(parts, tmp_path):
-    """To that torch, each tensor that is no parameter was a buffer."""
+    """Before torch 1.6, each tensor except parameters was a buffer."""
     text = parts[CODE].replace(b"  __buffers__ = []\n", b"").replace(b'"weight", "bias", ', b'"weight", ')
     rows = {row.fqn: row for row in read(build_archive(tmp_path / "y.pt", {**parts, CODE: text})).tensors}
     assert rows["weight"].kind is Kind.PARAMETER
@@ -478,19 +478,19 @@ def test_archives_of_before_torch_1_6_have_no_line_of_buffers(parts, tmp_path):
 
 
 def test_a_function_cannot_forge_the_lines_of_a_class(parts, tmp_path):
-    """Only what stands at the top of a class counts, and the code's own functions are indented further."""
+    """Only lines at the top of a class count; the functions of the code are indented further."""
     forged = parts[CODE] + b'    __parameters__ = []\n    __buffers__ = ["weight", ]\n'
     rows = {row.fqn: row for row in read(build_archive(tmp_path / "y.pt", {**parts, CODE: forged})).tensors}
     assert rows["weight"].kind is Kind.PARAMETER
 
 
 def module_pickle(body: bytes) -> bytes:
-    """A data.pkl whose root is a Linear with these items."""
+    """Return a data.pkl whose root is a Linear with the items in `body`."""
     return b"\x80\x02c__torch__.torch.nn.modules.linear\nLinear\n)\x81}(" + body + b"ub."
 
 
 def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
-    """Neither of the two is ever run, and an audit names what they would call."""
+    """statecli runs none of the pickles, and an audit reports the call in each."""
     mark = tmp_path / "ran"
     call = b"cos\nsystem\nX" + len(f"touch {mark}").to_bytes(4, "little") + f"touch {mark}".encode() + b"\x85R"
     for name, data in (
@@ -511,7 +511,7 @@ def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
 @pytest.mark.parametrize("name", [f"{CODE}.debug_pkl", "code/data/x.py.debug_pkl", "code/x.py.debug_pkl\0x"])
 @pytest.mark.parametrize("padding", [0, 70_000])
 def test_a_pickle_for_debugging_is_found_whatever_it_begins_with(parts, tmp_path, name, padding):
-    """`torch.utils.model_dump` unpickles it."""
+    """`torch.utils.model_dump` unpickles a `.debug_pkl` record."""
     pickled = b"N0cposix\nsystem\n(S'true'\ntR0]." + b"\n" * padding
     path = build_archive(tmp_path / "y.pt", {**parts, name: pickled})
     assert "posix.system" in {mention.qualified for finding in scan_pickles(str(path)) for mention in finding.names}
@@ -519,7 +519,7 @@ def test_a_pickle_for_debugging_is_found_whatever_it_begins_with(parts, tmp_path
 
 @pytest.mark.parametrize("folder", ["x/code", "x/CODE", "x/Code", "X/code"])
 def test_code_is_found_in_a_folder_of_any_case(folder, tmp_path):
-    """torch's zip reader ignores case, so that torch.jit.load compiles and runs it."""
+    """torch's zip reader ignores case, so torch.jit.load compiles and runs the code."""
 
     class Net(nn.Module):
         def forward(self, name: str):
@@ -529,8 +529,8 @@ def test_code_is_found_in_a_folder_of_any_case(folder, tmp_path):
     with zipfile.ZipFile(tmp_path / "x.pt") as good, zipfile.ZipFile(tmp_path / "y.pt", "w") as other:
         for name in good.namelist():
             other.writestr(name.replace("x/code/", f"{folder}/"), good.read(name))
-    torch.jit.load(tmp_path / "y.pt")(str(tmp_path / "made"))
-    assert (tmp_path / "made").exists()
+    torch.jit.load(tmp_path / "y.pt")(str(tmp_path / "ran"))
+    assert (tmp_path / "ran").exists()
     names = {
         (finding.doer, mention.qualified)
         for finding in scan_pickles(str(tmp_path / "y.pt"))
@@ -540,7 +540,7 @@ def test_code_is_found_in_a_folder_of_any_case(folder, tmp_path):
 
 
 def test_foreign_names_are_noted(parts, tmp_path):
-    """TorchScript's own classes are none of Python's modules, and go without saying."""
+    """TorchScript's own classes do not come from Python modules, and are not noted."""
     assert not read(build_archive(tmp_path / "x.pt", parts)).globals[0][0].startswith("__torch__")
     assert not read(build_archive(tmp_path / "x.pt", parts)).oddities
     path = build_archive(tmp_path / "y.pt", {**parts, "data.pkl": module_pickle(b"X\1\0\0\0acos\nsystem\n)R")})
@@ -548,7 +548,7 @@ def test_foreign_names_are_noted(parts, tmp_path):
 
 
 def test_modules_that_hold_each_other_end(parts, tmp_path, monkeypatch):
-    """A cycle is walked once, and 2^60 paths to one module are refused."""
+    """A cycle of modules is walked once, and 2^60 paths to a module are refused."""
     linear = b"c__torch__.torch.nn.modules.linear\nLinear\n"
     cycle = b"\x80\x02" + linear + b")\x81q\0}(X\1\0\0\0ah\0ub."
     assert read(_write_crafted(tmp_path, parts, cycle)).tensors == ()
@@ -572,7 +572,7 @@ _OPAQUE = b"c__torch__.torch.classes.aten\nOpaqueObject\n"
 
 @pytest.mark.parametrize("how", ["number", "reduce", "build", "skipped"])
 def test_a_cpp_class_that_unpickles_its_state_is_found(how, parts, tmp_path):
-    """The oracle: torch.jit takes a number for the place of an import, and arguments for a state."""
+    """torch.jit (the oracle) takes a number for the place of an import, and arguments for a state."""
     mark = tmp_path / "ran"
     inner = base64.b64encode(b"cbuiltins\nopen\n(V%b\nVw\ntR." % str(mark).encode())
     text = b"X" + len(inner).to_bytes(4, "little") + inner
@@ -586,7 +586,8 @@ def test_a_cpp_class_that_unpickles_its_state_is_found(how, parts, tmp_path):
     names = {mention.qualified: mention for finding in scanned for mention in finding.names}
     opaque = names["__torch__.torch.classes.aten.OpaqueObject"]
     assert how in ("number", "skipped") or opaque.called
-    assert how != "skipped" or any("_rebuild_from_type_v2" in hazard.text for one in scanned for hazard in one.hazards)
+    hazards = [hazard.text for finding in scanned for hazard in finding.hazards]
+    assert how != "skipped" or any("_rebuild_from_type_v2" in text for text in hazards)
     assert how != "number" or names["pickle.Unpickler.load_reduce"].misuse
     assert run("audit", path, "-q").returncode in (1, 2)
     run_code(f"import torch; torch.jit.load({str(path)!r})", cwd=tmp_path)
@@ -594,7 +595,7 @@ def test_a_cpp_class_that_unpickles_its_state_is_found(how, parts, tmp_path):
 
 
 def test_an_unknown_cpp_class_is_a_question(parts, tmp_path):
-    """A library may have registered it; those of torch that pack weights are known."""
+    """A library may have registered the class; torch's own classes of packed weights are known."""
     for name, rules in (("mine\nThing", {"unknown-global"}), ("rnn\nCellParamsBase", set())):
         pickle = f"\x80\2(c__torch__.torch.classes.{name}\n)\x81)bt.".encode("latin-1")
         path = build_archive(tmp_path / "crafted.pt", {**parts, "constants.pkl": pickle})
@@ -603,7 +604,7 @@ def test_an_unknown_cpp_class_is_a_question(parts, tmp_path):
 
 
 def test_attributes_that_hold_themselves_end(parts, tmp_path):
-    """A list in itself, a C++ object that is its own state, tags around tags."""
+    """A list in itself, a C++ object as its own state, and nested tags do not make the reader loop."""
     itself = b"]q\5h\5a"
     cpp = b"c__torch__.torch.classes.x\nY\n)\x81q\6h\6b"
     tags = b"ctorch.jit._pickle\nrestore_type_tag\n" * 50 + b"]" + b"X\1\0\0\0T\x86R" * 50
@@ -612,7 +613,7 @@ def test_attributes_that_hold_themselves_end(parts, tmp_path):
 
 
 def test_every_beginning_is_refused_or_read(parts, tmp_path):
-    """Of the archive, and of its two pickles and its code."""
+    """An archive, a pickle or code cut at any byte is read or refused."""
     whole = build_archive(tmp_path / "y.pt", parts).read_bytes()
     for end in range(0, len(whole), 7):
         _try_read(tmp_path / "z.pt", whole[:end])
@@ -629,12 +630,12 @@ def _try_read(path: Path, data: bytes | None = None) -> None:
 
 
 def test_a_suffix_decides_nothing(parts, tmp_path):
-    """Nor does the folder's name."""
+    """Neither the suffix of the file nor the name of the archive's folder decides the format."""
     assert read(build_archive(tmp_path / "model.safetensors", parts, "some name/")).format == "torchscript"
 
 
 def test_settings_that_every_module_has_are_not_told(tmp_path):
-    """The mode of the whole is, and that of a part which has another."""
+    """The mode of the whole module is a setting, and so is a different mode of a submodule."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.ReLU()).eval()
     net[1].train()
     torch.jit.save(torch.jit.script(net), tmp_path / "net.pt")
