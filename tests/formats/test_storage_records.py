@@ -160,7 +160,7 @@ def test_a_call_of_a_quantization_scheme(script, tmp_path):
 
 @pytest.fixture
 def program(tmp_path):
-    """Write an exported program whose constant `c` has another entry or record; return its path."""
+    """Return a function that writes an exported program whose constant `c` has another entry or record."""
     path, config = tmp_path / "a.pt2", "data/constants/model_constants_config.json"
     torch.export.save(torch.export.export(Constant(), (torch.ones(CLAIMED, dtype=torch.int64),)), path)
     records = read_archive(path)

@@ -183,7 +183,7 @@ def test_an_archive_without_checksums_is_read_and_odd(contents):
 
 
 def test_the_top_folder_may_have_no_name(contents):
-    """torch accepts /data.pkl."""
+    """torch accepts an archive whose records are named like /data.pkl."""
     assert list(contents(build(records(folder=""))).storages) == ["0"]
 
 

@@ -1,4 +1,4 @@
-"""Folders of a training: the Trainer's, accelerate's, an adapter's; read against what the libraries write and load."""
+"""Training folders of the Trainer, accelerate and peft, compared with the results of these libraries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Rows(torch.utils.data.Dataset):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A Trainer's output after two steps: `checkpoint-2`, and the model that was kept."""
+    """The output folder of a Trainer after two steps: `checkpoint-2` and the saved model."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("run") / "out"
@@ -56,13 +56,13 @@ def run(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def step(run, tmp_path) -> Path:
-    """A copy of its checkpoint."""
+    """A copy of the Trainer's `checkpoint-2`."""
     return shutil.copytree(run / "checkpoint-2", tmp_path / "checkpoint-2")
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["safetensors", "bin"])
 def accelerate_folder(tmp_path_factory, request) -> Path:
-    """What `save_state` writes of two models, two optimizers, a scheduler and an object of one's own."""
+    """A folder of `save_state` with two models, two optimizers, a scheduler and an object of the user."""
     accelerate = pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("state")
     accelerator = accelerate.Accelerator(cpu=True)
@@ -79,17 +79,17 @@ def accelerate_folder(tmp_path_factory, request) -> Path:
 
 
 class Average:
-    """What a user registers to be saved too."""
+    """An object that a user registers for checkpoints."""
 
     def state_dict(self) -> dict[str, object]:
         return {"ema": {"weight": torch.full((3,), 2.0)}, "decay": 0.9}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """It is only saved."""
+        """Do nothing, because the tests only save the object."""
 
 
 def read_tensors(path: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """By section and name what is read of each tensor."""
+    """Return the values of each tensor by section and name."""
     state = formats.read(str(path))
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     for tensor in state.tensors:
@@ -98,11 +98,11 @@ def read_tensors(path: Path) -> dict[str, dict[str, torch.Tensor]]:
     return tensors
 
 
-# The Trainer's.
+# Checkpoints of the Trainer.
 
 
 def test_a_checkpoint_of_the_trainer_is_read_whole(step):
-    """Each file is a section, called as it is; the arguments and the schedule have no tensor."""
+    """Each file with tensors is a section with the name of the file; arguments and schedule have no tensor."""
     state = formats.read(str(step))
     assert state.format == "trainer safetensors+torch-zip"
     assert state.sections == ("model", "optimizer", "rng_state")
@@ -110,7 +110,7 @@ def test_a_checkpoint_of_the_trainer_is_read_whole(step):
 
 
 def test_its_weights_and_moments_are_those_that_the_libraries_load(step):
-    """transformers' `from_pretrained`, and torch for the optimizer and the generators."""
+    """Weights agree with `from_pretrained` of transformers; optimizer and generators agree with torch."""
     transformers = pytest.importorskip("transformers")
     actual = read_tensors(step)
     model = transformers.BertForSequenceClassification.from_pretrained(step).state_dict()
@@ -126,7 +126,7 @@ def test_its_weights_and_moments_are_those_that_the_libraries_load(step):
 
 
 def test_its_optimizer_tells_what_is_a_parameter(step):
-    """safetensors sorts its entries, so that the number of each shape must tell; all of them are trained."""
+    """safetensors sorts its entries, so the number of tensors of each shape decides; all tensors are trained."""
     state = load.read_checkpoint(str(step))
     kinds = {(tensor.section, tensor.kind, tensor.evidence) for tensor in state.tensors}
     assert kinds == {
@@ -137,7 +137,7 @@ def test_its_optimizer_tells_what_is_a_parameter(step):
 
 
 def test_what_is_frozen_is_not_told_as_trained(tmp_path):
-    """Of shapes that trained and frozen tensors share, nothing is said; of all others, exactly."""
+    """Tensors with a shape that trained and frozen tensors share stay undecided; the rest has exact kinds."""
     net = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 3), "b": torch.nn.Linear(5, 3), "c": torch.nn.Linear(3, 2)})
     net["b"].bias.requires_grad_(False)
     save_file(net.state_dict(), tmp_path / "model.safetensors")
@@ -154,7 +154,7 @@ def test_what_is_frozen_is_not_told_as_trained(tmp_path):
 
 
 def test_an_optimizer_of_something_else_tells_nothing(step):
-    """A shape that the model lacks is enough."""
+    """The optimizer is ignored if the model lacks a shape of the optimizer."""
     net = torch.nn.Linear(7, 5)
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.ones(1, 7)).sum().backward()
@@ -166,7 +166,7 @@ def test_an_optimizer_of_something_else_tells_nothing(step):
 
 
 def test_its_settings_are_told_below_their_files(step):
-    """Those of the run, of the class, of the optimizer, of the schedule, and the arguments."""
+    """Settings of run, class, optimizer, schedule and arguments are listed under the name of their file."""
     said = formats.read(str(step)).metadata.values
     state = json.loads((step / "trainer_state.json").read_text())
     assert {key: said[f"trainer_state.{key}"] for key in ("global_step", "epoch", "best_metric", "max_steps")} == {
@@ -182,7 +182,7 @@ def test_its_settings_are_told_below_their_files(step):
 
 
 def test_it_beside_its_model_file_is_the_model_alone(step, statecli):
-    """In either direction, and what is left out is said; two such folders are compared whole."""
+    """In either direction only the model is compared, with a note; two folders are compared whole."""
     for both in ((step, step / "model.safetensors"), (step / "model.safetensors", step)):
         result = statecli("diff", *both, "-f", "json")
         assert (result.code, result.json["summary"]["identical"]) == (0, 41)
@@ -202,20 +202,20 @@ def test_it_beside_its_model_file_is_the_model_alone(step, statecli):
 
 
 def test_a_section_of_it_is_cut_out(step, statecli):
-    """`checkpoint-2#optimizer`, as of one file."""
+    """`checkpoint-2#optimizer` selects a section, as in a file."""
     result = statecli("inspect", f"{step}#optimizer", "-f", "json")
     assert (result.code, result.json["sections"]) == (0, ["optimizer"])
 
 
 def test_the_model_that_was_kept_has_the_arguments_beside_it(run):
-    """No optimizer, and the folders of the steps are no part of it."""
+    """The folder of the saved model has no optimizer, and does not include the folders of the steps."""
     state = formats.read(str(run))
     assert state.sections == ("model",)
     assert state.metadata.values["training_args.max_steps"] == 2
 
 
 def test_its_shards_and_those_of_ranks_are_its_parts(step):
-    """A model in shards, and a generator's state for each rank."""
+    """A model in shards and a generator state for each rank are parts of the checkpoint."""
     whole = {name: value.clone() for name, value in read_tensors(step)["model"].items()}
     (step / "model.safetensors").unlink()
     names = sorted(whole)
@@ -232,11 +232,11 @@ def test_its_shards_and_those_of_ranks_are_its_parts(step):
     assert set(formats.members(str(step))) >= {*files, "optimizer.pt", "rng_state_1.pth", "training_args.bin"}
 
 
-# What is wrong with a part of it.
+# Checkpoints with an unreadable part.
 
 
 def test_a_part_that_cannot_be_read_loses_nothing_else(step, statecli):
-    """All else is listed; the line says which file it is, and it exits with 2."""
+    """The rest is listed; the error names the file, and the exit status is 2."""
     raw = (step / "optimizer.pt").read_bytes()
     (step / "optimizer.pt").write_bytes(raw[: len(raw) // 2])
     result = statecli("inspect", step, "-f", "json")
@@ -249,7 +249,7 @@ def test_a_part_that_cannot_be_read_loses_nothing_else(step, statecli):
 
 
 def test_a_bare_pickle_beside_the_weights_is_noted_and_not_run(step, statecli):
-    """It is no archive of torch.save; audit flags what it calls."""
+    """A bare pickle is not an archive of torch.save; audit reports its calls."""
     (step / "random_states_0.pkl").write_bytes(pickle.dumps(Call(print, "called")))
     result = statecli("inspect", step, "-f", "json")
     assert result.code == 0
@@ -270,7 +270,7 @@ def test_a_bare_pickle_beside_the_weights_is_noted_and_not_run(step, statecli):
     ids=["empty", "list", "nan", "deep", "bytes"],
 )
 def test_a_configuration_that_is_none_is_noted(step, raw, why):
-    """The weights are there without it."""
+    """The weights are read without the configuration."""
     (step / "config.json").write_bytes(raw)
     state = formats.read(str(step))
     (said,) = (odd.message for odd in state.oddities if odd.name == "config-unread")
@@ -279,17 +279,17 @@ def test_a_configuration_that_is_none_is_noted(step, raw, why):
 
 
 def test_a_model_that_cannot_be_read_is_one_line(step, statecli):
-    """Without it there is no checkpoint."""
+    """Without a readable model there is no checkpoint."""
     (step / "model.safetensors").write_bytes(b"")
     result = statecli("inspect", step)
     assert (result.code, result.err) == (2, f"statecli: {step / 'model.safetensors'}: is an empty file\n")
 
 
-# accelerate's.
+# Folders of accelerate.
 
 
 def test_a_state_of_accelerate_is_read_whole(accelerate_folder):
-    """Several models and optimizers, the generators, and what a user registered."""
+    """Models, optimizers, generators and the object of the user are read."""
     state = load.read_checkpoint(str(accelerate_folder))
     assert state.sections == (
         "model",
@@ -313,18 +313,18 @@ def test_a_state_of_accelerate_is_read_whole(accelerate_folder):
 
 
 def test_an_audit_of_them_finds_nothing(step, accelerate_folder, statecli):
-    """They are ordinary, values included."""
+    """Folders of the Trainer and of accelerate have no findings, also not about values."""
     for folder in (step, accelerate_folder):
         result = statecli("audit", folder, "--values", "-f", "json")
         assert (result.code, result.json["findings"]) == (0, [])
 
 
-# FSDP's shards.
+# Shards of FSDP.
 
 
 @pytest.fixture
 def fsdp_folder(tmp_path) -> Path:
-    """A step as the Trainer leaves it under FSDP with SHARDED_STATE_DICT; the same weights in one file next to it."""
+    """A checkpoint of the Trainer under FSDP with SHARDED_STATE_DICT; next to it, the same tensors in files."""
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
@@ -350,7 +350,7 @@ def fsdp_folder(tmp_path) -> Path:
 
 
 def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(fsdp_folder):
-    """Their folders are sections; the optimizer names its parameters, and settings stand where files have them."""
+    """Folders of shards are sections; the optimizer names its parameters, and settings have their usual keys."""
     state = load.read_checkpoint(str(fsdp_folder))
     assert state.format == "trainer dcp+torch-zip"
     assert state.sections == ("model", "optimizer", "rng_state_0", "rng_state_1")
@@ -368,7 +368,7 @@ def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(fsdp_folder):
 
 
 def test_they_differ_in_nothing_from_the_same_weights_in_one_file(fsdp_folder, statecli):
-    """The folder is one target of diff, lock and audit, its folders' files included."""
+    """The folder with the files in its folders is a single target of diff, lock and audit."""
     assert statecli("diff", fsdp_folder, fsdp_folder.parent / "model.safetensors").code == 0
     assert set(formats.members(str(fsdp_folder))) == {
         *(
@@ -386,7 +386,7 @@ def test_they_differ_in_nothing_from_the_same_weights_in_one_file(fsdp_folder, s
 
 
 def test_further_models_of_fsdp_are_numbered(fsdp_folder):
-    """As accelerate numbers them; a folder of that name that holds no such checkpoint is none."""
+    """Models are numbered like in accelerate; an empty folder with the name of an optimizer is ignored."""
     shutil.copytree(fsdp_folder / "pytorch_model_fsdp_0", fsdp_folder / "pytorch_model_fsdp_1")
     shutil.copytree(fsdp_folder / "optimizer_0", fsdp_folder / "optimizer_1")
     (fsdp_folder / "optimizer_2").mkdir()
@@ -396,7 +396,7 @@ def test_further_models_of_fsdp_are_numbered(fsdp_folder):
 
 
 def test_an_optimizer_in_shards_lies_beside_a_model_in_a_file(fsdp_folder):
-    """The file is the model, and the shards next to it are said."""
+    """The file is the model, and a note names the shards next to the file."""
     shutil.copy(fsdp_folder.parent / "model.safetensors", fsdp_folder)
     state = formats.read(str(fsdp_folder))
     assert (state.format, state.sections[:2]) == ("trainer safetensors+dcp+torch-zip", ("model", "optimizer"))
@@ -405,7 +405,7 @@ def test_an_optimizer_in_shards_lies_beside_a_model_in_a_file(fsdp_folder):
 
 
 def test_a_whole_model_of_fsdp_is_one_file(fsdp_folder):
-    """FULL_STATE_DICT: `pytorch_model_fsdp.bin`, and numbered from the second on."""
+    """FULL_STATE_DICT writes `pytorch_model_fsdp.bin`, with a number from the second model on."""
     shutil.rmtree(fsdp_folder / "pytorch_model_fsdp_0")
     for name in ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_1.bin"):
         torch.save({"w": torch.ones(2)}, fsdp_folder / name)
@@ -414,7 +414,7 @@ def test_a_whole_model_of_fsdp_is_one_file(fsdp_folder):
 
 @pytest.mark.parametrize("part", ["pytorch_model_fsdp_0", "optimizer_0"], ids=["model", "optimizer"])
 def test_shards_that_are_missing(fsdp_folder, statecli, part):
-    """One line with the folder and the file; its tensors have their shapes, and all else is listed."""
+    """The error line names the folder and the file; tensors keep their shapes, and the rest is listed."""
     (fsdp_folder / part / "__0_0.distcp").unlink()
     result = statecli("inspect", fsdp_folder, "-f", "json")
     assert (result.code, result.err.count("\n")) == (2, 1)
@@ -428,7 +428,7 @@ def test_shards_that_are_missing(fsdp_folder, statecli, part):
 
 
 def test_an_adapter_names_its_base_model(tmp_path, statecli):
-    """What peft writes: its names as they are, rank and targets in the head, sets in one order."""
+    """Names are as saved by peft; the heading has the base model, rank and targets, in a fixed order."""
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
     base = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES))
@@ -458,7 +458,7 @@ def test_an_adapter_names_its_base_model(tmp_path, statecli):
 
 
 def test_other_weights_of_the_same_model_are_said(tmp_path):
-    """Whatever framework they are for."""
+    """The note lists weights for any framework."""
     save_file({"w": torch.ones(1)}, tmp_path / "model.safetensors")
     torch.save({"w": torch.ones(1)}, tmp_path / "pytorch_model.bin")
     for name in ("flax_model.msgpack", "tf_model.h5"):
@@ -471,14 +471,14 @@ def test_other_weights_of_the_same_model_are_said(tmp_path):
 
 
 def test_a_folder_of_another_framework_alone_is_named(tmp_path, line):
-    """Those of Keras are not read."""
+    """statecli does not read Keras weights."""
     (tmp_path / "tf_model.h5").write_bytes(b"x")
     expected = "is a folder with only weights of other frameworks, which statecli does not read: tf_model.h5"
     assert line(tmp_path) == expected
 
 
 def test_a_model_folder_beside_its_file_differs_in_nothing(tmp_path, statecli):
-    """What config.json says, a file of weights cannot; between two folders it counts."""
+    """A weight file has no settings of config.json, so only a diff of two folders compares them."""
     for folder, act in (("one", "gelu"), ("two", "relu")):
         (tmp_path / folder).mkdir()
         save_file({"w": torch.ones(1)}, tmp_path / folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""A name that an unpickler of CPython imports is reported, from whatever kind of file object it reads."""
+"""A name that an unpickler of CPython imports is reported, for any kind of file object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CASES = 1000
 
-#: Makes both machines ignore frames, as they did before they followed them.
+#: Makes both machines ignore frames, as in versions of statecli that did not follow frames.
 IGNORE_FRAMES = """
 from statecli.pickle_scan import imported_names as _names
 from statecli.pickles import machine as _pickle
@@ -29,14 +29,14 @@ def run(cases: int, before: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_no_unpickler_imports_what_the_scan_does_not_report():
-    """Thousands of pickles with changed frames, opcodes and bytes, the same in every run."""
+    """1,000 pickles with changed frames, opcodes and bytes, the same in every run."""
     done = run(CASES)
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"{CASES} cases" in done.stdout
 
 
 def test_the_comparison_notices_a_machine_that_ignores_frames():
-    """One of its seeds is a frame that ends inside a length."""
+    """A seed of the comparison is a frame that ends inside a length."""
     done = run(0, IGNORE_FRAMES)
     assert done.returncode == 1
     assert "fuzz.unpicklers.Missed: io.BytesIO imports [('m', 'n')]" in done.stderr

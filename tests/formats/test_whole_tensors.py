@@ -1,4 +1,4 @@
-"""Tensors that have all elements of their storage are decoded by the layout of an earlier one: the same rows result."""
+"""Tensors with all elements of their storage are decoded by the layout of an earlier tensor, with equal rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .test_fuzz import mutant, saved_pickle
 
 
 def save(path, pickle: bytes, sizes: list[int], byteorder: bytes = b"little") -> None:
-    """An archive of torch with this pickle, and a storage of each size."""
+    """Write an archive of torch with this pickle, and a storage of each size."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle)
         archive.writestr("archive/byteorder", byteorder)
@@ -60,7 +60,7 @@ def seeds():
 
 
 def test_the_rows_are_those_of_the_slow_way(tmp_path, monkeypatch, seeds):
-    """Over mutants of the pickle, records of other sizes, and another byte order."""
+    """Both ways agree for mutants of the pickle, records of other sizes and another byte order."""
     rng = random.Random(5)  # noqa: S311 - nothing secret
     pickle, sizes = seeds
     path = tmp_path / "m.pt"

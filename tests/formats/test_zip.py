@@ -1,4 +1,4 @@
-"""The strict zip reader: what it accepts, what it calls odd, and the one line for each lie."""
+"""The strict zip reader: accepted archives, oddities, and the error line for each contradiction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT = 2**20
 
 @pytest.fixture
 def open_archive(tmp_path):
-    """A function that reads bytes as an archive."""
+    """Return a function that opens bytes as an archive."""
     sources = []
 
     def read(data: bytes) -> Archive:
@@ -62,7 +62,7 @@ def test_records_are_what_zipfile_reads(open_archive):
 
 @pytest.mark.parametrize(("other", "is_refused"), [(b"a/data.pkl", True), (b"a/x", False), (b"", False)])
 def test_another_name_in_an_extra_field_is_refused(other, is_refused, open_archive):
-    """zipfile of Python 3.12 and later takes the name that is there; a field behind it is not of the name."""
+    """zipfile of Python 3.12 and later uses the name in the field; the next field is not part of the name."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         info = zipfile.ZipInfo("a/x")
@@ -77,7 +77,7 @@ def test_another_name_in_an_extra_field_is_refused(other, is_refused, open_archi
 
 
 def test_data_offset_is_where_the_bytes_are(open_archive):
-    """The padding that torch puts into the local header only is counted."""
+    """The offset includes the padding, which torch adds to the local header only."""
     data = build(records())
     for member in records():
         record = open_archive(data).records[str(member.name)]
@@ -128,7 +128,7 @@ ACCEPTED = {
 
 @pytest.mark.parametrize("data", ACCEPTED.values(), ids=ACCEPTED)
 def test_accepted_without_remark(open_archive, data):
-    """Legal variety is read."""
+    """Unusual but valid archives are read without an oddity."""
     archive = open_archive(data)
     assert archive.oddities == []
     contents(archive)
@@ -143,7 +143,7 @@ ODD = {
 
 @pytest.mark.parametrize(("name", "case"), ODD.items(), ids=ODD)
 def test_odd_but_readable_is_recorded(open_archive, name, case):
-    """What every reader accepts and nobody would expect is an oddity."""
+    """Parts that every reader accepts, but that are unexpected, are oddities."""
     data, message = case
     (oddity,) = open_archive(data).oddities
     assert (oddity.name, message in oddity.message) == (name, True)
@@ -288,7 +288,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_lies_are_malformed(open_archive, case):
-    """Each way an archive can contradict itself has its line."""
+    """Each contradiction in an archive has its error line."""
     data, message = case
     with pytest.raises(MalformedError) as caught:
         open_archive(data)
@@ -297,7 +297,7 @@ def test_lies_are_malformed(open_archive, case):
 
 
 def plain(flags: int = 0) -> tuple[bytearray, int]:
-    """One stored record as zipfile writes it, sizes and checksum in its local header; where its directory begins."""
+    """Return a record stored by zipfile (sizes and checksum in its header), and the place of the directory."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a/x", b"abcd")
@@ -310,7 +310,7 @@ def plain(flags: int = 0) -> tuple[bytearray, int]:
 
 @pytest.mark.parametrize("field", [14, 18, 22], ids=["checksum", "compressed size", "size"])
 def test_each_local_field_without_a_descriptor_is_that_of_the_directory(open_archive, field):
-    """Two readers, of which one believes the local header, would see two records."""
+    """A reader of the local header and a reader of the directory would see two different records."""
     data, _ = plain()
     assert contents(open_archive(bytes(data))) == {"a/x": b"abcd"}
     struct.pack_into("<I", data, field, 5)
@@ -321,7 +321,7 @@ def test_each_local_field_without_a_descriptor_is_that_of_the_directory(open_arc
 @pytest.mark.parametrize("field", [14, 18, 22], ids=["checksum", "compressed size", "size"])
 @pytest.mark.parametrize("flags", [0x0000, 0x0008, 0x0010, 0x0004, 0x0800])
 def test_a_local_field_may_be_anything_where_a_descriptor_follows(open_archive, field, flags):
-    """Bit 3 of the flags alone says so: torch writes zeros there, and the sizes behind the data."""
+    """Only bit 3 of the flags announces a descriptor: torch writes zeros in the header and the sizes after the data."""
     data, _ = plain(flags)
     struct.pack_into("<I", data, field, 0)
     if flags == 0x0008:
@@ -332,14 +332,14 @@ def test_a_local_field_may_be_anything_where_a_descriptor_follows(open_archive, 
 
 
 def test_a_local_field_may_point_to_zip64(open_archive):
-    """Sizes of 0xFFFFFFFF say that an extra field has them."""
+    """Sizes of 0xFFFFFFFF mean that an extra field has the sizes."""
     data, _ = plain()
     struct.pack_into("<II", data, 18, 0xFFFFFFFF, 0xFFFFFFFF)
     assert contents(open_archive(bytes(data))) == {"a/x": b"abcd"}
 
 
 def test_the_records_of_this_disk_are_all_records(open_archive):
-    """In either end record: an archive of several disks is refused."""
+    """Both end records are checked: an archive of several disks is refused."""
     data, _ = plain()
     end = data.index(b"PK\5\6")
     struct.pack_into("<H", data, end + 8, 2)
@@ -357,7 +357,7 @@ def test_the_records_of_this_disk_are_all_records(open_archive):
     ids=["records", "size", "offset"],
 )
 def test_the_two_end_records_agree(open_archive, field, form, what):
-    """Records, size and offset of the directory; or the short record points to the long one."""
+    """Records, size and offset of the directory agree, or the short end record refers to the zip64 end record."""
     wide = bytearray(build(records()))
     at = wide.index(b"PK\5\6") + field
     struct.pack_into(form, wide, at, *([0xFFFF] * 2 if form == "<HH" else [0xFFFFFFFF]))
@@ -370,7 +370,7 @@ def test_the_two_end_records_agree(open_archive, field, form, what):
 
 
 def test_as_many_records_and_bytes_of_directory_as_are_allowed(open_archive, monkeypatch):
-    """The limits themselves are allowed, and one more is not."""
+    """A number equal to the limit is allowed, and a larger number is refused."""
     data = build(records())
     size = struct.unpack_from("<I", data, data.index(b"PK\5\6") + 12)[0]
     for name, limit in (("MAX_RECORDS", len(records())), ("MAX_DIRECTORY", size)):
@@ -383,7 +383,7 @@ def test_as_many_records_and_bytes_of_directory_as_are_allowed(open_archive, mon
 
 
 def test_a_record_is_verified_piece_by_piece(open_archive, monkeypatch):
-    """Stored or deflated, in pieces of any size: the right checksum passes and a wrong one does not."""
+    """In pieces of any size, stored or deflated, the right checksum passes and a wrong checksum fails."""
     content = bytes(range(256)) * 40 + bytes(50_000)
     for piece in (1, 7, 1000, 1 << 20):
         monkeypatch.setattr(zip_archive, "_PIECE_BYTES", piece if piece > 1 else 64)
@@ -413,7 +413,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("case", UNREADABLE.values(), ids=UNREADABLE)
 def test_what_torch_cannot_read_either_is_unreadable(open_archive, case):
-    """Encryption and other methods are named."""
+    """The error names encryption and other compression methods."""
     data, message = case
     with pytest.raises(UnreadableError) as caught:
         open_archive(data)
@@ -421,7 +421,7 @@ def test_what_torch_cannot_read_either_is_unreadable(open_archive, case):
 
 
 def test_a_wrong_checksum_is_found_when_the_record_is_read(open_archive):
-    """Opening reads no content; reading does, and both checksums are in the line."""
+    """Opening reads no content; the error of a read has both checksums."""
     archive = open_archive(build([Member("a/x", b"content", crc=0x12345678)]))
     with pytest.raises(MalformedError, match=r"a/x: checksum wrong: computed [0-9a-f]{8}, recorded 12345678"):
         archive.read(archive.records["a/x"], LIMIT)
@@ -433,37 +433,37 @@ def test_a_deflated_record_is_inflated(open_archive):
     assert archive.read(archive.records["a/x"], LIMIT) == b"content" * 999
 
 
-@pytest.mark.parametrize("said", [8, 200])
-def test_a_deflated_record_that_lies_of_its_size_is_malformed(open_archive, said):
-    """Neither more nor fewer bytes than the directory says."""
-    archive = open_archive(build([Member("a/x", b"x" * 100, method=8, size=said)]))
+@pytest.mark.parametrize("size", [8, 200])
+def test_a_deflated_record_that_lies_of_its_size_is_malformed(open_archive, size):
+    """More or fewer bytes than the directory records are an error."""
+    archive = open_archive(build([Member("a/x", b"x" * 100, method=8, size=size)]))
     with pytest.raises(MalformedError, match="does not decompress to the"):
         archive.read(archive.records["a/x"], LIMIT)
 
 
 def test_a_deflate_stream_that_is_none_is_malformed(open_archive):
-    """zlib's own word is in the line."""
+    """Bytes that zlib refuses are an error of the archive."""
     archive = open_archive(build([Member("a/x", b"x" * 100, method=8, packed=b"\xff" * 40)]))
     with pytest.raises(MalformedError, match="cannot be decompressed"):
         archive.read(archive.records["a/x"], LIMIT)
 
 
 def test_a_deflate_bomb_is_refused_before_it_is_inflated(open_archive):
-    """The limit for what is compressed is lower than the caller's."""
+    """The limit for compressed records is lower than the limit of the caller."""
     archive = open_archive(build([Member("a/x", bytes(MAX_INFLATED + 1), method=8)]))
     with pytest.raises(MalformedError, match=r"compressed and takes 67,108,865 bytes unpacked, more"):
         archive.read(archive.records["a/x"], 2**40)
 
 
 def test_a_stored_record_over_the_limit_is_refused(open_archive):
-    """The caller's limit holds for stored records."""
+    """The limit of the caller applies to stored records."""
     archive = open_archive(build([Member("a/x", b"12345")]))
     with pytest.raises(MalformedError, match="has 5 bytes, more than statecli's limit of 4"):
         archive.read(archive.records["a/x"], 4)
 
 
 def test_every_cut_is_clean(open_archive):
-    """A file cut anywhere is an error of one line."""
+    """A file cut anywhere gives an error of a single line."""
     for end in (*range(0, len(GOOD), 37), len(GOOD) - 1):
         with pytest.raises(UnreadableError) as caught:
             open_archive(GOOD[:end])
@@ -472,7 +472,7 @@ def test_every_cut_is_clean(open_archive):
 
 @pytest.mark.parametrize("local_name", [b"e", b"evil"])
 def test_a_nameless_record_with_a_local_name_is_refused(open_archive, local_name):
-    """The two names of a record agree, also where the directory has none."""
+    """The two names of a record must agree, also if the name in the directory is empty."""
     with pytest.raises(MalformedError, match="its own header contradicts the archive's list of records"):
         open_archive(build([Member(b"", b"x", local_name=local_name)]))
 
@@ -480,14 +480,14 @@ def test_a_nameless_record_with_a_local_name_is_refused(open_archive, local_name
 @pytest.mark.parametrize("name", ["archive/e", "archive/\u00e9"])
 @pytest.mark.parametrize("local_name", [b"", b"archive/x"])
 def test_a_record_with_another_local_name_is_refused(open_archive, name, local_name):
-    """No name in the local header is another name too, whatever the letters of the name in the directory."""
+    """An empty name in the local header also differs, whatever the letters of the name in the directory."""
     member = Member(name, b"x", flags=0x0808, local_name=local_name)
     with pytest.raises(MalformedError, match="its own header contradicts the archive's list of records"):
         open_archive(build([*records(), member]))
 
 
 def test_an_oddity_says_where_it_lies(open_archive):
-    """What is appended, and a comment: file, first byte and length."""
+    """Oddities of appended bytes and of a comment have the file, the first byte and the length."""
     for data, at, length in (
         (build(records(), suffix=b"junk"), len(GOOD), 4),
         (build(records(), Lies(comment=b"hello")), len(GOOD), 5),
@@ -499,7 +499,7 @@ def test_an_oddity_says_where_it_lies(open_archive):
 
 
 def test_bytes_before_the_first_record_are_odd(open_archive):
-    """Offsets that count them too are right, and whoever reads from the beginning meets something else."""
+    """Offsets that include the first bytes are valid, but a reader from the beginning finds something else."""
     member = Member("a/x", b"content")
     body = bytearray(b"#!/bin/sh\n" + member.local(10))
     directory = member.central(10)
@@ -511,7 +511,7 @@ def test_bytes_before_the_first_record_are_odd(open_archive):
 
 
 def with_local_extra(name: str, extra: int) -> bytes:
-    """Two records, `name` with so many bytes of extra field in its local header alone."""
+    """Return two records, of which `name` has an extra field of `extra` bytes in its local header only."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for text in ("a/x", "a/y"):
@@ -533,14 +533,14 @@ def with_local_extra(name: str, extra: int) -> bytes:
     [("a/y", MAX_PADDING, []), ("a/y", MAX_PADDING + 1, [("a/x", 37, MAX_PADDING + 1)]), ("a/x", 1000, [])],
 )
 def test_a_space_between_two_records_is_wider_than_padding(open_archive, name, extra, spaces):
-    """Named by the record before it; what is before the first record is none."""
+    """A space has the name of the record before; bytes before the first record's data are not a space."""
     archive = open_archive(with_local_extra(name, extra))
     assert contents(archive) == {"a/x": b"abcd", "a/y": b"abcd"}
     assert archive.spaces == [(before, Place(archive.path, at, length)) for before, at, length in spaces]
 
 
 def test_a_space_before_the_directory_is_of_the_last_record(open_archive):
-    """As one between two records."""
+    """The space has the name of the record before, as between two records."""
     member = Member("a/x", b"abcd", flags=0x0800)
     body = member.local(0)
     directory = member.central(0)
@@ -556,7 +556,7 @@ WIDE = {"size": 8, "packed": 8, "offset": 8, "disk": 4}
 
 
 def one_wide(fields: tuple[str, ...], before: bytes = b"", cut: int = 0) -> bytes:
-    """A record at byte 64 whose directory entry leaves these fields to its zip64 extra field."""
+    """Return an archive with a record at byte 64 whose directory entry leaves `fields` to its zip64 extra field."""
     first, second = Member("a/x", bytes(4)), Member("a/y", b"abcd")
     at = len(first.local(0))
     values = {"size": 4, "packed": 4, "offset": at, "disk": 0}
@@ -579,7 +579,7 @@ SUBSETS = [fields for n in range(5) for fields in combinations(WIDE, n)]
 
 @pytest.mark.parametrize("fields", SUBSETS, ids="-".join)
 def test_a_zip64_field_holds_what_overflowed_and_nothing_else(open_archive, fields):
-    """Any of size, compressed size, offset and disk, in this order; Python's zipfile agrees."""
+    """The field has any of size, compressed size, offset and disk, in this order; Python's zipfile agrees."""
     data = one_wide(fields)
     assert contents(open_archive(data)) == {"a/x": bytes(4), "a/y": b"abcd"}
     with zipfile.ZipFile(io.BytesIO(data)) as oracle:
@@ -588,20 +588,20 @@ def test_a_zip64_field_holds_what_overflowed_and_nothing_else(open_archive, fiel
 
 @pytest.mark.parametrize("fields", SUBSETS[1:], ids="-".join)
 def test_a_zip64_field_that_is_too_short_is_malformed(open_archive, fields):
-    """Nothing is made up for what it lacks."""
+    """statecli does not invent the missing bytes."""
     with pytest.raises(MalformedError, match="its list of records lacks the"):
         open_archive(one_wide(fields, cut=1))
 
 
 def test_a_zip64_field_is_found_behind_others(open_archive):
-    """Each extra field says its length; one of no length too."""
+    """Each extra field has a length, which may be 0."""
     before = struct.pack("<HHI", 0x5455, 4, 1) + struct.pack("<HH", 0xCAFE, 0)
     assert contents(open_archive(one_wide(("size", "offset"), before)))["a/y"] == b"abcd"
 
 
 @pytest.mark.parametrize("length", [17, 400, 0xFFFF], ids=["by a byte", "by far", "by the most"])
 def test_an_extra_field_past_its_end_is_malformed_where_it_is_needed(open_archive, length):
-    """Where the sizes fit nobody looks into it, as torch does not."""
+    """If the sizes fit into the entry, neither statecli nor torch reads the extra field."""
     past = struct.pack("<HHI", 0x5455, length, 1)
     with pytest.raises(MalformedError, match="an optional field of 'a/y' is longer than the entry"):
         open_archive(one_wide(("size",), past))
@@ -616,7 +616,7 @@ def test_an_extra_field_past_its_end_is_malformed_where_it_is_needed(open_archiv
 
 
 def test_a_name_in_an_extra_field_past_its_end_is_malformed(open_archive):
-    """The record is named."""
+    """The error names the record."""
     extra = struct.pack("<HHI", 0x7075, 400, 1)
     with pytest.raises(MalformedError, match="an optional field of 'a/y' is longer than the entry"):
         open_archive(one_wide((), extra))
@@ -624,7 +624,7 @@ def test_a_name_in_an_extra_field_past_its_end_is_malformed(open_archive):
 
 @pytest.mark.parametrize("lie", ["records", "size", "offset"])
 def test_an_end_record_that_points_to_no_zip64_record_is_malformed(open_archive, lie):
-    """One field of three is enough."""
+    """A single field of the three is enough."""
     data = bytearray(build(records(), Lies(zip64=False)))
     end = data.index(b"PK\5\6")
     at, form = {"records": (8, "<HH"), "size": (12, "<I"), "offset": (16, "<I")}[lie]
@@ -641,7 +641,7 @@ def test_an_end_record_that_points_to_no_zip64_record_is_malformed(open_archive,
     ids=["disk of the zip64 record", "number of disks", "this disk", "first disk"],
 )
 def test_a_zip64_record_of_several_disks_is_refused(open_archive, signature, field, value):
-    """Each place that says so is believed."""
+    """Each field with the number of a disk is checked."""
     data = bytearray(GOOD)
     struct.pack_into("<I", data, data.index(signature) + field, value)
     with pytest.raises(MalformedError, match="spans several files"):
@@ -650,7 +650,7 @@ def test_a_zip64_record_of_several_disks_is_refused(open_archive, signature, fie
 
 @pytest.mark.parametrize("field", [4, 6], ids=["this disk", "first disk"])
 def test_an_end_record_may_leave_its_disk_to_zip64(open_archive, field):
-    """0xFFFF says so; any other disk than the first is refused."""
+    """0xFFFF refers to the zip64 end record; any disk other than the first is refused."""
     data = bytearray(GOOD)
     struct.pack_into("<H", data, data.index(b"PK\5\6") + field, 0xFFFF)
     assert len(open_archive(bytes(data)).records) == len(records())
@@ -661,7 +661,7 @@ def test_an_end_record_may_leave_its_disk_to_zip64(open_archive, field):
 
 @pytest.mark.parametrize("size", [2**20, 2**20 + 1, 3 * 2**20])
 def test_a_deflated_record_of_more_than_a_piece_is_read_and_verified(open_archive, size):
-    """3 kB that inflate to 3 MiB: by the piece, and whole."""
+    """3 kB that inflate to 3 MiB are read whole, and verified in pieces."""
     good = open_archive(build([Member("a/x", bytes(size), method=8)]))
     assert good.read(good.records["a/x"], 2**30) == bytes(size)
     good.verify(good.records["a/x"])
@@ -671,12 +671,12 @@ def test_a_deflated_record_of_more_than_a_piece_is_read_and_verified(open_archiv
         bad.verify(bad.records["a/x"])
 
 
-# --- 4 GiB, in files that have holes ---------------------------------------------------------------------------------
+# --- records of 4 GiB, in sparse files -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2**32 - 2, 2**32 - 1, 2**32, 2**32 + 5])
 def test_the_directory_alone_places_a_record_of_4_gib(tmp_path, size):
-    """torch widens the local headers of what is that large, and of all that lies behind it, before it pads them."""
+    """torch widens the local headers of records of 4 GiB, and of all later records, before the padding."""
     for length in range(1, 65):
         path = tmp_path / ("n" * length)
         with skip_data():
@@ -692,7 +692,7 @@ def test_the_directory_alone_places_a_record_of_4_gib(tmp_path, size):
 
 @pytest.mark.parametrize("length", range(1, 65, 8))
 def test_the_directory_alone_places_a_record_at_the_last_byte_of_32_bits(tmp_path, length):
-    """0xFFFFFFFF in an entry says that another field has the offset, so torch widens the header of that record."""
+    """An offset of 0xFFFFFFFF in an entry refers to another field, so torch widens the header of the record."""
     path, size, distance = tmp_path / ("n" * length), 2**32 - 4096, 0
     for _ in range(2):
         size += distance
@@ -707,14 +707,14 @@ def test_the_directory_alone_places_a_record_at_the_last_byte_of_32_bits(tmp_pat
     }
 
 
-# --- how much is read ------------------------------------------------------------------------------------------------
+# --- number and size of reads ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("count", "size", "reads", "share"), [(500, 10, 50, 2), (64, 200_000, 300, 0.01)], ids=["small", "large"]
 )
 def test_headers_are_read_together_where_records_are_small(open_archive, monkeypatch, count, size, reads, share):
-    """Small records are not as many reads; next to large ones, whose values nobody asked for, few bytes are read."""
+    """Several small records take a single read; next to large records, only few bytes are read."""
     lengths = []
     read = Source.read
     monkeypatch.setattr(Source, "read", lambda self, at, length: lengths.append(length) or read(self, at, length))
@@ -729,7 +729,7 @@ def test_headers_are_read_together_where_records_are_small(open_archive, monkeyp
 
 @pytest.fixture
 def ends(tmp_path):
-    """A function that says whether loaders find an archive at the end of these bytes."""
+    """Return a function that checks if loaders find an archive at the end of the bytes."""
 
     def ask(data: bytes) -> bool:
         (tmp_path / "m").write_bytes(data)
@@ -740,7 +740,7 @@ def ends(tmp_path):
 
 
 def loads_by_its_end(data: bytes) -> bool:
-    """Whether zipfile or torch lists records of these bytes."""
+    """Return whether zipfile or torch lists records of the bytes."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if archive.namelist():
@@ -777,7 +777,7 @@ NOT_LOADED = {
 
 @pytest.mark.parametrize("name", LOADED_BY_THE_END)
 def test_an_archive_at_the_end_of_a_file_is_seen(ends, name):
-    """torch.hub, torch.jit.load and pandas would open it, whatever the first bytes are."""
+    """torch.hub, torch.jit.load and pandas would open the archive, whatever the first bytes are."""
     data = LOADED_BY_THE_END[name]
     assert ends(data)
     assert loads_by_its_end(data) or "in front of a read" in name
@@ -785,17 +785,17 @@ def test_an_archive_at_the_end_of_a_file_is_seen(ends, name):
 
 @pytest.mark.parametrize("name", NOT_LOADED)
 def test_a_file_that_no_loader_takes_for_an_archive_is_passed(ends, name):
-    """A false alarm stops a gate."""
+    """A false alarm would stop a CI job."""
     assert not ends(NOT_LOADED[name])
     assert not loads_by_its_end(NOT_LOADED[name])
 
 
-# --- which kind of archive it is -------------------------------------------------------------------------------------
+# --- names in the central directory ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def mentions_name(tmp_path):
-    """A function that says whether the directory of an archive mentions a name."""
+    """Return a function that checks if the directory of an archive mentions a name."""
 
     def ask(data: bytes, *names: bytes) -> bool:
         (tmp_path / "m.zip").write_bytes(data)
@@ -806,7 +806,7 @@ def mentions_name(tmp_path):
 
 @pytest.mark.parametrize("lies", [Lies(), Lies(zip64=False), Lies(only_in_zip64=True)], ids=["both", "short", "zip64"])
 def test_a_directory_mentions_its_names_and_nothing_else(mentions_name, lies):
-    """Neither content nor local headers are looked at."""
+    """Contents and local headers are not searched."""
     data = build([Member("archive/data.pkl", b"/constants.pkl"), Member("archive/x", local_name=b"archive/z")], lies)
     assert mentions_name(data, b"/data.pkl")
     assert mentions_name(data, b"/nothing", b"/x")
@@ -817,17 +817,17 @@ def test_a_directory_mentions_its_names_and_nothing_else(mentions_name, lies):
 
 @pytest.mark.parametrize("only_in_zip64", [False, True])
 def test_a_long_directory_is_looked_at_near_its_begin_and_its_end(mentions_name, only_in_zip64):
-    """64 KiB of either end, as its end lies in the last 64 KiB of the file."""
+    """Only 64 KiB at either end of the directory are searched; its end lies in the last 64 KiB of the file."""
     names = [f"a/{n:05}-{'n' * 60}" for n in range(3000)]
     names[0], names[1500], names[-1] = "a/first", "a/middle", "a/last"
     data = build([Member(name) for name in names], Lies(only_in_zip64=only_in_zip64))
-    asked = [mentions_name(data, name) for name in (b"a/first", b"a/00500-", b"a/middle", b"a/02500-", b"a/last")]
-    assert asked == [True, True, False, True, True]
+    mentions = [mentions_name(data, name) for name in (b"a/first", b"a/00500-", b"a/middle", b"a/02500-", b"a/last")]
+    assert mentions == [True, True, False, True, True]
     assert not mentions_name(data, b"a/00700-")
 
 
 def test_what_is_no_archive_mentions_nothing(mentions_name, tmp_path):
-    """Bytes of any kind, an end record that is cut short, a file that is missing or empty."""
+    """Bytes of any kind, a truncated end record, and a missing or empty file mention no name."""
     for data in (b"", b"x", b"data.pkl" * 999, GOOD[:-1], GOOD[: GOOD.index(b"PK\5\6") + 4], b"PK\5\6data.pkl"):
         assert not mentions_name(data, b"data.pkl")
     assert not zip_archive.mentions(str(tmp_path / "missing"), b"data.pkl")
@@ -839,7 +839,7 @@ def test_what_is_no_archive_mentions_nothing(mentions_name, tmp_path):
     ids=["too long", "at the end of the file", "behind the file", "in a zip64 record that is not there"],
 )
 def test_an_end_record_that_lies_is_no_error(mentions_name, field, value, expected):
-    """As much as there is of the directory is looked at; whoever reads the archive says what is wrong."""
+    """The part of the directory in the file is searched; the reader of the archive reports the error."""
     data = bytearray(build(records(), Lies(zip64=False)))
     struct.pack_into("<I", data, data.index(b"PK\5\6") + field, len(data) if value is None else value)
     assert mentions_name(bytes(data), b"data.pkl") is expected

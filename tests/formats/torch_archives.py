@@ -1,4 +1,4 @@
-"""Archives of torch by their records: read, and written by torch's own writer."""
+"""Archives of torch as records: read by zipfile, written by torch or zipfile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write_archive(records: dict[str, bytes], target) -> None:
 
 
 def build_archive(path: Path, records: dict[str, bytes], folder: str = "x/") -> Path:
-    """An archive of these records, not aligned as torch aligns them."""
+    """Write an archive of the records, without the alignment of torch."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in records.items():
             archive.writestr(folder + name, data)
@@ -24,7 +24,7 @@ def build_archive(path: Path, records: dict[str, bytes], folder: str = "x/") -> 
 
 
 def read_archive(path: str | Path) -> dict[str, bytes]:
-    """The records by name, without the folder, and without those that a writer adds."""
+    """Return the records by name, without the folder and without the records that a writer adds."""
     with zipfile.ZipFile(path) as archive:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     return {name: content for name, content in records.items() if name not in ("version", ".data/serialization_id")}

@@ -1,4 +1,4 @@
-"""Writes folders as DeepSpeed lays them out: any stage, any number of ranks. A test holds them to the library."""
+"""Write folders in the layout of DeepSpeed, for any stage and number of ranks; a test compares them with DeepSpeed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(
     tag: str = "global_step2",
     moments: bool = True,
 ) -> Path:
-    """`groups` are the float32 copies of what is trained, by the optimizer's groups; gives the folder of `latest`."""
+    """Write a checkpoint and return the folder of `latest`; `groups` are float32 copies of the trained tensors."""
     frozen, buffers = frozen or {}, buffers or {}
     files = folder / tag
     files.mkdir(parents=True)
@@ -50,9 +50,9 @@ def write(
         elif rank == 0:
             saved = {"module": OrderedDict({**weights, **buffers}), "frozen_param_fragments": frozen, **facts}
             torch.save(saved, files / "mp_rank_00_model_states.pt")
-        held = (_third if stage == 3 else _second)(groups, ranks, rank, moments)
-        held = {"optimizer_state_dict": {"zero_stage": stage, **held}, "ds_version": "0.19.8"}
-        torch.save(held, files / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        state = (_third if stage == 3 else _second)(groups, ranks, rank, moments)
+        document = {"optimizer_state_dict": {"zero_stage": stage, **state}, "ds_version": "0.19.8"}
+        torch.save(document, files / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     return folder
 
 
@@ -88,7 +88,7 @@ def _second(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict
 
 
 def _adam(flat: list[torch.Tensor], moments: bool) -> dict[str, object]:
-    """The moments are a half and a quarter of the weights, so that a test knows them."""
+    """Return a state of Adam whose moments are a half and a quarter of the weights, so a test can compute them."""
     state = {
         n: {"step": torch.tensor(2.0), "exp_avg": flat_tensor / 2, "exp_avg_sq": flat_tensor / 4}
         for n, flat_tensor in enumerate(flat)
