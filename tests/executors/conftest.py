@@ -1,4 +1,4 @@
-"""Checkpoints of everything that reading values meets, and a real cluster of Dask on this machine."""
+"""Checkpoints with every kind of tensor that values are read from, and a real Dask cluster on this machine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OTHERS = ("int64", "int32", "int8", "uint8", "bool", "complex64", "complex128")
 
 
 def state(seed: int) -> dict[str, torch.Tensor]:
-    """Every dtype that matters, NaN and infinities, strides, ties, sparse and quantized tensors; `seed` 0 and others
-    share the first half of each.
+    """Every relevant dtype, NaN and infinities, strides, shared storage, sparse and quantized tensors. With another
+    `seed`, each dtype's tensor has the same first half.
     """
     numbers, shared = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
     tensors = {}
@@ -51,18 +51,18 @@ def checkpoints(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def dask_cluster():
-    """Makes a real cluster: its workers are processes, each with a nanny that begins it again when it dies."""
+    """A function that starts a real cluster. Each worker is a process with a nanny that restarts the worker."""
     from distributed import LocalCluster
 
-    made = []
+    clusters = []
 
     def make(workers: int = 2, **more) -> LocalCluster:
         cluster = LocalCluster(
             n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50, **more
         )
-        made.append(cluster)
+        clusters.append(cluster)
         return cluster
 
     yield make
-    for cluster in made:
+    for cluster in clusters:
         cluster.close()

@@ -1,4 +1,4 @@
-"""What `--executor` is refused for, before anything is read; each time in one line."""
+"""Reasons why `--executor` is refused before any file is read; each error is a single line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _files(tmp_path, in_tmp_path):
 
 
 def read_error(result):
-    """The one line of a command that exits with 2."""
+    """Return the single error line of a command that exits with status 2."""
     assert (result.code, result.out) == (2, ""), result
     assert result.err.startswith("statecli: ")
     assert result.err.count("\n") == 1
@@ -35,13 +35,13 @@ def read_error(result):
     "engine", ["thread", "threads:", "threads:0", "threads:-1", "threads:two", "dask", "dask:", "mpi:4", "ray:", " mpi"]
 )
 def test_an_engine_that_is_none(engine, statecli):
-    """The line says which there are."""
+    """The error lists the valid engines."""
     line = read_error(statecli("diff", "a.pt", "a.pt", f"--executor={engine}"))
     assert line.startswith(f"--executor {engine}: is not one of threads[:N], processes[:N], dask:tcp://HOST:PORT, mpi")
 
 
 def test_an_empty_one(statecli):
-    """A variable of a script that is not set."""
+    """A script passes a variable that is not set."""
     assert (
         read_error(statecli("diff", "a.pt", "a.pt", "--executor", ""))
         == "--executor: is empty; give a value, or leave the option out"
@@ -76,7 +76,7 @@ def test_an_empty_one(statecli):
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
 def test_what_makes_no_sense(words, said, statecli):
-    """Nobody reads the values, or two options say who does."""
+    """The command does not read values, or another option contradicts `--executor`."""
     assert read_error(statecli(*words, "--executor", "mpi")).startswith(said)
 
 
@@ -85,14 +85,14 @@ def test_what_makes_no_sense(words, said, statecli):
     [("dask:tcp://h:1", "distributed", "dask"), ("mpi", "mpi4py", "mpi"), ("ray", "ray", "ray")],
 )
 def test_a_package_that_is_missing(engine, package, extra, statecli, monkeypatch):
-    """It is an extra, and the line says how to install it."""
+    """The package is an optional extra, and the error says how to install the extra."""
     monkeypatch.setitem(sys.modules, package, None)
     line = read_error(statecli("diff", "a.pt", "a.pt", "--executor", engine))
     assert line.endswith(f"pip install 'torch-statecli[{extra}]'")
 
 
 def test_mpi_without_ranks(statecli):
-    """The line says how a job of several is started."""
+    """The error has the command that starts several ranks."""
     line = read_error(statecli("lock", "a.pt", "--executor", "mpi", "-o", "-"))
     assert line.startswith(
         "--executor mpi: found no other MPI ranks; start statecli with: mpiexec -n 3 python -m mpi4py"
@@ -101,7 +101,7 @@ def test_mpi_without_ranks(statecli):
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:port"])
 def test_a_cluster_of_ray_that_does_not_answer(address, statecli):
-    """Ray itself would wait for it for a quarter of an hour."""
+    """Ray itself would wait a quarter of an hour for the cluster."""
     pytest.importorskip("ray")
     line = read_error(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
     assert line.startswith(f"--executor ray:{address}: nothing answers at this address")
@@ -111,7 +111,7 @@ def test_a_cluster_of_ray_that_does_not_answer(address, statecli):
     "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0", None], ids=["silence", "a page", "a half", "an end"]
 )
 def test_a_listener_that_is_no_cluster_of_ray(answer, statecli, monkeypatch):
-    """It accepts, and what it says is not what gRPC begins with: one line, and Ray is not asked."""
+    """The listener's answer is not the start of gRPC: the error is a single line, and Ray is not called."""
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setattr(ray, "TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
@@ -132,7 +132,7 @@ def _accept(server, answer):
 
 
 def test_from_python_in_the_words_of_its_arguments():
-    """No text and no Executor, one that was shut down, and one next to what it contradicts."""
+    """An executor of a wrong type, an executor that was shut down, and an executor that contradicts an argument."""
     with pytest.raises(UsageError, match="executor: 3 is not an Executor"):
         package.diff("a.pt", "a.pt", executor=3)
     with pytest.raises(UsageError, match="executor='threads' and jobs=2 contradict each other"):

@@ -1,4 +1,4 @@
-"""Workers that die, refuse or were never there, and an interrupt in the middle."""
+"""Workers that die, refuse the work or never existed, and an interrupt during the work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(autouse=True)
 def _paths(in_tmp_path, one_task_a_parcel):
-    """Forty tensors on either side, each a parcel."""
+    """Two files with forty tensors each; each tensor is a batch of its own."""
     torch.manual_seed(0)
     for name in ("a", "b"):
         save_file({f"w{n}": torch.randn(50_000) for n in range(40)}, name)
@@ -50,7 +50,9 @@ def pairs():
 
 @pytest.fixture
 def workers(dask_cluster, tmp_path):
-    """A cluster and its workers, which nobody begins again; what `preload` does, each does before it works."""
+    """A function that starts a cluster and workers, which no nanny restarts; each worker runs `preload` before its
+    first task.
+    """
     begun = []
 
     def begin(count=2, preload=""):
@@ -76,7 +78,7 @@ def of_dask(cluster):
 
 
 def once(do):
-    """A callback that does it the first time."""
+    """Return a callback that calls `do` only the first time."""
     left = [do]
     return lambda *_: left.pop()() if left else None
 
@@ -84,7 +86,7 @@ def once(do):
 # --- workers that die ------------------------------------------------------------------------------------------------
 
 
-#: The first task that any worker begins does not end by itself.
+#: The first task of any worker never ends by itself.
 STUCK = """
 import os, time
 from statecli.values import compare_task as run
@@ -102,13 +104,13 @@ run.run_batch = run_batch
 
 
 def kill_worker(path, how=signal.SIGKILL):
-    """Waits for the worker that has the first task, and kills it."""
+    """Wait for the worker with the first task, and kill this worker."""
     wait_for(path.is_symlink)
     os.kill(int(os.readlink(path)), how)
 
 
 def test_a_worker_is_killed_in_the_middle(pairs, dask_cluster, tmp_path):
-    """SIGKILL to a process of a real cluster that has begun a task and cannot end it: the result is the same."""
+    """SIGKILL ends a worker process of a real cluster whose task never finishes: the result is the same."""
     expected = compare_pairs(pairs, CompareOptions())
     (tmp_path / "preload.py").write_text(STUCK.format(path=str(tmp_path / "first")))
     cluster = dask_cluster(preload=[str(tmp_path / "preload.py")])
@@ -119,7 +121,7 @@ def test_a_worker_is_killed_in_the_middle(pairs, dask_cluster, tmp_path):
 
 
 def test_a_parcel_leaves_work_for_each_thread_of_the_cluster(dask_cluster, monkeypatch):
-    """Of 400 MB, which would be one parcel by what Dask costs."""
+    """By the cost of Dask alone, 400 MB would be a single batch."""
     monkeypatch.setattr(dask, "MAX_BATCH_BYTES", 512 << 20)
     monkeypatch.setattr(pool, "MIN_BATCH_BYTES", 16 << 20)
     with of_dask(dask_cluster(2)):
@@ -127,7 +129,7 @@ def test_a_parcel_leaves_work_for_each_thread_of_the_cluster(dask_cluster, monke
 
 
 def test_a_result_that_came_counts_though_its_worker_is_gone(pairs, dask_cluster, monkeypatch):
-    """Dask says that a result is lost, just after it came."""
+    """Dask reports that a result is lost just after the result arrived."""
     expected = compare_pairs(pairs, CompareOptions())
     real = distributed.Client._gather
 
@@ -143,7 +145,7 @@ def test_a_result_that_came_counts_though_its_worker_is_gone(pairs, dask_cluster
 
 
 def test_a_worker_is_stopped(pairs, workers, tmp_path):
-    """SIGSTOP: the scheduler takes its work away when it has not heard of it for `worker-ttl`."""
+    """After SIGSTOP, the scheduler reassigns the worker's tasks when the worker is silent for `worker-ttl`."""
     expected = compare_pairs(pairs, CompareOptions())
     with dask_config.set({"distributed.scheduler.worker-ttl": "2s"}):
         cluster, _ = workers(2, STUCK.format(path=str(tmp_path / "first")))
@@ -154,7 +156,7 @@ def test_a_worker_is_stopped(pairs, workers, tmp_path):
 
 
 def test_the_other_worker_does_it_all(pairs, workers):
-    """One of two dies and does not come back."""
+    """One of the two workers dies and is not restarted."""
     expected = compare_pairs(pairs, CompareOptions())
     cluster, (victim, _) = workers()
     with of_dask(cluster):
@@ -163,7 +165,9 @@ def test_the_other_worker_does_it_all(pairs, workers):
 
 
 def test_all_workers_die(workers, statecli, monkeypatch):
-    """What was compared before is shown, and one line says what became of the rest: exit 2, and nobody waits."""
+    """Earlier results are shown, the error for the rest is a single line, and the command exits with status 2 without
+    waiting.
+    """
     cluster, begun = workers()
     first = once(lambda: [process.kill() for process in begun])
     results = ExecutorEngine._results
@@ -179,7 +183,7 @@ def test_all_workers_die(workers, statecli, monkeypatch):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
-    """What it had not told by then is lost; one that is stopped, and says nothing, is not waited for either."""
+    """Results not delivered by then are lost; statecli does not wait for a stopped, silent scheduler either."""
     line = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
     file = tmp_path / "scheduler.json"
     line += ["--dashboard-address", ":0", "--scheduler-file", str(file)]
@@ -214,15 +218,17 @@ logging.getLogger("distributed.client").warning("said afterwards")
 
 
 def test_nothing_that_dask_logs_is_shown(dask_cluster):
-    """By none of its loggers, some of which have levels of their own, nor tornado's; afterwards they are as before."""
+    """No logger of Dask or tornado writes during the work, whatever its own level; afterwards the loggers are as
+    before.
+    """
     line = [sys.executable, "-c", LOGGING, f"dask:{dask_cluster(1).scheduler_address}"]
     done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
-    (told,) = done.stderr.splitlines()
-    assert told.endswith("said afterwards")
+    (message,) = done.stderr.splitlines()
+    assert message.endswith("said afterwards")
 
 
 class Dying(Executor):
-    """Loses every second task, each in a way of its own."""
+    """An executor that loses every second task."""
 
     def __init__(self):
         self.count = 0
@@ -238,7 +244,9 @@ class Dying(Executor):
 
 
 def test_what_an_executor_loses_is_lost_alone(pairs):
-    """All else is compared; of what it says itself, which may hold anything, only the kind is told."""
+    """All other pairs are compared; the message has only the type of the executor's error, because its text may be
+    secret.
+    """
     with use_executor(Dying()):
         actual_pairs = compare_pairs(pairs, CompareOptions())
     assert {type(pair) for pair in actual_pairs} == {Delta, UnreadableError}
@@ -249,7 +257,7 @@ def test_what_an_executor_loses_is_lost_alone(pairs):
 
 OLDER = "import statecli.core.version; statecli.core.version.__version__ = '0.0.9'"
 NUMPY = "from statecli.values import compiled_kernel; compiled_kernel.native = None"
-NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {str(ROOT)!r})]"
+NONE = f"import sys; sys.path[:] = [folder for folder in sys.path if folder not in ('', {str(ROOT)!r})]"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +274,7 @@ NONE = f"import sys; sys.path[:] = [one for one in sys.path if one not in ('', {
     ids=["older", "numpy", "none"],
 )
 def test_a_worker_of_another_statecli(preload, said, workers, statecli, monkeypatch, tmp_path):
-    """One line, exit 2, no numbers; and nothing of what was sent is in the worker's log."""
+    """The error is a single line, with status 2 and no values; the worker's log has no credentials."""
     monkeypatch.setattr(files, "export_access", lambda: {"token": "s3cr3t"})
     cluster, _ = workers(1, preload)
     engine = f"dask:{cluster.scheduler_address}"
@@ -278,11 +286,11 @@ def test_a_worker_of_another_statecli(preload, said, workers, statecli, monkeypa
     assert "s3cr3t" not in (tmp_path / "log0").read_text()
 
 
-# --- nobody there ----------------------------------------------------------------------------------------------------
+# --- no scheduler or worker ------------------------------------------------------------------------------------------
 
 
 def test_a_cluster_without_workers(dask_cluster, statecli, monkeypatch):
-    """Nothing is waited for without end."""
+    """The command does not wait without a limit for a worker."""
     monkeypatch.setattr(dask, "TIMEOUT_S", 0.5)
     engine = f"dask:{dask_cluster(0).scheduler_address}"
     result = statecli("diff", "a", "b", "--executor", engine)
@@ -292,7 +300,7 @@ def test_a_cluster_without_workers(dask_cluster, statecli, monkeypatch):
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_scheduler_that_does_not_answer(statecli, monkeypatch, silent):
-    """Nobody listens there, or somebody who says nothing."""
+    """There is no listener at the address, or the listener is silent."""
     monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -308,7 +316,7 @@ def test_a_scheduler_that_does_not_answer(statecli, monkeypatch, silent):
 
 @pytest.mark.parametrize("address", ["nonsense://h:1", "tcp://", "tcp://127.0.0.1:port", "h:p:q"])
 def test_an_address_that_is_none(statecli, monkeypatch, address):
-    """One line as well."""
+    """The error is a single line, as for a silent scheduler."""
     monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
     result = statecli("diff", "a", "b", "--executor", f"dask:{address}")
     assert (result.code, result.out) == (2, "")
@@ -317,7 +325,7 @@ def test_an_address_that_is_none(statecli, monkeypatch, address):
 
 # --- an interrupt ----------------------------------------------------------------------------------------------------
 
-#: A worker that says that it has begun, and does not end.
+#: A worker that reports its start and never ends.
 ENDLESS = """
 import pathlib, time
 from statecli.values import compare_task as run
@@ -338,7 +346,7 @@ def wait_for(condition):
 
 
 def interrupt_diff(engine, began):
-    """What a diff says of Ctrl-C once its work has begun."""
+    """Return the status and output of a diff after Ctrl-C, once its work has begun."""
     line = [sys.executable, "-m", "statecli", "diff", "a", "b", "--executor", engine]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(began)
@@ -348,7 +356,7 @@ def interrupt_diff(engine, began):
 
 
 def test_ctrl_c_while_dask_works(workers, tmp_path):
-    """130, at once and without a word; what was not begun is not done."""
+    """The command exits with status 130 at once and silently; tasks that have not begun are cancelled."""
     began = tmp_path / "began"
     cluster, _ = workers(1, ENDLESS.format(path=str(began)))
     engine = f"dask:{cluster.scheduler_address}"
@@ -377,7 +385,7 @@ except SystemExit as done:
 
 
 def test_ctrl_c_while_threads_work():
-    """They are not waited for."""
+    """The command does not wait for the threads."""
     process = subprocess.Popen(
         [sys.executable, "-c", THREADS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -390,16 +398,16 @@ def test_ctrl_c_while_threads_work():
 
 
 def test_an_engine_is_asked_for_the_smallest_work(monkeypatch):
-    """One tensor of one element goes to it; what asks for one worker stays here."""
+    """The engine gets even a single tensor with a single element; with `jobs=1`, the task runs in this process."""
 
     class Engine:
-        asked = 0
+        runs = 0
 
         def min_batch_bytes(self, total):
             return 0
 
         def run(self, function, shared, batches, deliver):
-            self.asked += 1
+            self.runs += 1
             for n, batch in enumerate(batches):
                 deliver(n, function(shared, batch))
 
@@ -410,11 +418,11 @@ def test_an_engine_is_asked_for_the_smallest_work(monkeypatch):
     with pool.use_engine(engine):
         for jobs in (0, 1):
             assert pool.run_tasks(lambda _, batch: batch, None, [Task(7)], absent=None, jobs=jobs) == [7]
-    assert engine.asked == 1
+    assert engine.runs == 1
 
 
 def test_a_refusal_ends_the_others():
-    """Nothing is done for a result that will not be."""
+    """After a refusal, the other submitted tasks are cancelled, because the command has no result."""
 
     submitted = []
 

@@ -1,4 +1,6 @@
-"""What travels to a worker: plain data by relative or absolute paths, refused where it would mean something else."""
+"""The batches sent to a worker: plain data with relative or absolute paths, refused if the worker would read other
+files.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,18 @@ from statecli.workers.executors.batch import pack, run_in_worker, run_packed_bat
 
 @pytest.fixture
 def tasks(in_tmp_path):
-    """Of a file that is named by its relative path."""
+    """Tasks for a file with a relative path."""
     torch.save({"w": torch.randn(10), "v": torch.ones(3)}, "a.pt")
     return tuple(StatsTask(tensor, tensor.ranges) for tensor in formats.read("a.pt").tensors)
 
 
 def send_copy(value):
-    """As it arrives in another process."""
+    """Return `value` as another process would receive it."""
     return pickle.loads(pickle.dumps(value))
 
 
 def test_a_worker_stands_in_another_folder(tasks, tmp_path, monkeypatch):
-    """Relative paths mean those of the command, in what is read and in what is said of it."""
+    """Relative paths are relative to the command's folder, both for reading and in messages."""
     expected = [read_stats(task.tensor) for task in tasks]
     packed = send_copy(pack(stats_batch, None, tasks))
     (tmp_path / "elsewhere").mkdir()
@@ -58,7 +60,7 @@ def test_a_worker_stands_in_another_folder(tasks, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["float32", "strided", "parameter", "l.w", "w", "blake3", "a b"])
 def test_a_file_is_named_like_something_else_that_travels(name, tmp_path, monkeypatch, statecli):
-    """A dtype, a layout, a tensor, an algorithm: only what is a path is taken for one."""
+    """The file has the name of a dtype, a layout, a tensor or an algorithm: only real paths are treated as paths."""
     monkeypatch.chdir(tmp_path)
     for path, seed in ((name, 0), ("other", 1)):
         numbers = torch.Generator().manual_seed(seed)
@@ -78,7 +80,7 @@ def test_a_file_is_named_like_something_else_that_travels(name, tmp_path, monkey
         ("audit", name, "--values", "-f", "json"),
     ]
     for words in (*commands, "in a folder of its own"):
-        if isinstance(words, str):  # what goes wrong is told in the command's own words
+        if isinstance(words, str):  # errors have the command's own message
             monkeypatch.chdir(tmp_path / "broken")
             words = ("inspect", name, "--stats", "-f", "json")
         expected = statecli(*words)
@@ -88,12 +90,12 @@ def test_a_file_is_named_like_something_else_that_travels(name, tmp_path, monkey
 
 
 def state_bytes(path):
-    """What `l.w` has in its file."""
+    """Return the bytes of `l.w` in the file."""
     return torch.load(path)["model"]["l.w"].numpy().tobytes()
 
 
 def test_a_name_that_is_a_path_stays_one(tasks, tmp_path):
-    """What is said of a file has its path once as it was typed; a tensor's name is what it is, whatever it reads as."""
+    """A message has the file's path as typed; a tensor's name is unchanged, even if the name looks like a path."""
     name = str(tmp_path / "a.pt")
     actual = unpack(
         run_packed_batch(pack(stats_batch, None, [StatsTask(replace(task.tensor, fqn=name), ()) for task in tasks]))
@@ -114,7 +116,7 @@ def written_later(path):
 
 
 def of_other_bytes(path):
-    """In its header alone, as two steps of a training hardly do; of one size and time."""
+    """Change only the header, and keep size and time. Two steps of a training seldom differ so little."""
     then = path.stat()
     path.write_bytes(path.read_bytes().replace(b"data.pkl", b"dada.pkl"))
     os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
@@ -130,7 +132,7 @@ def of_other_bytes(path):
     ],
 )
 def test_a_file_that_the_worker_does_not_share(tasks, tmp_path, do_to, said):
-    """It has none of that name, or another one: an error that says what workers need."""
+    """The worker has no file of this name, or a different file: the error says how to share the file with workers."""
     packed = pack(stats_batch, None, tasks)
     do_to(tmp_path / "a.pt")
     error = unpack(send_copy(run_packed_batch(send_copy(packed))))
@@ -142,7 +144,7 @@ def test_a_file_that_the_worker_does_not_share(tasks, tmp_path, do_to, said):
 
 
 def test_a_copy_that_keeps_times_is_the_same_file(tasks, tmp_path):
-    """As `cp -p` makes one: another inode."""
+    """A copy as made by `cp -p` has another inode."""
     expected = [read_stats(task.tensor) for task in tasks]
     packed = pack(stats_batch, None, tasks)
     shutil.copy2(tmp_path / "a.pt", tmp_path / "copy")
@@ -151,7 +153,7 @@ def test_a_copy_that_keeps_times_is_the_same_file(tasks, tmp_path):
 
 
 def test_a_file_that_is_replaced_while_the_worker_reads(tasks, tmp_path, monkeypatch):
-    """What it found is of neither file."""
+    """The values are of neither the old file nor the new file, so the result is an error."""
     packed = pack(stats_batch, None, tasks)
     real = stats_module.stats_batch
 
@@ -165,7 +167,7 @@ def test_a_file_that_is_replaced_while_the_worker_reads(tasks, tmp_path, monkeyp
 
 
 def test_samples_are_read_once(tasks, monkeypatch):
-    """Each parcel asks for the state of the file, and reads none of it again."""
+    """Each batch checks the state of the file, but does not read its sample again."""
     read = []
     real = batch.identify_files
     monkeypatch.setattr(batch, "identify_files", lambda paths: read.extend(paths) or real(paths))
@@ -176,10 +178,10 @@ def test_samples_are_read_once(tasks, monkeypatch):
 
 
 class OtherFiles(Executor):
-    """Its worker has another training step of the same size in the place of `a.pt`."""
+    """An executor whose worker has another training step of the same size in place of `a.pt`."""
 
     def submit(self, function, *words):
-        """Does it at once."""
+        """Run the function at once, with the other folder in place of this folder."""
         future = Future()
         folder = os.getcwd()  # whole folders change places: renaming a file would touch it
         for first, second in ((folder, f"{folder}.ours"), (f"{folder}.theirs", folder)):
@@ -193,7 +195,9 @@ class OtherFiles(Executor):
 
 
 def test_another_step_is_never_taken_for_the_file(tasks):
-    """A diff of a checkpoint with itself, of which the worker has another one: exit 2, and no value is told."""
+    """A diff of two equal checkpoints, but the worker has another `a.pt`: all tensors are broken, and no value is
+    reported.
+    """
     shutil.copy2("a.pt", "b.pt")
     theirs = Path(f"{Path.cwd()}.theirs")
     theirs.mkdir()
@@ -206,23 +210,25 @@ def test_another_step_is_never_taken_for_the_file(tasks):
     assert not any(change.values for change in diff.changes)
 
 
-@pytest.mark.parametrize("made", [("0.0.9", "C"), ("0.1.0", "abacus")])
-def test_another_statecli_is_refused(tasks, made, monkeypatch):
-    """Its fields may mean something else, its kernel rounds otherwise; not even the tasks are unpacked."""
+@pytest.mark.parametrize("build", [("0.0.9", "C"), ("0.1.0", "abacus")])
+def test_another_statecli_is_refused(tasks, build, monkeypatch):
+    """Another version may give fields another meaning, and another kernel rounds differently. The worker does not even
+    unpack the tasks.
+    """
     packed = pack(stats_batch, None, tasks)
-    monkeypatch.setattr(batch, "current_build", lambda: made)
+    monkeypatch.setattr(batch, "current_build", lambda: build)
     monkeypatch.setattr(batch, "pickle", None)
     answer = run_packed_batch(send_copy(packed))
     monkeypatch.undo()
     with pytest.raises(
         EngineError,
-        match=rf"the worker runs statecli {made[0]} with the {made[1]} compute kernel, but this command runs",
+        match=rf"the worker runs statecli {build[0]} with the {build[1]} compute kernel, but this command runs",
     ):
         unpack(send_copy(answer))
 
 
 def test_a_worker_does_what_the_table_says():
-    """And nothing that a parcel names next to it; each entry is there."""
+    """A worker runs only functions of the table, whatever name the batch has; each function of the table exists."""
     import importlib
 
     nothing = pickle.dumps(("/", {}, None, pickle.dumps((None, ()))))
@@ -234,13 +240,15 @@ def test_a_worker_does_what_the_table_says():
 
 
 def test_a_bug_is_told_where_the_command_is(tasks):
-    """It is no error of a tensor."""
+    """A bug raises in the command and is not an error of a tensor."""
     with pytest.raises(RuntimeError, match="AttributeError: 'str' object has no attribute"):
         unpack(run_packed_batch(pack(stats_batch, None, ("no task",))))
 
 
 def test_what_is_shown_of_a_parcel_holds_no_secret(tasks, monkeypatch):
-    """Engines log the repr of what failed; access to remote files travels with it, and is given to the worker."""
+    """Engines log the repr of a failed batch; the batch contains the access to remote files, and the worker receives
+    this access.
+    """
     given = []
     monkeypatch.setattr(files, "export_access", lambda: {"token": "s3cr3t"})
     monkeypatch.setattr(files, "import_access", given.append)
@@ -251,11 +259,11 @@ def test_what_is_shown_of_a_parcel_holds_no_secret(tasks, monkeypatch):
     assert given == [{"token": "s3cr3t"}]
 
 
-# --- how many --------------------------------------------------------------------------------------------------------
+# --- number of batches -----------------------------------------------------------------------------------------------
 
 
 class Counting(ThreadPoolExecutor):
-    """Says how many parcels it was given."""
+    """An executor that counts its batches."""
 
     parcels = 0
 
@@ -266,7 +274,7 @@ class Counting(ThreadPoolExecutor):
 
 
 def test_no_worker_is_idle_beside_one_that_has_it_all(tmp_path, monkeypatch):
-    """Each has its turn about four times, of a whole that would be one parcel by its bytes."""
+    """Each worker gets about four batches, although the file is small enough for a single batch."""
     monkeypatch.chdir(tmp_path)
     torch.save({f"w{n}": torch.randn(50_000) for n in range(64)}, "a.pt")
     monkeypatch.setattr(pool, "MIN_BATCH_BYTES", 1 << 16)
@@ -276,7 +284,9 @@ def test_no_worker_is_idle_beside_one_that_has_it_all(tmp_path, monkeypatch):
 
 
 def test_a_parcel_has_bytes_enough_and_not_too_many():
-    """Between 16 MiB, which a process of this machine is given too, and what makes little of handing them out."""
+    """A batch has at least 16 MiB, as for a local process, and at most the size at which the cost of sending is
+    negligible.
+    """
     engine = futures.ExecutorEngine(Executor(), "x", 2)
     assert [engine.min_batch_bytes(size << 20) for size in (1, 400, 1 << 20)] == [
         16 << 20,
@@ -287,17 +297,17 @@ def test_a_parcel_has_bytes_enough_and_not_too_many():
     assert unknown.min_batch_bytes(400 << 20) == 16 << 20
 
 
-# --- what no worker gave ---------------------------------------------------------------------------------------------
+# --- answers that are not from a worker ------------------------------------------------------------------------------
 
 
 class Giving(Executor):
-    """Gives back what it has, whatever it is given."""
+    """An executor that returns a fixed answer for any task."""
 
     def __init__(self, answer):
         self._answer = answer
 
     def submit(self, function, *words):
-        """Does nothing."""
+        """Return the answer without running the function."""
         future = Future()
         future.set_result(self._answer)
         return future
@@ -305,13 +315,13 @@ class Giving(Executor):
 
 @pytest.mark.parametrize("answer", [None, b"garbage", b"", pickle.dumps([1, 2]), pickle.dumps(None), 3, b"\x80"])
 def test_an_executor_gives_back_what_no_worker_gave(tasks, answer):
-    """An error that names it, and no traceback of whatever it is."""
+    """The error names the executor and has no traceback, whatever the answer is."""
     with pytest.raises(EngineError, match="--executor Giving: the executor did not return a result of statecli"):
         package.inspect("a.pt", stats=True, executor=Giving(answer))
 
 
 def test_a_folder_that_was_removed_is_none_of_a_parcel_with_absolute_paths(tmp_path, monkeypatch):
-    """As without an executor; and what the user writes with dots is told as it was written."""
+    """The result equals the result without an executor, and a path with dots is reported as the user wrote it."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()

@@ -1,4 +1,4 @@
-"""A search for renames that loses work: what nobody compared is neither renamed, nor added, nor removed."""
+"""A search for renames that loses work: a tensor that was not compared is not reported as renamed, added or removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ LOST = "--executor Losing: a worker stopped during a task (OSError)"
 
 @pytest.fixture(autouse=True)
 def _files(in_tmp_path, one_task_a_parcel):
-    """`x.w` is `y.w`, `x.v` is `y.v`; `gone` and `new` are what they seem. All of one shape but the last two."""
+    """`x.w` is renamed to `y.w`, and `x.v` to `y.v`; `gone` is removed and `new` is added. Only `gone` and `new` have
+    other shapes.
+    """
     torch.manual_seed(0)
     w, v, k = torch.randn(3, 50).unbind()
     save_file({"x.w": w.clone(), "x.v": v.clone(), "k": k.clone(), "gone": torch.ones(7)}, "a")
@@ -27,17 +29,17 @@ def _files(in_tmp_path, one_task_a_parcel):
 
 
 class Losing(Executor):
-    """Loses the work of one function, or of it what `lost` says by its number."""
+    """Lose all tasks of a function, or only the tasks for whose number `lost` is true."""
 
     def __init__(self, function, lost=lambda n: True):
         self.function, self.lost, self.count = function, lost, 0
 
     def submit(self, do, sent):
-        """Does it at once."""
+        """Run the task at once, or lose the task."""
         future = Future()
-        asked = self.function in bytes(sent.getbuffer()).decode("latin-1")
-        self.count += asked
-        if asked and self.lost(self.count - 1):
+        matches = self.function in bytes(sent.getbuffer()).decode("latin-1")
+        self.count += matches
+        if matches and self.lost(self.count - 1):
             future.set_exception(OSError())
         else:
             future.set_result(do(sent))
@@ -50,7 +52,9 @@ def list_statuses(diff):
 
 @pytest.mark.parametrize("function", ["fingerprint_batch", "run_batch"])
 def test_all_of_it_is_lost(function):
-    """The fingerprints, or what confirms them: each tensor that may be renamed is broken, and the others are told."""
+    """The fingerprints or their confirmation are lost: each possibly renamed tensor is broken, and the others are
+    reported.
+    """
     diff = package.diff("a", "b", executor=Losing(function))
     assert {tensor.fqn for tensor in diff.broken} - {"k"} == {"x.w", "x.v", "y.w", "y.v"}
     assert {tensor.message for tensor in diff.broken if tensor.fqn != "k"} == {LOST}
@@ -58,7 +62,7 @@ def test_all_of_it_is_lost(function):
 
 
 def test_one_fingerprint_is_lost():
-    """What is renamed for sure is told; the tensor whose work was lost and the one that it may be are broken."""
+    """A certain rename is reported; the tensor with the lost work and its possible partner are broken."""
     for lost in range(4):
         diff = package.diff("a", "b", executor=Losing("fingerprint_batch", lambda n: n == lost))  # noqa: B023
         (renamed,) = {"y.w", "y.v"} & list_statuses(diff).keys()
@@ -69,7 +73,7 @@ def test_one_fingerprint_is_lost():
 
 
 def test_from_the_command_line(statecli, monkeypatch):
-    """Exit 2, one line, and the document has no tensor that is said to be added or removed and may be renamed."""
+    """Status 2 and a single line; the document reports no possibly renamed tensor as added or removed."""
     monkeypatch.setattr(compare, "fingerprint_batch", _fail_fetches)
     result = statecli("diff", "a", "b", "-f", "json")
     assert (result.code, result.err) == (2, "statecli: https://h/m.pt: no bytes came\n")
@@ -81,7 +85,7 @@ def _fail_fetches(_, works):
 
 
 def test_what_cannot_be_read_as_elements_is_no_failure(statecli):
-    """Windows that overlap without end have no fingerprint: they are added and removed, and nothing was lost."""
+    """Tensors with endlessly overlapping windows have no fingerprint: they are added and removed without an error."""
     for name in ("a", "b"):
         torch.save({f"{name}.w": torch.ones(1).expand(2**62), "k": torch.ones(3)}, f"{name}.pt")
     result = statecli("diff", "a.pt", "b.pt", "-f", "json")
@@ -89,7 +93,7 @@ def test_what_cannot_be_read_as_elements_is_no_failure(statecli):
 
 
 def test_a_merge_says_it_as_well(statecli, monkeypatch):
-    """A part that holds the failure makes the whole exit with 2, with the same line."""
+    """If a part contains the failure, the merge exits with status 2 and reports the same line."""
     with monkeypatch.context() as patch:
         patch.setattr(compare, "fingerprint_batch", _fail_fetches)
         _fail_fetches.__name__ = "fingerprint_batch"
@@ -102,7 +106,7 @@ def test_a_merge_says_it_as_well(statecli, monkeypatch):
 
 
 def test_a_file_that_is_gone(statecli):
-    """Between its header and its bytes: the tensor and the file are named."""
+    """The file is missing when its values are read, although its header was read: the error names the file."""
     real = compare.compute_fingerprints
 
     def read_without_file(rows, **more):

@@ -1,4 +1,4 @@
-"""One result, bit for bit, whatever does the work."""
+"""All engines give the same result, bit for bit."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ def _checkpoint_folder(checkpoints, monkeypatch, one_task_a_parcel):
     monkeypatch.chdir(checkpoints)
 
 
-#: One command of each kind of task, where an engine is slow to start.
+#: A command for each kind of task, for engines that are slow to start.
 KINDS = ("diff", "stats", "lock")
 _alone: dict[str, Result] = {}
 
 
 @pytest.fixture
 def single_process_results(statecli):
-    """What one process says."""
+    """The results of a single process."""
     if not _alone:
         _alone.update({name: statecli(*words) for name, words in COMMANDS.items()})
     return _alone
 
 
 def test_what_is_compared_is_worth_it(single_process_results):
-    """There are values that differ, that do not, and that cannot be known: no empty documents are found equal."""
+    """The documents have changed, renamed and identical tensors, so equal documents are not equal because they are
+    empty.
+    """
     codes = {"diff": 1, "bitwise": 1, "stats": 0, "audit": 1, "lock": 0}
     assert {name: result.code for name, result in single_process_results.items()} == codes
     summary = single_process_results["diff"].json["summary"]
@@ -59,7 +61,7 @@ ONE_TASK_A_PARCEL = (
 
 
 def run_alone(*words: str, code: str = "from statecli import __main__; __main__.command()") -> Result:
-    """Run statecli in a process of its own: a fork of this one copies the memory of all libraries of the tests."""
+    """Run statecli in a new process, because a fork of this process copies the memory of all libraries of the tests."""
     line = [sys.executable, "-c", code, *words]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     return Result(done.returncode, done.stdout, done.stderr)
@@ -78,7 +80,7 @@ def test_in_processes(name, single_process_results):
 
 
 def test_on_a_cluster_of_dask(statecli, single_process_results, dask_cluster):
-    """Two worker processes that know nothing of this one but its parcels, by their relative paths."""
+    """Two worker processes share only the batches with this process; the paths are relative."""
     engine = f"dask:{dask_cluster().scheduler_address}"
     for name in KINDS:
         assert statecli(*COMMANDS[name], "--executor", engine) == single_process_results[name], name
@@ -89,7 +91,7 @@ def test_on_a_cluster_of_dask(statecli, single_process_results, dask_cluster):
 )
 @pytest.mark.parametrize("name", KINDS)
 def test_on_ranks_of_mpi(name, single_process_results):
-    """Three of them, of which two work; the exit code is that of the command, and no rank has a word to say."""
+    """Three ranks, two of them workers; the exit status is the command's, and no rank adds output."""
     mpiexec = str(Path(sys.executable).parent / "mpiexec")
     line = [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures", "-m", "statecli", *COMMANDS[name]]
     done = subprocess.run([*line, "--executor", "mpi"], capture_output=True, text=True, timeout=120, check=False)
@@ -101,14 +103,14 @@ def test_on_ranks_of_mpi(name, single_process_results):
 
 
 def test_on_workers_of_ray(single_process_results):
-    """A cluster of this machine that is begun for the command, and ended with it."""
+    """The command starts a cluster on this machine and stops the cluster at the end."""
     pytest.importorskip("ray")
     done = run_alone(*COMMANDS["diff"], "--executor", "ray")
     assert (done.code, done.out) == (single_process_results["diff"].code, single_process_results["diff"].out), done.err
 
 
 def test_by_an_executor_from_python():
-    """Threads of one's own, and processes that were not forked; both stay open."""
+    """The caller's threads, and processes that were not forked; statecli closes neither executor."""
 
     def run_both(**more):
         both = package.diff("before.pt", "after.pt", **more), package.inspect("after.pt", stats=True, **more)
