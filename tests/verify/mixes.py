@@ -1,6 +1,6 @@
-"""Calls that mix devices, each legal on CUDA or not; and models to prove.
+"""Calls that mix devices, some legal on CUDA and some not, and models to check.
 
-`c` makes a tensor on the CPU, `g` one on the device.
+In each call, `c` creates a tensor on the CPU and `g` creates a tensor on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statecli.live.build import build
 from statecli.live.built_model import BuiltModel
 from statecli.live.spec import ModelSpec, parse_spec
 
-#: What no model holds.
+#: A variable of this file that no model registers.
 TABLE = torch.ones(3)
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 
@@ -73,7 +73,7 @@ LEGAL = {
     "foreach with a 0-dim": lambda c, g: torch._foreach_mul([g(3)], c(1)[0])[0],
     "pow of a 0-dim": lambda c, g: c(1)[0] ** g(3),
 }
-#: Legal too, and only to be told with data.
+#: Legal too, but the calls need data.
 READS = {
     "split": lambda c, g: torch.tensor_split(g(4), _index(1, 2)),
     "item": lambda c, g: g(3) * int(g(3).sum().item()) + len(range(int(g(1)))),
@@ -86,7 +86,7 @@ READS = {
         nn.utils.rnn.pad_packed_sequence(nn.utils.rnn.pack_padded_sequence(g(3, 2, 4), _index(3, 2)))[0] + g(3, 2, 4)
     ),
 }
-#: Illegal, since these want an argument on the CPU; only to be told with data.
+#: Illegal, because the calls need an argument on the CPU; the calls need data.
 WANT_CPU = {
     "packed sequence, lengths": lambda c, g: nn.utils.rnn.pack_padded_sequence(g(3, 2, 4), 3 * g(2).long()),
     "unsorted": lambda c, g: nn.utils.rnn.pack_padded_sequence(g(3, 2, 4), 3 * g(2).long(), enforce_sorted=False),
@@ -152,7 +152,7 @@ def _autocast(x: torch.Tensor) -> torch.Tensor:
 
 
 class Once(nn.Module):
-    """A module whose forward is one call of `LEGAL` or `ILLEGAL`."""
+    """A module whose forward makes a single call of `LEGAL` or `ILLEGAL`."""
 
     def __init__(self, call: Callable) -> None:
         super().__init__()
@@ -160,12 +160,12 @@ class Once(nn.Module):
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, x: torch.Tensor) -> object:
-        """Call it with tensors of ones."""
+        """Run the call with tensors filled with 1.0."""
         return self.call(lambda *shape: torch.ones(shape), lambda *shape: x.new_ones(shape))
 
 
 def build_inputs(*shapes: object) -> Inputs:
-    """Inputs of these shapes, of ones; a tensor is given as it is."""
+    """Inputs of the given shapes, filled with 1.0; a tensor in `shapes` is cloned."""
 
     def make(seed: int = 0):
         return tuple(shape.clone() if isinstance(shape, torch.Tensor) else torch.ones(shape) for shape in shapes), {}
@@ -174,14 +174,14 @@ def build_inputs(*shapes: object) -> Inputs:
 
 
 def live(make: Callable[[], nn.Module], *shapes: object, target: str = "live:Net") -> subjects.ModelUnderTest:
-    """The subject of what a factory builds."""
+    """The model under test that the factory `make` builds."""
     spec = ModelSpec(target, "live", False, "Net")
     built = BuiltModel(spec, make(), Origins(), "cpu", True, lambda _, __: make())
     return _with(subjects.prepare_built_model(built, target), shapes)
 
 
 def sample(name: str, *shapes: object, folder: Path = SAMPLES, init_device: str = "cpu") -> subjects.ModelUnderTest:
-    """The subject of `file:Class` in `folder`."""
+    """The model under test of `file:Class` in `folder`."""
     target = f"{folder}/{name.replace(':', '.py:')}"
     return _with(subjects.prepare_built_model(build(parse_spec(target), init_device=init_device), target), shapes)
 

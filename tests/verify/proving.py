@@ -1,4 +1,4 @@
-"""A proof of a model, and what it said, in few words."""
+"""Helpers that run a single proof of a model and summarise its result."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ SOURCE = "import torch\nfrom torch import nn\n"
 
 
 def run_proof(name: Name, spec: str, *input: str, device: str = "meta", **options) -> Check:
-    """One proof of the class that `spec` names."""
+    """Run the proof `name` for the class that `spec` names."""
     return run(Request(spec, checks=(name,), input=input, device=device, **options)).checks[0]
 
 
 def sample(name: Name, spec: str, *input: str, **options) -> Check:
-    """One proof of a sample model: `net:Net`."""
+    """Run the proof `name` for a sample model, e.g. `net:Net`."""
     return run_proof(name, f"{SAMPLES}/{spec.replace(':', '.py:')}", *input, **options)
 
 
 def of_source(name: Name, body: str, *input: str, **options) -> Check:
-    """One proof of the class Net whose __init__ is `body`; a class of its own may follow it, without indentation."""
+    """Run the proof `name` for a class Net whose __init__ is `body`. Methods of Net follow a line `---`, without
+    indentation.
+    """
     written = textwrap.dedent(body)
     init, _, rest = written.partition("\n---\n")
     lines = ["class Net(nn.Module):", "    def __init__(self):", "        super().__init__()"]
@@ -40,7 +42,7 @@ def of_source(name: Name, body: str, *input: str, **options) -> Check:
 
 
 def of_live(prove: Callable, make: Callable, *args) -> Check:
-    """A proof of what a factory builds, each time again."""
+    """Run `prove` for a model that the factory `make` builds; each further instance is another call of `make`."""
     built = BuiltModel(
         ModelSpec("live", "", False, "live"), make(), Origins({}), "cpu", True, lambda values, seed: make()
     )
@@ -48,14 +50,14 @@ def of_live(prove: Callable, make: Callable, *args) -> Check:
 
 
 def rules(check: Check) -> dict[str | None, str]:
-    """The rule that each tensor broke; two findings of one tensor fail the test."""
+    """Return the rule that each tensor breaks; two findings for the same tensor fail the test."""
     rules_by_fqn = {finding.fqn: finding.rule for finding in check.findings}
     assert len(rules_by_fqn) == len(check.findings), check.findings
     return rules_by_fqn
 
 
 def prove_real(name: Name, *classes: str) -> dict[str, Check]:
-    """One proof of each of these classes of `real.py`."""
+    """Run the proof `name` for each of the given classes of `real.py`."""
     pytest.importorskip("transformers")
     from . import real
 
@@ -67,14 +69,14 @@ def prove_real(name: Name, *classes: str) -> dict[str, Check]:
 
 
 def expect_pass(name: Name, *classes: str) -> None:
-    """The proof passes without a finding for these classes of `real.py`, on which the proof was measured."""
+    """The proof passes without a finding for the given classes of `real.py`."""
     checks = prove_real(name, *classes)
     passed = dict.fromkeys(checks, ("passed", ()))
     assert {of: (check.verdict.value, check.findings) for of, check in checks.items()} == passed
 
 
 def expect_findings(prove: Callable[[str], Check], bad: str, expected: dict[str | None, str], good: str) -> None:
-    """The failing class has the findings, and its twin passes."""
+    """Assert that the class `bad` has exactly the expected findings, and that the class `good` passes."""
     check, twin = prove(bad), prove(good)
     assert (rules(check), check.verdict, check.reason) == (expected, Verdict.FAILED, None)
     assert (twin.verdict, twin.reason, twin.findings) == (Verdict.PASSED, None, ()), twin
@@ -85,6 +87,6 @@ def cell(check: Check, column: str, fqn: str) -> Cell:
 
 
 def verdicts(check: Check, column: str) -> dict[str, str]:
-    """The verdicts of one column by name."""
+    """Return the verdicts of a column by tensor name."""
     (cells,) = [column_.cells for column_ in check.columns if column_.name == column]
     return {fqn: cell.verdict.value for fqn, cell in cells.items()}

@@ -1,4 +1,6 @@
-"""Real classes, small: `make(name)` builds one, `INPUTS` is what it is called with where its config does not say."""
+"""Small models of real classes: `make(name)` builds a model. `INPUTS` has inputs for classes whose config does not give
+any.
+"""
 
 from __future__ import annotations
 
@@ -114,9 +116,9 @@ def _oneformer() -> nn.Module:
     return transformers.OneFormerModel(config)
 
 
-#: Those whose config holds another.
+#: Models whose config contains another config.
 NESTED: dict[str, Callable[[], nn.Module]] = {"DetrModel": _detr, "OneFormerModel": _oneformer}
-#: torch's own, and what they are called with.
+#: Modules of torch, and their inputs.
 TORCH: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "Transformer": (lambda: nn.Transformer(16, 2, 1, 1, 32, batch_first=True), ("2x4x16", "2x4x16")),
     "LSTM": (lambda: nn.LSTM(4, 5, 2, bidirectional=True), ("3x2x4",)),

@@ -1,4 +1,4 @@
-"""What the first forward adds, shapes, changes and takes away, held against torch."""
+"""Tensors that the first forward adds, shapes, changes and removes, checked against torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def after(tmp_path, in_tmp_path):
-    """Inspect the class Net of these lines after a forward with 2×3 numbers."""
+    """Return a function that inspects a class Net, made of the given source lines, after a forward with a 2×3 input."""
 
     def inspect_one(forward: str, init: str = "pass", call: str = "Net", **options) -> inspection.Inspection:
         lines = [textwrap.indent(textwrap.dedent(text), " " * 8).strip() for text in (init, forward)]
@@ -46,7 +46,7 @@ def rows(result):
 
 
 def line_of(text: str) -> int:
-    """The only line of net.py that holds the text."""
+    """Return the number of the only line of net.py that contains `text`."""
     (number,) = [n for n, line in enumerate(Path("net.py").read_text().splitlines(), 1) if text in line]
     return number
 
@@ -55,11 +55,11 @@ def list_notes(result) -> dict[str, str]:
     return {row.fqn: row.note for row in result.state.tensors if row.note}
 
 
-# --- what appears -------------------------------------------------------------------------------------------
+# --- tensors that appear ------------------------------------------------------------------------------------
 
 
 def test_what_forward_assigns_appears_with_its_line(after):
-    """An attribute: unregistered, neither saved nor moved, assigned by the line in forward."""
+    """The attribute is unregistered, neither saved nor moved, and has the line of its assignment in forward."""
     row = rows(after("self.mask = torch.ones(3)", init="self.mask = None"))["mask"]
     assert (row.appeared, row.kind.value, row.saved, row.moves) == (True, "unregistered", False, False)
     assert row.note == "created by the first forward"
@@ -67,19 +67,21 @@ def test_what_forward_assigns_appears_with_its_line(after):
 
 
 def test_no_fix_of_the_constructor_is_shown_for_it(after):
-    """There is nothing in the constructor that would be replaced."""
+    """The constructor has no line to replace, so the row has no fix."""
     assert rows(after("self.mask = torch.ones(3)"))["mask"].fix is None
 
 
 def test_what_is_put_into_a_dict_has_the_line_of_the_dict(after):
-    """Nothing of torch sees an item assigned; also where forward assigns another attribute of the module."""
+    """torch is not informed of an item assigned to a dict, so the item has the dict's line; another attribute has its
+    own line.
+    """
     actual_rows = rows(after("self.seen = x\nself.cache[str(x.device)] = torch.ones(3)", init="self.cache = {}"))
     assert actual_rows["cache['cpu']"].origin.line == line_of("self.cache = {}")
     assert actual_rows["seen"].origin.line == line_of("self.seen = x")
 
 
 def test_a_module_made_in_forward_is_registered(after):
-    """Its parameters are, in the order in which torch has them, and they are saved and moved."""
+    """The new module's parameters are listed in torch's order, and they are saved and moved."""
     actual = after("if not hasattr(self, 'late'):\n    self.late = nn.Linear(3, 3)")
     assert [row.fqn for row in actual.state.tensors] == ["fc.weight", "fc.bias", "late.weight", "late.bias"]
     late = [row for row in actual.state.tensors if row.appeared]
@@ -87,14 +89,14 @@ def test_a_module_made_in_forward_is_registered(after):
 
 
 def test_what_was_there_has_not_appeared(after):
-    """The constructor's own rows are as they were without an input."""
+    """The rows of the constructor equal the rows without an input."""
     actual = after("self.mask = x", init="self.table = torch.ones(3)")
     before = inspection.inspect(inspection.Request("net.py:Net")).state.tensors
     assert [row for row in actual.state.tensors if not row.appeared] == list(before)
 
 
 def test_what_forward_assigns_anew_keeps_the_constructors_line(after):
-    """That is the line that the fix replaces."""
+    """The fix replaces the line of the constructor."""
     row = rows(after("self.table = self.table.to(x.dtype) * 1", init="self.table = torch.ones(3)"))["table"]
     assert not row.appeared
     assert row.origin.line == line_of("self.table = torch.ones(3)")
@@ -111,7 +113,7 @@ def test_a_tie_that_forward_breaks_is_no_appearance(after):
 
 
 def test_forward_is_not_called_without_input(tmp_path, in_tmp_path):
-    """Not even where the model carries inputs."""
+    """Forward is not called even if the model has an example input."""
     net = """
         class Net(nn.Linear):
             example_input_array = torch.ones(2, 3)
@@ -122,11 +124,11 @@ def test_forward_is_not_called_without_input(tmp_path, in_tmp_path):
     assert inspection.inspect(inspection.Request("net.py:Net(3, 3)")).inputs is None
 
 
-# --- lazy ones ----------------------------------------------------------------------------------------------
+# --- lazy parameters ----------------------------------------------------------------------------------------
 
 
 def test_lazy_parameters_get_their_shapes():
-    """Those that torch gives them, and it is said where they come from."""
+    """The shapes equal the shapes that torch gives, and a note says that the first forward set them."""
     state = inspection.inspect(inspection.Request("torch.nn:LazyConv2d(4, 3)", input=("1x2x8x8",)))
     oracle = nn.LazyConv2d(4, 3)
     oracle(torch.ones(1, 2, 8, 8))
@@ -138,12 +140,12 @@ def test_lazy_parameters_get_their_shapes():
 
 
 def test_without_input_they_have_none():
-    """What `--input` is for."""
+    """Lazy parameters have no shape without `--input`."""
     state = inspection.inspect(inspection.Request("torch.nn:LazyConv2d(4, 3)"))
     assert [row.shape for row in state.state.tensors] == [None, None]
 
 
-# --- what changes -------------------------------------------------------------------------------------------
+# --- tensors that change ------------------------------------------------------------------------------------
 
 CHANGES = {
     "in place": "self.kept += 1",
@@ -161,43 +163,43 @@ HOLDS = ["self.register_buffer('kept', torch.full((3, 3), {}))", "self.kept = to
 @pytest.mark.parametrize("holds", HOLDS)
 @pytest.mark.parametrize("how", CHANGES)
 def test_what_forward_changes_is_noted(after, how, holds):
-    """Bit by bit, whatever way it is written; and nothing else."""
+    """A change is detected bit by bit, however the code writes it, and no other tensor has a note."""
     value = "0.0" if "zero" in how else "1.0"
     assert list_notes(after(CHANGES[how], init=holds.format(value))) == {"kept": "changed by forward"}
 
 
 def test_a_parameter_that_forward_changes_is_noted(after):
-    """As an embedding with max_norm does to its rows."""
+    """An embedding with max_norm changes its rows in forward."""
     assert list_notes(after("self.fc.bias.data.add_(1)")) == {"fc.bias": "changed by forward"}
 
 
 @pytest.mark.parametrize("forward", ["self.kept = self.kept * 1", "self.kept.mul_(1)", "self.kept = self.kept.clone()"])
 def test_what_has_the_same_bits_is_not_changed(after, forward):
-    """NaN included."""
+    """A NaN with the same bits counts as unchanged."""
     assert not list_notes(after(forward, init="self.kept = torch.full((3,), torch.nan)"))
 
 
 def test_running_statistics_change_in_training_mode():
-    """Evaluation leaves BatchNorm's three buffers, training changes them."""
+    """Forward changes BatchNorm's three buffers in training mode, but not in evaluation mode."""
     state = inspection.inspect(inspection.Request("torch.nn:BatchNorm1d(3)", input=("2x3",)))
     buffers = dict(nn.BatchNorm1d(3).named_buffers())
     assert list_notes(state) == dict.fromkeys(buffers, "changed by forward in training mode")
 
 
 def test_a_model_built_in_eval_mode_is_not_trained(after):
-    """Its constructor has said so."""
+    """The constructor sets evaluation mode, so forward is not called in training mode."""
     result = after("self.norm(x)", init="self.norm = nn.BatchNorm1d(3); self.eval()")
     assert not list_notes(result)
 
 
 def test_the_values_are_those_after_forward(after):
-    """One forward in evaluation: the statistics are of the instance that ran it."""
+    """Forward ran once, in evaluation mode: the statistics describe the instance that ran it."""
     actual = after("self.count += 1", init="self.register_buffer('count', torch.zeros(()))", stats=True)
     assert rows(actual)["count"].stats.max == 1
 
 
 def test_on_meta_writes_are_counted(after):
-    """There are no values to compare; inputs are on meta as the model is."""
+    """Tensors on meta have no values to compare; inputs are on meta like the model."""
     init = "self.register_buffer('count', torch.zeros(())); self.register_buffer('still', torch.zeros(()))"
     actual = after("self.count += 1; self.seen = x + self.still", init=init, init_device="meta")
     assert list_notes(actual) == {"count": "changed by forward", "seen": "created by the first forward"}
@@ -205,16 +207,16 @@ def test_on_meta_writes_are_counted(after):
 
 
 def test_what_forward_removes_is_told(after):
-    """It has no row any more."""
+    """An attribute that forward deletes has no row any more."""
     actual = after("if hasattr(self, 'tmp'): del self.tmp", init="self.tmp = torch.ones(3)")
     assert [(odd.name, odd.fqn) for odd in actual.state.oddities] == [("gone-after-forward", "tmp")]
 
 
-# --- what may go wrong --------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------------
 
 
 def test_a_forward_that_raises_has_its_own_message_and_line(after):
-    """One line."""
+    """The error is a single line."""
     with pytest.raises(ModelError) as raised:
         after("raise ValueError('no such size')")
     expected = f"net.py:Net: calling the model raised ValueError: no such size (net.py:{line_of('raise Value')})"
@@ -222,7 +224,7 @@ def test_a_forward_that_raises_has_its_own_message_and_line(after):
 
 
 def test_a_forward_that_raises_in_training_alone_is_told():
-    """BatchNorm does, with one row; the table stands."""
+    """BatchNorm raises in training mode with a batch of one row; the table is still shown."""
     state = inspection.inspect(inspection.Request("torch.nn:BatchNorm1d(3)", input=("1x3",)))
     (oddity,) = state.state.oddities
     assert oddity.name == "not-tried-in-training"
@@ -231,14 +233,14 @@ def test_a_forward_that_raises_in_training_alone_is_told():
 
 
 def test_a_model_that_exists_once_is_copied(after):
-    """An object in a module has no constructor to be called again; what it is after a forward is shown."""
+    """A module-level object has no constructor to call again; the result shows a copy of the object after a forward."""
     result = after("self.mask = torch.ones(3)", call="net", more="\nnet = Net()\n")
     assert rows(result)["mask"].appeared
 
 
-@pytest.mark.parametrize("made", ["torch.compile(Net(), backend='eager', fullgraph=True)", "compiled()"])
-def test_what_is_compiled_is_traced_as_without_us(after, made):
-    """Dynamo gives up at methods that are wrapped to note lines: then none is noted."""
+@pytest.mark.parametrize("expression", ["torch.compile(Net(), backend='eager', fullgraph=True)", "compiled()"])
+def test_what_is_compiled_is_traced_as_without_us(after, expression):
+    """Dynamo cannot trace methods that are wrapped to record lines, so a compiled model has no recorded lines."""
     more = f"""
 def compiled():
     net = Net()
@@ -246,14 +248,14 @@ def compiled():
     return net
 
 def make():
-    return {made}
+    return {expression}
 """
     actual = after("self.mask = torch.ones(3)", call="make", more=more)
     assert [row.fqn.rpartition(".")[2] for row in actual.state.tensors if row.appeared] == ["mask"]
 
 
 def test_a_checkpoint_has_no_forward(tmp_path):
-    """Said in one line."""
+    """The error is a single line."""
     torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
     with pytest.raises(UsageError, match="is a checkpoint, which has no forward"):
         inspection.inspect(inspection.Request(str(tmp_path / "a.pt"), input=("2x3",)))
@@ -263,7 +265,7 @@ def test_a_checkpoint_has_no_forward(tmp_path):
 
 
 def test_what_appeared_is_moved_too(after):
-    """A cache stays where its forward was, and is found; one that each forward replaces does no harm."""
+    """A cache stays on the device of its forward and is reported; a tensor replaced by each forward is not reported."""
     result = after("if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None", to="meta")
     assert [(finding.rule, finding.fqn) for finding in result.findings] == [
         ("left-behind", "mask"),
@@ -276,7 +278,7 @@ def test_what_appeared_is_moved_too(after):
 
 
 def test_a_proof_that_fails_names_the_line_in_forward(after):
-    """A move leaves it behind; it was assigned there."""
+    """The help names the line of forward that assigned the tensor which the move leaves on the CPU."""
     after("if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None")
     result = run(Request("net.py:Net", checks=(Name.MOVE,), device="meta", input=("2x3",)))
     (finding,) = result.findings
@@ -294,7 +296,7 @@ MODULES = {
 
 @pytest.mark.parametrize("spec", MODULES)
 def test_the_registered_rows_are_those_of_an_instance_that_ran(spec):
-    """torch's own lists say which, in which order and of what shape."""
+    """The registered rows equal torch's own lists of parameters and buffers, with names and shapes."""
     if spec.startswith("torchmetrics"):
         pytest.importorskip("torchmetrics")
     from statecli.commands.verify import inputs

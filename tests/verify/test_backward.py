@@ -45,7 +45,7 @@ def function(change):
 
 
 def hook(change):
-    """A hook of the output of the layer."""
+    """A hook on the output of the layer, which calls `change(model, gradient)`."""
 
     def use(model, y):
         if y.requires_grad:
@@ -56,7 +56,7 @@ def hook(change):
 
 
 class Hooked(Net):
-    """A hook of the weight, the layer or its gradient, which the constructor registers."""
+    """A model whose constructor registers a hook on the weight, the layer or the weight's gradient."""
 
     def __init__(self, register):
         super().__init__(lambda _, y: y)
@@ -102,7 +102,7 @@ ZOO = {
 
 
 def prove(name, change):
-    """The proof of a model that calls `change` in backward."""
+    """Run the proof for a model that calls `change` in backward."""
     how = ZOO[name][0]
     make = (lambda: Net(how(change))) if how in (function, hook) else (lambda: Hooked(how(change)))
     return forward.prove(live(make, (2, 3)), FAKE_CUDA)
@@ -111,7 +111,7 @@ def prove(name, change):
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("name", ZOO)
 def test_what_backward_mixes_is_reported(name):
-    """Each tensor is named, and the message says that forward is not the place."""
+    """Each tensor is named, and the message names backward and not forward as the place."""
     _, change, names, _ = ZOO[name]
     check = prove(name, change)
     assert check.verdict is Verdict.FAILED
@@ -126,7 +126,7 @@ def test_what_backward_mixes_is_reported(name):
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("name", ZOO)
 def test_its_twin_passes(name):
-    """A tensor on the device of the gradient, or a number, is legal; backward ran to its end."""
+    """A tensor on the device of the gradient, or a number, is legal; backward runs to its end."""
     check = prove(name, ZOO[name][3])
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert check.how.startswith("eval mode, train mode, backward on")
@@ -135,7 +135,7 @@ def test_its_twin_passes(name):
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("name", ZOO)
 def test_the_model_runs_backward_on_the_cpu(name):
-    """The oracle for the samples: torch refuses none of them where everything is on one device."""
+    """The oracle for the samples: torch refuses no sample if all tensors are on the same device."""
     for change in ZOO[name][1::2]:
         how = ZOO[name][0]
         module = Net(how(change)) if how in (function, hook) else Hooked(how(change))
@@ -144,7 +144,7 @@ def test_the_model_runs_backward_on_the_cpu(name):
 
 
 def test_an_error_of_backward_proves_nothing():
-    """A backward that raises for another reason leaves the verdict of the calls, and is not called a pass."""
+    """A backward that raises another error does not change the verdict of forward, and `how` does not list backward."""
 
     def fail(model, gradient):
         raise ValueError("no")
@@ -155,14 +155,14 @@ def test_an_error_of_backward_proves_nothing():
 
 
 def test_a_model_without_a_graph_is_called_only():
-    """A frozen model, or one that detaches its output, has no backward to run."""
+    """A frozen model, or a model that detaches its output, has no backward to run."""
     check = forward.prove(live(lambda: Net(lambda m, y: y.detach()), (2, 3)), FAKE_CUDA)
     assert check.verdict is Verdict.PASSED
     assert check.how.endswith("in eval and train mode")
 
 
 def test_a_mismatch_that_only_a_graph_shows_is_one_of_train_mode():
-    """Forward may ask whether the grad mode is on; what it mixes then is not called backward's."""
+    """Forward may read whether grad mode is on; a mismatch in this branch is not attributed to backward."""
     check = forward.prove(live(lambda: Net(lambda m, y: y + m.a if torch.is_grad_enabled() else y), (2, 3)), FAKE_CUDA)
     (finding,) = check.findings
     assert finding.fqn == "a"
@@ -170,7 +170,7 @@ def test_a_mismatch_that_only_a_graph_shows_is_one_of_train_mode():
 
 
 def test_outputs_on_several_devices_are_no_mismatch():
-    """A model may return a tensor on the cpu next to one on the device: no loss of statecli combines them."""
+    """A model may return a tensor on the cpu and a tensor on the device: statecli has no loss that combines them."""
     check = forward.prove(live(lambda: Net(lambda m, y: (y, y.cpu() * m.a)), (2, 3)), FAKE_CUDA)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert check.how.startswith("eval mode, train mode, backward on")
@@ -220,7 +220,7 @@ def test_the_graph_of_a_constructor_is_no_second_defect(value, use, in_tmp_path)
 
 
 def test_the_caller_of_statecli_is_not_a_line_of_the_model():
-    """A model of torch's own modules has no line of the user: neither this file nor a console script is named."""
+    """A model of torch's own modules has no line of the user, so neither this file nor a console script is named."""
     net = nn.Sequential(nn.Linear(3, 3))
     del net[0].bias
     net[0].bias = torch.ones(3)

@@ -1,4 +1,4 @@
-"""The values that a proof writes: each bit of them has to survive."""
+"""The values that a proof writes into tensors: each bit of a value has to survive a round trip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOSSY = [
 
 
 def perturb_zeros(dtype, *, phase=0, elements=2 * tensor_bits.PERIOD):
-    """A tensor of zeros after it was overwritten."""
+    """Return a tensor of zeros after `perturb` has overwritten its values."""
     tensor = torch.zeros(elements, dtype=dtype)
     tensor_bits.perturb([tensor], phase=phase)
     return tensor
@@ -30,7 +30,9 @@ def perturb_zeros(dtype, *, phase=0, elements=2 * tensor_bits.PERIOD):
 
 @pytest.mark.parametrize(("dtype", "narrow"), LOSSY, ids=str)
 def test_rounding_changes_every_value(dtype, narrow):
-    """Nothing that a narrower type holds: a way through it and back leaves no element as it was."""
+    """A narrower type cannot represent the values: a cast to this type and back changes every element (bfloat16: over
+    half).
+    """
     tensor = perturb_zeros(dtype)
     back = tensor.to(narrow).to(dtype)
     kept = (back == tensor).sum()
@@ -39,7 +41,7 @@ def test_rounding_changes_every_value(dtype, narrow):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_last_bit_counts(dtype):
-    """A type that is one bit narrower would hold no value; of bfloat16, whose bits are all in use, not half of them."""
+    """The last bit of every value is set; in bfloat16, whose bits are all in use, of over a third of the values."""
     tensor = perturb_zeros(dtype)
     whole = tensor.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[tensor.element_size()])
     odd = int((whole & 1).sum())
@@ -48,7 +50,9 @@ def test_the_last_bit_counts(dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_values_are_moderate_and_differ(dtype):
-    """Strictly between 0 and 1, no two in a period alike, and none in its place under another phase."""
+    """The values are strictly between 0 and 1, all different in a period, and different in each place under another
+    phase.
+    """
     tensor, other = (
         perturb_zeros(dtype, elements=tensor_bits.PERIOD),
         perturb_zeros(dtype, elements=tensor_bits.PERIOD, phase=1),
@@ -70,7 +74,7 @@ ROUNDING = {
         Name.SAVE,
         "changed-by-saving",
         "def state_dict(self, *args, **kwargs):\n"
-        "    return {key: one.bfloat16() for key, one in super().state_dict(*args, **kwargs).items()}",
+        "    return {key: tensor.bfloat16() for key, tensor in super().state_dict(*args, **kwargs).items()}",
     ),
     "pickling": (
         Name.COPY,
@@ -93,7 +97,7 @@ ROUNDING = {
 @pytest.mark.parametrize("way", ROUNDING)
 @pytest.mark.parametrize("lossy", [True, False])
 def test_rounding_on_the_way_is_found(way, lossy, in_tmp_path):
-    """Of float32 by a half or a bfloat16 in between; by float64 nothing is lost."""
+    """A cast of float32 to float16 or bfloat16 and back loses values; a cast to float64 and back does not."""
     name, rule, method = ROUNDING[way]
     if not lossy:
         method = method.replace(".half()", ".double()").replace(".bfloat16()", ".double()")
@@ -102,7 +106,7 @@ def test_rounding_on_the_way_is_found(way, lossy, in_tmp_path):
 
 
 def test_the_type_that_it_is_saved_as_is_named(in_tmp_path):
-    """A state_dict in another type is no mystery: the type is in the message."""
+    """If state_dict() contains the tensor in another type, the message names the type."""
     name, _, method = ROUNDING["saving"]
     (finding,) = of_source(name, f"self.fc = nn.Linear(4, 4, bias=False)\n---\n{method}").findings
     assert finding.message == "fc.weight: state_dict() contains the tensor cast to bfloat16, with other values"

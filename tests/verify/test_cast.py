@@ -1,4 +1,4 @@
-"""The cast: what keeps its dtype and what loses its values, each held against torch."""
+"""The cast: tensors that keep their dtype and tensors that lose their values, each checked against torch."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ def run_cast(body: str, *input: str, **options):
 
 @pytest.mark.parametrize("spec", FAILING)
 def test_a_sample_fails_where_it_was_written_to(spec):
-    """Exactly the tensors of the lesson fail, by their rule."""
+    """Exactly the expected tensors of the sample fail, with the expected rules."""
     assert rules(sample(Name.CAST, spec)) == FAILING[spec]
 
 
 @pytest.mark.parametrize("spec", PASSING)
 def test_a_sound_sample_passes(spec):
-    """Every floating-point tensor follows every cast, every integer stays."""
+    """Every floating-point tensor follows every cast, and every integer tensor keeps its dtype."""
     check = sample(Name.CAST, spec)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_dtypes_are_told_in_turn():
-    """A parameter has the three dtypes of the three casts, the counter its own; `how` names what was called."""
+    """The parameter's cell lists the dtypes after each of the three casts, the counter keeps its dtype, and `how` lists
+    the calls.
+    """
     check = sample(Name.CAST, "batchnorm:Block")
     assert check.how == ".to(torch.float64), .half(), .bfloat16()"
     weight, count = cell(check, "casts", "norm.weight"), cell(check, "casts", "norm.num_batches_tracked")
@@ -55,7 +57,7 @@ def test_dtypes_are_told_in_turn():
 
 
 def test_one_dtype_may_be_asked_for():
-    """Only that cast is done."""
+    """With `dtype`, the proof runs only the cast to `dtype`."""
     check = sample(Name.CAST, "batchnorm:Block", dtype="bfloat16")
     assert check.how == ".to(torch.bfloat16)"
     assert cell(check, "casts", "norm.weight").after == "bfloat16"
@@ -63,7 +65,7 @@ def test_one_dtype_may_be_asked_for():
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_scripted_module_is_cast_by_what_it_has():
-    """It has no bfloat16() of its own, and `.to(torch.bfloat16)` does the same."""
+    """A scripted module does not support bfloat16(); `.to(torch.bfloat16)` does the same."""
     with pytest.raises(RuntimeError, match="not supported"):
         torch.jit.script(nn.Linear(2, 2)).bfloat16()
     check = of_live(cast.prove, lambda: torch.jit.script(nn.Linear(2, 2)), None)
@@ -73,7 +75,7 @@ def test_a_scripted_module_is_cast_by_what_it_has():
 
 
 def test_half_leaves_complex_numbers_alone():
-    """As torch does: `.half()` casts floating-point tensors, `.to(torch.float16)` complex ones too."""
+    """As in torch, `.half()` casts only floating-point tensors and `.to(torch.float16)` also casts complex tensors."""
     body = 'self.register_buffer("f", torch.ones(2, dtype=torch.complex64))'
     assert rules(run_cast(body, dtype="float16")) == {"f": "imaginary-lost"}
     assert torch.ones(2, dtype=torch.complex64).to(torch.float16).dtype is torch.float16
@@ -84,13 +86,13 @@ def test_half_leaves_complex_numbers_alone():
     ("text", "why"), [("flaot16", "does not have this dtype"), ("int8", "cannot be cast to integers")]
 )
 def test_what_torch_casts_no_module_to_is_refused(text, why):
-    """One line that names dtypes to write."""
+    """The error is a single line and names dtypes that can be used."""
     with pytest.raises(UsageError, match=f"--dtype {text}: .*{why}; use float64"):
         sample(Name.CAST, "net:Net", dtype=text)
 
 
 def test_an_integer_that_a_class_casts_fails():
-    """An `_apply` that makes a buffer of indices floating-point is seen by its dtype, and by its values."""
+    """An `_apply` that casts a buffer of indices or changes its values is reported."""
     body = 'self.register_buffer("i", torch.arange(3))\n---\n'
     body += "def _apply(self, fn, recurse=True):\n    self.i = {}\n    return super()._apply(fn)"
     assert rules(run_cast(body.format("self.i.float()"))) == {"i": "integer-cast"}
@@ -99,7 +101,7 @@ def test_an_integer_that_a_class_casts_fails():
 
 
 def test_a_parameter_that_a_class_keeps_fails():
-    """A class whose `.half()` forgets one parameter."""
+    """The `.half()` of the class forgets a parameter."""
     body = "self.w = nn.Parameter(torch.ones(3)); self.v = nn.Parameter(torch.ones(3))\n---\n"
     body += "def half(self):\n    self.w.data = self.w.data.half()\n    return self"
     (finding,) = run_cast(body).findings
@@ -110,7 +112,7 @@ def test_a_parameter_that_a_class_keeps_fails():
 
 
 def test_what_a_class_moves_itself_and_casts_never_is_its_decision():
-    """torchmetrics: states follow a move through `_apply` and keep their dtype on purpose."""
+    """The states of a torchmetrics metric follow a move through `_apply` and keep their dtype on purpose."""
     metrics = pytest.importorskip("torchmetrics")
     check = of_live(cast.prove, metrics.MeanMetric, None)
     assert check.findings == ()
@@ -118,13 +120,13 @@ def test_what_a_class_moves_itself_and_casts_never_is_its_decision():
 
 
 def test_a_tensor_without_dimensions_is_a_note():
-    """It takes no part in what dtype an operator gives."""
+    """A 0-dim tensor does not affect the dtype of an operator's result."""
     (finding,) = run_cast("self.scale = torch.tensor(2.0)").findings
     assert (finding.rule, finding.severity) == ("keeps-dtype", Severity.NOTE)
 
 
 def test_a_cast_that_raises_is_told_and_the_others_done():
-    """Inconclusive with the model's own words; the other casts are done on an instance of their own."""
+    """The reason has the model's own error; the other casts are checked on another instance."""
     body = 'self.w = nn.Parameter(torch.ones(3))\n---\ndef half(self):\n    raise RuntimeError("not today")'
     check = run_cast(body)
     assert check.verdict is Verdict.INCONCLUSIVE
@@ -133,7 +135,7 @@ def test_a_cast_that_raises_is_told_and_the_others_done():
 
 
 def test_a_cache_of_the_first_forward_is_cast_too():
-    """What forward left behind keeps its dtype."""
+    """A tensor that the first forward cached keeps its dtype and is reported."""
     body = "self.w = nn.Linear(3, 3); self.c = None\n---\n"
     body += (
         "def forward(self, x):\n    self.c = torch.ones(3) if self.c is None else self.c\n    return self.w(x) + self.c"
@@ -142,46 +144,48 @@ def test_a_cache_of_the_first_forward_is_cast_too():
 
 
 def test_what_every_forward_makes_anew_is_not_judged():
-    """An attention map that is kept to be looked at: the next forward replaces it without reading it."""
+    """An attention map that forward keeps for inspection is skipped: the next forward replaces the map without reading
+    it.
+    """
     body = "self.w = nn.Linear(3, 3); self.map = None\n---\n"
     body += "def forward(self, x):\n    self.map = self.w(x).detach()\n    return self.map"
     assert verdicts(run_cast(body, "2x3"), "casts")["map"] == "skipped"
 
 
 def test_a_wrapper_without_a_length_is_cast():
-    """`torch.compile` gives a module whose `len` raises: it is never asked for its truth."""
+    """`torch.compile` returns a module whose `len` raises: statecli never evaluates the module's truth value."""
     assert of_live(cast.prove, lambda: torch.compile(nn.Linear(2, 2)), None).verdict is Verdict.PASSED
 
 
 def test_uninitialized_parameters_are_no_failure():
-    """torch itself refuses `.bfloat16()` of them, and that is what is told."""
+    """torch itself refuses to cast uninitialized parameters, so the verdict is inconclusive."""
     check = of_live(cast.prove, lambda: nn.LazyLinear(3), None)
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.findings == ()
 
 
 def test_quantized_tensors_keep_their_values():
-    """They are integers with a scale."""
+    """Quantized tensors are integers with a scale."""
     body = 'self.register_buffer("q", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))'
     assert run_cast(body).verdict is Verdict.PASSED
 
 
 @pytest.mark.parametrize("name", NOT_IN_ZOO_OF_VERIFY)
 def test_models_of_transformers_are_cast(name):
-    """Real classes keep no floating-point tensor back."""
+    """Every floating-point tensor of real classes follows the casts."""
     check = of_live(cast.prove, lambda: make(name), None)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_verdicts_are_of_every_tensor():
-    """Each row has a cell."""
+    """Each tensor of the state_dict has a cell."""
     check = sample(Name.CAST, "batchnorm:Block")
     module = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
     assert len(verdicts(check, "casts")) == len(module.state_dict())
 
 
 def test_an_own_to_does_not_excuse_what_half_leaves_behind():
-    """nn.Module.half() calls _apply and no `.to`: it is the class's own `_apply` that may decide to keep a dtype."""
+    """nn.Module.half() calls `_apply` and not `.to`, so only the class's own `_apply` may decide to keep a dtype."""
     follows = "def to(self, *args):\n    super().to(*args)\n    self.t = self.t.to(*args)\n    return self\n"
     keeps = "def _apply(self, fn, recurse=True):\n    super()._apply(fn)\n    self.t = fn(self.t).to(self.t.dtype)\n"
     body = "self.t = torch.ones(3)\n---\n"
@@ -210,7 +214,7 @@ def forward(self, x):
 
 
 def test_the_model_that_a_cast_gives_is_the_one_that_counts():
-    """`model = model.to(...)`: a `.to` that gives another model casts all the same."""
+    """As in `model = model.to(...)`, a `.to` that returns another model is a valid cast."""
     assert run_cast(GIVES_A_COPY).verdict is Verdict.PASSED
 
 
@@ -225,7 +229,9 @@ def forward(self, x):
 
 @pytest.mark.parametrize("view", ["self.a.weight.detach()[:2]", "self.a.weight[:2]", "self.a.weight.data"])
 def test_a_view_that_a_cast_leaves_in_the_old_memory_fails(view):
-    """It has no row of its own; the oracle is what it is after .half(). The finding names its tensor and its line."""
+    """The view has no row; the oracle is the view's dtype after .half(). The finding names the tensor and the view's
+    line.
+    """
     check = run_cast(VIEW.format(view=view))
     assert rules(check) == {"w": "stale-view"}
     (finding,) = check.findings
@@ -242,7 +248,7 @@ def test_a_view_that_a_cast_leaves_in_the_old_memory_fails(view):
 
 
 def test_a_further_name_that_a_cast_takes_along_passes():
-    """A Parameter stays the object that it is, under each of its names."""
+    """A cast keeps the identity of a Parameter, so all names of the Parameter follow."""
     check = run_cast(VIEW.format(view="self.a.weight"))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     check = run_cast("self.a = nn.Linear(3, 3); self.all = [self.a.weight]; self.l = nn.LSTM(3, 3)")
@@ -250,7 +256,7 @@ def test_a_further_name_that_a_cast_takes_along_passes():
 
 
 def test_the_class_that_keeps_a_parameter_back_is_named():
-    """The line is that of the method, whose fault it is."""
+    """The help gives the line of the class's `_apply`, which causes the failure."""
     body = "self.w = nn.Parameter(torch.ones(3))\n---\ndef half(self):\n    return self.to(torch.float16)\n"
     assert run_cast(body).findings == ()
     body += "def _apply(self, fn, recurse=True):\n    return self\n"
@@ -258,7 +264,7 @@ def test_the_class_that_keeps_a_parameter_back_is_named():
 
 
 def test_integers_that_a_class_casts_are_its_methods_fault():
-    """Its own `_apply` begins there."""
+    """The help has the first line of the class's own `_apply`."""
     body = 'self.register_buffer("i", torch.arange(3))\n---\ndef _apply(self, fn, recurse=True):\n'
     body += "    self.i = self.i.float()\n    return super()._apply(fn)"
     assert run_cast(body).findings[0].help == "net.py:7: leave integer tensors unchanged in Net._apply"
@@ -284,7 +290,7 @@ def forward(self, x):
     ],
 )
 def test_a_tensor_that_forward_casts_at_each_call_is_a_note(result):
-    """It keeps its dtype, and no operator sees that."""
+    """The table keeps its dtype, but no other operator reads the table before the cast."""
     check = run_cast(RECAST.format(result), "2x4")
     (finding,) = check.findings
     assert (finding.severity, check.verdict) == (Severity.NOTE, Verdict.PASSED)
@@ -307,17 +313,17 @@ def test_a_tensor_that_forward_casts_at_each_call_is_a_note(result):
     ],
 )
 def test_a_tensor_of_which_forward_does_not_prove_that_stays_a_warning(result):
-    """Another operator reads it, forward casts it to one dtype always, or forward did not run."""
+    """Another operator reads the table, forward always casts the table to a fixed dtype, or forward did not run."""
     check = run_cast(RECAST.format(result), "2x4")
     assert (check.findings[0].severity, check.verdict) == (Severity.WARNING, Verdict.FAILED)
 
 
 def test_a_random_tensor_that_forward_casts_stays_an_error():
-    """What is lost by saving is lost all the same."""
+    """The cast in forward does not change the severity: saving the model still loses the random values."""
     body = RECAST.replace("arange(4.0)", "randn(4)").format("y + self.table.to(y)")
     assert run_cast(body, "2x4").findings[0].severity is Severity.ERROR
 
 
 def test_without_an_input_nothing_is_proved():
-    """Forward was not run."""
+    """Without an input, forward does not run and the finding stays a warning."""
     assert run_cast(RECAST.format("y + self.table.to(y)")).findings[0].severity is Severity.WARNING

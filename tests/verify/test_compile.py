@@ -1,4 +1,4 @@
-"""The proof `compile`: numbers that are captured again at each call, and values that a compiled model keeps."""
+"""The proof `compile`: numbers that cause a recompilation at each call, and values that a compiled model keeps."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def test_state_that_the_compiler_keeps_is_named(name, in_tmp_path):
 
 
 def test_the_limit_is_that_of_torch():
-    """The number in the message is the number of graphs after which torch.compile gives up."""
+    """The number in the message is the number of graphs after which torch.compile stops compiling the function."""
     from statecli.commands.verify.proofs.compile import _LIMIT, GRAPHS_OF_A_FUNCTION
 
     assert getattr(torch._dynamo.config, _LIMIT) == GRAPHS_OF_A_FUNCTION
 
 
 def test_torch_gives_up_at_the_limit():
-    """A model that fails the proof is not compiled any more after 8 graphs; with a tensor the model has one graph."""
+    """torch stops compiling a failing model after 8 graphs; with a tensor in place of the number, 1 graph is enough."""
 
     class Net(nn.Module):
         def __init__(self, start):
@@ -145,7 +145,7 @@ def test_plain_tensors_are_inputs_of_a_compiled_model(in_tmp_path):
 
 
 def test_tensors_that_cannot_be_changed_are_skipped(in_tmp_path):
-    """An expanded buffer, eight bits, a sparse tensor and complex numbers are not written; the others pass."""
+    """An expanded, a float8, a sparse and a complex buffer are skipped, because the proof cannot write to them."""
     body = net(
         'self.register_buffer("e", torch.ones(1).expand(3))\n'
         'self.register_buffer("f", torch.ones(3).to(torch.float8_e4m3fn))\n'
@@ -165,7 +165,7 @@ def test_random_numbers_in_forward_pass(in_tmp_path):
 
 
 def test_a_model_that_never_repeats_is_inconclusive(in_tmp_path):
-    """Without equal outputs of two instances there is nothing to compare with."""
+    """Two instances have different outputs, so the outputs cannot be compared."""
     body = net("", "return self.fc(x) + __import__('uuid').uuid4().int % 1000")
     check = of_source(Name.COMPILE, body, "2x3")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
@@ -180,7 +180,7 @@ def test_a_model_that_torch_does_not_compile_is_inconclusive():
 
 
 def test_an_error_of_the_compiler_is_inconclusive(in_tmp_path, capfd):
-    """The reason is one line, and torch prints nothing."""
+    """The reason is a single line, and torch prints nothing."""
     body = net("", "if torch.compiler.is_compiling():\n    raise ValueError('no')\nreturn self.fc(x)")
     check = of_source(Name.COMPILE, body, "2x3")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
@@ -189,14 +189,14 @@ def test_an_error_of_the_compiler_is_inconclusive(in_tmp_path, capfd):
 
 
 def test_without_inputs_the_proof_is_skipped(in_tmp_path):
-    """The reason has the option to type."""
+    """The reason has the option for an input."""
     check = of_source(Name.COMPILE, net("", "return self.fc(x)"))
     assert check.verdict is Verdict.SKIPPED
     assert "--input" in check.reason
 
 
 def test_a_live_model_is_unchanged():
-    """Copies are compiled and changed; the settings of the compiler are put back."""
+    """The proof compiles and changes copies, and restores the settings of the compiler."""
     from statecli.commands.verify.proofs.compile import _LIMIT
 
     limit = getattr(torch._dynamo.config, _LIMIT)
@@ -209,12 +209,12 @@ def test_a_live_model_is_unchanged():
 
 
 def test_the_proof_runs_only_on_request():
-    """A model that is never compiled may count its calls."""
+    """The proof is off by default, because a counter is harmless in a model that is never compiled."""
     assert Name.COMPILE not in DEFAULT_PROOFS
 
 
 def test_the_command_line_names_the_line(statecli, in_tmp_path):
-    """The message has the line that reads the number, and the fix the line that registers it."""
+    """The message has the line that reads the number, and the fix has the line that registers a tensor instead."""
     of_source(Name.COMPILE, ZOO["a counter"][0], "2x3")
     result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "compile")
     assert result.code == 1
@@ -225,7 +225,7 @@ def test_the_command_line_names_the_line(statecli, in_tmp_path):
 
 
 def test_real_classes_pass():
-    """A slice of the classes on which the proof was measured."""
+    """A sample of the classes on which the proof was measured passes."""
     expect_pass(
         Name.COMPILE,
         *("BertForMaskedLM", "GPT2LMHeadModel", "SwinModel"),

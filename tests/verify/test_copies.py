@@ -1,4 +1,4 @@
-"""Copies of a live model: each storage once, whatever looks into it, and nothing of the original's."""
+"""Copies of a live model: each storage is copied once for all its views, and shares no memory with the original."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statecli.live.tensors import find_leaves  # noqa: E402
 
 
 def holding(**attributes):
-    """A Linear with further attributes."""
+    """A Linear with the given further attributes."""
     module = nn.Linear(4, 4)
     for name, value in attributes.items():
         setattr(module, name, value)
@@ -74,7 +74,9 @@ def form(tensor):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("values", [True, False])
 def test_a_copy_is_the_same_and_apart(name, values):
-    """Names, shapes, dtypes, strides, leaves, ties and these few values are the original's; the memory is not."""
+    """A copy has the original's names, shapes, dtypes, strides, leaves, shared storages and small values, but its own
+    memory.
+    """
     module = CASES[name]()
     copied = copy_model.copy_live_model(module, values=values)
     before, after = measure.map_tensors(module), measure.map_tensors(copied)
@@ -94,7 +96,9 @@ def test_a_copy_is_the_same_and_apart(name, values):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_scripted_models_parameters_can_be_trained():
-    """torch copies them by an operation that autograd sees, so that they are no leaves."""
+    """copy.deepcopy of a scripted module records an autograd operation, so its parameters are not leaves; statecli's
+    copies are.
+    """
     module = torch.jit.script(nn.Linear(4, 4))
     assert not copy.deepcopy(module).weight.is_leaf
     copied = copy_model.copy_live_model(module, values=True)
@@ -102,7 +106,7 @@ def test_a_scripted_models_parameters_can_be_trained():
 
 
 def test_large_storages_are_copied_with_values_alone():
-    """64 KB and less always: forward may look up by them."""
+    """Storages up to 64 KB are always copied with values, because forward may use the values as indices."""
     module = holding(small=torch.ones(1 << 14), large=torch.ones(1 << 15))
     empty = copy_model.copy_live_model(module, values=False)
     assert torch.equal(empty.small, module.small)
@@ -111,7 +115,9 @@ def test_large_storages_are_copied_with_values_alone():
 
 
 def test_a_non_leaf_is_one_again_of_the_same_operation_and_leaves():
-    """So that the proofs say of the copy what is true of the model; copy.deepcopy refuses both."""
+    """A copied non-leaf tensor has the same operation and leaves, so proofs of the copy are valid for the model.
+    copy.deepcopy refuses to copy a non-leaf tensor.
+    """
     module = nn.Linear(4, 4)
     module.scaled = module.weight * 3
     copied = copy_model.copy_live_model(module, values=True)
@@ -123,27 +129,29 @@ def test_a_non_leaf_is_one_again_of_the_same_operation_and_leaves():
 
 
 def test_hooks_and_activations_know_the_copy():
-    """A function that closes over the module, as an attribute, in a list, as a hook; its defaults and name are kept."""
+    """A copied function refers to the copied module: as an attribute, in a list and as a hook. Its defaults, name and
+    attributes are kept.
+    """
     module = nn.Linear(4, 4)
     seen = []
 
     def act(x, *, times=2):
         return module.weight.sum() * times * x
 
-    act.told = "so"
+    act.note = "kept"
     module.act, module.acts = act, [act]
     module.register_forward_hook(lambda *_: seen.append(module))
     copied = copy_model.copy_live_model(module, values=True)
     with torch.no_grad():
         copied.weight.fill_(1)
     assert copied.act(1).item() == copied.acts[0](1).item() == 32
-    assert (copied.act.__name__, copied.act.told) == ("act", "so")
+    assert (copied.act.__name__, copied.act.note) == ("act", "kept")
     copied(torch.ones(1, 4))
     assert [id(module) for module in seen] == [id(copied)]
 
 
 def test_what_cannot_be_apart_is_refused():
-    """A parameter behind a function of a function: the copy would train the model itself."""
+    """A nested closure refers to the module, so training the copy would also train the original."""
     module = nn.Linear(4, 4)
 
     def inner(x):
@@ -160,6 +168,6 @@ class Itself(nn.Linear):
 
 
 def test_a_module_that_copies_to_itself_is_refused():
-    """Its own __deepcopy__ says that there is one of it."""
+    """The `__deepcopy__` of the class returns the module itself."""
     with pytest.raises(ModelError, match="does not return a new module"):
         copy_model.copy_live_model(Itself(2, 2), values=True)

@@ -1,4 +1,4 @@
-"""Copies: deep and pickled, each held against what torch and copy do."""
+"""Deep and pickled copies, each checked against torch and copy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_copy(body: str, *input: str, **options):
 
 @pytest.mark.parametrize("spec", FAILING)
 def test_a_sample_fails_where_it_was_written_to(spec):
-    """Exactly the tensor of the lesson fails."""
+    """Exactly the expected tensor of the sample fails."""
     check = sample(Name.COPY, spec)
     assert rules(check) == FAILING[spec]
     assert "DivBackward0" in check.findings[0].message
@@ -39,14 +39,14 @@ def test_a_sample_fails_where_it_was_written_to(spec):
 
 @pytest.mark.parametrize("spec", PASSING)
 def test_a_sound_sample_passes(spec):
-    """Both copies have every tensor, in memory of their own, tied as before."""
+    """Both copies have every tensor in their own memory, with the same tied weights."""
     check = sample(Name.COPY, spec)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert set(verdicts(check, "copied").values()) == set(verdicts(check, "pickled").values()) == {"passed"}
 
 
 def test_a_tensor_that_torch_cannot_copy_is_named():
-    """The oracle: copy.deepcopy of it alone raises."""
+    """The oracle: copy.deepcopy of the tensor alone raises."""
     with pytest.raises(NotImplementedError):
         copy.deepcopy(torch.eye(3).to_sparse_csr())
     body = 'self.w = nn.Linear(2, 2); self.register_buffer("adjacency", torch.eye(3).to_sparse_csr())'
@@ -73,7 +73,7 @@ def __deepcopy__(self, memo):
     ],
 )
 def test_a_deepcopy_of_the_class(what, rule):
-    """What it shares, changes or forgets fails; the other parameter is copied right."""
+    """A parameter that `__deepcopy__` shares, changes or forgets is reported; the other parameter is copied well."""
     check = run_copy(OWN_COPY.format(f"other.v.data.copy_(self.v.data); {what}"))
     assert rules(check) == rule
     assert all(
@@ -82,7 +82,7 @@ def test_a_deepcopy_of_the_class(what, rule):
 
 
 def test_a_tie_that_a_copy_parts():
-    """Two names of one tensor are two tensors in the copy."""
+    """Two names of the same tensor become two tensors in the copy."""
     body = "self.w = nn.Parameter(torch.ones(3)); self.v = self.w\n---\ndef __deepcopy__(self, memo):\n"
     body += "    other = type(self)(); other.w.data.copy_(self.w.data); other.v = nn.Parameter(self.v.data.clone())\n"
     body += "    return other"
@@ -93,7 +93,9 @@ def test_a_tie_that_a_copy_parts():
 
 
 def test_a_closure_is_not_copied():
-    """copy.deepcopy copies no function, so what a hook captured is the original's; and pickle refuses the hook."""
+    """copy.deepcopy does not copy functions, so the copy's hook uses the original's captured tensor; pickle refuses the
+    hook.
+    """
     body = "keep = torch.rand(3)\nself.l = nn.Linear(3, 3)\n"
     body += "self.register_forward_hook(lambda module, args, output: output + keep)"
     check = run_copy(body)
@@ -102,14 +104,14 @@ def test_a_closure_is_not_copied():
 
 
 def test_a_class_attribute_is_one_for_all():
-    """It is no copy's to own."""
+    """A class attribute is shared by all instances, so its cell is skipped."""
     check = run_copy("self.w = nn.Linear(2, 2)\n---\ntable = torch.ones(3)")
     assert verdicts(check, "copied")["table"] == "skipped"
     assert check.verdict is Verdict.PASSED
 
 
 def test_what_a_class_leaves_out_of_its_copies_is_not_judged():
-    """A cache that `__getstate__` drops."""
+    """The class drops a cache in `__getstate__`."""
     body = "self.w = nn.Linear(2, 2); self.cache = torch.ones(3)\n---\n"
     body += 'def __getstate__(self):\n    return {**self.__dict__, "cache": None}'
     assert verdicts(run_copy(body), "pickled")["cache"] == "skipped"
@@ -126,7 +128,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("part", "why"), REFUSED.values(), ids=REFUSED)
 def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
-    """The oracle: torch.save raises. What was done is a deep copy alone, and each row of the other says why."""
+    """The oracle: torch.save raises. Only the deep copy is checked, and each cell of the pickled copy is skipped."""
     check = run_copy(f"self.l = {part}")
     with pytest.raises(RuntimeError):
         torch.save(load_object(parse_spec("net.py:Net"))(), io.BytesIO())
@@ -138,7 +140,7 @@ def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
 
 
 def test_a_reason_that_is_no_tensor_is_inconclusive():
-    """A lambda cannot be pickled: nothing is said against any tensor, and it is no pass."""
+    """A lambda cannot be pickled: the check is inconclusive and has no finding about a tensor."""
     check = run_copy("self.l = nn.Linear(2, 2); self.act = lambda x: x")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "lambda" in check.reason
@@ -146,7 +148,7 @@ def test_a_reason_that_is_no_tensor_is_inconclusive():
 
 
 def test_a_class_local_to_a_test_is_not_expected_to_pickle():
-    """Python finds no such class by its name; its copy is proved all the same."""
+    """Python cannot find a local class by name, so pickling is skipped; the deep copy is still checked."""
 
     class Local(nn.Module):
         def __init__(self):
@@ -160,7 +162,7 @@ def test_a_class_local_to_a_test_is_not_expected_to_pickle():
 
 
 def test_a_class_that_refuses_to_be_copied_fails():
-    """Copying it was tried and does not work, whatever is to blame: the model's own words and line."""
+    """A copy was attempted and raised an error; the finding has the model's own message and line."""
     body = 'self.w = nn.Linear(2, 2)\n---\ndef __deepcopy__(self, memo):\n    raise ValueError("not today")'
     check = run_copy(body)
     assert rules(check) == {None: "not-copyable"}
@@ -168,7 +170,7 @@ def test_a_class_that_refuses_to_be_copied_fails():
 
 
 def test_what_forward_left_behind_is_copied_too():
-    """A graph kept by forward is a non-leaf attribute like any other: the attention map of many models."""
+    """A graph that forward keeps is a non-leaf attribute, e.g. the attention map of many models."""
     body = "self.l = nn.Linear(3, 3); self.last = None\n---\ndef forward(self, x):\n"
     body += "    self.last = self.l(x)\n    return self.last"
     check = run_copy(body, "2x3")
@@ -196,7 +198,7 @@ KEPT = {
 
 @pytest.mark.parametrize(("init", "forward", "operation"), KEPT.values(), ids=KEPT)
 def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward, operation):
-    """The oracle: the same class called as a user calls it, and copied. Detached, it copies."""
+    """The oracle: copy.deepcopy of the same class raises after a call. With a detached tensor, the check passes."""
     check = run_copy(HOLDER.format(init=init, forward=forward), "2x3")
     model = load_object(parse_spec("net.py:Net"))().eval()
     model(torch.ones(2, 3))
@@ -211,7 +213,9 @@ def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward
 
 
 def test_a_forward_that_works_without_gradients_only():
-    """It writes into a parameter, which autograd forbids: then what it leaves behind has no graph, and is copied."""
+    """Forward writes to a parameter, which autograd forbids: forward runs without gradients, so `kept` has no graph and
+    is copied.
+    """
     check = run_copy(HOLDER.format(init="pass", forward="self.l.weight.mul_(1); self.kept = self.l(x)"), "2x3")
     assert verdicts(check, "copied")["kept"] == "passed"
 
@@ -229,13 +233,13 @@ def test_a_forward_that_works_without_gradients_only():
     ids=["LSTM", "spectral_norm", "parametrized", "script", "compile", "EmbeddingBag"],
 )
 def test_modules_of_torch(make_one):
-    """They pass; what torch leaves out of pickles on purpose is skipped there."""
+    """Modules of torch pass; the tensors that torch omits from pickles on purpose are skipped there."""
     check = of_live(copying.prove, make_one)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_old_weight_norm_breaks_deepcopy():
-    """The oracle: copy.deepcopy raises. The advice is what replaced it."""
+    """The oracle: copy.deepcopy raises. The advice names torch's replacement of the old weight_norm."""
     module = nn.utils.weight_norm(nn.Linear(3, 3))
     with pytest.raises(RuntimeError, match="graph leaves"):
         copy.deepcopy(module)
@@ -245,14 +249,14 @@ def test_old_weight_norm_breaks_deepcopy():
 
 
 def test_uninitialized_parameters_are_no_failure():
-    """torch itself copies no lazy module before its first forward."""
+    """torch itself cannot copy a lazy module before its first forward."""
     check = of_live(copying.prove, lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
 
 
 @pytest.mark.parametrize("name", NOT_IN_ZOO_OF_VERIFY)
 def test_models_of_transformers_are_copied(name):
-    """Real classes copy both ways."""
+    """Real classes can be copied with deepcopy and with pickle."""
     check = of_live(copying.prove, lambda: make(name))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
@@ -261,7 +265,7 @@ LOCKED = "import threading\nself.l = nn.Linear(2, 2); self.lock = threading.Lock
 
 
 def test_a_live_model_that_cannot_be_copied_is_told_like_its_class():
-    """deepcopy of it was tried as well: the same verdict, finding, cells and reason, and the model is as it was."""
+    """A live model has the same verdict, rules, cells and reason as its class, and stays unchanged."""
     check = run_copy(LOCKED)
     model = load_object(parse_spec("net.py:Net"))()
     before = model.l.weight.detach().clone()
@@ -272,7 +276,7 @@ def test_a_live_model_that_cannot_be_copied_is_told_like_its_class():
 
 
 def test_each_tensor_says_why_it_is_in_no_copy():
-    """Where the model cannot be copied, what is sound itself is not a pass; so it is with pickling."""
+    """If the model cannot be copied or pickled, the cells of its other tensors are inconclusive and not passed."""
     check = run_copy(LOCKED)
     assert set(verdicts(check, "copied").values()) == set(verdicts(check, "pickled").values()) == {"inconclusive"}
     assert cell(check, "copied", "l.weight").reason.startswith("lock: cannot pickle '_thread.lock' object")
@@ -280,7 +284,7 @@ def test_each_tensor_says_why_it_is_in_no_copy():
 
 
 def test_an_attribute_that_cannot_be_copied_is_named():
-    """A lock deep inside: deepcopy of the model was tried and raised, and the finding says at which attribute."""
+    """copy.deepcopy of the model raises because of a nested lock, and the finding names the lock's attribute."""
     body = "import threading\nself.l = nn.Linear(2, 2)\nself.l.guards = {'a': threading.Lock()}\nself.l.owner = [self]"
     check = of_source(Name.COPY, body)
     assert rules(check) == {"l.guards": "not-copyable"}
@@ -290,14 +294,16 @@ def test_an_attribute_that_cannot_be_copied_is_named():
 
 
 def test_a_further_name_that_a_copy_parts_has_a_cell():
-    """It has no row, and is shown next to the column of the copy that parted it."""
+    """The second name has no row; its cell is in the column of the copy that no longer shares the memory."""
     check = run_copy("self.lin = nn.Linear(4, 4)\nself.view = self.lin.weight.detach().t()")
     assert rules(check) == {"view": "untied-by-copy"}
     assert cell(check, "copied", "view").verdict is Verdict.FAILED
 
 
 def test_a_view_of_a_parameter_is_one_mistake():
-    """An attribute with the first row of a weight is reported as a stale view, also where deepcopy refuses it."""
+    """An attribute with the first row of a weight is reported as a stale view, even though deepcopy also refuses the
+    attribute.
+    """
     check = run_copy("self.l = nn.Linear(2, 2); self.row = self.l.weight[0]")
     assert rules(check) == {"row": "stale-view"}
     assert cell(check, "copied", "l.weight").reason.startswith("row: computed by autograd (SelectBackward0)")

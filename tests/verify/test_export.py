@@ -28,7 +28,7 @@ RUNNING = "if self.training:\n    self.{0} = 0.9 * self.{0} + 0.1 * x.detach().m
 
 
 def net(init: str, forward: str) -> str:
-    """The constructor and forward of a class with a layer `fc`."""
+    """Return the source of a class with a layer `fc`, from the code of its constructor and its forward."""
     method = f"def forward(self, x):\n{textwrap.indent(textwrap.dedent(forward), '    ')}"
     return f"self.fc = nn.Linear(3, 3)\n{textwrap.dedent(init)}\n---\n{method}"
 
@@ -123,7 +123,7 @@ PART = "class Part("
 
 
 def prove(name: Name, body: str):
-    """The proof of Net; a class Part after the methods becomes a class of the module."""
+    """Run the proof for Net; a class Part after the methods becomes a class of another file."""
     text, start, part = body.partition(PART)
     if start:
         file = f"part_{zlib.crc32(part.encode())}"  # a name of its own, because Python imports a name once
@@ -140,7 +140,7 @@ def test_a_constant_of_the_class_is_named(name, in_tmp_path):
 
 
 def test_a_number_keeps_the_value_of_today(in_tmp_path):
-    """torch.export itself gives programs that compute with another number than the model's next call."""
+    """The oracle: a program of torch.export keeps the exported number and ignores the model's later number."""
     check = prove(Name.EXPORT, ZOO["a counter"][0])
     assert rules(check) == {"n": NUMBER}
     from statecli.live.build import build
@@ -158,7 +158,7 @@ def test_a_number_keeps_the_value_of_today(in_tmp_path):
 
 
 def test_a_table_that_the_constructor_computes_is_a_note(in_tmp_path):
-    """No load changes such a table in the model either."""
+    """The finding is only a note, because loading a checkpoint does not change the table in the model either."""
     check = of_source(Name.EXPORT, net("self.t = torch.arange(3.0)", "return self.fc(x) + self.t"), "2x3")
     assert check.verdict is Verdict.PASSED
     (finding,) = check.findings
@@ -167,7 +167,7 @@ def test_a_table_that_the_constructor_computes_is_a_note(in_tmp_path):
 
 
 def test_a_tensor_that_forward_does_not_read_is_skipped(in_tmp_path):
-    """The program does not contain it."""
+    """The exported program does not contain the tensor."""
     check = of_source(Name.EXPORT, net("self.t = torch.randn(3)", "return self.fc(x)"), "2x3")
     assert check.verdict is Verdict.PASSED
     assert cell(check, "exported", "t").reason == "forward does not read the tensor"
@@ -180,13 +180,13 @@ def test_constants_written_in_forward_are_no_state(in_tmp_path):
 
 
 def test_a_buffer_that_is_not_saved_passes(in_tmp_path):
-    """It is registered, and a program's module has it as a buffer."""
+    """The buffer is registered, and the exported program's module also has a buffer."""
     body = net('self.register_buffer("t", torch.randn(3), persistent=False)', "return self.fc(x) + self.t")
     assert of_source(Name.EXPORT, body, "2x3").verdict is Verdict.PASSED
 
 
 def test_a_model_that_cannot_be_exported_is_inconclusive(in_tmp_path, capfd):
-    """The reason is one line, torch prints nothing, and the class has no finding."""
+    """The reason is a single line, torch prints nothing, and the class has no finding."""
     body = net("", "return self.fc(x) if x.sum() > 0 else x")
     check = of_source(Name.EXPORT, body, "2x3")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
@@ -196,21 +196,21 @@ def test_a_model_that_cannot_be_exported_is_inconclusive(in_tmp_path, capfd):
 
 
 def test_outputs_that_export_does_not_know_are_left_out(in_tmp_path):
-    """A class of outputs without a pytree is no reason against the proof."""
+    """An output class without a pytree does not prevent the proof."""
     body = net("self.t = torch.randn(3)", "y = self.fc(x) + self.t\nreturn __import__('types').SimpleNamespace(y=y), y")
     check = of_source(Name.EXPORT, body, "2x3")
     assert rules(check) == {"t": TENSOR}
 
 
 def test_without_inputs_the_proof_is_skipped(in_tmp_path):
-    """The reason has the option to type."""
+    """The reason has the option for an input."""
     check = of_source(Name.EXPORT, net("", "return self.fc(x)"))
     assert check.verdict is Verdict.SKIPPED
     assert "--input" in check.reason
 
 
 def test_a_live_model_is_unchanged():
-    """The copy is exported; the counter of the live model stays as it was."""
+    """The proof exports a copy; the counter of the live model keeps its value."""
 
     class Net(nn.Linear):
         n = 0
@@ -229,12 +229,12 @@ def test_a_live_model_is_unchanged():
 
 
 def test_the_proof_runs_only_on_request():
-    """Few programs export, and a plain attribute is harmless without."""
+    """Few programs are exported, and without an export a plain attribute is harmless."""
     assert Name.EXPORT not in DEFAULT_PROOFS
 
 
 def test_the_command_line_shows_what_was_exported(statecli, in_tmp_path):
-    """The lines of the assignment and of the reading operator are in the message."""
+    """The message has the line of the assignment and the line of the operator that reads the tensor."""
     of_source(Name.EXPORT, ZOO["drawn at random"][0], "2x3")
     result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "export")
     assert result.code == 1
@@ -262,7 +262,7 @@ REAL = {
 
 
 def test_real_classes_have_no_constants():
-    """A slice of the 150 classes on which the proof was measured."""
+    """The verdicts for a sample of the 150 classes on which the proof was measured."""
     real = prove_real(Name.EXPORT, *REAL)
     assert {name: check.verdict.value for name, check in real.items()} == REAL
     assert [check.findings for check in real.values()] == [()] * len(REAL)
@@ -275,7 +275,9 @@ def test_real_classes_have_no_constants():
     ids=["tensor", "table"],
 )
 def test_a_variable_of_a_file_is_named(variable, use, name, in_tmp_path):
-    """Also one of an imported file; a tensor that forward creates itself, and a variable not read, are no findings."""
+    """A variable of an imported file is also named; a tensor created in forward and an unread variable are not
+    reported.
+    """
     Path("tables.py").write_text(f"import torch\n{variable}\nUNUSED = torch.ones(3)\n")
     forward = f"return self.fc(x) * {use} + torch.ones(3) + torch.tensor([1.0, 2.0, 3.0])"
     heads = {"own.py": variable, "named.py": "from tables import G", "tables.py": "import tables"}

@@ -1,4 +1,4 @@
-"""A pretended GPU without data: CUDA's rules, and a move that is CUDA's."""
+"""A fake CUDA device without data: CUDA's rules for devices, and moves as CUDA performs them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .mixes import ILLEGAL, LEGAL, live, sample  # noqa: E402
 
 
 def watch_call(call):
-    """What the watch says of one call, made on the pretended GPU."""
+    """Return the mismatches that the watch reports for a call on the fake CUDA device."""
     watch = DeviceWatch(fake_gpu.DEVICE)
     with fake_gpu.use_fake_gpu(watch), torch.no_grad():
         call(lambda *shape: torch.ones(shape), lambda *shape: torch.ones(shape).to(fake_gpu.DEVICE))
@@ -30,13 +30,13 @@ def watch_call(call):
 
 @pytest.mark.parametrize("name", LEGAL)
 def test_what_cuda_allows_is_allowed(name):
-    """A legal mix of devices is no mismatch, and runs."""
+    """A legal mix of devices runs and is not a mismatch."""
     assert watch_call(LEGAL[name]) == []
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_what_cuda_refuses_is_noted(name):
-    """An illegal mix is noted, with this file's line, and the call goes on."""
+    """An illegal mix is recorded with the line of this folder's `mixes.py`, and the call continues."""
     actual = watch_call(ILLEGAL[name])
     assert actual
     assert actual[0].place[0].endswith("mixes.py")
@@ -47,7 +47,7 @@ def test_what_cuda_refuses_is_noted(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("name", "legal"), [(name, True) for name in LEGAL] + [(name, False) for name in ILLEGAL])
 def test_the_rules_are_those_of_cuda(name, legal):
-    """The oracle: on a GPU a call raises exactly where the watch says that it would."""
+    """The oracle: on a GPU, a call raises exactly when the watch reports a mismatch."""
     call = (LEGAL if legal else ILLEGAL)[name]
     cpu, gpu = (lambda *shape: torch.ones(shape)), (lambda *shape: torch.ones(shape, device="cuda:0"))
     with nullcontext() if legal else pytest.raises((RuntimeError, ValueError)):
@@ -69,7 +69,7 @@ def test_the_operators_that_take_numbers_are_those_that_torch_does_not_check():
             unchecked.add(name.removesuffix("_") if not name.endswith("__") else name)
         elif "CompositeExplicitAutograd" in entry:
             composed.add(name.removesuffix("_"))
-    # Made of others, so that torch checks those: 2 ** other, and a loss.
+    # Composed of other operators, which torch checks: 2 ** other, and a loss.
     own = {"ldexp", "soft_margin_loss", "allclose"}
     assert (ONE_CPU_SCALAR_OPERATORS | CPU_SCALAR_ARGUMENTS.keys()) - unchecked <= own & composed
 
@@ -78,7 +78,7 @@ def test_the_operators_that_take_numbers_are_those_that_torch_does_not_check():
 
 
 class Names(nn.Module):
-    """Other names of a parameter and of a buffer."""
+    """A model with second names of a parameter and of a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -91,12 +91,12 @@ class Names(nn.Module):
 
 
 def cells(check):
-    """The verdicts of a proof's one column."""
+    """Return the verdicts of the proof's only column by tensor name."""
     return {fqn: cell.verdict.value for fqn, cell in check.columns[0].cells.items()}
 
 
 def test_a_parameter_stays_the_object_that_it_is():
-    """As on CUDA: each other name of a Parameter follows, a second name of a buffer is left with the old one."""
+    """As on CUDA, all other names of a Parameter follow a move; a second name of a buffer keeps the old tensor."""
     module = Names()
     weight = module.fc.weight
     with fake_gpu.use_fake_gpu(DeviceWatch(fake_gpu.DEVICE)):
@@ -108,11 +108,11 @@ def test_a_parameter_stays_the_object_that_it_is():
 
 
 def test_what_is_replaced_is_put_back():
-    """After the block a module moves, autocast refuses and torch.tensor makes tensors as before, whatever happened."""
+    """After the block, even if it raises, the patched methods of torch are the original methods again."""
 
     def list_patched():
-        told = vars(FakeTensor)["device"], torch.cuda.is_available, torch.cuda.device_count
-        return nn.Module._apply, torch.amp.autocast_mode.autocast.__init__, torch.is_autocast_enabled, *told
+        patched = vars(FakeTensor)["device"], torch.cuda.is_available, torch.cuda.device_count
+        return nn.Module._apply, torch.amp.autocast_mode.autocast.__init__, torch.is_autocast_enabled, *patched
 
     before = list_patched()
     with pytest.raises(ZeroDivisionError), fake_gpu.use_fake_gpu(DeviceWatch(fake_gpu.DEVICE)):
@@ -122,7 +122,7 @@ def test_what_is_replaced_is_put_back():
 
 
 def test_the_move_finds_what_stays():
-    """The plain tensor fails with its line and its fix; the rest follows, to a device that is called what it is."""
+    """The plain tensor fails with its line and its fix; the others follow to a device shown as `cuda:0 (fake)`."""
     check = move.prove_on_fake_gpu(sample("net:Net"))
     assert cells(check) == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
     (finding,) = check.findings
@@ -132,7 +132,7 @@ def test_the_move_finds_what_stays():
 
 
 def test_the_move_finds_the_stale_view():
-    """A second name of a buffer is told; that of a parameter is not."""
+    """A second name of a buffer is reported; a second name of a parameter is not."""
     check = move.prove_on_fake_gpu(live(Names))
     assert [(finding.rule, finding.fqn) for finding in check.findings] == [("stale-view", "old")]
 
@@ -141,19 +141,19 @@ def test_the_move_finds_the_stale_view():
     "name", ["net_fixed:Net", "tied:Tied", "batchnorm:Block", "positions:Positions", "anchors_fixed:Head"]
 )
 def test_what_is_registered_follows(name):
-    """A sample without a fault passes, ties and all."""
+    """All tensors of a correct sample follow, including tied weights."""
     check = move.prove_on_fake_gpu(sample(name))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_a_model_on_meta_is_moved_too():
-    """It needs no data: built on meta the answer is the same."""
+    """The move needs no data: a model built on meta has the same verdicts."""
     check = move.prove_on_fake_gpu(sample("net:Net", init_device="meta"))
     assert cells(check) == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
 
 
 class Own(nn.Module):
-    """A class that moves its plain tensor itself, by `_apply`."""
+    """A class whose `_apply` moves its plain tensor."""
 
     def __init__(self):
         super().__init__()
@@ -167,7 +167,7 @@ class Own(nn.Module):
 
 
 class OwnTo(nn.Module):
-    """The same by `.to`."""
+    """A class whose `.to` moves its plain tensor."""
 
     def __init__(self):
         super().__init__()
@@ -182,13 +182,13 @@ class OwnTo(nn.Module):
     "make", [Own, OwnTo, lambda: nn.LSTM(2, 3), lambda: nn.LazyLinear(2)], ids=["_apply", "to", "rnn", "lazy"]
 )
 def test_overridden_moves_run(make):
-    """`_apply` and `.to` of a class decide what moves; an RNN's flat weights and a lazy parameter follow."""
+    """The class's own `_apply` or `.to` moves the plain tensor; an RNN's flat weights and a lazy parameter follow."""
     check = move.prove_on_fake_gpu(live(make))
     assert set(cells(check).values()) == {"passed"}, check
 
 
 def test_a_parameter_that_an_autograd_graph_holds():
-    """Where torch cannot swap a parameter, its other names are still told as on CUDA: they follow."""
+    """torch cannot swap this parameter, but its other names follow as on CUDA."""
 
     class Held(nn.Module):
         def __init__(self):
@@ -201,7 +201,7 @@ def test_a_parameter_that_an_autograd_graph_holds():
 
 
 class Sparse(nn.Module):
-    """A registered sparse tensor and a plain one."""
+    """A registered sparse tensor and a plain sparse tensor."""
 
     def __init__(self):
         super().__init__()
@@ -210,12 +210,12 @@ class Sparse(nn.Module):
 
 
 def test_what_cannot_be_moved_without_data_is_moved_with_it():
-    """Sparse tensors: FakeTensorMode has none on such a device."""
+    """FakeTensorMode does not support sparse tensors on the fake device, so the model is moved with data."""
     assert cells(move.prove_on_fake_gpu(live(Sparse))) == {"kept": "passed", "lost": "failed"}
 
 
 def test_a_move_that_raises_is_inconclusive():
-    """The model's own message, and no verdict."""
+    """The reason has the model's own error, and there is no finding."""
 
     class Broken(nn.Linear):
         def _apply(self, fn, recurse=True):

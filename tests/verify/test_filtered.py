@@ -1,4 +1,4 @@
-"""What the filters leave of a proof: its verdict is that of what is left, or of what kept it from being told."""
+"""Filtered proofs: the verdict is of the selected tensors, or of the reason why the whole proof is inconclusive."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from statecli.core.selection import Selection
 P, F, U, S = Verdict.PASSED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.SKIPPED
 
 
-def filter_check(verdict, reason, cells, *kept, found=()):
-    """A proof with one column of these cells (name -> verdict, reason) after all but `kept` were filtered out."""
+def filter_check(verdict, reason, cells, *kept, failed_fqns=()):
+    """Return a proof with a column of `cells` (name -> verdict, reason), restricted to the tensors in `kept`."""
     columns = (
         (Column("x", {fqn: Cell(verdict_, reason=why) for fqn, (verdict_, why) in cells.items()}),) if cells else ()
     )
-    findings = tuple(Finding("x", Severity.ERROR, "no", "net", fqn) for fqn in found)
+    findings = tuple(Finding("x", Severity.ERROR, "no", "net", fqn) for fqn in failed_fqns)
     check = Check(Name.MOVE, verdict, "", reason, columns, findings)
     whole = ModelState("net", "module", tuple(TensorInfo(fqn, "float32", (), 1, 4) for fqn in ("a", "b", "c")))
     state = ModelState("net", "module", tuple(row for row in whole.tensors if row.fqn in kept))
@@ -28,42 +28,42 @@ def filter_check(verdict, reason, cells, *kept, found=()):
 @pytest.mark.parametrize(
     ("proof", "kept", "verdict", "reason"),
     [
-        # whose only unsure cell is filtered out
+        # an inconclusive cell is filtered out or selected
         ((U, "b: why", {"a": (P, None), "b": (U, "why")}), "a", P, None),
         ((U, "b: why", {"a": (P, None), "b": (U, "why")}), "b", U, "b: why"),
         ((U, "a: why, and 1 more", {"a": (U, "why"), "b": (U, "why")}), "b", U, "b: why"),
         ((U, "b: why", {"a": (S, "none"), "b": (U, "why")}), "a", S, "a: none"),
-        # of which the whole could not be told
+        # the reason is of the whole proof
         ((U, "it raised", {"a": (P, None), "b": (U, "why")}), "a", U, "it raised"),
         ((U, "it raised", {}), "a", U, "it raised"),
         ((S, "no input", {}), "a", S, "no input"),
-        # that has nothing to say of what is left
+        # the proof has no failed or inconclusive cell of the selected tensor
         ((P, None, {"b": (P, None)}), "a", S, "the filters exclude all tensors of this check"),
         ((F, None, {"b": (F, "why")}, "b"), "a", S, "the filters exclude all tensors of this check"),
         ((P, None, {"a": (S, "frozen"), "b": (P, None)}), "a", S, "a: frozen"),
         ((P, "said", {"a": (P, None), "b": (P, None)}), "a", P, "said"),
         ((P, "the model was not moved", {}), "a", P, "the model was not moved"),
-        # whose failure is filtered out
+        # the failed tensor is filtered out
         ((F, None, {"a": (P, None), "b": (F, "why")}, "b"), "a", P, None),
         ((F, None, {"a": (U, "why"), "b": (F, "no")}, "b"), "a", U, "a: why"),
         ((F, "it raised", {"a": (P, None), "b": (F, "no")}, "b"), "a", U, "it raised"),
-        # or is left
+        # the failed tensor is selected
         ((F, None, {"a": (F, "why"), "b": (U, "no")}, "a"), "a", F, None),
         ((F, "it raised", {"a": (F, "why")}, "a"), "a", F, "it raised"),
-        # that of no tensor is always left
+        # a finding without a tensor is always kept
         ((F, None, {"a": (P, None)}, None), "a", F, None),
     ],
 )
 def test_the_verdict_is_that_of_what_is_left(proof, kept, verdict, reason):
-    """A proof whose unsure cells are filtered out is no longer inconclusive; a reason of the whole stays."""
-    base, said, cells, *found = proof
-    check = filter_check(base, said, cells, kept, found=found)
+    """Without its inconclusive cells, a proof is not inconclusive any more; a reason of the whole proof stays."""
+    base, said, cells, *failed_fqns = proof
+    check = filter_check(base, said, cells, kept, failed_fqns=failed_fqns)
     assert (check.verdict, check.reason) == (verdict, reason)
     assert all(set(column.cells) <= {kept} for column in check.columns)
 
 
 def test_a_real_proof_is_filtered():
-    """Of the tensors that stay and those that follow, the globs say which count."""
+    """The filters decide which tensors count: the table that stays on the CPU, or the tensors that follow."""
     from .proving import SAMPLES, run_proof
 
     target = f"{SAMPLES}/net.py:Net"

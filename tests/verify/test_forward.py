@@ -1,4 +1,4 @@
-"""Proof `forward`: which tensor mixed devices, at which line."""
+"""Proof `forward`: the tensor that mixes devices, and its line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANY_GPU = pytest.mark.parametrize("device", [FAKE, CUDA])
 
 
 def finding_names(check):
-    """The names in the findings, which are all of one rule."""
+    """Return the tensor names of the findings, which all have the rule device-mismatch."""
     assert {finding.rule for finding in check.findings} <= {"device-mismatch"}
     return [finding.fqn for finding in check.findings]
 
@@ -60,7 +60,7 @@ RIGHT = {
 @ANY_GPU
 @pytest.mark.parametrize("name", MIXED)
 def test_each_sample_that_mixes_devices(name, device):
-    """Every tensor that forward reads on the wrong device is told, and no other."""
+    """Every tensor that forward reads on the wrong device is reported, and no other tensor."""
     shapes, names = MIXED[name]
     check = forward.prove(sample(name, *shapes), device)
     assert sorted(finding_names(check)) == sorted(names)
@@ -71,13 +71,15 @@ def test_each_sample_that_mixes_devices(name, device):
 @ANY_GPU
 @pytest.mark.parametrize("name", RIGHT)
 def test_each_sample_that_does_not(name, device):
-    """No false mismatch."""
+    """A sample without a mix of devices passes."""
     check = forward.prove(sample(name, *RIGHT[name]), device)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_the_message_has_the_lines():
-    """Which tensor, where it is, the operator with its line, and the line that assigned it; the fix is the row's."""
+    """The message has the tensor, its device, the operator with its line, and the assigned line; the help registers the
+    tensor.
+    """
     (finding,) = forward.prove(sample("net:Net", (2, 3)), FAKE).findings
     assert finding.message.startswith("table: on cpu while ")
     assert finding.message.partition(" is on cuda:0, in mm at ")[2].count("net.py:22; assigned at ") == 1
@@ -86,7 +88,7 @@ def test_the_message_has_the_lines():
 
 
 def test_the_message_names_the_other_tensor():
-    """A parameter by its name, a local variable by its own."""
+    """The message has a parameter's own name, or the name of a local variable."""
     (finding,) = forward.prove(sample("relative_bias:Attention", (1, 4, 4)), FAKE).findings
     assert "while bias.weight is on cuda:0, in embedding" in finding.message
     (finding, *_) = forward.prove(sample("plain_lists:Lists", (2, 4)), FAKE).findings
@@ -94,7 +96,7 @@ def test_the_message_names_the_other_tensor():
 
 
 def test_a_cache_is_told_to_be_one():
-    """What an earlier forward left on the CPU was assigned in forward: no line of the constructor is to be changed."""
+    """The cached tensor was assigned in forward, so the help does not suggest a change of the constructor."""
     (finding,) = forward.prove(sample("cached_mask:Causal", (2, 4, 8)), FAKE).findings
     advice, _, line = finding.help.partition("; assigned at ")
     assert advice == recreated_by_forward.HELP.format("device")
@@ -103,21 +105,23 @@ def test_a_cache_is_told_to_be_one():
 
 @pytest.mark.parametrize("name", LEGAL | READS)
 def test_a_legal_forward_passes(name):
-    """Without data, or with it where forward reads values."""
+    """The call runs without data, or with data if forward reads values."""
     check = forward.prove(live(lambda: Once((LEGAL | READS)[name]), (1,)), FAKE)
     assert (check.findings, check.reason) == ((), None), check
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_a_tensor_made_in_forward_is_told_by_its_line(name):
-    """There is no name, only the line."""
+    """The tensor has no name, so the message has its line."""
     check = forward.prove(live(lambda: Once(ILLEGAL[name]), (1,)), FAKE)
     assert check.verdict is Verdict.FAILED
     assert all("created in forward at" in finding.message for finding in check.findings)
 
 
 class InList(nn.Module):
-    """Layers that do not move, called in one line: the argument of the second has no name."""
+    """Layers in a plain list, which do not move. A single line calls both, so the argument of the second layer has no
+    name.
+    """
 
     def __init__(self):
         super().__init__()
@@ -128,7 +132,7 @@ class InList(nn.Module):
 
 
 def test_the_mismatches_of_one_line_have_one_text():
-    """They are one consequence of one mistake, and one line of a report."""
+    """The mismatches have the same cause and the same text, so a report can show them in a single line."""
     findings = forward.prove(live(InList, (2, 4)), FAKE).findings
     assert len(findings) == 4
     (message,) = {finding.message.partition(": ")[2].partition(";")[0] for finding in findings}
@@ -138,14 +142,14 @@ def test_the_mismatches_of_one_line_have_one_text():
 @ANY_GPU
 @pytest.mark.parametrize("name", WANT_CPU)
 def test_an_argument_that_has_to_be_on_the_cpu(name, device):
-    """Lengths and places to split at: torch reads them on the CPU, and copies none there itself."""
+    """torch reads lengths and split positions on the CPU, and does not copy these arguments to the CPU."""
     (finding,) = forward.prove(live(lambda: Once(WANT_CPU[name]), (1,)), device).findings
     assert "' must be on the cpu, but is on cuda:0 at " in finding.message
     assert finding.help == "copy the argument with .cpu() first"
 
 
 class Plain(nn.Module):
-    """A plain tensor, and what forward does with it."""
+    """A plain tensor and a function that forward calls with the tensor."""
 
     def __init__(self, use):
         super().__init__()
@@ -173,7 +177,9 @@ USES = {
 
 @pytest.mark.parametrize("name", USES)
 def test_what_is_computed_from_a_tensor_is_traced_to_it(name):
-    """Views and results too; what forward copies itself, or does not read, is no mismatch."""
+    """Views and results of the tensor are mismatches; a tensor that forward copies, or does not read, is not a
+    mismatch.
+    """
     use, names = USES[name]
     check = forward.prove(live(lambda: Plain(use), (3,)), FAKE)
     assert finding_names(check) == names
@@ -188,13 +194,15 @@ def test_what_is_computed_from_a_tensor_is_traced_to_it(name):
     ],
 )
 def test_a_view_is_the_tensor_and_a_result_is_not(name, words):
-    """The message says which of the two was met."""
+    """The message distinguishes a view of the tensor from a result computed with the tensor."""
     (finding,) = forward.prove(live(lambda: Plain(USES[name][0]), (3,)), FAKE).findings
     assert finding.message.startswith(words)
 
 
 class Unswappable(nn.Module):
-    """A parameter that an autograd graph holds, which torch swaps with no other; and a second name of it."""
+    """A parameter that torch cannot swap because an autograd graph refers to the parameter; and a second name of the
+    parameter.
+    """
 
     def __init__(self):
         super().__init__()
@@ -203,17 +211,17 @@ class Unswappable(nn.Module):
         self.graph = self.weight * 2
 
     def forward(self, x):
-        """By the second name alone, then what was computed before the move."""
+        """Use the parameter's second name, then the tensor computed before the move."""
         return x * self.same[0] + self.graph.detach()
 
 
 def test_a_parameter_that_cannot_be_swapped_is_not_blamed():
-    """On CUDA it would have followed under each of its names; what was computed from it would not."""
+    """On CUDA, all names of the parameter would follow; only the tensor computed from the parameter would stay."""
     assert finding_names(forward.prove(live(Unswappable, (3,)), FAKE)) == ["graph"]
 
 
 def test_a_tensor_that_stayed_is_not_cleared_by_a_forward_that_passes():
-    """Copied at each call, with the line, or not read at all: both are said."""
+    """The reason says that forward copies the tensor, with the line, or does not read the tensor."""
     copied = forward.prove(live(lambda: Plain(USES["copied"][0]), (3,)), FAKE).columns[0].cells["table"]
     assert "forward copies the tensor at each call at" in copied.reason
     unread = forward.prove(live(lambda: Plain(USES["not read"][0]), (3,)), FAKE).columns[0].cells["table"]
@@ -221,7 +229,7 @@ def test_a_tensor_that_stayed_is_not_cleared_by_a_forward_that_passes():
 
 
 def add_with_fallback(table, x, weight):
-    """What only the CPU can do, tried first."""
+    """Try an addition that works only on the CPU, and fall back to the weight."""
     try:
         return x + table
     except RuntimeError:
@@ -248,7 +256,9 @@ def add_with_fallback(table, x, weight):
     ids=["a number", "indices", "caught", "by itself"],
 )
 def test_why_a_tensor_that_stayed_does_no_harm(use, words):
-    """Taken by an operator from where it is, caught, or met by nothing: each is said as what it is."""
+    """The reason is specific: an operator accepts a CPU tensor, forward catches the error, or no other device is
+    involved.
+    """
     cell = forward.prove(live(lambda: Plain(use), (3,)), FAKE).columns[0].cells["table"]
     assert (cell.verdict, words in cell.reason) == (Verdict.PASSED, True), cell.reason
 
@@ -267,7 +277,9 @@ LISTED = {"others": 3, "table": torch.ones(3)}
     ids=["a variable", "a view", "in a dict"],
 )
 def test_a_variable_of_the_file_is_named(use, name):
-    """It is none of the model's, and forward does not make it."""
+    """The tensor is a variable of the file: the model has no attribute for the tensor, and forward does not create the
+    tensor.
+    """
     (finding,) = forward.prove(live(lambda: Plain(use), (3,)), FAKE).findings
     assert finding.message.partition(" of ")[0] == name
     assert "test_forward.py: on cpu while " in finding.message
@@ -275,7 +287,7 @@ def test_a_variable_of_the_file_is_named(use, name):
 
 
 def test_a_variable_of_an_imported_file_is_named():
-    """By the file that it is in, not by the one that reads it."""
+    """The message names the file that defines the variable, not the file that reads the variable."""
     (finding,) = forward.prove(live(lambda: Plain(lambda table, x, weight: x + mixes.TABLE), (3,)), FAKE).findings
     assert finding.message.partition(": ")[0].endswith("mixes.py")
     assert finding.message.startswith("TABLE of ")
@@ -309,7 +321,7 @@ ADVICE = {
 
 @pytest.mark.parametrize("name", ADVICE)
 def test_the_advice_is_for_what_forward_did(name):
-    """No device= for what was copied, no guess at a cause that is not known."""
+    """The advice suggests device= only for created tensors, and does not guess an unknown cause."""
     use, words, how = ADVICE[name]
     (finding,) = forward.prove(live(lambda: Plain(use), (3,)), FAKE).findings
     assert finding.message.startswith(words)
@@ -317,14 +329,14 @@ def test_the_advice_is_for_what_forward_did(name):
 
 
 def test_a_numpy_array_of_a_tensor_on_the_gpu():
-    """Works on the CPU alone; the line is told."""
+    """`.numpy()` works only on the CPU; the message has the line."""
     (finding,) = forward.prove(live(lambda: Plain(lambda table, x, weight: x.numpy()), (3,)), FAKE).findings
     assert "is read as a numpy array at" in finding.message
     assert finding.fqn is None
 
 
 def test_a_generator_of_the_cpu():
-    """CUDA draws from its own generators only; a CPU tensor drawn from it and copied is right."""
+    """CUDA draws only from its own generators; a tensor drawn on the CPU and then copied is correct."""
     generator = torch.Generator()
     drawn = live(lambda: Plain(lambda table, x, weight: torch.rand(3, generator=generator, device=x.device)), (3,))
     (finding,) = forward.prove(drawn, FAKE).findings
@@ -342,13 +354,13 @@ class Hidden(nn.Module):
         self.hidden = torch.zeros(1, 1, 3)
 
     def forward(self, x):
-        """Every call starts from it."""
+        """Start every call from the same hidden state."""
         return self.rnn(x, (self.hidden, self.hidden))[0]
 
 
 @ANY_GPU
 def test_what_torch_checks_itself(device):
-    """An RNN compares devices before any operator is run: the line is told, the call ends there."""
+    """An RNN compares devices before any operator runs: the message has the line, and the call stops there."""
     check = forward.prove(live(Hidden, (2, 1, 2)), device)
     assert check.verdict is Verdict.FAILED
     assert any(" at " in finding.message for finding in check.findings)
@@ -356,13 +368,13 @@ def test_what_torch_checks_itself(device):
 
 
 def test_a_model_without_tensors_is_skipped():
-    """Nothing of it can be on the wrong device."""
+    """A model without tensors cannot have a tensor on the wrong device."""
     check = forward.prove(live(nn.ReLU, (3,)), FAKE)
     assert (check.verdict, check.reason) == (Verdict.SKIPPED, "the model has no tensors")
 
 
 def test_a_forward_that_raises_is_inconclusive():
-    """Its own message and line; on the CPU it raises as well."""
+    """A forward that also raises on the CPU gives a ModelError with the model's own message."""
 
     def raise_error(table, x, weight):
         raise ValueError("three is too many")
@@ -385,7 +397,7 @@ RAISING = {
 
 @pytest.mark.parametrize("name", RAISING)
 def test_what_raises_on_every_device_is_no_pass(name):
-    """A pretended GPU looks at no dtypes and no indices: the plain call does."""
+    """A fake CUDA device ignores dtypes and indices, so the model is also called on the CPU."""
     make, given, words = RAISING[name]
     with pytest.raises(ModelError, match=words):
         forward.prove(live(make, given), FAKE)
@@ -412,13 +424,15 @@ def _refuse_cpu(x):
 
 @pytest.mark.parametrize("name", BESIDES_CUDA)
 def test_what_the_cpu_alone_raises_says_nothing_of_the_gpu(name):
-    """No CUDA here, no such kernel on the CPU, the model left on the CPU while its code goes to CUDA."""
+    """Errors of the CPU alone are ignored: no CUDA device, no kernel on the CPU, or code that expects CUDA tensors."""
     check = forward.prove(live(lambda: Plain(BESIDES_CUDA[name]), (3,)), FAKE)
     assert check.verdict is Verdict.PASSED
 
 
 def test_what_cannot_be_pretended_is_inconclusive():
-    """It runs on the CPU and nowhere that can be pretended: no pass, and the reason."""
+    """The forward runs on the CPU, but both kinds of fake CUDA device refuse the forward: the reason names both
+    refusals.
+    """
 
     def odd(table, x, weight):
         return (
@@ -432,33 +446,33 @@ def test_what_cannot_be_pretended_is_inconclusive():
 
 
 def test_without_inputs_it_is_skipped():
-    """With the reason that the inputs give."""
+    """The reason says why the model has no inputs."""
     subject = sample("net:Net")
     check = forward.prove(subject, FAKE)
     assert (check.verdict, check.reason) == (Verdict.SKIPPED, str(subject.why_no_inputs))
 
 
 def test_meta_proves_nothing():
-    """And says so, since it would pass."""
+    """Any forward would pass on meta, so the proof is skipped and names fake-cuda."""
     check = forward.prove(sample("net:Net", (2, 3)), "meta")
     assert check.verdict is Verdict.SKIPPED
     assert "fake-cuda" in check.reason
 
 
 def test_the_cpu_runs():
-    """Nothing moves: that is said."""
+    """The tensors do not move on the CPU, and the reason says so."""
     check = forward.prove(sample("net:Net", (2, 3)), "cpu")
     assert (check.verdict, "device errors cannot appear" in check.reason) == (Verdict.PASSED, True)
 
 
 def test_a_device_that_is_not_here():
-    """A mistake of the command line, not of the model."""
+    """The error is a mistake of the command line, not of the model."""
     with pytest.raises(UsageError, match="torch does not know this device"):
         forward.prove(sample("net:Net", (2, 3)), "cudo")
 
 
 def test_a_model_on_meta_is_called_too():
-    """Built on meta, the mismatch is found all the same."""
+    """A mismatch is also found in a model built on meta."""
     check = forward.prove(sample("net:Net", (2, 3), init_device="meta"), FAKE)
     assert finding_names(check) == ["table"]
     assert "on cpu while" in check.findings[0].message
@@ -481,7 +495,7 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.filterwarnings("ignore")
 def test_modules_of_torch_mix_nothing(name, device):
-    """Real classes, no false mismatch."""
+    """Modules of torch have no false mismatch."""
     make, shapes = MODULES[name]
     check = forward.prove(live(make, *shapes), device)
     assert (check.verdict, check.findings, check.reason) == (Verdict.PASSED, (), None)
@@ -494,7 +508,7 @@ SEEN = ["ViTModel", "CLIPVisionModel"]
 @pytest.mark.parametrize("device", [CUDA])
 @pytest.mark.parametrize("name", TEXT + SEEN)
 def test_models_of_transformers_mix_nothing(name, device):
-    """Small ones, no false mismatch. On a fake GPU: `test_zoo.py`."""
+    """Small models of transformers have no false mismatch on a real GPU; `test_zoo.py` has the fake GPU."""
     from .. import zoo
 
     shape = (1, 3, 16, 16) if name in SEEN else torch.arange(10).view(2, 5)
@@ -503,7 +517,7 @@ def test_models_of_transformers_mix_nothing(name, device):
 
 
 class Branches(Plain):
-    """Forward has the module too, for its mode."""
+    """A model whose forward passes the module to `use`, for example to read its mode."""
 
     def forward(self, x):
         """`use` of the module and the input."""
@@ -511,7 +525,7 @@ class Branches(Plain):
 
 
 def caught(module, x):
-    """The idiom: try, and copy what is not there."""
+    """Try the addition, and copy the table to the device after an error."""
     try:
         return x + module.table
     except RuntimeError:
@@ -519,12 +533,12 @@ def caught(module, x):
 
 
 def caught_then_not(module, x):
-    """What is caught is its own; another tensor is not."""
+    """Catch the error of the table, but not the error of the other tensor."""
     return caught(module, x) + module.other
 
 
 def in_its_own_words(module, x):
-    """Caught, and raised as another error."""
+    """Catch the error of the table, and raise another error."""
     try:
         return x + module.table
     except RuntimeError as error:
@@ -532,7 +546,7 @@ def in_its_own_words(module, x):
 
 
 class Others(Branches):
-    """A second plain tensor."""
+    """A model with a second plain tensor."""
 
     def __init__(self, use):
         super().__init__(use)
@@ -541,7 +555,7 @@ class Others(Branches):
 
 @pytest.mark.parametrize(("use", "names"), [(caught, []), (caught_then_not, ["other"]), (in_its_own_words, ["table"])])
 def test_a_mismatch_that_the_model_catches_is_its_own(use, names):
-    """It raises as on CUDA, a RuntimeError: only what leaves forward is told."""
+    """A mismatch raises a RuntimeError as on CUDA; only an error that leaves forward is reported."""
     check = forward.prove(live(lambda: Others(use), (3,)), FAKE)
     assert finding_names(check) == names
     if not names:
@@ -549,7 +563,7 @@ def test_a_mismatch_that_the_model_catches_is_its_own(use, names):
 
 
 def test_many_mismatches_with_a_caught_one():
-    """Those that end the call are carried over in turn; what is caught stays caught, however many there are."""
+    """Each uncaught mismatch is carried over in the next run; a mismatch that forward catches is never reported."""
 
     def use(module, x):
         for _ in range(9):
@@ -565,7 +579,7 @@ def test_many_mismatches_with_a_caught_one():
 
 
 def test_mismatches_of_one_call_are_found_in_one_run(monkeypatch):
-    """What ended forward once in a line has no handler around it there: each further layer needs no run of its own."""
+    """After an uncaught mismatch of a line, later mismatches of the same line need no further run."""
     runs = []
     run_once = forward._run_once
     monkeypatch.setattr(forward, "_run_once", lambda *args: runs.append(run_once(*args)) or runs[-1])
@@ -589,11 +603,11 @@ def test_mismatches_of_one_call_are_found_in_one_run(monkeypatch):
 
     check = forward.prove(live(make, (3,)), FAKE)
     assert sorted(finding_names(check)) == sorted(f"many[{at}]" for at in range(40))
-    assert len(runs) == 6  # eval mode, train mode, backward: the one that ends, and the one that does not
+    assert len(runs) == 6  # eval mode, train mode, backward: each with a stopped and a complete run
 
 
 def test_train_mode_is_called_too():
-    """What only train mode mixes is told with the mode; what eval mode mixes without."""
+    """The message names train mode for a mismatch of train mode, and no mode for a mismatch of eval mode."""
     train = forward.prove(live(lambda: Branches(lambda m, x: x + m.table if m.training else x), (3,)), FAKE)
     (finding,) = train.findings
     assert ", in train mode" in finding.message
@@ -606,14 +620,14 @@ def test_train_mode_is_called_too():
 
 
 def test_a_train_mode_that_cannot_be_called():
-    """BatchNorm wants more than one value: eval mode is the whole proof, and `how` says so."""
+    """BatchNorm needs more than 1 value in train mode: only eval mode is checked, and `how` says so."""
     check = forward.prove(live(lambda: nn.BatchNorm1d(3), (1, 3)), FAKE)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert check.how.endswith(", in eval mode (train mode raises an error on the cpu too)")
 
 
 def test_values_kept_in_a_tensor_on_the_cpu():
-    """A 0-dim tensor of the CPU is a number to read, never a place to write to."""
+    """CUDA reads a 0-dim tensor of the CPU as a number, but never writes to such a tensor."""
 
     def add(table, x, weight):
         total = table.sum()
@@ -636,12 +650,12 @@ class Strays(nn.Module):
 
 
 def write_in_place(m, x):
-    """What is written to in place meets the device."""
+    """Write into a copy of `a` in place, then combine the copy with a tensor on the device."""
     return x + m.a.clone().add_(m.b)
 
 
 def written_in_part(m, x):
-    """Of a copy of the one, a part."""
+    """Write into a row of a copy of `a`."""
     copy = m.a.clone()
     copy[0] += m.b
     return x + copy
@@ -665,7 +679,7 @@ TOGETHER = {
 @ANY_GPU
 @pytest.mark.parametrize("name", TOGETHER)
 def test_tensors_that_are_combined_before_they_meet_the_device(name, device):
-    """Each that has to move is told; a number, or an index, that CUDA takes from the CPU next to the first is not."""
+    """Each tensor that has to move is reported; a number or an index that CUDA accepts from the CPU is not."""
     use, names = TOGETHER[name]
     check = forward.prove(live(lambda: Strays(use), (3,)), device)
     assert sorted(finding_names(check), key=str) == sorted(names, key=str)
@@ -674,7 +688,7 @@ def test_tensors_that_are_combined_before_they_meet_the_device(name, device):
 
 
 def test_what_is_written_in_part_is_told_with_data_too():
-    """Where the flow of control wants values, tensors have data on the CPU and say that they are elsewhere."""
+    """If forward branches on values, the tensors have data on the CPU and report a CUDA device."""
     check = forward.prove(live(lambda: Strays(lambda m, x: written_in_part(m, x * float(x.sum() > 9))), (3,)), FAKE)
     assert "with data on the cpu" in check.how
     assert sorted(finding_names(check)) == ["a", "b"]
@@ -682,7 +696,9 @@ def test_what_is_written_in_part_is_told_with_data_too():
 
 @pytest.mark.parametrize("name", [name for name, (_, names) in TOGETHER.items() if None not in names])
 def test_what_is_told_of_combined_tensors_is_enough_and_needed(name):
-    """Once all that are told are registered nothing is told; with any one of them left out, it is that one."""
+    """If all reported tensors are registered, there is no finding; if one of them is not registered, only this tensor
+    is reported.
+    """
     use, names = TOGETHER[name]
     for left in [None, *names]:
         module = Strays(use)
@@ -696,7 +712,7 @@ def test_what_is_told_of_combined_tensors_is_enough_and_needed(name):
 
 
 def by_name(module, x):
-    """The idiom of code that was written for one GPU."""
+    """Call `.cuda()`, as code that was written for a single GPU does."""
     return x + (module.table.cuda() if x.is_cuda else module.table)
 
 
@@ -716,21 +732,21 @@ TOLD = {
 
 
 def under(device):
-    """Made in a context."""
+    """Create a tensor in a torch.device context."""
     with torch.device(device):
         return torch.zeros(3)
 
 
 @pytest.mark.parametrize("name", TOLD)
 def test_the_model_is_told_cuda(name):
-    """`.is_cuda` and `.device` are those of a GPU to the model's code, with data and without."""
+    """The model's code reads the `.is_cuda` and `.device` of a GPU, with and without data."""
     use, names = TOLD[name]
     check = forward.prove(live(lambda: Branches(use), (3,)), FAKE)
     assert (finding_names(check), check.reason) == (names, None)
 
 
 def test_what_cannot_be_told_of_a_gpu_is_inconclusive():
-    """Whether there is a GPU, and types that only a build with CUDA has: the line is named."""
+    """A call of torch.cuda.is_available() and types that only a CUDA build of torch has make the check inconclusive."""
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     asks = forward.prove(live(lambda: Branches(lambda m, x: x + 1 if torch.cuda.is_available() else x), (3,)), FAKE)

@@ -1,4 +1,4 @@
-"""Why a leaf gets no gradient, held against torch's graph and its own warning."""
+"""The reason why a leaf gets no gradient, checked against torch's graph and torch's own warning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def step(init: str, forward: str, rest: str = "") -> Check:
-    """The proof of a class with one layer of its own, `used`, and what `init` and `rest` add."""
+    """Run the proof for a class with a layer `used` and the code of `init` and `rest`."""
     lines = forward.replace("\n", "\n    ")
     imported = "from torch.utils.checkpoint import checkpoint"
     body = f"self.used = nn.Linear(8, 8)\n{init}\n---\ndef forward(self, x):\n    {imported}\n    {lines}\n{rest}"
@@ -23,7 +23,7 @@ def step(init: str, forward: str, rest: str = "") -> Check:
 
 
 def output() -> torch.Tensor:
-    """What the class that was proved gives."""
+    """Return the output of the class that `step` wrote."""
     return load_object(spec.parse_spec("net.py:Net"))()(torch.randn(4, 8))
 
 
@@ -40,7 +40,7 @@ class Times(torch.autograd.Function):
 
 @pytest.mark.parametrize("between", ["", " * 2"], ids=["at once", "behind another"])
 def test_a_function_whose_backward_gives_none_is_named(between):
-    """The output depends on it, as torch's graph says; mended, it trains."""
+    """torch's graph shows that the output depends on the parameter; with a corrected backward the class passes."""
     parts = "self.w = nn.Parameter(torch.ones(8))", f"return self.used(x) + self.Times.apply(x, self.w{between})"
     check = step(*parts, TIMES.format("None"))
     assert [finding.message for finding in check.findings] == [
@@ -54,8 +54,8 @@ def test_a_function_whose_backward_gives_none_is_named(between):
 
 
 def test_a_hook_that_takes_the_gradient_away():
-    """Backward gave it one, says torch."""
-    hook = "self.used.bias.register_post_accumulate_grad_hook(lambda one: setattr(one, 'grad', None))"
+    """The oracle: torch.autograd.grad returns a gradient for the parameter."""
+    hook = "self.used.bias.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, 'grad', None))"
     check = step(hook, "return self.used(x)")
     assert [finding.message for finding in check.findings] == [
         "used.bias: gets no gradient: the output uses the parameter, but grad is None after backward"
@@ -69,7 +69,9 @@ def test_a_hook_that_takes_the_gradient_away():
 @pytest.mark.parametrize("rest", ["", " + self.head(x)"], ids=["all of it", "a part"])
 @pytest.mark.filterwarnings("ignore:None of the inputs")
 def test_a_reentrant_checkpoint_whose_inputs_need_no_gradient(rest):
-    """torch warns of it, and gives none; with use_reentrant=False, or an input that requires grad, it does."""
+    """torch warns and computes no gradient; with use_reentrant=False, or an input that requires grad, torch computes
+    the gradient.
+    """
     forward = f"return checkpoint(self.used, x, use_reentrant=True){rest}"
     check = step("self.head = nn.Linear(8, 8)", forward)
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True. Gradients will be None"):
@@ -84,7 +86,7 @@ def test_a_reentrant_checkpoint_whose_inputs_need_no_gradient(rest):
 
 
 def test_what_a_reentrant_checkpoint_gives_and_nobody_uses():
-    """Its input requires grad, so the checkpoint is not why."""
+    """The input of the checkpoint requires grad, so the checkpoint is not the reason."""
     forward = "y = self.used(x)\ncheckpoint(self.lost, y, use_reentrant=True)\nreturn y"
     check = step("self.lost = nn.Linear(8, 8)", forward)
     why = "used in forward, but no differentiable path leads to the output"
@@ -94,7 +96,7 @@ def test_what_a_reentrant_checkpoint_gives_and_nobody_uses():
 
 
 def test_an_expert_that_is_chosen_by_a_value():
-    """The same one in each round: forward reads what chooses, so that other inputs may choose another."""
+    """Each round uses the same expert, but forward chooses by a value, so other inputs may choose another expert."""
     init = "self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])"
     check = step(init, "return self.used(x) + self.experts[int(x.mean() > 9)](x)")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
@@ -105,7 +107,7 @@ def test_an_expert_that_is_chosen_by_a_value():
 
 
 def test_what_a_further_round_uses_is_not_called_unused():
-    """It is used in the fourth call only, and no random number says so."""
+    """Only the fourth call uses the parameter, and forward draws no random number."""
     forward = "self.calls += 1\nreturn (self.late if self.calls == 4 else self.used)(x)"
     check = step("self.late, self.calls = nn.Linear(8, 8), 0", forward)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())

@@ -1,4 +1,4 @@
-"""What forward is called with: the texts, the functions, and what models carry."""
+"""The inputs of forward: from texts, from functions, and from the model itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FLOATS = ["float32", "float64", "float16", "bfloat16"]
 
 
 def live(module: nn.Module) -> BuiltModel:
-    """A built model around a module that is there already."""
+    """A built model for an existing module."""
     return BuiltModel(ModelSpec("net", "", False, "net"), module, Origins({}), "cpu", True, lambda *_: module)
 
 
@@ -68,7 +68,7 @@ def given_by(*texts: str) -> Inputs:
     ("uint8:3<256", InputSpec(None, "uint8", (3,), 256)),
 ])  # fmt: skip
 def test_what_can_be_written(text, read):
-    """The grammar by example."""
+    """Examples of the grammar of `--input`."""
     assert parse_input(text) == read
 
 
@@ -94,7 +94,7 @@ def test_what_can_be_written(text, read):
     ("99999x99999", "the input would have 9,999,800,001 elements"),
 ])  # fmt: skip
 def test_what_cannot(text, message):
-    """One line: the text, what is wrong with it, and what to write."""
+    """The error is a single line with the text, the problem and a valid example."""
     with pytest.raises(UsageError) as error:
         parse_input(text)
     assert message in str(error.value)
@@ -105,7 +105,7 @@ def test_what_cannot(text, message):
 @given(st.sampled_from([*INTEGERS, *FLOATS, "bool", "complex128"]), st.lists(st.integers(0, 4), max_size=3),
        st.integers(1, 127), st.integers(0, 99))  # fmt: skip
 def test_tensors_are_as_written(dtype, shape, bound, seed):
-    """dtype, shape and bound hold, and a seed gives the same values in new tensors."""
+    """The tensors have the given dtype, shape and bound, and a seed gives the same values in new tensors."""
     limit = f"<{bound}" if dtype in INTEGERS else ""
     inputs_ = given_by(f"{dtype}:{'x'.join(map(str, shape))}{limit}")
     ((tensor,), kwargs), ((again,), _) = inputs_.make(seed=seed), inputs_.make(seed=seed)
@@ -116,7 +116,7 @@ def test_tensors_are_as_written(dtype, shape, bound, seed):
 
 
 def test_numbers_are_standard_normal_and_ids_reach_the_bound():
-    """The spread of 10,000 numbers, and every id of a small table."""
+    """The mean and the spread of 10,000 numbers, and every id of a small table."""
     ((numbers,), _), ((ids,), _) = given_by("10000").make(), given_by("int64:1000<7").make()
     assert abs(float(numbers.mean())) < 0.05
     assert abs(float(numbers.std()) - 1) < 0.05
@@ -124,7 +124,7 @@ def test_numbers_are_standard_normal_and_ids_reach_the_bound():
 
 
 def test_seeds_differ_and_inputs_of_one_call_do_too():
-    """Two positional inputs of the same shape are not the same values; nor are those of two seeds."""
+    """Two positional inputs of the same shape have different values, and so have two seeds."""
     inputs_ = given_by("4", "4")
     (first, second), _ = inputs_.make(seed=0)
     assert not torch.equal(first, second)
@@ -132,7 +132,7 @@ def test_seeds_differ_and_inputs_of_one_call_do_too():
 
 
 def test_names_are_keywords_and_the_rest_is_in_order():
-    """Positional ones keep their order, wherever names stand among them."""
+    """Positional inputs keep their order, wherever named inputs stand among them."""
     inputs_ = given_by("2", "y=int64:3<5", "4")
     args, kwargs = inputs_.make()
     assert [list(arg.shape) for arg in args] == [[2], [4]]
@@ -141,13 +141,13 @@ def test_names_are_keywords_and_the_rest_is_in_order():
 
 
 def test_a_name_given_twice():
-    """Python would take the last in silence."""
+    """Python would silently use the last value."""
     with pytest.raises(UsageError, match="the argument x is given twice"):
         given_by("x=2", "x=3")
 
 
 def test_making_inputs_draws_nothing_from_the_process():
-    """The global generator is where it was."""
+    """The state of the global generator is unchanged."""
     before = torch.get_rng_state()
     given_by("2x3", "int64:2<5").make(seed=3)
     assert torch.equal(torch.get_rng_state(), before)
@@ -158,7 +158,7 @@ def test_making_inputs_draws_nothing_from_the_process():
 
 @pytest.fixture
 def of_function(tmp_path, in_tmp_path):
-    """The inputs that a function named make, of this body, gives."""
+    """Return a function that finds the inputs of a function `make` with the given body."""
 
     def find_one(body: str, spec: str = "mine.py:make") -> Inputs:
         (tmp_path / "mine.py").write_text(f"import torch\nkept = torch.ones(2)\ndef make():\n    {body}\n")
@@ -178,7 +178,7 @@ def of_function(tmp_path, in_tmp_path):
     ("([torch.ones(2)], {})", [[2]], {}, "float32 2"),
 ])  # fmt: skip
 def test_what_a_function_may_give(of_function, gives, shapes, names, text):
-    """A tensor, a tuple or list of positional ones, a dict by name, or both."""
+    """A tensor, a tuple or list of positional inputs, a dict of named inputs, or both."""
     actual = of_function(f"return {gives}")
     args, kwargs = actual.make()
     assert [list(arg.shape) for arg in args] == shapes
@@ -188,14 +188,14 @@ def test_what_a_function_may_give(of_function, gives, shapes, names, text):
 
 
 def test_a_dict_beside_a_tensor_is_an_argument_unless_it_has_names(of_function):
-    """(tensor, dict) has no tuple in front: both are positional."""
+    """In (tensor, dict), the first item is not a tuple, so both items are positional."""
     args, kwargs = of_function("return torch.ones(2), {'mask': torch.ones(2)}").make()
     assert len(args) == 2
     assert kwargs == {}
 
 
 def test_a_function_gets_the_seed_and_gives_new_tensors(of_function):
-    """The same values for a seed; what it keeps for itself cannot be spoiled."""
+    """The same seed gives the same values; a write to the inputs does not change a tensor that the function keeps."""
     drawn = of_function("return torch.randn(4)")
     assert torch.equal(drawn.make(seed=1)[0][0], drawn.make(seed=1)[0][0])
     assert not torch.equal(drawn.make(seed=1)[0][0], drawn.make(seed=2)[0][0])
@@ -205,7 +205,7 @@ def test_a_function_gets_the_seed_and_gives_new_tensors(of_function):
 
 
 def test_a_function_may_have_arguments(tmp_path, in_tmp_path):
-    """Literals, as for the model."""
+    """The arguments are literals, as for the model class."""
     (tmp_path / "mine.py").write_text("import torch\ndef make(n):\n    return torch.ones(n)\n")
     actual, _ = find_inputs((), "mine.py:make(3)", live(nn.Identity()))
     assert list(actual.make()[0][0].shape) == [3]
@@ -219,7 +219,7 @@ def test_a_function_may_have_arguments(tmp_path, in_tmp_path):
     ("raise ValueError('no data')", "mine.py:make: calling the function raised ValueError: no data (mine.py:4)"),
 ])  # fmt: skip
 def test_a_function_that_gives_none(of_function, body, message):
-    """Its own message and its own line."""
+    """The error has the function's own message and line."""
     with pytest.raises(ModelError) as error:
         of_function(body)
     assert message in str(error.value)
@@ -232,20 +232,20 @@ def test_a_function_that_gives_none(of_function, body, message):
     ("mine.py:kept", UsageError, "names an object of type Tensor, not a function that returns inputs"),
 ])  # fmt: skip
 def test_a_function_that_is_not_there(of_function, spec, kind, message):
-    """What is wrong, and what is near."""
+    """The error names the problem and a similar name."""
     with pytest.raises(kind) as error:
         of_function("return kept", spec)
     assert message in str(error.value)
 
 
 def test_both_ways_at_once():
-    """Two answers to one question."""
+    """The two options contradict each other."""
     with pytest.raises(UsageError, match="--input and --input-from contradict each other: both set"):
         find_inputs(["2x3"], "mine.py:make", live(nn.Identity()))
 
 
 def test_inputs_of_another_folder_leave_the_models_own_modules(tmp_path):
-    """A model and its inputs may live apart: the model's sibling modules stay importable for a pickle."""
+    """The inputs are in another folder, and the model's sibling modules stay importable for pickle."""
     for folder in ("model", "data"):
         (tmp_path / folder).mkdir()
     (tmp_path / "model" / "layers_beside.py").write_text("from torch import nn\nclass Layer(nn.Linear): pass\n")
@@ -261,14 +261,14 @@ def test_inputs_of_another_folder_leave_the_models_own_modules(tmp_path):
     assert __import__("sys").modules["layers_beside"].Layer is type(built.module)
 
 
-# --- what models carry --------------------------------------------------------------------------------------
+# --- inputs of the model itself -----------------------------------------------------------------------------
 
 HEARS = {"WhisperModel": "input_features", "Wav2Vec2Model": "input_values"}
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_real_classes_run_on_what_they_carry(name):
-    """Forward takes the inputs that are found; of what hears, none are made up."""
+    """Forward accepts the inputs that statecli finds; for audio models statecli does not invent inputs."""
     built = live(make(name).eval())
     actual, why_not = find_inputs((), None, built)
     if name in HEARS:
@@ -290,7 +290,7 @@ def test_a_vocabulary_smaller_than_the_dummy_ids():
 
 
 def test_a_model_of_text_and_images_gets_both():
-    """CLIP inherits dummy ids, which are not enough for it."""
+    """CLIP inherits dummy ids from its base class, but forward also needs images."""
     import transformers
 
     vision = {**SMALL["CLIPVisionModel"][1]}
@@ -302,7 +302,7 @@ def test_a_model_of_text_and_images_gets_both():
 
 
 class Carries(nn.Linear):
-    """A Lightning module's way."""
+    """A model with an example input as in Lightning."""
 
     def __init__(self, example):
         super().__init__(2, 2)
@@ -313,16 +313,20 @@ class Carries(nn.Linear):
     (torch.ones(3, 2), 1, 0), ((torch.ones(3, 2),), 1, 0), ({"input": torch.ones(3, 2)}, 0, 1),
 ])  # fmt: skip
 def test_example_input_array(example, args, kwargs):
-    """A tensor, a tuple or a dict; it is whoever wrote the model that gave it."""
-    found, _ = find_inputs((), None, live(Carries(example)))
-    made = found.make()
-    assert (len(made[0]), len(made[1])) == (args, kwargs)
-    assert found.chosen_by_user
-    assert found.text.endswith("float32 3×2 (its example_input_array)")
+    """The example is a tensor, a tuple or a dict; the inputs count as chosen by the user, because the model's author
+    set them.
+    """
+    inputs_, _ = find_inputs((), None, live(Carries(example)))
+    values = inputs_.make()
+    assert (len(values[0]), len(values[1])) == (args, kwargs)
+    assert inputs_.chosen_by_user
+    assert inputs_.text.endswith("float32 3×2 (its example_input_array)")
 
 
 def test_an_example_that_forward_refuses_is_skipped():
-    """Nobody asked for the proofs that need it, so that they are no failure; the reason names the example."""
+    """The proofs that need the example were not requested, so they are skipped and do not fail; the reason names the
+    example.
+    """
 
     class Wrong(Carries):
         def __init__(self):
@@ -339,13 +343,13 @@ def test_an_example_that_forward_refuses_is_skipped():
 
 @pytest.mark.parametrize("example", [None, (torch.ones(2), torch.ones(2), torch.ones(2))])
 def test_an_example_that_is_none_or_does_not_fit(example):
-    """Lightning's default is None; three arguments are not forward's one."""
+    """Lightning's default is None; three examples do not fit a forward with a single argument."""
     actual, why_not = find_inputs((), None, live(Carries(example)))
     assert (actual, str(why_not)) == (None, "no input given: --input 2x2 or --input-from FILE.PY:MAKE")
 
 
 class Stack(nn.Sequential):
-    """Layers one after the other, the parameter `mask` of the model itself before them."""
+    """Layers in sequence, after a parameter `mask` of the model itself."""
 
     def __init__(self, *layers):
         super().__init__(*layers)
@@ -375,7 +379,7 @@ class Two(nn.Linear):
     ],
 )
 def test_without_input_the_shape_that_the_first_layer_takes_is_named(model, shape):
-    """A shape to type, or with letters for sizes that the layer leaves open; SHAPE if the first layer is unknown."""
+    """A valid shape, with letters for sizes that the layer leaves open; SHAPE if the first layer is unknown."""
     actual, why_not = find_inputs((), None, live(model))
     assert (actual, str(why_not)) == (None, f"no input given: --input {shape} or --input-from FILE.PY:MAKE")
     if shape != "SHAPE" and shape[-1] not in "LW":
@@ -384,7 +388,7 @@ def test_without_input_the_shape_that_the_first_layer_takes_is_named(model, shap
 
 
 def test_an_example_that_raises(tmp_path):
-    """A property's own error is the reason why there is none, with its line."""
+    """The reason has the error of the property, and its line."""
     source = "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
     source += "    @property\n    def dummy_inputs(self):\n        raise OSError('no such data')\n"
     (tmp_path / "net.py").write_text(source)
@@ -420,7 +424,7 @@ def test_tensors_are_mapped_through_containers():
 
 
 def test_a_batch_of_transformers_is_mapped():
-    """BatchEncoding is no dict, and ModelOutput is both a dict and a dataclass."""
+    """BatchEncoding is not a dict, and ModelOutput is both a dict and a dataclass."""
     import transformers
     from transformers.modeling_outputs import BaseModelOutput
 
@@ -433,14 +437,14 @@ def test_a_batch_of_transformers_is_mapped():
 
 
 def test_a_container_within_itself_ends():
-    """Outputs are anybody's."""
+    """An output may contain itself, because outputs are arbitrary."""
     circle: list = [torch.ones(1)]
     circle.append(circle)
     assert len(list(iter_leaves(circle))) == 1
 
 
 def test_seeded_is_the_same_and_leaves_no_trace():
-    """torch's and Python's generators give the same within, and go on as before after an error too."""
+    """The generators of torch and Python give the same numbers in the block, and are restored even after an error."""
     before = torch.get_rng_state(), random.getstate()
     drawn = []
 

@@ -1,4 +1,6 @@
-"""Findings about the code of an installed library: the advice is to report them, and names the user's line."""
+"""Findings about the code of an installed library: the help suggests a report to the library, and names the user's
+line.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def library(tmp_path, monkeypatch):
 
 
 def test_a_method_of_a_library_is_to_be_reported():
-    """Its file is not the user's to edit; the line that made the module is."""
+    """The user cannot edit the library's file; the help also has the user's line that created the module."""
     (finding,) = of_source(Name.MOVE, "import own_library\nself.own = own_library.Own()").findings
     assert finding.help == (
         "report this to the library (own_library.py:7): call super() in Own._apply and move this tensor too; "
@@ -43,7 +45,7 @@ def test_a_method_of_a_library_is_to_be_reported():
 
 
 def test_a_tensor_that_a_library_makes_in_forward_is_to_be_reported(tmp_path):
-    """The user's own forward is to be changed as before."""
+    """For the user's own forward, the help still suggests a change of the code."""
     (tmp_path / "net.py").write_text("from own_library import Positions as Net\n")
     (theirs,) = run_proof(Name.FORWARD, "net.py:Net", "2x4", device="fake-cuda").findings
     (tmp_path / "own.py").write_text(LIBRARY)

@@ -1,4 +1,4 @@
-"""Whatever is done to a live model while its copies are proved is undone, and nothing is where nothing was done."""
+"""All changes to a live model during the proofs of its copies are undone, and an unchanged model is not written to."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_to_the_model_is_undone(damage):
-    """The same objects with the same values, devices, dtypes, gradients and modes."""
+    """The model has the same objects with the same values, devices, dtypes, gradients and modes."""
     module = model()
     before = facts(module), [part.training for part in module.modules()]
     with live_model.keep_unchanged(module):
@@ -62,7 +62,7 @@ def test_damage_to_the_model_is_undone(damage):
 
 
 def test_it_is_undone_when_something_is_raised():
-    """Ctrl-C included."""
+    """Changes are also undone after Ctrl-C."""
     module = model()
     before = facts(module)
 
@@ -90,7 +90,7 @@ def test_it_is_undone_when_something_is_raised():
     ],
 )
 def test_what_belongs_to_the_process_is_put_back(change, read):
-    """Random generators, defaults, the grad mode."""
+    """Random generators, torch's defaults and the grad mode are restored."""
     before = read()
     with live_model.keep_unchanged():
         change()
@@ -99,7 +99,7 @@ def test_what_belongs_to_the_process_is_put_back(change, read):
 
 
 def test_a_model_that_nothing_was_done_to_is_not_written_to():
-    """torch's own count of writes to each tensor stays."""
+    """torch's count of writes to each tensor is unchanged."""
     module = model()
     counts = [tensor._version for tensor in (*module.parameters(), *module.buffers())]
     with live_model.keep_unchanged(module):
@@ -109,7 +109,7 @@ def test_a_model_that_nothing_was_done_to_is_not_written_to():
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_frozen_script_has_no_mode_to_restore():
-    """Freezing takes `training` away, and makes constants of all its tensors: nothing is proved, and nothing raises."""
+    """Freezing removes `training` and makes all tensors constants: the checks are skipped or inconclusive."""
     frozen = torch.jit.freeze(torch.jit.script(nn.Linear(2, 2).eval()))
     assert not hasattr(frozen, "training")
     verification = statecli.verify(frozen, inputs="1x2")

@@ -138,7 +138,7 @@ ZOO = {
 
 
 def prove(body: str, *input: str):
-    """The proof of Net; a class Part after the methods becomes a class of the module."""
+    """Run the proof for Net; a class Part after the methods becomes a class of the module."""
     text = textwrap.dedent(body)
     text, _, part = text.partition("class Part(")
     if not part:
@@ -152,7 +152,7 @@ def prove(body: str, *input: str):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_a_broken_model_fails(name, in_tmp_path):
-    """Each failed tensor is named, and no other."""
+    """Each failed tensor is named, and no other tensor."""
     check = prove(ZOO[name][0])
     assert check.verdict is Verdict.FAILED
     assert rules(check) == ZOO[name][1]
@@ -160,7 +160,7 @@ def test_a_broken_model_fails(name, in_tmp_path):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_its_twin_passes(name, in_tmp_path):
-    """The mended class has no finding."""
+    """The corrected class has no finding."""
     check = prove(ZOO[name][2])
     assert (check.verdict, check.reason, check.findings) == (Verdict.PASSED, None, ())
 
@@ -168,7 +168,7 @@ def test_its_twin_passes(name, in_tmp_path):
 @pytest.mark.parametrize("name", [name for name, (_, expected, _) in ZOO.items() if set(expected.values()) == {LOST}])
 @pytest.mark.parametrize("is_mended", [False, True])
 def test_torch_agrees(name, is_mended, in_tmp_path):
-    """The oracle: memory filled with 3 and with 7 by hand leaves a difference exactly where the proof says so."""
+    """The oracle: two models whose memory was filled with 3 and with 0 differ exactly in the reported tensors."""
     body = ZOO[name][2 if is_mended else 0]
     prove(body)
     built = []
@@ -232,7 +232,7 @@ def test_a_part_of_a_tensor_is_counted(in_tmp_path):
 
 
 def test_a_failing_init_method_is_inconclusive(in_tmp_path):
-    """Only tensors below the module of the method are in doubt, and the error is quoted."""
+    """The reason has the error; saved tensors, which the checkpoint restores, still pass."""
     body = f"{buffer(STEPS)}\nself.fc = nn.Linear(2, 2)\n---\ndef reset_parameters(self):\n    raise ValueError('no')"
     check = of_source(Name.MATERIALIZE, body)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
@@ -241,7 +241,7 @@ def test_a_failing_init_method_is_inconclusive(in_tmp_path):
 
 
 def test_values_that_differ_each_time_are_no_proof(in_tmp_path):
-    """An init method that no seed controls makes two instances differ without a pattern."""
+    """The init method ignores the seed, so two instances differ without a pattern."""
     body = (
         f"{buffer('torch.ones(1)')}\n---\ndef reset_parameters(self):\n    import time\n    self.t[0] = time.time() % 9"
     )
@@ -258,13 +258,13 @@ def test_random_values_of_init_methods_pass(in_tmp_path):
 
 
 def test_a_dict_of_the_class_is_left_as_it_was(in_tmp_path):
-    """Init methods run on instances of statecli; what they put into a container of the class is taken out."""
+    """Init methods run on statecli's instances; objects that they add to a container of the class are removed."""
     body = "self.fc = nn.Linear(1, 1)\n---\nseen = []\ndef reset_parameters(self):\n    self.seen.append(1)"
     assert of_source(Name.MATERIALIZE, body).verdict is Verdict.PASSED
 
 
 def test_a_live_model_is_copied_to_meta(in_tmp_path):
-    """The copy loses a buffer that is not saved; the live model keeps its values."""
+    """The copy loses a non-persistent buffer; the live model keeps its values."""
     model = nn.Linear(2, 2)
     model.register_buffer("t", torch.ones(3), persistent=False)
     (check,) = statecli.verify(model, checks=["materialize"]).checks
@@ -282,7 +282,7 @@ def test_the_proof_runs_only_on_request(in_tmp_path):
 
 
 def test_a_model_on_meta_has_nothing_to_load():
-    """Without values there is no checkpoint; the reason has the option to type."""
+    """A model without values has no checkpoint; the reason has the option to use."""
     check = run_proof(Name.MATERIALIZE, f"{mixes.SAMPLES}/net.py:Net", init_device="meta")
     assert check.verdict is Verdict.SKIPPED
     assert "--init-device cpu" in check.reason
@@ -307,7 +307,7 @@ def test_the_command_line_names_the_line(statecli, in_tmp_path):
     assert "net.py:6" in result.out
 
 
-#: Classes that do not pass: one keeps modules in a plain list, one has no shapes, one has other names on meta.
+#: Classes that do not pass: they keep modules in a plain list, have no shapes, or have other names on meta.
 UNPROVED = {"OneFormerModel": "failed", "lazy": "inconclusive", "orthogonal": "inconclusive"}
 
 
@@ -324,7 +324,7 @@ def test_real_classes_pass():
 
 
 def test_a_llama_without_its_init_method_loses_its_frequencies(in_tmp_path):
-    """What makes the class of transformers pass is its `_init_weights`; tables of BERT are lost in the same way."""
+    """LlamaModel passes only because of its `_init_weights`; BERT loses its tables in the same way."""
     pytest.importorskip("transformers")
     Path("nets.py").write_text(
         "from transformers import BertModel, LlamaModel\n"
@@ -352,7 +352,7 @@ def test_a_llama_without_its_init_method_loses_its_frequencies(in_tmp_path):
     ids=["hook", "none", "list"],
 )
 def test_a_state_dict_that_is_not_a_dict_is_inconclusive(name, init, method, kind, in_tmp_path):
-    """The reason has the type of the object; it is not an internal error."""
+    """The reason has the type of the object, and there is no internal error."""
     body = f"self.fc = nn.Linear(3, 3)\n{init}\n---\ndef forward(self, x):\n    return self.fc(x)\n{method}"
     check = of_source(name, body, "2x3")
     assert check.verdict is Verdict.INCONCLUSIVE

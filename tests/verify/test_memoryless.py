@@ -1,4 +1,4 @@
-"""Tensors that have a size and no memory: statecli neither writes nor reads through an address that is 0."""
+"""Tensors with a size but without memory: statecli neither writes to nor reads from an address of 0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from statecli.values.live_tensor import build_view  # noqa: E402
 
 
 class Int8(torch.Tensor):
-    """A quantized weight as torchao writes one: int8 inside, float32 outside, no memory of its own."""
+    """A quantized weight as torchao writes it: int8 inside, float32 outside, without memory of its own."""
 
     @staticmethod
     def __new__(cls, data, scale):
@@ -65,7 +65,7 @@ def free_memory(tensor, to=0):
 
 
 def holding(**tensors):
-    """A Linear with these as parameters, buffers or plain attributes."""
+    """A Linear with the given parameters, buffers or plain attributes."""
     module = nn.Linear(4, 4)
     for name, tensor in tensors.items():
         if name.startswith("buffer"):
@@ -77,7 +77,7 @@ def holding(**tensors):
 
 @pytest.mark.parametrize("inputs", [None, "2x4"])
 def test_a_wrapper_subclass_is_verified(inputs):
-    """As weight, buffer and plain attribute; the proofs that write values leave it out."""
+    """The wrapper is a weight, a buffer and a plain attribute; the proofs that write values skip the wrapper."""
     model = holding(weight=nn.Parameter(int8(4, 4), requires_grad=False), buffer=int8(40, 40), plain=int8(3, 4))
     verification = statecli.verify(model, inputs=inputs)
     assert {row.fqn for row in verification.state.tensors} == {"weight", "bias", "buffer", "plain"}
@@ -85,7 +85,7 @@ def test_a_wrapper_subclass_is_verified(inputs):
 
 @pytest.mark.parametrize("name", ["buffer", "plain"])
 def test_a_wrapper_that_refuses_every_operator_is_not_an_internal_error(name):
-    """What its code raises makes a proof inconclusive, and the other proofs are run."""
+    """An error of the wrapper's code makes a proof inconclusive, and the other proofs are run."""
     built = BuiltModel(
         ModelSpec("net", "", False, "net"), *build_refusing(name), "cpu", True, lambda _, __: build_refusing(name)[0]
     )
@@ -95,12 +95,12 @@ def test_a_wrapper_that_refuses_every_operator_is_not_an_internal_error(name):
 
 
 def build_refusing(name):
-    """A module with a refusing wrapper, and the lines of nothing."""
+    """Return a module with a refusing wrapper, and empty origins."""
     return holding(**{name: Refusing()}), Origins({})
 
 
 def test_a_proof_writes_nothing_through_an_address_of_zero():
-    """The memory behind a wrapper is none, however many bytes its storage claims."""
+    """A wrapper has no memory, however many bytes its storage claims."""
     wrapper = int8(40, 40)
     assert wrapper.untyped_storage().nbytes() == 6400
     assert not has_memory(wrapper.untyped_storage())
@@ -113,7 +113,9 @@ def test_a_proof_writes_nothing_through_an_address_of_zero():
 @pytest.mark.parametrize("bytes_left", [0, 8])
 @pytest.mark.parametrize("make", [torch.ones, lambda n: nn.Parameter(torch.ones(n))], ids=["tensor", "parameter"])
 def test_a_freed_storage_is_refused_by_name(make, bytes_left):
-    """As FSDP leaves a parameter: torch reads behind the end of its storage and dies, so statecli stops before it."""
+    """FSDP leaves parameters in this state. torch would read past the end of the storage and crash, so statecli stops
+    first.
+    """
     tensor = free_memory(make(100), bytes_left)
     model = holding(p=tensor)
     with pytest.raises(
@@ -123,13 +125,13 @@ def test_a_freed_storage_is_refused_by_name(make, bytes_left):
 
 
 def test_the_copy_of_a_freed_storage_is_freed_too():
-    """A copy with memory of its own would show values that nobody has written."""
+    """A copy with its own memory would show values that were never written."""
     state = statecli.inspect(holding(p=free_memory(torch.ones(30))), stats=True)
     assert next(row.stats for row in state.state.tensors if row.fqn == "p").max is None
 
 
 def test_the_statistics_of_a_freed_storage_are_not_made_up():
-    """They were those of memory that belongs to something else."""
+    """The statistics would be computed from memory of another object."""
     with pytest.raises(UnreadableError, match="its storage was freed"):
         build_view(free_memory(torch.ones(30)))
 
@@ -153,5 +155,5 @@ def test_the_statistics_of_a_freed_storage_are_not_made_up():
     ids=["plain", "empty", "view", "expanded", "meta", "coo", "csr", "quantized", "nested", "lazy", "wrapper"],
 )
 def test_an_ordinary_tensor_is_not_freed(make):
-    """Each has all the memory that its elements need, or needs none."""
+    """Each tensor has all the memory for its elements, or needs no memory."""
     assert not is_freed(make())

@@ -26,7 +26,7 @@ def forward(self, x):
 
 @pytest.fixture(autouse=True)
 def in_tmp(in_tmp_path):
-    """The models are written into the current folder."""
+    """Models are written to a temporary current folder."""
 
 
 def prove(name, text="self.fc(x)", arguments=""):
@@ -35,7 +35,7 @@ def prove(name, text="self.fc(x)", arguments=""):
 
 @pytest.mark.parametrize(("name", "columns"), [(Name.SHARD, ["sharded", "replicated"]), (Name.RESUME, ["resumed"])])
 def test_states_of_a_metric_are_no_findings(name, columns):
-    """A metric that no output depends on: its states are skipped with the reason."""
+    """No output depends on the metric, so its states are skipped with the reason."""
     check = prove(name)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     for column in columns:
@@ -46,7 +46,7 @@ def test_states_of_a_metric_are_no_findings(name, columns):
 
 
 def test_a_metric_that_the_loss_depends_on_is_to_be_persistent():
-    """The remedy is an option of the metric, not an edit of torchmetrics; with it the proof passes."""
+    """The remedy is an option of the metric, not an edit of torchmetrics; with this option the proof passes."""
     check = prove(Name.RESUME, "self.fc(x) * self.m.compute()")
     assert [finding.fqn for finding in check.findings] == ["m.mean_value", "m.weight"]
     assert {finding.severity for finding in check.findings} == {Severity.ERROR}
@@ -59,11 +59,11 @@ def test_a_metric_that_the_loss_depends_on_is_to_be_persistent():
 
 
 def test_many_metrics_are_compared_together():
-    """More values than the proof leaves out one by one, and none of them has an effect."""
+    """The metrics have more values than the proof tests individually, and no value has an effect."""
     body = """import torchmetrics
 kinds = ("Accuracy", "Recall", "F1Score", "Precision", "ConfusionMatrix")
-made = {kind: getattr(torchmetrics, kind)(task="multiclass", num_classes=4) for kind in kinds}
-self.ms = torchmetrics.MetricCollection(made, compute_groups=False)
+metrics = {kind: getattr(torchmetrics, kind)(task="multiclass", num_classes=4) for kind in kinds}
+self.ms = torchmetrics.MetricCollection(metrics, compute_groups=False)
 self.fc = nn.Linear(4, 4)
 ---
 def forward(self, x):
@@ -90,7 +90,7 @@ def test_a_metric_that_does_not_synchronize_is_named(is_synchronized):
 
 
 def test_other_tensors_of_an_own_metric_are_judged():
-    """Only what add_state knows is synchronized and saved by the metric."""
+    """A metric synchronizes and saves only the states from add_state."""
     body = """import torchmetrics
 class Mine(torchmetrics.Metric):
     def __init__(self):
@@ -122,7 +122,9 @@ def test_the_count_of_a_metric_is_a_note_for_compile():
 
 
 def test_a_group_of_plain_tensors_has_one_line_about_ranks(statecli, tmp_path):
-    """A sum and a count of one line: equal batches give the count equal values on each rank, which proves nothing."""
+    """A sum and a count share a line: with equal batches, the count has equal values on each rank, which proves
+    nothing.
+    """
     (tmp_path / "own.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass Own(nn.Module):\n    def __init__(self):\n"
         "        super().__init__()\n        self.total, self.n = torch.zeros(()), torch.zeros(())\n"

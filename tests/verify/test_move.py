@@ -1,4 +1,4 @@
-"""The move: what a model's own `.to` leaves behind, parts, and changes, each held against torch."""
+"""The move: tensors that a model's `.to` leaves behind, unties or changes, each checked against torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_move(body: str, *input: str, **options):
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 @pytest.mark.parametrize("spec", FAILING)
 def test_a_sample_fails_where_it_was_written_to(spec, device):
-    """Exactly the tensors of the lesson fail, by their rule, on meta and on the device they are on."""
+    """Exactly the expected tensors fail, with the expected rules, on meta and on their own device."""
     check = sample(Name.MOVE, spec, device=device)
     assert check.verdict is Verdict.FAILED
     assert rules(check) == FAILING[spec]
@@ -47,14 +47,14 @@ def test_a_sample_fails_where_it_was_written_to(spec, device):
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 @pytest.mark.parametrize("spec", PASSING)
 def test_a_sound_sample_passes(spec, device):
-    """Every tensor follows, ties and all."""
+    """Every tensor follows, including tied weights."""
     check = sample(Name.MOVE, spec, device=device)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert set(verdicts(check, "moves").values()) == {"passed"}
 
 
 def test_the_devices_are_told():
-    """Before and after are where torch says the tensor is; the finding names tensor, device, line and fix."""
+    """The cell has torch's devices before and after; the finding has the tensor, device, line and fix."""
     check = sample(Name.MOVE, "net:Net")
     assert (cell(check, "moves", "param").before, cell(check, "moves", "param").after) == ("cpu", "meta")
     assert (cell(check, "moves", "table").before, cell(check, "moves", "table").after) == ("cpu", "cpu")
@@ -64,14 +64,14 @@ def test_the_devices_are_told():
 
 
 def test_a_tie_of_buffers_breaks():
-    """Each of two names gets a storage of its own, as torch does it on any device."""
+    """After a move, each of the two names has its own storage, on any device."""
     check = run_move('self.register_buffer("a", torch.ones(3)); self.register_buffer("b", self.a)')
     assert rules(check) == {"b": "untied-by-move"}
     assert cell(check, "moves", "b").verdict is Verdict.FAILED
 
 
 def test_a_tie_of_parameters_holds_though_meta_parts_it():
-    """A move to meta makes a Parameter for each name; one to CUDA does not, and that is what counts."""
+    """A move to meta creates a Parameter for each name; a move to CUDA does not, and only the move to CUDA counts."""
     check = run_move("self.a = nn.Linear(3, 3); self.b = nn.Linear(3, 3); self.b.weight = self.a.weight")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
@@ -82,25 +82,25 @@ def test_a_plain_list_of_registered_parameters_follows():
 
 
 def test_a_tensor_without_dimensions_is_a_note():
-    """Operators on CUDA take a 0-dim tensor from the CPU: it stays, and breaks nothing."""
+    """The 0-dim tensor stays on the CPU, but operators on CUDA accept a 0-dim tensor from the CPU."""
     (finding,) = run_move("self.scale = torch.tensor(2.0)").findings
     assert (finding.rule, finding.severity) == ("left-behind", Severity.NOTE)
 
 
 def test_a_class_attribute_fails():
-    """Forward reads it through the instance, and it is where it was."""
+    """Forward can read the class attribute through the instance, and a move leaves the attribute on its device."""
     assert rules(run_move("pass\n---\ntable = torch.ones(3)")) == {"table": "left-behind"}
 
 
 def test_a_registered_tensor_that_the_class_holds_back_fails():
-    """A module whose own `_apply` does nothing keeps its parameter where it is."""
+    """A module whose own `_apply` does nothing keeps its parameter on the old device."""
     check = run_move("self.w = nn.Parameter(torch.ones(3))\n---\ndef _apply(self, fn, recurse=True):\n    return self")
     assert rules(check) == {"w": "left-behind"}
 
 
 @pytest.mark.parametrize("old", [nn.utils.weight_norm, nn.utils.spectral_norm])
 def test_what_torch_recomputes_is_not_judged(old):
-    """The attribute of old weight_norm and spectral_norm stays behind, and no forward reads that value."""
+    """The weight attribute of old weight_norm and spectral_norm is left behind, but no forward reads its value."""
     check = of_live(move.prove, lambda: old(nn.Linear(3, 3)), "meta")
     assert check.verdict is Verdict.PASSED
     assert check.findings == ()
@@ -108,7 +108,7 @@ def test_what_torch_recomputes_is_not_judged(old):
 
 
 class Shifted(nn.Module):
-    """A table that a trace makes a constant of."""
+    """A model with a table that a trace turns into a constant."""
 
     def __init__(self):
         super().__init__()
@@ -121,7 +121,7 @@ class Shifted(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("prove", [partial(move.prove, device="meta"), partial(cast.prove, dtype=None), save.prove])
 def test_tensors_in_compiled_code_are_out_of_reach(prove):
-    """What a trace made constants of is not proved to follow, to be cast or to be saved; a plain trace passes."""
+    """The proofs cannot check constants of a trace, so the verdict is inconclusive; a trace of a Linear passes."""
     check = of_live(prove, lambda: torch.jit.trace(Shifted(), torch.ones(1, 2)))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "the model contains 1 constant tensor" in check.reason
@@ -131,7 +131,7 @@ def test_tensors_in_compiled_code_are_out_of_reach(prove):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_tensor_of_a_scripted_module_stays_behind():
-    """And a loaded model has another one."""
+    """The table is left behind by a move, and a loaded model has another table."""
     make = lambda: torch.jit.script(Shifted())  # noqa: E731
     assert rules(of_live(move.prove, make, "meta")) == {"table": "left-behind"}
     assert rules(of_live(save.prove, make)) == {"table": "lost-by-saving"}
@@ -139,7 +139,7 @@ def test_a_tensor_of_a_scripted_module_stays_behind():
 
 @pytest.fixture
 def _one_process():
-    """A process group of this process alone, as DDP needs one."""
+    """A process group with only this process, because DDP needs a process group."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
@@ -154,7 +154,7 @@ def build_distributed(*also):
 
 @pytest.mark.usefixtures("_one_process")
 def test_what_ddp_sets_anew_is_not_judged():
-    """Its lists of buffers stay behind until it next synchronizes them. The oracle: its own `_sync_buffers`."""
+    """DDP's lists of buffers are stale until its next synchronization. The oracle: DDP's own `_sync_buffers`."""
     check = of_live(move.prove, build_distributed, "meta")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     model = build_distributed()
@@ -166,13 +166,15 @@ def test_what_ddp_sets_anew_is_not_judged():
 
 @pytest.mark.usefixtures("_one_process")
 def test_another_list_of_buffers_on_ddp_is_stale():
-    """Only the two attributes that DDP sets are its own."""
+    """DDP replaces only its own two attributes, so another list of buffers is reported."""
     actual = rules(of_live(move.prove, lambda: build_distributed("own"), "meta"))
     assert actual == {f"own[{i}]": "stale-view" for i in range(3)}
 
 
 def test_a_move_that_raises_is_told_and_the_next_way_tried():
-    """The model's own words and line, and what the stand-in finds to stay behind; without that it is no pass."""
+    """The reason has the model's error and line, and a stand-in move still finds the plain tensor; otherwise
+    inconclusive.
+    """
     body = "self.w = nn.Parameter(torch.ones(3)); {}\n---\n"
     body += "def _apply(self, fn, recurse=True):\n    super()._apply(fn)\n    self.w.sum().item()\n    return self"
     check = run_move(body.format("self.t = torch.ones(3)"))
@@ -183,7 +185,7 @@ def test_a_move_that_raises_is_told_and_the_next_way_tried():
 
 
 def test_a_to_of_the_class_that_raises_leaves_it_open():
-    """What `.to` would have moved by itself is not known, so nothing is said against it."""
+    """The `.to` of the class might have moved the plain tensor, so its cell is inconclusive."""
     body = "self.w = nn.Parameter(torch.ones(3)); self.t = torch.ones(3)\n---\n"
     body += 'def to(self, *args, **kwargs):\n    raise RuntimeError("not today")'
     check = run_move(body)
@@ -192,14 +194,14 @@ def test_a_to_of_the_class_that_raises_leaves_it_open():
 
 
 def test_a_tensor_that_the_class_clears_has_no_verdict():
-    """It is gone after the move, which is neither here nor there."""
+    """The class deletes its cache during the move, so the cache is skipped."""
     body = "self.cache = torch.ones(3); self.w = nn.Parameter(torch.ones(3))\n---\n"
     body += "def _apply(self, fn, recurse=True):\n    self.cache = None\n    return super()._apply(fn)"
     assert verdicts(run_move(body), "moves") == {"w": "passed", "cache": "skipped"}
 
 
 def test_values_that_a_move_changes_fail():
-    """A `.to` that rounds on the way is seen by the bits that come back."""
+    """A `.to` that rounds values is detected by their bits after the move back."""
     body = 'self.register_buffer("b", torch.full((3,), 0.1))\n---\n'
     body += "def to(self, *args, **kwargs):\n    self.b = self.b.half().float()\n    return super().to(*args, **kwargs)"
     check = run_move(body, device="cpu")
@@ -208,11 +210,11 @@ def test_values_that_a_move_changes_fail():
 
 
 def test_a_nan_is_the_same_nan():
-    """NaN equals itself after the way there and back."""
+    """A NaN equals itself after the move and the move back."""
     assert run_move('self.register_buffer("b", torch.full((3,), torch.nan))', device="cpu").verdict is Verdict.PASSED
 
 
-# --- what appears with a first forward -------------------------------------------------------------------------------
+# --- tensors of a first forward --------------------------------------------------------------------------------------
 
 CACHE = """
 self.w = nn.Parameter(torch.ones(3))
@@ -231,21 +233,23 @@ def forward(self, x):
         ("None", "self.cache = x * self.w.detach(); return x", "skipped"),
         ("None", "self.cache = x if self.cache is None else self.cache + x; return x", "failed"),
     ],
-    ids=["kept", "by device", "made anew", "accumulated"],
+    ids=["kept", "by device", "replaced", "accumulated"],
 )
 def test_a_cache(init, forward, verdict):
-    """A cache fails where forward goes on holding it, and not where it has one for each device or overwrites it."""
+    """A cache fails if forward keeps the old tensor; a cache per device, or a cache that forward overwrites, is
+    skipped.
+    """
     check = run_move(CACHE.format(init=init, forward=forward), "3")
     (name,) = {name for name in verdicts(check, "moves") if name.startswith("cache")}
     assert verdicts(check, "moves")[name] == verdict
 
 
-# --- what is told of a failure ---------------------------------------------------------------------------------------
+# --- messages of a failure -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
 def test_a_stale_view_has_its_line(device):
-    """A further name has no row: the finding has its line."""
+    """A second name has no row, so the finding has its line."""
     check = run_move("self.a = nn.Linear(3, 3)\nself.w = self.a.weight.detach()[:2]", device=device)
     assert rules(check) == {"w": "stale-view"}
     (finding,) = check.findings
@@ -254,7 +258,7 @@ def test_a_stale_view_has_its_line(device):
 
 
 def test_on_its_own_device_it_is_told_what_was_measured():
-    """Nothing has been moved from the cpu to the cpu."""
+    """A move from the cpu to the cpu does not move the tensor, so the message describes memory."""
     (finding,) = sample(Name.MOVE, "net:Net", device="cpu").findings
     what = "keeps its memory when the model moves, so a move to another device does not move the tensor"
     assert finding.message == f"table: {what}"
@@ -276,13 +280,13 @@ APPLY = "self.a = nn.Linear(3, 3)\n---\ndef _apply(self, fn, recurse=True):\n   
     ],
 )
 def test_the_method_that_is_to_blame_is_named(does, rule, mend):
-    """With the line on which it begins, where the class has one of its own."""
+    """The help has the first line of the class's own method."""
     check = run_move(APPLY.format(does), device="cpu")
     assert {finding.rule for finding in check.findings} == ({rule} if rule else set())
     assert all(finding.help.startswith(f"net.py:7: {mend} Net._apply") for finding in check.findings)
 
 
-# --- inputs that a model carries -------------------------------------------------------------------------------------
+# --- sample inputs of a model ----------------------------------------------------------------------------------------
 
 CARRIED = "self.a = nn.Linear(3, 3); {}\n---\n{}\ndef forward(self, x):\n    return self.a(x){}\n"
 HOLDING = {
@@ -296,7 +300,7 @@ HOLDING = {
 @pytest.mark.parametrize("name", list(Name))
 @pytest.mark.parametrize("way", HOLDING)
 def test_a_sample_input_is_no_state(way, name):
-    """No proof judges what the model itself carries to be called with."""
+    """No proof checks the sample inputs that a model contains."""
     check = of_source(name, CARRIED.format(*HOLDING[way], ""), "2x3", device="fake-cuda")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     cells = check.columns[0].cells
@@ -314,13 +318,13 @@ def test_a_sample_input_is_no_state(way, name):
     ids=["another name", "of a part", "with another name that forward may read"],
 )
 def test_only_the_models_own_sample_input_is_left_out(init, fails):
-    """All else is judged as ever."""
+    """All other tensors are still checked."""
     check = of_source(Name.MOVE, CARRIED.format(init, "", ""), "2x3")
     assert rules(check) == {fails: "left-behind"}
 
 
 def test_a_sample_input_that_forward_reads_is_found():
-    """It is on the cpu, and so no input of that forward."""
+    """Forward reads the sample input as state, and the sample input is on the cpu."""
     body = CARRIED.format(HOLDING["an attribute"][0], "", " + self.example_input_array")
     check = of_source(Name.FORWARD, body, "2x3", device="fake-cuda")
     assert rules(check) == {"example_input_array": "device-mismatch"}
@@ -332,14 +336,14 @@ def test_a_sample_input_that_forward_reads_is_found():
 
 @pytest.mark.parametrize("device", ["cuda:99", "nowhere", "xpu"])
 def test_a_device_that_is_not_here_is_refused(device):
-    """One line with the option and what to write."""
+    """The error is a single line with the option and a valid value."""
     advice = "numbered from 0" if device == "cuda:99" and torch.cuda.is_available() else "fake-cuda"
     with pytest.raises(UsageError, match=f"--device {device}: .*{advice}"):
         move.parse_device(device)
 
 
 def test_a_model_built_on_meta_has_nothing_to_move_to_the_cpu():
-    """No value is there: inconclusive, and the stand-in says what would follow."""
+    """The model has no values, so the check is inconclusive; a stand-in move shows which tensors would follow."""
     check = run_move("self.w = nn.Parameter(torch.ones(3))", device="cpu", init_device="meta")
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "built on meta" in check.reason
@@ -354,13 +358,13 @@ def test_cuda_says_what_meta_says(spec):
 
 
 def test_a_model_without_tensors_is_skipped():
-    """There is nothing to move, and that is no pass."""
+    """There is no tensor to move, so the check is skipped and does not pass."""
     assert run_move("pass").verdict is Verdict.SKIPPED
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_models_of_transformers_follow(name):
-    """Fourteen real classes leave nothing behind and keep their ties."""
+    """All tensors of fourteen real classes follow, and tied weights stay tied."""
     check = of_live(move.prove, lambda: make(name), "meta")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
@@ -371,14 +375,14 @@ def test_models_of_transformers_follow(name):
     ids=["LSTM", "MultiheadAttention", "LazyLinear"],
 )
 def test_modules_of_torch_follow(make_one):
-    """`_flat_weights` and uninitialized parameters are no failure."""
+    """`_flat_weights` and uninitialized parameters are not reported."""
     assert of_live(move.prove, make_one, "meta").verdict is Verdict.PASSED
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu", "fake-cuda"])
 @pytest.mark.parametrize("name", [Name.MOVE, Name.FORWARD])
 def test_the_model_that_a_move_gives_is_the_one_that_counts(name, device):
-    """`model = model.to(...)`: a `.to` that gives another model moves all the same."""
+    """As in `model = model.to(...)`, a `.to` that returns another model is a valid move."""
     own = "def to(self, *args):\n    import copy\n    return nn.Module.to(copy.deepcopy(self), *args)\n"
     forward = "def forward(self, x):\n    return self.l(x)\n"
     check = of_source(name, "self.l = nn.Linear(3, 3)\n---\n" + own + forward, "2x3", device=device)
@@ -389,7 +393,7 @@ def test_the_model_that_a_move_gives_is_the_one_that_counts(name, device):
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
 @pytest.mark.parametrize("returns", [True, False])
 def test_a_move_that_gives_no_model(returns, device):
-    """`.to` of the class's own moves everything and forgets to return it: the line of that method is told."""
+    """The class's `.to` moves all tensors but does not return the model: the help has the line of the method."""
     body = "self.fc = nn.Linear(2, 2)\n---\ndef to(self, *args, **kwargs):\n    super().to(*args, **kwargs)\n"
     check = of_source(Name.MOVE, body + "    return self\n" * returns, device=device)
     assert set(verdicts(check, "moves").values()) == {"passed"}
@@ -398,11 +402,11 @@ def test_a_move_that_gives_no_model(returns, device):
 
 
 def test_a_pretended_move_is_a_call_that_exists():
-    """`cuda:0 (fake)` is no device that can be asked for."""
+    """`how` shows a real call, because `cuda:0 (fake)` is not a device that a user can request."""
     assert sample(Name.MOVE, "net:Net", device="fake-cuda").how == '.to("cuda") on a fake CUDA device'
 
 
-#: Classes whose own methods move: wrong ones, each with the rule of its buffer t and what is said, and sound ones.
+#: Classes whose own methods move: the code, and a part of the reason for the buffer t (None: the class is correct).
 MOVERS = {
     "doubles a buffer": (
         "def to(self, *a):\n    super().to(*a)\n    self.t = self.t * 2\n    return self",
@@ -418,7 +422,7 @@ MOVERS = {
         "moves back to the cpu",
     ),
     "does no more than torch": ("def _apply(self, fn, recurse=True):\n    return super()._apply(fn)", None),
-    "moves a plain one": (
+    "moves a plain tensor": (
         "plain = torch.ones(3)\ndef to(self, *a):\n    super().to(*a)\n    self.plain = self.plain.to(*a)\n"
         "    return self",
         None,
@@ -429,7 +433,7 @@ MOVERS = {
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
 @pytest.mark.parametrize("name", MOVERS)
 def test_a_class_that_moves_itself_is_moved_there_and_back(name, device):
-    """Values and the way back are told alike, whatever device it is moved to."""
+    """Changed values and a failed move back are reported alike on each device."""
     body, said = MOVERS[name]
     init = "self.register_buffer('t', torch.rand(3))\nself.w = nn.Parameter(torch.rand(3))"
     check = run_move(f"{init}\n---\n{body}", device=device)
@@ -441,13 +445,13 @@ def test_a_class_that_moves_itself_is_moved_there_and_back(name, device):
 
 
 def test_what_torch_moves_is_not_moved_twice():
-    """An ordinary class costs no trip on the CPU and no way back; nor does one of torch's with an _apply of its own."""
+    """An ordinary class is not moved back, nor is a class of torch with its own `_apply`."""
     assert run_move("self.r = nn.LSTM(2, 2)", device="fake-cuda").how == '.to("cuda") on a fake CUDA device'
     assert run_move("self.r = nn.LSTM(2, 2)").how == '.to("meta")'
 
 
 def test_a_way_back_that_cannot_be_pretended_is_said():
-    """On meta it is not claimed to have been tried."""
+    """On meta, `how` reports that the move back was not checked."""
     body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef _apply(self, fn, recurse=True):\n    super()._apply(fn)\n"
     body += "    if self.w.device.type not in ('cpu', 'meta'):\n        raise ValueError('no way')\n    return self"
     check = run_move(body)
@@ -455,7 +459,7 @@ def test_a_way_back_that_cannot_be_pretended_is_said():
 
 
 def test_another_model_is_not_moved_back():
-    """It may be the live one, and what came back from a pretended GPU has no values."""
+    """The returned model may be the live model, and a model from a fake GPU has no values."""
     body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef to(self, *a):\n    import copy\n"
     body += "    return nn.Module.to(copy.deepcopy(self), *a)"
     assert run_move(body, device="fake-cuda").how == '.to("cuda") on a fake CUDA device, values compared on the cpu'

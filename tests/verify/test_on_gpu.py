@@ -1,4 +1,4 @@
-"""What only a real GPU shows: models that live there, and kernels that refuse their arguments after the call."""
+"""Checks that need a real GPU: models on the GPU, and kernels that report wrong arguments after the call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("inputs", ["6x4", torch.ones(6, 4)], ids=["a shape", "a tensor of the CPU"])
 def test_a_live_model_on_the_gpu_is_proved_there(inputs):
-    """Inputs are moved to the model, and the model stays as and where it is."""
+    """Inputs are moved to the model's device, and the model keeps its values and its device."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).cuda()
     values, numbers = {name: tensor.clone() for name, tensor in model.state_dict().items()}, torch.cuda.get_rng_state()
     verification = statecli.verify(model, inputs=inputs)
@@ -34,7 +34,7 @@ def test_a_live_model_on_the_gpu_is_proved_there(inputs):
 
 
 def test_tensors_that_forward_creates_on_the_gpu_are_listed():
-    """`inspect` with an input calls the model where it is."""
+    """`inspect` with an input calls the model on its own device."""
 
     class Caching(nn.Module):
         def __init__(self):
@@ -50,7 +50,7 @@ def test_tensors_that_forward_creates_on_the_gpu_are_listed():
 
 
 def test_a_tensor_made_on_the_gpu_has_not_followed_a_move_to_it(in_tmp_path):
-    """It is there because the constructor made it there: on another GPU it would be left behind."""
+    """The constructor created the tensor on this GPU: a move to another GPU would leave the tensor behind."""
     body = 'self.w = nn.Parameter(torch.ones(2)); self.t = torch.ones(2, device="cuda")'
     check = of_source(Name.MOVE, body, device="cuda")
     assert [finding.fqn for finding in check.findings] == ["t"]
@@ -61,7 +61,7 @@ def test_a_tensor_made_on_the_gpu_has_not_followed_a_move_to_it(in_tmp_path):
 
 
 def test_an_index_out_of_range_leaves_the_gpu_usable(in_tmp_path):
-    """The kernel would end by an assertion, after which this process could not use the GPU; the CPU raises first."""
+    """The CPU raises first: an assertion in the CUDA kernel would make the GPU unusable for this process."""
     body = "self.e = nn.Embedding(4, 4)\n---\ndef forward(self, x):\n    return self.e(x)"
     check = of_source(Name.FORWARD, body, "int64:2x3<99", device="cuda")
     assert check.verdict is Verdict.INCONCLUSIVE
@@ -70,7 +70,9 @@ def test_an_index_out_of_range_leaves_the_gpu_usable(in_tmp_path):
 
 
 def test_what_a_kernel_refuses_after_the_call_is_no_pass(tmp_path):
-    """The call returns, and the error comes with the next use of the GPU; a process of its own, whose GPU is lost."""
+    """The error comes with the next use of the GPU, and makes the GPU unusable for the process, so the test starts a
+    process.
+    """
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\n"
         "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"

@@ -1,4 +1,4 @@
-"""A live model is listed as it is, whatever its class makes of a copy; only copies are moved."""
+"""A live model is listed without changes, even if its class copies differently; only copies are moved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import statecli  # noqa: E402
 
 
 class Net(nn.Module):
-    """A registered and a plain tensor."""
+    """A model with a registered and a plain tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 class Registers(Net):
-    """Its copies register what it does not."""
+    """A class whose copies have the plain tensor as a buffer."""
 
     def __deepcopy__(self, memo):
         other = type(self)()
@@ -40,21 +40,21 @@ class Registers(Net):
 
 
 class Drops(Net):
-    """Its copies do not hold the plain tensor."""
+    """A class whose copies lack the plain tensor."""
 
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name != "t"}
 
 
 class Rebuilds(Net):
-    """Its copies are built again, without what was added."""
+    """A class whose copies are built by the constructor, without attributes that were added later."""
 
     def __reduce__(self):
         return type(self), ()
 
 
 class Locked(Registers):
-    """No copy of each of its attributes can be made."""
+    """A class with an attribute that cannot be copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def row(model: nn.Module, name: str = "t"):
 
 @pytest.mark.parametrize("make", [export_net, Registers, Drops, lambda: nn.Sequential(Registers())[0]])
 def test_a_plain_tensor_stays_plain_whatever_a_copy_makes_of_it(make):
-    """It is unregistered, not saved, and does not move."""
+    """The tensor is listed as unregistered, not saved and not moved."""
     actual = row(make())
     assert (actual.kind.value, actual.saved, actual.moves) == ("unregistered", False, False)
 
@@ -91,7 +91,7 @@ WRAPPERS = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_of_torch_are_listed_as_they_are(name):
-    """Names, kinds and requires_grad are those of the model's own registries; the plain tensor stays plain."""
+    """Names, kinds and requires_grad equal the model's own registries; the plain tensor is listed as plain."""
     model = WRAPPERS[name]()
     rows_by_fqn = {row.fqn: row for row in statecli.inspect(model).state.tensors}
     plain = [name for name, row in rows_by_fqn.items() if row.kind.value == "unregistered"]
@@ -105,27 +105,27 @@ def test_wrappers_of_torch_are_listed_as_they_are(name):
 
 @pytest.mark.parametrize("make", [export_net, Registers, Drops])
 def test_verify_fails_for_a_plain_tensor_that_a_copy_registers(make):
-    """Proofs work on a copy that holds what the model holds."""
+    """Proofs work on a copy with the same attributes as the model."""
     verification = statecli.verify(make(), checks="move")
     assert [(finding.rule, finding.fqn) for finding in verification.findings] == [("left-behind", "t")]
 
 
 def test_what_was_added_after_construction_is_there():
-    """A class that is rebuilt by its constructor when it is copied has it all the same."""
+    """The added tensor is listed, although copies of the class are rebuilt by the constructor."""
     model = Rebuilds()
     model.extra = torch.ones(3)
     assert row(model, "extra").moves is False
 
 
 def test_a_module_in_a_list_is_listed_as_it_is():
-    """Also where it is not registered."""
+    """The module in the plain list is unregistered, and its copies register the plain tensor."""
     model = Net()
     model.others = [Registers()]
     assert row(model, "others[0].t").moves is False
 
 
 def test_where_no_copy_is_like_the_model_nothing_is_said_of_the_move():
-    """Neither that it moves nor that it stays; the tensor is listed as it is."""
+    """The row does not say whether the tensor moves, because every copy differs from the model."""
     model = Locked()
     actual = row(model)
     assert (actual.kind.value, actual.saved, actual.moves) == ("unregistered", False, None)
@@ -136,7 +136,7 @@ def test_where_no_copy_is_like_the_model_nothing_is_said_of_the_move():
 
 
 def test_a_tie_that_a_copy_parts_is_not_broken_by_the_move():
-    """`untied-by-move` is of the move, and the copy had no tie."""
+    """The copy already lacks the tied weights, so `untied-by-move` is not reported."""
 
     class Parts(nn.Module):
         def __init__(self) -> None:
@@ -168,7 +168,7 @@ def test_the_model_is_left_as_it_was(make):
 
 
 def test_statistics_are_of_the_model_itself():
-    """Also where its copies hold other values."""
+    """The statistics are of the model, even if its copies have other values."""
 
     class Zeroed(Net):
         def __deepcopy__(self, memo):
@@ -191,9 +191,9 @@ assert not any(map(copy_model._has_own_copying, [nn.Linear, nn.LSTM, nn.Multihea
 
 
 def test_copies_of_torchs_own_are_made_as_before():
-    """A class without copying code of its own is copied by copy.deepcopy, unless a library gave it to nn.Module."""
+    """copy.deepcopy copies a class without its own copying code, unless a library patched nn.Module."""
     from statecli.commands.verify import copy_model
 
     run_python(["-c", PLAIN_CLASSES], check=True)
     assert all(map(copy_model._has_own_copying, [Registers, Drops, Rebuilds, torch.fx.GraphModule]))
-    assert copy.deepcopy(Registers())._buffers  # what these classes are here for
+    assert copy.deepcopy(Registers())._buffers  # copies of the class differ from the class

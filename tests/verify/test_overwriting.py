@@ -1,4 +1,4 @@
-"""Trained parameters that forward writes to: whether an update outlives the next forward, held against torch."""
+"""Trained parameters that forward writes to: whether an update survives the next forward, checked against torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def step(write: str, start: str = "torch.ones(8)") -> Check:
-    """The proof of a class whose forward does `write` before it multiplies by the parameter w."""
+    """Run the proof for a class whose forward runs `write`, then multiplies by the parameter w."""
     body = f"self.used, self.calls = nn.Linear(8, 8), 0\nself.w = nn.Parameter({start})\n---\n"
     forward = f"with torch.no_grad():\n        {write}\n    return self.used(x) * self.w"
     return of_source(Name.STEP, f"{body}def forward(self, x):\n    self.calls += 1\n    {forward}", "4x8")
 
 
 def survives() -> bool:
-    """Whether two values that differ before a forward of the class that was proved differ after it."""
+    """Return whether two different values of the parameter still differ after a forward of the checked class."""
     net, x, after = load_object(spec.parse_spec("net.py:Net"))(), torch.ones(4, 8), []
     for value in (2.0, -0.5):
         with torch.no_grad():
@@ -44,7 +44,7 @@ LOST = {
 
 @pytest.mark.parametrize(("write", "start"), LOST.values(), ids=LOST)
 def test_what_forward_overwrites_keeps_no_update(write, start):
-    """Each step is lost with the next forward; without the write it trains."""
+    """The next forward overwrites each update; without the write, the parameter trains and the check passes."""
     check = step(write, start)
     assert not survives()
     assert rules(check) == {"w": "overwritten-by-forward"}
@@ -64,7 +64,7 @@ KEPT = {
 
 @pytest.mark.parametrize("write", KEPT.values(), ids=KEPT)
 def test_what_forward_puts_in_range_keeps_a_part_of_each_update(write):
-    """It is told where it changed something, and no fault."""
+    """A part of each update survives, so the write of forward is not reported as a failure."""
     check = step(write)
     assert survives()
     assert (check.verdict, check.findings) == (Verdict.PASSED, ()), check
@@ -72,12 +72,12 @@ def test_what_forward_puts_in_range_keeps_a_part_of_each_update(write):
 
 
 def test_what_forward_changes_of_what_is_trained_is_told():
-    """In the column of what forward changes."""
+    """The parameter has a cell in the column "forward updates"."""
     assert verdicts(step("self.w.mul_(0.9)"), "forward updates") == {"w": "passed"}
 
 
 def test_an_embedding_that_torch_keeps_below_a_norm_is_trained():
-    """torch writes to the rows that it looks up."""
+    """With max_norm, torch writes to the rows of the lookup."""
     body = "self.table = nn.Embedding(4, 8, max_norm=0.5)\n---\ndef forward(self, x): return self.table(x)"
     check = of_source(Name.STEP, body, "int64:64<4")
     assert check.verdict is Verdict.PASSED, check
@@ -85,7 +85,7 @@ def test_an_embedding_that_torch_keeps_below_a_norm_is_trained():
 
 
 def test_a_forward_that_cannot_be_called_again_does_not_tell():
-    """Its own words say why."""
+    """The reason has the error of the second forward."""
     check = step("self.w.fill_(1.0)\n        if self.calls > 1: raise ValueError('one call only')")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     reason = cell(check, "updated", "w").reason

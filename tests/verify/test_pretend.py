@@ -1,4 +1,4 @@
-"""A pretended GPU with data: the same rules, for code that looks at values."""
+"""A fake CUDA device with data: the same rules, for code that reads values."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .mixes import ILLEGAL, LEGAL, READS  # noqa: E402
 
 
 def ones(*shape):
-    """On the CPU."""
+    """A tensor on the CPU."""
     return torch.ones(shape)
 
 
 def fake_ones(*shape):
-    """On the pretended GPU."""
+    """A tensor on the fake CUDA device."""
     return torch.ones(shape).to(fake_gpu.DEVICE)
 
 
 def watch_call(call):
-    """What the watch says of one call, and what the call gives."""
+    """Return the mismatches that the watch reports for a call, and the result of the call."""
     watch = DeviceWatch(fake_gpu.DEVICE)
     with fake_gpu_values.use_fake_gpu_with_values(watch):
         return watch.mismatches, call(ones, fake_ones)
@@ -33,29 +33,29 @@ def watch_call(call):
 
 @pytest.mark.parametrize("name", LEGAL)
 def test_what_cuda_allows_is_allowed(name):
-    """A legal mix of devices is no mismatch, and runs."""
+    """A legal mix of devices runs and is not a mismatch."""
     assert watch_call(LEGAL[name])[0] == []
 
 
 @pytest.mark.parametrize("name", READS)
 def test_values_can_be_read(name):
-    """What needs data has it."""
+    """Calls that read values run without a mismatch."""
     assert watch_call(READS[name])[0] == []
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_what_cuda_refuses_is_noted(name):
-    """An illegal mix is noted, with this file's line, and the call goes on."""
-    found, _ = watch_call(ILLEGAL[name])
-    assert found
-    assert found[0].place[0].endswith("mixes.py")
+    """An illegal mix is recorded with the line of `mixes.py`, and the call continues."""
+    mismatches, _ = watch_call(ILLEGAL[name])
+    assert mismatches
+    assert mismatches[0].place[0].endswith("mixes.py")
 
 
 @pytest.mark.parametrize(
     "name", [name for name in LEGAL if name not in ("autocast", "dropout", "rand", "assign a slice")]
 )
 def test_the_values_are_those_of_the_cpu(name):
-    """The oracle: the same call made on the CPU alone. (Dropout is random, and autocast is off on a pretended GPU.)"""
+    """The oracle: the same call on the CPU alone. (Dropout is random, and autocast is off on a fake CUDA device.)"""
     _, out = watch_call(LEGAL[name])
     torch.testing.assert_close(
         out.cpu_data if isinstance(out, fake_gpu_values.FakeGpuTensor) else out, LEGAL[name](ones, ones)
@@ -63,7 +63,7 @@ def test_the_values_are_those_of_the_cpu(name):
 
 
 def test_a_moved_model_gives_what_it_gives():
-    """A Transformer moved and called gives the CPU's values, and its parameters claim to be on the device."""
+    """A moved Transformer returns the values of the CPU, and its parameters report the fake device."""
     torch.manual_seed(0)
     module = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
     x = torch.randn(2, 3, 8)
@@ -76,7 +76,7 @@ def test_a_moved_model_gives_what_it_gives():
 
 
 def test_in_place_gives_the_same_object():
-    """`x.add_(1)` is x, a view shares its memory, and `out=` is what was given."""
+    """`x.add_(1)` returns x, a view shares memory with its base, and `out=` returns the given tensor."""
     with fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)):
         x = fake_ones(3)
         view = x[:2]
@@ -88,7 +88,7 @@ def test_in_place_gives_the_same_object():
 
 
 def test_a_shape_that_changes_in_place_is_refused():
-    """A wrapper cannot change its shape: it says so, and does not go on with a wrong one."""
+    """The wrapper cannot change its shape, so the call raises instead of continuing with a wrong shape."""
     with (
         fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)),
         pytest.raises(NotImplementedError, match="a fake CUDA device cannot do"),

@@ -1,4 +1,4 @@
-"""What forward makes again for another device or dtype; by hand, it is what the model holds after a cast and a call."""
+"""Tensors that forward creates again for another device or dtype; the oracle is the model after a cast and a call."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prove_cache(name: Name, start: str, forward: str, read: str, rest: str = "",
 
 
 def cache(check, column: str):
-    """The cell of what lies in `self.c`; of several, all have the same verdict and reason."""
+    """Return the cell of the tensors in `self.c`, which all have the same verdict and reason."""
     actual_verdicts = [cell(check, column, name) for name in verdicts(check, column) if not name.startswith("a.")]
     assert len({(check.verdict, check.reason) for check in actual_verdicts}) == 1
     return actual_verdicts[0]
@@ -49,13 +49,13 @@ def cache(check, column: str):
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
 @pytest.mark.parametrize("way", ONCE)
 def test_a_cache_for_each_device_is_not_judged(way, device):
-    """Measured on a pretended GPU, whatever the names of its entries."""
+    """A forward on a fake CUDA device replaces the cache, whatever the names of its entries."""
     check = cache(prove_cache(Name.MOVE, *ONCE[way], device=device), "moves")
     assert (check.verdict.value, check.reason) == ("skipped", "forward replaces the tensor when the device changes")
 
 
 def test_a_cache_that_each_forward_replaces_is_not_said_to_be_unread():
-    """Forward reads the new value; nobody reads the old one."""
+    """Forward reads the new value, and no code reads the old value."""
     check = cache(prove_cache(Name.FORWARD, "None", "self.c = self.a(x).detach()", "self.c"), "forward")
     reason = "left on cpu; forward replaces the tensor without reading the old value"
     assert (check.verdict.value, check.reason) == ("skipped", reason)
@@ -63,13 +63,13 @@ def test_a_cache_that_each_forward_replaces_is_not_said_to_be_unread():
 
 @pytest.mark.parametrize("way", ONCE)
 def test_a_cache_for_each_dtype_is_not_judged(way):
-    """As by hand, where a forward after .double() gives float64."""
+    """The oracle: a forward after .double() creates a float64 tensor."""
     check = cache(prove_cache(Name.CAST, *ONCE[way]), "casts")
     assert (check.verdict.value, check.reason) == ("skipped", "forward replaces the tensor when the dtype changes")
 
 
 def test_a_cache_by_device_alone_is_read_after_a_cast():
-    """Its entry has a name with the device in it, and a cast model goes on reading it."""
+    """The entry has the device in its name but not the dtype, so a cast model still reads the old entry."""
     check = prove_cache(Name.CAST, "{}", f"k = str(x.device); self.c.setdefault(k, {MAKE})", "self.c[k]")
     assert rules(check) == {"c['cpu']": "keeps-dtype"}
     assert check.findings[0].help == (
@@ -79,13 +79,13 @@ def test_a_cache_by_device_alone_is_read_after_a_cast():
 
 @pytest.mark.parametrize("way", KEPT)
 def test_what_forward_goes_on_reading_or_adding_to_fails(way):
-    """The one that a first forward made is read, or stays next to the new ones for good."""
+    """The tensor of the first forward is read by later forwards, or stays in a growing list."""
     assert set(rules(prove_cache(Name.MOVE, *KEPT[way])).values()) == {"left-behind"}
     assert set(rules(prove_cache(Name.CAST, *KEPT[way])).values()) == {"keeps-dtype"}
 
 
 def test_a_forward_that_raises_there_cannot_tell():
-    """Whether the cache would have been made again is not known, and that is no failure."""
+    """Forward raises, so statecli does not know whether forward would replace the cache: the cell is inconclusive."""
     forward = "self.c = torch.ones(3) if self.c is None else self.c\n    "
     forward += "assert x.dtype == torch.float32 and x.device.type == 'cpu', 'not here'"
     for name, column in ((Name.MOVE, "moves"), (Name.CAST, "casts")):
@@ -100,7 +100,9 @@ def test_a_forward_that_raises_there_cannot_tell():
 
 
 def test_a_dict_of_the_class_keeps_nothing_of_a_pretended_gpu():
-    """All instances share it: what one left there without data would be read by the next, and be a false mismatch."""
+    """All instances share the dict: a tensor without data in the dict would cause a false mismatch in the next
+    instance.
+    """
     body = CACHE.format(start="None", forward=ONCE["by device and dtype"][1], read="self.c[k]", rest="c = {}")
     body = body.replace(", self.c = nn.Linear(3, 3), None", " = nn.Linear(3, 3)")
     assert rules(of_source(Name.FORWARD, body, "2x3", device="fake-cuda")) == {}
@@ -111,7 +113,7 @@ def test_a_dict_of_the_class_keeps_nothing_of_a_pretended_gpu():
 
 
 def test_a_model_of_doubles_is_asked_with_floats():
-    """A cast to what it is already would tell nothing."""
+    """The model is cast to another dtype, because a cast to its own dtype would show nothing."""
     rest = "example_input_array = property(lambda self: torch.ones(2, 3, dtype=torch.float64))"
     body = CACHE.format(start="None", forward=ONCE["checked"][1], read="self.c", rest=rest)
     body = body.replace("nn.Linear(3, 3)", "nn.Linear(3, 3).double()")
@@ -131,7 +133,7 @@ def test_a_model_of_doubles_is_asked_with_floats():
 )
 @pytest.mark.parametrize("name", [Name.MOVE, Name.CAST])
 def test_what_forward_draws_anew_each_time_is_not_judged(name, drawn):
-    """Two calls draw the same numbers: a new tensor of the same bits replaces one that was overwritten."""
+    """Two calls draw the same numbers, so the new tensor has the same bits as the replaced tensor."""
     body = "self.a, self.own = nn.Linear(3, 3), torch.Generator()\n---\ndef forward(self, x):\n"
     body += f"    import numpy, random\n    self.noise = {drawn}\n"
     check = of_source(name, body + "    return self.a(x) + self.noise.sum().to(x)", "2x3")
@@ -139,13 +141,13 @@ def test_what_forward_draws_anew_each_time_is_not_judged(name, drawn):
 
 
 def test_what_is_drawn_once_and_kept_is_judged():
-    """It is not made again, whatever seed the second call starts from."""
+    """The second call does not create the tensor again, whatever its seed."""
     once = "self.c = torch.randn(3) if self.c is None else self.c"
     assert rules(prove_cache(Name.MOVE, "None", once, "self.c")) == {"c": "left-behind"}
 
 
 def test_a_call_leaves_the_random_generators_as_they_were():
-    """Each proof seeds them for itself."""
+    """Each proof seeds the generators only for itself."""
     import gc
     import random
 

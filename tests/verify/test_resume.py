@@ -1,4 +1,4 @@
-"""The proof `resume`: state of a class that a resumed training lacks."""
+"""The proof `resume`: state of a class that is missing after training resumes."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_state_that_a_resumed_training_lacks_is_named(name, in_tmp_path):
 
 
 def prove(body: str, **options):
-    """Prove in a file of its own size, because Python caches compiled code by size and time."""
+    """Run the proof in a file with a unique size, because Python caches compiled code by size and time."""
     return of_source(Name.RESUME, f"# {'-' * (zlib.crc32(body.encode()) % 80)}\n{body}", "2x3", **options)
 
 
@@ -180,13 +180,13 @@ SOUND = {
 
 @pytest.mark.parametrize("name", SOUND)
 def test_values_that_no_step_needs_pass(name, in_tmp_path):
-    """A load does not restore them, but the resumed training computes the same."""
+    """A load does not restore the values, but the resumed training computes the same results."""
     check = prove(SOUND[name])
     assert (check.verdict, check.reason, check.findings) == (Verdict.PASSED, None, ())
 
 
 def test_a_counter_for_the_log_is_a_warning(in_tmp_path):
-    """No output depends on the counter, so the training goes on as before."""
+    """No output depends on the counter, so the resumed training computes the same results."""
     (finding,) = prove(net("self.n = 0", "self.n += 1\nreturn self.fc(x)")).findings
     assert finding.severity is Severity.WARNING
     assert finding.message == (
@@ -196,7 +196,7 @@ def test_a_counter_for_the_log_is_a_warning(in_tmp_path):
 
 
 def test_a_value_for_eval_mode_alone_is_an_error(in_tmp_path):
-    """The training goes on as before, and the model computes other results afterwards."""
+    """The resumed training computes the same results, but the model computes other results in eval mode."""
     body = net("self.n = 0", "if self.training:\n    self.n += 1\n    return self.fc(x)\nreturn self.fc(x) * self.n")
     (finding,) = prove(body).findings
     assert finding.severity is Severity.ERROR
@@ -204,21 +204,21 @@ def test_a_value_for_eval_mode_alone_is_an_error(in_tmp_path):
 
 
 def test_a_model_that_never_repeats_is_inconclusive(in_tmp_path):
-    """Two trainings from one seed differ, so nothing is proved."""
+    """Two training runs with the same seed differ, so nothing is proved."""
     check = prove(net("self.n = 0", "self.n += 1\nreturn self.fc(x) * self.n + __import__('uuid').uuid4().int % 1000"))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "two training runs with the same seed differ" in check.reason
 
 
 def test_a_cause_out_of_sight_is_inconclusive(in_tmp_path):
-    """The position of a Python generator cannot be read."""
+    """statecli cannot read the position of a Python generator."""
     check = prove(net("self.it = (n for n in range(100))", "return self.fc(x) * next(self.it)"))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert check.reason.startswith("after the load, the output of step 3 differs")
 
 
 def test_a_refused_load_is_inconclusive(in_tmp_path):
-    """The reason is torch's; the proof `save` reports the class."""
+    """The reason has torch's error; the proof `save` reports the class."""
     body = net("", "if not hasattr(self, 't'):\n    self.register_buffer('t', torch.ones(3))\nreturn self.fc(x)")
     check = prove(body)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
@@ -226,14 +226,14 @@ def test_a_refused_load_is_inconclusive(in_tmp_path):
 
 
 def test_variables_of_the_file_are_as_before(in_tmp_path):
-    """The proof trains several instances, and puts variables and attributes of the class back."""
+    """The proof trains several instances, and restores variables and attributes of the class."""
     body = net("global STEPS\nSTEPS = 5", "global STEPS\nself.seen.append(1)\nSTEPS += 1\nreturn self.fc(x) * STEPS")
     check = prove(f"{body}\nseen = []")
     assert set(rules(check)) == {"net.py:STEPS", "Net.seen"}
 
 
 def test_a_live_model_is_unchanged():
-    """Copies are trained."""
+    """The proof trains copies."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     (check,) = statecli.verify(model, inputs="2x2", checks=["resume"]).checks
@@ -242,19 +242,19 @@ def test_a_live_model_is_unchanged():
 
 
 def test_without_inputs_the_proof_is_skipped(in_tmp_path):
-    """The reason has the option to type."""
+    """The reason has the option for an input."""
     check = of_source(Name.RESUME, net("", "return self.fc(x)"))
     assert check.verdict is Verdict.SKIPPED
     assert "--input" in check.reason
 
 
 def test_the_proof_runs_only_on_request():
-    """A model that is never trained may count its calls."""
+    """The proof is off by default, because a counter is harmless in a model that is never trained."""
     assert Name.RESUME not in DEFAULT_PROOFS
 
 
 def test_the_command_line_names_the_line(statecli, in_tmp_path):
-    """The message has both values and the line of forward, and the fix the line that registers the number."""
+    """The message has both values, and the fix has the line that registers the number."""
     prove(ZOO["a counter"][0])
     result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "resume", "--optimizer", "sgd")
     assert result.code == 1
@@ -264,7 +264,7 @@ def test_the_command_line_names_the_line(statecli, in_tmp_path):
 
 
 def test_real_classes_pass():
-    """A slice of the classes on which the proof was measured."""
+    """A sample of the classes on which the proof was measured passes."""
     expect_pass(
         Name.RESUME,
         *("BertForMaskedLM", "LlamaForCausalLM", "MixtralForCausalLM", "SwinModel", "BartForConditionalGeneration"),

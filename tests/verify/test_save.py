@@ -1,4 +1,4 @@
-"""Saving: what comes back into a fresh instance, and what does not, each held against torch and safetensors."""
+"""Saving: tensors that a new instance restores or loses, each checked against torch and safetensors."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def run_save(body: str, *input: str, **options):
 
 @pytest.mark.parametrize("spec", FAILING)
 def test_a_sample_fails_where_it_was_written_to(spec):
-    """Exactly the tensors of the lesson fail, by their rule."""
+    """Exactly the expected tensors of the sample fail, with the expected rules."""
     assert rules(sample(Name.SAVE, spec)) == FAILING[spec]
 
 
 @pytest.mark.parametrize("spec", PASSING)
 def test_a_sound_sample_passes(spec):
-    """What is saved is restored, both ways; what is not is rebuilt by the constructor."""
+    """Saved tensors are restored by torch and safetensors; the constructor creates the other tensors again."""
     check = sample(Name.SAVE, spec)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_three_columns():
-    """Saved, restored, and through safetensors: a cell for each tensor that has a part in it."""
+    """Saved, restored and restored from safetensors: each column has a cell for each tensor concerned."""
     check = sample(Name.SAVE, "positions:Positions")
     assert verdicts(check, "saved") == {"embed.weight": "passed", "positions": "skipped"}
     assert verdicts(check, "restored") == verdicts(check, "safetensors") == {"embed.weight": "passed"}
@@ -57,7 +57,7 @@ def test_three_columns():
     assert cell(check, "saved", "positions").reason == reason
 
 
-# --- what the constructor makes again --------------------------------------------------------------------------------
+# --- tensors of the constructor --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -77,24 +77,24 @@ def test_three_columns():
     ],
 )
 def test_a_rebuilt_table_is_told_from_a_random_one(value, rule):
-    """By two builds with different seeds, of which the large parameters are drawn as well."""
+    """Two instances are built with different seeds and compared; their large parameters are initialized too."""
     body = f'import numpy; self.w = nn.Linear(300, 300)\nself.register_buffer("t", {value}, persistent=False)'
     assert rules(run_save(body)) == ({"t": rule} if rule else {})
 
 
 def test_the_fix_of_a_lost_buffer():
-    """It is registered already: only the flag has to change."""
+    """The tensor is already registered, so the help changes only the flag."""
     (finding,) = run_save('self.register_buffer("t", torch.rand(3), persistent=False)').findings
     assert finding.help == "register the buffer with persistent=True; assigned at net.py:6"
 
 
 def test_what_requires_grad_is_lost_even_if_it_is_rebuilt():
-    """What it learned is not in the ones of the constructor."""
+    """The constructor sets ones and does not restore the trained values."""
     assert rules(run_save("self.t = torch.ones(3, requires_grad=True)")) == {"t": "lost-by-saving"}
 
 
 def test_of_one_instance_it_cannot_be_told():
-    """A live model: what is unregistered is left open, persistent=False believed."""
+    """In a live model, an unregistered tensor is inconclusive, and a non-persistent buffer is accepted."""
     body = "self.t = torch.ones(3); self.register_buffer('u', torch.ones(3), persistent=False)\n---\n"
     run_save(body)
     with open("net.py", "a") as file:
@@ -112,7 +112,7 @@ def forward(self, x):
         {}
     return self.lin(x) - self.t.sum()
 """
-#: How a class declares a tensor, whose value is `torch.zeros(4)` unless it is given.
+#: Two ways in which a class declares a tensor with the value `torch.zeros(4)`.
 NOT_PERSISTENT = 'self.register_buffer("t", torch.zeros(4), persistent=False)'
 PLAIN = "self.t = torch.zeros(4)"
 
@@ -151,27 +151,27 @@ def test_a_running_state_that_is_not_saved_is_lost(declared, severity, update):
     ],
 )
 def test_a_cache_that_is_not_saved_is_not_lost(declared, update):
-    """Forward writes the same again, whatever the values were before; or it does not run."""
+    """Forward writes the same values again, whatever the old values were; or forward does not run."""
     check = run_save(STATE.format(declared, update), "4x4")
     assert (check.findings, cell(check, "saved", "t").verdict) == ((), Verdict.SKIPPED)
 
 
 def test_a_state_of_random_values_stays_an_error():
-    """What was an error without an input is one with it."""
+    """The finding is an error with an input, just as without an input."""
     body = STATE.format(NOT_PERSISTENT.replace("zeros", "rand"), "self.t += 1")
     (finding,) = run_save(body, "4x4").findings
     assert (finding.severity, "drawn at random" in finding.message) == (Severity.ERROR, True)
 
 
 def test_the_state_of_a_metric_is_not_to_be_saved():
-    """torchmetrics resets its sums each epoch, and has an option to keep them."""
+    """torchmetrics resets its sums in each epoch, and has an option to save the sums."""
     pytest.importorskip("torchmetrics")
     body = "import torchmetrics; self.m = torchmetrics.MeanMetric(); self.lin = nn.Linear(4, 4)\n---\n"
     check = run_save(body + "def forward(self, x):\n    self.m.update(x.detach())\n    return self.lin(x)\n", "4x4")
     assert check.findings == ()
 
 
-# --- what is saved ---------------------------------------------------------------------------------------------------
+# --- saved tensors ---------------------------------------------------------------------------------------------------
 
 
 def test_every_dtype_comes_back():
@@ -185,7 +185,7 @@ def test_every_dtype_comes_back():
 
 
 def test_a_load_that_forgets_a_tensor():
-    """It is in the file, and B has its own value."""
+    """The file contains the tensor, but the loaded instance keeps its own value."""
     body = 'self.w = nn.Parameter(torch.ones(3)); self.register_buffer("b", torch.ones(3))\n---\n'
     body += (
         'def _load_from_state_dict(self, state, prefix, *rest):\n    state = {**state, prefix + "b": self.b.clone()}\n'
@@ -197,14 +197,14 @@ def test_a_load_that_forgets_a_tensor():
 
 
 def test_a_state_dict_that_changes_a_tensor():
-    """What it holds under the name is something else."""
+    """state_dict() contains rounded values under the name of the parameter."""
     body = "self.w = nn.Parameter(torch.ones(3))\n---\n"
     body += 'def _save_to_state_dict(self, state, prefix, keep):\n    state[prefix + "w"] = self.w.detach().round()'
     assert rules(run_save(body)) == {"w": "changed-by-saving"}
 
 
 def test_a_state_dict_that_leaves_a_parameter_out():
-    """The load refuses it, and the tensor is named."""
+    """Loading refuses the state_dict, and a finding names the missing tensor."""
     body = "self.w = nn.Parameter(torch.ones(3)); self.v = nn.Parameter(torch.ones(3))\n---\n"
     body += "def state_dict(self, *args, **kwargs):\n    state = super().state_dict(*args, **kwargs)\n"
     body += '    del state["v"]\n    return state'
@@ -215,7 +215,7 @@ def test_a_state_dict_that_leaves_a_parameter_out():
 
 
 def test_a_load_that_raises_leaves_the_rest_open():
-    """What a class's own code had loaded before it raised is not known."""
+    """The class's load raises, and statecli does not know the tensors that were loaded before."""
     body = "self.w = nn.Parameter(torch.ones(3))\n---\n"
     body += 'def load_state_dict(self, *args, **kwargs):\n    raise ValueError("not today")'
     check = run_save(body)
@@ -225,7 +225,7 @@ def test_a_load_that_raises_leaves_the_rest_open():
 
 
 def test_a_state_dict_that_raises_is_inconclusive():
-    """Nothing was proved false."""
+    """The error shows no fault of a tensor."""
     body = (
         'self.w = nn.Parameter(torch.ones(3))\n---\ndef state_dict(self, *a, **k):\n    raise ValueError("not today")'
     )
@@ -239,7 +239,9 @@ EXTRA += "def get_extra_state(self):\n    return {}\ndef set_extra_state(self, s
 
 
 def test_extra_state_runs_as_it_is():
-    """Plain data passes through torch.save; safetensors writes no such state_dict, which loses no tensor."""
+    """torch.save accepts plain data. safetensors refuses this state_dict, but no tensor is lost, so the cell is
+    skipped.
+    """
     check = run_save(EXTRA.format('{"seen": [self.seen, "often", None]}'))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert cell(check, "restored", "w").verdict is Verdict.PASSED
@@ -249,7 +251,7 @@ def test_extra_state_runs_as_it_is():
 
 
 def test_what_extra_state_may_lose_fails():
-    """A tensor in it has no place in safetensors; an object may hold one, and is refused by torch.load too."""
+    """safetensors cannot store a tensor in the extra state; an object is also refused by torch.load."""
     (finding,) = run_save(EXTRA.format('{"seen": [torch.ones(self.seen)]}')).findings
     assert (finding.rule, finding.fqn, finding.severity) == ("not-in-safetensors", "_extra_state", Severity.WARNING)
     actual = rules(run_save(EXTRA.format("__import__('fractions').Fraction(1, 3)")))
@@ -257,14 +259,14 @@ def test_what_extra_state_may_lose_fails():
 
 
 def test_what_else_safetensors_refuses_is_told_beside_extra_state():
-    """Names of one memory are found though the file as a whole is none."""
+    """Tensors that share memory are found, although safetensors cannot write the state_dict as a whole."""
     check = run_save(EXTRA.replace("---", "self.v = self.w\n---").format('{"seen": 3}'))
     assert rules(check) == {"w": "shared-in-safetensors"} or rules(check) == {"v": "shared-in-safetensors"}
 
 
 @pytest.mark.parametrize("piece", [1, 1 << 30])
 def test_what_safetensors_alters_is_told(piece, monkeypatch):
-    """A format that adds one to a tensor changes that one and no other, whatever it is given at a time."""
+    """If safetensors changes a tensor, only this tensor is reported, whatever the size of the pieces."""
     from safetensors import torch as format
 
     whole = format.load
@@ -282,14 +284,14 @@ def test_what_safetensors_alters_is_told(piece, monkeypatch):
 
 @pytest.mark.parametrize("spec", ["tied:Tied", "net:Net", "batchnorm:Block"])
 def test_pieces_tell_what_the_whole_tells(spec, monkeypatch):
-    """Ties are found before the state_dict is taken apart."""
+    """Shared memory is found before the state_dict is split into pieces."""
     whole = sample(Name.SAVE, spec)
     monkeypatch.setattr(save, "_PIECE_BYTES", 1)
     assert sample(Name.SAVE, spec) == whole
 
 
 def test_saving_a_large_model_takes_no_heap_of_copies():
-    """One piece at a time goes through safetensors: what it holds at once is a few pieces, not the model."""
+    """safetensors gets small pieces in turn, so memory holds only a few pieces and not a copy of the model."""
     entries = {str(n): torch.zeros(1 << 20) for n in range(12)}
     sizes = [sum(tensor.nbytes for tensor in piece.values()) for piece in save._iter_pieces(entries)]
     assert sum(sizes) == 12 << 22
@@ -300,7 +302,7 @@ def test_saving_a_large_model_takes_no_heap_of_copies():
     ("make_it", "words"), [("torch.eye(3).to_sparse()", "sparse_coo"), ("torch.rand(3, 4).t()", "not contiguous")]
 )
 def test_what_safetensors_does_not_write(make_it, words):
-    """The oracle is safetensors' own refusal; torch.save brings it back."""
+    """The oracle: safetensors' own save refuses the buffer; torch.save restores the buffer."""
     from safetensors.torch import save as save_file
 
     check = run_save(f'self.register_buffer("b", {make_it})')
@@ -312,7 +314,9 @@ def test_what_safetensors_does_not_write(make_it, words):
 
 
 def test_what_is_not_contiguous_is_mended_where_it_is_saved():
-    """A constructor of torch's may have made it. The oracle: safetensors takes what the advice gives it."""
+    """A module of torch may create a non-contiguous tensor. The oracle: safetensors accepts the copies that the help
+    suggests.
+    """
     from safetensors.torch import save as save_file
 
     check = run_save("self.c = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))")
@@ -341,7 +345,7 @@ LOADS = {
 
 @pytest.mark.parametrize("method", LOADS)
 def test_what_loading_makes_of_it_is_told_with_the_method(method):
-    """Rounded is another value, its own value put in the place of what was saved is none."""
+    """A method that rounds sets other values; a method that loads the model's own value restores nothing."""
     does, what = LOADS[method]
     check = run_save(f'self.register_buffer("t", torch.rand(3))\n---\ndef {method}:\n    {does}')
     assert rules(check) == {"t": "not-restored"}
@@ -351,15 +355,17 @@ def test_what_loading_makes_of_it_is_told_with_the_method(method):
 
 
 def test_a_method_that_saves_something_else_is_named():
-    """Left out, and rounded."""
+    """The method omits the tensor, or saves rounded values."""
     body = 'self.register_buffer("t", torch.rand(3))\n---\ndef state_dict(self, *args, **kwargs):\n    return {}'
-    for made, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
-        (finding,) = [finding for finding in run_save(body.replace("{}", made)).findings if finding.fqn == "t"]
+    for state, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
+        (finding,) = [finding for finding in run_save(body.replace("{}", state)).findings if finding.fqn == "t"]
         assert (finding.rule, finding.help) == (rule, "net.py:7: keep in Net.state_dict all entries that super() saves")
 
 
 def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
-    """A fresh model has None there and refuses it; the line is that of the forward which made it."""
+    """A new model has None as the buffer and refuses the saved tensor; the help has the line of forward that created
+    the tensor.
+    """
     body = 'self.a = nn.Linear(3, 3); self.register_buffer("q", {})\n---\ndef forward(self, x):\n'
     body += "    if self.q is None: self.q = torch.ones(3)\n    return self.a(x) * self.q"
     helps = {finding.rule: finding.help for finding in run_save(body.format("None"), "2x3").findings}
@@ -368,11 +374,11 @@ def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
     assert run_save(body.format("torch.ones(3)"), "2x3").findings == ()
 
 
-# --- nothing is left behind ------------------------------------------------------------------------------------------
+# --- state of the process and of the file ----------------------------------------------------------------------------
 
 
 def test_what_all_instances_share_has_its_values_again():
-    """A global registered in each instance is written to, proved, and put back."""
+    """All instances register the same global tensor: the proof writes to the global tensor and restores its values."""
     body = SOURCE + "MEAN = torch.rand(3)\nclass Net(nn.Module):\n    table = torch.ones(2)\n    def __init__(self):\n"
     body += '        super().__init__()\n        self.register_buffer("mean", MEAN)\n'
     body += "        assert MEAN.equal(KEPT) and self.table.equal(torch.ones(2))\nKEPT = MEAN.clone()\n"
@@ -385,7 +391,7 @@ def test_what_all_instances_share_has_its_values_again():
 
 
 def test_modes_of_torch_are_as_they_were():
-    """The deterministic mode that fills memory is off again."""
+    """The deterministic mode, which fills uninitialized memory, is reset after the proof."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     run_save("self.t = torch.rand(3)")
     assert (
@@ -399,7 +405,7 @@ def test_modes_of_torch_are_as_they_were():
 
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_models_of_transformers(name):
-    """Everything is restored; the one thing against any is what safetensors says of tied weights."""
+    """All tensors are restored; the only findings are tied weights that safetensors refuses."""
     check = of_live(save.prove, lambda: make(name))
     module = make(name)
     ties = len(module.state_dict()) - len({t.untyped_storage()._cdata for t in module.state_dict().values()})
@@ -423,18 +429,18 @@ def test_models_of_transformers(name):
     ids=["LSTM", "MultiheadAttention", "parametrized", "weight_norm", "spectral_norm", "script", "compile", "lazy"],
 )
 def test_modules_of_torch(make_one):
-    """Nothing is said against them."""
+    """Modules of torch have no finding."""
     assert of_live(save.prove, make_one).findings == ()
 
 
 def test_a_lazy_module_with_an_input_is_saved_from_its_first_forward():
-    """A has materialised, and B does so by being loaded."""
+    """The first forward gives the saved instance its shapes; loading gives the new instance its shapes."""
     check = run_save("self.l = nn.LazyLinear(2)\n---\ndef forward(self, x):\n    return self.l(x)", "4x3")
     assert verdicts(check, "restored") == {"l.weight": "passed", "l.bias": "passed"}
 
 
 def test_a_model_on_meta_has_nothing_to_save():
-    """Skipped, with the reason."""
+    """A model without values is skipped."""
     assert run_save("self.w = nn.Parameter(torch.ones(3))", init_device="meta").verdict is Verdict.SKIPPED
 
 
@@ -455,7 +461,7 @@ def test_a_model_on_meta_has_nothing_to_save():
     ids=lambda tensor: f"{tensor.dtype}-{tuple(tensor.stride())}",
 )
 def test_every_element_is_changed(tensor):
-    """Whatever the dtype and the strides; and the same tensor is the same to itself."""
+    """`perturb` changes every element, for each dtype and stride; before the change, `is_same` is True for a clone."""
     before = tensor.clone()
     assert tensor_bits.is_same(before, tensor) is True
     tensor_bits.perturb([tensor])
@@ -464,7 +470,7 @@ def test_every_element_is_changed(tensor):
 
 
 def test_bits_tell_what_numbers_do_not():
-    """-0.0 is not 0.0, one NaN is another only if its bits are; other dtypes and shapes are never the same."""
+    """-0.0 differs from 0.0, a NaN equals a NaN with the same bits, and other dtypes or shapes always differ."""
     assert tensor_bits.is_same(torch.tensor(0.0), torch.tensor(-0.0)) is False
     assert tensor_bits.is_same(torch.tensor(torch.nan), torch.tensor(torch.nan)) is True
     assert tensor_bits.is_same(torch.zeros(2), torch.zeros(2, dtype=torch.int32)) is False
@@ -477,15 +483,17 @@ def test_bits_tell_what_numbers_do_not():
 def test_bits_are_those_that_bytes_show(dtype, start):
     """Slices of every length, on word boundaries or not, with the last element changed or none."""
     for length in range(1, 40):
-        one = (torch.arange(100) % 2).to(dtype)[start : start + length]
-        other = torch.cat([torch.zeros(3, dtype=dtype), one])[3:]
-        assert tensor_bits.is_same(one, other) is tensor_bits.is_same(other, one) is True
-        other[-1] = 1 - one[-1].to(torch.uint8)
-        assert tensor_bits.is_same(one, other) is tensor_bits.is_same(other, one) is False
+        tensor = (torch.arange(100) % 2).to(dtype)[start : start + length]
+        shifted = torch.cat([torch.zeros(3, dtype=dtype), tensor])[3:]
+        assert tensor_bits.is_same(tensor, shifted) is tensor_bits.is_same(shifted, tensor) is True
+        shifted[-1] = 1 - tensor[-1].to(torch.uint8)
+        assert tensor_bits.is_same(tensor, shifted) is tensor_bits.is_same(shifted, tensor) is False
 
 
 def test_a_line_of_a_library_is_no_advice(tmp_path, monkeypatch):
-    """A tie made in site-packages is mended by its user, who has other lines; the user's own are named."""
+    """The help has no line of an installed library, because the user cannot edit the library; the user's own lines are
+    named.
+    """
     library = tmp_path / "site-packages"
     library.mkdir()
     (library / "tied_library.py").write_text(TIED)

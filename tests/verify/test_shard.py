@@ -106,7 +106,7 @@ ZOO = {
 
 @pytest.fixture(autouse=True)
 def in_tmp(in_tmp_path):
-    """Each test has a folder of its own, and leaves no process group."""
+    """Each test has its own folder, and leaves no process group."""
     yield
     assert not torch.distributed.is_initialized()
 
@@ -140,7 +140,7 @@ def test_fully_shard_itself_refuses_what_the_proof_refuses():
 
 
 def test_the_parts_of_ddp_and_fully_shard_are_columns():
-    """DDP broadcasts a buffer that fully_shard leaves on each rank."""
+    """DDP broadcasts a buffer; fully_shard leaves each rank's own buffer."""
     check = of_source(Name.SHARD, ZOO["a running mean in a buffer"][0], "2x3")
     assert cell(check, "sharded", "t").verdict is Verdict.FAILED
     assert cell(check, "replicated", "t").verdict is Verdict.PASSED
@@ -166,7 +166,7 @@ def test_a_random_buffer_in_the_checkpoint_is_a_note():
 
 
 def test_an_attention_map_is_no_state():
-    """Forward writes the tensor again from each input, so the ranks need not share it."""
+    """Forward writes the tensor again for each input, so the ranks need not share the tensor."""
     body = net(
         'self.register_buffer("t", torch.zeros(2, 3))', "self.t = self.fc(x).detach()\nreturn self.t + self.fc(x)"
     )
@@ -174,7 +174,7 @@ def test_an_attention_map_is_no_state():
 
 
 def test_a_model_that_ddp_refuses_is_inconclusive():
-    """DDP raises for a sparse buffer, which proves nothing about the class; fully_shard is judged alone."""
+    """DDP raises for a sparse buffer, which proves nothing about the class; only fully_shard is checked."""
     check = of_source(
         Name.SHARD, net('self.register_buffer("e", torch.eye(3).to_sparse())', "return self.fc(x)"), "2x3"
     )
@@ -184,20 +184,20 @@ def test_a_model_that_ddp_refuses_is_inconclusive():
 
 
 def test_a_frozen_model_is_not_wrapped_by_ddp():
-    """DDP refuses a model without a trainable parameter, which is no fault; fully_shard shards it."""
+    """DDP refuses a model without a trainable parameter, but the class is correct; fully_shard shards the model."""
     check = of_source(Name.SHARD, net("self.requires_grad_(False)", "return self.fc(x)"), "2x3")
     assert check.verdict is Verdict.PASSED
     assert [column.name for column in check.columns] == ["sharded"]
 
 
 def test_the_proof_needs_no_input():
-    """Without an input, only what forward updates is not known."""
+    """Without an input, only the updates of forward are unknown."""
     check = of_source(Name.SHARD, ZOO["drawn at random"][0])
     assert rules(check) == {"t": TENSOR}
 
 
 def test_a_process_group_of_the_user_is_left_alone():
-    """A process has one default group, and the user's is not replaced."""
+    """A process has a single default group, and the proof does not replace the user's group."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
@@ -217,7 +217,7 @@ def test_a_lazy_model_is_inconclusive():
 
 
 def test_a_live_model_is_unchanged():
-    """Copies are wrapped; tensors of the model keep their values and types."""
+    """The proof wraps copies; tensors of the model keep their values and types."""
     model = nn.Linear(2, 2)
     model.t = torch.randn(2)
     before = [tensor.detach().clone() for tensor in (model.weight, model.t)]
@@ -228,7 +228,7 @@ def test_a_live_model_is_unchanged():
 
 
 def test_the_proof_runs_only_on_request():
-    """Few models are trained on several ranks."""
+    """The proof is off by default, because few models are trained on several ranks."""
     assert Name.SHARD not in DEFAULT_PROOFS
 
 
@@ -245,7 +245,7 @@ def test_the_command_line_shows_what_is_left_out(statecli):
 
 
 def test_real_classes_pass():
-    """A slice of the classes on which the proof was measured; CLIP has a scalar parameter, which torch refuses."""
+    """A sample of the classes on which the proof was measured passes; torch refuses CLIP's scalar parameter."""
     expect_pass(
         Name.SHARD,
         *("BertForMaskedLM", "LlamaForCausalLM", "GPT2LMHeadModel", "SwinModel", "Dinov2Model", "MambaForCausalLM"),

@@ -1,4 +1,4 @@
-"""The training step: what is told of each tensor, held against what a plain loop of torch does to it."""
+"""The training step: the verdict for each tensor, checked against a plain training loop of torch."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SAMPLES = Path(__file__).parents[2] / "sample_models"
 
 
 def step(target: str, *input: str, **options) -> Check:
-    """The one proof of a spec."""
+    """Run the step proof for `target`."""
     return run(Request(target, checks=(Name.STEP,), input=input, **options)).checks[0]
 
 
 @pytest.fixture
 def train(tmp_path, in_tmp_path):
-    """Prove the step of the class Net that a piece of source defines."""
+    """Return a function that runs the step proof for the class Net of the given source."""
 
     def train_one(source: str, *input: str, **options) -> Check:
         header = "import torch\nfrom torch import nn\n"
@@ -43,14 +43,14 @@ def train(tmp_path, in_tmp_path):
 
 
 def rules(check: Check) -> dict[str, str]:
-    """The rule that each tensor broke; two findings of one tensor are a failure of the test."""
+    """Return the rule that each tensor breaks; two findings for the same tensor fail the test."""
     rules_by_fqn = {finding.fqn: finding.rule for finding in check.findings}
     assert len(rules_by_fqn) == len(check.findings)
     return rules_by_fqn
 
 
 def cells(check: Check, column: str) -> dict[str, str]:
-    """The verdicts of one column by name."""
+    """Return the verdicts of a column by tensor name."""
     cells_by_name = {column.name: column.cells for column in check.columns}
     return {fqn: cell.verdict.value for fqn, cell in cells_by_name.get(column, {}).items()}
 
@@ -108,14 +108,14 @@ BROKEN = {
 
 @pytest.mark.parametrize("sample", SAMPLE_INPUTS)
 def test_each_sample_fails_what_it_was_written_to_fail(sample):
-    """The rules broken are exactly those, and a sample that breaks none passes."""
+    """The sample breaks exactly the expected rules, and a sample that breaks no rule passes."""
     check = step(str(SAMPLES / sample), SAMPLE_INPUTS[sample])
     assert rules(check) == BROKEN.get(sample, {})
     assert check.verdict is (Verdict.FAILED if sample in BROKEN else Verdict.PASSED), check
 
 
 def test_a_layer_that_is_cut_off_is_told_from_one_that_is_not_used():
-    """Both get no gradient, and the message says why."""
+    """Both layers get no gradient, and the message has the reason."""
     unused = step(str(SAMPLES / "unused.py:Net"), "4x8").findings[0]
     detached = step(str(SAMPLES / "detached.py:Net"), "4x8").findings[0]
     assert unused.message == "skip.weight: gets no gradient: not used in forward"
@@ -126,7 +126,7 @@ def test_a_layer_that_is_cut_off_is_told_from_one_that_is_not_used():
 
 
 def test_what_forward_updates_is_told_and_no_failure():
-    """BatchNorm's three buffers change with forward."""
+    """Forward changes BatchNorm's three buffers."""
     check = step(str(SAMPLES / "batchnorm.py:Block"), "2x3x8x8")
     names = ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
     assert cells(check, "forward updates") == dict.fromkeys(names, "passed")
@@ -134,7 +134,7 @@ def test_what_forward_updates_is_told_and_no_failure():
 
 
 def test_a_parameter_in_a_plain_list_without_a_gradient_is_a_warning():
-    """heads['b'] is not even used; what is used and not trained is an error."""
+    """Forward does not use heads['b']; a parameter that forward uses but no optimizer trains is an error."""
     severities_by_fqn = {
         finding.fqn: finding.severity for finding in step(str(SAMPLES / "plain_lists.py:Lists"), "2x4").findings
     }
@@ -149,7 +149,7 @@ NEED = {"WhisperModel": ("input_features=2x80x3000", "decoder_input_ids=int64:2x
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name not in NEED])
 def test_real_classes_train_on_the_inputs_that_they_carry(name, tmp_path):
-    """Every parameter of these classes gets its gradient and its update, without any input given."""
+    """Every parameter of these classes gets a gradient and an update, without an input from the user."""
     file = tmp_path / "small.py"
     file.write_text(
         f"import transformers\ndef make():\n    config = transformers.{SMALL[name][0]}(**{SMALL[name][1]!r})\n"
@@ -162,7 +162,7 @@ def test_real_classes_train_on_the_inputs_that_they_carry(name, tmp_path):
 
 
 def test_an_embedding_that_these_inputs_do_not_reach_is_not_called_unused(tmp_path):
-    """XLNet has parameters for segments and masks, which its token ids alone do not ask for: it cannot be known."""
+    """XLNet has parameters for segments and masks that its token ids alone do not use, so the check is inconclusive."""
     options = {"vocab_size": 64, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32}
     (tmp_path / "x.py").write_text(
         "from transformers import XLNetConfig, XLNetModel\n"
@@ -173,7 +173,7 @@ def test_an_embedding_that_these_inputs_do_not_reach_is_not_called_unused(tmp_pa
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.findings == ()
     assert check.reason.startswith(reason)
-    # Nobody asked for this proof, nor chose these inputs.
+    # The proof was not requested, and statecli chose the inputs.
     (check,) = (check for check in run(Request(f"{tmp_path}/x.py:make")).checks if check.check is Name.STEP)
     assert check.verdict is Verdict.SKIPPED
     assert check.reason.startswith(reason)
@@ -202,7 +202,7 @@ def test_modules_of_torch_train(target):
 
 
 def test_a_metric_has_nothing_to_train():
-    """A metric's states are told as what forward updates; there is no parameter."""
+    """A metric has states that forward updates, but no parameter."""
     pytest.importorskip("torchmetrics")
     check = step("torchmetrics:MeanMetric", "4")
     assert (check.verdict, check.reason) == (
@@ -213,28 +213,28 @@ def test_a_metric_has_nothing_to_train():
 
 @pytest.mark.parametrize("name", ["sgd", "Adam", "adamw", "rmsprop", "adagrad", "adadelta", "rprop", "radam", "lbfgs"])
 def test_optimizers_of_torch_update(name):
-    """Each of them changes each parameter of a small net, in as many rounds as it needs."""
+    """Each optimizer changes each parameter of a small net, in as many rounds as the optimizer needs."""
     assert step(str(SAMPLES / "net_fixed.py:Net"), "2x3", optimizer=name).verdict is Verdict.PASSED
 
 
 def test_an_optimizer_that_there_is_not():
-    """The message names the nearest one."""
+    """The message names the most similar optimizer."""
     with pytest.raises(UsageError, match=r"--optimizer adamm: torch.optim does not have this class; did you mean adam"):
         step(str(SAMPLES / "net.py:Net"), "2x3", optimizer="adamm")
 
 
 def test_an_optimizer_that_refuses_the_model_is_no_verdict_on_it():
-    """SparseAdam takes no dense gradients: inconclusive, with its own message."""
+    """SparseAdam refuses dense gradients: the check is inconclusive, with the optimizer's own error."""
     check = step(str(SAMPLES / "net_fixed.py:Net"), "2x3", optimizer="sparseadam")
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "SparseAdam" in check.reason
 
 
-# --- known stories ------------------------------------------------------------------------------------------
+# --- typical cases ------------------------------------------------------------------------------------------
 
 
 def test_lora_gets_its_gradient_in_the_second_round(train):
-    """A has no gradient while B is zero; it is no failure."""
+    """A has no gradient while B is zero, but the check passes."""
     check = train(
         linear(
             "self.A, self.B = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.zeros(2, 8))",
@@ -246,7 +246,7 @@ def test_lora_gets_its_gradient_in_the_second_round(train):
 
 
 def test_an_expert_that_no_input_chose_cannot_be_told(train):
-    """Its siblings are used in some rounds only, so that other inputs may choose it."""
+    """Each of the other experts is used only in some rounds, so other inputs may choose this expert."""
     check = train(
         linear(
             "self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])\nself.turn = 0",
@@ -266,7 +266,7 @@ def test_a_norm_behind_which_a_sum_is_constant(train):
 
 
 def test_a_gradient_that_is_zero_everywhere(train):
-    """Multiplied by zero: there is a gradient, and it never moves anything."""
+    """The output is multiplied by zero: the gradient exists, but never changes the parameter."""
     check = train(linear("self.off = nn.Linear(8, 8)", "return self.used(x) + 0 * self.off(x)"))
     assert rules(check) == {"off.weight": "zero-gradient", "off.bias": "zero-gradient"}
     assert check.findings[0].help.startswith("look for a factor of zero, ")  # no cause was measured
@@ -274,21 +274,23 @@ def test_a_gradient_that_is_zero_everywhere(train):
 
 
 def test_a_gradient_with_nan_behind_finite_outputs(train):
-    """The derivative of sqrt at zero is infinite, and times zero it is NaN."""
+    """The derivative of sqrt at zero is infinite, and infinity times zero is NaN."""
     check = train(linear(forward="y = self.used(x)\nreturn y + torch.sqrt(torch.zeros_like(y) * y) * 0"))
     assert set(rules(check).values()) == {"non-finite-gradient"}
     assert set(rules(check)) == {"used.weight", "used.bias"}
 
 
 def test_outputs_that_are_not_finite_are_no_verdict(train):
-    """Where the output itself is NaN, made-up inputs may be the reason."""
+    """The output itself is NaN, and the reason may be the random inputs."""
     check = train(linear(forward="return self.used(x).sqrt()"))
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.findings == ()
 
 
 def test_a_gradient_that_is_zero_because_the_output_is_not_finite(train):
-    """What is NaN counts for nothing in our loss, so a zero gradient is ours. The oracle: a plain sum has another."""
+    """statecli's loss ignores NaN, so the zero gradient comes from the loss. The oracle: a plain sum gives another
+    gradient.
+    """
     body = "super().__init__(); self.used = nn.Linear(8, 8); self.b = nn.Parameter(torch.zeros(8))"
     source = f"class Net(nn.Module):\n    def __init__(self): {body}\n    def forward(self, x): return {{}} + self.b\n"
     check = train(source.format("torch.log(-self.used(x).abs())"))
@@ -301,7 +303,7 @@ def test_a_gradient_that_is_zero_because_the_output_is_not_finite(train):
 
 
 def test_a_mask_of_minus_infinity_in_the_output(train):
-    """A finite gradient counts, whatever else is in the output."""
+    """A finite gradient counts, even if the output also has infinite values."""
     check = train(linear(forward="return self.used(x).masked_fill(x > 0, float('-inf'))"))
     assert check.verdict is Verdict.PASSED
 
@@ -316,34 +318,34 @@ def test_a_mask_of_minus_infinity_in_the_output(train):
     "y.bfloat16()",
 ])  # fmt: skip
 def test_outputs_of_any_form_give_a_loss(train, output):
-    """Dicts, lists, dataclasses, distributions; complex, sparse and narrow numbers."""
+    """Dicts, lists, dataclasses and distributions; complex, sparse and low-precision numbers."""
     source = "import dataclasses\n@dataclasses.dataclass\nclass Out:\n    y: torch.Tensor\n"
     assert train(source + linear(forward=f"y = self.used(x)\nreturn {output}")).verdict is Verdict.PASSED
 
 
 def test_no_floating_output(train):
-    """A model that gives classes only: there is no loss."""
+    """A model that returns only class indices has no loss."""
     check = train(linear(forward="return self.used(x).argmax(-1)"))
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "no floating-point tensor" in check.reason
 
 
 def test_nothing_in_the_output_requires_grad(train):
-    """Forward under no_grad trains nothing, and that is said of each parameter."""
+    """Forward under no_grad trains no parameter, and each parameter is reported."""
     check = train(linear(forward="with torch.no_grad():\n    return self.used(x)"))
     assert check.findings[0].message == "used.weight: gets no gradient: the output of forward does not require grad"
     assert set(rules(check)) == {"used.weight", "used.bias"}
 
 
 def test_a_forward_that_raises(train):
-    """Its own message and its own line; no verdict."""
+    """The reason has the model's own error and line."""
     check = train(linear(forward="raise ValueError('needs labels in training')"))
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.reason == "calling the model in train mode raised ValueError: needs labels in training (net.py:10)"
 
 
 def test_a_graph_that_is_kept_from_one_step_to_the_next(train):
-    """A hidden state that nobody detached: the second backward fails, which one round would not show."""
+    """The hidden state is not detached, so the second backward fails; a single round would not show the error."""
     check = train(
         linear(
             "self.hidden = None",
@@ -356,13 +358,13 @@ def test_a_graph_that_is_kept_from_one_step_to_the_next(train):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_other_precisions_train(train, dtype):
-    """bfloat16 has three digits: the step is large enough to show."""
+    """bfloat16 has three digits: the update is large enough to change the values."""
     check = train(linear(f"self.to(torch.{dtype})"), f"{dtype}:4x8")
     assert check.verdict is Verdict.PASSED, check
 
 
 def test_an_update_that_the_precision_swallows(train):
-    """In bfloat16 a million is nothing that a hundredth can be added to: it cannot be known."""
+    """In bfloat16, adding a hundredth to a million changes nothing, so the check is inconclusive."""
     check = train(
         linear(
             "self.big = nn.Parameter(torch.full((8,), 1e6, dtype=torch.bfloat16))",
@@ -374,7 +376,7 @@ def test_an_update_that_the_precision_swallows(train):
 
 
 def test_a_frozen_parameter_that_forward_changes(train):
-    """A momentum encoder in a parameter does so on purpose: it is told, and no finding."""
+    """A momentum encoder in a parameter is changed on purpose: the change is shown, but is not a finding."""
     check = train(
         linear(
             "self.slow = nn.Parameter(torch.zeros(8), requires_grad=False)",
@@ -387,7 +389,7 @@ def test_a_frozen_parameter_that_forward_changes(train):
 
 
 def test_a_frozen_parameter_that_forward_and_the_optimizer_change(train):
-    """That forward changes it is no excuse for the step."""
+    """The change by forward does not excuse the change by the optimizer."""
     check = train(
         linear(
             "self.old = nn.Parameter(self.used.weight.data, requires_grad=False)",
@@ -399,7 +401,7 @@ def test_a_frozen_parameter_that_forward_and_the_optimizer_change(train):
 
 
 def test_a_frozen_parameter_that_shares_memory_with_a_trained_one(train):
-    """Freezing one name of a memory freezes nothing."""
+    """The optimizer changes shared memory, even if one of its names is frozen."""
     check = train(linear("self.old = nn.Parameter(self.used.weight.data, requires_grad=False)"))
     assert rules(check) == {"old": "frozen-updated"}
     assert check.findings[0].message == (
@@ -408,7 +410,7 @@ def test_a_frozen_parameter_that_shares_memory_with_a_trained_one(train):
 
 
 def test_a_parameter_that_forward_replaces(train):
-    """The optimizer goes on training the one that it was given."""
+    """The optimizer continues to train the old parameter, not the new parameter."""
     check = train(
         linear(
             "self.scale = nn.Parameter(torch.ones(8))",
@@ -420,7 +422,7 @@ def test_a_parameter_that_forward_replaces(train):
 
 
 def test_a_parameter_that_forward_makes(train):
-    """What is registered only with the first call is in no optimizer that was made before it."""
+    """An optimizer created before the first call does not contain a parameter that this call registers."""
     check = train(
         linear(
             forward="if not hasattr(self, 'late'):\n    self.late = nn.Parameter(torch.ones(8))\n"
@@ -431,14 +433,14 @@ def test_a_parameter_that_forward_makes(train):
 
 
 def test_parameters_that_the_model_leaves_out(train):
-    """A class may override parameters(): what it does not give is not trained."""
+    """A class may override parameters(): the optimizer does not train a parameter that this method omits."""
     source = linear("self.head = nn.Linear(8, 2)", "return self.head(self.used(x))")
     check = train(source + "    def parameters(self, recurse=True):\n        return self.head.parameters()\n")
     assert rules(check) == {"used.weight": "not-in-optimizer", "used.bias": "not-in-optimizer"}
 
 
 def test_tied_weights_get_one_verdict():
-    """Both names of one tensor are trained."""
+    """Both names of the tied weight are trained."""
     check = step(str(SAMPLES / "tied.py:Tied"), "int64:2x4<100")
     assert cells(check, "updated") == {"embed.weight": "passed", "head.weight": "passed"}
 
@@ -451,26 +453,26 @@ def test_tied_weights_get_one_verdict():
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_parametrized_weights_train(train, wrap):
-    """What a weight is computed from is trained; the weight itself is no leaf."""
+    """The tensors of the parametrization are trained; the computed weight is not a leaf."""
     assert train(linear(wrap)).verdict is Verdict.PASSED
 
 
 def test_no_input():
-    """Skipped, with what to write."""
+    """The check is skipped, and the reason has the options for an input."""
     check = step(str(SAMPLES / "net.py:Net"))
     assert check.verdict is Verdict.SKIPPED
     assert check.reason.startswith("no input given: --input SHAPE or --input-from FILE.PY:MAKE")
 
 
 def test_built_on_meta():
-    """There are no values to train."""
+    """A model on meta has no values to train."""
     check = step(str(SAMPLES / "net.py:Net"), "2x3", init_device="meta")
     assert check.verdict is Verdict.SKIPPED
     assert "meta" in check.reason
 
 
 def test_the_process_is_left_as_it_was(tmp_path):
-    """Random generators, default dtype and grad mode are as before, whatever forward does to them."""
+    """Random generators, default dtype and grad mode are unchanged, whatever forward does."""
     disturb = """
         if self.training:
             import random, numpy
@@ -495,7 +497,7 @@ def test_the_process_is_left_as_it_was(tmp_path):
 
 
 def test_verdicts_agree_with_a_loop_of_torch(train):
-    """The oracle: one plain training step, and which parameters have a gradient and other values after it."""
+    """The oracle: after a plain training step, the parameters with other values, and the parameters with a gradient."""
     source = linear(
         "self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)\nself.c.requires_grad_(False)",
         "return self.used(x) + self.a(x).detach() + self.b(self.c(x))",
@@ -514,17 +516,17 @@ def test_verdicts_agree_with_a_loop_of_torch(train):
 
 
 def test_inputs_without_elements_prove_nothing():
-    """A batch of none gives zero gradients whatever the model does."""
+    """An empty batch gives zero gradients for any model."""
     check = step(str(SAMPLES / "batchnorm.py:Block"), "0x8")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert check.reason == "the inputs have no elements (float32 0×8), so no gradient is computed"
 
 
-# --- whether it was updated -----------------------------------------------------------------------------------------
+# --- updates --------------------------------------------------------------------------------------------------------
 
 
 class Only(torch.optim.Optimizer):
-    """Adds 1 to some elements of each parameter, chosen by a slice."""
+    """An optimizer that adds 1 to some elements of each parameter, selected by a slice."""
 
     chosen = slice(None)
 
@@ -545,7 +547,7 @@ class Only(torch.optim.Optimizer):
     ids=["in the sample", "beside it", "the last", "none"],
 )
 def test_an_update_outside_the_sample_is_seen_in_the_next_round(chosen, rounds, updated):
-    """Of 16,382 values every third or so is looked at; what moves none of them is told by looking at all."""
+    """About a third of 16,382 values is sampled; an update outside the sample is found by comparing all values."""
     module = nn.Linear(4 * training_rounds.SAMPLED_VALUES - 2, 1, bias=False)
     given, _ = inputs.find_inputs((f"1x{module.in_features}",), None, model_under_test.wrap_live_model(module))
     of = first_forward.add_inputs(model_under_test.prepare_live_model(module), given, None)

@@ -1,4 +1,4 @@
-"""Instances of a model that a proof may spoil: built again, or copied from a live one that is left as it was."""
+"""Instances of a model that a proof may change: built again, or copied from an unchanged live model."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Tied(nn.Module):
 
 
 def test_a_copy_has_the_values_only_where_they_are_asked_for():
-    """With values all of them; without, the shapes, dtypes, strides, ties and views alone."""
+    """With `values=True`, a copy has all values; otherwise only shapes, dtypes, strides, tied weights and views."""
     module = Tied()
     subject = subjects.prepare_live_model(module)
     full, empty = subject.build_fresh(values=True), subject.build_fresh()
     assert torch.equal(full.embed.weight, module.embed.weight)
     assert full.embed.weight.data_ptr() != module.embed.weight.data_ptr()
-    for one in (full, empty):
-        assert one.head.weight is one.embed.weight
-        assert one.view.untyped_storage().data_ptr() == one.table.untyped_storage().data_ptr()
-        assert (one.view.shape, one.view.storage_offset()) == ((4,), 2)
+    for copy in (full, empty):
+        assert copy.head.weight is copy.embed.weight
+        assert copy.view.untyped_storage().data_ptr() == copy.table.untyped_storage().data_ptr()
+        assert (copy.view.shape, copy.view.storage_offset()) == ((4,), 2)
 
 
 def test_a_hollow_copy_takes_no_memory():
-    """Three times 256 MB are copied without a page of it."""
+    """Three copies of 256 MB without values allocate no memory pages."""
     module = nn.Linear(8192, 8192, bias=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     subject = subjects.prepare_live_model(module)
@@ -47,7 +47,7 @@ def test_a_hollow_copy_takes_no_memory():
 
 
 def test_a_live_model_is_left_as_it_was():
-    """What is done to the copies, the walk and the measuring included, does not reach it."""
+    """Changes to the copies, and the listing of tensors, do not change the live model."""
     module = Tied()
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     module.embed.weight.grad = torch.ones_like(module.embed.weight)
@@ -75,7 +75,7 @@ class Net(nn.Module):
 
 
 def test_instances_with_other_names_cannot_be_compared(tmp_path, in_tmp_path):
-    """Each proof that compares instances says so; a row is of the first one, or appears within another."""
+    """Each proof that compares instances gives this reason; the rows are of the first instance."""
     (tmp_path / "net.py").write_text(COUNTER)
     result = run(Request("net.py:Net", input=("2x3",)))
     assert [row.fqn for row in result.state.tensors] == ["l1.weight", "l1.bias", "last"]

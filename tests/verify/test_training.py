@@ -1,4 +1,4 @@
-"""Rounds of training: which further ones there are, and what they are for."""
+"""Rounds of training: the further rounds, and the reasons for a further round."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def step(init: str, forward: str, *input: str) -> Check:
-    """The proof of a class with one layer of its own, `used`, and what `init` adds."""
+    """Run the proof for a class with a layer `used` and the attributes of `init`."""
     lines = forward.replace("\n", "\n    ")
     body = f"self.used = nn.Linear(8, 8)\n{init}\n---\ndef forward(self, x):\n    {lines}"
     return of_source(Name.STEP, body, *(input or ("4x8",)))
 
 
-# --- what follows what is trained -----------------------------------------------------------------------------------
+# --- tensors that follow a trained parameter ------------------------------------------------------------------------
 
 SLOW = {
     "a frozen parameter": "nn.Parameter(self.used.weight.detach().clone(), requires_grad=False)",
@@ -37,7 +37,7 @@ FOLLOWS = "with torch.no_grad():\n    self.slow.lerp_(self.used.weight, 0.1)\nre
 
 @pytest.mark.parametrize("slow", SLOW.values(), ids=SLOW)
 def test_a_mean_that_starts_equal_to_its_parameter_shows_in_a_second_round(slow):
-    """An EMA: by hand it is unchanged by the first forward, and changed by the one after a step."""
+    """The oracle for an EMA: the first forward does not change the mean, and the forward after a step does."""
     check = step(f"self.slow = {slow}", FOLLOWS)
     net = load_object(spec.parse_spec("net.py:Net"))()
     start, changed = net.slow.clone(), []
@@ -52,7 +52,7 @@ def test_a_mean_that_starts_equal_to_its_parameter_shows_in_a_second_round(slow)
 
 
 def test_a_graph_that_is_kept_in_a_tensors_place_shows_in_a_second_round():
-    """A hidden state that starts as zeros and that nobody detached: the second backward fails."""
+    """A hidden state starts as zeros and is never detached, so the second backward fails."""
     forward = "self.hidden = torch.tanh(self.used(x) + self.hidden)\nreturn self.hidden"
     check = step("self.hidden = torch.zeros(4, 8)", forward)
     assert check.verdict is Verdict.INCONCLUSIVE
@@ -61,7 +61,9 @@ def test_a_graph_that_is_kept_in_a_tensors_place_shows_in_a_second_round():
 
 @pytest.mark.parametrize(("shape", "rounds"), [("8, 8", "2 rounds"), ("8, 7", "1 round")])
 def test_a_second_round_has_a_reason(shape, rounds):
-    """Only what has the shape of a trained tensor asks for one, and it stays as it is in each round that there was."""
+    """Only a tensor with the shape of a trained tensor causes a second round; the frozen tensor is unchanged in each
+    round.
+    """
     check = step(f"self.still = nn.Parameter(torch.ones({shape}), requires_grad=False)", "return self.used(x)")
     assert check.verdict is Verdict.PASSED
     assert check.how.startswith(f"{rounds} of")
@@ -88,7 +90,7 @@ def dropping(when: str, drop: str = "y = y * 0", draw: str = DRAW) -> Check:
 
 @pytest.mark.parametrize("drop", ["y = y * 0", "y = y.detach()"])
 def test_what_training_drops_by_chance_has_more_rounds(drop):
-    """Dropped in the first five calls, and random numbers are drawn: it is no fault."""
+    """The branch is dropped in the first five calls and forward draws random numbers, so the check passes."""
     check = dropping("self.training and self.calls < 6", drop)
     assert check.verdict is Verdict.PASSED, check
     assert check.how.startswith("5 rounds")  # and a call in eval mode
@@ -96,7 +98,7 @@ def test_what_training_drops_by_chance_has_more_rounds(drop):
 
 @pytest.mark.parametrize(("drop", "got"), [("y = y * 0", "zero"), ("y = y.detach()", "no")])
 def test_what_training_alone_drops_each_time_cannot_be_told(drop, got):
-    """A rate near 1 looks like that, and so does a fault; in eval mode it has its gradient."""
+    """A dropout rate near 1 and a fault look the same; in eval mode, the parameter has a gradient."""
     check = dropping("self.training", drop)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     reason = cell(check, "gradient", "branch.weight").reason
@@ -111,13 +113,13 @@ DROPOUT = "return self.head(nn.functional.dropout(self.used(x), {}, self.trainin
 
 @pytest.mark.parametrize(("rate", "verdict"), [(0.99999, Verdict.INCONCLUSIVE), (0.9, Verdict.PASSED)])
 def test_dropout_of_nearly_all_cannot_be_told(rate, verdict):
-    """Of 32 values none is left, round after round; of three that are left one has a gradient."""
+    """With the high rate, none of 32 values is kept in any round; with the low rate, about 3 values are kept."""
     check = step("self.head = nn.Linear(8, 8)", DROPOUT.format(rate))
     assert (check.verdict, check.findings) == (verdict, ())
 
 
 def test_what_is_zero_in_eval_mode_too_is_no_dropout():
-    """Random numbers are drawn, and they are not why."""
+    """Forward draws random numbers, but they are not the reason."""
     check = dropping("True")
     assert rules(check) == {"branch.weight": "zero-gradient", "branch.bias": "zero-gradient"}
     text = "the gradient is all zeros in each of 3 rounds and in eval mode, without dropout"
@@ -125,7 +127,7 @@ def test_what_is_zero_in_eval_mode_too_is_no_dropout():
 
 
 def test_what_draws_no_random_numbers_drops_nothing_by_chance():
-    """Multiplied by zero in training alone, and there is no chance in it."""
+    """The branch is multiplied by zero only in train mode, without random numbers."""
     check = dropping("self.training", draw="pass")
     assert rules(check) == {"branch.weight": "zero-gradient", "branch.bias": "zero-gradient"}
     assert check.how.startswith("3 rounds")
@@ -133,7 +135,7 @@ def test_what_draws_no_random_numbers_drops_nothing_by_chance():
 
 @pytest.mark.parametrize("draw", [DRAW, "__import__('random').random()", "__import__('numpy').random.rand()"])
 def test_an_eval_mode_that_cannot_be_called_does_not_tell(draw):
-    """Whatever generator is drawn from; its own words say why."""
+    """The reason has the error of eval mode, for each random generator."""
     check = dropping("self.training", draw=f"{draw}\nif not self.training: raise ValueError('labels')")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     reason = cell(check, "gradient", "branch.weight").reason
@@ -144,7 +146,7 @@ def test_an_eval_mode_that_cannot_be_called_does_not_tell(draw):
 
 
 def test_the_modes_are_as_before_after_a_call_in_eval_mode():
-    """What keeps a part in eval mode is called in that mode in each further round."""
+    """A model that keeps a part in eval mode has the same modes in each further round."""
     init = "self.used, self.branch, self.modes = nn.BatchNorm1d(8), nn.Linear(8, 8), []"
     forward = "def forward(self, x):\n    self.modes.append((self.training, self.used.training)); torch.rand(())\n"
     forward += "    return self.used(x) + self.branch(x) * (not self.training)"
@@ -155,7 +157,7 @@ def test_the_modes_are_as_before_after_a_call_in_eval_mode():
 
 
 def test_a_real_drop_path_is_no_fault():
-    """Swin drops a whole branch of a batch of one, seven times in ten: some round lets it through."""
+    """Swin drops a whole branch for a batch of 1 in seven of ten calls: some round still uses the branch."""
     pytest.importorskip("transformers")
     sizes = "image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4"
     for rate in (0.1, 0.7):
@@ -174,7 +176,9 @@ def _subject(target: str, input: str = "4x8") -> model_under_test.ModelUnderTest
 
 
 def test_what_a_round_draws_does_not_hang_on_the_constructor():
-    """However many numbers it has drawn, no two rounds draw the same; the call in eval mode draws what the last did."""
+    """However many numbers the constructor draws, rounds draw different numbers; the eval call repeats those of the
+    last round.
+    """
     drawn = []
     for count in (1, 1000):
         forward = "self.drawn.append(float(torch.rand(()))); return self.used(x) * 0"
@@ -193,7 +197,7 @@ THROUGH = "y = self.used(x)\nfor gate in self.gates: y = x + gate * torch.tanh(y
 
 
 def test_a_chain_of_gates_that_start_at_zero_has_a_round_for_each():
-    """Each gate's first gradient needs that the one behind it was updated. So it is by hand."""
+    """A gate gets its first gradient after the update of the next gate. The oracle: a plain training loop."""
     check = step(GATES.format(5), THROUGH.format(""))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert check.how.startswith("6 rounds")
@@ -208,7 +212,7 @@ def test_a_chain_of_gates_that_start_at_zero_has_a_round_for_each():
 
 
 def test_a_longer_chain_cannot_be_told():
-    """After eight rounds each has still given another gate its first gradient."""
+    """In each of eight rounds, another gate gets its first gradient."""
     check = step(GATES.format(12), THROUGH.format(""))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     text = (
@@ -219,7 +223,7 @@ def test_a_longer_chain_cannot_be_told():
 
 
 def test_what_is_zero_when_the_chain_is_open_is_a_fault():
-    """The rounds end with the growth, and what has none by then is multiplied by zero."""
+    """The rounds stop when no new gate gets a gradient; a gradient that is still zero is reported."""
     check = step(f"{GATES.format(4)}\nself.off = nn.Parameter(torch.ones(8))", THROUGH.format(" + 0 * self.off"))
     assert rules(check) == {"off": "zero-gradient"}
     assert check.how.startswith("6 rounds")
@@ -239,7 +243,7 @@ return y
 
 @pytest.mark.parametrize("when", ["", "if rows.numel(): "], ids=["called on no rows", "not called"])
 def test_an_expert_without_rows_was_not_chosen(when):
-    """Its gradient is zero where it is called and None where it is not, and both say the same."""
+    """An expert called on no rows has a zero gradient, an expert not called has None, and both get the same reason."""
     check = step(EXPERTS, CHOSEN.strip().format(when, ""))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     text = "forward does not use the parameter, but uses experts.0.bias: give more inputs"
@@ -248,13 +252,13 @@ def test_an_expert_without_rows_was_not_chosen(when):
 
 
 def test_an_expert_with_rows_and_a_factor_of_zero_is_a_fault():
-    """The first two have rows in each round; of the third it cannot be known."""
+    """The first two experts have rows in each round; the third has no rows, so there is no finding about the third."""
     check = step(EXPERTS, CHOSEN.strip().format("", " * 0"))
     assert rules(check) == {f"experts.{n}.{what}": "zero-gradient" for n in (0, 1) for what in ("weight", "bias")}
 
 
 def test_an_expert_that_had_rows_in_some_rounds_only():
-    """A zero there may be that of the few rows that it had (a ReLU that is off)."""
+    """A zero gradient may be due to the few rows of these rounds (e.g. a ReLU that is off)."""
     forward = "self.calls += 1\nreturn self.used(x) + self.few(x[:self.calls - 1]).sum() * 0"
     check = step("self.few, self.calls = nn.Linear(8, 8), 0", forward)
     text = "forward does not use the parameter in 1 of 3 rounds, and the gradient is zero in the others"
@@ -269,7 +273,7 @@ self.shift, self.norm, self.out = nn.Parameter(torch.ones(8)), Centre(), nn.Line
 def forward(self, x):
     {}
 """
-#: For two rows: takes the other from each, so that what is in both cancels out to the last bit, as a BatchNorm's may.
+#: For two rows: subtracts the other row from each row, so that a common shift cancels to the last bit, as in BatchNorm.
 CENTRE = """
 class Centre(nn.Module):
     def __init__(self):
@@ -290,7 +294,7 @@ def prove_norm(forward: str) -> Check:
 
 @pytest.mark.parametrize("draw", ["", "torch.rand(())\n"], ids=["", "with random numbers"])
 def test_a_shift_that_batch_statistics_cancel(draw):
-    """They take out what it adds to each row alike. In eval mode torch gives it a gradient."""
+    """The batch statistics cancel a shift of all rows. In eval mode, torch computes a gradient for the shift."""
     check = prove_norm(f"{draw}return self.out(self.norm(x + self.shift))")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     shift = cell(check, "gradient", "shift")
@@ -305,12 +309,12 @@ def test_a_shift_that_batch_statistics_cancel(draw):
 
 
 def test_a_factor_of_zero_in_front_of_a_batch_norm_is_a_fault():
-    """It is zero with the running statistics too."""
+    """The gradient is also zero with the running statistics."""
     assert rules(prove_norm("return self.out(self.norm(x + 0 * self.shift))")) == {"shift": "zero-gradient"}
 
 
 def test_batch_norms_that_cannot_be_called_in_eval_mode_do_not_tell():
-    """Their own words say why."""
+    """The reason has the error of the batch norm."""
     raises = "if not self.norm.training: raise ValueError('no statistics yet')\n"
     check = prove_norm(f"{raises}return self.out(self.norm(x + self.shift))")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
@@ -336,7 +340,7 @@ def test_batch_norms_that_cannot_be_called_in_eval_mode_do_not_tell():
     ],
 )
 def test_a_hidden_state_of_zeros_is_a_note(module, call):
-    """Its weight gets a gradient of zeros in one step, which is no fault of the class."""
+    """The hidden weight gets a gradient of zeros in a single step, but the class is correct."""
     check = step(f"self.cell = {module}", f"x = self.used(x)\nreturn {call}")
     assert {finding.rule for finding in check.findings} == {"zero-gradient"}
     assert {(finding.severity, "weight_hh" in finding.fqn) for finding in check.findings} == {(Severity.NOTE, True)}
@@ -353,13 +357,13 @@ def test_a_hidden_state_of_zeros_is_a_note(module, call):
     ],
 )
 def test_a_hidden_state_that_is_passed_on_trains_its_weight(module, call):
-    """Nothing is reported."""
+    """A hidden state that is not zero gives the weight a gradient."""
     check = step(f"self.cell = {module}", f"x = self.used(x)\nreturn {call}")
     assert (check.findings, check.verdict) == ((), Verdict.PASSED)
 
 
 def test_a_hidden_weight_that_is_multiplied_by_zero_stays_a_warning():
-    """A hidden state that is not zero does not explain it."""
+    """The hidden state of the GRUCell is not zero, so it does not explain the zero gradient."""
     call = "x = self.used(x)\nreturn self.cell(x)[0] + 0 * self.other(x, torch.ones_like(x))"
     check = step("self.cell = nn.LSTMCell(8, 8)\nself.other = nn.GRUCell(8, 8)", call)
     severities = {finding.fqn: finding.severity for finding in check.findings}

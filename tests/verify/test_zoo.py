@@ -1,4 +1,6 @@
-"""All proofs of real classes. Each failure was looked at and is true of the class; where torch can say so, it does."""
+"""All proofs of real classes. Each failure was examined and is a fault of the class; torch confirms the failure where
+possible.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ HERE = Path(__file__).parent
 
 @functools.cache
 def prove_model(name: str) -> Verification:
-    """All proofs, the moves onto a pretended GPU."""
+    """Run all proofs of a class, with a fake CUDA device for moves."""
     inputs = real.TORCH[name][1] if name in real.TORCH else real.INPUTS.get(name, ())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -48,7 +50,7 @@ def list_broken(name: str) -> set[tuple[str, str | None]]:
 
 
 def shared_keys(name: str) -> set[tuple[str, str]]:
-    """What safetensors refuses for the memory that it shares with an earlier entry, read from the state_dict."""
+    """Return the state_dict entries that safetensors refuses because they share memory with an earlier entry."""
     seen, later = set(), set()
     for key, tensor in real.make(name).state_dict().items():
         if nn.parameter.is_lazy(tensor):
@@ -60,7 +62,7 @@ def shared_keys(name: str) -> set[tuple[str, str]]:
 
 
 def plain_gradients(name: str) -> dict[str, torch.Tensor | None]:
-    """The gradients that a plain backward of torch's leaves, of a loss that weighs each output at random."""
+    """Return the gradients of a plain torch backward, for a loss that weights each output at random."""
     torch.manual_seed(0)
     module = real.make(name).train()
     shapes = [text.rpartition("=")[2] for text in real.INPUTS[name]]
@@ -73,7 +75,7 @@ def plain_gradients(name: str) -> dict[str, torch.Tensor | None]:
 PROJECTIONS = [f"transformer_module.input_projections[{n}].{what}" for n in (0, 1, 2) for what in ("weight", "bias")]
 EVERY_WAY = ("left-behind", "keeps-dtype", "lost-by-saving", "not-in-optimizer", "device-mismatch")
 THROWN_AWAY = {("no-gradient", f"pixel_level_module.encoder.swin.layernorm.{what}") for what in ("weight", "bias")}
-#: What fails beside ties that safetensors refuses; nothing where a class is not named.
+#: Failures besides the tied weights that safetensors refuses; other classes have no failure.
 STORIES: dict[str, set[tuple[str, str]]] = {
     "OneFormerModel": {(rule, fqn) for rule in EVERY_WAY for fqn in PROJECTIONS} | THROWN_AWAY,
     "VideoMAEModel": {(rule, "embeddings.position_embeddings") for rule in ("left-behind", "keeps-dtype")},
@@ -87,17 +89,17 @@ STORIES: dict[str, set[tuple[str, str]]] = {
     "pruned": {("non-leaf-attribute", "weight")},
     "LSTMCell": {("zero-gradient", "weight_hh")},
 }
-#: Proofs that cannot tell: modules that pickle refuses.
+#: Inconclusive proofs: pickle refuses the modules.
 UNCLEAR = {"OneFormerModel": {Name.COPY}}
-#: Proofs that are skipped, because inputs that were found do not reach every parameter.
+#: Skipped proofs, because the inputs that statecli chose do not reach every parameter.
 UNREACHED = {"LongformerModel": {Name.STEP}, "XLNetModel": {Name.STEP}}
 
 
 @pytest.mark.parametrize("name", [*real.CLASSES, *real.NESTED, *real.TORCH])
 def test_a_real_class_fails_what_is_true_of_it_and_nothing_else(name):
-    """Every failure of every proof is in the table above, or a tie of the state_dict; the rest passes."""
+    """Every failure is in the table above or a tied weight of the state_dict; all other checks pass."""
     if name == "DataParallel" and torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")  # which a DataParallel built here takes tensors of, not of a fake one
+        pytest.skip("there is a CUDA device")  # DataParallel takes tensors of the real device only
     assert list_broken(name) == shared_keys(name) | STORIES.get(name, set())
     unclear = {check.check for check in prove_model(name).checks if check.verdict is Verdict.INCONCLUSIVE}
     assert unclear == UNCLEAR.get(name, set())
@@ -108,7 +110,7 @@ def test_a_real_class_fails_what_is_true_of_it_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", ["LSTM", "lazy", "old weight_norm", "parametrized LSTM", "pruned", "Transformer"])
 def test_a_plain_move_agrees_with_the_fake_gpu(name, monkeypatch):
-    """Other memory for what `nn.Module._apply` reaches, or torch's fake tensors on a device: one result."""
+    """A move to new memory through `nn.Module._apply` and a move with torch's fake tensors give the same result."""
     request = Request(f"{HERE / 'real.py'}:make({name!r})", (Name.MOVE,), "fake-cuda", input=real.TORCH[name][1])
     plain = run(request).checks
     monkeypatch.setattr(move, "_move_plain_model", lambda subject: None)
@@ -117,7 +119,9 @@ def test_a_plain_move_agrees_with_the_fake_gpu(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["old spectral_norm", "parametrized LSTM"])
 def test_a_weight_that_forward_leaves_behind_cannot_be_copied(name):
-    """The oracle: copy.deepcopy works before a forward, and raises after it. The finding says so, and the way out."""
+    """The oracle: copy.deepcopy works before a forward and raises after a forward. The finding has the reason and the
+    remedy.
+    """
     module = real.make(name).eval()
     copy.deepcopy(module)
     module(*(torch.ones(*map(int, text.split("x"))) for text in real.TORCH[name][1]))
@@ -128,11 +132,13 @@ def test_a_weight_that_forward_leaves_behind_cannot_be_copied(name):
     assert "before copying" in finding.help
 
 
-# --- stories of transformers ------------------------------------------------------------------------------------------
+# --- classes of transformers ------------------------------------------------------------------------------------------
 
 
 def test_oneformer_keeps_convolutions_in_a_plain_list():
-    """They are not moved, saved or trained, and forward stops at them; the line that filled the list is named."""
+    """The convolutions are not moved, saved or trained, and forward stops there; the message has the line that filled
+    the list.
+    """
     module = real.make("OneFormerModel")
     assert not set(PROJECTIONS) & {name for name, _ in module.named_parameters()}
     stopped = [finding for finding in check("OneFormerModel", Name.FORWARD).findings if finding.fqn in PROJECTIONS]
@@ -141,7 +147,7 @@ def test_oneformer_keeps_convolutions_in_a_plain_list():
 
 
 def test_a_table_that_stays_behind_and_is_copied_by_forward_mixes_no_devices():
-    """VideoMAE's positions are a plain tensor: no move reaches them, and forward casts them at each call."""
+    """VideoMAE's positions are a plain tensor: no move reaches the positions, and forward casts them at each call."""
     (moved,) = cells("VideoMAEModel", Name.MOVE, "embeddings.position_embeddings")
     assert (moved.verdict, moved.after) == (Verdict.SKIPPED, "cpu")  # harmless, as forward ran
     (called,) = cells("VideoMAEModel", Name.FORWARD, "embeddings.position_embeddings")
@@ -150,20 +156,22 @@ def test_a_table_that_stays_behind_and_is_copied_by_forward_mixes_no_devices():
 
 
 def test_a_weight_that_is_only_given_zeros():
-    """DETR's queries start as zeros, so the first layer's values are the bias alone; torch's backward agrees."""
+    """DETR's queries start as zeros, so the first layer's values are only the bias; torch's backward agrees."""
     gradients = plain_gradients("DetrModel")
     assert not gradients["decoder.layers.0.self_attn.v_proj.weight"].any()
     assert gradients["decoder.layers.0.self_attn.v_proj.bias"].any()
 
 
 def test_what_gets_no_gradient_gets_none_from_torch():
-    """DINOv2 has a token for what a mask hides, and is called without one: a plain backward leaves that alone out."""
+    """DINOv2 has a mask token and is called without a mask: in a plain backward, only this token has no gradient."""
     without = {fqn for fqn, gradient in plain_gradients("Dinov2Model").items() if gradient is None}
     assert without == {"embeddings.mask_token"}
 
 
 def test_a_layer_norm_whose_result_is_thrown_away_is_used():
-    """OneFormer's backbone ends in one. It is told from a parameter that forward does not touch."""
+    """OneFormer's backbone ends in an unused layer norm. The message differs from the message for a parameter not used
+    in forward.
+    """
     thrown_away = [finding for finding in check("OneFormerModel", Name.STEP).findings if finding.rule == "no-gradient"]
     assert all(
         finding.message.endswith("used in forward, but no differentiable path leads to the output")
@@ -174,7 +182,7 @@ def test_a_layer_norm_whose_result_is_thrown_away_is_used():
 
 
 def test_what_a_function_remembers_is_not_the_models():
-    """BEiT's index is a result that functools.lru_cache keeps for all models: it stays, and CUDA takes such indices."""
+    """functools.lru_cache keeps BEiT's index for all models: the index stays on the CPU, which CUDA accepts."""
     rows = [row.fqn for row in prove_model("BeitModel").state.tensors if "func_with_cache" in row.fqn]
     assert rows
     for fqn in rows:
@@ -186,7 +194,7 @@ def test_what_a_function_remembers_is_not_the_models():
 
 
 def test_what_a_function_remembers_is_as_it_was_after_the_proofs():
-    """All models share BEiT's index: to overwrite it would spoil those of the user."""
+    """All models share BEiT's index: a proof that writes to the index would break the user's models."""
     from transformers.models.beit.modeling_beit import BeitRelativePositionBias as Bias
 
     window = (2, 2)
@@ -199,13 +207,15 @@ def test_what_a_function_remembers_is_as_it_was_after_the_proofs():
 
 @pytest.mark.parametrize("name", ["ReformerModel", "SwitchTransformersForConditionalGeneration"])
 def test_old_ways_to_make_and_to_write_a_tensor_are_cudas(name):
-    """Reformer makes one with `Tensor.new`, Switch names its experts f"expert_{index}" by a tensor on the device."""
+    """Reformer creates a tensor with `Tensor.new`; Switch names its experts f"expert_{index}" with an index on the
+    device.
+    """
     assert check(name, Name.FORWARD).verdict is Verdict.PASSED
 
 
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BartForConditionalGeneration"])
 def test_safetensors_refuses_ties_itself(name):
-    """Its own `save` raises for the state_dict, and takes it without what the proof names."""
+    """The oracle: safetensors' `save` refuses the state_dict, and accepts the state_dict without the reported names."""
     state = real.make(name).state_dict()
     with pytest.raises(RuntimeError, match="share memory"):
         safetensors.save(state)
@@ -214,7 +224,7 @@ def test_safetensors_refuses_ties_itself(name):
 
 
 def test_inputs_that_were_found_prove_no_parameter_unused():
-    """Longformer's global attention needs a mask that no config tells of: the proof asks for inputs."""
+    """Longformer's global attention needs a mask that its config does not describe, so the reason asks for inputs."""
     column = next(column for column in check("LongformerModel", Name.STEP).columns if column.name == "gradient")
     unclear = {fqn: cell for fqn, cell in column.cells.items() if cell.verdict is Verdict.INCONCLUSIVE}
     assert unclear
@@ -222,18 +232,18 @@ def test_inputs_that_were_found_prove_no_parameter_unused():
     assert all("--input" in cell.reason for cell in unclear.values())
 
 
-# --- stories of torch -------------------------------------------------------------------------------------------------
+# --- classes of torch -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["old weight_norm", "pruned"])
 def test_a_weight_that_a_hook_computes_cannot_be_copied(name):
-    """torch's own deepcopy raises; all else of them passes, since the hook computes it before each forward."""
+    """copy.deepcopy raises; all other proofs pass, because the hook computes the weight before each forward."""
     with pytest.raises(RuntimeError, match="deepcopy"):
         copy.deepcopy(real.make(name))
 
 
 def test_a_base_that_is_not_contiguous():
-    """Orthogonal weights keep theirs transposed, and safetensors' own `save` raises for it."""
+    """Orthogonal weights are stored transposed, and safetensors' own `save` raises for a transposed tensor."""
     with pytest.raises(ValueError, match="non contiguous"):
         safetensors.save(real.make("orthogonal").state_dict())
 
@@ -266,7 +276,7 @@ def metric(text: str) -> Verification:
 
 @pytest.mark.parametrize("text", METRICS)
 def test_a_metric_is_followed_by_its_states(text):
-    """They are plain attributes that the class's own `_apply` moves, and nothing of them fails."""
+    """The states are plain attributes that the class's own `_apply` moves, and no state is reported."""
     pytest.importorskip("torchmetrics")
     result = metric(text)
     assert not result.findings
@@ -286,7 +296,9 @@ def test_a_half_that_does_nothing_is_the_classs_own_choice():
 
 
 def test_a_graph_convolution_caches_its_edges(tmp_path, monkeypatch):
-    """torch_geometric's `cached=True` keeps those of the first call, on the CPU: the moved model meets them there."""
+    """With `cached=True`, torch_geometric keeps the edges of the first call on the CPU, and the moved model reads these
+    edges.
+    """
     pytest.importorskip("torch_geometric")
     monkeypatch.chdir(tmp_path)
     edges = "torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])"
@@ -300,9 +312,9 @@ def test_a_graph_convolution_caches_its_edges(tmp_path, monkeypatch):
 
 
 def test_a_cache_by_device_does_no_harm():
-    """timm's LeViT fills `attention_bias_cache['cpu']` in forward, and makes another for the new device."""
+    """timm's LeViT fills `attention_bias_cache['cpu']` in forward, and creates another entry for the new device."""
     try:
-        import timm  # noqa: F401 - a build of torchvision for CUDA raises beside a torch for the CPU
+        import timm  # noqa: F401 - a build of torchvision for CUDA raises next to a torch for the CPU
     except (ImportError, RuntimeError) as error:
         pytest.skip(f"timm does not import: {error}")
     target = "timm:create_model('levit_128s', pretrained=False)"
@@ -311,11 +323,11 @@ def test_a_cache_by_device_does_no_harm():
     assert not result.findings
 
 
-# --- the same, small --------------------------------------------------------------------------------------------------
+# --- small cases ------------------------------------------------------------------------------------------------------
 
 
 def test_a_module_that_is_not_called_yet_is_not_blamed(in_tmp_path):
-    """A lazy layer without inputs: what has no values is neither saved nor copied, and nothing fails."""
+    """A lazy layer without inputs has no values: its parameters are neither saved nor copied, and no check fails."""
     for proof in (Name.MOVE, Name.SAVE, Name.COPY):
         result = of_source(proof, "self.layer = nn.LazyLinear(2)")
         assert not result.findings
@@ -324,7 +336,7 @@ def test_a_module_that_is_not_called_yet_is_not_blamed(in_tmp_path):
 
 
 def test_a_leaf_that_forward_replaces_is_not_left_out_of_the_optimizer(in_tmp_path):
-    """It requires grad and is not registered, but forward never reads it: what it puts there comes of the layer."""
+    """The tensor requires grad and is not registered, but forward replaces the tensor without reading it."""
     init = "self.layer = nn.Linear(3, 3)\nself.last = torch.zeros(3, requires_grad=True)"
     forward = "def forward(self, x):\n    self.last = self.layer(x)\n    return self.last"
     result = of_source(Name.STEP, f"{init}\n---\n{forward}", "2x3")
