@@ -1,4 +1,4 @@
-"""Servers of this folder's tests, each of them real and on loopback; nothing of the user's own accounts is seen."""
+"""Servers for the tests of this folder: real servers on loopback, without the user's own accounts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = "wJalrXUtnFEMI-that-no-output-may-have"  # noqa: S105 - it opens nothin
 
 @pytest.fixture(autouse=True)
 def nobody(tmp_path_factory, monkeypatch) -> None:
-    """An account without credentials, configuration or proxies: what a test does not give is not there."""
+    """An environment without credentials, configuration or proxies, except for the settings of the test itself."""
     home = tmp_path_factory.mktemp("home")
     for name in list(os.environ):
         if name.startswith(
@@ -46,9 +46,10 @@ def nobody(tmp_path_factory, monkeypatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _models_of_aws_once() -> Iterator[None]:
-    """Each command makes a client of its own; botocore would parse a megabyte of JSON and list 400 folders for each.
+    """Cache botocore's service models for the session, because each command creates a new client.
 
-    It would also look at the names and signatures of the same 130 handlers for each.
+    Without the cache, each client parses a megabyte of JSON, lists 400 folders and inspects the names and signatures of
+    the same 130 handlers.
     """
     if importlib.util.find_spec("botocore") is None:
         yield
@@ -62,7 +63,7 @@ def _models_of_aws_once() -> Iterator[None]:
         patch.setattr(JSONFileLoader, "load_file", lambda _, path: cached(path))
         services = functools.cache(Loader().list_available_services)
         patch.setattr(Loader, "list_available_services", lambda _, type_name: services(type_name))
-        alias = hooks.EventAliaser(hooks.BaseEventHooks())._alias_event_name  # with a cache of its own
+        alias = hooks.EventAliaser(hooks.BaseEventHooks())._alias_event_name  # with a separate cache
         patch.setattr(hooks.EventAliaser, "_alias_event_name", lambda _, name: alias(name))
         accepts = functools.cache(hooks.accepts_kwargs)
         patch.setattr(hooks, "accepts_kwargs", lambda handler: accepts(getattr(handler, "__func__", handler)))
@@ -71,7 +72,7 @@ def _models_of_aws_once() -> Iterator[None]:
 
 @pytest.fixture
 def served(tmp_path) -> Iterator[Server]:
-    """A server of an empty folder, `served.folder`."""
+    """A server of the empty folder `served.folder`."""
     folder = tmp_path / "served"
     folder.mkdir()
     with Server(folder) as server:
@@ -80,7 +81,7 @@ def served(tmp_path) -> Iterator[Server]:
 
 @dataclass
 class Bucket:
-    """A bucket behind a real S3 API, and the endpoint that serves it."""
+    """A bucket behind a real S3 API, and the endpoint of the API."""
 
     name: str
     endpoint: str
@@ -90,7 +91,7 @@ class Bucket:
         return f"s3://{self.name}/{key}"
 
     def upload(self, folder: Path) -> None:
-        """Every file of the folder, by its path in it."""
+        """Upload every file of the folder under its path in the folder."""
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 self._client.upload_file(str(path), self.name, path.relative_to(folder).as_posix())
@@ -107,7 +108,7 @@ def _moto():
 
 @pytest.fixture
 def bucket(_moto, monkeypatch) -> Iterator[Bucket]:
-    """An empty bucket of moto's S3, and an environment that leads s3fs and boto3 to it."""
+    """An empty bucket of moto's S3, in an environment that leads s3fs and boto3 to moto."""
     import boto3
     import s3fs
 
@@ -119,15 +120,15 @@ def bucket(_moto, monkeypatch) -> Iterator[Bucket]:
     client = boto3.client("s3")
     client.create_bucket(Bucket="models")
     yield Bucket("models", _moto, client)
-    for found in client.list_objects_v2(Bucket="models").get("Contents", []):
-        client.delete_object(Bucket="models", Key=found["Key"])
+    for entry in client.list_objects_v2(Bucket="models").get("Contents", []):
+        client.delete_object(Bucket="models", Key=entry["Key"])
     client.delete_bucket(Bucket="models")
     s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch) -> Iterator[Hub]:
-    """A hub of the repositories in `hub.folder`, for this process and for those that it starts."""
+    """A hub of the repositories in `hub.folder`, for this process and its child processes."""
     constants = pytest.importorskip("huggingface_hub.constants")
     from huggingface_hub import HfFileSystem
 
@@ -154,7 +155,7 @@ def cloud_storage(tmp_path, monkeypatch) -> Iterator[CloudStorage]:
     folder.mkdir()
     monkeypatch.setenv(
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
-    )  # else gcsfs asks Google about an emulator's bucket
+    )  # otherwise gcsfs asks Google about an emulator's bucket
     gcsfs = pytest.importorskip("gcsfs")
     with CloudStorage(folder) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url().rstrip("/"))
@@ -165,7 +166,7 @@ def cloud_storage(tmp_path, monkeypatch) -> Iterator[CloudStorage]:
 
 @pytest.fixture(autouse=True)
 def _fresh_connections(monkeypatch) -> Iterator[None]:
-    """Nothing is known of another test's servers, and nobody waits between two attempts."""
+    """Forget the servers and URLs of other tests, and do not wait between two attempts."""
     for name in [
         name for name in os.environ if name.startswith(("STATECLI_", "SSL_CERT_")) or name.endswith("_CA_BUNDLE")
     ]:

@@ -1,4 +1,4 @@
-"""The part of Google Cloud Storage's JSON API that reading objects takes: buckets, listings, metadata, bytes.
+"""The part of Google Cloud Storage's JSON API needed to read objects: buckets, listings, metadata, bytes.
 
 Each folder in the served folder is a bucket.
 """
@@ -15,7 +15,7 @@ from .server import Reply, Request, Server, file_reply
 
 
 class CloudStorage(Server):
-    """For STORAGE_EMULATOR_HOST; `private` are buckets that anonymous callers may not read."""
+    """A server for STORAGE_EMULATOR_HOST; anonymous callers may not read the buckets in `private`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -61,8 +61,8 @@ class CloudStorage(Server):
 
 
 def _resource(root: Path, path: Path) -> dict[str, object]:
-    found, data = path.stat(), path.read_bytes()
-    when = datetime.fromtimestamp(found.st_mtime, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    status, data = path.stat(), path.read_bytes()
+    when = datetime.fromtimestamp(status.st_mtime, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
     named = {
         "kind": "storage#object",
@@ -70,12 +70,12 @@ def _resource(root: Path, path: Path) -> dict[str, object]:
         "name": path.relative_to(root).as_posix(),
         "md5Hash": digest,
     }
-    generation = str(found.st_mtime_ns // 1000)
-    return named | {"size": str(found.st_size), "updated": when, "timeCreated": when, "generation": generation}
+    generation = str(status.st_mtime_ns // 1000)
+    return named | {"size": str(status.st_size), "updated": when, "timeCreated": when, "generation": generation}
 
 
-def _json(told: object, status: int = 200) -> Reply:
-    return Reply(status, {"Content-Type": "application/json; charset=UTF-8"}, json.dumps(told).encode())
+def _json(document: object, status: int = 200) -> Reply:
+    return Reply(status, {"Content-Type": "application/json; charset=UTF-8"}, json.dumps(document).encode())
 
 
 def _error(status: int, message: str) -> Reply:

@@ -1,7 +1,7 @@
-"""A small fake of the Hugging Face Hub: what HfFileSystem and hf_hub_url ask for, answered as the real hub answers.
+"""A small fake of the Hugging Face Hub that answers HfFileSystem and hf_hub_url as the real hub does.
 
 folder/org/name/…           the files of a repository at `main`
-folder/org/name@v1/…        another revision of it
+folder/org/name@v1/…        another revision of the repository
 folder/datasets/org/name/…  a repository of data
 """
 
@@ -14,12 +14,12 @@ from urllib.parse import parse_qsl, unquote
 
 from .server import Reply, Request, Server, file_reply, page
 
-SIGNATURE = "c2lnbmVkIGJ5IHRoZSBodWI"  # of each URL of the "CDN"; must be in no output
+SIGNATURE = "c2lnbmVkIGJ5IHRoZSBodWI"  # in each URL of the "CDN"; no output may contain it
 LARGE = (".safetensors", ".bin", ".pt", ".gguf")  # kept in LFS, and so behind a redirect
 
 
 class _Cdn(Server):
-    """The other host, which serves whoever comes with a signature and takes no token."""
+    """The other host, which serves only requests with a signature and without a token."""
 
     def answer(self, request: Request) -> Reply:
         if request.query.get("Signature") != SIGNATURE or "authorization" in request.headers:
@@ -30,9 +30,10 @@ class _Cdn(Server):
 
 
 class Hub(Server):
-    """`private` and `gated` name the token that opens a repository; a gated one is listed for everybody.
+    """`private` and `gated` map a repository to the token that opens the repository; anybody may list a gated
+    repository.
 
-    What is in LFS is behind a redirect to `cdn`, a server of its own.
+    Files in LFS are behind a redirect to `cdn`, a separate server.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,17 +52,19 @@ class Hub(Server):
         super().__exit__(*error)
 
     def commit(self, repo: str, revision: str = "main") -> str:
-        """The hash of a revision's commit, which is a name for the revision too."""
+        """Return the hash of the revision's commit, which names the revision too."""
         return hashlib.sha1(f"{repo}@{revision}".encode(), usedforsecurity=False).hexdigest()
 
     def answer(self, request: Request) -> Reply:
         parts = request.path.split("/")
         match parts:
             case ["api", "models", org, name, *rest]:
-                return self._refused(request, f"{org}/{name}", gate=False) or self._told(request, f"{org}/{name}", rest)
+                return self._refused(request, f"{org}/{name}", gate=False) or self._describe(
+                    request, f"{org}/{name}", rest
+                )
             case ["api", "datasets" as kind, org, name, *rest]:
                 repo = f"{kind}/{org}/{name}"
-                return self._refused(request, repo, gate=False) or self._told(request, repo, rest)
+                return self._refused(request, repo, gate=False) or self._describe(request, repo, rest)
             case ["datasets" as kind, org, name, "resolve", revision, *path]:
                 repo = f"{kind}/{org}/{name}"
                 return self._refused(request, repo, gate=True) or self._resolved(
@@ -73,17 +76,17 @@ class Hub(Server):
         return page(404, "<h1>404</h1>")
 
     def _revision(self, repo: str, name: str) -> str | None:
-        known = [
+        revisions = [
             "main",
             *(path.name.partition("@")[2] for path in (self.folder / repo).parent.glob(f"{Path(repo).name}@*")),
         ]
-        return next((revision for revision in known if name in (revision, self.commit(repo, revision))), None)
+        return next((revision for revision in revisions if name in (revision, self.commit(repo, revision))), None)
 
     def _tree(self, repo: str, revision: str) -> Path:
         return self.folder / (repo if revision == "main" else f"{repo}@{revision}")
 
     def _refused(self, request: Request, repo: str, gate: bool) -> Reply | None:
-        """What the hub says to those who may not know of a repository, and to those who may not read it."""
+        """Return the hub's refusal of a request without the right token for the repository, or None."""
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         hidden = self.private.get(repo, token) != token or not (self.folder / repo).is_dir()
         if hidden and not token:
@@ -95,23 +98,23 @@ class Hub(Server):
             return _error(403 if token else 401, text, "GatedRepo")
         return None
 
-    def _told(self, request: Request, repo: str, rest: list[str]) -> Reply:
+    def _describe(self, request: Request, repo: str, rest: list[str]) -> Reply:
         what, name, *path = (*rest, "revision", "main")[:2] if len(rest) < 2 else rest
         revision = self._revision(repo, unquote(name))
         if revision is None:
             return _error(404, f"Invalid rev id: {name}", "RevisionNotFound")
         tree = self._tree(repo, revision)
         if what == "revision":
-            told = {"id": repo, "sha": self.commit(repo, revision), "private": repo in self.private, "siblings": []}
-            return _json(told | {"_id": "0", "modelId": repo, "gated": "manual" if repo in self.gated else False})
+            model = {"id": repo, "sha": self.commit(repo, revision), "private": repo in self.private, "siblings": []}
+            return _json(model | {"_id": "0", "modelId": repo, "gated": "manual" if repo in self.gated else False})
         if what == "paths-info":
-            asked = _paths(request)
-            return _json([_entry(tree, tree / one) for one in asked if (tree / one).exists()])
+            files = _paths(request)
+            return _json([_entry(tree, tree / file) for file in files if (tree / file).exists()])
         folder = tree / "/".join(path)
         if what != "tree" or not folder.is_dir():
             return _error(404, f"{'/'.join(path)} does not exist on {name!r}", "EntryNotFound")
         deep = request.query.get("recursive", "").lower() == "true"
-        return _json([_entry(tree, found) for found in sorted(folder.rglob("*") if deep else folder.iterdir())])
+        return _json([_entry(tree, entry) for entry in sorted(folder.rglob("*") if deep else folder.iterdir())])
 
     def _resolved(self, request: Request, repo: str, name: str, path: str) -> Reply:
         revision = self._revision(repo, unquote(name))
@@ -130,8 +133,8 @@ class Hub(Server):
         return Reply(302, commit | linked | {"Location": where, "Accept-Ranges": "bytes"})
 
 
-def _json(told: object) -> Reply:
-    return Reply(200, {"Content-Type": "application/json; charset=utf-8"}, json.dumps(told).encode())
+def _json(document: object) -> Reply:
+    return Reply(200, {"Content-Type": "application/json; charset=utf-8"}, json.dumps(document).encode())
 
 
 def _error(status: int, message: str, code: str) -> Reply:
@@ -153,10 +156,10 @@ def _entry(tree: Path, path: Path) -> dict[str, object]:
             "oid": hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest(),
             "path": name,
         }
-    told = {"type": "file", "oid": _git_hash(path), "size": path.stat().st_size, "path": name}
+    entry = {"type": "file", "oid": _git_hash(path), "size": path.stat().st_size, "path": name}
     if name.endswith(LARGE):
-        told["lfs"] = {"oid": _sha256(path), "size": path.stat().st_size, "pointerSize": 134}
-    return told
+        entry["lfs"] = {"oid": _sha256(path), "size": path.stat().st_size, "pointerSize": 134}
+    return entry
 
 
 def _sha256(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""A forward proxy on loopback, for http:// and (CONNECT) for https://; with a password where it is given one."""
+"""A forward proxy on loopback for http:// and (with CONNECT) https://, with an optional password."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Proxy:
-    """Forwards whatever comes, from `with` to its end; `asked` is what it was asked for."""
+    """Forwards every request from `with` to its end; `requests` lists the method and target of each request."""
 
     def __init__(self, user: str | None = None) -> None:
-        self.user, self.asked = user, []
+        self.user, self.requests = user, []
         handler = type("_Bound", (_Handler,), {"owner": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._http.daemon_threads = True
@@ -40,7 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
     owner: Proxy
 
     def _refused(self) -> bool:
-        self.owner.asked.append(f"{self.command} {self.path}")
+        self.owner.requests.append(f"{self.command} {self.path}")
         right = self.owner.user and "Basic " + base64.b64encode(self.owner.user.encode()).decode()
         if not right or self.headers.get("Proxy-Authorization") == right:
             return False
@@ -72,12 +72,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             ends = {self.connection: there, there: self.connection}
             while True:
-                for one in select.select(list(ends), [], [])[0]:
-                    data = one.recv(65536)
+                for source in select.select(list(ends), [], [])[0]:
+                    data = source.recv(65536)
                     if not data:
                         self.close_connection = True
                         return
-                    ends[one].sendall(data)
+                    ends[source].sendall(data)
 
     def log_message(self, *_: object) -> None:
-        """Nothing on stderr."""
+        """Write nothing to stderr."""

@@ -1,6 +1,6 @@
-"""An S3 that can be told to misbehave, for what moto does not: it counts, refuses, redirects and changes its objects.
+"""A fake S3 for faults that moto lacks: counts requests, refuses and redirects them, and changes its objects.
 
-folder/bucket/key…          served as https://docs.aws.amazon.com/AmazonS3/latest/API/ has it, as far as reading goes
+folder/bucket/key…          served as https://docs.aws.amazon.com/AmazonS3/latest/API/ describes for reads
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from .server import Behaviour, Reply, Request, Server
 
-PAGE = 3  # keys of a listing that one answer has
+PAGE = 3  # keys per page of a listing
 
 
 def refusal(status: int, code: str, **headers: str) -> Behaviour:
-    """An error as S3 says it; the text repeats what must not be shown, as that of the real one does."""
+    """Refuse a request with an error of S3; like the real text, its text repeats the secret authorization header."""
 
     def refuse(request: Request, reply: Reply) -> None:
         given = escape(request.headers.get("authorization", "nothing"))
@@ -27,7 +27,7 @@ def refusal(status: int, code: str, **headers: str) -> Behaviour:
 
 
 class S3(Server):
-    """Buckets are folders; `region` of all of them, None: any will do."""
+    """Each folder is a bucket; `region` is the region of all buckets, or None to accept any region."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

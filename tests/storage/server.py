@@ -1,12 +1,12 @@
-"""A real HTTP/1.1 server on loopback that serves a folder, well or badly, and keeps count.
+"""A real HTTP/1.1 server on loopback that serves a folder, well or badly, and counts requests.
 
     with Server(folder) as server:
         server.behave("m.safetensors", Times(2, Cut(after=100)))
         fetch(server.url("m.safetensors"))
         assert [r.status for r in server.requests] == [206, 206, 206]
 
-Connections stay open between requests. Behaviours are functions of a request and the reply that an honest server would
-give; they change the reply. Those of one path apply in the order in which they were given.
+Connections stay open between requests. Behaviours are functions of a request and the reply of an honest server; they
+change the reply. Behaviours of the same path apply in the order in which they were given.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-BLOCK = 64 << 10  # what is handed to the socket at once, and all that it buffers: what was sent was nearly received
+BLOCK = 64 << 10  # bytes per write, and the socket's buffer: sent bytes are nearly received bytes
 BEFORE_HEADERS = -1
 SETTLED_S = 10
 
 
 @dataclass
 class Request:
-    """What a client asked, what it was answered, and how many bytes of a body its socket took."""
+    """A client's request, the status of its answer, and the number of body bytes that the client's socket took."""
 
     method: str
     path: str  # without the leading slash and the query
@@ -56,14 +56,14 @@ class Request:
 
 @dataclass
 class Reply:
-    """The answer as it is going to be sent; `whole` is what `body` is a range of."""
+    """The answer before sending; `body` is a range of `whole`."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | memoryview = b""
     whole: bytes | memoryview | None = None
     chunked: bool = False
-    at: list[tuple[int, Callable[[Server], None]]] = field(default_factory=list)  # byte of the body → what happens
+    at: list[tuple[int, Callable[[Server], None]]] = field(default_factory=list)  # byte of the body → action
 
     def become(self, other: Reply) -> None:
         self.status, self.headers, self.body, self.whole = other.status, other.headers, other.body, other.whole
@@ -73,11 +73,11 @@ Behaviour = Callable[[Request, Reply], None]
 
 
 class _HungUp(Exception):
-    """The server ends the connection here."""
+    """The server closed the connection in the middle of an answer."""
 
 
 def page(status: int, text: str, **headers: str) -> Reply:
-    """A page of HTML; underscores in names of headers stand for hyphens."""
+    """Return an HTML page; underscores in the names of headers stand for hyphens."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Reply(status, {"Content-Type": "text/html; charset=utf-8", **named}, text.encode())
 
@@ -86,7 +86,7 @@ def page(status: int, text: str, **headers: str) -> Reply:
 
 
 def ignore_range(request: Request, reply: Reply) -> None:
-    """The whole file and 200, whatever range was asked for."""
+    """Answer every request for a range with the whole file and 200."""
     if reply.whole is not None:
         reply.status, reply.body = 200, reply.whole
         reply.headers.pop("Content-Range", None)
@@ -94,18 +94,18 @@ def ignore_range(request: Request, reply: Reply) -> None:
 
 
 def reply_chunked(request: Request, reply: Reply) -> None:
-    """Transfer-Encoding: chunked, and so no Content-Length."""
+    """Answer with Transfer-Encoding: chunked, and so without Content-Length."""
     reply.chunked = True
 
 
 def login_page(request: Request, reply: Reply) -> None:
-    """What a proxy says to those it does not know: 200 and a form. Behind a redirect, behave("login", login_page)."""
+    """Answer 200 and a form, as a proxy does to unknown users. Behind a redirect, behave("login", login_page)."""
     reply.become(page(200, "<!DOCTYPE html><title>Sign in</title><form method=post><input name=password></form>"))
 
 
 @dataclass
 class Redirect:
-    """To another path of this server, to its own (a circle), or to a URL."""
+    """Redirect to another path of this server, to the request's own path (a circle), or to a URL."""
 
     to: str
     status: int = 302
@@ -116,7 +116,7 @@ class Redirect:
 
 @dataclass
 class Stall:
-    """Nothing more after so many bytes of the body (None: not even headers) until released, or the server closes."""
+    """Send nothing after so many bytes of the body (None: before the headers), until released or the server closes."""
 
     after: int | None = 0
     release: threading.Event = field(default_factory=threading.Event)
@@ -134,7 +134,7 @@ class Stall:
 
 @dataclass
 class Cut:
-    """The connection ends after so many bytes of the body (None: before the headers)."""
+    """End the connection after so many bytes of the body (None: before the headers)."""
 
     after: int | None = 0
 
@@ -147,7 +147,7 @@ class Cut:
 
 @dataclass
 class OtherRange:
-    """Bytes further on than those asked for; Content-Range says so, or (`said=False`) claims what was asked."""
+    """Send bytes after the requested range; Content-Range names the sent or (`said=False`) the requested range."""
 
     shift: int
     said: bool = True
@@ -164,7 +164,7 @@ class OtherRange:
 
 @dataclass
 class WrongTotal:
-    """Content-Range with another size of the file, which may be "*" or no number at all."""
+    """Send Content-Range with another size of the file, which may be "*" or text."""
 
     total: int | str
 
@@ -175,7 +175,9 @@ class WrongTotal:
 
 @dataclass
 class Refuse:
-    """An error page: Refuse(404); Refuse(503, Retry_After="1"); Refuse(401, WWW_Authenticate='Basic realm="x"')."""
+    """Answer with an error page: Refuse(404); Refuse(503, Retry_After="1"); Refuse(401, WWW_Authenticate='Basic
+    realm="x"').
+    """
 
     def __init__(self, status: int, text: str = "<h1>refused</h1>", **headers: str) -> None:
         self.status, self.text, self.headers = status, text, headers
@@ -186,7 +188,7 @@ class Refuse:
 
 @dataclass
 class Basic:
-    """401 to whoever does not give this name and password."""
+    """Answer 401 to requests without this name and password."""
 
     user: str
     password: str
@@ -199,7 +201,7 @@ class Basic:
 
 @dataclass
 class Bearer:
-    """401 to whoever does not bring this token."""
+    """Answer 401 to requests without this token."""
 
     token: str
 
@@ -210,7 +212,7 @@ class Bearer:
 
 @dataclass
 class Signed:
-    """403 to a URL without this parameter in its query; the page repeats what was given, as S3's does."""
+    """Answer 403 to a URL without this parameter in its query; the page repeats the given value, as S3's page does."""
 
     name: str
     value: str
@@ -225,7 +227,7 @@ class Signed:
 
 @dataclass
 class Gzip:
-    """The body compressed: for clients that accept it, or for all of them."""
+    """Compress the body: for clients that accept gzip, or for all clients."""
 
     always: bool = False
 
@@ -237,7 +239,7 @@ class Gzip:
 
 @dataclass
 class Headers:
-    """These headers instead of the honest ones; None takes one away. Headers(ETag='"other"') is a file that changed."""
+    """Replace honest headers; None removes a header. Headers(ETag='"other"') describes a changed file."""
 
     def __init__(self, **headers: str | None) -> None:
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -251,7 +253,7 @@ class Headers:
 
 @dataclass
 class Delay:
-    """So many seconds to the first byte: a round trip."""
+    """Wait so many seconds before the first byte, as a round trip does."""
 
     seconds: float
 
@@ -260,7 +262,7 @@ class Delay:
 
 
 class Times:
-    """A behaviour for the first n requests only."""
+    """Apply a behaviour to the first n requests only."""
 
     def __init__(self, n: int, behaviour: Behaviour) -> None:
         self.n, self.behaviour, self._count = n, behaviour, itertools.count()
@@ -274,7 +276,7 @@ class Times:
 
 
 class After(Times):
-    """A behaviour from the n-th request on, counted from 0: After(1, Headers(ETag='"other"'))."""
+    """Apply a behaviour from the n-th request on, counted from 0: After(1, Headers(ETag='"other"'))."""
 
     def _applies(self, number: int) -> bool:
         return number >= self.n
@@ -286,8 +288,8 @@ class After(Times):
 class Server:
     """Serves a folder on a free port of 127.0.0.1 from `with` to its end.
 
-    `listing` is how a folder is shown: as "python" -m http.server, "nginx", "apache" or "caddy" write it, or not (403).
-    `tls` is what it proves itself with; an old `protocol` is "HTTP/1.0".
+    `listing` is the page format of a folder: "python" (-m http.server), "nginx", "apache", "caddy", or None (403).
+    `tls` contains the server's certificate; an old `protocol` is "HTTP/1.0".
     """
 
     def __init__(
@@ -318,7 +320,7 @@ class Server:
         assert not self._errors, f"the server of the test is broken: {self._errors}"
 
     def close(self) -> None:
-        """Goes away, and every connection with it."""
+        """Stop the server and reset its connections."""
         self.closing = True
         if self._thread.is_alive():
             self._http.shutdown()
@@ -334,29 +336,31 @@ class Server:
         return f"http{'s' if self.tls else ''}://{self.address}/{quote(path)}"
 
     def behave(self, path: str, *behaviours: Behaviour) -> None:
-        """What becomes of replies for a path, or for all that match a glob ("*": the whole server), from now on."""
+        """Set the behaviours for a path, or for all paths that match a glob ("*": the whole server), from now on."""
         self._behaviours = [behaviour for behaviour in self._behaviours if behaviour[0] != path] + [(path, behaviours)]
 
     @property
     def requests(self) -> list[Request]:
-        """All requests so far, in the order of their arrival, once no answer is on its way (one that stalls is not)."""
+        """All requests so far, in the order of their arrival, after waiting for unfinished answers (except stalled
+        answers).
+        """
         with self._changed:
             assert self._changed.wait_for(lambda: not self._busy, SETTLED_S), "a client neither reads nor hangs up"
             return list(self._log)
 
     @property
     def sent(self) -> int:
-        """Bytes of bodies that clients' connections took, all requests together."""
+        """Number of body bytes that clients' connections took, all requests together."""
         return sum(request.sent for request in self.requests)
 
     def forget(self) -> None:
-        """Starts the count again."""
+        """Clear the log of requests."""
         assert self.requests is not None
         self._log.clear()
 
     @contextmanager
     def waiting(self):
-        """Nobody need wait for the answer that is on its way in this thread."""
+        """Do not count this thread's answer as unfinished, so that `requests` does not wait for the answer."""
         self._count(-1)
         try:
             yield
@@ -364,7 +368,7 @@ class Server:
             self._count(+1)
 
     def answer(self, request: Request) -> Reply:
-        """The honest reply; servers of more than a folder override it."""
+        """Return the honest reply; servers of more than a folder override this method."""
         path = (self.folder / request.path).resolve()
         if not path.is_relative_to(self.folder.resolve()) or not path.exists():
             return page(404, "<h1>Not Found</h1>")
@@ -373,7 +377,7 @@ class Server:
         return file_reply(request, path)
 
     def serve(self, handler: _Handler) -> None:
-        """Answers one request and writes it down."""
+        """Answer a request and log the request."""
         request = _request(handler)
         with self._changed:
             self._log.append(request)
@@ -391,7 +395,7 @@ class Server:
             self._count(-1)
 
     def failed(self, error: BaseException | None) -> None:
-        """A thread's error; a client that hangs up between two requests is none."""
+        """Record a thread's error, unless a client hung up between two requests."""
         harmless = (ConnectionError, ssl.SSLError, ValueError) if self.closing else (ConnectionError, ssl.SSLError)
         if error is not None and not isinstance(error, harmless):
             self._errors.append(error)
@@ -437,7 +441,7 @@ class Server:
 
 
 def file_reply(request: Request, path: Path) -> Reply:
-    """The file, or the one range of it that was asked for, as RFC 9110 has it (several ranges: the whole file)."""
+    """Return the file, or its requested range as RFC 9110 defines ranges (several ranges: the whole file)."""
     status = path.stat()
     whole = _map_file(path)
     headers = {
@@ -450,7 +454,7 @@ def file_reply(request: Request, path: Path) -> Reply:
 
 
 def range_reply(request: Request, whole: bytes | memoryview, headers: dict[str, str]) -> Reply:
-    """All of it and 200, a range and 206, 416 beyond the end; If-Match and If-Range are heeded."""
+    """Return all bytes and 200, a range and 206, or 416 beyond the end; If-Match and If-Range are heeded."""
     etag, size = headers.get("ETag"), len(whole)
     if request.headers.get("if-match", etag) not in (etag, "*"):
         return page(412, "<h1>Precondition Failed</h1>")
@@ -508,7 +512,7 @@ def _nginx_listing(title: str, entries: list[Path]) -> str:
 
 
 def _nginx_row(entry: Path) -> str:
-    """Names longer than 50 characters are cut in what is shown, and whole in the link."""
+    """Names longer than 50 characters are cut in the visible text, and whole in the link."""
     name = entry.name + "/" * entry.is_dir()
     shown = name if len(name) <= 50 else name[:47] + "..>"
     size = "-" if entry.is_dir() else str(entry.stat().st_size)
@@ -517,7 +521,7 @@ def _nginx_row(entry: Path) -> str:
 
 
 def _apache_listing(title: str, entries: list[Path]) -> str:
-    """mod_autoindex with fancy tables: links that sort, the parent's absolute, what begins with a dot hidden."""
+    """mod_autoindex with fancy tables: links that sort, the parent's absolute link, names with a leading dot hidden."""
     rows = "".join(
         f'<tr><td valign="top"><img src="/icons/unknown.gif" alt="[   ]"></td><td><a href="{quote(name)}">'
         f'{html.escape(name)}</a></td><td align="right">2026-01-01 00:00  </td></tr>\n'
@@ -530,7 +534,9 @@ def _apache_listing(title: str, entries: list[Path]) -> str:
 
 
 def _caddy_listing(title: str, entries: list[Path]) -> str:
-    """Caddy's file_server browse: links begin with `./`, crumbs lead up, and other hosts are linked too."""
+    """Caddy's file_server browse: links begin with `./`, breadcrumb links lead up, and the page links to other hosts
+    too.
+    """
     rows = "".join(
         f'<tr class="file"><td><a href="./{quote(name)}"><span class="name">{html.escape(name)}</span></a></td></tr>\n'
         for name in (entry.name + "/" * entry.is_dir() for entry in entries)
@@ -579,13 +585,13 @@ class _Listener(ThreadingHTTPServer):
         super().shutdown_request(connection)
 
     def close_connections(self) -> None:
-        """Connections that clients keep open are reset: nothing is behind them any more."""
+        """Reset the connections that clients keep open, because the server stops."""
         for connection in list(self._open):
             try:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it is gone already
+                pass  # already closed
 
     def handle_error(self, connection: object, address: object) -> None:
         self.owner.failed(sys.exc_info()[1])

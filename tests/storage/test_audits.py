@@ -1,4 +1,4 @@
-"""What an audit says of a checkpoint of which not all bytes came: never that it is clean, and never what it is like."""
+"""Audits of a checkpoint with unread bytes: an audit never calls such a checkpoint clean or judges the unread bytes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .server import Cut, Headers, Refuse, Reply, Request, Stall
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
-    """No request is tried a second time."""
+    """Send no request a second time."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.3")
     storage_files.forget_command()
 
 
 def far(folder: Path) -> Path:
-    """Four tensors of 8 MB, of which the first has a NaN."""
+    """Write four tensors of 8 MB; the first tensor has a NaN."""
     state = {f"w{i}": torch.full((2_000_000,), float(i)) for i in range(4)}
     state["w0"][5] = float("nan")
     save_file(state, folder / "m.safetensors")
@@ -35,7 +35,7 @@ def far(folder: Path) -> Path:
 
 
 class Within:
-    """A behaviour for requests of the values of all tensors but the first; what stands at the end is no value."""
+    """Apply a behaviour to requests for the values of all tensors but the first, up to the end of the last tensor."""
 
     def __init__(self, behaviour) -> None:
         self.behaviour = behaviour
@@ -51,28 +51,28 @@ FAULTS = [Refuse(403), Refuse(404), Refuse(500), Cut(100), Stall(100), Headers(E
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["403", "404", "500", "cut", "stall", "changed"])
 def test_values_that_did_not_come_end_2_whatever_is_asked(served, statecli, tmp_path, fault):
-    """One line with target and tensor once each, what was found before, and nothing that could be accepted."""
+    """An audit prints a line with target and tensor once each, keeps earlier findings and accepts no unread values."""
     far(served.folder)
     served.behave("*", Within(fault))
     url, baseline = served.url("m.safetensors"), tmp_path / "b.json"
     for options in ((), ("--select", "nan"), ("--ignore", "unread-values")):
-        asked = ("audit", url, "--values", "--jobs", "1", *options)  # behind what did not come nothing is asked for
+        command = ("audit", url, "--values", "--jobs", "1", *options)  # serial: nothing is requested after the fault
         storage_files.forget_command()
-        result = statecli(*asked, "-f", "json")
+        result = statecli(*command, "-f", "json")
         assert (result.code, result.json["passed"]) == (2, False)
         assert [finding["rule"] for finding in result.json["findings"]] == ["nan"]
         (line,) = result.err.splitlines()
         assert (line.count(url), line.count(": w"), "more tensor" in line) == (1, 1, True), line
         storage_files.forget_command()
-        accepted = statecli(*asked, "--write-baseline", baseline, "--reason", "a test")
+        accepted = statecli(*command, "--write-baseline", baseline, "--reason", "a test")
         storage_files.forget_command()
-        assert (accepted.code, statecli(*asked, "--baseline", baseline).code) == (2, 2)
+        assert (accepted.code, statecli(*command, "--baseline", baseline).code) == (2, 2)
         assert "unread" not in baseline.read_text()
 
 
 @pytest.mark.parametrize("output", ["plain", "markdown", "github", "junit", "sarif", "gitlab"])
 def test_no_output_of_such_a_run_looks_clean(served, statecli, output):
-    """Each says that the target could not be read; no rule that had not seen all values is told to have passed."""
+    """Each output says that the target could not be read; a rule with unread values is not reported as passed."""
     far(served.folder)
     served.behave("*", Within(Refuse(403)))
     result = statecli("audit", served.url("m.safetensors"), "--values", "--select", "inf", "-f", output)
@@ -83,14 +83,14 @@ def test_no_output_of_such_a_run_looks_clean(served, statecli, output):
 
 
 def test_a_lock_and_a_reference_that_could_not_be_compared_end_2(served, statecli, tmp_path):
-    """With and without values; and no lock is written, and no statistic shown."""
+    """With and without --values; no lock is written, and no result looks clean."""
     near, lock, config = far(tmp_path), tmp_path / "l.json", tmp_path / "s.toml"
     config.write_text('[policy]\nmust-change = ["w*"]\n')
     far(served.folder)
     assert statecli("lock", near, "-o", lock).code == 0
     served.behave("*", Within(Refuse(403)))
     url = served.url("m.safetensors")
-    for asked in (
+    for command in (
         ("audit", url, "--lock", lock),
         ("audit", url, "--lock", lock, "--values", "--select", "lock", "--select", "nan"),
         ("audit", url, "--against", near, "--config", config),
@@ -99,8 +99,8 @@ def test_a_lock_and_a_reference_that_could_not_be_compared_end_2(served, statecl
         ("inspect", "--stats", url),
     ):
         storage_files.forget_command()
-        result = statecli(*asked, *(("--ignore", "unread-values") if asked[0] == "audit" else ()))
-        assert (result.code, "HTTP 403" in result.err, "clean" in result.out) == (2, True, False), (asked, result)
+        result = statecli(*command, *(("--ignore", "unread-values") if command[0] == "audit" else ()))
+        assert (result.code, "HTTP 403" in result.err, "clean" in result.out) == (2, True, False), (command, result)
     assert not (tmp_path / "none").exists()
 
 
@@ -119,7 +119,7 @@ def archive(folder: Path) -> str:
 
 
 def files(folder: Path) -> str:
-    """A checkpoint that its name does not tell, another pickle, and a text."""
+    """Write a checkpoint without a suffix, another pickle, and a text file."""
     inner = folder / "x"
     inner.mkdir()
     (folder / archive(folder)).rename(inner / "weights")
@@ -129,7 +129,7 @@ def files(folder: Path) -> str:
 
 
 class Once:
-    """A behaviour for one request of all."""
+    """Apply a behaviour to a single request, by its number."""
 
     def __init__(self, number: int, behaviour) -> None:
         self.number, self.behaviour, self._count = number, behaviour, itertools.count()
@@ -142,7 +142,7 @@ class Once:
 @pytest.mark.parametrize("fault", [Refuse(403), Refuse(404), Cut(None)], ids=["403", "404", "cut"])
 @pytest.mark.parametrize("write", [of_before_1_6, archive, files])
 def test_whichever_request_fails_nothing_is_left_out_of_what_is_found(served, statecli, write, fault):
-    """Pickles are searched by a pass of their own, which a server may refuse what it then gives to the reader."""
+    """The pickle scan reads files again, so a server may refuse the scan and serve the reader."""
     served.listing = "python"
     url = served.url(write(served.folder))
     whole = statecli("audit", url, "-f", "json")

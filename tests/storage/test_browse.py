@@ -1,4 +1,4 @@
-"""`statecli browse` of a remote file reads the header, and the bytes that are looked at."""
+"""`statecli browse` of a remote file reads the header, and only the values that are shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("urllib3")
 
 
 def test_the_first_values_of_a_remote_tensor_are_a_small_read(served):
-    """Of 8 MB, the first values are less than 100 kB; the statistics are the tensor, and only on request."""
+    """Of 8 MB, the first values take less than 100 kB; the statistics read the whole tensor, and only on request."""
     save_file({"a": torch.arange(2e6), "b": torch.ones(2_000_000)}, served.folder / "m.safetensors")
     state = inspect(Request(served.url("m.safetensors"))).state
     after_header = served.sent

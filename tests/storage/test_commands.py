@@ -1,4 +1,4 @@
-"""Every command over URLs: walks, globs, sections, locks, baselines, outputs, configurations, and what takes none."""
+"""Every command over URLs: walks, globs, sections, locks, baselines, outputs, configurations; commands without URLs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SECRET = "hunter2-hunter2"  # noqa: S105 - it opens nothing
 
 @pytest.fixture(autouse=True)
 def _empty_folder(monkeypatch, tmp_path):
-    """Each test begins in an empty folder."""
+    """Run each test in an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
 
 def write_run(folder: Path, seed: int = 0, *, spoiled: bool = False) -> None:
-    """A model's folder, and next to it a checkpoint of its training."""
+    """Write a model's folder, and next to the model a training checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     model = torch.nn.Linear(3, 2)
@@ -53,21 +53,21 @@ def targets(result) -> list[str]:
     return [target["target"] for target in result.json["targets"] if target["status"] != "skipped"]
 
 
-# --- what there is
+# --- walks and globs
 
 
 def test_an_audit_walks_a_folder(web, statecli):
-    """Its models and what is next to them, as on disk; no file is opened that is none of theirs."""
+    """An audit finds the models and the checkpoints next to them, as on disk; config.json is not a target."""
     root = web.url()
     result = statecli("audit", root, "-f", "json")
     assert result.code == 0
     assert targets(result) == [
         f"{root}run-{n}{rest}" for n in (1, 2) for rest in ("", "/train.ckpt")
-    ]  # the model's file is its folder
+    ]  # a model is named by its folder
 
 
 def test_globs(web, bucket, statecli):
-    """By the server's listing or the bucket's, in natural order."""
+    """Names come from the server's or the bucket's listing, in natural order."""
     web.listing = "nginx"
     assert targets(statecli("audit", f"{web.url()}run-*/train.ckpt", "-f", "json")) == [
         f"{web.url()}run-{n}/train.ckpt" for n in (1, 2)
@@ -81,7 +81,7 @@ def test_globs(web, bucket, statecli):
 
 
 def test_a_glob_of_folders(web, bucket, statecli):
-    """With a slash at its end, on a web server and in a bucket; what is a file is none of them."""
+    """A glob with a slash at its end matches folders and no files, on a web server and in a bucket."""
     bucket.upload(web.folder)
     for root in (web.url(), bucket.url()):
         for glob in ("run-*/", "*[12]/"):
@@ -92,7 +92,7 @@ def test_a_glob_of_folders(web, bucket, statecli):
 
 
 def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
-    """Neither is a pass; a server that lists no folders is named."""
+    """Both globs fail; the second message names a server that lists no folders."""
     nothing = f"{web.url()}none-*/m.pt"
     assert statecli("audit", nothing).err == f"statecli: {nothing}: no file matches this glob\n"
     files.forget_command()
@@ -103,24 +103,24 @@ def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
 
 
 def test_a_glob_of_hosts_is_none():
-    """Nobody lists those."""
+    """A glob cannot match hosts, because hosts cannot be listed."""
     with pytest.raises(UnreadableError, match="a glob cannot match a host or a bucket: write the full name"):
         files.match_glob("s3://*/m.pt")
 
 
 def test_sections(web, statecli):
-    """`#optimizer` of a URL, as of a file."""
+    """`#optimizer` selects a section of a URL as of a file."""
     url = f"{web.url('run-1/train.ckpt')}#optimizer"
     result = statecli("inspect", url, "-f", "json").json
     assert (result["target"], {tensor["section"] for tensor in result["tensors"]}) == (url, {"optimizer"})
     assert "did you mean #optimizer?" in statecli("inspect", url[:-1]).err
 
 
-# --- what is held to what
+# --- locks and references
 
 
 def test_a_lock_of_urls_names_them(web, statecli):
-    """And finds them by these names from any folder; what is gone from a folder behind a URL is told."""
+    """A lock contains the URLs, works from any folder, and reports files that are gone from a folder behind a URL."""
     lock = Path("run.lock")
     assert statecli("lock", web.url(), "-o", lock).code == 0
     names = [target["target"] for target in json.loads(lock.read_text())["targets"]]
@@ -139,7 +139,7 @@ def test_a_lock_of_urls_names_them(web, statecli):
 
 
 def test_a_file_and_a_folder_of_one_name_are_both_audited(bucket, statecli, tmp_path):
-    """A bucket has such keys, and no disk."""
+    """A bucket can have a file and a folder with the same name; a disk cannot."""
     import boto3
 
     save_file({"w": torch.ones(2)}, tmp_path / "good.safetensors")
@@ -175,7 +175,7 @@ def test_no_key_hides_from_an_audit(bucket, statecli, tmp_path):
 
 
 def test_a_lock_and_a_server_that_is_not_there(statecli, tmp_path):
-    """One line, although nobody knows a folder above it."""
+    """An audit prints a single line, although no folder above the target can be read."""
     (tmp_path / "one").mkdir()
     for name in ("a", "b"):
         save_file({"w": torch.ones(2)}, tmp_path / "one" / f"{name}.safetensors")
@@ -188,7 +188,7 @@ def test_a_lock_and_a_server_that_is_not_there(statecli, tmp_path):
 
 
 def test_a_lock_that_lies_beside_what_it_locks(web, statecli, monkeypatch):
-    """Its names are meant from its own folder, wherever that was copied to."""
+    """The names in a lock are relative to the lock's own folder, even after the folder was copied elsewhere."""
     monkeypatch.chdir(web.folder)
     assert statecli("lock", "run-1", "run-2", "-o", "all.lock").code == 0
     monkeypatch.chdir(web.folder.parent)
@@ -201,27 +201,29 @@ def test_a_lock_that_lies_beside_what_it_locks(web, statecli, monkeypatch):
 
 
 def test_a_lock_of_another_place_says_how_names_are_compared(web, bucket, statecli, monkeypatch):
-    """Of several targets, URLs from disk or the other way round; what is advised then holds the copies."""
+    """A lock of several targets does not match copies elsewhere; the suggested lock of a single target does."""
     bucket.upload(web.folder)
     monkeypatch.chdir(web.folder)
     near, far = ["run-1", "run-2"], [bucket.url("run-1"), bucket.url("run-2")]
-    for locked, held in ((far, near), (near, far)):
+    for locked, audited in ((far, near), (near, far)):
         assert statecli("lock", *locked, "-o", "all.lock").code == 0
-        result = statecli("audit", *held, "--lock", "all.lock")
+        result = statecli("audit", *audited, "--lock", "all.lock")
         assert result.code == 2
-        every = [f"{run}{rest}" for run in held for rest in ("", "/train.ckpt")]
+        every = [f"{run}{rest}" for run in audited for rest in ("", "/train.ckpt")]
         for line, target in zip(result.err.splitlines(), every, strict=True):
             assert line.startswith(f"statecli: {target}: is not in the lock, which has {locked[0][:-2]}")
             assert "lock this target alone: a lock file with one target" in line
             assert "lock this target alone" in line
     bucket._client.upload_file("all.lock", bucket.name, "all.lock")
-    assert statecli("audit", *far, "--lock", bucket.url("all.lock")).code == 0  # made on disk, kept beside them
+    assert (
+        statecli("audit", *far, "--lock", bucket.url("all.lock")).code == 0
+    )  # locked on disk, stored next to the copies
     assert statecli("lock", "run-1/model.safetensors", "-o", "one.lock").code == 0
     assert statecli("audit", bucket.url("run-1/model.safetensors"), "--lock", "one.lock").code == 0
 
 
 def test_against_a_url(web, statecli):
-    """A checkpoint on disk is held to one behind a URL, and the other way round."""
+    """A checkpoint on disk is checked against a checkpoint behind a URL, and the other way round."""
     local = str(web.folder / "run-2" / "model.safetensors")
     url = web.url("run-1/model.safetensors")
     for args in ((local, "--against", url), (url, "--against", local)):
@@ -242,7 +244,7 @@ def test_classes(web, statecli):
 
 
 def test_the_class_of_a_configuration_behind_a_url(web, statecli):
-    """`--model auto` reads the config.json that lies there."""
+    """`--model auto` reads the config.json next to the weights."""
     transformers = pytest.importorskip("transformers")
     sizes = {
         "hidden_size": 8,
@@ -261,19 +263,19 @@ def test_the_class_of_a_configuration_behind_a_url(web, statecli):
     assert missing.err.count("\n") == 1
 
 
-# --- what is written
+# --- outputs and baselines
 
 
 @pytest.fixture
 def spoiled_url(served):
-    """A checkpoint with a NaN, behind a URL that is signed."""
+    """A checkpoint with a NaN, behind a signed URL."""
     write_run(served.folder / "run", spoiled=True)
     return served.url("run/model.safetensors") + f"?sig={SECRET}"
 
 
 @pytest.mark.parametrize("form", ["sarif", "junit", "github", "gitlab", "json", "markdown", "html", "table"])
 def test_every_output_names_the_url_as_it_is_shown(spoiled_url, statecli, form):
-    """With the place of the tensor in it, and without what signs it."""
+    """Every output contains the tensor's location and the URL without its signature."""
     result = statecli("audit", spoiled_url, "--values", "-f", form)
     assert result.code == 1
     assert "nan" in result.out.lower()
@@ -282,7 +284,7 @@ def test_every_output_names_the_url_as_it_is_shown(spoiled_url, statecli, form):
 
 
 def test_github_annotates_no_file_for_a_url(spoiled_url, served, statecli):
-    """Which it could attach to none: the URL is in the message, once, in front of what is said of it."""
+    """GitHub cannot attach an annotation to a URL, so the message starts with the URL, which appears once."""
     shown = f"{served.url('run/model.safetensors')}?sig=…"
     out = statecli("audit", spoiled_url, "--values", "-f", "github").out
     assert "file=" not in out
@@ -295,7 +297,7 @@ def test_github_annotates_no_file_for_a_url(spoiled_url, served, statecli):
 
 
 def test_sarif_has_the_url_as_its_location(spoiled_url, statecli):
-    """A URI, and the bytes of the tensor."""
+    """The location has a URI and the byte range of the tensor."""
     run = statecli("audit", spoiled_url, "--values", "-f", "sarif").json["runs"][0]
     physical = run["results"][0]["locations"][0]["physicalLocation"]
     assert physical["artifactLocation"]["uri"].startswith(spoiled_url.partition("?")[0])
@@ -304,7 +306,7 @@ def test_sarif_has_the_url_as_its_location(spoiled_url, statecli):
 
 
 def test_a_baseline_accepts_what_lies_behind_a_url(spoiled_url, served, statecli):
-    """By the name that is shown; what is fixed, and what is gone, is told."""
+    """A baseline names the masked URL; fixed findings and missing files are reported."""
     args = ("audit", spoiled_url, "--values")
     assert statecli(*args, "--write-baseline", "known.json", "--reason", "known").code == 0
     written = Path("known.json").read_text()
@@ -326,7 +328,7 @@ def test_a_baseline_accepts_what_lies_behind_a_url(spoiled_url, served, statecli
 )
 @pytest.mark.parametrize("command", ["inspect", "audit"])
 def test_nothing_is_written_to_a_url(web, statecli, command, option):
-    """One line before anything is read; the same for a lock and a baseline."""
+    """A URL as the output of a command is refused with a single line, and so is the URL of a new lock or baseline."""
     url = f"{web.url('out.json')}?sig={SECRET}"
     web.forget()
     lines = [
@@ -345,7 +347,9 @@ def test_nothing_is_written_to_a_url(web, statecli, command, option):
 
 
 def test_a_configuration_may_name_urls(web, statecli):
-    """A lock, a reference and globs of targets; none of them is taken for a way from its folder, nor shown whole."""
+    """A lock, a reference and globs of targets may be URLs: none is resolved against the folder, and secrets are
+    masked.
+    """
     root = web.url()
     assert statecli("lock", f"{root}run-1", "-o", web.folder / "run.lock").code == 0
     Path("statecli.toml").write_text(
@@ -363,14 +367,14 @@ def test_a_configuration_may_name_urls(web, statecli):
 
 
 def test_a_configuration_lies_here(web, statecli):
-    """--config takes no URL."""
+    """--config accepts no URL."""
     result = statecli("audit", web.url("run-1"), "--config", web.url("statecli.toml"))
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "copy the configuration to a local file" in result.err
 
 
 def test_verify_is_of_classes(web, statecli):
-    """Of a checkpoint behind a URL, as of one on disk, it says so."""
+    """`verify` reports that the target is a checkpoint, behind a URL as on disk."""
     here, there = web.folder / "run-1" / "train.ckpt", web.url("run-1/train.ckpt")
     local, far = (statecli("verify", target) for target in (here, there))
     assert (local.code, far.code) == (2, 2)
@@ -378,7 +382,7 @@ def test_verify_is_of_classes(web, statecli):
 
 
 def test_many_targets_are_asked_for_together(web, statecli):
-    """URLs that were typed as those that a walk finds: none waits for the one before it."""
+    """Typed URLs are requested together, like the files of a walk: no target waits for an earlier target."""
     import threading
 
     together = threading.Barrier(3)
@@ -394,11 +398,11 @@ def test_many_targets_are_asked_for_together(web, statecli):
 
 
 def test_what_was_read_of_many_files_is_let_go(web, monkeypatch, statecli):
-    """A folder may hold a million: only the last ones are kept, and what is known of all."""
+    """A folder may contain a million files, so only the bytes of the last files stay in memory."""
     monkeypatch.setattr(remote, "MAX_KEPT_FILES", 2)
     for n in range(6):
         write_run(web.folder / f"many-{n}", seed=n)
     result = statecli("audit", *(web.url(f"many-{n}/model.safetensors") for n in range(6)), "-f", "json")
     assert result.code == 0
-    held = [file for file in remote.remote_store()._files.values() if file._held]
-    assert len(held) <= 2
+    kept_files = [file for file in remote.remote_store()._files.values() if file._held]
+    assert len(kept_files) <= 2

@@ -1,4 +1,4 @@
-"""Workers in processes of their own, which know nothing of a URL but what travels with their tasks."""
+"""Workers in separate processes, which learn about a URL only from their tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PASSWORD = "sesame-opens-it"  # noqa: S105 - it opens nothing
 
 @pytest.fixture
 def secret(served, monkeypatch, one_task_a_parcel):
-    """The URL of a file, with the password that it takes; each task is a parcel."""
+    """Return a function that adds the password to the URL of a file; each task is a separate batch."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     for n, name in enumerate(("a.safetensors", "b.safetensors")):
         save_file({f"w{i}": torch.full((50_000,), float(i + n * (i % 2))) for i in range(8)}, served.folder / name)
@@ -37,7 +37,7 @@ def cluster():
 
 
 def test_workers_of_dask_read_urls(secret, served, cluster, statecli):
-    """With the command's access, and the same document; one that is refused there is the error that it is here."""
+    """Workers use the command's credentials and give the same document; a refusal in a worker fails the command."""
     line = ("diff", secret("a.safetensors"), secret("b.safetensors"), "-f", "json")
     alone = statecli(*line)
     engine = f"dask:{cluster.scheduler_address}"
@@ -53,7 +53,7 @@ def test_workers_of_dask_read_urls(secret, served, cluster, statecli):
 
 
 def test_processes_that_were_not_forked_read_urls(secret):
-    """An Executor of Python's own, whose processes begin with nothing."""
+    """An Executor of Python with spawned processes, which inherit nothing."""
     urls = secret("a.safetensors"), secret("b.safetensors")
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
         diff = package.diff(*urls, executor=processes)

@@ -1,4 +1,4 @@
-"""Whatever else fsspec knows: memory, archives behind URLs, caches; and names, globs and folders of URLs."""
+"""Other filesystems of fsspec: memory, archives behind URLs, caches; and names, globs and folders of URLs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ fsspec = pytest.importorskip("fsspec")
 
 @pytest.fixture
 def memory():
-    """fsspec's memory, empty."""
+    """fsspec's in-memory filesystem, empty."""
     filesystem = fsspec.filesystem("memory")
     filesystem.store.clear()
     filesystem.pseudo_dirs[:] = [""]
@@ -42,7 +42,7 @@ UNSUPPORTED = "chains of URLs (`::`) are not supported: download and unpack the 
 
 
 def test_memory_is_read_like_any_other(memory, tmp_path, statecli):
-    """A file, and a folder of an audit."""
+    """A file in memory is inspected, and a folder in memory is audited."""
     memory.pipe("/run/a.safetensors", write_checkpoint(tmp_path).read_bytes())
     memory.pipe("/run/deep/b.safetensors", write_checkpoint(tmp_path).read_bytes())
     assert statecli("inspect", "memory://run/a.safetensors").code == 0
@@ -51,15 +51,15 @@ def test_memory_is_read_like_any_other(memory, tmp_path, statecli):
 
 
 def test_an_object_that_changes_is_noticed(memory, tmp_path):
-    """Such a filesystem says no version with its bytes, and is asked again behind them."""
+    """Such a filesystem sends no version with the bytes, so the version is requested again after the bytes."""
     path = write_checkpoint(tmp_path)
     memory.pipe("/m.safetensors", path.read_bytes())
     store = stores.open_store("memory://m.safetensors")
-    _, known = store.get("memory://m.safetensors", 0, 8, None)
-    assert known[0] == path.stat().st_size
+    _, version = store.get("memory://m.safetensors", 0, 8, None)
+    assert version[0] == path.stat().st_size
     memory.pipe("/m.safetensors", path.read_bytes())
     with pytest.raises(UnreadableError, match="changed while statecli read it"):
-        store.get("memory://m.safetensors", 8, 8, known)
+        store.get("memory://m.safetensors", 8, 8, version)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_cannot_be_read_is_one_line(statecli, url, line, memory):
 
 
 def test_the_package_of_a_scheme_is_named(statecli, monkeypatch):
-    """In fsspec's own words; and fsspec itself."""
+    """The message contains fsspec's own words, or names fsspec if fsspec is missing."""
     monkeypatch.setitem(sys.modules, "adlfs", None)
     result = statecli("inspect", "abfs://container/m.pt")
     assert (result.code, result.err.count("\n")) == (2, 1)
@@ -94,7 +94,7 @@ def test_the_package_of_a_scheme_is_named(statecli, monkeypatch):
 
 
 def test_no_text_of_a_package_is_shown(memory, statecli, monkeypatch):
-    """An exception may hold a token: of one that is not ours only its name is told, with --debug too."""
+    """An exception may contain a token, so only the class name of a foreign exception is shown, even with --debug."""
 
     def fails(*_, **__):
         raise RuntimeError("token=hunter2-hunter2")
@@ -114,7 +114,7 @@ def test_no_text_of_a_package_is_shown(memory, statecli, monkeypatch):
     [("bytes 0-9/100", 10, (0, 10, 100)), ("bytes 0-4/5", 5, (0, 5, 5)), (None, 7, (0, 7, 7))],
 )
 def test_an_answer_that_holds(said, length, expected):
-    """A range, one that the object's end cuts, and all of a small one."""
+    """A range, a range cut by the object's end, and all bytes of a small object."""
     assert parse_range(said, length, 0, 10) == expected
 
 
@@ -131,13 +131,13 @@ def test_an_answer_that_holds(said, length, expected):
     ],
 )
 def test_an_answer_that_does_not(said, length):
-    """Another range, a shorter one, a length that contradicts it, no size, no range."""
+    """Another range, a shorter range, a contradicting length, no size, no range."""
     with pytest.raises(UnreadableError):
         parse_range(said, length, 0, 10)
 
 
 def test_a_body_that_was_cut():
-    """It is asked for again."""
+    """A cut body raises Transient, so that the range is requested again."""
     with pytest.raises(retry.Transient, match="after 3 of 10 bytes"):
         check_length(b"abc", 0, 10)
 
@@ -151,7 +151,7 @@ RESTS = st.sampled_from(["", "?versionId=3"])
 
 @given(ROOTS, st.lists(NAMES, min_size=1, max_size=4), RESTS)
 def test_joining_and_splitting_are_inverse(root, names, rest):
-    """The query stays at the end. (`?` is in names of the hub.)"""
+    """The query stays at the end. (In hf:// URLs, `?` belongs to names.)"""
     assume(not (root.startswith("hf") and rest.startswith("?")))
     folder = root + rest
     path = files.join(folder, *names)
@@ -167,12 +167,12 @@ def test_joining_and_splitting_are_inverse(root, names, rest):
     ("path", "folder"), [("s3://b/run2/m", "s3://b/run"), ("s3://c/m", "s3://b"), ("https://h/m?a=1", "https://h/")]
 )
 def test_what_does_not_lie_in_a_folder(path, folder):
-    """A name that begins alike, another bucket, another query."""
+    """A name with the same beginning, another bucket, another query."""
     assert files.make_relative(path, folder) == path
 
 
 def test_globs_of_urls(memory):
-    """By the listings of the folders; hidden names only where they are asked for; `**` any folders."""
+    """Globs match the folders' listings; hidden names match only a pattern with a dot; `**` matches any folders."""
     for name in ("run-1/m.pt", "run-2/m.pt", "run-2/n.pt", "other/m.pt", "run-1/.hidden.pt", "run-1/deep/m.pt"):
         memory.pipe(f"/top/{name}", b"x")
 
@@ -192,7 +192,7 @@ def test_globs_of_urls(memory):
 
 @pytest.mark.parametrize("pattern", ["run-*/", "*/deep/", "run-1/*/", "run-1/**/", "**/", "*/*", "run-?/"])
 def test_globs_of_urls_match_what_those_of_the_disk_do(memory, tmp_path, pattern):
-    """A slash at the end takes folders alone, and stays. (`?` is no wildcard in a URL.)"""
+    """A slash at the end matches folders only, and stays in the name. (`?` is not a wildcard in a URL.)"""
     for name in ("run-1/m.pt", "run-2/m.pt", "other/m.pt", "run-1/deep/m.pt", "run-1/deep/er/m.pt", "m.pt"):
         memory.pipe(f"/top/{name}", b"x")
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -215,5 +215,5 @@ def test_globs_of_urls_match_what_those_of_the_disk_do(memory, tmp_path, pattern
     ],
 )
 def test_what_is_a_glob(text, is_glob):
-    """Neither a query nor an address is one."""
+    """Neither a query nor an IPv6 address is a glob."""
     assert files.is_glob(text) is is_glob

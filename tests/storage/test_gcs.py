@@ -1,4 +1,4 @@
-"""Google Cloud Storage: what is asked of it, and what is said where it refuses or changes."""
+"""Google Cloud Storage: the requests, and the messages after a refusal or a change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gs(cloud_storage):
 
 
 def test_a_file_is_one_request(gs, statecli):
-    """Its size comes with its first bytes; gcsfs asks for a description of the object first."""
+    """The size comes with the first bytes; gcsfs would first request a description of the object."""
     assert statecli("inspect", URL).code == 0
     assert [(request.method, request.path, request.range) for request in gs.requests] == [
         ("GET", MEDIA, "bytes=0-65535")
@@ -33,7 +33,7 @@ def test_a_file_is_one_request(gs, statecli):
 
 
 def test_a_folder_is_its_listing_and_its_file(gs, statecli):
-    """And a bucket without a checkpoint says in which of its folders one is."""
+    """For a bucket without a checkpoint, the message names the subfolder with a checkpoint."""
     assert statecli("inspect", "gs://models/run/").code == 0
     assert [request.path for request in gs.requests] == ["storage/v1/b/models/o", MEDIA]
     assert "give one of the subfolders: run" in statecli("inspect", "gs://models").err
@@ -51,7 +51,7 @@ def test_a_folder_is_its_listing_and_its_file(gs, statecli):
     ],
 )
 def test_what_it_refuses_is_one_line(gs, statecli, behaviour, line):
-    """It names the URL and what to do."""
+    """The message names the URL and the remedy."""
     gs.behave(MEDIA, behaviour)
     result = statecli("inspect", URL)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -60,13 +60,13 @@ def test_what_it_refuses_is_one_line(gs, statecli, behaviour, line):
 
 
 def test_busy_is_asked_again(gs, statecli):
-    """429 and 503, and then the file."""
+    """The server answers 429, then 503, and then the file."""
     gs.behave(MEDIA, Times(1, Refuse(429)), Times(2, Refuse(503)))
     assert statecli("inspect", URL).code == 0
 
 
 def test_an_object_that_changes_is_noticed(gs, statecli):
-    """Its generation is in each answer."""
+    """Each answer contains the object's generation."""
     gs.behave(MEDIA, Headers(X_Goog_Generation="1"), After(1, Headers(X_Goog_Generation="2")))
     result = statecli("inspect", URL, "--stats")
     assert result.code == 2
@@ -74,28 +74,28 @@ def test_an_object_that_changes_is_noticed(gs, statecli):
 
 
 def test_a_generation_is_read_by_its_number(gs, statecli):
-    """`?generation=` is shown, and sent."""
+    """`?generation=` is shown and sent."""
     assert statecli("inspect", f"{URL}?generation=17", "-f", "json").json["target"] == f"{URL}?generation=17"
     assert gs.requests[0].query["generation"] == "17"
 
 
 def test_an_empty_object_is_an_empty_file(gs, statecli):
-    """Of which 416 is the answer to every range."""
+    """The server answers every range of an empty object with 416."""
     (gs.folder / "models" / "m.pt").write_bytes(b"")
     assert statecli("inspect", "gs://models/m.pt").err == "statecli: gs://models/m.pt: is an empty file\n"
 
 
 def test_the_package_is_named(monkeypatch, statecli):
-    """Where gcsfs is not installed."""
+    """Without gcsfs, the message names the package."""
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     line = "statecli: gs:// needs the package gcsfs: pip install 'torch-statecli[gs]'\n"
     assert (statecli("inspect", URL).code, statecli("inspect", URL).err) == (2, line)
-    monkeypatch.setitem(sys.modules, "fsspec", None)  # which gcsfs brings
+    monkeypatch.setitem(sys.modules, "fsspec", None)  # gcsfs installs fsspec
     assert statecli("inspect", URL).err == line
 
 
 def test_names_with_marks(gs, statecli):
-    """`?` is in a name, and so is the `#` of one that was listed."""
+    """Names may contain `?`, and listed names may contain `#`."""
     folder = gs.folder / "models" / "odd"
     for name in ("a#b?c.safetensors", "p#q/model.safetensors", "d?d/model.safetensors"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def test_names_with_marks(gs, statecli):
 
 
 def test_a_folder_that_is_not_there(gs, statecli):
-    """With a slash as without."""
+    """A folder is missing with a slash as without."""
     for url in ("gs://models/nope", "gs://models/nope/"):
         assert statecli("inspect", url).err.startswith(f"statecli: {url}: does not exist")
 
@@ -121,7 +121,7 @@ def test_a_folder_that_is_not_there(gs, statecli):
     ],
 )
 def test_credentials_that_are_named_and_none(gs, statecli, monkeypatch, tmp_path, written, line):
-    """gcsfs would go without them, or take others."""
+    """gcsfs would continue without credentials or use different credentials."""
     path = tmp_path / "key.json"
     if written == "folder":
         path.mkdir()

@@ -1,4 +1,4 @@
-"""http and https: what servers do to a reader, each of it done by a real one on loopback."""
+"""http and https: faults of servers, each produced by a real server on loopback."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PASSWORD = "kraken-9137"  # noqa: S105 - it opens nothing
 
 
 def checkpoint(path, elements=4):
-    """A file of one tensor, of four bytes an element."""
+    """Write a file with a single tensor of four bytes per element."""
     save_file({"w": torch.arange(elements, dtype=torch.float32)}, path)
 
 
@@ -72,14 +72,14 @@ def big(served):
 
 @pytest.fixture
 def once(monkeypatch):
-    """Nothing is tried again."""
+    """Fail after the first attempt."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.3")
 
 
 @pytest.fixture
 def other(tmp_path):
-    """Another server, of another folder."""
+    """A second server with a separate folder."""
     folder = tmp_path / "other"
     folder.mkdir()
     with Server(folder) as server:
@@ -96,14 +96,14 @@ def read(url, statecli, *options):
 
 
 def test_a_header_is_one_request(big, statecli):
-    """Of a file of 2 MB 64 KiB travel."""
+    """Of a file of 2 MB, only 64 KiB are fetched."""
     state = read(big.url(NAME), statecli)
     assert list(state.rows()) == ["w"]
     assert [(request.method, request.status, request.sent) for request in big.requests] == [("GET", 206, 64 << 10)]
 
 
 def test_a_server_without_ranges_is_noticed_before_it_sends_gigabytes(served, inspect_error):
-    """Of 64 MB that it begins to send it has sent only what the buffers between the two took."""
+    """Of 64 MB, the server sends only as much as the buffers of both sides hold."""
     with (served.folder / NAME).open("wb") as file:
         file.truncate(64 << 20)
     served.behave("*", ignore_range)
@@ -117,7 +117,7 @@ def test_a_server_without_ranges_is_noticed_before_it_sends_gigabytes(served, in
 
 
 def test_a_small_file_of_a_server_without_ranges_is_taken_once(big, statecli, tmp_path):
-    """However often it is read: 2 MB, one request, the same result."""
+    """A file of 2 MB is fetched with a single request, however often it is read, and the result is the same."""
     local = statecli("inspect", big.folder / NAME, "--stats", "-f", "json").out
     big.behave("*", ignore_range)
     result = read(big.url(NAME), statecli, "--stats")
@@ -126,7 +126,7 @@ def test_a_small_file_of_a_server_without_ranges_is_taken_once(big, statecli, tm
 
 
 def test_small_files_of_a_server_without_ranges_are_not_taken_without_end(server, monkeypatch, inspect_error, statecli):
-    """Together they may have so many bytes, and no more."""
+    """The total size of files read whole is limited."""
     server.behave("*", ignore_range)
     monkeypatch.setattr(http, "MAX_ALL_WHOLE_BYTES", 50)
     assert inspect_error(server.url(NAME)).endswith(
@@ -136,7 +136,7 @@ def test_small_files_of_a_server_without_ranges_are_not_taken_without_end(server
 
 
 def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(served, statecli, monkeypatch):
-    """Of twenty of 1 MB each, asked for at once, three travel; with and without lengths."""
+    """Of twenty files of 1 MB requested at once, only three fit into the limit; with and without lengths."""
     names = [f"model-{n:05}-of-00020.safetensors" for n in range(1, 21)]
     for name in names:
         save_file({name: torch.zeros(250_000)}, served.folder / name)
@@ -165,7 +165,7 @@ def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(se
 
 
 def test_an_answer_in_chunks_has_no_length_and_is_read_to_its_end(big, statecli, inspect_error, monkeypatch):
-    """Ranges say their length elsewhere; a whole file is taken if it is small, and given up where it is not."""
+    """A range reports its length in Content-Range; a whole file without a length is read only if small."""
     big.behave("*", reply_chunked)
     read(big.url(NAME), statecli)
     big.behave("*", ignore_range, reply_chunked)
@@ -177,7 +177,7 @@ def test_an_answer_in_chunks_has_no_length_and_is_read_to_its_end(big, statecli,
 
 
 def test_an_old_server_is_read(served, statecli, tmp_path):
-    """HTTP/1.0 closes the connection behind each answer."""
+    """HTTP/1.0 closes the connection after each answer."""
     with Server(served.folder, protocol="HTTP/1.0") as old:
         checkpoint(served.folder / NAME, 500_000)
         read(old.url(NAME), statecli, "--stats")
@@ -185,7 +185,7 @@ def test_an_old_server_is_read(served, statecli, tmp_path):
 
 
 def test_an_end_that_may_be_a_cut_is_none(served, inspect_error):
-    """A whole answer without a length, which ends with its connection, is not taken for a file."""
+    """A whole answer without a length, which ends with its connection, is not accepted as a file."""
     checkpoint(served.folder / NAME)
 
     def endless(request, reply):
@@ -234,19 +234,19 @@ def test_an_end_that_may_be_a_cut_is_none(served, inspect_error):
     ],
 )
 def test_what_a_server_gets_wrong_is_one_line(server, behaviour, why, inspect_error, statecli, once):
-    """Which names the URL and says what happened; the exit code is 2, and nothing is on stdout."""
+    """The message is a single line with the URL and the fault; the exit status is 2, and stdout is empty."""
     server.behave(NAME, behaviour)
     assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
 
 
 def test_other_bytes_than_the_answer_says_are_not_noticed_by_http_but_by_the_format(server, inspect_error):
-    """A server that lies about its range throughout cannot be told from an honest one; what it sends is no header."""
+    """HTTP cannot reveal a server that always lies about its ranges; the format's header check does."""
     server.behave(NAME, OtherRange(8, said=False))
     assert inspect_error(server.url(NAME)).startswith(f"{server.url(NAME)}: ")
 
 
 def test_a_file_without_bytes_is_an_empty_file(served, inspect_error):
-    """416 that says so; and a whole answer of nothing."""
+    """A 416 with size 0, and a whole answer without bytes."""
     (served.folder / NAME).touch()
     assert inspect_error(served.url(NAME)) == f"{served.url(NAME)}: is an empty file"
     served.behave(NAME, lambda request, reply: reply.become(Reply(200)))
@@ -254,7 +254,7 @@ def test_a_file_without_bytes_is_an_empty_file(served, inspect_error):
 
 
 def test_a_range_that_is_refused_is_no_empty_file(server, inspect_error):
-    """416 that says that there are bytes, or says nothing of them."""
+    """A 416 with a positive size, or without a size."""
     for headers in ({"Content_Range": "bytes */96"}, {}, {"Content_Range": "bytes */*"}):
         server.behave(NAME, Refuse(416, **headers))
         why = "the server refuses the byte range that statecli requested (HTTP 416): download the file first"
@@ -262,7 +262,7 @@ def test_a_range_that_is_refused_is_no_empty_file(server, inspect_error):
 
 
 def test_a_name_with_a_number_sign_is_written_with_its_code(served, statecli, inspect_error):
-    """Whoever writes it as it is, is told so."""
+    """For an unescaped `#`, the message suggests %23."""
     checkpoint(served.folder / "a#b.safetensors")
     plain = served.url("a") + "#b.safetensors"
     assert inspect_error(plain) == (
@@ -273,7 +273,7 @@ def test_a_name_with_a_number_sign_is_written_with_its_code(served, statecli, in
 
 
 def test_an_error_goes_to_another_process_as_it_is():
-    """Its text, without the answer's headers: they may hold where it was led."""
+    """The error keeps its text, but not the answer's headers, because they may contain the target of a redirect."""
     import copy
     import pickle
 
@@ -287,7 +287,7 @@ def test_an_error_goes_to_another_process_as_it_is():
 
 
 def test_a_connection_that_is_cut_is_resumed_where_it_was(big, statecli):
-    """No byte is fetched twice: the ranges asked for are those that were missing."""
+    """No byte is fetched twice: the later requests are for the missing ranges."""
     local = statecli("inspect", big.folder / NAME, "--stats", "-f", "json").out
     big.behave(NAME, Times(2, Cut(after=20_000)))
     result = read(big.url(NAME), statecli, "--stats")
@@ -303,7 +303,7 @@ def test_a_connection_that_is_cut_is_resumed_where_it_was(big, statecli):
 
 @pytest.mark.parametrize(("after", "came"), [(1000, 5000), (0, 0)])
 def test_a_connection_that_is_always_cut_is_given_up(big, after, came, inspect_error):
-    """After four more attempts, which say how far they came."""
+    """After four more attempts, the message says how many bytes came."""
     big.behave(NAME, Cut(after=after))
     assert inspect_error(big.url(NAME)) == (
         (
@@ -317,13 +317,13 @@ def test_a_connection_that_is_always_cut_is_given_up(big, after, came, inspect_e
 
 
 def test_a_connection_that_is_cut_before_the_answer_is_made_again(server, statecli):
-    """Once is no harm."""
+    """A single cut does no harm."""
     server.behave(NAME, Times(1, Cut(None)))
     read(server.url(NAME), statecli)
 
 
 def test_a_whole_answer_that_is_cut_is_fetched_again(big, statecli, inspect_error):
-    """For there are no ranges to go on from."""
+    """The server has no ranges, so the fetch cannot continue after the cut."""
     big.behave(NAME, ignore_range, Times(1, Cut(1000)))
     read(big.url(NAME), statecli)
     big.behave(NAME, ignore_range, reply_chunked, Cut(1000))
@@ -331,7 +331,7 @@ def test_a_whole_answer_that_is_cut_is_fetched_again(big, statecli, inspect_erro
 
 
 def test_a_length_that_lies_is_a_cut(server, inspect_error, once):
-    """More bytes are said than come before the connection ends."""
+    """The server announces more bytes than it sends."""
 
     def lies(request, reply):
         ignore_range(request, reply)
@@ -343,7 +343,7 @@ def test_a_length_that_lies_is_a_cut(server, inspect_error, once):
 
 
 def test_a_server_that_stalls_is_tried_again(big, statecli, monkeypatch):
-    """Before the answer, and in the middle of it."""
+    """The server stalls once before the answer, and once in the middle of an answer."""
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.2")
     big.behave(NAME, Times(1, Stall(None)), After(1, Times(1, Stall(10_000))))
     read(big.url(NAME), statecli)
@@ -352,7 +352,7 @@ def test_a_server_that_stalls_is_tried_again(big, statecli, monkeypatch):
 
 @pytest.mark.parametrize(("after", "came"), [(None, ""), (0, ", after 0 of 80 bytes"), (50, ", after 50 of 80 bytes")])
 def test_a_server_that_only_stalls_is_given_up(server, after, came, inspect_error, once):
-    """One line says how long nothing came, and which variable says how long to wait."""
+    """The message says how long no data came, and names the variable that sets the limit."""
     server.behave(NAME, Stall(after))
     why = f"the server stalls: no data arrived in 0.3 s (STATECLI_TIMEOUT sets this limit){came}; try again later"
     assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
@@ -360,14 +360,14 @@ def test_a_server_that_only_stalls_is_given_up(server, after, came, inspect_erro
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 def test_a_busy_server_is_asked_again(server, status, statecli):
-    """And gives the file in the end."""
+    """The server is busy three times, and then sends the file."""
     server.behave(NAME, Times(3, Refuse(status, Retry_After="7")))
     read(server.url(NAME), statecli)
     assert [request.status for request in server.requests] == [status] * 3 + [206]
 
 
 def test_a_busy_server_says_when(server, statecli, monkeypatch, inspect_error):
-    """Seconds or a date; what is no time is not heeded, and nobody waits for longer than 20 s."""
+    """Retry-After is in seconds or a date; other values are ignored, and statecli never waits longer than 20 s."""
     slept = []
     monkeypatch.setattr(retry, "LONGEST_PAUSE_S", 20.0)
     monkeypatch.setattr(retry, "time", types.SimpleNamespace(sleep=slept.append))
@@ -396,7 +396,7 @@ def test_a_busy_server_says_when(server, statecli, monkeypatch, inspect_error):
     ],
 )
 def test_settings_are_numbers(server, name, texts, wanted, monkeypatch, statecli):
-    """Or one line names the variable, and says which."""
+    """For other values, the message names the variable and the allowed values."""
     for text in texts:
         monkeypatch.setenv(f"STATECLI_{name}", text)
         result = statecli("inspect", server.url(NAME))
@@ -409,7 +409,7 @@ def test_settings_are_numbers(server, name, texts, wanted, monkeypatch, statecli
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_followed_once(big, other, status, statecli):
-    """Later requests go where the first one was led."""
+    """Later requests go directly to the target of the redirect."""
     (big.folder / NAME).rename(other.folder / "there.bin")
     big.behave(NAME, Redirect(other.url("there.bin") + "?X-Signature=abc", status))
     other.behave("there.bin", Signed("X-Signature", "abc"))
@@ -419,7 +419,7 @@ def test_a_redirect_is_followed_once(big, other, status, statecli):
 
 
 def test_a_signature_that_ends_in_the_middle_is_asked_for_again(big, other, statecli):
-    """403 from where a redirect led: the way there is gone from its beginning once more."""
+    """After a 403 from the target of a redirect, statecli requests the original URL again."""
     checkpoint(other.folder / "there.bin", 500_000)
     big.behave(NAME, Redirect(other.url("there.bin")))
     other.behave("there.bin", After(1, Times(1, Refuse(403))))
@@ -429,22 +429,22 @@ def test_a_signature_that_ends_in_the_middle_is_asked_for_again(big, other, stat
 
 
 def test_no_secret_goes_to_another_host(server, other, statecli):
-    """Neither user and password nor the query that was typed; and none comes back from there."""
+    """Neither user and password nor the typed query reaches the other host, and no secret comes back."""
     checkpoint(other.folder / "there.bin")
     server.behave(NAME, Basic("me", PASSWORD), Redirect(other.url("there.bin")))
     read(server.url(NAME).replace("://", f"://me:{PASSWORD}@") + "?token=sesame123", statecli)
-    [asked] = other.requests
-    assert "authorization" not in asked.headers
-    assert "referer" not in asked.headers
-    assert "cookie" not in asked.headers
-    assert asked.query == {}
-    assert PASSWORD not in str(asked)
+    [request] = other.requests
+    assert "authorization" not in request.headers
+    assert "referer" not in request.headers
+    assert "cookie" not in request.headers
+    assert request.query == {}
+    assert PASSWORD not in str(request)
     [first] = server.requests
     assert first.query == {"token": "sesame123"}
 
 
 def test_a_redirect_on_the_same_host_keeps_the_password(server, statecli):
-    """It is for all of the host."""
+    """The password is for all paths of the host."""
     (server.folder / "inner").mkdir()
     (server.folder / NAME).rename(server.folder / "inner" / NAME)
     server.behave(NAME, Redirect(f"inner/{NAME}"))
@@ -453,7 +453,7 @@ def test_a_redirect_on_the_same_host_keeps_the_password(server, statecli):
 
 
 def test_redirects_without_end_and_without_a_place_are_one_line(server, inspect_error):
-    """More than ten, or one that leads nowhere."""
+    """More than ten redirects, or a redirect without a target."""
     for number in range(20):
         server.behave(f"r{number}", Redirect(f"r{number + 1}"))
     assert inspect_error(server.url("r0")).endswith(": the server redirects more than 10 times")
@@ -486,25 +486,25 @@ def test_redirects_without_end_and_without_a_place_are_one_line(server, inspect_
     ],
 )
 def test_behind_a_redirect_the_server_that_fails_is_named(server, other, behaviour, why, inspect_error, once):
-    """With its port; and that it was sent no password."""
+    """The message names the server with its port, and says that no password was sent."""
     checkpoint(other.folder / "there.bin")
     other.behave("there.bin", behaviour)
     server.behave(NAME, Redirect(other.url("there.bin")))
     stalls = "the server stalls: no data arrived in 0.3 s (STATECLI_TIMEOUT sets this limit)"
-    told = why.format(there=other.address, stalls=stalls, other="the server answered with bytes 8 to 80 of 80")
+    message = why.format(there=other.address, stalls=stalls, other="the server answered with bytes 8 to 80 of 80")
     url = server.url(NAME).replace("://", f"://me:{PASSWORD}@")
-    assert inspect_error(url) == f"{server.url(NAME).replace('://', '://…@')}: {told}"
+    assert inspect_error(url) == f"{server.url(NAME).replace('://', '://…@')}: {message}"
 
 
 @pytest.mark.parametrize("to", ["http://[/x", "http://host:99999/x", "http://a b/x", "https://", "http://x:y/"])
 def test_a_redirect_to_nowhere_is_the_servers(server, to, inspect_error):
-    """And not the fault of the URL that was typed."""
+    """The message blames the redirect, not the typed URL."""
     server.behave(NAME, Redirect(to))
     assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: the server redirects to an invalid URL"
 
 
 def test_a_fragment_of_a_redirect_is_not_sent(server, statecli):
-    """It is for whoever shows a page."""
+    """A fragment is for programs that display a page."""
     server.behave(NAME, Redirect(f"{server.url('there.bin')}#top"))
     (server.folder / NAME).rename(server.folder / "there.bin")
     read(server.url(NAME), statecli)
@@ -512,7 +512,7 @@ def test_a_fragment_of_a_redirect_is_not_sent(server, statecli):
 
 
 def test_a_redirect_to_a_login_page_names_its_host(server, other, inspect_error):
-    """Which is what somebody who is not logged in gets for every file; its query is told to nobody."""
+    """A user without a login gets such a redirect for every file; the message does not show its query."""
     other.behave("login", login_page)
     server.behave(NAME, Redirect(other.url("login") + "?next=secret-place"))
     assert inspect_error(server.url(NAME)) == (
@@ -522,24 +522,24 @@ def test_a_redirect_to_a_login_page_names_its_host(server, other, inspect_error)
 
 
 def test_a_login_page_that_does_not_say_html_is_named_by_its_content(server, inspect_error):
-    """As on disk."""
+    """The message is the same as for such a file on disk."""
     server.behave(NAME, login_page, Headers(Content_Type="application/octet-stream"))
     assert inspect_error(server.url(NAME)).endswith(": is an HTML page: the server sent a login page or an error page")
 
 
 def test_a_login_page_that_is_compressed_is_a_page(server, inspect_error):
-    """Its first bytes do not tell; its type does."""
+    """The page is recognised by its type, because its first bytes are compressed."""
     server.behave(NAME, login_page, Gzip(always=True))
     assert "is an HTML page" in inspect_error(server.url(NAME))
 
 
 def test_a_checkpoint_that_is_called_html_is_read(server, statecli):
-    """Servers call what they do not know as they please."""
+    """A server may send any type for a file of unknown type."""
     server.behave(NAME, Headers(Content_Type="text/html"))
     read(server.url(NAME), statecli)
 
 
-# --- what changes ---------------------------------------------------------------------------------------------------
+# --- changed files --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -548,7 +548,7 @@ def test_a_checkpoint_that_is_called_html_is_read(server, statecli):
     ids=["etag", "date"],
 )
 def test_a_file_that_changes_while_it_is_read_is_one_line(big, other_one, statecli):
-    """By its ETag, or by its date where there is no other; the tensor that was to be read is not made up."""
+    """A new ETag, or a new date if there is no ETag, fails the command with a single line."""
     first = {name: None for name, value in other_one.items() if value is None}
     big.behave(NAME, Headers(**first), After(1, Headers(**other_one)))
     result = statecli("inspect", big.url(NAME), "--stats")
@@ -558,20 +558,20 @@ def test_a_file_that_changes_while_it_is_read_is_one_line(big, other_one, statec
 
 
 def test_a_size_that_changes_is_noticed_too(big, statecli):
-    """Where a server says nothing else of versions."""
+    """The server sends neither an ETag nor a date."""
     big.behave(NAME, Headers(ETag=None, Last_Modified=None), After(1, WrongTotal(2_000_081)))
     result = statecli("inspect", big.url(NAME), "--stats")
     assert (result.code, result.err.count("changed while statecli read it")) == (2, 1)
 
 
 def test_servers_behind_a_balancer_may_call_a_file_differently(big, statecli):
-    """A weak ETag is of the server that gave it; the date is of the file."""
+    """A weak ETag belongs to its server; the date belongs to the file."""
     big.behave(NAME, Headers(ETag='W/"one"'), After(1, Headers(ETag='W/"two"')))
     read(big.url(NAME), statecli, "--stats")
 
 
 def test_two_calls_in_one_process_do_not_share_what_they_read(server):
-    """The second sees the file as it is by then."""
+    """The second call reads the file in its new state."""
     import statecli
 
     assert statecli.inspect(server.url(NAME)).state.tensors[0].shape == (4,)
@@ -588,7 +588,7 @@ def test_two_calls_in_one_process_do_not_share_what_they_read(server):
     ("user", "password"), [("me", PASSWORD), ("me@home.org", "a:b/c?d#e%41"), ("ü", "pass wörd"), ("me", "")]
 )
 def test_user_and_password_of_a_url_are_sent(server, user, password, statecli):
-    """Whatever is in them, once it is written as URLs write it."""
+    """User and password may contain any character, if they are quoted in the URL."""
     from urllib.parse import quote
 
     server.behave(NAME, Basic(user, password))
@@ -597,7 +597,7 @@ def test_user_and_password_of_a_url_are_sent(server, user, password, statecli):
 
 
 def test_user_and_password_of_the_netrc_file_are_sent(server, other, statecli, inspect_error):
-    """To their host alone; a netrc that cannot be read is told of where a password was needed."""
+    """They are sent to their host only; an unreadable netrc file is reported if a password was needed."""
     server.behave("*", Basic("me", PASSWORD))
     with open(os.environ["NETRC"], "w") as netrc:
         netrc.write(f"machine 127.0.0.1 login me password {PASSWORD}\n")
@@ -618,14 +618,14 @@ def test_user_and_password_of_the_netrc_file_are_sent(server, other, statecli, i
     ],
 )
 def test_what_was_sent_is_said_and_not_what_it_was(server, status, said, inspect_error):
-    """Where from, never which."""
+    """The message names the source of the password, never the password."""
     server.behave(NAME, Refuse(status))
     why = inspect_error(server.url(NAME).replace("://", f"://me:{PASSWORD}@"))
     assert why == f"{server.url(NAME).replace('://', '://…@')}: {said}"
 
 
 def test_a_signature_that_has_expired_is_a_guess(server, inspect_error):
-    """The server's page, which repeats it, is not shown."""
+    """The server's page repeats the signature, so statecli does not show the page."""
     server.behave(NAME, Signed("X-Amz-Signature", "right"))
     assert inspect_error(server.url(NAME) + "?X-Amz-Signature=wrong17") == (
         f"{server.url(NAME)}?X-Amz-Signature=…: access is refused (HTTP 403): the query was sent unchanged; "
@@ -634,7 +634,7 @@ def test_a_signature_that_has_expired_is_a_guess(server, inspect_error):
 
 
 def test_a_name_that_was_copied_from_output_is_no_url(server, inspect_error):
-    """It says so where the server refuses it."""
+    """If the server refuses a masked URL, the message asks for the original URL."""
     server.behave(NAME, Signed("sig", "right"))
     assert inspect_error(server.url(NAME) + "?sig=…").endswith(
         "(HTTP 403): the URL contains … in place of a secret; use the original URL"
@@ -645,7 +645,7 @@ def test_a_name_that_was_copied_from_output_is_no_url(server, inspect_error):
 
 
 def test_a_host_that_is_none_is_one_line(inspect_error, once):
-    """No such name; nobody behind the port; no host at all."""
+    """An unknown name, a port without a server, and a URL without a valid host."""
     assert inspect_error("http://no-such-host.invalid/m.pt").removeprefix("http://no-such-host.invalid/m.pt: ") in (
         "unknown host: check the name in the URL and the network connection",
         "the host name cannot be resolved; check the network connection, then try again",
@@ -654,17 +654,17 @@ def test_a_host_that_is_none_is_one_line(inspect_error, once):
 
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]  # nobody's from now on
+        port = closed.getsockname()[1]  # no server uses the port from now on
     url = f"http://127.0.0.1:{port}/m.pt"
     assert inspect_error(url) == f"{url}: the server cannot be reached: connection refused; try again later"
     for url in ("http:///m.pt", "http://host:port/m.pt", "http://[::1/m.pt", "https://exa mple/m.pt"):
-        named = url.replace(":port", ":…")  # it may be a password
+        named = url.replace(":port", ":…")  # the port may be a password
         assert inspect_error(url) == f"{named}: is not a URL with a valid host name"
 
 
 @pytest.fixture
 def secure(served, tmp_path):
-    """A server with a certificate that it has signed itself, in `secure.certificate`."""
+    """A server with a self-signed certificate, in `secure.certificate`."""
     x509 = pytest.importorskip("cryptography.x509")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -694,7 +694,7 @@ def secure(served, tmp_path):
 
 @pytest.fixture
 def no_pools():
-    """Certificates are read again."""
+    """Forget connection pools, so that certificates are read again."""
     from statecli.storage import connections, session
 
     session.for_process(connections._Pools).__init__()
@@ -703,7 +703,7 @@ def no_pools():
 
 
 def test_a_certificate_that_nobody_vouches_for_is_one_line(secure, inspect_error, no_pools):
-    """It is not tried again, and what to do is said."""
+    """The request is not repeated, and the message contains a remedy."""
     why = inspect_error(secure.url(NAME))
     assert why.startswith(f"{secure.url(NAME)}: the server's certificate cannot be verified: self")
     assert why.endswith("; to trust other certificates, set SSL_CERT_FILE to the file that contains them")
@@ -711,14 +711,14 @@ def test_a_certificate_that_nobody_vouches_for_is_one_line(secure, inspect_error
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
 def test_a_certificate_that_the_environment_vouches_for_is_trusted(secure, variable, statecli, monkeypatch, no_pools):
-    """As other programs are told of it."""
+    """statecli reads the same variables as other programs."""
     monkeypatch.setenv(variable, str(secure.certificate))
     read(secure.url(NAME), statecli)
     read(secure.url(NAME).replace("https", "HTTPS"), statecli)
 
 
 def test_certificates_that_are_none_are_one_line(secure, inspect_error, monkeypatch, no_pools):
-    """The file that the variable names is not there."""
+    """The variable names a missing file."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/no/such.pem")
     assert inspect_error(secure.url(NAME)).endswith(
         ": the certificates in /no/such.pem cannot be read: no such file or directory"
@@ -726,7 +726,7 @@ def test_certificates_that_are_none_are_one_line(secure, inspect_error, monkeypa
 
 
 def test_https_to_a_server_without_it_is_one_line(server, inspect_error, no_pools):
-    """And the other way round."""
+    """The message suggests http://."""
     assert inspect_error(server.url(NAME).replace("http:", "https:")).endswith(
         "; if the server does not use TLS, write http://"
     )
@@ -746,26 +746,26 @@ def test_what_is_secure_does_not_become_insecure(secure, server, inspect_error, 
 
 
 def test_a_proxy_of_the_environment_is_asked(server, secure, statecli, monkeypatch, no_pools):
-    """For http and for https, but not for what NO_PROXY names."""
+    """The proxy is used for http and for https, but not for hosts in NO_PROXY."""
     with Proxy() as proxy:
         monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate))
         monkeypatch.setenv("http_proxy", proxy.url)
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         read(server.url(NAME), statecli)
-        assert proxy.asked == [f"GET {server.url(NAME)}"]
+        assert proxy.requests == [f"GET {server.url(NAME)}"]
         read(secure.url(NAME), statecli)
-        assert proxy.asked[1:] == [f"CONNECT {secure.address}"]
+        assert proxy.requests[1:] == [f"CONNECT {secure.address}"]
         read(server.url(NAME).replace("http", "HTTP"), statecli)
-        assert proxy.asked[2:] == [f"GET {server.url(NAME)}"]
+        assert proxy.requests[2:] == [f"GET {server.url(NAME)}"]
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         read(server.url(NAME), statecli)
-        assert len(proxy.asked) == 3
+        assert len(proxy.requests) == 3
 
 
 def test_a_proxy_that_wants_a_password_gets_the_one_of_its_url(
     server, secure, statecli, inspect_error, monkeypatch, no_pools
 ):
-    """Which no server sees; without it, one line says so."""
+    """The proxy's password does not reach the server; without the password, the message asks for user and password."""
     with Proxy(f"out:{PASSWORD}") as proxy:
         monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate))
         for variable in ("http_proxy", "https_proxy"):
@@ -780,7 +780,7 @@ def test_a_proxy_that_wants_a_password_gets_the_one_of_its_url(
 
 
 def test_a_proxy_that_is_not_there_is_one_line(server, inspect_error, monkeypatch, once):
-    """Nothing of its URL is shown."""
+    """The message shows no part of the proxy's URL."""
     monkeypatch.setenv("http_proxy", f"http://out:{PASSWORD}@127.0.0.1:9")
     assert inspect_error(server.url(NAME)).endswith(
         ": the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be reached; try again later"
@@ -791,7 +791,7 @@ def test_a_proxy_that_is_not_there_is_one_line(server, inspect_error, monkeypatc
 
 @pytest.mark.parametrize("proxy", ["http://{}@127.0.0.1:99999", "http://{}@[bad", "[bad", "http://", "http://me:{}"])
 def test_a_proxy_that_is_no_url_is_said_to_be_the_one_at_fault(server, inspect_error, monkeypatch, proxy):
-    """Not the URL that was asked for; nothing of it is shown."""
+    """The message blames the proxy's variable, not the requested URL, and shows no part of the proxy's URL."""
     monkeypatch.setenv("http_proxy", proxy.format(f"out:{PASSWORD}"))
     why = inspect_error(server.url(NAME))
     assert why == (
@@ -800,7 +800,7 @@ def test_a_proxy_that_is_no_url_is_said_to_be_the_one_at_fault(server, inspect_e
 
 
 def test_ways_of_all_kinds_are_asked_for_as_they_are_meant(served, statecli):
-    """Blanks, other alphabets, escapes, a `#`; as they were typed, or as a folder lists them."""
+    """Blanks, other alphabets, escapes and `#`, typed raw or quoted, reach the file."""
     from urllib.parse import quote
 
     for name in ("a b.safetensors", "ü&=;.safetensors", "100%25.safetensors", "a#b.safetensors"):
@@ -812,7 +812,7 @@ def test_ways_of_all_kinds_are_asked_for_as_they_are_meant(served, statecli):
 
 
 def test_the_address_of_a_host_may_be_of_ipv6(tmp_path, statecli):
-    """In its brackets."""
+    """The address is in brackets."""
     import socket
     from http.server import HTTPServer, SimpleHTTPRequestHandler
     from threading import Thread
@@ -844,13 +844,13 @@ def test_the_address_of_a_host_may_be_of_ipv6(tmp_path, statecli):
 
 
 def test_a_file_url_is_the_path(tmp_path, statecli):
-    """`file:///…`, with the escapes that URLs have."""
+    """`file:///…`, with the escapes of URLs."""
     checkpoint(tmp_path / "a b.safetensors")
     url = (tmp_path / "a b.safetensors").as_uri()
     assert "%20" in url
     targets = [
-        read(one, statecli).json["target"]
-        for one in (url, url.replace("file:", "FILE:"), url[:7] + "localhost" + url[7:])
+        read(spelling, statecli).json["target"]
+        for spelling in (url, url.replace("file:", "FILE:"), url[:7] + "localhost" + url[7:])
     ]
     assert targets == [str(tmp_path / "a b.safetensors")] * 3
     import statecli as api
@@ -863,7 +863,7 @@ def test_a_file_url_is_the_path(tmp_path, statecli):
 
 @pytest.fixture
 def sharded_server(served):
-    """An index and two shards."""
+    """A server with an index and two shards."""
     weight_map = {}
     for number in (1, 2):
         name = f"model-0000{number}-of-00002.safetensors"
@@ -875,7 +875,7 @@ def sharded_server(served):
 
 @pytest.mark.parametrize("behaviour", [Refuse(404), Refuse(403), Cut(0), Refuse(500), login_page])
 def test_a_shard_that_cannot_be_fetched_is_a_row(sharded_server, behaviour, statecli):
-    """What was read is shown; the line on stderr says which shard it was, and what is wrong with it."""
+    """The tensors of readable shards are shown; the line on stderr names the unreadable shard and its fault."""
     sharded_server.behave("*-00002-of*", behaviour)
     result = statecli("inspect", sharded_server.url("model.safetensors.index.json"), "-f", "json")
     assert result.code == 2
@@ -885,7 +885,7 @@ def test_a_shard_that_cannot_be_fetched_is_a_row(sharded_server, behaviour, stat
 
 
 def test_an_index_whose_folder_nobody_lists_is_read(sharded_server, statecli):
-    """The folder's names were asked for only to say what else is there."""
+    """The folder's names are needed only to describe the other files of the folder."""
     state = read(sharded_server.url("model.safetensors.index.json"), statecli)
     assert list(state.rows()) == ["w1", "w2"]
     assert len(sharded_server.requests) <= 4
@@ -895,7 +895,7 @@ def test_an_index_whose_folder_nobody_lists_is_read(sharded_server, statecli):
 
 
 def test_an_interrupt_waits_for_no_server(sharded_server):
-    """130 and not a word, while every shard stalls."""
+    """The command exits with status 130 and prints nothing, while every shard stalls."""
     stall = Stall(None)
     sharded_server.behave("*-of-*", stall)
     line = [sys.executable, "-m", "statecli", "inspect", sharded_server.url("model.safetensors.index.json")]
@@ -908,7 +908,7 @@ def test_an_interrupt_waits_for_no_server(sharded_server):
 
 
 def test_connections_are_as_many_as_the_environment_says(served, statecli, monkeypatch):
-    """Of 40 shards two are asked for at a time."""
+    """Of 40 shards, two are requested at a time."""
     weight_map, now, most = {}, [], []
     for number in range(1, 41):
         name = f"model-{number:05d}-of-00040.safetensors"
@@ -951,7 +951,7 @@ HEADS = {
     body=st.binary(max_size=200),
 )
 def test_whatever_a_server_answers_is_read_or_one_line(status, heads, body, server, statecli, once):
-    """Never a traceback, never a crash, and nothing that was asked of nobody."""
+    """There is never a traceback or a crash; a failed command prints a single line."""
     printable = {name: re.sub(r"[^\x20-\x7e\xa0-\xff]", "", text) for name, text in heads.items()}
 
     def answers(request, reply):

@@ -29,7 +29,7 @@ ROWS = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", PAGE.partition("## Masked s
 
 @pytest.mark.parametrize("line", LINES)
 def test_an_example_runs(line, served, statecli, tmp_path, monkeypatch):
-    """Where a server has the files that it names."""
+    """The example runs against a server that has the example's files."""
     for name in ("net", "step-100", "step-200"):
         (served.folder / name).mkdir()
         save_file({"w": torch.ones(2)}, served.folder / name / "model.safetensors")
@@ -43,19 +43,19 @@ def test_an_example_runs(line, served, statecli, tmp_path, monkeypatch):
 
 
 def test_there_are_examples():
-    """The patterns find them."""
+    """The patterns find the examples and the table's rows."""
     assert len(LINES) >= 8
     assert len(ROWS) >= 5
 
 
 @pytest.mark.parametrize(("typed", "shown"), ROWS)
 def test_what_is_typed_is_shown_so(typed, shown):
-    """Row by row."""
+    """Each row of the table is true."""
     assert files.mask_urls(typed) == shown
 
 
 def test_the_defaults_are_those():
-    """And the variables."""
+    """The page states the real defaults of the variables."""
     for variable, default in (("TIMEOUT", 30), ("RETRIES", 4), ("CONNECTIONS", 64)):
         assert getattr(Settings(), variable.lower()) == default
         assert re.search(rf"`STATECLI_{variable}`, (?:by default )?{default}\b", PAGE)

@@ -1,4 +1,4 @@
-"""Folders over http: as four servers list them, and where nobody does."""
+"""Folders over http: as four servers list them, and without a listing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ["a b.bin", "ü&;.bin", "100%25.bin", "a#b?c.bin", "<i>.bin", "model.saf
 
 
 def model(folder):
-    """A model folder as save_pretrained writes it."""
+    """Write a model folder as save_pretrained does."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"w": torch.ones(2, 2)}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"architectures": ["Net"], "hidden_size": 2}))
@@ -42,7 +42,7 @@ def folder(served):
 
 @pytest.mark.parametrize("style", LISTED)
 def test_a_listing_has_the_names_of_what_lies_straight_in_the_folder(served, style):
-    """Whatever is in them; not what sorts, leads up, or to another host."""
+    """All file and folder names are listed, but not the links for sorting, to the parent, or to another host."""
     inner = served.folder / "in" / "ner"
     (inner / "sub dir").mkdir(parents=True)
     (inner / "sub dir" / "deeper.bin").touch()
@@ -57,7 +57,7 @@ def test_a_listing_has_the_names_of_what_lies_straight_in_the_folder(served, sty
 @pytest.mark.parametrize("style", LISTED)
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_a_folder_is_read_as_on_disk(folder, style, slash, statecli):
-    """With and without the slash at its end."""
+    """The URL of the folder works with and without a slash at its end."""
     folder.listing = style
     url, path = folder.url("net/inner") + slash, folder.folder / "net" / "inner"
     local, far = (statecli("inspect", target, "-f", "json") for target in (f"{path}{slash}", url))
@@ -66,7 +66,7 @@ def test_a_folder_is_read_as_on_disk(folder, style, slash, statecli):
 
 
 def test_links_that_lead_away_are_no_names():
-    """Absolute, relative, of other hosts, upwards. Nobody hides a file by an odd name or a query: that is there."""
+    """Absolute, relative and upward links, and links to other hosts. An odd name or a query cannot hide a file."""
     hrefs = [
         "a.bin", "./b.bin", "/d/c.bin", "http://host/d/d.bin", "sub/", "?C=N;O=D", "#top", "../", "/", "..", ".",
         "sub/e.bin", "//other/d/f.bin", "https://host/d/g.bin", "http://host:81/d/h.bin", "/dd/i.bin", "a.bin?x=1",
@@ -86,7 +86,7 @@ def test_links_that_lead_away_are_no_names():
 
 
 def test_a_name_of_a_file_and_of_a_folder_fails(served, statecli):
-    """A path names one of both, so the other would be left out silently."""
+    """A path names either the file or the folder, so the other would be left out silently."""
     listing = page(200, '<title>Index of /</title><a href="x.pkl">x</a><a href="x.pkl/">x</a>')
     served.behave("d/", lambda request, reply: reply.become(listing))
     result = statecli("audit", served.url("d/"))
@@ -98,7 +98,7 @@ def test_a_name_of_a_file_and_of_a_folder_fails(served, statecli):
 
 
 def test_a_file_behind_a_link_with_a_query_is_audited(served, statecli):
-    """Scripts that download what a page lists follow the link."""
+    """Scripts that download the links of a page follow the link."""
     torch.save({"w": torch.ones(1)}, served.folder / "a.pt")
     served.behave(
         "", lambda request, reply: reply.become(page(200, '<title>Index of</title><a href="a.pt?raw=1">a</a>'))
@@ -110,7 +110,7 @@ def test_a_file_behind_a_link_with_a_query_is_audited(served, statecli):
 
 
 def test_a_link_through_a_folder_leads_to_its_files(served, statecli):
-    """`wget -r` follows such a link, although the page lists no folder of this name."""
+    """`wget -r` follows such a link, although the page lists no such folder."""
     (served.folder / "a b" / "c").mkdir(parents=True)
     save_file({"w": torch.ones(1)}, served.folder / "a b" / "c" / "d.safetensors")
     served.listing = "python"
@@ -121,7 +121,7 @@ def test_a_link_through_a_folder_leads_to_its_files(served, statecli):
 
 
 def test_a_link_through_a_folder_that_is_not_listed_fails(served, statecli):
-    """Static pages link to files in folders that have no page."""
+    """Static pages link to files in folders without a page of their own."""
     save_file({"w": torch.ones(1)}, served.folder / "ok.safetensors")
     links = '<title>Index of</title><a href="ok.safetensors">m</a><a href="/files/evil.pt?raw">m</a>'
     served.behave("", lambda request, reply: reply.become(page(200, links)))
@@ -131,7 +131,7 @@ def test_a_link_through_a_folder_that_is_not_listed_fails(served, statecli):
 
 @pytest.mark.parametrize("style", ["python", "nginx", "apache"])
 def test_no_name_hides_a_file_from_an_audit(served, statecli, style):
-    """A backslash or a line's end in it; on disk the same is found."""
+    """A name may contain a backslash or a line break; the audit finds the same files as on disk."""
 
     served.listing = style
     save_file({"w": torch.ones(1)}, served.folder / "ok.safetensors")
@@ -143,7 +143,7 @@ def test_no_name_hides_a_file_from_an_audit(served, statecli, style):
 
 
 def test_a_folder_that_lists_itself_ends(served, statecli):
-    """Each page has a link to one more folder."""
+    """Each page has a link to another subfolder."""
     served.behave("*/", lambda request, reply: reply.become(page(200, '<title>Index of /</title><a href="a/">a/</a>')))
     for target in (served.url("d/"), served.url("d/**")):
         result = statecli("audit", target)
@@ -154,7 +154,7 @@ def test_a_folder_that_lists_itself_ends(served, statecli):
 
 @pytest.mark.parametrize("target", ["", "**", "**/*.pt"])
 def test_a_tree_without_end_ends(served, statecli, monkeypatch, target):
-    """Each folder has many folders, so that the depth alone limits nothing."""
+    """Each folder has many folders, so that the limit of the depth alone is not enough."""
     monkeypatch.setattr(store, "MAX_LISTED_FOLDERS", 30)
     links = "".join(f'<a href="{n}/">{n}</a>' for n in range(5))
     tree = page(200, f"<title>Index of /</title>{links}")
@@ -168,7 +168,7 @@ def test_a_tree_without_end_ends(served, statecli, monkeypatch, target):
 
 
 def test_a_folder_with_too_many_names_fails(served, statecli, monkeypatch):
-    """Each of them is a request."""
+    """Each name would take a request."""
     monkeypatch.setattr(store, "MAX_LISTED_NAMES", 10)
     links = "".join(f'<a href="{n}.pt">{n}</a>' for n in range(20))
     served.behave("d/", lambda request, reply: reply.become(page(200, f"<title>Index of /</title>{links}")))
@@ -178,14 +178,14 @@ def test_a_folder_with_too_many_names_fails(served, statecli, monkeypatch):
 
 
 def test_a_base_of_a_page_is_heeded():
-    """Links are relative to it."""
+    """Links are relative to the base."""
     names = html_listing.parse_names('<head><base href="/d/"></head><a href="a.bin">a</a>', "http://host/d/")
     assert names == {"a.bin": False}
     assert html_listing.parse_names('<base href="http://evil/d/"><a href="a.bin">a</a>', "http://host/d/") is None
 
 
 def test_files_that_begin_with_a_dot_are_asked_for_where_they_are_hidden(served, statecli):
-    """nginx and Apache list no `.metadata`, which a folder of torch.distributed.checkpoint has."""
+    """nginx and Apache hide `.metadata`, which a folder of torch.distributed.checkpoint needs."""
     from torch.distributed import checkpoint as dcp
 
     path = served.folder / "saved"
@@ -197,7 +197,7 @@ def test_files_that_begin_with_a_dot_are_asked_for_where_they_are_hidden(served,
 
 
 def test_a_folder_keeps_the_password_and_the_query_it_was_given_with(folder, statecli):
-    """For its listing and for each file in it."""
+    """The listing and each file are requested with the password and the query."""
     folder.listing = "python"
     folder.behave("*", Basic("me", "sesame-77"), Signed("token", "abc17"))
     url = folder.url("net/inner").replace("://", "://me:sesame-77@") + "?token=abc17"
@@ -208,7 +208,7 @@ def test_a_folder_keeps_the_password_and_the_query_it_was_given_with(folder, sta
 
 
 def test_a_login_page_is_no_listing(folder, statecli, inspect_error):
-    """Neither one in the folder's place, nor one elsewhere that a redirect leads to."""
+    """Neither a login page in place of the folder, nor a login page after a redirect."""
     folder.behave("*", login_page)
     assert "is an HTML page" in inspect_error(folder.url("net/inner"))
     folder.behave("*", Redirect("login"))
@@ -218,7 +218,7 @@ def test_a_login_page_is_no_listing(folder, statecli, inspect_error):
 
 
 def test_a_page_of_the_hub_is_answered_with_the_way_that_is_read():
-    """Who copies the address of a page from a browser is told what to write; nobody is asked for that."""
+    """A user who copies a page's address from a browser gets the right URL in the message; no request is sent."""
     from statecli.storage.http import _suggest_url
 
     assert _suggest_url("https://huggingface.co/org/net/blob/main/model.safetensors").endswith(
@@ -235,7 +235,7 @@ def test_a_page_of_the_hub_is_answered_with_the_way_that_is_read():
 @pytest.mark.parametrize("slash", ["", "/"])
 @pytest.mark.parametrize("status", [403, 404])
 def test_a_folder_that_nobody_lists_is_asked_for_the_usual_names(folder, slash, status, statecli):
-    """All at once; a note says that there may be more, and which names were tried."""
+    """All names are requested at once; a note says that more files may exist, and lists the requested names."""
     for path in ("net/inner", "net/inner/"):
         folder.behave(path, Refuse(status))
     url = folder.url("net/inner") + slash
@@ -250,7 +250,7 @@ def test_a_folder_that_nobody_lists_is_asked_for_the_usual_names(folder, slash, 
 
 
 def test_an_audit_of_what_cannot_be_listed_has_not_passed(folder, statecli):
-    """What was found is judged, and what has another name was not looked at; a glob does not pretend to know it."""
+    """The audit checks the files that it found, and fails for unlisted files; a glob fails too."""
     torch.save({"w": torch.zeros(1)}, folder.folder / "net" / "inner" / "other.pt")
     folder.behave("net/inner/", Refuse(403))
     url = folder.url("net/inner/")
@@ -269,7 +269,7 @@ def test_an_audit_of_what_cannot_be_listed_has_not_passed(folder, statecli):
 
 @pytest.mark.parametrize("fault", [Refuse(403), login_page, Refuse(418)], ids=["403", "login", "418"])
 def test_a_usual_name_that_is_refused_is_not_taken_for_absent(folder, statecli, fault):
-    """Where the server says of others that they are not there."""
+    """The server reports the other usual names as missing."""
     torch.save({"w": torch.zeros(2, 2)}, folder.folder / "net" / "inner" / "pytorch_model.bin")
     folder.behave("net/inner/", Refuse(403))
     folder.behave("net/inner/model.safetensors", fault)
@@ -281,7 +281,7 @@ def test_a_usual_name_that_is_refused_is_not_taken_for_absent(folder, statecli, 
 
 
 def test_the_usual_names_are_asked_for_once_each(folder, statecli):
-    """And nothing is read of what is not there."""
+    """Each name is requested once, and missing files are not read."""
     statecli("inspect", folder.url("net/inner/"))
     paths = [request.path for request in folder.requests]
     assert sorted(paths) == sorted(
@@ -290,7 +290,7 @@ def test_the_usual_names_are_asked_for_once_each(folder, statecli):
 
 
 def test_a_folder_without_any_of_the_usual_names_is_one_line(served, inspect_error):
-    """It is said that it was not listed, and what to do."""
+    """The message says that the folder was not listed, and contains a remedy."""
     (served.folder / "net").mkdir()
     url = served.url("net/")
     why = inspect_error(url)
@@ -302,20 +302,20 @@ def test_a_folder_without_any_of_the_usual_names_is_one_line(served, inspect_err
 
 
 def test_a_server_that_answers_every_name_with_its_page_has_none_of_them(served, inspect_error):
-    """As web applications do: 200 and HTML, whatever is asked for."""
+    """Web applications answer every request with 200 and HTML."""
     served.behave("*", lambda request, reply: reply.become(page(200, "<!doctype html><title>App</title>")))
     assert "is an HTML page" in inspect_error(served.url("net"))
     assert "this folder has no file with one of the" in inspect_error(served.url("net/"))
 
 
 def test_a_folder_of_which_it_is_not_known_what_is_there_is_not_read(folder, inspect_error):
-    """A name that was asked for in vain for other reasons than that it is missing may be there."""
+    """A name whose request failed for another reason than 404 may exist."""
     folder.behave("net/inner/config.json", Cut(None))
     assert "the connection was cut" in inspect_error(folder.url("net/inner/"))
 
 
 def test_a_note_stands_with_what_is_wrong_too(served, inspect_error):
-    """A folder of which only companions are known says why that may not be all."""
+    """For a folder with companion files only, the message says why there may be more files."""
     (served.folder / "net").mkdir()
     (served.folder / "net" / "config.json").write_text("{}")
     why = inspect_error(served.url("net/"))
@@ -324,7 +324,7 @@ def test_a_note_stands_with_what_is_wrong_too(served, inspect_error):
 
 
 def test_a_wrong_password_is_not_tried_thirty_times(folder, inspect_error):
-    """Accounts are locked for less."""
+    """Servers lock accounts after fewer failures."""
     folder.behave("*", Basic("me", "sesame-77"))
     url = folder.url("net/inner").replace("://", "://me:wrong-pass@")
     assert inspect_error(url).endswith(
@@ -336,14 +336,14 @@ def test_a_wrong_password_is_not_tried_thirty_times(folder, inspect_error):
 
 
 def test_a_missing_file_is_no_folder(served, inspect_error):
-    """What is a file by its name is asked for once."""
+    """A missing name with the suffix of a file takes two requests at most, and no request for the usual names below."""
     url = served.url("net/model.safetensors")
     assert inspect_error(url) == f"{url}: does not exist (HTTP 404)"
     assert len(served.requests) <= 2
 
 
 def test_an_index_keeps_its_shards_credentials(served, statecli, tmp_path):
-    """Those of the index, without a listing; a shard on another host is asked without them."""
+    """Shards are requested with the index's credentials and without a listing; another host gets no credentials."""
     model(tmp_path)
     for number in (1, 2):
         name = f"model-0000{number}-of-00002.safetensors"
@@ -363,14 +363,14 @@ def test_an_index_keeps_its_shards_credentials(served, statecli, tmp_path):
 
 
 def test_a_listing_that_fails_at_first_is_asked_for_again(folder, statecli):
-    """It is a request as any other."""
+    """The request for a listing is repeated like any other request."""
     folder.listing = "python"
     folder.behave("net/inner/", Times(3, Refuse(503)))
     assert statecli("inspect", folder.url("net/inner/")).code == 0
 
 
 def test_a_listing_that_does_not_say_html_is_none(folder):
-    """Whatever it is."""
+    """A listing of another type than HTML is refused."""
     folder.listing = "python"
     folder.behave("net/inner/", Headers(Content_Type="text/plain"))
     with pytest.raises(UnreadableError, match="instead of a list of files"):
@@ -378,7 +378,7 @@ def test_a_listing_that_does_not_say_html_is_none(folder):
 
 
 def test_a_name_ends_as_a_folder_does():
-    """With a slash, or with the host."""
+    """The URL of a folder ends with a slash or with the host."""
     assert is_folder_url("https://host")
     assert is_folder_url("https://host/a/?x=…")
     assert not is_folder_url("https://host/a?x=/")
@@ -386,7 +386,7 @@ def test_a_name_ends_as_a_folder_does():
 
 @pytest.mark.parametrize("status", [404, 403])
 def test_a_shard_is_no_folder(served, status, statecli):
-    """Whatever an index calls it: what is not there is asked for once, and nothing below it."""
+    """Whatever the suffix of a shard is, a missing shard is requested once, and no file below the shard."""
     shards = ["one.safetensors?x=y", "two", "three.safetensors", "four.v1"]
     save_file({"w2": torch.ones(2)}, served.folder / "three.safetensors")
     (served.folder / "model.safetensors.index.json").write_text(

@@ -1,4 +1,4 @@
-"""What no server of HTTP does, done to a reader byte by byte: it ends soon, in one line."""
+"""Byte sequences of no real HTTP server: the reader stops soon, with a single line."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .server import After, Headers, Times
 pytest.importorskip("urllib3")
 NAME = "m.safetensors"
 FILE = save({"w": torch.arange(100_000, dtype=torch.float32)})
-#: A server keeps at it for so many times the timeout, unless its client hangs up: then its test fails.
+#: How many timeouts a server goes on for, unless its client hangs up. A test that takes so long fails.
 TOO_LONG = 100
 SECONDS = 0.3
 
 
 @contextmanager
 def raw(answer):
-    """A server of which `answer` gives the bytes that follow a request for a range: (start, last, n-th request)."""
+    """A server whose `answer` gives the bytes sent after a request for a range (start, last, number of the request)."""
     count, closing = 0, threading.Event()
 
     def serve(connection):
@@ -71,19 +71,19 @@ def _request(connection):
 
 
 def range_head(start, last, *headers, length=True):
-    """An honest head."""
+    """Return the correct headers of a range."""
     lines = [f"Content-Range: bytes {start}-{last}/{len(FILE)}", *headers]
     lines += [f"Content-Length: {last + 1 - start}"] * length
     return "\r\n".join(("HTTP/1.1 206 Partial Content", *lines, "", "")).encode()
 
 
 def chunk(data):
-    """As chunks are written."""
+    """Return the bytes as a chunk of HTTP."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def for_ever(part):
-    """The same again and again, with little pauses."""
+    """Yield the same bytes again and again, with short pauses."""
     while True:
         yield part
         yield None
@@ -182,7 +182,7 @@ AGAIN = "; try again later"
     ],
 )
 def test_a_server_that_keeps_its_client_busy_is_given_up(answer, why, inspect_error, monkeypatch):
-    """Whatever it sends meanwhile: within the timeout, and not tried again where that is no use."""
+    """statecli gives up within the timeout, whatever bytes the server sends."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     monkeypatch.setenv("STATECLI_TIMEOUT", str(SECONDS))
     with raw(answer) as url:
@@ -191,20 +191,20 @@ def test_a_server_that_keeps_its_client_busy_is_given_up(answer, why, inspect_er
 
 
 def test_what_is_no_http_is_asked_once(inspect_error):
-    """It will not be by the next time."""
-    asked = []
+    """The server will not speak HTTP at the next attempt either."""
+    requests = []
 
     def answer(start, last, n):
-        asked.append(n)
+        requests.append(n)
         yield from ssh(start, last, n)
 
     with raw(answer) as url:
         assert inspect_error(url) == f"{url}: {GARBAGE}"
-    assert asked == [1]
+    assert requests == [1]
 
 
 def test_a_slow_line_is_no_stall(statecli, monkeypatch):
-    """A body that takes three times the timeout, faster than the slowest that is waited for."""
+    """A body takes three times the timeout, but is faster than the lowest accepted speed."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     monkeypatch.setenv("STATECLI_TIMEOUT", str(SECONDS))
 
@@ -220,7 +220,7 @@ def test_a_slow_line_is_no_stall(statecli, monkeypatch):
 
 
 def test_chunks_that_end_keep_the_connection(statecli):
-    """Behind a range in chunks the next one is asked for on the same connection."""
+    """After a range in chunks, the next range is requested on the same connection."""
     connections = set()
 
     def answer(start, last, n):
@@ -244,22 +244,22 @@ def server(served):
 
 @pytest.mark.parametrize("header", ["ETag", "Last_Modified"])
 def test_a_version_that_is_learnt_later_is_held_to(server, header):
-    """The first answer says none, the later ones say two."""
+    """The first answer has no version, and the later answers have two different versions."""
     nothing = Headers(ETag=None, Last_Modified=None)
     values = (
         ('"one"', '"two"') if header == "ETag" else ("Tue, 01 Jan 2030 00:00:00 GMT", "Wed, 02 Jan 2030 00:00:00 GMT")
     )
     first, second = (Headers(**{header: value}) for value in values)
     server.behave(NAME, nothing, After(1, Times(1, first)), After(2, second))
-    store, known = Http(), None
+    store, version = Http(), None
     for n in range(2):
-        _, known = store.get(server.url(NAME), n * 10, 10, known)
+        _, version = store.get(server.url(NAME), n * 10, 10, version)
     with pytest.raises(UnreadableError, match="changed while statecli read it; try again"):
-        store.get(server.url(NAME), 20, 10, known)
+        store.get(server.url(NAME), 20, 10, version)
 
 
 def test_an_answer_without_a_date_is_of_the_same_version(server, statecli):
-    """What one answer lacks, another has: only what two have and is not the same tells them apart."""
+    """Answers without a common version field count as the same version; only a field of both answers can differ."""
     server.behave(NAME, After(1, Times(1, Headers(ETag=None))), After(2, Headers(Last_Modified=None)))
     result = statecli("inspect", server.url(NAME), "--stats")
     assert (result.code, result.err) == (0, "")

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: one commit a command, bytes by ranges, and what is said to those who may not read."""
+"""The Hugging Face Hub: a single commit per command, bytes by ranges, and the messages for users without access."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKEN = "hf_abcdefghijklmnopqrstuvwxyz012345"  # noqa: S105 - of nobody
 
 @pytest.fixture
 def net(hub):
-    """A hub with a repository, and another revision of it."""
+    """A hub with a repository and another revision of the repository."""
     write_checkpoint(hub.folder / "org" / "net", torch.ones(4))
     (hub.folder / "org" / "net" / "config.json").write_text('{"architectures": ["Net"]}')
     write_checkpoint(hub.folder / "org" / "net@v1", torch.zeros(4))
@@ -35,7 +35,7 @@ def write_checkpoint(folder: Path, tensor: torch.Tensor, name: str = "model.safe
 
 
 def refusal_line(statecli, url: str) -> str:
-    """What is said of a URL that is refused: one line, that names it first."""
+    """Return the message for a refused URL: a single line that starts with the URL."""
     result = statecli("inspect", url)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert result.err.startswith(f"statecli: {url}: ")
@@ -43,7 +43,9 @@ def refusal_line(statecli, url: str) -> str:
 
 
 def test_a_file_is_its_commit_and_one_range(net, statecli):
-    """The hub is asked which commit `main` is, and the CDN for the first bytes; no token where there is none."""
+    """statecli asks the hub for the commit of `main`, and the CDN for the first bytes; without a login, no token is
+    sent.
+    """
     assert statecli("inspect", "hf://org/net/model.safetensors").code == 0
     commit = net.commit("org/net")
     assert [request.path for request in net.requests] == [
@@ -55,7 +57,7 @@ def test_a_file_is_its_commit_and_one_range(net, statecli):
 
 
 def test_all_files_are_of_one_commit(net, statecli):
-    """What somebody pushes meanwhile is of the next command."""
+    """Files that somebody pushes during a command are read by the next command only."""
     result = statecli("inspect", "hf://org/net")
     assert result.code == 0
     revisions = [request.path for request in net.requests if "/revision/" in request.path]
@@ -66,7 +68,7 @@ def test_all_files_are_of_one_commit(net, statecli):
 
 
 def test_what_an_audit_of_a_repository_asks_for(net, statecli):
-    """Two calls of the API, and the beginning of each file once: what docs/explanation/scale.md counts with."""
+    """Two calls of the API, and the beginning of each file once: the numbers of docs/explanation/scale.md."""
     for name in ("README.md", "tokenizer.json"):
         (net.folder / "org" / "net" / name).write_text("{}")
     assert statecli("audit", "hf://org/net").code == 0
@@ -78,7 +80,7 @@ def test_what_an_audit_of_a_repository_asks_for(net, statecli):
 
 @pytest.mark.parametrize("revision", ["v1", "commit"])
 def test_another_revision(net, statecli, revision):
-    """By its name or its commit; a diff of two revisions is of two commits."""
+    """A revision is selected by its name or its commit; a diff of two revisions reads two commits."""
     revision = net.commit("org/net", "v1") if revision == "commit" else revision
     url = f"hf://org/net@{revision}"
     assert statecli("inspect", f"{url}/model.safetensors", "--stats", "-f", "json").rows()["w"]["stats"]["max"] == 0
@@ -87,14 +89,14 @@ def test_another_revision(net, statecli, revision):
 
 
 def test_a_repository_of_data(net, statecli):
-    """`hf://datasets/…`, a file and all of it."""
+    """`hf://datasets/…`: the whole repository, and a single file."""
     write_checkpoint(net.folder / "datasets" / "org" / "data", torch.ones(3))
     for url in ("hf://datasets/org/data", "hf://datasets/org/data@main/model.safetensors"):
         assert statecli("inspect", url, "-f", "json").rows()["w"]["shape"] == [3]
 
 
 def test_many_files_in_a_folder_are_several_pages(net, statecli):
-    """The hub's listings go on where their header says."""
+    """The hub's Link header leads to the next page of a listing."""
     from .server import Reply
 
     def page_reply(request, reply):
@@ -123,7 +125,7 @@ def test_many_files_in_a_folder_are_several_pages(net, statecli):
     ],
 )
 def test_a_page_of_a_listing_that_hides_files_fails(net, statecli, page, line):
-    """A page that was taken for an empty one hid the files on it."""
+    """An invalid page must not pass for an empty page, which would hide the files on the page."""
     from .server import Reply
 
     where = f"api/models/org/net/tree/{net.commit('org/net')}"
@@ -141,7 +143,7 @@ def test_a_page_of_a_listing_that_hides_files_fails(net, statecli, page, line):
 
 @pytest.mark.parametrize("there", ["http://127.0.0.1:9/", "itself"])
 def test_a_listing_that_goes_on_elsewhere_is_refused(net, statecli, monkeypatch, there):
-    """To another host the token would go too; and in a circle it has no end."""
+    """The token would reach the other host, and a circle of pages has no end."""
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     where = f"api/models/org/net/tree/{net.commit('org/net')}"
     net.behave(where, Headers(Link=f'<{net.url(where) if there == "itself" else there}>; rel="next"'))
@@ -168,7 +170,7 @@ def test_a_listing_that_goes_on_elsewhere_is_refused(net, statecli, monkeypatch,
     ],
 )
 def test_how_urls_are_written(url, places):
-    """As HfFileSystem has them: kinds, revisions with a slash, repositories of one word."""
+    """URLs have HfFileSystem's syntax: kinds, revisions with a slash, repositories without an owner."""
     assert [tuple(place) for place in _parse_places(url)] == places
     assert isinstance(_parse_places(url)[0], Place)
 
@@ -188,12 +190,12 @@ def test_how_urls_are_written(url, places):
     ],
 )
 def test_what_is_not_there(net, statecli, url, line):
-    """A repository, a revision, a file: each its own line."""
+    """A missing repository, revision and file have different messages."""
     assert refusal_line(statecli, url).startswith(line)
 
 
 def test_a_private_repository(net, statecli, monkeypatch):
-    """Without a token, with a wrong one, and with the right one, which the CDN never sees."""
+    """Without a token, with a wrong token, and with the right token, which the CDN never receives."""
     net.private["org/net"] = TOKEN
     assert "does not exist, or is private: log in with `hf auth login`" in refusal_line(statecli, "hf://org/net")
     files.forget_command()
@@ -208,7 +210,7 @@ def test_a_private_repository(net, statecli, monkeypatch):
 
 
 def test_a_gated_repository(net, statecli, monkeypatch):
-    """It is listed for all; where its conditions are accepted is said."""
+    """The message contains the page on which the user accepts the repository's conditions."""
     net.gated["org/net"] = TOKEN
     endpoint = net.url().rstrip("/")
     said = f"is gated: accept its conditions on {endpoint}/org/net"
@@ -224,7 +226,7 @@ def test_a_gated_repository(net, statecli, monkeypatch):
 
 
 def test_the_token_is_found_where_the_library_keeps_it(net, statecli, monkeypatch, tmp_path):
-    """`hf auth login` writes it to a file; HF_HUB_DISABLE_IMPLICIT_TOKEN leaves it there."""
+    """`hf auth login` writes the token to a file; HF_HUB_DISABLE_IMPLICIT_TOKEN ignores the file."""
     from huggingface_hub import constants
 
     (tmp_path / "token").write_text(TOKEN)
@@ -239,7 +241,7 @@ def test_the_token_is_found_where_the_library_keeps_it(net, statecli, monkeypatc
 
 
 def test_offline_means_offline(net, statecli, monkeypatch):
-    """HF_HUB_OFFLINE: one line, and nobody is asked."""
+    """HF_HUB_OFFLINE: the command prints a single line and sends no request."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -251,7 +253,7 @@ def test_offline_means_offline(net, statecli, monkeypatch):
 
 
 def test_a_signature_of_the_cdn_is_in_no_line(net, statecli):
-    """It stands in the redirect; what the CDN refuses is told without it, with --debug too."""
+    """The redirect contains the signature; the message about a refusal by the CDN does not, even with --debug."""
     net.cdn.behave("*", Refuse(403))
     result = statecli("inspect", "hf://org/net/model.safetensors", "--debug")
     assert result.code == 2
@@ -259,21 +261,21 @@ def test_a_signature_of_the_cdn_is_in_no_line(net, statecli):
 
 
 def test_a_busy_hub_is_asked_again(net, statecli):
-    """For the commit as for the bytes."""
+    """Both the request for the commit and the requests for bytes are repeated."""
     net.behave("api/models/org/net/revision/main", Times(2, Refuse(503)))
     net.cdn.behave("*", Times(1, Refuse(500)))
     assert statecli("inspect", "hf://org/net/model.safetensors").code == 0
 
 
 def test_what_is_no_hub(net, statecli):
-    """A login page in the place of the hub's answer is no repository."""
+    """A login page in place of the hub's answer is not a repository."""
     net.behave("api/*", login_page)
     line = refusal_line(statecli, "hf://org/net/model.safetensors")
     assert "page" in line or "not valid JSON" in line
 
 
 def test_what_changes_in_the_cdn_is_noticed(net, statecli):
-    """A commit's file does not change; what answers otherwise is no such file."""
+    """A commit's file does not change, so an answer with another version is refused."""
     write_checkpoint(net.folder / "org" / "net", torch.ones(1 << 18))
     net.cdn.behave("*", After(1, Headers(ETag='"another"')))
     result = statecli("inspect", "hf://org/net/model.safetensors", "--stats")
@@ -282,7 +284,7 @@ def test_what_changes_in_the_cdn_is_noticed(net, statecli):
 
 
 def test_a_folder_of_a_repository(net, statecli):
-    """`hf://org/net/sub` is one, and an audit of the repository walks it."""
+    """`hf://org/net/sub` is a folder, and an audit of the repository includes its files."""
     write_checkpoint(net.folder / "org" / "net" / "sub", torch.ones(2), "other.safetensors")
     assert statecli("inspect", "hf://org/net/sub", "-f", "json").rows()["w"]["shape"] == [2]
     result = statecli("audit", "hf://org/net", "-f", "json").json
@@ -294,7 +296,7 @@ def test_a_folder_of_a_repository(net, statecli):
 
 
 def test_a_hub_that_does_not_answer_is_named(monkeypatch, statecli):
-    """Its host is not in the URL."""
+    """The message names the hub's host, because the URL does not contain the host."""
     from huggingface_hub import constants
 
     monkeypatch.setenv("STATECLI_RETRIES", "0")
@@ -305,7 +307,7 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch, statecli):
 
 
 def test_an_endpoint_that_is_no_url_is_named(monkeypatch, statecli):
-    """urllib3 would warn of it on stderr."""
+    """urllib3 would warn about the endpoint on stderr."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "nonsense")
@@ -314,7 +316,7 @@ def test_an_endpoint_that_is_no_url_is_named(monkeypatch, statecli):
 
 
 def test_the_package_is_named(monkeypatch, statecli):
-    """Where huggingface_hub is not installed."""
+    """Without huggingface_hub, the message names the package."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     result = statecli("inspect", "hf://org/net")
     assert (result.code, result.err) == (
@@ -324,7 +326,7 @@ def test_the_package_is_named(monkeypatch, statecli):
 
 
 def test_the_class_of_a_repository_is_built_from_its_configuration(net, statecli):
-    """With --from-config, or by the file; verify and --model take only classes. Nothing else is fetched."""
+    """--from-config, config.json, a class's argument, verify and --model use the configuration, never remote code."""
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = {"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 50, **sizes}

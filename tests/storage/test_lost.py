@@ -1,4 +1,4 @@
-"""What was asked for in vain, as often as that may help, is not waited for again with each of its ranges."""
+"""After all attempts of a request failed, the file's later ranges fail at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .server import After, Cut, Refuse, Stall, Times
 
 @pytest.fixture(autouse=True)
 def twice(monkeypatch):
-    """Each request is sent three times at most."""
+    """Send each request three times at most."""
     monkeypatch.setenv("STATECLI_RETRIES", "2")
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.3")
     files.forget_command()
@@ -26,7 +26,7 @@ def twice(monkeypatch):
 
 @pytest.fixture
 def get(served):
-    """Asks for ten bytes of one of the files a to d, as several readers of it do; says what was wrong."""
+    """Return a function that requests ten bytes of a file (a to d) and returns the error message or None."""
     for name in "abcd":
         (served.folder / name).write_bytes(bytes(1000))
     http = Http()
@@ -50,7 +50,7 @@ FAULTS = [Refuse(503), Cut(None), Cut(100), Stall(None), Stall(100)]
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["busy", "cut", "cut within", "stall", "stall within"])
 def test_a_file_that_was_asked_for_in_vain_is_not_asked_for_with_each_tensor(served, statecli, tmp_path, fault):
-    """Of 60 tensors in 15 windows the first is asked for thrice; all have its error, and those before are compared."""
+    """Of 60 tensors in 15 windows, the first failing window is requested three times; earlier tensors are compared."""
     state = {f"w{i:02}": torch.full((150_000,), float(i)) for i in range(60)}
     save_file(state, served.folder / "m.safetensors")
     save_file(state, tmp_path / "m.safetensors")
@@ -67,7 +67,7 @@ def test_a_file_that_was_asked_for_in_vain_is_not_asked_for_with_each_tensor(ser
 
 
 def test_threads_that_ask_together_end_together(served, statecli, tmp_path):
-    """Each has its own request on its way, and begins no other."""
+    """Each thread finishes the attempts of its current request, and starts no other request."""
     save_file({f"w{i:03}": torch.zeros(150_000) for i in range(200)}, served.folder / "m.safetensors")
     served.behave("*", After(1, Stall(10)))
     result = statecli("inspect", "--stats", served.url("m.safetensors"), "--jobs", "8")
@@ -76,7 +76,7 @@ def test_threads_that_ask_together_end_together(served, statecli, tmp_path):
 
 
 def test_where_nothing_answers_one_attempt_is_enough_until_one_succeeds(served, get):
-    """For each file of the place once; then as often as elsewhere."""
+    """Each file gets a single attempt while the server fails, and all attempts after a success."""
     served.behave("*", Refuse(503))
     assert get("a") == get("a", 500) == "the server is busy (HTTP 503), in each of 3 attempts; try again later"
     assert get("b") == get("b", 500) == "the server is busy (HTTP 503); try again later"
@@ -90,7 +90,7 @@ def test_where_nothing_answers_one_attempt_is_enough_until_one_succeeds(served, 
 
 
 def test_another_place_is_asked_as_often_as_ever(served, get):
-    """It is scheme and host that fail together."""
+    """Only requests to the same scheme and host fail together."""
     served.behave("a", Refuse(503))
     get("a")
     served.behave("b", Times(2, Refuse(503)))
@@ -100,7 +100,7 @@ def test_another_place_is_asked_as_often_as_ever(served, get):
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 416])
 def test_an_answer_that_refuses_says_nothing_of_the_next_one(served, get, status):
-    """It came at once, and so may another: for other bytes, for other files, with all attempts."""
+    """The refusal came at once, so later requests for other bytes and files still get all their attempts."""
     served.behave("a", Times(1, Refuse(status)))
     assert f"HTTP {status}" in get("a")
     assert get("a") is None
@@ -109,7 +109,7 @@ def test_an_answer_that_refuses_says_nothing_of_the_next_one(served, get, status
 
 
 def test_a_server_that_asks_for_much_patience_is_not_asked_again(served, get):
-    """It has said so once."""
+    """The server has already said how long to wait."""
     served.behave("a", Refuse(503, Retry_After="3600"))
     assert (
         get("a")
@@ -120,7 +120,7 @@ def test_a_server_that_asks_for_much_patience_is_not_asked_again(served, get):
 
 
 def test_what_a_worker_could_not_reach_is_asked_for_again_by_the_next_command(served, get):
-    """A worker of Dask lives on, and is not told when a command begins."""
+    """A worker of Dask outlives a command, and gets no signal when the next command begins."""
     served.behave("a", Times(3, Refuse(503)))
     command = files.export_access()
     files.import_access(command)

@@ -1,4 +1,4 @@
-"""The names of URLs: no secret is in one, each leads back to what was typed, and two that differ stay apart."""
+"""Names of URLs: a name contains no secret, leads back to the typed URL, and differs from the name of any other URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from statecli.storage import files
 from statecli.storage import masked_url as names
 from statecli.storage.masked_url import mask_url, unmask_url
 
-SECRET = "Zq7Kx9"  # noqa: S105 - it opens nothing; no other part of these URLs has it
+SECRET = "Zq7Kx9"  # noqa: S105 - it opens nothing; no other part of these URLs contains it
 PLAIN = string.ascii_lowercase + string.digits + "._-"
 
 hosts = st.sampled_from(["host", "host:8080", "[::1]", "[::1]:80", "a.b.example", "127.0.0.1"])
@@ -27,17 +27,17 @@ secrets = st.text(string.ascii_letters + string.digits + "@:/?#=&;%+ é…[](){}
 
 @pytest.fixture(autouse=True)
 def nothing_typed(monkeypatch):
-    """No URL is known."""
+    """Forget all typed URLs."""
     names.typed_urls().clear()
 
 
 @st.composite
 def users(draw):
-    """A user, a user and a password, or none; each as URLs write it, or as people do."""
+    """A user, a user and a password, or neither; escaped as in a URL, or raw as people type."""
     kind = draw(st.sampled_from(["none", "user", "both", "raw"]))
     if kind == "none":
         return ""
-    if kind == "raw":  # what is no URL, strictly: a password that was typed as it is
+    if kind == "raw":  # not a valid URL: a password typed without escapes
         return f"me:{draw(secrets)}@"
     secret = quote(draw(secrets), safe="")
     return f"{secret}@" if kind == "user" else f"me:{secret}@"
@@ -45,10 +45,10 @@ def users(draw):
 
 @st.composite
 def queries(draw):
-    """Parameters, some harmless, some secret, some a token alone."""
+    """Harmless parameters, secret parameters, and tokens without a name."""
     if draw(st.booleans()):
         return ""
-    one = st.one_of(
+    parameter = st.one_of(
         st.tuples(st.sampled_from(["token", "X-Amz-Signature", "sig", "a", "version2"]), secrets).map(
             lambda pair: f"{pair[0]}={quote(pair[1], safe='')}"
         ),
@@ -59,24 +59,24 @@ def queries(draw):
         secrets.map(lambda text: f"version=3;token={quote(text, safe='')}"),
         secrets.map(lambda text: f"path=a?b={quote(text, safe='')}"),
     )
-    return "?" + "&".join(draw(st.lists(one, min_size=1, max_size=3)))
+    return "?" + "&".join(draw(st.lists(parameter, min_size=1, max_size=3)))
 
 
 @st.composite
 def urls(draw):
-    """A URL of a file, with all that may be secret in it."""
+    """A URL of a file, with secrets in every possible place."""
     way = draw(st.lists(steps, min_size=1, max_size=3))
     if draw(st.booleans()):
         way[0] += f";jsessionid={quote(draw(secrets), safe='')}"
     scheme, query = draw(schemes), draw(queries())
-    if scheme in ("s3", "gs"):  # where any other `?` is in a name
+    if scheme in ("s3", "gs"):  # any other `?` belongs to a name
         query = query.replace("?", "?versionId=1&" if scheme == "s3" else "?generation=1&", 1)
     return f"{scheme}://{draw(users())}{draw(hosts)}/{'/'.join(way)}{query}"
 
 
 @given(url=urls())
 def test_no_secret_of_a_url_is_in_its_name(url):
-    """And the name leads to the URL, and is the name of itself."""
+    """The name leads back to the URL, and masking the name again changes nothing."""
     names.typed_urls().clear()
     name = mask_url(url)
     assert SECRET not in name, name
@@ -86,13 +86,13 @@ def test_no_secret_of_a_url_is_in_its_name(url):
 
 
 def hides(url):
-    """Whether something harmless of it is hidden too, as `version2=…` is."""
+    """Whether mask_url hides any part of the URL, even a harmless part such as `version2=…`."""
     return "…" in mask_url(url)
 
 
 @given(typed=st.lists(urls(), min_size=2, max_size=5, unique=True))
 def test_urls_that_differ_stay_apart(typed):
-    """However little differs, and in whatever order they are typed."""
+    """Names differ however small the difference is, and in any order of typing."""
     names.typed_urls().clear()
     actual = [mask_url(url) for url in typed]
     assert len(set(actual)) == len(typed)
@@ -101,10 +101,10 @@ def test_urls_that_differ_stay_apart(typed):
 
 @given(url=urls(), beside=steps)
 def test_what_is_around_and_beside_is_asked_for_with_the_same_credentials(url, beside):
-    """A file in a folder that was typed, one next to a file, and one in a folder next to it."""
+    """A file in a typed folder, a file next to a typed file, and a file in a folder next to a typed file."""
     names.typed_urls().clear()
     link = names.parse_url(url.removeprefix("simplecache::"))
-    # A raw password such as `pw@?` ends the URL before its host: nothing is around it.
+    # A raw password such as `pw@?` ends the URL before its host, so that the URL has no folder.
     assume(link.path and "@" not in link.path and not (link.user and set(link.user) & set("/?#@")))
     name = mask_url(url)
     query = "" if link.query is None else f"?{link.query}"
@@ -164,7 +164,7 @@ def test_what_is_shown(url, name):
 
 
 def test_several_that_differ_in_what_is_hidden_are_counted():
-    """Of one user all have one mark."""
+    """All URLs of the same user have the same mark."""
     assert mask_url("https://a:1@host/m.pt") == "https://…@host/m.pt"
     assert mask_url("https://b:2@host/m.pt") == "https://…2@host/m.pt"
     assert mask_url("https://b:2@host/n.pt") == "https://…2@host/n.pt"
@@ -177,7 +177,7 @@ def test_several_that_differ_in_what_is_hidden_are_counted():
 
 
 def test_a_name_that_is_typed_is_no_other_url():
-    """Copied from output before anything was typed, it means itself, and whatever is typed later is another."""
+    """A name copied from output before any URL was typed means itself, and a URL typed later gets another name."""
     assert mask_url("https://host/m.pt?sig=…") == "https://host/m.pt?sig=…"
     assert mask_url("https://host/m.pt?sig=1") == "https://host/m.pt?sig=…2"
     assert unmask_url("https://host/m.pt?sig=…") == "https://host/m.pt?sig=…"
@@ -200,7 +200,7 @@ def test_a_name_that_is_typed_is_no_other_url():
     ],
 )
 def test_whatever_is_typed_is_shown_without_secrets(text, expected):
-    """Behind an option, in a class's arguments, in a sentence."""
+    """A URL may follow an option, or be in a class's arguments or in a sentence."""
     assert files.mask_urls(text) == expected
     assert files.mask_urls(expected) == expected
 
@@ -217,19 +217,19 @@ def test_whatever_is_typed_is_shown_without_secrets(text, expected):
     ],
 )
 def test_where_a_query_begins(text, way, rest):
-    """In a bucket `?` is in names, but for what says a version."""
+    """In a bucket's URL, `?` belongs to the name, except before a version."""
     assert files.split_url(text)[1:] == (way, rest)
     assert not files.is_glob(text)
 
 
 @pytest.mark.parametrize("url", ["file://me:hidden-2@host/m.pt", "FILE://me:hidden-2@host/m.pt"])
 def test_a_password_of_a_file_url_is_hidden(url):
-    """No file has one, and so it is that of another URL."""
+    """No file has a password, so the password belongs to another URL."""
     assert files.remove_secrets(files.mask_urls(url)) == "me:…@host/m.pt"
 
 
 def test_a_class_gets_the_url_that_was_typed():
-    """Its arguments are the user's own; what is shown of them is not."""
+    """The class gets the URL with its secrets; the displayed arguments are masked."""
     from statecli.live.spec import parse_spec
 
     typed = "https://me:pw@host/m.pt?sig=5"
@@ -241,18 +241,18 @@ def test_a_class_gets_the_url_that_was_typed():
 
 
 def test_a_file_that_is_called_like_a_url_is_a_file(in_tmp_path):
-    """Names of files win."""
+    """The name of an existing file is not masked."""
     os.makedirs("a:/me:pw@host")
     assert files.mask_urls("a://me:pw@host") == "a://me:pw@host"
 
 
 def test_another_process_knows_the_urls_too():
-    """And no text of what it is told holds them."""
+    """The message to the other process shows no secret in its text."""
     name = mask_url("https://me:hidden-1@host/m.pt?sig=5")
-    told = files.export_access()
-    assert "hidden-1" not in f"{told!r} {told}"
+    access = files.export_access()
+    assert "hidden-1" not in f"{access!r} {access}"
     names.typed_urls().clear()
-    files.import_access(told)
+    files.import_access(access)
     assert unmask_url(name) == "https://me:hidden-1@host/m.pt?sig=5"
     files.forget_command()
     assert unmask_url(name) == "https://me:hidden-1@host/m.pt?sig=5"

@@ -1,4 +1,4 @@
-"""What a person sees while bytes travel: files, then bytes of values; nobody else sees anything."""
+"""The progress display while bytes travel: files, then bytes of values; without a terminal there is no display."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMAND = ["-m", "statecli"]
 
 
 def stderr_on_a_terminal(*args: str, libraries: str = "statecli") -> str:
-    """What the command writes to a standard error that is a terminal; its results go elsewhere."""
+    """Return the command's output on stderr, which is a terminal; stdout is discarded."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     streams = {"stdout": subprocess.DEVNULL, "stderr": theirs}
@@ -34,7 +34,7 @@ def stderr_on_a_terminal(*args: str, libraries: str = "statecli") -> str:
     while select.select([ours], [], [], 60)[0]:
         try:
             block = os.read(ours, 1 << 16)
-        except OSError:  # the last one that had it open is gone
+        except OSError:  # the last process with the terminal open has ended
             break
         out += block
     os.close(ours)
@@ -50,19 +50,19 @@ def net(served) -> str:
 
 
 def test_files_are_counted_on_a_terminal(net):
-    """So many of 40 headers are there; the last that is drawn has all of them."""
+    """The display counts the headers of 40 files; the last line shows all of them."""
     assert "40/40 files" in stderr_on_a_terminal("inspect", net)
 
 
 def test_values_are_counted_in_bytes(served):
-    """As for files on disk: of 12 MB, so many."""
+    """The display shows the bytes of 12 MB, as for files on disk."""
     save_file({"a": torch.zeros(3_000_000)}, served.folder / "m.safetensors")
     shown = stderr_on_a_terminal("inspect", "--stats", served.url("m.safetensors"))
     assert re.search(r"[\d.]+/12\.0 MB", shown)
 
 
 def test_the_bytes_of_one_large_tensor_are_counted_as_they_arrive(served):
-    """Its tensor is done at the end; until then a slow server would show 0."""
+    """The tensor is finished only at the end; without counting bytes, the display would show 0 until then."""
     save_file({"a": torch.zeros(3_000_000)}, served.folder / "m.safetensors")
     served.behave("m.safetensors", Delay(0.2))
     shown = stderr_on_a_terminal("inspect", "--stats", served.url("m.safetensors"))
@@ -89,7 +89,7 @@ def test_each_piece_of_an_answer_is_counted_when_it_arrives(served, monkeypatch)
 
 
 def test_a_repeated_request_counts_its_bytes_once():
-    """Stores that count nothing while they receive are counted at the end."""
+    """For stores without a count during the transfer, the bytes are counted at the end."""
     before = prefetch_progress.count_fetched_values().bytes
     assert prefetch_progress.fetch_values(lambda: prefetch_progress.count_arrived(9) or b"1234") == b"1234"
     assert prefetch_progress.fetch_values(lambda: b"12") == b"12"
@@ -98,7 +98,7 @@ def test_a_repeated_request_counts_its_bytes_once():
 
 
 def test_an_unknown_speed_is_not_a_red_question_mark(served):
-    """Nothing is written as long as no speed is known."""
+    """The display shows no speed until the speed is known."""
     save_file({"a": torch.zeros(3_000_000)}, served.folder / "m.safetensors")
     served.behave("m.safetensors", Delay(0.2))
     shown = stderr_on_a_terminal("inspect", "--stats", served.url("m.safetensors"))
@@ -113,7 +113,7 @@ def test_nothing_is_drawn_where_nobody_wants_it(net, options):
 
 
 def test_nothing_is_drawn_into_a_pipe(net):
-    """Neither bar is for a log."""
+    """Progress bars are not for logs."""
     result = run_python([*COMMAND, "inspect", "--stats", net], "statecli", text=False, check=True)
     assert result.stderr == b""
 
@@ -130,9 +130,9 @@ STAGES = ["importing torch", "net.py", "building Net", "check move"]
 
 @pytest.mark.parametrize(("command", "stages"), [(["inspect"], STAGES[:3]), (["verify", "--check", "move"], STAGES)])
 def test_stages_that_take_seconds_are_named(command, stages, tmp_path):
-    """Importing torch takes two seconds and more, and a constructor as long as it likes.
+    """Importing torch takes two seconds and more, and a constructor may take any time.
 
-    Here torch is imported already: the stages are the same, and a line is written for each.
+    Here torch is imported already: the stages are the same, and each stage writes a line.
     """
     (tmp_path / "net.py").write_text(NET)
     words = (*command, f"{tmp_path}/net.py:Net")

@@ -1,4 +1,4 @@
-"""What is said of a file in a folder that did not come: its name, and a sentence that goes on from it or is whole."""
+"""Messages about an unread file of a folder: the file's name, followed by the end of a sentence or a whole sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
-    """No request is tried a second time."""
+    """Send no request a second time."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     files.forget_command()
 
@@ -44,14 +44,14 @@ def sharded_server(served):
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
 def test_an_index_that_did_not_come(sharded_server, inspect_error, fault, reason):
-    """By the folder, and by its own name."""
+    """The message for the folder names the index and the reason."""
     sharded_server.behave(f"net/{INDEX}", fault)
     assert f"{INDEX}{reason}" in inspect_error(sharded_server.url("net/"))
 
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
 def test_the_metadata_of_a_distributed_checkpoint_that_did_not_come(served, inspect_error, fault, reason):
-    """The same words."""
+    """The reasons have the same words for a distributed checkpoint."""
     import torch.distributed.checkpoint as dcp
 
     dcp.save({"w": torch.zeros(4)}, storage_writer=dcp.FileSystemWriter(served.folder / "run"), no_dist=True)
@@ -62,7 +62,7 @@ def test_the_metadata_of_a_distributed_checkpoint_that_did_not_come(served, insp
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
 def test_a_configuration_that_did_not_come(sharded_server, statecli, fault, reason):
-    """A note, for the weights are read without it."""
+    """The message is a note, because the weights are read without the configuration."""
     sharded_server.behave("net/config.json", fault)
     result = statecli("inspect", sharded_server.url("net/"), "-f", "json")
     (odd,) = [note["message"] for note in result.json["notes"] if note["name"] == "config-unread"]

@@ -1,4 +1,4 @@
-"""How many requests a listing costs, and how many bytes: counted by a server, of every format."""
+"""The number of requests and of bytes for a listing, counted by a server, for every format."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HEAD = 64 << 10
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    """Each test is a command of its own."""
+    """Forget earlier requests, so that each test acts as a separate command."""
     files.forget_command()
 
 
 class Crowd:
-    """Lets requests wait for each other until so many have come, and counts how many are here at once."""
+    """Delays requests until so many run together, and counts how many run at the same time."""
 
     def __init__(self, size: int) -> None:
         self._all_here = threading.Barrier(size, timeout=30)
@@ -58,7 +58,7 @@ class Crowd:
 
 
 def list_ranges(served) -> list[tuple[str, str]]:
-    """Path and range of each request that was not for a list of names."""
+    """Return the path and range of each request for bytes, without requests for a list of names."""
     return [(request.path, request.range) for request in served.requests if request.status == 206]
 
 
@@ -70,7 +70,7 @@ def listings(served) -> int:
 
 
 def test_a_short_header_is_one_request(served, statecli):
-    """Of a file of 40 MB the first 64 KiB travel, and nothing else."""
+    """Of a file of 40 MB, only the first 64 KiB are fetched."""
     save_file({"a": torch.zeros(10_000_000)}, served.folder / "m.safetensors")
     assert statecli("inspect", served.url("m.safetensors")).code == 0
     assert list_ranges(served) == [("m.safetensors", "bytes=0-65535")]
@@ -78,7 +78,7 @@ def test_a_short_header_is_one_request(served, statecli):
 
 
 def test_a_long_header_is_two_requests(served, statecli):
-    """The second one is for exactly what the first did not have of the header."""
+    """The second request is exactly for the missing part of the header."""
     path = served.folder / "m.safetensors"
     save_file({f"a.rather.long.name.of.tensor.{i}": torch.zeros(1000) for i in range(2000)}, path)
     end = 8 + int.from_bytes(path.read_bytes()[:8], "little")
@@ -89,7 +89,7 @@ def test_a_long_header_is_two_requests(served, statecli):
 
 
 def write_shards(folder: Path, count: int) -> Path:
-    """As save_pretrained writes it."""
+    """Write shards and their index as save_pretrained does."""
     folder.mkdir()
     names = [f"model-{n + 1:05d}-of-{count:05d}.safetensors" for n in range(count)]
     for n, name in enumerate(names):
@@ -100,7 +100,7 @@ def write_shards(folder: Path, count: int) -> Path:
 
 
 def test_shards_are_one_request_each_and_64_at_a_time(served, statecli):
-    """An index is one request, its 128 shards 128; 64 of them are on their way together, and never more."""
+    """An index takes one request, and its 128 shards take 128 requests; never more than 64 of them run together."""
     write_shards(served.folder / "net", 128)
     served.listing = "python"
     crowd = Crowd(64)
@@ -113,16 +113,16 @@ def test_shards_are_one_request_each_and_64_at_a_time(served, statecli):
 
 
 def test_what_lies_beside_the_weights_comes_with_the_index(served, statecli):
-    """A folder is its list of names; then the index and all JSON next to it at once; then the shards at once."""
+    """A folder takes its list of names; then the index and all JSON next to it at once; then the shards at once."""
     folder = write_shards(served.folder / "net", 3)
     for name in ("config.json", "trainer_state.json", "adapter_config.json"):
         (folder / name).write_text("{}")
     served.listing = "python"
-    beside, shards = Crowd(4), Crowd(3)
-    served.behave("*.json", beside)
+    json_files, shards = Crowd(4), Crowd(3)
+    served.behave("*.json", json_files)
     served.behave("*.safetensors", shards)
     assert statecli("inspect", served.url("net/")).code == 0
-    assert (beside.most, shards.most) == (4, 3)
+    assert (json_files.most, shards.most) == (4, 3)
     assert (len(list_ranges(served)), listings(served)) == (7, 1)
 
 
@@ -136,7 +136,7 @@ def archive(path: Path, tensors: int, elements: int) -> Path:
 
 @pytest.mark.parametrize(("tensors", "elements", "requests"), [(10, 500_000, 2), (400, 20_000, 2), (5_000, 2_000, 4)])
 def test_torch_save_is_its_end_its_directory_and_its_pickle(served, statecli, tensors, elements, requests):
-    """Not one local header of the storages travels: the directory says where torch has put them."""
+    """No local header of a storage is fetched: the central directory is enough to compute torch's offsets."""
     path = archive(served.folder / "m.pt", tensors, elements)
     assert statecli("inspect", served.url("m.pt")).code == 0
     assert len(list_ranges(served)) == requests
@@ -148,7 +148,7 @@ def test_torch_save_is_its_end_its_directory_and_its_pickle(served, statecli, te
 @pytest.mark.parametrize("name", ["m", "a-folder-name-that-is-a-good-deal-longer-than-the-others"])
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 4096])
 def test_the_directory_alone_places_what_torch_writes(tmp_path, served, size, name):
-    """Where it says that bytes begin is where each local header lets them begin."""
+    """Offsets computed from the central directory are the same as offsets from each local header."""
     path = served.folder / f"{name}.pt"
     torch.save([torch.zeros(size, dtype=torch.uint8), torch.ones(100_000), torch.zeros(3)], path)
     with Source(str(path)) as near, Source(served.url(path.name)) as far:
@@ -159,7 +159,7 @@ def test_the_directory_alone_places_what_torch_writes(tmp_path, served, size, na
 
 
 def move_record(path: Path, name: str, by: int) -> None:
-    """Lets the record's local header claim that its bytes begin later, or earlier, than the writer put them."""
+    """Change the record's local header so that its bytes seem to begin later, or earlier, than written."""
     with zipfile.ZipFile(path) as zip_file:
         at = zip_file.getinfo(name).header_offset
     raw = bytearray(path.read_bytes())
@@ -174,7 +174,7 @@ VALUES = (("inspect", "--stats"), ("lock", "-o", "-"))
 @pytest.mark.parametrize("by", [8, -4])
 @pytest.mark.parametrize("question", [*VALUES, ("inspect", "--executor", "processes:2", "--stats")])
 def test_values_are_read_where_the_local_header_says_that_they_are(served, statecli, question, by):
-    """As on disk: a header that was changed leads to a wrong checksum of its tensor, and to no other words."""
+    """As on disk, a changed local header causes the message about a wrong checksum of its tensor."""
     path = archive(served.folder / "m.pt", 30, 30_000)
     move_record(path, "m/data/15", by)
     near, far = (statecli(*question, target) for target in (path, served.url("m.pt")))
@@ -185,7 +185,9 @@ def test_values_are_read_where_the_local_header_says_that_they_are(served, state
 
 @pytest.mark.parametrize("by", [-4, 4, 8])
 def test_what_is_no_damage_is_read_from_where_it_really_is(served, statecli, by):
-    """Values that do lie where their local header has them, and not where torch would put them, are read from there."""
+    """Values at the offset of their local header, but not at torch's usual offset, are read from the local header's
+    offset.
+    """
     path = archive(served.folder / "m.pt", 30, 30_000)
     move_record(path, "m/data/15", by)
     with zipfile.ZipFile(path) as zip_file:
@@ -197,7 +199,7 @@ def test_what_is_no_damage_is_read_from_where_it_really_is(served, statecli, by)
     near, far = (statecli("inspect", "--stats", "-f", "json", target) for target in (path, served.url("m.pt")))
     assert far.code == near.code == 0
     assert far.json["tensors"] == near.json["tensors"]
-    # Local headers of a remote archive are read with the values: that torch computes another place is not known before.
+    # Local headers of a remote archive are read with the values, so a misplaced storage is not known when listing.
     assert [note["name"] for note in near.json["notes"]] == ["misplaced-storage"]
     question = ("audit", "--values", "-f", "json", "--ignore", "misplaced-storage")
     near, far = (statecli(*question, target) for target in (path, served.url("m.pt")))
@@ -207,7 +209,7 @@ def test_what_is_no_damage_is_read_from_where_it_really_is(served, statecli, by)
 
 @pytest.mark.parametrize("question", VALUES)
 def test_a_record_that_would_run_into_the_next_one_is_not_read(served, statecli, question):
-    """By its local header its bytes end behind where the next record begins."""
+    """By its local header, the record ends after the beginning of the next record."""
     path = archive(served.folder / "m.pt", 30, 30_000)
     move_record(path, "m/data/15", 64)
     far = statecli(*question, served.url("m.pt"))
@@ -216,7 +218,7 @@ def test_a_record_that_would_run_into_the_next_one_is_not_read(served, statecli,
 
 
 def test_a_diff_with_a_record_that_is_wrong_says_so_of_its_tensor_alone(served, statecli, tmp_path):
-    """The other tensors are compared, in whatever window they came."""
+    """The other tensors are compared, whichever window contains them."""
     here = archive(tmp_path / "m.pt", 30, 30_000)
     shutil.copy(here, served.folder / "m.pt")
     rename_record(served.folder / "m.pt", "m/data/15")
@@ -230,7 +232,9 @@ def test_a_diff_with_a_record_that_is_wrong_says_so_of_its_tensor_alone(served, 
 
 @pytest.mark.parametrize(("place", "change"), [(7, b"O"), (10 - 46, b"\10")])
 def test_what_is_wrong_with_a_directory_is_said_as_on_disk(served, statecli, place, change):
-    """Where a storage lacks, or is said to be compressed, all local headers are asked, and one of them says why."""
+    """If a storage is missing or marked as compressed, all local headers are fetched, so that the error is as precise
+    as on disk.
+    """
     path = archive(served.folder / "m.pt", 30, 30_000)
     raw = path.read_bytes()
     at = raw.rindex(b"m/data/15") + place
@@ -241,7 +245,7 @@ def test_what_is_wrong_with_a_directory_is_said_as_on_disk(served, statecli, pla
 
 
 def rename_record(path: Path, name: str, by: int = 0) -> None:
-    """Lets the record's local header say another name."""
+    """Change the name in the record's local header."""
     with zipfile.ZipFile(path) as zip_file:
         at = zip_file.getinfo(name).header_offset + 30
     raw = path.read_bytes()
@@ -252,7 +256,7 @@ def rename_record(path: Path, name: str, by: int = 0) -> None:
     ("spoilt", "code", "said"), [(move_record, 2, "checksum-mismatch"), (rename_record, 2, "header contradicts")]
 )
 def test_an_audit_looks_at_every_local_header(served, statecli, spoilt, code, said):
-    """It judges the file, and so says of a contradiction what it says of the file on disk."""
+    """An audit checks the file itself, so a contradicting header gives the same findings as on disk."""
     path = archive(served.folder / "m.pt", 30, 30_000)
     spoilt(path, "m/data/15", 8)
     near, far = (statecli("audit", "--values", "-f", "json", target) for target in (path, served.url("m.pt")))
@@ -263,9 +267,9 @@ def test_an_audit_looks_at_every_local_header(served, statecli, spoilt, code, sa
 
 
 def test_an_archive_that_another_program_packed_is_asked_for_its_local_headers(served, statecli):
-    """Without torch's padding nothing is guessed: the values are those of the file on disk."""
-    made = archive(served.folder / "torch.pt", 5, 30_000)
-    with zipfile.ZipFile(made) as zip_file, zipfile.ZipFile(served.folder / "m.pt", "w") as packed:
+    """Without torch's padding no offset is guessed: the values are the same as on disk."""
+    torch_archive = archive(served.folder / "torch.pt", 5, 30_000)
+    with zipfile.ZipFile(torch_archive) as zip_file, zipfile.ZipFile(served.folder / "m.pt", "w") as packed:
         for name in zip_file.namelist():
             packed.writestr(name, zip_file.read(name))
     near = statecli("inspect", served.folder / "m.pt", "--stats", "-f", "json")
@@ -275,7 +279,7 @@ def test_an_archive_that_another_program_packed_is_asked_for_its_local_headers(s
 
 
 def test_a_record_that_has_another_name_is_not_read(served, statecli):
-    """The pickle's own local header is asked too, where it is here already."""
+    """The pickle's own local header is checked too, because the reader has its bytes already."""
     path = archive(served.folder / "m.pt", 3, 1000)
     path.write_bytes(path.read_bytes().replace(b"m/data.pkl", b"m/dota.pkl", 1))
     result = statecli("inspect", served.url("m.pt"))
@@ -284,7 +288,7 @@ def test_a_record_that_has_another_name_is_not_read(served, statecli):
 
 @pytest.mark.parametrize("question", [("lock", "-o", "-"), ("audit",), ("inspect",)], ids=lambda question: question[0])
 def test_below_a_name_with_a_section_no_folder_is_tried(served, statecli, question):
-    """No file is called `m.ckpt#model`, and no folder: the name is asked for once, and then its file is read."""
+    """Neither a file nor a folder is called `m.ckpt#model`: the name is requested once, and then its file is read."""
     torch.save({"model": {"w": torch.zeros(30_000)}, "optimizer": {"state": {}}}, served.folder / "m.ckpt")
     asked_first, *others = question
     assert statecli(asked_first, f"{served.url()}m.ckpt#model", *others).code == 0
@@ -293,7 +297,7 @@ def test_below_a_name_with_a_section_no_folder_is_tried(served, statecli, questi
 
 
 def arrays(path: Path) -> Path:
-    """Stored, not deflated: large ones, and small ones between them that are fetched with their neighbours."""
+    """Write stored (not deflated) arrays: large arrays, and between them small arrays fetched with their neighbours."""
     random = np.random.default_rng(0)
     sizes = [1_500_000, 1000, 3, 40_000, 1_500_000, 1000]
     np.savez(path / "m.npz", **{f"a{i}": random.normal(size=size) for i, size in enumerate(sizes)})
@@ -302,7 +306,7 @@ def arrays(path: Path) -> Path:
 
 @pytest.mark.parametrize("question", [*VALUES, ("audit", "--values")], ids=lambda question: question[0])
 def test_the_checksum_of_an_array_takes_no_second_journey(served, statecli, question):
-    """It is of the header too, which is here since the array was listed."""
+    """The checksum covers the array's header too, whose bytes were fetched to list the array."""
     path = arrays(served.folder)
     assert statecli(*question, served.url("m.npz")).code == 0
     assert served.sent <= path.stat().st_size + (16 << 10)
@@ -311,7 +315,9 @@ def test_the_checksum_of_an_array_takes_no_second_journey(served, statecli, ques
 @pytest.mark.parametrize("question", VALUES)
 @pytest.mark.parametrize("place", [-20, 100, 11_000_000])
 def test_an_array_that_was_damaged_is_found_by_its_checksum(served, statecli, question, place):
-    """In its header, near its beginning and in its middle. On disk it is verified before the array is listed."""
+    """Damage in the array's header, near its beginning or in its middle; on disk the checksum is verified before
+    listing.
+    """
     path = arrays(served.folder)
     raw = bytearray(path.read_bytes())
     at = raw.index(b"\x93NUMPY", len(raw) // 2) + 128 + place
@@ -325,7 +331,7 @@ def test_an_array_that_was_damaged_is_found_by_its_checksum(served, statecli, qu
         assert "checksum wrong: " in result.err
 
 
-# --- all other formats: so many requests, and of the file so few per cent
+# --- all other formats: number of requests, and percentage of the bytes
 
 
 def legacy(path: Path) -> Path:
@@ -398,7 +404,7 @@ def dcp_of_many_files(path: Path) -> Path:
     ],
 )
 def test_no_format_fetches_values_to_list_them(served, statecli, write, requests, percent):
-    """So many requests at most, and so many per cent of the bytes; the listing is the one of the file on disk."""
+    """The listing is the same as on disk and takes at most this number of requests and this percentage of the bytes."""
     path = write(served.folder)
     served.listing = "python"
     url = served.url(path.name) + "/" * path.is_dir()
@@ -424,7 +430,7 @@ def torch_save(path: Path) -> Path:
 
 @pytest.mark.parametrize(("write", "percent"), [(npz_deflated, 2), (dcp_of_one_file, 6), (torch_save, 3)])
 def test_an_audit_asks_each_record_once_and_many_at_a_time(served, statecli, write, percent):
-    """Its search for pickles is a request for each record at most, 40 of them on their way together."""
+    """The search for pickles takes at most a request per record, 40 of them at the same time."""
     path = write(served.folder)
     served.listing = "python"
     crowd = Crowd(40)
@@ -437,7 +443,7 @@ def test_an_audit_asks_each_record_once_and_many_at_a_time(served, statecli, wri
 
 
 def test_files_of_many_ranks_are_asked_for_side_by_side(served, statecli):
-    """The files that a distributed checkpoint names are no chain of requests."""
+    """The files of a distributed checkpoint are requested together, not in a chain of requests."""
     dcp_of_many_files(served.folder)
     served.listing = "python"
     crowd = Crowd(50)
@@ -448,7 +454,7 @@ def test_files_of_many_ranks_are_asked_for_side_by_side(served, statecli):
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_an_empty_file_is_no_file_that_did_not_come(served, statecli, name):
-    """An audit of a folder with one says of it what it says of the folder on disk, the rules that ran included."""
+    """An audit of a folder with an empty file reports the same as on disk, including the list of rules that ran."""
     path = dcp_of_one_file(served.folder)
     (path / name).write_bytes(b"")
     served.listing = "python"

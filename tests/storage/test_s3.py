@@ -1,4 +1,4 @@
-"""S3: what is asked of it, with which credentials, and what is said where it refuses, changes or breaks off."""
+"""S3: the requests and their credentials, and the messages after a refusal, a change or a broken connection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY = "AKIAIOSFODNN7EXAMPLE"
 
 @pytest.fixture
 def s3(tmp_path, monkeypatch):
-    """The S3 that counts, without credentials."""
+    """The S3 server that counts requests, without credentials."""
     (tmp_path / "s3" / "models").mkdir(parents=True)
     with S3(tmp_path / "s3") as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url().rstrip("/"))
@@ -36,13 +36,13 @@ def s3(tmp_path, monkeypatch):
 
 @pytest.fixture
 def aws_credentials(monkeypatch):
-    """Credentials where the AWS tools have them."""
+    """Set credentials in the environment variables of the AWS tools."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
 
 
 def write_checkpoint(folder: Path, name: str = "m.safetensors", size: int = 4) -> Path:
-    """A checkpoint of one tensor."""
+    """Write a checkpoint of a single tensor."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"w": torch.arange(size, dtype=torch.float32)}, folder / name)
     return folder / name
@@ -52,11 +52,11 @@ def list_requests(s3: S3) -> list[tuple[str, str, str | None]]:
     return [(request.method, request.path, request.range) for request in s3.requests]
 
 
-# --- what travels
+# --- requests and bytes
 
 
 def test_a_small_file_is_one_request(s3, aws_credentials, statecli):
-    """No HEAD: the size comes with the first bytes; the request is signed."""
+    """There is no HEAD request: the size comes with the first bytes; the request is signed."""
     write_checkpoint(s3.folder / "models" / "run")
     assert statecli("inspect", "s3://models/run/m.safetensors").code == 0
     assert list_requests(s3) == [("GET", "models/run/m.safetensors", "bytes=0-65535")]
@@ -64,7 +64,7 @@ def test_a_small_file_is_one_request(s3, aws_credentials, statecli):
 
 
 def test_a_folder_is_its_listing_and_its_files(s3, aws_credentials, statecli):
-    """Its pages are read to the end, and say what is a file and what a folder: no request asks it again."""
+    """All pages of the listing are read; they say which names are files or folders, so no name is requested again."""
     folder = s3.folder / "models" / "run"
     write_checkpoint(folder)
     for n in range(4):
@@ -73,11 +73,11 @@ def test_a_folder_is_its_listing_and_its_files(s3, aws_credentials, statecli):
     assert statecli("inspect", "s3://models/run/").code == 0
     own = [request.path for request in s3.requests if "run/step-" not in request.query.get("prefix", "")]
     assert own == ["models", "models", "models/run/m.safetensors"]
-    assert len(s3.requests) == len(own) + 4  # whether one of the folders is of DeepSpeed's
+    assert len(s3.requests) == len(own) + 4  # a look into each folder for files of DeepSpeed
 
 
 def test_64_threads_read_at_once(s3, aws_credentials):
-    """Each gets its own bytes, through one client."""
+    """Each thread gets its own bytes, through the same client."""
     data = bytes(range(256)) * 4096
     (s3.folder / "models" / "big.bin").write_bytes(data)
     store, url = stores.open_store("s3://models/big.bin"), "s3://models/big.bin"
@@ -92,7 +92,7 @@ def _worker(url: str) -> bytes:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: forked workers")
 def test_a_forked_process_reads_too(s3, aws_credentials):
-    """fsspec's thread stays with the parent: the child has one of its own, and so have two at once."""
+    """fsspec's thread stays with the parent process: each forked process has its own thread."""
     path = write_checkpoint(s3.folder / "models")
     assert _worker("s3://models/m.safetensors") == path.read_bytes()[8:12]
     with multiprocessing.get_context("fork").Pool(2) as processes:
@@ -104,7 +104,7 @@ def test_a_forked_process_reads_too(s3, aws_credentials):
 
 
 def test_names_that_only_a_store_has():
-    """A key next to a folder of its name is the folder with a slash; `folder//key` has no name and is left out."""
+    """A folder with the name of a key gets a slash; `folder//key` has no name and is left out."""
 
     class Answers:
         anon = False
@@ -114,8 +114,8 @@ def test_names_that_only_a_store_has():
         {"CommonPrefixes": [{"Prefix": "run/a/"}, {"Prefix": "run//"}, {"Prefix": "run/b/"}], "IsTruncated": False},
     ]
 
-    async def answer(*_, **asked):
-        assert asked["Prefix"] == "run/"
+    async def answer(*_, **parameters):
+        assert parameters["Prefix"] == "run/"
         return pages.pop(0)
 
     Answers._call_s3 = staticmethod(answer)
@@ -126,7 +126,7 @@ ODD = ["a b", "a+b", "a%20b", "a%b", "ä€ 模型", "a=b&c", "a;b", "a[1]", "a'
 
 
 def test_a_key_is_written_as_it_is(bucket, tmp_path, statecli):
-    """Nothing in it is decoded or has to be quoted; a walk and a glob find it by the same name."""
+    """No character of a key is decoded or needs quoting; a walk and a glob find the key under the same name."""
     for name in ODD:
         write_checkpoint(tmp_path / "up" / "odd", f"{name}.safetensors")
     bucket.upload(tmp_path / "up")
@@ -139,7 +139,7 @@ def test_a_key_is_written_as_it_is(bucket, tmp_path, statecli):
 
 
 def test_a_key_with_a_hash(bucket, tmp_path, statecli):
-    """What a walk finds by such a name is that file; whoever types it names the section too."""
+    """A walk finds a key with a `#` as a file; a user who types the key adds a section."""
     write_checkpoint(tmp_path / "up" / "odd", "a#b.safetensors")
     bucket.upload(tmp_path / "up")
     url = bucket.url("odd/a#b.safetensors")
@@ -159,7 +159,7 @@ def test_a_key_with_a_hash(bucket, tmp_path, statecli):
 
 
 def test_keys_with_a_question_mark(bucket, tmp_path, statecli):
-    """It begins no query, and is no wildcard; what was listed can be read, with a `#` too."""
+    """`?` neither begins a query nor is a wildcard; listed keys can be read, even with a `#`."""
     for name in ("a#b?c.safetensors", "p#q/model.safetensors", "d?d/model.safetensors", "dxd/model.safetensors"):
         path = tmp_path / "up" / "odd" / name
         write_checkpoint(path.parent, path.name)
@@ -182,7 +182,7 @@ def test_keys_with_a_question_mark(bucket, tmp_path, statecli):
 
 
 def test_a_folder_that_is_not_there(bucket, statecli):
-    """With a slash as without; one that somebody made is empty."""
+    """A folder is missing with a slash as without; a folder created without files is empty."""
     for url in (bucket.url("nope"), bucket.url("nope/")):
         for command in ("inspect", "audit"):
             assert f"{url}: does not exist\n" in statecli(command, url).err
@@ -191,15 +191,15 @@ def test_a_folder_that_is_not_there(bucket, statecli):
 
 
 def test_a_walk_lists_a_folder_once(s3, aws_credentials, statecli):
-    """With a slash at its end, too."""
+    """No request is repeated, even for folders with a slash at the end."""
     write_checkpoint(s3.folder / "models" / "run-1")
     write_checkpoint(s3.folder / "models" / "run-2")
     for urls in (["s3://models/run-1/"], ["s3://models/run-1/", "s3://models/run-2/"]):
         s3.forget()
         files.forget_command()
         assert statecli("audit", *urls).code == 0
-        asked = [(request.path, request.query.get("prefix")) for request in s3.requests]
-        assert len(asked) == len(set(asked)) == 2 * len(urls)
+        requests = [(request.path, request.query.get("prefix")) for request in s3.requests]
+        assert len(requests) == len(set(requests)) == 2 * len(urls)
 
 
 def test_percent_escapes_are_three_characters_of_a_key(bucket, tmp_path, statecli):
@@ -211,7 +211,7 @@ def test_percent_escapes_are_three_characters_of_a_key(bucket, tmp_path, statecl
 
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_a_bucket_alone(bucket, tmp_path, statecli, slash):
-    """Is a folder, with a slash or without; an empty one is said to be empty, and one that is not there is not."""
+    """A bucket is a folder, with or without a slash; an empty bucket and a missing bucket have different messages."""
     url = f"s3://{bucket.name}{slash}"
     assert statecli("inspect", url).err == f"statecli: {url}: is an empty folder\n"
     write_checkpoint(tmp_path / "up", "model.safetensors")
@@ -224,7 +224,7 @@ def test_a_bucket_alone(bucket, tmp_path, statecli, slash):
 
 
 def test_a_folder_with_its_slash_is_not_asked_for_as_a_file(s3, aws_credentials, statecli):
-    """Without, it may be either, and a key is looked for first."""
+    """A name without a slash may be a key or a folder, and the key is requested first."""
     write_checkpoint(s3.folder / "models" / "run")
     assert statecli("inspect", "s3://models/run").code == 0
     assert [request.status for request in s3.requests] == [404, 200, 206]
@@ -234,13 +234,13 @@ def test_a_folder_with_its_slash_is_not_asked_for_as_a_file(s3, aws_credentials,
 
 
 def test_an_empty_object_is_an_empty_file(s3, aws_credentials, statecli):
-    """Of which S3 answers 416 to every range."""
+    """S3 answers every range of an empty object with 416."""
     (s3.folder / "models" / "m.pt").write_bytes(b"")
     assert statecli("inspect", "s3://models/m.pt").err == "statecli: s3://models/m.pt: is an empty file\n"
 
 
 def test_a_version_is_read_by_its_id(bucket, tmp_path, statecli):
-    """`?versionId=` is shown, and reads what was there before."""
+    """`?versionId=` is shown, and selects the older version."""
     bucket._client.put_bucket_versioning(Bucket="models", VersioningConfiguration={"Status": "Enabled"})
     path = write_checkpoint(tmp_path, size=4)
     first = bucket._client.put_object(Bucket="models", Key="m.safetensors", Body=path.read_bytes())["VersionId"]
@@ -257,7 +257,7 @@ def test_a_version_is_read_by_its_id(bucket, tmp_path, statecli):
 
 
 def test_a_bucket_of_another_region_is_found(s3, aws_credentials, statecli, monkeypatch):
-    """S3 says which one, and it is asked there; it is not asked for again for each file."""
+    """S3 names the right region, and later requests go there; the region is requested once, not for each file."""
     s3.region = "eu-central-1"
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     write_checkpoint(s3.folder / "models")
@@ -268,7 +268,7 @@ def test_a_bucket_of_another_region_is_found(s3, aws_credentials, statecli, monk
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_elsewhere_is_not_followed(s3, aws_credentials, statecli, monkeypatch, status):
-    """Whoever is there gets no session token, and its bytes are no object's."""
+    """The other server receives no session token, and its bytes are not accepted."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", "hidden-token-4")
     write_checkpoint(s3.folder / "models")
     with Server(s3.folder) as other:
@@ -285,14 +285,14 @@ def test_a_redirect_elsewhere_is_not_followed(s3, aws_credentials, statecli, mon
 
 
 def test_without_credentials_what_is_public_is_read(s3, statecli):
-    """No configuration is needed for that, and nothing is signed."""
+    """Public objects need no configuration, and the request is not signed."""
     write_checkpoint(s3.folder / "models")
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
     assert "authorization" not in s3.requests[-1].headers
 
 
 def test_unsigned_on_request(s3, aws_credentials, statecli, monkeypatch):
-    """AWS_NO_SIGN_REQUEST: the credentials that there are stay here."""
+    """With AWS_NO_SIGN_REQUEST, available credentials are not sent."""
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "yes")
     write_checkpoint(s3.folder / "models")
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
@@ -300,7 +300,7 @@ def test_unsigned_on_request(s3, aws_credentials, statecli, monkeypatch):
 
 
 def test_refused_without_credentials(s3, statecli):
-    """The line says that there were none, and what gives some."""
+    """The message says that no credentials were found, and names AWS_PROFILE."""
     write_checkpoint(s3.folder / "models")
     s3.behave("*", refusal(403, "AccessDenied"))
     result = statecli("inspect", "s3://models/m.safetensors")
@@ -325,7 +325,7 @@ def test_refused_without_credentials(s3, statecli):
     ],
 )
 def test_what_s3_refuses_is_one_line(s3, aws_credentials, statecli, status, code, words):
-    """It names the URL and what to do, once, and nothing of the credentials, with --debug too."""
+    """The message names the URL and a remedy once, and contains no credentials, even with --debug."""
     write_checkpoint(s3.folder / "models")
     s3.behave("*", refusal(status, code))
     result = statecli("inspect", "s3://models/m.safetensors")
@@ -338,7 +338,7 @@ def test_what_s3_refuses_is_one_line(s3, aws_credentials, statecli, status, code
 
 
 def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, aws_credentials, statecli):
-    """There is no object of that name, and whether there is a folder nobody could tell."""
+    """No object has this name, and the existence of a folder is unknown."""
     write_checkpoint(s3.folder / "models" / "run")
     s3.behave("models", refusal(403, "AccessDenied"))
     for url in ("s3://models/run", "s3://models/run/", "s3://models"):
@@ -352,7 +352,7 @@ def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, aws_crede
 
 
 def test_what_may_be_read_and_not_listed(s3, aws_credentials, statecli):
-    """S3 then says 403 of what is not there, too: an index and its shards are read, a folder is one line."""
+    """S3 then answers 403 for missing objects too: an index and its shards are read; a folder fails with one line."""
     folder = s3.folder / "models" / "run"
     for n in (1, 2):
         save_file({f"w{n}": torch.zeros(2)}, write_checkpoint(folder, f"model-{n}.safetensors"))
@@ -378,7 +378,7 @@ def test_what_may_be_read_and_not_listed(s3, aws_credentials, statecli):
 
 @pytest.fixture
 def judging(bucket, tmp_path):
-    """moto, which from now on checks who signs what; credentials of a user who may read one file and list nothing."""
+    """moto with checks of signatures; credentials of a user who may read a single file and list nothing."""
     from moto import settings as moto
     from moto.core.responses import ActionAuthenticatorMixin
 
@@ -387,21 +387,21 @@ def judging(bucket, tmp_path):
     boto3 = pytest.importorskip("boto3")
     iam = boto3.client("iam")
     iam.create_user(UserName="reader")
-    found = iam.create_access_key(UserName="reader")["AccessKey"]
+    key = iam.create_access_key(UserName="reader")["AccessKey"]
     allowed = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::models/run/m.safetensors"}
     policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
     iam.put_user_policy(UserName="reader", PolicyName="read", PolicyDocument=policy)
     before = moto.INITIAL_NO_AUTH_ACTION_COUNT, ActionAuthenticatorMixin.request_count
     moto.INITIAL_NO_AUTH_ACTION_COUNT, ActionAuthenticatorMixin.request_count = 0, 0
-    yield found["AccessKeyId"], found["SecretAccessKey"]
+    yield key["AccessKeyId"], key["SecretAccessKey"]
     moto.INITIAL_NO_AUTH_ACTION_COUNT, ActionAuthenticatorMixin.request_count = before
-    iam.delete_access_key(UserName="reader", AccessKeyId=found["AccessKeyId"])
+    iam.delete_access_key(UserName="reader", AccessKeyId=key["AccessKeyId"])
     iam.delete_user_policy(UserName="reader", PolicyName="read")
     iam.delete_user(UserName="reader")
 
 
 def test_a_server_that_checks_signatures(judging, statecli, monkeypatch):
-    """The right ones read; a wrong secret key and an unknown access key are one line each, which shows neither."""
+    """The right keys read the file; a wrong secret key and an unknown access key give a line each, without the keys."""
     key, secret = judging
     url = "s3://models/run/m.safetensors"
 
@@ -427,7 +427,7 @@ def test_a_server_that_checks_signatures(judging, statecli, monkeypatch):
 
 
 def test_credentials_in_the_url_have_no_place(s3, statecli):
-    """They are refused, and not shown."""
+    """Such a URL is refused, and its secret is not shown."""
     result = statecli("inspect", f"s3://{KEY}:{SECRET}@models/m.safetensors")
     assert result.code == 2
     assert "set AWS_PROFILE or log in" in result.err
@@ -436,7 +436,7 @@ def test_credentials_in_the_url_have_no_place(s3, statecli):
 
 
 def test_a_profile_that_there_is_not(s3, statecli, monkeypatch):
-    """AWS_PROFILE is named."""
+    """The message names AWS_PROFILE."""
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     result = statecli("inspect", "s3://models/m.safetensors")
     assert (result.code, result.err.count("\n")) == (2, 1)
@@ -464,13 +464,13 @@ SSO = "sso_start_url=https://nobody.example\nsso_region=us-east-1\nsso_account_i
     ],
 )
 def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tmp_path, profile, words):
-    """It is said what of it is at fault, and nobody is told that the object cannot be read."""
+    """The message names the faulty setting; it does not blame access to the object."""
     (tmp_path / "config").write_text(f"[profile p]\n{profile}")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "p")
     if "endpoint_url" in profile:
         monkeypatch.delenv("AWS_ENDPOINT_URL")
-    if not profile.startswith(("sso", "role")):  # a process, or what else is not asked when there are some
+    if not profile.startswith(("sso", "role")):  # all other profiles get a region
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     if profile.startswith("region"):
         monkeypatch.delenv("AWS_DEFAULT_REGION")
@@ -494,7 +494,7 @@ def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tm
     ],
 )
 def test_a_variable_that_says_nothing(s3, aws_credentials, statecli, monkeypatch, name, value, words):
-    """It is named."""
+    """The message names the faulty setting."""
     monkeypatch.setenv(name, value)
     result = statecli("inspect", "s3://models/m.safetensors")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -503,14 +503,14 @@ def test_a_variable_that_says_nothing(s3, aws_credentials, statecli, monkeypatch
 
 
 def test_certificates_that_are_not_there(s3, aws_credentials, statecli, monkeypatch):
-    """The variable is named."""
+    """The message names the variable."""
     monkeypatch.setenv("AWS_CA_BUNDLE", "/nobody/has/this.pem")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
     assert "AWS_CA_BUNDLE is not the path of a readable file" in statecli("inspect", "s3://models/m.safetensors").err
 
 
 def test_refused_unsigned_on_request(s3, aws_credentials, statecli, monkeypatch):
-    """There are credentials, and whoever asked without them may do so."""
+    """Credentials exist, but the user disabled them, so the message names AWS_NO_SIGN_REQUEST."""
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "yes")
     s3.behave("*", refusal(403, "AccessDenied"))
     err = statecli("inspect", "s3://models/m.safetensors").err
@@ -519,7 +519,7 @@ def test_refused_unsigned_on_request(s3, aws_credentials, statecli, monkeypatch)
 
 
 def test_new_credentials_count_for_the_next_call(s3, monkeypatch):
-    """Whoever was refused in a notebook, logs in and asks again is not refused for what was there before."""
+    """After a refusal in a notebook, a user who logs in and calls again is not refused for the old credentials."""
     import statecli
 
     write_checkpoint(s3.folder / "models")
@@ -537,11 +537,11 @@ def test_new_credentials_count_for_the_next_call(s3, monkeypatch):
     assert len(statecli.inspect("s3://models/m.safetensors").state.tensors) == 1
 
 
-# --- what goes wrong on the way
+# --- faults of the server and the connection
 
 
 def test_an_object_that_changes_is_noticed(s3, aws_credentials, statecli):
-    """The request for its values is for the version that its header was of."""
+    """The request for values is for the version of the header."""
     path = write_checkpoint(s3.folder / "models", size=1 << 18)
     s3.behave("models/m.safetensors", After(1, Headers(ETag='"another"')))
     result = statecli("inspect", "s3://models/m.safetensors", "--stats")
@@ -552,7 +552,7 @@ def test_an_object_that_changes_is_noticed(s3, aws_credentials, statecli):
 
 
 def test_an_object_that_is_replaced_is_refused_by_s3(s3, aws_credentials, statecli):
-    """412 to If-Match: not one byte of the other version travels."""
+    """S3 answers If-Match with 412, so no byte of the other version travels."""
     write_checkpoint(s3.folder / "models", size=1 << 18)
     s3.behave("models/m.safetensors", After(1, refusal(412, "PreconditionFailed")))
     result = statecli("inspect", "s3://models/m.safetensors", "--stats")
@@ -565,7 +565,7 @@ PAGE = b"<html><body>please log in<br></body></html>"
 
 
 def page(status: int, body: bytes = PAGE):
-    """What a proxy says, or a web server that is no S3."""
+    """Answer as a proxy or another web server would, not as S3."""
     return lambda request, reply: reply.become(Reply(status, {"Content-Type": "text/html"}, body))
 
 
@@ -575,7 +575,7 @@ def page(status: int, body: bytes = PAGE):
     + [(status, body) for status in (403, 404) for body in (PAGE.replace(b"<br>", b""), b"")],
 )
 def test_what_is_no_answer_of_s3_is_said_with_its_status(s3, aws_credentials, statecli, status, body):
-    """Nobody's credentials are to blame for it, and nothing is said to be missing: the endpoint is to be looked at."""
+    """The message blames neither credentials nor a missing object, but suggests checking the endpoint."""
     write_checkpoint(s3.folder / "models" / "run")
     s3.behave("*", page(status, body))
     for url in ("s3://models/run/m.safetensors", "s3://models/run", "s3://models/run/", "s3://models"):
@@ -586,7 +586,7 @@ def test_what_is_no_answer_of_s3_is_said_with_its_status(s3, aws_credentials, st
 
 @pytest.mark.parametrize("body", [PAGE, PAGE.replace(b"<br>", b"")], ids=["html", "xhtml"])
 def test_a_page_is_no_empty_folder(s3, aws_credentials, statecli, body):
-    """A login page that says 200 lists nothing, and botocore takes it for a listing of nothing."""
+    """botocore takes a login page with status 200 for an empty listing."""
     write_checkpoint(s3.folder / "models" / "run")
     s3.behave("*", page(200, body))
     for command in ("inspect", "audit", "lock"):
@@ -598,7 +598,7 @@ def test_a_page_is_no_empty_folder(s3, aws_credentials, statecli, body):
 
 @pytest.mark.parametrize("status", [429, 502])
 def test_a_busy_proxy_is_asked_again(s3, aws_credentials, statecli, status):
-    """As S3 itself would be."""
+    """A busy proxy is treated like a busy S3."""
     write_checkpoint(s3.folder / "models")
     s3.behave("*", Times(1, page(status)))
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
@@ -606,7 +606,7 @@ def test_a_busy_proxy_is_asked_again(s3, aws_credentials, statecli, status):
 
 
 def test_busy_is_asked_again(s3, aws_credentials, statecli):
-    """503 SlowDown and 500 InternalError, and then the file."""
+    """S3 answers 503 SlowDown, then 500 InternalError, and then sends the file."""
     write_checkpoint(s3.folder / "models")
     s3.behave("*", Times(1, refusal(503, "SlowDown")), Times(2, refusal(500, "InternalError")))
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
@@ -614,7 +614,7 @@ def test_busy_is_asked_again(s3, aws_credentials, statecli):
 
 
 def test_busy_for_ever_is_one_line(s3, aws_credentials, statecli, monkeypatch):
-    """As often as it was allowed, by nobody else's count."""
+    """statecli makes as many attempts as STATECLI_RETRIES allows; botocore adds no attempts."""
     monkeypatch.setenv("STATECLI_RETRIES", "2")
     s3.behave("*", refusal(503, "SlowDown"))
     result = statecli("inspect", "s3://models/m.safetensors")
@@ -625,7 +625,7 @@ def test_busy_for_ever_is_one_line(s3, aws_credentials, statecli, monkeypatch):
 
 
 def test_a_cut_is_mended(s3, aws_credentials, statecli):
-    """The range is asked for again."""
+    """The missing range is requested again."""
     write_checkpoint(s3.folder / "models")
     s3.behave("models/m.safetensors", Times(1, Cut(after=20)))
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
@@ -633,7 +633,7 @@ def test_a_cut_is_mended(s3, aws_credentials, statecli):
 
 
 def test_a_stall_is_one_line(s3, aws_credentials, statecli, monkeypatch):
-    """After STATECLI_TIMEOUT seconds, and no further attempts."""
+    """The command fails after STATECLI_TIMEOUT seconds, without retries if STATECLI_RETRIES is 0."""
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.2")
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     write_checkpoint(s3.folder / "models")
@@ -646,7 +646,7 @@ def test_a_stall_is_one_line(s3, aws_credentials, statecli, monkeypatch):
 
 
 def test_another_range_is_refused(s3, aws_credentials, statecli):
-    """Before its bytes are taken for others."""
+    """The bytes of the wrong range are never used."""
     write_checkpoint(s3.folder / "models", size=1 << 16)
     s3.behave("models/m.safetensors", OtherRange(4))
     result = statecli("inspect", "s3://models/m.safetensors")
@@ -655,7 +655,7 @@ def test_another_range_is_refused(s3, aws_credentials, statecli):
 
 
 def test_a_store_without_ranges_sends_no_gigabytes(s3, aws_credentials, statecli):
-    """What is small is taken whole; of what is not only the head is read."""
+    """A small object is read whole; of a large object only the head is read."""
     path = write_checkpoint(s3.folder / "models")
     s3.behave("*", ignore_range)
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
@@ -670,7 +670,7 @@ def test_a_store_without_ranges_sends_no_gigabytes(s3, aws_credentials, statecli
 
 
 def test_nobody_there_is_one_line(statecli, monkeypatch, aws_credentials):
-    """A port that refuses."""
+    """The port refuses the connection."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("STATECLI_RETRIES", "1")
     result = statecli("inspect", "s3://models/m.safetensors")
@@ -680,7 +680,7 @@ def test_nobody_there_is_one_line(statecli, monkeypatch, aws_credentials):
 
 
 def test_the_package_is_named(monkeypatch, statecli):
-    """Where s3fs is not installed."""
+    """Without s3fs, the message names the package."""
     monkeypatch.setitem(sys.modules, "s3fs", None)
     result = statecli("inspect", "s3://models/m.safetensors")
     assert (result.code, result.err) == (
@@ -690,7 +690,7 @@ def test_the_package_is_named(monkeypatch, statecli):
 
 
 def test_sizes_and_kinds_are_known(s3, aws_credentials):
-    """files.size, isfile, isdir and exists of S3."""
+    """files.get_size, is_folder, is_file and exists work for S3."""
     path = write_checkpoint(s3.folder / "models" / "run")
     assert files.get_size("s3://models/run/m.safetensors") == path.stat().st_size
     assert files.is_folder("s3://models/run")

@@ -1,4 +1,4 @@
-"""The same checkpoint from disk, from a web server, from S3, from Google's storage and from the hub is the same."""
+"""A checkpoint has the same results on disk, on a web server, in S3, in Google's storage and on the hub."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from statecli.storage import files
 from ..formats.test_same_everywhere import WRITERS, dcp, npz_deflated, safetensors, torch_zip
 
 PLACES = ("http", "s3", "gs", "hub")
-#: Each format is read from a web server. All places give ranges alike, so elsewhere four ways of reading will do: a
-#: header and values, an archive, a folder that is listed, compressed records.
+#: Each format is read from a web server. All places serve ranges in the same way, so that elsewhere four kinds of
+#: reads are enough: a header and values, an archive, a listed folder, compressed records.
 CASES = [
     *(("http", write) for write in (safetensors, *WRITERS)),
     *((place, write) for place in PLACES[1:] for write in (safetensors, torch_zip, dcp, npz_deflated)),
@@ -30,7 +30,7 @@ QUESTIONS = (
 
 @pytest.fixture(params=PLACES)
 def sent(request) -> Callable[[Path], str]:
-    """Puts what is in a folder behind a URL, which is given."""
+    """Return a function that puts a folder's files behind a URL and returns the URL."""
 
     def http(folder: Path) -> str:
         served = request.getfixturevalue("served")
@@ -59,7 +59,7 @@ def sent(request) -> Callable[[Path], str]:
     ("sent", "write"), CASES, ids=lambda part: part if isinstance(part, str) else part.__name__, indirect=["sent"]
 )
 def test_the_same_wherever_it_lies(write, sent, tmp_path, statecli):
-    """One JSON from each command and one lock, but for the name; no difference to the one on disk; the lock holds."""
+    """Each command gives the same JSON and lock except for the name; a diff with the disk is empty; the lock holds."""
     here = tmp_path / "made"
     (here / "net").mkdir(parents=True)
     path = write(here / "net")
@@ -81,7 +81,7 @@ def test_the_same_wherever_it_lies(write, sent, tmp_path, statecli):
 
 
 def test_a_lock_of_one_place_finds_what_changed_in_another(sent, tmp_path, statecli):
-    """A single other element of what lies behind the URL is found by the lock of the file on disk, and by a diff."""
+    """A lock of the file on disk finds a single changed element of the file behind the URL, and so does a diff."""
     import torch
     from safetensors.torch import load_file, save_file
 

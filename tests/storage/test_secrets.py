@@ -1,4 +1,4 @@
-"""No secret is in what is written, whatever goes wrong: in output, files, tracebacks or exceptions."""
+"""No written text contains a secret, whatever goes wrong: in output, files, tracebacks or exceptions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .server import After, Basic, Cut, Redirect, Refuse, Server, Signed, login_p
 
 pytest.importorskip("urllib3")
 USER, PASSWORD, TOKEN, SIGNED = "kraken-user-7", "sesame/91@37", "tok3n-5f9c1e", "5igned-by-cdn-8d2"
-#: As a URL may write the password, and as a header has both.
+#: The secrets, the password as escaped in a URL, and user and password as encoded in a header.
 HIDDEN = (USER, PASSWORD, "sesame%2F91%4037", TOKEN, SIGNED, "a3Jha2VuLXVzZXItN")
 OUTPUTS = ["table", "plain", "json", "jsonl", "csv", "markdown", "html"]
 
 
 def assert_none(*texts):
-    """No secret is in any of these."""
+    """Assert that none of the texts contains a secret."""
     for text in texts:
         for secret in HIDDEN:
             assert secret not in text, text[:2000]
@@ -41,7 +41,7 @@ def assert_none(*texts):
 
 @pytest.fixture
 def server(served):
-    """Two checkpoints behind a password and a token, led to a CDN's signed URLs."""
+    """Two checkpoints behind a password and a token, redirected to signed URLs of a CDN."""
     save_file({"w": torch.arange(4.0), "v": torch.ones(3)}, served.folder / "a.safetensors")
     save_file({"w": torch.arange(4.0) + 1, "v": torch.ones(3)}, served.folder / "b.safetensors")
     served.behave("*", Basic(USER, PASSWORD), Signed("token", TOKEN))
@@ -50,7 +50,7 @@ def server(served):
 
 @pytest.fixture
 def secret(server):
-    """The URL of a file of the server, with all that it takes to read it."""
+    """Return a function that adds the user, the password and the token to the URL of the server's file."""
 
     def url(name):
         return server.url(name).replace("://", f"://{USER}:sesame%2F91%4037@") + f"?token={TOKEN}"
@@ -60,23 +60,23 @@ def secret(server):
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """The folder where files are written."""
+    """The current folder, for output files."""
     (tmp_path / "desk").mkdir()
     monkeypatch.chdir(tmp_path / "desk")
     return tmp_path / "desk"
 
 
 def read_files(desk):
-    """What is in all files there."""
+    """Return the texts of all files of the folder."""
     return [path.read_text("utf-8") for path in desk.rglob("*") if path.is_file()]
 
 
-# --- what is written ------------------------------------------------------------------------------------------------
+# --- outputs and files ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_no_output_has_one(output, secret, desk, statecli):
-    """Of any command, on stdout and in a file."""
+    """The output of any command, on stdout or in a file, contains no secret."""
     for line in (
         ("inspect", secret("a.safetensors"), "--stats", "-v"),
         ("diff", secret("a.safetensors"), secret("b.safetensors"), "-v"),
@@ -92,7 +92,7 @@ def test_no_output_has_one(output, secret, desk, statecli):
 
 @pytest.mark.parametrize("output", ["sarif", "junit", "github", "gitlab"])
 def test_no_output_for_programs_has_one(output, secret, desk, statecli):
-    """Which name the file that a finding is in."""
+    """These outputs name the file of a finding."""
     save_file({"w": torch.tensor([float("nan")])}, desk / "nan.safetensors")
     os.replace(desk / "nan.safetensors", desk.parent / "served" / "nan.safetensors")
     result = statecli("audit", secret("nan.safetensors"), "--values", "-f", output, "--report", f"{output}:out.txt")
@@ -103,19 +103,19 @@ def test_no_output_for_programs_has_one(output, secret, desk, statecli):
 
 
 def test_no_lock_and_no_baseline_has_one(secret, desk, statecli):
-    """And both hold for the URL that they were made of."""
+    """The lock and the baseline are still valid for their URL."""
     url = secret("a.safetensors")
     assert statecli("lock", url, "-o", "lock.json").code == 0
-    held = statecli("audit", url, "--lock", "lock.json")
-    assert held.code == 0, held
+    audited = statecli("audit", url, "--lock", "lock.json")
+    assert audited.code == 0, audited
     result = statecli("audit", url, "--write-baseline", "known.json", "--reason", f"as {url} was")
     assert result.code in (0, 1, 2)
     assert len(read_files(desk)) >= 1
-    assert_none(*read_files(desk), result.out, result.err, held.out, held.err)
+    assert_none(*read_files(desk), result.out, result.err, audited.out, audited.err)
 
 
 def test_no_part_of_a_divided_run_has_one(secret, desk, statecli):
-    """Nor what is merged of them."""
+    """Neither the output nor the part files contain a secret."""
     url = secret("a.safetensors")
     for number in (1, 2):
         part = statecli("inspect", url, "--stats", "--shard", f"{number}/2", "-o", f"part-{number}.jsonl")
@@ -125,7 +125,7 @@ def test_no_part_of_a_divided_run_has_one(secret, desk, statecli):
 
 
 def test_a_configuration_shows_none(secret, server, desk, statecli):
-    """Its URLs are read as they stand in the file, and shown as their names."""
+    """The URLs of a configuration are read with their secrets, and shown masked."""
     (desk / "statecli.toml").write_text(f'[policy]\nreference = "{secret("b.safetensors")}"\nmust-not-change = ["v"]\n')
     shown = statecli("config")
     result = statecli("audit", secret("a.safetensors"), "-v")
@@ -136,7 +136,7 @@ def test_a_configuration_shows_none(secret, server, desk, statecli):
 
 
 def test_a_class_that_is_given_a_url_shows_none(desk, statecli):
-    """It gets the URL, and what is shown of its arguments, and of what it raises, does not."""
+    """The class gets the URL with its secrets; its displayed arguments and its exceptions are masked."""
     (desk / "net.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self, url, fail=False):\n"
         "        super().__init__(2, 2)\n        if fail:\n            raise ValueError('no ' + url)\n"
@@ -152,7 +152,7 @@ def test_a_class_that_is_given_a_url_shows_none(desk, statecli):
     assert_none(result.out, result.err, failed.out, failed.err)
 
 
-# --- what goes wrong ------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_class_that_is_given_a_url_shows_none(desk, statecli):
     ],
 )
 def test_no_error_and_no_traceback_has_one(server, behaviour, secret, statecli, monkeypatch):
-    """Nor does any exception in Python, with all those behind it; each is one line for people, and exit code 2."""
+    """No Python exception or its causes contain a secret; each error is a single line, with exit status 2."""
     monkeypatch.setenv("STATECLI_RETRIES", "1")
     server.behave("a.safetensors", behaviour)
     for line in (
@@ -195,7 +195,7 @@ def test_no_error_and_no_traceback_has_one(server, behaviour, secret, statecli, 
 
 
 def every_text(error):
-    """The traceback, and the texts of all exceptions behind one, also of those that no traceback shows."""
+    """Yield the traceback and the texts of all chained exceptions, even of exceptions hidden from the traceback."""
     yield "".join(traceback.format_exception(error))
     while error is not None:
         yield f"{error} {error!r} {error.args}"
@@ -207,7 +207,7 @@ def every_text(error):
     [Refuse(403), Refuse(404), Cut(0), login_page, Redirect(f"http://x:{SIGNED}@127.0.0.1:9/x?Sig={SIGNED}")],
 )
 def test_no_frame_behind_an_error_holds_one(server, behaviour, secret, monkeypatch):
-    """Where tracebacks show variables, those of ours show no URL as it was typed, and none behind a redirect."""
+    """In tracebacks with variables, statecli's frames show neither a typed URL nor the target of a redirect."""
     import statecli as api
 
     monkeypatch.setenv("STATECLI_RETRIES", "1")
@@ -229,7 +229,7 @@ def test_no_frame_behind_an_error_holds_one(server, behaviour, secret, monkeypat
 
 @pytest.fixture
 def log():
-    """What is logged from now on, at any level."""
+    """The text of all later log records, at any level."""
     text, root = io.StringIO(), logging.getLogger()
     handler, level = logging.StreamHandler(text), root.level
     root.addHandler(handler)
@@ -240,7 +240,7 @@ def log():
 
 
 def test_what_the_libraries_log_has_none(server, secret, log):
-    """Whatever is logged of their work, in the user's own handlers; what others log stays as it is."""
+    """Log records about statecli's requests are masked, even in the user's handlers; other records are unchanged."""
     import statecli as api
 
     def add_malformed_header(request, reply):
@@ -261,7 +261,7 @@ def test_what_the_libraries_log_has_none(server, secret, log):
 
 
 def test_what_botocore_logs_has_none(tmp_path, monkeypatch):
-    """It logs each header, what it signs and the signature; credentials of a file are in no variable."""
+    """botocore logs each header, the text to sign and the signature; the file's credentials are in no variable."""
     pytest.importorskip("s3fs")
     (tmp_path / "bucket").mkdir()
     save_file({"w": torch.arange(4.0)}, tmp_path / "bucket" / "a.safetensors")
@@ -281,7 +281,7 @@ def test_what_botocore_logs_has_none(tmp_path, monkeypatch):
 
 
 def run_logged(code):
-    """All that is logged by a process that runs this, and that it came to its end."""
+    """Return all log records of a process that runs the code, and check that the process succeeds."""
     every = "import logging; logging.basicConfig(level=logging.DEBUG); "
     result = subprocess.run([sys.executable, "-c", every + code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -302,7 +302,7 @@ def run_logged(code):
     ],
 )
 def test_a_url_with_a_slip_shows_no_password(typed, desk, statecli):
-    """What is between the first `:` and the last `@` is not shown, nor a port that is none."""
+    """Text between the first `:` and the last `@` is not shown, nor an invalid port."""
     import statecli as api
 
     for line in (
@@ -323,7 +323,7 @@ def test_a_url_with_a_slip_shows_no_password(typed, desk, statecli):
 
 
 def test_a_file_of_an_odd_name_is_read_and_shown(desk, statecli):
-    """For there is one; and a file that is to be written has the name that was typed."""
+    """The file exists, so its name is not masked; an output file keeps the typed name."""
     save_file({"w": torch.ones(2)}, desk / "train:a@1.safetensors")
     result = statecli("inspect", "train:a@1.safetensors", "-f", "json", "-o", "out:b@2.json")
     assert (result.code, result.err) == (0, "")
@@ -331,7 +331,7 @@ def test_a_file_of_an_odd_name_is_read_and_shown(desk, statecli):
 
 
 def test_a_cdn_that_fails_in_the_middle_shows_no_signature(server, secret, tmp_path, statecli, monkeypatch):
-    """It was signed by another host, and typed by nobody."""
+    """The signature comes from another host, and was never typed."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     folder = tmp_path / "cdn"
     folder.mkdir()
@@ -349,7 +349,7 @@ def test_a_cdn_that_fails_in_the_middle_shows_no_signature(server, secret, tmp_p
 
 
 def test_a_bug_of_ours_shows_none(secret, statecli, monkeypatch):
-    """Whatever library raises whatever text: of the URL, of the environment, of headers."""
+    """Any library may raise an exception with any text: of the URL, of the environment, of headers."""
     monkeypatch.setenv("HF_TOKEN", "hf_notaRealTokenAtAll00")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI-no-output")
 
@@ -371,7 +371,7 @@ def test_a_bug_of_ours_shows_none(secret, statecli, monkeypatch):
 
 
 def test_what_is_typed_wrong_is_not_shown(secret, desk, statecli):
-    """Options that take no URL, or none of that name: help repeats what was typed."""
+    """Options without URLs and unknown options: the usage message would repeat the typed text."""
     url = secret("a.safetensors")
     for line in (
         ("inspect", url, f"--nonsense={url}"),
@@ -399,7 +399,7 @@ def test_what_is_typed_wrong_is_not_shown(secret, desk, statecli):
 
 
 def test_objects_do_not_show_what_they_hold(secret):
-    """Their texts are of names, in a debugger too."""
+    """The text of an object, as in a debugger, contains masked names."""
     name = files.mask_urls(secret("a.safetensors"))
     handle, store = files.open_file(name), files.store_for(name)
     assert_none(
@@ -413,7 +413,7 @@ def test_objects_do_not_show_what_they_hold(secret):
 
 @pytest.mark.parametrize("option", ["executor", "jobs"])
 def test_an_argument_that_is_wrong_shows_none(secret, option, monkeypatch):
-    """In the error, what is behind it, and the variables of frames, but for the one that was called."""
+    """Neither the error, its causes, nor the variables of frames show a secret, except in the called function."""
     monkeypatch.setattr(dask, "TIMEOUT_S", 0.3)
     wrong = {option: "x" if option == "jobs" else f"dask:tcp://me:{TOKEN}@127.0.0.1:1"}
     with pytest.raises(statecli.StateError) as raised:
@@ -424,7 +424,7 @@ def test_an_argument_that_is_wrong_shows_none(secret, option, monkeypatch):
 
 
 def test_a_process_of_its_own_shows_none(secret, desk):
-    """The console script, its workers and what Python itself prints at its end."""
+    """Neither the console script, its workers nor Python's own output at exit show a secret."""
     line = [sys.executable, "-X", "dev", "-m", "statecli", "diff", secret("a.safetensors"), secret("no.safetensors")]
     for options in ([], ["--debug"], ["-f", "json"]):
         done = subprocess.run([*line, *options], capture_output=True, text=True, check=False)
@@ -434,7 +434,7 @@ def test_a_process_of_its_own_shows_none(secret, desk):
 
 @pytest.mark.parametrize("executor", ["threads:2", "processes:2"])
 def test_no_worker_shows_one(executor, server, secret, statecli, monkeypatch):
-    """What goes wrong in another thread or process is said there as it is here; parcels do not show what they carry."""
+    """Errors in another thread or process have the usual masked message; batches do not show their contents."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     save_file({"w": torch.zeros(100_000), "v": torch.zeros(100_000)}, server.folder / "c.safetensors")
     save_file({"w": torch.ones(100_000), "v": torch.zeros(100_000)}, server.folder / "d.safetensors")
@@ -467,14 +467,14 @@ def test_no_worker_shows_one(executor, server, secret, statecli, monkeypatch):
     ],
 )
 def test_what_looks_like_a_secret_is_not_shown(text, expected):
-    """In text that others wrote."""
+    """In text of other programs."""
     assert redact.scrub(text) == expected
     assert redact.scrub(expected) == expected
 
 
 @given(word=st.text(string.ascii_letters + string.digits + "/@%+=:&? é", min_size=10, max_size=30), around=st.text())
 def test_what_is_known_to_be_secret_is_nowhere(word, around):
-    """As it is, as a URL writes it, in the middle of anything."""
+    """A known secret is removed raw, escaped as in a URL, and within any text."""
     from urllib.parse import quote
 
     vars(redact.secrets()).update(vars(redact.Secrets()))
@@ -484,7 +484,7 @@ def test_what_is_known_to_be_secret_is_nowhere(word, around):
 
 
 def test_text_without_secrets_stays_as_it_is():
-    """Names of tensors are no secrets, whatever they look like."""
+    """Names of tensors are not secrets, even if they look like secrets."""
     redact.hide("pw", "a", "pytorch")
     redact.hide("safetensors", sure=False)
     text = "a.pw.weight?token=x: pytorch_model.bin and model.safetensors"
@@ -492,7 +492,7 @@ def test_text_without_secrets_stays_as_it_is():
 
 
 def test_json_has_names_that_lead_nowhere(secret, statecli):
-    """What was written is as it is shown: its reader learns neither user nor token."""
+    """The JSON contains the masked name: its reader learns neither user nor token."""
     document = json.loads(statecli("inspect", secret("a.safetensors"), "-f", "json").out)
     assert document["target"].endswith("a.safetensors?token=…")
     assert "://…@" in document["target"]

@@ -1,4 +1,4 @@
-"""The servers that the other tests here trust: each is asked by the library that talks to the real one."""
+"""The servers of the other tests: each server is checked with the library for the real service."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ask(pool, url, span=None, method="GET", **options):
     [("0-9", DATA[:10], "0-9"), ("1000-", DATA[1000:], "1000-1023"), ("-5", DATA[-5:], "1019-1023")],
 )
 def test_a_range_is_answered_exactly(server, pool, span, expected, said):
-    """206, Content-Range, and these bytes alone; both ends, an open end, a suffix."""
+    """206, Content-Range, and only the requested bytes; both ends, an open end, a suffix."""
     reply = ask(pool, server.url("m.bin"), span)
     assert (reply.status, reply.data, reply.headers["Content-Range"]) == (206, expected, f"bytes {said}/1024")
     assert reply.headers["ETag"]
@@ -72,7 +72,7 @@ def test_a_range_is_answered_exactly(server, pool, span, expected, said):
 
 
 def test_head_has_the_headers_and_no_bytes(server, pool):
-    """HEAD says the size and sends nothing; what is not there is 404, beyond the end 416, a changed file 412."""
+    """HEAD gives the size and sends no bytes; a missing file is 404, a range beyond the end 416, a changed file 412."""
     reply = ask(pool, server.url("m.bin"), method="HEAD")
     assert (reply.headers["Content-Length"], reply.headers["Accept-Ranges"], reply.data) == ("1024", "bytes", b"")
     assert ask(pool, server.url("no.bin")).status == 404
@@ -84,7 +84,7 @@ def test_head_has_the_headers_and_no_bytes(server, pool):
 
 
 def test_one_connection_serves_many_requests(server, pool):
-    """Keep-alive, which round trips are counted by, and 64 connections at once."""
+    """Connections stay open, so that round trips can be counted; 64 connections work at once."""
     for _ in range(3):
         ask(pool, server.url("m.bin"), "0-0")
     assert pool.connection_from_url(server.url()).num_connections == 1
@@ -98,7 +98,7 @@ def test_one_connection_serves_many_requests(server, pool):
 
 @pytest.mark.parametrize("style", ["python", "nginx"])
 def test_a_folder_is_listed_as_other_servers_list_it(server, pool, style):
-    """Links of the page lead to the files; a folder without its slash is redirected to it."""
+    """The page's links lead to the files; a folder without its slash is redirected to the URL with a slash."""
     server.listing = style
     names = re.findall(r'href="([^"]+)"', ask(pool, server.url()).data.decode())
     assert [name for name in names if name != "../"] == (
@@ -111,7 +111,7 @@ def test_a_folder_is_listed_as_other_servers_list_it(server, pool, style):
 
 
 def test_pythons_listing_is_pythons(server, pool):
-    """The page is the one that http.server writes, byte for byte."""
+    """The page is the same as http.server's page, byte for byte."""
     import functools
     import threading
     from http.server import HTTPServer, SimpleHTTPRequestHandler
@@ -126,13 +126,13 @@ def test_pythons_listing_is_pythons(server, pool):
         thread.start()
         expected = ask(pool, f"http://127.0.0.1:{real.server_port}/").data.decode()
         thread.join()
-    # Newer releases of Python say the style and the colour scheme too.
+    # Newer releases of Python write the style and the colour scheme too.
     expected = re.sub(r"<style.*?</style>\n|<meta name=.*?>\n", "", expected, flags=re.DOTALL)
     assert ask(pool, server.url()).data.decode() == expected
 
 
 def test_a_server_that_ignores_ranges_counts_what_was_taken(server, pool):
-    """200 and the whole file; of a client that hangs up it knows about how much of 64 MB it took."""
+    """200 and the whole file; the server knows how much of 64 MB a client took before it hung up."""
     with (server.folder / "big.bin").open("wb") as file:
         file.truncate(64 << 20)
     server.behave("*", ignore_range)
@@ -146,7 +146,7 @@ def test_a_server_that_ignores_ranges_counts_what_was_taken(server, pool):
 
 
 def test_redirects_lead_elsewhere_or_nowhere(server, pool, tmp_path):
-    """To a path, to another server, and round and round."""
+    """A redirect leads to a path, to another server, or in a circle."""
     server.behave("a", Redirect("m.bin", 307))
     assert ask(pool, server.url("a"), "0-1", retries=3).data == DATA[:2]
     with Server(server.folder) as other:
@@ -160,7 +160,7 @@ def test_redirects_lead_elsewhere_or_nowhere(server, pool, tmp_path):
 
 @pytest.mark.parametrize("after", [None, 0, 100])
 def test_a_stalled_answer_waits_until_it_is_released(server, pool, after):
-    """No headers, headers alone, or some bytes; then nothing, and the rest when the test says so."""
+    """The server sends nothing, only headers, or some bytes, and sends the rest when the test releases the answer."""
     stall = Stall(after)
     server.behave("m.bin", stall)
     with pytest.raises((urllib3.exceptions.ReadTimeoutError, urllib3.exceptions.ProtocolError)):
@@ -171,7 +171,7 @@ def test_a_stalled_answer_waits_until_it_is_released(server, pool, after):
 
 
 def test_a_stalled_answer_does_not_keep_the_server(tmp_path):
-    """The end of `with` ends stalled answers and connections that are open."""
+    """The end of `with` ends stalled answers and open connections."""
     (tmp_path / "m.bin").write_bytes(DATA)
     with Server(tmp_path) as server, urllib3.PoolManager(retries=False, timeout=20) as pool:
         ask(pool, server.url("m.bin"))
@@ -188,7 +188,7 @@ def test_a_stalled_answer_does_not_keep_the_server(tmp_path):
 
 
 def test_a_connection_is_cut(server, pool):
-    """After so many bytes, or before the headers; twice, and then no more."""
+    """The connection ends after so many bytes, or before the headers; twice, and then no more."""
     server.behave("m.bin", Times(2, Cut(100)))
     for _ in range(2):
         with pytest.raises(urllib3.exceptions.ProtocolError):
@@ -201,7 +201,7 @@ def test_a_connection_is_cut(server, pool):
 
 
 def test_a_range_is_answered_with_another(server, pool):
-    """Another range that says so, one that does not, and a total that is not the file's."""
+    """Another range with an honest Content-Range, another range with a false one, and a wrong total."""
     server.behave("m.bin", OtherRange(7))
     reply = ask(pool, server.url("m.bin"), "0-9")
     assert (reply.data, reply.headers["Content-Range"]) == (DATA[7:17], "bytes 7-16/1024")
@@ -213,7 +213,7 @@ def test_a_range_is_answered_with_another(server, pool):
 
 
 def test_refusals_and_login_pages(server, pool):
-    """Any status with any headers, n times; a page of HTML with 200, at once or behind a redirect."""
+    """A refusal has any status and headers, n times; a login page has status 200, also after a redirect."""
     server.behave("m.bin", Times(1, Refuse(503, Retry_After="1")))
     reply = ask(pool, server.url("m.bin"))
     assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
@@ -225,7 +225,7 @@ def test_refusals_and_login_pages(server, pool):
 
 
 def test_credentials_are_asked_for(server, pool):
-    """A name and password, a token, a signature in the query: without, 401 or 403; with it the file."""
+    """A name and password, a token, a signature in the query: without them 401 or 403, with them the file."""
     server.behave("m.bin", Basic("me", SECRET))
     reply = ask(pool, server.url("m.bin"))
     assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, 'Basic realm="models"')
@@ -239,7 +239,7 @@ def test_credentials_are_asked_for(server, pool):
 
 
 def test_bodies_are_encoded(server, pool):
-    """gzip for who accepts it, or for all; chunks without a length."""
+    """gzip for clients that accept gzip, or for all; chunks without a length."""
     server.behave("m.bin", Gzip())
     assert "Content-Encoding" not in ask(pool, server.url("m.bin")).headers
     reply = ask(pool, server.url("m.bin"), headers={"Accept-Encoding": "gzip"})
@@ -256,7 +256,7 @@ def test_bodies_are_encoded(server, pool):
 
 
 def test_a_file_changes_between_two_requests(server, pool):
-    """From the second request on it has another ETag."""
+    """From the second request on, the file has another ETag."""
     server.behave("m.bin", After(1, Headers(ETag='"other"', Last_Modified=None)))
     first, second = (ask(pool, server.url("m.bin"), "0-1") for _ in range(2))
     assert first.headers["ETag"] != second.headers["ETag"] == '"other"'
@@ -264,7 +264,7 @@ def test_a_file_changes_between_two_requests(server, pool):
 
 
 def test_a_client_that_comes_and_goes_is_no_error(server):
-    """Half a request, or none, and the server goes on."""
+    """A client sends half a request or nothing, and the server continues."""
     for sent in (b"", b"GET /m.b", b"GET /m.bin HTTP/1.1\r\nHost: x\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", int(server.address.split(":")[1]))) as connection:
             connection.sendall(sent)
@@ -276,7 +276,7 @@ def test_a_client_that_comes_and_goes_is_no_error(server):
 
 
 def test_s3fs_reads_a_bucket_by_the_environment_alone(bucket, tmp_path):
-    """AWS_ENDPOINT_URL and the keys lead s3fs to it: listing, size, a range, and what is not there."""
+    """AWS_ENDPOINT_URL and the keys lead s3fs to the bucket: listing, size, a range, and missing files."""
     s3fs = pytest.importorskip("s3fs")
     (tmp_path / "m" / "sub").mkdir(parents=True)
     (tmp_path / "m" / "sub" / "a.bin").write_bytes(DATA)
@@ -292,7 +292,7 @@ def test_s3fs_reads_a_bucket_by_the_environment_alone(bucket, tmp_path):
 
 
 def test_s3_without_credentials_is_refused(bucket, monkeypatch):
-    """Nothing of the account that the tests run under is seen."""
+    """The tests do not see the account of the user who runs them."""
     s3fs = pytest.importorskip("s3fs")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -314,7 +314,7 @@ def repo(hub):
 
 
 def test_the_hub_lists_and_serves_a_repository(hub, repo):
-    """ls, info, isdir and ranges of HfFileSystem; at a branch, another revision, and a commit."""
+    """HfFileSystem lists and reads a repository at a branch, another revision and a commit."""
     system = pytest.importorskip("huggingface_hub").HfFileSystem(skip_instance_cache=True)
     assert system.ls(repo, detail=False) == [f"{repo}/model.safetensors", f"{repo}/sub"]
     assert system.find(repo) == [f"{repo}/model.safetensors", f"{repo}/sub/config.json"]
@@ -328,7 +328,7 @@ def test_the_hub_lists_and_serves_a_repository(hub, repo):
 
 
 def test_the_hub_says_what_a_url_is_of(hub, repo):
-    """HEAD has the commit, the size and the ETag before the redirect to a signed URL."""
+    """The answer to HEAD has the commit, the size and the ETag before the redirect to a signed URL."""
     library = pytest.importorskip("huggingface_hub")
     hf_file_metadata = library.get_hf_file_metadata(library.hf_hub_url(repo, "model.safetensors"))
     assert (hf_file_metadata.commit_hash, hf_file_metadata.size) == (hub.commit(repo), 1024)
@@ -339,7 +339,7 @@ def test_the_hub_says_what_a_url_is_of(hub, repo):
 
 
 def test_the_hub_refuses_as_the_real_one(hub, repo):
-    """Missing, private, gated, no such revision, no such file: the library knows each by its header."""
+    """Missing, private, gated, no such revision, no such file: the library recognises each refusal by its header."""
     library = pytest.importorskip("huggingface_hub")
     errors = library.errors
 
@@ -375,7 +375,7 @@ def test_the_hub_refuses_as_the_real_one(hub, repo):
 
 
 def test_gcsfs_reads_a_bucket_by_the_environment_alone(cloud_storage):
-    """STORAGE_EMULATOR_HOST leads gcsfs to it: listing, size, a range, and what is not there or not allowed."""
+    """STORAGE_EMULATOR_HOST leads gcsfs to the bucket: listing, size, a range, and missing or forbidden files."""
     gcsfs = pytest.importorskip("gcsfs.core")
     folder = cloud_storage.folder / "models" / "sub"
     folder.mkdir(parents=True)
@@ -394,7 +394,7 @@ def test_gcsfs_reads_a_bucket_by_the_environment_alone(cloud_storage):
 
 
 def test_nothing_of_the_users_accounts_is_there():
-    """No key, token, proxy or configuration of whoever runs the tests reaches them."""
+    """The tests do not see any key, token, proxy or configuration of the user who runs them."""
     names = {
         name for name in os.environ if name.startswith(("AWS_", "HF_", "GOOGLE_")) or name.lower().endswith("proxy")
     }

@@ -22,7 +22,7 @@ def checkpoint():
 
 
 def run(*words, stdin=None, data=None, **options):
-    """Run statecli in a process of its own, because the descriptor is the process's."""
+    """Run statecli in a separate process, because the descriptor belongs to the process."""
     command = [sys.executable, "-m", "statecli", *words]
     return subprocess.run(command, stdin=stdin, input=data, capture_output=True, timeout=60, check=False, **options)
 
@@ -33,7 +33,7 @@ def read(path):
 
 
 def test_a_pipe_and_a_redirected_file_are_read_as_the_file(checkpoint):
-    """Zip archives are read from their end, so that a pipe is copied."""
+    """A pipe is copied first, because zip archives are read from their end."""
     expected = run("inspect", "a.pt", "-f", "json").stdout.replace(b'"a.pt"', b'"-"')
     assert run("inspect", "-", "-f", "json", data=read("a.pt")).stdout == expected
     with open("a.pt", "rb") as file:
@@ -41,7 +41,7 @@ def test_a_pipe_and_a_redirected_file_are_read_as_the_file(checkpoint):
 
 
 def test_a_section_a_side_and_an_audited_target(checkpoint):
-    """Each command that reads a checkpoint takes it from standard input."""
+    """Each command accepts a checkpoint from standard input."""
     done = run("diff", "-#model", "b.safetensors", data=read("a.pt"))
     assert (done.returncode, done.stdout.splitlines()[0][:9]) == (0, b"identical")
     assert run("audit", "-", data=read("b.safetensors")).returncode == 0
@@ -49,7 +49,7 @@ def test_a_section_a_side_and_an_audited_target(checkpoint):
 
 
 def test_the_copy_is_removed(checkpoint, tmp_path):
-    """The temporary file has no name that a killed process would leave behind."""
+    """The temporary file has no name, so a killed process leaves no file."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     done = run("inspect", "-", data=read("a.pt"), env={**os.environ, "TMPDIR": str(folder)})
@@ -78,7 +78,7 @@ def test_errors_name_standard_input(words, data, message):
 
 
 def test_a_closed_standard_input_does_not_block():
-    """The descriptor may then be that of another file, which nobody writes to."""
+    """The descriptor may then belong to another file, to which nobody writes."""
     script = f"exec {sys.executable} -m statecli inspect - <&-"
     done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=60, check=False)
     assert done.returncode == 2
@@ -86,7 +86,7 @@ def test_a_closed_standard_input_does_not_block():
 
 
 def test_a_full_disk_is_named(checkpoint):
-    """The copy needs room, and the message says where."""
+    """The copy needs disk space, and the message names the full folder."""
     done = run("inspect", "-", data=read("a.pt"), preexec_fn=_limit_files)
     assert done.returncode == 2
     assert b"cannot copy standard input to " in done.stderr

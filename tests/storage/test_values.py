@@ -1,4 +1,4 @@
-"""Values of what lies behind URLs: each byte travels once, in bounded memory, and the results are those of the disk."""
+"""Values behind URLs: each byte travels once, in bounded memory, and the results are the same as on disk."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def npz(folder: Path, state: dict[str, torch.Tensor]) -> Path:
 QUESTIONS = (("inspect", "--stats"), ("lock", "-o", "-"), ("audit", "--values"), ("diff",))
 
 
-#: Each format for statistics and a diff. Locks and audits plan their reads as statistics do: one file and one folder.
+#: All formats for statistics and a diff; for locks and audits, which plan reads as statistics do, a file and a folder.
 TRAVELS = [
     (write, question)
     for write in (safetensors, torch_zip, legacy, npz, dcp)
@@ -74,50 +74,50 @@ TRAVELS = [
 ]
 
 
-@pytest.mark.parametrize("held", [weights, many])
+@pytest.mark.parametrize("build_state", [weights, many])
 @pytest.mark.parametrize(
     ("write", "question"), TRAVELS, ids=lambda part: part[0] if isinstance(part, tuple) else part.__name__
 )
-def test_each_byte_travels_once(served, statecli, tmp_path, write, held, question):
-    """8 MB of values in 2 tensors, or 4 MB in 100: no more than 2 % next to them, and not a request for each block."""
-    values, other = (held(seed, *((2, 1_000_000) if held is weights else (100,))) for seed in (0, 1))
+def test_each_byte_travels_once(served, statecli, tmp_path, write, build_state, question):
+    """8 MB in 2 tensors, or 4 MB in 100: at most 2 % more bytes are fetched, and not a request per block."""
+    values, other = (build_state(seed, *((2, 1_000_000) if build_state is weights else (100,))) for seed in (0, 1))
     path = write(served.folder, values)
     served.listing = "python"
     url = served.url(path.name) + "/" * path.is_dir()
     before = [write(tmp_path, other)] if question == ("diff",) else []
     assert statecli(*question, *before, url).code == (1 if before else 0)
-    beside = 300 * len(values) + 3 * HEAD
-    if write is dcp:  # both ends of each archive, to see where in it its tensor lies, and then again with the values
-        beside += 4 * 1024 * len(values)
-    if write is npz:  # the beginning of each record, where the header of its array is
-        beside += 1024 * len(values)
+    overhead = 300 * len(values) + 3 * HEAD
+    if write is dcp:  # both ends of each archive are fetched to find its tensor, and again with the values
+        overhead += 4 * 1024 * len(values)
+    if write is npz:  # the beginning of each record contains the header of its array
+        overhead += 1024 * len(values)
     size = 4 * sum(tensor.numel() for tensor in values.values())
-    assert served.sent <= 1.02 * size + beside
-    assert len(served.requests) <= 60 + 2 * len(values)  # an audit asks each record of an archive
+    assert served.sent <= 1.02 * size + overhead
+    assert len(served.requests) <= 60 + 2 * len(values)  # an audit requests each record of an archive
 
 
 @pytest.mark.parametrize("write", [safetensors, torch_zip])
 def test_small_tensors_are_fetched_together(served, statecli, write):
-    """1,500 tensors of 40 kB are some tens of requests."""
+    """1,500 tensors of 40 kB take some tens of requests."""
     path = write(served.folder, many())
     assert statecli("inspect", "--stats", served.url(path.name)).code == 0
     assert len(served.requests) <= 40
 
 
 def test_a_tensor_that_is_left_out_does_not_travel(served, statecli):
-    """Nothing beyond what is asked for is fetched: one tensor of six is a sixth."""
+    """Only the requested tensor is fetched: one tensor of six is a sixth of the bytes."""
     save_file(weights(), served.folder / "m.safetensors")
     assert statecli("inspect", "--stats", "-i", "layers.3.*", served.url("m.safetensors")).code == 0
     assert served.sent == HEAD + 10_000_000
 
 
 def test_a_transposed_tensor_travels_twice_at_most(served, statecli, tmp_path):
-    """What does not lie in its order is read to the same result, and its storage once more for the checksum."""
+    """A non-contiguous tensor gives the same result, and its storage is fetched once more for the checksum."""
     tensor = torch.randn(4, 500_000)
     torch.save({"a": tensor[:, :100_000].t(), "all": tensor}, served.folder / "m.pt")
     near, far = (
-        statecli("inspect", "--stats", one, "-i", "a", "-f", "json").rows()["a"]["stats"]
-        for one in (served.folder / "m.pt", served.url("m.pt"))
+        statecli("inspect", "--stats", target, "-i", "a", "-f", "json").rows()["a"]["stats"]
+        for target in (served.folder / "m.pt", served.url("m.pt"))
     )
     assert near == far
     assert served.sent < 2 * 4 * 4 * 500_000 + 4 * HEAD
@@ -125,7 +125,7 @@ def test_a_transposed_tensor_travels_twice_at_most(served, statecli, tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("--jobs", "1"), ("--jobs", "3"), ("--executor", "processes:2")])
 def test_the_result_is_that_of_the_disk_bit_for_bit(served, statecli, tmp_path, options):
-    """Threads, one thread or processes, a window here or there: the same document."""
+    """Threads, a single thread or processes, and any windows give the same document."""
     first, second = (weights(seed, elements=1_000_000) for seed in (0, 1))
     second["layers.3.weight"] = first["layers.3.weight"].clone()
     second["layers.3.weight"][7] = float("nan")
@@ -141,11 +141,11 @@ def test_the_result_is_that_of_the_disk_bit_for_bit(served, statecli, tmp_path, 
 
 
 def test_what_was_compared_before_the_server_died_is_shown(served, statecli, tmp_path, monkeypatch):
-    """Each tensor that could not be read is named with what happened; the others are compared; exit 2."""
+    """Each unread tensor is reported with the error; the other tensors are compared; the exit status is 2."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     here = safetensors(tmp_path, weights(0, 12))
     safetensors(served.folder, weights(0, 12))
-    # Of 13 windows one of two threads has seven, and a tensor has five.
+    # One of the two threads has seven of the 13 windows, and a tensor has five windows.
     served.behave("*", After(14, Cut(None)))
     result = statecli("diff", here, served.url("m.safetensors"), "--jobs", "2", "-f", "plain")
     assert result.code == 2
@@ -172,7 +172,7 @@ finally:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: peak memory")
 def test_memory_is_bounded(served, tmp_path):
-    """A diff of two remote files of 300 MB each takes less memory than one of them."""
+    """A diff of two remote files of 300 MB each takes less than 300 MB of memory."""
     for name in ("a.safetensors", "b.safetensors"):
         head = b'{"w": {"dtype": "F32", "shape": [%d], "data_offsets": [0, %d]}}' % (75 * MB, 300 * MB)
         with (served.folder / name).open("wb") as file:
@@ -188,7 +188,7 @@ def test_memory_is_bounded(served, tmp_path):
 
 @given(st.lists(st.binary(max_size=300), max_size=8))
 def test_checksums_of_pieces_are_that_of_the_whole(pieces):
-    """As zlib's crc32_combine has it, which Python does not show."""
+    """The result is the same as zlib's crc32_combine, which Python does not offer."""
     actual, sums, at = 0, Checksums(), 0
     for piece in pieces:
         actual = combine_crc32(actual, zlib.crc32(piece), len(piece))
@@ -201,12 +201,12 @@ def test_checksums_of_pieces_are_that_of_the_whole(pieces):
 
 
 class Bytes:
-    """A store of one object, which keeps count."""
+    """A store of a single object that counts fetched bytes."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.fetched = data, 0
 
-    def get(self, url, offset, length, known):
+    def get(self, url, offset, length, expected):
         data = self.data[offset : offset + length]
         self.fetched += len(data)
         return data, FileVersion(len(self.data), "1")
@@ -218,7 +218,7 @@ spans = st.tuples(st.integers(0, 400_000), st.integers(0, 90_000))
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["read", "window", "prefetch", "close"]), spans), max_size=25))
 def test_whatever_is_here_the_bytes_are_those_of_the_object(steps):
-    """Reads, windows and fetches ahead, in any order and overlapping, give the object's bytes."""
+    """Reads, windows and prefetches, in any order and overlapping, give the object's bytes."""
     data = bytes(range(251)) * 1700
     remote_file = object_cache.RemoteFile("mem://x", Bytes(data))
     for what, (offset, length) in steps:
@@ -237,7 +237,7 @@ def test_whatever_is_here_the_bytes_are_those_of_the_object(steps):
 
 @given(st.lists(spans, min_size=1, max_size=12))
 def test_no_byte_is_handed_out_before_its_header_is_confirmed(steps):
-    """Whatever is read first of a record, its header was looked at; one that is wrong lets none of its bytes out."""
+    """A record's header is checked before any byte of the record is read; a wrong header blocks all its bytes."""
     data = bytes(range(251)) * 1700
     good, bad = [], []
 
