@@ -1,4 +1,6 @@
-"""One command in shares: each in this process as it would be in its own, and what merge makes of their parts."""
+"""A command split into shards, each shard run in this process as a separate job would run, and the merge of the part
+files.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from statecli.workers import pool
 
 @pytest.fixture(autouse=True)
 def _job_folder(tmp_path, monkeypatch):
-    """Parts and targets by names alone, as a job has them in its folder."""
+    """Run the test in a temporary folder, so that part files and targets have short names, as in a job's folder."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def shares(statecli):
-    """The parts of a command line in `count` shares, and their exit codes; `more` are the options of each share."""
+    """Run a command line in `count` shards; return part files and exit statuses; `more` adds options per shard."""
 
     def run(count: int, *line: str, more=lambda _: (), folder: str = "parts") -> tuple[list[str], list[int]]:
         os.makedirs(folder, exist_ok=True)
@@ -37,7 +39,7 @@ def shares(statecli):
 
 @pytest.fixture
 def computed_tasks(monkeypatch):
-    """The (function, number of tasks) of all that is computed from now on, and not looked up."""
+    """The (function, number of tasks) of all tasks that are computed and not looked up from now on."""
     tasks_by_function: list[tuple[str, int]] = []
     run = pool._run_batches
 
@@ -49,7 +51,7 @@ def computed_tasks(monkeypatch):
     return tasks_by_function
 
 
-#: What only the merge can do, because it follows from the results of all shares: what was done to which tensor.
+#: Tasks that only the merge can run, because they depend on the results of all shards.
 OF_MERGE = (
     "fingerprint_batch",
     "check_elements_batch",
@@ -59,7 +61,7 @@ OF_MERGE = (
 
 @pytest.fixture
 def same(statecli, shares, computed_tasks):
-    """Holds the merge of all shares to the undivided command, in some formats; what the merge computed itself."""
+    """Check that the merge of all shards equals the unsharded command in some formats; return the merge's own tasks."""
 
     def check(count: int, *line: str, formats=("json",), more=lambda _: ()) -> list[tuple[str, int]]:
         paths, _ = shares(count, *line, more=more)

@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/split-the-work.md run as they stand, each share as its scheduler would start it."""
+"""The examples of docs/how-to/split-the-work.md run unchanged, each shard as its scheduler would start the shard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def shell(tmp_path):
-    """Runs a line as a job's shell does, where the checkpoints of the examples are; what it printed."""
+    """Return a function that runs a line as a job's shell does, next to the examples' checkpoints, and returns its
+    output.
+    """
     for n, name in enumerate(("before", "after")):
         (tmp_path / name).mkdir()
         save_file({f"w{i}": torch.full((9, 9), float(i + n)) for i in range(9)}, tmp_path / name / "model.safetensors")
@@ -44,7 +46,7 @@ def shell(tmp_path):
 
 
 def test_the_first_example(shell):
-    """Line by line; the last prints what the whole command prints."""
+    """Each line runs; the last line prints the same as the unsharded command."""
     *shares, merge = blocks("sh")[0].splitlines()
     for line in shares:
         assert shell(line) == ""
@@ -52,7 +54,7 @@ def test_the_first_example(shell):
 
 
 def test_an_array_of_slurm(shell):
-    """With the variables that Slurm sets."""
+    """The script reads the variables that Slurm sets."""
     script = blocks("sh")[1]
     for n in range(1, 5):
         assert shell(script, SLURM_ARRAY_TASK_ID=str(n), SLURM_ARRAY_TASK_COUNT="4") == ""
@@ -60,7 +62,7 @@ def test_an_array_of_slurm(shell):
 
 
 def test_an_indexed_job_of_kubernetes(shell):
-    """Its indexes count from 0."""
+    """The indexes of Kubernetes count from 0."""
     spec = yaml.safe_load(blocks("yaml")[0])["spec"]
     assert spec["completions"] == 4
     (container,) = spec["template"]["spec"]["containers"]
@@ -71,7 +73,7 @@ def test_an_indexed_job_of_kubernetes(shell):
 
 
 def test_a_matrix_of_github(shell):
-    """Its steps, with the number that the matrix puts into them; each job has checked out a copy of its own."""
+    """Each step runs with the number from the matrix; each job has a separate copy of the checkpoints."""
     jobs = yaml.safe_load(blocks("yaml")[1])["jobs"]
     (share,) = (step["run"] for step in jobs["share"]["steps"] if step.get("run", "").startswith("statecli"))
     for n in jobs["share"]["strategy"]["matrix"]["share"]:

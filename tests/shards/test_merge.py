@@ -1,4 +1,4 @@
-"""The merge of all shares is what the undivided command gives: bytes on stdout, notes on stderr, the exit code."""
+"""The merge of all shards gives the same as the unsharded command: stdout, notes on stderr, and exit status."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OUTPUTS = ("json", "jsonl", "csv", "markdown", "html", "table", "plain", "sarif"
 
 
 def of_bits(seed: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Bits at random: NaN, infinities and denormals among them."""
+    """Return a tensor of random bits, including NaN, infinities and denormals."""
     numbers = np.random.default_rng(seed)
     if dtype is torch.bool:
         return torch.from_numpy(numbers.integers(0, 2, shape).astype(bool))
@@ -41,7 +41,7 @@ def of_bits(seed: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
 
 
 def everything(seed: int) -> dict[str, torch.Tensor]:
-    """What lies in no one piece too: strides, ties, sparse and quantized tensors; some are of several tasks."""
+    """Return strided, tied, sparse and quantized tensors and tensors of all dtypes; some tensors take several tasks."""
     numbers = torch.Generator().manual_seed(seed)
     weight = torch.randn(90, 70, generator=numbers)
     half = torch.randn(60, 50, generator=torch.Generator().manual_seed(99))
@@ -49,9 +49,9 @@ def everything(seed: int) -> dict[str, torch.Tensor]:
         warnings.simplefilter("ignore")
         quantized = torch.quantize_per_tensor(weight, 0.02, 3, torch.qint8)
         channels = torch.quantize_per_channel(weight, torch.rand(90) + 0.1, torch.zeros(90), 0, torch.qint8)
-    found = {str(dtype).removeprefix("torch."): of_bits(seed % 3, dtype, (31, 17)) for dtype in DTYPES}
+    by_dtype = {str(dtype).removeprefix("torch."): of_bits(seed % 3, dtype, (31, 17)) for dtype in DTYPES}
     return {
-        **found,
+        **by_dtype,
         "half": torch.cat([half, half + seed]),
         "weight": weight,
         "tied": weight,
@@ -69,7 +69,7 @@ def everything(seed: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def small_tasks(monkeypatch):
-    """Tensors of some kilobytes are in several tasks, as those of gigabytes are."""
+    """Split tensors of some kilobytes into several tasks, as if they had gigabytes."""
     monkeypatch.setattr(compare, "TASK_ELEMENTS", tally.BLOCK_ELEMENTS)
     monkeypatch.setattr(facts, "TASK_BYTES", 1 << 18)
 
@@ -90,7 +90,9 @@ names = st.sampled_from(["a.w", "a.b", "b.w", "c.w", "layers.0.w", "layers.1.w"]
     zipped=st.booleans(),
 )
 def test_any_two_checkpoints(statecli, shares, before, after, count, zipped):
-    """Added, removed, renamed, changed: one document, however many shares; of stats, an audit and a lock too."""
+    """Added, removed, renamed and changed tensors: the JSON of diff, inspect, audit and lock is the same for any number
+    of shards.
+    """
     torch.save(before, "a.pt", _use_new_zipfile_serialization=zipped)
     torch.save(after, "b.pt")
     lines = (
@@ -113,7 +115,7 @@ def test_any_two_checkpoints(statecli, shares, before, after, count, zipped):
 @pytest.mark.usefixtures("small_tasks")
 @pytest.mark.parametrize(("count", "zipped"), [(1, False), (2, True), (5, False), (7, True)])
 def test_whatever_a_checkpoint_holds(same, count, zipped):
-    """All types and layouts; the merge looks up all of it but the checksums of what it alone knows to be a pair."""
+    """All dtypes and layouts; the merge computes nothing again except the tasks in OF_MERGE."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
         torch.save(everything(seed), name, _use_new_zipfile_serialization=zipped)
     assert same(count, "diff", "a.pt", "b.pt") == []
@@ -123,7 +125,7 @@ def test_whatever_a_checkpoint_holds(same, count, zipped):
 
 
 def test_what_was_done_is_the_same(same):
-    """Casts and resizes are checked by the shares; the merge looks for moves, factors and joins, and NaN in them."""
+    """Shards check casts and resizes; the merge looks for moves, factors and joins, including tensors with NaN."""
     torch.manual_seed(0)
     before = {f"layers.{n}.w": torch.randn(64, 32) for n in range(6)}
     after = {f"layers.{n}.w": before[f"layers.{n + 1}.w"] for n in range(5)} | {"words": torch.randn(40, 8)}
@@ -142,7 +144,7 @@ def test_what_was_done_is_the_same(same):
 
 
 def odd(seed: int) -> dict[str, torch.Tensor]:
-    """What is no number, several in a byte, beyond float64 when it is squared, a view without end, or in parts."""
+    """Return complex, packed, NaN and huge values, an endless view, and quantized, nested and sparse tensors."""
     raw = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, 4000).astype("u1"))
     kinds = ("complex32", "complex128", "float4_e2m1fn_x2", "float8_e8m0fnu", "bits8", "bits16", "bits2x4")
     weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(seed))
@@ -169,7 +171,7 @@ def odd(seed: int) -> dict[str, torch.Tensor]:
 
 
 def test_no_result_of_an_odd_tensor_is_taken_for_impossible(same):
-    """What parts are refused for is what no tensor can have, of whatever type."""
+    """Part files are refused only for results that no tensor of any type can have."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
         torch.save(odd(seed), name)
     for more in ((), ("--bitwise",), ("--atol", "0.1")):
@@ -179,7 +181,7 @@ def test_no_result_of_an_odd_tensor_is_taken_for_impossible(same):
 
 
 def test_every_output_is_that_of_the_undivided_command(same):
-    """What is drawn and folded too: histograms are of values that are read for the page."""
+    """Drawn and folded outputs too: the merge reads values again for the histograms of the page."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
         torch.save(everything(seed), name)
     same(3, "diff", "a.pt", "b.pt", formats=OUTPUTS)
@@ -188,7 +190,7 @@ def test_every_output_is_that_of_the_undivided_command(same):
 
 
 def test_the_lists_of_shards_are_those_of_the_table():
-    """A new option of merge takes the place of an option of the parts, or is about the parts."""
+    """A new option of merge takes the place of an option of the shards, or is about the part files."""
     about_parts = {"parts", "allow_code", "url", "copies"}
     assert set(MergeOptions.__struct_fields__) - about_parts | {"shard"} == shard_options.OUTPUT_OPTIONS
     sharded = [kind for kind in COMMANDS.values() if "shard" in kind.__struct_fields__]
@@ -199,7 +201,7 @@ def test_the_lists_of_shards_are_those_of_the_table():
 
 
 def test_output_options_are_those_of_merge(statecli, shares):
-    """-q, -v, --tree, -n, --name-only, --report and -o: what the parts do not know."""
+    """-q, -v, --tree, -n, --name-only, --report and -o are options of merge, because part files do not contain them."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
         torch.save(everything(seed), name)
     paths, _ = shares(3, "diff", "a.pt", "b.pt")
@@ -214,7 +216,7 @@ def test_output_options_are_those_of_merge(statecli, shares):
 
 
 def test_shards_of_a_checkpoint_a_folder_of_dcp_and_an_optimizer(same):
-    """Values that lie in several files and in archives in them."""
+    """The values are in several files, and in archives inside the files."""
     for n in (0, 1):
         os.mkdir(f"many{n}")
         state = {f"layers.{i}.w": torch.full((50, 40), float(i + n * (i % 2))) for i in range(9)}
@@ -236,7 +238,7 @@ def test_shards_of_a_checkpoint_a_folder_of_dcp_and_an_optimizer(same):
 
 
 def test_the_lock_is_the_same_file(statecli, shares):
-    """Of several targets, with names from where the lock lies, not from where the parts do."""
+    """The lock of several targets has names relative to the lock file, not to the part files."""
     os.mkdir("runs")
     for seed, name in ((1, "runs/a.pt"), (2, "runs/b.pt")):
         torch.save({k: v for k, v in everything(seed).items() if k != "channels"}, name)
@@ -251,7 +253,7 @@ def test_the_lock_is_the_same_file(statecli, shares):
 
 
 def test_where_a_part_is_written_is_no_part_of_a_lock(statecli):
-    """Names in a lock, and the order of targets, are from where it lies; parts may lie anywhere."""
+    """Names in a lock, and the order of targets, are relative to the lock file; part files may be in any folder."""
     for name in ("x", "y"):
         os.mkdir(name)
         torch.save({"w": torch.full((40, 40), float(ord(name))), "v": torch.ones(9)}, f"{name}/{name}.pt")
@@ -266,7 +268,7 @@ def test_where_a_part_is_written_is_no_part_of_a_lock(statecli):
 
 
 def test_an_audit_held_to_a_lock_a_checkpoint_and_a_policy(same, statecli):
-    """Values that an audit reads next to its own facts."""
+    """An audit reads values for the lock, the reference and the policy, besides the statistics of the tensors."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
         torch.save({k: v for k, v in everything(seed).items() if k not in ("coo", "channels")}, name)
     assert statecli("lock", "a.pt", "b.pt", "-o", "statecli.lock").code == 0
@@ -277,11 +279,11 @@ def test_an_audit_held_to_a_lock_a_checkpoint_and_a_policy(same, statecli):
     same(3, "audit", "a.pt", "b.pt", "--values", "--against", "a.pt")
 
 
-# --- what only all shares together know ------------------------------------------------------------------------------
+# --- findings that need all shards -----------------------------------------------------------------------------------
 
 
 def test_renames_are_found_within_each_share(same):
-    """Tensors that can be each other's are in one share: a checkpoint of other names costs the merge nothing."""
+    """Possible renames of each other are in the same shard: renaming all tensors costs the merge nothing."""
     before = {f"old.{i}.w": torch.randn(20 + i, 30) for i in range(12)}
     after = {f"new.{11 - i}.v": tensor for i, tensor in enumerate(before.values())}
     save_file(before, "a.safetensors")
@@ -291,7 +293,7 @@ def test_renames_are_found_within_each_share(same):
 
 
 def test_renames_of_one_shape_and_fills(same):
-    """Equal tensors of one shape, biases of zeros, and the same bytes on one side twice."""
+    """Equal tensors of one shape, biases of zeros, and the same bytes twice in the same checkpoint."""
     shared = torch.randn(8, 8)
     before = {"x.bias": torch.zeros(8), "x.weight": shared, "y.weight": shared.clone(), "z": torch.randn(8, 8)}
     after = {"p.bias": torch.zeros(8), "q.other": torch.zeros(8), "p.weight": shared, "z": torch.randn(8, 8)}
@@ -304,7 +306,7 @@ def test_renames_of_one_shape_and_fills(same):
 
 
 def test_duplicates_in_two_shares_are_told(same):
-    """Whether two tensors of one digest are the same bytes, the merge alone can ask."""
+    """Only the merge can check whether two tensors of different shards with the same digest have the same bytes."""
     torch.manual_seed(1)
     once, twice = torch.randn(700, 100), torch.randn(900, 100)
     torch.save({"a": once, "b": twice, "c": once.clone(), "d": twice.clone()}, "a.pt")
@@ -312,11 +314,11 @@ def test_duplicates_in_two_shares_are_told(same):
     assert same(1, "audit", "a.pt", "--values") == []
 
 
-# --- what could not be done ------------------------------------------------------------------------------------------
+# --- unreadable and inconclusive tensors -----------------------------------------------------------------------------
 
 
 def _damage_tensor(path: str, tensor: str, state: str) -> None:
-    """One byte of the tensor is another than was written."""
+    """Change a byte of the tensor."""
     from statecli import formats
 
     where = next(row for row in formats.read(state).tensors if row.fqn == tensor).ranges[0]
@@ -327,7 +329,9 @@ def _damage_tensor(path: str, tensor: str, state: str) -> None:
 
 @pytest.mark.parametrize("line", ["diff a.pt b.pt", "audit b.pt --values", "lock b.pt", "inspect b.pt --stats"])
 def test_a_wrong_checksum_is_told_as_without_shares(statecli, shares, line):
-    """By the share that met it, which exits with 2 and writes its part all the same, and by the merge."""
+    """The affected shard reports the checksum, exits with status 2 and still writes its part file; the merge reports it
+    too.
+    """
     torch.save({f"w{i}": torch.full((40, 10), float(i)) for i in range(9)}, "a.pt")
     torch.save({f"w{i}": torch.full((40, 10), float(i % 4)) for i in range(9)}, "b.pt")
     _damage_tensor("b.pt", "w6", "b.pt")
@@ -339,7 +343,7 @@ def test_a_wrong_checksum_is_told_as_without_shares(statecli, shares, line):
 
 
 def test_elements_that_cannot_be_compared_are_told_as_without_shares(statecli, shares):
-    """Windows that overlap without end spoil their own pair; all others are compared."""
+    """A view with endlessly overlapping windows makes only its own pair inconclusive; the other pairs are compared."""
     for name, value in (("a.pt", 1.0), ("b.pt", 2.0)):
         windows = (torch.arange(16000.0) + value).as_strided((8000, 8000), (1, 1))
         torch.save({"odd": windows, "w": torch.full((9,), value), "v": torch.ones(700)}, name)
@@ -350,7 +354,7 @@ def test_elements_that_cannot_be_compared_are_told_as_without_shares(statecli, s
 
 
 def test_a_shard_that_is_missing_is_told_as_without_shares(same):
-    """Headers are read by everybody: what one says of a file that is gone, the merge says."""
+    """Each shard reads all headers, so the merge reports a missing file as the unsharded command does."""
     for n in (0, 1):
         os.mkdir(f"m{n}")
         index = {}
@@ -368,7 +372,7 @@ def test_a_shard_that_is_missing_is_told_as_without_shares(same):
 
 
 def test_parts_of_several_engines_are_one(same):
-    """Threads, processes and this process: a part does not say who did it, for it does not matter."""
+    """Threads, processes and this process: a part file does not name its engine, because the engine does not matter."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
         torch.save(everything(seed), name)
     engines = (("-j", "1"), ("--executor", "threads:2"), ("--executor", "processes:2"), ())
@@ -377,7 +381,7 @@ def test_parts_of_several_engines_are_one(same):
 
 
 def test_merge_computes_with_the_engine_that_it_is_given(statecli, shares, computed_tasks):
-    """Not with those of the shares."""
+    """The merge does not use the engines of the shards."""
     torch.manual_seed(1)
     once = torch.randn(700, 100)
     torch.save({"a": once, "b": torch.randn(900, 100), "c": once.clone()}, "a.pt")
@@ -390,7 +394,7 @@ def test_merge_computes_with_the_engine_that_it_is_given(statecli, shares, compu
 
 
 def test_python_merges_what_it_has_a_function_for(shares):
-    """The same Inspection and Diff; an audit and a lock are the command line's."""
+    """The Python API returns the same Inspection and Diff; it refuses part files of an audit or a lock."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
         torch.save({k: v for k, v in everything(seed).items() if k != "channels"}, name)
     paths, _ = shares(3, "diff", "a.pt", "b.pt")
@@ -405,7 +409,9 @@ def test_python_merges_what_it_has_a_function_for(shares):
 
 
 def test_damage_that_ends_the_audit_of_a_target_early(statecli, shares):
-    """One share meets it and the others go on: all plan the same passes, and merge ends where the command does."""
+    """A single shard reads the damage: all shards plan the same passes, and the merge stops where the unsharded command
+    does.
+    """
     for n, name in enumerate(("a.pt", "b.pt", "c.pt")):
         torch.save({f"w{i}": torch.full((40, 10), float(i + n)) for i in range(9)}, name)
     assert statecli("lock", "a.pt", "b.pt", "c.pt", "-o", "statecli.lock").code == 0

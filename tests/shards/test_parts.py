@@ -1,4 +1,4 @@
-"""A part is a file as any other: whatever is in it, merge ends with one line, or with what the whole command gives."""
+"""Part files with any content: merge fails with a single line or gives the same as the unsharded command."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LINE = ("diff", "a.pt", "b.pt")
 
 @pytest.fixture
 def parts(shares):
-    """Two parts of a small diff."""
+    """Two part files of a small diff."""
     for n, name in enumerate(("a.pt", "b.pt")):
         torch.save({f"w{i}": torch.full((30, 20), float(i + n * (i % 2))) for i in range(6)}, name)
     return shares(2, *LINE)[0]
@@ -42,7 +42,7 @@ def parts(shares):
 
 @pytest.fixture
 def refusal(statecli):
-    """The one line with which merge exits with 2."""
+    """Return a function that runs merge, checks exit status 2 and returns the single line on stderr."""
 
     def run(*words: str) -> str:
         result = statecli("merge", *words)
@@ -59,14 +59,14 @@ def lines(path: str) -> list[dict]:
 
 
 def write_forged(path: str, documents: list[dict]) -> None:
-    """Written as --shard would have written these, with the digest that they have."""
+    """Write the documents as --shard would, with a matching digest."""
     body = b"".join(json.dumps(document).encode() + b"\n" for document in documents[:-1])
     end = {**documents[-1], "tasks": len(documents) - 2, "sha256": hashlib.sha256(body).hexdigest()}
     Path(path).write_bytes(body + json.dumps(end).encode() + b"\n")
 
 
 def at_a_run(documents: list[dict]) -> int:
-    """Where a planned task of the diff is."""
+    """Return the index of a planned task of the diff."""
     return next(
         n
         for n, document in enumerate(documents)
@@ -74,11 +74,11 @@ def at_a_run(documents: list[dict]) -> int:
     )
 
 
-# --- what is no set of parts ------------------------------------------------------------------------------------------
+# --- incomplete and mixed sets of parts -------------------------------------------------------------------------------
 
 
 def test_a_missing_part_is_named(shares, parts, refusal):
-    """One, and several."""
+    """A single missing part, and several missing parts."""
     assert refusal(parts[0]) == "part 2 of 2 is missing; give all part files"
     many, _ = shares(14, *LINE)
     assert refusal(*many[:2], *many[3:]) == "part 3 of 14 is missing; give all part files"
@@ -86,7 +86,7 @@ def test_a_missing_part_is_named(shares, parts, refusal):
 
 
 def test_a_part_that_is_there_twice_is_named(parts, refusal):
-    """Under another name, or by a glob that overlaps a name."""
+    """A part file is given under another name, or both by a glob and by name."""
     shutil.copy(parts[0], "copy.jsonl")
     assert (
         refusal(*parts, "copy.jsonl")
@@ -99,7 +99,7 @@ def test_a_part_that_is_there_twice_is_named(parts, refusal):
 
 
 def test_parts_of_two_runs_are_told_apart(shares, parts, refusal):
-    """Another command, target, option, number of shares."""
+    """Part files of another command, target, option or number of shards are refused."""
     for folder, line, why in (
         (
             "audit",
@@ -118,7 +118,7 @@ def test_parts_of_two_runs_are_told_apart(shares, parts, refusal):
 
 
 def test_what_decides_nothing_may_differ(shares, statecli):
-    """Jobs, engines, colours and the progress bar are no part of what was asked."""
+    """Jobs, engines, colours and the progress bar may differ between shards."""
     torch.save({"w": torch.ones(3)}, "a.pt")
     more = [(), ("--no-progress", "-j", "1"), ("--color", "never", "--executor", "threads:1"), ("-q",)]
     paths, _ = shares(4, "diff", "a.pt", "a.pt", more=lambda index: more[index - 1])
@@ -127,21 +127,21 @@ def test_what_decides_nothing_may_differ(shares, statecli):
 
 @pytest.mark.parametrize(("key", "value"), [("statecli", "0.0.9"), ("kernel", "abacus")])
 def test_parts_of_another_version_or_kernel_are_refused(parts, refusal, key, value):
-    """Another version means something else by the same fields; sums of another kernel differ in their last bits."""
+    """Another version may give the fields another meaning; sums of another kernel differ in their last bits."""
     documents = lines(parts[1])
     documents[0][key] = value
     write_forged(parts[1], documents)
-    made = f"{documents[0]['statecli']} with the {documents[0]['kernel']} compute kernel"
+    version = f"{documents[0]['statecli']} with the {documents[0]['kernel']} compute kernel"
     here = f"statecli {lines(parts[0])[0]['statecli']} with the {kernels.kernel_name()} compute kernel"
     assert (
         refusal(*parts)
-        == f"{parts[1]}: was written by statecli {made}, but this machine has {here}; install the same version on all "
-        "machines"
+        == f"{parts[1]}: was written by statecli {version}, but this machine has {here}; install the same version "
+        "on all machines"
     )
 
 
 def test_a_part_of_a_later_form_is_refused(parts, refusal):
-    """By its schema."""
+    """The message names the unknown format version."""
     documents = lines(parts[0])
     documents[0]["schema"] = "statecli.part/2"
     write_forged(parts[0], documents)
@@ -152,11 +152,11 @@ def test_a_part_of_a_later_form_is_refused(parts, refusal):
     )
 
 
-# --- targets that are others by now -----------------------------------------------------------------------------------
+# --- changed targets --------------------------------------------------------------------------------------------------
 
 
 def test_a_target_that_has_changed_is_named(parts, refusal):
-    """Of another size, and of the same size with other bytes."""
+    """The target has another size, or the same size and other bytes."""
     Path("b.pt").write_bytes(Path("b.pt").read_bytes() + b"\0")
     assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made; run all shards again"
     torch.save({f"w{i}": torch.full((30, 20), float(i + (i % 2))) for i in range(6)}, "b.pt")
@@ -168,7 +168,7 @@ def test_a_target_that_has_changed_is_named(parts, refusal):
 
 
 def test_a_target_that_is_not_here_is_named(parts, refusal, tmp_path, monkeypatch):
-    """Relative paths are from where the parts were made."""
+    """Relative paths start at the folder in which the shards ran."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     above = [os.path.join("..", path) for path in parts]
@@ -179,7 +179,7 @@ def test_a_target_that_is_not_here_is_named(parts, refusal, tmp_path, monkeypatc
 
 
 def test_shares_that_read_two_states_of_a_target_are_told_apart(shares, refusal):
-    """A checkpoint that a training replaced between two jobs."""
+    """A training run replaced the checkpoint between two jobs."""
     torch.save({"w": torch.ones(300), "v": torch.ones(300)}, "a.pt")
     first, _ = shares(2, "inspect", "a.pt", "--stats", folder="one")
     torch.save({"w": torch.zeros(300), "v": torch.ones(300)}, "a.pt")
@@ -189,7 +189,7 @@ def test_shares_that_read_two_states_of_a_target_are_told_apart(shares, refusal)
 
 
 def test_a_copy_of_a_target_is_the_same(parts, statecli):
-    """Each job of a matrix may have downloaded its own: that is said, or the copies keep their times."""
+    """Each job of a matrix may have downloaded a copy: either the copies keep their times, or --copies is given."""
     whole = statecli(*LINE)
     for name in ("a.pt", "b.pt"):
         shutil.copy2(name, "copy")
@@ -207,13 +207,13 @@ BIG = "big.safetensors"
 
 
 def big(value: float) -> None:
-    """40 MB, of which no byte that is sampled is one of the 4 MB in the middle that have this value."""
+    """Write 40 MB; the middle 4 MB have this value, and statecli samples no byte of them."""
     rest = {"frozen": torch.zeros(4_500_000), "rest": torch.ones(4_500_000)}
     save_file({**rest, "head": torch.full((1_000_000,), value)}, BIG)
 
 
 def test_what_no_sample_shows_is_told_by_its_time(shares, refusal, statecli):
-    """A training that changes a head alone, between the shares and the merge, or between two shares."""
+    """A training run changes only the head, between the shards and the merge, or between two shards."""
     big(0.0)
     parts, _ = shares(2, "inspect", BIG, "--stats")
     kept = Path(BIG).stat().st_mtime_ns
@@ -229,7 +229,7 @@ def test_what_no_sample_shows_is_told_by_its_time(shares, refusal, statecli):
 
 
 def test_what_a_sample_shows_is_no_copy(parts, shares, refusal):
-    """--copies takes nothing for a copy that has another size or other samples."""
+    """--copies does not accept a copy with another size or other samples."""
     torch.save({f"w{i}": torch.full((30, 20), float(i)) for i in range(6)}, "b.pt")
     said = f"b.pt: has changed since {parts[0]} was made; run all shards again"
     assert refusal(*parts, "--copies") == said
@@ -239,7 +239,7 @@ def test_what_a_sample_shows_is_no_copy(parts, shares, refusal):
 
 
 def test_a_lock_is_of_no_two_states(shares, refusal):
-    """A checkpoint that never existed has no digests."""
+    """A lock of shards from two versions would describe a checkpoint that never existed."""
     big(0.0)
     first, _ = shares(2, "lock", BIG, folder="one")
     kept = Path(BIG).stat().st_mtime_ns
@@ -250,11 +250,11 @@ def test_a_lock_is_of_no_two_states(shares, refusal):
     assert refusal(first[0], two[1]) == said
 
 
-# --- files that are no parts ------------------------------------------------------------------------------------------
+# --- files that are not parts -----------------------------------------------------------------------------------------
 
 
 def test_what_is_no_part_is_refused(parts, refusal):
-    """By a line that says which file, and where."""
+    """The message names the file and the fault."""
     Path("x").write_bytes(b"")
     assert refusal(*parts, "x") == "x: is empty, so it is not a file written by --shard"
     bad = (
@@ -272,7 +272,7 @@ def test_what_is_no_part_is_refused(parts, refusal):
 
 
 def test_a_part_that_breaks_off_is_refused(parts, refusal):
-    """Wherever it does."""
+    """A part file is refused wherever the file is truncated."""
     raw = Path(parts[0]).read_bytes()
     for end in range(1, len(raw), 7):
         Path(parts[0]).write_bytes(raw[:end])
@@ -289,7 +289,7 @@ def test_a_part_that_breaks_off_is_refused(parts, refusal):
 
 
 def test_a_line_less_or_changed_is_refused(parts, refusal):
-    """The last line has the number and the digest of all others."""
+    """The last line contains the number and the digest of all other lines."""
     raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
     Path(parts[0]).write_bytes(b"".join(raw[:1] + raw[2:]))
     assert (
@@ -328,7 +328,7 @@ ODD = st.sampled_from(
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_bytes_are_refused_or_merged(statecli, parts, data):
-    """Never a traceback, nor a bug of ours: a bit, a cut, lines in another order, another value anywhere."""
+    """Changed bits and changed values never cause a traceback or an internal error."""
     kept = Path(parts[0]).read_bytes()
     try:
         if data.draw(st.booleans()):
@@ -349,7 +349,7 @@ def test_any_bytes_are_refused_or_merged(statecli, parts, data):
 
 
 def _put(documents: list, data: st.DataObject) -> None:
-    """Something odd somewhere in one of the lines but the last."""
+    """Put an odd value anywhere into a line, except into the last line."""
     at = documents[data.draw(st.integers(0, len(documents) - 2))]
     while True:
         keys = list(at) if isinstance(at, dict) else list(range(len(at)))
@@ -375,7 +375,7 @@ def _put(documents: list, data: st.DataObject) -> None:
     ],
 )
 def test_a_line_that_says_what_no_task_has_is_refused(parts, refusal, change, why):
-    """With its number, though its digest is right."""
+    """The message names the line, although the digest is right."""
     documents = lines(parts[0])
     at = at_a_run(documents)
     documents[at] = {**documents[at], **change}
@@ -423,7 +423,7 @@ SUM = [1.0, 0]
     ],
 )
 def test_a_difference_that_the_tensor_cannot_have_is_refused(parts, refusal, field, result):
-    """Each field is held to the 600 elements that the task is of: part, line, tensor and field are named."""
+    """Each field is checked against the task's 600 elements; the message names part file, line, tensor and field."""
     documents = lines(parts[0])
     at = at_a_run(documents)
     documents[at] = {**documents[at], "result": result}
@@ -454,7 +454,7 @@ def test_a_difference_that_the_tensor_cannot_have_is_refused(parts, refusal, fie
     ],
 )
 def test_values_that_the_tensor_cannot_have_are_refused(shares, statecli, line, change):
-    """Facts, statistics and digests are held to their tensor too; of an audit it is the target that fails."""
+    """Facts, statistics and digests are checked against their tensor too; in an audit, the target fails."""
     torch.save({"w": torch.arange(600.0)}, "a.pt")
     (path,), _ = shares(1, *line.split())
     documents = lines(path)
@@ -471,7 +471,7 @@ def test_values_that_the_tensor_cannot_have_are_refused(shares, statecli, line, 
 
 
 def test_a_part_that_lacks_results_is_named(parts, refusal):
-    """By how many, of how many; whatever its last line and its digest say."""
+    """The message gives the number of missing results, even if the last line and the digest are consistent."""
     documents = lines(parts[0])
     own = documents[0]["own"]
     del documents[at_a_run(documents)]
@@ -486,7 +486,9 @@ def test_a_part_that_lacks_results_is_named(parts, refusal):
 
 
 def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
-    """One more than there are tasks, one in the place of another, and one that only the command can know to be none."""
+    """A result too many, a result in place of another result, and a result that only the command can recognise as
+    foreign.
+    """
     kept = lines(parts[0])
     at = at_a_run(kept)
     strange = {**kept[at], "key": "0" * 32}
@@ -505,7 +507,7 @@ def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
 
 
 def test_an_endless_line_is_refused(parts, refusal, monkeypatch):
-    """No more of a file is held than the longest line that --shard writes, and none of it as a whole."""
+    """Reading stops after the longest line that --shard can write, so memory use stays bounded."""
     monkeypatch.setattr(shard_file, "PIECE_BYTES", 1 << 10)
     whole = refusal(parts[0])
     monkeypatch.setattr(shard_file, "MAX_LINE_BYTES", 1 << 16)
@@ -518,7 +520,7 @@ def test_an_endless_line_is_refused(parts, refusal, monkeypatch):
 
 
 def test_a_part_is_held_once(tmp_path):
-    """Of a part of many tasks twice its bytes are needed, not those of all its lines and of what they say at once."""
+    """Reading a part file of many tasks takes less memory than twice the file's size."""
     wide, count = Wide(1.2345678, 3), 20_000
     comparison = Comparison(Tally(5, 3, 600, 1.5, *[wide] * 5))
     head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), count, count, {})
@@ -538,7 +540,7 @@ def test_a_part_is_held_once(tmp_path):
 
 
 def test_a_part_is_read_from_a_pipe(parts, statecli):
-    """`<(zcat part.jsonl.gz)` gives it once, and that is enough."""
+    """`<(zcat part.jsonl.gz)` can be read only once, and merge reads the pipe only once."""
     for read, raw in ((read, Path(path).read_bytes()) for path, read in zip(parts, ("one", "two"), strict=True)):
         os.mkfifo(read)
         threading.Thread(target=Path(read).write_bytes, args=(raw,), daemon=True).start()
@@ -548,7 +550,7 @@ def test_a_part_is_read_from_a_pipe(parts, statecli):
 
 
 def test_deep_nesting_is_refused(parts, refusal):
-    """It is no JSON that anybody reads."""
+    """No parser accepts JSON of this depth."""
     raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
     raw[1] = b"[" * 100_000 + b"]" * 100_000 + b"\n"
     body = b"".join(raw[:-1])
@@ -559,7 +561,7 @@ def test_deep_nesting_is_refused(parts, refusal):
 
 @pytest.mark.parametrize("shard", [[1, 10**12], [0, 2], [3, 2], [1, 2, 3], "1/2"])
 def test_a_part_of_an_impossible_number_is_refused(parts, refusal, shard):
-    """Nobody counts up to what a file says."""
+    """merge does not count up to the number in the file."""
     documents = lines(parts[0])
     documents[0]["shard"] = shard
     write_forged(parts[0], documents)
@@ -567,7 +569,7 @@ def test_a_part_of_an_impossible_number_is_refused(parts, refusal, shard):
 
 
 def test_a_number_of_a_million_digits_is_refused(parts, refusal):
-    """Reading it would take for ever."""
+    """Parsing such a number would take very long."""
     documents = lines(parts[0])
     documents[1]["bytes"] = 1
     write_forged(parts[0], documents)
@@ -583,7 +585,7 @@ def test_a_number_of_a_million_digits_is_refused(parts, refusal):
     [{"output": "a.pt"}, {"report": ["json=a.pt"]}, {"shard": "1/2"}, {"executor": "threads"}, {"nonsense": 1}],
 )
 def test_a_part_says_nothing_of_outputs(parts, refusal, options):
-    """A forged one has no file written, and no cluster called."""
+    """A forged part file cannot make merge write a file or use a cluster."""
     before = Path("a.pt").read_bytes()
     for path in parts:
         documents = lines(path)
@@ -595,7 +597,7 @@ def test_a_part_says_nothing_of_outputs(parts, refusal, options):
 
 
 def test_parts_that_contradict_each_other_are_refused(parts, refusal):
-    """Two results of one task."""
+    """Two part files have different results for the same task."""
     documents = [lines(path) for path in parts]
     task = documents[0][at_a_run(documents[0])]
     other = {**task, "result": {"tally": [1, 0, 600, 1.0, [1.0, 0], [1.0, 0]]}}
@@ -610,7 +612,7 @@ def test_parts_that_contradict_each_other_are_refused(parts, refusal):
 
 
 def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, statecli, refusal, tmp_path):
-    """A part may come from anywhere; `os:system("…")` is a spec like any other."""
+    """A part file may come from anywhere, and `os:system("…")` is a valid spec."""
     Path("net.py").write_text(
         "from pathlib import Path\nfrom torch import nn\nPath('ran').touch()\n"
         "class Net(nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
@@ -633,13 +635,13 @@ def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, stat
     assert said == "--allow-code x.py:Y: the part files do not use a class or plugin of this name; leave the option out"
 
 
-# --- nothing is lost on the way ---------------------------------------------------------------------------------------
+# --- results are the same after writing and reading -------------------------------------------------------------------
 
 floats = st.floats(width=64) | st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 5e-324])
 wides = st.builds(Wide, floats.filter(lambda number: not number < 0), st.integers(-5000, 5000))
 counts = st.integers(0, 2**70)
 tallies = st.builds(Tally, counts, st.none() | counts, counts, floats, wides, wides, wides, wides, wides, *[counts] * 6)
-found = st.builds(Comparison, tallies, st.lists(st.tuples(counts, counts), max_size=3).map(tuple))
+comparisons = st.builds(Comparison, tallies, st.lists(st.tuples(counts, counts), max_size=3).map(tuple))
 number = st.none() | floats | st.integers(-(2**63), 2**64)
 text = st.text(st.characters(codec=None)) | st.none()
 all_facts = st.builds(
@@ -659,7 +661,7 @@ errors_of_ours = st.builds(
     st.text(st.characters(codec=None)),
 )
 RESULTS = {
-    "run_batch": found,
+    "run_batch": comparisons,
     "facts_of_batch": all_facts,
     "stats_batch": stats,
     "digest_batch": st.text(),
@@ -670,7 +672,7 @@ RESULTS = {
 
 
 def test_each_kind_of_result_is_tried():
-    """A function that does tasks and is not tried here could lose something; other functions run only in a merge."""
+    """A task function without a test here could lose data; derived_batch runs only in a merge."""
     from statecli.workers.executors.batch import FUNCTIONS
 
     assert set(RESULTS) == set(tasks.RESULTS)
@@ -693,7 +695,7 @@ def test_a_result_is_the_same_bit_for_bit(tmp_path_factory, data):
 
 
 def test_an_error_keeps_its_kind_and_its_place(tmp_path):
-    """Kinds that a reader has for itself are those that they are derived from; SARIF shows the bytes."""
+    """Error classes of a single reader become their base class; the error keeps its byte range for SARIF."""
     from statecli.pickles.errors import TruncatedPickle
 
     head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), 2, 2, {})

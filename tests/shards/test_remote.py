@@ -1,4 +1,4 @@
-"""Shares of what lies behind URLs: each fetches its own values, and no part holds a secret."""
+"""Shards of URLs: each shard fetches only its own values, and no part file contains a secret."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECRET = "wJalrXUtnFEMI-that-no-part-may-have"  # noqa: S105 - it opens nothing
 
 @pytest.fixture
 def server(tmp_path):
-    """A server of two checkpoints that differ, with a note of every byte that it sends."""
+    """A server with two different checkpoints, which counts the bytes that it sends."""
     folder = tmp_path / "served"
     folder.mkdir()
     for n, name in enumerate(("a.safetensors", "b.safetensors")):
@@ -26,13 +26,13 @@ def server(tmp_path):
 
 
 def test_shares_of_urls_are_merged(server, same):
-    """The same document as without shares, and nothing computed twice."""
+    """The document is the same as without shards, and nothing is computed twice."""
     assert same(3, "diff", server.url("a.safetensors"), server.url("b.safetensors")) == []
     assert same(2, "inspect", server.url("a.safetensors"), "--stats") == []
 
 
 def test_a_share_fetches_its_own_values(server, statecli):
-    """A quarter of the bytes, and the headers; the merge headers and the samples by which files are known again."""
+    """A shard fetches a quarter of the bytes, and the headers; the merge fetches headers and samples."""
     line = ("diff", server.url("a.safetensors"), server.url("b.safetensors"))
     size = sum(path.stat().st_size for path in server.folder.iterdir())
     for n in range(1, 5):
@@ -45,7 +45,7 @@ def test_a_share_fetches_its_own_values(server, statecli):
 
 
 def test_a_remote_target_that_changed_is_named(server, statecli, shares):
-    """By its ETag and size: nothing of it is read for that."""
+    """ETag and size identify the version, so the merge reads no values."""
     url = server.url("a.safetensors")
     paths, _ = shares(2, "inspect", url, "--stats")
     save_file({"w0": torch.ones(3)}, server.folder / "a.safetensors")
@@ -55,7 +55,7 @@ def test_a_remote_target_that_changed_is_named(server, statecli, shares):
 
 
 def test_what_tells_no_version_is_not_taken_for_the_same(server, statecli, shares):
-    """It may have been replaced between two shares; who knows better says so."""
+    """The file may have been replaced between two shards; the user may vouch for the file with --copies."""
     server.behave("*", Headers(ETag=None, Last_Modified=None))
     url = server.url("a.safetensors")
     paths, codes = shares(2, "inspect", url, "--stats")
@@ -67,7 +67,7 @@ def test_what_tells_no_version_is_not_taken_for_the_same(server, statecli, share
 
 
 def test_one_cause_is_one_line(server, statecli):
-    """However many tensors of a share it concerns."""
+    """The message is a single line, however many tensors of the shard cannot be read."""
     save_file({f"l.{n}.w": torch.full((9_000,), 1.0) for n in range(40)}, server.folder / "c.safetensors")
     server.behave("c.safetensors", After(1, Refuse(403)))
     result = statecli("inspect", server.url("c.safetensors"), "--stats", "--shard", "1/2", "-o", "1.jsonl")
@@ -77,7 +77,7 @@ def test_one_cause_is_one_line(server, statecli):
 
 
 def test_merge_asks_for_the_secret_of_any_input(server, statecli, shares):
-    """Also of an option, such as --adapter."""
+    """The URL of an option such as --adapter needs its secret too."""
     save_file({"w": torch.ones(2)}, "base.safetensors")
     server.behave("a.safetensors", Signed("X-Amz-Signature", SECRET))
     url = server.url("a.safetensors") + f"?X-Amz-Signature={SECRET}"
@@ -89,7 +89,7 @@ def test_merge_asks_for_the_secret_of_any_input(server, statecli, shares):
 
 
 def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
-    """A signed URL is given once more; without it merge says which."""
+    """A signed URL is given again; otherwise the merge names the URL."""
     server.behave("a.safetensors", Signed("X-Amz-Signature", SECRET))
     url = server.url("a.safetensors") + f"?X-Amz-Signature={SECRET}"
     shown = server.url("a.safetensors") + "?X-Amz-Signature=…"
@@ -100,7 +100,7 @@ def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
     whole = statecli("inspect", url, "--stats", "-f", "json")
     from statecli.storage import masked_url as names
 
-    names.typed_urls().clear()  # the merge is another process
+    names.typed_urls().clear()  # the merge runs in another process
     result = statecli("merge", *paths)
     said = f"statecli: {shown}: the part files do not contain passwords; give the whole URL with --url URL\n"
     assert (result.code, result.out, result.err) == (2, "", said)

@@ -1,4 +1,4 @@
-"""What a share does: its own tasks, evenly cut, and a part that is whole or not there."""
+"""A shard runs its own tasks, which are evenly cut, and writes a complete part file or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..forked_python import run_python, start_python
 
 @pytest.fixture
 def files():
-    """Two checkpoints that differ."""
+    """Write two different checkpoints, and a file with a model class."""
     for n, name in enumerate(("a.safetensors", "b.safetensors")):
         save_file({f"w{i}": torch.full((40, 10), float(i + n * (i % 2))) for i in range(12)}, name)
     Path("net.py").write_text(
@@ -30,14 +30,14 @@ def files():
     )
 
 
-# --- which tasks are whose --------------------------------------------------------------------------------------------
+# --- assignment of tasks ----------------------------------------------------------------------------------------------
 
 passes = st.lists(st.lists(st.tuples(st.integers(0, 1 << 24), st.integers(0, 40)), max_size=60), max_size=5)
 
 
 @given(passes, st.integers(1, 9))
 def test_each_task_is_of_one_share(given_passes, count):
-    """Whatever their sizes; those of one key are together; and each share knows it without the others."""
+    """For tasks of any size: tasks with the same key are in the same shard, and each shard computes this by itself."""
     cuts = [Partition(index, count) for index in range(1, count + 1)]
     for tasks in given_passes:
         sizes, keys = [size for size, _ in tasks], [key for _, key in tasks]
@@ -52,7 +52,7 @@ def test_each_task_is_of_one_share(given_passes, count):
 
 @given(passes, st.integers(1, 9))
 def test_shares_are_even_in_bytes(given_passes, count):
-    """None has more than another by more than a run of tasks, or the largest task, over all passes."""
+    """Over all passes, two shards differ at most by a run of tasks, or by the largest task."""
     cuts, loads, largest = [Partition(index, count) for index in range(1, count + 1)], [0] * count, 0
     for tasks in given_passes:
         sizes = [size for size, _ in tasks]
@@ -64,7 +64,7 @@ def test_shares_are_even_in_bytes(given_passes, count):
 
 
 def test_many_targets_of_one_tensor_are_spread():
-    """What one pass gave to each is evened out by the next: the first share is not that of every first task."""
+    """Each pass balances the earlier passes: the first task of each pass does not always go to the first shard."""
     cuts = [Partition(index, 4) for index in range(1, 5)]
     counts = [0] * 4
     for _ in range(100):
@@ -74,21 +74,21 @@ def test_many_targets_of_one_tensor_are_spread():
 
 
 def test_neighbours_stay_together():
-    """A share reads runs of a file, not every fourth tensor of it."""
+    """A shard reads runs of neighbouring tensors, not every fourth tensor of a file."""
     own = Partition(2, 4).select_tasks([1 << 20] * 6400, None)
     leaps = sum(after - before > 1 for before, after in pairwise(own))
     assert len(own) == 1600
     assert leaps < RUNS_PER_SHARD
 
 
-# --- one share --------------------------------------------------------------------------------------------------------
+# --- a single shard ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("files")
 def test_each_share_reads_its_own(statecli, shares, computed_tasks, monkeypatch):
-    """All tasks together are those of the whole command, and no share has done those of another.
+    """All shards together run the tasks of the unsharded command, and no shard runs another shard's task.
 
-    A whole command settles small files and neighbours without a task; here it is to have one for each pair.
+    The unsharded command compares small files and neighbours without a task; here each pair gets a task.
     """
     monkeypatch.setattr("statecli.values.compare.compare_small_pairs", lambda *_: {})
     monkeypatch.setattr("statecli.commands.diff.run.compare_plain_pairs", lambda *_: None)
@@ -107,7 +107,7 @@ def test_each_share_reads_its_own(statecli, shares, computed_tasks, monkeypatch)
 
 @pytest.mark.usefixtures("files")
 def test_a_share_with_nothing_to_do_is_a_part(shares, statecli):
-    """More shares than tensors; and a command with no values at all to read."""
+    """There are more shards than tensors, or no values to read at all."""
     paths, codes = shares(30, "diff", "a.safetensors", "b.safetensors", "-i", "w1")
     assert codes == [0] * 30
     assert min(len(Path(path).read_bytes().splitlines()) for path in paths) == 2
@@ -119,7 +119,7 @@ def test_a_share_with_nothing_to_do_is_a_part(shares, statecli):
 
 @pytest.mark.usefixtures("files")
 def test_a_part_goes_to_stdout_without_o(statecli):
-    """For a job whose logs are kept."""
+    """A job may keep its logs instead of a file."""
     printed = [statecli("diff", "a.safetensors", "b.safetensors", "--shard", f"{n}/2") for n in (1, 2)]
     for n, result in enumerate(printed):
         assert (result.code, result.err) == (0, "")
@@ -130,7 +130,7 @@ def test_a_part_goes_to_stdout_without_o(statecli):
 
 @pytest.mark.usefixtures("files")
 def test_a_part_is_the_same_whoever_makes_it(statecli):
-    """Jobs and engines leave no trace in it: a share that is done again is the same bytes."""
+    """The number of jobs and the engine leave no trace: a repeated shard writes the same bytes."""
     line = ("diff", "a.safetensors", "b.safetensors", "--shard", "2/3")
     texts = {statecli(*line, *more).out for more in ((), ("-j", "1"), ("--executor", "threads:2"), ("-j", "2"))}
     assert len(texts) == 1
@@ -138,7 +138,7 @@ def test_a_part_is_the_same_whoever_makes_it(statecli):
 
 @pytest.mark.usefixtures("files")
 def test_what_cannot_be_read_ends_a_share_as_it_ends_the_whole(statecli):
-    """A file that is cut short, one that is not there, filters that leave nothing: the same line, and no part."""
+    """A truncated file, a missing file and an empty selection: the message is the same, and no part file is written."""
     raw = Path("b.safetensors").read_bytes()
     Path("cut.safetensors").write_bytes(raw[:-100])
     for line in (
@@ -157,7 +157,7 @@ def test_what_cannot_be_read_ends_a_share_as_it_ends_the_whole(statecli):
     "line", ["diff a.safetensors b.safetensors", "inspect b.safetensors --stats", "audit b.safetensors --values"]
 )
 def test_a_target_that_changes_while_a_share_reads_it_makes_no_part(statecli, monkeypatch, line):
-    """A part of it would be of neither state."""
+    """The part file would describe neither state of the checkpoint."""
     run = pool._run_batches
 
     def written_to(*words, **more):
@@ -175,7 +175,7 @@ def test_a_target_that_changes_while_a_share_reads_it_makes_no_part(statecli, mo
     assert not Path("p.jsonl").exists()
 
 
-# --- the line ---------------------------------------------------------------------------------------------------------
+# --- the command line -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_target_that_changes_while_a_share_reads_it_makes_no_part(statecli, mo
 )
 @pytest.mark.usefixtures("files")
 def test_a_share_that_is_none_is_refused(statecli, text):
-    """Shares count from 1: that is said, for Kubernetes and others count from 0."""
+    """Shards count from 1, and the message says so, because Kubernetes and other schedulers count from 0."""
     result = statecli("diff", "a.safetensors", "b.safetensors", f"--shard={text}")
     assert (result.code, result.out) == (2, "")
     why = "write I/N, e.g. 2/8 for the second of 8 shards (at most 100000 shards)"
@@ -224,7 +224,7 @@ def test_a_share_that_is_none_is_refused(statecli, text):
     ],
 )
 def test_what_makes_no_sense_beside_it_is_refused(statecli, line, said):
-    """In one line, before anything is read."""
+    """The message is a single line, and no file is written."""
     result = statecli(*line.split(), "--shard", "1/2")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert result.err.startswith(f"statecli: {said}")
@@ -233,7 +233,7 @@ def test_what_makes_no_sense_beside_it_is_refused(statecli, line, said):
 
 @pytest.mark.usefixtures("files")
 def test_merge_refuses_what_the_command_has_not(statecli, shares):
-    """Each command has its own options of output."""
+    """Each command has its own output options."""
     paths, _ = shares(2, "lock", "a.safetensors")
     for words, option in ((["-f", "json"], "--output-format"), (["--tree"], "--tree"), (["-v"], "--verbose")):
         result = statecli("merge", *paths, *words)
@@ -251,7 +251,7 @@ def test_merge_refuses_what_the_command_has_not(statecli, shares):
 
 @pytest.mark.usefixtures("files")
 def test_shares_in_processes_of_their_own(statecli):
-    """As jobs of an array are, all at once, and a merge in one more."""
+    """All shards run at the same time, as in an array of jobs, and the merge runs in another process."""
     command = ["-m", "statecli"]
     line = ["diff", "a.safetensors", "b.safetensors"]
     jobs = [
