@@ -1,4 +1,4 @@
-"""A lock of a folder holds the settings and files that change what the same weights compute."""
+"""A lock of a folder contains the settings and files that change the results of the same weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHANGED = {"1_Pooling/config.json": '{"pooling_mode_mean_tokens": false}'}
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model folder as `save_pretrained` writes it, with code of its own."""
+    """A model folder as `save_pretrained` writes it, with custom code."""
     folder = tmp_path / "model"
     (folder / "1_Pooling").mkdir(parents=True)
     save_file({"w": torch.ones(2, 2)}, folder / "model.safetensors", {"format": "pt"})
@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def sentences(folder):
-    """A model of sentence-transformers whose modules lie in hidden folders, one of them behind a router."""
+    """A model of sentence-transformers with modules in hidden folders, one of them behind a router."""
     for name in (".2_Dense", "deep/.3_Dense", ".4_Router/.query"):
         (folder / name).mkdir(parents=True)
         save_file({"linear.bias": torch.ones(2)}, folder / name / "model.safetensors")
@@ -62,7 +62,7 @@ HIDDEN = [".2_Dense", "deep/.3_Dense", ".4_Router/.query"]
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_weights_in_a_hidden_folder_of_modules_json_are_locked(sentences, tmp_path, name):
-    """sentence-transformers loads them, whatever the folder is called."""
+    """sentence-transformers loads these weights, whatever the name of the folder is."""
     locked = lock(sentences, lock_file=str(tmp_path / "lock.json"))
     assert not audit_with_lock(sentences, locked, tmp_path / "lock.json", values=True).findings
     save_file({"linear.bias": torch.full((2,), 666.0)}, sentences / name / "model.safetensors")
@@ -72,7 +72,7 @@ def test_weights_in_a_hidden_folder_of_modules_json_are_locked(sentences, tmp_pa
 
 @pytest.mark.parametrize("name", [*(f"{name}/config.json" for name in HIDDEN), ".5_Pooling/config.json"])
 def test_settings_in_a_hidden_folder_of_modules_json_are_locked(sentences, tmp_path, name):
-    """As those in a visible one."""
+    """Settings in a hidden folder are locked like settings in a visible folder."""
     locked = lock(sentences, lock_file=str(tmp_path / "lock.json"))
     (sentences / name).write_text('{"pooling_mode_mean_tokens": false}')
     assert mismatches(audit_with_lock(sentences, locked, tmp_path / "lock.json"))
@@ -88,7 +88,7 @@ def test_a_pickle_in_a_hidden_folder_of_modules_json_is_audited(sentences):
 
 @pytest.mark.parametrize("path", ["../other", "/other", "deep/../../other"])
 def test_a_module_outside_of_the_folder_fails(sentences, path):
-    """Nobody has looked into it."""
+    """The audit does not read a module outside of the folder."""
     (sentences / "modules.json").write_text(json.dumps([{"path": ""}, {"path": path}]))
     statuses = {result.target: result.status for result in audit(Request((str(sentences),))).targets}
     assert statuses[str(sentences)] is Status.FAILED
@@ -96,32 +96,32 @@ def test_a_module_outside_of_the_folder_fails(sentences, path):
 
 @pytest.mark.parametrize("text", ["{}", "[1]", '[{"path": 1}]', "[" * 9999, "nothing", '[{"path": "away"}]'])
 def test_a_modules_json_of_another_kind_is_no_error(folder, text):
-    """The loader reports it."""
+    """The loader reports such a modules.json."""
     (folder / "modules.json").write_text(text)
     assert {result.status for result in audit(Request((str(folder),))).targets} == {Status.AUDITED, Status.SKIPPED}
 
 
 def lock(*targets, **options):
-    """The lock of these targets, as it is read back from its file."""
+    """Return the lock of the targets, as bytes."""
     request = run.Request(tuple(map(str, targets)), **options)
     return b"".join(lock_file.encode_lock(run.build_lock(run.read_targets(request), request)))
 
 
 def audit_with_lock(target, locked, path, **options):
-    """The audit of `target` against this lock."""
+    """Return the audit of `target` against this lock."""
     path.write_bytes(locked)
     return audit(Request((str(target),), lock=lock_file.read_lock(str(path)), lock_file=str(path), **options))
 
 
 def mismatches(result):
-    """The messages of `settings-mismatch`, which is always an error."""
+    """Return the messages of `settings-mismatch`, and check that each finding is an error with a help text."""
     findings = [finding for finding in result.findings if finding.rule == "settings-mismatch"]
     assert all(finding.severity is Severity.ERROR and finding.help for finding in findings)
     return [finding.message for finding in findings]
 
 
 def test_an_unchanged_folder_matches_its_lock(folder, tmp_path):
-    """Also if files were changed that change nothing of the model."""
+    """Changed documents and training logs do not matter, because they do not affect the model."""
     locked = lock(folder)
     (folder / "README.md").write_text("other words")
     (folder / "trainer_state.json").write_text('{"global_step": 6}')
@@ -132,7 +132,7 @@ def test_an_unchanged_folder_matches_its_lock(folder, tmp_path):
 
 
 def test_files_that_were_compared_with_the_lock_are_not_counted_as_not_checked(folder, tmp_path):
-    """The verdict counts only what nobody compared: a document, a file that is not in the lock, or all of them."""
+    """The verdict counts only files without a comparison: a document, a file missing from the lock, or all files."""
     locked = lock(folder)
     unseen = {f"{folder}/{name}" for name in ("README.md", "trainer_state.json", "new.txt")}
     (folder / "new.txt").write_text("x")
@@ -147,7 +147,7 @@ def test_files_that_were_compared_with_the_lock_are_not_counted_as_not_checked(f
 
 
 def test_a_changed_setting_is_named_with_both_values(folder, tmp_path):
-    """`rms_norm_eps` from 1e-06 to 0.1, which no tensor shows."""
+    """No tensor shows the change of `rms_norm_eps` from 1e-06 to 0.1."""
     locked = lock(folder)
     (folder / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 0.1, "rope_scaling": {"factor": 4}}))
     assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == [
@@ -157,7 +157,7 @@ def test_a_changed_setting_is_named_with_both_values(folder, tmp_path):
 
 
 def test_an_added_and_a_removed_setting_are_named(folder, tmp_path):
-    """A key that decides something need not have been there before."""
+    """A new key may change the model too."""
     locked = lock(folder)
     (folder / "config.json").write_text(json.dumps({"architectures": ["X"], "hidden_act": "relu"}))
     names = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
@@ -167,7 +167,7 @@ def test_an_added_and_a_removed_setting_are_named(folder, tmp_path):
 
 @pytest.mark.parametrize("name", [".tokenizer.json", ".modeling_own.py", ".chat_template.JINJA", "code/.own.py"])
 def test_a_hidden_file_that_a_configuration_can_name_is_locked(folder, tmp_path, name):
-    """`tokenizer_config.json` may name any file, and code may run any."""
+    """`tokenizer_config.json` may name any file, and code may run any file."""
     (folder / "code").mkdir()
     (folder / name).write_text("x = 1")
     locked = lock(folder)
@@ -178,13 +178,13 @@ def test_a_hidden_file_that_a_configuration_can_name_is_locked(folder, tmp_path,
 
 @pytest.mark.parametrize("name", [".gitattributes", ".DS_Store", ".gitignore", ".msc", ".env"])
 def test_hidden_files_of_tools_are_not_locked(folder, name):
-    """git, macOS and downloads write them, and change them."""
+    """git, macOS and downloads write and change these files."""
     (folder / name).write_text("x")
     assert name not in companion_files.find_companion_files(str(folder))
 
 
 def test_another_order_or_indentation_of_settings_is_no_change(folder, tmp_path):
-    """Settings are compared one by one, not as bytes."""
+    """Settings are compared key by key, not as bytes."""
     locked = lock(folder)
     (folder / "config.json").write_text(json.dumps(dict(reversed(CONFIG.items())), indent=4))
     assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == []
@@ -200,7 +200,7 @@ def test_a_changed_file_of_the_model_is_named(folder, tmp_path, name):
 
 
 def test_a_new_and_a_missing_file_are_named(folder, tmp_path):
-    """Code that was not there when the folder was reviewed; a tokenizer that is gone; the settings that are gone."""
+    """New code since the lock, a removed tokenizer, and removed settings."""
     locked = lock(folder)
     (folder / "tokenizer.json").unlink()
     (folder / "config.json").unlink()
@@ -213,7 +213,7 @@ def test_a_new_and_a_missing_file_are_named(folder, tmp_path):
 
 
 def test_weights_only_leaves_settings_out_of_the_lock_and_of_the_comparison(folder, tmp_path):
-    """A lock of weights says in the verdict that it did not compare more."""
+    """The verdict of an audit against a lock of weights says that only tensors were compared."""
     full, weights = lock(folder), lock(folder, weights_only=True)
     assert b"rms_norm_eps" in full
     assert b"rms_norm_eps" not in weights
@@ -225,7 +225,7 @@ def test_weights_only_leaves_settings_out_of_the_lock_and_of_the_comparison(fold
 
 
 def test_settings_inside_a_checkpoint_are_locked(tmp_path):
-    """A .pt that keeps its configuration next to the state_dict, and no file next to it."""
+    """A .pt file with its configuration next to the state_dict, and no other file."""
     path = tmp_path / "a.pt"
     torch.save({"model": {"w": torch.ones(2)}, "config": {"eps": 1e-6, "ids": {"0": "cat"}}}, path)
     locked = lock(path)
@@ -236,7 +236,7 @@ def test_settings_inside_a_checkpoint_are_locked(tmp_path):
 
 
 def test_a_setting_that_a_lock_without_settings_does_not_have_is_counted(tmp_path):
-    """The lock does not record the format of a file without settings, so it may be another one."""
+    """The lock does not record the format of a file without settings, so the format may have changed."""
     path = tmp_path / "a.pt"
     torch.save({"model": {"w": torch.ones(2)}}, path)
     locked = lock(path)
@@ -248,7 +248,7 @@ def test_a_setting_that_a_lock_without_settings_does_not_have_is_counted(tmp_pat
 
 
 def test_a_lock_of_a_folder_holds_its_weights_elsewhere(folder, tmp_path):
-    """The verdict counts the settings and files that one file cannot have."""
+    """The verdict counts the settings and files that a single file cannot have."""
     locked = lock(folder)
     actual = audit_with_lock(folder / "model.safetensors", locked, tmp_path / "lock.json")
     assert mismatches(actual) == []
@@ -256,7 +256,7 @@ def test_a_lock_of_a_folder_holds_its_weights_elsewhere(folder, tmp_path):
 
 
 def test_a_lock_written_before_settings_were_locked_is_read(folder, tmp_path):
-    """It compares tensors, and the verdict says so."""
+    """Only tensors are compared, and the verdict says so."""
     document = json.loads(lock(folder))
     for target in document["targets"]:
         del target["settings"], target["files"]
@@ -266,7 +266,7 @@ def test_a_lock_written_before_settings_were_locked_is_read(folder, tmp_path):
 
 
 def test_folders_with_weights_of_their_own_are_not_part_of_the_folder_above(folder, tmp_path):
-    """A Trainer's `checkpoint-5` is a target of its own."""
+    """A Trainer's `checkpoint-5` is a separate target."""
     inner = folder / "checkpoint-5"
     inner.mkdir()
     save_file({"w": torch.zeros(2, 2)}, inner / "model.safetensors")
@@ -288,7 +288,7 @@ def test_folders_with_weights_of_their_own_are_not_part_of_the_folder_above(fold
     ],
 )
 def test_a_new_file_that_may_change_the_model_is_named(folder, tmp_path, name):
-    """Whatever its suffix: a loader takes more than a list of suffixes knows."""
+    """A new file counts whatever its suffix, because loaders accept more suffixes than any list contains."""
     locked = lock(folder)
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -307,7 +307,7 @@ def test_a_new_file_that_may_change_the_model_is_named(folder, tmp_path, name):
     ids=["folder", "link", "name", "weights"],
 )
 def test_a_name_of_weights_hides_no_code_next_to_it(folder, tmp_path, decoy):
-    """Only a folder that the audit takes for a target of its own is not part of the folder above."""
+    """Only a folder that the audit treats as a separate target is not part of the folder above."""
     locked = lock(folder)
     inner = folder / "custom_generate"
     inner.mkdir()
@@ -319,7 +319,7 @@ def test_a_name_of_weights_hides_no_code_next_to_it(folder, tmp_path, decoy):
 
 @pytest.mark.parametrize("name", ["linked", "__pycache__"])
 def test_a_model_where_no_walk_looks_hides_no_code(folder, tmp_path, name):
-    """A walk skips links to folders and folders of tools: nothing else holds the files in these to a lock."""
+    """A walk skips links to folders and folders of tools, so the lock of the model must cover their files."""
     locked = lock(folder)
     inner = tmp_path / "out" if name == "linked" else folder / name
     inner.mkdir()
@@ -340,7 +340,7 @@ def test_a_model_where_no_walk_looks_hides_no_code(folder, tmp_path, name):
     ],
 )
 def test_a_setting_of_another_type_is_a_change(folder, tmp_path, before, after):
-    """What a loader tells apart: a list and its only word, an int and a float, a key that stands twice."""
+    """Loaders distinguish a list from its only word, an int from a float, and a repeated key from a single key."""
     (folder / "config.json").write_text(before)
     locked = lock(folder)
     (folder / "config.json").write_text(after)
@@ -348,7 +348,7 @@ def test_a_setting_of_another_type_is_a_change(folder, tmp_path, before, after):
 
 
 class Activated(torch.nn.Module):
-    """One weight and an activation, which is code."""
+    """A model of a weight and an activation; the activation is code."""
 
     def __init__(self, act):
         super().__init__()
@@ -361,7 +361,7 @@ class Activated(torch.nn.Module):
 
 
 def test_the_program_of_an_archive_is_locked(tmp_path):
-    """TorchScript and torch.export: the same weights serve any code."""
+    """TorchScript and torch.export archives: the same weights can belong to any code."""
     example = (torch.ones(2),)
     torch.jit.trace(Activated(torch.nn.ReLU()), example).save(tmp_path / "a.pt")
     torch.export.save(torch.export.export(Activated(torch.nn.ReLU()), example), tmp_path / "a.pt2")
@@ -376,7 +376,7 @@ def test_the_program_of_an_archive_is_locked(tmp_path):
 
 
 def test_links_between_folders_are_followed_once(folder, tmp_path):
-    """Sixty links to the folder that they lie in are no 60 to the power of 16 folders."""
+    """Sixty links to their own folder do not lead to 60 to the power of 16 folders."""
     (folder / "code").mkdir()
     (folder / "code" / "own.py").write_text("x")
     for number in range(60):
@@ -388,7 +388,7 @@ def test_links_between_folders_are_followed_once(folder, tmp_path):
 
 @pytest.fixture
 def pipeline(tmp_path):
-    """A pipeline as diffusers saves it: a scheduler and a tokenizer have no weights."""
+    """A pipeline as diffusers saves it: the scheduler and the tokenizer have no weights."""
     root = tmp_path / "pipeline"
     for component in ("unet", "vae"):
         (root / component).mkdir(parents=True)
@@ -407,14 +407,14 @@ def pipeline(tmp_path):
 
 
 def test_an_unchanged_pipeline_matches_its_lock(pipeline, tmp_path):
-    """Of its files only a document was not compared."""
+    """The only file without a comparison is a document."""
     result = audit_with_lock(pipeline, lock(pipeline, lock_file=str(tmp_path / "lock.json")), tmp_path / "lock.json")
     assert mismatches(result) == []
     assert [target.target for target in result.targets if target.not_checked] == [f"{pipeline}/README.md"]
 
 
 def test_the_command_locks_a_pipeline(pipeline, tmp_path, statecli):
-    """Its folder is a target without a checkpoint, behind those of its components."""
+    """The pipeline's folder is a target without a checkpoint, after the targets of its components."""
     lock_path = tmp_path / "lock.json"
     done = statecli("lock", pipeline, "-o", lock_path)
     assert (done.code, done.err) == (0, "")
@@ -424,7 +424,7 @@ def test_the_command_locks_a_pipeline(pipeline, tmp_path, statecli):
 
 @pytest.mark.parametrize("name", ["model_index.json", "scheduler/scheduler_config.json", "tokenizer/vocab.json"])
 def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline, tmp_path, name):
-    """A changed file, a file that is gone, and a new one next to it."""
+    """A changed file, a removed file, and a new file next to them."""
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     (pipeline / name).write_text("{}")
     (changed,) = mismatches(audit_with_lock(pipeline, locked, tmp_path / "lock.json"))
@@ -438,7 +438,7 @@ def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline,
 
 
 def test_a_pipeline_that_cannot_be_compared_fails_and_loses_no_other_target(pipeline, tmp_path, monkeypatch):
-    """Its components are audited all the same."""
+    """The components are audited all the same."""
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     monkeypatch.setattr(companion_files, "MAX_FILES", 1)
     result = audit_with_lock(pipeline, locked, tmp_path / "lock.json")

@@ -1,4 +1,4 @@
-"""One set of weights has one lock, byte for byte, however it is stored."""
+"""A set of weights has the same lock, byte for byte, in every format."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def lock_bytes(*targets, **options):
 
 
 def lines(raw):
-    """The tensors of a lock of one target, by name."""
+    """Return the tensors of a lock with a single target, by name."""
     (target,) = json.loads(raw)["targets"]
     return {line["fqn"]: line for line in target["tensors"]}
 
 
 def write_shards(state, folder, count=3):
-    """The state in so many files and an index, as transformers writes it."""
+    """Write the state as `count` shards and an index, as transformers does."""
     folder.mkdir()
     files = {name: f"model-{n % count + 1:05}-of-{count:05}.safetensors" for n, name in enumerate(state)}
     for shard in set(files.values()):
@@ -47,17 +47,17 @@ def write_shards(state, folder, count=3):
 
 @st.composite
 def states(draw):
-    """Names, dtypes, shapes and strides; nothing shared."""
+    """Names, dtypes, shapes and strides; no shared storage."""
     names = draw(st.lists(st.from_regex(r"[a-z]{1,3}(\.[a-z0-9é]{1,3}){0,2}", fullmatch=True), min_size=3, unique=True))
-    made = {}
+    state = {}
     for n, name in enumerate(names):
         dtype = draw(
             st.sampled_from((torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool))
         )
         shape = draw(st.lists(st.integers(0, 4), max_size=3))
         tensor = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(n)).to(dtype)
-        made[name] = tensor.permute(draw(st.permutations(range(tensor.ndim))))
-    return made
+        state[name] = tensor.permute(draw(st.permutations(range(tensor.ndim))))
+    return state
 
 
 @settings(max_examples=25)
@@ -74,7 +74,7 @@ def test_every_container_has_the_same_lock(tmp_path_factory, state):
 
 
 def test_a_line_is_what_is_known_of_a_tensor(tmp_path):
-    """In the order of names, the digest that of its bytes; what nobody recorded is null."""
+    """Tensors are in the order of names, the digest is of the tensor's bytes, and unknown fields are null."""
     state = {"b": torch.tensor([1.0, 2.0]), "a": torch.zeros(1, 2, dtype=torch.int16)}
     torch.save(state, tmp_path / "a.pt")
     raw = lock_bytes(tmp_path / "a.pt")
@@ -92,7 +92,7 @@ def test_a_line_is_what_is_known_of_a_tensor(tmp_path):
 
 
 def test_nothing_of_the_place_or_the_time_is_in_it(tmp_path, monkeypatch):
-    """The same file elsewhere, written later, has the same lock; an absolute path becomes the way from here."""
+    """The same file at another path and time has the same lock; an absolute path becomes relative to this folder."""
     state = {"w": torch.ones(2)}
     (tmp_path / "here").mkdir()
     torch.save(state, tmp_path / "a.pt")
@@ -106,38 +106,38 @@ def test_nothing_of_the_place_or_the_time_is_in_it(tmp_path, monkeypatch):
 
 
 def test_targets_are_sorted_and_each_is_there_once(in_tmp_path):
-    """Whatever the order in which they were typed."""
+    """Targets are sorted, in whatever order they were typed."""
     for name in ("b.pt", "a.pt"):
         torch.save({"w": torch.ones(2)}, name)
     assert lock_bytes("b.pt", "a.pt", "./a.pt") == lock_bytes("a.pt", "b.pt") == lock_bytes("*.pt")
 
 
 def test_a_folder_of_several_names_each(in_tmp_path):
-    """Also where it holds one today: it may hold two tomorrow."""
+    """A folder with a single checkpoint is named by file too, because a second checkpoint may follow."""
     Path("all").mkdir()
     torch.save({"w": torch.ones(2)}, "all/a.pt")
     assert [target["target"] for target in json.loads(lock_bytes("all"))["targets"]] == ["all/a.pt"]
 
 
 def test_names_are_the_way_from_the_lock_files_folder(tmp_path, monkeypatch, statecli):
-    """The same bytes from wherever and however it was typed; they hold from everywhere."""
+    """The lock has the same bytes from any folder and for any spelling of the target, and is valid from any folder."""
     monkeypatch.chdir(tmp_path)
     Path("ck").mkdir()
     for name in ("a.pt", "b.pt"):
         torch.save({"w": torch.ones(2)}, f"ck/{name}")
-    made = set()
+    locks = set()
     lines = [(".", "ck", "lock.json"), ("ck", ".", "../lock.json"), (".", tmp_path / "ck", tmp_path / "lock.json")]
     for folder, target, lock in lines:
         monkeypatch.chdir(tmp_path / folder)
         assert statecli("lock", target, "-o", lock).code == 0
-        made.add((tmp_path / "lock.json").read_bytes())
+        locks.add((tmp_path / "lock.json").read_bytes())
         assert statecli("audit", target, "--lock", lock, "--select", "lock").code == 0
-    assert len(made) == 1
-    assert [target["target"] for target in json.loads(made.pop())["targets"]] == ["ck/a.pt", "ck/b.pt"]
+    assert len(locks) == 1
+    assert [target["target"] for target in json.loads(locks.pop())["targets"]] == ["ck/a.pt", "ck/b.pt"]
 
 
 def test_the_configured_lock_is_found_from_a_folder_below(tmp_path, monkeypatch, statecli):
-    """Its names are meant from where it lies, not from where one stands."""
+    """Names are relative to the lock file's folder, not to the current folder."""
     monkeypatch.chdir(tmp_path)
     Path(".git").mkdir()
     Path("ck").mkdir()
@@ -151,7 +151,7 @@ def test_the_configured_lock_is_found_from_a_folder_below(tmp_path, monkeypatch,
 
 
 def test_a_link_is_locked_as_what_it_leads_to(in_tmp_path, statecli):
-    """A folder has the file once, under its own name, and the link is held to that."""
+    """The folder's lock contains the file once, under its real name, and the link is checked against this entry."""
     Path("lk").mkdir()
     torch.save({"w": torch.ones(2)}, "lk/model.pt")
     Path("lk/best.pt").symlink_to("model.pt")
@@ -172,7 +172,7 @@ class Tied(nn.Module):
 
 
 def test_ties_that_a_format_notes_are_in_both_locks(tmp_path):
-    """safetensors keeps one of two tied names; its own `save_model` notes the other."""
+    """safetensors keeps only the first of two tied names; `save_model` of safetensors records the other name."""
     torch.manual_seed(0)
     model = Tied()
     torch.save(model.state_dict(), tmp_path / "a.pt")
@@ -186,7 +186,7 @@ def test_ties_that_a_format_notes_are_in_both_locks(tmp_path):
 
 
 def test_parts_of_one_storage_are_no_tie(tmp_path):
-    """A format that keeps each by itself loses nothing of them."""
+    """A format that stores each part separately loses nothing."""
     whole = torch.arange(6.0)
     torch.save({"a": whole[:3], "b": whole[3:]}, tmp_path / "a.pt")
     save_file({"a": whole[:3].clone(), "b": whole[3:].clone()}, tmp_path / "a.safetensors")
@@ -194,7 +194,7 @@ def test_parts_of_one_storage_are_no_tie(tmp_path):
 
 
 def test_what_is_known_is_written(tmp_path):
-    """A pickled Parameter is one, with its requires_grad; an optimizer's state is of its kind."""
+    """A pickled Parameter is recorded as a parameter with its requires_grad; an optimizer's state as optimizer."""
     model = nn.Linear(2, 2)
     frozen = nn.Parameter(torch.ones(1), requires_grad=False)
     optimizer = torch.optim.Adam(model.parameters())
@@ -210,7 +210,7 @@ def test_what_is_known_is_written(tmp_path):
 
 
 def test_a_class_has_no_values(statecli):
-    """Its constructor's are random: names, kinds, dtypes and shapes are locked, and a note says so."""
+    """The initial values of a class are random: names, kinds, dtypes and shapes are locked, and a note says so."""
     result = statecli("lock", "sample_models/net.py:Net")
     assert result.code == 0
     actual_lines = lines(result.out)
@@ -222,7 +222,7 @@ def test_a_class_has_no_values(statecli):
 
 
 def test_filters_leave_out(tmp_path, statecli):
-    """By name and by kind, as everywhere."""
+    """Tensors are filtered by name and by kind, as in other commands."""
     torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "a.pt")
     assert list(lines(statecli("lock", tmp_path / "a.pt", "-x", "a").out)) == ["b"]
     refused = statecli("lock", tmp_path / "a.pt", "--kind", "optimizer")
@@ -230,7 +230,7 @@ def test_filters_leave_out(tmp_path, statecli):
 
 
 def test_the_algorithm_is_named_in_the_file(tmp_path, statecli):
-    """sha256 where it was asked for."""
+    """The lock records sha256 if the user requests sha256."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     done = statecli("lock", tmp_path / "a.pt", "--digest", "sha256", "-o", tmp_path / "lock.json")
     assert (done.code, done.out, done.err) == (0, "", "")
@@ -238,7 +238,7 @@ def test_the_algorithm_is_named_in_the_file(tmp_path, statecli):
 
 
 def test_the_file_is_as_its_schema_says(tmp_path, statecli):
-    """And reads as what was written."""
+    """The lock file can be read and written again without a change."""
     torch.save({"w": torch.ones(1), "\x1b[31m\u202e": torch.ones(1)}, tmp_path / "a.pt")
     raw = statecli("lock", tmp_path / "a.pt").out
     jsonschema.validate(json.loads(raw), json.loads(statecli("schema", "lock").out))
@@ -248,7 +248,7 @@ def test_the_file_is_as_its_schema_says(tmp_path, statecli):
 
 
 def test_nothing_is_written_where_one_cannot_be_locked(tmp_path, statecli):
-    """A lock that leaves a target or a tensor out would be a promise of less than it looks."""
+    """A lock without a target or a tensor would promise less than the user expects."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     (tmp_path / "b.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:300])
     result = statecli("lock", tmp_path / "a.pt", tmp_path / "b.pt", "-o", tmp_path / "lock.json")
@@ -259,7 +259,7 @@ def test_nothing_is_written_where_one_cannot_be_locked(tmp_path, statecli):
 
 
 def test_a_damaged_file_is_not_locked(tmp_path, statecli):
-    """The zip has checksums of what was saved: to lock other bytes would bless the damage."""
+    """The zip contains checksums of the saved bytes: a lock of other bytes would approve the damage."""
     torch.save({"w": torch.full((100,), 7.0)}, tmp_path / "a.pt")
     raw = (tmp_path / "a.pt").read_bytes()
     at = raw.index(torch.full((100,), 7.0).numpy().tobytes())
@@ -270,7 +270,7 @@ def test_a_damaged_file_is_not_locked(tmp_path, statecli):
 
 
 def test_a_lock_never_replaces_what_it_locks(tmp_path, statecli):
-    """`-o` naming the checkpoint is a mistake; an older lock next to it is not."""
+    """`-o` with the checkpoint's own name is a mistake; `-o` may replace an older lock."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     before = (tmp_path / "a.pt").read_bytes()
     assert statecli("lock", tmp_path / "a.pt", "-o", tmp_path / "a.pt").code == 2
@@ -280,7 +280,7 @@ def test_a_lock_never_replaces_what_it_locks(tmp_path, statecli):
 
 
 def test_a_lock_has_a_folder_to_be_in(tmp_path, statecli):
-    """Told before a gigabyte is read."""
+    """The command fails before it reads a target."""
     for path in (tmp_path, tmp_path / "none" / "lock.json"):
         result = statecli("lock", tmp_path / "missing.pt", "-o", path)
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -288,7 +288,7 @@ def test_a_lock_has_a_folder_to_be_in(tmp_path, statecli):
 
 
 def test_a_file_that_changes_meanwhile_is_not_locked(tmp_path):
-    """Half of the old values and half of the new are neither."""
+    """A mix of old and new values is neither version."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     request = run.Request((str(tmp_path / "a.pt"),))
     targets = run.read_targets(request)
@@ -331,7 +331,7 @@ HEAD = '{"schema": "statecli.lock/1", "digest": "%s", "targets": [{"target": nul
     ],
 )
 def test_what_is_no_lock_file_is_told_in_a_line(tmp_path, statecli, text, says):
-    """Before any target is read: exit 2, the file, what is wrong."""
+    """The command fails with status 2 before any target is read; the message names the file and the fault."""
     (tmp_path / "lock.json").write_text(text)
     result = statecli("audit", tmp_path / "missing.pt", "--lock", tmp_path / "lock.json")
     assert (result.code, result.out) == (2, "")
@@ -341,7 +341,7 @@ def test_what_is_no_lock_file_is_told_in_a_line(tmp_path, statecli, text, says):
 
 
 def test_a_lock_file_that_is_not_there_is_told_in_a_line(tmp_path, statecli):
-    """The same for one that is a folder, a pipe that nobody writes to, or a device without an end."""
+    """A folder, a pipe without a writer and an endless device fail in the same way."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "none.json", tmp_path, tmp_path / "pipe", "/dev/zero"):
         result = statecli("audit", "x.pt", "--lock", path)
@@ -349,23 +349,23 @@ def test_a_lock_file_that_is_not_there_is_told_in_a_line(tmp_path, statecli):
 
 
 def kept_by(folder):
-    """A Lightning checkpoint of a run in that folder: a callback keeps scores by the path of their files."""
+    """A Lightning checkpoint of a run in `folder`: a callback stores scores under the paths of their files."""
     score = torch.tensor(0.5)
     kept = {"best_model_score": score, "best_k_models": {f"{folder}/epoch=0.ckpt": score}}
     return {"epoch": 1, "state_dict": {"w": torch.ones(2)}, "callbacks": {"ModelCheckpoint{'monitor': 'vl'}": kept}}
 
 
 def test_the_same_run_elsewhere_has_the_same_lock(tmp_path):
-    """What callbacks keep is bookkeeping, and no weight: paths of the machine are in it."""
+    """The state of callbacks contains paths of the machine; it is bookkeeping, not weights."""
     torch.save(kept_by("/here"), tmp_path / "a.ckpt")
     torch.save(kept_by("/there"), tmp_path / "b.ckpt")
-    made = lock_bytes(tmp_path / "a.ckpt")
-    assert made == lock_bytes(tmp_path / "b.ckpt")
-    assert list(lines(made)) == ["w"]
+    locked = lock_bytes(tmp_path / "a.ckpt")
+    assert locked == lock_bytes(tmp_path / "b.ckpt")
+    assert list(lines(locked)) == ["w"]
 
 
 def test_what_callbacks_keep_is_said_not_to_be_locked(statecli, tmp_path):
-    """On stderr, and no audit takes it for new."""
+    """A note on stderr says so, and an audit does not report the callbacks' tensors as new."""
     torch.save(kept_by("/here"), tmp_path / "a.ckpt")
     result = statecli("lock", tmp_path / "a.ckpt", "-o", tmp_path / "lock.json")
     assert result.code == 0
@@ -374,7 +374,7 @@ def test_what_callbacks_keep_is_said_not_to_be_locked(statecli, tmp_path):
 
 
 def test_a_lock_that_has_what_callbacks_keep_holds_it(tmp_path):
-    """Whoever locked it is told what became of it."""
+    """Tensors of callbacks in an older lock are still checked."""
     torch.save(kept_by("/here"), tmp_path / "a.ckpt")
     (tmp_path / "lock.json").write_bytes(lock_bytes(tmp_path / "a.ckpt"))
     old = json.loads((tmp_path / "lock.json").read_text())
@@ -388,7 +388,7 @@ def test_a_lock_that_has_what_callbacks_keep_holds_it(tmp_path):
 
 
 def test_callbacks_alone_are_nothing_to_lock(tmp_path):
-    """And that is why."""
+    """The error names the reason."""
     torch.save(kept_by("/here"), tmp_path / "a.ckpt")
     with pytest.raises(NothingMatched, match="contains only the state of callbacks"):
         lock_bytes(f"{tmp_path / 'a.ckpt'}#callbacks")

@@ -13,7 +13,7 @@ from statecli.cli import console  # noqa: E402 - after the check for torch
 
 @pytest.mark.parametrize(("words", "lines"), [(("-o", "a.lock.json"), 1), ((), 0)])
 def test_a_saved_lock_is_confirmed_with_the_command_that_checks_it(tmp_path, monkeypatch, statecli, words, lines):
-    """On a terminal only, and the command works; a printed lock needs no line."""
+    """The line is printed on a terminal only, and its command works; a printed lock needs no line."""
     monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.ones(2), "b": torch.ones(1)}, "a.pt")
     printed: list[str] = []
