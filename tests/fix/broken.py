@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Broken(NamedTuple):
-    """A class `Net` in a file: its text, the input, and texts that the fixed file has."""
+    """A file with a class `Net`: its text, the input, and texts expected in the fixed file."""
 
     text: str
     expected: tuple[str, ...]
@@ -17,7 +17,7 @@ HEAD = "import torch\nfrom torch import nn\n\n\n"
 
 
 def net(init: str, forward: str = "", *, head: str = HEAD, before: str = "", more: str = "") -> str:
-    """Return a file with a class of these lines in `__init__`, and in `forward(self, x)`."""
+    """Return a file with a class that has these lines in `__init__`, and in `forward(self, x)`."""
     lines = ["class Net(nn.Module):", *before.splitlines(), "    def __init__(self, width=4):"]
     lines += ["        super().__init__()", "        self.fc = nn.Linear(width, width)"]
     lines += [f"        {line}" if line else "" for line in init.splitlines()]

@@ -1,4 +1,4 @@
-"""Files as people have them: line ends, encodings, packages, git, and files that are not to be edited."""
+"""Files of users: line ends, encodings, packages, git, and files not to be edited."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """A folder with net.py as the current one."""
+    """A temporary current folder with net.py."""
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -52,7 +52,7 @@ def desk(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_the_last_lines_name_the_command_that_writes_the_fixes(desk, statecli, command):
-    """With the words of the user, quoted for a shell, and the input of the user; and the command works."""
+    """The command repeats the user's target and input, quoted for a shell, and the command works."""
     (desk / "net.py").write_text(
         NET.replace("(self)", "(self, n=4)", 1) + "\n    def forward(self, x):\n        return x\n"
     )
@@ -81,7 +81,7 @@ def test_no_command_is_named_that_would_write_nothing(desk, statecli, text):
 
 
 def test_without_write_the_file_is_as_it_was(desk, statecli):
-    """Status 1, and a unified diff that `git apply` takes."""
+    """The status is 1, and `git apply` accepts the unified diff."""
     result = statecli("fix", "net.py:Net")
     assert result.code == 1
     assert (desk / "net.py").read_text() == NET
@@ -90,7 +90,7 @@ def test_without_write_the_file_is_as_it_was(desk, statecli):
 
 
 def test_write_applies_the_edits(desk, statecli):
-    """Status 0; a second run has nothing to fix."""
+    """The status is 0, and a second run has nothing to fix."""
     result = statecli("fix", "net.py:Net", "--write")
     assert result.code == 0, result.out + result.err
     assert "1 fix written to net.py" in result.out
@@ -100,7 +100,7 @@ def test_write_applies_the_edits(desk, statecli):
 
 
 def test_nothing_else_is_written(desk, statecli):
-    """No bytecode, no temporary file."""
+    """fix leaves neither bytecode nor a temporary file."""
     statecli("fix", "net.py:Net", "--write")
     assert os.listdir(desk) == ["net.py"]
 
@@ -119,14 +119,14 @@ def test_nothing_else_is_written(desk, statecli):
     ids=["crlf", "tabs", "bom", "latin-1", "no-newline-at-the-end", "two-spaces", "comment"],
 )
 def test_bytes_around_an_edit_are_kept(before, after, desk, statecli):
-    """Line ends, indentation, encoding."""
+    """Line ends, indentation and encoding stay the same."""
     (desk / "net.py").write_bytes(before)
     assert statecli("fix", "net.py:Net", "--write", "-q").code == 0
     assert (desk / "net.py").read_bytes() == after
 
 
 def test_a_loop_is_indented_as_the_file(desk, statecli):
-    """With tabs, and the property too."""
+    """The loop is indented with tabs, and so is the property."""
     text = NET.replace("torch.ones(4)", "[torch.ones(4)]").replace("    ", "\t")
     (desk / "net.py").write_text(text)
     assert statecli("fix", "net.py:Net", "--write", "-q").code == 0
@@ -136,7 +136,7 @@ def test_a_loop_is_indented_as_the_file(desk, statecli):
 
 
 def test_the_mode_of_the_file_is_kept(desk, statecli):
-    """As an editor would."""
+    """An editor keeps the file's mode too."""
     (desk / "net.py").chmod(0o750)
     assert statecli("fix", "net.py:Net", "--write").code == 0
     assert stat.S_IMODE((desk / "net.py").stat().st_mode) == 0o750
@@ -144,7 +144,7 @@ def test_the_mode_of_the_file_is_kept(desk, statecli):
 
 @pytest.mark.parametrize("target", ["pkg/sub/net.py:Net", "pkg.sub.net:Net"])
 def test_relative_imports_work(target, desk, statecli):
-    """The edit is in the file of the class's base, which the named file imports from its package."""
+    """The edit is in the file of the base class, which the named file imports from its package."""
     (desk / "pkg" / "sub").mkdir(parents=True)
     for name in ("pkg", "pkg/sub"):
         (desk / name / "__init__.py").touch()
@@ -155,7 +155,7 @@ def test_relative_imports_work(target, desk, statecli):
 
 
 def test_imports_from_the_same_folder_work(desk, statecli, monkeypatch):
-    """Also from another working folder."""
+    """Imports work from another working folder too."""
     folder, other = desk / "models", desk / "elsewhere"
     folder.mkdir()
     other.mkdir()
@@ -168,7 +168,7 @@ def test_imports_from_the_same_folder_work(desk, statecli, monkeypatch):
 
 
 def test_a_file_in_another_folder_is_named_as_typed(desk, statecli, monkeypatch, tmp_path_factory):
-    """Not by its place in the copy."""
+    """The diff does not show the path of the temporary copy."""
     monkeypatch.chdir(tmp_path_factory.mktemp("other"))
     result = statecli("fix", f"{desk / 'net.py'}:Net")
     assert result.code == 1
@@ -177,7 +177,7 @@ def test_a_file_in_another_folder_is_named_as_typed(desk, statecli, monkeypatch,
 
 
 def test_an_installed_class_is_not_edited(statecli):
-    """One line, status 2."""
+    """The message is a single line, and the status is 2."""
     result = statecli("fix", "torch.nn:Linear(2, 2)")
     assert result.code == 2
     assert result.err == (
@@ -188,7 +188,7 @@ def test_an_installed_class_is_not_edited(statecli):
 
 @pytest.mark.parametrize("target", ["model.pt", "net.py", "none.py:Net", "net.py:None", "net.py:Net(4)"])
 def test_a_wrong_target_is_one_error(target, desk, statecli):
-    """Status 2, nothing on standard output."""
+    """The status is 2, and standard output is empty."""
     result = statecli("fix", target)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("statecli: ")
@@ -196,7 +196,7 @@ def test_a_wrong_target_is_one_error(target, desk, statecli):
 
 
 def test_without_libcst_one_line_says_what_to_install(desk, statecli, monkeypatch):
-    """The extra `fix`."""
+    """The message names the extra `fix`."""
     monkeypatch.setitem(sys.modules, "libcst", None)
     result = statecli("fix", "net.py:Net")
     assert (result.code, result.err) == (
@@ -237,21 +237,21 @@ def test_the_document_has_the_proofs_of_each_edit(desk, statecli):
 
 @pytest.mark.parametrize("output", [output.value for output in Output])
 def test_every_output_says_what_was_edited(output, desk, statecli):
-    """The name of the tensor, and status 1."""
+    """Every output names the edited file, and the status is 1."""
     result = statecli("fix", "net.py:Net", "-f", output)
     assert (result.code, result.err) == (1, "")
     assert "net.py" in result.out
 
 
 def test_the_document_fits_its_schema(desk, statecli):
-    """Written and not written."""
+    """The document fits before and after the edits are written."""
     schema = statecli("schema", "fix").json
     for words in ((), ("--write",)):
         jsonschema.validate(statecli("fix", "net.py:Net", "-f", "json", *words).json, schema)
 
 
 def test_a_function_that_builds_the_model_may_be_named(desk, statecli):
-    """As in verify."""
+    """A factory function is accepted as in verify."""
     with open("net.py", "a") as file:
         file.write("\n\ndef make():\n    return nn.Sequential(Net())\n")
     assert statecli("fix", "net.py:make", "--write").code == 0
@@ -259,7 +259,7 @@ def test_a_function_that_builds_the_model_may_be_named(desk, statecli):
 
 
 def test_code_that_can_be_imported_once_only_is_refused(desk, statecli):
-    """With the reason, and the file as it was."""
+    """The output names the reason, and the file is unchanged."""
     text = NET + "\nassert not hasattr(torch, '_seen')\ntorch._seen = True\n"
     (desk / "net.py").write_text(text)
     try:
@@ -272,7 +272,7 @@ def test_code_that_can_be_imported_once_only_is_refused(desk, statecli):
 
 
 def test_an_unproved_edit_leaves_the_file(desk, statecli):
-    """Even with --write: status 1, and the reason."""
+    """Even with --write, the status is 1, the output names the reason, and the file is unchanged."""
     (desk / "net.py").write_text(UNUSED)
     result = statecli("fix", "net.py:Net", "--input", "2x4", "--write")
     assert result.code == 1
@@ -281,7 +281,7 @@ def test_an_unproved_edit_leaves_the_file(desk, statecli):
 
 
 def test_a_file_that_changes_meanwhile_is_not_written(desk, statecli):
-    """An editor that saves while the edits are verified: status 2, and the file as saved."""
+    """An editor saves the file while the edits are verified: the status is 2, and the saved text stays."""
     text = NET + "\n    def forward(self, x):\n        open('../net.py', 'a').close()\n        return x * self.t\n"
     saved = text + "# saved\n"
     text = text.replace("open('../net.py', 'a').close()", f"open({str(desk / 'net.py')!r}, 'w').write(SAVED)")
@@ -326,7 +326,7 @@ def test_a_proof_without_a_result_is_no_clean_bill(desk, statecli):
 
 
 def test_a_proof_that_only_the_edit_can_finish_leaves_nothing_to_do(desk, statecli):
-    """Without the edit, training calls backward twice through one graph; with the edit every proof has a result."""
+    """Without the edit, training calls backward twice through the same graph; with it, every proof has a result."""
     text = NET.replace("torch.ones(4)", "self.w.norm(dim=1, keepdim=True)  # row norms")
     text = text.replace("        self.t", "        self.w = nn.Parameter(torch.randn(4, 4))\n        self.t")
     (desk / "net.py").write_text(text + "\n    def forward(self, x):\n        return x @ (self.w / self.t)\n")
@@ -337,7 +337,7 @@ def test_a_proof_that_only_the_edit_can_finish_leaves_nothing_to_do(desk, statec
 
 
 def test_many_tensors_of_a_list_are_one_name(desk, statecli):
-    """As in verify: `layers.*` with the number of its tensors, in the finding and for older checkpoints."""
+    """The output shows `layers.*` and the number of tensors, as in verify, also for older checkpoints."""
     lines = [
         "from torch import nn\n\n",
         "class Net(nn.Module):",

@@ -1,4 +1,4 @@
-"""The unified diff of an edit: as difflib and git have it, also in files with many equal lines."""
+"""The unified diff of an edit has the format of difflib and git, even in files with many equal lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINES = st.lists(st.sampled_from(["a\n", "b\n", "\n", "    return x\n"]), max_si
 
 @given(LINES, LINES)
 def test_blocks_cover_both_versions(before, after):
-    """The blocks cover both versions, and what is called equal is equal."""
+    """The blocks cover both versions, and the blocks called equal are equal."""
     blocks = list_blocks(before, after)
     rebuilt = [line for kind, a, b, c, d in blocks for line in (before[a:b] if kind == "equal" else after[c:d])]
     assert rebuilt == after
@@ -31,7 +31,7 @@ def test_equal_files_have_no_diff(lines):
 
 @pytest.mark.parametrize("start", [0, 1, 10, 499])
 def test_a_long_file_has_only_its_changes(start):
-    """Lines that are frequent in a file of over 200 lines are context; difflib shows them as removed and added."""
+    """Frequent lines in a file of over 200 lines are context; difflib shows such lines as removed and added."""
     before = [line for n in range(100) for line in (f"def f{n}(x):\n", "    y = 1\n", "    return x\n", "\n", "\n")]
     after = [*before[:start], "    z = 2\n", "    return x\n", *before[start + 1 :]]
     lines = list(format_unified_diff(before, after, "a", "b"))[2:]
@@ -41,7 +41,7 @@ def test_a_long_file_has_only_its_changes(start):
 
 @given(LINES, LINES)
 def test_git_applies_the_diff(tmp_path_factory, before, after):
-    """The oracle: `git apply` of the diff turns one file into the other."""
+    """`git apply` of the diff turns the first file into the second."""
     lines = list(format_unified_diff(before, after, "a/f", "b/f"))
     assert bool(lines) == (before != after)
     if before and after and lines:

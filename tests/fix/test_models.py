@@ -1,4 +1,4 @@
-"""Broken models of many kinds are repaired; honest models and unproved edits leave the file as it is."""
+"""Broken models of many kinds are repaired; honest models and unproved edits leave the file unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAIRS = {
     "relative_bias.py:Attention": "1x4x4",
     "rotary.py:Rotary": "1x4x8",
 }
-#: Twins that only a person can write: which input the forgotten layer gets, and whether to give up a tie.
+#: Twins that only a person can write: which input the forgotten layer gets, and whether to untie the weights.
 WITHOUT_EDIT = {"unused.py:Net": "4x8", "tied.py:Tied": "int64:2x3<100"}
 
 
@@ -53,7 +53,7 @@ def write(folder, text, name="net.py"):
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_model_is_repaired(name, tmp_path, in_tmp_path):
-    """Every defect has a proved edit, the fixed file has the expected lines, and the user's file is as it was."""
+    """Every defect has a proved edit, the fixed file has the expected lines, and the user's file is unchanged."""
     broken = BROKEN[name]
     path = write(tmp_path, broken.text)
     fixes = fix("net.py:Net", broken.input)
@@ -87,14 +87,14 @@ def test_an_honest_model_gets_no_edit(name, tmp_path, in_tmp_path):
 
 
 def test_every_pair_of_the_samples_is_tried():
-    """A new pair must be in one of the tables."""
+    """A new pair of samples must be in PAIRS or WITHOUT_EDIT."""
     pairs = {f"{path.stem.removesuffix('_fixed')}.py" for path in SAMPLES.glob("*_fixed.py")}
     assert {target.partition(":")[0] for target in (*PAIRS, *WITHOUT_EDIT)} == pairs
 
 
 @pytest.mark.parametrize("target", PAIRS)
 def test_a_sample_is_repaired_like_its_twin(target, tmp_path, monkeypatch):
-    """The fixed sample passes the same proofs as the twin, except for a layer that forward does not use."""
+    """The fixed sample passes the same proofs as its twin, except for a layer without use in forward."""
     monkeypatch.chdir(SAMPLES)
     fixes = fix(target, PAIRS[target])
     left = [edit for edit in fixes.edits if not edit.kept]
@@ -124,6 +124,6 @@ def test_a_sample_becomes_its_twin(target, monkeypatch):
 
 @pytest.mark.parametrize("target", WITHOUT_EDIT)
 def test_a_choice_of_the_author_is_left_to_the_author(target, monkeypatch):
-    """No edit is made of a guess."""
+    """A mere guess does not lead to an edit."""
     monkeypatch.chdir(SAMPLES)
     assert fix(target, WITHOUT_EDIT[target]).files == ()
