@@ -1,4 +1,4 @@
-"""Two real files and what differs between them."""
+"""Fixtures that save two real files and compare them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Save = Callable[[Any, str], str]
 
 
 def changes_by_name(diff: Diff) -> dict[str, Change]:
-    """Everything that is not identical, by name."""
+    """Return the changes that are not identical, by tensor name."""
     return {change.fqn: change for change in diff.changes if change.status is not Status.IDENTICAL}
 
 
@@ -49,7 +49,7 @@ def save(tmp_path: Path) -> Save:
 
 @pytest.fixture
 def diff(save: Save) -> Callable[..., Diff]:
-    """What `compare` finds between two objects, written as `.pt` or as the names given say."""
+    """Return a function that saves two objects (as `.pt`, or under the given names) and compares the files."""
 
     def run(before: Any, after: Any, *, names: tuple[str, str] = ("a.pt", "b.pt"), **options: Any) -> Diff:
         return compare_targets(Request(save(before, names[0]), save(after, names[1]), jobs=1, **options))
@@ -59,7 +59,7 @@ def diff(save: Save) -> Callable[..., Diff]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Callable[[str], str]:
-    """A file with a class `Net` whose `__init__` has these lines; gives the target that names it."""
+    """Return a function that writes a class `Net` with the given lines in `__init__` and returns its target."""
 
     def write(lines: str, name: str = "net.py") -> str:
         body = "\n".join(f"        {line.strip()}" for line in lines.strip().splitlines())

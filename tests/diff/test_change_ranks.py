@@ -78,7 +78,7 @@ def test_vectors_and_integers_have_no_rank(rank):
 
 
 def test_the_rank_costs_nothing_if_it_is_not_shown(rank, statecli, save):
-    """It is in `-v` and on a page, not in other outputs."""
+    """The rank is shown with `-v` and on a page, not in other outputs."""
     before = torch.randn(40, 30)
     paths = save({"w": before}, "c.pt"), save({"w": before + update((40, 30), 2, 9.0).float()}, "d.pt")
     assert rank(before, before + 1, ranks=False) is None

@@ -1,4 +1,4 @@
-"""Two targets, end to end: what is the same, and that each single mutation is found and nothing else."""
+"""Compare two targets end to end: equal models are identical, and each single mutation alone is reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .conftest import changes_by_name, notes, rules
 
 
 class Net(nn.Module):
-    """Parameters, statistics, a tie and a buffer that is not saved."""
+    """Model with parameters, statistics, a tie and a buffer that is not in state_dict()."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def training(net, epoch=3):
 
 
 def nothing_else(result):
-    """Nothing makes it exit 1 or 2."""
+    """Return True if no result makes statecli exit with status 1 or 2."""
     return (result.findings, result.scalars, result.broken) == ((), (), ())
 
 
@@ -70,7 +70,7 @@ def test_a_file_and_itself(make, diff):
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_the_same_model_in_two_formats(zipped, tmp_path):
-    """`.pt` and `.safetensors` of one model are identical both ways, with a tie that the one format drops."""
+    """`.pt` and `.safetensors` of one model are identical in both directions, with a tie that safetensors drops."""
     net = Net()
     torch.save(net.state_dict(), tmp_path / "net.pt", _use_new_zipfile_serialization=zipped)
     save_model(net, str(tmp_path / "net.safetensors"), metadata={"format": "pt"})
@@ -83,7 +83,7 @@ def test_the_same_model_in_two_formats(zipped, tmp_path):
 
 
 def test_a_dropped_tie_is_compared_with_what_is_kept(diff):
-    """A name that safetensors leaves out, tied to one that it keeps, is no removal; its values are compared."""
+    """A name that safetensors drops is not removed if a tied name is kept; the values of the tensor are compared."""
     state = Net().state_dict()
     kept = {name: tensor.clone() for name, tensor in state.items() if name != "head.weight"}
     result = diff(state, kept, names=("a.pt", "b.safetensors"))
@@ -95,7 +95,7 @@ def test_a_dropped_tie_is_compared_with_what_is_kept(diff):
 
 
 def test_a_dropped_name_that_was_not_tied_is_removed(diff):
-    """Equal values are no tie: what is gone without one is removed."""
+    """Equal values are not a tie: a dropped name without a tie is removed."""
     actual_diff = diff({"a": torch.ones(3), "b": torch.ones(3)}, {"a": torch.ones(3)}, names=("a.pt", "b.safetensors"))
     assert rules(actual_diff) == [("removed", "b")]
 
@@ -109,7 +109,7 @@ DTYPES += [torch.complex64]
 
 @st.composite
 def states(draw):
-    """Distinct tensors of random dtypes, shapes and strides, none of them of one value."""
+    """Draw distinct tensors of random dtypes, shapes and strides; no tensor is constant."""
     state = {}
     for n in range(draw(st.integers(2, 5))):
         shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -124,7 +124,7 @@ def states(draw):
 
 
 def mutate(draw, state):
-    """A changed copy, and the one name and (status, fields) that the change is."""
+    """Return a changed copy, the changed name and the expected status and fields."""
     name = draw(st.sampled_from(sorted(state)))
     after = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
     what = draw(st.sampled_from(["element", "dtype", "shape", "drop", "add", "rename", "tie"]))
@@ -156,7 +156,7 @@ def mutate(draw, state):
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_single_mutation_is_found_exactly(data, diff):
-    """One element, dtype, shape, drop, add, rename or tie of a random state is all that differs."""
+    """Only the mutation of one element, dtype, shape, drop, add, rename or tie of a random state is reported."""
     state = data.draw(states())
     after, name, expected = mutate(data.draw, state)
     formats = ("a.pt", "b.pt")
@@ -171,9 +171,9 @@ def test_a_single_mutation_is_found_exactly(data, diff):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(states(), states())
-def test_there_and_back(diff, one, two):
+def test_there_and_back(diff, first, second):
     """Swapping the sides swaps added with removed and keeps everything else."""
-    there, back = diff(one, two), diff(two, one)
+    there, back = diff(first, second), diff(second, first)
     swap = {Status.ADDED: Status.REMOVED, Status.REMOVED: Status.ADDED}
     listed = {(frozenset({c.fqn, c.renamed_from or c.fqn}), c.status, c.fields) for c in there.changes}
     assert listed == {
@@ -182,7 +182,7 @@ def test_there_and_back(diff, one, two):
 
 
 def test_every_tensor_stands_in_the_diff_once(diff):
-    """Order of after, and what was removed behind what it stood behind."""
+    """Tensors are in the order of after, and a removed tensor follows its predecessor in before."""
     before = {name: torch.arange(4.0) + n for n, name in enumerate("abcde")}
     after = {name: before[name] for name in "eca"} | {"new": torch.zeros(2)}
     result = diff(before, after)
@@ -196,7 +196,7 @@ def test_every_tensor_stands_in_the_diff_once(diff):
     ]
 
 
-# --- what is read --------------------------------------------------------------------------------------------------
+# --- bytes read ----------------------------------------------------------------------------------------------------
 
 
 def test_metadata_only_reads_no_values(diff):
@@ -217,7 +217,7 @@ def test_ignored_values_are_not_read(diff, monkeypatch):
 
 
 def test_how_is_passed_on(diff):
-    """A tolerance and --bitwise decide what is equal."""
+    """A tolerance and --bitwise change the definition of equal."""
     before, after = {"a": torch.tensor([0.0, 1.0])}, {"a": torch.tensor([-0.0, 1.0])}
     assert not diff(before, after).findings
     assert rules(diff(before, after, how=CompareOptions(bitwise=True))) == [("changed", "a")]
@@ -225,7 +225,7 @@ def test_how_is_passed_on(diff):
 
 
 def test_a_broken_pair_is_told_and_the_others_compared(diff, save, tmp_path):
-    """A storage whose bytes are damaged is in `broken` with one line; the rest of the diff stands."""
+    """A tensor with damaged bytes is in `broken` with one line; the other tensors are compared."""
     before = {"good": torch.ones(64), "bad": torch.arange(64.0)}
     first, second = save(before, "a.pt"), save(before | {"good": torch.zeros(64)}, "b.pt")
     content = (tmp_path / "b.pt").read_bytes()
@@ -240,7 +240,7 @@ def test_a_broken_pair_is_told_and_the_others_compared(diff, save, tmp_path):
 
 
 def test_what_cannot_be_told_is_no_identity(diff):
-    """A sparse tensor against the dense one of equal metadata: neither equal nor changed, so broken."""
+    """A sparse tensor and a dense tensor with equal metadata are broken: neither equal nor changed."""
     dense = torch.eye(3)
     result = diff({"a": dense}, {"a": dense.to_sparse()})
     assert [broken.fqn for broken in result.broken] == ["a"]
@@ -249,7 +249,7 @@ def test_what_cannot_be_told_is_no_identity(diff):
 
 
 def test_an_ignored_shape_leaves_values_untold(diff):
-    """--ignore shape alone says nothing of values that cannot be laid side by side."""
+    """--ignore shape alone cannot compare the values of tensors with other shapes."""
     before, after = {"a": torch.ones(3)}, {"a": torch.ones(4)}
     assert [broken.fqn for broken in diff(before, after, ignore=(Field.SHAPE,)).broken] == ["a"]
     both = diff(before, after, ignore=(Field.SHAPE, Field.VALUES))
@@ -265,7 +265,7 @@ def test_tensors_without_values(diff):
 
 
 def test_histograms_of_what_changed_most(diff):
-    """The spread of as many tensors as were asked for, those of the greatest relative change first."""
+    """`histograms` is the number of histograms, for the tensors with the greatest relative change first."""
     before = {name: torch.arange(1.0, 9.0) for name in "abc"}
     after = {"a": before["a"] + 1, "b": before["b"] * 9, "c": before["c"]}
     actual_diff = diff(before, after, histograms=1)
@@ -278,7 +278,7 @@ def test_histograms_of_what_changed_most(diff):
     "how", [CompareOptions(), CompareOptions(atol=0.5)], ids=["small tensors together", "by tasks"]
 )
 def test_progress_counts_the_bytes_of_before(save, monkeypatch, how):
-    """The bar is told the bytes there are, and then as many, with the name of a tensor; small files have none."""
+    """The bar gets the total size, then as many bytes in steps with a tensor name; small files have no bar."""
     first, second = (
         save({"a": torch.full((8,), value), "b": torch.ones(8)}, f"{value}.safetensors") for value in (0.0, 1.0)
     )
@@ -316,12 +316,12 @@ AFTER = {"fc.weight": torch.ones(4), "out.bias": torch.arange(3.0), "bn.running_
     ],
 )
 def test_filters_are_of_pairs(options, expected, diff):
-    """A glob may match either name; the kind is that after."""
+    """A glob may match either name of a pair; the kind is the kind after."""
     assert set(changes_by_name(diff(BEFORE, AFTER, **options))) == expected
 
 
 def test_a_filter_that_leaves_nothing(diff):
-    """Nothing compared is an error that repeats what was asked."""
+    """If nothing is compared, an error repeats the options."""
     with pytest.raises(NothingMatched, match=r"none of their 4 tensors matches -i 'x\*' --kind optimizer"):
         diff(BEFORE, AFTER, selection=Selection(include=("x*",), kind=(Kind.OPTIMIZER,)))
 
@@ -342,7 +342,7 @@ def test_settings_that_a_filter_hides(filters, diff):
 
 
 def test_a_glob_of_settings_alone(diff):
-    """`-i epoch` compares that; no tensor need match."""
+    """`-i epoch` compares the setting alone; no tensor need match."""
     before, after = {**BEFORE, "epoch": 1, "run": "a"}, {**AFTER, "epoch": 2, "run": "a"}
     result = diff(before, after, selection=Selection(include=("epoch",)))
     assert ([scalar.key for scalar in result.scalars], result.changes) == (["epoch"], ())
@@ -354,7 +354,7 @@ def test_a_glob_of_settings_alone(diff):
 
 
 def test_the_settings_that_exclude_leaves(statecli, save):
-    """`-x` of every tensor leaves the settings: those that differ are shown, and 2 is for where nothing is left."""
+    """If `-x` excludes every tensor, changed settings are shown; without any setting left, diff exits with status 2."""
     first, second = (save({"w": torch.full((2,), n), "epoch": n, "run": "a"}, f"{n}.pt") for n in (1.0, 2.0))
     result = statecli("diff", first, second, "-x", "w", "-f", "json")
     assert (result.code, [change["key"] for change in result.json["metadata"]]) == (1, ["epoch"])
@@ -377,7 +377,7 @@ def test_the_settings_that_exclude_leaves(statecli, save):
     ids=["strides", "a view", "a parameter", "requires_grad"],
 )
 def test_a_file_that_is_one_tensor_has_no_settings(name, after, statecli, save):
-    """How a tensor is rebuilt is nothing next to it."""
+    """The storage details of a single tensor are not settings."""
     before = save(torch.arange(6.0).view(3, 2), name)
     result = statecli("diff", before, save(after, f"b{name}"))
     assert (result.code, result.out) == (0, "identical: 1 tensor, 24 B: exit status 0\n")
@@ -387,7 +387,7 @@ ODD = {"metadata-set-twice": "__metadata__ sets 'k' twice", "misaligned": "the t
 
 
 def test_what_a_reader_finds_odd_is_a_note(statecli, tmp_path):
-    """All that `inspect` notes of either file, by the file's name; of a file and itself once."""
+    """diff shows the notes of `inspect` for either file, with the file's name; once for a file compared with itself."""
     header = b'{"__metadata__":{"k":"1","k":"1"},"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     odd, plain = tmp_path / "odd.safetensors", tmp_path / "plain.safetensors"
     odd.write_bytes((len(header)).to_bytes(8, "little") + header + bytes(4))
@@ -402,7 +402,7 @@ def test_what_a_reader_finds_odd_is_a_note(statecli, tmp_path):
 
 
 def test_two_empty_files_are_no_clean_diff(diff):
-    """Neither side holds a tensor: nothing was compared, which is never 0. One empty side is a difference."""
+    """If both sides are empty, nothing was compared, so the status is not 0; a single empty side is a difference."""
     empty = ("a.safetensors", "b.safetensors")
     with pytest.raises(NothingMatched, match="neither side contains a tensor"):
         diff({}, {}, names=empty)
@@ -413,7 +413,7 @@ def test_two_empty_files_are_no_clean_diff(diff):
 
 
 def test_the_optimizer_and_the_epoch_are_compared(diff):
-    """One more step shows in the optimizer's tensors and in the settings."""
+    """One more training step is shown in the optimizer's tensors and in the settings."""
     net = Net()
     before = training(net)
     after = {**before, "optimizer": training(net)["optimizer"], "epoch": 4}
@@ -426,7 +426,7 @@ def test_the_optimizer_and_the_epoch_are_compared(diff):
 
 
 def test_one_section_against_a_file(save):
-    """`train.ckpt#state_dict` is the same as the exported model: what lies outside the section is not asked."""
+    """`train.ckpt#state_dict` equals the exported model: entries outside the section are not compared."""
     net = Net()
     first, second = save(training(net), "train.ckpt"), save(net.state_dict(), "net.pt")
     diff = compare_targets(Request(f"{first}#state_dict", second))
@@ -437,7 +437,7 @@ def test_one_section_against_a_file(save):
 
 
 def test_one_weight_of_a_real_model(minilm, save):
-    """BERT against a copy with one weight nudged shows that weight, where it is, and nothing else."""
+    """A copy of BERT with one changed weight shows the weight and its index, and nothing else."""
     from safetensors.torch import load_file
 
     path = next(minilm.glob("*.safetensors"))
@@ -451,7 +451,7 @@ def test_one_weight_of_a_real_model(minilm, save):
 
 
 def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypatch):
-    """Large files are read by two processes; what comes of it is the same, a broken one its one line."""
+    """Large files are read by two processes with the same result; an unreadable file is reported in one line."""
     import statecli.commands.diff.run as module
 
     state = {f"l.{i}.w": torch.randn(3) for i in range(20)}
@@ -492,7 +492,7 @@ def test_histograms_are_of_parameters_first(diff):
 
 
 def test_text_of_numpy_differs_by_element(diff):
-    """Equal bytes are identical, others changed; nothing can be said of how far they are apart."""
+    """Texts with equal bytes are identical, others changed; the size of the difference is unknown."""
     state = {"model": {"a.w": torch.ones(2)}, "names": np.array(["x", "yz", "v"])}
     assert nothing_else(diff(state, state))
     delta = changes_by_name(diff(state, {**state, "names": np.array(["x", "yw", "v"])}))["names"].values
@@ -511,7 +511,7 @@ def test_text_in_columns_is_compared_in_its_order(diff):
 
 
 def test_dates_are_compared_by_their_bytes(diff):
-    """They are no numbers, and one that differs has other bytes."""
+    """Dates are not numbers: a different date has different bytes."""
     before, after = (np.array(["2020", year]).astype("M8[Y]") for year in ("2021", "2022"))
     delta = changes_by_name(diff({"n": before}, {"n": after}))["n"].values
     assert (delta.elements, delta.changed, delta.first, delta.max_abs) == (2, 1, (1,), None)
@@ -528,7 +528,7 @@ def test_arrays_nobody_can_tell(diff):
 
 
 def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypatch):
-    """What counts is the stamp from before the header was read: old header and new bytes are no state at all."""
+    """The file version is taken before the header is read: an old header with new bytes is not a valid state."""
     for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
         torch.save({"w": torch.full((4,), value)}, tmp_path / f"{name}.pt")
     read = run._read_both
@@ -545,7 +545,7 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
 
 
 def touch_after_comparison(monkeypatch, path):
-    """`path` is written to when all has been compared and before it is told."""
+    """Write to `path` after the comparison and before its report."""
     original = run._Comparison._findings
 
     def touching(self, *args):
@@ -557,7 +557,7 @@ def touch_after_comparison(monkeypatch, path):
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
 def test_a_file_that_changes_is_noticed_where_nothing_is_paired(name, save, monkeypatch, statecli):
-    """All names differ, so that no pair can tell: the file itself does, once, with 2."""
+    """All names differ, so no pair can notice the change: the file is checked once, and diff exits with status 2."""
     before, after = save({"x": torch.ones(2), "z": torch.ones(3)}, name), save({"y": torch.zeros(4)}, "b.pt")
     touch_after_comparison(monkeypatch, before)
     result = statecli("diff", before, after)
@@ -569,11 +569,11 @@ def test_a_file_that_changes_is_noticed_where_nothing_is_paired(name, save, monk
 
 @pytest.mark.parametrize("target", ["", "model.safetensors.index.json"])
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "is_checked"),
     [("model-2.safetensors", True), ("model.safetensors.index.json", True), ("notes.safetensors", False)],
 )
-def test_any_file_of_a_folder_may_change(name, told, target, save, tmp_path, monkeypatch):
-    """The index and each shard count; what lies next to them and is not read does not."""
+def test_any_file_of_a_folder_may_change(name, is_checked, target, save, tmp_path, monkeypatch):
+    """The index and each shard are checked; adjacent files that were not read are not checked."""
     for shard, key in (("model-1", "x"), ("model-2", "y"), ("notes", "z")):
         save({key: torch.ones(2)}, f"{shard}.safetensors")
     index = {"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}
@@ -582,11 +582,13 @@ def test_any_file_of_a_folder_may_change(name, told, target, save, tmp_path, mon
     after = save({"other": torch.zeros(4)}, "other/b.pt")
     touch_after_comparison(monkeypatch, tmp_path / name)
     diff = compare_targets(Request(str(tmp_path / target), after))
-    assert [finding.message.partition(": ")[0] for finding in diff.broken] == ([str(tmp_path / name)] if told else [])
+    assert [finding.message.partition(": ")[0] for finding in diff.broken] == (
+        [str(tmp_path / name)] if is_checked else []
+    )
 
 
 def damage_tensor(path, tensor):
-    """One bit of the tensor's bytes is another."""
+    """Flip one bit of the tensor's bytes."""
     data = bytearray(Path(path).read_bytes())
     data[data.find(tensor.numpy().tobytes()) + 500] ^= 4
     Path(path).write_bytes(data)
@@ -603,7 +605,7 @@ def damage_tensor(path, tensor):
     ids=["renamed", "added", "shape"],
 )
 def test_damage_is_told_whatever_it_is_compared_with(before, save, statecli):
-    """A tensor that no tensor of the other side is compared with by value is checked all the same."""
+    """The checksum of a tensor is checked even if its values are not compared with any tensor."""
     sound = torch.arange(200.0)
     after = damage_tensor(save({"y.weight": sound, "k": torch.ones(2)}, "b.pt"), sound)
     for first, second in ((save(before, "a.pt"), after), (after, save(before, "a.pt"))):

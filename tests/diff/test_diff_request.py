@@ -1,4 +1,4 @@
-"""What a diff line asks for reaches the comparison and the report."""
+"""The options of a diff command line reach the comparison and the report."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_nothing_asked_is_the_default():
     ],
 )
 def test_each_option_reaches_the_comparison(given, wanted):
-    """Exactly what was given differs from the default."""
+    """The request differs from the default only in the given option."""
     assert prepare(options(**given)) == Request(**TARGETS | wanted)
 
 
@@ -76,25 +76,25 @@ def test_each_option_reaches_the_comparison(given, wanted):
     ],
 )
 def test_each_option_reaches_the_report(given, wanted):
-    """Exactly what was given differs from the default."""
+    """The view differs from the default only in the given option."""
     assert diff.build_view(options(**given)) == DiffView(**wanted)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12"])
 def test_devices_that_compute(device):
-    """The CPU, the current GPU, and one by its number."""
+    """The CPU, the current GPU and a GPU with a number are accepted."""
     prepare(options(device=device))
 
 
 @pytest.mark.parametrize("device", ["", "CPU", "cuda:", "cuda:-1", "cuda:01", "cuda:0 ", "mps", "meta", "cpu\n"])
 def test_devices_that_do_not(device):
-    """Nothing is guessed from a word that is nearly one."""
+    """A misspelt device is an error, not corrected."""
     with pytest.raises(UsageError):
         prepare(options(device=device))
 
 
 def test_a_contradiction_names_both():
-    """The line says which two to choose from."""
+    """The error names both contradicting options."""
     with pytest.raises(UsageError, match=r"--bitwise and --atol contradict"):
         prepare(options(bitwise=True, atol=1.0))
 
@@ -110,5 +110,5 @@ def test_a_contradiction_names_both():
     ],
 )
 def test_each_filter_reaches_the_comparison(given):
-    """The five filters are one selection."""
+    """The five filters form one selection."""
     assert prepare(options(**given)) == Request("a.pt", "b.pt", selection=Selection(**given))

@@ -1,4 +1,4 @@
-"""What makes a diff exit 1: any difference, or what was expected and is not so."""
+"""A diff exits with status 1 for any difference, or for an expectation that is not met."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ BEFORE = {
 
 
 def after(*names: str) -> dict[str, torch.Tensor]:
-    """A copy in which these changed."""
+    """Return a copy of the tensors in which the named tensors changed."""
     return {name: tensor + (name in names) for name, tensor in BEFORE.items()}
 
 
 def test_without_expectations_every_difference_is_found(diff):
-    """Each tensor by the name of what became of it, each scalar as metadata, with the target it is about."""
+    """Each tensor is reported by its kind of change and each scalar as metadata, with the target of the finding."""
     result = diff({**BEFORE, "gone": torch.ones(7), "epoch": 1}, {**after("head.w"), "new": torch.ones(6), "epoch": 2})
     assert rules(result) == [("changed", "head.w"), ("removed", "gone"), ("added", "new"), ("metadata", "epoch")]
     assert [finding.target[-4:] for finding in result.findings] == ["b.pt", "a.pt", "b.pt", "b.pt"]
@@ -62,14 +62,14 @@ def test_without_expectations_every_difference_is_found(diff):
     ],
 )
 def test_expectations(options, changed, expected, diff):
-    """Only what fails is a finding; globs of an option are a union, but each --must-change stands alone."""
+    """Only a failed option is a finding; globs of an option are a union, but each --must-change is checked alone."""
     actual_diff = diff(BEFORE, after(*changed), **options)
     assert rules(actual_diff) == expected
     assert actual_diff.expected
 
 
 def test_scalars_are_expected_too(diff):
-    """An epoch that moved on is outside --may-change 'head.*', unless a glob names it."""
+    """A changed epoch is outside --may-change 'head.*', unless a glob names the epoch."""
     sides = {**BEFORE, "epoch": 1}, {**after("head.w"), "epoch": 2}
     (outside,) = diff(*sides, only=("head.*",)).findings
     assert (outside.rule, outside.fqn, outside.section) == ("outside-only", "epoch", None)
@@ -80,7 +80,7 @@ def test_scalars_are_expected_too(diff):
 
 
 def test_trained_means_other_values(diff):
-    """A flag that changed is no training of what holds the same values."""
+    """A changed flag is not training if the values are the same."""
     actual_diff = diff({"w": torch.ones(3)}, {"w": torch.nn.Parameter(torch.ones(3))}, changed=("w",))
     assert rules(actual_diff) == [("unchanged", "w")]
 
@@ -114,7 +114,7 @@ def test_what_was_replaced_has_changed(after, diff):
     ids=["narrowed exactly", "widened", "renamed to", "renamed from", "removed", "a parameter", "a setting removed"],
 )
 def test_what_holds_the_same_values_did_not_train(after, glob, statecli, save):
-    """--must-change fails for a cast that keeps all values, for equal bytes under another name, and for a loss."""
+    """--must-change fails for a cast that keeps all values, equal bytes under another name, and a removed name."""
     rest = {name: tensor for name, tensor in BEFORE.items() if name != "head.w"}
     before = save({**rest, "head.w": BEFORE["head.w"], "lr": 0.1}, "a.pt")
     result = statecli("diff", before, save({**rest, **after}, "b.pt"), "--must-change", glob)
@@ -124,13 +124,13 @@ def test_what_holds_the_same_values_did_not_train(after, glob, statecli, save):
 
 @pytest.mark.parametrize("options", [{"values": False}, {"ignore": (Field.VALUES,)}])
 def test_without_values_a_cast_tells_nothing(options, diff):
-    """Whether a tensor of another dtype holds other values nobody knows then: 2."""
+    """Without values, a change of dtype may or may not change them, so the check is inconclusive."""
     result = diff(BEFORE, {**BEFORE, "head.w": BEFORE["head.w"].half()}, changed=("head.w",), **options)
     assert (result.findings, [tensor.fqn for tensor in result.broken]) == ((), ["head.w"])
 
 
 def test_any_field_counts_unless_ignored(diff):
-    """Another dtype is a change of a frozen tensor, added and removed ones too."""
+    """Another dtype is a change of a frozen tensor, and so is an added or removed tensor."""
     half = {**BEFORE, "head.w": BEFORE["head.w"].half()}
     assert rules(diff(BEFORE, half, frozen=("head.*",))) == [("frozen-changed", "head.w")]
     assert not diff(BEFORE, half, frozen=("head.*",), ignore=(Field.DTYPE,)).findings
@@ -140,7 +140,7 @@ def test_any_field_counts_unless_ignored(diff):
 
 
 def test_a_renamed_tensor_goes_by_both_names(diff):
-    """Bytes that moved out of --may-change, or into --must-not-change, are a change there."""
+    """Bytes that moved out of --may-change, or into --must-not-change, count as a change."""
     moved = {("out.w" if name == "head.w" else name): tensor for name, tensor in BEFORE.items()}
     assert rules(diff(BEFORE, moved, only=("head.*",))) == [("outside-only", "out.w")]
     assert not diff(BEFORE, moved, only=("head.*", "out.*")).findings
@@ -148,7 +148,7 @@ def test_a_renamed_tensor_goes_by_both_names(diff):
 
 
 def test_a_wrapped_name_is_inside_by_either(diff):
-    """A prefix that is looked through asks nobody to write two globs."""
+    """A glob need match only one of two names that differ by a stripped prefix."""
     wrapped = {f"module.{name}": tensor for name, tensor in after("head.w").items()}
     assert not diff(BEFORE, wrapped, only=("head.*",)).findings
     assert rules(diff(BEFORE, wrapped, frozen=("module.head.*",))) == [("frozen-changed", "module.head.w")]
@@ -159,7 +159,7 @@ OPTIONS = {"only": "--may-change", "frozen": "--must-not-change", "changed": "--
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_glob_without_a_tensor(option, diff):
-    """It would hold whatever happened: an error that names it."""
+    """Such a glob would always pass, so an error names the glob."""
     with pytest.raises(NothingMatched, match=rf"{OPTIONS[option]} 'haed\.\*': matches none of the 4 compared"):
         diff(BEFORE, BEFORE, **{option: ("head.*", "haed.*")})
 
@@ -182,14 +182,14 @@ def test_a_glob_that_is_the_name_of_a_module(option, diff):
     ],
 )
 def test_a_glob_of_a_setting_that_is_left_out(option, filters, diff):
-    """A filter that hides a setting leaves nothing to be held: an error, as with tensors."""
+    """If a filter hides the setting, nothing is left to check, so diff fails as for tensors."""
     sides = {**BEFORE, "epoch": 1}, {**BEFORE, "epoch": 2}
     with pytest.raises(NothingMatched, match=f"{OPTIONS[option]} 'epoch'"):
         diff(*sides, **{option: ("epoch",)}, **filters)
 
 
 def test_settings_outside_the_section_are_not_held(save):
-    """Of `a.pt#model` the epoch is no part."""
+    """The epoch is not part of `a.pt#model`."""
     state = {"model": BEFORE, "epoch": 1}
     first, second = save(state, "a.pt"), save({**state, "epoch": 2}, "b.pt")
     with pytest.raises(NothingMatched):
@@ -208,7 +208,7 @@ STEPPED = {
 
 @pytest.mark.parametrize("glob", ["optimizer.*", "optimizer.state[0]['exp_avg']", "state[[]0]*", "state[0]['exp_avg']"])
 def test_a_name_behind_its_section(glob, diff):
-    """A tensor goes by its FQN, and by the name that rows of several sections have; brackets are what they are."""
+    """A glob matches the FQN of a tensor or its name with the section; brackets in a name are literal."""
     moment = "state[0]['exp_avg']"
     assert rules(diff(TRAINED, STEPPED, frozen=(glob,))) == [("frozen-changed", moment)]
     assert rules(diff(TRAINED, STEPPED, only=(glob,))) == [("outside-only", "w")]
@@ -218,7 +218,7 @@ def test_a_name_behind_its_section(glob, diff):
 
 
 def test_the_only_section_is_in_no_name(diff):
-    """`-x 'model.*'` leaves what a state_dict has outside its module `model`."""
+    """`-x 'model.*'` keeps the entries of a state_dict outside of its module `model`."""
     state = {"model.w": torch.ones(3), "lm_head.w": torch.ones(2)}
     assert [change.fqn for change in diff(state, state, selection=Selection(exclude=("model.*",))).changes] == [
         "lm_head.w"
@@ -226,7 +226,7 @@ def test_the_only_section_is_in_no_name(diff):
 
 
 def test_without_values_names_shapes_and_dtypes_are_held(diff):
-    """What needs no values is told without them."""
+    """Checks that need no values also run without values."""
     half = {**BEFORE, "head.w": BEFORE["head.w"].half()}
     assert rules(diff(BEFORE, half, values=False, frozen=("head.*",))) == [("frozen-changed", "head.w")]
     assert rules(diff(BEFORE, half, values=False, only=("backbone.*",))) == [("outside-only", "head.w")]
@@ -235,7 +235,7 @@ def test_without_values_names_shapes_and_dtypes_are_held(diff):
 
 @pytest.mark.parametrize("options", [{"values": False}, {"ignore": (Field.VALUES,)}])
 def test_without_values_nobody_knows_what_stood_still(options, diff):
-    """--must-change of what has the same metadata neither holds nor fails."""
+    """--must-change for a tensor with unchanged metadata neither passes nor fails."""
     result = diff(BEFORE, after("head.w"), changed=("head.*",), **options)
     assert not result.findings
     (broken,) = result.broken
@@ -275,7 +275,7 @@ def test_unchanged_names_a_few(diff):
 
 
 def test_what_could_not_be_read_is_not_unchanged(diff):
-    """Of a broken pair nobody can say that it did not train; that it broke is said."""
+    """A broken pair is not reported as untrained; it is reported as broken."""
     dense = torch.eye(3)
     result = diff({**BEFORE, "sparse": dense}, {**BEFORE, "sparse": dense.to_sparse()}, changed=("sparse",))
     assert not result.findings
@@ -283,7 +283,7 @@ def test_what_could_not_be_read_is_not_unchanged(diff):
 
 
 def test_settings_that_stood_still(diff):
-    """--must-not-change holds for one, and --must-change fails for it."""
+    """An unchanged setting passes --must-not-change and fails --must-change."""
     state = {**BEFORE, "lr": 0.1}
     assert not diff(state, state, frozen=("lr",)).findings
     (unchanged,) = diff(state, state, changed=("lr",)).findings
@@ -291,7 +291,7 @@ def test_settings_that_stood_still(diff):
 
 
 def test_frozen_settings_among_too_many_to_be_told(diff):
-    """A glob may reach what only a digest stands for: neither passed nor failed, but for a name that is told."""
+    """A glob that matches settings covered only by a digest is inconclusive; a glob of a listed setting is checked."""
     before = {**BEFORE, "args": {f"x{n}": n for n in range(20_500)}, "epoch": 1}
     result = diff(before, {**before, "args": {**before["args"], "x20400": -1}}, frozen=("args.*", "epoch"))
     assert not result.findings
@@ -318,7 +318,7 @@ def test_frozen_settings_among_too_many_to_be_told(diff):
     ],
 )
 def test_a_met_expectation_is_listed_with_its_evidence(diff, options, changed, met):
-    """The number of tensors, so that a glob of too few names is seen; a failed option is a finding instead."""
+    """The evidence counts tensors, so that a glob with too few matches is visible; a failed option is a finding."""
     result = diff({**BEFORE, "epoch": 1}, {**after(*changed), "epoch": 2}, **options)
     assert [(item.option, item.evidence) for item in result.met] == met
 

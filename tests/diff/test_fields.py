@@ -1,4 +1,4 @@
-"""Which metadata of a pair differs, and what one side alone knows."""
+"""Compare the metadata of a pair, including fields that only one side records."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .conftest import changes_by_name
 
 
 def row(**more: object) -> TensorInfo:
-    """A tensor with something about it."""
+    """Return a tensor row with the given fields."""
     return TensorInfo(**{"fqn": "w", "dtype": "float32", "shape": (2,), "elements": 2, "nbytes": 8} | more)
 
 
 def differing(before: dict, after: dict, *ignore: Field, devices: bool = True) -> tuple[Field, ...]:
-    """The fields that differ between two rows."""
+    """Return the fields that differ between two rows."""
     return changed_fields.find_changed_fields([Match(row(**before), row(**after))], ignore, devices=devices)[0]
 
 
@@ -53,7 +53,7 @@ KNOWN = {"kind": Kind.PARAMETER, "evidence": Evidence.TYPE}
     ],
 )
 def test_a_field_that_both_know(before, after, field):
-    """It differs, both ways; unless it is ignored."""
+    """The field differs in both directions, unless it is ignored."""
     assert differing(before, after) == differing(after, before) == (field,)
     assert differing(before, after, field) == ()
 
@@ -70,17 +70,17 @@ def test_a_field_that_both_know(before, after, field):
     ],
 )
 def test_a_field_that_one_side_does_not_know(before, after):
-    """It is no difference, either way; a convention about names is a guess."""
+    """A field that one side does not record, or that is guessed from names, is not a difference in either direction."""
     assert differing(before, after) == differing(after, before) == ()
 
 
 def test_the_device_of_a_class():
-    """It is only where it was built."""
+    """The device of a class is only the device of its construction."""
     assert differing({"device": "cpu"}, {"device": "cuda:0"}, devices=False) == ()
 
 
 def test_fields_come_in_order():
-    """As `Field` lists them, whatever differs."""
+    """Fields are in the order of `Field`."""
     before = KNOWN | {"device": "cpu", "requires_grad": True}
     after = {"dtype": "int8", "shape": (3,), "kind": Kind.BUFFER, "evidence": Evidence.TYPE, "device": "meta"}
     assert differing(before, after | {"requires_grad": False}) == tuple(Field)[:5]
@@ -93,7 +93,7 @@ STORAGES = st.lists(st.tuples(st.none() | st.integers(0, 3), st.none() | st.inte
 
 @given(STORAGES)
 def test_tying_by_definition(storages):
-    """It differs where the set of names that share the storage is another one, storages being known on both sides."""
+    """Tying differs if other names share the storage after than before, and both sides record storages."""
     matches = [
         Match(row(fqn=str(n), storage=first), row(fqn=str(n), storage=second))
         for n, (first, second) in enumerate(storages)
@@ -109,7 +109,7 @@ def test_tying_by_definition(storages):
 
 
 def test_the_numbers_of_storages_say_nothing(diff):
-    """Another order of entries, thus other storage keys, is no other tie; a tie that is undone is one."""
+    """Other storage keys, from another order of entries, do not change a tie; a tie that is undone is a change."""
     shared = torch.arange(3.0)
     tied = {"a": shared, "b": shared, "c": torch.arange(2.0)}
     assert not diff(tied, {"c": torch.arange(2.0), "a": shared, "b": shared}).findings
@@ -118,19 +118,19 @@ def test_the_numbers_of_storages_say_nothing(diff):
 
 
 def test_ties_of_other_names(diff):
-    """A tie counts by the tensors, not by what they are called: a wrapper's prefix unties nothing."""
+    """Ties are compared by tensors, not by names: a wrapper's prefix does not untie tensors."""
     shared = torch.arange(3.0)
     assert not diff({"a": shared, "b": shared}, {"module.a": shared, "module.b": shared}).findings
 
 
 def test_safetensors_records_no_tie(diff):
-    """Two entries of equal values may have been one tensor: nothing is said."""
+    """Two entries with equal values may have been one tensor, so no difference is reported."""
     shared = torch.arange(3.0)
     assert not diff({"a": shared, "b": shared}, {"a": shared, "b": shared}, names=("a.pt", "b.safetensors")).findings
 
 
 def test_requires_grad_of_parameters(diff):
-    """A frozen parameter differs from a trained one where the pickle keeps Parameters; a state_dict says nothing."""
+    """Frozen and trained parameters differ if the pickle keeps Parameters; a state_dict does not record the flag."""
     trained, frozen = nn.Parameter(torch.arange(3.0)), nn.Parameter(torch.arange(3.0), requires_grad=False)
     assert changes_by_name(diff({"w": trained}, {"w": frozen}))["w"].fields == (Field.REQUIRES_GRAD,)
     assert not diff({"w": trained}, {"w": frozen.detach()}).findings
@@ -140,7 +140,7 @@ def test_requires_grad_of_parameters(diff):
 
 
 def test_in_words(diff):
-    """One line with both values; values come first."""
+    """A change is one line with both values; "values differ" comes first."""
     before = {"w": torch.ones(2, 2), "gone": torch.arange(4.0), "old.w": torch.arange(5.0)}
     after = {"w": torch.zeros(2, 2).bfloat16(), "new": torch.arange(3), "other.w": torch.arange(5.0)}
     words = {
@@ -155,7 +155,7 @@ def test_in_words(diff):
 
 
 def test_ties_in_words(diff):
-    """A tie names what it is to."""
+    """A tie names the tied tensor."""
     shared = torch.arange(3.0)
     actual = changes_by_name(diff({"a": shared, "b": shared}, {"a": shared, "b": shared.clone()}))
     assert changed_fields.describe_change(actual["a"]) == "tying: tied to b → untied"

@@ -1,4 +1,4 @@
-"""The `--map` that is offered where a prefix keeps names apart."""
+"""statecli suggests a `--map` rule if a prefix keeps names apart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def body(prefix: str, scale: float, *more: str) -> dict[str, torch.Tensor]:
 
 
 def offered_rule(result) -> str | None:
-    """The rule in the note, as a shell reads it; None where there is none."""
+    """Return the rule of the note as a shell reads it; None if no rule is suggested."""
     for note in result.notes:
         if note.name == "prefix-apart":
             return shlex.split(re.search(r"add (--map .*)", note.message)[1])[1]
@@ -39,7 +39,7 @@ def offered_rule(result) -> str | None:
     ids=["gone", "new", "beside what has its name", "two deep"],
 )
 def test_the_rule_that_is_offered_pairs_them(before, after, rule, diff):
-    """Given as it stands, all that is in both is compared, and what had a partner keeps it."""
+    """With the suggested rule, every tensor of both sides is compared, and existing pairs stay."""
     assert offered_rule(diff(before, after)) == rule
     mapped = diff(before, after, map=(rule,))
     assert offered_rule(mapped) is None
@@ -48,7 +48,7 @@ def test_the_rule_that_is_offered_pairs_them(before, after, rule, diff):
 
 
 def test_no_rule_where_nothing_is_gained(diff):
-    """Equal bytes are found anyhow; other shapes, one tensor alone, and the fewer of many are no prefix."""
+    """No rule is suggested for equal bytes, other shapes, a single tensor or a minority of the tensors."""
     assert offered_rule(diff(body("bert.", 1), body("", 1))) is None
     assert (
         offered_rule(diff({"b.x": torch.ones(2), "c": torch.ones(1)}, {"x": torch.zeros(2), "d": torch.ones(9)}))
@@ -61,7 +61,7 @@ def test_no_rule_where_nothing_is_gained(diff):
 
 
 def test_no_rule_that_breaks_what_is_paired(diff):
-    """A rule that takes as many partners as it gives is not offered."""
+    """A rule that breaks an existing pair is not suggested."""
     before = {"bert.a.w": torch.ones(2), "bert.b.w": torch.ones(2), "bert.c.w": torch.ones(2)}
     after = {"bert.c.w": torch.zeros(2), "a.w": torch.zeros(2), "b.w": torch.zeros(2)}
     assert offered_rule(diff(before, after)) is None
@@ -84,7 +84,7 @@ def layers(start: str, norm: tuple[str, str], scale: float) -> dict[str, torch.T
     ],
 )
 def test_the_rules_for_components_pair_all(before, after, rules, statecli, save):
-    """The line of the note, as a shell reads it, leaves nothing added or removed."""
+    """With the options of the note, as a shell reads them, no tensor is added or removed."""
     old, new = layers(*before, 1), layers(*after, 2)
     paths = save(old, "a.pt"), save(new, "b.pt")
     note = next(line for line in statecli("diff", *paths, "-f", "json").out.splitlines() if "components-apart" in line)
@@ -92,8 +92,8 @@ def test_the_rules_for_components_pair_all(before, after, rules, statecli, save)
     assert options.count("--map") == rules
     shown = statecli("diff", *paths, *options).out
     assert f"{len(old)} of {len(new)} parameters changed" in shown
-    for one in new:
-        assert re.search(rf"^changed .*{re.escape(one)} ", shown, re.MULTILINE), one
+    for name in new:
+        assert re.search(rf"^changed .*{re.escape(name)} ", shown, re.MULTILINE), name
 
 
 def test_no_rules_for_components_of_other_shapes(diff):

@@ -1,4 +1,4 @@
-"""A class against a checkpoint: what `load_state_dict` would say, held against torch itself."""
+"""Compare a class with a checkpoint: the findings agree with torch's `load_state_dict`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ self.cache = torch.zeros(3)
 
 
 def build_net(target):
-    """The module that a target's file defines."""
+    """Return an instance of the class that the target's file defines."""
     path = target.rpartition(":")[0]
     spec = importlib.util.spec_from_file_location("net", path)
     module = importlib.util.module_from_spec(spec)
@@ -35,7 +35,7 @@ def build_net(target):
 
 
 def strict_load_errors(net, state) -> dict[str, set[str]]:
-    """What torch's strict load objects to."""
+    """Return the names that torch's load_state_dict reports as missing, unexpected or of another size, by rule."""
     actual = net.load_state_dict(state, strict=False) if _shapes_fit(net, state) else None
     if actual is not None:
         return {"missing-entry": set(actual.missing_keys), "unexpected-entry": set(actual.unexpected_keys)}
@@ -63,7 +63,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
 def test_in_the_words_of_load_state_dict(change, name, source, save):
-    """Missing, unexpected and mismatched names are those that torch names, whichever side the class is."""
+    """Missing, unexpected and mismatched names are the names that torch reports, with the class on either side."""
     target = source(LINES)
     net = build_net(target)
     state = dict(net.state_dict())
@@ -85,7 +85,7 @@ def test_what_is_not_saved_is_not_looked_for(source, save):
 
 
 def test_neither_values_nor_device_of_a_class(source, save):
-    """Its values are only initial ones, and its device where it was built."""
+    """The values of a class are only initial values, and its device is the device of its construction."""
     target = source(LINES)
     path = save(build_net(target).state_dict(), "net.pt")
     for device in ("cpu", "meta"):
@@ -93,7 +93,7 @@ def test_neither_values_nor_device_of_a_class(source, save):
 
 
 def test_kinds_are_those_of_the_class(source, save):
-    """A checkpoint's kinds are guessed, the class knows: --kind goes by it on either side."""
+    """A checkpoint's kinds are guesses and a class's kinds are known, so --kind uses the class on either side."""
     target = source('self.fc = nn.Linear(2, 2)\nself.register_buffer("scale", torch.ones(2))')
     path = save({**build_net(target).state_dict(), "scale": torch.ones(3)}, "net.pt")
     for sides in ((target, path), (path, target)):
@@ -103,7 +103,7 @@ def test_kinds_are_those_of_the_class(source, save):
 
 
 def test_a_dtype_is_a_difference(source, save):
-    """load_state_dict casts silently: it is shown as changed, and --ignore dtype lets it pass."""
+    """load_state_dict casts silently, so the tensor is shown as changed, and --ignore dtype accepts the change."""
     target = source("self.fc = nn.Linear(2, 2, bias=False)")
     path = save({"fc.weight": torch.ones(2, 2).bfloat16()}, "net.pt")
     diff = compare_targets(Request(target, path))
@@ -123,7 +123,7 @@ def test_shape_and_dtype_are_said_once_each(source, save):
 
 @pytest.mark.parametrize("prefix", ["module.", "model.", "net.", "_orig_mod.module."])
 def test_a_wrapper_is_in_the_way_of_a_load(prefix, source, save):
-    """Names are matched through it, and one finding says that load_state_dict would not."""
+    """Names are matched without the prefix, and one finding says that load_state_dict would not match them."""
     target = source(LINES)
     path = save({prefix + name: tensor for name, tensor in build_net(target).state_dict().items()}, "net.pt")
     for sides in ((target, path), (path, target)):
@@ -134,14 +134,14 @@ def test_a_wrapper_is_in_the_way_of_a_load(prefix, source, save):
 
 
 def test_map_renames_before_a_load(source, save):
-    """A checkpoint whose names --map rewrites is what it is mapped to; nothing is in the way then."""
+    """A checkpoint is compared under the names that --map gives; the old prefix is not reported."""
     target = source(LINES)
     path = save({f"student.{name}": tensor for name, tensor in build_net(target).state_dict().items()}, "net.pt")
     assert not compare_targets(Request(path, target, map=(r"^student\.=",))).findings
 
 
 def test_a_filter_hides_findings_and_nothing_else(source, save):
-    """With -i only what it names is told, and a prefix is not invented from what it leaves."""
+    """-i limits the findings to matching names, and no prefix is inferred from the remaining names."""
     target = source(LINES)
     state = dict(build_net(target).state_dict())
     state["x.fc.weight"] = state.pop("fc.weight")
@@ -169,7 +169,7 @@ def test_a_training_checkpoint(source, save):
 
 
 def test_several_models(source, save):
-    """Which of them is meant has to be said."""
+    """A file with several models needs the name of a section."""
     target = source("self.fc = nn.Linear(2, 2)")
     state = build_net(target).state_dict()
     path = save({"generator": state, "discriminator": state}, "gan.pt")
@@ -181,7 +181,7 @@ def test_several_models(source, save):
 @pytest.mark.parametrize("name", ["model", "state_dict", "net"])
 @pytest.mark.parametrize("copy", ["ema", "swa_state_dict", "averaged_model", "shadow_params"])
 def test_a_model_beside_its_average(source, save, name, copy):
-    """The model is meant, whatever it is called and whichever comes first; that the average is left out is noted."""
+    """The model is compared, whatever its name and position; a note says that the average is left out."""
     target = source("self.fc = nn.Linear(2, 2)")
     state = build_net(target).state_dict()
     for checkpoint in ({name: state, copy: {"fc.weight": torch.ones(3)}}, {copy: {"x": torch.ones(3)}, name: state}):
@@ -192,7 +192,7 @@ def test_a_model_beside_its_average(source, save, name, copy):
 
 
 def test_several_averages_and_no_model(source, save):
-    """Which of them is meant has to be said."""
+    """A file with two averages and no model needs the name of a section."""
     target = source("self.fc = nn.Linear(2, 2)")
     state = build_net(target).state_dict()
     with pytest.raises(UsageError, match=r"contains 2 models; choose one of these targets: .*#ema_1, .*#ema_2"):
@@ -200,7 +200,7 @@ def test_several_averages_and_no_model(source, save):
 
 
 def test_no_model_at_all(source, save):
-    """A file of an optimizer alone, or of nothing, cannot be loaded: that is an error, not a clean diff."""
+    """A file with only an optimizer, or an empty file, cannot be loaded: the diff is an error, not clean."""
     target = source("self.fc = nn.Linear(2, 2)")
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     optimizer.param_groups[0]["params"][0].sum().backward()
@@ -211,7 +211,7 @@ def test_no_model_at_all(source, save):
 
 
 def test_a_pickled_module(source, save):
-    """A whole module in a pickle is what it would save: its caches are not unexpected."""
+    """A whole pickled module is compared by its state_dict: its caches are not unexpected."""
     from . import test_compare
 
     path = save(test_compare.Net(), "whole.pt")
@@ -227,7 +227,7 @@ def test_a_pickled_module(source, save):
 
 
 def test_a_dropped_tie_is_not_missing(source, save):
-    """A file of safetensors that leaves out the second name of a tied tensor is complete, and a note says so."""
+    """A safetensors file without the second name of a tied tensor is complete, and a note reports the tie."""
     target = source(
         "self.a = nn.Linear(2, 2, bias=False)\nself.b = nn.Linear(2, 2, bias=False)\nself.b.weight = self.a.weight"
     )
@@ -240,12 +240,12 @@ def test_a_dropped_tie_is_not_missing(source, save):
 
 def test_two_classes(source):
     """Everything of both is compared but values and devices; a class and itself are identical."""
-    one = source(LINES)
-    two = source(
+    first = source(LINES)
+    second = source(
         LINES.replace("nn.Linear(4, 3)", "nn.Linear(4, 3, bias=False)") + "self.more = nn.Linear(1, 1)", "two.py"
     )
-    assert not compare_targets(Request(one, one)).findings
-    actual = changes_by_name(compare_targets(Request(one, two)))
+    assert not compare_targets(Request(first, first)).findings
+    actual = changes_by_name(compare_targets(Request(first, second)))
     assert {name: change.status for name, change in actual.items()} == {
         "fc.bias": Status.REMOVED,
         "more.weight": Status.ADDED,
@@ -254,16 +254,16 @@ def test_two_classes(source):
 
 
 def test_what_two_classes_register(source):
-    """A parameter that became a buffer, and one that no longer learns, are differences."""
-    one = source("self.w = nn.Parameter(torch.ones(2))\nself.v = nn.Parameter(torch.ones(2))")
-    two = source('self.register_buffer("w", torch.ones(2))\nself.v = nn.Parameter(torch.ones(2), False)', "two.py")
-    actual = changes_by_name(compare_targets(Request(one, two)))
+    """A parameter that became a buffer and a parameter that became frozen are differences."""
+    first = source("self.w = nn.Parameter(torch.ones(2))\nself.v = nn.Parameter(torch.ones(2))")
+    second = source('self.register_buffer("w", torch.ones(2))\nself.v = nn.Parameter(torch.ones(2), False)', "two.py")
+    actual = changes_by_name(compare_targets(Request(first, second)))
     assert actual["w"].fields == (Field.KIND, Field.REQUIRES_GRAD)
     assert actual["v"].fields == (Field.REQUIRES_GRAD,)
 
 
 def test_a_lazy_parameter_fits_any_shape(source, save):
-    """A shape that is not known yet is no mismatch."""
+    """An unknown shape is not a mismatch."""
     target = source("self.fc = nn.LazyLinear(2, bias=False)")
     diff = compare_targets(Request(target, save({"fc.weight": torch.ones(2, 7)}, "net.pt")))
     assert not diff.findings
@@ -271,11 +271,11 @@ def test_a_lazy_parameter_fits_any_shape(source, save):
 
 @pytest.mark.parametrize("named", [False, True], ids=["layers", "collections"])
 def test_a_flat_model_is_compared_with_the_collections_of_flax(tmp_path, statecli, named):
-    """`params` and `batch_stats` are one model, by the names of its layers or with those of its collections."""
+    """`params` and `batch_stats` are one model, by the names of its layers or with the names of its collections."""
     serialization = pytest.importorskip("flax.serialization")
     from safetensors import numpy
 
-    made = {
+    collections = {
         "params": {
             "Dense_0": {"kernel": np.ones((2, 3), np.float32)},
             "BatchNorm_0": {"scale": np.ones(3, np.float32)},
@@ -284,14 +284,14 @@ def test_a_flat_model_is_compared_with_the_collections_of_flax(tmp_path, statecl
     }
     flat = {
         f"{collection}.{layer}.{name}" if named else f"{layer}.{name}": value
-        for collection, layers in made.items()
+        for collection, layers in collections.items()
         for layer, entries in layers.items()
         for name, value in entries.items()
     }
-    (tmp_path / "a.msgpack").write_bytes(serialization.msgpack_serialize(made))
+    (tmp_path / "a.msgpack").write_bytes(serialization.msgpack_serialize(collections))
     numpy.save_file(flat, tmp_path / "b.safetensors")
     for both in (("a.msgpack", "b.safetensors"), ("b.safetensors", "a.msgpack")):
-        result = statecli("diff", *(tmp_path / finding for finding in both), "-f", "json")
+        result = statecli("diff", *(tmp_path / name for name in both), "-f", "json")
         assert (result.code, result.json["summary"]["identical"]) == (0, 3)
         (said,) = (note["message"] for note in result.json["notes"] if note["name"] == "sections-paired")
         assert said.startswith("section 'model' of ")
@@ -309,7 +309,7 @@ class Net(torch.nn.Module):
 
 
 def test_a_refused_load_is_one_problem_with_a_help_in_every_command(statecli, tmp_path, in_tmp_path):
-    """One wrong size, or one wrong class, is one diagnostic, whatever the number of its tensors."""
+    """A wrong size or a wrong class is one diagnostic, whatever the number of its tensors."""
     (tmp_path / "net.py").write_text(SIZED)
     linear = torch.nn.Linear(8, 8)
     state = {f"{name}.{key}": value for name in "ab" for key, value in linear.state_dict().items()}
@@ -332,7 +332,7 @@ def test_a_refused_load_is_one_problem_with_a_help_in_every_command(statecli, tm
 
 
 def test_a_violated_option_is_one_problem(statecli, in_tmp_path):
-    """The tensors are its evidence; a satisfied one says that the changes are allowed."""
+    """The tensors are the evidence of the problem; a satisfied option says that the changes are allowed."""
     for path, value in (("a.pt", 1.0), ("b.pt", 2.0)):
         torch.save(
             {f"{part}.w{n}": torch.full((2,), value * (n + 1)) for n in range(12) for part in ("enc", "dec")}, path

@@ -1,4 +1,4 @@
-"""A class against a checkpoint where hooks, versions and extra states decide what a load takes."""
+"""Compare a class with a checkpoint if hooks, versions and extra states decide which keys a load accepts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NORM = "self.bn = nn.BatchNorm1d(3)"
 
 
 def entries(net, metadata=True, **changes):
-    """The state_dict of `net`, without what is None in `changes`, with or without `_metadata`."""
+    """Return the state_dict of `net` without the entries that are None in `changes`, with or without `_metadata`."""
     state = net.state_dict()
     for name, value in changes.items():
         key = name.replace("__", ".")
@@ -29,7 +29,7 @@ def entries(net, metadata=True, **changes):
 
 
 def test_a_missing_extra_state_is_missing(source, save):
-    """torch's strict load asks for it, and so do we; where it is there, a note says that its value is not tried."""
+    """A missing extra state is an error, as in torch's strict load; a note says that a present value is not tried."""
     target = source(EXTRA)
     state = nn.Module()
     state.fc = nn.Linear(2, 2)
@@ -43,7 +43,7 @@ def test_a_missing_extra_state_is_missing(source, save):
 
 @pytest.mark.parametrize("value", [7, {"a": {"scale": torch.ones(2)}}, torch.ones(2)])
 def test_an_unexpected_extra_state_is_unexpected(value, source, save):
-    """Whatever it holds, it is one entry and one finding, by the name that torch gives it."""
+    """An extra state of any type is one entry and one finding, under torch's name for the entry."""
     net = nn.Module()
     net.fc = nn.Linear(2, 2)
     path = save(entries(net, fc___extra_state=value), "net.pt")
@@ -64,7 +64,7 @@ def test_a_filter_is_for_extra_states_too(source, save):
 
 
 def test_an_optional_counter(source, save):
-    """num_batches_tracked is filled in where no version from 2 on is recorded, and missing where one is."""
+    """num_batches_tracked is missing only if a module version of 2 or later is recorded; else torch fills it in."""
     target = source(NORM)
     net = nn.Module()
     net.bn = nn.BatchNorm1d(3)
@@ -95,16 +95,16 @@ def test_versions_behind_a_prefix(source, save):
 
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_old_names_that_a_hook_takes(prefix, source, save):
-    """The two halves of the old weight_norm load into the new one: no finding, and a note on either side."""
+    """The two halves of the old weight_norm load into the new version: no finding, and a note on either side."""
     target = source("self.fc = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))")
     state = {"fc.weight_g": torch.ones(2, 1), "fc.weight_v": torch.ones(2, 3), "fc.bias": torch.ones(2)}
-    diff = compare_targets(Request(save({prefix + name: held for name, held in state.items()}, "net.pt"), target))
+    diff = compare_targets(Request(save({prefix + name: tensor for name, tensor in state.items()}, "net.pt"), target))
     assert rules(diff) == ([("wrapper-prefix", None)] if prefix else [])
     assert {"filled-in", "taken-over"} <= set(notes(diff))
 
 
 def test_a_scalar_saved_as_one_element(source, save):
-    """torch takes one element for a scalar, as before 0.4, and not a scalar for one element."""
+    """torch loads one element into a scalar, as before 0.4, but not a scalar into a tensor of one element."""
     scalar, first = (
         source("self.w = nn.Parameter(torch.ones(()))"),
         source("self.w = nn.Parameter(torch.ones(1))", "b.py"),
@@ -123,18 +123,18 @@ def test_what_is_no_tensor_is_refused(source, save):
     assert "the entry of the checkpoint is not a tensor" in diff.findings[1].message
 
 
-@pytest.mark.parametrize("held", [torch.ones(2, 2).to_sparse(), torch.empty(2, 2, dtype=torch.bits8)])
-def test_what_torch_does_not_copy_is_refused(held, source, save):
-    """A sparse tensor does not load into a dense one, nor bits into floats."""
+@pytest.mark.parametrize("tensor", [torch.ones(2, 2).to_sparse(), torch.empty(2, 2, dtype=torch.bits8)])
+def test_what_torch_does_not_copy_is_refused(tensor, source, save):
+    """A sparse tensor does not load into a dense tensor, nor bits into floats."""
     target = source("self.w = nn.Parameter(torch.ones(2, 2))")
     with pytest.raises(RuntimeError, match="an exception occurred"):
-        nn.ParameterDict({"w": torch.ones(2, 2)}).load_state_dict({"w": held})
-    diff = compare_targets(Request(target, save({"w": held}, "net.pt")))
+        nn.ParameterDict({"w": torch.ones(2, 2)}).load_state_dict({"w": tensor})
+    diff = compare_targets(Request(target, save({"w": tensor}, "net.pt")))
     assert [finding.rule for finding in diff.findings if finding.rule != "changed"] == ["load-refused"]
 
 
 def test_code_that_looks_at_values_cannot_be_told(source, save):
-    """A hook that needs values has none: exit 2 and its line, and no guess of what is missing."""
+    """A hook that needs values does not get them: the result is inconclusive, without a guess about missing keys."""
     target = source(
         "self.w = nn.Parameter(torch.ones(1))\nself.register_load_state_dict_pre_hook(lambda *a: a[1]['w'].item())"
     )
@@ -144,14 +144,14 @@ def test_code_that_looks_at_values_cannot_be_told(source, save):
 
 
 def test_a_pickled_module_has_the_extra_state_of_its_class(source, save):
-    """Its state_dict would have it: nothing is missing of a whole module."""
+    """The state_dict of a whole module contains the extra state, so no entry is missing."""
     net = nn.Sequential()
     net.fc = nn.Linear(2, 2)
     assert not compare_targets(Request(source(EXTRA), save(net, "whole.pt"))).findings
 
 
 def test_torch_is_left_as_it_was(source, save):
-    """What a load is made with is gone afterwards, however it ended."""
+    """The patches for a load are removed after the load, also if the load failed."""
     before = nn.Module.load_state_dict, torch.Tensor.copy_
     for lines in ("self.w = nn.Parameter(torch.ones(1))", "self.register_load_state_dict_pre_hook(lambda *a: 1 / 0)"):
         compare_targets(Request(source(lines), save({"w": torch.ones(1)}, "net.pt")))

@@ -1,4 +1,4 @@
-"""A class against a checkpoint, held against what torch's own strict load of that file says."""
+"""Compare a class with a checkpoint, checked against the result of torch's own strict load of the file."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class Normed(nn.Module):
 
 
 class State(nn.Module):
-    def __init__(self, held):
+    def __init__(self, extra):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))
-        self.held = held
+        self.extra = extra
 
     def get_extra_state(self):
-        return self.held
+        return self.extra
 
     def set_extra_state(self, state):
         pass
@@ -144,7 +144,7 @@ FORMS = ["whole.pt", "plain.pt", "net.safetensors"]
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
-    """The file of the models, and the module it is."""
+    """Return the file of the models and its module."""
     path = tmp_path_factory.mktemp("zoo") / "models.py"
     path.write_text(MODELS)
     spec = importlib.util.spec_from_file_location("models", path)
@@ -163,7 +163,7 @@ def build_net(zoo, name):
 
 
 def save_state(state, path):
-    """`state` written as the path says: with `_metadata`, as a dict, or in safetensors, which holds tensors alone."""
+    """Save `state` in the form that the path names: with `_metadata`, as a dict, or only the tensors as safetensors."""
     if path.name == "net.safetensors":
         save_file({k: v.clone().contiguous() for k, v in state.items() if isinstance(v, torch.Tensor)}, path)
     else:
@@ -171,7 +171,7 @@ def save_state(state, path):
 
 
 def torch_findings(net, path) -> set[tuple[str, str]] | None:
-    """The rules and names of the error of torch's strict load; empty where it loads, None where its own code fails."""
+    """Return the rules and names of torch's strict load error: empty if the load succeeds, None if its code fails."""
     state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
     try:
         net.load_state_dict(state)
@@ -195,7 +195,7 @@ def torch_findings(net, path) -> set[tuple[str, str]] | None:
 
 
 def statecli_findings(path, target, device="cpu") -> tuple[set[tuple[str, str]] | None, set[str | None]]:
-    """Our findings of load_state_dict's kind, None where it cannot be known, and the names dropped for a tie."""
+    """Return our findings about load_state_dict, None if they are unknown, and the names dropped for a tie."""
     diff = compare_targets(
         Request(
             str(path), target, init_device=device, ignore=(Field.DTYPE, Field.KIND, Field.REQUIRES_GRAD, Field.TYING)
@@ -220,7 +220,7 @@ def mutations(draw):
 
 
 def mutate_state(state, kind, at):
-    """`state` with one change; the order and `_metadata` are kept."""
+    """Make one change to `state`; the order and `_metadata` are kept."""
     tensors = [name for name, value in state.items() if isinstance(value, torch.Tensor)]
     name = tensors[at % len(tensors)]
     parent = name.rpartition(".")[0]
@@ -249,7 +249,7 @@ def mutate_state(state, kind, at):
 
 
 def rename_keys(state, at):
-    """The names of the old weight_norm, and a transposed kernel: what hooks take."""
+    """Rename keys to the names that hooks accept: the old names of weight_norm and a transposed kernel."""
     if "fc.parametrizations.weight.original0" in state:
         state["fc.weight_g"] = state.pop("fc.parametrizations.weight.original0")
         if at % 2:
@@ -266,7 +266,7 @@ QUICK = settings(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_answer_is_torchs(name, form, zoo, tmp_path):
-    """Whatever became of a state_dict, our findings name what a strict load names; there are none iff it loads."""
+    """For any change of a state_dict, our findings name the keys of torch's strict load; a clean load has none."""
     net = build_net(zoo, name)
     target = f"{zoo[0]}:{name}"
 
@@ -284,7 +284,7 @@ def test_the_answer_is_torchs(name, form, zoo, tmp_path):
         actual, ties = statecli_findings(path, target, device)
         expected = torch_findings(zoo_fresh(zoo, name), path)
         if expected is not None:
-            expected = {one for one in expected if one[0] != "missing-entry" or one[1] not in ties}
+            expected = {(rule, fqn) for rule, fqn in expected if rule != "missing-entry" or fqn not in ties}
         assert actual == expected
         assert not ties or form == "net.safetensors"
 
@@ -292,14 +292,14 @@ def test_the_answer_is_torchs(name, form, zoo, tmp_path):
 
 
 def zoo_fresh(zoo, name):
-    """The class as the command builds it: a lazy one is lazy."""
+    """Build the class as the command does: a lazy class stays lazy."""
     return getattr(zoo[1], name)()
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["Convolved", "Normed", "Extra"])
 def test_the_answer_is_torchs_behind_a_prefix(name, form, zoo, tmp_path):
-    """Of a state saved from a wrapper the same is said as without it, next to the prefix itself."""
+    """A state saved from a wrapper has the same findings as without the wrapper, and a finding for the prefix."""
     net = build_net(zoo, name)
 
     @QUICK

@@ -1,4 +1,4 @@
-"""`--adapter`: a checkpoint is the base with a LoRA adapter merged into it. peft writes the files and merges."""
+"""`--adapter` checks that a checkpoint is the base with a LoRA adapter merged in. peft writes and merges the files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build_llama() -> Any:
 
 
 def build_gpt2() -> Any:
-    """A model of Conv1D layers, whose weights are transposed; one of them is square."""
+    """Return a model of Conv1D layers with transposed weights, including a square weight."""
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2))
 
 
@@ -73,7 +73,7 @@ def merged_of(result) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rslora", [False, True])
 def test_a_merge_is_recognised(merge, dtype, rslora):
-    """Each weight is the one before with the update, up to the rounding of its dtype."""
+    """Each weight is the original weight plus the update, up to the rounding of its dtype."""
     paths = merge(build_llama(), dtype=dtype, target_modules=list(Q_AND_V), use_rslora=rslora)
     result = check(*paths)
     done = merged_of(result)
@@ -113,7 +113,7 @@ def test_patterns_embeddings_and_saved_modules(merge):
 
 @pytest.mark.parametrize("bias", ["lora_only", "all"])
 def test_trained_biases_are_part_of_a_merge(merge, bias):
-    """peft stores those of adapted layers as `base_layer.bias`; a wrong bias is named."""
+    """peft stores the biases of adapted layers as `base_layer.bias`; a wrong bias is named."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **SIZES}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(attention_bias=True, **sizes))
     paths = merge(model, target_modules=list(Q_AND_V), bias=bias)
@@ -153,7 +153,7 @@ def test_one_wrong_element_is_found(merge, dtype):
 
 
 def test_a_weight_without_its_update_is_found(merge):
-    """It is identical, which no other comparison reports."""
+    """The weight is identical, which is not a finding in any other comparison."""
     base, merged, adapter = merge(build_llama(), target_modules=list(Q_AND_V))
     name = "model.layers.1.self_attn.v_proj.weight"
     original = load_file(base / "model.safetensors")[name]

@@ -50,7 +50,7 @@ def test_the_same_optimizer_with_other_keys(diff, forms, before, after, below):
 
 @pytest.mark.parametrize(("before", "after"), permutations(["numbers", "names", "flat"], 2))
 def test_a_changed_moment_is_the_only_change(diff, forms, before, after):
-    """The corrupted twin: one element of the moment of one parameter."""
+    """A corrupted copy with one changed element in one parameter's moment differs in only this element."""
     changed_form = copy.deepcopy(forms[after])
     entries = changed_form if after == "flat" else changed_form["state"]
     key = {"numbers": 1, "names": "2.weight", "flat": "state.2.weight.exp_avg"}[after]
@@ -74,7 +74,7 @@ def test_a_changed_setting_is_the_only_change(diff, forms, before, after):
 
 @pytest.mark.parametrize("back", [False, True])
 def test_groups_of_a_flat_optimizer_next_to_its_model(diff, back):
-    """Decayed parameters come first, so that the names are not in the model's order; two of one shape swapped are."""
+    """Decayed parameters come first, so names are not in the model's order; swapped names of one shape are noticed."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
     groups = [[p for p in model.parameters() if (p.dim() > 1) is is_matrix] for is_matrix in (True, False)]
@@ -88,7 +88,7 @@ def test_groups_of_a_flat_optimizer_next_to_its_model(diff, back):
     assert {change.status for change in result.changes} == {Status.IDENTICAL}
     assert result.scalars == ()
 
-    flat = copy.deepcopy(flat)  # its tensors are those of the optimizer
+    flat = copy.deepcopy(flat)  # because it shares tensors with the optimizer
     flat["state.2.weight.exp_avg"][0, 3] += 1
     sides[1] = {"model": model.state_dict(), "optimizer": flat}
     (change,) = changes_by_name(diff(*(sides[::-1] if back else sides))).values()
@@ -111,7 +111,7 @@ def test_parameters_of_other_shapes_are_not_paired(diff, forms):
 
 
 def test_parameters_of_one_group_with_different_settings_stay_apart(diff, forms):
-    """A flat optimizer has settings for each parameter: what no group can have is shown as it is."""
+    """A flat optimizer has settings for each parameter: settings that do not fit a group are shown as they are."""
     other = copy.deepcopy(forms["flat"])
     other["param_groups.2.weight.lr"] = 0.25
     result = diff(forms["numbers"], other)
@@ -119,7 +119,7 @@ def test_parameters_of_one_group_with_different_settings_stay_apart(diff, forms)
 
 
 def test_names_that_look_like_numbers_are_names(diff):
-    """A ParameterList has parameters called "0" and "1": keys as text are names, whatever they look like."""
+    """A ParameterList has parameters called "0" and "1": text keys are names, even if they look like numbers."""
     parameters = nn.ParameterList([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))])
     optimizer = torch.optim.SGD(parameters, momentum=0.9)
     sum(parameter.sum() for parameter in parameters).backward()
@@ -132,7 +132,7 @@ def test_names_that_look_like_numbers_are_names(diff):
 
 @pytest.mark.parametrize("after", ["names", "flat"])
 def test_names_in_another_order_than_the_model_are_not_paired(diff, after):
-    """The states of two weights of one shape are under each other's names, and the model in the file tells."""
+    """The states of two weights of one shape are swapped, and the model in the file reveals the swap."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
     optimizer = torch.optim.AdamW(model.parameters())

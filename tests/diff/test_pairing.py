@@ -1,4 +1,4 @@
-"""What is compared with what, by names alone."""
+"""Tensors and sections are paired by their names alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statecli.core.model_state import Kind, ModelState, TensorInfo
 
 
 def state(*names: str, section: str = "model", kind: Kind = Kind.PARAMETER, target: str = "a.pt") -> ModelState:
-    """One section of tensors of these names."""
+    """Return a state with one section of tensors with the given names."""
     return of_sections({section: (kind, names)}, target)
 
 
@@ -31,7 +31,7 @@ def of_sections(sections: dict[str, tuple[Kind, tuple[str, ...]]], target: str =
 
 
 def pairs(before: ModelState, after: ModelState, *rules: str) -> dict[str | None, str | None]:
-    """Name before -> name after; None where there is none."""
+    """Map each name before to its name after; None if the tensor has no partner."""
     matches = pairing.pair_tensors(before, after, rules).matches
     return {m.before.fqn if m.before else f"+{m.shown.fqn}": m.after.fqn if m.after else None for m in matches}
 
@@ -60,7 +60,7 @@ def list_notes(before: ModelState, after: ModelState, *rules: str) -> list[str]:
     ],
 )
 def test_wrappers_are_looked_through(before, after):
-    """Prefixes that wrappers put before or into names, nested and in any order, both ways, and a note says so."""
+    """Prefixes of wrappers, nested and in any order, are stripped in both directions, and a note reports the prefix."""
     for first, second in ((before, after), (after, before)):
         assert pairs(state(first), state(second)) == {first: second}
         assert any("stripped the prefix" in message for message in list_notes(state(first), state(second)))
@@ -82,25 +82,25 @@ def test_equal_names_come_first():
     ],
 )
 def test_what_is_not_unique_is_not_looked_through(before, after):
-    """Where two names of a side are one without their prefixes, which of them is meant cannot be known."""
+    """If two names of a side are equal without prefixes, the intended name is unknown and no prefix is stripped."""
     matches = pairing.pair_tensors(state(*before), state(*after), ()).matches
     assert {m.shown.fqn for m in matches if m.before and m.after} == set(before) & set(after)
 
 
 def test_a_name_of_ones_own_survives():
-    """`module.` goes before `model.` is touched: a wrapper around names that differ in `model.` alone is no puzzle."""
+    """`module.` is stripped before `model.`, so wrapped names that differ only in `model.` are not ambiguous."""
     before, after = state("model.fc", "fc"), state("module.model.fc", "module.fc")
     assert pairs(before, after) == {"model.fc": "module.model.fc", "fc": "module.fc"}
 
 
 def test_only_what_was_stripped_is_said():
-    """The note names the part that one side lacks, and for how many tensors of which target."""
+    """The note names the prefix that one side lacks, the number of tensors and their target."""
     before, after = state("model.a.w", "model.b.w"), state("module.model.a.w", "module.model.b.w", target="b.pt")
     assert list_notes(before, after) == ["stripped the prefix 'module.' from the names of 2 tensors of b.pt"]
 
 
 def test_an_attribute_before_every_name():
-    """Where no other way finds a name, one prefix of all names of a side is looked through."""
+    """If no other rule matches a name, a single prefix that all names of a side share is stripped."""
     assert pairs(state("net.a.w", "net.b.w"), state("a.w", "b.w", "c.w")) == {
         "net.a.w": "a.w",
         "net.b.w": "b.w",
@@ -118,7 +118,7 @@ NAMES = st.lists(
 
 @given(NAMES, NAMES)
 def test_every_tensor_is_matched_once(before, after):
-    """No tensor is lost, none is used twice, and names that are equal are always each other's."""
+    """No tensor is lost, no tensor is used twice, and equal names are always paired."""
     result, two = state(*before), state(*after)
     matches = pairing.pair_tensors(result, two, ()).matches
     assert sorted(id(m.before) for m in matches if m.before) == sorted(map(id, result.tensors))
@@ -130,7 +130,7 @@ def test_every_tensor_is_matched_once(before, after):
 
 @given(NAMES)
 def test_a_state_matches_itself(names):
-    """Every name, repeated ones too, is its own partner, in order."""
+    """Every name, including a repeated name, is paired with itself, in order."""
     result, two = state(*names), state(*names)
     matches = pairing.pair_tensors(result, two, ()).matches
     assert [(m.before, m.after) for m in matches] == list(zip(result.tensors, two.tensors, strict=True))
@@ -146,7 +146,7 @@ def test_a_name_of_many_parts_is_paired_at_once():
 
 
 def test_many_names_take_linear_time():
-    """20,000 names with a wrapper on one side are matched in a second of processor time."""
+    """20,000 names with a wrapper prefix on one side are matched within one second of processor time."""
     names = [f"layers.{n}.weight" for n in range(20_000)]
     before = time.process_time()
     actual = pairs(state(*names), state(*(f"module.{name}" for name in names)))
@@ -158,7 +158,7 @@ def test_many_names_take_linear_time():
 
 
 def test_rules_apply_one_after_another():
-    """Each rule sees what the one before it left; what is mapped is a match like any other."""
+    """Each rule gets the result of the rule before; a mapped name is a match like any other."""
     before, after = state("enc.1.w", "dec.w"), state("encoder.1.weight", "dec.w", target="b.pt")
     assert pairs(before, after, "^enc[.]=encoder.", r"(\d)\.w$=\1.weight") == {
         "enc.1.w": "encoder.1.weight",
@@ -169,7 +169,7 @@ def test_rules_apply_one_after_another():
 
 
 def test_the_last_equals_sign_parts_a_rule():
-    """A regular expression may hold one: (?=...) looks ahead."""
+    """A regular expression may contain an equals sign: (?=...) looks ahead."""
     assert pairs(state("a.w"), state("b.w"), "a(?=[.]w)=b") == {"a.w": "b.w"}
 
 
@@ -185,7 +185,7 @@ def test_the_last_equals_sign_parts_a_rule():
     ],
 )
 def test_a_bad_rule(rule, message):
-    """A rule that is none, matches nothing or makes two names one is refused in one line, and quoted for a shell."""
+    """A rule that is malformed, matches nothing or makes two names equal is refused in one line, quoted for a shell."""
     with pytest.raises(UsageError) as error:
         pairing.pair_tensors(state("a", "b"), state("a", "b"), (rule,))
     assert str(error.value).startswith(message)
@@ -227,13 +227,13 @@ MODEL, OPTIMIZER = (Kind.PARAMETER, ("w",)), (Kind.OPTIMIZER, ("state[0]",))
     ],
 )
 def test_sections(before, after, expected):
-    """The same name, else the only ones left with a model, or with an optimizer; two files of one section each."""
+    """Sections are paired by name, else as the only model or optimizer left, else as the only section of each file."""
     assert pairing.pair_sections(of_sections(before), of_sections(after))[0] == expected
     assert pairing.pair_tensors(of_sections(before), of_sections(after), ()).sections == expected
 
 
 def test_sections_that_cannot_be_told_apart():
-    """A note says what to write, and all tensors are added and removed, which is the truth."""
+    """A note says how to name the section, and all tensors are reported as added and removed."""
     before, after = of_sections({"gen": MODEL, "disc": MODEL}), state("w", target="b.pt")
     (note,) = pairing.pair_tensors(before, after, ()).notes
     assert note.name == "sections-apart"
@@ -245,7 +245,7 @@ def test_sections_that_cannot_be_told_apart():
 
 
 def test_a_section_that_the_other_side_lacks():
-    """Its tensors are removed, one by one."""
+    """Each tensor of the missing section is reported as removed."""
     tensors = pairing.pair_tensors(of_sections({"model": MODEL, "optimizer": OPTIMIZER}), state("w"), ())
     assert [(m.shown.fqn, m.after is None) for m in tensors.matches] == [("w", False), ("state[0]", True)]
 
@@ -268,7 +268,7 @@ def test_what_is_ordered_by_dtype_is_ordered_by_number():
 
 
 def test_the_order_of_the_module_is_kept():
-    """A .pt records it, whatever the names; but one that is sorted as text was a safetensors once."""
+    """A .pt file records the order of the module; only names that are sorted as text are sorted again by number."""
     names = ("z.10", "z.2", "a.0")
     assert order(state(*names), state(*names)) == list(names)
     assert order(
@@ -284,7 +284,7 @@ def test_removed_layers_stand_among_the_others_by_their_number():
 
 
 def test_some_of_the_matches_are_in_the_order_of_the_file():
-    """None of them is lost because another tensor has no match, and none stays where it was because all moved."""
+    """No match is lost if another tensor has no match, and the order of the file applies even if all matches moved."""
     before, after = state("z.other", "z.removed", "y", "x"), state("x", "z.other", "y")
     matches = pairing.pair_tensors(before, after, ()).matches
     selected = [match for match in reversed(matches) if match.shown.fqn != "z.other"]
@@ -294,7 +294,7 @@ def test_some_of_the_matches_are_in_the_order_of_the_file():
 
 
 def test_sections_stay_together_where_names_are_ordered_by_number():
-    """What only one side has a section for stands behind what was there before it."""
+    """A section that exists on one side only follows the section before it."""
     both = {"model": (Kind.PARAMETER, ("b.2", "b.10")), "ema": (Kind.PARAMETER, ("a.1",))}
     assert order(
         of_sections(both), replace(state("b.10", "b.2"), format="safetensors", traits=formats.traits_of("safetensors"))
@@ -314,25 +314,25 @@ def test_numbers_in_names_are_ordered_as_numbers(numbers, start):
 
 
 def tied_row(fqn: str, *others: str, **more: object) -> TensorInfo:
-    """A row of a torch.save file, which records storages and devices."""
+    """Return a row of a torch.save file, which records storages and devices."""
     row = TensorInfo(fqn, "float32", (2, 2), 4, 16, tied_to=others, storage=0, device="cpu")
     return replace(row, **more)
 
 
 def plain_row(fqn: str, **more: object) -> TensorInfo:
-    """A row of a safetensors file, which records neither."""
+    """Return a row of a safetensors file, which records neither storage nor device."""
     return replace(TensorInfo(fqn, "float32", (2, 2), 4, 16), **more)
 
 
 def sides(before: list[TensorInfo], after: list[TensorInfo]) -> tuple[ModelState, ModelState]:
-    """A checkpoint with ties and one without."""
+    """Return a checkpoint with ties and a checkpoint without ties."""
     return ModelState("a.pt", "torch-zip", tuple(before)), ModelState(
         "b.safetensors", "safetensors", tuple(after), traits=formats.traits_of("safetensors")
     )
 
 
 def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
-    """In either direction, under its own name, with a note that names the file that lacks the entry."""
+    """The tie is compared in either direction under its own name, and a note names the file that lacks the entry."""
     first, second = sides([tied_row("embed.w", "head.w"), tied_row("head.w", "embed.w")], [plain_row("embed.w")])
     for before, after, lacking in ((first, second, "b.safetensors"), (second, first, "b.safetensors")):
         tensors = pairing.pair_tensors(before, after, ())
@@ -349,7 +349,7 @@ def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
 
 
 def test_each_dropped_tie_is_found_whatever_happened_to_the_others():
-    """A tied entry that was removed with its tie does not hide the next one."""
+    """A tied entry that was removed together with its tie does not hide the next dropped tie."""
     rows = [tied_row("a", "b"), tied_row("b", "a"), tied_row("embed.w", "head.w"), tied_row("head.w", "embed.w")]
     first, second = sides(rows, [plain_row("embed.w")])
     for before, after in ((first, second), (second, first)):
@@ -373,7 +373,7 @@ def test_each_dropped_tie_is_found_whatever_happened_to_the_others():
     ids=["untied", "to another", "shape", "dtype", "offset", "section", "storages", "devices", "nothing kept"],
 )
 def test_what_is_no_dropped_tie_is_removed_or_added(head, kept):
-    """Another view of the storage, or a file that would have recorded the tie."""
+    """A different view of the storage, or a file format that would have recorded the tie, is not a dropped tie."""
     first, second = sides([tied_row("embed.w", "head.w"), head], [kept])
     for before, after in ((first, second), (second, first)):
         tensors = pairing.pair_tensors(before, after, ())
@@ -385,7 +385,7 @@ def test_what_is_no_dropped_tie_is_removed_or_added(head, kept):
 
 
 def test_a_wrappers_note_names_the_file_that_has_the_prefix():
-    """And how many names have it."""
+    """The note also counts the names with the prefix."""
     first, second = state("module.a", "module.b", target="one.pt"), state("a", "b", target="two.pt")
     assert list_notes(first, second) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]
     assert list_notes(second, first) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]

@@ -1,4 +1,4 @@
-"""Quantized weights are dequantized by the rule of their library: files and errors are those of the libraries."""
+"""Quantized weights are dequantized by the rule of their library, with the files and errors of the libraries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KIND = TransformationKind
 
 @pytest.fixture(scope="module")
 def quantized_forms() -> dict[str, torch.Tensor]:
-    """A weight [32, 64], its quantized forms and, of each, what the library dequantizes."""
+    """Return a weight [32, 64], its quantized forms and, for each form, the weight that its library dequantizes."""
     return load_file(DATA)
 
 
@@ -60,7 +60,7 @@ def relative_error(weight: torch.Tensor, dequantized: torch.Tensor) -> float:
 
 
 def compare(diff, weight: torch.Tensor, parts: dict[str, torch.Tensor], *, back: bool = False):
-    """The diff of a module with the weight and of one with its parts; next to it, a tensor that did not change."""
+    """Return the diff of a module with the weight and a module with its parts, next to an unchanged tensor."""
     norm = {"norm.weight": torch.ones(8)}
     sides = {"proj.weight": weight} | norm, {f"proj.{name}": part for name, part in parts.items()} | norm
     return diff(*(reversed(sides) if back else sides))
@@ -97,9 +97,9 @@ def only_transformation(result):
     ],
 )
 def test_the_error_is_that_of_the_dequantized_weight(diff, quantized_forms, weight, name, layout, codes, block):
-    """Zero points less one or not, groups in any order, codes across two words, columns in AWQ's order, nested scales.
+    """The codes have zero points with and without an offset of one, any order of groups, and nested scales.
 
-    compressed-tensors dequantizes NVFP4 into bfloat16.
+    They may lie across two words or in the column order of AWQ. compressed-tensors dequantizes NVFP4 into bfloat16.
     """
     parts = parts_of(quantized_forms, name)
     done = only_transformation(compare(diff, weight, parts))
@@ -114,7 +114,7 @@ def test_the_error_is_that_of_the_dequantized_weight(diff, quantized_forms, weig
 
 
 def test_factors_of_input_channels_are_taken_out(diff, quantized_forms, weight):
-    """AWQ multiplies salient channels before it rounds, and divides the layer before."""
+    """AWQ multiplies salient channels before rounding and divides the previous layer."""
     done = only_transformation(compare(diff, weight, parts_of(quantized_forms, "awq_channels")))
     assert done.quantization.has_channel_factors
     assert 0.05 < done.relative_l2 <= relative_error(weight, quantized_forms["awq_channels.dequantized"]) + 1e-6
@@ -134,7 +134,7 @@ def test_codes_of_other_rows_are_not_near(diff, quantized_forms, weight, name):
 
 
 def test_a_dequantized_checkpoint_has_the_values_of_its_codes(diff, statecli, save, quantized_forms):
-    """The way back is one line: only the rounding of the dtype is left of the error."""
+    """The opposite direction is one line: the error is only the rounding of the dtype."""
     parts = {
         f"layers.{n}.proj.{key}": part for n in range(3) for key, part in parts_of(quantized_forms, "gptq").items()
     }
@@ -149,7 +149,7 @@ def test_a_dequantized_checkpoint_has_the_values_of_its_codes(diff, statecli, sa
 @pytest.mark.parametrize("wrong", ["twice", "inverse", "negated columns", "a column"])
 @pytest.mark.parametrize("scales", ["SCB", "weight_scale_inv", "weight_scale"])
 def test_wrong_scales_are_not_factors_of_input_channels(diff, dense, wrong, scales):
-    """No loader takes them out: the weights are not near, whatever factor would fit."""
+    """No loader divides by such factors, so the weights differ, even if a factor would fit."""
     largest = dense.abs().amax(1)
     codes = (dense / largest[:, None] * 127).round().to(torch.int8)
     scale = largest if scales == "SCB" else (largest / 127)[:, None]
@@ -175,7 +175,7 @@ def test_one_wrong_scale_is_in_the_error(diff, quantized_forms, weight, name):
 
 
 def test_a_group_without_scales_is_not_recognised(diff, quantized_forms, weight):
-    """Nothing is claimed about codes that point outside of their scales."""
+    """Codes that point outside of their scales are not described as quantized."""
     parts = parts_of(quantized_forms, "gptq")
     parts["g_idx"] = parts["g_idx"] + 9
     result = compare(diff, weight, parts)
@@ -203,7 +203,7 @@ def test_the_wrong_weight_is_on_top(statecli, save, back):
     assert f"{'D' if back else 'A'} other" in shown
 
 
-# --- what cannot be told ---------------------------------------------------------------------------------------------
+# --- inconclusive codes ----------------------------------------------------------------------------------------------
 
 
 def test_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense):
@@ -278,7 +278,7 @@ def test_rows_have_the_error_after_dequantizing(diff, statecli, save, dense, bac
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_codes_that_cannot_be_dequantized_have_no_difference(diff, dense, dtype):
-    """A scale that is not finite leaves codes, whatever their type, and the NaN among them are counted."""
+    """Codes with a scale that is not finite stay codes, whatever their type, and their NaN values are counted."""
     codes = (dense * 3000).clamp(-127, 127).to(dtype)
     scales = torch.full((96, 1), math.nan)
     change = changes_by_name(diff({"proj.weight": dense}, {"proj.weight": codes, "proj.weight_scale": scales}))[
@@ -392,7 +392,7 @@ def test_a_tensor_subclass_is_one_weight(statecli, save, dense, subclass, back):
 
 
 def test_a_weight_with_a_much_larger_error_is_named(statecli, save):
-    """The range of all errors does not say which."""
+    """The range of all errors does not name the weight, so the weight is listed."""
     torch.manual_seed(0)
     before = {f"l.{n}.weight": torch.randn(20, 40) for n in range(6)}
     after = {}
@@ -429,7 +429,7 @@ LAYERS = load_file(DATA.with_name("quantized_layers.safetensors"))
     ("form", "error"), [("mxfp4", 0.16), ("fp8_block", 0.03), ("w8a8", 0.01), ("llm_int8", 0.01), ("w4a16_asym", 0.09)]
 )
 def test_a_layer_of_a_library_is_recognised(diff, form, error):
-    """The dense weight is that of `linear` in make_quantized_layers.py. MXFP4 has exponents for scales."""
+    """The dense weight is the weight of `linear` in make_quantized_layers.py. MXFP4 has exponents as scales."""
     torch.manual_seed(3)
     height, width = (130, 260) if form == "fp8_block" else (32, 64)
     dense = torch.nn.Linear(width, height, bias=False).weight.detach()
@@ -439,7 +439,7 @@ def test_a_layer_of_a_library_is_recognised(diff, form, error):
 
 
 def test_nvfp4_of_modelopt_multiplies_by_its_second_scale(diff, quantized_forms, weight):
-    """The factor is one over the global scale of compressed-tensors."""
+    """The factor is one divided by the global scale of compressed-tensors."""
     parts = parts_of(quantized_forms, "nvfp4")
     renamed = {
         "weight": parts["weight_packed"],
@@ -451,7 +451,7 @@ def test_nvfp4_of_modelopt_multiplies_by_its_second_scale(diff, quantized_forms,
 
 
 def test_tensors_of_other_modules_are_not_looked_at(tmp_path, statecli, monkeypatch):
-    """One of thousands of tensors changed: the search for codes and scales reads the names of its module alone."""
+    """If one of thousands of tensors changed, the search for codes and scales reads only the names of its module."""
     state = {f"layers.{n}.weight": torch.randn(4, 4) for n in range(1000)}
     save_file(state, tmp_path / "a.safetensors")
     save_file({**state, "layers.7.weight": torch.randn(4, 4)}, tmp_path / "b.safetensors")

@@ -18,24 +18,24 @@ from .conftest import changes_by_name, rules
 
 
 def list_renames(result) -> dict[str, str | None]:
-    """Name after -> name before of what was found by its bytes."""
+    """Map the name after of each renamed tensor to its name before."""
     return {c.fqn: c.renamed_from for c in result.changes if c.status is Status.RENAMED}
 
 
 def ramp(n: int, start: float = 0.0) -> torch.Tensor:
-    """Elements that no other tensor of these tests has."""
+    """Return elements that no other tensor of these tests has."""
     return torch.arange(start, start + n)
 
 
 def test_equal_bytes_are_found(diff):
-    """A tensor under another name is renamed, which is a difference; nothing is added or removed."""
+    """A tensor with equal bytes under another name is renamed, which is a difference; none is added or removed."""
     actual_diff = diff({"encoder.w": ramp(8), "a": ramp(3)}, {"backbone.weight": ramp(8), "a": ramp(3)})
     assert list_renames(actual_diff) == {"backbone.weight": "encoder.w"}
     assert rules(actual_diff) == [("renamed", "backbone.weight")]
 
 
 def test_across_formats_and_layouts(diff):
-    """The elements count, not how they lie: a transposed view in one file and a plain tensor in the other."""
+    """The elements count, not their layout: a transposed view in one file equals a plain tensor in the other."""
     turned = ramp(6).view(2, 3).t()
     assert list_renames(diff({"x.w": turned}, {"y.v": turned}, names=("a.pt", "b.safetensors"))) == {"y.v": "x.w"}
 
@@ -48,7 +48,7 @@ def test_no_renames(diff):
 
 @pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "net."])
 def test_a_wrappers_prefix_is_another_name(prefix, statecli, save):
-    """With --no-renames it is looked through on neither side, and the `--map` that would do it is offered."""
+    """With --no-renames the prefix is not stripped on either side, and a `--map` rule that strips it is suggested."""
     plain, wrapped = ({f"{head}{name}.w": ramp(8) for name in "abc"} for head in ("", prefix))
     first, second = save(plain, "a.pt"), save(wrapped, "b.pt")
     for words in ((first, second), (second, first)):
@@ -61,7 +61,7 @@ def test_a_wrappers_prefix_is_another_name(prefix, statecli, save):
 
 
 def test_a_class_tells_of_a_prefix_all_the_same(statecli, source, save):
-    """--no-renames asks for no other answer to what a strict load takes."""
+    """--no-renames does not change the result of the check for a strict load."""
     net = source("self.fc = nn.Linear(2, 2)")
     path = save({"module.fc.weight": torch.ones(2, 2), "module.fc.bias": torch.ones(2)}, "net.pt")
     for words in ((), ("--no-renames",)):
@@ -84,7 +84,7 @@ def test_a_bit_decides(diff):
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.5, float("nan")])
 @pytest.mark.parametrize("shape", [(64,), (3, 5), (1, 7)])
 def test_one_value_is_weak_evidence(value, shape, diff):
-    """A fill pairs only with the same last component: a bias of zeros is found, a mean of zeros is not taken for it."""
+    """A constant tensor is paired only if the last component agrees: a bias of zeros is not a mean of zeros."""
     full = torch.full(shape, value)
     assert list_renames(diff({"x.bias": full}, {"y.bias": full})) == {"y.bias": "x.bias"}
     assert not list_renames(diff({"x.bias": full}, {"y.running_mean": full}))
@@ -99,7 +99,7 @@ def test_one_other_element_is_no_fill(at, diff):
 
 
 def test_a_fill_in_an_archive_of_its_own(tmp_path):
-    """A distributed checkpoint's zeros say as little as those of any file."""
+    """Zeros of a distributed checkpoint are as weak as evidence as zeros of any other file."""
     for name, fqn in (("before", "x.w"), ("after", "y.v")):
         dcp.save({fqn: torch.zeros(2, 3), f"{fqn}.r": ramp(5)}, checkpoint_id=tmp_path / name, no_dist=True)
     diff = compare_targets(Request(str(tmp_path / "before"), str(tmp_path / "after")))
@@ -107,14 +107,14 @@ def test_a_fill_in_an_archive_of_its_own(tmp_path):
 
 
 def test_fills_in_columns(diff):
-    """A tensor that repeats along one dimension alone is no fill."""
+    """A tensor that repeats along only one dimension is not constant."""
     rows = torch.tensor([1.0, 2.0, 3.0])[:, None].expand(3, 4).contiguous()
     for tensor in (rows, rows.t().contiguous()):
         assert list_renames(diff({"x.a": tensor}, {"y.b": tensor})) == {"y.b": "x.a"}
 
 
 def test_scalars_and_empty_tensors(diff):
-    """One element, or none, says as little as a fill does."""
+    """A tensor of one element or of zero elements is as weak as evidence as a constant tensor."""
     for tensor in (torch.tensor(7), torch.zeros(0, 3)):
         assert not list_renames(diff({"x.steps": tensor, "k": ramp(2)}, {"y.count": tensor, "k": ramp(2)}))
 
@@ -131,14 +131,14 @@ def test_of_several_the_longest_end_decides(diff):
 
 
 def test_more_on_one_side(diff):
-    """What is left over of several equal ones is added or removed."""
+    """Of several equal tensors, the tensors without a partner are added or removed."""
     actual_diff = diff({"a.x": ramp(4), "b.x": ramp(4)}, {"c.x": ramp(4)})
     assert sorted(change.status.value for change in changes_by_name(actual_diff).values()) == ["removed", "renamed"]
     assert list_renames(actual_diff) == {"c.x": "a.x"}
 
 
 def test_other_fields_of_a_renamed_one(diff):
-    """A renamed tensor may differ in what its bytes do not say."""
+    """A renamed tensor may differ in fields other than its bytes."""
     weight = torch.nn.Parameter(ramp(4))
     frozen = torch.nn.Parameter(ramp(4), requires_grad=False)
     change = changes_by_name(diff({"x.w": weight}, {"y.w": frozen}))["y.w"]
@@ -146,14 +146,14 @@ def test_other_fields_of_a_renamed_one(diff):
 
 
 def test_within_a_section(diff):
-    """What leaves the model for another section was not renamed."""
+    """A tensor that moves from the model to another section was not renamed."""
     before = {"model": {"fc.w": ramp(4), "k.w": ramp(2)}, "ema": {"k.w": ramp(2)}}
     after = {"model": {"k.w": ramp(2)}, "ema": {"k.w": ramp(2), "fc.w": ramp(4)}}
     assert rules(diff(before, after)) == [("removed", "fc.w"), ("added", "fc.w")]
 
 
 def test_only_groups_that_are_asked_for_are_read(diff, monkeypatch):
-    """A glob spares the bytes of what it leaves out."""
+    """The bytes of tensors that a glob leaves out are not read."""
     from statecli.values import compare as values
 
     read: list[str] = []
@@ -193,7 +193,7 @@ def test_suffixes_take_linear_time():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
 def test_sparse_tensors(layout, diff):
-    """Tensors made of parts are found by the bytes of all of them, and not by those of some."""
+    """Sparse tensors are matched only if the bytes of all their parts are equal."""
     before, other = (getattr(ramp(12, start).view(3, 4), layout)() for start in (1, 2))
     assert list_renames(diff({"x.a": before}, {"y.b": before})) == {"y.b": "x.a"}
     assert not list_renames(diff({"x.a": before}, {"y.b": other}))
@@ -207,6 +207,6 @@ def test_a_sparse_tensor_that_stores_nothing(diff):
 
 
 def test_the_same_bits_not_yet_conjugated(diff):
-    """Bits that mean something else are no rename."""
+    """Equal bits with a pending conjugation have other values and are not a rename."""
     plain, lazy = torch.view_as_complex(ramp(8).view(4, 2)), torch.view_as_complex(ramp(8).view(4, 2)).conj()
     assert not list_renames(diff({"x.a": plain}, {"y.b": lazy}))

@@ -26,7 +26,7 @@ W = {"w": torch.arange(3.0)}
 
 
 def compare_scalars(before: dict, after: dict, named: tuple[str, str] = ("torch-zip", "torch-zip"), **more) -> list:
-    """The scalars that differ, and the notes, of two states that hold nothing else."""
+    """Return the scalars that differ, and the notes, for two states with settings only."""
     states = [
         ModelState(n, format, (), metadata=Settings(m), traits=formats.traits_of(format))
         for n, format, m in zip("ab", named, (before, after), strict=True)
@@ -40,7 +40,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 
 @given(st.dictionaries(st.sampled_from("abcd"), VALUES), st.dictionaries(st.sampled_from("abcd"), VALUES))
 def test_every_difference_once(before, after):
-    """Added, removed and changed keys, each once; NaN is no difference from itself."""
+    """Added, removed and changed keys are reported once each; NaN equals NaN."""
 
     def same(first, second):
         if isinstance(first, bool) or isinstance(second, bool):
@@ -59,13 +59,13 @@ def test_every_difference_once(before, after):
 
 
 def test_a_missing_entry_is_not_null():
-    """None that was there, and none that was, are two things."""
+    """A present None is not the same as a missing entry."""
     assert compare_scalars({"a": None}, {}) == [ScalarChange("a", Status.REMOVED, None, None)]
     assert compare_scalars({"a": None}, {"a": None}) == []
 
 
 def test_nan_in_a_file(diff):
-    """A loss of NaN is the same on both sides, and infinity another one."""
+    """NaN equals NaN in a file, and infinity differs from NaN."""
     assert not diff({**W, "loss": math.nan}, {**W, "loss": math.nan}).scalars
     assert [scalar.key for scalar in diff({**W, "loss": math.nan}, {**W, "loss": math.inf}).scalars] == ["loss"]
 
@@ -80,7 +80,7 @@ def test_metadata_of_safetensors(save, tmp_path):
 
 
 def test_what_only_a_format_records(save, tmp_path):
-    """`format: pt` next to a .pt is no difference, and said; another entry is one."""
+    """`format: pt` is not a difference from a .pt file, only a note; any other entry is a difference."""
     save_file(W, tmp_path / "a.safetensors", {"format": "pt"})
     save_file(W, tmp_path / "b.safetensors", {"format": "pt", "run": "1"})
     path = save(W, "c.pt")
@@ -92,7 +92,7 @@ def test_what_only_a_format_records(save, tmp_path):
 
 @pytest.mark.parametrize("key", ["total_size", "total_parameters"])
 def test_what_only_an_index_records(key):
-    """The sums that an index of shards holds have no place in a single file; between two indices they count."""
+    """The sums in an index of shards have no place in a single file, but are compared between two indices."""
     formats = ("sharded safetensors", "safetensors")
     assert [note.name for note in compare_scalars({key: 5}, {}, formats)] == ["format-metadata"]
     assert [note.name for note in compare_scalars({}, {key: 5}, formats[::-1])] == ["format-metadata"]
@@ -102,14 +102,14 @@ def test_what_only_an_index_records(key):
 
 
 def test_text_of_numbers():
-    """safetensors holds nothing but text: against another format, 3 is "3"; within one format it is not."""
+    """safetensors holds only text: against another format, 3 equals "3"; within one format, the two differ."""
     assert compare_scalars({"epoch": 3}, {"epoch": "3"}, ("torch-zip", "safetensors")) == []
     assert len(compare_scalars({"epoch": 3}, {"epoch": "4"}, ("torch-zip", "safetensors"))) == 1
     assert len(compare_scalars({"epoch": 3}, {"epoch": "3"})) == 1
 
 
 def test_a_section_has_its_own():
-    """Of `train.ckpt#optimizer` only what lies below it counts, by its path from there."""
+    """For `train.ckpt#optimizer` only the settings below `optimizer` are compared, by their path inside the section."""
     before = {"epoch": 1, "optimizer.lr": 0.1, "optimizer.eps": 1}
     after = {"epoch": 2, "optim.lr": 0.2, "optim.eps": 1}
     assert compare_scalars(before, after, cut=("optimizer", "optim")) == [ScalarChange("lr", Status.CHANGED, 0.1, 0.2)]
@@ -124,7 +124,7 @@ def test_filters(diff):
 
 
 def test_in_words():
-    """One line each."""
+    """Each changed setting is described in one line."""
     actual = [ScalarChange("a", Status.ADDED, None, 1), ScalarChange("b", Status.REMOVED, "x", None)]
     assert [scalars.describe_setting_change(change) for change in actual] == ["a: added: 1", 'b: removed: "x"']
     assert scalars.describe_setting_change(ScalarChange("lr", Status.CHANGED, 0.1, 0.2)) == "lr: 0.1 → 0.2"
@@ -141,7 +141,7 @@ def test_settings_of_paired_sections(diff):
 
 
 def test_arrays_are_compared_by_value(diff):
-    """numpy arrays next to the model: equal ones are identical, others are told."""
+    """Equal numpy arrays next to the model are identical, and a changed array is reported."""
     import numpy as np
 
     state = {"model": {"a.w": torch.ones(2)}, "mean": np.arange(3.0)}
@@ -160,19 +160,19 @@ KEYS = ["a", "b", "a.b", "", 1, "1", True, "True", None, "None", 1.5, "[1.5]", (
 
 
 def containers(inner: st.SearchStrategy) -> st.SearchStrategy:
-    """Whatever torch.save writes of settings."""
+    """Draw settings in every container that torch.save writes."""
     mappings = st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
     named = st.dictionaries(st.sampled_from("ab"), inner, max_size=2).map(lambda value: argparse.Namespace(**value))
     return st.lists(inner, max_size=3) | mappings | named | st.sets(st.sampled_from(["a", "1", 1, None]), max_size=3)
 
 
 NESTED = st.recursive(st.sampled_from(LOOKALIKES), containers, max_leaves=6)
-#: As it is, where no list is told one by one, and where no depth is.
+#: The value itself, in a list too long to be listed by element, and in lists too deep to be listed by element.
 PLACED = [lambda value: value, lambda value: [value, *range(100)], lambda value: [[[[[[[[[[value]]]]]]]]]]]
 
 
 def plain(value: Any) -> Any:
-    """What Python's == makes of it, but for nan, which is itself, True, which is not 1, and tuples, which are lists."""
+    """Return a form for comparison with ==, except that nan equals nan, True differs from 1, and tuples equal lists."""
     if isinstance(value, dict):
         return "dict", frozenset((plain(key), plain(value)) for key, value in value.items())
     if isinstance(value, argparse.Namespace):
@@ -196,7 +196,7 @@ def reorder_value(value: Any) -> Any:
 
 
 def alter_value(value: Any, draw: Any) -> Any:
-    """The same but for one place in it, most of the time."""
+    """Return the value with one change, which in rare cases is equal to the original."""
     if isinstance(value, dict) and value:
         key = draw(st.sampled_from(list(value)))
         return {**value, key: alter_value(value[key], draw)}
@@ -208,10 +208,12 @@ def alter_value(value: Any, draw: Any) -> Any:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data(), place=st.sampled_from(PLACED))
 def test_what_differs_is_shown_and_nothing_else(save, data, place):
-    """Settings in files are equal for a diff if and only if they are for Python, whatever order they were saved in."""
+    """diff reports settings as equal if and only if Python does, whatever order they were saved in."""
     value = data.draw(NESTED)
     other = alter_value(value, data.draw)
-    states = [formats.read(save({**W, "x": place(one)}, "a.pt")) for one in (value, reorder_value(value), other)]
+    states = [
+        formats.read(save({**W, "x": place(content)}, "a.pt")) for content in (value, reorder_value(value), other)
+    ]
     for first, second in ((0, 1), (1, 0)):
         assert compare_read_states(states[first], states[second]) == []
     for first, second in ((0, 2), (2, 0), (1, 2), (2, 1)):
@@ -221,14 +223,14 @@ def test_what_differs_is_shown_and_nothing_else(save, data, place):
 def compare_read_states(
     first: ModelState, second: ModelState, *cut: str | None, paired: dict[str, str] | None = None
 ) -> list:
-    """The scalars that differ between two states that were read, and the notes."""
+    """Return the scalars that differ between two loaded states, and the notes."""
     changes, _, notes = scalars.compare_settings(first, second, cut or (None, None), paired or {})
     return [*changes, *notes]
 
 
 @pytest.fixture
 def lines(save):
-    """What is said of the settings `x` of two files."""
+    """Return a function that describes the changes between the settings `x` of two files."""
 
     def describe_changes(before, after):
         first, second = (formats.read(save({**W, **value}, "a.pt")) for value in (before, after))
@@ -258,23 +260,23 @@ def lines(save):
     ],
 )
 def test_in_so_many_words(lines, before, after, said):
-    """Exactly these lines and no more."""
+    """The changes are described in exactly the expected lines."""
     assert lines(before, after) == said
 
 
 def many(count: int) -> dict[str, int]:
-    """More settings than are told one by one."""
+    """Return more settings than diff lists individually."""
     return {f"k{n}": n for n in range(count)}
 
 
 def test_more_than_are_told_in_another_order(lines):
-    """Which ones are told depends on the order of the file; whether all are equal does not."""
+    """The order of the file decides which settings are listed, but not whether all settings are equal."""
     value = many(25_000)
     assert lines({"x": value}, {"x": dict(reversed(value.items()))}) == []
 
 
 def test_more_than_are_told_and_one_of_them_differs(lines):
-    """None that was merely not told is said to be gone."""
+    """A setting that was merely not listed is not reported as removed."""
     value = many(25_000)
     assert [line.split(":")[0] for line in lines({"x": value}, {"x": {**value, "k24999": 0}})] == ["(and more)"]
     assert [line.split(":")[0] for line in lines({"x": value}, {"x": {**value, "k0": 1}})] == ["x.k0", "(and more)"]
@@ -283,7 +285,7 @@ def test_more_than_are_told_and_one_of_them_differs(lines):
 
 
 def test_more_than_are_told_and_not_asked_for(diff):
-    """Where the globs leave the rest out, a note says that it differs."""
+    """If the globs leave the rest out, a note says that the rest differs."""
     value = many(25_000)
     actual_diff = diff({**W, "x": value}, {**W, "x": {**value, "k24999": 0}}, selection=Selection(include=("w",)))
     assert actual_diff.scalars == ()
@@ -291,7 +293,7 @@ def test_more_than_are_told_and_not_asked_for(diff):
 
 
 def test_text_that_reads_as_a_number_against_safetensors(save, tmp_path):
-    """Its text 'nan' is what a float is told as, and what a text of a pickle is."""
+    """The text 'nan' in safetensors equals both a float NaN and the text 'nan' in a pickle."""
     save_file(W, tmp_path / "a.safetensors", {"x": "nan", "y": "z" * 2000, "z": "'nan'"})
     text = formats.read(str(tmp_path / "a.safetensors"))
     same = formats.read(save({**W, "x": math.nan, "y": "z" * 2000, "z": "'nan'"}, "a.pt"))
@@ -302,13 +304,13 @@ def test_text_that_reads_as_a_number_against_safetensors(save, tmp_path):
 
 
 def test_the_section_of_a_file_that_is_nothing_else(save):
-    """`a.pt#model` of a lone state_dict has the settings that stand in it."""
+    """`a.pt#model` of a lone state_dict has the settings inside the state_dict."""
     first, second = (formats.read(save({**W, "scale": scale}, "a.pt")) for scale in (1.5, 2.5))
     assert compare_read_states(first, second, "model", "model") == [ScalarChange("scale", Status.CHANGED, 1.5, 2.5)]
 
 
 def test_sections_that_take_each_others_names(save):
-    """Nothing of before is lost where a section is compared under a name that is taken."""
+    """No setting of before is lost if a section is compared under the name of another section."""
     value = {"a": {"lr": 1}, "a.b": {"lr": 2}, "c": {"lr": 3}, "d": {1: "e", "1": "f"}}
     state = formats.read(save({**W, **value}, "a.pt"))
     turned = formats.read(save({**W, "a": {"lr": 3}, "a.b": {"lr": 2}, "c": {"lr": 1}, "d": value["d"]}, "b.pt"))
@@ -338,7 +340,7 @@ def test_scalars_are_written_as_json_has_them(change, text):
 
 
 def whole(p: float = 0.5) -> torch.nn.Module:
-    """A module with more than its state_dict holds: settings, a buffer that is not saved, a plain tensor."""
+    """Return a module with more than its state_dict: settings, a buffer that is not saved, and a plain tensor."""
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(p))
     module.register_buffer("table", torch.ones(3), persistent=False)
@@ -349,7 +351,7 @@ def whole(p: float = 0.5) -> torch.nn.Module:
 @pytest.mark.parametrize("names", [("a.pt", "b.pt"), ("a.legacy.pt", "b.pt"), ("a.pt", "b.safetensors")])
 @pytest.mark.parametrize("swapped", [False, True], ids=["before", "after"])
 def test_a_whole_module_and_its_state_dict(diff, names, swapped):
-    """What only the module records is no difference, and one note a kind says so."""
+    """Settings that only the module records are not differences, and one note for each kind reports them."""
     both = whole(), whole().state_dict()
     result = diff(*(reversed(both) if swapped else both), names=tuple(reversed(names)) if swapped else names)
     assert (result.findings, result.scalars, result.broken) == ((), (), ())
@@ -358,7 +360,7 @@ def test_a_whole_module_and_its_state_dict(diff, names, swapped):
 
 @pytest.mark.parametrize("section", [None, "net"])
 def test_what_is_beside_a_whole_module_is_compared(save, section):
-    """An epoch that differs is found wherever the module lies, and a tensor of it that changed."""
+    """A different epoch is reported wherever the module lies, and so is a changed tensor of the module."""
     a, b = save({"net": whole(), "epoch": 3}, "a.pt"), save({"net": whole().state_dict(), "epoch": 4}, "b.pt")
     if section:
         diff = compare_targets(Request(f"{a}#{section}", f"{b}#{section}", jobs=1))
@@ -372,14 +374,14 @@ def test_what_is_beside_a_whole_module_is_compared(save, section):
 
 
 def plain_net(train: bool = False) -> torch.nn.Module:
-    """What every format of modules can hold."""
+    """Return a module that every format of modules can hold."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).train(train)
 
 
 @pytest.fixture
 def archives(tmp_path):
-    """One module pickled whole, exported, as TorchScript, and its state_dict."""
+    """Return the paths of a module pickled whole, exported, saved as TorchScript, and as a state_dict."""
     pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
     net, paths = plain_net(), {name: str(tmp_path / name) for name in ("whole.pt", "x.pt2", "ts.pt", "sd.pt")}
     torch.save(net, paths["whole.pt"])
@@ -391,20 +393,20 @@ def archives(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_one_module_in_every_format(archives):
-    """What only a format writes of it is no difference, whichever two are compared, and at most two notes say so."""
-    for one in archives.values():
-        for two in archives.values():
-            diff = compare_targets(Request(one, two, jobs=1))
-            assert (diff.findings, diff.scalars, diff.broken) == ((), (), ()), (one, two)
+    """Settings that only one format writes are not differences, and at most two notes report them."""
+    for first in archives.values():
+        for second in archives.values():
+            diff = compare_targets(Request(first, second, jobs=1))
+            assert (diff.findings, diff.scalars, diff.broken) == ((), (), ()), (first, second)
             said = [name for name in notes(diff) if name != "foreign-globals"]
             assert said == (
-                [] if one == two else [name for name in ("format-metadata", "module-attributes") if name in said]
+                [] if first == second else [name for name in ("format-metadata", "module-attributes") if name in said]
             )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_attributes_that_two_formats_of_modules_have_are_compared(archives, tmp_path):
-    """A module in training mode, beside TorchScript's in evaluation; and within TorchScript, how much code there is."""
+    """Training mode is compared with TorchScript's evaluation mode, and the code sizes of two TorchScript files."""
     torch.save(plain_net(train=True), tmp_path / "train.pt")
     diff = compare_targets(Request(str(tmp_path / "train.pt"), archives["ts.pt"], jobs=1))
     assert [(scalar.key, scalar.before, scalar.after) for scalar in diff.scalars] == [("training", True, False)]
@@ -417,7 +419,7 @@ def test_attributes_that_two_formats_of_modules_have_are_compared(archives, tmp_
 
 @pytest.mark.parametrize("key", ["torch_version", "schema_version"])
 def test_what_only_an_exported_program_records(key):
-    """Which torch wrote it is no difference from another format; between two programs it is one."""
+    """The version of torch is not a difference from another format, but is compared between two exported programs."""
     formats = ("torch-export", "safetensors")
     assert [note.name for note in compare_scalars({key: "8.20"}, {}, formats)] == ["format-metadata"]
     assert [note.name for note in compare_scalars({}, {key: "8.20"}, formats[::-1])] == ["format-metadata"]
@@ -427,7 +429,7 @@ def test_what_only_an_exported_program_records(key):
 
 
 def test_a_section_without_settings_has_none_of_those_around_it():
-    """A section of a folder stands in no container of the settings that are told: they are the folder's."""
+    """A section without settings does not get the settings of the folder around the section."""
     around = {"global_steps": 2, "optimizer.lr": 0.1}
     for name in ("module", "optimizer.fp32"):
         model_state = ModelState("a", "deepspeed zero-3", (), (name,), Settings(around))
@@ -442,7 +444,7 @@ def test_a_section_without_settings_has_none_of_those_around_it():
 
 
 def test_two_whole_modules_are_compared_whole(diff):
-    """Both record the dropout and the plain tensor: a difference in them is one."""
+    """Both modules record the dropout and the plain tensor, so both are compared."""
     other = whole(0.25)
     other[0].plain += 1
     result = diff(whole(), other)
@@ -454,7 +456,7 @@ def test_two_whole_modules_are_compared_whole(diff):
 
 
 def build_versioned_state(version):
-    """A state_dict of torch whose batch norm says that it is of this version."""
+    """Return a state_dict whose batch norm has the given version."""
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2)))
     torch.manual_seed(0)
     state = collections.OrderedDict((name, torch.ones_like(value)) for name, value in model.state_dict().items())
@@ -475,7 +477,7 @@ def build_versioned_state(version):
     ],
 )
 def test_a_version_of_a_module_that_differs_is_a_change(tmp_path, before, after, key):
-    """torch converts what an older module saved, so the same tensors may load as others."""
+    """torch converts the state of an older module, so the same tensors may load as different values."""
     torch.save(before, tmp_path / "a.pt")
     torch.save(after, tmp_path / "b.pt")
     diff = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
@@ -483,7 +485,7 @@ def test_a_version_of_a_module_that_differs_is_a_change(tmp_path, before, after,
 
 
 def test_an_added_flag_in_the_metadata_is_a_change(tmp_path):
-    """load_state_dict obeys it."""
+    """load_state_dict obeys the added flag."""
     flagged = build_versioned_state(2)
     flagged._metadata = {path: {**local, "assign_to_params_buffers": True} for path, local in flagged._metadata.items()}
     torch.save(build_versioned_state(2), tmp_path / "a.pt")

@@ -14,7 +14,7 @@ def save_pair(tmp_path, before, after):
 
 
 def test_the_last_line_has_the_relative_change_of_all_changed_parameters(statecli, tmp_path):
-    """‖Δ‖/‖w‖ as torch computes it, over the parameters that changed; an unchanged one does not count."""
+    """The value is torch's ‖Δ‖/‖w‖ over the changed parameters; unchanged parameters do not count."""
     torch.manual_seed(0)
     before = {name: torch.randn(40) for name in ("a", "b", "c")}
     after = before | {"a": before["a"] + 0.1, "b": before["b"] * 1.5}

@@ -1,4 +1,4 @@
-"""Differences that only training makes are searched for nothing; whatever the search would find is still found."""
+"""Differences as training makes them skip the search for transformations, and the result is the same as with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = (
 
 
 def draw_model(rng):
-    """Two epochs of a small model, with one thing or another done to some of its tensors, or nothing."""
+    """Return the tensors before and after some training of a small model, and their names."""
     width = rng.choice([3, 8, 20])
     shapes = {f"layers.{n}.{name}": shape for n in range(3) for name, shape in (("w", (width, width)), ("b", (width,)))}
     shapes |= {"0.weight": (width, 4), "1.weight": (width, 4), "ema.0.weight": (width, 4), "steps": ()}
@@ -64,7 +64,7 @@ def change_two(rng, before, after, names):
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_the_search_would_find_nothing(save, monkeypatch, suffix):
-    """Each document is the one that is made with the search; many need none."""
+    """Each diff equals the diff with the search, and 16 to 49 of the 60 diffs skip the search."""
     skipped = []
     for seed in range(60):
         rng = random.Random(seed)  # noqa: S311  # reproducible, no secret

@@ -1,4 +1,4 @@
-"""What was done to the tensors of a checkpoint is recognised, and only that; each scene with its corrupted twin."""
+"""Changes to the tensors of a checkpoint are recognised, and each test also checks a copy with one wrong element."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def any_floats(dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("before", "after"), CASTS, ids=str)
 def test_a_cast_of_torch_is_exactly_rounded(diff, before, after):
-    """Every code of the wider type, also NaN, infinities, denormals and what is beyond the narrower type."""
+    """The values are all codes of the wider type: NaN, infinities, denormals, values beyond the narrower type."""
     values = any_floats(before, 1)
     few = values[:5].clone()
     result = diff({"w": values, "v": few}, {"w": values.to(after), "v": few.to(after)}, cast=True)
@@ -100,7 +100,7 @@ COMPLEX = (torch.complex128, torch.complex64, torch.complex32)
 
 @pytest.mark.parametrize(("before", "after"), [(a, b) for a in COMPLEX for b in COMPLEX if a.itemsize > b.itemsize])
 def test_a_complex_cast_is_exactly_rounded_in_both_parts(diff, statecli, save, before, after):
-    """Rotary tables are complex. An element with a wrong part is one exception; floats from complex are no cast."""
+    """Rotary tables are complex. An element with a wrong part is one exception; floats from complex are not a cast."""
     torch.manual_seed(0)
     values = torch.randn(40, 8, dtype=torch.complex128).to(before)
     result = diff(
@@ -216,7 +216,7 @@ def test_added_rows_and_a_wrong_old_row(diff, axis, wrong):
     is_removed=st.booleans(),
 )
 def test_rows_added_or_removed_in_one_place(tmp_path_factory, count, extra, place, axis, wrong, is_removed):
-    """Wherever it is, also next to a wrong row; every element has a value of its own, so the place is the only one."""
+    """The place is found anywhere, also next to a wrong row; every element is different, so the place is unique."""
     place, wrong = place % count, wrong % count if wrong >= 0 and count > 2 else None
     shape = [3, 4, 5]
     shape[axis] = count + extra
@@ -264,7 +264,7 @@ def test_rows_added_or_removed_in_several_places(tmp_path_factory, gaps, wrong, 
     (change,) = compare_targets(Request(str(path / "a.pt"), str(path / "b.pt"), jobs=1)).changes
     done = change.transformation
     assert done.kind is KIND.RESIZED
-    assert done.rows <= len(wrong)  # a wrong row next to a place may be one of the added ones
+    assert done.rows <= len(wrong)  # a wrong row next to a place may be an added row
     edges = {place - near for place, _ in gaps for near in (0, 1)}
     if edges.isdisjoint(wrong):
         starts = [
@@ -356,7 +356,7 @@ def renumber(state: dict[str, torch.Tensor], new_number) -> dict[str, torch.Tens
 
 @pytest.mark.parametrize("has_constants", [False, True])
 def test_a_removed_layer_renumbers_the_others(diff, llama, has_constants):
-    """Norms differ little between layers, and may be all ones: they follow the layer's other tensors."""
+    """Norms differ little between layers, and may be all ones, so they follow the layer's other tensors."""
     if has_constants:
         llama = {name: torch.ones_like(t) * len(name) if "norm" in name else t for name, t in llama.items()}
         llama["model.layers.1.input_layernorm.weight"] = llama["model.layers.1.input_layernorm.weight"] * 2
@@ -376,14 +376,14 @@ def test_a_wrong_tensor_of_a_moved_layer_is_not_the_same(diff, llama, statecli, 
     wrong = "model.layers.1.mlp.up_proj.weight"
     pruned[wrong] = pruned[wrong] + 0.001
     result = diff(llama, pruned)
-    assert changes_by_name(result)[wrong].transformation.cosine < 1  # it moved, and changed since
+    assert changes_by_name(result)[wrong].transformation.cosine < 1  # the tensor moved, and changed since
     assert changes_by_name(result)["model.layers.1.mlp.down_proj.weight"].transformation.cosine is None
     shown = lines_of(statecli, save(llama, "a.pt"), save(pruned, "b.pt"))
     assert any("18 tensors, similar (cosine 0.99" in line and "17 of them bit for bit" in line for line in shown)
 
 
 def test_removed_layers_are_named_once(diff, statecli, save, llama):
-    """Also the last one, whose tensors no layer took."""
+    """The last removed layer is named too, although no other layer took its tensors."""
     pruned = renumber(llama, lambda n: {0: 0, 3: 1}.get(n))
     shown = lines_of(statecli, save(llama, "a.safetensors"), save(pruned, "b.safetensors"), "-f", "table")
     text = " ".join(" ".join(shown).split())
@@ -395,7 +395,7 @@ def test_removed_layers_are_named_once(diff, statecli, save, llama):
 @pytest.mark.parametrize("place", [0, 700, -1])
 @pytest.mark.parametrize("value", [0.5, 1e6, math.nan])
 def test_a_moved_layer_and_a_swap_with_one_wrong_weight(diff, statecli, save, llama, place, value):
-    """The tensor is named, wherever the weight is and however large; its layer moved bit for bit."""
+    """The tensor is named, wherever the wrong weight is and whatever its value; its layer moved bit for bit."""
     wrong = "model.layers.1.mlp.up_proj.weight"
     pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
     pruned[wrong] = pruned[wrong].clone()
@@ -483,7 +483,7 @@ def test_a_factor_in_each_type(diff, dtype, factor):
 @pytest.mark.parametrize("divides", [False, True])
 @pytest.mark.parametrize("factor", [128**-0.5, -(3**0.5), 96**-0.5, 0.87654321, 12345.678])
 def test_a_factor_of_many_digits(diff, dtype, divides, factor):
-    """A root is found in each type; other digits only in float32. One wrong element is counted."""
+    """A root is recognised in each type, other digits only in float32. A single wrong element is counted."""
     if abs(factor) > 100 and dtype is torch.float16:
         return  # beyond float16
     torch.manual_seed(0)
@@ -506,7 +506,7 @@ def test_a_factor_of_many_digits(diff, dtype, divides, factor):
 )
 @pytest.mark.parametrize("factor", [0.5, -2.0, 1.7, -0.33])
 def test_a_factor_of_float8(save, dtype, factor):
-    """Products of all codes are rounded as by torch; a code that is one off is counted."""
+    """Products of all codes are rounded as by torch; a code that differs by one bit is counted."""
     values = torch.arange(256, dtype=torch.uint8).repeat(40).view(dtype).float()
     before = values.where(values.abs() < 100, 1.0).to(dtype)
     after = (before.float() * factor).to(dtype)
@@ -540,7 +540,7 @@ def test_a_factor_with_noise_is_not_a_factor(diff):
 @pytest.mark.parametrize("factor", [0.5, -1.0, 1.7])
 @pytest.mark.parametrize("wrong", [1.0, 1e4, math.nan, math.inf])
 def test_a_factor_with_a_grossly_wrong_weight(diff, statecli, save, factor, wrong):
-    """The wrong weight is larger than all others together, or not finite, wherever it is."""
+    """The wrong weight is larger than all others together, or not finite, at any place."""
     torch.manual_seed(0)
     before = {"w": 0.02 * torch.randn(256, 256)}
     for place in (0, 7 * 256 + 3, 256 * 256 - 1):
@@ -573,7 +573,7 @@ def test_a_transpose_with_a_grossly_wrong_weight(diff):
 
 
 def describe(diff) -> dict[str, str]:
-    """What was done to each tensor, in words."""
+    """Return the change to each tensor in words, by name."""
     return {
         name: describe_transformation(change) for name, change in changes_by_name(diff).items() if change.transformation
     }
@@ -582,7 +582,7 @@ def describe(diff) -> dict[str, str]:
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_permuted_vocabulary(diff, axis, dtype):
-    """Equal rows in another order are named, one wrong element too, and half of the rows drawn again is a near miss."""
+    """Equal rows in another order are recognised, also with a wrong element; half of the rows drawn again are not."""
     torch.manual_seed(0)
     before = torch.randn(320, 64)
     order = torch.randperm(before.shape[axis])
@@ -620,7 +620,7 @@ def test_every_engine_finds_the_same(statecli, save, executor):
 
 
 def test_swapped_items_of_a_stack(diff):
-    """Two experts of a fused tensor that both sides have; drawn again, they are a near miss."""
+    """Swapped experts of a fused tensor on both sides are recognised; half of the experts drawn again are not."""
     torch.manual_seed(0)
     before = torch.randn(8, 16, 24)
     after = before[[1, 0, 3, 2, 5, 4, 7, 6]]
@@ -667,7 +667,7 @@ def test_near_misses_of_changed_transposes(diff):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_matrices_of_gpt2_transposed_under_new_names(diff, statecli, in_tmp_path, dtype):
-    """Conv1D of transformers has [in, out], Linear [out, in]; one of the new matrices has a wrong weight."""
+    """Conv1D of transformers has [in, out], Linear [out, in]; a new matrix has a wrong weight."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     options = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50, "n_positions": 32}
@@ -706,7 +706,7 @@ def test_counters_and_constants_are_not_scaled(diff, before):
 @pytest.mark.parametrize(("heads", "size"), [(4, 16), (2, 8), (1, 64), (5, 6)])
 @pytest.mark.parametrize("back", [False, True])
 def test_rows_of_rotated_heads_in_the_other_order(diff, statecli, save, heads, size, back):
-    """As transformers converts q and k of LLaMA, and back; weights, biases, casts, and one wrong element."""
+    """q and k of LLaMA are converted as by transformers, and back: weights, biases, casts and one wrong element."""
     torch.manual_seed(0)
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:  # `permute` of convert_llama_weights_to_hf.py
@@ -732,7 +732,7 @@ def test_rows_of_rotated_heads_in_the_other_order(diff, statecli, save, heads, s
 
 
 def fuse(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As vLLM and Phi-3 do: q, k and v in one, gate and up in one."""
+    """Join q, k and v into one tensor and gate and up into another, as vLLM and Phi-3 do."""
     fused = dict(state)
     for layer in {name.split(".self_attn")[0] for name in state if ".self_attn." in name}:
         parts = [fused.pop(f"{layer}.self_attn.{part}_proj.weight") for part in "qkv"]
@@ -762,7 +762,7 @@ def test_one_wrong_row_inside_a_fused_tensor(diff, llama):
     assert (done.exceptions, done.rows, done.first_rows) == (1, 1, (6,))
     assert done.differing == ("model.layers.2.self_attn.k_proj.weight",)
     assert sum(exceptions for _, exceptions, _ in list_transformations(result).values()) == 1
-    # The first row of a part, by which it is found, may be the wrong one.
+    # The first row of a part, which locates the part, may be the wrong row.
     fused[name][32, 0] += 1
     assert changes_by_name(diff(llama, fused))[name].transformation.first_rows == (0, 6)
 
@@ -778,7 +778,7 @@ def test_another_order_of_the_parts_is_found(diff, llama):
 @pytest.mark.parametrize("blocks", [(8, 8, 8), (16, 4, 4), (4, 4)])
 @pytest.mark.parametrize("wrong", [None, 5])
 def test_interleaved_heads(diff, blocks, wrong):
-    """GPT-NeoX has q, k and v of each head in turn, Falcon those of each group; gate and up alternate in some."""
+    """GPT-NeoX interleaves q, k and v by head, Falcon by group; some models alternate gate and up."""
     torch.manual_seed(0)
     parts = [torch.randn(6 * rows, 24) for rows in blocks]
     names = [f"attn.{part}_proj.weight" for part in "qkv"[: len(blocks)]]
@@ -854,7 +854,7 @@ def test_a_stack_of_gate_and_up(diff, statecli, save, turned):
 
 
 def test_a_fused_projection_with_a_wrong_part(diff, llama):
-    """The keys are those of another run: two parts of three are exact, and the third has its place."""
+    """The keys are from another run: two of three parts are exact, so the third part has a known place."""
     fused = fuse(llama)
     fused["model.layers.1.self_attn.qkv_proj.weight"] = fused["model.layers.1.self_attn.qkv_proj.weight"].clone()
     fused["model.layers.1.self_attn.qkv_proj.weight"][32:48] = torch.randn(16, 32)
@@ -880,7 +880,7 @@ def test_a_stack_with_wrong_experts(diff, wrong):
 @pytest.mark.parametrize("is_pair", [False, True])
 @pytest.mark.parametrize("back", [False, True])
 def test_a_stack_in_another_order(diff, is_pair, back):
-    """Experts sorted as text, or two swapped, are named in their order; so is one wrong row inside."""
+    """Experts sorted as text, or two swapped experts, are described in their order; a wrong row inside is named."""
     torch.manual_seed(0)
     before = {f"moe.experts.{n}.w1.weight": torch.randn(16, 24) for n in range(12)}
     if is_pair:
@@ -911,7 +911,7 @@ def test_a_stack_in_another_order(diff, is_pair, back):
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("parent", ["h", "model.blocks"])
 def test_projections_joined_in_another_way(diff, llama, back, is_transposed, parent):
-    """Transposed as for GPT-2's Conv1D, and below a module of another name; one wrong row is named."""
+    """Parts may be transposed as for GPT-2's Conv1D, and below a module of another name; a wrong row is named."""
     torch.manual_seed(0)
     names = ("q_proj", "k_proj", "v_proj")
     before = {f"h.{n}.{name}.weight": torch.randn(32, 24) for n in range(2) for name in names}
@@ -935,7 +935,7 @@ def test_projections_joined_in_another_way(diff, llama, back, is_transposed, par
 
 
 def test_the_input_projection_of_attention(diff):
-    """`nn.MultiheadAttention` has one parameter for the weights of the three, without a module of its own."""
+    """`nn.MultiheadAttention` has one parameter for the three weights, without a separate module."""
     torch.manual_seed(0)
     attention = torch.nn.MultiheadAttention(16, 4)
     torch.nn.init.normal_(attention.in_proj_bias)
@@ -964,7 +964,7 @@ def cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.
 
 @pytest.mark.parametrize(("before", "after"), NARROWER, ids=str)
 def test_layers_that_were_renumbered_and_cast(diff, statecli, save, llama, before, after):
-    """An export of a pruned model: each tensor of the moved layers is the rounded one of the old layer."""
+    """In an export of a pruned model, each tensor of the moved layers is the rounded tensor of the old layer."""
     whole = cast(llama, before)
     pruned = cast(renumber(whole, lambda n: n if n < 1 else n - 1 if n > 1 else None), after)
     result = diff(whole, pruned)
@@ -1051,14 +1051,14 @@ def test_other_values_of_another_dtype_are_not_a_transformation(tmp_path_factory
 
 
 def quantize(weight: torch.Tensor, scheme: str) -> dict[str, torch.Tensor]:
-    """The codes and scales, as the writers of these formats make them."""
+    """Return the codes and scales as the writers of these formats compute them."""
     if scheme == "SCB":  # bitsandbytes: functional.int8_vectorwise_quant
         scales = weight.abs().amax(1)
         return {"weight": (weight * (127 / scales[:, None])).round().to(torch.int8), "SCB": scales}
     if scheme == "weight_scale":  # compressed-tensors, by channel
         scales = weight.abs().amax(1, keepdim=True) / 127
         return {"weight": (weight / scales).round().to(torch.int8), "weight_scale": scales}
-    if scheme == "one":
+    if scheme == "one scale":
         scale = weight.abs().max() / 448
         return {"weight": (weight / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
     rows, columns = weight.shape  # DeepSeek-V3: kernel.py, weight_dequant
@@ -1074,13 +1074,13 @@ def dequantize(state: dict[str, torch.Tensor], scheme: str) -> torch.Tensor:
     codes = state["weight"].float()
     if scheme == "SCB":
         return codes * state["SCB"][:, None] / 127
-    if scheme in ("weight_scale", "one"):
+    if scheme in ("weight_scale", "one scale"):
         return codes * state["weight_scale"]
     wide = state["weight_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
     return codes * wide[: codes.shape[0], : codes.shape[1]]
 
 
-@pytest.mark.parametrize("scheme", ["SCB", "weight_scale", "one", "weight_scale_inv"])
+@pytest.mark.parametrize("scheme", ["SCB", "weight_scale", "one scale", "weight_scale_inv"])
 def test_the_error_of_a_quantized_weight(diff, scheme):
     """After its scales are applied; codes compared as numbers differ by thousands."""
     torch.manual_seed(0)
@@ -1218,7 +1218,7 @@ def test_a_new_layer_and_a_removed_one_are_named(statecli, save, llama):
 
 
 def test_layers_that_were_trained_keep_their_place(statecli, save, llama):
-    """Only the layer that was taken out is removed; no other is new."""
+    """Only the layer that was taken out is removed; no other layer is new."""
     torch.manual_seed(0)
     pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
     trained = {name: tensor + 0.05 * tensor.std() * torch.randn_like(tensor) for name, tensor in pruned.items()}
@@ -1275,7 +1275,7 @@ def test_one_layer_that_changed_more_is_named(statecli, save):
 @pytest.mark.parametrize(("spread", "is_named"), [(1.0, True), (1.6, False)])
 @pytest.mark.parametrize("place", [0, 17, 39])
 def test_a_layer_that_changed_four_times_as_much_is_named(statecli, save, spread, is_named, place):
-    """If the others changed about the same: layers of an honest fine-tune differ more."""
+    """The layer is named only if the other layers changed about equally: layers of a real fine-tune differ more."""
     torch.manual_seed(0)
     before = {f"layers.{n}.w": torch.randn(16, 16) for n in range(40)}
     sizes = {name: 0.05 * (spread if n % 7 == 3 else 1) for n, name in enumerate(before)}
@@ -1294,7 +1294,7 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.fl
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.lists(st.integers(1, 12), max_size=3), min_size=10, max_size=10), dtypes)
 def test_training_is_not_taken_for_anything_else(tmp_path_factory, seed, shapes, dtype):
-    """A thousand random pairs, from small steps to large ones."""
+    """A thousand random pairs of tensors, with small to large steps, are never described as a transformation."""
     generator = torch.Generator().manual_seed(seed)
     folder = tmp_path_factory.mktemp("pairs")
     before = {f"layers.{n}.w": torch.randn(shape, generator=generator).to(dtype) for n, shape in enumerate(shapes)}
@@ -1316,7 +1316,7 @@ SMALL_DTYPES = (
 
 
 def few_values(shape: list[int], dtype: torch.dtype, chance: random.Random) -> torch.Tensor:
-    """Values of which chance makes many equal: masks, counters, ones with a little noise, a few whole numbers."""
+    """Return values that are often equal by chance: masks, counters, ones with a little noise, a few whole numbers."""
     kind = chance.randrange(6)
     if kind == 0:
         return (torch.rand(shape) < chance.random()).to(dtype)
@@ -1334,7 +1334,7 @@ def few_shape(chance: random.Random) -> list[int]:
 
 
 def random_pair(seed: int, tensors: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Two checkpoints whose tensors have nothing to do with each other, under names that invite every claim."""
+    """Return two checkpoints with unrelated tensors under names that invite every claim."""
     torch.manual_seed(seed)
     chance = random.Random(seed)  # noqa: S311 - not for cryptography
     before, after = {}, {}
@@ -1357,7 +1357,7 @@ def random_pair(seed: int, tensors: int) -> tuple[dict[str, torch.Tensor], dict[
 
 @pytest.mark.parametrize("seed", range(10))
 def test_chance_gives_no_claim(diff, seed):
-    """A thousand pairs of small tensors of all dtypes: what is equal there is equal by chance."""
+    """A thousand random pairs of small tensors, of all dtypes, are equal only by chance."""
     before, after = random_pair(seed, 100)
     assert kinds(diff(before, after)) <= {KIND.UNRELATED, KIND.CODES}
 
@@ -1375,7 +1375,7 @@ def test_a_resize_needs_rows_that_chance_does_not_give(diff, size, is_claim):
 
 
 def test_a_cast_scalar_is_evidence_only_next_to_others(diff):
-    """Alone, 0.5 in another type may be another 0.5; among casts of many values it was cast too."""
+    """A lone 0.5 in another type may be a different tensor; among casts of many values, the scalar was cast too."""
     torch.manual_seed(0)
     scalar, weights = {"s": torch.tensor([0.5])}, {"w": torch.randn(50)}
     for before, expected in ((scalar, {}), ({**scalar, **weights}, {"s": KIND.CAST, "w": KIND.CAST})):
@@ -1387,7 +1387,7 @@ def test_a_cast_scalar_is_evidence_only_next_to_others(diff):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 900), st.integers(1, 400), st.lists(st.integers(0, 359_999), max_size=4), st.booleans())
 def test_rows_are_counted_across_blocks(tmp_path_factory, rows, columns, places, turned):
-    """Whatever the number of elements of a row; the oracle is torch."""
+    """Rows are counted for any number of elements per row, and the expected result comes from torch."""
     path = tmp_path_factory.mktemp("rows")
     before = torch.rand(rows, columns, generator=torch.Generator().manual_seed(rows))
     before = before.t().contiguous().t() if turned else before
@@ -1399,7 +1399,7 @@ def test_rows_are_counted_across_blocks(tmp_path_factory, rows, columns, places,
     (change,) = compare_targets(Request(str(path / "a.pt"), str(path / "b.pt"), jobs=1)).changes
     wrong = (before != after).any(1).nonzero().flatten().tolist()
     if 2 * len(wrong) > rows:
-        claim = change.transformation  # rows that are similar are claimed as such, with their cosine
+        claim = change.transformation  # similar rows are described with their cosine
         assert claim is None or claim.kind is not KIND.RESIZED or claim.cosine is not None
         return
     if before.numel() < 8 + 4 * len(places):  # too few equal values for a claim
@@ -1408,7 +1408,7 @@ def test_rows_are_counted_across_blocks(tmp_path_factory, rows, columns, places,
     assert list(change.transformation.first_rows) == wrong[: element_checks.MAX_LISTED_ROWS]
 
 
-# --- what a stranger broke -------------------------------------------------------------------------------------------
+# --- regressions -----------------------------------------------------------------------------------------------------
 
 
 def test_items_of_a_stack_may_be_scalars(diff):
@@ -1432,7 +1432,7 @@ def test_other_digits_are_no_layer_numbers(diff):
 
 
 def test_equal_layers_hide_no_swap(diff, statecli, save):
-    """Layers 0 and 1 are equal, and 0 and 3 are swapped: what was layer 0 may have been layer 1."""
+    """Layers 0 and 1 are equal, and 0 and 3 are swapped, so the old layer 0 could also be layer 1."""
     torch.manual_seed(0)
     layers = [torch.randn(8, 8) for _ in range(4)]
     layers[1] = layers[0].clone()
@@ -1479,7 +1479,7 @@ def test_one_moved_tensor_is_no_moved_layer(statecli, save, llama):
 
 
 def test_copied_layers(statecli, save, llama):
-    """Layers 0, 1, 1, 2, 2, 3, as a merge makes them: the copies come from layers that are still there."""
+    """Layers 0, 1, 1, 2, 2, 3, as in a merge: the sources of the copies are still in the model."""
     order = (0, 1, 1, 2, 2, 3)
     merged = {name: tensor for name, tensor in llama.items() if ".layers." not in name}
     for number, source in enumerate(order):
@@ -1605,7 +1605,7 @@ def test_a_sample_is_small_whatever_the_shape():
 
 
 def test_a_complex128_is_compared_by_both_words(diff):
-    """numpy has no integer of 16 bytes; rows in front, a swap, and one imaginary part that differs."""
+    """numpy has no integer of 16 bytes; the cases are new first rows, a swap and one different imaginary part."""
     torch.manual_seed(0)
     before = {"a": torch.randn(12, 5, dtype=torch.complex128), "b": torch.randn(12, 5, dtype=torch.complex128)}
     after = {"a": before["b"].clone(), "b": before["a"].clone()}

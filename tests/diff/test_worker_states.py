@@ -1,4 +1,4 @@
-"""A second process reads AFTER where both files are large: its state arrives as this process would have read it."""
+"""If both files are large, a second process reads AFTER, and its state arrives as if this process had read the file."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def target(request, tmp_path) -> str:
 
 @pytest.fixture
 def second_process(monkeypatch) -> None:
-    """The second of two files is read by another process, however small it is."""
+    """Let another process read the second of two files, however small the file is."""
     monkeypatch.setattr(run, "MIN_BYTES_FOR_PROCESS", 0)
     monkeypatch.setattr(pool, "can_fork", lambda: True)
 
 
 def test_every_state_survives_the_round_trip(target):
-    """Each format, all fields: what the worker packs is what was read."""
+    """For each format, unpacking the worker's data gives the state that was read, with all fields."""
     expected = read_checkpoint(target)
     packed = run.pack_checkpoint(target)
     assert run.unpack_checkpoint(packed) == expected
@@ -113,7 +113,7 @@ def test_every_state_survives_the_round_trip(target):
 
 
 def test_every_tensor_survives_a_batch_of_an_engine(target):
-    """What travels to a worker of Dask, MPI or Ray is the task itself."""
+    """A worker of Dask, MPI or Ray receives the task itself."""
     tasks = tuple(StatsTask(tensor, tensor.ranges) for tensor in formats.read(target).tensors)
     call = batch.pack(stats_batch, None, tasks).getvalue()
     assert sent_tasks(call) == (None, tasks)
@@ -151,7 +151,7 @@ def test_a_list_and_a_dict_of_its_positions_differ(other, tmp_path, second_proce
 
 
 def test_settings_of_shards_keep_their_types_of_keys(tmp_path):
-    """Shards joined into one state: a text `0` and the number 0 are two keys."""
+    """In joined shards, a text `0` and the number 0 are two keys."""
     for name, labels in (("one", {"0": "cat"}), ("two", {0: "cat"}), ("three", {"0": "cat"})):
         (tmp_path / name).mkdir()
         weight_map = {}
