@@ -1,4 +1,4 @@
-"""Models built from source text, and live ones read as the command line would."""
+"""Build models from source text, and read live models as the command line does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def write(in_tmp_path) -> Callable[..., str]:
-    """Write a model file into the current directory; the spec that names its class."""
+    """Return a function that writes a model file into the current directory and returns the spec of its class."""
     numbers = itertools.count()
 
     def write_one(source: str, call: str = "Net", name: str | None = None) -> str:
@@ -30,7 +30,7 @@ def write(in_tmp_path) -> Callable[..., str]:
 
 @pytest.fixture
 def inspect(write: Callable[..., str]) -> Callable[..., ModelState]:
-    """Read the class that a piece of source defines."""
+    """Return a function that reads the class defined in a source text."""
     from statecli.live import move, read
     from statecli.live.build import build
     from statecli.live.spec import parse_spec
@@ -47,7 +47,7 @@ def inspect(write: Callable[..., str]) -> Callable[..., ModelState]:
 
 @pytest.fixture
 def read_live() -> Callable[..., ModelState]:
-    """Read what a factory builds, without a file around it."""
+    """Return a function that reads the model of a factory, without a file."""
     from statecli.live import read
     from statecli.live.assignment_lines import Origins
     from statecli.live.built_model import BuiltModel
@@ -62,7 +62,7 @@ def read_live() -> Callable[..., ModelState]:
 
 @pytest.fixture
 def rows() -> Callable[[ModelState], dict[str, TensorInfo]]:
-    """The rows of a state by name; two rows of one name are a failure."""
+    """Return the rows of a state by name; fail if two rows have the same name."""
 
     def by_name(state: ModelState) -> dict[str, TensorInfo]:
         infos_by_fqn = {info.fqn: info for info in state.tensors}

@@ -1,4 +1,4 @@
-"""`--model auto`: the class that config.json names, built by transformers; held against `from_pretrained`."""
+"""`--model auto` builds the class in config.json with transformers; results are checked against `from_pretrained`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = {
 
 
 def saved(name: str = "BertModel", config: str = "BertConfig", **sizes: object) -> None:
-    """A model of that class in the folder `m`."""
+    """Save a model of the class in the folder `m`."""
     settings = getattr(transformers, config)(**{**SIZES, **sizes})
     getattr(transformers, name)(settings).save_pretrained("m")
 
@@ -54,7 +54,7 @@ CLASSES = [
 
 @pytest.mark.parametrize(("name", "config", "sizes"), CLASSES, ids=[class_[0] for class_ in CLASSES])
 def test_every_entry_is_what_the_class_registers(statecli, name, config, sizes):
-    """Parameters and buffers as the loaded model has them, by the names that it loads them by; nothing is missing."""
+    """Each entry has the kind of the loaded model, under the name that loading uses; no entry is missing."""
     saved(name, config, **sizes)
     result = statecli("inspect", "m", "--model", "auto", "-f", "json")
     assert (result.code, result.json["findings"]) == (0, []), result.err
@@ -69,7 +69,7 @@ def test_every_entry_is_what_the_class_registers(statecli, name, config, sizes):
 
 
 def test_a_base_model_is_loaded_into_a_head_class_by_its_prefix(statecli):
-    """As `from_pretrained` does it; what is missing is the head."""
+    """The prefix is added as in `from_pretrained`; only the entries of the head are missing."""
     saved("BertModel")
     changed(architectures=["BertForSequenceClassification"])
     result = statecli("inspect", "m", "--model", "auto", "-f", "json")
@@ -88,7 +88,7 @@ def test_a_base_model_is_loaded_into_a_head_class_by_its_prefix(statecli):
     ids=["base-into-head", "head-into-base"],
 )
 def test_the_three_commands_agree(statecli, name, other):
-    """Their findings are the same, in either direction, and diff pairs what `from_pretrained` would."""
+    """The commands have the same findings in either direction, and diff pairs the tensors as `from_pretrained` does."""
     saved(name)
     changed(architectures=[other])
     commands = (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto"))
@@ -103,7 +103,7 @@ def test_the_three_commands_agree(statecli, name, other):
 
 
 def test_a_wrapper_that_transformers_looks_through_is_no_finding(statecli):
-    """`model.`, which the base model lacks: `from_pretrained` puts it there."""
+    """`from_pretrained` adds the prefix `model.`, which the base model lacks."""
     saved("LlamaModel", "LlamaConfig", num_key_value_heads=2)
     changed(architectures=["LlamaForCausalLM"])
     for words in (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto")):
@@ -112,14 +112,14 @@ def test_a_wrapper_that_transformers_looks_through_is_no_finding(statecli):
 
 
 def test_a_configuration_without_architectures_is_of_the_base_model(statecli):
-    """What `AutoModel` would make of its model_type."""
+    """`AutoModel` builds the class from the model_type."""
     saved("BertModel")
     changed(architectures=None)
     assert statecli("inspect", "m", "--model", "auto").code == 0
 
 
 def test_the_class_is_of_the_type_of_the_weights(statecli):
-    """No cast is told where the configuration says bfloat16."""
+    """No cast is reported if the configuration says bfloat16."""
     saved("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=2, dtype=torch.bfloat16)
     model = transformers.LlamaForCausalLM.from_pretrained("m").to(torch.bfloat16)
     model.save_pretrained("m")
@@ -200,7 +200,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_configuration_that_is_refused(statecli, case):
-    """In one line, by every command, and before anything of it is built or run."""
+    """Every command refuses the configuration in one line, before any code of the folder runs."""
     saved("BertModel")
     settings, expected = REFUSED[case]
     changed(**settings)
@@ -216,7 +216,7 @@ def test_a_configuration_that_is_refused(statecli, case):
     ids=["huge", "negative", "text", "unknown-name"],
 )
 def test_what_the_class_itself_refuses_is_one_line(statecli, settings):
-    """Nothing is allocated for it."""
+    """No memory is allocated for the model."""
     saved("BertModel")
     changed(**settings)
     result = statecli("inspect", "m", "--model", "auto")
@@ -225,7 +225,7 @@ def test_what_the_class_itself_refuses_is_one_line(statecli, settings):
 
 
 def test_what_would_be_fetched_is_not(statecli, monkeypatch):
-    """Kernels of the hub that a configuration names; no socket is opened."""
+    """A configuration may name kernels of the hub, but no socket is opened."""
     import socket
 
     saved("BertModel")
@@ -237,7 +237,7 @@ def test_what_would_be_fetched_is_not(statecli, monkeypatch):
 
 
 def test_a_class_that_registers_without_end_is_stopped(statecli, monkeypatch):
-    """However it comes to that."""
+    """The limit applies to any cause."""
     from statecli.live import config_guards
 
     monkeypatch.setattr(config_guards, "MAX_REGISTERED", 20)
@@ -260,7 +260,7 @@ def test_thousands_of_layers_are_refused_while_they_are_built(statecli):
 
 
 def test_a_configuration_that_is_no_file(statecli):
-    """It is there, and is said to be what it is."""
+    """The error says which type of file config.json is."""
     saved("BertModel")
     os.remove("m/config.json")
     os.mkfifo("m/config.json")
@@ -269,7 +269,7 @@ def test_a_configuration_that_is_no_file(statecli):
 
 
 def test_what_transformers_logs_of_a_configuration_is_not_told(statecli):
-    """An end of text beyond the vocabulary is no matter of the class; a level that was set before is set again."""
+    """An end-of-text id beyond the vocabulary does not matter for the class; the log level is restored."""
     saved("BertModel")
     changed(eos_token_id=10**6)
     before = transformers.logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""Importing and constructing the user's class, and one line about what went wrong."""
+"""Import and construct the user's class, or report the failure in one line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..forked_python import run_python
 
 
 def make(target: str, **options):
-    """Build what a spec's text names."""
+    """Build the model of a spec."""
     spec = parse_spec(target)
     assert spec is not None
     return build(spec, **options)
 
 
 def refusal(target: str, **options) -> str:
-    """The one line with which building ends."""
+    """Return the error line of a failed build."""
     with pytest.raises((ModelError, UsageError)) as caught:
         make(target, **options)
     line = str(caught.value)
@@ -54,14 +54,14 @@ def test_missing_argument_says_how_to_pass_it(write):
 
 
 def test_unknown_argument_shows_the_signature(write):
-    """A keyword that the class does not take is answered with what it takes."""
+    """For an unknown keyword, the error shows the keywords of the class."""
     line = refusal(write(SIMPLE, "Net(hiden=3)"))
     assert "hiden" in line or "Net(hidden=...)" in line
     assert "signature" in refusal(write(SIMPLE, "Net(3, akt='x')"))
 
 
 def test_near_attribute_is_suggested(write):
-    """A class name with a typing error is met with the near one."""
+    """For a misspelt class name, the error suggests a similar name."""
     assert "did you mean Net?" in refusal(write(SIMPLE, "Nett(3)"))
 
 
@@ -71,13 +71,13 @@ def test_far_attribute_lists_the_models(write):
 
 
 def test_near_file_is_suggested(write):
-    """A missing file is met with a near one of the same folder."""
+    """For a missing file, the error suggests a similar file of the folder."""
     write(SIMPLE, name="resnet.py")
     assert "did you mean resnet.py?" in refusal("resnt.py:Net")
 
 
 def test_near_module_is_suggested(write):
-    """A module that does not exist is met with the near one."""
+    """For a missing module, the error suggests a similar module."""
     write(SIMPLE, name="mymodels.py")
     assert "did you mean mymodels" in refusal("mymodel:Net")
 
@@ -100,24 +100,24 @@ def test_missing_folder_is_said(write):
     ],
 )
 def test_a_raising_constructor_gives_its_own_line(write, source, wanted):
-    """Type, message and the user's own line, in one line, for anything a constructor raises."""
+    """For any exception in a constructor, a single line has the type, the message and the user's own line."""
     line = refusal(write(source))
     assert wanted in line
     assert "(net0.py:5)" in line
 
 
 def test_a_raising_import_gives_its_own_line(write):
-    """An exception at import is told the same way."""
+    """An exception at import is reported in the same way."""
     assert "(net0.py:3)" in refusal(write("x = 1 / 0"))
 
 
 def test_a_syntax_error_gives_its_line(write):
-    """A file that is no Python says where."""
+    """A file with a syntax error is reported with the line of the error."""
     assert "(net0.py:4)" in refusal(write("x = 1\ny = = 2"))
 
 
 def test_a_helper_that_raises_is_the_deepest_own_line(write):
-    """The line is that of the sibling module that raised, shown relative."""
+    """The error names the line of the sibling module that raised, with a relative path."""
     Path("helper_deep.py").write_text("def check(x):\n    raise KeyError(x)\n")
     source = "from helper_deep import check\nclass Net(nn.Module):\n    def __init__(self):\n        check('k')"
     assert "(helper_deep.py:2)" in refusal(write(source))
@@ -130,7 +130,7 @@ def test_keyboard_interrupt_passes(write):
 
 
 def test_an_exception_whose_str_raises_is_told(write):
-    """A message that cannot be shown is no reason to crash."""
+    """An exception whose message cannot be shown does not crash statecli."""
     source = """
     class Odd(Exception):
         def __str__(self): raise RuntimeError
@@ -142,13 +142,13 @@ def test_an_exception_whose_str_raises_is_told(write):
 
 @pytest.mark.parametrize(("value", "named"), [("3", "an int"), ("None", "None"), ("torch", "a Python module")])
 def test_what_is_no_model_is_named(write, value, named):
-    """A factory's result and a plain attribute that are no modules are said to be what they are."""
+    """The error names the type of a factory's result or an attribute that is not a module."""
     assert f"is {named}," in refusal(write(f"net = {value}", "net"))
     assert f"returned {named}," in refusal(write(f"def f():\n    return {value}", "f"))
 
 
 def test_an_instance_is_used_as_it_is(write):
-    """`net.py:model` may name a module that is built already; calling it is refused."""
+    """`net.py:model` may name an existing module; a call of the module is refused."""
     assert type(make(write("model = nn.Linear(2, 2)", "model")).module) is torch.nn.Linear
     assert "remove the parentheses" in refusal(write("model = nn.Linear(2, 2)", "model()"))
 
@@ -161,7 +161,7 @@ def test_nested_attributes_and_factories(write):
 
 
 def test_sibling_imports_work_and_are_not_mixed_up(write, tmp_path):
-    """Two files of one name, each with its own sibling of one name, get their own."""
+    """Two files of the same name, each with a sibling of the same name, import their own sibling."""
     for folder, size in (("a", 1), ("b", 2)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "layers_x.py").write_text(f"SIZE = {size}\n")
@@ -172,7 +172,7 @@ def test_sibling_imports_work_and_are_not_mixed_up(write, tmp_path):
 
 
 def test_dotted_modules_come_from_the_current_directory(write):
-    """`pkg.mod:Net` finds a package next to the person who types it."""
+    """`pkg.mod:Net` names a package in the current directory."""
     os.mkdir("pkg_here")
     Path("pkg_here/__init__.py").write_text("")
     Path("pkg_here/mod.py").write_text("from torch import nn\nNet = nn.ReLU\n")
@@ -180,7 +180,7 @@ def test_dotted_modules_come_from_the_current_directory(write):
 
 
 def test_sys_path_is_put_back(write):
-    """Building leaves sys.path as it was."""
+    """Building leaves sys.path unchanged."""
     before = list(sys.path)
     make(write(SIMPLE, "Net(2)"))
     refusal(write("raise ValueError", "Net"))
@@ -213,7 +213,7 @@ def test_meta_builds_hold_no_memory(write):
 
 
 def test_a_constructor_that_fails_on_meta_suggests_the_cpu(write):
-    """Where a constructor reads values, meta fails, and the line says what to do."""
+    """If a constructor reads values, the build on meta fails, and the error suggests `--init-device cpu`."""
     source = "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        torch.ones(1).item()"
     assert "--init-device cpu" in refusal(write(source), init_device="meta")
 
@@ -235,7 +235,7 @@ def test_the_module_methods_are_put_back(write):
 
 
 def test_values_are_drawn_when_asked_and_seeded(write):
-    """values=True draws the initial values, the same ones each time; without it large parameters are zeros."""
+    """values=True draws the same initial values each time; without the option, large parameters are zeros."""
     target = write(SIMPLE, "Net(100_000)")
     drawn = make(target, values=True)
     assert torch.equal(drawn.module.fc.weight, drawn.build_again().fc.weight)
@@ -244,13 +244,13 @@ def test_values_are_drawn_when_asked_and_seeded(write):
 
 
 def test_small_parameters_are_always_drawn(write):
-    """User code decides things by small values, so they are what they would be."""
+    """Small parameters keep their drawn values, because user code makes decisions by them."""
     target = write(SIMPLE, "Net(8)")
     assert torch.equal(make(target).module.fc.weight, make(target, values=True).module.fc.weight)
 
 
 def test_a_constructor_that_needs_the_values_gets_them(write):
-    """A constructor that fails on zeros is run again with the values drawn."""
+    """A constructor that fails on zeros is run again with drawn values."""
     source = """
     class Net(nn.Module):
         def __init__(self):
@@ -270,7 +270,7 @@ def test_again_gives_another_instance(write):
 
 
 def test_missing_torch_is_one_line(write):
-    """Without torch a model class gets one line saying what to install."""
+    """Without torch, the error for a model class is one line with the package to install."""
     target = write(SIMPLE, "Net(2)")
     code = (
         "import sys; sys.modules['torch'] = None\n"
@@ -300,7 +300,7 @@ def test_a_file_that_imports_relatively_is_its_packages_module(write, init, tmp_
 
 
 def test_messages_show_no_absolute_path(write, tmp_path):
-    """The path that Python puts into an ImportError is shown from the current directory on."""
+    """The path that Python puts into an ImportError is shown relative to the current directory."""
     Path("helper_short.py").write_text("")
     line = refusal(write("from helper_short import missing"))
     assert str(tmp_path) not in line

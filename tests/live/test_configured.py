@@ -1,4 +1,4 @@
-"""A model named as people name it: a folder with a config.json, a registry, and the spellings of one class."""
+"""A model is named by a folder with a config.json, a name in a registry, or any usual spelling of a class."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ STAND_INS = {
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """The current folder, and next to it the stand-ins as installed packages."""
-    with contextlib.suppress(ImportError):  # before there is a package torchvision, which it would import
+    """Create the current folder, and next to it the fake libraries as installed packages."""
+    with contextlib.suppress(ImportError):  # before the fake torchvision exists, which transformers would import
         from transformers import BertForMaskedLM, BertModel, PreTrainedModel  # noqa: F401
     for path, source in STAND_INS.items():
         (tmp_path / "installed" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ SPELLINGS = [
 
 @pytest.mark.parametrize("text", SPELLINGS)
 def test_every_spelling_of_a_class_is_the_model_of_its_configuration(real, text):
-    """As transformers builds it."""
+    """The names and shapes are those of the model that transformers builds."""
     configure("bert", **BERT)
     model = real.BertModel(real.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"}))
     assert shapes(text) == {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -160,7 +160,7 @@ def test_further_arguments_are_the_constructors_or_the_configurations(real):
 
 
 def test_a_head_is_chosen_by_the_auto_class(real):
-    """By the model_type; one that the library does not have is an error."""
+    """The model_type selects the class; a head that the library does not have is an error."""
     configure("bert", **BERT)
     assert "cls.predictions.bias" in shapes("transformers:AutoModelForMaskedLM('bert')")
     with pytest.raises(
@@ -202,7 +202,7 @@ def test_the_model_is_on_meta_unless_a_device_is_given(statecli, real):
 
 
 def test_no_code_next_to_a_configuration_runs(real, statecli, monkeypatch):
-    """Neither that of auto_map, nor a module with the name of a library; and nothing is downloaded."""
+    """Neither the code of auto_map nor a module with the name of a library runs, and nothing is downloaded."""
     configure("bert", **BERT, auto_map={"AutoModel": "mine.Mine"})
     ran = 'open("ran", "w").close()\n'
     for name in ("bert/mine.py", "bert/transformers.py", "transformers.py", "bert/torch.py"):
@@ -249,7 +249,7 @@ def test_trusted_code_of_the_folder_is_built(real, statecli, monkeypatch, tmp_pa
 
 
 def test_other_calls_of_a_library_are_the_users_own(real, statecli):
-    """A folder with weights is loaded by from_pretrained, as it was typed."""
+    """A folder with weights is loaded by from_pretrained, as the user typed."""
     settings = real.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"})
     real.BertModel(settings).save_pretrained("full")
     result = statecli("inspect", "transformers:AutoModel.from_pretrained('full')", "-f", "json")
@@ -258,7 +258,7 @@ def test_other_calls_of_a_library_are_the_users_own(real, statecli):
 
 
 def test_what_is_not_there_is_one_line(real, statecli):
-    """With what to type."""
+    """The error line says what to type instead."""
     missing = statecli("inspect", "transformers:BertModel(config='bert-base-uncased')").err
     hub = "for a repository of the Hugging Face hub, write hf://google-bert/bert-base-uncased"
     default = "for the default configuration, write 'transformers:BertModel(config=BertConfig())'"
@@ -296,7 +296,7 @@ def test_what_is_not_there_is_one_line(real, statecli):
 
 
 def test_a_model_of_timm_is_built_from_its_configuration(here):
-    """By its registry; an argument that loads a file is refused."""
+    """The registry of timm builds the model; an argument that loads a file is refused."""
     configure("r18", architecture="resnet18", num_classes=5, pretrained_cfg={"url": "https://x"})
     assert shapes("r18")["0.weight"] == (5, 2)
     for arguments, problem in (
@@ -310,7 +310,7 @@ def test_a_model_of_timm_is_built_from_its_configuration(here):
 
 
 def test_a_model_of_diffusers_is_built_from_its_configuration(here):
-    """By the class's own from_config; a class that is not a module is refused."""
+    """The class's own from_config builds the model; a class that is not a module is refused."""
     configure("unet", _class_name="UNet2DModel", _diffusers_version="1", width=3)
     for text in (
         "unet",
@@ -360,7 +360,7 @@ def test_a_model_of_diffusers_is_built_from_its_configuration(here):
     ],
 )
 def test_a_configuration_with_an_unknown_name_has_the_nearest(here, statecli, fields, problem, written):
-    """The name in the file, and the line that builds the model without an edit of the file."""
+    """The error has the name in the file, and the line that builds the model without an edit of the file."""
     pytest.importorskip("transformers")
     configure("bad", **fields)
     refused = statecli("inspect", "bad").err
@@ -401,7 +401,7 @@ def test_the_modules_of_sentence_transformers_are_built_in_their_order(here):
 
 @pytest.mark.parametrize("text", ["[]", "{", "{}", "[1]", '[{"type": 1}]', "[" * 100_000])
 def test_a_damaged_list_of_modules_is_one_line(here, text):
-    """The file and what to do."""
+    """The error names the file and says what to do."""
     Path("st").mkdir()
     Path("st/modules.json").write_text(text)
     with pytest.raises(StateError, match=r"^st/modules.json: [^\n]+\Z"):
@@ -442,7 +442,7 @@ def test_a_registry_builds_a_model_by_its_name(here, text):
 
 
 def test_an_unknown_name_has_the_nearest(statecli, here):
-    """As it is typed."""
+    """The error spells the similar name as the user typed the target."""
     assert statecli("inspect", "timm:resnet19").err.startswith(
         "statecli: timm:resnet19: timm has no model called resnet19; did you mean timm:resnet18 or timm:resnet34?"
     )
@@ -478,7 +478,7 @@ def test_the_line_for_an_unknown_name_has_the_shortest_name_and_the_arguments(he
     ],
 )
 def test_a_function_of_a_registry_without_a_name_has_a_model(here, statecli, typed, problem):
-    """One that the line builds."""
+    """The error names a line that builds a model."""
     refused = statecli("inspect", typed)
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert problem in refused.err
@@ -561,7 +561,7 @@ def net(in_tmp_path):
 
 
 def test_names_and_classes_are_read_from_the_syntax():
-    """Nothing is evaluated, and the text comes back as it was typed."""
+    """Nothing is evaluated, and the text is printed as the user typed it."""
     spec = parse_spec("net.py:Net(Config(5, inner=Inner(width=2)), act=nn.GELU, parts=[Part(1), None], x={'a': B})")
     assert spec is not None
     assert spec.args == (ObjectCall("Config", (5,), {"inner": ObjectCall("Inner", (), {"width": 2})}),)
@@ -619,7 +619,7 @@ def test_objects_are_built_again_for_each_instance(net):
     ],
 )
 def test_what_an_argument_may_not_be_is_one_line(net, arguments, problem):
-    """And nothing of it runs."""
+    """No code of the argument runs."""
     with pytest.raises(ModelError, match=problem) as caught:
         shapes(f"net.py:Net({arguments})")
     assert "\n" not in str(caught.value)
@@ -627,7 +627,7 @@ def test_what_an_argument_may_not_be_is_one_line(net, arguments, problem):
 
 
 def test_a_class_without_its_configuration_has_the_line_to_type(net, statecli):
-    """With the fields that have no default; the line works once they are filled in."""
+    """The line has the fields without a default, and works after the user fills them in."""
     line = "write 'net.py:Net(cfg=Config(size=...))', with a value for each `...`, or give --config-json FILE"
     assert statecli("inspect", "net.py:Net").err == f"statecli: net.py:Net: the constructor needs cfg; {line}\n"
     more = statecli("inspect", "net.py:Net(dtype=torch.float16)").err
@@ -642,7 +642,7 @@ def test_a_class_without_its_configuration_has_the_line_to_type(net, statecli):
 
 
 def test_a_configuration_is_built_from_a_file(net, statecli):
-    """The dataclasses inside of it too; the target has the option, and works as it is shown."""
+    """Dataclasses inside the configuration are built too; the target shows the option, and can be typed as shown."""
     Path("net.json").write_text('{"size": 4, "depth": 1, "inner": {"width": 7}}')
     result = statecli("inspect", "net.py:Net", "--config-json", "net.json", "-f", "json")
     assert result.code == 0, result.err
@@ -675,7 +675,7 @@ def test_a_configuration_is_built_from_a_file(net, statecli):
     ],
 )
 def test_a_file_that_does_not_fit_is_one_line(net, statecli, text, target, problem):
-    """The file, the field and what to do."""
+    """The error names the file and the field, and says what to do."""
     torch.save({}, "net.pt")
     configure("bert", **BERT)
     Path("net.json").write_text(text)
@@ -762,14 +762,14 @@ def test_the_function_of_inputs_takes_names_too(net, statecli):
 
 @pytest.fixture
 def bert(real):
-    """A folder with a config.json that transformers wrote."""
+    """Create a folder with a config.json that transformers wrote."""
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
     config = real.BertConfig(**sizes, vocab_size=9, architectures=["BertModel"], dtype="float32")
     config.save_pretrained("bert")
 
 
 def test_a_class_of_transformers_takes_its_own_file_as_config_json(bert, statecli):
-    """A file that save_pretrained wrote has model_type, architectures and more, which are no fields of the class."""
+    """A file of save_pretrained has model_type, architectures and more entries, which are not fields of the class."""
     result = statecli("inspect", "transformers:BertModel", "--config-json", "bert/config.json", "-f", "json")
     assert result.code == 0, result.err
     expected = statecli("inspect", "transformers:BertModel('bert/config.json')", "-f", "json")
@@ -845,7 +845,7 @@ def test_a_wrong_file_for_config_json_is_one_line(bert, statecli, fields, messag
     ],
 )
 def test_a_wrong_name_has_the_right_one(bert, real, statecli, target, message):
-    """The file is said to name only what it names."""
+    """The error describes only the names in the file."""
     configure("wrong", architectures=["BertForNothing"], model_type="bert")
     configure("unknown", architectures=["FooModel"], model_type="foo")
     assert statecli("inspect", target).err == f"statecli: {message.format(real.__version__)}\n"
@@ -886,13 +886,13 @@ def test_a_model_of_timm_has_the_nearest_name(here):
     ],
 )
 def test_from_pretrained_without_weights_has_the_line_to_type(bert, statecli, target, message):
-    """A line that works."""
+    """The line to type works."""
     assert statecli("inspect", target).err == f"statecli: {message}\n"
     assert statecli("inspect", message.partition('write "')[2].removesuffix('"')).code == 0
 
 
 def test_from_pretrained_with_weights_is_the_users_own_call(bert, real, statecli):
-    """It loads the weights."""
+    """from_pretrained loads the weights."""
     real.BertModel(real.BertConfig.from_pretrained("bert")).save_pretrained("bert")
     assert statecli("inspect", "transformers:AutoModel.from_pretrained('bert')").code == 0
 
@@ -905,7 +905,7 @@ def test_the_name_of_a_model_has_its_library(here, statecli):
 
 
 def test_a_configuration_without_a_model_class_is_named(real, statecli):
-    """A folder with such a file alone is neither a checkpoint nor a class."""
+    """A folder with only such a file is neither a checkpoint nor a class."""
     configure("nomodel", hello=1)
     end = "*.index.json file, and its config.json does not name a model class; "
     end += "name the class too, for example \"transformers:BertModel(config='nomodel')\"\n"
@@ -916,7 +916,7 @@ def test_a_configuration_without_a_model_class_is_named(real, statecli):
 
 
 def test_what_a_library_logs_while_advice_is_sought_is_hidden(statecli, monkeypatch):
-    """An Auto class imports the class of its example, and the libraries of that class."""
+    """An Auto class imports the class of its example, and the libraries of the example."""
     pytest.importorskip("transformers")
     code = "import logging\ndef find_example(auto_class):\n    logging.getLogger('noisy').warning('failed to load')\n"
     library = {}

@@ -1,4 +1,4 @@
-"""While the code of a model runs, statecli refuses downloads: one line that names the argument to change."""
+"""While the code of a model runs, statecli refuses downloads in a line that names the argument to change."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def refuse(text):
     ],
 )
 def test_a_download_is_refused_in_one_line(name, line, source, fix):
-    """torch.hub, urllib and sockets; the argument is that of the outermost call."""
+    """Downloads by torch.hub, urllib and sockets are refused; the error names the argument of the outermost call."""
     assert refuse(f"net.py:{name}") == (
         f"net.py:{name}: building the model (net.py:{line}) needs a download from {source}, but statecli does not "
         f"download by default: {fix}set STATECLI_DOWNLOADS=1 to allow the download"
@@ -122,13 +122,13 @@ def test_the_hub_is_offline_without_retries():
 
 
 def test_the_variable_allows_downloads(monkeypatch):
-    """The error is then that of the network."""
+    """With the variable, the error comes from the network."""
     monkeypatch.setenv(downloads.ALLOWED_BY, "1")
     assert "raised gaierror" in refuse("net.py:connect")
 
 
 def test_this_machine_may_be_asked(tmp_path):
-    """A server on localhost is no download from elsewhere."""
+    """A request to a server on localhost is not a download."""
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     place = f"http://127.0.0.1:{server.server_port}/net.py"
@@ -141,7 +141,7 @@ def test_this_machine_may_be_asked(tmp_path):
 
 
 def test_everything_is_as_before():
-    """Nested blocks restore what they replaced, and other threads are never concerned."""
+    """Nested blocks restore the patched functions, and other threads are never affected."""
     before = (urllib.request.OpenerDirector.open, socket.getaddrinfo, "connect" in vars(socket.socket))
     with downloads.refuse_downloads(), downloads.refuse_downloads():
         with pytest.raises(downloads.DownloadRefused):

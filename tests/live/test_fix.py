@@ -1,4 +1,4 @@
-"""Each fix, pasted into the source it is for, registers the tensor, and checkpoints of the unfixed model load."""
+"""Each fix, pasted into its source, registers the tensor, and checkpoints of the unfixed model load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Net(nn.Module):
         super().__init__()
         n = 3
 """
-#: (body of __init__, start of the fix, names registered after it)
+#: (body of __init__, start of the fix, registered names after the fix)
 FIXES = [
     ("self.t = torch.randn(n, n)", 'self.register_buffer("t", torch.randn(n, n))', ["t"]),
     ("self.t: object = torch.ones(\n            n,\n        )", 'self.register_buffer("t", torch.ones(', ["t"]),
@@ -128,7 +128,7 @@ def _pasted(source: str, row) -> str:
 
 
 def _pasted_all(inspect, source: str) -> str:
-    """`source` with a fix for each attribute that is not registered."""
+    """Return `source` with a fix for each attribute that is not registered."""
     for _ in range(3):
         row = next((t for t in inspect(source).tensors if t.kind is Kind.UNREGISTERED), None)
         source = source if row is None else _pasted(source, row)
@@ -137,7 +137,7 @@ def _pasted_all(inspect, source: str) -> str:
 
 @pytest.mark.parametrize(("body", "start", "names"), FIXES)
 def test_the_fix_registers_it(inspect, body, start, names):
-    """Pasted where it belongs, the fix leaves nothing unregistered, and what it registers follows."""
+    """After the fix is pasted into the source, all tensors are registered and follow a move."""
     source = f"{HEADER}        {body}\n"
     row = next(t for t in inspect(source).tensors if t.kind is Kind.UNREGISTERED)
     assert row.fix.startswith(start)
@@ -149,7 +149,7 @@ def test_the_fix_registers_it(inspect, body, start, names):
 
 
 def test_a_file_that_was_edited_is_read_again(write):
-    """In a notebook a class is edited and loaded again: the fix quotes the line that is there now."""
+    """In a notebook, a class is edited and loaded again; the fix quotes the current line."""
 
     def show_fix(value: str) -> str:
         target = write(f"{HEADER}        self.t = {value}\n", name="edited.py")
@@ -166,7 +166,7 @@ def _build(target: str) -> nn.Module:
     return build(spec).module
 
 
-#: The last line of a fix that adds keys, and the last lines of one that may add them.
+#: The last line of a fix that adds keys, and the last lines of a fix that may add keys.
 LOADING = (
     r"^# older checkpoints lack (.+); "
     r"load_state_dict\(state, strict=False\) keeps initial values$"
@@ -178,7 +178,7 @@ IF_SAVED = (
 
 
 def _load_older_checkpoint(fixed: nn.Module, unfixed: nn.Module, fix: str) -> None:
-    """Load a checkpoint of the unfixed model, in the way that the fix says if it adds keys."""
+    """Load a checkpoint of the unfixed model, with strict=False if the fix adds keys."""
     lacking = re.search(LOADING, fix, re.M)
     keys = fixed.load_state_dict(unfixed.state_dict(), strict=lacking is None)
     assert not keys.unexpected_keys
@@ -197,7 +197,7 @@ def test_a_checkpoint_of_the_unfixed_model_loads(inspect, write, body, start, na
 
 
 def test_a_random_buffer_is_saved_from_now_on(inspect):
-    """A value that each build draws again is kept in the checkpoint; one that each build computes is not."""
+    """A value that each build draws again is kept in the checkpoint; a value that each build computes is not."""
     body = "self.random = torch.rand(3)\n        self.computed = torch.arange(3)\n"
     fixes = {row.fqn: row.fix for row in inspect(f"{HEADER}        {body}").tensors}
     assert fixes["random"].splitlines() == [
@@ -208,14 +208,14 @@ def test_a_random_buffer_is_saved_from_now_on(inspect):
 
 
 def test_a_value_of_the_class_is_not_said_to_be_rebuilt(inspect):
-    """Two instances share a class attribute, which says nothing about another process."""
+    """Two instances share a class attribute, which does not show whether another process rebuilds the value."""
     source = "class Net(nn.Module):\n    t = torch.rand(5)\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect(source).tensors
     assert row.fix.endswith(IF_SAVED)
 
 
 def test_a_table_computed_from_a_large_random_parameter_is_random(inspect):
-    """The values of large parameters are not drawn to list a model, but to tell what is computed from them."""
+    """The values of large parameters are not drawn for a listing, but to check whether a computed table is random."""
     source = (
         f"{HEADER}        self.w = nn.Parameter(torch.randn(300, 300))\n        self.t = self.w.detach()[:3].clone()\n"
     )
@@ -224,7 +224,7 @@ def test_a_table_computed_from_a_large_random_parameter_is_random(inspect):
 
 
 def test_a_model_that_builds_once_gets_no_claim(inspect):
-    """A constructor that fails the second time leaves open whether the value is rebuilt."""
+    """A constructor that fails the second time does not show whether the value is rebuilt."""
     source = (
         "count = []\n"
         + HEADER
@@ -235,7 +235,7 @@ def test_a_model_that_builds_once_gets_no_claim(inspect):
 
 
 def test_a_second_build_prints_nothing(inspect, capfd):
-    """What a constructor prints is printed once."""
+    """The output of a constructor is printed only once."""
     (row,) = inspect(f"{HEADER}        print('built')\n        self.t = torch.ones(2)\n").tensors
     assert row.fix.endswith("persistent=False)")
     assert capfd.readouterr().err.count("built") == 1
@@ -260,7 +260,7 @@ def test_a_complex_table_stays_unregistered(inspect):
     ],
 )
 def test_a_complex_table_that_forward_moves_is_left(inspect, read, moves):
-    """Nothing is to be done in forward, unless it reads the table elsewhere without a move."""
+    """The tensor can stay unregistered, unless forward reads the table at another place without a move."""
     forward = f"    def forward(self, x):\n        return x * ({read})\n"
     source = f"{HEADER}        self.freqs = torch.polar(torch.ones(2), torch.ones(2))\n{forward}"
     first = inspect(source).tensors[0].fix.splitlines()[0]
@@ -294,7 +294,7 @@ def test_the_line_of_a_setter_is_its_callers(inspect):
 
 
 def test_the_class_body_moves_into_init(inspect):
-    """A class attribute is to be deleted and registered in __init__, and then it is."""
+    """The fix deletes the class attribute and registers the tensor in __init__."""
     source = "class Net(nn.Module):\n    t = torch.arange(5)\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect(source).tensors
     comment, line, *_ = row.fix.split("\n")
@@ -305,14 +305,14 @@ def test_the_class_body_moves_into_init(inspect):
 
 
 def test_a_class_attribute_in_the_way_is_named(inspect):
-    """register_buffer refuses a name the class has; the fix says what to delete first."""
+    """register_buffer refuses the name of a class attribute, so the fix says which attribute to delete first."""
     source = "class Net(nn.Module):\n    t = None\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect(source + "        self.t = torch.ones(1)\n").tensors
     assert row.fix.startswith("# first delete the class attribute t")
 
 
 def test_before_super_init_is_said(inspect):
-    """A tensor assigned before super().__init__() can only be registered after it."""
+    """A tensor assigned before super().__init__() can be registered only after super().__init__()."""
     source = (
         "class Net(nn.Module):\n    def __init__(self):\n        self.t = torch.ones(1)\n        super().__init__()\n"
     )
@@ -321,7 +321,7 @@ def test_before_super_init_is_said(inspect):
 
 
 def test_the_files_own_name_of_torch_nn_is_used(inspect):
-    """A file that imports torch alone gets torch.nn.Parameter, one that renames nn its own name."""
+    """A file that imports only torch gets torch.nn.Parameter; a file that renames nn gets its own name."""
     source = "import torch.nn as N\nclass Net(N.Module):\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect("nn = None\n" + source + "        self.t = torch.ones(1, requires_grad=True)\n").tensors
     assert row.fix.startswith("self.t = nn.Parameter(torch.ones(1, requires_grad=True))\n#")
@@ -376,14 +376,14 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
     ],
 )
 def test_what_one_line_cannot_fix_is_said_in_words(inspect, body, said):
-    """Closures, partials, other objects and distributions get a comment that says what to change."""
+    """For closures, partials, other objects and distributions, a comment says what to change."""
     row = next(t for t in inspect(f"{HEADER}        {body}\n").tensors if t.kind is Kind.UNREGISTERED)
     assert said in row.fix
     assert all(line.startswith("#") or ast.parse(line) for line in row.fix.splitlines())
 
 
 def test_a_view_is_told_from_what_it_lies_in(inspect, rows):
-    """Of two tensors in one memory the larger is to be registered, and the view to be taken from it."""
+    """Of two tensors in the same memory, the larger is registered and the view is taken from it."""
     actual_rows = rows(inspect(f"{HEADER}        self.a = torch.ones(3)\n        self.v = self.a[1:]\n"))
     assert "read this name instead of v" in actual_rows["a"].fix
     assert "the tensor shares memory with a" in actual_rows["v"].fix
@@ -440,7 +440,7 @@ def test_of_a_cache_or_a_state_both_ways_are_printed(inspect, write, forward):
 
 
 def test_a_change_in_another_class_is_not_its(inspect):
-    """An attribute of the same name in a class next to it says nothing."""
+    """A change to an attribute of the same name in another class does not count."""
     other = "class Other:\n    def step(self):\n        self.t += 1\n        self.b.pop()\n"
     body = "self.t = torch.zeros(3)\n        self.b = [nn.PReLU()]"
     fixes = {t.fqn: t.fix for t in inspect(f"{other}{HEADER}        {body}\n").tensors}

@@ -1,4 +1,4 @@
-"""Tensors in places where nobody looks, and models in which there is nothing to see."""
+"""Test tensors in unusual places, and models without visible tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("value", "name"), PLACES)
 def test_it_is_found(inspect, value, name):
-    """A tensor held by an object of the standard library is a row, and it stays behind."""
+    """A tensor in an object of the standard library is a row, and does not follow a move."""
     state = inspect(f"{HEADER}        self.x = {value}\n")
     (row,) = state.tensors
     assert (row.kind, row.shape, row.moves) == (Kind.UNREGISTERED, (3,), False)
@@ -61,7 +61,7 @@ class Net(nn.Module):
 
 
 def test_the_functions_of_the_class_are_looked_into(inspect):
-    """Defaults of the class's own methods, and what its static methods hold, are tensors of the model."""
+    """Tensors in defaults of the class's own methods and in its static methods belong to the model."""
     state = inspect(CODE)
     assert sorted(t.shape for t in state.tensors) == [(3,), (4,), (5,), (6,)]
     assert {t.moves for t in state.tensors} == {False}
@@ -79,7 +79,7 @@ def test_packed_weights_are_said_to_be_there(read_live):
 
 @pytest.mark.filterwarnings("ignore")
 def test_each_dynamically_quantized_layer_is_named(read_live):
-    """Linear and LSTM layers of quantize_dynamic are each told."""
+    """Linear and LSTM layers of quantize_dynamic are each reported."""
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         pytest.skip("torch has no quantization engine")
 
@@ -95,14 +95,14 @@ EMPTY = "class Net(nn.Module): pass\n"
 
 
 def test_an_empty_model_is_said_to_be_empty(inspect):
-    """A model without a tensor is no error to look at, and not silent either."""
+    """A model without tensors is not an error, but is reported."""
     state = inspect(EMPTY)
     assert state.tensors == ()
     assert [o.name for o in state.oddities] == ["no-tensors"]
 
 
 def test_moving_nothing_is_refused(inspect):
-    """--to has nothing to prove where there is no tensor."""
+    """--to has nothing to check without tensors."""
     with pytest.raises(UsageError, match="the model has no tensors, so there is nothing to move"):
         inspect(EMPTY, to="meta")
     with pytest.raises(UsageError, match=r"packed in C\+\+"):
@@ -110,7 +110,7 @@ def test_moving_nothing_is_refused(inspect):
 
 
 def test_an_object_that_cannot_be_opened_is_named(inspect):
-    """A tensor inside an object of C code that nobody can list is no row, but the place is told."""
+    """A tensor inside an object of C code that cannot be listed has no row, but the place is reported."""
     state = inspect(HEADER + "        self.v = __import__('contextvars').ContextVar('v', default=torch.ones(3))\n")
     (oddity,) = [o for o in state.oddities if o.name == "not-searched"]
     assert (oddity.fqn, "ContextVar" in oddity.message) == ("v", True)

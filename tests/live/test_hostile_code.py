@@ -1,4 +1,4 @@
-"""What a user's code may do while it is imported, built and looked at, and what the caller must not notice of it."""
+"""A user's code may do harm while statecli imports, builds and reads a model; the caller must not notice the harm."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Raising(torch.Tensor):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        made = [torch.ones(n).as_subclass(Raising) for n in (1, 2, 3)]
-        self.t, self.l, self.s = made[0], [made[1]], {made[2]}
+        tensors = [torch.ones(n).as_subclass(Raising) for n in (1, 2, 3)]
+        self.t, self.l, self.s = tensors[0], [tensors[1]], {tensors[2]}
 """
 
 
 @pytest.mark.parametrize("to", [None, "meta"])
 def test_no_torch_function_of_a_subclass_is_asked(inspect, to):
-    """Tensors of a class whose __torch_function__ raises are listed wherever they hang."""
+    """Tensors of a class whose __torch_function__ raises are listed, in any container."""
     state = inspect(RAISING, to=to)
     assert [(t.fqn, t.shape, t.moves) for t in state.tensors] == [
         ("t", (1,), False),
@@ -40,7 +40,7 @@ def test_no_torch_function_of_a_subclass_is_asked(inspect, to):
 
 
 def test_no_torch_function_is_asked_for_values(write):
-    """The statistics of such a tensor are those of its values."""
+    """The statistics are computed from the stored values of the tensor."""
     from statecli.live import read
     from statecli.values.live_tensor import build_view, get_stored_values
 
@@ -53,7 +53,7 @@ def test_no_torch_function_is_asked_for_values(write):
 
 
 def test_the_torch_function_of_the_users_own_move_counts(inspect):
-    """A class that moves through a __torch_function__ of its own is measured with it switched on."""
+    """A class whose move uses its own __torch_function__ is measured with the function active."""
     source = """
     class Seen(torch.Tensor):
         @classmethod
@@ -78,7 +78,7 @@ def test_the_torch_function_of_the_users_own_move_counts(inspect):
 
 @pytest.mark.parametrize("raised", ["SystemExit(0)", "GeneratorExit", "RuntimeError"])
 def test_an_exception_whose_str_ends_the_process_is_told(write, raised):
-    """An exception's __str__ that raises anything at all cannot turn a failure into a success."""
+    """An exception whose __str__ raises anything at all cannot turn a failure into a success."""
     source = f"""
     class Odd(Exception):
         def __str__(self): raise {raised}
@@ -89,7 +89,7 @@ def test_an_exception_whose_str_ends_the_process_is_told(write, raised):
 
 
 def test_code_that_ends_the_process_is_told(write):
-    """os._exit(0) would be a success with nothing shown; it works again afterwards, and in a forked child."""
+    """os._exit(0) would be a silent success; after the build it works again, and in a forked child it always works."""
     before = os._exit
     with pytest.raises(ModelError, match=r"building the model raised SystemExit: 0 \(net0\.py:4\)"):
         build(parse_spec(write("import os\ndef f(): os._exit(0)", "f")))
@@ -108,7 +108,7 @@ def test_code_that_ends_the_process_is_told(write):
     ("end", "status"), [("raise SystemExit(3)", 3), ("sys.exit()", 0), ("1 / 0", 1), ("return nn.Linear(1, 1)", 0)]
 )
 def test_a_forked_child_ends_with_the_code_of_the_model(write, end, status):
-    """It would run the proofs too, and fork again in each instance that they build."""
+    """Otherwise the child would run the proofs too, and fork again in each instance that the proofs build."""
     source = f"""
     import os, sys
     def f():
@@ -126,14 +126,14 @@ def test_a_forked_child_ends_with_the_code_of_the_model(write, end, status):
 
 @pytest.mark.parametrize("statement", ["os.chdir('/')", "sys.argv[:] = []", "sys.stdout = sys.stderr = None"])
 def test_the_process_is_put_back(write, statement):
-    """The current directory, sys.argv and the standard streams are after building what they were before it."""
+    """After building, the current directory, sys.argv and the standard streams are restored."""
     before = os.getcwd(), list(sys.argv), sys.stdout, sys.stderr
     build(parse_spec(write(f"import os, sys\ndef f():\n    {statement}\n    return nn.Linear(1, 1)", "f")))
     assert (os.getcwd(), list(sys.argv), sys.stdout, sys.stderr) == before
 
 
 def test_a_directory_changed_by_the_users_move_is_put_back(inspect):
-    """Code that runs while a move is tried cannot move the output either."""
+    """Code that runs during a tried move cannot change the folder of the output."""
     before = Path.cwd()
     source = """
     import os
@@ -149,7 +149,7 @@ def test_a_directory_changed_by_the_users_move_is_put_back(inspect):
 
 @pytest.mark.filterwarnings("error")
 def test_an_async_factory_is_told_and_leaves_no_warning(write):
-    """A coroutine is no model, and the one that was made is closed."""
+    """A coroutine is not a model, and the coroutine of the call is closed."""
     with pytest.raises(ModelError, match="f is async"):
         build(parse_spec(write("async def f():\n    return nn.Linear(1, 1)", "f")))
 
@@ -174,7 +174,7 @@ class Net(nn.Module):
 
 
 def test_only_the_result_is_on_stdout_until_the_process_ends(write):
-    """What a model's thread, finalizer and exit handler print goes to stderr, and stdout is one JSON document."""
+    """The output of a model's thread, finalizer and exit handler goes to stderr, and stdout is one JSON document."""
     run = _run("inspect", write(LOUD), "-f", "json")
     assert [t["fqn"] for t in json.loads(run.stdout)["tensors"]] == ["fc.weight", "fc.bias"]
     assert all(word in run.stderr for word in ("BYE", "DEL", "TICK", "TOCK"))
@@ -182,7 +182,7 @@ def test_only_the_result_is_on_stdout_until_the_process_ends(write):
 
 
 def test_the_output_file_is_where_it_was_asked_for(write):
-    """A constructor that changes the directory does not move the file that -o names."""
+    """A constructor that changes the directory does not move the file of -o."""
     run = _run(
         "inspect", write("import os\ndef f():\n    os.chdir('/')\n    return nn.Linear(1, 1)", "f"), "-o", "r.txt"
     )
@@ -201,7 +201,7 @@ def test_a_reader_that_goes_away_is_told_by_the_code_alone(write):
 
 
 def test_an_endless_recursion_is_told_with_the_line_that_recurses(write):
-    """Not with the one at which the stack happened to be full: every level runs this constructor and its base's."""
+    """The line is not the line at which the stack was full: every level runs this constructor and its base's."""
     source = """
     class Base(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Tensors that an installed library leaves unregistered: the user's line is shown, and no edit of the library."""
+"""For unregistered tensors of an installed library, the user's line is shown, without an edit of the library."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINE = 8
 
 @pytest.fixture(params=["site-packages", "dist-packages", "target"])
 def library(request, tmp_path, monkeypatch):
-    """A package where pip installs it; `pip install --target` writes a record next to it."""
+    """Write a package as pip installs packages; `pip install --target` writes a record next to the package."""
     folder = tmp_path / request.param
     (folder / "poslib").mkdir(parents=True)
     (folder / "poslib" / "__init__.py").write_text(LIBRARY)
@@ -67,7 +67,7 @@ def test_the_line_of_the_user_that_made_the_module_is_shown(library, inspect, st
 
 
 def test_a_subclass_of_a_library_is_the_users(library, inspect):
-    """The line that runs the library's constructor."""
+    """The origin is the user's line that runs the library's constructor."""
     source = "import poslib\nclass Net(poslib.Pos):\n    def __init__(self):\n        super().__init__(4)\n"
     (row,) = rows(inspect(source), "table")
     assert row.origin.line == 6
@@ -75,13 +75,13 @@ def test_a_subclass_of_a_library_is_the_users(library, inspect):
 
 
 def test_a_function_of_the_user_that_builds_a_librarys_class(library, inspect):
-    """The model itself is the library's, and the line that built it is the user's."""
+    """The model's class is the library's, and the line that built the model is the user's."""
     (row,) = rows(inspect("import poslib\ndef make():\n    return poslib.Pos()\n", "make"), "table")
     assert (row.origin.file.startswith("net"), row.origin.line) == (True, 5)
 
 
 def test_a_model_of_a_library_alone_keeps_its_line(library, inspect):
-    """No line of the user made it: the library's is shown, without code to paste."""
+    """Without a line of the user, the library's line is shown, without code to paste."""
     state = inspect("from poslib import Pos as Net\n")
     (row,) = rows(state, "table")
     assert (row.origin.file, row.origin.line) == ("poslib/__init__.py", 7)
@@ -98,7 +98,7 @@ def test_what_the_user_assigns_to_a_librarys_module_is_registered_there(library,
 
 
 def test_a_live_model_of_a_library_gets_no_edit_of_it(library, read_live):
-    """No line was recorded while it was built."""
+    """No line was recorded during construction."""
     import poslib
 
     (row,) = rows(read_live(poslib.Pos), "table")
@@ -115,7 +115,7 @@ def test_a_live_model_of_a_library_gets_no_edit_of_it(library, read_live):
     ],
 )
 def test_what_to_decide_depends_on_what_is_lost(library, inspect, value, said):
-    """A value that each build draws has to be saved, and a trainable one trained."""
+    """A value that each build draws must be saved, and a trainable value must be trained."""
     (library / "poslib" / "__init__.py").write_text(LIBRARY.replace("torch.arange(float(n))", value))
     state = inspect(NET.format("self.pos = poslib.Pos()"))
     assert {said in row.fix for row in state.tensors if row.fqn.startswith("pos.table")} == {True}

@@ -19,7 +19,7 @@ import statecli  # noqa: E402
 
 from ..forked_python import run_python  # noqa: E402
 
-#: Where a row lists the tensors it is tied to: more of them than the row lists, so that each list has its full length.
+#: Number of tied tensors: more than a row lists, so that each list of tied tensors has its full length.
 TIED = 70
 
 
@@ -62,7 +62,7 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def _steps(action: Callable[[], object]) -> int:
-    """The lines of statecli and of `copy` that `action` runs, and the calls of all others."""
+    """Count the lines of statecli and of `copy` that `action` runs, and the calls of all other code."""
     count = 0
 
     def in_frame(frame: FrameType, event: str, arg: Any) -> Any:
@@ -86,11 +86,11 @@ def _steps(action: Callable[[], object]) -> int:
 
 
 def _growth(make: Callable[[int], nn.Module], action: Callable[[nn.Module], object], size: int) -> float:
-    """What doubling adds, from the second doubling over from the first: 2 where each tensor costs the same."""
-    action(make(4))  # what is done once in a process
+    """Return the steps of the second doubling divided by the steps of the first: 2 if each tensor costs the same."""
+    action(make(4))  # run the code that runs once in a process
     models = [make(n) for n in (size, 2 * size, 4 * size)]
-    one, two, four = (_steps(functools.partial(action, model)) for model in models)
-    return (four - two) / (two - one)
+    small, middle, large = (_steps(functools.partial(action, model)) for model in models)
+    return (large - middle) / (middle - small)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -116,7 +116,7 @@ def test_each_proof_takes_linear_steps(check, model, size):
 
 
 def test_a_report_of_findings_takes_linear_steps():
-    """Each oddity that a finding reports is left out of the notes without a look at all findings."""
+    """Each oddity that a finding reports is left out of the notes without a search of all findings."""
     from statecli.report import RowView, inspect
 
     def report(net: nn.Module) -> object:
@@ -145,7 +145,7 @@ def test_a_large_model_ends():
 
 
 def test_modules_nested_10_000_levels_deep_are_cut_and_said():
-    """Names of deeper modules would be quadratic in all; torch itself cannot save or move such a model."""
+    """The names of deeper modules would take quadratic space; torch itself cannot save or move such a model."""
     inner = nn.Sequential(nn.Linear(1, 1))
     for _ in range(10_000):
         inner = nn.Sequential(inner)
@@ -156,7 +156,7 @@ def test_modules_nested_10_000_levels_deep_are_cut_and_said():
 
 
 def test_repeated_names_are_numbered_in_linear_steps():
-    """Tensors of one name get the next number each, and a tensor keeps its own."""
+    """Each tensor with a repeated name gets the next number and keeps its number."""
     from statecli.live.walk import WalkResult
 
     tensors = [torch.zeros(1) for _ in range(800)]

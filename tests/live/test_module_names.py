@@ -1,4 +1,4 @@
-"""The names of a module are those that Python lists."""
+"""The names of a module are the names that Python lists."""
 
 from __future__ import annotations
 

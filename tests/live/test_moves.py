@@ -1,4 +1,4 @@
-"""What follows a move, what is saved, and what a move breaks: measured, and compared with what torch then does."""
+"""Measure the tensors that follow a move, are saved or break, and compare the results with torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Net(nn.Module):
 
 
 def test_a_plain_attribute_stays(inspect, rows):
-    """A parameter follows, a plain tensor does not, and the origin is the line that assigned each."""
+    """A parameter follows and a plain tensor does not; the origin of each tensor is the line of its assignment."""
     actual_rows = rows(inspect(PLAIN))
     assert (actual_rows["w"].moves, actual_rows["t"].moves) == (True, False)
     assert (actual_rows["w"].origin.line, actual_rows["t"].origin.line) == (7, 8)
@@ -70,19 +70,19 @@ def test_a_plain_attribute_stays(inspect, rows):
 
 
 def test_an_overridden_apply_is_believed_where_it_acts(inspect, rows):
-    """What the class's own `_apply` moves follows, and needs no fix; what it forgets stays."""
+    """A tensor that the class's own `_apply` moves needs no fix; a tensor that `_apply` forgets does not follow."""
     actual_rows = rows(inspect(OVERRIDES_APPLY))
     assert (actual_rows["t"].moves, actual_rows["t"].fix) == (True, None)
     assert (actual_rows["u"].moves, actual_rows["u"].fix is None) == (False, False)
 
 
 def test_an_overridden_to_is_believed(inspect, rows):
-    """A class that moves its tensor in `.to` moves it."""
+    """A tensor that the class moves in `.to` follows."""
     assert rows(inspect(OVERRIDES_TO))["t"].moves is True
 
 
 def test_a_second_name_of_a_buffer_is_left_pointing_at_the_old_storage(inspect, rows):
-    """The rotary pattern: one buffer, a plain second name, which a move leaves behind."""
+    """A move leaves the plain second name of a buffer on the old device (the rotary pattern)."""
     state = inspect(ROTARY)
     assert rows(state)["inv_freq"].aliases == ("original_inv_freq",)
     (oddity,) = state.oddities
@@ -91,20 +91,20 @@ def test_a_second_name_of_a_buffer_is_left_pointing_at_the_old_storage(inspect, 
 
 
 def test_a_plain_list_of_parameters_is_not_stale(inspect):
-    """On CUDA a Parameter keeps its identity and swaps its data, so a list of registered ones follows."""
+    """On CUDA a Parameter keeps its identity and swaps its data, so a list of registered parameters follows."""
     source = PLAIN.replace("self.t = torch.ones(3)", "self.l = [self.w]")
     assert inspect(source).oddities == ()
     assert inspect(source, to="meta").oddities == ()
 
 
 def test_a_view_of_a_parameter_is_stale(inspect):
-    """A view of a parameter's data, kept as an attribute, is not moved with it."""
+    """A view of a parameter's data, kept as an attribute, does not move with the parameter."""
     (oddity,) = inspect(PLAIN.replace("self.t = torch.ones(3)", "self.v = self.w.data[:1]")).oddities
     assert (oddity.name, oddity.fqn) == ("stale-view", "v")
 
 
 def test_tied_buffers_come_apart(inspect, rows):
-    """Two names of one buffer have a storage each after a move; two names of one parameter have not."""
+    """After a move, two names of a buffer have separate storages; two names of a parameter still share a storage."""
     state = inspect(TIED_BUFFERS)
     assert rows(state)["b"].tied_to == ("a",)
     assert [(o.name, o.fqn) for o in state.oddities] == [("untied-by-move", "b")]
@@ -150,7 +150,7 @@ def test_memory_that_numpy_handed_back_is_the_same_memory(inspect):
 
 
 def test_a_class_that_treats_meta_apart_is_said_to(inspect, rows):
-    """The stand-in and the real move may differ; the real one is shown and the difference said."""
+    """The fake move and the real move may differ; the row shows the real move, and a note reports the difference."""
     source = PLAIN + (
         "    def _apply(self, fn, recurse=True):\n"
         "        return self if fn(torch.zeros(1)).is_meta else super()._apply(fn, recurse)\n"
@@ -179,7 +179,7 @@ def test_a_failing_move_says_why(inspect, rows):
 
 
 def test_a_move_that_needs_values_is_tried_again_with_them(inspect, rows):
-    """An `_apply` that refuses the renewed memory gets clones on a second instance."""
+    """If `_apply` asserts a value, the move is repeated with clones of the values on a second instance."""
     source = """
     class Net(nn.Module):
         def __init__(self):
@@ -194,7 +194,7 @@ def test_a_move_that_needs_values_is_tried_again_with_them(inspect, rows):
 
 
 def test_real_moves_to_meta_show_before_and_after(inspect, rows):
-    """`--to meta` fills `after`: what follows is on meta, what stays is on the cpu."""
+    """`--to meta` fills `after`: a tensor that follows is on meta, a tensor that stays is on cpu."""
     actual_rows = rows(inspect(PLAIN, to="meta"))
     assert (actual_rows["w"].after.device, actual_rows["w"].after.followed) == ("meta", True)
     assert (actual_rows["t"].after.device, actual_rows["t"].after.followed) == ("cpu", False)
@@ -202,7 +202,7 @@ def test_real_moves_to_meta_show_before_and_after(inspect, rows):
 
 
 def test_a_tensor_that_was_on_the_device_before_has_not_followed(inspect, rows):
-    """It is where the move ends because it was made there; a move to another device leaves it behind."""
+    """The tensor was built on the target device; a move to another device would leave the tensor there."""
     source = PLAIN.replace("torch.ones(3)", 'torch.ones(3, device="meta")')
     change = rows(inspect(source, to="meta"))["t"]
     assert (change.device, change.after, change.moves, change.note) == ("meta", After("meta", False), False, None)
@@ -216,7 +216,7 @@ def test_a_move_to_meta_finds_the_same_oddities(inspect):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_cuda_names_meta():
-    """Without CUDA the refusal names the check that works everywhere."""
+    """Without CUDA the error suggests the check that works on every machine."""
     from statecli.live.requested_device import parse_device
 
     with pytest.raises(UsageError, match="--to meta"):
@@ -233,7 +233,7 @@ def test_no_cuda_names_meta():
     ],
 )
 def test_moves_that_prove_nothing_are_refused(inspect, device, options, said):
-    """A move to where everything is, to nowhere, or out of meta is one line."""
+    """A move to the current device, to an unknown device or out of meta is refused in one line."""
     source = PLAIN.replace("self.t = torch.ones(3)", "pass")
     with pytest.raises(UsageError, match=said) as caught:
         inspect(source, to=device, **options)
@@ -241,7 +241,7 @@ def test_moves_that_prove_nothing_are_refused(inspect, device, options, said):
 
 
 def test_an_exception_in_to_gives_its_line(inspect):
-    """What the model's own `.to` raises is told in one line with the user's line."""
+    """An exception in the model's own `.to` is reported in one line with the line of the user's code."""
     source = OVERRIDES_TO.replace("self.t = self.t.to(*args, **kwargs)", "raise OSError('no disk')")
     with pytest.raises(ModelError, match=r"OSError: no disk \(net0.py:9\)"):
         inspect(source, to="meta")
@@ -251,7 +251,7 @@ def test_an_exception_in_to_gives_its_line(inspect):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("source", [PLAIN, OVERRIDES_APPLY, OVERRIDES_TO, ROTARY, TIED_BUFFERS])
 def test_cuda_agrees_with_the_stand_in(inspect, source):
-    """A real move to CUDA gives what the stand-in measured."""
+    """A real move to CUDA agrees with the fake move."""
     guess, real = inspect(source), inspect(source, to="cuda")
     assert [t.moves for t in guess.tensors] == [t.after.followed for t in real.tensors]
     assert [o.name for o in guess.oddities] == [o.name for o in real.oddities]
@@ -275,7 +275,7 @@ SAVES = {
 
 @pytest.mark.parametrize("line", SAVES)
 def test_saved_is_what_state_dict_holds(inspect, rows, line):
-    """The real state_dict() decides: by name, by storage, through extra state; a copy in it cannot be known."""
+    """The real state_dict() decides: by name, by storage or through extra state; a copy in extra state is unknown."""
     source = f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {line}\n"
     source = source.replace("self.get_extra_state =", "type(self).get_extra_state = lambda self:").replace(
         "lambda self: lambda:", "lambda self:"
@@ -290,7 +290,7 @@ def test_a_failing_state_dict_says_why(inspect):
     assert (oddity.name, "nope" in oddity.message) == ("no-state-dict", True)
 
 
-# --- others' modules ------------------------------------------------------------------------------------------
+# --- modules of libraries ------------------------------------------------------------------------------------------
 
 
 def test_torchmetrics_states_follow(read_live, rows):
@@ -339,7 +339,7 @@ def test_an_overridden_to_cannot_be_judged_on_meta(inspect):
 
 
 def test_an_overridden_to_that_fails_on_meta_is_tried_on_a_fake_gpu(inspect):
-    """A class's own .to that cannot go to meta may still move the tensor elsewhere."""
+    """A class's own .to that fails on meta may still move the tensor to another device."""
     (row,) = inspect(OWN_TO.replace("super().to(*a, **k);", "assert a[0] != 'meta';")).tensors
     assert (row.moves, row.fix) == (True, None)
 
@@ -350,7 +350,7 @@ def test_an_overridden_to_that_fails_everywhere_leaves_it_open(inspect):
     assert (row.moves, row.fix) == (None, None)
 
 
-#: As kornia's augmentations: distributions made again on the device that `_apply` is seen to go to, from values.
+#: Like kornia's augmentations: `_apply` creates the distributions again on the target device, from values.
 SAMPLERS = """
 class Net(nn.Module):
     def __init__(self):
@@ -359,7 +359,7 @@ class Net(nn.Module):
         self.make(torch.device("cpu"))
     def make(self, device):
         if device != self.device:
-            low, high = (torch.tensor(one, device=device) for one in self.factor)
+            low, high = (torch.tensor(limit, device=device) for limit in self.factor)
             {check}
             self.device, self.sampler = device, torch.distributions.Uniform(low, high, validate_args={validate})
     def _apply(self, fn, *args):
@@ -374,7 +374,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("check", ["pass", "assert low.item() >= 0"])
 @pytest.mark.parametrize("wrap", ["Net", "Wrapped"])
 def test_samplers_that_are_made_again_on_the_device_follow(inspect, rows, to, check, wrap):
-    """A move within one device does not show that, nor one to meta where values are read; a fake CUDA device does."""
+    """Neither a move within a device nor meta, if values are read, shows the new samplers; a fake CUDA device does."""
     source = SAMPLERS.format(check=check, validate=check != "pass", to=to)
     source += "\nclass Wrapped(nn.Sequential):\n    def __init__(self): super().__init__(nn.Linear(2, 2), Net())\n"
     actual_rows = rows(inspect(source, wrap))
@@ -395,7 +395,7 @@ def test_a_model_that_follows_needs_no_fake_gpu(inspect, monkeypatch):
 
 @pytest.mark.parametrize("to", [None, "meta"])
 def test_an_overridden_cuda_is_said_not_to_be_tried(inspect, to):
-    """What is measured is .to, and a class with a .cuda of its own is told so."""
+    """The check runs .to, and a note says that the class's own .cuda was not tried."""
     state = inspect(OWN_TO.replace("def to(", "def cuda(").replace("super().to", "super().cuda"), to=to)
     (oddity,) = state.oddities
     assert (oddity.name, "statecli tests only .to and not .cuda" in oddity.message) == ("own-cuda", True)
@@ -405,7 +405,7 @@ def test_an_overridden_cuda_is_said_not_to_be_tried(inspect, to):
 @pytest.mark.parametrize("wrap", [nn.utils.weight_norm, nn.utils.spectral_norm])
 @pytest.mark.filterwarnings("ignore")
 def test_what_torch_recomputes_is_no_finding(statecli, tmp_path, wrap):
-    """Old weight_norm and spectral_norm leave a plain `weight` behind, and make it again before each forward."""
+    """Old weight_norm and spectral_norm leave a plain `weight` on cpu and recompute it before each forward."""
     (tmp_path / "old.py").write_text(
         f"import torch\nfrom torch import nn\ndef net():\n    return nn.utils.{wrap.__name__}(nn.Linear(3, 2))\n"
     )
@@ -415,7 +415,7 @@ def test_what_torch_recomputes_is_no_finding(statecli, tmp_path, wrap):
 
 
 def test_a_non_persistent_buffer_tied_to_a_saved_one_is_not_saved_itself(inspect, rows):
-    """state_dict() has no entry of its name; that its memory is saved under another one is said."""
+    """state_dict() has no entry of that name; the note says that the memory is saved under another name."""
     lines = "self.register_buffer('a', torch.ones(4)); self.register_buffer('b', self.a, persistent=False)"
     actual_rows = rows(inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}"))
     assert (actual_rows["a"].saved, actual_rows["b"].saved) == (True, False)
@@ -423,7 +423,7 @@ def test_a_non_persistent_buffer_tied_to_a_saved_one_is_not_saved_itself(inspect
 
 
 def test_three_of_one_storage_come_apart_in_each_pair(inspect):
-    """Each later one is said to part from each earlier one."""
+    """The message about each later tensor names every earlier tensor of the storage."""
     lines = "self.p = nn.Parameter(torch.ones(4)); self.register_buffer('a', self.p.data); "
     lines += "self.register_buffer('b', self.p.data)"
     state = inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}")
@@ -444,7 +444,7 @@ def test_a_nested_tensor_as_a_plain_attribute(inspect, rows):
 
 
 def test_the_lines_of_what_passed_no_setter(inspect, rows):
-    """A closure's tensor is at the function that captured it; a deep-copied parameter at the module that it is in."""
+    """The origin is the function that captured a closure's tensor, and the module around a deep-copied parameter."""
     source = """
 import copy
 class Net(nn.Module):
@@ -467,7 +467,7 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("to", [None, "meta"])
 def test_a_sample_input_is_told_to_be_one(inspect, rows, to):
-    """It is listed, without a fix: nobody wants it registered."""
+    """A sample input is listed without a fix, because a sample input should not be registered."""
     row = rows(inspect(PLAIN.replace("self.t", "self.example_input_array"), to=to))["example_input_array"]
     assert (row.kind, row.fix, row.is_input) == (Kind.UNREGISTERED, None, True)
     assert "sample input" in row.note
@@ -475,7 +475,7 @@ def test_a_sample_input_is_told_to_be_one(inspect, rows, to):
 
 
 def test_what_a_state_dict_holds_a_copy_of_under_its_own_name_is_saved(read_live, rows):
-    """A metric of torchmetrics saves copies of its persistent states, of the list that one may be too."""
+    """A metric of torchmetrics saves copies of its persistent states, including a list."""
 
     class Metric(nn.Module):
         def __init__(self):

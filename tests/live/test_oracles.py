@@ -1,4 +1,4 @@
-"""What is read of torch's own modules is what torch itself says of them."""
+"""The rows of torch's own modules agree with torch."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_registered_tensors_are_those_torch_names(name, read_live):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore")
 def test_rows_come_in_state_dict_order(name, read_live):
-    """What is saved is listed in the order of state_dict()."""
+    """Saved tensors are listed in the order of state_dict()."""
     saved = [t.fqn for t in read_live(MODELS[name]).tensors if t.saved]
     assert saved == [key for key in MODELS[name]().state_dict() if not key.endswith("_extra_state")]
 
@@ -115,9 +115,9 @@ def test_no_false_alarm(name, read_live):
 
 @pytest.mark.parametrize("name", ["weight-norm-old", "spectral-norm-old", "pruned"])
 def test_derived_tensors_are_said_to_be_derived(name, read_live):
-    """The weight that old weight_norm, spectral_norm and pruning compute is one row, derived, with no fix to paste.
+    """The weight that old weight_norm, spectral_norm and pruning compute is a derived row without a fix.
 
-    spectral_norm's lies in the memory of `weight_orig` until the first forward, and is a row then too.
+    The weight of spectral_norm lies in the memory of `weight_orig` until the first forward, and is a row then too.
     """
     (row,) = [t for t in read_live(MODELS[name]).tensors if t.kind is Kind.UNREGISTERED]
     assert row.fqn in ("weight", "0.weight")

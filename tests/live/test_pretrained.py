@@ -1,4 +1,4 @@
-"""Models of transformers beside what its own `save_pretrained` writes: what `from_pretrained` gets over is no error."""
+"""Check models of transformers against their own `save_pretrained`: differences that `from_pretrained` accepts pass."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RULES = ("missing-entry", "unexpected-entry", "shape-mismatch")
 
 @pytest.fixture
 def saved(tmp_path):
-    """What transformers saves of one of the models above, by its own function, and the spec of that model."""
+    """Save a model above with transformers' own function; return the file and the model's spec."""
     (tmp_path / "nets.py").write_text(FACTORIES)
     names = runpy.run_path(str(tmp_path / "nets.py"))
 
@@ -52,7 +52,7 @@ def saved(tmp_path):
 
 
 def said(path, model):
-    """Severity, rule and message of what is said of the file."""
+    """Return severity, rule and message of each finding about the file."""
     result = audit(Request((str(path),), select=RULES, model=model)).targets[-1]
     assert result.status.value == "audited", result.reason
     assert result.ran == RULES
@@ -67,7 +67,7 @@ def without(path, *names, **others):
 
 
 def test_what_a_class_neither_saves_nor_misses_is_a_note(saved):
-    """Marian's position embeddings are computed, and left out of what it saves."""
+    """Marian computes its position embeddings and does not save them."""
     ((severity, rule, message),) = said(*saved("marian"))
     assert (severity, rule) == (Severity.NOTE, "missing-entry")
     assert "lacks model.encoder.embed_positions.weight, model.decoder.embed_positions.weight" in message
@@ -79,12 +79,12 @@ def test_another_entry_is_missed_all_the_same(saved):
     path, model = saved("marian")
     name = "model.encoder.layers.0.fc1.weight"
     actual = said(without(path, name), model)
-    assert [one.partition(":")[0] for severity, _, one in actual if severity is Severity.ERROR] == [name]
+    assert [message.partition(":")[0] for severity, _, message in actual if severity is Severity.ERROR] == [name]
 
 
 @pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason="needs transformers 5")
 def test_entries_that_are_converted_on_load_are_one_note(saved):
-    """Mixtral's experts are saved one by one under other names, and held as one tensor."""
+    """Mixtral's experts are saved separately under other names and loaded as a single tensor."""
     path, model = saved("mixtral")
     assert any("block_sparse_moe.experts.0.w1" in name for name in load_file(path))
     ((severity, rule, message),) = said(path, model)
@@ -95,10 +95,10 @@ def test_entries_that_are_converted_on_load_are_one_note(saved):
 
 @pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason="needs transformers 5")
 def test_an_expert_that_is_not_there_is_missed(saved):
-    """What is left cannot make the whole tensor."""
+    """The remaining experts cannot form the whole tensor."""
     path, model = saved("mixtral")
-    found = said(without(path, "model.layers.1.block_sparse_moe.experts.0.w2.weight"), model)
-    errors = [message.partition(":")[0] for severity, _, message in found if severity is Severity.ERROR]
+    findings = said(without(path, "model.layers.1.block_sparse_moe.experts.0.w2.weight"), model)
+    errors = [message.partition(":")[0] for severity, _, message in findings if severity is Severity.ERROR]
     assert errors == [
         "model.layers.1.mlp.experts.down_proj",
         "model.layers.1.block_sparse_moe.experts.1.w2.weight",
@@ -106,10 +106,10 @@ def test_an_expert_that_is_not_there_is_missed(saved):
 
 
 def test_what_nothing_is_made_of_is_unexpected(saved):
-    """Whatever the class converts."""
+    """An entry that no conversion uses is unexpected, whatever the class converts."""
     path, model = saved("mixtral")
-    found = said(without(path, **{"model.layers.0.block_sparse_moe.new.weight": torch.zeros(2)}), model)
-    errors = [(rule, message.partition(":")[0]) for severity, rule, message in found if severity is Severity.ERROR]
+    findings = said(without(path, **{"model.layers.0.block_sparse_moe.new.weight": torch.zeros(2)}), model)
+    errors = [(rule, message.partition(":")[0]) for severity, rule, message in findings if severity is Severity.ERROR]
     assert errors == [("unexpected-entry", "model.layers.0.block_sparse_moe.new.weight")]
 
 
@@ -119,7 +119,7 @@ def test_a_model_that_saves_all_that_it_has_gives_nothing(saved):
 
 
 def test_other_classes_are_taken_at_a_strict_loads_word(tmp_path):
-    """What they call their attributes is nothing to `load_state_dict`."""
+    """`load_state_dict` ignores these attributes of a class outside transformers."""
     source = "import torch\nimport transformers.modeling_utils\n\n\nclass Net(torch.nn.Linear):\n"
     (tmp_path / "net.py").write_text(
         source + "    _keys_to_ignore_on_save = _keys_to_ignore_on_load_missing = ['bias']\n"

@@ -33,7 +33,7 @@ def params4bit(monkeypatch):
 
 
 def test_a_parameter_of_bitsandbytes_is_one_weight(params4bit):
-    """Its shape is that of its quant_state; the tensors in its attributes are its parts, and no finding."""
+    """The shape is the shape in quant_state; the tensors in the attributes are parts of the weight and not findings."""
     result = statecli.inspect(params4bit)
     (weight,) = result.weights
     assert (weight.fqn, weight.dtype, weight.shape, weight.bits) == ("0.weight", "nf4", (32, 64), 4)
@@ -44,13 +44,13 @@ def test_a_parameter_of_bitsandbytes_is_one_weight(params4bit):
 
 
 def test_a_class_with_its_own_to_may_move_its_attributes(params4bit, read_live, rows):
-    """The stand-in for a move does not call it, so that nothing is claimed."""
+    """The fake move does not call the class's own .to, so the result is unknown."""
     absmax = rows(read_live(lambda: params4bit))["0.weight.quant_state.absmax"]
     assert (absmax.moves, absmax.note) == (None, "statecli does not know whether Params4bit.to moves the tensor")
 
 
 def test_an_attribute_of_a_plain_parameter_is_still_reported(inspect):
-    """Only a class with a `.to` of its own may move what its attributes hold."""
+    """Only a class with its own `.to` may move the tensors in its attributes."""
     state = inspect(
         """
         class Net(nn.Module):
@@ -94,7 +94,7 @@ def test_a_real_layer_of_four_bits_is_one_weight(double):
 
 
 def test_a_real_layer_of_eight_bits_is_one_weight_after_forward():
-    """The first forward moves the scales from the weight to the layer, which `.to()` of the whole model leaves."""
+    """The first forward moves the scales from the weight to the layer, where `.to()` of the model leaves the scales."""
     bnb = pytest.importorskip("bitsandbytes")
     model = torch.nn.Sequential(bnb.nn.Linear8bitLt(64, 32, has_fp16_weights=False)).to("cpu")
     model(torch.ones(2, 64))
@@ -126,7 +126,7 @@ def test_a_cast_leaves_the_scales_of_a_real_layer():
 
 
 def test_a_real_pickled_layer_of_four_bits_is_one_weight(tmp_path):
-    """Its weight is a plain Parameter that still has the `quant_state`."""
+    """The weight is a plain Parameter that still has the `quant_state`."""
     bnb = pytest.importorskip("bitsandbytes")
     model = torch.nn.Sequential(bnb.nn.Linear4bit(64, 32, quant_type="nf4")).to("cpu")
     torch.save(model, tmp_path / "model.pt")
@@ -138,7 +138,7 @@ def test_a_real_pickled_layer_of_four_bits_is_one_weight(tmp_path):
 
 @pytest.fixture
 def lost_class(monkeypatch):
-    """A layer as `torch.load` returns one of bitsandbytes: a plain Parameter with the attributes of `Int8Params`."""
+    """Return a bitsandbytes layer as `torch.load` returns it: a plain Parameter with the attributes of `Int8Params`."""
 
     class Linear8bitLt(torch.nn.Linear):
         pass
@@ -153,7 +153,7 @@ def lost_class(monkeypatch):
 
 
 def test_a_pickled_parameter_has_its_parts(lost_class):
-    """The attributes are part of the copy that is moved: the move leaves them."""
+    """The copy that is moved has the attributes, and the move leaves the attributes on the old device."""
     result = statecli.inspect(lost_class)
     assert [weight.names for weight in result.weights] == [("weight", "SCB")]
     (finding,) = [finding for finding in result.findings if finding.fqn == "0.weight.SCB"]
@@ -173,7 +173,7 @@ def test_attributes_of_the_layer_that_its_weight_moves(params4bit):
 
 
 def test_attributes_of_a_plain_parameter_are_copied():
-    """`copy.deepcopy` drops the attributes of a Parameter; the copy that is moved has them."""
+    """`copy.deepcopy` drops the attributes of a Parameter, but the copy that is moved has the attributes."""
     from statecli.commands.verify import live_model
 
     layer = torch.nn.Linear(4, 4)
@@ -185,7 +185,7 @@ def test_attributes_of_a_plain_parameter_are_copied():
 
 
 def test_real_parameters_of_torchao():
-    """Their dtype is that of the dense weight; the size is that of the inner tensors."""
+    """The dtype is the dtype of the dense weight; the size is the size of the inner tensors."""
     ao = pytest.importorskip("torchao.quantization")
     model = torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False))
     ao.quantize_(model, ao.IntxWeightOnlyConfig(weight_dtype=torch.int4))
@@ -197,7 +197,7 @@ def test_real_parameters_of_torchao():
 
 @pytest.mark.parametrize("sizes", [[32, 64], [32, 65], [-1, 64], []])
 def test_a_live_layer_of_compressed_tensors(sizes):
-    """`weight_shape` is read from the model; sizes that the words cannot hold give no shape."""
+    """`weight_shape` is read from the model; sizes that do not fit the packed words give no shape."""
     model = torch.nn.Module()
     parts = {"weight_packed": torch.zeros(32, 8, dtype=torch.int32), "weight_scale": torch.ones(32, 2)}
     for name, tensor in (parts | {"weight_shape": torch.tensor(sizes, dtype=torch.int64)}).items():
@@ -234,7 +234,7 @@ def mesh():
 
 
 def test_a_dtensor_says_what_this_rank_holds(mesh):
-    """The shape is that of the whole; a pickled DTensor has the same note."""
+    """The shape is the shape of the whole tensor; a pickled DTensor has the same note."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 32))

@@ -19,7 +19,7 @@ from statecli.live.spec import parse_spec
 from ..forked_python import run_python
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
-#: The others write files and have no model.
+#: The other samples write files and have no model.
 MODELS = sorted(path for path in SAMPLES.glob("*.py") if not path.stem.endswith(("_checkpoints", "train")))
 
 
@@ -31,7 +31,7 @@ def _spec(path: Path) -> str:
 
 
 def of(name: str, to: str | None = None):
-    """Read one sample; its rows by name."""
+    """Read a sample; return its rows by name and its state."""
     target = _spec(SAMPLES / f"{name}.py")
     built = build(parse_spec(target))
     state = move(built, target, to) if to else read(built, target)
@@ -40,7 +40,7 @@ def of(name: str, to: str | None = None):
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_each_sample_says_what_to_try_and_what_it_shows(path):
-    """The docstring has the command, of this very file, and the lesson; the class it names can be read."""
+    """The docstring has a command for the sample's own file and the lesson, and the class can be read."""
     text = ast.get_docstring(ast.parse(path.read_text()))
     assert f"sample_models/{path.name}:" in text
     assert "Shows:" in text
@@ -65,13 +65,13 @@ def test_net():
 
 def test_net_fixed():
     """Nothing is unregistered and everything follows."""
-    found, state = of("net_fixed", "meta")
-    assert all(t.after.followed and t.kind is not Kind.UNREGISTERED for t in found.values())
+    rows, state = of("net_fixed", "meta")
+    assert all(t.after.followed and t.kind is not Kind.UNREGISTERED for t in rows.values())
     assert state.oddities == ()
 
 
 def test_the_fix_of_net_is_net_fixed():
-    """Pasting the fix that net.py is given makes net_fixed.py."""
+    """Pasting the fix for net.py gives net_fixed.py."""
     line, *_ = of("net")[0]["table"].fix.split("\n")
     fixed = (SAMPLES / "net.py").read_text().replace("self.table = torch.randn(size, size)", line)
     body = re.compile(r"import torch\n.*", re.DOTALL)
@@ -138,7 +138,7 @@ def test_grad_buffer():
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """What the script writes."""
+    """Return the folder with the files that the script writes."""
     out = tmp_path_factory.mktemp("checkpoints")
     run_python([SAMPLES / "make_checkpoints.py", out], check=True)
     return out

@@ -31,42 +31,42 @@ class Outer(nn.Module):
 
 
 def line(function, text):
-    """The number of the line of `function` that has `text` in it."""
+    """Return the number of the line of `function` that contains `text`."""
     lines, first = inspect.getsourcelines(function)
-    return first + next(number for number, one in enumerate(lines) if text in one)
+    return first + next(number for number, source in enumerate(lines) if text in source)
 
 
 def error(module, *args):
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever TorchScript makes of it
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - TorchScript chooses the type
         module(*args)
     return caught.value
 
 
-def told(module, *args, library=lambda _: False):
+def parse_raised_error(module, *args, library=lambda _: False):
     return parse_script_error(error(module, *args), library)
 
 
 def test_what_the_models_code_raises():
-    """The exception as the model wrote it, and the deepest line of its own."""
-    actual = told(torch.jit.script(Outer()), torch.ones(3, 2))
+    """The result has the exception as the model raised it, and the deepest line of the model."""
+    actual = parse_raised_error(torch.jit.script(Outer()), torch.ones(3, 2))
     assert actual.text == "ValueError: no such luck"
     assert actual.place == (__file__, line(Inner.forward, "raise"))
 
 
 def test_what_an_operator_raises():
-    """torch's own words, and the line that calls it."""
-    actual = told(torch.jit.script(Outer()), torch.ones(1, 5))
+    """The result has torch's message, and the line that calls the operator."""
+    actual = parse_raised_error(torch.jit.script(Outer()), torch.ones(1, 5))
     assert actual.text == "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x5 and 2x2)"
     assert actual.place == (__file__, line(Outer.forward, "@"))
 
 
 def test_a_trace_tells_the_lines_it_was_made_from():
-    """The deepest that is of no library."""
+    """The line is the deepest line outside of libraries."""
     module = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
-    actual = told(module, torch.ones(1, 5), library=lambda file: "site-packages" in file)
+    actual = parse_raised_error(module, torch.ones(1, 5), library=lambda file: "site-packages" in file)
     assert actual.text.startswith("RuntimeError: mat1 and mat2")
     assert actual.place[0] == __file__
-    assert told(module, torch.ones(1, 5)).place[0].endswith("linear.py")
+    assert parse_raised_error(module, torch.ones(1, 5)).place[0].endswith("linear.py")
 
 
 def test_an_error_without_words():
@@ -78,11 +78,11 @@ def test_an_error_without_words():
 
 
 def test_other_errors_are_none_of_it():
-    """Plain ones, and classes whose text would run their code."""
+    """Other exceptions, and classes whose text would run their code, are not parsed."""
 
     class Odd(Exception):
         def __str__(self):
             raise AssertionError
 
-    for one in (RuntimeError("no"), Odd()):
-        assert parse_script_error(one, lambda _: False) is None
+    for exception in (RuntimeError("no"), Odd()):
+        assert parse_script_error(exception, lambda _: False) is None

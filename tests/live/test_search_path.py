@@ -1,4 +1,4 @@
-"""A downloaded folder's own modules are not imported: only code that the user has typed comes from a folder."""
+"""Modules of a downloaded folder are not imported: only code that the user typed is imported from a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statecli.live import search_path
 from ..forked_python import run_python
 
 SCRIPT = Path(sys.executable).parent / "statecli"
-#: Packages that a command imports when it needs them, and those that transformers looks for.
+#: Packages that a command imports on demand, and packages that transformers looks for.
 PACKAGES = (
     *("transformers", "huggingface_hub", "accelerate", "tokenizers", "safetensors", "sentencepiece", "kernels", "yaml"),
     *("numpy", "torch", "torchvision", "scipy", "sklearn", "PIL", "gguf", "rich", "jinja2", "markupsafe", "typer"),
@@ -32,7 +32,7 @@ BERT = {"architectures": ["BertModel"], "model_type": "bert", "max_position_embe
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A folder with weights, a config.json and a module of its own for each of these names."""
+    """Create a folder with weights, a config.json and a module with the name of each package."""
     folder = tmp_path / "downloaded"
     folder.mkdir()
     for name in PACKAGES:
@@ -64,14 +64,14 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_no_command_imports_from_the_current_folder(hostile, words, monkeypatch):
-    """Whichever packages it needs."""
+    """This holds for every package that a command needs."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     assert run(hostile, *words).returncode in (0, 1, 2)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11: isolated runpy")
 def test_python_m_statecli_imports_nothing_from_the_current_folder(hostile):
-    """Python puts it first on the path; it is taken off before anything is imported."""
+    """Python puts the folder first on the path; statecli removes the folder before any import."""
     result = run(hostile, "audit", ".", "--values", command=(sys.executable, "-m", "statecli"))
     assert result.returncode == 0, result.stderr
 
@@ -80,15 +80,15 @@ CLASS = "transformers:BertModel(config='config.json')"
 
 
 def test_auto_imports_nothing_from_the_folders_around(hostile, tmp_path):
-    """The current one, that of the weights, and a relative entry of PYTHONPATH, wherever statecli is run.
+    """The folders are the current folder, the folder of the weights, and a relative entry of PYTHONPATH.
 
-    In the child process that runs code of models.
+    The child process that runs code of models does not import from these folders either.
     """
     pytest.importorskip("transformers")
     for name in ("here", "there"):
         shutil.copytree(hostile, tmp_path / name)
     for name in ("json", "re", "struct", "typing", "ctypes", "resource", "multiprocessing"):
-        (tmp_path / "there" / f"{name}.py").unlink()  # Python's own start imports those that are on PYTHONPATH
+        (tmp_path / "there" / f"{name}.py").unlink()  # Python's own start imports these modules from PYTHONPATH
     environment = {**os.environ, "PYTHONPATH": "../there"}
     result = run(tmp_path / "here", "audit", "../downloaded", "--model", "auto", env=environment)
     assert (result.returncode, "missing-entry" in result.stdout) == (1, True), result.stderr
@@ -138,7 +138,7 @@ def test_typed_code_comes_from_the_current_folder(tmp_path, spec):
 
 
 def test_the_path_is_what_it_was_afterwards(tmp_path, monkeypatch):
-    """Entries that an imported package has added stay."""
+    """Entries that an imported package added stay on the path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "/a", os.getcwd(), "/b"])
     with search_path.use_installed_only("/b"):
@@ -148,7 +148,7 @@ def test_the_path_is_what_it_was_afterwards(tmp_path, monkeypatch):
 
 
 def test_the_folder_of_statecli_itself_counts_as_installed(monkeypatch):
-    """`pip install --target .` puts the packages that statecli needs there."""
+    """`pip install --target .` puts the packages that statecli needs into that folder."""
     home = str(Path(statecli.__file__).parent.parent)
     monkeypatch.chdir(home)
     monkeypatch.setenv("PYTHONPATH", ".")

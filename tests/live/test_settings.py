@@ -1,4 +1,4 @@
-"""torch's settings of the process: each instance is built from the same, and its code runs under what it set."""
+"""Each instance is built with the same process-wide settings of torch, and runs under the settings that it made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statecli.live.build import build
 from statecli.live.built_model import BuiltModel
 from statecli.live.spec import parse_spec
 
-#: What a constructor calls, and what shows it.
+#: Call in a constructor -> function that returns the setting.
 SET = {
     "torch.set_default_dtype(torch.float64)": torch.get_default_dtype,
     'torch.set_default_device("meta")': lambda: torch.empty(0).device,
@@ -47,36 +47,36 @@ def built(write):
 
 @pytest.mark.parametrize("call", SET)
 def test_what_a_constructor_sets_holds_for_its_own_code_alone(built, call):
-    """Its forward may rely on it; the next instance starts from where the first one did."""
+    """forward may rely on the settings of its constructor; the next instance starts from the original settings."""
     start = SET[call]()
-    found = built(call)
+    built_model = built(call)
     assert SET[call]() == start
-    with found.user_code("calling it"):
+    with built_model.user_code("calling it"):
         inside = SET[call]()
     assert inside != start
     assert SET[call]() == start
-    found.build_again()
+    built_model.build_again()
     assert SET[call]() == start
 
 
 @pytest.mark.parametrize("values", [False, True])
 def test_each_instance_starts_from_the_same_settings(built, values):
-    """The second one's parameters are float32 as the first one's, though that ended with another default dtype."""
+    """The second instance has float32 parameters like the first, although the first set another default dtype."""
     actual = built("torch.set_default_dtype(torch.float64)")
     assert actual.build_again(values=values).weight.dtype is actual.module.weight.dtype is torch.float32
 
 
 def test_what_a_call_sets_is_gone_with_the_next(built):
     """Forward is called as the constructor left the settings, each time."""
-    found = built("torch.set_default_dtype(torch.float64)")
-    with found.user_code("calling it"):
+    built_model = built("torch.set_default_dtype(torch.float64)")
+    with built_model.user_code("calling it"):
         torch.set_default_dtype(torch.float16)
-    with found.user_code("calling it"):
+    with built_model.user_code("calling it"):
         assert torch.get_default_dtype() is torch.float64
 
 
 def test_what_the_file_sets_at_import_holds_for_all(write):
-    """It is in force before any instance is built, for the building and for the calls."""
+    """The setting applies before any instance is built, for building and for calls."""
     source = """
     torch.set_default_dtype(torch.float64)
     Net = lambda: nn.Linear(3, 3)
@@ -88,7 +88,7 @@ def test_what_the_file_sets_at_import_holds_for_all(write):
 
 
 def test_a_second_attempt_at_building_starts_anew(write):
-    """A constructor that fails for want of its initial values is run again, not from where it failed."""
+    """A constructor that fails without its initial values is run again with the original settings."""
     source = """
     class Net(nn.Module):
         def __init__(self):
@@ -103,7 +103,7 @@ def test_a_second_attempt_at_building_starts_anew(write):
 
 def test_a_constructor_cannot_turn_gradients_off_for_others(built):
     """The proofs say themselves when they want a graph."""
-    found = built("torch.set_grad_enabled(False)")
+    built_model = built("torch.set_grad_enabled(False)")
     assert torch.is_grad_enabled()
-    found.build_again()
+    built_model.build_again()
     assert torch.is_grad_enabled()

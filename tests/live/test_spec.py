@@ -1,4 +1,4 @@
-"""The text of a spec, and what is no spec."""
+"""Parse the text of a spec, and recognise a text that is not a spec."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_specs_are_read(text, module, is_file, attribute, args, kwargs):
     ],
 )
 def test_what_is_no_spec_is_none(text):
-    """Paths, URLs, drives and sections are left to others."""
+    """Paths, URLs, drives and sections are not specs."""
     assert parse_spec(text) is None
 
 
@@ -95,7 +95,7 @@ def test_what_is_no_spec_is_none(text):
     ],
 )
 def test_bad_arguments_are_one_line(arguments):
-    """Arguments that are no literals are a usage error of one line, and nothing of them runs."""
+    """Arguments that are not literals are a usage error in one line, and no code of the arguments runs."""
     with pytest.raises(UsageError) as caught:
         parse_spec(f"net.py:Net{arguments}")
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""A wrong spelling of a model is one line with the line to type, and that line works."""
+"""For a misspelt model, the error is one line with the correct line to type."""
 
 from __future__ import annotations
 
@@ -192,9 +192,9 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def advise(statecli):
-    """Type a target that is refused; return the message and the target that it says to write, which must work.
+    """Type a refused target; return the message and the target that the message suggests, which must work.
 
-    `values`: what to write in place of each `...`.
+    `values` replaces each `...`.
     """
 
     def type_line(*words: str, values: str = "") -> tuple[str, str]:
@@ -220,7 +220,7 @@ def advise(statecli):
 )
 @pytest.mark.parametrize("callee", ["adapt", "Adapted"])
 def test_an_argument_is_a_class_of_another_package(here, statecli, callee, model):
-    """With a colon or a dot; the arguments of that class use the names of its own module."""
+    """The class is written with a colon or a dot, and its arguments use the names of its own module."""
     result = statecli("inspect", f"adapters:{callee}({model}, config=LoraConfig(rank=5))", "-f", "json")
     assert result.code == 0, result.err
     shapes = {name: row["shape"] for name, row in result.rows().items()}
@@ -228,7 +228,7 @@ def test_an_argument_is_a_class_of_another_package(here, statecli, callee, model
 
 
 def test_only_packages_that_the_line_names_are_imported(here, statecli):
-    """A refused line imports none of the others."""
+    """A refused line imports no other package."""
     assert statecli("inspect", "adapters:adapt(torch.nn.Linear(2, 3), LoraConfig())").code == 0
     assert statecli("inspect", "adapters:adapt(Body(), LoraConfig())").code == 2
     assert "adapters" in sys.modules
@@ -236,7 +236,7 @@ def test_only_packages_that_the_line_names_are_imported(here, statecli):
 
 
 def test_a_dotted_name_is_of_an_installed_package(here, statecli):
-    """A module of the current folder is named by a colon, which imports an installed module first."""
+    """A module of the current folder is written with a colon; an installed module of the name is imported first."""
     Path("own.py").write_text(
         "import torch\nclass Own(torch.nn.Linear):\n    def __init__(self): super().__init__(1, 1)\n"
     )
@@ -260,7 +260,7 @@ def test_a_dotted_name_is_of_an_installed_package(here, statecli):
     ],
 )
 def test_a_name_of_another_package_runs_no_command(here, statecli, model, problem):
-    """It is one line, and nothing runs."""
+    """The error is one line, and no command runs."""
     result = statecli("inspect", f"adapters:adapt({model}, LoraConfig())")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert problem in result.err
@@ -371,7 +371,7 @@ def test_a_module_that_its_package_does_not_import_is_found(here, statecli):
     ],
 )
 def test_a_value_is_written_for_the_name_of_a_variable(here, advise, typed, written):
-    """The other arguments are those of the user; a text is mentioned only if the line has a text."""
+    """The other arguments are the user's; the message mentions a text only if the line has a text."""
     message, line = advise(typed)
     assert shlex.split(line)[0].endswith(written)
     assert "for a string" not in message
@@ -444,7 +444,7 @@ def test_a_folder_without_weights_in_the_arguments_of_an_argument(here, statecli
 
 
 def test_a_builder_imports_the_names_in_the_arguments_of_another_package(here, statecli):
-    """The function has to run as it is printed."""
+    """The printed function must run unchanged."""
     result = statecli("inspect", "adapters:change(bodies.Body(BodyConfig(4)), LoraConfig())")
     Path("build.py").write_text(result.err.split("`")[1])
     assert statecli("inspect", "build.py:make").code == 0
@@ -478,7 +478,7 @@ class Other(nn.Module):
 
 @pytest.mark.parametrize("name", ["Block", "Net"])
 def test_the_configuration_with_the_fields_that_are_read_is_the_one(here, advise, statecli, name):
-    """Of several; if the constructor reads none, the fields that the other classes read."""
+    """If the constructor reads no fields, the fields that the other classes read select the configuration."""
     Path("net.py").write_text(GUESSED)
     assert f"'net.py:{name}(cfg=NetConfig())'" in statecli("inspect", "net.py").err
     assert shlex.split(advise(f"net.py:{name}")[1]) == [f"net.py:{name}(cfg=NetConfig())"]
@@ -557,7 +557,7 @@ def say(text): print(text, file=sys.stderr)
 
 
 def test_lines_of_an_installed_library_do_not_come_before_the_result(here, statecli, tmp_path):
-    """At import and in a constructor; a function of the library that the user's code calls may print."""
+    """Lines at import and in a constructor are hidden; a library function that the user's code calls may print."""
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages/loud.py").write_text(LOUD)
     sys.path.insert(0, str(tmp_path / "site-packages"))
@@ -600,12 +600,12 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(here, state
     ],
 )
 def test_an_error_of_a_constructor_has_the_line_to_type(here, advise, typed, written):
-    """It names the arguments of a base class, of the message, and those that take modules."""
+    """The line has the arguments of a base class, the arguments in the message, and arguments that take modules."""
     assert shlex.split(advise(typed, values="3")[1]) == [written]
 
 
 def test_an_error_that_names_models_has_the_line_to_type(here, advise):
-    """The arguments that take models of transformers, without quotes in the message."""
+    """The line has the arguments that take models of transformers, without quotes in the message."""
     pytest.importorskip("transformers")
     model = "transformers.BertModel(BertConfig())"
     line = f"transformers:EncoderDecoderModel(encoder={model}, decoder={model})"
@@ -669,7 +669,7 @@ def test_a_wrong_configuration_of_transformers_has_the_line_to_type(here, advise
     ],
 )
 def test_a_misspelt_name_has_the_line_to_type(here, advise, typed, written):
-    """The nearest name, with the arguments that were typed or are needed."""
+    """The line has the most similar name, with the arguments that were typed or are needed."""
     message, line = advise(typed, values="3")
     assert "did you mean" in message
     assert shlex.split(line) == [written]
@@ -699,7 +699,7 @@ def test_a_class_of_a_module_of_the_package_has_the_line_to_type(here, advise):
     ],
 )
 def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, statecli, typed, file):
-    """A class of a file as an argument of a library's class, and a function that returns nothing."""
+    """The cases are a class of a file as an argument of a library's class, and a function that returns nothing."""
     Path("net.py").write_text(
         "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self, n): super().__init__(n, 2)\n"
     )
@@ -746,7 +746,7 @@ def test_the_function_for_a_name_in_quotes_is_not_a_string(here, statecli):
 
 
 def test_a_line_that_needs_a_package_has_the_command_that_installs_it(fetching, statecli):
-    """And not a line that asks for values."""
+    """The error has the command instead of a line with values to fill in."""
     assert statecli("inspect", "graphs:Optional").err.endswith("; install the package: pip install more-layers\n")
 
 
@@ -777,7 +777,7 @@ def test_the_function_for_a_model_of_a_registry_calls_the_registry():
     ],
 )
 def test_code_that_builds_a_model_is_the_model(here, statecli, typed):
-    """It is not run: the call is read."""
+    """The call is read from the code, and the code is not run."""
     result = statecli("inspect", typed, "-f", "json")
     assert result.code == 0, result.err
 
@@ -920,7 +920,7 @@ def fetching(here):
     ],
 )
 def test_the_first_line_is_not_refused_again(fetching, advise, typed, written):
-    """The line has arguments that the class takes, and none that starts a download."""
+    """The line has arguments that the class takes, and no argument that starts a download."""
     assert shlex.split(advise(typed)[1]) == [written]
 
 
@@ -1076,7 +1076,7 @@ def test_modules_have_the_line_to_type(here, advise, typed, written):
     ],
 )
 def test_brackets_and_quotes_and_code_after_the_call_have_the_line_to_type(here, statecli, typed, written):
-    """Open brackets are closed; a method that is called on the model is left out. The line is tried first."""
+    """Open brackets are closed, and a method call on the model is removed. The corrected line is tried first."""
     refused = statecli("inspect", typed)
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert shlex.split(refused.err.rpartition("; write ")[2]) == [written]
@@ -1175,7 +1175,7 @@ def test_a_model_of_torch_hub_has_the_line_for_a_copy(here, statecli, monkeypatc
 
 
 def test_a_model_of_torch_hub_has_the_line_of_a_library(here, advise, monkeypatch):
-    """A library that is installed builds a model of this name."""
+    """An installed library builds a model of the same name."""
     monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
     (here.parent / "installed/timm.py").write_text(
         "import torch\ndef list_models(): return ['tiny']\ndef create_model(name): return torch.nn.Linear(2, 3)\n"
@@ -1273,7 +1273,7 @@ def test_a_class_of_a_library_that_is_not_a_module_has_a_model_of_the_library(he
     ],
 )
 def test_arguments_of_a_class_of_transformers_are_those_of_its_configuration(here, advise, arguments, config):
-    """And not an argument that asks for weights."""
+    """The line does not have an argument for weights."""
     pytest.importorskip("transformers")
     line = advise(f"transformers:BertForSequenceClassification({arguments})")[1]
     name = "" if arguments.startswith("Bert") else "config="
@@ -1307,7 +1307,7 @@ class Tower(nn.Module):
     ],
 )
 def test_a_field_of_the_configuration_is_written_in_the_configuration(tmp_path, monkeypatch, statecli, arguments, text):
-    """The line to type has the user's value, and no name of a module that statecli gave to the file."""
+    """The line to type has the user's value, without the module name that statecli gave to the file."""
     (tmp_path / "tower.py").write_text(TOWER)
     monkeypatch.chdir(tmp_path)
     result = statecli("inspect", f"tower.py:Tower({arguments})")

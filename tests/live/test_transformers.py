@@ -36,7 +36,7 @@ def test_registered_tensors_are_those_torch_names(name, read_live):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_nothing_is_left_behind_that_follows(name, read_live):
-    """Everything registered follows a move, and there is nothing unregistered in these classes."""
+    """Every registered tensor follows a move, and these classes have no unregistered tensors."""
     state = read_live(lambda: make(name))
     assert [t.fqn for t in state.tensors if t.moves is not True] == []
     assert [t.fqn for t in state.tensors if t.kind is Kind.UNREGISTERED] == []
@@ -50,7 +50,7 @@ def test_tied_heads_are_tied(read_live, rows):
 
 
 def test_modules_in_a_plain_list_are_found(read_live, rows):
-    """OneFormer keeps convolutions in a plain list: six parameters that no state_dict holds."""
+    """OneFormer keeps convolutions in a plain list: six parameters are not in state_dict()."""
     config = transformers.OneFormerConfig(
         num_queries=4, hidden_dim=32, conv_dim=32, mask_dim=32, enforce_input_proj=True
     )

@@ -1,4 +1,4 @@
-"""What the walk finds, what it calls it, and what it leaves asleep."""
+"""Test the tensors that the walk reaches, their names, and the objects that the walk does not wake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statecli import formats
 from statecli.core.model_state import Kind
 from statecli.live import walk as walk_module
 
-#: assignment in __init__ -> the names of the unregistered tensors it makes
+#: assignment in __init__ -> the names of the unregistered tensors of the assignment
 HELD = {
     "self.t = torch.ones(1)": ["t"],
     "self.t = [torch.ones(1), (torch.ones(2),)]": ["t[0]", "t[1][0]"],
@@ -42,7 +42,7 @@ HELD = {
     "self.l = L([torch.ones(1)]); self.l.more = torch.ones(1)": ["l[0]", "l.more"],
     "object.__setattr__(self, 'h', torch.ones(1))": ["h"],
 }
-#: assignment -> nothing to report: another name, or a place that no move is expected to reach
+#: assignments without a report: another name of a tensor, or a place that a move need not reach
 QUIET = [
     "self.w = nn.Parameter(torch.ones(2)); self.l = [self.w]",
     "self.w = nn.Parameter(torch.ones(2)); self.v = self.w.data[0]",
@@ -87,7 +87,7 @@ def unregistered(state) -> list[str]:
 
 @pytest.mark.parametrize("line", HELD)
 def test_held_tensors_are_found_and_named(inspect, line):
-    """Each way of holding a tensor gives one row, named as Python would reach it, and it stays behind unsaved."""
+    """Each container of a tensor gives a row, named as Python reaches the tensor; the tensor stays and is not saved."""
     state = inspect(HEADER + line)
     assert unregistered(state) == HELD[line]
     assert {(t.saved, t.moves) for t in state.tensors} == {(False, False)}
@@ -100,7 +100,7 @@ def test_other_names_and_far_places_are_quiet(inspect, line):
 
 
 def test_optimizer_state_is_found(inspect):
-    """The state of an optimizer the model holds is reached, and gets no fix: it has a state_dict of its own."""
+    """The state of the model's optimizer is listed without a fix, because an optimizer has its own state_dict."""
     line = "self.w = nn.Parameter(torch.ones(2)); self.opt = torch.optim.Adam([self.w]); self.w.sum().backward()"
     state = inspect(HEADER + line + "; self.opt.step()")
     assert "opt.state[#0]['exp_avg']" in unregistered(state)
@@ -108,7 +108,7 @@ def test_optimizer_state_is_found(inspect):
 
 
 def test_class_attributes_are_marked(inspect, rows):
-    """A tensor of the class body is listed with its line and said to be shared; a shadowed one keeps its own name."""
+    """A tensor of the class body has its line and a note that it is shared; a shadowed tensor has its own name."""
     source = "class Net(nn.Module):\n    a = torch.ones(1)\n    b = [torch.ones(2)]\n    c = torch.ones(3)\n"
     source += "    def __init__(self):\n        super().__init__()\n        self.c = torch.ones(4)\n"
     actual_rows = rows(inspect(source))
@@ -119,7 +119,7 @@ def test_class_attributes_are_marked(inspect, rows):
 
 
 def test_each_tensor_is_one_row(inspect, rows):
-    """A tensor held twice is one row, its second name an alias; another view of it is a row tied to it."""
+    """A tensor with two references is one row with an alias; a view of the tensor is a tied row."""
     actual_rows = rows(inspect(HEADER + "self.a = torch.ones(2); self.b = [self.a]; self.c = self.a[:1]"))
     assert set(actual_rows) == {"a", "c"}
     assert actual_rows["a"].aliases == ("b[0]",)
@@ -184,13 +184,13 @@ def test_no_user_code_runs_on_the_way(inspect):
 
 
 def test_cycles_end(inspect):
-    """Structures that contain themselves are opened once."""
+    """Structures that contain themselves are visited once."""
     line = "self.a = [torch.ones(1)]; self.a.append(self.a); self.d = {'d': self.a}; self.d['e'] = self.d"
     assert unregistered(inspect(HEADER + line)) == ["a[0]"]
 
 
 def test_a_module_that_contains_itself_is_an_oddity(inspect):
-    """A registered cycle, over which torch's own state_dict() recurses for ever, is listed once and said."""
+    """A registered cycle, for which torch's own state_dict() recurses forever, is listed once with an oddity."""
     state = inspect(HEADER + "self.w = nn.Parameter(torch.ones(1)); self.add_module('me', self)")
     assert [t.fqn for t in state.tensors] == ["w"]
     assert "module-cycle" in {oddity.name for oddity in state.oddities}
@@ -208,14 +208,14 @@ def test_deep_nesting_is_cut_and_said(inspect):
 
 
 def test_too_many_objects_are_cut_and_said(inspect, monkeypatch):
-    """Where a model holds more objects than the limit, the state says that the search ended."""
+    """If a model has more objects than the limit, the state says that the search ended."""
     monkeypatch.setattr(walk_module, "MAX_OBJECTS", 1000)
     state = inspect(HEADER + "self.many = [[[]] for _ in range(5000)]")
     assert [o.name for o in state.oddities if o.name == "not-searched"] != []
 
 
 def test_too_many_names_are_an_error(inspect, monkeypatch):
-    """Modules shared thirty levels deep have 2^30 names: one line, not a hang."""
+    """Modules shared thirty levels deep have 2^30 names: the result is an error in one line, not a hang."""
     from statecli.core.errors import ModelError
 
     monkeypatch.setattr(walk_module, "MAX_NAMES", 10_000)
@@ -225,7 +225,7 @@ def test_too_many_names_are_an_error(inspect, monkeypatch):
 
 
 def test_large_plain_data_is_fast(inspect):
-    """A vocabulary of 200,000 strings costs one object."""
+    """A vocabulary of 200,000 strings counts as one object."""
     assert unregistered(inspect(HEADER + "self.v = {str(i): i for i in range(200_000)}")) == []
 
 
@@ -271,7 +271,7 @@ def test_a_sparse_tensor_is_as_large_here_as_in_a_file(read_live, tmp_path):
 
 
 def test_wrapper_subclasses_are_one_tensor(read_live, rows):
-    """A subclass that wraps another tensor is one row of the outer shape; what it keeps inside is no row."""
+    """A subclass that wraps another tensor is one row of the outer shape; the inner tensors have no row."""
     from torch.testing._internal.two_tensor import TwoTensor
 
     class Net(nn.Module):
@@ -287,7 +287,7 @@ def test_wrapper_subclasses_are_one_tensor(read_live, rows):
 
 
 def test_nested_tensors_have_elements_and_no_shape(read_live):
-    """A nested tensor, strided or jagged, shows the elements of its parts and says why it has no shape."""
+    """A nested tensor, strided or jagged, shows the elements of its parts, and a note explains the missing shape."""
 
     class Net(nn.Module):
         def __init__(self):
@@ -302,7 +302,7 @@ def test_nested_tensors_have_elements_and_no_shape(read_live):
 
 
 def test_derived_from_what(inspect, rows):
-    """A derived tensor is said to come from registered tensors only when all it comes from is registered."""
+    """A tensor is derived from registered tensors only if all its sources are registered."""
     line = (
         "self.w = nn.Parameter(torch.ones(1)); self.d = self.w * 2; self.e = torch.ones(1, requires_grad=True) * self.w"
     )
@@ -343,7 +343,7 @@ class Plain(nn.Module):
 
 
 class Script(torch.jit.ScriptModule):
-    """Scripted as it is made: another module below it has what it shows as its own."""
+    """Module that is scripted on construction and shows the attributes of an inner module as its own."""
 
     def __init__(self):
         super().__init__()
@@ -369,7 +369,7 @@ def traced():
     ids=["script", "below a module", "ScriptModule"],
 )
 def test_the_attributes_of_a_scripted_module(make, unregistered, read_live, rows):
-    """They are rows that stay behind and are not saved. The oracle: `.double()`, and state_dict()."""
+    """The attributes are rows that do not move and are not saved. The oracle is `.double()` and state_dict()."""
     state = read_live(make)
     rows_by_name = {name: row for name, row in rows(state).items() if row.kind is Kind.UNREGISTERED}
     assert sorted(rows_by_name) == unregistered
@@ -406,14 +406,14 @@ def test_tensors_in_compiled_code_are_said_to_be_there(read_live):
     ],
 )
 def test_the_container_of_an_unregistered_module_is_recorded(inspect, value, kind):
-    """By its type, because the keys 0, 1 are those of a list, a tuple or a dictionary."""
+    """The type is recorded, because a list, a tuple and a dictionary may all have the keys 0 and 1."""
     init = f"    def __init__(self):\n        super().__init__()\n        self.x = {value}\n"
     (row,) = inspect(f"import collections, types\nclass Net(nn.Module):\n{init}").tensors
     assert row.container == kind
 
 
 def test_a_class_that_was_walked_is_freed(read_live):
-    """A process that builds many versions of a class, such as a notebook, keeps none of them."""
+    """A process that builds many versions of a class, such as a notebook, keeps no version."""
 
     class Net(nn.Linear):
         tables = (torch.ones(1),)
