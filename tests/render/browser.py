@@ -53,11 +53,11 @@ class Browser:
         self.post("/url", url=page.as_uri())
 
     def run(self, script, *args):
-        """Return what the body of a function returns."""
+        """Return the result of a script, the body of a function."""
         return self.post("/execute/sync", script=script, args=args)
 
     def wait(self, script, *args):
-        """Return what a script gives to `done`."""
+        """Return the value that a script passes to `done`."""
         return self.post("/execute/async", script=f"const done = arguments[arguments.length - 1]; {script}", args=args)
 
     def press(self, *keys):

@@ -1,4 +1,4 @@
-"""Charts as geometry: to scale, inside the picture, and honest about what they cannot draw."""
+"""Charts are drawn to scale and inside the picture, and report the values that cannot be drawn."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_has_no_bound_is_named_by_the_chart():
 
 
 def test_what_has_no_measure_is_counted_by_what_it_is():
-    """Each has its own word on it, and the note counts each."""
+    """Each bar without a value has its own reason, and the note counts the reasons."""
     words = ("of another shape", "not compared", "not compared", "")
     picture = build_picture(Bars("t", ("a", "b", "c", "d"), (math.inf, math.inf, math.inf, 0.5), "u", words))
     assert [mark.title for mark in picture.marks] == [
@@ -75,7 +75,7 @@ def test_what_has_no_measure_is_counted_by_what_it_is():
 
 
 def test_a_nan_among_neighbours_marks_their_bar():
-    """It does not vanish in the largest of them, and its name is there."""
+    """The NaN does not vanish in the largest value, and its name is shown."""
     values = [1.0] * 5000
     values[777] = math.nan
     odd = [mark for mark in bars(values).marks if mark.mood == "odd"]
@@ -84,7 +84,7 @@ def test_a_nan_among_neighbours_marks_their_bar():
 
 
 def test_layers_are_marked_in_their_middle():
-    """The axis names the stack and counts its layers; names of another stack do not disturb it."""
+    """The axis names the stack and counts its layers; names of another stack do not interfere."""
     labels = ["emb.w", *(f"h.{n}.{part}" for n in range(12) for part in "abcd"), "z.0.w"]
     picture = bars([1.0] * len(labels), labels)
     assert picture.below == "h.N"
@@ -144,7 +144,7 @@ def inside(picture):
 
 @given(st.lists(finite, min_size=2, max_size=50, unique=True), st.data())
 def test_a_histogram_is_inside_whatever_its_edges(edges, data):
-    """Denormal and huge ranges alike; zero is marked exactly where it lies between the ends."""
+    """This holds for denormal and huge ranges; zero is marked exactly if zero lies between the ends."""
     edges = sorted(edges)
     counts = data.draw(st.lists(st.integers(0, 10**12), min_size=len(edges) - 1, max_size=len(edges) - 1))
     picture = build_picture(Spread("t", tuple(edges), tuple(counts), "Δ"))
@@ -154,7 +154,7 @@ def test_a_histogram_is_inside_whatever_its_edges(edges, data):
 
 
 def test_a_histograms_bars_are_to_scale():
-    """Twice the count is twice the height; a bin without any has no bar, one of a million still shows."""
+    """Twice the count has twice the height; an empty bin has no bar, and a count of one in a million is visible."""
     picture = build_picture(Spread("t", (0.0, 1.0, 2.0, 3.0, 4.0), (500_000, 1_000_000, 0, 1), "Δ"))
     half, whole, none, first = (mark.height for mark in picture.marks)
     assert whole == pytest.approx(2 * half)
@@ -172,20 +172,20 @@ def test_ticks_of_a_histogram_are_round_numbers_where_they_stand():
 
 @pytest.mark.parametrize("edges", [(), (0.0, math.inf), (math.nan, 1.0)])
 def test_a_histogram_without_a_finite_range_says_so(edges):
-    """It is neither drawn wrong nor left out."""
+    """Such a histogram is neither drawn wrong nor left out."""
     picture = build_picture(Spread("t", edges, (1,) if edges else (), "Δ"))
     assert (picture.marks, picture.x_ticks) == ((), ())
     assert "not drawn" in picture.note
 
 
 def test_counts_are_written_whole():
-    """There is no half element on an axis."""
+    """An axis does not show half an element."""
     assert [tick.text for tick in build_picture(Spread("t", (0.0, 1.0), (1,), "Δ")).y_ticks] == ["0", "1"]
 
 
 @pytest.mark.parametrize("largest", [0.001, 0.00025, 1e-5, 3e-7, 1e300])
 def test_numbers_of_a_histogram_stand_inside_the_picture(largest):
-    """Those at the ends too, half of which is outside the plot; a character of 12 px is 6 to 7 units wide."""
+    """The numbers at the ends count too, half outside of the plot; a character of 12 px is 6 to 7 units wide."""
     picture = build_picture(Spread("t", (-largest, 0.0, largest), (1, 2), "Δ"))
     for tick in picture.x_ticks:
         assert tick.at - 6.5 * len(tick.text) / 2 >= 0

@@ -1,4 +1,4 @@
-"""Nothing that a file or a user says is more than text in what people read."""
+"""Text from a file or a user is only text in the outputs for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from statecli.report import Column, Fix, Group, Line, Page, Problem, Report, Tab
 from ..audits import accept_findings, failed_target, finding, render_audit, skipped_rule, skipped_target, target
 
 PEOPLE = (Output.TABLE, Output.PLAIN, Output.MARKDOWN, Output.HTML)
-#: What a terminal or a workflow's runner would act on, and texts with it in every place.
+#: Texts that a terminal or a workflow's runner would act on, and texts that contain them in every place.
 LIVE = ["\x1b[31m", "\n::error::z", "\r\n::debug::", "::error::x", " ::set-output name=a::b", "\u2028::x::"]
 LIVE += [
     "##[error]",
@@ -53,26 +53,26 @@ def harmless(text, output):
 
 @pytest.mark.parametrize("text", [*LIVE[:1], "::x::", "  ::x::", "##[x]", "\u202e"])
 def test_the_reader_of_these_tests_can_fail(text):
-    """Each of these is found."""
+    """`harmless` rejects each of these texts."""
     with pytest.raises(AssertionError):
         harmless(f"ok\n{text}\n", Output.PLAIN)
 
 
 def report(text, outline=False):
-    """One in which everything that an output may show is this text."""
-    told = Finding(text, Severity.ERROR, text, text, text, text, text)
+    """Return a report with this text in every place of an output."""
+    error = Finding(text, Severity.ERROR, text, text, text, text, text)
     place = Origin(text, 7)
-    problem = Problem(text, Severity.ERROR, text, text, (told,), (text, text), text, place, text)
+    problem = Problem(text, Severity.ERROR, text, text, (error,), (text, text), text, place, text)
     columns = (Column(text), Column(text), Column(text))
     row, group = (text, text, text), Group(text, text, (Line((text, text, text), text), Line((text, "", ""))))
     return Report(
         title=text,
-        document=told.__copy__,
+        document=error.__copy__,
         table=lambda: Table(columns, (row, row)),
         page=lambda: Page(
             text, columns, (group, group), (text, text), (Fix(text, text),), (problem,), text, None, group
         ),
-        findings=(told,),
+        findings=(error,),
         notes=(Oddity(text, text),),
         outline=outline,
         has_several_targets=True,
@@ -80,8 +80,8 @@ def report(text, outline=False):
     )
 
 
-def render_text(output, made, **look):
-    return render.format_report(made, output, RenderOptions(terminal=True, **look))
+def render_text(output, document, **look):
+    return render.format_report(document, output, RenderOptions(terminal=True, **look))
 
 
 @pytest.mark.parametrize("output", PEOPLE)
@@ -96,17 +96,17 @@ def test_no_text_acts_wherever_it_stands(output, text, outline, quiet, width):
 @settings(max_examples=25, deadline=None)
 @given(hostile, st.booleans())
 def test_no_text_is_two_lines(output, text, outline):
-    """However many breaks are in it, there are as many lines as of a word; lines to paste are lines."""
+    """A text with line breaks takes as many lines as a word; only lines to paste are separate lines."""
     word, odd = (report(sample, outline) for sample in ("x" * len(text), text.replace(" ", "_")))
-    made = [render_text(output, sample, width=10_000).count("\n") for sample in (word, odd)]
+    line_counts = [render_text(output, sample, width=10_000).count("\n") for sample in (word, odd)]
     more = len(text.splitlines()) - 1 if text.splitlines() else 0
     is_block = output is Output.MARKDOWN and more and label_help(text.replace(" ", "_")).startswith("fix")
     block = 4 if is_block else 0  # a blank line, two fences, and the label's own line
-    assert made[1] - made[0] == 2 * more + block  # of the fix, and of the problem's
+    assert line_counts[1] - line_counts[0] == 2 * more + block  # of the fix, and of the problem's
 
 
 def test_colours_are_our_own():
-    """The codes around a text are not those in it."""
+    """The colour codes around a text are statecli's own, without the codes in the text."""
     text = render_text(Output.PLAIN, report("\x1b[31mred\x1b[0m"), color=True)
     assert "\x1b[1m" in text
     assert "\x1b[31mred" not in text
@@ -115,13 +115,13 @@ def test_colours_are_our_own():
 @pytest.mark.parametrize("output", [*PEOPLE, Output.GITHUB])
 @pytest.mark.parametrize("terminal", [False, True])
 def test_no_part_of_an_audit_acts(output, terminal):
-    """A reason for what is accepted, of what failed, was skipped or did not run; a format, a name, what to do."""
+    """The text is in the reasons of accepted, failed and skipped targets and rules, a format, a name and a remedy."""
     text = "r\x1b[31m\n::error::z"
-    told = finding(message=text, help=text, target=text)
+    problem = finding(message=text, help=text, target=text)
     audit = render_audit(
         output,
-        target(text, told, accepted=accept_findings(text, told), skipped=(skipped_rule("nan", text),)),
-        target(text, told),
+        target(text, problem, accepted=accept_findings(text, problem), skipped=(skipped_rule("nan", text),)),
+        target(text, problem),
         failed_target(text, text),
         skipped_target(text, text),
         terminal=terminal,
@@ -160,12 +160,12 @@ def test_what_is_visible_stays_so(text):
 
 @pytest.mark.parametrize("character", ["\x9b", "\ufffe", "\U000e0041", "\ud800"], ids=ascii)
 def test_in_json_it_reads_back(character):
-    """As the character that it is, of any plane."""
+    """A character of any plane reads back as itself."""
     assert escape_json(json.dumps(character, ensure_ascii=False)).isascii()
     assert json.loads(escape_json(json.dumps(character, ensure_ascii=False))) == character
 
 
 def test_rows_are_encoded_together_as_each_alone():
-    """Control characters and lone surrogates in one row of a batch change no other row."""
+    """Control characters and lone surrogates in a row of a batch do not change other rows."""
     for values in (["a", "b"], ["a", "\x7f", "é"], ["a\nb", "\udc80", "\x1b[2J"], [{"x": [1, None]}]):
         assert encode_json_lines(values, b",\n") == b",\n".join(map(encode_json, values))

@@ -1,4 +1,4 @@
-"""Annotations of a GitHub workflow: escaped as its runner reads them, and no more than it shows."""
+"""Annotations of a GitHub workflow are escaped as the runner reads them, and are as few as GitHub shows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_grammar_refuses_what_is_none(line):
 
 
 def test_an_annotation_has_its_file_line_and_rule():
-    """A class is annotated at the line that assigned the tensor; the message says what to do too."""
+    """A class is annotated at the line that assigned the tensor; the message also has the remedy."""
     actual = finding("unregistered-tensor", WARNING, origin=Origin("net.py", 9), message="t: stays", help="register it")
     assert notes(target("net.py:Net", actual)) == [
         (
@@ -51,7 +51,7 @@ def test_repeated_layers_are_one_annotation():
 
 
 def test_more_than_ten_of_a_rule_are_one_annotation():
-    """The first ten in it, and how many more."""
+    """The annotation has the first ten findings and the number of the others."""
     numbers = [finding(fqn=f"name{'x' * n}", help=str(n)) for n in range(25)]
     ((_, properties, message),) = notes(target("a.pt", *numbers))
     assert properties == {"file": "a.pt", "title": "statecli nan (25)"}
@@ -59,7 +59,7 @@ def test_more_than_ten_of_a_rule_are_one_annotation():
 
 
 def test_what_to_do_about_many_is_said_once():
-    """Where it is the same of all of them; what is to be done of some alone would be said of the others."""
+    """The remedy is written once if it is the same for all findings; otherwise it would seem to apply to all."""
     same = [finding(fqn=f"name{'x' * n}", help="go back") for n in range(25)]
     ((_, _, message),) = notes(target("a.pt", *same))
     assert message.splitlines() == ["name, namex, namexx and 22 more: are nan", "help: go back"]
@@ -72,7 +72,7 @@ def test_ten_are_told_one_by_one():
 
 
 def test_more_than_ten_rules_end_with_how_many_more():
-    """Nine, and one that names the rest: GitHub would drop them without a word."""
+    """Nine rules have an annotation and the tenth names the rest, because GitHub would drop the rest silently."""
     numbers = [finding(f"rule{'x' * n}") for n in range(14)]
     annotations = notes(target("a.pt", *numbers))
     assert len(annotations) == 10
@@ -87,7 +87,7 @@ def test_each_level_has_ten_of_its_own():
 
 
 def of_lines(count, each=1):
-    """Findings of a class, `each` at one of `count` lines."""
+    """Return findings of a class: `each` findings at each of `count` lines."""
     return [
         finding(f"rule{k}", fqn=f"{'x' * n}t", origin=Origin("net.py", n))
         for k in range(each)
@@ -103,7 +103,7 @@ def test_each_source_line_has_its_own_annotation():
 
 
 def test_two_findings_of_one_line_are_one_annotation():
-    """GitHub would show them one upon the other. Each is followed by its own help, in lines of their own."""
+    """GitHub would show two annotations on top of each other. Each finding is followed by its own help."""
     where = Origin("net.py", 9)
     texts = [
         finding("left-behind", fqn=name, origin=where, help=f"# at the end of __init__:\nself.register({name})")
@@ -126,13 +126,13 @@ def test_no_finding_is_annotated_at_another_line():
 
 
 def test_repeated_layers_at_two_lines_are_two_annotations():
-    """A fold over layers that different lines make would name one of the lines alone."""
+    """A fold over layers from different lines would name only one line."""
     numbers = [finding(fqn=f"layers.{n}.weight", origin=Origin("net.py", 5 + n % 2)) for n in range(8)]
     assert [note[1]["line"] for note in notes(target("net.py:Net", *numbers))] == ["5", "6"]
 
 
 def test_findings_of_several_targets_are_at_the_first():
-    """One annotation of a thousand targets: what is alike is said once, of the first ten and how many more."""
+    """A thousand targets have one annotation: the message with the first ten names and the number of the rest."""
     names = [f"{'x' * n}.pt" for n in range(1, 1_001)]
     ((_, properties, message),) = notes(*(target(name, finding(target=name)) for name in names))
     assert properties == {"file": "x.pt", "title": "statecli nan (1,000)"}
@@ -140,7 +140,7 @@ def test_findings_of_several_targets_are_at_the_first():
 
 
 def test_what_is_said_of_several_targets_is_behind_their_names():
-    """A line for each thing that is said, ten at most; what could not be read is named once."""
+    """Each message is one line, with ten lines at most; unreadable targets are named in one line."""
     numbers = [target(f"{n}.pt", finding(target=f"{n}.pt", message=f"w: {n // 2} NaN")) for n in range(24)]
     ((_, _, message),) = notes(*numbers)
     assert message.splitlines()[::10] == ["0.pt, 1.pt: w: 0 NaN", "… and 4 more"]
@@ -150,7 +150,7 @@ def test_what_is_said_of_several_targets_is_behind_their_names():
 
 
 def test_a_target_that_failed_is_an_error():
-    """And one that was skipped a notice: a step that shows neither looks clean."""
+    """A skipped target is a notice: a step without either annotation would look clean."""
     assert notes(failed_target("no.pt"), skipped_target("README.md")) == [
         ("error", {"file": "no.pt", "title": "statecli cannot-read"}, "no.pt: is empty"),
         ("notice", {"file": "README.md", "title": "statecli skipped"}, "is a text file"),
@@ -170,14 +170,14 @@ def test_a_damaged_file_has_one_annotation():
 
 
 def test_targets_that_failed_for_a_common_reason_have_one_annotation():
-    """The class of --model cannot be built, so no file was compared with it."""
+    """The class of --model cannot be built, so no file was compared with the class."""
     reason = "--model net.py:Net: the constructor needs config"
     failed = [msgspec.structs.replace(failed_target(name), reason=reason) for name in ("net.py:Net", "a.pt", "b.pt")]
     assert notes(*failed) == [("error", {"file": "net.py", "title": "statecli cannot-read"}, reason)]
 
 
 def test_the_last_line_is_the_verdict():
-    """For who reads the log; it is no command."""
+    """The verdict is for readers of the log and is not a workflow command."""
     assert render_audit("github", target()).splitlines() == ["statecli: 1 audited: clean; 2 rules ran"]
 
 
@@ -191,13 +191,13 @@ def test_quiet_leaves_what_fails():
 
 @given(st.text(st.characters(), max_size=60), st.text(st.characters(), min_size=1, max_size=30))
 def test_no_name_is_a_command(fqn, name):
-    """One line an annotation, whatever is in it, and what is read back is what was meant."""
+    """An annotation is one line, whatever its text, and reads back unchanged."""
     text = render_audit("github", target(name, finding(fqn=fqn, message=f"{fqn}: x", target=name), ran=()))
     assert text.count("\n") == 2
     assert len(github(text)) == 1
 
 
 def test_percent_is_escaped_once():
-    """`%0A` of a name is no line break, and is read as it was."""
+    """`%0A` in a name is not a line break, and reads back unchanged."""
     ((_, _, message),) = notes(target("a.pt", finding(message="a%0A::error::b%25: x")))
     assert message == "a%0A::error::b%25: x"

@@ -1,4 +1,4 @@
-"""GitLab's Code Quality report: the keys that it asks for, a fingerprint each, a line even where there is none."""
+"""GitLab's Code Quality report has the required keys, a fingerprint for each issue, and always a line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_reader_refuses_what_is_none():
 
 
 def test_an_issue_has_what_gitlab_asks_for():
-    """The finding's own fingerprint, its file, and line 1: without one it is not shown."""
+    """The issue has the finding's own fingerprint and file, and line 1: GitLab hides an issue without a line."""
     problem = finding(help="go back one epoch")
     assert issues(target("a.pt", problem)) == [
         {
@@ -37,13 +37,13 @@ def test_an_issue_has_what_gitlab_asks_for():
 
 @pytest.mark.parametrize(("severity", "word"), [(ERROR, "major"), (WARNING, "minor"), (NOTE, "info")])
 def test_severities(severity, word):
-    """Three of GitLab's five; what could not be read at all is a blocker."""
+    """Three of GitLab's five severities are used, and an unreadable target is a blocker."""
     assert [issue["severity"] for issue in issues(target("a.pt", finding(severity=severity)))] == [word]
     assert [issue["severity"] for issue in issues(failed_target("no.pt"))] == ["blocker"]
 
 
 def test_a_source_line_is_the_line():
-    """Of the file that assigned the tensor; bytes are those of line 1 of theirs."""
+    """The line is in the file that assigned the tensor; a place in bytes becomes line 1 of its file."""
     actual = (finding(origin=Origin("pkg/net.py", 9)), finding("inf", place=Place("m/s-1.safetensors", 8, 4)))
     assert [issue["location"] for issue in issues(target("m", *actual))] == [
         {"path": "pkg/net.py", "lines": {"begin": 9}},
@@ -52,12 +52,12 @@ def test_a_source_line_is_the_line():
 
 
 def test_a_path_does_not_begin_with_a_dot():
-    """GitLab compares it with that of the repository."""
+    """GitLab compares the path with the paths of the repository."""
     assert issues(target("./a.pt", finding(target="./a.pt")))[0]["location"]["path"] == "a.pt"
 
 
 def test_fingerprints_are_unique_and_stay():
-    """Two findings of one tensor and rule are two issues, the same in the next run."""
+    """Two findings of a tensor and a rule are two issues, with the same fingerprints in the next run."""
     numbers = [finding(message=f"fc.weight: {n}", help=str(n)) for n in range(3)]
     first = [issue["fingerprint"] for issue in issues(target("a.pt", *numbers))]
     assert len(set(first)) == 3
@@ -65,15 +65,15 @@ def test_fingerprints_are_unique_and_stay():
 
 
 def test_what_is_accepted_or_skipped_is_no_issue():
-    """The report has what there is to mend."""
+    """The report has only problems to fix."""
     assert issues(target("a.pt", accepted=accept_findings("known", finding())), skipped_target("README.md")) == []
 
 
 def test_a_clean_run_is_an_empty_list():
-    """By which GitLab sees what was mended."""
+    """GitLab compares the empty list with the last report to show the fixed issues."""
     assert render_audit("gitlab", target()) == "[]\n"
 
 
 def test_quiet_is_whole():
-    """Programs read it."""
+    """The report stays complete, because programs read it."""
     assert issues(target("a.pt", finding(severity=NOTE)), quiet=True)

@@ -1,7 +1,6 @@
-"""What a terminal of 80 and of 100 columns shows, as whole files in tests/data/golden.
+"""Output of a terminal with 80 and with 100 columns, compared with whole files in tests/data/golden.
 
-`GOLDEN=write pytest tests/render/test_golden.py` writes the files again;
-look at each before you commit it.
+`GOLDEN=write pytest tests/render/test_golden.py` writes the files again; check each file before you commit it.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ COMMANDS = {
     "audit-class": ("audit", "mynet.py:Net"),
     "audit-checkpoint": ("audit", "epoch1.pt", "epoch2.pt"),
 }
-#: Each new rule changes these numbers.
+#: Numbers that each new rule changes.
 _RULE_COUNTS = re.compile(r"\d\d rules ran, \d\d skipped")
-#: Most lines of the class with two mistakes, whose twelve blocks are one mistake.
+#: Maximum number of lines for the class with two mistakes; its twelve blocks are one mistake.
 MAX_LINES_OF_CLASS = 45
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with the model, and two epochs of a training: a layer grows, one value becomes NaN."""
+    """Create a folder with a model and two epochs of a training: a layer grows, one value becomes NaN."""
     folder = tmp_path_factory.mktemp("golden")
     shutil.copy(GOLDEN / "mynet.py", folder)
     before = {f"layers.{n}.{name}": _values(6, 6, n) for n in range(12) for name in ("weight", "scale")}
@@ -56,10 +55,10 @@ def _values(rows, columns, n):
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_terminal_shows_this(statecli, folder, monkeypatch, name, width):
-    """A changed file of tests/data/golden is a change of what users see."""
+    """A changed file of tests/data/golden changes the output for users."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", str(width))
-    # The model catches no error, so one run reports what one run for each of its 24 mismatches would report.
+    # The model catches no error, so one run reports all 24 mismatches, as 24 separate runs would.
     monkeypatch.setattr(forward, "_CAREFUL_RUNS_S", 0.0)
     text = _RULE_COUNTS.sub("## rules ran, ## skipped", statecli(*COMMANDS[name], "-f", "table").out)
     path = GOLDEN / f"{name}-{width}.txt"
@@ -71,7 +70,7 @@ def test_a_terminal_shows_this(statecli, folder, monkeypatch, name, width):
 
 @pytest.mark.parametrize("name", ["inspect-class", "verify", "audit-class"])
 def test_two_mistakes_are_two_errors(name):
-    """Twelve modules in a plain list are one error in every command, and fit a screen."""
+    """Twelve modules in a plain list are one error in every command, and the output fits a screen."""
     lines = (GOLDEN / f"{name}-100.txt").read_text("utf-8").splitlines()
     assert len(lines) <= MAX_LINES_OF_CLASS
     assert any("2 errors" in line for line in lines[-2:])

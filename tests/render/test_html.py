@@ -73,7 +73,7 @@ class Tree(HTMLParser):
             self.rows[-1][-1] += data
 
     def texts_in(self, tag):
-        """All text that stands directly in a tag."""
+        """Return all text directly inside a tag."""
         return [text for where, text in self.texts if where == tag]
 
     def classes(self, tag):
@@ -108,7 +108,7 @@ def bars(values, labels=None):
 
 
 def everywhere(text, bar_count=501):
-    """A report with the text in every place that a file or a user may fill; more than 500 bars are cut."""
+    """Return a report with the text in every place that a file or a user may fill; more than 500 bars are cut."""
     finding = Finding(text, Severity.ERROR, text, text, text, help=text)
     shown = Page(
         subtitle=text,
@@ -142,7 +142,7 @@ def test_a_page_is_balanced_and_says_what_the_report_says():
 
 
 def test_the_verdict_begins_the_page_and_is_said_once():
-    """It is one of the totals too, which plain text ends with."""
+    """The verdict is also one of the totals, which plain text ends with."""
     actual_tree = tree(report(page(verdict="2 changed", totals=("2 changed", "1 more"))))
     assert [text for _, text in actual_tree.texts].count("2 changed") == 1
     assert actual_tree.texts_in("p")[1] == "2 changed"
@@ -157,7 +157,7 @@ def harmless():
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_names_are_text_wherever_they_stand(harmless, text):
-    """The page has the same tags and attributes as one of a harmless name, and one script: its own."""
+    """The page has the same tags and attributes as with a harmless name, and only its own script."""
     hostile = tree(everywhere(text))
     assert hostile.tags == harmless.tags
     assert [(tag, name) for tag, name, _ in hostile.attributes] == [(tag, name) for tag, name, _ in harmless.attributes]
@@ -166,7 +166,7 @@ def test_hostile_names_are_text_wherever_they_stand(harmless, text):
 
 @pytest.fixture(scope="module")
 def harmless_tags():
-    """The tags of such a page with few bars, which takes a tenth of the time."""
+    """Return the tags of such a page with few bars, which takes a tenth of the time."""
     return tree(everywhere("harmless", bar_count=3)).tags
 
 
@@ -181,7 +181,7 @@ def test_no_text_changes_the_page_it_stands_in(harmless_tags, text):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_name_is_shown_as_it_is(text):
-    """Escaped for HTML alone: what a reader sees is the name, its control characters made visible."""
+    """The name is escaped only for HTML: a reader sees the name, with its control characters made visible."""
     from statecli.core.escaping import escape
 
     assert tree(report(page(groups=(Group("g", "", (Line((text, "", "")),)),)))).rows[2][0] == escape(text)
@@ -194,7 +194,7 @@ def test_nothing_is_fetched():
 
 
 def test_the_policy_admits_the_pages_own_style_and_script_alone():
-    """The hashes are those of the text as it stands; there is no unsafe-inline and no inline attribute to need it."""
+    """The policy has the hashes of the exact text and no unsafe-inline, and the page has no inline attributes."""
     actual_tree = tree(everywhere("name"))
     policy = next(value for _, name, value in actual_tree.attributes if name == "content" and "default-src" in value)
     assert policy.startswith("default-src 'none';")
@@ -207,12 +207,12 @@ def test_the_policy_admits_the_pages_own_style_and_script_alone():
 
 
 def test_the_same_report_gives_the_same_bytes():
-    """Nothing of the clock, the process or the machine is in it."""
+    """The page does not depend on the clock, the process or the machine."""
     assert render_html(everywhere("name")) == render_html(everywhere("name"))
 
 
 def test_quiet_has_the_findings_alone():
-    """-q: no table, chart or note, and still what makes it exit 1."""
+    """-q: the page has no table, chart or note, but still the findings that set exit status 1."""
     finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x")
     about = report(
         page(problems=(build_problem(finding),)), notes=(Oddity("n", "a note"),), charts=lambda: (bars([1.0]),)
@@ -225,14 +225,14 @@ def test_quiet_has_the_findings_alone():
 
 def test_severity_and_mood_are_classes():
     """Errors are red, warnings are not; a bad row is marked."""
-    several = (Finding("a", Severity.ERROR, "m", "x"), Finding("b", Severity.WARNING, "m", "x"))
-    actual_tree = tree(report(page(problems=tuple(map(build_problem, several)))))
+    findings = (Finding("a", Severity.ERROR, "m", "x"), Finding("b", Severity.WARNING, "m", "x"))
+    actual_tree = tree(report(page(problems=tuple(map(build_problem, findings)))))
     assert [value for value in actual_tree.classes("li") if value] == ["error", "warning"]
     assert actual_tree.classes("tr") == ["group", "bad"]
 
 
 def test_every_mood_and_severity_has_a_style():
-    """What a row or a finding is meant as can be seen."""
+    """A style makes the mood of a row and the severity of a finding visible."""
     style = resources.files("statecli.render").joinpath("page.css").read_text("utf-8")
     moods = set(re.findall(r'"(\w+)"', Line.__doc__.rpartition("`mood`")[2]))
     assert {"bad", "warn", "dim", "strong"} <= moods
@@ -241,13 +241,13 @@ def test_every_mood_and_severity_has_a_style():
 
 
 def test_an_outline_is_not_sorted():
-    """Sorting the rows of a tree would tear it apart."""
+    """Sorting the rows of a tree would separate children from their parent."""
     assert [name for tag, name, _ in tree(report()).attributes if tag == "table"] == ["class", "data-sorts"]
     assert [name for tag, name, _ in tree(report(outline=True)).attributes if tag == "table"] == ["class"]
 
 
 def test_columns_of_numbers_are_marked():
-    """Head and cells of a right column carry the class by which they are aligned and sorted as numbers."""
+    """Head and cells of a right column have the class that aligns and sorts them as numbers."""
     actual_tree = tree(report())
     assert actual_tree.classes("th") == ["n"]
     assert actual_tree.classes("td").count("n") == 2
@@ -316,7 +316,7 @@ def _contrast(first, second):
 
 @pytest.mark.parametrize(("name", "colors"), _palettes(), ids=lambda value: value if isinstance(value, str) else "")
 def test_every_text_is_legible_on_every_ground_it_stands_on(name, colors):
-    """WCAG AA: 4.5 to 1 for text, 3 to 1 for what is drawn."""
+    """WCAG AA requires a contrast of 4.5 to 1 for text and of 3 to 1 for drawings."""
     grounds = [("ground", "text dim bad warn good info"), ("band", "text dim bad warn good info")]
     grounds += [("bad-ground", "text bad"), ("warn-ground", "text warn")]
     for ground, texts in grounds:
@@ -326,14 +326,14 @@ def test_every_text_is_legible_on_every_ground_it_stands_on(name, colors):
 
 
 def test_every_colour_that_is_used_is_in_every_palette():
-    """A variable that one palette lacks would be drawn in another's colour, or in none."""
+    """A variable that a palette lacks would have the colour of another palette or none."""
     style = resources.files("statecli.render").joinpath("page.css").read_text("utf-8")
     used = set(re.findall(r"var\(--([\w-]+)\)", style))
     assert all(set(colors) == used for _, colors in _palettes())
 
 
 def test_no_other_output_imports_jinja():
-    """30 ms that only this page costs."""
+    """Only this page costs the 30 ms of the import."""
     code = (
         "import sys\nfrom statecli import render\nfrom statecli.report import Page, Report, Table, Column\n"
         "import msgspec\nclass Document(msgspec.Struct):\n    a: int = 1\n"
@@ -348,7 +348,7 @@ def test_no_other_output_imports_jinja():
 
 
 def test_the_script_says_nothing_of_a_name():
-    """What the script is made of is a file of ours, byte for byte."""
+    """The script is statecli's own file, byte for byte."""
     own = resources.files("statecli.render").joinpath("page.js").read_text("utf-8")
     assert tree(everywhere("x")).texts_in("script") == [own]
 

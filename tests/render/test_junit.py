@@ -1,4 +1,4 @@
-"""JUnit's XML: a suite a target, a case a rule, and nothing in it that XML forbids."""
+"""JUnit XML has a suite for each target and a case for each rule, without characters that XML forbids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..published import junit
 
 
 def cases(*targets, **options):
-    """(suite, case) -> what it holds: nothing, or (tag, message, text)."""
+    """Map (suite, case) to its elements: a list of (tag, message, text), empty if the case passed."""
     root = junit(render_audit("junit", *targets, **options))
     return {
         (suite.get("name"), case.get("name")): [(element.tag, element.get("message"), element.text) for element in case]
@@ -43,13 +43,13 @@ def cases(*targets, **options):
     ],
 )
 def test_the_schema_refuses_what_is_none(text):
-    """The validator of these tests can fail: on a count, an element, an attribute."""
+    """The validator of these tests can fail: on a count, an element or an attribute."""
     with pytest.raises((AssertionError, KeyError, TypeError)):
         junit(text)
 
 
 def test_each_rule_is_a_case_of_its_target():
-    """Those that found nothing passed; those that could not judge were skipped, with the reason."""
+    """A rule without findings passed; a rule that could not run was skipped, with the reason."""
     actual = cases(
         target("a.pt", finding(), ran=("nan", "inf"), skipped=(skipped_rule("broken-tie", "give --against"),))
     )
@@ -59,7 +59,7 @@ def test_each_rule_is_a_case_of_its_target():
 
 
 def test_several_findings_of_a_rule_are_one_failure():
-    """Jenkins keeps one of a case: how many there are, and a line each."""
+    """Jenkins keeps one failure for each case, so the failure has the number of findings and a line for each."""
     first, second = finding(fqn="a", help="mend it"), finding(fqn="b")
     ((tag, message, text),) = cases(target("a.pt", first, second))["a.pt", "nan"]
     assert (tag, message) == ("failure", "2 problems, the first: a: is nan")
@@ -67,14 +67,14 @@ def test_several_findings_of_a_rule_are_one_failure():
 
 
 def test_a_problem_of_several_tensors_lists_each():
-    """One failure, whose text has a line for the problem and one for each tensor."""
+    """The failure has a line for the problem and a line for each tensor."""
     ((tag, message, text),) = cases(target("a.pt", finding(fqn="a"), finding(fqn="b")))["a.pt", "nan"]
     assert (tag, message) == ("failure", "a, b: are nan")
     assert text.splitlines() == ["error[nan]: a, b: are nan", "  nan: a: is nan", "  nan: b: is nan"]
 
 
 def test_what_does_not_fail_the_run_fails_no_case():
-    """A note below --fail-on is told in the case that passed."""
+    """A note below --fail-on is described in the passed case."""
     actual = cases(target("a.pt", finding(severity=NOTE)))
     assert actual["a.pt", "nan"] == [("system-out", None, "note[nan]: fc.weight: is nan")]
     warned = target("a.pt", finding(severity=WARNING))
@@ -88,21 +88,21 @@ def test_what_is_accepted_passes_and_says_why():
 
 
 def test_a_target_that_was_not_audited_is_a_case():
-    """An error where it failed, skipped where it was: never a suite without a word."""
+    """A failed target is an error and a skipped target is skipped; no suite is empty."""
     actual = cases(failed_target("no.pt", "is empty"), skipped_target("README.md", "is a text file"))
     assert actual["no.pt", "audit"] == [("error", "no.pt: is empty", None)]
     assert actual["README.md", "audit"] == [("skipped", "is a text file", None)]
 
 
 def test_a_changed_tensor_says_by_how_much():
-    """How many of its values, the largest change, and NaN that came up."""
+    """The text has the number of changed values, the largest change, and new NaN values."""
     diff = changes.diff(changes.nudge_tensor("w", changed=2, nan_after=1))
     (failure,) = junit(changes.render_diff(diff, "junit")).iter("failure")
     assert failure.text.splitlines()[0] == "changed: values 2/16, max |Δ| 0.5, NaN 0 → 1"
 
 
 def test_each_change_of_a_diff_is_a_case():
-    """A tensor, a setting; one that was expected passed."""
+    """The cases are tensors and settings; an expected change passed."""
     scalar = ScalarChange("epoch", Status.CHANGED, 1, 2)
     diff = changes.diff(changes.nudge_tensor("w"), changes.rename_tensor("old", "new"), scalars=(scalar,))
     root = junit(changes.render_diff(diff, "junit"))
@@ -117,14 +117,14 @@ def test_each_change_of_a_diff_is_a_case():
 
 
 def test_equal_states_are_one_case_that_passed():
-    """A report without a case is an error to most that read it."""
+    """Most readers treat a report without a case as an error."""
     (case,) = junit(changes.render_diff(changes.diff(changes.same("w")), "junit")).iter("testcase")
     assert (case.get("name"), list(case)) == ("identical", [])
 
 
 @given(st.text(st.characters(), max_size=40), st.text(st.characters(), max_size=40))
 def test_any_name_is_xml(fqn, name):
-    """Whatever is in it, lone surrogates and U+FFFF too, a parser reads it."""
+    """A parser reads a name with any characters, including lone surrogates and U+FFFF."""
     problem = finding(fqn=fqn, message=f"{fqn}: x", target=name)
     junit(
         render_audit(
@@ -137,6 +137,6 @@ def test_any_name_is_xml(fqn, name):
 
 
 def test_what_xml_has_no_place_for_is_an_escape():
-    """It can be read, and no character of it reaches the parser."""
+    """The escape is readable, and the character itself does not reach the parser."""
     ((_, message, _),) = cases(target("a.pt", finding(message="a\x00\x1b\uffff\ud800]]>: x")))["a.pt", "nan"]
     assert message == r"a\x00\x1b\uffff\ud800]]>: x"

@@ -1,4 +1,4 @@
-"""`-f markdown`: a pull-request comment that says the verdict first and folds the rest away."""
+"""`-f markdown` writes a pull-request comment with the verdict first and the details folded."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from statecli.core.model_state import Oddity
 
 from ..changes import diff, nudge_tensor, recast, rename_tensor, render_diff, same, tensor
 
-markdown_it = pytest.importorskip("markdown_it")  # rich comes with it
+markdown_it = pytest.importorskip("markdown_it")  # installed with rich
 
 MANY = [nudge_tensor(f"w{chr(97 + n)}") for n in range(21)]
 
 
 def test_markdown_says_the_verdict_first():
-    """A pull request's reader sees it without opening anything."""
+    """A reader of the pull request sees the verdict without opening a section."""
     title, _, verdict, *_ = render_diff(diff(nudge_tensor("a"), same("b")), "markdown").splitlines()
     assert title == "### `a.pt → b.pt`"
     assert verdict == "**1 of 2 parameters changed**"
 
 
 def test_markdown_folds_long_tables_away():
-    """More than a screenful is behind a summary that says what is in it; few rows are not."""
+    """A table longer than a screen is folded under a summary of its content; a short table is not folded."""
     text = render_diff(diff(*MANY), "markdown")
     assert "<details><summary><b>parameters</b>: 21 of 21 changed</summary>\n\n| name" in text
     assert text.count("<details>") == text.count("</details>") == 1
@@ -34,7 +34,7 @@ def test_markdown_folds_long_tables_away():
 
 
 def test_markdown_rows_have_a_cell_a_column():
-    """A bar in a heading or a name is no column."""
+    """A bar in a heading or a name does not start a column."""
     text = render_diff(diff(nudge_tensor("a|b"), nudge_tensor("c", nan_after=1)), "markdown")
     table = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1
@@ -72,7 +72,7 @@ HOSTILE = [
 
 
 def everywhere(text):
-    """A diff with the text wherever a file may have a name or a text."""
+    """Return a diff with the text in every place for a name or a text."""
     finding = Finding("frozen-changed", Severity.ERROR, f"{text}: expected to be frozen", "b.pt", text)
     note = Oddity("prefix", text)
     setting = ScalarChange(text, Status.CHANGED, text, text + "!")
@@ -82,7 +82,7 @@ def everywhere(text):
 
 
 def live(tokens):
-    """What a reader of the Markdown would find outside of code, and the tags that were made."""
+    """Return the text outside of code in the rendered Markdown, and the tags."""
     texts, tags, in_code = [], [], False
     for token in tokens:
         tags.append(token.type)
@@ -108,8 +108,8 @@ def test_no_name_is_markup_anywhere(text, unfold):
     parser = markdown_it.MarkdownIt("commonmark").enable(["table", "strikethrough"])
     shown, tags = live(parser.parse(render_diff(everywhere(text), "markdown", unfold=unfold)))
     _, harmless = live(parser.parse(render_diff(everywhere("harmless"), "markdown", unfold=unfold)))
-    made = set(tags) - {"code_inline", "html_inline", "<code", "</code"}
-    assert made <= set(harmless) | {"<details", "<summary", "<b"}
+    html_tags = set(tags) - {"code_inline", "html_inline", "<code", "</code"}
+    assert html_tags <= set(harmless) | {"<details", "<summary", "<b"}
     assert tags.count("td_open") == harmless.count("td_open")
     assert tags.count("list_item_open") == harmless.count("list_item_open")
     assert not re.search(r"@\w|#\d|GH-\d|://|www\.|~|:\w+:|\$", shown)
@@ -126,13 +126,13 @@ def test_what_is_shown_is_the_name():
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("expected", [False, True])
 def test_it_fits_a_comment(quiet, expected):
-    """65,536 characters, whatever differs, and as many findings as rows have room; the last line counts the rest."""
+    """A comment has at most 65,536 characters and as many findings as fit; the last line counts the rest."""
     changes = [nudge_tensor(f"encoder.{n * 7919:x}zz.weight") for n in range(3000)]
     rule = "frozen-changed" if expected else "changed"
     findings = [Finding(rule, Severity.ERROR, f"{change.fqn}: {rule}", "b.pt", change.fqn) for change in changes]
     actual_diff = diff(*changes, findings=tuple(findings), expected=expected)
     text = render_diff(actual_diff, "markdown", quiet=quiet)
-    if expected:  # one violated option is one problem, however many tensors are its evidence
+    if expected:  # one violated option is one problem with many tensors as evidence
         assert sum(line.startswith("- `error") for line in text.splitlines()) == 1
         assert len(text) <= 65_536
         return
@@ -144,7 +144,7 @@ def test_it_fits_a_comment(quiet, expected):
 
 
 def test_all_is_all():
-    """--all is not cut: what is written to a file has room."""
+    """--all is not cut, because a file has room for all rows."""
     text = render_diff(
         diff(*(nudge_tensor(f"encoder.{n * 7919:x}zz.weight") for n in range(3000))), "markdown", unfold=True
     )

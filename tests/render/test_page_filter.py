@@ -1,4 +1,4 @@
-"""The filter of the page, by its script in node; the cases are those of browse."""
+"""Run the filter script of the page in node, with the test cases of browse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is no
 
 
 def find(state, texts):
-    """What the script of the page finds: the rows and the problem of each text."""
+    """Return the rows and the problem that the script of the page returns for each text."""
     script = resources.files("statecli.render").joinpath("filter.js").read_text("utf-8")
     data = encode_json(build_inspect_report(Inspection(state), RowView()).tensor_list()).decode()
     run = f"const own = Filters.create({data}); console.log(JSON.stringify({json.dumps(texts)}.map(own.find)))"
@@ -38,7 +38,7 @@ def test_a_filter_finds_the_tensors():
 
 
 def test_a_wrong_word_says_what_to_write():
-    """A wrong word is ignored; of a word that matches nothing, the values of its field are named."""
+    """A wrong word is ignored; for a word without matches, the values of its field are listed."""
     for (text, count, problem), actual in zip(
         PROBLEMS, find(build_state(), [case[0] for case in PROBLEMS]), strict=True
     ):
@@ -53,7 +53,7 @@ def test_names_have_their_section():
 
 
 def test_values_that_were_not_read_are_no_answer():
-    """The message says which option reads them."""
+    """The message names the option that reads the values."""
     for actual in find(build_state(with_stats=False), ["nan>0", "problem"]):
         assert "the report has no statistics; run statecli report --stats" in actual["problem"]
 

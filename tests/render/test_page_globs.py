@@ -1,4 +1,4 @@
-"""The globs that a page copies, compared with those of browse."""
+"""The globs that a page copies are compared with the globs of browse."""
 
 from __future__ import annotations
 

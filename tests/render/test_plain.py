@@ -1,4 +1,4 @@
-"""The aligned rows of plain text, which are formatted column by column."""
+"""Rows of plain text are aligned, and formatted column by column."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def format_row_by_row(table):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_columns_are_aligned_as_row_by_row(seed, monkeypatch):
-    """Whatever types, equal cells and characters a batch of rows has."""
+    """The result is the same for any types, equal cells and characters in a batch of rows."""
     monkeypatch.setattr(plain, "_ROWS_AT_ONCE", 5)
     rng = random.Random(seed)  # noqa: S311  # reproducible, no secret
     columns = tuple(Column(name, right=rng.random() < 0.3) for name in ("kind", "fqn", "bytes", "tied_to"))

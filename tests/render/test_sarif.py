@@ -1,4 +1,4 @@
-"""SARIF 2.1.0: valid by the published schema, and each finding where it is."""
+"""SARIF 2.1.0 is valid by the published schema, and each finding has a location."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def run(*targets):
     return sarif(render_audit("sarif", *targets))
 
 
-def location(one):
+def location(problem):
     """Where the only result of this finding is."""
-    (result,) = run(target("a.pt", one))["results"]
+    (result,) = run(target("a.pt", problem))["results"]
     (where,) = result["locations"]
     return where
 
@@ -38,26 +38,26 @@ def test_the_schema_refuses_what_is_none():
 
 
 def test_a_rule_has_its_explanation():
-    """Name, one line, why, all of it as text and as Markdown, and the level that it has by itself."""
+    """The rule has a name, a summary, a reason, the full explanation as text and as Markdown, and a default level."""
     (rule,) = (rule for rule in run(target())["tool"]["driver"]["rules"] if rule["id"] == "nan")
-    (known,) = (rule for rule in RULES if rule.name == "nan")
-    assert rule["shortDescription"]["text"] == known.summary
-    assert rule["help"] == {"text": known.explanation, "markdown": known.explanation}
+    (registered_rule,) = (rule for rule in RULES if rule.name == "nan")
+    assert rule["shortDescription"]["text"] == registered_rule.summary
+    assert rule["help"] == {"text": registered_rule.explanation, "markdown": registered_rule.explanation}
     assert rule["helpUri"] == f"{DOCUMENTATION_URL}reference/rules/nan.html"
     assert rule["defaultConfiguration"] == {"level": "error"}
-    assert rule["properties"] == {"tags": [known.group]}
+    assert rule["properties"] == {"tags": [registered_rule.group]}
     assert "\n" not in rule["fullDescription"]["text"]
-    assert rule["fullDescription"]["text"].startswith(f"{known.summary} Why: ")
+    assert rule["fullDescription"]["text"].startswith(f"{registered_rule.summary} Why: ")
 
 
 def test_rules_that_ran_and_found_nothing_are_listed():
-    """What was looked for is known from the report."""
+    """The report shows which rules were checked."""
     assert {rule["id"] for rule in run(target(ran=("nan", "inf")))["tool"]["driver"]["rules"]} == {"nan", "inf"}
 
 
 @pytest.mark.parametrize(("severity", "level"), [(ERROR, "error"), (WARNING, "warning"), (NOTE, "note")])
 def test_the_level_is_the_findings(severity, level):
-    """Whatever the rule's own is."""
+    """The level does not depend on the default level of the rule."""
     (result,) = run(target("a.pt", finding(severity=severity)))["results"]
     assert (result["ruleId"], result["level"]) == ("nan", level)
 
@@ -69,19 +69,19 @@ def test_a_message_says_what_to_do_as_well():
 
 
 def test_a_name_makes_no_link():
-    """`[text](target)` is one in a plain message too, unless its bracket is escaped (SARIF 2.1.0, 3.11.6)."""
+    """`[text](target)` is a link in a plain message too, unless its bracket is escaped (SARIF 2.1.0, 3.11.6)."""
     (result,) = run(target("a.pt", finding(message="[click](http://x.y)[1](2): is nan")))["results"]
     assert result["message"]["text"] == r"[click\](http://x.y)[1\](2): is nan"
 
 
 def test_a_source_line_is_a_region():
-    """A class is pointed at where it assigned the tensor."""
+    """The region of a class is the line that assigned the tensor."""
     where = location(finding(origin=Origin("pkg/net.py", 9)))
     assert where["physicalLocation"] == {"artifactLocation": {"uri": "pkg/net.py"}, "region": {"startLine": 9}}
 
 
 def test_bytes_are_a_region():
-    """A tensor of a file, at its bytes: those of its shard."""
+    """The region of a tensor of a file is its bytes in its shard."""
     where = location(finding(place=Place("m/model-1.safetensors", 64, 128)))
     file = {"uri": "m/model-1.safetensors"}
     assert where["physicalLocation"] == {"artifactLocation": file, "region": {"byteOffset": 64, "byteLength": 128}}
@@ -102,13 +102,13 @@ def test_bytes_are_a_region():
     ],
 )
 def test_a_target_is_a_file(text, path):
-    """The checkpoint without its section, the class's file; absolute only where it was typed so."""
+    """The URI is the checkpoint without its section or the file of the class, and absolute only if typed absolute."""
     (result,) = run(target(text, finding(target=text)))["results"]
     assert result["locations"][0]["physicalLocation"] == {"artifactLocation": {"uri": path}}
 
 
 def test_a_tensor_is_a_logical_location():
-    """By its name, and behind its section where it is of another than the model."""
+    """A tensor has its name, after the section if the section is not the model."""
     assert location(finding(section="model"))["logicalLocations"] == [
         {"name": "fc.weight", "fullyQualifiedName": "fc.weight", "kind": "member"}
     ]
@@ -122,7 +122,7 @@ def test_what_is_of_no_tensor_is_of_the_file_alone():
 
 
 def test_a_fingerprint_stays_and_tells_apart():
-    """It is the finding's own; what GitHub goes by tells two of one tensor and rule apart."""
+    """The fingerprint is the finding's own; GitHub's hash also distinguishes two findings of one tensor and rule."""
     first, second = finding(message="fc.weight: 1 NaN"), finding(message="fc.weight: 2 NaN", help="other")
     results = run(target("a.pt", first, second))["results"]
     assert [result["partialFingerprints"]["statecli/v1"] for result in results] == [compute_fingerprint(first)] * 2
@@ -141,7 +141,7 @@ def test_a_problem_of_several_tensors_is_one_result():
 
 
 def test_two_problems_of_a_target_and_rule_are_told_apart():
-    """By the names of their tensors, in whatever order they are found."""
+    """The names of the tensors distinguish the problems, in any order of the findings."""
     lists = [[finding(fqn=f"{name}.{n}", help=name) for n in range(5)] for name in ("a", "b")]
     first = [
         result["partialFingerprints"]["statecli/v1"] for result in run(target("a.pt", *lists[0], *lists[1]))["results"]
@@ -154,7 +154,7 @@ def test_two_problems_of_a_target_and_rule_are_told_apart():
 
 
 def test_what_is_accepted_is_suppressed():
-    """With its reason; and what is not, says so."""
+    """An accepted finding has its reason, and any other finding has an empty list of suppressions."""
     kept = accept_findings("known since v1", finding("inf"))
     results = run(target("a.pt", finding(), accepted=kept))["results"]
     assert [(result["ruleId"], result["suppressions"]) for result in results] == [
@@ -170,7 +170,7 @@ def test_without_anything_accepted_nothing_is_said_of_it():
 
 
 def test_a_target_that_failed_is_a_notification():
-    """The run was not successful, and says of which file and why."""
+    """The run was not successful, and the notification names the file and the reason."""
     (invocation,) = run(target(), failed_target("no.pt", "is empty"))["invocations"]
     assert invocation["executionSuccessful"] is False
     (notification,) = invocation["toolExecutionNotifications"]
@@ -179,7 +179,7 @@ def test_a_target_that_failed_is_a_notification():
 
 
 def test_a_target_that_was_skipped_is_a_note():
-    """It makes no run fail."""
+    """A skipped target does not make the run fail."""
     (invocation,) = run(target(), skipped_target("README.md"))["invocations"]
     assert invocation["executionSuccessful"] is True
     assert [notification["level"] for notification in invocation["toolExecutionNotifications"]] == ["note"]
@@ -191,14 +191,14 @@ def test_a_clean_run_has_no_result():
 
 
 def test_quiet_is_whole():
-    """Programs read it."""
+    """The report stays complete, because programs read it."""
     assert render_audit("sarif", target("a.pt", finding(severity=NOTE)), quiet=True) == render_audit(
         "sarif", target("a.pt", finding(severity=NOTE))
     )
 
 
 def test_one_result_is_one_line():
-    """So that it can be read, grepped and diffed as well as parsed."""
+    """A line can be read, searched with grep and compared with diff."""
     text = render_audit("sarif", target("a.pt", finding(), finding("inf")))
     assert [line[:11] for line in text.splitlines()].count('{"ruleId":"') == 2
 
@@ -208,7 +208,7 @@ def test_one_result_is_one_line():
 @example("a//b?c#d.pt")
 @example("C:a.pt")
 def test_a_uri_is_its_path_again(path):
-    """Unquoted it is the path, and nothing in it is a scheme, a query or a fragment."""
+    """The unquoted URI is the path, and no part of the URI is a scheme, a query or a fragment."""
     if any("\ud800" <= char <= "\udfff" for char in path):
         return
     text = make_uri(path)

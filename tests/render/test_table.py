@@ -19,7 +19,7 @@ PROBLEM = build_problem(finding())
 
 
 def test_the_verdict_is_below_the_title():
-    """So that the first two lines say what was compared and how it ended."""
+    """The first two lines show the compared targets and the result."""
     assert render_diff(diff(nudge_tensor("a"), same("b")), "table").splitlines()[1] == "1 of 2 parameters changed"
 
 
@@ -35,7 +35,7 @@ def test_the_verdict_is_below_the_title():
 )
 @pytest.mark.parametrize("output", [Output.TABLE, Output.PLAIN])
 def test_the_last_line_is_the_result_with_the_exit_status(problems, status, last, output):
-    """What is left on the screen after long output. The problems may be below headings of their own."""
+    """The last line is visible after long output. The problems may be below separate headings."""
     page = Page("", (Column("name"),), (), ("step failed",), verdict="step failed")
     group = None if problems is None else lambda: problems
     report = Report("a.pt", lambda: PROBLEM, lambda: Table((), ()), lambda: page, problems=group)
@@ -52,7 +52,7 @@ def test_plain_lines_have_a_repeated_verdict_once():
 
 
 def test_a_result_without_problems_is_not_clean_where_values_were_not_read():
-    """These values may be NaN."""
+    """Values that were not read may be NaN."""
     page = Page("", (Column("name"),), (), (), verdict="1 audited: no findings")
     report = Report(
         "a.pt",
@@ -67,7 +67,7 @@ def test_a_result_without_problems_is_not_clean_where_values_were_not_read():
 
 
 def test_a_remark_stands_in_empty_columns():
-    """What was added needs no line of its own for its dtype and shape."""
+    """An added tensor needs no extra line for its dtype and shape."""
     lines = render_diff(diff(nudge_tensor("a"), add_tensor("new")), "table").splitlines()
     assert "  A new  float32 [4,4], 64 B" in lines
 
@@ -88,7 +88,7 @@ def test_a_cell_wider_than_the_terminal_is_broken(width):
 
 
 def test_a_row_without_cells_leaves_no_blank_line():
-    """A rename too long for its column is one line."""
+    """A rename that is too long for its column is one line."""
     text = render_diff(diff(nudge_tensor("a"), rename_tensor("x" * 40, "y" * 30)), "table")
     assert text.endswith(f"{'x' * 40} → {'y' * 30}\n")
 
@@ -103,7 +103,7 @@ def test_two_long_names_have_a_line_each():
 
 
 def test_a_name_is_broken_between_its_parts():
-    """Where it has any."""
+    """A long name breaks only after a dot."""
     parts = ["module", "encoder", "layers", "attention", "projection", "weight"] * 3
     lines = render_diff(diff(nudge_tensor(".".join(parts))), "table", width=60).splitlines()
     shown = [line.strip() for line in lines if line.strip().split(".")[0].removeprefix("M ") in parts]
@@ -123,7 +123,7 @@ def test_the_lines_of_a_long_cell_hang():
 
 @pytest.mark.parametrize("width", [30, 80])
 def test_what_is_beside_the_findings_stands_in_two_columns(width):
-    """What is too long for the first stands above; no line is wider."""
+    """An entry too long for the first column has a line above; no line is wider than the terminal."""
     others = failed_target("a.pt", "is too short"), failed_target(f"runs/{'x' * 50}.pt", "is empty")
     lines = audited("table", target(), *others, terminal=True, width=width).splitlines()
     assert max(map(len, lines)) <= width
@@ -132,7 +132,7 @@ def test_what_is_beside_the_findings_stands_in_two_columns(width):
 
 
 def test_only_the_signs_of_a_row_have_colours():
-    """A red row would hide which of its columns failed; a row without a sign has a coloured name."""
+    """A red row would hide the column that failed; a row without a sign has a coloured name."""
     style = {"A": "32", "D": "31", "M": "33", "✓": "32", "✗": "31"}
 
     def paint(text: str, mood: str) -> str:
@@ -150,7 +150,7 @@ def test_only_the_signs_of_a_row_have_colours():
 
 
 def lines_of(groups, columns, width=50, subtitle="module"):
-    """The lines of a page with these groups of rows."""
+    """Return the lines of a page with the given groups of rows."""
     page = Page(subtitle, columns, tuple(Group(name, "", tuple(map(Line, rows))) for name, rows in groups.items()), ())
     report = Report("a.pt", lambda: PROBLEM, lambda: Table((), ()), lambda: page)
     return format_report(report, Output.TABLE, RenderOptions(terminal=True, width=width)).splitlines()
@@ -160,7 +160,7 @@ NARROW = (Column("name"), Column("dtype", shared_format="all {}"), Column("size"
 
 
 def test_a_value_that_a_section_shares_is_in_its_heading():
-    """At a narrow width, so that each tensor has one line; a section with two values keeps the column."""
+    """At a narrow width, this leaves one line for each tensor; a section with two values keeps the column."""
     name = "n" * 40
     groups = {"parameters": [(name, "float32", "4 B")] * 2, "buffers": [("b", "int64", "8 B")]}
     lines = lines_of(groups, NARROW)
@@ -172,7 +172,7 @@ def test_a_value_that_a_section_shares_is_in_its_heading():
 
 
 def test_a_bar_makes_room_for_the_names():
-    """If all names have room without it; else it stays."""
+    """The bar is left out only if all names then fit."""
     columns = (Column("name"), Column("change"), Column("bar", optional=True))
     assert lines_of({"parameters": [("n" * 36, "0.5", "####")]}, columns)[-1] == f"  {'n' * 36}  0.5"
     assert lines_of({"parameters": [("n" * 60, "0.5", "####")]}, columns)[-1].endswith("0.5     ####")

@@ -97,7 +97,7 @@ def filter_rows(browser, text):
 
 
 def test_equal_layers_share_a_row_that_opens(shown_page):
-    """Twelve equal layers are one row with the sums of a layer; a click shows each of them."""
+    """Twelve equal layers are one row with the sums of a layer; a click shows each layer."""
     rows = shown_page.run(ROWS)
     assert [row[0] for row in rows] == ["wte.weight", "h", "{0..11}.attn", "12.attn.weight", "ids", "head.weight"]
     assert rows[2][1:] == ["parameter", "2 dtypes", "12 × 2 tensors", "12 × 216", "12 × 816 B", "76 %"]
@@ -106,7 +106,7 @@ def test_equal_layers_share_a_row_that_opens(shown_page):
 
 
 def test_shared_storage_counts_once_and_is_a_link(shown_page, state):
-    """The sums of the page are those of the checkpoint, and the link of a tied tensor leads to the other one."""
+    """The sums of the page are the sums of the checkpoint, and the link of a tied tensor leads to the other tensor."""
     distinct = {tensor.data_ptr(): tensor for tensor in state.values()}.values()
     elements, size = (sum(measure(tensor) for tensor in distinct) for measure in (torch.numel, lambda t: t.nbytes))
     totals = """const data = JSON.parse(document.getElementById('tensor-data').textContent);
@@ -152,7 +152,7 @@ def test_a_filter_keeps_the_tensors_that_match(shown_page, state, text, keep):
     ],
 )
 def test_a_wrong_filter_says_what_to_write(shown_page, text, problem):
-    """The word is ignored, and the status names it."""
+    """The wrong word is ignored, and the status names the word."""
     assert len(filter_rows(shown_page, text)) == 28
     assert shown_page.run(STATUS).startswith(problem)
     assert [row[0] for row in filter_rows(shown_page, f"{text} head")] == ["head.weight"]
@@ -272,9 +272,9 @@ def test_a_hundred_thousand_tensors_are_shown_at_once(browser, large):
     browser.run(TYPE, "size>3kB")
     browser.wait("setTimeout(done, 300)")
     browser.run("document.getElementById('tensors-copy').click()")
-    told, text = browser.run(GLOBS)
+    message, text = browser.run(GLOBS)
     assert re.fullmatch(
-        r"These [\d,]+ tensors need [\d,]+ globs, too many for a command line: change the filter\.", told
+        r"These [\d,]+ tensors need [\d,]+ globs, too many for a command line: change the filter\.", message
     )
     assert text == ""
     browser.run(
@@ -313,7 +313,7 @@ GLOBS = "return [document.getElementById('tensors-told').textContent, document.g
 
 
 def test_the_verdict_leads_to_the_tensors(browser, tmp_path):
-    """A link shows the outlier and opens its modules; `2 more` filters; the address of a tensor is a link to it."""
+    """A link shows the outlier and opens its modules; `2 more` filters; the address of a tensor is a link."""
     state = {f"h.{n}.w": torch.full((4,), 40.0 if n == 4 else 1.0) for n in range(9)}
     state |= {f"n.{n}": torch.tensor([1.0, float("nan")]) for n in range(5)}
     torch.save(state, tmp_path / "net.pt")
@@ -349,7 +349,7 @@ SHOWN_DETAIL = """const detail = document.getElementById('tensors-detail');
 
 
 def test_the_facts_of_a_tensor_leave_the_list_with_it(browser, tmp_path):
-    """A filter or an order that shows the tensor no longer closes them; they never cover the selected row."""
+    """The facts close if a filter or an order hides the tensor; they never cover the selected row."""
     torch.save({f"h.{n}.w": torch.ones(n + 1) for n in range(90)} | {"a": torch.ones(2)}, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"), height=700)
     click = (
@@ -391,9 +391,9 @@ def test_listed_rows_are_copied_as_globs(shown_page):
         shown_page.run("document.getElementById('tensors-copy').focus()")
         shown_page.press("Enter")
         shown_page.wait("setTimeout(done, 50)")
-        told, text = shown_page.run(GLOBS)
+        message, text = shown_page.run(GLOBS)
         assert text == globs
-        assert told.endswith(f"for {shown_page.run(STATUS).split()[0]} tensors:")
+        assert message.endswith(f"for {shown_page.run(STATUS).split()[0]} tensors:")
     shown_page.run(TYPE, "")
     shown_page.wait("setTimeout(done, 50)")
     shown_page.run("document.getElementById('tensors-grid').focus()")
@@ -404,7 +404,7 @@ def test_listed_rows_are_copied_as_globs(shown_page):
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_long_name_shows_its_number(browser, tmp_path, width):
-    """What all names share is cut; the whole name is below the list for the row at the cursor, and in its title."""
+    """The common part of names is cut; the whole name is below the list for the row at the cursor, and in its title."""
     start = "base_model.model.model.language_model.layers"
     names = [f"{start}.{n}.experts.{n}.{name}.weight" for n in (2, 3, 30) for name in ("up_projection", "x" * 60)]
     torch.save({name: torch.ones(2) for name in names}, tmp_path / "net.pt")
@@ -472,7 +472,7 @@ SORT = "[...document.querySelectorAll('#tensors-head button')].find((b) => b.tex
 
 
 def test_equal_layers_sort_by_the_size_of_a_layer(browser, tmp_path):
-    """Their sum does not outrank a larger layer; their share does, because it is of the sum."""
+    """The sum of equal layers does not outrank a larger layer; the share does, because it is computed from the sum."""
     state = {f"h.{n}.w": torch.ones(10) for n in range(36)} | {"h.36.w": torch.ones(20), "wte": torch.ones(40)}
     torch.save(state, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html"))
@@ -484,7 +484,7 @@ def test_equal_layers_sort_by_the_size_of_a_layer(browser, tmp_path):
 
 
 def test_numbers_are_in_natural_order(browser, tmp_path):
-    """In an open group and in the list, whatever the order of the file; other names keep their order."""
+    """The numbers are sorted in an open group and in the list, for any order of the file; other names stay in order."""
     names = [*sorted(f"h.{n}.{part}" for n in range(12) for part in ("b", "a")), "z", "f.x", "h.w"]
     torch.save({name: torch.ones(2) for name in names}, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html"))
@@ -497,7 +497,7 @@ def test_numbers_are_in_natural_order(browser, tmp_path):
 
 
 def test_a_page_without_values_says_so(browser, tmp_path):
-    """In its head and for each tensor, with the command that reads them; not after --stats."""
+    """The head and each tensor have the command that reads the values; after --stats they do not."""
     torch.save({"w": torch.ones(2)}, tmp_path / "a net.pt")
     command = f"statecli report '{tmp_path / 'a net.pt'}' --stats -o report.html"
     browser.show(save_page(tmp_path / "a net.pt", tmp_path / "net.html"))
@@ -535,7 +535,7 @@ def test_the_first_nan_and_the_parameter_of_a_moment_are_shown(browser, tmp_path
 
 @pytest.fixture(scope="module")
 def changes(tmp_path_factory):
-    """The page of a diff with a layer that changed more than the others."""
+    """Write the page of a diff with a layer that changed more than the other layers."""
     folder = tmp_path_factory.mktemp("changes")
     before = {f"h.{n}.{name}": torch.ones(8, 8) for n in range(12) for name in ("up.weight", "down.weight")}
     after = {name: tensor * (1.5 if name.startswith("h.3.") else 1.001) for name, tensor in before.items()}
@@ -574,7 +574,7 @@ def test_a_diff_on_a_phone_is_a_list(browser, changes, scheme):
 
 
 def test_the_bars_of_a_diff_are_to_scale(browser, changes):
-    """Between the decades of the page, in the colour of the charts; the legend explains the signs that occur."""
+    """The scale is the decades of the page, in the colour of the charts; the legend explains the visible signs."""
     browser.show(changes)
     widths = browser.run("return [...document.querySelectorAll('td.meter rect')].map((e) => +e.getAttribute('width'))")
     assert max(widths) == pytest.approx(100 * (3 - 0.301) / 3, abs=0.1)
