@@ -34,7 +34,7 @@ def notes(diff: Diff) -> list[str]:
 
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
-    """A file in a folder of its own; the name's end says the format."""
+    """Return a function that saves a file in a separate folder; the end of the name selects the format."""
 
     def write(thing: Any, name: str) -> str:
         path = tmp_path / name

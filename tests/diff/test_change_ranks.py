@@ -40,14 +40,14 @@ def test_the_rank_of_an_update(rank, dtype, shape, true_rank, size):
 
 
 def test_a_full_update_has_a_full_rank(rank):
-    """From 128 on the number is a lower bound."""
+    """From 128 on, the rank is a lower bound."""
     before = torch.randn(300, 200)
     assert rank(before, before + 0.01 * torch.randn(300, 200)) == 128
     assert rank(before[:, :50], before[:, :50] + 0.01 * torch.randn(300, 50)) == 50
 
 
 def test_outliers_do_not_hide_rounding(rank):
-    """A column of large weights has large rounding errors: they are not directions of the update."""
+    """A column of large weights has large rounding errors, which are not directions of the update."""
     before = torch.randn(400, 400) * 0.02
     before[:, 7] *= 200
     after = (before.bfloat16().double() + update((400, 400), 3, 2.0)).bfloat16()

@@ -200,7 +200,7 @@ def test_every_tensor_stands_in_the_diff_once(diff):
 
 
 def test_metadata_only_reads_no_values(diff):
-    """With --metadata-only other values and renames are not seen, and a note says so."""
+    """With --metadata-only, other values and renames are not noticed, and a note says so."""
     actual_diff = diff(
         {"a": torch.ones(3), "b": torch.arange(3.0)}, {"a": torch.zeros(3), "c": torch.arange(3.0)}, values=False
     )
@@ -257,7 +257,7 @@ def test_an_ignored_shape_leaves_values_untold(diff):
 
 
 def test_tensors_without_values(diff):
-    """Meta tensors hold none on either side: their metadata is compared."""
+    """Meta tensors have no values on either side, so only their metadata is compared."""
     state = {"a": torch.empty(3, device="meta")}
     result = diff(state, state)
     assert nothing_else(result)
@@ -335,7 +335,7 @@ def test_a_filter_that_leaves_nothing(diff):
     ],
 )
 def test_settings_that_a_filter_hides(filters, diff):
-    """Left out of the comparison, and said to be."""
+    """A changed setting is left out of the comparison, and a note names the setting."""
     actual_diff = diff({**BEFORE, "epoch": 1, "run": "a"}, {**BEFORE, "epoch": 2, "run": "a"}, **filters)
     assert nothing_else(actual_diff)
     assert [note.message for note in actual_diff.notes] == ["1 setting differs but is not selected: epoch"]
@@ -469,7 +469,7 @@ def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypa
 
 
 def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
-    """A lone surrogate next to the tensors is compared all the same."""
+    """A lone surrogate in a text next to the tensors is compared too."""
     import statecli.commands.diff.run as module
 
     monkeypatch.setattr(module, "MIN_BYTES_FOR_PROCESS", 0)
@@ -481,7 +481,7 @@ def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
 
 
 def test_histograms_are_of_parameters_first(diff):
-    """A counter changes more than any weight, and is of no interest."""
+    """A counter changes more than any weight, but its histogram is not useful."""
     before = {"bn.running_mean": torch.ones(4), "bn.num_batches_tracked": torch.tensor(1), "w": torch.ones(4)}
     after = {
         "bn.running_mean": torch.full((4,), 9.0),
@@ -501,7 +501,7 @@ def test_text_of_numpy_differs_by_element(diff):
 
 
 def test_text_in_columns_is_compared_in_its_order(diff):
-    """The same bytes in another order of dimensions are another array."""
+    """An array with the same bytes in another order of dimensions is a different array."""
     rows = np.array([["a", "b"], ["c", "d"]])
     assert changes_by_name(diff({"n": rows}, {"n": np.asfortranarray(rows.T.copy().T)})) == {}
     columns = np.asfortranarray(np.array([["a", "c"], ["b", "d"]]))
@@ -518,7 +518,7 @@ def test_dates_are_compared_by_their_bytes(diff):
 
 
 def test_arrays_nobody_can_tell(diff):
-    """Python objects: 2, with the files, rather than 0."""
+    """Arrays of Python objects are inconclusive, not identical; the message names both files."""
     before, after = (np.array(["2020", year]).astype("O") for year in ("2021", "2022"))
     result = diff({"w": torch.ones(2), "n": before}, {"w": torch.ones(2), "n": after})
     files = f"{result.before.target} and {result.after.target}"
@@ -641,7 +641,7 @@ HIDDEN = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", HIDDEN)
 def test_what_hides_easily_is_a_finding(case, diff):
-    """Found against another, and identical with itself: neither hidden nor beyond telling."""
+    """The tensor differs from the changed tensor and equals itself; neither result is inconclusive."""
     before, after, how = HIDDEN[case]
     assert rules(diff({"w": before}, {"w": after}, how=how)) == [("changed", "w")]
     assert nothing_else(diff({"w": before}, {"w": before}, how=how))

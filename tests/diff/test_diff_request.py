@@ -28,7 +28,7 @@ def prepare(options):
 
 
 def test_nothing_asked_is_the_default():
-    """The command line and the library mean the same by nothing."""
+    """Without options, the command line and the library have the same defaults."""
     assert prepare(options()) == Request("a.pt", "b.pt")
     assert diff.build_view(options()) == DiffView()
 

@@ -94,7 +94,7 @@ THIRDS = torch.arange(3.0) / 3
     ids=["resized", "rounded", "added", "a setting added"],
 )
 def test_what_was_replaced_has_changed(after, diff):
-    """--must-change holds for another shape, for other values after a cast, and for something new."""
+    """--must-change accepts another shape, other values after a cast, and a new tensor."""
     kept = {"other": torch.arange(9.0)}
     result = diff({**kept, "w": THIRDS}, {**kept, **after}, changed=("w*",))
     assert (result.findings, result.broken) == ((), ())
@@ -166,7 +166,7 @@ def test_a_glob_without_a_tensor(option, diff):
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_glob_that_is_the_name_of_a_module(option, diff):
-    """The tensors of the module are suggested."""
+    """The error suggests the tensors of the module."""
     with pytest.raises(NothingMatched, match=r"; did you mean 'head\.\*'\?$"):
         diff(BEFORE, BEFORE, **{option: ("head",)})
 
@@ -244,14 +244,14 @@ def test_without_values_nobody_knows_what_stood_still(options, diff):
 
 
 def test_tensors_without_values_did_not_stand_still(diff):
-    """On meta nothing is known of a tensor's values."""
+    """The values of a meta tensor are unknown, so the tensor does not count as unchanged."""
     state = {"w": torch.empty(3, device="meta")}
     result = diff(state, state, changed=("w",))
     assert (result.findings, len(result.broken)) == ((), 1)
 
 
 def test_a_class_is_held_too(source, save):
-    """Names, shapes and dtypes of a class against a file; its values are nobody's."""
+    """Names, shapes and dtypes of a class are compared with a file; the initial values are not."""
     net = source("self.a = nn.Linear(2, 3)\nself.b = nn.Linear(3, 4)")
     state = {
         "a.weight": torch.ones(3, 2),

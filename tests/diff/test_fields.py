@@ -27,7 +27,7 @@ def differing(before: dict, after: dict, *ignore: Field, devices: bool = True) -
 
 
 def test_shapes_of_nested_tensors_are_those_of_their_parts():
-    """A nested tensor has no shape of its own."""
+    """A nested tensor has no single shape, so the shapes of its parts are compared."""
     parts = [
         (
             ("t0", TensorData(ByteRange("a", 0, 8), "float32", shape)),

@@ -14,7 +14,7 @@ from .conftest import changes_by_name
 
 
 def body(prefix: str, scale: float, *more: str) -> dict[str, torch.Tensor]:
-    """An encoder of three layers behind a prefix; with `scale`, of other values."""
+    """Return an encoder of three layers behind a prefix, with values multiplied by `scale`."""
     names = ["embed.weight", *(f"layer.{n}.weight" for n in range(3))]
     state = {f"{prefix}{name}": torch.arange(4.0 + n) * scale + n for n, name in enumerate(names)}
     return state | {name: torch.arange(9.0) * scale for name in more}

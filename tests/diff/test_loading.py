@@ -76,7 +76,7 @@ def test_in_the_words_of_load_state_dict(change, name, source, save):
 
 
 def test_what_is_not_saved_is_not_looked_for(source, save):
-    """Non-persistent buffers and unregistered tensors of the class are no rows, and a note counts them."""
+    """Non-persistent buffers and unregistered tensors of the class are not compared, and a note counts them."""
     target = source(LINES)
     diff = compare_targets(Request(target, save(build_net(target).state_dict(), "net.pt")))
     assert {change.fqn for change in diff.changes}.isdisjoint({"mask", "cache"})
@@ -239,7 +239,7 @@ def test_a_dropped_tie_is_not_missing(source, save):
 
 
 def test_two_classes(source):
-    """Everything of both is compared but values and devices; a class and itself are identical."""
+    """Two classes are compared except for values and devices; a class and itself are identical."""
     first = source(LINES)
     second = source(
         LINES.replace("nn.Linear(4, 3)", "nn.Linear(4, 3, bias=False)") + "self.more = nn.Linear(1, 1)", "two.py"

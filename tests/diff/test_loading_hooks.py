@@ -53,7 +53,7 @@ def test_an_unexpected_extra_state_is_unexpected(value, source, save):
 
 
 def test_a_filter_is_for_extra_states_too(source, save):
-    """They have no row; the globs are for their names, and a kind leaves them out."""
+    """A glob applies to the names of extra states, too."""
     net = nn.Module()
     net.fc = nn.Linear(2, 2)
     path = save(entries(net, fc___extra_state=1), "net.pt")
@@ -115,7 +115,7 @@ def test_a_scalar_saved_as_one_element(source, save):
 
 
 def test_what_is_no_tensor_is_refused(source, save):
-    """A number in a parameter's place is a finding, and its message speaks of the checkpoint."""
+    """A number in place of a parameter is a finding, and the message names the checkpoint as the cause."""
     diff = compare_targets(
         Request(source("self.w = nn.Parameter(torch.ones(1))"), save({"w": 3, "v": torch.ones(1)}, "a.pt"))
     )

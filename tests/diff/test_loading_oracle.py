@@ -214,7 +214,7 @@ RULES = {"wrapper-prefix", "missing-entry", "unexpected-entry", "shape-mismatch"
 
 @st.composite
 def mutations(draw):
-    """Some changes of a state_dict, each with a number to choose the entry by."""
+    """Draw changes of a state_dict, each with a number that selects the entry."""
     kinds = ["drop", "drop", "add", "beside", "rename", "reshape", "one", "scalar", "number", "extra", "old"]
     return draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 99)), max_size=3))
 

@@ -197,7 +197,7 @@ def test_an_untrained_adapter_changes_nothing(merge):
 
 
 def test_dora_cannot_be_checked(merge):
-    """The norms of DoRA change the weights in another way: neither a pass nor a failure."""
+    """The norms of DoRA change the weights in a different way, so the check is inconclusive."""
     result = check(*merge(build_llama(), target_modules=["q_proj"], use_dora=True))
     assert result.findings == ()
     assert len(result.broken) == 2

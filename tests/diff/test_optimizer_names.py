@@ -1,4 +1,4 @@
-"""An optimizer keyed by numbers, by names or flat is the same optimizer: written by torch in each form."""
+"""An optimizer keyed by numbers, keyed by names, or flat is the same optimizer; torch writes each form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .conftest import changes_by_name, notes
 
 @pytest.fixture(scope="module")
 def forms() -> dict[str, dict[str, Any]]:
-    """The state of AdamW with two groups, after three steps."""
+    """Return each form of the state of AdamW with two groups, after three steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.LayerNorm(4))
     decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
@@ -101,7 +101,7 @@ def test_groups_of_a_flat_optimizer_next_to_its_model(diff, back):
 
 
 def test_parameters_of_other_shapes_are_not_paired(diff, forms):
-    """The order alone says nothing about two models."""
+    """The order alone does not pair the parameters of two models."""
     other = copy.deepcopy(forms["names"])
     for state in other["state"].values():
         state["exp_avg"], state["exp_avg_sq"] = torch.ones(3), torch.ones(3)

@@ -67,7 +67,7 @@ def test_wrappers_are_looked_through(before, after):
 
 
 def test_equal_names_come_first():
-    """An exact match is taken before a wrapper is thought of, and is worth no note."""
+    """Equal names are paired before a prefix is stripped, without a note."""
     before, after = state("fc.w", "model.fc.w"), state("model.fc.w", "fc.w")
     assert pairs(before, after) == {"fc.w": "fc.w", "model.fc.w": "model.fc.w"}
     assert not list_notes(before, after)
@@ -137,7 +137,7 @@ def test_a_state_matches_itself(names):
 
 
 def test_a_name_of_many_parts_is_paired_at_once():
-    """A prefix is looked for part by part."""
+    """A prefix is searched part by part, in linear time."""
     long = state("." * 400_000 + "a")
     before = time.process_time()
     for pair in ((long, state("w", "v")), (state("w", "v"), long)):
@@ -193,7 +193,7 @@ def test_a_bad_rule(rule, message):
 
 
 def test_a_name_that_a_file_has_twice_is_no_clash_of_a_rule():
-    """No rule made the two names equal."""
+    """The file already had two equal names, so the rule is accepted."""
     assert pairs(state("a", "a", "b"), state("a", "a", "c"), "b=c") == {"a": "a", "b": "c"}
 
 
@@ -251,7 +251,7 @@ def test_a_section_that_the_other_side_lacks():
 
 
 def order(before: ModelState, after: ModelState) -> list[str]:
-    """The names as they are shown."""
+    """Return the names in the order of the output."""
     return [match.shown.fqn for match in pairing.pair_tensors(before, after, ()).matches]
 
 
@@ -278,7 +278,7 @@ def test_the_order_of_the_module_is_kept():
 
 
 def test_removed_layers_stand_among_the_others_by_their_number():
-    """Whichever file they were in."""
+    """This holds for layers of either file."""
     after = replace(state("l.0.w", "l.10.w", "l.9.w"), format="safetensors", traits=formats.traits_of("safetensors"))
     assert order(state("l.2.w", "l.0.w"), after) == ["l.0.w", "l.2.w", "l.9.w", "l.10.w"]
 
@@ -303,7 +303,7 @@ def test_sections_stay_together_where_names_are_ordered_by_number():
 
 @given(st.lists(st.integers(0, 10**30), max_size=20), st.text("a.0", max_size=3))
 def test_numbers_in_names_are_ordered_as_numbers(numbers, start):
-    """However many digits they have, and with zeros before them."""
+    """Numbers may have any number of digits and leading zeros."""
     start += "."
     names = tuple(dict.fromkeys(f"{start}{number:05}.w" for number in numbers))
     written = replace(state(*names), format="safetensors", traits=formats.traits_of("safetensors"))

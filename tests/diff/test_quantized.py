@@ -124,7 +124,7 @@ def test_factors_of_input_channels_are_taken_out(diff, quantized_forms, weight):
     "name", ["gptq", "gptq_3", "awq", "nf4_double", "packed_4_asymmetric", "nvfp4", "torchao_int8"]
 )
 def test_codes_of_other_rows_are_not_near(diff, quantized_forms, weight, name):
-    """The corrupted twin: the same codes and scales in another order."""
+    """The same codes and scales in another order do not match the dense weight."""
     done = only_transformation(compare(diff, weight.flip(0), parts_of(quantized_forms, name)))
     assert done.kind is KIND.QUANTIZED
     assert done.exceptions == weight.numel()
@@ -185,7 +185,7 @@ def test_a_group_without_scales_is_not_recognised(diff, quantized_forms, weight)
 
 @pytest.mark.parametrize("back", [False, True])
 def test_the_wrong_weight_is_on_top(statecli, save, back):
-    """Added scales are parts of their weights, and come after all other differences; another added tensor does not."""
+    """Added scales belong to their weights and come last; another added tensor is listed before them."""
     torch.manual_seed(0)
     before = {f"l.{n}.weight": torch.randn(64, 64) for n in range(6)}
     after = {}
@@ -221,7 +221,7 @@ def test_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense)
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("by_row", [False, True])
 def test_float8_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense, back, by_row):
-    """They are not in the total either, and NaN of the codes is counted; a cast and a trained cast have no codes."""
+    """The codes are not in the total, and their NaN values are counted; a cast and a trained cast have no codes."""
     scale = (dense.abs().amax(1, keepdim=True) if by_row else dense.abs().max()) / 448
     codes = (dense / scale).to(torch.float8_e4m3fn)
     both = ({"proj.weight": dense, "b": torch.ones(9)}, {"proj.weight": codes, "b": torch.full((9,), 1.5)})
@@ -243,7 +243,7 @@ def test_float8_codes_without_known_scales_are_not_numbers(diff, statecli, save,
 
 @pytest.mark.parametrize("back", [False, True])
 def test_rows_have_the_error_after_dequantizing(diff, statecli, save, dense, back):
-    """In every row, in the order of rows, and in the documents: the difference of codes and numbers means nothing."""
+    """Every row, the order of rows and the documents use this error; the difference of raw codes is meaningless."""
     scale = dense.abs().amax(1, keepdim=True) / 127
     codes = (dense / scale).round().to(torch.int8)
     other = 1.01 * torch.ones(8)
@@ -300,7 +300,7 @@ def test_codes_that_cannot_be_dequantized_have_no_difference(diff, dense, dtype)
     ],
 )
 def test_a_hostile_state_of_bitsandbytes(diff, dense, state):
-    """Any text may be there: nothing is claimed, and nothing fails."""
+    """For any text in the state, no quantization is reported and diff does not fail."""
     parts = {
         "weight": torch.zeros(96 * 64, 1, dtype=torch.uint8),
         "weight.absmax": torch.ones(192),
@@ -328,7 +328,7 @@ def test_too_few_words_are_an_error():
 
 
 def test_only_whole_weights_are_found(diff, quantized_forms, weight):
-    """Without its zero points or its scales, codes are just tensors."""
+    """Without their zero points or scales, codes are ordinary tensors."""
     rows = [change.after for change in compare(diff, weight, parts_of(quantized_forms, "gptq")).changes if change.after]
     (tensor,) = find_quantized_weights(rows)
     assert (tensor.fqn, tensor.layout) == ("proj.weight", Layout.GPTQ)

@@ -41,7 +41,7 @@ def test_across_formats_and_layouts(diff):
 
 
 def test_no_renames(diff):
-    """With --no-renames they are added and removed."""
+    """With --no-renames, the tensors are added and removed."""
     actual_diff = diff({"x.w": ramp(8)}, {"y.v": ramp(8)}, renames=False)
     assert rules(actual_diff) == [("removed", "x.w"), ("added", "y.v")]
 
@@ -71,12 +71,12 @@ def test_a_class_tells_of_a_prefix_all_the_same(statecli, source, save):
 
 @pytest.mark.parametrize("after", [ramp(8).double(), ramp(8).view(2, 4), ramp(8) + 1], ids=["dtype", "shape", "values"])
 def test_only_equal_ones(after, diff):
-    """Another dtype, shape or value is another tensor."""
+    """A tensor with another dtype, shape or value is not renamed."""
     assert rules(diff({"x.w": ramp(8)}, {"y.v": after})) == [("removed", "x.w"), ("added", "y.v")]
 
 
 def test_a_bit_decides(diff):
-    """-0.0 is not 0.0 here: equal bytes are the evidence."""
+    """-0.0 and 0.0 differ here, because equal bytes are the evidence."""
     before, after = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([-0.0, 1.0, 2.0])
     assert not list_renames(diff({"x.w": before}, {"y.v": after}))
 
@@ -92,7 +92,7 @@ def test_one_value_is_weak_evidence(value, shape, diff):
 
 @pytest.mark.parametrize("at", [0, 1, 2, 700, 1199])
 def test_one_other_element_is_no_fill(at, diff):
-    """A single other element anywhere makes a tensor of its own."""
+    """A single different element makes a tensor distinctive."""
     almost = torch.zeros(30, 40)
     almost.view(-1)[at] = 1
     assert list_renames(diff({"x.a": almost}, {"y.b": almost})) == {"y.b": "x.a"}
@@ -120,7 +120,7 @@ def test_scalars_and_empty_tensors(diff):
 
 
 def test_of_several_the_longest_end_decides(diff):
-    """Equal tensors go to the name with the most last components in common, then in order."""
+    """Equal tensors are paired by the most common last components, then in order."""
     before = {"old.1.fc.w": ramp(4), "old.0.fc.w": ramp(4), "old.0.norm.w": ramp(4)}
     after = {"new.0.norm.w": ramp(4), "new.0.fc.w": ramp(4), "new.1.fc.w": ramp(4)}
     assert list_renames(diff(before, after)) == {
@@ -167,7 +167,7 @@ def test_only_groups_that_are_asked_for_are_read(diff, monkeypatch):
 
 
 def test_a_fingerprint_alone_proves_nothing(diff, monkeypatch):
-    """Equal fingerprints of other bytes are no rename."""
+    """Tensors with equal fingerprints and different bytes are not renamed."""
     from statecli.values import compare as values
 
     monkeypatch.setattr(values, "compute_fingerprints", lambda rows, **_: [0] * len(rows))
@@ -175,7 +175,7 @@ def test_a_fingerprint_alone_proves_nothing(diff, monkeypatch):
 
 
 def test_names_of_many_parts_are_paired_at_once():
-    """Ends are compared up to a number of parts."""
+    """The ends of names are compared up to a maximum number of parts."""
     before, after = ([TensorInfo(f"{part}." * 100_000 + "w", "uint8", (1,), 1, 1)] for part in "ab")
     started = time.process_time()
     assert list(renames.pair_by_suffix(before, after)) == [(before[0], after[0])]
@@ -201,7 +201,7 @@ def test_sparse_tensors(layout, diff):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_sparse_tensor_that_stores_nothing(diff):
-    """Says as little as a fill does."""
+    """Such a tensor is as weak as evidence as a constant tensor."""
     empty = torch.zeros(3, 4).to_sparse()
     assert not list_renames(diff({"x.a": empty}, {"y.b": empty}))
 

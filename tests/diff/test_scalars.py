@@ -116,7 +116,7 @@ def test_a_section_has_its_own():
 
 
 def test_filters(diff):
-    """The globs are of their paths too; --kind asks for tensors."""
+    """The globs also match the paths of settings; --kind selects only tensors."""
     before, after = {**W, "epoch": 1, "lr": 0.1}, {**W, "epoch": 2, "lr": 0.2}
     assert [scalar.key for scalar in diff(before, after, selection=Selection(exclude=("epoch",))).scalars] == ["lr"]
     assert not diff(before, after, selection=Selection(include=("w",))).scalars
@@ -185,7 +185,7 @@ def plain(value: Any) -> Any:
 
 
 def reorder_value(value: Any) -> Any:
-    """The same with every dict in the other order, tuples for lists and floats for small integers."""
+    """Return the value with every dict in reverse order, tuples for lists and floats for small integers."""
     if isinstance(value, dict):
         return collections.OrderedDict((key, reorder_value(value)) for key, value in reversed(value.items()))
     if isinstance(value, argparse.Namespace):
@@ -331,7 +331,7 @@ def test_sections_that_take_each_others_names(save):
     ],
 )
 def test_scalars_are_written_as_json_has_them(change, text):
-    """A text is not mistaken for a number, nor a null for nothing; a finding has the words of the table."""
+    """A text differs from a number, and null from a missing value; a finding uses the words of the table."""
     assert scalars.format_values(change) == text
     assert scalars.describe_setting_change(change).removeprefix("k: ").removeprefix(f"{change.status.value}: ") == text
 

@@ -29,7 +29,7 @@ def test_the_last_line_has_the_relative_change_of_all_changed_parameters(statecl
 
 
 def test_a_tensor_that_was_zero_counts_with_its_change(statecli, tmp_path):
-    """Its norm before is zero, and its change is part of the total."""
+    """The norm of the tensor before is zero, but its change is part of the total."""
     before = {"a": torch.zeros(4), "b": torch.full((4,), 2.0)}
     after = {"a": torch.ones(4), "b": torch.full((4,), 3.0)}
     values = statecli("diff", *save_pair(tmp_path, before, after), "-f", "json").json["summary"]["values"]
@@ -37,7 +37,7 @@ def test_a_tensor_that_was_zero_counts_with_its_change(statecli, tmp_path):
 
 
 def test_tensors_with_new_nan_come_first_and_are_counted(statecli, tmp_path):
-    """Also without --sort; the last line has the number of NaN before and after."""
+    """This holds without --sort too; the last line has the number of NaN before and after."""
     before = {name: torch.ones(4) for name in ("a", "b", "c")}
     after = before | {"a": torch.full((4,), 2.0), "c": torch.tensor([1.0, float("nan"), float("inf"), 1.0])}
     files = save_pair(tmp_path, before, after)

@@ -1,4 +1,4 @@
-"""The log of a Trainer is compared entry by entry: two hashes say nothing."""
+"""The log of a Trainer is compared entry by entry, because two hashes explain no difference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 
 def entries(count: int, start: float = 2.0) -> list[dict[str, float]]:
-    """As the Trainer writes them: an evaluation has no `loss`."""
+    """Return log entries as the Trainer writes them: an evaluation has no `loss`."""
     log = [{"loss": round(start - 0.02 * n, 4), "step": 10 * n} for n in range(1, count + 1)]
     return [*log, {"eval_loss": 9.0, "step": 10 * count}] if count else []
 

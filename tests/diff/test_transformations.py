@@ -73,7 +73,7 @@ CASTS = [
 
 
 def any_floats(dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Bits at random, and values where a narrower type ends, begins or is between two of its own."""
+    """Return random bits, limits of narrower types, and values halfway between two values of a narrower type."""
     width = dtype.itemsize
     bits = torch.randint(0, 256, (4000 * width,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     ends = [0.0, -0.0, 1e-45, 6e-8, 2**-9, 2**-17, 447.9, 448, 464, 480, 57344, 61440, 65504, 65519, 65520, 3.4e38]
@@ -128,7 +128,7 @@ def test_a_complex_cast_is_exactly_rounded_in_both_parts(diff, statecli, save, b
     ids=str,
 )
 def test_values_beyond_the_range_are_not_an_exact_cast(diff, statecli, save, after, message):
-    """They are rounded as torch rounds them, to infinity or to the largest value, and lost."""
+    """torch rounds these values to infinity or to the largest value, so they are lost."""
     torch.manual_seed(0)
     state = {f"w{n}": torch.randn(300) for n in range(5)}
     state["w3"][7] = 1e6
@@ -141,7 +141,7 @@ def test_values_beyond_the_range_are_not_an_exact_cast(diff, statecli, save, aft
 
 
 def test_each_way_to_round_is_named(diff):
-    """Truncation and stochastic rounding are no exact casts."""
+    """Truncation and stochastic rounding are not exact casts."""
     torch.manual_seed(0)
     values = torch.randn(50, 40)
     truncated = (values.view(torch.int32) & -65536).view(torch.float32).bfloat16()
@@ -275,7 +275,7 @@ def test_rows_added_or_removed_in_several_places(tmp_path_factory, gaps, wrong, 
 
 
 def test_rows_added_to_a_trained_vocabulary(diff, statecli, save):
-    """The common rows are measured as any trained tensor is; other values near 1 are not the same values."""
+    """The common rows are measured like any trained tensor; other values near 1 are not equal."""
     torch.manual_seed(0)
     before = 0.02 * torch.randn(320, 64)
     common = before + 0.001 * torch.randn(320, 64)
@@ -308,7 +308,7 @@ def test_places_of_added_and_removed_rows_are_listed(statecli, save):
 
 
 def test_a_section_copied_over_another(tmp_path):
-    """The averaged weights take the place of the model's: each tensor says so, with its wrong elements."""
+    """The averaged weights replace the weights of the model; each tensor is described, with its wrong elements."""
     model = {f"layers.{n}.{leaf}": torch.randn(8, 8) for n in range(3) for leaf in ("q", "k")}
     average = {name: tensor + 0.05 * torch.randn(8, 8) for name, tensor in model.items()}
     copied = {name: tensor.clone() for name, tensor in average.items()}
@@ -324,7 +324,7 @@ def test_a_section_copied_over_another(tmp_path):
 
 
 def test_tensors_copied_below_another_name(diff):
-    """The same in a flat checkpoint, where the first part of the name differs; both directions are a swap."""
+    """In a flat checkpoint the first part of the name differs; copies in both directions are a swap."""
     parts = {f"{part}.layers.{n}.q": torch.randn(8, 8) for part in ("model", "ema") for n in range(3)}
     close = {name: parts[name.replace("ema.", "model.")] + 0.05 * torch.randn(8, 8) for name in parts}
     before = {name: close[name] if name.startswith("ema.") else parts[name] for name in parts}
@@ -419,7 +419,7 @@ def test_a_moved_layer_and_a_swap_with_one_wrong_weight(diff, statecli, save, ll
 
 
 def test_moved_layers_that_were_trained_since(diff, llama):
-    """By similarity, with its measure; norms follow the other tensors of their layer."""
+    """Layers are paired by cosine similarity, which is shown; norms follow the other tensors of their layer."""
     torch.manual_seed(0)
     pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
     trained = {name: tensor + 0.05 * tensor.std() * torch.randn_like(tensor) for name, tensor in pruned.items()}
@@ -530,7 +530,7 @@ def test_the_check_of_a_wrong_factor_ends_early(save, dtype):
 
 
 def test_a_factor_with_noise_is_not_a_factor(diff):
-    """The near miss of a factor of many digits: each value is off by a few units of the last place."""
+    """Each value differs from the exact product by a few units of the last place."""
     torch.manual_seed(0)
     before = torch.randn(64, 64)
     after = before * 0.87654321 * (1 + 1e-6 * torch.randn(64, 64))
@@ -553,7 +553,7 @@ def test_a_factor_with_a_grossly_wrong_weight(diff, statecli, save, factor, wron
 
 
 def test_a_factor_with_a_wrong_row_in_front(diff):
-    """The first rows decide nothing; more than 1 in 1,000 wrong elements are no claim."""
+    """A wrong first row does not matter; more than 1 in 1,000 wrong elements are not described as a factor."""
     torch.manual_seed(0)
     before = torch.randn(2048, 128)
     for rows, exceptions in ((2, 256), (3, None)):
@@ -602,7 +602,7 @@ def test_a_permuted_vocabulary(diff, axis, dtype):
 
 @pytest.mark.parametrize("executor", ["threads:2", "processes:2"])
 def test_every_engine_finds_the_same(statecli, save, executor):
-    """Rows in another order, a changed transpose, a long factor and experts in another order."""
+    """The cases are reordered rows, a changed transpose, a factor of many digits and reordered experts."""
     torch.manual_seed(0)
     matrix, vocabulary = torch.randn(64, 64), torch.randn(320, 64)
     experts = {f"experts.{n}.w": torch.randn(16, 24) for n in range(12)}
@@ -633,7 +633,7 @@ def test_swapped_items_of_a_stack(diff):
 
 
 def test_permuted_masks_are_no_evidence(diff):
-    """Rows of a few values are equal by chance: so many orders could fit."""
+    """Rows of a few values are equal by chance, so many orders fit."""
     before = (torch.arange(2048).view(1024, 2) % 3).float() - 1
     after = before.flip(0).contiguous()
     assert KIND.PERMUTED not in kinds(diff({"e": before}, {"e": after}))
@@ -656,7 +656,7 @@ def test_multiples_of_transposes_and_changed_transposes(diff, shape):
 
 
 def test_near_misses_of_changed_transposes(diff):
-    """Positive values are similar to any transpose, and a far change of a transpose is neither claim."""
+    """Positive values resemble any transpose, and a transpose that changed much is not described as a transpose."""
     torch.manual_seed(0)
     positive = torch.rand(64, 64)
     assert KIND.TRANSPOSED not in kinds(diff({"q": positive}, {"q": torch.rand(64, 64)}))
@@ -824,7 +824,7 @@ def test_a_stack_of_experts(diff, turned):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_stack_of_gate_and_up(diff, statecli, save, turned):
-    """As transformers stores the experts of Mixtral and, transposed, of Llama 4; its modules have another name too."""
+    """transformers stores the experts of Mixtral and, transposed, of Llama 4 in this way, under other module names."""
     torch.manual_seed(0)
     shapes = {"w1": (6, 4), "w2": (4, 6), "w3": (6, 4)}
     names = [(n, e, w) for n in range(2) for e in range(5) for w in shapes]
@@ -1033,7 +1033,7 @@ def test_tensors_that_were_transposed_resized_renamed_or_swapped_and_cast(diff, 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.lists(st.integers(2, 12), max_size=3), min_size=10, max_size=10))
 def test_other_values_of_another_dtype_are_not_a_transformation(tmp_path_factory, seed, shapes):
-    """Names and dtypes differ, and the values are similar or independent: nothing is claimed to be exact."""
+    """Names and dtypes differ, and the values are similar or independent: no exact transformation is reported."""
     generator = torch.Generator().manual_seed(seed)
     folder = tmp_path_factory.mktemp("pairs")
     before = {f"layers.{n}.w": torch.randn(shape, generator=generator) for n, shape in enumerate(shapes)}
@@ -1082,7 +1082,7 @@ def dequantize(state: dict[str, torch.Tensor], scheme: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("scheme", ["SCB", "weight_scale", "one scale", "weight_scale_inv"])
 def test_the_error_of_a_quantized_weight(diff, scheme):
-    """After its scales are applied; codes compared as numbers differ by thousands."""
+    """The error is computed after the scales are applied; raw codes differ by thousands."""
     torch.manual_seed(0)
     weights = {name: torch.randn(200, 300) * 0.02 for name in ("a", "b")}
     state = {name: quantize(weight, scheme) for name, weight in weights.items()}
@@ -1104,7 +1104,7 @@ def test_the_error_of_a_quantized_weight(diff, scheme):
 
 @pytest.mark.parametrize("rslora", [False, True])
 def test_an_adapter_is_measured_against_its_base(tmp_path, statecli, rslora):
-    """Made by peft; the oracle is the merged model."""
+    """peft writes the adapter, and the merged model gives the expected result."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -1180,7 +1180,7 @@ def test_an_adapter_with_saved_modules_hides_the_rest_of_the_base(tmp_path, stat
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_new_nan_and_infinities_of_what_was_done_are_named(diff, statecli, save, llama, value):
-    """In a fused weight, in new rows of a vocabulary, and in a moved layer: the row is the first, with the counts."""
+    """The value is in a fused weight, new vocabulary rows or a moved layer; its row comes first, with the counts."""
     fused = fuse(llama)
     embedding = torch.cat([llama["model.embed_tokens.weight"], torch.zeros(8, 32)])
     pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
@@ -1244,7 +1244,7 @@ def test_equal_layers_share_a_line(statecli, save, llama):
 
 
 def test_unrelated_layers_share_a_line(statecli, save, llama):
-    """A model of another seed is a line for each tensor of a layer, with the largest cosine of all layers."""
+    """A model of another seed has a line for each tensor of a layer, with the largest cosine of all layers."""
     torch.manual_seed(7)
     other = {name: tensor if "norm" in name else 0.02 * torch.randn_like(tensor) for name, tensor in llama.items()}
     paths = save(llama, "a.safetensors"), save(other, "b.safetensors")
@@ -1364,7 +1364,7 @@ def test_chance_gives_no_claim(diff, seed):
 
 @pytest.mark.parametrize(("size", "is_claim"), [(1, False), (2, False), (40, True)])
 def test_a_resize_needs_rows_that_chance_does_not_give(diff, size, is_claim):
-    """Of a mask, forty equal elements are evidence, two are not; three floats are."""
+    """Forty equal elements of a mask are evidence, two are not; three equal floats are."""
     torch.manual_seed(0)
     mask = torch.rand(64) < 0.5
     mask[:2] = torch.tensor([True, False])
@@ -1449,7 +1449,7 @@ def test_equal_layers_hide_no_swap(diff, statecli, save):
 
 
 def test_layers_of_a_new_model_are_recognised(statecli, save):
-    """Biases and norms of a GPT-2 are equal in all layers, so they say nothing about the layers."""
+    """Biases and norms of a new GPT-2 are equal in all layers, so they do not identify a layer."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=60, n_positions=20, n_embd=16, n_layer=4, n_head=2)
@@ -1462,7 +1462,7 @@ def test_layers_of_a_new_model_are_recognised(statecli, save):
 
 
 def test_half_negated_weights_are_not_unrelated(diff):
-    """The cosine is zero, and half of the elements are as before."""
+    """The cosine is zero, and half of the elements are unchanged."""
     torch.manual_seed(0)
     before = torch.randn(64, 64)
     after = torch.cat([before[:32], -before[32:]])
@@ -1510,7 +1510,7 @@ def test_small_parts_at_the_end_of_a_file(diff, size):
 
 @pytest.mark.parametrize(("dtype", "nbytes"), [(torch.float32, 24), (torch.bool, 6), (torch.complex64, 48)], ids=str)
 def test_a_part_of_a_tensor_has_its_own_sizes(save, dtype, nbytes):
-    """Its shape, its elements and its bytes."""
+    """A part has its own shape, number of elements and bytes."""
     (row,) = read_checkpoint(save({"w": torch.ones(4, 5).to(dtype)}, "a.safetensors")).tensors
     part = replace_data(row, narrow(narrow(locate(row.data, "w"), 0, 1, 2), 1, 0, 3))
     assert (part.shape, part.elements, part.nbytes) == ((2, 3), 6, nbytes)
@@ -1539,7 +1539,7 @@ def test_zeros_are_no_evidence_of_a_join(diff):
 
 
 def test_a_row_that_became_a_column_is_no_resize(diff):
-    """Nor are zeros of another shape anything."""
+    """A transpose of one row and zeros of another shape are not transformations."""
     torch.manual_seed(0)
     before = {"w": torch.randn(1, 64), "z": torch.zeros(8, 64)}
     assert list_transformations(diff(before, {"w": before["w"].t(), "z": torch.zeros(64, 8)})) == {}
@@ -1577,7 +1577,7 @@ def test_whole_numbers_are_no_cast(diff, dtype):
 
 
 def test_both_ways_from_float64_to_float16_are_exact(diff):
-    """torch rounds to float32 first, numpy at once."""
+    """torch rounds to float32 first, numpy rounds directly."""
     torch.manual_seed(0)
     values = torch.randn(200_000, dtype=torch.float64)
     once = torch.from_numpy(values.numpy().astype("float16"))

@@ -44,7 +44,7 @@ SETTINGS = (
 
 
 def plain(folder: Path) -> Path:
-    """A checkpoint of a training: every dtype, an optimizer, settings of all kinds."""
+    """Write a training checkpoint with every dtype, an optimizer, and settings of all kinds."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.ones(2, 3)).sum().backward()
@@ -55,30 +55,30 @@ def plain(folder: Path) -> Path:
 
 
 def dtypes(folder: Path) -> Path:
-    """Sparse, quantized, tied, strided and empty tensors."""
+    """Write sparse, quantized, tied, strided and empty tensors."""
     torch.save(every_dtype(0), folder / "a.pt")
     return folder / "a.pt"
 
 
 def module(folder: Path) -> Path:
-    """A module pickled whole."""
+    """Write a whole pickled module."""
     torch.save(torch.nn.Linear(2, 2), folder / "a.pt")
     return folder / "a.pt"
 
 
 def arrays(folder: Path) -> Path:
-    """Arrays of numpy in a pickle, whose bytes are in the pickle itself."""
+    """Write numpy arrays whose bytes are inside the pickle."""
     torch.save({"a": numpy.arange(3.0), "b": numpy.arange(3, dtype=">i4"), "c": torch.ones(2)}, folder / "a.pt")
     return folder / "a.pt"
 
 
 def megatron(folder: Path) -> Path:
-    """Two ranks."""
+    """Write a checkpoint of two ranks."""
     return test_megatron.write(folder / "run")
 
 
 def split(folder: Path) -> Path:
-    """Shards of torch.save, each with settings."""
+    """Write shards with torch.save, each with settings."""
     names = ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
     for n, name in enumerate(names):
         torch.save({f"w{n}": torch.ones(2), "labels": {"0": "cat", 1: "dog"}, "own": {n: "x"}}, folder / name)
@@ -120,7 +120,7 @@ def test_every_tensor_survives_a_batch_of_an_engine(target):
 
 
 def sent_tasks(call: bytes) -> Any:
-    """The tasks of a packed call, as the worker unpickles them."""
+    """Return the tasks of a packed call as the worker unpickles them."""
 
     class Words(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
@@ -170,7 +170,7 @@ def test_settings_of_shards_keep_their_types_of_keys(tmp_path):
 
 
 def test_no_field_of_a_state_is_a_subclass_of_a_builtin():
-    """A subclass of dict, list or str loses its attributes on the way; an enumeration comes back by its value."""
+    """Pickling drops the attributes of a subclass of dict, list or str; an enumeration is restored by its value."""
     built_in = (dict, list, tuple, str, int, float, bytes, frozenset)
     seen, open_types = set(), [ModelState]
     while open_types:
@@ -185,7 +185,7 @@ def test_no_field_of_a_state_is_a_subclass_of_a_builtin():
 
 
 def types_in(annotation: Any) -> set[Any]:
-    """An annotation, and all in its brackets."""
+    """Return an annotation and all annotations in its brackets."""
     types = {annotation}
     for inner in getattr(annotation, "__args__", ()):
         types |= types_in(inner)

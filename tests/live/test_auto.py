@@ -31,7 +31,7 @@ def saved(name: str = "BertModel", config: str = "BertConfig", **sizes: object) 
 
 
 def changed(**settings: object) -> None:
-    """Its configuration with other settings."""
+    """Change settings of the configuration."""
     path = Path("m/config.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
 
@@ -130,7 +130,7 @@ def test_the_class_is_of_the_type_of_the_weights(statecli):
 
 
 def test_a_shape_that_is_another_is_a_finding(statecli):
-    """The configuration says 50 words, the weights have 48."""
+    """The configuration has 50 words, the weights have 48."""
     saved("BertModel", vocab_size=48)
     changed(vocab_size=50)
     for words in (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto")):
@@ -140,7 +140,7 @@ def test_a_shape_that_is_another_is_a_finding(statecli):
 
 
 def test_written_out_it_is_a_class_as_any(statecli):
-    """`transformers:Class(config='…/config.json')`."""
+    """`transformers:Class(config='…/config.json')` is built like any class."""
     saved("BertModel")
     result = statecli("inspect", "transformers:BertModel(config='m/config.json')", "-f", "json")
     assert (result.code, result.json["format"]) == (0, "module")
@@ -251,7 +251,7 @@ def test_a_class_that_registers_without_end_is_stopped(statecli, monkeypatch):
 
 
 def test_thousands_of_layers_are_refused_while_they_are_built(statecli):
-    """Few enough to be asked for, and too many to be looked at."""
+    """The configuration has few enough layers to start the build, but too many to finish it."""
     saved("BertModel")
     changed(num_hidden_layers=4096)
     result = statecli("inspect", "m", "--model", "auto")
@@ -279,7 +279,7 @@ def test_what_transformers_logs_of_a_configuration_is_not_told(statecli):
 
 
 def test_without_a_configuration(statecli):
-    """An adapter has none of its own."""
+    """An adapter does not have a config.json, so the error asks for the class of its base model."""
     saved("BertModel")
     shutil.move("m/config.json", "m/other.json")
     assert statecli("inspect", "m", "--model", "auto").err == (

@@ -49,7 +49,7 @@ def test_arguments_reach_the_constructor(write):
 
 
 def test_missing_argument_says_how_to_pass_it(write):
-    """A required argument left out is named, with the call to write."""
+    """The error names the missing required argument and the call to write."""
     assert "Net(hidden=...)" in refusal(write(SIMPLE))
 
 
@@ -66,7 +66,7 @@ def test_near_attribute_is_suggested(write):
 
 
 def test_far_attribute_lists_the_models(write):
-    """Where no name is near, the model classes of the file are listed."""
+    """If no name is similar, the error lists the model classes of the file."""
     assert "its only model class is Net" in refusal(write(SIMPLE, "Xyzzy"))
 
 
@@ -83,7 +83,7 @@ def test_near_module_is_suggested(write):
 
 
 def test_missing_folder_is_said(write):
-    """A path whose folder is missing says so."""
+    """The error says that the folder of a path is missing."""
     assert "the folder nowhere does not exist" in refusal("nowhere/net.py:Net")
 
 
@@ -124,7 +124,7 @@ def test_a_helper_that_raises_is_the_deepest_own_line(write):
 
 
 def test_keyboard_interrupt_passes(write):
-    """Ctrl-C in a constructor is Ctrl-C."""
+    """Ctrl-C in a constructor raises KeyboardInterrupt."""
     with pytest.raises(KeyboardInterrupt):
         make(write("class Net(nn.Module):\n    def __init__(self):\n        raise KeyboardInterrupt"))
 
@@ -224,7 +224,7 @@ def test_unknown_init_device(write):
 
 
 def test_the_module_methods_are_put_back(write):
-    """Recording where attributes were assigned leaves nn.Module and torch.Tensor as they were, also after a failure."""
+    """nn.Module and torch.Tensor are restored after the lines of assignments were recorded, also after a failure."""
     before = {n: torch.nn.Module.__dict__[n] for n in ("__setattr__", "register_buffer", "add_module")}
     fills = torch.Tensor.normal_, torch.nn.init._no_grad_trunc_normal_
     make(write(SIMPLE, "Net(2)"))
@@ -262,7 +262,7 @@ def test_a_constructor_that_needs_the_values_gets_them(write):
 
 
 def test_again_gives_another_instance(write):
-    """A second instance is another object; a module-level instance has none."""
+    """A second instance is a different object; a module-level instance cannot be built again."""
     built = make(write(SIMPLE, "Net(2)"))
     assert built.build_again() is not built.module
     with pytest.raises(ModelError):

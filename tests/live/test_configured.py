@@ -99,7 +99,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def real(in_tmp_path):
-    """The current folder, and transformers."""
+    """Create the current folder, with the installed transformers."""
     return pytest.importorskip("transformers")
 
 
@@ -110,7 +110,7 @@ def configure(folder: str, **fields: object) -> None:
 
 
 def shapes(text: str) -> dict[str, tuple[int, ...]]:
-    """The state_dict of a class."""
+    """Return the names and shapes of the state_dict of a class."""
     spec = find_class_spec(text)
     assert spec is not None, text
     module = build_model(spec, init_device=None, values=False).module
@@ -149,7 +149,7 @@ def test_every_spelling_of_a_class_is_the_model_of_its_configuration(real, text)
 
 
 def test_further_arguments_are_the_constructors_or_the_configurations(real):
-    """Another name is refused before the model is built."""
+    """An unknown argument is refused before the model is built."""
     configure("bert", **BERT)
     assert not any(
         "pooler" in name for name in shapes("transformers:BertModel(config='bert', add_pooling_layer=False)")
@@ -173,7 +173,7 @@ def test_a_head_is_chosen_by_the_auto_class(real):
 
 
 def test_a_folder_with_weights_stays_a_checkpoint(statecli, real):
-    """Its config.json, or --from-config, is the class."""
+    """config.json, or --from-config, is needed to build the class instead."""
     configure("bert", **BERT)
     settings = real.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"})
     real.BertModel(settings).save_pretrained("full")
@@ -237,7 +237,7 @@ class Mine(PreTrainedModel):
 
 
 def test_trusted_code_of_the_folder_is_built(real, statecli, monkeypatch, tmp_path):
-    """Only with the option, and only from this disk."""
+    """The code runs only with the option, and only from the local disk."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "cache"))
     auto_map = {"AutoConfig": "mine.MineConfig", "AutoModel": "mine.Mine"}
     configure("mine", architectures=["Mine"], model_type="mine", width=4, auto_map=auto_map)
@@ -371,7 +371,7 @@ def test_a_configuration_with_an_unknown_name_has_the_nearest(here, statecli, fi
 
 
 def test_the_modules_of_sentence_transformers_are_built_in_their_order(here):
-    """The first from the configuration of transformers; no class and no function of the files is imported."""
+    """The configuration of transformers builds the first module; no class or function of the files is imported."""
     pytest.importorskip("transformers")
     dense = {"in_features": 16, "out_features": 4, "activation_function": "torch.nn.modules.activation.Tanh"}
     modules = [
@@ -409,7 +409,7 @@ def test_a_damaged_list_of_modules_is_one_line(here, text):
 
 
 def test_a_library_that_is_not_installed_is_named(here, monkeypatch):
-    """With the line to type."""
+    """The error has the line to type."""
     configure("r18", architecture="resnet18")
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(StateError, match=r"r18/config.json: needs timm, which is not installed: pip install timm"):
@@ -437,7 +437,7 @@ def test_a_library_that_is_not_installed_is_named(here, monkeypatch):
     ],
 )
 def test_a_registry_builds_a_model_by_its_name(here, text):
-    """In every spelling."""
+    """Every spelling of the name is accepted."""
     assert next(iter(shapes(text).values())) == (1000, 2)
 
 
@@ -486,7 +486,7 @@ def test_a_function_of_a_registry_without_a_name_has_a_model(here, statecli, typ
 
 
 def test_a_library_that_lacks_another_has_the_line_that_installs_it(here, statecli, monkeypatch):
-    """The missing package, not the library."""
+    """The line installs the missing package, not the library."""
     configure("r18", architecture="resnet18")
     (here.parent / "installed/site-packages").mkdir()
     (here.parent / "installed/site-packages/lacking.py").write_text("import PIL.missing_package\n")
@@ -509,7 +509,7 @@ def test_config_json_of_a_class_of_diffusers_has_the_line_to_type(here, statecli
 
 
 def test_a_dotted_call_imports_only_installed_packages(here, statecli):
-    """A package of the current folder is named by a colon."""
+    """A package of the current folder is written with a colon."""
     Path("timm.py").write_text('open("ran", "w").close()\n')
     Path("own").mkdir()
     Path("own/__init__.py").write_text('open("ran", "w").close()\n')
@@ -556,7 +556,7 @@ class Other(nn.Module):
 
 @pytest.fixture
 def net(in_tmp_path):
-    """The current folder with a file of classes."""
+    """Create the current folder with a file of classes."""
     Path("net.py").write_text(NET)
 
 
@@ -584,7 +584,7 @@ def test_names_and_classes_are_read_from_the_syntax():
     ],
 )
 def test_a_nested_constructor_is_called(net, arguments, last):
-    """With names of the module of the class."""
+    """The constructor may use names of the module of the class."""
     assert list(shapes(f"net.py:Net({arguments})").values())[-2] == last
 
 
@@ -705,7 +705,7 @@ def test_a_file_that_does_not_fit_is_one_line(net, statecli, text, target, probl
     ],
 )
 def test_a_hostile_configuration_is_one_line(real, statecli, text, problem):
-    """The file and the problem, and nothing is imported or fetched."""
+    """The error has the file and the problem, and no code is imported or downloaded."""
     Path("hostile").mkdir()
     Path("hostile/config.json").write_text(text)
     result = statecli("inspect", "hostile")
@@ -728,7 +728,7 @@ def test_a_hostile_configuration_is_one_line(real, statecli, text, problem):
     ],
 )
 def test_the_lines_of_explain_build_the_same_model(here, text):
-    """As Python runs them."""
+    """The lines run in Python."""
     pytest.importorskip("transformers")
     from statecli.commands.explain.model_code import build_model_code
 
@@ -751,7 +751,7 @@ def test_the_lines_of_explain_build_the_same_model(here, text):
 
 
 def test_the_function_of_inputs_takes_names_too(net, statecli):
-    """They are objects, not their texts."""
+    """A name is passed as an object, not as a text."""
     Path("batch.py").write_text("import torch\ndef make(dtype): return torch.ones(2, 3).to(dtype)\n")
     words = ("net.py:Wide(3)", "--check", "move", "--input-from", "batch.py:make(torch.float64)")
     assert statecli("verify", *words).code == 0
@@ -781,7 +781,7 @@ def names_and_shapes(document):
 
 
 def test_a_class_of_the_user_takes_a_configuration_of_transformers(bert, statecli):
-    """An annotated argument."""
+    """The annotation of the argument selects the class of the configuration."""
     Path("net.py").write_text(
         "from torch import nn\nfrom transformers import BertConfig\n"
         "class Net(nn.Module):\n    def __init__(self, config: BertConfig):\n        super().__init__()\n"
@@ -802,7 +802,7 @@ def test_a_class_of_the_user_takes_a_configuration_of_transformers(bert, statecl
     ],
 )
 def test_a_wrong_file_for_config_json_is_one_line(bert, statecli, fields, message):
-    """Another model, a size larger than of any model, and a text in place of a number."""
+    """The file is for another model, has a size larger than in any model, or has a text in place of a number."""
     document = json.loads(Path("bert/config.json").read_text()) | fields
     Path("wrong.json").write_text(json.dumps(document))
     result = statecli("inspect", "transformers:BertModel", "--config-json", "wrong.json")
@@ -852,14 +852,14 @@ def test_a_wrong_name_has_the_right_one(bert, real, statecli, target, message):
 
 
 def test_the_line_to_type_for_a_wrong_class_works(bert, statecli):
-    """The line in the message."""
+    """The line in the message builds a model."""
     configure("wrong", **json.loads(Path("bert/config.json").read_text()) | {"architectures": ["BertForNothing"]})
     line = statecli("inspect", "wrong").err.partition('write "')[2].removesuffix('"\n')
     assert statecli("inspect", line).code == 0
 
 
 def test_a_model_of_timm_has_the_nearest_name(here):
-    """In a configuration too."""
+    """A name in a configuration gets the most similar name too."""
     configure("r18", architecture="resnet1")
     with pytest.raises(ModelError, match=r"r18/config.json: architecture is 'resnet1', .*; did you mean .*resnet18"):
         shapes("r18")

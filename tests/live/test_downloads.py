@@ -75,7 +75,7 @@ def from_here():
 
 @pytest.fixture(autouse=True)
 def in_tmp(tmp_path, monkeypatch):
-    """The file of the models is in the current folder, and no variable allows downloads."""
+    """Put the file of the models into the current folder, and unset the variable that allows downloads."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(downloads.ALLOWED_BY, raising=False)
     (tmp_path / "net.py").write_text(SOURCE)
@@ -108,12 +108,12 @@ def test_a_download_is_refused_in_one_line(name, line, source, fix):
 
 @pytest.mark.parametrize("text", ["net.py:flag(pretrained=False)", "net.py:weights(weights=None)", "net.py:cached"])
 def test_a_model_without_a_download_is_built(text):
-    """With the advice of the error, and where the code itself goes on without the file."""
+    """The models follow the advice of the error, or handle the missing file in their own code."""
     assert build(parse_spec(text)).module.in_features == 2
 
 
 def test_the_hub_is_offline_without_retries():
-    """huggingface_hub finds no file in its cache; afterwards its setting is as before."""
+    """huggingface_hub finds no file in its cache; its setting is restored afterwards."""
     constants = pytest.importorskip("huggingface_hub").constants
     before = constants.HF_HUB_OFFLINE
     message = refuse("net.py:hub")

@@ -113,7 +113,7 @@ def _lines(fix: str, indent: str) -> str:
 
 
 def _pasted(source: str, row) -> str:
-    """`source` with the fix in place of the assignment, or at the end of __init__ where the fix says so."""
+    """Return `source` with the fix in place of the assignment, or at the end of __init__ if the fix says so."""
     indent = " " * 8
     if row.fix.startswith("# at the end"):
         return source.rstrip() + "\n" + _lines(row.fix, indent)
@@ -190,7 +190,7 @@ def _load_older_checkpoint(fixed: nn.Module, unfixed: nn.Module, fix: str) -> No
 
 @pytest.mark.parametrize(("body", "start", "names"), FIXES)
 def test_a_checkpoint_of_the_unfixed_model_loads(inspect, write, body, start, names):
-    """Strictly; or the fix adds keys, names them, and says how to load without them."""
+    """The checkpoint loads strictly, or the fix names the added keys and says how to load without them."""
     source = f"{HEADER}        self.other = nn.PReLU()\n        {body}\n"
     row = next(t for t in inspect(source).tensors if t.kind is Kind.UNREGISTERED)
     _load_older_checkpoint(_build(write(_pasted(source, row))), _build(write(source)), row.fix)
@@ -276,14 +276,14 @@ def test_a_complex_table_that_forward_moves_is_left(inspect, read, moves):
     ],
 )
 def test_complex_tables_in_a_container_are_moved_one_by_one(inspect, value, moved):
-    """A list has no .to()."""
+    """A list does not have a .to() method."""
     table = value.format("torch.polar(torch.ones(2), torch.ones(2))")
     row = inspect(f"{HEADER}        self.freqs = {table}\n").tensors[0]
     assert row.fix.splitlines()[0].endswith(f": freqs = {moved}")
 
 
 def test_the_line_of_a_setter_is_its_callers(inspect):
-    """A class's own __setattr__ is never the line to change."""
+    """The line to change is never inside a class's own __setattr__."""
     source = HEADER + (
         "        self.t = torch.ones(3)\n"
         "    def __setattr__(self, name, value):\n"
@@ -391,7 +391,7 @@ def test_a_view_is_told_from_what_it_lies_in(inspect, rows):
 
 
 def test_a_parent_that_assigns_it_first_is_minded(inspect):
-    """Where parent and child both assign the attribute, the fix goes to the end, where the name can be taken over."""
+    """If parent and child both assign the attribute, the fix goes to the end of __init__ and takes over the name."""
     source = HEADER + "        self.t = None\nclass Child(Net):\n    def __init__(self):\n        super().__init__()\n"
     source += "        self.t = torch.ones(2)\n"
     (row,) = inspect(source, "Child").tensors
@@ -495,7 +495,7 @@ def test_a_list_with_a_registered_buffer_is_not_registered_twice(inspect, rows):
 
 
 def test_the_module_has_the_name_that_its_constructor_uses(inspect):
-    """A fix for another line than the assignment says `this` where the file does."""
+    """A fix away from the assignment uses `this` if the constructor does."""
     source = "class Net(nn.Module):\n    def __init__(this):\n        super().__init__()\n"
     (row,) = inspect(source + "        setattr(this, 't', torch.ones(1))\n").tensors
     assert row.fix == ('# at the end of __init__:\nthis.register_buffer("t", this.__dict__.pop("t"), persistent=False)')
@@ -517,7 +517,7 @@ def test_a_change_that_the_constructor_makes_is_rebuilt(inspect, call):
 
 
 def test_a_module_that_saves_nothing_adds_no_key(statecli, in_tmp_path):
-    """A metric: older checkpoints load as they are, and no line says otherwise."""
+    """A metric adds no keys, so older checkpoints load unchanged, and the fix has no line about loading."""
     pytest.importorskip("torchmetrics")
     Path("met.py").write_text(
         "import torchmetrics\nfrom torch import nn\n\n\nclass N(nn.Module):\n    def __init__(self):\n"

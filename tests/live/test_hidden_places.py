@@ -42,7 +42,7 @@ def test_it_is_found(inspect, value, name):
 
 
 def test_an_array_of_objects_is_opened(inspect):
-    """numpy arrays of Python objects hold tensors too; arrays of numbers are left alone."""
+    """numpy arrays of Python objects may contain tensors; arrays of numbers are not searched."""
     body = (
         "        self.x = np.empty(2, dtype=object)\n        self.x[1] = torch.ones(3)\n        self.y = np.ones(5)\n"
     )
@@ -70,7 +70,7 @@ def test_the_functions_of_the_class_are_looked_into(inspect):
 
 @pytest.mark.filterwarnings("ignore")
 def test_packed_weights_are_said_to_be_there(read_live):
-    """A quantized layer keeps its weights in C++: no rows, but never silence."""
+    """A quantized layer keeps its weights in C++: the weights have no rows, but an oddity."""
     quantized = torch.ao.nn.quantized
     (oddity,) = [o for o in read_live(lambda: quantized.Linear(3, 4)).oddities if o.name == "packed-params"]
     assert "weights in C++, where statecli cannot read them" in oddity.message

@@ -191,7 +191,7 @@ def test_the_output_file_is_where_it_was_asked_for(write):
 
 
 def test_a_reader_that_goes_away_is_told_by_the_code_alone(write):
-    """With standard output kept apart, a closed pipe still ends 141 without a word."""
+    """With a separate standard output, a closed pipe still gives exit status 141 without a message."""
     target = write("def f():\n    return nn.Sequential(*(nn.Linear(1, 1) for _ in range(3000)))", "f")
     reading, writing = os.pipe()
     os.close(reading)

@@ -57,7 +57,7 @@ def rows(state, ending):
     ],
 )
 def test_the_line_of_the_user_that_made_the_module_is_shown(library, inspect, statement):
-    """Of registered tensors too. The library's own line is in the text, without code to paste."""
+    """This holds for registered tensors too. The fix names the library's own line in a comment, without code."""
     state = inspect(NET.format(statement))
     for row in (*rows(state, "table"), *rows(state, "kept"), *rows(state, "lin.weight")):
         assert (row.origin.file.startswith("net"), row.origin.line) == (True, LINE), row.fqn
@@ -89,7 +89,7 @@ def test_a_model_of_a_library_alone_keeps_its_line(library, inspect):
 
 
 def test_what_the_user_assigns_to_a_librarys_module_is_registered_there(library, inspect):
-    """The file is the user's: the fix is code."""
+    """The file belongs to the user, so the fix is code."""
     (row,) = rows(inspect(NET.format("self.pos = poslib.Pos(); self.pos.extra = torch.ones(2)")), "extra")
     assert (row.origin.line, row.fix) == (
         LINE,

@@ -122,7 +122,7 @@ def test_tied_buffers_come_apart(inspect, rows):
 )
 @pytest.mark.parametrize("to", [None, "meta"])
 def test_what_hides_a_registered_name_is_told_apart(inspect, rows, lines, to):
-    """Python reads the hidden attribute, state_dict and moves take the registered tensor: two rows, two truths."""
+    """Python reads the hiding attribute, state_dict and moves use the registered tensor: both have a row."""
     actual_rows = rows(
         inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}", to=to)
     )
@@ -142,7 +142,7 @@ def test_a_buffer_under_a_parameters_name(inspect, rows):
 
 
 def test_memory_that_numpy_handed_back_is_the_same_memory(inspect):
-    """torch.from_numpy makes a new storage around the parameter's own memory; a move parts the two."""
+    """torch.from_numpy makes a new storage around the parameter's own memory; a move separates the two."""
     state = inspect(PLAIN.replace("self.t = torch.ones(3)", "self.t = torch.from_numpy(self.w.detach().numpy())"))
     assert [t.fqn for t in state.tensors] == ["w"]
     assert state.tensors[0].aliases == ("t",)
@@ -169,7 +169,7 @@ def test_what_a_move_clears_cannot_be_told(inspect, rows):
 
 
 def test_a_failing_move_says_why(inspect, rows):
-    """Where `_apply` raises, nothing is claimed: moves is null and the reason stands in an oddity."""
+    """If `_apply` raises, moves is null and an oddity has the reason."""
     source = CLEARS.replace("self.cache = None", "raise RuntimeError('not movable')")
     state = inspect(source)
     assert rows(state)["cache"].moves is None
@@ -209,7 +209,7 @@ def test_a_tensor_that_was_on_the_device_before_has_not_followed(inspect, rows):
 
 
 def test_a_move_to_meta_finds_the_same_oddities(inspect):
-    """Ties and second names are judged as CUDA treats them, not as meta does."""
+    """Ties and second names are checked as for CUDA, not as for meta."""
     assert [o.name for o in inspect(ROTARY, to="meta").oddities] == ["stale-view"]
     assert [o.name for o in inspect(TIED_BUFFERS, to="meta").oddities] == ["untied-by-move"]
 
@@ -284,7 +284,7 @@ def test_saved_is_what_state_dict_holds(inspect, rows, line):
 
 
 def test_a_failing_state_dict_says_why(inspect):
-    """Where state_dict() raises, the reason is recorded."""
+    """If state_dict() raises, the reason is recorded."""
     source = PLAIN + "    def state_dict(self, *a, **k): raise KeyError('nope')\n"
     (oddity,) = inspect(source).oddities
     assert (oddity.name, "nope" in oddity.message) == ("no-state-dict", True)
@@ -302,13 +302,13 @@ def test_torchmetrics_states_follow(read_live, rows):
 
 
 def test_old_spectral_norm_is_no_stale_view(read_live):
-    """Its plain `weight` shares the parameter's storage and is set again before each forward."""
+    """The plain `weight` shares the parameter's storage and is set again before each forward."""
     state = read_live(lambda: nn.utils.spectral_norm(nn.Linear(3, 3)))
     assert [(odd.name, odd.fqn) for odd in state.oddities] == [("recomputed", "weight")]
 
 
 def test_stats_are_taken_before_the_values_go(inspect, write):
-    """`stats_of` sees each tensor with its values, before measuring overwrites them."""
+    """`stats_of` gets each tensor with its values, before the measurement overwrites them."""
     from statecli.core.model_state import Stats
     from statecli.live import read
     from statecli.live.build import build
@@ -330,7 +330,7 @@ class Net(nn.Module):
 
 
 def test_an_overridden_to_cannot_be_judged_on_meta(inspect):
-    """Built on meta, nothing can be seen of a class's own .to: no verdict, no fix, and a note why."""
+    """For a model on meta, a class's own .to cannot be tested: no verdict, no fix, and a note with the reason."""
     (row,) = inspect(OWN_TO, init_device="meta").tensors
     assert (row.moves, row.fix) == (None, None)
     assert "own .to" in row.note
@@ -345,7 +345,7 @@ def test_an_overridden_to_that_fails_on_meta_is_tried_on_a_fake_gpu(inspect):
 
 
 def test_an_overridden_to_that_fails_everywhere_leaves_it_open(inspect):
-    """Neither meta nor a fake CUDA device can be moved to."""
+    """The model can move neither to meta nor to a fake CUDA device."""
     (row,) = inspect(OWN_TO.replace("super().to(*a, **k);", "assert not a;")).tensors
     assert (row.moves, row.fix) == (None, None)
 
@@ -384,7 +384,7 @@ def test_samplers_that_are_made_again_on_the_device_follow(inspect, rows, to, ch
 
 
 def test_a_model_that_follows_needs_no_fake_gpu(inspect, monkeypatch):
-    """Its import takes a third of a second."""
+    """The import of the fake device takes a third of a second."""
     from statecli.live import measure
 
     monkeypatch.setattr(measure, "try_fake_gpu_move", lambda built: pytest.fail("tried"))
@@ -436,7 +436,7 @@ def test_three_of_one_storage_come_apart_in_each_pair(inspect):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_nested_tensor_as_a_plain_attribute(inspect, rows):
-    """A strided nested tensor has no sizes to ask for."""
+    """A strided nested tensor does not have a size."""
     actual_rows = rows(
         inspect(PLAIN.replace("torch.ones(3)", "torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])"))
     )

@@ -59,7 +59,7 @@ MODELS = {
 
 
 def oracle(model: nn.Module) -> dict[str, tuple[object, ...]]:
-    """name -> (kind, dtype, shape, requires_grad, saved) as torch says them."""
+    """Map each name to torch's (kind, dtype, shape, requires_grad, saved)."""
     saved = model.state_dict().keys()
     parameters = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))
@@ -74,7 +74,7 @@ def oracle(model: nn.Module) -> dict[str, tuple[object, ...]]:
 
 
 def seen(state) -> dict[str, tuple[object, ...]]:
-    """The registered rows of a state in the oracle's form."""
+    """Return the registered rows of a state in the form of the oracle."""
     return {
         t.fqn: (t.kind, f"torch.{t.dtype}", t.shape, t.requires_grad, t.saved)
         for t in state.tensors
@@ -100,7 +100,7 @@ def test_rows_come_in_state_dict_order(name, read_live):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore")
 def test_every_registered_tensor_follows(name, read_live):
-    """torch's own modules leave nothing registered behind, and no oddity says otherwise."""
+    """Every registered tensor of torch's own modules moves, and no oddity contradicts."""
     state = read_live(MODELS[name])
     assert {t.moves for t in state.tensors if t.kind is not Kind.UNREGISTERED} <= {True}
     allowed = {"none-parameter", "script-module", "recomputed"} | ({"no-tensors"} if not state.tensors else set())
@@ -109,7 +109,7 @@ def test_every_registered_tensor_follows(name, read_live):
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"weight-norm-old", "spectral-norm-old", "pruned"}))
 def test_no_false_alarm(name, read_live):
-    """Further names of registered tensors (flat weights, lists, cached views) are no unregistered tensors."""
+    """Further names of registered tensors (flat weights, lists, cached views) are not unregistered tensors."""
     assert [t.fqn for t in read_live(MODELS[name]).tensors if t.kind is Kind.UNREGISTERED] == []
 
 
@@ -127,12 +127,12 @@ def test_derived_tensors_are_said_to_be_derived(name, read_live):
 
 
 def test_rnn_flat_weights_are_aliases(read_live, rows):
-    """`_flat_weights[0]` is a further name of weight_ih_l0 and no row."""
+    """`_flat_weights[0]` is another name of weight_ih_l0 and does not have a row."""
     assert rows(read_live(MODELS["lstm"]))["weight_ih_l0"].aliases == ("_flat_weights[0]",)
 
 
 def test_lazy_parameters_have_no_shape(read_live, rows):
-    """An uninitialized parameter shows no shape, no elements and says why."""
+    """An uninitialized parameter has no shape and no elements, and a note says why."""
     weight = rows(read_live(MODELS["lazy"]))["0.weight"]
     assert (weight.shape, weight.elements, weight.nbytes) == (None, 0, 0)
     assert weight.note == "uninitialized (lazy)"

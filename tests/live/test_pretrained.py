@@ -75,7 +75,7 @@ def test_what_a_class_neither_saves_nor_misses_is_a_note(saved):
 
 
 def test_another_entry_is_missed_all_the_same(saved):
-    """Of the same class."""
+    """Another missing entry of the same class is an error."""
     path, model = saved("marian")
     name = "model.encoder.layers.0.fc1.weight"
     actual = said(without(path, name), model)
@@ -114,7 +114,7 @@ def test_what_nothing_is_made_of_is_unexpected(saved):
 
 
 def test_a_model_that_saves_all_that_it_has_gives_nothing(saved):
-    """And no word."""
+    """The model has no findings and no notes."""
     assert said(*saved("llama")) == []
 
 

@@ -250,7 +250,7 @@ def test_a_dtensor_says_what_this_rank_holds(mesh):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_the_state_of_fully_shard_is_no_tensor_of_the_model(mesh, device):
-    """`fully_shard` keeps shards and gather buffers in objects of torch: FSDP moves them itself."""
+    """`fully_shard` keeps shards and gather buffers in its own objects, and FSDP moves the shards and buffers."""
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     with torch.device(device):
         model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32))

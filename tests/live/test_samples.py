@@ -24,7 +24,7 @@ MODELS = sorted(path for path in SAMPLES.glob("*.py") if not path.stem.endswith(
 
 
 def _spec(path: Path) -> str:
-    """The spec in the docstring's command."""
+    """Return the spec in the docstring's command."""
     match = re.search(r"statecli inspect sample_models/(\S+)", ast.get_docstring(ast.parse(path.read_text())))
     assert match is not None, path.name
     return str(SAMPLES / match[1])
@@ -64,7 +64,7 @@ def test_net():
 
 
 def test_net_fixed():
-    """Nothing is unregistered and everything follows."""
+    """Every tensor is registered and follows a move."""
     rows, state = of("net_fixed", "meta")
     assert all(t.after.followed and t.kind is not Kind.UNREGISTERED for t in rows.values())
     assert state.oddities == ()
@@ -100,13 +100,13 @@ def test_positions():
 
 
 def test_anchors():
-    """Three tensors in a list stay behind."""
+    """Three tensors in a list do not follow a move."""
     actual, _ = of("anchors", "meta")
     assert [name for name, t in actual.items() if not t.after.followed] == ["anchors[0]", "anchors[1]", "anchors[2]"]
 
 
 def test_plain_lists():
-    """Only `out` is registered; each container is given its own kind of list."""
+    """Only `out` is registered; the fix for each container is a container of the same kind."""
     actual, _ = of("plain_lists")
     assert {name for name, t in actual.items() if t.kind is Kind.PARAMETER} == {"out.weight", "out.bias"}
     assert "nn.ParameterList(" in actual["scales[0]"].fix
@@ -115,7 +115,7 @@ def test_plain_lists():
 
 
 def test_tied():
-    """Each of the two names the other."""
+    """Each of the two tensors names the other."""
     actual, _ = of("tied")
     assert actual["embed.weight"].tied_to == ("head.weight",)
 
@@ -152,7 +152,7 @@ def _listed() -> dict[str, str]:
 
 
 def test_every_model_is_written():
-    """The script's list is the folder."""
+    """The script lists every model of the folder."""
     assert sorted(_listed()) == [path.stem for path in MODELS]
 
 

@@ -70,7 +70,7 @@ def test_a_trace_tells_the_lines_it_was_made_from():
 
 
 def test_an_error_without_words():
-    """Nothing is made up."""
+    """The text says that TorchScript gives no reason."""
     frame = '  File "net.py", line 3, in forward\n    x\n    ~ <--- HERE\n'
     text = f"Traceback of TorchScript (most recent call last):\n{frame}RuntimeError"
     script_error = parse_script_error(RuntimeError(text), lambda _: False)

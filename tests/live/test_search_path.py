@@ -95,7 +95,7 @@ def test_auto_imports_nothing_from_the_folders_around(hostile, tmp_path):
 
 
 def test_a_class_of_a_package_imports_nothing_from_the_current_folder(hostile):
-    """The fork has imported torch, and nothing of transformers."""
+    """The forked process has imported torch, but not transformers."""
     pytest.importorskip("transformers")
     result = run_python([SCRIPT, "diff", CLASS, "."], cwd=hostile)
     assert (result.returncode, "embeddings.LayerNorm" in result.stdout) == (1, True), result.stderr
@@ -103,7 +103,7 @@ def test_a_class_of_a_package_imports_nothing_from_the_current_folder(hostile):
 
 @pytest.mark.parametrize("entry", ["", ".", "./", "../here"])
 def test_relative_entries_of_pythonpath_are_dropped(tmp_path, monkeypatch, entry):
-    """Python has made them absolute when statecli starts."""
+    """Python makes the entries absolute before statecli starts."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/a", entry]))
@@ -114,7 +114,7 @@ def test_relative_entries_of_pythonpath_are_dropped(tmp_path, monkeypatch, entry
 
 
 def test_python_s_own_auto_imports_installed_packages_alone(tmp_path, monkeypatch):
-    """In an interactive Python the current folder is on the path."""
+    """In interactive Python, the current folder is on the path."""
     pytest.importorskip("transformers")
     (tmp_path / "accelerate.py").write_text("open('ran', 'w')\n")
     (tmp_path / "config.json").write_text(json.dumps(BERT))
@@ -126,7 +126,7 @@ def test_python_s_own_auto_imports_installed_packages_alone(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("spec", ["net:Net", "net.py:Net", "inner.net:Net"])
 def test_typed_code_comes_from_the_current_folder(tmp_path, spec):
-    """And its own imports from there too, and from relative entries of PYTHONPATH."""
+    """The code's own imports come from the folder too, and from relative entries of PYTHONPATH."""
     (tmp_path / "inner").mkdir()
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "sizes.py").write_text("WIDTH = 3\n")

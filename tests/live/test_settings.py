@@ -29,7 +29,7 @@ def _as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def built(write):
-    """A model whose constructor ends with this call."""
+    """Return a function that builds a model whose constructor ends with a given call."""
 
     def build_one(call: str) -> BuiltModel:
         source = f"""
@@ -67,7 +67,7 @@ def test_each_instance_starts_from_the_same_settings(built, values):
 
 
 def test_what_a_call_sets_is_gone_with_the_next(built):
-    """Forward is called as the constructor left the settings, each time."""
+    """Each call of forward starts from the settings of the constructor."""
     built_model = built("torch.set_default_dtype(torch.float64)")
     with built_model.user_code("calling it"):
         torch.set_default_dtype(torch.float16)
@@ -102,7 +102,7 @@ def test_a_second_attempt_at_building_starts_anew(write):
 
 
 def test_a_constructor_cannot_turn_gradients_off_for_others(built):
-    """The proofs say themselves when they want a graph."""
+    """The proofs enable gradients where they need a graph."""
     built_model = built("torch.set_grad_enabled(False)")
     assert torch.is_grad_enabled()
     built_model.build_again()

@@ -36,7 +36,7 @@ LITERALS = st.recursive(
     ],
 )
 def test_specs_are_read(text, module, is_file, attribute, args, kwargs):
-    """Each form the grammar lists gives its parts."""
+    """Each form of the grammar is parsed into its parts."""
     assert parse_spec(text) == ModelSpec(text, module, is_file, attribute, args, kwargs, "(" in text)
 
 
@@ -103,7 +103,7 @@ def test_bad_arguments_are_one_line(arguments):
 
 @given(st.lists(LITERALS, max_size=3), st.dictionaries(st.sampled_from("abc"), LITERALS, max_size=3))
 def test_any_literals_come_back(args, kwargs):
-    """Arguments written with repr are read as they were."""
+    """Arguments written with repr are parsed unchanged."""
     written = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
     spec = parse_spec(f"net.py:Net({written})")
     assert spec is not None
@@ -112,13 +112,13 @@ def test_any_literals_come_back(args, kwargs):
 
 @given(st.text(alphabet="net.py:Net()[]{}=,1'\"*\\ \n", max_size=30))
 def test_any_text_is_a_spec_or_none_or_a_usage_error(text):
-    """No text makes the parser raise anything else."""
+    """The parser raises no other exception for any text."""
     with contextlib.suppress(UsageError):
         parse_spec(text)
 
 
 def test_parsing_imports_no_torch():
-    """Reading a spec, and importing the package, leaves torch alone."""
+    """Reading a spec, and importing the package, does not import torch."""
     code = "import sys, statecli.live, statecli.live.build; from statecli.live.spec import parse_spec as parse; "
     code += "parse('net.py:Net'); print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

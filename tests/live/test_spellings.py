@@ -177,7 +177,7 @@ STAND_INS = {
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """The current folder, and the stand-ins as installed packages of another folder."""
+    """Create the current folder, and the fake libraries as installed packages of another folder."""
     for path, source in STAND_INS.items():
         (tmp_path / "installed" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "installed" / path).write_text(textwrap.dedent(source))
@@ -327,7 +327,7 @@ def test_a_text_in_place_of_a_module_is_refused(here, advise, text, module):
 
 
 def test_the_lines_of_explain_import_the_other_package(here):
-    """As Python runs them."""
+    """The lines run in Python."""
     from statecli.commands.explain.model_code import build_model_code
     from statecli.targets.load import find_class_spec
 
@@ -348,7 +348,7 @@ def test_the_lines_of_explain_import_the_other_package(here):
     ],
 )
 def test_the_class_of_a_wrong_module_comes_before_a_module_of_a_similar_name(here, advise, typed, written):
-    """With the arguments of the user."""
+    """The line keeps the arguments of the user."""
     Path("../installed/graphs/__init__.py").write_text("import graphs.wrapped\nclass Nest: pass\n")
     assert shlex.split(advise(typed)[1]) == [written]
 
@@ -386,7 +386,7 @@ def test_a_value_is_written_for_the_name_of_a_variable(here, advise, typed, writ
     ],
 )
 def test_a_name_with_dots_has_the_line_of_the_name_with_a_colon(here, advise, typed, problem, written):
-    """Without another refusal; the arguments stay."""
+    """The line is not refused again and keeps the arguments."""
     message, line = advise(typed)
     assert problem in message
     assert shlex.split(line) == [written]
@@ -409,7 +409,7 @@ def test_a_function_with_the_name_of_a_folder_is_called(here, statecli):
 
 
 def test_the_end_of_the_name_of_a_file_is_not_a_function(here, statecli):
-    """A library of models is imported, and does not have the name."""
+    """A library of models is imported, and does not define the name."""
     assert statecli("inspect", "kornia.pt").err.startswith("statecli: kornia.pt: cannot be opened: no such file")
     error = statecli("inspect", "kornia.drawing.warp").err
     assert error.startswith("statecli: kornia.drawing.warp: warp is a function of tensors, not a model class; ")
@@ -425,7 +425,7 @@ def test_the_end_of_the_name_of_a_file_is_not_a_function(here, statecli):
     ],
 )
 def test_an_error_in_the_constructor_of_a_library_has_a_line(here, advise, typed, written):
-    """A configuration, a number of the message, or the subclass of an abstract class."""
+    """The line adds a configuration, a number of the message, or the subclass of an abstract class."""
     assert shlex.split(advise(typed)[1]) == [written]
 
 
@@ -436,7 +436,7 @@ def test_an_argument_without_a_known_value_has_another_model_of_the_library(here
 
 
 def test_a_folder_without_weights_in_the_arguments_of_an_argument(here, statecli):
-    """Its configuration builds the class."""
+    """The configuration of the folder builds the class."""
     Path("plain").mkdir()
     Path("plain/config.json").write_text("{}")
     refused = statecli("inspect", "graphs.wrapped:Parts([Loaded('plain')])")
@@ -489,7 +489,7 @@ def test_the_configuration_with_the_fields_that_are_read_is_the_one(here, advise
 
 @pytest.mark.parametrize("words", [["net.py:Other"], ["net.py:Other", "--config-json", "net.json"], ["net.Other"]])
 def test_a_configuration_that_lacks_a_field_is_not_guessed(here, statecli, words):
-    """The function of the message works; a value is added where the message has dots."""
+    """The function of the message works after a value replaces the dots."""
     Path("net.py").write_text(GUESSED)
     Path("net.json").write_text('{"size": 3, "lr": 2}')
     error = statecli("inspect", *words).err
@@ -530,7 +530,7 @@ def test_a_model_of_torch_hub_has_the_line_without_weights(here, advise, monkeyp
 
 
 def test_a_repository_without_trust_has_the_line_that_trusts_it(here, statecli, monkeypatch):
-    """The question of torch.hub gets no answer."""
+    """The prompt of torch.hub gets no answer, so the line trusts the repository."""
     monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
     error = statecli("inspect", "torch.hub:load('own/repo', 'tiny')").err
     assert "needs a download" in error
@@ -613,7 +613,7 @@ def test_an_error_that_names_models_has_the_line_to_type(here, advise):
 
 
 def test_a_folder_without_weights_has_the_line_to_type(here, advise):
-    """The library looks for weights; its folder is a class."""
+    """The library looks for weights, but the folder only describes a class."""
     pytest.importorskip("transformers")
     sizes = {
         "hidden_size": 8,
@@ -640,7 +640,7 @@ def test_a_folder_without_weights_has_the_line_to_type(here, advise):
     ],
 )
 def test_a_wrong_configuration_of_transformers_has_the_line_to_type(here, advise, config, written):
-    """A dict, the configuration of another model, and fields of the configuration as arguments of the model."""
+    """The cases are a dict, the configuration of another model, and fields of the configuration as arguments."""
     pytest.importorskip("transformers")
     assert shlex.split(advise(f"transformers:BertModel({config})")[1]) == [f"transformers:BertModel({written})"]
 
@@ -728,7 +728,7 @@ def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, state
     ],
 )
 def test_code_in_the_arguments_has_the_function_that_builds_the_model(here, statecli, typed):
-    """With the imports of the names in the code."""
+    """The function has the imports of the names in the code."""
     source = "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self, size): super().__init__(size, 2)\n"
     Path("own.py").write_text(source)
     refused = statecli("inspect", typed)
@@ -809,7 +809,7 @@ def test_a_module_in_place_of_its_class_has_the_line_to_type(here, advise):
     ],
 )
 def test_a_class_of_another_module_of_the_package_has_the_line_to_type(here, advise, typed, written):
-    """Before a class with a similar name; the module may not be imported yet."""
+    """It comes before a class with a similar name; the module may not be imported yet."""
     assert shlex.split(advise(typed)[1]) == [written]
 
 
@@ -881,7 +881,7 @@ class Impossible(nn.Module):
 
 @pytest.fixture
 def fetching(here):
-    """The module `graphs.fetching`, imported by its package."""
+    """Create the module `graphs.fetching`, imported by its package."""
     (here.parent / "installed/graphs/fetching.py").write_text(FETCHING)
     (here.parent / "installed/graphs/__init__.py").write_text("import graphs.layers, graphs.fetching")
 
@@ -933,14 +933,14 @@ def test_the_part_that_downloads_has_a_line(fetching, statecli):
 
 
 def test_a_line_without_values_that_work_asks_for_values(fetching, statecli):
-    """No number fits."""
+    """No number works as the argument."""
     error = statecli("inspect", "graphs.fetching:Impossible").err
     end = "write 'graphs.fetching:Impossible(size=...)' with a number, a string or a list in place of each `...`\n"
     assert error.endswith(end)
 
 
 def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(here, statecli):
-    """Without arguments; the line with arguments would be refused."""
+    """The target has no arguments; a line with arguments would be refused."""
     error = statecli("inspect", "adapters:change").err
     (line,) = re.findall(r"the function needs model, config; add the line `(.*)` to build.py, and give ", error)
     assert "from adapters import LoraConfig, change; import torch; " in line
@@ -992,7 +992,7 @@ def test_a_class_that_takes_parts_has_the_function_that_builds_it(here, advise, 
 
 
 def test_the_command_that_a_library_names_is_the_line_to_type(here, statecli):
-    """The last command of the message, without extras."""
+    """The line is the last command of the message, without extras."""
     end = "; install the package: pip install torch-fidelity\n"
     assert statecli("inspect", "metrics.image:Quality").err.endswith(end)
     assert statecli("inspect", "metrics:Quality").err == f"statecli: metrics has no Quality{end}"
@@ -1039,7 +1039,7 @@ def test_a_package_for_another_torch_has_the_command_that_installs_both(here, st
     ],
 )
 def test_modules_have_the_line_to_type(here, advise, typed, written):
-    """A list of modules in place of modules, a class or a text in place of a module, and a module without a list."""
+    """The typed argument is a list of modules, a class or text instead of a module, or a module without a list."""
     assert shlex.split(advise(typed)[1])[0].replace("in_features=3, out_features=3", "3, 3") == written
 
 
@@ -1110,7 +1110,7 @@ def test_a_class_that_the_package_does_not_export_has_the_line_to_type(here, adv
 
 
 def test_the_name_of_a_configuration_has_the_line_to_type(here, advise, statecli):
-    """No file has the name."""
+    """No file has this name."""
     pytest.importorskip("transformers")
     for config in ("config='BertConfig'", "'BertConfig'"):
         line = "transformers:BertModel(config=BertConfig())"
@@ -1192,7 +1192,7 @@ def test_a_model_of_torch_hub_has_the_line_of_a_library(here, advise, monkeypatc
     "typed", ["torch.nn.Identity", "nn.Identity", "nn.Linear(2, 3)", "Identity", "torch.nn.modules.linear.Identity"]
 )
 def test_the_name_of_a_class_in_code_is_the_class(here, statecli, typed):
-    """An installed package has the class, or torch.nn."""
+    """An installed package, or torch.nn, defines the class."""
     assert statecli("inspect", typed).code == 0
 
 
@@ -1204,7 +1204,7 @@ def test_a_class_of_a_file_comes_before_a_layer(here, statecli):
 
 @pytest.mark.parametrize("typed", ["torch-geometric:Own", "torch-geometric.Own"])
 def test_the_name_of_a_package_on_the_index_names_its_module(here, statecli, monkeypatch, typed):
-    """With a hyphen in place of the underscore."""
+    """The name has a hyphen in place of the underscore."""
     (here.parent / "installed/torch_geometric.py").write_text("from torch.nn import Identity as Own\n")
     monkeypatch.delitem(sys.modules, "torch_geometric", raising=False)
     assert statecli("inspect", typed).code == 0
@@ -1246,7 +1246,7 @@ def make(): return Small()
     ],
 )
 def test_a_class_that_takes_classes_of_its_file_is_listed_with_them(here, statecli, advise, annotation, value):
-    """As an argument in the line, instead of a function to add."""
+    """The line has the class as an argument, instead of a function to add."""
     Path("net.py").write_text(PARTS.format(annotation))
     target = f"net.py:Wrap(inner={value})"
     assert f"  '{target}'" in statecli("inspect", "net.py").err.splitlines()
@@ -1254,7 +1254,7 @@ def test_a_class_that_takes_classes_of_its_file_is_listed_with_them(here, statec
 
 
 def test_a_class_of_a_library_that_is_not_a_module_has_a_model_of_the_library(here, statecli):
-    """The configuration of a model, for example."""
+    """The class is, for example, the configuration of a model."""
     pytest.importorskip("transformers")
     for target in ("transformers:BertConfig", "transformers:BertConfig(hidden_size=3)"):
         refused = statecli("inspect", target).err

@@ -1,4 +1,4 @@
-"""Real classes of transformers, built small from their configs, against torch's own account of them."""
+"""Real classes of transformers, built small from their configs, are compared with torch's own functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_nothing_is_left_behind_that_follows(name, read_live):
 
 
 def test_tied_heads_are_tied(read_live, rows):
-    """GPT-2's head names the token embedding, as the storages say."""
+    """The storages show that GPT-2's head is tied to the token embedding."""
     actual_rows = rows(read_live(lambda: make("GPT2LMHeadModel")))
     assert actual_rows["lm_head.weight"].tied_to == ("transformer.wte.weight",)
 
@@ -69,7 +69,7 @@ def test_modules_in_a_plain_list_are_found(read_live, rows):
 
 @pytest.mark.parametrize("name", ["BertModel", "LlamaForCausalLM"])
 def test_skipping_the_draws_changes_nothing_shown(name, read_live):
-    """A model whose large random values were not drawn shows the same rows."""
+    """A model without drawn values of large parameters shows the same rows."""
     from statecli.live.skip_random_init import SkippedFills, skip_random_fills
 
     def undrawn() -> nn.Module:

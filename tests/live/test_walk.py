@@ -81,7 +81,7 @@ class Net(nn.Module):
 
 
 def unregistered(state) -> list[str]:
-    """The names of the unregistered rows."""
+    """Return the names of the unregistered rows."""
     return [t.fqn for t in state.tensors if t.kind is Kind.UNREGISTERED]
 
 
@@ -95,7 +95,7 @@ def test_held_tensors_are_found_and_named(inspect, line):
 
 @pytest.mark.parametrize("line", QUIET)
 def test_other_names_and_far_places_are_quiet(inspect, line):
-    """Further names of registered tensors, gradients, globals, classes and the like are no rows."""
+    """Further names of registered tensors, gradients, globals and classes do not have rows."""
     assert unregistered(inspect(HEADER + line)) == []
 
 
@@ -178,7 +178,7 @@ class Net(nn.Module):
 
 
 def test_no_user_code_runs_on_the_way(inspect):
-    """Objects whose every method raises are looked through all the same."""
+    """Objects whose every method raises are searched too."""
     names = unregistered(inspect(TRICKY))
     assert names == ["bomb.t", "louder.t", "dict['a']", "list[0]", "made.t", "str['k']", "keys[#0]"]
 
@@ -198,7 +198,7 @@ def test_a_module_that_contains_itself_is_an_oddity(inspect):
 
 
 def test_deep_nesting_is_cut_and_said(inspect):
-    """A list nested 100,000 deep neither recurses nor is passed over in silence."""
+    """A list nested 100,000 deep causes neither a recursion error nor a silent omission."""
     line = "deep = [torch.ones(1)]\n        for _ in range(100_000): deep = [deep]\n        self.deep = deep"
     state = inspect(HEADER + line + "; self.near = torch.ones(1)")
     assert unregistered(state) == ["near"]
@@ -257,7 +257,7 @@ def test_odd_tensors_as_buffers(read_live, rows, make, layout, nbytes):
 
 
 def test_a_sparse_tensor_is_as_large_here_as_in_a_file(read_live, tmp_path):
-    """Indices and values, not the dense shape; the same module saved and read back has the same bytes."""
+    """The size is that of indices and values, not of the dense shape; the saved module has the same bytes."""
 
     class Net(nn.Module):
         def __init__(self):
@@ -312,7 +312,7 @@ def test_derived_from_what(inspect, rows):
 
 
 def test_a_copied_module_keeps_the_line_of_its_class(inspect, rows):
-    """copy.deepcopy passes no setter; the copy's attributes are answered with the line their class assigns them on."""
+    """copy.deepcopy calls no setter, so attributes of the copy have the line at which their class assigns them."""
     source = """
     import copy
     class Block(nn.Module):
@@ -331,7 +331,7 @@ def test_a_copied_module_keeps_the_line_of_its_class(inspect, rows):
 
 
 class Plain(nn.Module):
-    """Tensors where TorchScript keeps them in C++."""
+    """Module with tensors where TorchScript keeps them in C++."""
 
     def __init__(self):
         super().__init__()
@@ -383,7 +383,7 @@ def test_the_attributes_of_a_scripted_module(make, unregistered, read_live, rows
 
 @pytest.mark.filterwarnings("ignore")
 def test_tensors_in_compiled_code_are_said_to_be_there(read_live):
-    """A trace makes constants of plain tensors: no rows, but never silence. Its numbers are tensors too, and none."""
+    """A trace turns plain tensors into constants without rows, but an oddity counts them; numbers are not counted."""
     state = read_live(lambda: nn.Sequential(traced()))
     assert [t.fqn for t in state.tensors] == ["0.fc.weight", "0.fc.bias"]
     ((name, fqn, message),) = [(o.name, o.fqn, o.message) for o in state.oddities]

@@ -20,7 +20,7 @@ def bars(values, labels=None):
 
 
 def test_a_bar_ten_times_as_large_is_a_decade_higher():
-    """The y axis counts orders of magnitude, and its ticks stand where their value would."""
+    """The y axis counts orders of magnitude, and each tick is at its value."""
     picture = bars([0.001, 0.01, 0.1])
     heights = [mark.height for mark in picture.marks]
     assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1])
@@ -38,7 +38,7 @@ def test_negative_values_stand_below_the_axis():
 
 
 def test_a_zero_and_a_nan_look_like_neither_a_small_nor_a_large_value():
-    """They have moods of their own, and the note counts them."""
+    """Zero and NaN have separate moods, and the note counts both."""
     picture = bars([0.0, math.nan, math.inf, 1.0])
     assert [mark.mood for mark in picture.marks] == ["zero", "odd", "boundless", ""]
     assert "1 zero" in picture.note
@@ -48,7 +48,7 @@ def test_a_zero_and_a_nan_look_like_neither_a_small_nor_a_large_value():
 
 
 def test_what_has_no_bound_is_named_by_the_chart():
-    """Among neighbours too, and next to a NaN the NaN has the colour."""
+    """This holds among neighbours too; if a bar also has a NaN, the bar has the colour of NaN."""
     values = [1.0] * 5000
     values[7] = values[777] = math.inf
     values[779] = math.nan
@@ -95,7 +95,7 @@ def test_layers_are_marked_in_their_middle():
 
 @pytest.mark.parametrize(("layers", "others"), [(24, 0), (24, 400), (300, 0), (1200, 3000)])
 def test_numbers_of_layers_never_run_into_each_other(layers, others):
-    """Also where they take a corner of the axis; a digit of 12 px sans-serif is less than 7 units wide."""
+    """This holds in the corner of the axis too; a digit of 12 px sans-serif is less than 7 units wide."""
     labels = [f"h.{n}.{part}" for n in range(layers) for part in "abc"] + [f"z{n}" for n in range(others)]
     ticks = bars([1.0] * len(labels), labels).x_ticks
     assert len(ticks) > 1
@@ -113,7 +113,7 @@ def test_few_bars_have_their_names():
 
 
 def test_bars_outside_of_the_layers_have_their_names():
-    """Next to the numbers of many layers; a number gives way, and no text covers another."""
+    """The names are next to the numbers of many layers; a number gives way, and no text covers another."""
     labels = ("model.inp", *(f"model.h.{n}" for n in range(60)), "model.norm", "model.classifier")
     picture = build_picture(Bars("t", labels, (1.0,) * 63, "u", unusual=(False,) * 63))
     texts = [tick.text for tick in picture.x_ticks]

@@ -88,7 +88,7 @@ def render_text(output, document, **look):
 @settings(max_examples=25, deadline=None)
 @given(hostile, st.booleans(), st.booleans(), st.sampled_from([20, 80, 200]))
 def test_no_text_acts_wherever_it_stands(output, text, outline, quiet, width):
-    """As title, heading, cell, remark, total, note, fix, verdict, finding, rule or target."""
+    """The text is a title, heading, cell, remark, total, note, fix, verdict, finding, rule or target."""
     harmless(render_text(output, report(text, outline), quiet=quiet, width=width), output)
 
 
@@ -147,13 +147,13 @@ def test_no_part_of_an_audit_acts(output, terminal):
     ],
 )
 def test_a_command_is_broken_where_it_begins(text, line):
-    """And nothing else is touched."""
+    """Only the start of the command is escaped."""
     assert escape_line(text) == line
 
 
 @given(st.text(st.characters()))
 def test_what_is_visible_stays_so(text):
-    """Escaping twice is escaping once."""
+    """Escaping an escaped text does not change it."""
     assert escape(escape(text)) == escape(text)
     assert escape_line(escape_line(text)) == escape_line(text)
 

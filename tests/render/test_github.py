@@ -38,12 +38,12 @@ def test_an_annotation_has_its_file_line_and_rule():
 
 @pytest.mark.parametrize(("severity", "level"), [(ERROR, "error"), (WARNING, "warning"), (NOTE, "notice")])
 def test_levels(severity, level):
-    """A note is a notice."""
+    """A note becomes a notice."""
     assert [note[0] for note in notes(target("a.pt", finding(severity=severity)))] == [level]
 
 
 def test_repeated_layers_are_one_annotation():
-    """Their names say how many there are."""
+    """The folded name shows the number of layers."""
     numbers = [finding(fqn=f"layers.{n}.weight") for n in range(48)]
     assert notes(target("a.pt", *numbers)) == [
         ("error", {"file": "a.pt", "title": "statecli nan"}, "layers.{0..47}.weight: are nan")
@@ -66,7 +66,7 @@ def test_what_to_do_about_many_is_said_once():
 
 
 def test_ten_are_told_one_by_one():
-    """As many as GitHub shows."""
+    """GitHub shows ten annotations."""
     numbers = [finding(fqn=f"name{'x' * n}", help=str(n)) for n in range(10)]
     assert len(notes(target("a.pt", *numbers))) == 10
 

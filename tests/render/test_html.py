@@ -1,4 +1,4 @@
-"""The HTML page: whole, inert, and readable without its script."""
+"""The HTML page is complete, inert, and readable without its script."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def everywhere(text, bar_count=501):
 
 
 def test_a_page_is_balanced_and_says_what_the_report_says():
-    """Title, subtitle, totals, each cell, remark, finding with its help, note and fix are there as text."""
+    """Title, subtitle, totals, each cell, remark, finding with its help, note and fix are texts of the page."""
     finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x", "fc.weight", help="register it")
     shown = page(problems=group_findings([finding]), fixes=(Fix("net.py:9", "a = 1\n\nb = 2"),))
     actual_tree = tree(report(shown, notes=(Oddity("prefix", "module. is looked through"),)))
@@ -151,7 +151,7 @@ def test_the_verdict_begins_the_page_and_is_said_once():
 
 @pytest.fixture(scope="module")
 def harmless():
-    """A page with a name in each place."""
+    """Return a page with a name in each place."""
     return tree(everywhere("harmless"))
 
 
@@ -173,7 +173,7 @@ def harmless_tags():
 @given(st.text(min_size=1, max_size=30))
 @settings(max_examples=30, deadline=None)
 def test_no_text_changes_the_page_it_stands_in(harmless_tags, text):
-    """Any text there is leaves the tags alone, and no control character is written but the line break."""
+    """Any text leaves the tags unchanged, and the line break is the only control character."""
     raw = render_html(everywhere(text, bar_count=3))
     assert Tree(raw).tags == harmless_tags
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", raw.decode("utf-8"))
@@ -188,7 +188,7 @@ def test_a_name_is_shown_as_it_is(text):
 
 
 def test_nothing_is_fetched():
-    """No address, no link, no image, no import: the page stands by itself."""
+    """The page has no address, link, image or import."""
     raw = render_html(everywhere("name")).decode()
     assert not re.search(r"https?:|//[a-z]|@import|url\(|<link|<img|\bsrc=|\bhref=|srcset|fetch\(|XMLHttp", raw)
 
@@ -279,7 +279,7 @@ def test_thousands_of_values_share_bars_and_stay_small():
 
 
 def test_a_histogram_has_a_bar_a_bin():
-    """As many bars as counts."""
+    """The histogram has as many bars as counts."""
     spread = Spread("w", tuple(n / 48 for n in range(49)), tuple(range(48)), "Δ")
     assert tree(report(charts=lambda: (spread,))).classes("rect").count("bar") == 48
 
@@ -293,7 +293,7 @@ def test_ten_thousand_rows_are_all_there_in_bounded_bytes():
 
 
 def _palettes():
-    """(name, variables) of the light, dark and printed palette."""
+    """Return (name, variables) of the light, dark and printed palette."""
     style = resources.files("statecli.render").joinpath("page.css").read_text("utf-8")
     matches = [
         dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)
@@ -309,7 +309,7 @@ def _luminance(color):
 
 
 def _contrast(first, second):
-    """WCAG 2.2, 1.4.3."""
+    """Return the contrast ratio by WCAG 2.2, 1.4.3."""
     dark, light = sorted((_luminance(first), _luminance(second)))
     return (light + 0.05) / (dark + 0.05)
 
@@ -366,7 +366,7 @@ def test_the_script_says_nothing_of_a_name():
     ],
 )
 def test_cells_sort_by_the_number_that_is_drawn(cell, number):
-    """A folded row's bar is of its largest, the last of a range."""
+    """The bar of a folded row shows its largest value, the end of its range."""
     own = resources.files("statecli.render").joinpath("page.js").read_text("utf-8")
     body = re.search(r"  const units = .*?\n  };\n", own, re.S)[0]
     code = f"{body}console.log(JSON.stringify(numeric({json.dumps(cell)})))"

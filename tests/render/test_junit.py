@@ -82,7 +82,7 @@ def test_what_does_not_fail_the_run_fails_no_case():
 
 
 def test_what_is_accepted_passes_and_says_why():
-    """The reason stands in the case."""
+    """The passed case has the reason."""
     actual = cases(target("a.pt", accepted=accept_findings("known", finding())))
     assert actual["a.pt", "nan"] == [("system-out", None, "accepted: error[nan]: fc.weight: is nan: known")]
 

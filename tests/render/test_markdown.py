@@ -104,7 +104,7 @@ def live(tokens):
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("unfold", [False, True])
 def test_no_name_is_markup_anywhere(text, unfold):
-    """Every row, setting, finding, note and heading: nothing but our own tags, no link, no mention, no issue."""
+    """Rows, settings, findings, notes and headings add only our own tags, without links, mentions or issues."""
     parser = markdown_it.MarkdownIt("commonmark").enable(["table", "strikethrough"])
     shown, tags = live(parser.parse(render_diff(everywhere(text), "markdown", unfold=unfold)))
     _, harmless = live(parser.parse(render_diff(everywhere("harmless"), "markdown", unfold=unfold)))

@@ -30,7 +30,7 @@ def find(state, texts):
 
 
 def test_a_filter_finds_the_tensors():
-    """By name, glob, dtype, kind, shape, number, statistic, problem and remark."""
+    """The filter matches name, glob, dtype, kind, shape, number, statistic, problem and remark."""
     state = build_state()
     for (text, keep), actual in zip(CASES, find(state, [text for text, _ in CASES]), strict=True):
         expected = [tensor.fqn for tensor in state.tensors if keep(tensor)]
@@ -46,7 +46,7 @@ def test_a_wrong_word_says_what_to_write():
 
 
 def test_names_have_their_section():
-    """If there are several sections, as `-i` takes them."""
+    """If a file has several sections, names have the form that `-i` takes."""
     state = build_sections()
     for (_, expected), actual in zip(SECTION_CASES, find(state, [case[0] for case in SECTION_CASES]), strict=True):
         assert [(state.tensors[row].section, state.tensors[row].fqn) for row in actual["rows"]] == expected
@@ -59,7 +59,7 @@ def test_values_that_were_not_read_are_no_answer():
 
 
 def test_a_tied_name_that_is_not_stored_finds_the_stored_tensor():
-    """By a part of the name and by a glob; other names still find nothing."""
+    """A part of the name and a glob match; names that do not exist still do not match."""
     state = mark_state(build_state())
     texts = ["lm_head", "LM_head.weight", "lm_head.*", "{lm_head,typo}.weight", "tied_head"]
     assert [[state.tensors[row].fqn for row in actual["rows"]] for actual in find(state, texts)] == [

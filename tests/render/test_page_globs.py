@@ -27,7 +27,7 @@ def build_state(names):
 
 
 def run_page(cases):
-    """The globs and the text of each case, a list of names and the marked positions, by the script of the page."""
+    """Return the globs and the text of each case (names and marked positions) from the script of the page."""
     folder = resources.files("statecli.render")
     script = "\n".join(folder.joinpath(name).read_text("utf-8") for name in ("filter.js", "globs.js"))
     run = (
@@ -39,7 +39,7 @@ def run_page(cases):
 
 
 def test_the_globs_are_those_of_browse():
-    """For whole modules, repeated layers, single tensors, and names with brackets and wildcards."""
+    """The cases are whole modules, repeated layers, single tensors, and names with brackets and wildcards."""
     plain = [name for name in HOSTILE if escape(name) == name]
     chosen = [
         set(range(25)),
@@ -62,7 +62,7 @@ def test_the_globs_are_those_of_browse():
 
 
 def test_the_globs_of_hostile_names_select_exactly_these_tensors():
-    """With `-i`, as a shell gives them; a page has escaped names only."""
+    """The globs are given to `-i` as by a shell; a page has only escaped names."""
     cases = [{first, second} for first in range(len(HOSTILE)) for second in range(len(HOSTILE))]
     ours = run_page([([escape(name) for name in HOSTILE], sorted(marked)) for marked in cases])
     state = build_state(HOSTILE)

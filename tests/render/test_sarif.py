@@ -25,7 +25,7 @@ def run(*targets):
 
 
 def location(problem):
-    """Where the only result of this finding is."""
+    """Return the location of the only result for this finding."""
     (result,) = run(target("a.pt", problem))["results"]
     (where,) = result["locations"]
     return where
@@ -63,7 +63,7 @@ def test_the_level_is_the_findings(severity, level):
 
 
 def test_a_message_says_what_to_do_as_well():
-    """In its second line."""
+    """The second line of the message is the remedy."""
     (result,) = run(target("a.pt", finding(help="go back one epoch")))["results"]
     assert result["message"]["text"] == "fc.weight: is nan\nhelp: go back one epoch"
 
@@ -117,7 +117,7 @@ def test_a_tensor_is_a_logical_location():
 
 
 def test_what_is_of_no_tensor_is_of_the_file_alone():
-    """No logical location is made up."""
+    """Such a finding does not have a logical location."""
     assert "logicalLocations" not in location(finding(fqn=None, message="is a legacy file"))
 
 
@@ -164,7 +164,7 @@ def test_what_is_accepted_is_suppressed():
 
 
 def test_without_anything_accepted_nothing_is_said_of_it():
-    """Suppression is then not looked at."""
+    """The results then have no suppressions."""
     (result,) = run(target("a.pt", finding()))["results"]
     assert "suppressions" not in result
 
@@ -186,7 +186,7 @@ def test_a_target_that_was_skipped_is_a_note():
 
 
 def test_a_clean_run_has_no_result():
-    """An empty list: the rules were run."""
+    """A clean run has an empty list of results, because the rules were run."""
     assert run(target())["results"] == []
 
 
@@ -219,5 +219,5 @@ def test_a_uri_is_its_path_again(path):
 
 @given(st.binary(min_size=1).filter(lambda raw: b"\0" not in raw and b"://" not in raw))
 def test_a_uri_has_the_bytes_of_the_file_name(raw):
-    """Also where they are no UTF-8."""
+    """The bytes need not be UTF-8."""
     assert unquote_to_bytes(make_uri(os.fsdecode(raw)).removeprefix("file://")) == raw.removeprefix(b"./")

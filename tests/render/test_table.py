@@ -1,4 +1,4 @@
-"""`-f table` on a terminal: laid out for its width, nothing lost."""
+"""`-f table` fits the width of the terminal and omits no text."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_remark_stands_in_empty_columns():
 
 
 def test_a_remark_never_runs_into_a_long_name():
-    """Where a name takes the columns' place, the remark has the next line."""
+    """If a name takes the place of the columns, the remark is on the next line."""
     text = render_diff(diff(nudge_tensor("a"), add_tensor("n" * 70)), "table")
     assert "n" * 70 + "\n" in text
     assert "↳ float32 [4,4], 64 B" in text
@@ -81,7 +81,7 @@ def test_a_remark_never_runs_into_a_long_name():
 
 @pytest.mark.parametrize("width", [20, 33, 60])
 def test_a_cell_wider_than_the_terminal_is_broken(width):
-    """No line is wider, however narrow the terminal."""
+    """No line is wider than the terminal, however narrow."""
     old, new = tensor("a", "float8_e4m3fn", (1, 2, 3)), tensor("a", "bfloat16", (3, 2, 1), Kind.BUFFER)
     actual_diff = diff(recast("a", old, new, Field.DTYPE, Field.SHAPE, Field.KIND), rename_tensor("x" * 30, "y" * 30))
     assert max(map(len, render_diff(actual_diff, "table", width=width).splitlines())) <= width
@@ -112,7 +112,7 @@ def test_a_name_is_broken_between_its_parts():
 
 
 def test_the_lines_of_a_long_cell_hang():
-    """No line but the first stands where the next row begins, and none ends in a space."""
+    """Only the first line starts in the column of the next row, and no line ends in a space."""
     long = finding(message="tensor " + "is not registered and " * 8)
     two = (long, finding("inf"))
     lines = audited("table", target("a.pt", *two), target("b.pt"), terminal=True).splitlines()

@@ -138,7 +138,7 @@ def test_shared_storage_counts_once_and_is_a_link(shown_page, state):
     ],
 )
 def test_a_filter_keeps_the_tensors_that_match(shown_page, state, text, keep):
-    """By name, glob, dtype, kind, shape and size, as torch counts them; the number of matches is in the status."""
+    """The filter matches name, glob, dtype, kind, shape and size as torch counts them; the status has the count."""
     expected = [name for name, tensor in state.items() if keep(name, tensor)]
     assert [row[0] for row in filter_rows(shown_page, text)] == expected
     assert shown_page.run(STATUS).startswith(f"{len(expected)} of 28 tensors, ")
@@ -159,7 +159,7 @@ def test_a_wrong_filter_says_what_to_write(shown_page, text, problem):
 
 
 def test_every_column_sorts(shown_page, state):
-    """Numbers from the largest, then from the smallest, then in the order of the file."""
+    """Numbers are sorted from the largest, then from the smallest, then in the order of the file."""
     press = "[...document.querySelectorAll('#tensors-head button')].find((b) => b.textContent === 'bytes').click();"
     filter_rows(shown_page, "")
     sizes = [tensor.nbytes for tensor in state.values()]
@@ -213,7 +213,7 @@ def test_texts_are_legible_and_fit_a_phone(browser, page, scheme):
 
 
 def test_a_print_has_the_rows_and_no_controls(browser, page):
-    """On paper the list is as long as its rows."""
+    """On paper, the list is as long as its rows."""
     browser.show(page, media="print")
     sizes = browser.run(
         "dispatchEvent(new Event('beforeprint')); const list = document.getElementById('tensors-grid');"
@@ -224,7 +224,7 @@ def test_a_print_has_the_rows_and_no_controls(browser, page):
 
 
 def test_hostile_names_are_text(browser, tmp_path):
-    """No name becomes an element, runs, or keeps another tensor from its row."""
+    """No name becomes an element, runs as code, or takes another tensor's row."""
     state = {f"{name}.{n}": torch.ones(2) for n, name in enumerate(HOSTILE)} | {"<b>.é😀": torch.ones(3)}
     torch.save(state, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html"))
@@ -381,7 +381,7 @@ def test_the_facts_of_a_tensor_leave_the_list_with_it(browser, tmp_path):
 
 
 def test_listed_rows_are_copied_as_globs(shown_page):
-    """By the button and by y; the text is shown, because a browser may refuse to copy."""
+    """The button and y both copy; the text is shown, because a browser may refuse to copy."""
     for entered, globs in (
         ("bias", "-i 'h.*.attn.bias'"),
         ("h.{0..1}.", "-i 'h.{0,1}.*'"),
@@ -425,7 +425,7 @@ def test_a_long_name_shows_its_number(browser, tmp_path, width):
 
 
 def test_singular_values_are_drawn(browser, tmp_path):
-    """With --spectra: a bar for each, the ranks, words of the filter, and why a matrix has none."""
+    """--spectra adds a bar for each value, the ranks, words for the filter, and the reason for a missing spectrum."""
     state = {
         "w": torch.diag(torch.tensor([4.0, 2.0, 1.0])),
         "odd": torch.tensor([[1.0, float("inf")]]),
@@ -586,7 +586,7 @@ def test_the_bars_of_a_diff_are_to_scale(browser, changes):
 
 
 def test_no_match_is_said_once(shown_page):
-    """The status says why; no empty row, and the bar of the copy has a small button."""
+    """The status has the reason; no empty row is drawn, and the copy bar has a small button."""
     filter_rows(shown_page, "typo")
     texts = shown_page.run("return document.getElementById('tensors-section').innerText")
     assert texts.count("no tensor matches") == 1
