@@ -1,4 +1,4 @@
-"""What loading a pickle allocates or hashes beyond what the file holds; each bomb is small, and none is loaded here."""
+"""Loading a pickle can allocate or hash more than the file contains. Only child processes load the small bombs."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ RECONSTRUCT = stack_global("numpy.core.multiarray", "_reconstruct")
 
 
 def builtin(name, *args):
-    """A call of a built-in function."""
+    """Opcodes of a call of a built-in function."""
     return call_function(stack_global("builtins", name), *args)
 
 
-#: Numbers that differ by this have one hash.
+#: Positive numbers that differ by a multiple of P have the same hash.
 P = 2**61 - 1
 
 
 def minuses(n):
-    """Thirteen numbers for each n below 8,192, all of one hash: -1 and -2 have the same."""
+    """Return 13 numbers, each -1 or -2, for n below 8,192. All results have the same hash: hash(-1) == hash(-2)."""
     return [-1 - (n >> bit & 1) for bit in range(13)]
 
 
@@ -60,12 +60,12 @@ def scalar(dtype, data):
 
 
 def rebuilt(kind, *args):
-    """A call of one of the functions that rebuild tensors."""
+    """Opcodes of a call of a `torch._utils._rebuild_*` function."""
     return call_function(stack_global("torch._utils", f"_rebuild_{kind}"), *args)
 
 
 def repeat_elements(count, *, kind="FloatStorage", rows=()):
-    """A tensor of so many elements over the four of its storage."""
+    """A tensor of `count` elements in each row over a storage of four elements."""
     return tensor(size=(*rows, count), stride=(0,) * (len(rows) + 1), kind=kind)
 
 
@@ -90,18 +90,18 @@ def scheme(scales):
 
 
 def nest_objects(step):
-    """Forty objects, each made of the one before; the last is in the memo at 39."""
+    """Forty objects, each built from the previous object; the last is in the memo at 39."""
     return number(1) + put(0) + b"".join(b"0" + step(get(n - 1)) + put(n) for n in range(1, 40)) + b"0"
 
 
 RANGE = builtin("range", number(2**40))
-#: A tuple that holds the tuple before it twice, 64 times over.
+#: 64 nested tuples; each contains the previous tuple twice.
 LAUGHS = b"N" + b"".join(put(n) + get(n) + b"\x86" for n in range(64)) + put(99) + b"0"
 STORAGE = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("0") + text("cpu") + number(16) + b"tQ"
 EMPTY_TENSOR = call_function(stack_global("torch", "FloatTensor"))
 SIZE = call_function(stack_global("torch", "Size"), b"](" + number(2**20) + number(2**20) + b"e")
 
-# Name -> the opcodes of a value, what the finding says.
+# Name -> the opcodes of a value, and a part of the message.
 BOMBS = {
     "bytes": (builtin("bytes", number(2**36)), "64.0 GiB in calls to builtins.bytes"),
     "bytes by NEWOBJ": (
@@ -338,7 +338,7 @@ BOMBS = {
         "steps to hash dictionary keys",
     ),
 }
-#: Name -> the opcodes of a value that no pickler writes, and that allocates much; the name that is misused.
+#: Name -> the opcodes of a large value that no pickler writes, and the misused name.
 UNWRITTEN = {
     "a partial": (
         call_function(stack_global("functools", "partial"), stack_global("builtins", "bytearray"), number(2**36)),
@@ -479,20 +479,20 @@ SPARED = {
 
 
 def bombs(path, data):
-    """The messages of the rule."""
+    """Messages of allocation-bomb for a file with the data."""
     path.write_bytes(data)
     (target,) = audit(Request((str(path),), select=("allocation-bomb",))).targets
     return [finding.message for finding in target.findings]
 
 
 def wrap_value(body):
-    """An archive whose data.pkl is a dict with this value in it."""
+    """An archive whose data.pkl is a dict with the given value."""
     return build(records(b"\x80\x04}" + short("x") + body + b"s."))
 
 
 @pytest.fixture
 def low_limits(monkeypatch):
-    """A tenth of what is allowed. The limits themselves: `test_a_key_that_takes_for_ever_is_found`."""
+    """Lower the limits to a tenth. `test_a_key_that_takes_for_ever_is_found` checks the real limits."""
     monkeypatch.setattr(allocations, "_MAX_COLLISIONS", 500)
     monkeypatch.setattr(allocations, "_MAX_NESTING", 1_000)
 
@@ -500,7 +500,7 @@ def low_limits(monkeypatch):
 @pytest.mark.usefixtures("low_limits")
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_found(name, tmp_path):
-    """One finding, with the amount and what allocates it."""
+    """The single finding names the amount and the call or opcode responsible for the allocation."""
     body, expected = BOMBS[name]
     (message,) = bombs(tmp_path / "a.pt", wrap_value(body))
     assert expected in message
@@ -508,7 +508,7 @@ def test_a_bomb_is_found(name, tmp_path):
 
 @pytest.mark.parametrize("name", UNWRITTEN)
 def test_a_call_that_no_pickler_writes_is_a_misuse_of_its_name(name, tmp_path):
-    """The amount need not be known."""
+    """The allocated amount need not be known."""
     body, misused = UNWRITTEN[name]
     (tmp_path / "a.pt").write_bytes(wrap_value(body))
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unsafe-global",))).targets
@@ -517,7 +517,7 @@ def test_a_call_that_no_pickler_writes_is_a_misuse_of_its_name(name, tmp_path):
 
 @pytest.mark.parametrize(("count", "is_bomb"), [(800, False), (900, True)])
 def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, monkeypatch):
-    """A dict has one long tuple as its key many times. The limit is low here, because each hash takes a millisecond."""
+    """A dict has the same long tuple as key many times. The limit is low, because each hash takes a millisecond."""
     monkeypatch.setattr(allocations, "_MAX_HASH_STEPS", 5_000_000)
     body = b"(" + b"N" * 6_000 + b"t" + put(0) + b"0}(" + (get(0) + b"N") * count + b"u"
     actual = bombs(tmp_path / "a.pt", wrap_value(body))
@@ -529,7 +529,7 @@ def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, m
 @pytest.mark.usefixtures("low_limits")
 @pytest.mark.parametrize("name", SPARED)
 def test_ordinary_data_is_no_bomb(name, tmp_path):
-    """The same names, with what picklers give them."""
+    """Picklers write calls of the same names with small arguments."""
     assert bombs(tmp_path / "a.pt", wrap_value(SPARED[name])) == []
 
 
@@ -553,18 +553,18 @@ def test_ordinary_data_is_no_bomb(name, tmp_path):
     ids=["shared", "deep", "colliding"],
 )
 def test_a_key_that_takes_for_ever_is_found(pickle, expected, tmp_path):
-    """A dict's, which `torch.load(weights_only=True)` hashes as well."""
+    """`torch.load(weights_only=True)` hashes the keys of a dict as well."""
     (message,) = bombs(tmp_path / "a.pt", build(records(pickle)))
     assert message.startswith(expected)
 
 
 def test_a_few_keys_of_one_hash_are_no_bomb(tmp_path):
-    """They are compared in no time."""
+    """Python compares 1,000 keys quickly."""
     assert bombs(tmp_path / "a.pt", build(records(colliding_ints(1000)))) == []
 
 
 def test_a_storage_that_is_larger_than_its_file_is_found(tmp_path):
-    """Old torch allocated it before it read the file."""
+    """Old torch allocated the storage before the data was read."""
     (message,) = bombs(tmp_path / "a.pt", legacy(state_dict(w=tensor(numel=2**40)), [("0", 4, bytes(16))]))
     assert message.startswith("loading the file allocates 4.0 TiB for a storage, but the file has only ")
 
@@ -577,7 +577,7 @@ def _growing(function: bytes, size: bytes, stride: bytes, offset: bytes = b"K\0"
     return function + b"(" + _STORAGE + offset + size + stride + more + b"\x89" + _HOOKS + b"tR"
 
 
-#: Tensors that reach beyond the four elements of their storage; the value of the pickle does not hold them.
+#: Tensors that reach beyond the four elements of their storage. The pickle's value does not contain the tensors.
 GROWING = {
     "size": _growing(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(2**31), numbers(1)),
     "stride": _growing(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(2), numbers(2**31)),
@@ -604,19 +604,19 @@ GROWING = {
 
 @pytest.mark.parametrize("name", GROWING)
 def test_a_tensor_that_grows_its_storage_is_found(name, tmp_path):
-    """Storages of a file of before torch 1.6 grow to what is set to them, though the object holds no such tensor."""
-    held = state_dict(w=tensor().replace(b"tQ", b"NtQ", 1))
+    """A storage in the format before torch 1.6 grows with each of its views, even if the object lacks the view."""
+    saved = state_dict(w=tensor().replace(b"tQ", b"NtQ", 1))
     data = bytes(2**20) if name == "storage of two sizes" else bytes(16)
-    pickle = held[:2] + GROWING[name] + b"0" + held[2:]
+    pickle = saved[:2] + GROWING[name] + b"0" + saved[2:]
     (message,) = bombs(tmp_path / "a.pt", legacy(pickle, [("0", 4, data)]))
     assert " in calls to torch._utils._rebuild_" in message
 
 
 @pytest.mark.parametrize("is_legacy", [False, True], ids=["zip", "legacy"])
 def test_no_tensor_that_torch_saves_grows_its_storage(is_legacy, tmp_path):
-    """Views, expanded and empty ones, those of packed types and of types without a storage class."""
+    """Views, expanded tensors, empty tensors, packed types and types without a storage class."""
     large = torch.arange(2.0**22)
-    made = {
+    tensors = {
         "large": large,
         "view": large[2**20 :: 3],
         "expanded": large[:1].expand(2**20, 2**10),
@@ -629,7 +629,7 @@ def test_no_tensor_that_torch_saves_grows_its_storage(is_legacy, tmp_path):
             torch.zeros(2**12, 2**11), torch.ones(2**12), torch.zeros(2**12), 0, torch.quint4x2
         ),
     }
-    torch.save(made, tmp_path / "a.pt", _use_new_zipfile_serialization=not is_legacy)
+    torch.save(tensors, tmp_path / "a.pt", _use_new_zipfile_serialization=not is_legacy)
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("allocation-bomb",))).targets
     assert [finding.message for finding in target.findings] == []
 
@@ -645,13 +645,13 @@ def test_storages_that_are_larger_together_than_their_file_are_found(key, tmp_pa
 
 
 def test_a_storage_that_many_tensors_share_is_loaded_once(tmp_path):
-    """By one key."""
+    """The tensors name the storage by the same key."""
     many = b"](" + tensor(numel=10**6, size=(10**6,)) * 600 + b"e"
     assert bombs(tmp_path / "a.pt", build(records(build_pickle(many)))) == []
 
 
 def test_compressed_records_that_inflate_a_thousand_times_are_found(tmp_path):
-    """The directory says how much torch allocates, whatever is there."""
+    """The sizes in the central directory determine the memory allocated by torch, not the compressed data."""
     members = records(build_pickle(b"N"))
     members[0].method, members[0].size = 8, 2**31
     (message,) = bombs(tmp_path / "a.pt", build(members))
@@ -659,12 +659,12 @@ def test_compressed_records_that_inflate_a_thousand_times_are_found(tmp_path):
 
 
 def deep(count, step):
-    """So many objects in each other: the opcodes of each, given those of the object in it."""
+    """Opcodes of `count` nested objects. `step` returns the opcodes of an object that contains the given object."""
     return b"N" + put(0) + b"0" + (step(get(0)) + put(0) + b"0") * count + get(0)
 
 
 OBJECTS = call_function(stack_global("numpy", "dtype"), short("O8"))
-#: Name -> an object that is freed by recursion, with another in it.
+#: Name -> an object that contains another object and is freed by recursion.
 FREED_BY_RECURSION = {
     "slice": lambda x: builtin("slice", x),
     "deque": lambda x: call_function(stack_global("collections", "deque")) + x + b"a",
@@ -687,7 +687,7 @@ FREED_BY_RECURSION = {
 @pytest.mark.usefixtures("low_limits")
 @pytest.mark.parametrize("name", FREED_BY_RECURSION)
 def test_objects_that_overflow_the_stack_when_they_are_freed_are_found(name, tmp_path):
-    """Python frees lists, tuples and dicts without recursion, and what they hold with them."""
+    """Python frees lists, tuples and dicts without recursion, and also the objects in these containers."""
     (message,) = bombs(tmp_path / "a.pt", wrap_value(deep(1_001, FREED_BY_RECURSION[name])))
     assert (
         "creates objects nested more than 1,000 levels deep; Python crashes when it frees these objects (stack "
@@ -698,7 +698,7 @@ def test_objects_that_overflow_the_stack_when_they_are_freed_are_found(name, tmp
 
 @pytest.mark.usefixtures("low_limits")
 def test_many_objects_that_are_not_nested_are_no_bomb(tmp_path):
-    """A list of slices; a chain of objects, each of which has the one before among its attributes."""
+    """A list of slices, and a chain of objects, each with the previous object among its attributes."""
     slices = b"](" + call_function(stack_global("builtins", "slice"), number(1)) * 1_050 + b"e"
     node = stack_global("argparse", "Namespace") + b")\x81}" + short("before")
     chain = b"N" + put(0) + b"0" + (node + get(0) + b"sb" + put(0) + b"0") * 1_050 + get(0)
@@ -719,7 +719,7 @@ for path in sys.argv[1:]:
 
 
 def test_the_bombs_of_these_tests_would_go_off(tmp_path):
-    """CPython's unpickler runs out of 1 GiB with each of those that need no library."""
+    """CPython's unpickler exceeds 1 GiB with each bomb that needs no library."""
     names = ["bytes", "bytes by NEWOBJ", "a list of a range", "a memo entry"]
     paths = [tmp_path / f"{name}.pkl" for name in names]
     for name, path in zip(names, paths, strict=True):
@@ -728,7 +728,7 @@ def test_the_bombs_of_these_tests_would_go_off(tmp_path):
 
 
 def test_a_nest_of_slices_ends_the_process_that_frees_it(tmp_path):
-    """By a signal: nothing in Python catches the overflow of the stack in C."""
+    """A signal ends the process: nothing in Python catches the overflow of the stack in C."""
     path = tmp_path / "slices.pkl"
     once = stack_global("builtins", "slice") + b"q\0"
     path.write_bytes(b"\x80\x04" + once + b"h\0" * 899_999 + b"N" + b"\x85R" * 900_000 + b"0N.")

