@@ -1,4 +1,4 @@
-"""Texts of plain data that fairseq and Composer evaluate: code is found, and what honest checkpoints have is not."""
+"""Texts in plain data evaluated by fairseq and Composer: code is reported, and texts of honest checkpoints pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HONEST = {
     "feat_type": "fbank",
     "wer_args": "('lm.bin', 'lexicon.lst', 2, -1)",
     "xformers_att_config": "{'name': 'scaled_dot_product'}",
-    # Of other libraries, which evaluate no text.
+    # Texts of other libraries; these libraries evaluate no text.
     "pretrained": "https://host/resnet50-0676ba61.pth?download=true",
     "downsample": "conv-1x1",
     "self_attention": "flash_attention_2",
@@ -50,7 +50,7 @@ def judge(run_rule, tmp_path):
 
 @pytest.mark.parametrize("key", sorted(evaluated_texts.KEYS))
 def test_unsafe_data_finds_code_that_fairseq_evaluates(judge, key):
-    """At each key whose text fairseq, or a library with a copy of its models, gives to `eval`."""
+    """Code is reported at each key whose text fairseq, or a library with a copy of its models, passes to `eval`."""
     ((severity, message),) = judge({"cfg": {key: CODE}, "model": {"w": torch.ones(2)}})
     assert severity is Severity.ERROR
     assert message.startswith(
@@ -82,7 +82,7 @@ def test_unsafe_data_finds_code_that_fairseq_evaluates(judge, key):
     ],
 )
 def test_unsafe_data_finds_what_is_no_small_literal(judge, text):
-    """Calls, comprehensions, powers, long values and what cannot be parsed; in cost of their length."""
+    """Calls, comprehensions, powers, long values and unparsable texts are reported."""
     ((severity, message),) = judge({"cfg": {"conv_feature_layers": text}})
     assert severity is Severity.ERROR
     assert message.partition(" (archive")[0].endswith("fairseq evaluates the text as Python code")
@@ -90,7 +90,7 @@ def test_unsafe_data_finds_what_is_no_small_literal(judge, text):
 
 @pytest.mark.parametrize(("key", "text"), HONEST.items(), ids=HONEST)
 def test_unsafe_data_passes_honest_configurations(judge, key, text):
-    """Defaults of fairseq, and texts that other libraries have at the same keys; in a Namespace too."""
+    """Defaults of fairseq and texts of other libraries at the same keys pass, also in a Namespace."""
     assert judge({"cfg": {key: text, "x": 1, "y": 2}, "args": Namespace(**{key: text}), "pair": [key, text]}) == []
     assert (
         judge({key: np.str_(text), "n": {key: 12}, "m": {key: None}, "l": {key: [1, 2]}, "i": {key: np.int64(3)}}) == []
@@ -99,7 +99,7 @@ def test_unsafe_data_passes_honest_configurations(judge, key, text):
 
 @pytest.mark.parametrize("text", [text for text in HONEST.values() if text[0] in "[('{"])
 def test_clean_literals_are_what_python_computes_of_them(text):
-    """Python computes a value of plain types; what statecli passes names nothing."""
+    """Python evaluates each passed text without builtins, and the text contains no name."""
     assert evaluated_texts.check_text("x", "conv_feature_layers", text) is None
     assert eval(text, {"__builtins__": {}}) is not None  # noqa: S307
     assert not any(isinstance(node, ast.Name) for node in ast.walk(ast.parse(text)))
@@ -128,7 +128,7 @@ def test_unsafe_data_finds_code_in_what_becomes_a_configuration(judge, cfg):
 
 
 def test_unsafe_data_warns_of_a_text_that_is_unparsable_at_a_common_key(judge):
-    """A newer Python may parse the text; in most checkpoints no one evaluates the text."""
+    """A newer Python may parse the text, and in most checkpoints no library evaluates the text."""
     ((severity, message),) = judge({"cfg": {"pretrained": "best model (v2).pt"}})
     assert severity is Severity.WARNING
     assert "['cfg']['pretrained'] is not an expression that statecli can parse" in message
@@ -173,7 +173,7 @@ def test_unsafe_data_finds_code_that_composer_evaluates(judge, text):
 
 
 def test_unsafe_data_passes_the_algorithms_of_composer(judge):
-    """What `repr` gives for its algorithms, and for one without a `repr` of its own."""
+    """`repr` of algorithms of Composer, and of an algorithm without its own `repr`."""
     algorithms = [(text.partition("(")[0], {"repr": text}) for text in HONEST_ALGORITHMS]
     assert judge({"state": {"model": {}, "algorithms": [*algorithms, ("X", {"repr": None}), ("Y", {})]}}) == []
 
@@ -213,7 +213,7 @@ def test_unsafe_data_finds_names_of_files_that_are_no_texts(judge, name):
 
 @pytest.mark.parametrize("name", ["tokenization_x.py", "tokenization_x"])
 def test_unsafe_data_warns_of_python_files_that_composer_writes(judge, name):
-    """A tokenizer of the user's own is saved as such a file."""
+    """Composer saves the code of a user-defined tokenizer as a Python file."""
     ((severity, message),) = judge(build_composer({name: {"file_extension": ".py", "content": "print()"}}))
     assert severity is Severity.WARNING
     assert f"has the Python file {name!r}" in message
@@ -224,9 +224,9 @@ def test_unsafe_data_warns_of_python_files_that_composer_writes(judge, name):
     [("os.system", Severity.ERROR), ("my_models.Net", Severity.WARNING), ("transformers.os.system", Severity.WARNING)],
 )
 def test_unsafe_data_finds_a_class_that_composer_calls(judge, name, severity):
-    """Composer imports and calls what the checkpoint names as the class of the model."""
-    ((found_severity, message),) = judge(build_composer(name=name))
-    assert found_severity is severity
+    """Composer imports and calls the class that the checkpoint names for the model."""
+    ((actual_severity, message),) = judge(build_composer(name=name))
+    assert actual_severity is severity
     assert "which Composer imports and calls" in message
 
 
@@ -239,5 +239,5 @@ def test_unsafe_data_finds_a_configuration_that_trusts_remote_code(judge):
 
 @pytest.mark.parametrize("name", [BERT, "transformers.BertModel", "peft.peft_model.PeftModelForCausalLM"])
 def test_unsafe_data_passes_what_composer_saves_for_transformers(judge, name):
-    """The files of a tokenizer and the class of a model."""
+    """Composer saves the files of a tokenizer and the class of a model."""
     assert judge(build_composer(name=name, trust_remote_code=False)) == []

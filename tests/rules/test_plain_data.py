@@ -1,4 +1,4 @@
-"""Plain data that torch.load returns by default and by which a loader does harm; what the real loaders do with it."""
+"""Plain data that torch.load returns by default and a loader turns into harm. The real loaders run here as well."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEFT_SEEDED_NEXT = struct.Struct("<iiQ")
 
 @pytest.fixture
 def messages(run_rule, tmp_path):
-    """`messages(data)`: what unsafe-data says of an archive of torch.save with this data, which torch.load returns."""
+    """`messages(data)`: messages of unsafe-data for an archive of the data, which torch.load accepts."""
 
     def judge(data, *, severity=Severity.ERROR, weights_only=True):
         path = tmp_path / "archive.pt"
@@ -48,7 +48,7 @@ def messages(run_rule, tmp_path):
 
 @pytest.fixture
 def judge():
-    """`judge(path)`: what unsafe-data says of a file, also of one that is not read because a call makes a key."""
+    """`judge(path)`: findings of unsafe-data for a file, even for a failed file with a call as a key."""
 
     def run(path):
         (target,) = audit(Request((str(path),), select=("unsafe-data",))).targets
@@ -83,7 +83,7 @@ def test_unsafe_data_finds_positions_that_numpy_takes_unchecked(messages, state)
 
 @pytest.mark.parametrize("name", [np.array("MT19937"), np.array(["MT19937"], "U9"), np.array(["MT19937"], object)])
 def test_unsafe_data_finds_states_whose_name_is_in_an_array(messages, name):
-    """Trainers let torch.load build arrays, and numpy compares the elements of one with the name."""
+    """Trainers let torch.load build arrays, and numpy compares the elements of an array with the name."""
     state = (name, TABLE, -1)
     np.random.RandomState(0).set_state(state)
     (message,) = messages({"numpy": state, "data": (np.array(["a", "b"]), TABLE, -1)}, weights_only=False)
@@ -91,7 +91,7 @@ def test_unsafe_data_finds_states_whose_name_is_in_an_array(messages, name):
 
 
 def test_unsafe_data_finds_positions_in_a_record(messages):
-    """numpy looks the position up in anything that has keys."""
+    """numpy looks up the position in any object with keys."""
     record = np.zeros((), [("key", "u4", 624), ("pos", "i8")])
     record["pos"] = -1
     state = {"bit_generator": "MT19937", "state": record}
@@ -101,7 +101,7 @@ def test_unsafe_data_finds_positions_in_a_record(messages):
 
 
 def test_unsafe_data_finds_positions_in_the_buffer_of_philox(messages):
-    """Philox looks a number up in its buffer for each position below 4, negative ones too."""
+    """Philox reads a number from its buffer for each position below 4, even for a negative position."""
     state = dict(np.random.Philox(1).state, buffer_pos=-3, buffer=[0] * 4, state={"counter": [0] * 4, "key": [0] * 2})
     (message,) = messages({"rng": [state]})
     assert message.startswith("['rng'][0]: the position of a numpy random generator is -3, but its table has 4 numbers")
@@ -109,13 +109,13 @@ def test_unsafe_data_finds_positions_in_the_buffer_of_philox(messages):
 
 
 def test_unsafe_data_finds_a_state_as_the_whole_file(messages):
-    """A state that is saved by itself stands below no key."""
+    """A state saved by itself is not under a key."""
     assert messages(("MT19937", TABLE, -1, 0, 0.0))[0].startswith("the position of a numpy random generator is -1")
     assert messages((2, ("%9d",) * 625, None))[0].startswith("the saved state of Python's random module")
 
 
 def test_unsafe_data_spares_states_of_generators(messages):
-    """What the libraries themselves write, as it is and in lists; and values that look like it."""
+    """States written by the libraries, unchanged and as lists, and values that only look like states."""
     version, numbers, following = random.getstate()
     honest = {
         "numpy": np.random.get_state(),
@@ -146,7 +146,7 @@ PYTHON_STATES = {
 
 @pytest.mark.parametrize(("key", "state"), PYTHON_STATES.values(), ids=PYTHON_STATES)
 def test_unsafe_data_finds_texts_that_setstate_formats(messages, key, state):
-    """Version 2 computes `value % 2**32` before it looks at the length and the types of the values."""
+    """Version 2 computes `value % 2**32` before a check of the length and the types of the values."""
     (message,) = messages({key: state})
     assert message.startswith(f"[{key!r}]: the saved state of Python's random module has values that are not integers")
     with pytest.raises((TypeError, ValueError)):
@@ -154,7 +154,7 @@ def test_unsafe_data_finds_texts_that_setstate_formats(messages, key, state):
 
 
 def test_python_checks_a_state_of_version_3_itself():
-    """So such a state is no finding: nothing is computed of other values than integers."""
+    """A state of version 3 is not a finding, because Python computes only with integers."""
     for numbers in [("%5d",) * 625, (1,) * 624 + (700,), (1,) * 62]:
         with pytest.raises((TypeError, ValueError)):
             random.Random(1).setstate((3, numbers, None))  # noqa: S311
@@ -164,7 +164,7 @@ def test_python_checks_a_state_of_version_3_itself():
 
 
 def generator_state(left, following, seeded=1):
-    """Return the state of a CPU generator with these numbers."""
+    """Return the state of a CPU generator with the given numbers."""
     state = bytearray(torch.Generator().get_state().numpy().tobytes())
     LEFT_SEEDED_NEXT.pack_into(state, 8, left, seeded, following)
     return torch.frombuffer(state, dtype=torch.uint8).clone()
@@ -174,7 +174,7 @@ def generator_state(left, following, seeded=1):
     ("left", "following", "seeded"), [(624, 624, 1), (2, 624, 1), (624, 2, 256), (600, 2**32 + 600, 1)]
 )
 def test_unsafe_data_finds_states_that_torch_reads_beyond(messages, left, following, seeded):
-    """torch accepts the state: it checks `left` and `next` apart, and takes the lower half of `next`."""
+    """torch accepts the state: `left` and `next` are checked separately, and only the lower half of `next` is read."""
     state = generator_state(left, following, seeded)
     torch.Generator().set_state(state)
     (message,) = messages({"cpu": state.reshape(8, -1)})
@@ -183,14 +183,14 @@ def test_unsafe_data_finds_states_that_torch_reads_beyond(messages, left, follow
 
 @pytest.mark.parametrize("draws", [0, 1, 2, 623, 624, 625])
 def test_unsafe_data_spares_a_generator_after_any_number_of_draws(messages, draws):
-    """The two numbers add up to 625 as soon as one is drawn."""
+    """From the first draw on, the two numbers add up to 625."""
     generator = torch.Generator().manual_seed(5)
     torch.randint(0, 9, (draws,), generator=generator)
     assert not messages({"torch": generator.get_state(), "mask": torch.ones(5056, dtype=torch.uint8)})
 
 
 def test_torch_refuses_the_states_that_are_spared():
-    """So a number outside of the table is no finding."""
+    """torch refuses a number outside of the table, so the number is not a finding."""
     for left, following, seeded in [(0, 5, 1), (-3, 5, 1), (625, 1, 1), (1, 625, 1), (624, 624, 0)]:
         with pytest.raises(RuntimeError, match="Invalid mt19937 state"):
             torch.Generator().set_state(generator_state(left, following, seeded))
@@ -205,7 +205,7 @@ def model():
 
 @pytest.mark.parametrize("section", [None, "model"])
 def test_unsafe_data_finds_a_flag_that_replaces_parameters(messages, section):
-    """An optimizer made before the load trains parameters that the model no longer has."""
+    """An optimizer created before the load trains parameters that are no longer in the model."""
     state = model().state_dict()
     state._metadata["0"]["assign_to_params_buffers"] = 1
     (message,) = messages(state if section is None else {section: state})
@@ -225,7 +225,7 @@ def test_unsafe_data_notes_metadata_that_torch_does_not_write(messages):
 
 
 def test_unsafe_data_spares_metadata_of_torch(messages):
-    """Versions, those of spectral_norm too, and the flag as DeepSpeed in transformers leaves it."""
+    """Versions, also of spectral_norm, and the flag as left by DeepSpeed in transformers."""
     state = model().state_dict()
     state._metadata["0"]["assign_to_params_buffers"] = False
     assert not messages({"model": state, "_metadata": {"": {"assign_to_params_buffers": True}}})
@@ -259,7 +259,7 @@ def checkpoint(state):
 @pytest.mark.parametrize("path", HARMFUL_PATHS)
 @pytest.mark.parametrize("key", ["best_model_path", "last_model_path", "kth_best_model_path", "best_k_models"])
 def test_unsafe_data_finds_paths_that_lightning_opens_or_removes(messages, key, path):
-    """No text of a URL is shown, because it may hold a password."""
+    """The message shows no text of a URL, because a URL may contain a password."""
     (message,) = messages(checkpoint({key: {path: torch.tensor(1.0)} if key == "best_k_models" else path}))
     assert key in message
     assert "Lightning downloads" in message if path.startswith("http") else "Lightning deletes" in message
@@ -267,28 +267,28 @@ def test_unsafe_data_finds_paths_that_lightning_opens_or_removes(messages, key, 
 
 
 def test_unsafe_data_finds_the_path_of_old_lightning(messages):
-    """Lightning moves it to the state of the callback when it loads the file."""
+    """Lightning moves the path to the state of the callback on load."""
     (message,) = messages({"state_dict": {}, "checkpoint_callback_best_model_path": "http://host/x"})
     assert message.startswith("['checkpoint_callback_best_model_path'] is a URL (http://…)")
 
 
 @pytest.mark.parametrize("path", HARMLESS_PATHS)
 def test_unsafe_data_spares_plain_paths(messages, path):
-    """Lightning removes them only in the folder that the user has named; URLs elsewhere are settings."""
+    """Lightning removes plain paths only in the folder named by the user. URLs in hyperparameters are settings."""
     data = checkpoint({"best_model_path": path, "dirpath": "/runs", "best_k_models": {path: torch.tensor(1.0)}})
     assert not messages({**data, "hyper_parameters": {"best_model_path": "http://host/x", "data": "local::x"}})
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "abfs", "hdfs", "memory"])
 def test_unsafe_data_notes_paths_in_a_store(messages, scheme):
-    """People keep checkpoints there, and Lightning removes them there."""
+    """Users keep checkpoints in remote stores, and Lightning removes checkpoints from the stores."""
     (message,) = messages(checkpoint({"best_model_path": f"{scheme}://bucket/best.ckpt"}), severity=Severity.NOTE)
     assert f"is a remote path ({scheme})" in message
 
 
 @pytest.mark.parametrize("path", [*HARMFUL_PATHS, *HARMLESS_PATHS[1:]])
 def test_lightning_removes_what_is_harmful_only(path, tmp_path, monkeypatch):
-    """Lightning's own answer for a callback that saves into the current folder, and was given the path by a file."""
+    """Lightning's own decision for a callback with the current folder as target and a path from a file."""
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "checkpoints" if path.startswith("checkpoints") else tmp_path
@@ -322,14 +322,14 @@ def judge_runtime_info(run_rule, tmp_path, info):
 )
 @pytest.mark.parametrize("key", ["best_ckpt", "best_ckpt_coco/bbox_mAP"])
 def test_unsafe_data_finds_paths_that_mmengine_removes(run_rule, tmp_path, key, path, severity):
-    """A note for the name that MMEngine writes, because every checkpoint with a best one has that name."""
-    ((found_severity, message),) = judge_runtime_info(run_rule, tmp_path, {key: path, "cfg": CONFIG})
-    assert found_severity is severity
+    """A name in the style of MMEngine gives a note, because every checkpoint with a best score has such a name."""
+    ((actual_severity, message),) = judge_runtime_info(run_rule, tmp_path, {key: path, "cfg": CONFIG})
+    assert actual_severity is severity
     assert "MMEngine deletes this path" in message
 
 
 def test_unsafe_data_finds_steps_that_mmengine_makes_paths_of(run_rule, tmp_path):
-    """MMEngine writes a number into the name of each checkpoint that it keeps."""
+    """MMEngine writes a number into the name of each kept checkpoint."""
     texts = ([3, "/../../victim"], deque(["a/../../b"]), UserList([Path("../x")]))
     objects = ({0: "1.pth/../../victim", 1: 2}, OrderedDict({0: "a/../b"}), [b"a"], [[1]], UserList([1]), "12", 3)
     for steps in (*texts, *objects):
@@ -345,7 +345,7 @@ def test_unsafe_data_finds_steps_that_mmengine_makes_paths_of(run_rule, tmp_path
     "path", [b"/home/me", np.bytes_(b"/home/me"), bytearray(b"x"), ["/home/me"], {"path": "/home/me"}, UserString("/x")]
 )
 def test_unsafe_data_finds_paths_that_are_no_texts(run_rule, tmp_path, path):
-    """Python removes a folder whose path is bytes; statecli checks texts alone."""
+    """Python removes a folder whose path is bytes, but statecli checks only texts."""
     ((severity, message),) = judge_runtime_info(run_rule, tmp_path, {"best_ckpt": path})
     assert severity is Severity.ERROR
     assert "is neither a string nor a path, so statecli cannot check which file MMEngine deletes" in message
@@ -362,7 +362,7 @@ def test_unsafe_data_finds_paths_that_are_no_texts(run_rule, tmp_path, path):
 )
 @pytest.mark.parametrize("kind", [dict, UserDict, lambda items: [*items.items()]])
 def test_unsafe_data_finds_the_path_that_mmcv_removes(run_rule, tmp_path, kind, path, severity):
-    """The EvalHook of MMCV 1 deletes the file when it saves a better one; `dict.update` takes pairs too."""
+    """The EvalHook of MMCV 1 deletes the file when a better checkpoint is saved. `dict.update` accepts pairs too."""
     messages = kind({"best_ckpt": path})
     torch.save({"state_dict": {}, "meta": {"epoch": 1, "hook_msgs": messages}}, tmp_path / "epoch_1.pth")
     (finding,) = run_rule("unsafe-data", tmp_path / "epoch_1.pth")
@@ -394,7 +394,7 @@ DICT_LIKE = {
 
 
 def set_data(items):
-    """Return a UserDict around a UserDict, which Python's constructor would copy."""
+    """Return a UserDict around a UserDict. Python's constructor would copy the inner dict."""
     outer = UserDict()
     outer.data = UserDict(items)
     return outer
@@ -412,7 +412,7 @@ def test_unsafe_data_reads_objects_that_are_texts(judge, tmp_path, kind, place):
 
 @pytest.mark.parametrize("kind", DICT_LIKE.values(), ids=DICT_LIKE)
 def test_unsafe_data_looks_into_objects_that_answer_for_dicts(run_rule, tmp_path, kind):
-    """Below a key that a loader looks up."""
+    """The objects are below a key that a loader looks up."""
     for data in (
         {"runtime_info": kind({"cfg": CALLS_CODE})},
         kind({"runtime_info": kind({"cfg": CALLS_CODE})}),
@@ -425,7 +425,7 @@ def test_unsafe_data_looks_into_objects_that_answer_for_dicts(run_rule, tmp_path
 
 @pytest.mark.parametrize("place", ["cfg", "path", "class_path", "key"])
 def test_unsafe_data_finds_texts_that_only_python_can_tell(judge, tmp_path, place):
-    """A call that decodes bytes."""
+    """A call in the pickle decodes bytes to a text."""
     text = Call(str, b"../x", "utf-8")
     data = {
         "cfg": {"meta": {"cfg": text}},
@@ -462,7 +462,7 @@ def test_unsafe_data_spares_objects_with_plain_data(run_rule, tmp_path):
 
 
 def with_path(value):
-    """Return the object with the attribute that fsspec takes for the path of any object but a text."""
+    """Return the object with an attribute `path`. fsspec uses the attribute as the path of any object except a text."""
     value.path = "/home/me"
     return value
 
@@ -497,7 +497,7 @@ def test_unsafe_data_finds_paths_of_lightning_that_are_objects(judge, tmp_path, 
 
 
 def test_unsafe_data_reads_paths_that_are_keys(run_rule, tmp_path):
-    """Of pathlib, and a text of numpy."""
+    """The keys are paths of pathlib and texts of numpy."""
     for path, count in ((PosixPath("~/me"), 1), (np.str_("~/me"), 1), (PosixPath("/runs/x"), 0), (np.str_("x"), 0)):
         torch.save(checkpoint({"best_k_models": {path: 1.0}, "best_model_path": path}), tmp_path / "a.ckpt")
         assert len(run_rule("unsafe-data", tmp_path / "a.ckpt")) == 2 * count
@@ -505,7 +505,7 @@ def test_unsafe_data_reads_paths_that_are_keys(run_rule, tmp_path):
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_long_paths_are_not_matched_and_cost_steps(tmp_path, monkeypatch, shared):
-    """A state that many callbacks share is checked once; those with states of their own end at the budget."""
+    """A state shared by many callbacks is checked once. Many separate states exceed the budget."""
     state = dict.fromkeys(("last_model_path", "best_model_path", "kth_best_model_path"), "a" * 10_000)
     states = {f"c{index}": state if shared else dict(state) for index in range(100)}
     torch.save({"state_dict": {}, "callbacks": states}, tmp_path / "a.ckpt")
@@ -531,7 +531,7 @@ def test_long_paths_are_not_matched_and_cost_steps(tmp_path, monkeypatch, shared
     ],
 )
 def test_an_archive_of_one_record_is_seen_unless_numpy_writes_the_record(run_rule, tmp_path, file, record, count):
-    """torch.hub unpacks the record over a file of the same name, whatever the archive's own name is."""
+    """torch.hub unpacks the record over a file of the same name, for any name of the archive."""
     entry = zipfile.ZipInfo(record)
     entry.filename, entry.orig_filename = record, record  # zipfile itself writes no NUL
     entry.comment = b".npy"
@@ -547,7 +547,7 @@ def test_an_archive_of_one_record_is_seen_unless_numpy_writes_the_record(run_rul
 
 
 def train_optimizer(kind, **options):
-    """An optimizer after one step."""
+    """An optimizer after a step."""
     weight = torch.nn.Parameter(torch.ones(2))
     weight.grad = torch.ones(2)
     optimizer = kind([weight], **options)
@@ -584,7 +584,7 @@ def test_unsafe_data_finds_milestones_that_a_scheduler_raises_to_a_power(message
 
 
 def test_unsafe_data_spares_optimizers_and_schedulers(messages):
-    """Floats, 0 and 1 as betas (older releases of torch took both), and a milestone that is named twice."""
+    """Floats, betas of 0 and 1 (accepted by older releases of torch), and a milestone named twice."""
     kinds = (torch.optim.Adam, torch.optim.ASGD, torch.optim.RMSprop, torch.optim.RAdam)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(train_optimizer(torch.optim.SGD), [5, 5, 9], gamma=2)
     states = [train_optimizer(kind).state_dict() for kind in kinds]
@@ -597,7 +597,7 @@ def test_unsafe_data_spares_optimizers_and_schedulers(messages):
 
 
 def test_shared_and_cyclic_containers_end(messages):
-    """Each container is checked once, under the first path that leads to it; it may hold itself."""
+    """Each container is checked once, under its first path, even if the container contains itself."""
     state = ("MT19937", TABLE, -1)
     cyclic = [state, state]
     cyclic.append(cyclic)
@@ -617,7 +617,7 @@ SHARING = {
 
 @pytest.mark.parametrize("make", SHARING.values(), ids=SHARING)
 def test_a_container_that_many_share_costs_steps(tmp_path, monkeypatch, make):
-    """It is gone through for each of them, so that the work must end at the budget."""
+    """A shared container is walked once for each reference, so the work must end at the budget."""
     torch.save([make() for _ in range(MANY)], tmp_path / "a.pt")
     monkeypatch.setattr(Budget.FLOW, "limit", 100_000)
     (pickle,) = scan_pickles(str(tmp_path / "a.pt"))
@@ -625,26 +625,26 @@ def test_a_container_that_many_share_costs_steps(tmp_path, monkeypatch, make):
 
 
 def test_messages_hold_no_control_characters_and_end(messages):
-    """Keys and paths are the file's: they are escaped, and truncated if they are long."""
+    """Keys and paths come from the file: messages escape them and truncate long texts."""
     state, long = ("MT19937", TABLE, -1), "k" * 400
     data = {".\x1b[31m": [state], long: {long: state}, (long,): [state], "callbacks": {long: {"best_model_path": ""}}}
     data["callbacks"][long]["last_model_path"] = f"{long}://\x1b"
     actual_messages = messages(data)
-    assert len(actual_messages) == 2  # one state in three places, and a path
+    assert len(actual_messages) == 2  # a state in three places, and a path
     assert all(message.isprintable() and len(message) < 700 for message in actual_messages)
     (message,) = messages({".\x1b[31m": [state]})
     assert message.startswith("['.\\x1b[31m'][0]: the position of a numpy random generator")
 
 
 def test_states_in_attributes_and_arguments_are_found(messages):
-    """The path says where the value is."""
+    """The message gives the path of the value."""
     data = OrderedDict(a=1)
     data.state = [("MT19937", TABLE, -1)]
     assert messages({"x": data}, weights_only=False)[0].startswith("['x'].__state__['state'][0]: the position")
 
 
 def test_plain_data_in_a_pickle_of_its_own(run_rule, tmp_path):
-    """A bare pickle, and one in a string of another."""
+    """The pickle is a file of its own, or a string in another pickle."""
     import pickle
 
     inner = pickle.dumps({"numpy": ("MT19937", TABLE, -1)}, 2)
@@ -695,10 +695,10 @@ def test_unsafe_data_finds_hyperparameters_that_lie_in_two_places(messages):
 
 
 def test_unsafe_data_warns_of_classes_that_it_does_not_know(messages):
-    """Those of a user; layers and optimizers of torch only compute."""
-    known = {"class_path": "torch.nn.ReLU"}, {"class_path": "torch.optim.lr_scheduler.StepLR"}
+    """Classes of a user give a warning. Layers and optimizers of torch only compute."""
+    harmless = {"class_path": "torch.nn.ReLU"}, {"class_path": "torch.optim.lr_scheduler.StepLR"}
     instantiator = "lightning.pytorch.cli.instantiate_module"
-    assert messages({"hyper_parameters": {"_instantiator": instantiator, "a": known}}) == []
+    assert messages({"hyper_parameters": {"_instantiator": instantiator, "a": harmless}}) == []
     unknown = {"hyper_parameters": {"net": {"class_path": "mine.Net"}}}
     (message,) = messages(unknown, severity=Severity.WARNING)
     assert (
@@ -741,7 +741,7 @@ def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, why)
     ],
 )
 def test_unsafe_data_notes_files_that_lightning_may_read(messages, text, why):
-    """Honest hyperparameters have such texts, so a gate does not fail for one."""
+    """Honest hyperparameters have texts of this form, so the finding does not fail a gate."""
     hyperparameters = {**INSTANTIATED, "data": text}
     (message,) = messages({"hyper_parameters": hyperparameters}, severity=Severity.NOTE, weights_only=False)
     assert why in message
@@ -749,7 +749,7 @@ def test_unsafe_data_notes_files_that_lightning_may_read(messages, text, why):
 
 
 def test_unsafe_data_finds_a_text_with_harm_that_lightning_may_call(messages):
-    """A known harm is an error, and so is a text that statecli cannot read."""
+    """A known harmful name is an error, and so is a text that statecli cannot read."""
     (message,) = messages({"hyper_parameters": {**INSTANTIATED, "act": "os.system"}})
     assert "is os.system, which LightningCLI imports and calls for an argument that takes an object" in message
     computed = {"hyper_parameters": {**INSTANTIATED, "act": Call(str, b"a.b", "utf-8")}}
@@ -770,14 +770,14 @@ def test_a_tuple_of_arguments_may_be_a_hyperparameter_too(run_rule, tmp_path):
 
 
 def test_unsafe_data_spares_texts_that_lightning_does_not_import(messages):
-    """Classes and dtypes of torch, versions, numbers, paths and prose."""
+    """Classes and dtypes of torch, versions, numbers, paths and prose pass."""
     texts = ["torch.nn.ReLU", "torch.optim.Adam", "torch.bfloat16", "2.6.6", "1e-3", "cuda:0", "/data/x.tar", "relu"]
     texts += ["A net. It has 3 layers: see the paper.", "[1, 2.5]", "https://host/a.b", "a.b-c", "", ".", "..x"]
     assert not messages({"hyper_parameters": {**INSTANTIATED, "texts": texts}})
 
 
 def test_hyperparameters_that_many_share_are_read_once(tmp_path, monkeypatch):
-    """Others end at the budget."""
+    """Shared hyperparameters are read once. Many separate hyperparameters exceed the budget."""
     text = "a" * 10_000
     for shared in (True, False):
         hyperparameters = {"a": text}
@@ -807,7 +807,7 @@ CONFIG = "model = dict(type='X', layers=[1, -2, 3.5e-05], norm=None)\ndefault_sc
 )
 @pytest.mark.parametrize("place", ["message_hub", "meta.cfg", "meta.config"])
 def test_unsafe_data_finds_configurations_that_mmengine_runs(text, why, place, messages):
-    """From the places that it reads; a configuration of plain values is one that it wrote."""
+    """MMEngine reads configurations from three places. A configuration of plain values passes."""
     parent, _, key = place.partition(".")
 
     def build(config):
@@ -820,7 +820,7 @@ def test_unsafe_data_finds_configurations_that_mmengine_runs(text, why, place, m
 
 
 def test_unsafe_data_finds_a_dtype_that_hqq_evaluates(run_rule, tmp_path):
-    """In a file without a pickle: the letters are a tensor."""
+    """The file has no pickle: the letters are a tensor."""
     for letters, count in (("torch.float32", 0), ("__import__('os').system('id') or torch.float32", 1), ("x" * 100, 1)):
         for dtype in (torch.uint8, torch.int64):
             numbers = torch.tensor([*map(ord, letters)], dtype=dtype)
@@ -839,7 +839,7 @@ SPREAD_OUT = {
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("spread", SPREAD_OUT.values(), ids=SPREAD_OUT)
 def test_unsafe_data_finds_a_dtype_in_a_tensor_that_is_not_dense(spread, run_rule, tmp_path):
-    """HQQ iterates over any tensor; statecli reads the letters of a dense one only. Floats have no letters."""
+    """HQQ iterates over any tensor, but statecli reads the letters only of a dense tensor. Floats have no letters."""
     letters = spread(torch.tensor([*b"__import__('os').system('id')"], dtype=torch.uint8))
     torch.save({"0.W_q": torch.ones(2), "0.compute_dtype": letters, "0.bias": letters}, tmp_path / "a.pt")
     (finding,) = run_rule("unsafe-data", tmp_path / "a.pt")
@@ -902,7 +902,7 @@ def test_unsafe_data_allows_the_classes_of_a_list_alone(name, run_rule, tmp_path
     ],
 )
 def test_unsafe_data_finds_what_registries_of_mmengine_call(text, severity, run_rule, tmp_path):
-    """The name at `type`, which is looked up as a module if no registry has it."""
+    """MMEngine looks up the name at `type` as a module if no registry has the name."""
     torch.save({"meta": {"cfg": text}}, tmp_path / "a.pth")
     (finding,) = run_rule("unsafe-data", tmp_path / "a.pth")
     assert finding.severity is severity
@@ -913,7 +913,7 @@ def test_unsafe_data_finds_what_registries_of_mmengine_call(text, severity, run_
 
 
 def test_names_in_a_list_are_the_same_names(run_rule, tmp_path):
-    """Of a dtype that HQQ evaluates, and of a state that modules unpickle: the name ends in a subscript."""
+    """In a list, the name of a dtype (evaluated by HQQ) or of a state (unpickled by modules) ends in a subscript."""
     letters = torch.tensor([*b"__import__('os').system('id')"], dtype=torch.uint8)
     torch.save({"net": [{"0.W_q": torch.ones(2), "0.compute_dtype": letters}]}, tmp_path / "a.pt")
     assert len(run_rule("unsafe-data", tmp_path / "a.pt")) == 1
@@ -926,7 +926,7 @@ def test_names_in_a_list_are_the_same_names(run_rule, tmp_path):
     "kind", [list, tuple, bytes, bytearray, torch.Size, dict.fromkeys, OrderedDict.fromkeys, Counter]
 )
 def test_a_dtype_that_hqq_evaluates_may_be_numbers(kind, messages):
-    """HQQ joins what the value yields, a tensor or not."""
+    """HQQ joins the elements of any value, not only of a tensor."""
     letters = b"__import__('os').system('id') or torch.float32"
     (message,) = messages({"net": {"0.compute_dtype": kind(letters)}}, weights_only=kind is not bytes)
     assert message.startswith("['net']['0.compute_dtype'] is not the name of a dtype; HQQ evaluates the value")
@@ -959,14 +959,14 @@ def test_what_a_dict_makes_of_its_argument_is_not_passed(name, tmp_path, statecl
 
 
 def test_dtypes_are_passed(messages):
-    """As libraries keep them: a dtype, its name, a dtype of numpy, none, options by names."""
+    """Libraries save a dtype, its name, a dtype of numpy, None, or options by name."""
     for value in (torch.float16, "float16", np.dtype("float32"), None, {"a": 1}, torch.tensor([*b"torch.half"])):
         assert not messages({"compute_dtype": value}, weights_only=False), value
 
 
 @pytest.mark.parametrize("unit", [":", "{", "\\", "\\a"])
 def test_a_long_text_in_hyperparameters_is_read_once(unit):
-    """A search from each of its characters to its end would take minutes."""
+    """A search from each character to the end of the text would take minutes."""
     begin = time.process_time()
     texts_as_code.check_text("text", unit * 300_000)
     assert time.process_time() - begin < 2
