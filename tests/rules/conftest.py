@@ -1,4 +1,4 @@
-"""What the tests of rules have in common: one audit of one target, and what a rule said of it."""
+"""Fixtures for the tests of rules: audit a single target with a single rule and return the findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statecli.targets.target_result import Status
 
 @pytest.fixture
 def run_rule():
-    """`run_rule("nan", path, values=True)`: what that rule alone, which has run, says; options as in Request."""
+    """`run_rule("nan", path, values=True)` runs only this rule and returns its findings; options as in Request."""
 
     def run(rule, target, **options):
         targets = audit(Request((str(target),), select=(rule,), **options)).targets
@@ -25,7 +25,7 @@ def run_rule():
 
 @pytest.fixture
 def list_fqns():
-    """`list_fqns("missing-entry", path, model="net.py:Net")`: the FQNs that the rule names."""
+    """`list_fqns("missing-entry", path, model="net.py:Net")` returns the sorted FQNs of the rule's findings."""
 
     def names(rule, target, **options):
         result = audit(Request((str(target),), select=(rule,), **options)).targets[-1]

@@ -1,4 +1,4 @@
-"""Rules about what a checkpoint is held to: a class, or another checkpoint."""
+"""Rules that compare a checkpoint with a class or with another checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIN = "torch.nn:Linear(2, 2)"
 
 @pytest.fixture
 def pt(tmp_path):
-    """A checkpoint of these tensors."""
+    """Write a checkpoint of the given tensors and return its path."""
 
     def write(name="a", **tensors):
         torch.save(tensors, tmp_path / f"{name}.pt")
@@ -26,7 +26,7 @@ def pt(tmp_path):
 
 @pytest.fixture
 def tied_class(tmp_path):
-    """The spec of a class whose `head` is its `embed`."""
+    """The spec of a class whose `head` is the same parameter as its `embed`."""
     source = "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
     source += "        super().__init__()\n        self.embed = nn.Parameter(torch.zeros(2, 2))\n"
     (tmp_path / "net.py").write_text(source + "        self.head = self.embed\n")
@@ -35,7 +35,7 @@ def tied_class(tmp_path):
 
 @pytest.fixture
 def list_findings(tmp_path):
-    """Severity, FQN and message of what a rule says of a checkpoint that is held to something."""
+    """Severity, FQN and message of the findings of a rule for a checkpoint with a class or a reference."""
 
     def findings(rule, target, **options):
         result = audit(Request((str(target),), select=(rule,), **options)).targets[-1]
@@ -54,54 +54,54 @@ def without(name):
 
 
 def test_missing_entry_finds_what_the_class_registers(list_fqns, pt):
-    """And what another checkpoint has."""
+    """The audited checkpoint lacks the bias of the class or of the other checkpoint."""
     assert list_fqns("missing-entry", pt(**without("bias")), model=LIN) == ["bias"]
     assert list_fqns("missing-entry", pt(**without("bias")), against=str(pt("b", **linear()))) == ["bias"]
 
 
 def test_missing_entry_spares_an_entry_that_is_new(list_fqns, pt):
-    """That is unexpected, not missing."""
+    """A new entry is unexpected, not missing."""
     assert list_fqns("missing-entry", pt(**linear(new=torch.zeros(1))), model=LIN) == []
 
 
 def test_unexpected_entry_finds_what_nobody_registers(list_fqns, pt):
-    """Or what the other checkpoint lacks."""
+    """Neither the class nor the other checkpoint has the entry."""
     more = pt(**linear(new=torch.zeros(1)))
     assert list_fqns("unexpected-entry", more, model=LIN) == ["new"]
     assert list_fqns("unexpected-entry", more, against=str(pt("b", **linear()))) == ["new"]
 
 
 def test_unexpected_entry_spares_one_that_is_missing(list_fqns, pt):
-    """The other way round."""
+    """A missing entry is not an unexpected entry."""
     assert list_fqns("unexpected-entry", pt(**without("bias")), model=LIN) == []
 
 
 def test_shape_mismatch_finds_another_shape(list_fqns, pt):
-    """Of a class and of a checkpoint."""
+    """The bias has another shape than in the class or in the other checkpoint."""
     other = pt(**linear(bias=torch.zeros(3)))
     assert list_fqns("shape-mismatch", other, model=LIN) == ["bias"]
     assert list_fqns("shape-mismatch", other, against=str(pt("b", **linear()))) == ["bias"]
 
 
 def test_shape_mismatch_spares_other_values(list_fqns, pt):
-    """Values are another rule's."""
+    """Values belong to another rule."""
     other = pt(**linear(bias=torch.ones(2)))
     assert list_fqns("shape-mismatch", other, against=str(pt("b", **linear()))) == []
 
 
 def test_dtype_mismatch_finds_one_layer_in_another_dtype(list_fqns, pt):
-    """Against a checkpoint."""
+    """The other checkpoint has the bias in another dtype."""
     other = pt(**linear(bias=torch.zeros(2, dtype=torch.float64)))
     assert list_fqns("dtype-mismatch", other, against=str(pt("b", **linear()))) == ["bias"]
 
 
 def test_dtype_mismatch_spares_the_same_dtypes(list_fqns, pt):
-    """Of another shape, even."""
+    """The dtype is the same although the shape differs."""
     other = pt(**linear(bias=torch.zeros(3)))
     assert list_fqns("dtype-mismatch", other, against=str(pt("b", **linear()))) == []
 
 
-#: Of four tensors.
+#: A class with four tensors.
 FOUR = "torch.nn:LSTM(2, 2)"
 
 
@@ -110,7 +110,7 @@ def four(**others):
 
 
 def test_dtype_mismatch_finds_what_a_load_into_the_class_casts(list_findings, pt):
-    """One layer alone is a warning of its own."""
+    """A single layer in another dtype gives a warning of its own."""
     path = pt(**four(bias_hh_l0=torch.zeros(8, dtype=torch.float64)))
     assert list_findings("dtype-mismatch", path, model=FOUR) == [
         (
@@ -122,7 +122,7 @@ def test_dtype_mismatch_finds_what_a_load_into_the_class_casts(list_findings, pt
 
 
 def test_dtype_mismatch_notes_once_that_a_whole_model_is_cast(list_findings, pt):
-    """A checkpoint in half precision for a class in float32 is ordinary; so is one that keeps a norm in float32."""
+    """A checkpoint in half precision for a class in float32 is ordinary, even if a norm stays in float32."""
     half = {name: tensor.half() for name, tensor in four().items()}
     said_once = f"4 tensors are float16, but {FOUR} expects float32; load_state_dict casts silently"
     assert list_findings("dtype-mismatch", pt(**half), model=FOUR) == [("note", None, f"all {said_once}")]
@@ -131,19 +131,19 @@ def test_dtype_mismatch_notes_once_that_a_whole_model_is_cast(list_findings, pt)
 
 
 def test_dtype_mismatch_finds_integers_where_the_class_has_floats(list_findings, pt):
-    """However many they are."""
+    """All four tensors are integers, and each gives a warning."""
     path = pt(**{name: tensor.int() for name, tensor in four().items()})
     assert [severity for severity, *_ in list_findings("dtype-mismatch", path, model=FOUR)] == ["warning"] * 4
 
 
 def test_dtype_mismatch_spares_what_the_class_registers(list_findings, pt):
-    """Of another shape, even."""
+    """The dtype is the same although the shape differs."""
     path = pt(**four(bias_hh_l0=torch.zeros(3)))
     assert list_findings("dtype-mismatch", path, model=FOUR) == []
 
 
 def test_broken_tie_finds_what_the_class_ties_and_the_checkpoint_has_apart(list_findings, pt, tied_class):
-    """A note that it cannot tell more without the values; with them an error, where a load loses something."""
+    """Without the values the finding is a note; with the values, an error, because a load drops a tensor."""
     path = pt(embed=torch.zeros(2, 2), head=torch.ones(2, 2))
     ((severity, fqn, message),) = list_findings("broken-tie", path, model=tied_class)
     assert (severity, fqn) == ("note", "embed")
@@ -157,7 +157,7 @@ def test_broken_tie_finds_what_the_class_ties_and_the_checkpoint_has_apart(list_
 
 
 def test_broken_tie_notes_copies_of_the_same_values(list_findings, pt, tied_class):
-    """Which load as they should: nothing but their size is wrong with them."""
+    """Copies of the same values load correctly; the only cost is the size of the file."""
     path = pt(embed=torch.ones(2, 2), head=torch.ones(2, 2))
     ((severity, _, message),) = list_findings("broken-tie", path, model=tied_class, values=True)
     assert severity == "note"
@@ -165,7 +165,7 @@ def test_broken_tie_notes_copies_of_the_same_values(list_findings, pt, tied_clas
 
 
 def test_broken_tie_warns_where_the_values_were_read_and_are_no_numbers_to_compare(list_findings, pt, tied_class):
-    """Two shapes: neither the same bytes nor others."""
+    """The bytes of tensors with two shapes cannot be compared."""
     path = pt(embed=torch.ones(2, 2), head=torch.ones(4, 1))
     ((severity, _, message),) = list_findings("broken-tie", path, model=tied_class, values=True)
     assert severity == "warning"
@@ -173,20 +173,20 @@ def test_broken_tie_warns_where_the_values_were_read_and_are_no_numbers_to_compa
 
 
 def test_broken_tie_finds_tied_names_of_two_dtypes_whose_bytes_cannot_be_the_same(list_findings, pt, tied_class):
-    """With the values; the load casts the last."""
+    """With `values`, the rule reports an error. A load casts the last tensor."""
     path = pt(embed=torch.ones(2, 2), head=torch.ones(2, 2).half())
     assert [problem[0] for problem in list_findings("broken-tie", path, model=tied_class, values=True)] == ["error"]
 
 
 def test_a_strict_load_keeps_the_last_of_what_the_class_ties(tied_class, pt):
-    """What the message says of torch."""
+    """torch behaves as the message says: a load keeps the last tensor."""
     net = runpy.run_path(tied_class.partition(":")[0])["Net"]()
     net.load_state_dict(torch.load(pt(embed=torch.zeros(2, 2), head=torch.ones(2, 2))))
     assert net.embed.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
 def test_broken_tie_spares_what_the_class_ties_and_the_checkpoint_too(list_findings, pt, tied_class, tmp_path):
-    """In one storage, or by one of the names alone as safetensors keeps it."""
+    """The tied names share a storage, or the file has only a single name, as safetensors writes tied weights."""
     array = torch.zeros(2, 2)
     assert list_findings("broken-tie", pt(embed=array, head=array), model=tied_class) == []
     net = runpy.run_path(tied_class.partition(":")[0])["Net"]()
@@ -195,7 +195,7 @@ def test_broken_tie_spares_what_the_class_ties_and_the_checkpoint_too(list_findi
 
 
 def test_broken_tie_spares_slices_of_one_storage_that_the_class_has_apart(list_findings, pt):
-    """As the weights of a flattened model are: sharing a storage is no tie."""
+    """The weights of a flattened model share a storage, but a shared storage alone is not a tie."""
     state = four()
     flat = torch.zeros(48).split([tensor.numel() for tensor in state.values()])
     parts = {name: part.view(tensor.shape) for (name, tensor), part in zip(state.items(), flat, strict=True)}
@@ -203,21 +203,21 @@ def test_broken_tie_spares_slices_of_one_storage_that_the_class_has_apart(list_f
 
 
 def test_broken_tie_finds_tied_weights_that_were_parted(list_fqns, pt):
-    """Both names are told."""
+    """The rule reports both names."""
     array = torch.zeros(2, 2)
     tied = pt("b", embed=array, head=array)
     assert list_fqns("broken-tie", pt(embed=array, head=array.clone()), against=str(tied)) == ["embed", "head"]
 
 
 def test_broken_tie_spares_ties_that_are_kept(list_fqns, pt):
-    """In another checkpoint's storage."""
+    """The tie may lie in another storage than in the reference."""
     array = torch.zeros(2, 2)
     other = torch.ones(2, 2)
     assert list_fqns("broken-tie", pt(embed=other, head=other), against=str(pt("b", embed=array, head=array))) == []
 
 
 def training(**others):
-    """A training checkpoint of a model, its optimizer and what callbacks keep, as Lightning writes one."""
+    """A training checkpoint of a model, its optimizer and the state of callbacks, in the layout of Lightning."""
     module = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(module.parameters())
     module(torch.ones(1, 2)).sum().backward()
@@ -233,7 +233,7 @@ HOLDING = ("missing-entry", "unexpected-entry", "shape-mismatch", "dtype-mismatc
 
 @pytest.fixture
 def against(pt):
-    """Rule, FQN and section of all that the five rules say of one state next to another."""
+    """Rule, FQN and section of all findings of the five rules for a state and its reference."""
 
     def findings(target, reference):
         request = Request((str(pt("a", **target)),), select=HOLDING, against=str(pt("b", **reference)))
@@ -246,7 +246,7 @@ def against(pt):
 
 
 def scores(path, *, tied=True):
-    """What a callback keeps of a later epoch: another key, and scores that are no longer one."""
+    """State of a callback from a later epoch: another key, and scores in separate storages."""
     first, second = torch.tensor(0.5), torch.tensor(0.25)
     return {
         "ModelCheckpoint{'monitor': 'vl'}": {"best_model_score": first, "current_score": second, path: {path: first}}
@@ -254,13 +254,13 @@ def scores(path, *, tied=True):
 
 
 def test_what_callbacks_keep_is_held_to_nothing(against):
-    """Neither a new best checkpoint nor scores that are no longer tied are of the model."""
+    """Neither a new best checkpoint nor scores in separate storages belong to the model."""
     assert against(training(callbacks=scores("/tmp/b.ckpt")), training()) == []
     assert against(training(), training(callbacks=scores("/tmp/b.ckpt"))) == []
 
 
 def test_an_exported_model_owes_its_training_checkpoint_the_model_alone(against):
-    """Optimizer and callbacks are not exported; an entry of the model is missed all the same."""
+    """Optimizer and callbacks are not exported. A missing entry of the model is still reported."""
     reference = training()
     model = reference["state_dict"]
     assert against(model, reference) == []
@@ -268,7 +268,7 @@ def test_an_exported_model_owes_its_training_checkpoint_the_model_alone(against)
 
 
 def test_a_training_checkpoint_may_have_more_than_the_plain_model_that_it_is_held_to(against):
-    """Its optimizer is none of the model's entries; one more entry of the model is."""
+    """The optimizer does not belong to the entries of the model. An additional entry of the model is reported."""
     reference = training()["state_dict"]
     assert against(training(), reference) == []
     more = training(state_dict=linear(new=torch.zeros(1)))
@@ -276,7 +276,7 @@ def test_a_training_checkpoint_may_have_more_than_the_plain_model_that_it_is_hel
 
 
 def test_an_average_beside_the_model_is_held_to_an_average_alone(against):
-    """Where only one side has one it is nobody's duty; where both have, they are held to each other."""
+    """An average on a single side is not compared. Two averages are compared with each other."""
     both = {"model": linear(), "model_ema": {f"module.{key}": value for key, value in linear().items()}}
     assert against(linear(), both) == []
     assert against(both, linear()) == []
@@ -285,28 +285,28 @@ def test_an_average_beside_the_model_is_held_to_an_average_alone(against):
 
 
 def test_what_lies_beside_lightnings_state_dict_is_no_second_model(against):
-    """Its averaging keeps the weights before it as `current_model_state`, and loads `state_dict`."""
+    """Averaging in Lightning keeps the weights before averaging as `current_model_state` and loads `state_dict`."""
     averaged = training(current_model_state=linear())
     assert against(linear(), averaged) == []
     assert against(averaged, linear()) == []
 
 
 def test_a_second_model_that_is_no_average_is_missed(against):
-    """A generator alone does not replace the checkpoint of it and its discriminator."""
+    """A generator alone does not replace a checkpoint with a generator and a discriminator."""
     both = {"generator": linear(), "discriminator": linear()}
     missed = [("missing-entry", name, "discriminator") for name in ("weight", "bias")]
     assert against({"generator": linear()} | {"epoch": 1}, both) == missed
 
 
 def test_a_missing_entry_is_named_behind_its_section(pt, list_findings):
-    """That of the reference, where there are several."""
+    """If the reference has several sections, the message names the section of the reference."""
     reference = pt("b", generator=linear(), discriminator=linear())
     ((_, fqn, message), *_) = list_findings("missing-entry", pt(generator=linear(), epoch=1), against=str(reference))
     assert (fqn, message.partition(":")[0]) == ("weight", "discriminator.weight")
 
 
 def test_an_optimizer_is_held_to_an_optimizer(against):
-    """Where the reference holds no model, all of it is meant."""
+    """If the reference has no model, all entries of the reference are compared."""
     state = training()["optimizer_states"][0]
     less = {"state": {0: state["state"][0]}, "param_groups": state["param_groups"]}
     actual = against(less, state)
@@ -315,22 +315,22 @@ def test_an_optimizer_is_held_to_an_optimizer(against):
 
 
 def failure_reason(target, **options):
-    """Why the one checkpoint was not audited."""
+    """Return the reason why the last target was not audited."""
     result = audit(Request((str(target),), **options)).targets[-1]
     assert result.status.value == "failed"
     return result.reason
 
 
 def test_two_models_beside_two_others_cannot_be_told_apart(pt):
-    """That is no missing entry: which is which has to be named."""
+    """Ambiguous sections are not missing entries: the user must name the pairs."""
     reference = pt("b", generator=linear(), critic=linear())
-    why = failure_reason(pt(one=linear(), other=linear()), against=str(reference))
+    why = failure_reason(pt(first=linear(), second=linear()), against=str(reference))
     assert "does not know which sections belong together: " in why
     assert "b.pt#generator" in why
 
 
 def test_what_load_state_dict_says_and_cannot_be_told_is_no_pass(pt, tmp_path):
-    """The class's own code needs values, which are not there while it is asked."""
+    """The class's own load code needs values, and statecli calls load_state_dict without values."""
     source = "import torch\n\n\nclass Net(torch.nn.Linear):\n    def _load_from_state_dict(self, state, *rest):\n"
     source += (
         "        state['weight'] * float(state['bias'].sum())\n        super()._load_from_state_dict(state, *rest)\n"
@@ -341,7 +341,7 @@ def test_what_load_state_dict_says_and_cannot_be_told_is_no_pass(pt, tmp_path):
 
 
 def test_a_damaged_tensor_of_the_reference_is_no_pass(pt):
-    """What it would have been held to cannot be read."""
+    """The audit fails if a tensor of the reference cannot be read."""
     reference = pt("b", **linear())
     reference.write_bytes(reference.read_bytes().replace(b"b/data/0", b"b/data/9"))
     assert "b.pt" in failure_reason(pt(**linear()), against=str(reference))
@@ -351,7 +351,7 @@ WRAPPED = {f"_orig_mod.{key}": value for key, value in linear().items()}
 
 
 def test_a_wrappers_prefix_alone_is_no_missing_entry(against):
-    """Names are paired through it, whichever side has it; what is missing behind it is still missed."""
+    """Names are paired without the prefix, on either side. An entry missing under the prefix is still reported."""
     assert against(linear(), WRAPPED) == []
     assert against(WRAPPED, linear()) == []
     assert against({"weight": linear()["weight"]}, WRAPPED) == [("missing-entry", "_orig_mod.bias", "model")]
@@ -363,7 +363,7 @@ def prefixes(target, reference):
 
 
 def test_a_wrappers_prefix_in_the_reference_is_a_note(pt):
-    """The target has the plain names, which load."""
+    """The target has the plain names and loads."""
     plain, wrapped = pt("a", **linear()), pt("b", **WRAPPED)
     ((severity, message),) = prefixes(plain, wrapped)
     assert severity == "note"
@@ -372,7 +372,7 @@ def test_a_wrappers_prefix_in_the_reference_is_a_note(pt):
 
 
 def test_an_attributes_prefix_that_the_reference_lacks_is_told(pt):
-    """No wrapper is called so, and a strict load of the plain names fails all the same."""
+    """`net.` is not the prefix of a known wrapper, but a strict load of the plain names fails all the same."""
     named = {f"net.{key}": value for key, value in linear().items()}
     ((severity, message),) = prefixes(pt("a", **named), pt("b", **linear()))
     assert severity == "warning"
@@ -380,7 +380,7 @@ def test_an_attributes_prefix_that_the_reference_lacks_is_told(pt):
 
 
 def test_the_only_model_in_a_folder_without_index_is_the_reference(pt, tmp_path):
-    """An optimizer's state next to it is none; of two models neither is the one."""
+    """The optimizer state next to the model is not a candidate. With two models the reference is ambiguous."""
     step = tmp_path / "step"
     step.mkdir()
     torch.save({"module": linear()}, step / "weights.pt")
@@ -397,14 +397,14 @@ def test_the_only_model_in_a_folder_without_index_is_the_reference(pt, tmp_path)
 
 
 def notes(target, **options):
-    """What is noted of the one checkpoint."""
+    """Return the notes about sections of the last target."""
     result = audit(Request((str(target),), select=("missing-entry",), **options)).targets[-1]
     assert (result.status.value, result.findings) == ("audited", ())
     return [note.message for note in result.notes if note.name.startswith("sections")]
 
 
 def test_the_section_that_was_taken_is_noted(pt):
-    """Of the target, which a class loads, and of the reference."""
+    """Notes name the section of the target loaded by a class, and the section of the reference."""
     averaged = pt("b", **training(current_model_state=linear()))
     (said,) = notes(averaged, model=LIN)
     assert said.startswith("statecli did not compare optimizer_states.0, callbacks, current_model_state of")

@@ -1,4 +1,4 @@
-"""A checkpoint that is not as it was locked, and one that is."""
+"""Changed and unchanged checkpoints, checked against their lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def state():
 
 @pytest.fixture
 def audit_changed(run_rule, tmp_path, state):
-    """`audit_changed({"a.bias": other}, …)`: findings of the locked state with these entries; None removes."""
+    """`audit_changed({"a.bias": other}, …)`: findings for the locked state with changed entries (None: removed)."""
     torch.save(state, tmp_path / "a.pt")
     lock = build_lock(tmp_path / "a.pt")
 
@@ -41,7 +41,7 @@ def audit_changed(run_rule, tmp_path, state):
 
 
 def test_lock_mismatch_finds_one_nudged_weight_and_names_it_alone(audit_changed, state):
-    """One bit of one element."""
+    """A single bit of a single element differs."""
     nudged = state["a.weight"].clone()
     nudged.view(torch.int32)[3, 2] ^= 1
     (finding,) = audit_changed({"a.weight": nudged})
@@ -62,13 +62,13 @@ def test_lock_mismatch_finds_one_nudged_weight_and_names_it_alone(audit_changed,
     ],
 )
 def test_lock_mismatch_finds_what_changed_of_a_tensor(audit_changed, state, change, says):
-    """In one finding, with both figures."""
+    """A single finding gives both figures."""
     (finding,) = audit_changed({"a.weight": change(state["a.weight"])})
     assert finding.message == f"a.weight: {says}"
 
 
 def test_the_content_of_a_mismatch_is_that_of_its_values(audit_changed, state):
-    """An accepted change is accepted again, and no other one of the same tensor is; without a digest none is."""
+    """An accepted change stays accepted, but not another change of the tensor. Without a digest, `content` is empty."""
     (first,), (again,), (other,) = (audit_changed({"a.bias": state["a.bias"] + number}) for number in (1, 1, 2))
     assert first.content == again.content != other.content
     assert len(first.content) == len(other.content) == 64
@@ -78,13 +78,13 @@ def test_the_content_of_a_mismatch_is_that_of_its_values(audit_changed, state):
 
 
 def test_lock_mismatch_finds_a_tensor_that_nobody_locked(audit_changed):
-    """What came in may be what does the harm."""
+    """A tensor added after the lock may do harm."""
     (finding,) = audit_changed({"adapter.weight": torch.ones(1)})
     assert finding.message == "adapter.weight: not in the lock"
 
 
 def test_lock_mismatch_spares_the_same_weights_in_another_container(run_rule, tmp_path, state):
-    """Kinds and requires_grad that one of the two does not know are no mismatch either."""
+    """A kind or requires_grad recorded on only a single side is not a mismatch."""
     pickled = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in state.items()}
     torch.save(pickled, tmp_path / "a.pt")
     save_file(state, tmp_path / "a.safetensors")
@@ -93,7 +93,7 @@ def test_lock_mismatch_spares_the_same_weights_in_another_container(run_rule, tm
 
 
 def test_lock_mismatch_finds_kind_and_requires_grad_where_both_sides_know(run_rule, tmp_path):
-    """Two classes register the same name as one thing and as another."""
+    """Two classes register the same names with different kinds and requires_grad."""
     path = tmp_path / "nets.py"
     path.write_text(
         "from torch import nn, ones\n"
@@ -113,7 +113,7 @@ def test_lock_mismatch_finds_kind_and_requires_grad_where_both_sides_know(run_ru
 
 
 def test_lock_mismatch_spares_a_section_by_another_name(run_rule, tmp_path, state):
-    """A state_dict and the same one inside a training checkpoint: sections are paired as diff pairs them."""
+    """A training checkpoint contains the locked state_dict: sections are paired as in diff."""
     torch.save(state, tmp_path / "a.pt")
     torch.save({"state_dict": state, "epoch": 3}, tmp_path / "b.pt")
     assert not run_rule("lock-mismatch", tmp_path / "b.pt", lock=build_lock(tmp_path / "a.pt"))
@@ -125,7 +125,7 @@ def build_tied_state(extra=0.0):
 
 
 def test_lock_mismatch_spares_a_tied_name_that_safetensors_dropped(run_rule, tmp_path):
-    """transformers keeps one name and notes nothing; the lock knows that the two are one tensor."""
+    """transformers keeps a single tied name and records no tie, but the lock records the tie."""
     torch.save(build_tied_state(), tmp_path / "a.pt")
     save_file(
         {name: tensor for name, tensor in build_tied_state().items() if name != "head.weight"},
@@ -136,7 +136,7 @@ def test_lock_mismatch_spares_a_tied_name_that_safetensors_dropped(run_rule, tmp
 
 
 def test_lock_mismatch_finds_a_missing_name_that_was_only_equal(run_rule, tmp_path):
-    """Two biases of zeros are no tie: the one that is gone is gone."""
+    """Two biases of zeros are not tied, so the missing bias is reported."""
     state = {"a.bias": torch.zeros(3), "b.bias": torch.zeros(3)}
     torch.save(state, tmp_path / "a.pt")
     save_file({"a.bias": torch.zeros(3)}, tmp_path / "a.safetensors")
@@ -145,7 +145,7 @@ def test_lock_mismatch_finds_a_missing_name_that_was_only_equal(run_rule, tmp_pa
 
 
 def test_lock_mismatch_finds_the_kept_name_of_a_tie_that_moved(run_rule, tmp_path):
-    """The tensor is one: it is named once."""
+    """The tied names share a tensor, so the change is reported once."""
     torch.save(build_tied_state(), tmp_path / "a.pt")
     save_file({"embed.weight": torch.ones(3, 2), "n": torch.zeros(1)}, tmp_path / "a.safetensors")
     (finding,) = run_rule("lock-mismatch", tmp_path / "a.safetensors", lock=build_lock(tmp_path / "a.pt"))
@@ -153,7 +153,7 @@ def test_lock_mismatch_finds_the_kept_name_of_a_tie_that_moved(run_rule, tmp_pat
 
 
 def test_lock_mismatch_spares_what_no_state_dict_holds(run_rule, tmp_path):
-    """The class is locked with its plain attributes, the checkpoint cannot have them; nor may its values be random."""
+    """A lock of a class lists plain attributes, unknown to a checkpoint. Random values of a class are not compared."""
     path = tmp_path / "net.py"
     path.write_text(
         "from torch import nn, ones\n"
@@ -170,7 +170,7 @@ def test_lock_mismatch_spares_what_no_state_dict_holds(run_rule, tmp_path):
 
 
 def test_lock_mismatch_spares_what_the_filters_leave_out(audit_changed, state):
-    """Of both: what is gone and what came too. The kind of a name that is gone is not known, and it is told."""
+    """The filters also apply to missing and new tensors. A missing name of unknown kind is reported."""
     changed = {"a.weight": state["a.weight"] + 1, "a.bias": None, "new": torch.ones(1)}
     assert not audit_changed(changed, selection=Selection(include=("b.*",)))
     assert [tensor.fqn for tensor in audit_changed(changed, selection=Selection(exclude=("a.weight",)))] == [
@@ -180,7 +180,7 @@ def test_lock_mismatch_spares_what_the_filters_leave_out(audit_changed, state):
 
 
 def test_lock_mismatch_finds_only_what_is_frozen_where_that_is_asked(run_rule, tmp_path):
-    """`--frozen-only`: what the lock knows not to train; what trains, and what is new, may be anything."""
+    """`--frozen-only` checks tensors frozen in the lock or by the policy. Trained and new tensors may differ."""
     kept = {"frozen": nn.Parameter(torch.ones(2), requires_grad=False), "head": nn.Parameter(torch.ones(2))}
     torch.save(kept, tmp_path / "a.pt")
     lock = build_lock(tmp_path / "a.pt")
@@ -194,7 +194,7 @@ def test_lock_mismatch_finds_only_what_is_frozen_where_that_is_asked(run_rule, t
 
 
 def test_frozen_only_with_nothing_frozen_does_not_pass(tmp_path, state):
-    """A state_dict records no requires_grad: to hold to nothing would be to check nothing."""
+    """A state_dict does not record requires_grad, so the audit would check nothing."""
     torch.save(state, tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), lock=build_lock(tmp_path / "a.pt"), frozen_only=True)).targets
     assert target.status is Status.FAILED
@@ -202,7 +202,7 @@ def test_frozen_only_with_nothing_frozen_does_not_pass(tmp_path, state):
 
 
 def test_a_target_that_is_not_in_the_lock_does_not_pass(in_tmp_path, state):
-    """A lock of several names them; one more is told, with the name that is nearest."""
+    """The lock lists two targets. For a third target the reason names the most similar target of the lock."""
     for name in ("one.pt", "two.pt", "tow.pt"):
         torch.save(state, name)
     lock = build_lock("one.pt", "two.pt")
@@ -213,23 +213,23 @@ def test_a_target_that_is_not_in_the_lock_does_not_pass(in_tmp_path, state):
 
 
 def test_values_are_read_only_where_the_rest_agrees(monkeypatch, audit_changed, state):
-    """A tensor of another shape is told already; without a lock nothing is read at all."""
+    """A tensor of another dtype is reported without its values. Without a lock, no values are read."""
     from statecli.values import digest
 
-    asked = []
+    digested = []
     real = digest.compute_digests
     monkeypatch.setattr(
-        digest, "compute_digests", lambda tensors, *a, **k: asked.extend(tensors) or real(tensors, *a, **k)
+        digest, "compute_digests", lambda tensors, *a, **k: digested.extend(tensors) or real(tensors, *a, **k)
     )
     audit_changed({"a.weight": state["a.weight"].double(), "new": torch.ones(1)})
-    assert sorted(tensor.fqn for tensor in asked) == ["a.bias", "b.weight"]
-    asked.clear()
+    assert sorted(tensor.fqn for tensor in digested) == ["a.bias", "b.weight"]
+    digested.clear()
     audit(Request(("sample_models/net.py:Net",)))
-    assert not asked
+    assert not digested
 
 
 def test_a_locked_repository_fails_for_a_nudged_weight(tmp_path, in_tmp_path, statecli, state):
-    """As a pull request has it: lock, audit, nudge, audit, lock again; the lock's difference is one line."""
+    """The steps of a pull request: lock, audit, nudge, audit, lock again. The lock differs in a single line."""
     save_file(state, "model.safetensors")
     assert statecli("lock", "model.safetensors", "-o", "statecli.lock.json").code == 0
     before = (tmp_path / "statecli.lock.json").read_text().splitlines()
@@ -244,19 +244,19 @@ def test_a_locked_repository_fails_for_a_nudged_weight(tmp_path, in_tmp_path, st
     ] == [("lock-mismatch", "a.bias")]
     assert statecli("lock", "model.safetensors", "-o", "statecli.lock.json").code == 0
     after = (tmp_path / "statecli.lock.json").read_text().splitlines()
-    assert sum(tensor != two for tensor, two in zip(before, after, strict=True)) == 1
+    assert sum(old != new for old, new in zip(before, after, strict=True)) == 1
     assert statecli(*line).code == 0
 
 
 def test_frozen_only_needs_a_lock(statecli):
-    """It says what part of one counts."""
+    """The option selects a part of a lock."""
     result = statecli("audit", "x.pt", "--frozen-only")
     assert (result.code, result.out) == (2, "")
     assert "--lock" in result.err
 
 
 def test_what_a_lock_says_survives_its_file(tmp_path, run_rule, state):
-    """Written, read again, it holds as before."""
+    """A lock written to a file and read again is equal and still matches."""
     torch.save(state, tmp_path / "a.pt")
     (tmp_path / "lock.json").write_bytes(b"".join(lock_file.encode_lock(build_lock(tmp_path / "a.pt"))))
     assert lock_file.read_lock(str(tmp_path / "lock.json")) == build_lock(tmp_path / "a.pt")
@@ -264,7 +264,7 @@ def test_what_a_lock_says_survives_its_file(tmp_path, run_rule, state):
 
 
 def test_values_not_locked_finds_a_lock_without_digests(run_rule, tmp_path, state):
-    """Whatever the values are, it would pass; one finding says of how many."""
+    """A lock without digests accepts all values. A single finding gives the count of tensors without a digest."""
     torch.save(state, tmp_path / "a.pt")
     lock = build_lock(tmp_path / "a.pt")
     (target,) = lock.targets
@@ -278,7 +278,7 @@ def test_values_not_locked_finds_a_lock_without_digests(run_rule, tmp_path, stat
 
 
 def test_values_not_locked_spares_what_has_no_values(run_rule, tmp_path, state):
-    """A class held to its own lock, tensors on the meta device, and a lock that has them all."""
+    """A class with its own lock, tensors on the meta device, and a lock with all digests."""
     torch.save(state, tmp_path / "a.pt")
     torch.save({name: tensor.to("meta") for name, tensor in state.items()}, tmp_path / "meta.pt")
     for target in (tmp_path / "a.pt", tmp_path / "meta.pt", "sample_models/net.py:Net"):
@@ -296,7 +296,7 @@ def test_settings_mismatch_finds_a_changed_setting(run_rule, tmp_path):
 
 
 def test_settings_mismatch_spares_settings_of_the_training(run_rule, tmp_path):
-    """The learning rate changes nothing which the model computes."""
+    """The learning rate does not change the computation of the model."""
     path = tmp_path / "a.pt"
     checkpoint = {"model": {"w": torch.ones(2)}, "config": {"rms_norm_eps": 1e-06}}
     torch.save({**checkpoint, "scheduler": {"base_lr": 0.1}}, path)

@@ -1,4 +1,4 @@
-"""Names that lose something on the way."""
+"""Tensor names: case collisions, wrapper prefixes and control characters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..formats.attacks import build, build_pickle, records, tensor, text
 
 
 def test_case_collision_finds_two_names_that_a_folding_file_system_takes_for_one(run_rule, tmp_path):
-    """The second is named, with the first."""
+    """The finding is at the second name and mentions the first name."""
     torch.save({"head.Weight": torch.zeros(2), "head.weight": torch.ones(2)}, tmp_path / "a.pt")
     (finding,) = run_rule("case-collision", tmp_path / "a.pt")
     assert finding.fqn == "head.weight"
@@ -23,7 +23,7 @@ def test_case_collision_finds_two_names_that_a_folding_file_system_takes_for_one
 
 @pytest.mark.parametrize(("first", "second"), [("\xe9", "e\u0301"), ("K", "\u212a")], ids=ascii)
 def test_case_collision_finds_one_text_in_other_code_points(run_rule, tmp_path, first, second):
-    """Alike on every screen, so that both are shown by their code points."""
+    """Both names look alike on the screen, so the message shows their code points."""
     torch.save({first: torch.zeros(2), second: torch.ones(2)}, tmp_path / "a.pt")
     (finding,) = run_rule("case-collision", tmp_path / "a.pt")
     assert (
@@ -39,7 +39,7 @@ def test_case_collision_spares_what_no_file_system_folds(run_rule, tmp_path):
 
 
 def test_case_collision_does_not_sort_the_marks_of_a_name(run_rule, tmp_path):
-    """Python sorts them by insertion: these names took a minute and a half."""
+    """Python sorts combining marks by insertion, and needed a minute and a half for the two names."""
     marks = "\u0315" * 100_000 + "\u0300" * 100_000
     save_file({f"a{marks}{end}": torch.zeros(1) for end in "xX"}, tmp_path / "a.safetensors")
     begin = time.process_time()
@@ -74,7 +74,7 @@ WRAPPED = {
 
 @pytest.mark.parametrize("prefix", WRAPPED)
 def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(run_rule, tmp_path, prefix):
-    """One finding a section; what it advises makes the names those of the plain model."""
+    """Each section has a single finding. The advice gives the names of the plain model."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     state = WRAPPED[prefix](net).state_dict()
     torch.save(state, tmp_path / "a.pt")
@@ -87,7 +87,7 @@ def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(run_rule, tmp_path, pr
 @pytest.mark.parametrize("name", WRAPPER_ATTRIBUTES)
 @pytest.mark.parametrize("inside", [False, True], ids=["around all", "around a part"])
 def test_wrapper_prefix_finds_the_name_of_each_wrapper(run_rule, tmp_path, name, inside):
-    """Those of torch, Lightning, fairscale and torchrec, in front of all names and in the middle of one."""
+    """Wrappers of torch, Lightning, fairscale and torchrec, before all names and in the middle of a name."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     state = {f"{name}.{key}": value for key, value in net.state_dict().items()}
     if inside:
@@ -99,7 +99,7 @@ def test_wrapper_prefix_finds_the_name_of_each_wrapper(run_rule, tmp_path, name,
 
 
 def test_wrapper_prefix_finds_what_lightning_hands_to_deepspeed(run_rule, tmp_path):
-    """`module` is the section that DeepSpeed saves; below it every name begins with Lightning's wrapper."""
+    """DeepSpeed saves the section `module`, and every name in the section begins with Lightning's wrapper."""
     state = {f"_forward_module.model.{key}": tensor for key, tensor in torch.nn.Linear(2, 2).state_dict().items()}
     torch.save({"module": state, "global_steps": 3}, tmp_path / "mp_rank_00_model_states.pt")
     (finding,) = run_rule("wrapper-prefix", tmp_path / "mp_rank_00_model_states.pt")
@@ -107,7 +107,7 @@ def test_wrapper_prefix_finds_what_lightning_hands_to_deepspeed(run_rule, tmp_pa
 
 
 def test_wrapper_prefix_finds_a_part_that_was_compiled(run_rule, tmp_path):
-    """In the middle of a name, and not in all of them."""
+    """The prefix is in the middle of some names."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.compile(torch.nn.Linear(2, 2)))
     torch.save({"model": net.state_dict(), "ema": {"0.weight": torch.zeros(2)}}, tmp_path / "a.pt")
     (finding,) = run_rule("wrapper-prefix", tmp_path / "a.pt")
@@ -125,7 +125,7 @@ def test_wrapper_prefix_spares_a_part_of_the_model_that_is_called_module(run_rul
 
 
 def test_wrapper_prefix_spares_names_of_the_class_that_it_is_held_to(list_fqns, tmp_path):
-    """It is the wrapper's own state_dict, and loads; into the bare class it does not."""
+    """The names are the wrapper's own state_dict: they load into the compiled class, but not into the bare class."""
     (tmp_path / "net.py").write_text(
         "import torch\n\n\ndef bare():\n    return torch.nn.Linear(2, 2)\n\n\n"
         "def compiled():\n    return torch.compile(bare())\n"
@@ -136,7 +136,7 @@ def test_wrapper_prefix_spares_names_of_the_class_that_it_is_held_to(list_fqns, 
 
 
 def test_wrapper_prefix_spares_a_module_pickled_whole(run_rule, tmp_path):
-    """It brings its own names along."""
+    """A module pickled whole brings its own names."""
     torch.save(torch.nn.DataParallel(torch.nn.Linear(2, 2)), tmp_path / "a.pt")
     assert not run_rule("wrapper-prefix", tmp_path / "a.pt")
 
@@ -149,7 +149,7 @@ UNSEEN += ["\xad", "\ufdd0", "\ufdef", "\ufffe", "\uffff", "\U0001ffff", "\U000e
 
 @pytest.mark.parametrize("character", UNSEEN, ids=ascii)
 def test_control_characters_finds_what_cannot_be_seen(run_rule, tmp_path, character):
-    """The message shows it escaped, on one line of what can be seen."""
+    """The message shows the character escaped, on a single printable line."""
     body = text("fc") + tensor() + text(f"fc{character}w") + tensor()
     (tmp_path / "a.pt").write_bytes(build(records(build_pickle(b"}(" + body + b"u"))))
     (finding,) = run_rule("control-characters", tmp_path / "a.pt")
@@ -159,13 +159,13 @@ def test_control_characters_finds_what_cannot_be_seen(run_rule, tmp_path, charac
 
 
 def test_control_characters_finds_the_name_of_a_section(run_rule, tmp_path):
-    """Which stands before each name in it."""
+    """The section name stands before each name of the section."""
     torch.save({"a\u202e.model": {"x.weight": torch.zeros(2)}, "ema": {"x.weight": torch.zeros(2)}}, tmp_path / "a.pt")
     assert "section 'a\\u202e.model'" in run_rule("control-characters", tmp_path / "a.pt")[0].message
 
 
 def test_control_characters_spares_letters_of_all_scripts(run_rule, tmp_path):
-    """And spaces, quotes, brackets."""
+    """Spaces, quotes and brackets are not control characters either."""
     names = ["größe.weight", "重み", "ваги", "وزن", "a b", "a'b", "[0]", "x\u0301", "😀", "❤\ufe0f", "a\\nb"]
     torch.save({name: torch.zeros(2) for name in names}, tmp_path / "a.pt")
     assert not run_rule("control-characters", tmp_path / "a.pt")

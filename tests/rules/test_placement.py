@@ -1,4 +1,4 @@
-"""Devices that a checkpoint names, written without any."""
+"""Devices named in a checkpoint. The tests write the checkpoints without these devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statecli.rules.policy_config import Policy
 
 @pytest.fixture
 def save_on_devices(tmp_path, monkeypatch):
-    """Saves each tensor as if it were on the device that `where` has for its size, which is told by nothing else."""
+    """Save the state. `where` maps the size of a tensor in bytes to the device recorded for the tensor."""
 
     def save(state, where):
         with monkeypatch.context() as patch:
@@ -29,7 +29,7 @@ A, B, C = 4, 8, 12
 
 
 def test_torch_fails_to_load_what_is_named(save_on_devices):
-    """The file that the other tests audit is what they say: no machine of these tests has a fourth GPU."""
+    """The files of the other tests name a missing device, because no machine of these tests has a fourth GPU."""
     path = save_on_devices(STATE, {A: "cuda:3"})
     with pytest.raises(RuntimeError, match="cuda"):
         torch.load(path)
@@ -37,7 +37,7 @@ def test_torch_fails_to_load_what_is_named(save_on_devices):
 
 
 def test_accelerator_device_finds_a_gpu_that_few_machines_have(run_rule, save_on_devices):
-    """One finding a device, with the count and the first names."""
+    """Each device has a single finding, with the count and the first names."""
     (finding,) = run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda:3", B: "cuda:3"}))
     assert finding.message.startswith("2 tensors on cuda:3 (a, b): torch.load fails on a machine without this device")
     assert finding.severity.value == "warning"
@@ -45,7 +45,7 @@ def test_accelerator_device_finds_a_gpu_that_few_machines_have(run_rule, save_on
 
 
 def test_accelerator_device_finds_the_first_gpu_as_a_note(run_rule, save_on_devices):
-    """Every checkpoint that was trained on one names it."""
+    """Every checkpoint trained on a single GPU names the first GPU."""
     findings = run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda:0", B: "mps", C: "cuda:0"}))
     assert [(finding.message[:19], finding.severity.value) for finding in findings] == [
         ("2 tensors on cuda:0", "note"),
@@ -54,7 +54,7 @@ def test_accelerator_device_finds_the_first_gpu_as_a_note(run_rule, save_on_devi
 
 
 def test_accelerator_device_finds_what_the_policy_does_not_name(run_rule, save_on_devices):
-    """An error, the CPU too: `cuda` stands for each of them, `cuda:0` for one."""
+    """A device outside the policy is an error, even the CPU. `cuda` allows every GPU, `cuda:0` only the first GPU."""
     path = save_on_devices(STATE, {A: "cuda:0", B: "cuda:1"})
     (finding,) = run_rule("accelerator-device", path, policy=Policy(device=("cuda",)))
     assert (finding.message, finding.severity.value) == ("1 tensor on cpu (c): policy.device allows only cuda", "error")
@@ -63,7 +63,7 @@ def test_accelerator_device_finds_what_the_policy_does_not_name(run_rule, save_o
 
 
 def test_accelerator_device_finds_the_first_gpu_once_under_both_its_names(run_rule, save_on_devices):
-    """torch loads `cuda` on the current device, which is the first; by that name alone it is told as it is written."""
+    """torch loads `cuda` on the current device, the first GPU. If a file names only `cuda`, the message says `cuda`."""
     (finding,) = run_rule("accelerator-device", save_on_devices(STATE, {A: "cuda:0", B: "cuda", C: "cuda:0"}))
     assert finding.message.startswith("3 tensors on cuda:0 (a, c, b): ")
     assert finding.severity.value == "note"
@@ -74,7 +74,7 @@ def test_accelerator_device_finds_the_first_gpu_once_under_both_its_names(run_ru
 
 
 def test_accelerator_device_spares_the_first_gpu_by_either_name_where_the_policy_names_it(run_rule, save_on_devices):
-    """`cuda:0` in a policy allows `cuda`, and no other GPU; of a device that has no numbers its name is all."""
+    """`cuda:0` in a policy allows `cuda`, but `cuda:1` does not."""
     assert not run_rule(
         "accelerator-device", save_on_devices(STATE, {A: "cuda"}), policy=Policy(device=("cuda:0", "cpu"))
     )
@@ -82,7 +82,7 @@ def test_accelerator_device_spares_the_first_gpu_by_either_name_where_the_policy
 
 
 def test_accelerator_device_spares_the_cpu_and_meta(run_rule, save_on_devices):
-    """Every machine has both."""
+    """Every machine has both devices."""
     state = {**STATE, "m": torch.zeros(5, device="meta")}
     assert not run_rule("accelerator-device", save_on_devices(state, {}))
     assert not run_rule(
@@ -91,26 +91,26 @@ def test_accelerator_device_spares_the_cpu_and_meta(run_rule, save_on_devices):
 
 
 def test_mixed_devices_finds_what_stayed_behind(run_rule, save_on_devices):
-    """The rarer device's tensor is named."""
+    """The finding names the tensor of the rarer device."""
     (finding,) = run_rule("mixed-devices", save_on_devices(STATE, {A: "cuda:0", C: "cuda:0"}))
     assert finding.message == "model: tensors are on 2 devices: 2 on cuda:0, 1 on cpu (b)"
     assert finding.fqn == "b"
 
 
 def test_mixed_devices_spares_meta_and_another_name_of_the_first_gpu(run_rule, save_on_devices):
-    """What is on meta has no values to compute with, and `cuda` is `cuda:0` to one process."""
+    """Tensors on meta have no values to compute with, and `cuda` means `cuda:0` to a single process."""
     assert not run_rule("mixed-devices", save_on_devices({**STATE, "m": torch.zeros(5, device="meta")}, {}))
     assert not run_rule("mixed-devices", save_on_devices(STATE, {A: "cuda", B: "cuda:0", C: "cuda:0"}))
 
 
 def test_mixed_devices_finds_two_gpus(run_rule, save_on_devices):
-    """Whatever the first is called."""
+    """The first GPU has the name `cuda` or `cuda:0`."""
     (finding,) = run_rule("mixed-devices", save_on_devices(STATE, {A: "cuda", B: "cuda:1", C: "cuda:0"}))
     assert finding.message == "model: tensors are on 2 devices: 2 on cuda:0, 1 on cuda:1 (b)"
 
 
 def test_mixed_devices_spares_an_optimizer_and_other_sections(run_rule, save_on_devices):
-    """Step counters are on the CPU; one section may be on another device than the next."""
+    """Step counters are on the CPU, and each section may be on another device."""
     optimizer = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.zeros(3)}}, "param_groups": []}
     optimizer["param_groups"].append({"lr": 0.1, "params": [0]})
     state = {"model": {"a.weight": torch.zeros(3)}, "optimizer": optimizer, "ema": {"a.weight": torch.zeros(5)}}
@@ -119,7 +119,7 @@ def test_mixed_devices_spares_an_optimizer_and_other_sections(run_rule, save_on_
 
 @pytest.mark.parametrize("rule", ["accelerator-device", "mixed-devices"])
 def test_a_format_that_names_no_device_is_not_judged(tmp_path, rule):
-    """Nothing is known of it, and that is said."""
+    """The format does not record devices, and the rule is skipped for this reason."""
     save_file(STATE, tmp_path / "a.safetensors")
     (target,) = audit(Request((str(tmp_path / "a.safetensors"),), select=(rule,))).targets
     assert (target.ran, target.skipped[0].reason) == ((), "the file format does not record devices")

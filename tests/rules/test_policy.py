@@ -1,4 +1,4 @@
-"""Rules about what a project's policy asks for."""
+"""Rules that check the policy of a project."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ SAMPLES = Path(__file__).parent.parent.parent / "sample_models"
 
 @pytest.fixture
 def pair(tmp_path):
-    """A reference checkpoint, and one whose head alone was trained."""
-    one = {"encoder.w": torch.zeros(4), "head.w": torch.zeros(2)}
-    save_file(one, tmp_path / "before.safetensors")
-    save_file(one | {"head.w": torch.ones(2)}, tmp_path / "after.safetensors", metadata={"license": "mit"})
+    """A reference checkpoint, and a checkpoint with only its head trained."""
+    tensors = {"encoder.w": torch.zeros(4), "head.w": torch.zeros(2)}
+    save_file(tensors, tmp_path / "before.safetensors")
+    save_file(tensors | {"head.w": torch.ones(2)}, tmp_path / "after.safetensors", metadata={"license": "mit"})
     return str(tmp_path / "before.safetensors"), tmp_path / "after.safetensors"
 
 
 def test_missing_metadata_finds_a_key_that_is_not_there(run_rule, pair):
-    """Of two that are required, the one."""
+    """Of two required keys, the missing key is reported."""
     (finding,) = run_rule("missing-metadata", pair[1], policy=Policy(require_metadata=("license", "commit")))
     assert "commit" in finding.message
 
 
 def test_missing_metadata_spares_a_key_that_is_there(run_rule, pair):
-    """With a value."""
+    """The key has a value."""
     assert not run_rule("missing-metadata", pair[1], policy=Policy(require_metadata=("license",)))
 
 
 @pytest.mark.parametrize("rule", ["unchanged-tensor", "changed-tensor"])
 def test_a_glob_that_is_the_name_of_a_module(run_rule, pair, rule):
-    """The tensors of the module are suggested."""
+    """The message suggests a glob for the tensors of the module."""
     (finding,) = run_rule(
         rule, pair[1], against=pair[0], policy=Policy(must_change=("head",), must_not_change=("head",))
     )
@@ -45,7 +45,7 @@ def test_a_glob_that_is_the_name_of_a_module(run_rule, pair, rule):
 
 @pytest.mark.parametrize("beside", [{"license": ""}, {"license": " "}, {"license": None}, {"args": {"license": None}}])
 def test_missing_metadata_finds_a_key_without_a_value(run_rule, tmp_path, beside):
-    """Which says as little as no key; the key that was found is named."""
+    """A key without a value is as bad as a missing key. The message names the key."""
     torch.save({"model": {"w": torch.zeros(2)}, **beside}, tmp_path / "a.pt")
     (finding,) = run_rule("missing-metadata", tmp_path / "a.pt", policy=Policy(require_metadata=("license",)))
     assert f"{'args.' if 'args' in beside else ''}license has no value" in finding.message
@@ -53,13 +53,13 @@ def test_missing_metadata_finds_a_key_without_a_value(run_rule, tmp_path, beside
 
 @pytest.mark.parametrize("value", [0, False, 3, "mit"])
 def test_missing_metadata_spares_zero_and_false(run_rule, tmp_path, value):
-    """They are values. A plain name is found in what holds the settings, where no key is just that."""
+    """Zero and False are values. Without a key of the same path, a plain name matches a key inside the settings."""
     torch.save({"model": {"w": torch.zeros(2)}, "args": {"epoch": value}}, tmp_path / "a.pt")
     assert not run_rule("missing-metadata", tmp_path / "a.pt", policy=Policy(require_metadata=("epoch", "args.epoch")))
 
 
 def test_missing_metadata_takes_the_key_itself_before_a_deeper_one(run_rule, tmp_path):
-    """An empty `epoch` is not made good by `args.epoch`, and no part of a dotted key is left out."""
+    """`args.epoch` does not make up for an empty `epoch`, and no part of a dotted key is left out."""
     state = {"model": {"w": torch.zeros(2)}, "epoch": "", "args": {"epoch": 3, "in": {"lr": 0.1}}}
     torch.save(state, tmp_path / "a.pt")
     policy = Policy(require_metadata=("epoch", "in.lr", "args.in.lr"))
@@ -70,7 +70,7 @@ def test_missing_metadata_takes_the_key_itself_before_a_deeper_one(run_rule, tmp
 
 
 def test_missing_metadata_is_skipped_for_a_class():
-    """It has none, and the reason says so."""
+    """A class has no metadata, and the rule is skipped for this reason."""
     text = f"{SAMPLES / 'net_fixed.py'}:Net"
     request = Request((text,), select=("missing-metadata",), policy=Policy(require_metadata=("license",)))
     (rule,) = audit(request).skipped_rules
@@ -78,24 +78,24 @@ def test_missing_metadata_is_skipped_for_a_class():
 
 
 def test_unchanged_tensor_finds_what_should_have_been_trained(run_rule, pair):
-    """The encoder, which was to change, is what it was."""
+    """The policy expects a change of the encoder, but the encoder is unchanged."""
     (finding,) = run_rule("unchanged-tensor", pair[1], against=pair[0], policy=Policy(must_change=("encoder.*",)))
     assert finding.fqn == "encoder.w"
 
 
 def test_unchanged_tensor_spares_what_changed(run_rule, pair):
-    """One element is enough."""
+    """The values of the head changed."""
     assert not run_rule("unchanged-tensor", pair[1], policy=Policy(must_change=("head.*",), reference=pair[0]))
 
 
 def test_changed_tensor_finds_what_should_have_been_frozen(run_rule, pair):
-    """By its values."""
+    """The values of the head changed."""
     (finding,) = run_rule("changed-tensor", pair[1], against=pair[0], policy=Policy(must_not_change=("*",)))
     assert finding.fqn == "head.w"
 
 
 def test_changed_tensor_spares_what_is_the_same(run_rule, pair):
-    """Bit for bit."""
+    """The encoder is the same, bit for bit."""
     assert not run_rule("changed-tensor", pair[1], against=pair[0], policy=Policy(must_not_change=("encoder.*",)))
 
 
@@ -111,13 +111,13 @@ def test_changed_tensor_spares_what_is_the_same(run_rule, pair):
     ],
 )
 def test_what_breaks_a_policy_says_what_to_do(run_rule, pair, rule, policy):
-    """Each finding of each of these rules has a help."""
+    """Each finding of a policy rule has a help text."""
     (finding,) = run_rule(rule, pair[1], against=pair[0], policy=policy)
     assert finding.help
 
 
 def test_notes_about_types_and_ties_say_what_to_do(run_rule, tmp_path):
-    """That it may be meant, and what to do where it is not."""
+    """The help text starts with the intended case and continues with the action for other cases."""
     shared = torch.zeros(4)
     torch.save({"a": shared, "b": shared, "c": torch.zeros(3, dtype=torch.float16)}, tmp_path / "a.pt")
     starts = {
@@ -131,7 +131,7 @@ def test_notes_about_types_and_ties_say_what_to_do(run_rule, tmp_path):
 
 @pytest.mark.parametrize("rule", ["unchanged-tensor", "changed-tensor"])
 def test_what_cannot_be_compared_is_neither_changed_nor_unchanged(rule, run_rule, tmp_path):
-    """Values that are in neither file: the policy is not kept in silence."""
+    """Neither file has values, so a finding replaces a silent pass."""
     for name in ("a.pt", "b.pt"):
         torch.save({"w": torch.ones(2, device="meta")}, tmp_path / name)
     policy = Policy(must_change=("w",)) if rule == "unchanged-tensor" else Policy(must_not_change=("w",))

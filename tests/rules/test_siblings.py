@@ -1,4 +1,4 @@
-"""One layer of a stack that differs from its siblings."""
+"""A layer of a stack that differs from its siblings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stack(count=12):
 
 @pytest.fixture
 def gaps(run_rule, tmp_path):
-    """Save a state and return what the rule reports."""
+    """Save a state and return the messages of the rule."""
 
     def report(state):
         torch.save(state, tmp_path / "a.pt")
@@ -30,34 +30,34 @@ def gaps(run_rule, tmp_path):
 
 
 def test_sibling_gap_finds_a_dtype_of_one_layer(gaps):
-    """It names the tensor and both dtypes."""
+    """The message names the tensor and both dtypes."""
     state = stack() | {"layers.5.linear1.weight": torch.randn(16, 8).half()}
     (message,) = gaps(state)
     assert message.startswith("layers.5.linear1.weight: dtype is float16, but float32 in the other 11 layers")
 
 
 def test_a_tensor_that_one_layer_lacks_is_found(gaps):
-    """It names the layer and the tensor."""
+    """The message names the layer and the tensor."""
     state = stack()
     del state["layers.5.norm1.bias"]
     assert gaps(state) == ["layers.5: lacks norm1.bias, which 11 other layers have"]
 
 
 def test_a_layer_that_is_missing_is_found(gaps):
-    """The numbers have a hole."""
+    """The numbers of the layers have a gap."""
     state = {key: value for key, value in stack().items() if not key.startswith("layers.5.")}
     assert gaps(state) == ["layers.5: layer is missing; the other 11 layers have 12 tensors in common"]
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, str(10**9), str(10**8)])
 def test_a_number_far_from_the_others_is_no_gap(gaps, number):
-    """The numbers between are not made, and Python converts no number of thousands of digits."""
+    """The rule does not create the numbers in between, and Python converts no number of thousands of digits."""
     state = stack()
     assert gaps(state | {f"layers.{number}.linear1.weight": state["layers.0.linear1.weight"]}) == []
 
 
 def test_values_of_another_scale_are_found(gaps):
-    """A scale that was applied twice."""
+    """A scale was applied twice."""
     state = stack()
     state["layers.5.linear1.weight"] *= 1000
     (message,) = gaps(state)
@@ -66,14 +66,14 @@ def test_values_of_another_scale_are_found(gaps):
 
 
 def test_sibling_gap_spares_the_first_and_the_last_layer(gaps):
-    """They are kept in another dtype, and have other tensors, in many models."""
+    """Many models keep the first and last layers in another dtype and with other tensors."""
     state = stack() | {"layers.0.linear1.weight": torch.randn(16, 8).half()}
     del state["layers.11.norm1.bias"]
     assert gaps(state) == []
 
 
 def test_a_stack_of_few_layers_or_of_two_architectures_is_spared(gaps):
-    """Seven layers; a layer of attention among others that are not."""
+    """Seven layers are too few, and a single layer of attention among layers of another kind is ordinary."""
     few = stack(7) | {"layers.3.linear1.weight": torch.randn(16, 8).half()}
     assert gaps(few) == []
     hybrid = {f"layers.{n}.mixer.A": torch.randn(8) for n in range(8) if n != 4} | {"layers.4.attn.q": torch.randn(8)}
@@ -81,7 +81,7 @@ def test_a_stack_of_few_layers_or_of_two_architectures_is_spared(gaps):
 
 
 def small(count=32):
-    """Layers of three tensors and a scale of one element, as a quantized checkpoint has."""
+    """Layers of three tensors, with a scale of a single element as in a quantized checkpoint."""
     torch.manual_seed(0)
     layers = [f"layers.{n}." for n in range(count)]
     weights = {f"{layer}mlp.weight": torch.randn(64, 64) / 50 for layer in layers}
@@ -96,7 +96,7 @@ def test_a_small_layer_that_is_missing_is_found(gaps):
 
 
 def test_a_missing_layer_is_found_where_layers_have_two_architectures(gaps):
-    """Three dense layers before others with experts: both have attention."""
+    """Three dense layers come before layers with experts, and all layers have attention."""
     rest = {n: "mlp.gate" if n < 3 else "mlp.router" for n in range(32) if n != 17}
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     state = {f"layers.{n}.{name}.weight": torch.randn(8, 8) for n, last in rest.items() for name in (*names, last)}
@@ -104,7 +104,7 @@ def test_a_missing_layer_is_found_where_layers_have_two_architectures(gaps):
 
 
 def test_a_tensor_that_only_one_layer_has_is_found(gaps):
-    """It names the layer and the tensor."""
+    """The message names the layer and the tensor."""
     state = small() | {"layers.17.attn.weight": torch.randn(4, 4)}
     assert gaps(state) == ["layers.17: has attn.weight, which 31 other layers lack"]
 
@@ -118,7 +118,7 @@ def test_a_tensor_that_two_of_32_layers_lack_is_found(gaps):
 
 
 def test_a_gap_is_found_where_the_first_layer_has_a_tensor_of_its_own(gaps):
-    """As the relative attention bias of T5."""
+    """T5 has a relative attention bias in its first layer."""
     state = small() | {"layers.0.attn.bias_table": torch.randn(4, 4)}
     assert gaps(state) == []
     del state["layers.17.norm.weight"]
@@ -126,7 +126,7 @@ def test_a_gap_is_found_where_the_first_layer_has_a_tensor_of_its_own(gaps):
 
 
 def test_another_shape_in_one_layer_is_found(gaps):
-    """It names both shapes."""
+    """The message gives both shapes."""
     (message,) = gaps(small() | {"layers.17.mlp.weight": torch.randn(32, 64) / 50})
     assert message == "layers.17.mlp.weight: shape is [32,64], but [64,64] in the other 31 layers"
 
@@ -139,13 +139,13 @@ def test_a_weight_of_zeros_in_one_layer_is_found(gaps):
 
 @pytest.mark.parametrize(("value", "end"), [(0.0, "0"), (-0.01, "-0.01")])
 def test_a_scale_that_is_not_positive_in_one_layer_is_found(gaps, value, end):
-    """Its siblings are positive and of one size."""
+    """The other scales are positive and of similar size."""
     (message,) = gaps(small() | {"layers.17.mlp.scale": torch.tensor([value])})
     assert message == f"layers.17.mlp.scale: value is {end}, but 0.01 to 0.014 in the other 31 layers"
 
 
 def test_a_scale_that_is_a_thousand_times_as_large_is_found(gaps):
-    """A tensor of one element has a size."""
+    """The values of a tensor with a single element are compared as well."""
     (message,) = gaps(small() | {"layers.17.mlp.scale": torch.tensor([20.0])})
     assert message == "layers.17.mlp.scale: values are 1,667 times larger than in the other layers"
 
@@ -164,18 +164,18 @@ def test_a_scale_that_is_a_thousand_times_as_large_is_found(gaps):
     ],
 )
 def test_layers_that_differ_on_purpose_are_spared(gaps, change):
-    """A LoRA of one layer, first and last layers, every eighth layer, any sign, an untrained bias."""
+    """A LoRA of a single layer, first and last layers, every eighth layer, any sign, an untrained bias."""
     assert gaps(small() | change) == []
 
 
 def test_the_skip_of_a_plain_stack_is_spared(gaps):
-    """The layer of NeRF that takes the input again: Linear layers have no names for their parts."""
+    """A layer of NeRF takes the input again. Linear layers have no names for their parts."""
     state = {f"lin.{n}.weight": torch.randn(64, 100 if n == 5 else 64) for n in range(10)}
     assert gaps(state | {f"lin.{n}.bias": torch.randn(64) for n in range(10)}) == []
 
 
 def test_honest_checkpoints_of_torch_have_no_finding(run_rule, tmp_path):
-    """A sample of those that `benchmarks/honest_checkpoints.py` measures: 0 findings on 204."""
+    """A sample of the 204 checkpoints without findings in `benchmarks/honest_checkpoints.py`."""
     path = Path(__file__).parents[2] / "benchmarks" / "honest_checkpoints.py"
     spec = importlib.util.spec_from_file_location("honest_checkpoints", path)
     honest = importlib.util.module_from_spec(spec)
@@ -188,7 +188,7 @@ def test_honest_checkpoints_of_torch_have_no_finding(run_rule, tmp_path):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_hundred_times_as_large_is_found_in_random_weights(gaps, seed):
-    """The largest values of random layers differ a little, so that the measured factor may be below 100."""
+    """The largest values of random layers differ a little, so the measured factor may be below 100."""
     generator = torch.Generator().manual_seed(seed)
     state = {f"layers.{n}.weight": torch.randn(64, 64, generator=generator) for n in range(12)}
     state["layers.5.weight"] *= 100
