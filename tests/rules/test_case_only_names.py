@@ -1,4 +1,4 @@
-"""Records of one name in upper and lower case: torch reads the last of them, numpy distinguishes them."""
+"""Records whose names differ only in case: torch reads the last record, numpy distinguishes the records."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from statecli.commands.audit.run import Request, audit
 
 
 def rules_of(path):
-    """The rules that report something of the file."""
+    """Names of the rules that report a finding for the file."""
     return {finding.rule for target in audit(Request((str(path),))).targets for finding in target.findings}
 
 
 def with_upper_case(data, suffix):
-    """The archive with one more record, whose name differs in case only."""
+    """The archive with an additional record whose name differs only in case."""
     buffer = io.BytesIO(data)
     with zipfile.ZipFile(buffer, "a") as archive:
         name = next(name for name in archive.namelist() if name.endswith(suffix))
@@ -41,6 +41,6 @@ def test_a_second_record_in_another_case_is_reported(name, tmp_path):
 
 
 def test_arrays_named_in_both_cases_are_ordinary(tmp_path):
-    """numpy reads both."""
+    """numpy reads both arrays."""
     np.savez(tmp_path / "m.npz", w=np.ones(2, np.float32), W=np.zeros(3, np.float32))
     assert "unused-bytes" not in rules_of(tmp_path / "m.npz")

@@ -34,7 +34,7 @@ def adapter(folder, tensors):
 
 
 def test_empty_checkpoint_finds_an_adapter_without_tensors(run_rule, tmp_path):
-    """The folder is an error, whatever its configuration promises."""
+    """An adapter folder without tensors is an error although its configuration declares an adapter."""
     (finding,) = run_rule("empty-checkpoint", adapter(tmp_path / "adapter", {}))
     assert (finding.message, finding.severity) == ("checkpoint contains no tensors", Severity.ERROR)
 
@@ -43,7 +43,7 @@ def test_empty_checkpoint_finds_an_adapter_without_tensors(run_rule, tmp_path):
     "state", [{}, {"state_dict": {}, "epoch": 3}, {"model": {}, "optimizer": {"a": torch.ones(1)}}]
 )
 def test_an_empty_state_dict_is_an_error(run_rule, save_checkpoint, state):
-    """By itself, among settings, and next to tensors of something else."""
+    """The state_dict is alone, among settings, or next to tensors of another kind."""
     (finding,) = run_rule("empty-checkpoint", save_checkpoint(state))
     assert finding.severity is Severity.ERROR
 
@@ -56,19 +56,19 @@ def test_settings_without_tensors_are_a_note(run_rule, save_checkpoint):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_program_without_weights_is_a_note(run_rule, tmp_path):
-    """A scripted function is complete without."""
+    """A scripted function without weights is complete."""
     torch.jit.script(torch.nn.ReLU()).save(tmp_path / "relu.pt")
     (finding,) = run_rule("empty-checkpoint", tmp_path / "relu.pt")
     assert finding.severity is Severity.NOTE
 
 
 def test_empty_checkpoint_spares_a_schedulers_state(run_rule, save_checkpoint):
-    """It has numbers and no tensors, as a Trainer writes it next to the weights."""
+    """A Trainer writes the state next to the weights. The state has numbers but no tensors."""
     assert not run_rule("empty-checkpoint", save_checkpoint({"last_epoch": 1}, "scheduler.pt"))
 
 
 def test_empty_checkpoint_spares_an_optimizer_without_state(run_rule, save_checkpoint):
-    """SGD without momentum has settings alone. A checkpoint with an empty model and such an optimizer is reported."""
+    """SGD without momentum saves only settings. An empty model next to the same optimizer state is reported."""
     state = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1).state_dict()
     assert not run_rule("empty-checkpoint", save_checkpoint(state))
     assert run_rule("empty-checkpoint", save_checkpoint({"model": {}, "optimizer": state}))
@@ -85,7 +85,7 @@ def test_empty_checkpoint_spares_weights_next_to_a_configuration_called_model(ru
 
 
 def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(run_rule, tmp_path):
-    """Names of factors, and no element in any."""
+    """The tensors have names of factors but no elements."""
     names = [f"base_model.model.layers.{n}.q_proj.lora_{f}.weight" for n in range(2) for f in "AB"]
     path = adapter(tmp_path / "adapter", {name: torch.zeros(0) for name in names})
     (finding,) = run_rule("empty-tensor", path)
@@ -95,13 +95,13 @@ def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(run_rule, tmp_path)
 
 @pytest.mark.parametrize("name", ["w", "table", "0.bias"])
 def test_a_checkpoint_without_any_element_is_found_whatever_its_names_are(run_rule, save_checkpoint, name):
-    """None of these is a usual name of weights, and the audit has no value to check."""
+    """The names are not usual names of weights, and the audit has no value to check."""
     (finding,) = run_rule("empty-tensor", save_checkpoint({name: torch.zeros(0, 4)}))
     assert finding.message == f"model: 1 of 1 tensors are empty (0 elements): {name}"
 
 
 def test_one_empty_weight_among_others_is_found(run_rule, save_checkpoint):
-    """As FSDP leaves it where the process had no part of it."""
+    """FSDP leaves an empty weight if the process has no part of the weight."""
     state = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).state_dict()
     (finding,) = run_rule("empty-tensor", save_checkpoint(state | {"1.weight": torch.zeros(0)}))
     assert finding.message == "model: 1 of 4 parameters are empty (0 elements): 1.weight"
@@ -115,7 +115,7 @@ def test_one_empty_weight_among_others_is_found(run_rule, save_checkpoint):
     ],
 )
 def test_an_empty_parameter_is_found_whatever_its_name_is(run_rule, save_checkpoint, name):
-    """A name that no list of weights has is a parameter too."""
+    """A tensor is a parameter even if its name is on no list of weight names."""
     layers = {f"layers.{n}.weight": torch.ones(2) for n in range(3)}
     (finding,) = run_rule(
         "empty-tensor", save_checkpoint(layers | {"tp.output_mask": torch.ones(4), name: torch.zeros(0)})
@@ -124,7 +124,7 @@ def test_an_empty_parameter_is_found_whatever_its_name_is(run_rule, save_checkpo
 
 
 def test_a_checkpoint_of_experts_without_elements_is_found(run_rule, tmp_path):
-    """All parameters but one, under names that only the architecture knows."""
+    """All parameters except the norm are empty, under names known only to the architecture."""
     names = [f"layers.{n}.experts.{name}" for n in range(20) for name in ("gate_up_proj", "down_proj")]
     save_file({name: torch.zeros(0) for name in names} | {"norm.weight": torch.ones(4)}, tmp_path / "a.safetensors")
     (finding,) = run_rule("empty-tensor", tmp_path / "a.safetensors")
@@ -132,14 +132,14 @@ def test_a_checkpoint_of_experts_without_elements_is_found(run_rule, tmp_path):
 
 
 def test_placeholders_are_reported_where_they_are_most_of_a_section(run_rule, save_checkpoint):
-    """One bias without elements is a layer without bias; two of three parameters were lost."""
+    """A single bias without elements may mean a layer without bias; two of three empty parameters mean lost weights."""
     state = {"weight": torch.ones(2), "0.bias": torch.zeros(0), "1.bias": torch.zeros(0)}
     (finding,) = run_rule("empty-tensor", save_checkpoint(state))
     assert finding.message == "model: 2 of 3 parameters are empty (0 elements): 0.bias, 1.bias"
 
 
 def test_buffers_are_reported_where_nothing_has_an_element(run_rule, save_checkpoint):
-    """Nothing of such a checkpoint was checked; a scalar next to them is something."""
+    """With only empty tensors, the audit checks nothing. A scalar next to the empty tensors is a checked value."""
     state = {"running_mean": torch.zeros(0), "num_batches_tracked": torch.zeros(0, dtype=torch.int64)}
     (finding,) = run_rule("empty-tensor", save_checkpoint(state))
     assert finding.message == "model: 2 of 2 tensors are empty (0 elements): running_mean, num_batches_tracked"
@@ -147,7 +147,7 @@ def test_buffers_are_reported_where_nothing_has_an_element(run_rule, save_checkp
 
 
 def test_a_file_of_zero_3_that_says_so_is_a_note(run_rule, save_checkpoint):
-    """As DeepSpeed writes it next to the partitions: parameters of shape [0], and buffers as they are."""
+    """DeepSpeed writes this file next to the partitions: parameters of shape [0], and complete buffers."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
     for parameter in net.parameters():
         parameter.data = torch.empty(0)
@@ -160,7 +160,7 @@ def test_a_file_of_zero_3_that_says_so_is_a_note(run_rule, save_checkpoint):
 
 
 def test_empty_tensor_spares_placeholders_of_real_models(run_rule, save_checkpoint):
-    """An observer that has seen no data, a lazy layer, e3nn's layers without weights and bias, a device's holder."""
+    """An observer without data, a lazy layer, layers of e3nn without weights and bias, placeholders for a device."""
     observer = torch.ao.quantization.PerChannelMinMaxObserver().state_dict()
     assert observer["min_val"].numel() == 0
     e3nn = {"tp.weight": torch.zeros(0), "tp.output_mask": torch.ones(4), "lin.bias": torch.zeros(0)}

@@ -1,4 +1,4 @@
-"""Blobs of a content-addressed cache whose bytes are not those that their names promise."""
+"""Blobs of a content-addressed cache whose bytes do not match the digest in their names."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CONFIG = b'{"architectures": ["Net"]}'
 
 
 def git_digest(data):
-    """The name that git itself gives to a file."""
+    """Digest of a file as computed by git."""
     ran = subprocess.run(["git", "hash-object", "--stdin"], input=data, capture_output=True, check=True)
     return ran.stdout.decode().strip()
 
 
 @pytest.fixture
 def snapshot(tmp_path):
-    """A model as huggingface_hub caches it: blobs by their digests, and a snapshot of links to them."""
+    """A model in the cache layout of huggingface_hub: blobs named by digest, and a snapshot with links to the blobs."""
     root = tmp_path / "models--org--net"
     folder, blobs = root / "snapshots" / "0a1b", root / "blobs"
     folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def spoil(path):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_digest_mismatch_finds_a_changed_blob_behind_a_snapshot(run_rule, snapshot, name):
-    """Of weights, named by their SHA-256, and of a small file, named as git does."""
+    """The name of weights is their SHA-256, and the name of a small file is its git digest."""
     spoil(snapshot / name)
     (finding,) = run_rule(RULE, snapshot)
     assert finding.message.startswith(f"{name}: the file name is the digest {(snapshot / name).resolve().name[:12]}…")
@@ -60,7 +60,7 @@ def test_digest_mismatch_spares_the_cache_as_it_was_downloaded(run_rule, snapsho
 
 
 def test_the_name_of_a_blob_of_ollama_is_a_digest(run_rule, tmp_path):
-    """`sha256-` stands before it."""
+    """The digest follows the prefix `sha256-`."""
     blob = tmp_path / "blobs" / f"sha256-{'0' * 64}"
     blob.parent.mkdir()
     blob.write_bytes(WEIGHTS)
@@ -68,7 +68,7 @@ def test_the_name_of_a_blob_of_ollama_is_a_digest(run_rule, tmp_path):
 
 
 def test_a_blob_that_cannot_be_read_as_a_checkpoint_is_named_too(snapshot):
-    """The target fails, and the finding says that the bytes are not those of the Hub."""
+    """The target fails, and the finding reports that the bytes do not match the digest."""
     (snapshot / "model.safetensors").resolve().write_bytes(WEIGHTS[:40])
     targets = audit(Request((str(snapshot / "model.safetensors"),), select=(RULE,))).targets
     assert [(target.status, [finding.rule for finding in target.findings]) for target in targets] == [
@@ -77,7 +77,7 @@ def test_a_blob_that_cannot_be_read_as_a_checkpoint_is_named_too(snapshot):
 
 
 def test_a_blob_beyond_the_limit_is_not_checked(snapshot, statecli, monkeypatch):
-    """The verdict says so; --values hashes it."""
+    """The verdict mentions the unchecked file. `--values` hashes the file."""
     spoil(snapshot / "model.safetensors")
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 30)
     result = statecli("audit", str(snapshot), "--ignore", "values", "--ignore", "weights")
@@ -86,7 +86,7 @@ def test_a_blob_beyond_the_limit_is_not_checked(snapshot, statecli, monkeypatch)
 
 
 def test_a_file_that_is_named_by_nothing_is_not_hashed(tmp_path):
-    """The rule is skipped, and says what it is for."""
+    """The rule is skipped, and the reason describes the required file name."""
     (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
     (target,) = audit(Request((str(tmp_path / "model.safetensors"),), select=(RULE,))).targets
     assert target.skipped[0].reason.startswith("no file of the target has its own digest as its name")

@@ -1,4 +1,4 @@
-"""Layout of files: made by torch and safetensors, or byte by byte."""
+"""Layout of files, created by torch and safetensors or byte by byte."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..formats.torch_archives import read_archive, write_archive
 
 @pytest.fixture
 def write_file(tmp_path):
-    """Writes bytes; gives the path."""
+    """Write bytes to a file and return its path."""
 
     def write(data, name="a.pt"):
         (tmp_path / name).write_bytes(data)
@@ -37,7 +37,7 @@ def write_file(tmp_path):
 
 @pytest.fixture
 def save_checkpoint(tmp_path):
-    """Saves with torch; gives the path."""
+    """Save with torch and return the path."""
 
     def save(state, **options):
         torch.save(state, tmp_path / "a.pt", **options)
@@ -47,7 +47,7 @@ def save_checkpoint(tmp_path):
 
 
 def at(place):
-    """The bytes that a finding points at."""
+    """Return the bytes at the place of a finding."""
     with open(place.path, "rb") as file:
         file.seek(place.offset)
         data = file.read(place.length)
@@ -67,13 +67,13 @@ TRAILING = {
 
 @pytest.mark.parametrize("data", TRAILING.values(), ids=TRAILING)
 def test_trailing_bytes_finds_what_stands_behind_the_content(run_rule, write_file, data):
-    """And points at it."""
+    """The finding gives the place of the trailing bytes."""
     (finding,) = run_rule("trailing-bytes", write_file(data))
     assert (at(finding.place), finding.severity.value) == (b"#!evil", "warning")
 
 
 def test_trailing_bytes_finds_what_is_appended_to_the_old_stream(run_rule, save_checkpoint):
-    """It has no end of its own: what the last storage does not hold is too much."""
+    """The old stream has no end marker: all bytes after the last storage are trailing bytes."""
     path = save_checkpoint({"w": torch.zeros(3)}, _use_new_zipfile_serialization=False)
     with path.open("ab") as file:
         file.write(b"#!evil")
@@ -82,7 +82,7 @@ def test_trailing_bytes_finds_what_is_appended_to_the_old_stream(run_rule, save_
 
 
 def test_trailing_bytes_finds_bytes_behind_a_compressed_pickle_without_a_place(run_rule, write_file):
-    """They lie nowhere in the file by themselves."""
+    """The additional bytes are a part of the inflated pickle and have no place in the file."""
     data = build(change_record("data.pkl", data=state_dict(w=tensor()) + b"more", method=8))
     (finding,) = run_rule("trailing-bytes", write_file(data))
     assert not finding.place
@@ -100,14 +100,14 @@ def test_trailing_bytes_spares_what_torch_writes(run_rule, save_checkpoint, lega
 
 
 def test_unused_bytes_finds_a_storage_that_no_tensor_refers_to(run_rule, write_file):
-    """Weights that are gone from the pickle and still in the archive."""
+    """The weights are no longer in the pickle but still in the archive."""
     (finding,) = run_rule("unused-bytes", write_file(build([*records(), Member("archive/data/7", b"secret!")])))
     assert finding.message == "7 bytes belong to storages that no tensor uses: data/7"
     assert at(finding.place) == b"secret!"
 
 
 def test_unused_bytes_finds_a_record_that_torch_does_not_know(run_rule, save_checkpoint):
-    """Added with a zip tool."""
+    """The record was added with a zip tool."""
     path = save_checkpoint({"w": torch.zeros(3)})
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("a/payload.py", b"import os")
@@ -117,12 +117,12 @@ def test_unused_bytes_finds_a_record_that_torch_does_not_know(run_rule, save_che
 
 
 def gap(before: bytes, filler: bytes) -> bytes:
-    """A good archive with bytes put in front of the record `before` and all that points behind them moved."""
+    """A good archive with bytes inserted before the record `before`, and with the later offsets adjusted."""
     members = records()
     hidden = Member("archive/hidden", filler)
     position = next(n for n, member in enumerate(members) if member.raw_name.endswith(before))
     data = bytearray(build([*members[:position], hidden, *members[position:]]))
-    # The record that was there goes out of the directory, and stays where it was.
+    # The hidden record leaves the central directory but stays in the file.
     start = data.rindex(b"archive/hidden") - 46
     length = 46 + len(b"archive/hidden")
     del data[start : start + length]
@@ -143,7 +143,7 @@ def gap(before: bytes, filler: bytes) -> bytes:
 
 @pytest.mark.parametrize("before", [b"/.format_version", b"/data/0", b"/version", b"/serialization_id"])
 def test_unused_bytes_finds_what_lies_between_two_records(run_rule, write_file, before):
-    """A record that the directory does not list is still in the file."""
+    """A record missing from the central directory is still in the file."""
     (finding,) = run_rule("unused-bytes", write_file(gap(before, b"SECRET" * 40)))
     assert "belong to no record" in finding.message
     assert b"SECRET" * 40 in at(finding.place)
@@ -151,7 +151,7 @@ def test_unused_bytes_finds_what_lies_between_two_records(run_rule, write_file, 
 
 @pytest.mark.parametrize("alignment", [1, 64, 512, 4096])
 def test_unused_bytes_spares_the_padding_that_torch_was_asked_for(run_rule, save_checkpoint, alignment):
-    """The record `.storage_alignment` says how far each storage is moved."""
+    """The record `.storage_alignment` contains the alignment of the storages."""
     try:
         from torch.utils.serialization import config
     except ImportError:
@@ -164,7 +164,7 @@ def test_unused_bytes_spares_the_padding_that_torch_was_asked_for(run_rule, save
 
 
 def test_unused_bytes_spares_an_archive_that_a_zip_tool_wrote_again(run_rule, save_checkpoint, tmp_path):
-    """Without padding, without descriptors, with folders and times."""
+    """The archive has no padding and no descriptors, but folders and times."""
     path = save_checkpoint({"w": torch.zeros(3), "e": torch.zeros(0)})
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "b.pt", "w") as new:
         new.mkdir("a") if hasattr(new, "mkdir") else None
@@ -185,7 +185,7 @@ def write_again(path, order):
 
 
 def load_with_offsets(path):
-    """Load as torch does with offsets that it computes."""
+    """Load with the offsets computed by torch."""
     with torch.utils.serialization.config.patch("load.calculate_storage_offsets", True):
         return torch.load(path, mmap=True)
 
@@ -194,7 +194,7 @@ STORAGES = {name: torch.full((size,), float(size)) for name, size in (("a", 3), 
 
 
 def test_misplaced_storage_finds_one_that_torch_reads_elsewhere(run_rule, save_checkpoint):
-    """Records in another order: torch computes other places, and reads other values."""
+    """With records in another order, torch computes wrong offsets and reads wrong values."""
     path = save_checkpoint(STORAGES)
     assert not run_rule("misplaced-storage", path)
     write_again(path, [0, 2, 1, 3])
@@ -224,7 +224,7 @@ def test_misplaced_storage_spares_what_torch_writes(run_rule, save_checkpoint, a
     alignment=st.sampled_from([1, 64, 4096]),
 )
 def test_places_are_computed_as_torch_computes_them(tmp_path_factory, header, size, alignment):
-    """The oracle is the function that torch calls; archives of more than 4 GiB have longer headers."""
+    """The oracle is torch's own function. Archives of more than 4 GiB have longer headers."""
     path = tmp_path_factory.getbasetemp() / "places.pt"
     if not path.exists():
         torch.save(STORAGES, path)
@@ -245,7 +245,7 @@ def test_a_storage_named_by_what_is_no_text_is_no_crash(write_file):
 
 
 def safetensors(path, entries, padding=0):
-    """A file with these (name, dtype, bytes), its header padded with so many spaces and no more."""
+    """A file with the given (name, dtype, bytes). The header is padded to 8 bytes, plus `padding` spaces."""
     header, start = {}, 0
     for name, dtype, size in entries:
         header[name] = {"dtype": dtype, "shape": [size // {"F32": 4, "U8": 1, "C64": 8}[dtype]]}
@@ -258,7 +258,7 @@ def safetensors(path, entries, padding=0):
 
 
 def test_misaligned_finds_tensors_behind_an_unpadded_header(run_rule, tmp_path):
-    """One finding a file, with where the first begins."""
+    """A file gives a single finding, with the offset of the first misaligned tensor."""
     path = safetensors(tmp_path / "a.safetensors", [("a", "F32", 8), ("b", "F32", 8)], padding=1)
     (finding,) = run_rule("misaligned", path)
     assert finding.message.startswith("a: float32 data begins at byte ")
@@ -267,20 +267,20 @@ def test_misaligned_finds_tensors_behind_an_unpadded_header(run_rule, tmp_path):
 
 
 def test_misaligned_finds_a_tensor_behind_one_of_odd_size(run_rule, tmp_path):
-    """The format does not say in what order tensors lie."""
+    """The format does not define the order of tensors in the file."""
     path = safetensors(tmp_path / "a.safetensors", [("a", "U8", 3), ("b", "F32", 8)])
     (finding,) = run_rule("misaligned", path)
     assert finding.fqn == "b"
 
 
 def test_misaligned_spares_what_needs_no_more(run_rule, tmp_path):
-    """Bytes begin anywhere, a complex number where its parts may."""
+    """Bytes may begin at any offset, and a complex number at a multiple of the size of its parts."""
     path = safetensors(tmp_path / "a.safetensors", [("c", "C64", 8), ("a", "U8", 3), ("b", "U8", 8)], padding=4)
     assert not run_rule("misaligned", path)
 
 
 def test_misaligned_spares_what_safetensors_and_torch_write(run_rule, save_checkpoint, tmp_path):
-    """Whatever the types and sizes."""
+    """Both libraries align tensors of all types and sizes."""
     state = {str(n): torch.zeros(n, dtype=dtype) for n, dtype in enumerate([torch.uint8, torch.float64, torch.half])}
     save_file(state, tmp_path / "a.safetensors")
     assert not run_rule("misaligned", tmp_path / "a.safetensors")
@@ -288,7 +288,7 @@ def test_misaligned_spares_what_safetensors_and_torch_write(run_rule, save_check
 
 
 def test_the_old_stream_is_not_held_to_alignment(save_checkpoint):
-    """It is never mapped."""
+    """No library maps the old stream into memory."""
     path = save_checkpoint({"w": torch.zeros(2)}, _use_new_zipfile_serialization=False)
     (target,) = audit(Request((str(path),), select=("misaligned",))).targets
     assert (target.ran, "legacy-format" in target.skipped[0].reason) == ((), True)
@@ -298,14 +298,14 @@ def test_the_old_stream_is_not_held_to_alignment(save_checkpoint):
 
 
 def flip_bit(path, needle):
-    """One bit of the first place where these bytes are."""
+    """Flip a bit in the first place where the file contains `needle`."""
     data = bytearray(path.read_bytes())
     data[data.index(needle) + 1] ^= 1
     path.write_bytes(data)
 
 
 def test_checksum_mismatch_finds_a_flipped_bit_of_a_storage(run_rule, save_checkpoint):
-    """All tensors in the record are named, others are not; torch loads the file without a word."""
+    """The message names all tensors of the record and no other tensor. torch loads the file silently."""
     big = torch.arange(50.0)
     path = save_checkpoint({"a": big[:20], "b": big[20:], "c": torch.ones(50)})
     flip_bit(path, big.numpy().tobytes())
@@ -317,7 +317,7 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_a_storage(run_rule, save_check
 
 
 def test_checksum_mismatch_looks_into_the_archives_of_a_distributed_checkpoint(run_rule, tmp_path):
-    """Their checksums are recorded in each; the file that is damaged is named, and what is whole is not."""
+    """Each archive records its own checksums. The message names the damaged file, and no intact file is reported."""
     values = torch.arange(50.0)
     folder = tmp_path / "dcp"
     dcp.save({"w": values, "other": torch.ones(3)}, checkpoint_id=folder, no_dist=True)
@@ -330,7 +330,7 @@ def test_checksum_mismatch_looks_into_the_archives_of_a_distributed_checkpoint(r
 
 
 def test_checksum_mismatch_names_each_file_that_has_a_damaged_piece(run_rule, tmp_path):
-    """A tensor that ZeRO has parted among ranks: each of the pieces is told, with all that lie in its vector."""
+    """ZeRO split a tensor among ranks. Each damaged piece is reported, with all tensors of its vector."""
     values = torch.arange(1.0, 51.0)
     folder = zero.write(tmp_path / "zero", 2, [{"w": values, "b": -torch.arange(1.0, 3.0)}], moments=False)
     assert not run_rule("checksum-mismatch", folder, values=True)
@@ -345,7 +345,7 @@ def test_checksum_mismatch_names_each_file_that_has_a_damaged_piece(run_rule, tm
 
 
 def test_checksum_mismatch_finds_a_flipped_bit_of_a_shard(run_rule, tmp_path):
-    """The index is the target, and the shard is named."""
+    """The target is the index, and the message names the shard."""
     values = torch.arange(50.0)
     torch.save({"w": values}, tmp_path / "pytorch_model-00001-of-00001.bin")
     index = tmp_path / "pytorch_model.bin.index.json"
@@ -356,7 +356,7 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_a_shard(run_rule, tmp_path):
 
 
 def test_a_file_next_to_the_arrays_of_an_archive_is_unused(run_rule, tmp_path):
-    """Stable-Baselines3 unpickles text of a record `data`, whatever else the archive holds."""
+    """Stable-Baselines3 unpickles the text of a record `data`, even in an archive of arrays."""
     np.savez(tmp_path / "a.npz", w=np.ones(2))
     assert not run_rule("unused-bytes", tmp_path / "a.npz")
     with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
@@ -367,9 +367,9 @@ def test_a_file_next_to_the_arrays_of_an_archive_is_unused(run_rule, tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 def test_checksum_mismatch_is_of_unpacked_bytes(run_rule, tmp_path, packed):
-    """An npz records the sum of what its members inflate to; a place is of the bytes in the file.
+    """An npz records the checksum of each inflated member. A place is a range of the bytes in the file.
 
-    The sum is also over the header of the array, so that the array is not listed and its target has failed.
+    The checksum also covers the header of the array, so the array is not listed and the target fails.
     """
     path = tmp_path / "a.npz"
     (np.savez_compressed if packed else np.savez)(path, w=np.arange(5000.0))
@@ -386,7 +386,7 @@ def test_checksum_mismatch_is_of_unpacked_bytes(run_rule, tmp_path, packed):
 
 
 def test_what_bytes_that_were_never_saved_are_worth_is_judged_by_no_rule(save_checkpoint, statecli):
-    """The rule that finds them has judged them; all others about values have not, whether or not that one runs."""
+    """Only checksum-mismatch judges damaged bytes. With or without this rule, no other rule about values passes."""
     values = torch.arange(500.0)
     values[7] = float("nan")
     path = save_checkpoint({"a": values, "b": torch.ones(50)})
@@ -404,7 +404,7 @@ def test_what_bytes_that_were_never_saved_are_worth_is_judged_by_no_rule(save_ch
 
 
 def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(save_checkpoint, statecli):
-    """Whether or not values are read: the target failed, and says by which rule."""
+    """The target fails. The finding names the rule and repeats the reason of the failure."""
     path = save_checkpoint({"weight": torch.ones(5)})
     flip_bit(path, b"weight")
     (target,) = audit(Request((str(path),))).targets
@@ -417,7 +417,7 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(save_checkpoint, st
 
 
 def test_checksum_mismatch_spares_whole_bytes_and_what_records_none(run_rule, save_checkpoint, write_file):
-    """0 stands for no checksum; a file without any is not said to be whole."""
+    """0 means no checksum. For a file without checksums the rule is skipped."""
     assert not run_rule("checksum-mismatch", save_checkpoint({"a": torch.ones(3), "e": torch.ones(0)}), values=True)
     path = write_file(build(change_record("data/0", crc=0)))
     (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=True)).targets
@@ -425,7 +425,7 @@ def test_checksum_mismatch_spares_whole_bytes_and_what_records_none(run_rule, sa
 
 
 def test_checksums_of_tensors_are_not_said_to_be_right_unread(save_checkpoint):
-    """With --no-values the rule is skipped, and says so."""
+    """With --no-values the rule is skipped, and the reason names the option."""
     path = save_checkpoint({"a": torch.arange(50.0)})
     flip_bit(path, torch.arange(50.0).numpy().tobytes())
     (target,) = audit(Request((str(path),), select=("checksum-mismatch",), values=False)).targets
@@ -437,7 +437,7 @@ def test_checksums_of_tensors_are_not_said_to_be_right_unread(save_checkpoint):
 
 @pytest.fixture
 def write_shards(tmp_path):
-    """A folder of two shards whose index is what the test makes of it."""
+    """Write a folder of two shards. The argument `change` edits the index."""
 
     def write(change=lambda index: None, metadata=None):
         shards = {"m-1.safetensors": {"a": torch.zeros(2)}, "m-2.safetensors": {"b": torch.zeros(3)}}
@@ -453,7 +453,7 @@ def write_shards(tmp_path):
 
 
 def failure_reason(path, rule):
-    """The reason, of a target that failed by that rule."""
+    """Reason of a failed target with a single finding, of the given rule."""
     target, *shards = audit(Request((str(path),))).targets
     assert (target.target, target.status) == (str(path), Status.FAILED)
     assert all(shard.status is Status.AUDITED for shard in shards)
@@ -464,7 +464,7 @@ def failure_reason(path, rule):
 
 
 def lacking(path):
-    """What is told of a target whose shards are not all there: once, of the target, which has failed."""
+    """Message of the single finding for a target with missing shards. The target has failed."""
     (target,) = audit(Request((str(path),))).targets
     assert (target.target, target.status) == (str(path), Status.FAILED)
     (finding,) = target.findings
@@ -475,7 +475,7 @@ def lacking(path):
 
 
 def test_missing_shard_finds_a_file_that_the_index_names(write_shards):
-    """The target failed: its tensors are not all there to be audited."""
+    """The target fails, because not all its tensors can be audited."""
     path = write_shards()
     (path / "m-2.safetensors").unlink()
     assert "shard m-2.safetensors is missing: 1 of 2 exist" in lacking(path)
@@ -484,7 +484,7 @@ def test_missing_shard_finds_a_file_that_the_index_names(write_shards):
 
 
 def test_the_pickles_of_a_checkpoint_that_lacks_a_shard_are_judged_once(tmp_path, run_rule):
-    """A shard that runs something is told as the folder's, and is no target of its own."""
+    """A harmful shard is reported for the folder. The shard is not a target of its own."""
 
     torch.save({"a": torch.zeros(2), "x": Call(os.system, "true")}, tmp_path / "m-1.bin")
     (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "m-1.bin", "b": "m-2.bin"}}')
@@ -497,18 +497,18 @@ def test_the_pickles_of_a_checkpoint_that_lacks_a_shard_are_judged_once(tmp_path
 
 
 def test_missing_shard_finds_a_gap_in_a_numbered_series(tmp_path):
-    """Without an index the numbers say how many there are."""
+    """Without an index, the numbers in the file names give the count of shards."""
     save_file({"a": torch.zeros(2)}, tmp_path / "m-00001-of-00002.safetensors")
     assert "m-00002-of-00002.safetensors is missing" in lacking(tmp_path)
 
 
 def test_missing_shard_spares_a_checkpoint_that_is_whole(run_rule, write_shards):
-    """Both are there."""
+    """Both shards exist."""
     assert not run_rule("missing-shard", write_shards())
 
 
 def test_index_mismatch_finds_a_tensor_in_another_shard(write_shards):
-    """The loader would open the one that the index names."""
+    """A loader would open the shard named by the index."""
     path = write_shards(lambda index: index.update(a="m-2.safetensors", b="m-1.safetensors"))
     assert (
         "a: the index assigns this tensor to m-2.safetensors, but the tensor is in m-1.safetensors"
@@ -517,7 +517,7 @@ def test_index_mismatch_finds_a_tensor_in_another_shard(write_shards):
 
 
 def test_index_mismatch_finds_a_tensor_in_no_shard(write_shards):
-    """It is named and nowhere."""
+    """The index names the tensor, but no shard has the tensor."""
     path = write_shards(lambda index: index.update(c="m-2.safetensors"))
     assert "c: the index assigns this tensor to m-2.safetensors, but no shard contains the tensor" in failure_reason(
         path, "index-mismatch"
@@ -525,7 +525,7 @@ def test_index_mismatch_finds_a_tensor_in_no_shard(write_shards):
 
 
 def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(write_shards):
-    """Though the index names that file nowhere."""
+    """The index does not list the file."""
     path = write_shards(lambda index: index.update(b="m-1.safetensors"))
     expected = (
         "b: the index assigns this tensor to m-1.safetensors, but the tensor is "
@@ -538,7 +538,7 @@ def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(wri
 
 
 def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(run_rule, write_shards):
-    """A note where the index itself is the target; a folder's other files are targets of their own."""
+    """If the index is the target, the finding is a note. In a folder, the other files are targets of their own."""
     path = write_shards(lambda index: index.pop("b"), metadata={"format": "pt"})
     (finding,) = run_rule("index-mismatch", path / "model.safetensors.index.json")
     assert (
@@ -556,7 +556,7 @@ BESIDE = ["consolidated.safetensors", "model.bin", "optimizer.safetensors", "mod
 
 @pytest.mark.parametrize("beside", BESIDE)
 def test_index_mismatch_spares_another_checkpoint_beside_the_index(run_rule, tmp_path, beside):
-    """Of one file, in another format, of the training run, of another variant."""
+    """The other file is consolidated, in another format, of an optimizer, or of another variant."""
     save_file({"a": torch.zeros(2)}, tmp_path / "model-00001-of-00001.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
@@ -567,7 +567,7 @@ def test_index_mismatch_spares_another_checkpoint_beside_the_index(run_rule, tmp
 
 
 def test_index_mismatch_finds_a_tensor_that_the_index_leaves_out(run_rule, tmp_path):
-    """It would never be loaded."""
+    """A loader would never load the tensor."""
     save_file({"a": torch.zeros(2), "b": torch.zeros(3)}, tmp_path / "m.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "m.safetensors"}}')
     (finding,) = run_rule("index-mismatch", tmp_path)
@@ -575,20 +575,20 @@ def test_index_mismatch_finds_a_tensor_that_the_index_leaves_out(run_rule, tmp_p
 
 
 def test_index_mismatch_finds_a_wrong_total(run_rule, write_shards):
-    """A warning: the tensors are all where it says."""
+    """The finding is a warning, because the index names the right file for each tensor."""
     (finding,) = run_rule("index-mismatch", write_shards(metadata={"total_size": 24}))
     assert finding.message == "the index records a total of 24 bytes, 4 more than the tensors take (20)"
     assert finding.severity.value == "warning"
 
 
 def test_index_mismatch_spares_an_index_that_is_right(run_rule, write_shards):
-    """Names, files and total."""
+    """Names, files and total are right."""
     assert not run_rule("index-mismatch", write_shards())
     assert not run_rule("index-mismatch", write_shards(metadata={"format": "pt"}))
 
 
 def test_a_rule_that_was_not_asked_for_has_no_finding_of_a_failed_target(write_shards):
-    """It failed all the same."""
+    """The target still fails."""
     path = write_shards()
     (path / "m-2.safetensors").unlink()
     for request in (Request((str(path),), select=("nan",)), Request((str(path),), ignore=("missing-shard",))):
@@ -600,18 +600,18 @@ def test_a_rule_that_was_not_asked_for_has_no_finding_of_a_failed_target(write_s
 
 
 def test_legacy_format_finds_the_stream_of_before_torch_1_6(run_rule, save_checkpoint):
-    """A note: it is read."""
+    """The finding is a note, because statecli reads the old format."""
     (finding,) = run_rule("legacy-format", save_checkpoint({"w": torch.zeros(2)}, _use_new_zipfile_serialization=False))
     assert finding.severity.value == "note"
 
 
 def test_legacy_format_spares_an_archive(run_rule, save_checkpoint):
-    """Whatever the protocol of its pickle."""
+    """The pickle of the archive may have any protocol."""
     assert not run_rule("legacy-format", save_checkpoint({"w": torch.zeros(2)}, pickle_protocol=4))
 
 
 def test_every_error_names_a_rule_that_there_is():
-    """One that names none is a target that failed, and no more."""
+    """An error without a rule only makes a target fail."""
     from statecli.core import errors
 
     named = {kind.rule for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
@@ -620,7 +620,7 @@ def test_every_error_names_a_rule_that_there_is():
 
 
 def test_a_tensor_that_contradicts_its_file_fails_the_target(write_file, statecli):
-    """The rules speak of the others; nothing says that it passed, not even where it is the only thing that is wrong."""
+    """Rules report on the other tensors. The target fails even if no other problem exists."""
     bad = tensor(size=(5,))
     path = write_file(build(records(state_dict(w=tensor(), a=bad, b=bad))))
     (target,) = audit(Request((str(path),))).targets

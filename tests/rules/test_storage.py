@@ -1,4 +1,4 @@
-"""Storages: what they hold beyond their tensors, who shares them, and what the policy allows."""
+"""Storages: unused bytes, sharing between tensors, and limits of the policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ..formats import zero
 
 @pytest.fixture
 def save_checkpoint(tmp_path):
-    """Saves with torch; gives the path."""
+    """Save with torch and return the path."""
 
     def save(state, name="a.pt", **options):
         torch.save(state, tmp_path / name, **options)
@@ -45,7 +45,7 @@ def save_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_oversized_storage_finds_a_view_that_saves_all_it_is_a_part_of(run_rule, save_checkpoint, legacy):
-    """4 KB of 4 MB: both figures, and where the storage is."""
+    """The message gives both figures, 4 KB of 4 MB, and the place is the storage."""
     path = save_checkpoint({"w": torch.zeros(1 << 20)[:1024]}, _use_new_zipfile_serialization=not legacy)
     (finding,) = run_rule("oversized-storage", path)
     assert finding.message == "w: all 4,194,304 bytes of its storage are saved, but only 4,096 are used"
@@ -54,13 +54,13 @@ def test_oversized_storage_finds_a_view_that_saves_all_it_is_a_part_of(run_rule,
 
 
 def test_oversized_storage_finds_a_column_though_it_reaches_from_end_to_end(run_rule, save_checkpoint):
-    """Its extent is the whole matrix, its elements a thousandth of it."""
+    """The column reaches from end to end of the storage, but has only a thousandth of the elements."""
     (finding,) = run_rule("oversized-storage", save_checkpoint({"w": torch.zeros(1000, 1000)[:, :1]}))
     assert "but only 4,000 are used" in finding.message
 
 
 def test_oversized_storage_adds_up_what_several_tensors_use(run_rule, save_checkpoint):
-    """Two that overlap count their union, an expanded one what is stored of it."""
+    """Two overlapping tensors count as their union, and an expanded tensor as its stored elements."""
     big = torch.zeros(1 << 16)
     state = {"a": big[:2000], "b": big[1000:3000], "c": big[3000:3001].expand(50_000)}
     (finding,) = run_rule("oversized-storage", save_checkpoint(state))
@@ -68,19 +68,19 @@ def test_oversized_storage_adds_up_what_several_tensors_use(run_rule, save_check
 
 
 def test_oversized_storage_spares_tensors_that_share_a_storage_out(run_rule, save_checkpoint):
-    """As the weights of an LSTM on a GPU lie in one buffer: all of it is used."""
+    """On a GPU, the weights of an LSTM lie in a single buffer and use the whole buffer."""
     big = torch.zeros(1 << 16)
     assert not run_rule("oversized-storage", save_checkpoint({str(n): part for n, part in enumerate(big.split(5000))}))
 
 
 def test_oversized_storage_spares_what_is_not_worth_a_line(run_rule, save_checkpoint):
-    """Less than a page, or a small share of a big storage, as padding is."""
+    """Less than a page is unused, or only a small share of a big storage, for example padding."""
     state = {"a": torch.zeros(UNUSED_BYTES // 4 + 9)[:10], "b": torch.zeros(100_000)[:95_000]}
     assert not run_rule("oversized-storage", save_checkpoint(state))
 
 
 def test_oversized_storage_spares_what_a_filtered_tensor_uses(run_rule, save_checkpoint):
-    """Looking at a part of the file leaves what the rest of it uses as it is."""
+    """A tensor left out by a selection still uses its bytes of the storage."""
     big = torch.zeros(1 << 16)
     path = save_checkpoint({"model": {"a": big[:5000]}, "ema": {"a": big[5000:]}})
     assert not run_rule("oversized-storage", f"{path}#model")
@@ -99,7 +99,7 @@ def test_oversized_storage_spares_sparse_and_quantized_tensors(run_rule, save_ch
 
 
 def test_a_live_class_is_told_of_its_views(run_rule, tmp_path):
-    """A parameter that is a row of a matrix takes the matrix with it when it is saved."""
+    """A parameter that is a row of a matrix saves the whole matrix."""
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
         "        super().__init__()\n        self.w = nn.Parameter(torch.zeros(1000, 1000)[0])\n"
@@ -115,7 +115,7 @@ def test_a_live_class_is_told_of_its_views(run_rule, tmp_path):
 
 
 def test_tied_tensors_finds_two_names_of_one_tensor(run_rule, save_checkpoint):
-    """A note that names both and their bytes."""
+    """The note gives both names and the number of bytes."""
     w = torch.zeros(3, 4)
     (finding,) = run_rule("tied-tensors", save_checkpoint({"embed": w, "x": torch.zeros(2), "head": w}))
     assert finding.message == "embed: shares all of its 48 bytes with head"
@@ -123,7 +123,7 @@ def test_tied_tensors_finds_two_names_of_one_tensor(run_rule, save_checkpoint):
 
 
 def test_tied_tensors_finds_the_name_that_safetensors_dropped(run_rule, tmp_path):
-    """save_model keeps one of the names and writes the other into the metadata."""
+    """save_model keeps a single name and writes the other name into the metadata."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     net[1].weight = net[0].weight
     save_model(net, str(tmp_path / "a.safetensors"))
@@ -148,7 +148,7 @@ class Net(nn.Module):
 
 
 def test_tied_tensors_names_the_function_of_safetensors_as_verify_does(run_rule, save_checkpoint, tmp_path):
-    """Of a class, and of a state_dict that save_file would refuse."""
+    """The target is a class or a state_dict, and save_file refuses both."""
     (tmp_path / "net.py").write_text(TIED_NET)
     spec = f"{tmp_path}/net.py:Net"
     verified = verify(Verification(spec, checks=(Name.SAVE,)))
@@ -165,7 +165,7 @@ def test_tied_tensors_names_the_function_of_safetensors_as_verify_does(run_rule,
 def test_tied_tensors_does_not_name_the_function_of_safetensors_where_save_file_accepts(
     run_rule, save_checkpoint, tmp_path
 ):
-    """A file of safetensors has one name already; two sections are two files."""
+    """A safetensors file has a single name already, and two sections are two files."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     net[1].weight = net[0].weight
     save_model(net, str(tmp_path / "a.safetensors"))
@@ -176,7 +176,7 @@ def test_tied_tensors_does_not_name_the_function_of_safetensors_where_save_file_
 
 
 def test_tied_tensors_spares_what_an_optimizer_and_callbacks_hold(run_rule, save_checkpoint):
-    """A pickled optimizer holds the model's own parameters; a score is the best and the last one, under each name."""
+    """A pickled optimizer contains the model's own parameters, and callbacks store a score under several names."""
     net = torch.nn.Linear(3, 3)
     optimizer, score = torch.optim.Adam(net.parameters()), torch.tensor(0.5)
     callbacks = {"ModelCheckpoint{'monitor': 'loss'}": {"best_model_score": score, "best_k_models": {"/a.ckpt": score}}}
@@ -185,7 +185,7 @@ def test_tied_tensors_spares_what_an_optimizer_and_callbacks_hold(run_rule, save
 
 
 def test_tied_tensors_finds_a_tie_that_an_optimizer_has_too(run_rule, save_checkpoint):
-    """The model's two names, and not the optimizer's."""
+    """The finding has the two names in the model, not the name in the optimizer."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     net[1].weight = net[0].weight
     state = {"model": net.state_dict(keep_vars=True), "optimizer": torch.optim.Adam(net.parameters())}
@@ -194,7 +194,7 @@ def test_tied_tensors_finds_a_tie_that_an_optimizer_has_too(run_rule, save_check
 
 
 def test_tied_tensors_spares_equal_tensors_and_slices_of_one_storage(run_rule, save_checkpoint):
-    """Neither shares all it has."""
+    """Neither equal tensors nor slices share all their bytes."""
     big = torch.zeros(100)
     assert not run_rule(
         "tied-tensors", save_checkpoint({"a": big[:50], "b": big[50:], "c": torch.zeros(50), "t": torch.zeros(0)})
@@ -202,7 +202,7 @@ def test_tied_tensors_spares_equal_tensors_and_slices_of_one_storage(run_rule, s
 
 
 def test_shared_slices_finds_views_that_overlap(run_rule, save_checkpoint):
-    """The later one is named, with both extents in bytes."""
+    """The finding is at the later view, with both extents in bytes."""
     big = torch.zeros(100)
     (finding,) = run_rule("shared-slices", save_checkpoint({"a": big[:60], "b": big[40:]}))
     assert finding.message == "b: shares bytes with a (bytes 160 to 400 and bytes 0 to 240 of one storage)"
@@ -216,7 +216,7 @@ def test_shared_slices_says_once_that_two_views_have_the_same_bytes(run_rule, sa
 
 
 def test_attributes_of_tensors_are_no_names(run_rule, save_checkpoint):
-    """They are in no state_dict: neither tied weights nor slices that safetensors refuses."""
+    """No state_dict has the attributes of tensors: neither a tie nor a shared slice is reported."""
     whole, other = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))
     other.peer, other.rows = whole, [whole.detach()[1], {"all": whole.detach().t()}]
     path = save_checkpoint({"w": whole, "b": other})
@@ -225,7 +225,7 @@ def test_attributes_of_tensors_are_no_names(run_rule, save_checkpoint):
 
 
 def test_shared_slices_finds_a_transposed_view(run_rule, save_checkpoint):
-    """All bytes are shared, and yet it is another tensor."""
+    """The views share all bytes, but are different tensors."""
     w = torch.zeros(3, 4)
     path = save_checkpoint({"w": w, "t": w.t()})
     assert len(run_rule("shared-slices", path)) == 1
@@ -233,7 +233,7 @@ def test_shared_slices_finds_a_transposed_view(run_rule, save_checkpoint):
 
 
 def test_shared_slices_spares_slices_that_lie_apart_and_tied_names(run_rule, save_checkpoint):
-    """safetensors saves the former; the latter are another rule's."""
+    """safetensors saves separate slices, and tied names belong to another rule."""
     big = torch.zeros(100)
     assert not run_rule(
         "shared-slices", save_checkpoint({"a": big[:50], "b": big[50:], "c": big[:50], "e": big[70:70]})
@@ -252,13 +252,13 @@ INTERLEAVED = {
 
 @pytest.mark.parametrize("parts", INTERLEAVED.values(), ids=INTERLEAVED)
 def test_shared_slices_spares_what_lies_in_the_gaps_of_another(run_rule, save_checkpoint, parts):
-    """No byte is in two of them, though each reaches over the others."""
+    """No byte is in two views, though each view reaches over the other views."""
     big = torch.zeros(8, 12)
     assert not run_rule("shared-slices", save_checkpoint(dict(zip("abcdefghijkl", parts(big), strict=False))))
 
 
 def test_shared_slices_finds_columns_that_overlap_by_one(run_rule, save_checkpoint):
-    """In the gaps but for one column."""
+    """The views overlap in a single column."""
     big = torch.zeros(8, 12)
     (finding,) = run_rule("shared-slices", save_checkpoint({"a": big[:, :6], "b": big[:, 5:], "c": big[:, :5].clone()}))
     assert finding.fqn == "b"
@@ -285,14 +285,14 @@ MANY = {
 
 @pytest.mark.parametrize("parts", MANY.values(), ids=MANY)
 def test_shared_slices_spares_very_many_that_lie_in_gaps(run_rule, save_checkpoint, parts):
-    """Five hundred at least: they are parted, not tried pair by pair."""
+    """At least five hundred views are split into groups instead of tried pair by pair."""
     state = {str(n): tensor for n, tensor in enumerate(parts(1_000))}
     assert len(state) >= 500
     assert not run_rule("shared-slices", save_checkpoint(state))
 
 
 def test_shared_slices_finds_one_among_very_many_columns(run_rule, save_checkpoint):
-    """The one that reaches into the next."""
+    """The wide view reaches into the next column."""
     big = torch.zeros(1_000, 1_000)
     state = {str(n): column for n, column in enumerate(big.unbind(1))}
     (finding,) = run_rule("shared-slices", save_checkpoint(state | {"wide": big[:, 500:502]}))
@@ -302,7 +302,7 @@ def test_shared_slices_finds_one_among_very_many_columns(run_rule, save_checkpoi
 
 
 def test_shared_slices_says_where_it_cannot_tell(run_rule, save_checkpoint, monkeypatch):
-    """What is not decided is neither passed nor called a mistake; what needs no tries is told all the same."""
+    """Undecided views give a note, neither a pass nor a warning. An overlap found without tries is still reported."""
     monkeypatch.setattr("statecli.rules.storage.MAX_TRIES", 1)
     flat = torch.zeros(10_000)
     gaps = {str(n): flat.as_strided((10, 10), (7, 70 + n), n) for n in range(5)}
@@ -320,14 +320,14 @@ SLICE = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted)
 
 @given(st.lists(SLICE, min_size=1, max_size=5))
 def test_safetensors_refuses_exactly_what_shares_bytes(tmp_path_factory, slices):
-    """save_file refuses a state if and only if something in it is tied or overlaps."""
+    """save_file refuses a state exactly if tensors of the state are tied or overlap."""
     folder = tmp_path_factory.mktemp("s")
     big = torch.zeros(20)
     state = {str(n): big[a:b] for n, (a, b) in enumerate(slices)}
     torch.save(state, folder / "a.pt")
     (target,) = audit(Request((str(folder / "a.pt"),), select=("tied-tensors", "shared-slices"))).targets
     assert target.status is Status.AUDITED
-    # It takes tensors without an element for tied wherever they are.
+    # save_file takes all empty tensors for tied.
     filled = {name: tensor for name, tensor in state.items() if tensor.numel()}
     refused = pytest.raises(RuntimeError, match="share memory") if target.findings else nullcontext()
     with refused:
@@ -343,14 +343,14 @@ def views(draw):
 
 @given(st.lists(views(), min_size=1, max_size=4))
 def test_unused_bytes_are_never_more_than_no_tensor_has(tmp_path_factory, geometry):
-    """Held against torch: each element's byte is marked, and what is left is at least what the rule calls unused."""
+    """Checked against torch: after all elements are marked, unused bytes are never more than the unmarked bytes."""
     path = tmp_path_factory.mktemp("u") / "a.pt"
     big = torch.zeros(100)
     state = {str(n): big.as_strided(*first) for n, first in enumerate(geometry)}
     torch.save(state, path)
     marked = torch.zeros(100)
-    for one in geometry:
-        marked.as_strided(*one).fill_(1)
+    for view in geometry:
+        marked.as_strided(*view).fill_(1)
     for storage in group_by_storage(formats.read(str(path))):
         assert storage.size == 400
         assert 0 <= storage.unused_bytes <= int((marked == 0).sum()) * 4
@@ -358,7 +358,7 @@ def test_unused_bytes_are_never_more_than_no_tensor_has(tmp_path_factory, geomet
 
 @given(views(), views(), st.sampled_from(["int32", "int64", "int8", "bool"]))
 def test_views_share_a_byte_where_what_is_written_through_one_is_seen_through_the_other(first, second, dtype):
-    """Held against torch, which writes ones all over the elements of the first."""
+    """Checked against torch: the elements of the first view are overwritten and then read through the second view."""
     big = torch.zeros(100, dtype=torch.int64)
     big.as_strided(*first).fill_(-1)
     seen = bool((big.view(torch.int8).view(getattr(torch, dtype)).as_strided(*second) != 0).any())
@@ -368,11 +368,11 @@ def test_views_share_a_byte_where_what_is_written_through_one_is_seen_through_th
 
 @given(st.lists(views(), min_size=2, max_size=6), st.sampled_from(["int8", "int32"]))
 def test_no_view_shares_a_byte_with_one_of_another_group(geometry, dtype):
-    """All views are in the groups, once each; held against all pairs of different groups."""
-    held = list(dict.fromkeys(one for one in (_view(dtype, part) for part in geometry) if one.byte_count))
-    groups = list(split_disjoint_groups(held))
-    assert sorted(map(id, held)) == sorted(id(view) for group in groups for view in group)
-    pairs = [(one, two) for a, b in combinations(groups, 2) for one in a for two in b]
+    """The groups contain each view once. All pairs of views from different groups are checked."""
+    nonempty = list(dict.fromkeys(view for view in (_view(dtype, part) for part in geometry) if view.byte_count))
+    groups = list(split_disjoint_groups(nonempty))
+    assert sorted(map(id, nonempty)) == sorted(id(view) for group in groups for view in group)
+    pairs = [(first, second) for a, b in combinations(groups, 2) for first in a for second in b]
     assert not any(have_common_byte(first, second, [10_000]) for first, second in pairs)
 
 
@@ -385,7 +385,7 @@ def _view(dtype, geometry):
 
 
 def test_mixed_dtypes_finds_parameters_of_two_types(run_rule, save_checkpoint):
-    """A note with the counts, and the first of the rarer type."""
+    """The note has the counts and the first tensor of the rarer dtype."""
     state = {"a.weight": torch.zeros(2).bfloat16(), "b.weight": torch.zeros(2).bfloat16(), "n.weight": torch.zeros(2)}
     (finding,) = run_rule("mixed-dtypes", save_checkpoint(state))
     expected = "model: tensors have several dtypes: 2 bfloat16, 1 float32; n.weight is float32"
@@ -393,7 +393,7 @@ def test_mixed_dtypes_finds_parameters_of_two_types(run_rule, save_checkpoint):
 
 
 def test_mixed_dtypes_calls_parameters_what_is_known_to_be(run_rule, save_checkpoint):
-    """A name alone does not tell a parameter from a buffer; its type in the pickle does."""
+    """The type in the pickle shows a parameter; a name alone does not."""
     state = {"a": torch.nn.Parameter(torch.zeros(2)), "b": torch.nn.Parameter(torch.zeros(2).half())}
     assert run_rule("mixed-dtypes", save_checkpoint(state))[0].message.startswith(
         "model: parameters have several dtypes"
@@ -401,7 +401,7 @@ def test_mixed_dtypes_calls_parameters_what_is_known_to_be(run_rule, save_checkp
 
 
 def test_mixed_dtypes_spares_vectors_of_float32_among_matrices_of_16_bits(run_rule, save_checkpoint):
-    """So mixed precision is saved; a matrix among them, a wider vector or vectors of two narrow types are not so."""
+    """Mixed precision keeps vectors in float32. A float32 matrix or a vector of a third dtype is reported."""
     matrices = {"a.weight": torch.zeros(2, 2).bfloat16(), "b.weight": torch.zeros(2, 2).bfloat16()}
     norms = {"n.weight": torch.zeros(2), "n.bias": torch.zeros(2), "scale": torch.tensor(1.0)}
     assert not run_rule("mixed-dtypes", save_checkpoint({**matrices, **norms}))
@@ -420,7 +420,7 @@ def test_mixed_dtypes_spares_vectors_of_float32_among_matrices_of_16_bits(run_ru
 
 
 def test_mixed_dtypes_spares_the_parts_of_quantized_weights(run_rule, save_checkpoint):
-    """The float32 scales of float8 weights; another tensor of float32 counts."""
+    """The float32 scales of float8 weights do not count, but another float32 tensor does."""
     state = {"norm.weight": torch.ones(4, dtype=torch.bfloat16), "embed.weight": torch.ones(9, 4, dtype=torch.bfloat16)}
     for name in ("a", "b"):
         state[f"{name}.weight"] = torch.ones(4, 4).to(torch.float8_e4m3fn)
@@ -431,7 +431,7 @@ def test_mixed_dtypes_spares_the_parts_of_quantized_weights(run_rule, save_check
 
 
 def test_mixed_dtypes_spares_a_buffer_that_the_class_registers(save_checkpoint, tmp_path):
-    """Nothing in the file says that `table` is one."""
+    """The file does not show that `table` is a buffer."""
     path = save_checkpoint(
         {"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2), "table": torch.zeros(3).double()}
     )
@@ -446,7 +446,7 @@ def test_mixed_dtypes_spares_a_buffer_that_the_class_registers(save_checkpoint, 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_dtypes_of_copies_that_zero_keeps_are_not_the_models(run_rule, tmp_path, stage):
-    """Trained in bfloat16, of which stage 3 writes nothing: the optimizer's float32 copies stand for it."""
+    """The model trains in bfloat16, but the files have only float32 copies of the trained weights."""
     trained, frozen = {"w": torch.ones(3), "b": torch.ones(2)}, {"f": torch.ones(3, dtype=torch.bfloat16)}
     folder = zero.write(tmp_path / "zero", stage, [trained], frozen=frozen)
     assert not run_rule("mixed-dtypes", folder)
@@ -459,7 +459,7 @@ def test_dtypes_of_copies_that_zero_keeps_are_not_the_models(run_rule, tmp_path,
 
 
 def test_a_storage_that_is_packed_is_where_it_lies_in_the_file(run_rule, tmp_path):
-    """What it has of the file is shorter than what it holds; a storage in pieces is in no one place."""
+    """A packed storage is shorter in the file than in memory, and a storage in pieces has no single place."""
     np.savez_compressed(tmp_path / "a.npz", w=np.zeros(5000))
     (finding,) = run_rule("unexpected-dtype", tmp_path / "a.npz", policy=Policy(dtype=("float32",)))
     assert 0 < finding.place.length < 5000
@@ -469,7 +469,7 @@ def test_a_storage_that_is_packed_is_where_it_lies_in_the_file(run_rule, tmp_pat
 
 
 def test_mixed_dtypes_spares_integers_and_other_sections(run_rule, save_checkpoint):
-    """A model of one type next to its average of another, and a counter."""
+    """A model next to an average of another dtype, and a counter."""
     state = {"w": torch.zeros(2).half(), "n": torch.zeros(2, dtype=torch.int64)}
     assert not run_rule("mixed-dtypes", save_checkpoint({"model": state, "ema": {"w": torch.zeros(2)}}))
 
@@ -478,7 +478,7 @@ BF16 = Policy(dtype=("bfloat16",))
 
 
 def test_unexpected_dtype_finds_what_the_policy_does_not_name(run_rule, save_checkpoint):
-    """One error a tensor."""
+    """Each tensor gives an error."""
     path = save_checkpoint({"a": torch.zeros(2), "b": torch.zeros(2).bfloat16(), "c": torch.zeros(2).half()})
     assert [finding.message for finding in run_rule("unexpected-dtype", path, policy=BF16)] == [
         "a: dtype is float32, policy.dtype allows only bfloat16",
@@ -515,7 +515,7 @@ def test_too_large_spares_what_fits_to_the_byte(run_rule, save_checkpoint):
 
 @pytest.mark.parametrize("rule", ["unexpected-dtype", "too-large"])
 def test_a_rule_without_its_policy_is_skipped_with_the_reason(save_checkpoint, rule):
-    """What was not held to anything has not passed."""
+    """A tensor checked against nothing has not passed."""
     (target,) = audit(Request((str(save_checkpoint({"w": torch.zeros(2)})),), select=(rule,))).targets
     assert not target.ran
     assert "set policy." in target.skipped[0].reason

@@ -1,4 +1,4 @@
-"""Values that are wrong, or that may be: what is told of them, and what an ordinary checkpoint is spared."""
+"""Rules about values: wrong or doubtful values are reported, and ordinary checkpoints pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from statecli.rules.policy_config import Policy
 
 @pytest.fixture
 def audit_state(run_rule, tmp_path):
-    """What a rule says of a state_dict, saved by torch and its values read."""
+    """Save a state_dict with torch and return the findings of a rule, with values."""
 
     def run(rule, state, **options):
         torch.save(state, tmp_path / "a.pt")
@@ -35,7 +35,7 @@ def weight():
 
 
 def build_checkpoint():
-    """A training checkpoint of one linear layer after a step of Adam."""
+    """A training checkpoint of a single linear layer after a step of Adam."""
     net = torch.nn.Linear(20, 20)
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.randn(3, 20)).sum().backward()
@@ -48,7 +48,7 @@ def build_checkpoint():
 
 @pytest.mark.parametrize("rule", values.RULES, ids=lambda rule: rule.name)
 def test_without_values_no_rule_about_them_runs(tmp_path, weight, rule):
-    """It is listed as skipped, with the option that switched the values off."""
+    """The rule is listed as skipped, with the option that switched the values off."""
     torch.save({"w": weight}, tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=(rule.name,), values=False)).targets
     assert not target.ran
@@ -56,7 +56,7 @@ def test_without_values_no_rule_about_them_runs(tmp_path, weight, rule):
 
 
 def test_a_class_has_no_values_to_judge(tmp_path, monkeypatch):
-    """Those of its constructor say nothing of a checkpoint: skipped, with that reason."""
+    """The values of a constructor are not the values of a checkpoint, so the rule is skipped for this reason."""
     (tmp_path / "net.py").write_text(
         "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
     )
@@ -69,7 +69,7 @@ def test_a_class_has_no_values_to_judge(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64], ids=str)
 def test_nan_finds_a_weight_of_any_type(audit_state, weight, dtype):
-    """One among four hundred, with the figures and the name."""
+    """The message gives the name of the tensor and the number of values: 1 of 400."""
     bad = weight.clone()
     bad[3, 4] = math.nan
     (finding,) = audit_state("nan", {"good": weight.to(dtype), "bad": bad.to(dtype)})
@@ -86,7 +86,7 @@ def test_nan_finds_a_weight_of_any_type(audit_state, weight, dtype):
     ],
 )
 def test_nan_finds_and_tells_in_whole_sentences(audit_state, name, values, message):
-    """However many there are, and whatever the tensor is called."""
+    """The sentence fits any number of values and any name."""
     (finding,) = audit_state("nan", {name: torch.tensor(values)})
     assert finding.message == message
 
@@ -102,7 +102,7 @@ def test_nan_finds_an_optimizer_that_is_about_to_spread_it(audit_state):
 
 @pytest.mark.parametrize(("rule", "values"), [("nan", []), ("nan", [1.0]), ("inf", [1.0])])
 def test_nan_and_inf_are_a_note_in_what_is_no_models(audit_state, weight, rule, values):
-    """A metric that is not known, a history of losses: the weights next to it are as good as ever, nothing is lost."""
+    """An unknown metric or a history of losses does not affect the weights in the same file."""
     bad = torch.tensor([float(rule), *values]) if values else torch.tensor(float(rule))
     (finding,) = audit_state(rule, {"state_dict": {"w": weight}, "best_metric": bad})
     assert (finding.fqn, finding.severity) == ("best_metric", Severity.NOTE)
@@ -112,7 +112,7 @@ def test_nan_and_inf_are_a_note_in_what_is_no_models(audit_state, weight, rule, 
 
 @pytest.mark.parametrize("rule", ["nan", "inf"])
 def test_nan_and_inf_are_an_error_in_a_weight_beside_it(audit_state, weight, rule):
-    """The one note does not make a note of the other."""
+    """The note about the metric does not lower the severity for the weight."""
     weight[0, 0] = float(rule)
     actual = audit_state(rule, {"state_dict": {"w": weight}, "best_metric": torch.tensor([float(rule), 1.0])})
     assert sorted((tensor.fqn, tensor.severity.value) for tensor in actual) == [("best_metric", "note"), ("w", "error")]
@@ -120,7 +120,7 @@ def test_nan_and_inf_are_an_error_in_a_weight_beside_it(audit_state, weight, rul
 
 @pytest.mark.parametrize("best", [math.inf, -math.inf])
 def test_inf_spares_a_best_score_that_has_none_yet(audit_state, weight, best):
-    """Lightning's `kth_value` is infinite in every first save; a parameter of one number is none."""
+    """Lightning's `kth_value` is infinite in every first save. An infinite parameter of a single number is an error."""
     callbacks = {"ModelCheckpoint{'monitor': 'loss'}": {"kth_value": torch.tensor(best), "mode": "min"}}
     assert not audit_state("inf", {"state_dict": {"w": weight}, "callbacks": callbacks})
     state = {"w": weight, "scale": torch.tensor([best])}
@@ -130,13 +130,13 @@ def test_inf_spares_a_best_score_that_has_none_yet(audit_state, weight, best):
 
 
 def test_nan_finds_what_is_tied_once(audit_state, weight):
-    """One storage, one finding."""
+    """Tied names share a storage and give a single finding."""
     weight[0, 0] = math.nan
     assert len(audit_state("nan", {"a": weight, "b": weight})) == 1
 
 
 def test_nan_spares_infinities_and_the_largest_numbers(audit_state):
-    """Their bits are next to those of NaN."""
+    """The bits of infinities and of the largest numbers are next to the bits of NaN."""
     assert not audit_state("nan", {"w": torch.tensor([math.inf, -math.inf, torch.finfo(torch.float32).max])})
 
 
@@ -146,7 +146,7 @@ def test_nan_spares_integers_whose_bits_would_be_nan(audit_state):
 
 
 def test_inf_finds_a_weight_that_overflowed(audit_state, weight):
-    """An error, in the weight and in the optimizer."""
+    """An infinity is an error in the weight and in the optimizer."""
     weight[0, :2] = 70_000.0
     (finding,) = audit_state("inf", {"w": weight.half()})
     assert (finding.severity, finding.message) == (Severity.ERROR, "w: 2 of 400 values are infinite")
@@ -156,14 +156,14 @@ def test_inf_finds_a_weight_that_overflowed(audit_state, weight):
 
 
 def test_inf_finds_a_weight_whose_other_values_are_one(audit_state):
-    """A mask hides with -inf; +inf next to zeros is none."""
+    """A mask hides with -inf, so +inf next to zeros is not a mask."""
     assert [finding.severity for finding in audit_state("inf", {"w": torch.tensor([[math.inf, 0.0], [0.0, 0.0]])})] == [
         Severity.ERROR
     ]
 
 
 def test_inf_finds_a_buffer_with_one_among_others(audit_state, weight):
-    """A warning: no mask has many values next to -inf, but only its model knows."""
+    """The finding is a warning: no mask has many values next to -inf, but only the model knows its buffers."""
     stats = torch.tensor([1.0, 2.0, math.inf])
     bn = torch.nn.BatchNorm1d(3).state_dict()
     (finding,) = audit_state("inf", bn | {"running_var": stats})
@@ -179,14 +179,14 @@ def test_inf_finds_a_buffer_with_one_among_others(audit_state, weight):
     ids=["zeros", "ones"],
 )
 def test_inf_finds_a_mask_and_lets_it_pass(audit_state, meant):
-    """-inf next to one value alone is a mask: a note, whatever its name and kind."""
+    """-inf next to a single other value is a mask and gives a note, for any name and kind."""
     assert [finding.severity for finding in audit_state("inf", {"attn_mask": meant, "w": meant.clone()})] == [
         Severity.NOTE
     ] * 2
 
 
 def test_inf_finds_an_observer_that_has_seen_nothing_and_lets_it_pass(audit_state):
-    """A smallest value so far begins at infinity: torch's own observers save that."""
+    """The smallest value of an observer begins at infinity, and torch's own observers save the infinity."""
     observer = torch.nn.ModuleDict({"obs": torch.ao.quantization.MinMaxObserver()})
     assert [finding.severity for finding in audit_state("inf", observer.state_dict())] == [Severity.NOTE] * 2
 
@@ -202,13 +202,13 @@ def test_inf_spares_nan_and_the_largest_numbers(audit_state):
 
 
 def test_all_zero_finds_a_weight_that_was_never_written(audit_state, weight):
-    """A note, for a residual branch may begin so."""
+    """The finding is a note, because a residual branch may begin with zeros."""
     (finding,) = audit_state("all-zero", {"a": weight, "b": torch.zeros(16, 16)})
     assert (finding.fqn, finding.severity, finding.message) == ("b", Severity.NOTE, "b: all 256 values are zero")
 
 
 def test_all_zero_finds_several_in_one_finding_a_section(audit_state, weight):
-    """How many, and the first by name; the only one of another section by itself."""
+    """The message gives the count and the first names. A single tensor of another section has a finding of its own."""
     state = {"model": {"w": weight, **{f"l{n}.w": torch.zeros(16, 16) for n in range(4)}}}
     many, tensor = audit_state("all-zero", {**state, "ema": {"w": weight, "l0.w": torch.zeros(16, 16)}})
     assert many.message == "model: 4 tensors are all zero: model.l0.w, model.l1.w and 2 more"
@@ -217,14 +217,14 @@ def test_all_zero_finds_several_in_one_finding_a_section(audit_state, weight):
 
 
 def test_all_zero_finds_a_checkpoint_without_any_value(audit_state):
-    """All weights zero is no initialization: a warning."""
+    """No initialization sets all weights to zero, so the finding is a warning."""
     state = {"a": torch.zeros(4, 5), "b": torch.zeros(4, 5, dtype=torch.bfloat16)}
     (finding,) = audit_state("all-zero", state)
     assert (finding.severity, finding.message) == (Severity.WARNING, "model: 2 tensors are all zero: a, b")
 
 
 def test_all_zero_spares_biases_counters_and_one_value_that_is_not(audit_state, weight):
-    """What is zero in many a good checkpoint, and a weight that is nearly zero."""
+    """Many good checkpoints have zero biases, counters and small tensors. A nearly zero weight is not zero."""
     nearly = torch.zeros(100, 100)
     nearly[-1, -1] = 1e-30
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.LayerNorm(3)).state_dict()
@@ -240,32 +240,32 @@ BEGIN_AT_ZERO = [
 
 @pytest.mark.parametrize("name", BEGIN_AT_ZERO)
 def test_all_zero_spares_weights_that_begin_at_zero(audit_state, weight, name):
-    """Adapters and tables of positions by their names, whatever their shapes; what only sounds alike is told."""
+    """Adapters and position tables are spared by name, for any shape. A similar name is reported."""
     assert not audit_state("all-zero", {"w": weight, name: torch.zeros(64, 64)})
     assert audit_state("all-zero", {"w": weight, f"x{name.replace('.', '_')}": torch.zeros(64, 64)})
 
 
 def test_zeros_and_constants_spare_what_has_one_dimension_but_for_ones(audit_state, weight):
-    """Mean and std of an image's channels, a token, a scale of each output."""
+    """Examples are mean and std of an image's channels, a token, and a scale of each output."""
     state = {"mean": torch.zeros(1, 512, 1, 1), "token": torch.zeros(1, 1, 512), "scale": torch.ones(512, 1)}
     assert not audit_state("all-zero", {"w": weight, **state})
     assert not audit_state("constant", {"w": weight, **state})
 
 
 def test_constant_finds_a_placeholder(audit_state, weight):
-    """Its value is named."""
+    """The message gives the value."""
     (finding,) = audit_state("constant", {"a": weight, "b": torch.full((16, 16), 0.5)})
     assert (finding.fqn, finding.message) == ("b", "b: all 256 values are 0.5")
 
 
 def test_constant_finds_several_in_one_finding(audit_state, weight):
-    """How many, and the first by name."""
+    """The message gives the count and the first names."""
     (finding,) = audit_state("constant", {"w": weight, **{name: torch.ones(16, 16) for name in "abc"}})
     assert (finding.fqn, finding.message) == (None, "model: 3 tensors are constant: a, b and 1 more")
 
 
 def test_constant_spares_norms_and_zeros_and_one_value_that_is_not(audit_state):
-    """Ones of a norm are ordinary, zeros have a rule of their own, and the last of many values is looked at."""
+    """Ones of a norm are ordinary, zeros have a rule of their own, and the last of many values is read."""
     nearly = torch.ones(300, 300)
     nearly[-1, -1] = 2
     state = torch.nn.LayerNorm(300).state_dict() | {"small": torch.ones(15, 17)}
@@ -276,34 +276,34 @@ def test_constant_spares_norms_and_zeros_and_one_value_that_is_not(audit_state):
 
 
 def table(count, *, value=1e-40, shape=(640, 640)):
-    """A float32 weight of 409,600 values, `count` of them denormal: 4,096 are one in a hundred."""
+    """A float32 weight of 409,600 values, of which `count` are denormal: 4,096 are 1 %."""
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     tensor.view(-1)[:count] = value
     return tensor
 
 
 def test_denormal_finds_a_weight_that_decayed(audit_state):
-    """One in a hundred of a big one."""
+    """1 % of the values of a big weight are denormal."""
     (finding,) = audit_state("denormal", {"w": table(4096)})
     assert finding.message == "w: 4,096 of 409,600 values are denormal"
     assert finding.severity is Severity.WARNING
 
 
 def test_denormal_finds_moments_and_lets_them_pass(audit_state):
-    """Those of rows that no gradient reaches decay: ordinary, a note."""
+    """Moments decay in rows without gradients. Decay is ordinary and gives a note."""
     checkpoint = build_checkpoint()
     checkpoint["optimizer"]["state"][0]["exp_avg_sq"] = table(4096)
     assert [finding.severity for finding in audit_state("denormal", checkpoint)] == [Severity.NOTE]
 
 
 def test_denormal_lets_a_bias_pass_that_decayed(audit_state):
-    """It is added, and in no product: a note, however many of its values are denormal."""
+    """A bias is added and not multiplied, so denormal values give a note, whatever their number."""
     (finding,) = audit_state("denormal", {"w": table(0), "bias": table(5000, shape=(5000,))})
     assert (finding.fqn, finding.severity) == ("bias", Severity.NOTE)
 
 
 def test_denormal_spares_a_few_the_smallest_normal_and_half_precision(audit_state):
-    """Fewer than one in a hundred, or than 4,096; the smallest normal number; float16, which is widened first."""
+    """Fewer than 1 % or fewer than 4,096 values; the smallest normal number; float16, which torch widens first."""
     few, small = table(4097, shape=(640, 641)), table(4095, shape=(64, 64))
     least = torch.full((640, 640), torch.finfo(torch.float32).smallest_normal)
     half = torch.full((640, 640), 1e-7).half()
@@ -311,7 +311,7 @@ def test_denormal_spares_a_few_the_smallest_normal_and_half_precision(audit_stat
 
 
 def test_denormal_warns_of_nothing_in_what_training_leaves(audit_state):
-    """Rows of an embedding that no batch has any more, AdamW's moments of them, a bias without a gradient."""
+    """Rows of an embedding without later batches, their moments in AdamW, and a bias without a gradient."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Embedding(500, 64), torch.nn.Linear(64, 64), torch.nn.ReLU())
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.1)
@@ -331,7 +331,7 @@ TARGETS = {name: getattr(torch, name) for name in values.OVERFLOW if hasattr(tor
 
 
 def steps(number, count=40):
-    """Float32 numbers around one, a bit apart, and then wider."""
+    """Float32 numbers around `number`: first a bit apart, then wider apart."""
     limit = torch.tensor(min(number, torch.finfo(torch.float32).max))
     near = [limit]
     for direction in (math.inf, -math.inf):
@@ -345,25 +345,25 @@ def steps(number, count=40):
 
 @pytest.mark.parametrize("dtype", [name for name in TARGETS if name != "float32"])
 def test_a_value_overflows_where_torch_says_so(dtype):
-    """A bit below and a bit above the limit of each type, of either sign."""
+    """The values are a bit below and a bit above the limit of each type, with either sign."""
     around = steps(values.OVERFLOW[dtype][0])
     around = around[around.isfinite()]
     cast = around.to(TARGETS[dtype]).to(torch.float32)
     lost = ~cast.isfinite()
     if dtype == "float8_e4m3fn":  # newer versions of torch clamp: then it is further away than half a step
         lost |= (cast - around).abs() > 16
-    assert [values.overflows(one, dtype) for one in around.tolist()] == lost.tolist()
+    assert [values.overflows(value, dtype) for value in around.tolist()] == lost.tolist()
 
 
 def test_a_float64_overflows_float32_where_torch_says_so():
-    """Half a step above the largest float32, exactly."""
+    """The limit is exactly half a step above the largest float32."""
     limit = torch.tensor(values.OVERFLOW["float32"][0], dtype=torch.float64)
-    for one in (limit, torch.nextafter(limit, limit * 0), torch.nextafter(limit, limit * 2), -limit):
-        assert values.overflows(one.item(), "float32") is not bool(one.to(torch.float32).isfinite())
+    for number in (limit, torch.nextafter(limit, limit * 0), torch.nextafter(limit, limit * 2), -limit):
+        assert values.overflows(number.item(), "float32") is not bool(number.to(torch.float32).isfinite())
 
 
 def test_overflows_dtype_finds_what_half_precision_cannot_hold(audit_state, weight):
-    """The value that is furthest out is named, with the dtype."""
+    """The message gives the value furthest out and the dtype."""
     weight[0, 0], weight[0, 1] = -81_250.0, 70_000.0
     (finding,) = audit_state("overflows-dtype", {"w": weight}, policy=Policy(dtype=("float16",)))
     assert finding.message == "w: value -81250 overflows float16"
@@ -371,7 +371,7 @@ def test_overflows_dtype_finds_what_half_precision_cannot_hold(audit_state, weig
 
 
 def test_overflows_dtype_spares_what_still_rounds_down(audit_state, weight):
-    """65,519.99 rounds to 65,504, the largest float16; a type that the policy has is not cast; bfloat16 holds it."""
+    """65,519.99 rounds to 65,504, the largest float16. A dtype of the policy is not cast. bfloat16 can hold 1e30."""
     near, far = weight.clone(), weight.clone()
     near[0, 0], far[0, 0] = 65_519.99, 1e30
     assert torch.isfinite(near.half()).all()
@@ -388,7 +388,7 @@ def test_overflows_dtype_spares_an_optimizer(audit_state):
 
 
 def test_overflows_dtype_needs_a_dtype(tmp_path, weight):
-    """Without one in the policy it is skipped, and says what to set."""
+    """Without a dtype in the policy, the rule is skipped and the reason names the setting."""
     torch.save({"w": weight}, tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("overflows-dtype",), values=True)).targets
     assert "policy.dtype" in target.skipped[0].reason
@@ -399,7 +399,7 @@ def test_overflows_dtype_needs_a_dtype(tmp_path, weight):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
 def test_duplicate_values_finds_a_clone(audit_state, weight, dtype):
-    """Two names, two storages, one content; the bytes that are saved once too often."""
+    """Two names in two storages have the same content."""
     table = (weight * 100).to(dtype).repeat(2, 2)
     (finding,) = audit_state("duplicate-values", {"a": table, "b": table.clone(), "c": table + 1})
     assert finding.fqn == "a"
@@ -407,13 +407,13 @@ def test_duplicate_values_finds_a_clone(audit_state, weight, dtype):
 
 
 def test_duplicate_values_finds_three_in_one_finding(audit_state, weight):
-    """A group is one finding."""
+    """A group of equal tensors is a single finding."""
     (finding,) = audit_state("duplicate-values", {name: weight.clone() for name in "abc"})
     assert "b, c: 3.2 kB saved more than once" in finding.message
 
 
 def test_duplicate_values_finds_several_groups_in_one_finding(audit_state, weight):
-    """What more there is in bytes, and the first groups by name."""
+    """The message gives the additional bytes and the first groups by name."""
     state = {name: weight + n for n, names in enumerate(["abc", "de", "fg"]) for name in names}
     (finding,) = audit_state("duplicate-values", state)
     groups = "b duplicates a, e duplicates d and 1 more"
@@ -422,18 +422,18 @@ def test_duplicate_values_finds_several_groups_in_one_finding(audit_state, weigh
 
 
 def test_duplicate_values_finds_a_copy_that_lies_in_another_order(audit_state, weight):
-    """Strides are how it lies, not what it is."""
+    """Strides describe the layout, not the values."""
     assert len(audit_state("duplicate-values", {"a": weight, "b": weight.t().contiguous().t()})) == 1
 
 
 def test_duplicate_values_finds_what_safetensors_cannot_share(run_rule, tmp_path, weight):
-    """Tied tensors that were cloned to be saved."""
+    """Tied tensors were cloned for the save."""
     save_file({"embed.weight": weight, "lm_head.weight": weight.clone()}, tmp_path / "a.safetensors")
     assert len(run_rule("duplicate-values", tmp_path / "a.safetensors", values=True)) == 1
 
 
 def test_duplicate_values_spares_ties_constants_sections_and_one_bit(audit_state, weight):
-    """Tied is saved once; zeros are equal everywhere; an average of a model begins as a copy; a bit is a difference."""
+    """A tie is saved once, zeros are equal everywhere, an average begins as a copy, and a bit is a difference."""
     nearly = weight.clone()
     nearly.view(torch.int32)[-1, -1] ^= 1
     state = {"a": weight, "tied": weight, "nearly": nearly, "z": torch.zeros(20, 20), "y": torch.zeros(20, 20)}
@@ -443,7 +443,7 @@ def test_duplicate_values_spares_ties_constants_sections_and_one_bit(audit_state
 
 
 def test_duplicate_values_spares_what_each_layer_has_alike(audit_state, weight):
-    """A of Mamba is computed of its shape; buffers are tables that a layer makes for itself."""
+    """Mamba computes A from its shape, and buffers are tables created by each layer."""
     layers = [torch.nn.BatchNorm1d(512) for _ in range(2)]
     for layer in layers:
         layer.running_var.copy_(torch.arange(512))
@@ -452,12 +452,12 @@ def test_duplicate_values_spares_what_each_layer_has_alike(audit_state, weight):
     assert not audit_state("duplicate-values", state)
 
 
-# --- what was not read -----------------------------------------------------------------------------------------------
+# --- unread values ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def truncated_checkpoint(tmp_path, weight):
-    """`bad` has a NaN; the storages of `truncated_checkpoint` and `other` end too soon."""
+    """`bad` has a NaN. The storages of `cut` and `other` are truncated."""
     weight[0, 0] = math.nan
     torch.save({"bad": weight, "cut": weight + 1, "other": weight + 2}, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as before, zipfile.ZipFile(tmp_path / "b.pt", "w") as after:
@@ -469,9 +469,7 @@ def truncated_checkpoint(tmp_path, weight):
 
 @pytest.mark.parametrize("select", ["nan", "inf", "duplicate-values", "unread-values", "checksum-mismatch", "values"])
 def test_a_storage_that_ends_too_soon_fails_its_target_whatever_is_asked(truncated_checkpoint, statecli, select):
-    """It is no finding, which could be accepted or ignored; the other tensor is judged, and what finds nothing in it
-    has not passed.
-    """
+    """The failure cannot be ignored. Rules check the other tensor, but no rule without a finding has run."""
     result = statecli("audit", truncated_checkpoint, "--values", "--select", select, "-f", "json")
     nan = select in ("nan", "values")
     assert (result.code, result.json["passed"], result.json["ran"]) == (2, False, ["nan"] * nan)
@@ -483,7 +481,7 @@ def test_a_storage_that_ends_too_soon_fails_its_target_whatever_is_asked(truncat
 
 @pytest.mark.parametrize("options", [("--ignore", "unread-values"), ("--ignore", "unread-values", "--select", "inf")])
 def test_what_could_not_be_read_is_never_accepted(truncated_checkpoint, statecli, tmp_path, options):
-    """Neither by leaving the rule out nor by a baseline, which knows nothing of it."""
+    """The failure remains if the rule is ignored, and a baseline does not record unread values."""
     baseline = tmp_path / "b.json"
     first = statecli(
         "audit", truncated_checkpoint, "--values", *options, "--write-baseline", baseline, "--reason", "a test"
@@ -496,7 +494,7 @@ def test_what_could_not_be_read_is_never_accepted(truncated_checkpoint, statecli
 
 
 def test_a_rule_that_was_not_shown_all_values_is_no_case_that_passed(truncated_checkpoint, statecli, tmp_path):
-    """JUnit has it as skipped, SARIF and GitHub the target as an error; with -v each tensor is named."""
+    """JUnit reports the rule as skipped; SARIF and GitHub report the target as an error. -v names each tensor."""
     reports = [f"--report={name}={tmp_path / name}" for name in ("junit", "sarif", "github")]
     result = statecli("audit", truncated_checkpoint, "--values", "--select", "inf", "-v", *reports)
     suite = xml.etree.ElementTree.parse(tmp_path / "junit").getroot()[0]  # noqa: S314 - our own
@@ -513,7 +511,7 @@ def test_a_rule_that_was_not_shown_all_values_is_no_case_that_passed(truncated_c
 
 
 def test_unread_values_finds_types_that_hold_no_numbers(audit_state, weight):
-    """bits8 is a warning, a tensor on meta, which is meant to have none, a note."""
+    """bits8 gives a warning. A tensor on meta has no values by design and gives a note."""
     state = {
         "w": weight,
         "bits": torch.zeros(8, dtype=torch.uint8).view(torch.bits8),
@@ -524,7 +522,7 @@ def test_unread_values_finds_types_that_hold_no_numbers(audit_state, weight):
 
 
 def test_unread_values_spares_every_type_that_torch_computes_with(audit_state, weight):
-    """Sparse, quantized, complex, bool and one-byte floats are all read."""
+    """Sparse, quantized, complex, bool and 8-bit float tensors are all read."""
     state = {
         "sparse": weight.to_sparse(),
         "csr": weight.to_sparse_csr(),
@@ -571,10 +569,10 @@ def tables():
     return {f"layers.{n}.rotary_emb.inv_freq": inv_freq.clone() for n in range(4)} | {"w": torch.randn(16, 16)}
 
 
-@pytest.mark.parametrize("made", [transformer, zero_convolution, lora, average, build_masks, tables, build_checkpoint])
-def test_an_ordinary_checkpoint_is_clean(tmp_path, made):
-    """No rule about values says more than a note."""
-    torch.save(made(), tmp_path / "a.pt")
+@pytest.mark.parametrize("build", [transformer, zero_convolution, lora, average, build_masks, tables, build_checkpoint])
+def test_an_ordinary_checkpoint_is_clean(tmp_path, build):
+    """No rule about values reports more than a note."""
+    torch.save(build(), tmp_path / "a.pt")
     chosen = tuple(rule.name for rule in values.RULES)
     policy = Policy(dtype=("float32", "bfloat16"))
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=chosen, values=True, policy=policy)).targets
@@ -610,7 +608,7 @@ ONE = torch.ones(1)
     ids=["coo", "csr", "bsr", "empty", "behind", "before", "a column", "falling rows", "more than stored"],
 )
 def test_sparse_indices_finds_indices_outside_the_shape(run_rule, tmp_path, tensor, message):
-    """torch loads them by default, and the next operator reads or writes there."""
+    """torch loads the indices by default, and the next operator reads or writes outside the shape."""
     torch.save({"w": torch.ones(2), "m": tensor}, tmp_path / "a.pt")
     findings = run_rule("sparse-indices", tmp_path / "a.pt", values=True)
     assert [message in finding.message for finding in findings] == ([True] if message else [])
@@ -618,7 +616,7 @@ def test_sparse_indices_finds_indices_outside_the_shape(run_rule, tmp_path, tens
 
 @pytest.mark.parametrize(("options", "count"), [({"values": False}, 2), ({"values": True}, 0)], ids=["without", "with"])
 def test_unchecked_indices_finds_sparse_tensors_where_no_values_are_read(tmp_path, options, count):
-    """Nothing was checked, so it is no pass."""
+    """Unread indices were not checked, so the result is not a pass."""
     torch.save(
         {"w": torch.ones(2), "m": torch.eye(4).to_sparse(), "n": torch.eye(4).to_sparse_csr()}, tmp_path / "a.pt"
     )
@@ -629,14 +627,14 @@ def test_unchecked_indices_finds_sparse_tensors_where_no_values_are_read(tmp_pat
 
 
 def test_sparse_indices_spares_the_last_place_and_duplicates(run_rule, tmp_path):
-    """Indices up to the size, and values that are summed at one place."""
+    """The largest index is the size minus 1, and values with the same index are summed."""
     twice = torch.sparse_coo_tensor(torch.tensor([[3, 3], [3, 3]]), torch.ones(2), (4, 4))
     torch.save({"w": torch.ones(2), "m": twice}, tmp_path / "a.pt")
     assert not run_rule("sparse-indices", tmp_path / "a.pt", values=True)
 
 
 class Indirect:
-    """A tensor that another function makes."""
+    """A tensor built by another function."""
 
     def __init__(self, tensor):
         self.rebuild, self.args = tensor.__reduce_ex__(2)
@@ -647,7 +645,7 @@ class Indirect:
 
 @pytest.mark.parametrize("where", ["an attribute", "a key", "example inputs", "an unlisted twin", "a call"])
 def test_unchecked_indices_finds_tensors_that_are_not_listed(tmp_path, where):
-    """torch makes them too, and their indices are checked by nobody."""
+    """torch builds unlisted tensors too, and no rule checks their indices."""
     path, sparse = str(tmp_path / "a.pt"), torch.eye(4).to_sparse()
     weight = torch.nn.Parameter(torch.ones(4, 4))
     weight.mask = sparse
@@ -670,7 +668,7 @@ def test_unchecked_indices_finds_tensors_that_are_not_listed(tmp_path, where):
 
 
 def test_unchecked_indices_spares_tensors_that_are_listed(tmp_path):
-    """Also if the file has one under two names, or as a parameter."""
+    """The file may have a tensor under two names, or as a parameter."""
     sparse = torch.eye(4).to_sparse()
     state = {"m": sparse, "again": sparse, "p": torch.nn.Parameter(torch.ones(4, 4).to_sparse_csr())}
     torch.save(state, tmp_path / "a.pt")
@@ -679,7 +677,7 @@ def test_unchecked_indices_spares_tensors_that_are_listed(tmp_path):
 
 
 def test_unchecked_indices_spares_dense_tensors(tmp_path):
-    """They have none."""
+    """Dense tensors have no indices."""
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unchecked-indices", "nan"), values=False)).targets
     assert not target.findings

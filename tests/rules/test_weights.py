@@ -1,4 +1,4 @@
-"""Values that contradict what a checkpoint says of its training."""
+"""Values that contradict the signs of training in a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LAYERS = range(3)
 
 
 def factors(*trained):
-    """The two factors of each layer; B is zero but in these layers."""
+    """The two factors of each layer. Factor B is zero except in the given layers."""
     names = [f"base_model.model.layers.{n}.q_proj" for n in LAYERS]
-    made = {f"{name}.lora_A.weight": torch.randn(4, 16) for name in names}
-    return made | {f"{name}.lora_B.weight": torch.ones(16, 4) * (n in trained) for n, name in enumerate(names)}
+    tensors = {f"{name}.lora_A.weight": torch.randn(4, 16) for name in names}
+    return tensors | {f"{name}.lora_B.weight": torch.ones(16, 4) * (n in trained) for n, name in enumerate(names)}
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_untrained_adapter_finds_zeros_after_training_steps(run_rule, adapter):
 
 
 def test_an_optimizers_state_is_a_sign_of_training(run_rule, tmp_path):
-    """It is saved after a step at the earliest."""
+    """The state of an optimizer is saved after a step at the earliest."""
     net = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.ones(1, 2)).sum().backward()
@@ -59,7 +59,7 @@ def test_an_optimizers_state_is_a_sign_of_training(run_rule, tmp_path):
 
 
 def test_an_adapter_without_a_sign_of_training_is_a_note(run_rule, adapter):
-    """It may have been saved before training."""
+    """The adapter may have been saved before training."""
     (finding,) = run_rule("untrained-adapter", adapter(factors()), values=True)
     assert finding.severity is Severity.NOTE
 
@@ -71,7 +71,7 @@ def test_some_zero_factors_after_training_are_a_note(run_rule, adapter):
 
 
 def test_untrained_adapter_spares_a_trained_one(run_rule, adapter, tmp_path):
-    """And one in which a layer has no gradient, before anything says that it was trained."""
+    """Without a sign of training, an adapter with untrained layers passes as well."""
     assert not run_rule("untrained-adapter", adapter(factors(*LAYERS), step=500), values=True)
     (tmp_path / "trainer_state.json").unlink()
     assert not run_rule("untrained-adapter", adapter(factors(0)), values=True)
@@ -89,7 +89,7 @@ def test_untrained_adapter_spares_b_of_adalora(run_rule, adapter):
 @pytest.mark.parametrize("size", [64, 5_000, 1_000_003])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_outlier_finds_one_value_among_others(run_rule, tmp_path, size, dtype):
-    """Wherever it lies, in a tensor of any size."""
+    """The tensor may have any size."""
     values = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype)
     values[size // 3] = -50_000.0
     torch.save({"fc.weight": values}, tmp_path / "a.pt")
@@ -101,7 +101,7 @@ def test_outlier_finds_one_value_among_others(run_rule, tmp_path, size, dtype):
 
 
 def test_a_flipped_bit_of_an_exponent_is_found(run_rule, tmp_path):
-    """0.02 becomes 6.8e36."""
+    """The flipped bit turns 0.02 into 6.8e36."""
     values = torch.randn(4096) * 0.02
     values.view(torch.int32)[7] ^= 1 << 30
     torch.save({"fc.weight": values}, tmp_path / "a.pt")
