@@ -1,4 +1,4 @@
-"""Every finding of every command is built from an entry of one dictionary, and each entry explains itself."""
+"""All findings of all commands are built from the entries of a single dictionary, and each entry explains itself."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ COMMANDS = {"inspect", "diff", "verify", "fix", "audit", "explain", "lock", "log
 
 @functools.cache
 def parse(path):
-    """The syntax tree of a file, which is parsed once."""
+    """Return the syntax tree of a file. The result is cached."""
     return ast.parse(TEXTS[path])
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_trees():
-    """The collector of later tests would walk them."""
+    """Drop the trees, because the garbage collector would walk the trees in later tests."""
     yield
     parse.cache_clear()
 
 
 def trees(*words):
-    """Yield (path, tree) of each file that has one of these words."""
+    """Yield (path, tree) of each file with at least one of the words."""
     for path, text in TEXTS.items():
         if any(word in text for word in words):
             yield path, parse(path)
@@ -48,14 +48,14 @@ def get_last_name(node):
 
 
 def calls(tree, *names):
-    """Yield the calls of functions or methods of these names."""
+    """Yield the calls of functions or methods with the given names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and get_last_name(node.func) in names:
             yield node
 
 
 def defined_names(tree):
-    """Yield the name of each rule that a module defines: by Rule, by a helper that returns one, or by a decorator."""
+    """Yield the names of rules defined in a module: by Rule, by a helper with return type Rule, or by a decorator."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     helpers = [node.name for node in functions if node.returns and ast.unparse(node.returns) == "Rule"]
     for call in calls(tree, "Rule", *helpers):
@@ -76,13 +76,13 @@ def test_every_rule_in_the_code_is_in_the_dictionary():
 
 
 def test_findings_are_built_from_rules_alone():
-    """`Rule.finding` gives a finding its name; only a summary of several findings copies it from one of them."""
+    """`Rule.finding` sets the name of a finding. Only a summary of several findings copies the name from a finding."""
     built = {path for path, tree in trees("Finding") for _ in calls(tree, "Finding")}
     assert built == {"core/rule.py", "core/finding.py"}
 
 
 def test_a_severity_is_decided_in_one_function():
-    """No other function calls it, sets the severity of a finding, or chooses between a rule's default and another."""
+    """Only `core/rule.py` calls `decide_severity`. No code sets a severity later or chooses between two severities."""
     decided = {path for path, tree in trees("decide_severity") for _ in calls(tree, "decide_severity")}
     assert decided == {"core/rule.py"}
     for path, tree in trees("severity"):
@@ -96,7 +96,7 @@ def test_a_severity_is_decided_in_one_function():
 
 
 def test_the_configured_severity_comes_before_that_of_the_case_and_the_default():
-    """In this order."""
+    """The configuration comes first, then the case, then the default."""
     rule = DICTIONARY["left-behind"]
     for severity, configured, decided in (
         (None, None, Severity.ERROR),
@@ -108,7 +108,7 @@ def test_the_configured_severity_comes_before_that_of_the_case_and_the_default()
 
 
 def test_an_entry_explains_itself():
-    """What it reports in one line, why that hurts, an example, what to do; and who reports it."""
+    """An entry has a one-line summary, a reason, an example, a fix, and the commands that report the rule."""
     for rule in DICTIONARY.values():
         assert rule.summary.endswith("."), rule.name
         assert "\n" not in rule.summary, rule.name
@@ -120,7 +120,7 @@ def test_an_entry_explains_itself():
 
 
 def test_the_commands_are_those_that_have_a_document():
-    """Rules and configuration are no findings."""
+    """Rules and configuration have documents, but report no findings."""
     assert set(DOCUMENTS) - {"rules", "config"} == COMMANDS
 
 
@@ -132,7 +132,7 @@ def test_a_rule_of_audit_is_in_the_group_of_its_module():
 
 
 def test_every_error_names_a_rule():
-    """An error that breaks a rule of audit is reported under it."""
+    """The rule that an error names is a rule of audit."""
     kinds = [StateError]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -149,13 +149,13 @@ def test_a_renamed_rule_keeps_its_fingerprint():
 
 
 def test_a_rule_is_a_value():
-    """Two rules of the same text are equal, whatever built them."""
+    """Two rules with the same text are equal, even if different code built the rules."""
     rule = DICTIONARY["added"]
     assert rule == Rule(*(getattr(rule, field) for field in Rule.__struct_fields__))
 
 
 def list_severities(tree):
-    """Lines of `Severity.X` that are neither compared, nor in the definition of a rule, nor a key, nor a threshold."""
+    """Lines of `Severity.X` outside comparisons, definitions of rules, keys of dicts and thresholds."""
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "Severity"):
@@ -175,7 +175,7 @@ DEFINITIONS = {"Rule", "rule", "_rule"}
 
 
 def test_each_severity_stands_in_the_definition_of_its_rule():
-    """Code names a case of the rule. A function of `core/severity.py` decides about a tensor that may be lost."""
+    """Code names a case of the rule. A function of `core/severity.py` decides for a possibly lost tensor."""
     definitions = ("severity.py", "rules.py", "registration_rules.py")
     outside = {
         (path, line)
@@ -192,7 +192,7 @@ MEASURED = {("commands/inspect/run.py", "if measured.severity in (None, Severity
 
 
 def test_a_case_that_code_names_is_a_case_of_a_rule():
-    """A name is text, so that no type checks its spelling; and no case is left without a finding."""
+    """The name of a case is text, so no type checker checks the spelling."""
     named = {case for text in TEXTS.values() for case in re.findall(r'"([^"\n]+)"', text)}
     cases = {case for rule in DICTIONARY.values() for case in rule.cases}
     used = {case for text in TEXTS.values() for case in re.findall(r'\.cases\["([^"]+)"', text)}

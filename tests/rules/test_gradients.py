@@ -1,4 +1,4 @@
-"""Rules about what is trained."""
+"""Rules about trained and frozen parameters and the state of their optimizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statecli.rules.policy_config import Policy
 
 @pytest.fixture
 def train(tmp_path):
-    """A training checkpoint of a model, with the optimizer built from these named parameters."""
+    """Save a training checkpoint of a model, with an optimizer built from the named parameters; return the path."""
 
     def save(module, named):
         optimizer = torch.optim.AdamW(named)
@@ -36,7 +36,7 @@ def small():
 
 
 def test_trainable_mismatch_finds_what_should_be_frozen_and_what_should_not(run_rule, tmp_path):
-    """Each by the glob that says so."""
+    """`frozen` reports matching trainable tensors, and `trainable` reports matching frozen tensors."""
     module = small()
     module[1].requires_grad_(False)
     torch.save(module, tmp_path / "m.pt")
@@ -45,7 +45,7 @@ def test_trainable_mismatch_finds_what_should_be_frozen_and_what_should_not(run_
 
 
 def test_trainable_mismatch_finds_a_glob_that_matches_nothing(run_rule, tmp_path):
-    """A policy with a typo holds nothing."""
+    """A glob with a typo protects no tensor."""
     torch.save(small(), tmp_path / "m.pt")
     (finding,) = run_rule("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0",)))
     assert finding.message.endswith("model tensors; did you mean '0.*'?")
@@ -54,7 +54,7 @@ def test_trainable_mismatch_finds_a_glob_that_matches_nothing(run_rule, tmp_path
 
 
 def test_trainable_mismatch_spares_what_is_as_the_policy_has_it(run_rule, tmp_path):
-    """And a buffer, which never requires grad, inside a glob of what is trained."""
+    """A buffer never requires grad and is not reported, even if `trainable` matches its name."""
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     module[0].requires_grad_(False)
     torch.save(module, tmp_path / "m.pt")
@@ -62,7 +62,7 @@ def test_trainable_mismatch_spares_what_is_as_the_policy_has_it(run_rule, tmp_pa
 
 
 def test_trainable_mismatch_finds_that_it_cannot_be_told(run_rule, tmp_path):
-    """A state_dict records no requires_grad: one warning, whatever the number of tensors and globs."""
+    """A state_dict does not record requires_grad, so the result is a single warning for all tensors and globs."""
     torch.save(small().state_dict(), tmp_path / "s.pt")
     policy = Policy(frozen=("0.*", "1.weight"), trainable=("1.bias",))
     (finding,) = run_rule("trainable-mismatch", tmp_path / "s.pt", policy=policy)
@@ -74,7 +74,7 @@ def test_trainable_mismatch_finds_that_it_cannot_be_told(run_rule, tmp_path):
 
 
 def test_trainable_mismatch_spares_what_a_lock_holds(tmp_path):
-    """What is frozen, by its values; of what is trained a lock says nothing."""
+    """The lock checks the values of frozen tensors, but cannot check trainable tensors."""
     torch.save(small().state_dict(), tmp_path / "s.pt")
     request = locking.Request((str(tmp_path / "s.pt"),))
     lock = locking.build_lock(locking.read_targets(request), request)
@@ -97,7 +97,7 @@ def test_trainable_mismatch_is_skipped_where_there_is_no_model(tmp_path):
 
 
 def test_optimizer_orphan_finds_state_of_a_parameter_that_is_gone(run_rule, train):
-    """The optimizer was built with a head that the model no longer has."""
+    """The optimizer was built with a head missing from the model."""
     module = small()
     old = [*module.named_parameters(), ("head.weight", nn.Parameter(torch.ones(2)))]
     findings = run_rule("optimizer-orphan", train(module, old))
@@ -118,7 +118,7 @@ def test_untracked_parameter_finds_one_that_no_optimizer_has(run_rule, train):
 
 
 def test_untracked_parameter_spares_frozen_ones(run_rule, train):
-    """Who needs no grad needs no optimizer."""
+    """A frozen parameter needs no optimizer."""
     module = small()
     module[1].requires_grad_(False)
     assert not run_rule("untracked-parameter", train(module, list(module[0].named_parameters(prefix="0"))))
@@ -132,7 +132,7 @@ def not_run(path):
 
 
 def test_an_optimizer_that_nothing_is_known_of_is_one_all_the_same(train, monkeypatch):
-    """Beyond so many entries nobody finds out what it trains, and that is no absence."""
+    """Above the limit of entries, statecli does not search for the trained parameters. The optimizer still counts."""
     module = small()
     path = train(module, module.parameters())
     torch.save(torch.load(path) | {"model": module.state_dict()}, path)
@@ -144,13 +144,13 @@ UNTOLD = "the optimizer state does not contain the names of the parameters that 
 
 
 def test_where_there_is_no_optimizer_that_is_why(tmp_path):
-    """Nothing is said of names then."""
+    """The reason does not mention names."""
     torch.save(small().state_dict(), tmp_path / "m.pt")
     assert not_run(tmp_path / "m.pt") == {"the target has no optimizer state"}
 
 
 def train_fused(cls=torch.optim.AdamW, frozen=0, **settings):
-    """A small model and the state of its optimizer, trained by one step of the fused kernel."""
+    """A small model and the state of its optimizer after a step of the fused kernel."""
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(2, 2))
     for parameter in list(module.parameters())[:frozen]:
         parameter.requires_grad_(False)
@@ -187,7 +187,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("frozen", [0, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_fused_state_mismatch_spares_states_that_fit_the_model(name, frozen, tmp_path):
-    """In one file, in a training folder with sorted weights, and alone, where nothing can be compared."""
+    """A single file and a training folder with sorted weights pass. An optimizer alone gives a note."""
     cls, settings = OPTIMIZERS[name]
     checkpoint = train_fused(cls, frozen, **settings)
     torch.save(checkpoint, tmp_path / "t.pt")
@@ -228,7 +228,7 @@ STATES = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_fused_state_mismatch_finds_a_state_that_a_kernel_overruns(name, tmp_path):
-    """Loading takes the states as they are."""
+    """Loading does not check the shapes of the states."""
     checkpoint = train_fused()
     edit, why = STATES[name]
     edit(checkpoint["optimizer"]["state"])
@@ -237,7 +237,7 @@ def test_fused_state_mismatch_finds_a_state_that_a_kernel_overruns(name, tmp_pat
 
 
 def test_short_states_in_a_training_folder_are_an_error(tmp_path):
-    """Also if the optimizer trains only a part of the model, which is a warning, and with `fused` of another type."""
+    """If the optimizer trains only a part of the model, the result is a warning. `fused` may have another type."""
     for frozen, severity in ((0, Severity.ERROR), (2, Severity.WARNING)):
         checkpoint = train_fused(frozen=frozen)
         _short(checkpoint["optimizer"]["state"])
@@ -248,7 +248,7 @@ def test_short_states_in_a_training_folder_are_an_error(tmp_path):
 
 
 def test_an_optimizer_deep_in_the_checkpoint_is_a_note(tmp_path):
-    """Its states are compared with each other, and with no model."""
+    """The states are compared with each other, but not with a model."""
     checkpoint = train_fused()
     checkpoint["optimizer"]["state"][0]["exp_avg_sq"] = torch.zeros(1)
     torch.save({"net": checkpoint["model"], "a": {"b": {"c": checkpoint["optimizer"]}}}, tmp_path / "t.pt")
@@ -258,7 +258,7 @@ def test_an_optimizer_deep_in_the_checkpoint_is_a_note(tmp_path):
 
 
 def test_text_instead_of_ids_does_not_hide_the_order(tmp_path):
-    """torch matches parameters by their order, whatever the optimizer calls them."""
+    """torch matches parameters by their order, and ignores the names in the optimizer."""
     checkpoint = train_fused()
     state, group = checkpoint["optimizer"]["state"], checkpoint["optimizer"]["param_groups"][0]
     names = ["1.weight", "0.bias", "0.weight", "1.bias", "2.weight", "2.bias"]
@@ -273,7 +273,7 @@ def test_text_instead_of_ids_does_not_hide_the_order(tmp_path):
 
 
 def test_states_of_an_optimizer_that_is_not_fused_may_have_any_shape(tmp_path):
-    """Its kernels check shapes, and optimizers such as NovoGrad keep one number for each tensor."""
+    """Kernels without `fused` check shapes, and optimizers like NovoGrad keep a single number for each tensor."""
     checkpoint = train_fused()
     checkpoint["optimizer"]["param_groups"][0]["fused"] = None
     _short(checkpoint["optimizer"]["state"])
@@ -286,7 +286,7 @@ def test_states_of_an_optimizer_that_is_not_fused_may_have_any_shape(tmp_path):
 
 
 def test_short_states_of_a_fused_optimizer_crash(tmp_path, forked_python):
-    """As a training loop resumes: default torch.load, then load_state_dict and steps."""
+    """The code resumes as a training loop: default torch.load, then load_state_dict and steps."""
     module = nn.Linear(512, 512, bias=False)
     optimizer = torch.optim.Adam(module.parameters(), fused=True)
     module(torch.ones(1, 512)).sum().backward()

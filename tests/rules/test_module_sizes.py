@@ -25,7 +25,7 @@ class Encoder(nn.Module):
 
 
 def build_normalized(dim: int | None) -> tuple[nn.Module, nn.Module]:
-    """A layer whose weight is split in two, by the old function and by the new one."""
+    """A layer with its weight split in two, by the old function and by the new function."""
     return (
         nn.utils.weight_norm(nn.Linear(4, 8), dim=dim),
         nn.utils.parametrizations.weight_norm(nn.Linear(4, 8), dim=dim),
@@ -72,7 +72,7 @@ CELLS = {
 @pytest.mark.parametrize("save", [save_pickle, save_script, save_trace])
 @pytest.mark.parametrize("name", CELLS)
 def test_inconsistent_module_spares_modules_as_they_are_built(name, save, tmp_path):
-    """Each cell by each writer; in a checkpoint of a state_dict the rule has nothing to judge."""
+    """Each writer saves each cell. In the checkpoint of a state_dict the rule has nothing to check."""
     module = Encoder(CELLS[name]())
     assert messages(save(module, tmp_path / "x.pt")) == []
     torch.save(module.state_dict(), tmp_path / "s.pt")
@@ -95,14 +95,14 @@ SHORT = {
 @pytest.mark.parametrize("save", [save_pickle, save_script])
 @pytest.mark.parametrize("name", SHORT)
 def test_inconsistent_module_finds_a_short_weight(name, save, tmp_path):
-    """The constructor made it, and the file has another."""
+    """The weight in the file has another shape than the constructor creates."""
     build, what = SHORT[name]
     (message,) = messages(save(Encoder(build()), tmp_path / "x.pt"))
     assert f"cell.{what}" in message or what in message
 
 
 def test_another_list_of_weights_than_the_module_has_is_an_error(tmp_path):
-    """forward passes on the list, and no parameter."""
+    """forward passes the list to the kernel, not the parameters."""
     module = nn.LSTM(4, 6, bias=False)
     module._flat_weights = [torch.zeros(1, 4), torch.zeros(24, 6), torch.zeros(1)]
     first, last = messages(save_pickle(Encoder(module), tmp_path / "x.pt"))
@@ -111,7 +111,7 @@ def test_another_list_of_weights_than_the_module_has_is_an_error(tmp_path):
 
 
 def test_all_weights_short_in_the_same_way_contradict_the_hidden_size(tmp_path, forked_python):
-    """Also where TorchScript compiles the hidden size into the class; the kernel reads by that of the states."""
+    """TorchScript may compile the hidden size into the class. The kernel reads by the hidden size of the states."""
     small = nn.LSTM(4, 6)
     small.hidden_size = 4096
     for save in (save_pickle, save_script):
@@ -122,14 +122,14 @@ def test_all_weights_short_in_the_same_way_contradict_the_hidden_size(tmp_path, 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, None])
 def test_weight_norm_is_clean(dim, tmp_path):
-    """Of rows, of columns, and of the whole weight; a module with a parametrization cannot be pickled."""
+    """The norm is of rows, of columns, or of the whole weight. A parametrized module cannot be pickled."""
     old, new = build_normalized(dim)
     assert messages(save_pickle(old, tmp_path / "x.pt")) == messages(save_trace(old, tmp_path / "y.pt")) == []
     assert messages(save_trace(new, tmp_path / "z.pt")) == []
 
 
 def test_a_short_norm_is_an_error(tmp_path):
-    """The kernel reads one for each row."""
+    """The kernel reads a norm for each row."""
     old, new = build_normalized(0)
     old.weight_g = nn.Parameter(torch.ones(1, 1))
     (message,) = messages(save_pickle(old, tmp_path / "x.pt"))
@@ -143,7 +143,7 @@ def test_a_short_norm_is_an_error(tmp_path):
 
 
 def test_attention_without_heads_is_an_error(tmp_path):
-    """Calling it divides by zero."""
+    """A call of the module divides by zero."""
     module = nn.TransformerEncoderLayer(8, 2, 16)
     assert messages(save_pickle(module, tmp_path / "x.pt")) == []
     module.self_attn.num_heads = 0

@@ -23,7 +23,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_models"
 
 
 def audit_folder(folder: Path) -> list[str]:
-    """What is found worse than a note; every target was audited."""
+    """Audit every target in a folder; return the messages of findings worse than a note."""
     targets = audit(Request((str(folder),), select=QUIET, values=True)).targets
     read = [target for target in targets if target.status is not Status.SKIPPED]
     assert read
@@ -47,7 +47,7 @@ def optimizer_of(module):
 
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_real_model_in_every_format_is_clean(tmp_path, name):
-    """state_dict, half of it bfloat16, the old stream, safetensors, training, Lightning's, sharded folders."""
+    """state_dict, old stream, training and Lightning checkpoints, safetensors, model folder, sharded folder."""
     module = make(name)
     state, optimizer = module.state_dict(), optimizer_of(module).state_dict()
     torch.save(state, tmp_path / "state.pt")
@@ -62,11 +62,11 @@ def test_a_real_model_in_every_format_is_clean(tmp_path, name):
 
 
 def test_the_sample_models_in_every_format_are_clean(tmp_path, monkeypatch):
-    """What is wrong with some of them is their registration."""
+    """Some sample models have problems, but only in their registration."""
     monkeypatch.syspath_prepend(str(SAMPLES))
-    made = importlib.import_module("make_checkpoints")
-    for name in made.MODELS:
-        made.write(name, tmp_path / name)
+    script = importlib.import_module("make_checkpoints")
+    for name in script.MODELS:
+        script.write(name, tmp_path / name)
         sys.modules.pop(name)
     sys.modules.pop("make_checkpoints")
     assert not audit_folder(tmp_path)
@@ -78,7 +78,7 @@ def test_a_real_folder_is_clean(minilm):
 
 
 def test_a_rule_that_needs_no_model_says_nothing_of_a_plain_layer(tmp_path):
-    """Not even a note: all of them together, on the least there is."""
+    """All rules together report nothing for the smallest checkpoint, not even a note."""
     torch.save(torch.nn.Linear(3, 3).state_dict(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=tuple(rule.name for rule in RULES))).targets
     assert target.status is Status.AUDITED

@@ -1,4 +1,4 @@
-"""Rules about what a class registers, held against the sample models and their fixed twins."""
+"""Rules about the registration of state in a class, checked against the sample models and their fixed twins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_models"
 
 @pytest.fixture
 def net(tmp_path):
-    """The spec of a class Net with these lines in its constructor."""
+    """Write a class Net with the given lines in its constructor and return its spec."""
 
     def write(*lines):
         body = "\n        ".join(("super().__init__()", "self.fc = nn.Linear(2, 2)", *lines))
@@ -35,7 +35,7 @@ def severities_by_name(findings):
 
 
 def test_unregistered_tensor_finds_a_plain_attribute_with_its_line(run_rule):
-    """The lesson: `self.table = torch.randn(5, 5)`."""
+    """The sample model sets `self.table = torch.randn(5, 5)`."""
     (finding,) = run_rule("unregistered-tensor", f"{SAMPLES / 'net.py'}:Net")
     assert (finding.fqn, finding.severity) == ("table", Severity.ERROR)  # its value is random
     assert "not in state_dict()" in finding.message
@@ -59,7 +59,7 @@ def test_unregistered_tensor_finds_a_scalar_to_be_worth_a_note(run_rule, net):
 
 
 def test_unregistered_tensor_finds_a_metrics_state_to_be_worth_a_note(run_rule, tmp_path):
-    """The class moves it by code of its own: so of the class, and of one pickled whole, before and after an update."""
+    """The metric's own code moves its state, in a class and in a pickled module, before and after an update."""
     torchmetrics = pytest.importorskip("torchmetrics")
     text = "Accuracy('multiclass', num_classes=3)"
     (tmp_path / "net.py").write_text(f"import torchmetrics\n\n\ndef made():\n    return torchmetrics.{text}\n")
@@ -75,7 +75,7 @@ def test_unregistered_tensor_finds_a_metrics_state_to_be_worth_a_note(run_rule, 
 
 
 def test_unregistered_tensor_finds_a_table_beside_a_metrics_state(run_rule, tmp_path):
-    """Which nothing moves, and which the state of that name in another module is no excuse for."""
+    """Nothing moves the table, and the state of the same name in another module is not an excuse."""
     metric = pytest.importorskip("torchmetrics").Accuracy("multiclass", num_classes=3)
     metric.table, other = torch.ones(3), nn.Linear(2, 2)
     other.tp = torch.ones(3)
@@ -96,7 +96,7 @@ def test_unregistered_tensor_spares_buffers_and_second_names(run_rule, net):
 
 
 def test_unregistered_tensor_spares_a_sample_input_that_the_model_carries(run_rule, net):
-    """`example_input_array` is what Lightning calls it with, and no state."""
+    """`example_input_array` is an input of Lightning, not state."""
     assert not run_rule("unregistered-tensor", net("self.example_input_array = torch.ones(4, 2)"))
 
 
@@ -108,27 +108,27 @@ def test_unregistered_parameter_finds_leaves_that_no_optimizer_gets(run_rule, ne
 
 
 def test_unregistered_parameter_spares_a_parameter_list_and_what_needs_no_grad(run_rule, net):
-    """nn.ParameterList registers what it holds."""
+    """nn.ParameterList registers its tensors."""
     lines = ("self.many = nn.ParameterList([torch.ones(2)])", "self.table = torch.ones(3)")
     assert not run_rule("unregistered-parameter", net(*lines))
 
 
 def test_unregistered_module_finds_layers_in_a_plain_list_one_finding_each(run_rule, net):
-    """However many tensors a layer has."""
+    """A layer gives a single finding for all its tensors."""
     findings = run_rule("unregistered-module", net("self.layers = [nn.Linear(2, 2), nn.Linear(2, 2)]"))
     assert [finding.message.partition(":")[0] for finding in findings] == ["layers[0]", "layers[1]"]
     assert {finding.severity for finding in findings} == {Severity.ERROR}
 
 
 def test_unregistered_module_names_its_tensors(run_rule, net):
-    """In a sentence, whether it has one or several."""
-    lines = "self.pair = [nn.Linear(2, 2)]", "self.one = [nn.Linear(2, 2, bias=False)]"
-    several, finding = run_rule("unregistered-module", net(*lines))
+    """The message has the right grammar for a single tensor and for several tensors."""
+    lines = "self.pair = [nn.Linear(2, 2)]", "self.single = [nn.Linear(2, 2, bias=False)]"
+    pair, single = run_rule("unregistered-module", net(*lines))
     ends = "not trained, saved or moved"
-    assert several.message == (
+    assert pair.message == (
         f"pair[0]: module is not registered: its 2 tensors (pair[0].weight, pair[0].bias) are {ends}"
     )
-    assert finding.message == f"one[0]: module is not registered: its only tensor (one[0].weight) is {ends}"
+    assert single.message == f"single[0]: module is not registered: its only tensor (single[0].weight) is {ends}"
 
 
 def test_unregistered_module_spares_module_lists_and_modules_without_tensors(run_rule, net):
@@ -154,19 +154,19 @@ def test_non_persistent_buffer_notes_what_cannot_be_built_again(run_rule, net, t
 
 
 def test_non_persistent_buffer_spares_persistent_ones(run_rule, net):
-    """BatchNorm's are all saved."""
+    """All buffers of BatchNorm are saved."""
     assert not run_rule("non-persistent-buffer", net("self.bn = nn.BatchNorm1d(2)"))
 
 
 def test_buffer_requires_grad_finds_a_buffer_that_collects_gradients(run_rule):
-    """And its fixed twin is clean."""
+    """The buffer of the sample model requires grad."""
     assert list(severities_by_name(run_rule("buffer-requires-grad", f"{SAMPLES / 'grad_buffer.py'}:Scaled"))) == [
         "scale"
     ]
 
 
 def test_buffer_requires_grad_spares_the_fixed_twin(run_rule):
-    """A parameter may require grad, and so may nothing else."""
+    """In the fixed twin, only a parameter requires grad."""
     assert not run_rule("buffer-requires-grad", f"{SAMPLES / 'grad_buffer_fixed.py'}:Scaled")
 
 
@@ -187,7 +187,7 @@ QUANTIZED = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", QUANTIZED.values(), ids=QUANTIZED)
 def test_what_torchs_quantized_modules_pack_is_spared(tmp_path, make):
-    """They keep their weights in plain attributes of C++ and save them themselves: a whole module, and nothing else."""
+    """Quantized modules keep their weights in C++ attributes and save the weights themselves."""
     torch.save(make(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),))).targets
     assert {finding.rule for finding in target.findings} == {"whole-module-pickle", "needs-weights-only-false"}
@@ -195,7 +195,7 @@ def test_what_torchs_quantized_modules_pack_is_spared(tmp_path, make):
 
 @pytest.mark.filterwarnings("ignore")
 def test_unregistered_tensor_finds_one_beside_quantized_modules(run_rule, tmp_path):
-    """What a module of the user's keeps in a list is still not saved."""
+    """The list of a user's module is still not saved."""
     net = nn.Sequential(nn.Linear(4, 4))
     net.tables = [torch.zeros(3)]
     quantized = torch.ao.quantization.quantize_dynamic(net, dtype=torch.qint8)
@@ -205,7 +205,7 @@ def test_unregistered_tensor_finds_one_beside_quantized_modules(run_rule, tmp_pa
 
 
 def test_stale_view_points_at_the_line_that_took_the_view(run_rule, net):
-    """Not at the buffer's own."""
+    """The finding does not point at the line of the buffer."""
     spec = net('self.register_buffer("table", torch.zeros(3, 3))', "self.cos = self.table[0]")
     (finding,) = run_rule("stale-view", spec)
     assert (finding.fqn, finding.origin.line) == ("cos", 10)
@@ -217,7 +217,7 @@ def test_stale_view_spares_a_second_name_of_a_parameter(run_rule, net):
 
 
 def test_unregistered_tensor_finds_what_was_computed_in_the_constructor(run_rule):
-    """It follows neither training nor a move."""
+    """The tensor follows neither training nor a move."""
     (finding,) = run_rule("unregistered-tensor", f"{SAMPLES / 'precomputed.py'}:Normed")
     assert "DivBackward0" in finding.message
 
@@ -237,7 +237,7 @@ HOOKED = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", HOOKED.values(), ids=HOOKED)
 def test_unregistered_tensor_spares_what_a_hook_computes_before_each_forward(run_rule, tmp_path, make):
-    """It follows what the parameters learn, though it is a plain attribute of a module pickled whole."""
+    """The tensor follows the parameters, although the tensor is a plain attribute of a pickled module."""
     net = nn.Sequential(make())
     with torch.no_grad():
         net(torch.ones(1, 2))
@@ -246,7 +246,7 @@ def test_unregistered_tensor_spares_what_a_hook_computes_before_each_forward(run
 
 
 def test_untied_by_move_finds_a_buffer_tied_to_a_parameter(run_rule, net):
-    """At the line that tied the two."""
+    """The finding points at the line of the tie."""
     spec = net("self.tied = nn.Linear(3, 3, bias=False)", 'self.register_buffer("copy", self.tied.weight.data)')
     (finding,) = run_rule("untied-by-move", spec)
     assert (finding.message, finding.origin.line) == ("tied.weight shares memory with copy, but not after a move", 10)
@@ -254,7 +254,7 @@ def test_untied_by_move_finds_a_buffer_tied_to_a_parameter(run_rule, net):
 
 
 def test_untied_by_move_spares_tied_weights(run_rule, net):
-    """A move keeps the Parameter object; audit reports the tie as a note, at the line that makes it."""
+    """A move keeps the Parameter object. audit reports the tie as a note, at the line of the tie."""
     spec = net(
         "self.tied = nn.Linear(3, 3, bias=False)", "self.head = nn.Linear(3, 3)", "self.head.weight = self.tied.weight"
     )

@@ -1,4 +1,4 @@
-"""Every rule of `audit` is listed, and has a sample that it finds and a near miss that it spares."""
+"""Every rule of `audit` is listed, and has a sample with a finding and a near miss without a finding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {
 
 
 def test_every_rule_in_the_folder_is_listed():
-    """One that is not in RULES would never run, and nobody would know."""
+    """A rule missing from RULES would silently never run."""
     modules = [
         importlib.import_module(f"statecli.rules.{module.name}") for module in pkgutil.iter_modules(rules.__path__)
     ]
@@ -33,7 +33,7 @@ def test_every_rule_in_the_folder_is_listed():
 
 @pytest.mark.parametrize("part", ["finds", "spares"])
 def test_a_rule_has_a_sample_and_a_near_miss(part):
-    """`test_RULE_finds_…` has a sample that it flags, `test_RULE_spares_…` one that is almost it."""
+    """`test_RULE_finds_…` has a sample with a finding, `test_RULE_spares_…` a similar sample without a finding."""
     for rule in RULES:
         prefix = f"test_{rule.name.replace('-', '_')}_{part}_"
         assert any(name.startswith(prefix) for name in NAMES), prefix
