@@ -44,7 +44,7 @@ def first(tmp_path):
 
 @pytest.fixture
 def second(tmp_path):
-    """The same with a changed layer, a NaN, without a tensor, and with a new one."""
+    """The first file with a changed layer, a NaN, a missing and a new tensor."""
     tensors = build_tensors()
     tensors["model.layers.2.attn.q_proj.weight"] *= 2
     tensors["model.layers.3.norm.weight"][1] = float("nan")

@@ -28,7 +28,7 @@ def test_a_filter_finds_the_tensors(model, text, keep):
 
 @pytest.mark.parametrize(("text", "count", "problem"), PROBLEMS)
 def test_a_wrong_word_says_what_to_write(model, text, count, problem):
-    """A wrong word is ignored; of a word that matches nothing, the values of its field are named."""
+    """A wrong word is ignored; for a word without a match, the values of its field are listed."""
     model.set_filter(text)
     assert (len(model.found), model.filter_problem) == (count, problem)
 
@@ -43,7 +43,7 @@ def test_names_have_their_section(text, expected):
 
 @pytest.mark.parametrize("text", ["nan>0", "problem", "outlier"])
 def test_values_that_were_not_read_are_no_answer(text):
-    """The message says which key reads them."""
+    """The message names the key that reads the statistics."""
     model = Model(build_state(with_stats=False), {})
     model.set_filter(text)
     assert (

@@ -58,7 +58,7 @@ def test_a_layer_without_a_tensor_has_an_empty_cell(read):
 
 @pytest.mark.parametrize("width", [20, 80, 200])
 def test_the_column_of_the_cursor_is_shown(read, width):
-    """As many columns as fit, and that of the cursor always."""
+    """As many columns as fit are shown, and always the column of the cursor."""
     _, (table,) = read({f"h.{n}.projection_number_{name}": torch.ones(2) for n in range(5) for name in range(30)})
     for cursor in range(30):
         shown = choose_columns(table, width, cursor)

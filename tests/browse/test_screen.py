@@ -1,4 +1,4 @@
-"""The screen of browse: keys and mouse by textual's pilot, and what stands on the screen."""
+"""The screen of browse: keys and mouse, simulated by the pilot of textual, and the text on the screen."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def show(app):
 
 
 def drive(path, *keys, size=(80, 24), other=None, look=show):
-    """What `look` returns after the keys; a callable among the keys is called with the pilot."""
+    """Return the result of `look` after the keys; a callable among the keys is called with the pilot."""
 
     async def run_keys():
         second = None if other is None else inspect(Request(str(other))).state
@@ -81,7 +81,7 @@ def short_rest(monkeypatch):
 
 
 async def press(pilot, *keys):
-    """Press keys, each when the one before is handled. `pilot.press` sleeps 0.04 s for each instead."""
+    """Press keys, each after the previous key was handled. `pilot.press` sleeps 0.04 s for each instead."""
     for key in keys:
         name = key if len(key) > 1 or key.isalnum() else KEY_NAMES[key]
         pilot.app.post_message(events.Key(name, CHARACTERS.get(name, name if len(name) == 1 else None)))
@@ -126,7 +126,7 @@ def keys_of(text):
 
 
 def check_screen(name, screen):
-    """Compare with the kept screen; GOLDEN=write keeps this one."""
+    """Compare with the stored screen; GOLDEN=write stores the screen."""
     path = Path(__file__).parent / "screens" / f"{name}.txt"
     if os.environ.get("GOLDEN") == "write":
         path.parent.mkdir(exist_ok=True)
@@ -169,7 +169,7 @@ def rows_of(app):
 
 
 def test_the_filter_works_while_it_is_typed(in_folder):
-    """Enter keeps the filter, escape removes it."""
+    """Enter keeps the filter, escape removes the filter."""
     assert drive("first.safetensors", *keys_of("/dtype:bf16 attn"), look=lambda app: len(rows_of(app))) == 8
     assert drive("first.safetensors", *keys_of("/norm"), "enter", look=lambda app: len(rows_of(app))) == 4
     assert "{0..3}" in drive("first.safetensors", *keys_of("/norm"), "enter", "escape", look=rows_of)
@@ -182,7 +182,7 @@ def test_the_arrow_down_leaves_the_filter_for_the_list(in_folder):
 
 
 def test_typing_replaces_the_filter_before(in_folder):
-    """The old text is selected: a letter replaces it, an arrow keeps it, and enter changes nothing."""
+    """The old text is selected: a letter replaces the text, an arrow keeps it, and enter changes nothing."""
     again = [*keys_of("/norm"), "enter", "slash"]
     assert drive("first.safetensors", *again, *"embed", look=lambda app: app.model.filter_text) == "embed"
     assert drive("first.safetensors", *again, "end", "x", look=lambda app: app.model.filter_text) == "normx"
@@ -191,7 +191,7 @@ def test_typing_replaces_the_filter_before(in_folder):
 
 
 def test_the_keys_are_shown_below_a_filter_without_a_match(in_folder):
-    """While it is typed, and in the list."""
+    """The keys are shown during typing, and in the list."""
     typing = drive("first.safetensors", *keys_of("/zzz")).splitlines()
     assert typing[-3:] == ["zzz", "zzz: no tensor matches", "enter: keep the filter   esc: remove it   ↓: list"]
     assert drive("first.safetensors", *keys_of("/zzz"), "enter").splitlines()[-1].startswith("/ filter  space mark")
@@ -229,14 +229,14 @@ def test_o_sorts_and_r_reverses(in_folder):
 
 
 def test_all_statistics_find_the_nan(in_folder):
-    """S reads those of all listed tensors; sorted by nan, the tensor is first."""
+    """S reads the statistics of all listed tensors; sorted by nan, the tensor is first."""
     read = drive("second.safetensors", "S", size=(120, 40))
     assert "statistics of 15 read: 1 NaN in model.layers.3.norm.weight" in read
     assert "› model.layers.3.norm.weight" in drive("second.safetensors", "S", settle, "o", "o", size=(120, 40))
 
 
 def test_the_last_line_names_what_stands_out(tmp_path, in_folder):
-    """A tensor of each kind, cut so that its number stays; nothing is a dangling comma."""
+    """One tensor of each kind is named, truncated so that its number stays; no comma is left at the end."""
     path = save_layers(tmp_path)
     wide = drive(path, "S", size=(200, 24)).splitlines()[-1]
     assert wide == (
@@ -261,7 +261,7 @@ def test_small_numbers_and_shared_storage_in_the_panel(tmp_path):
 
 
 def test_o_says_what_it_orders_by_and_goes_back(in_folder):
-    """The last line names the order and the neighbours; esc shows the tree, with the row that was selected."""
+    """The last line names the order and its neighbours; esc shows the tree, with the same selected row."""
     screen = drive("first.safetensors", *["down"] * 3, "o")
     assert screen.splitlines()[-1] == "by size, largest first  o: by name  O: tree  r: reverse  esc: tree"
     assert "by size, largest first" in screen.splitlines()[0]
@@ -323,7 +323,7 @@ def test_the_table_of_layers_begins_at_the_outlier(tmp_path):
 
 
 def test_the_panel_has_the_index_of_the_first_nan(tmp_path):
-    """And of the first infinity; only a count that is not zero is marked."""
+    """The first infinity has an index too; only a count above zero is marked."""
     tensor = torch.zeros(3, 4)
     tensor[1, 2] = tensor[2, 0] = float("nan")
     for name, value in (("nan", 0.0), ("both", float("-inf"))):
@@ -338,7 +338,7 @@ def test_the_panel_has_the_index_of_the_first_nan(tmp_path):
 
 
 def test_a_tensor_of_the_optimizer_has_the_name_of_its_parameter(tmp_path):
-    """As the optimizer recorded, or by order and shape, which the panel says."""
+    """The name is recorded by the optimizer, or derived by order and shape; the panel shows the second case."""
     for is_named in (True, False):
         net = torch.nn.Sequential(torch.nn.Linear(3, 2))
         optimizer = torch.optim.Adam(net.named_parameters() if is_named else net.parameters())
@@ -351,7 +351,7 @@ def test_a_tensor_of_the_optimizer_has_the_name_of_its_parameter(tmp_path):
 
 
 def test_a_target_without_layers_says_so(in_folder):
-    """Four layers do not say what is usual; a class has no values to read."""
+    """Four layers are too few for a usual value; a class has no values to read."""
     assert "no layers found: a layer table needs 5 or more tensors" in drive("first.safetensors", "L", size=(120, 24))
     Path("net.py").write_text("from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
                               "        super().__init__(*(nn.Linear(2, 2) for _ in range(6)))\n")  # fmt: skip
@@ -416,7 +416,7 @@ def test_the_order_by_change_begins_with_the_layers_that_changed(epochs):
 
 
 def test_the_table_of_layers_shows_the_changes_of_two_targets(epochs):
-    """With both names; the cursor is on a layer that changed most, and m has no other measure."""
+    """The title has both names; the cursor is on a layer with the largest change, and m offers no other measure."""
     before, after = epochs
     lines = drive(before, "L", settle, other=after, size=(120, 24)).splitlines()
     assert lines[0].startswith("h: change of 12 layers, a.pt → b.pt; 2 outliers: layer 3 w, layer 8 w")
@@ -425,7 +425,7 @@ def test_the_table_of_layers_shows_the_changes_of_two_targets(epochs):
 
 
 def test_a_second_target_is_typed(in_folder):
-    """d asks for it; a wrong one is a line, and the screen stays."""
+    """d asks for the target; a wrong target gives an error line, and the screen stays."""
     keys = [*keys_of("/q_proj"), "enter", "down", "down", "d"]
     assert "values: 64 of 64 differ" in drive("first.safetensors", *keys, *keys_of("second.safetensors"), "enter")
     assert "no such file" in drive("first.safetensors", *keys, *keys_of("missing.pt"), "enter", size=(120, 24))
@@ -459,7 +459,7 @@ def test_the_difference_is_that_of_diff(in_folder, statecli):
     ],
 )
 def test_marked_rows_are_copied_as_globs(in_folder, keys, globs):
-    """They select exactly these tensors with `statecli inspect -i`."""
+    """The globs select exactly these tensors with `statecli inspect -i`."""
     app = drive("first.safetensors", *keys, look=lambda app: app)
     words = shlex.split(app.copied)
     assert words[1::2] == globs
@@ -470,7 +470,7 @@ def test_marked_rows_are_copied_as_globs(in_folder, keys, globs):
 
 
 def test_marks_that_the_filter_hides_stay_in_view(in_folder):
-    """The title counts them, the copied text says so, and u clears all marks; a marks only what is shown."""
+    """The title and a message count hidden marks, and u clears all marks; a marks only shown tensors."""
     hidden = [*keys_of("/norm"), "enter", "a", *keys_of("/"), "ctrl+u", *keys_of("q_proj"), "enter"]
     assert "4 marked (all hidden)" in drive("first.safetensors", *hidden)
     screen = drive("first.safetensors", *hidden, "down", "space", size=(120, 40))
@@ -501,7 +501,7 @@ def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
 
 
 def test_help_fits_on_80_columns_and_24_lines(in_folder):
-    """Every key of the screen is in it."""
+    """The help lists every key of the screen."""
     screen = drive("first.safetensors", "question_mark")
     assert "quit" in screen
     assert all(len(line) <= 78 for line in format_help().splitlines())
@@ -563,15 +563,15 @@ def test_hostile_names_are_inert(tmp_path):
 
 
 def test_a_hundred_thousand_tensors_are_drawn_row_by_row():
-    """A key reads, and draws, what fits on the screen."""
+    """A key reads and draws only the rows on the screen."""
     tensors = tuple(TensorInfo(f"layers.{n // 10}.w{n % 10}", "float32", (2,), 2, 8) for n in range(100_000))
     model = Model(ModelState("big", "safetensors", tensors), {})
     model.toggle_flat()
-    asked = []
+    requested_rows = []
     get_row = model.get_row
 
     def count(number):
-        asked.append(number)
+        requested_rows.append(number)
         return get_row(number)
 
     model.get_row = count
@@ -583,7 +583,7 @@ def test_a_hundred_thousand_tensors_are_drawn_row_by_row():
         assert app.failure is None
 
     asyncio.run(run_keys())
-    assert len(asked) < 5000
+    assert len(requested_rows) < 5000
     assert model.cursor == 5 * 21
 
 
@@ -639,12 +639,12 @@ def test_the_editor_opens_the_line(monkeypatch, words, command):
 
 
 def test_a_checkpoint_has_no_source_lines(in_folder):
-    """e says so."""
+    """`e` reports the missing source line."""
     assert "this row has no source line" in drive("first.safetensors", "e")
 
 
 def test_modules_have_the_change_of_their_tensors(in_folder):
-    """After D, a layer's change is that of its changed tensors together, as `statecli diff --tree` shows."""
+    """After D, the change of a layer is that of its changed tensors together, as in `statecli diff --tree`."""
     keys = ["D", settle, *["down"] * 5, "right"]
     screen = drive("first.safetensors", *keys, size=(120, 40), other="second.safetensors")
     changes = {line.split()[1]: line.partition("│")[0].split()[-1] for line in screen.splitlines() if "  ▸ " in line}
@@ -654,7 +654,7 @@ def test_modules_have_the_change_of_their_tensors(in_folder):
 
 
 def test_an_error_of_the_thread_ends_the_screen(in_folder, monkeypatch):
-    """It does not read for ever."""
+    """The screen does not wait for ever."""
 
     def fail(*_):
         raise ZeroDivisionError("x")
@@ -676,7 +676,7 @@ def test_an_error_of_the_thread_ends_the_screen(in_folder, monkeypatch):
 
 
 def test_a_second_target_that_changed_is_not_compared(in_folder, second):
-    """Its values would not be those of the header."""
+    """The values would not belong to the header."""
     versions = Versions({})
 
     async def change(_):
@@ -786,7 +786,7 @@ def test_without_textual_a_line_says_what_to_install(statecli, first, monkeypatc
 
 
 def test_a_dumb_terminal_is_refused(monkeypatch):
-    """It would show escape codes as text."""
+    """A dumb terminal would show escape codes as text."""
     monkeypatch.setenv("TERM", "dumb")
     with pytest.raises(UsageError, match="TERM=dumb"):
         run._check_terminal()

@@ -1,4 +1,4 @@
-"""What the screen of browse shows, without the screen: tree, filter, order, and globs of marked tensors."""
+"""The state of the screen of browse, without the screen: tree, filter, order, and globs of marked tensors."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_sections_are_the_first_level(tmp_path):
     ],
 )
 def test_a_filter_finds(model, text, count):
-    """All words must match; a word that is still typed filters nothing."""
+    """All words must match; an incomplete word filters nothing."""
     model.set_filter(text)
     assert len(model.found) == count
 
@@ -140,7 +140,7 @@ def test_a_filter_matches_globs_as_include_does(model):
 
 
 def test_the_selected_tensor_stays_selected(model):
-    """With a filter, without it again, and in another order."""
+    """The tensor stays selected with a filter, without a filter, and in another order."""
     model.set_filter("v_proj")
     model.cursor = 2
     name = model.current.label
@@ -174,7 +174,7 @@ def test_an_order_and_its_reverse_have_all_tensors(model, column):
 
 
 def test_the_order_by_size_keeps_the_tree():
-    """Joined layers have the size of a single one, so that 12 small layers do not look like the largest module."""
+    """Joined layers have the size of a single layer, so 12 small layers do not look like the largest module."""
     sizes = {f"h.{n}.{name}": 8 for n in range(12) for name in "ab"} | {"h.12.a": 20, "h.12.b": 30, "ln": 4}
     tensors = tuple(TensorInfo(name, "uint8", (size,), size, size) for name, size in sizes.items())
     model = Model(ModelState("x", "safetensors", tensors), {})
@@ -192,7 +192,7 @@ def test_the_order_by_size_keeps_the_tree():
 
 
 def test_numbers_ascend_in_lists_and_in_the_tree():
-    """2 comes before 10, whatever the order of the file; the order of the modules is that of the file."""
+    """2 comes before 10, whatever the order of the file; the modules are in the order of the file."""
     numbers = (0, 1, 10, 11, 2, 3)
     state = build_state([f"z.{n}.{name}" for n in numbers for name in (f"w{n}", "b")] + ["a.w", "o[10]", "o[9]"])
     model = Model(state, {})
@@ -210,7 +210,7 @@ def test_numbers_ascend_in_lists_and_in_the_tree():
 
 
 def test_what_was_not_read_is_last_in_both_directions(model):
-    """A tensor without statistics is not one with the mean 0."""
+    """A tensor without statistics does not have the mean 0."""
     model.add_stats(3, read_statistics(model.tensors[3], Versions({})))
     for descending in (False, True):
         model.sort_by(Column.MEAN, descending=descending)
@@ -233,7 +233,7 @@ NAMES = st.lists(st.lists(PARTS, min_size=1, max_size=4).map(".".join), min_size
 
 @given(names=NAMES, data=st.data())
 def test_copied_globs_select_exactly_the_marked_tensors(names, data):
-    """With `-i`, as a shell gives them; or the browser says that no globs do."""
+    """The globs with `-i`, parsed like in a shell, select the tensors; or the browser reports that no globs do."""
     sections = data.draw(st.lists(st.sampled_from(["model", "ema", ""]), min_size=len(names), max_size=len(names)))
     state = build_state(names, sections)
     marked = data.draw(st.sets(st.integers(0, len(names) - 1), min_size=1))
@@ -329,7 +329,7 @@ def test_a_truncated_file_is_an_error_of_one_line(tmp_path, first):
 
 
 def test_a_file_that_changed_is_not_shown(first):
-    """Values of another file would stand below the facts of this one."""
+    """The values of another file would be shown below the facts of this file."""
     from statecli.storage import files
 
     with files.record_opened_files() as opened:
@@ -370,7 +370,7 @@ def find_names(model, text):
     ],
 )
 def test_braces_and_exclusions_are_taken_as_they_are_shown(text, numbers):
-    """`{0..3}` is what rows of equal layers are called, and `-` excludes as on the page."""
+    """`{0..3}` is the name of rows of equal layers, and `-` excludes names as on the page."""
     assert find_names(build_layers(), text) == [f"layers.{n}.q.bias" for n in numbers]
 
 
@@ -382,7 +382,7 @@ def test_endless_braces_are_cut():
 
 
 def test_statistics_filter_once_they_are_read():
-    """Before, the line says how to read them; then it finds the tensor, and names the first one."""
+    """Before reading, the line names the key; then the filter finds the tensor, and the line names the first one."""
     model = build_layers()
     assert find_names(model, "nan>0") == []
     assert (
@@ -400,7 +400,7 @@ def test_statistics_filter_once_they_are_read():
 
 
 def test_a_line_number_is_never_broken():
-    """A long path is broken behind a slash, or before the colon."""
+    """A long path is broken after a slash, or before the colon."""
     text = "assigned at transformers/models/gpt2/modeling_utils_with_a_long_name.py:2615 (e: open in vi)"
     for width in range(16, 100):
         lines = [line.text for line in _wrap(Line(text), width)]

@@ -50,7 +50,7 @@ class Terminal:
         self._run("send-keys", *keys)
 
     def wait_for(self, text):
-        """The screen, when the text stands on it."""
+        """Return the screen as soon as it contains the text."""
         end = time.monotonic() + 60
         while text not in (screen := self._run("capture-pane", "-p")):
             assert time.monotonic() < end, screen

@@ -1,4 +1,4 @@
-"""Write quantized.safetensors: a weight, its quantized forms as their libraries write them, and what they dequantize.
+"""Write quantized.safetensors: a weight, its quantized forms as its libraries write them, and the dequantized values.
 
 Needs torchao 0.18.0, bitsandbytes 0.50.2, compressed-tensors 0.20.1, gptqmodel 7.7.0 and autoawq 0.2.9. The last two do
 not import without a GPU, so their functions are taken from the source distributions in the folder of the first
@@ -35,7 +35,7 @@ Form = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 def take(path: str, start: str, end: str, names: dict[str, object]) -> dict[str, object]:
-    """Run the part of a source file from `start` up to the first match of `end` after it."""
+    """Run the part of a source file from `start` up to the next match of `end`."""
     source = (SOURCES / path).read_text()
     begin = source.index(start)
     stop = re.compile(end).search(source, begin + 1)

@@ -1,6 +1,7 @@
-"""Write quantized_layers.safetensors and quantized_subclass.pt: layers that quantized.safetensors lacks.
+"""Write quantized_layers.safetensors and quantized_subclass.pt: layers missing in quantized.safetensors.
 
-Needs bitsandbytes 0.50.2, compressed-tensors 0.20.1 and torchao 0.18.0. Each layer is saved as its library saves it.
+Needs bitsandbytes 0.50.2, compressed-tensors 0.20.1 and torchao 0.18.0. Each layer is saved as its library saves
+layers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def nf4_in_bfloat16() -> dict[str, torch.Tensor]:
 
 
 def compress_layer(preset: str, height: int = 32, width: int = 64) -> dict[str, torch.Tensor]:
-    """Return what compressed-tensors saves with one of its presets, and equal scales."""
+    """Return the tensors saved by compressed-tensors with one of its presets, and equal scales."""
     model = linear(height, width)
     scheme = preset_name_to_scheme(preset, ["Linear"])
     if (scheme.weights.group_size or 0) > width:

@@ -1,4 +1,4 @@
-"""What is said of a diff: its rows, its sums, its names."""
+"""The report of a diff: its rows, sums and names."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def verdict(*changes, **facts):
 
 
 def test_nothing_differs():
-    """One line says that all is identical, how many and how much."""
+    """One line reports identical tensors, their number and their size."""
     assert verdict(same("a"), same("b")) == "identical: 2 tensors, 128 B"
     assert rows(diff(same("a"))) == {}
 
 
 def test_identical_within_a_tolerance_says_so():
-    """What is equal only because of --atol is not called plainly identical."""
+    """Tensors equal only because of --atol are called identical with --atol."""
     facts = {"how": CompareOptions(atol=1e-6), "ignored": (Field.DTYPE,)}
     assert verdict(same("a"), **facts) == "identical with --atol 1e-06 --ignore dtype: 1 tensor, 64 B"
 
 
 def test_metadata_alone_are_not_called_identical():
-    """With --metadata-only nobody looked at the values."""
+    """With --metadata-only the values were not read."""
     note = Oddity("values-not-compared", "values are not compared: --metadata-only")
     text = verdict(same("a"), notes=(note,))
     assert "identical" not in text
@@ -76,7 +76,7 @@ def test_what_could_not_be_compared_is_not_called_identical():
 
 
 def test_the_verdict_counts_each_role_apart():
-    """A counter that moved does not drown the weights."""
+    """A changed counter is not counted among the weights."""
     changes = [
         nudge_tensor("w"),
         same("v"),
@@ -99,14 +99,14 @@ def test_only_renamed():
 
 
 def test_metadata_are_told_and_counted():
-    """An epoch that moved is a row, and in the verdict."""
+    """A changed epoch is a row, and in the verdict."""
     actual_diff = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4),))
     assert rows(actual_diff) == {"metadata": [(("M epoch", "3 → 4"), "")]}
     assert page(actual_diff).verdict == "metadata: 1 changed"
 
 
 def test_a_long_setting_leaves_the_others_their_column():
-    """It stands behind its name, or below, and the short ones next to theirs."""
+    """A long setting is next to its name, or below; short settings are next to their names."""
     long = ScalarChange("prompt", Status.CHANGED, "x" * 50, "y" * 50)
     actual_diff = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4), long))
     lines = render_diff(actual_diff, "table").splitlines()
@@ -115,20 +115,20 @@ def test_a_long_setting_leaves_the_others_their_column():
 
 
 def test_a_changed_row():
-    """Status letter, how many elements, the largest, relative to what was there, and a bar."""
+    """The row has a status letter, the number of elements, the largest and the relative change, and a bar."""
     assert rows(diff(nudge_tensor("fc.weight"))) == {
         "parameters": [(("M fc.weight", "3/16", "0.5", "0.001", "██████▎"), "")]
     }
 
 
 def test_all_elements_changed():
-    """ "all" is said where it is so, and only there."""
+    """The cell has "all" only if all elements changed."""
     cells = [line[0] for line in rows(diff(nudge_tensor("a", changed=16), nudge_tensor("b", changed=15)))["parameters"]]
     assert [cell[1] for cell in cells] == ["all 16", "15/16"]
 
 
 def test_what_else_changed_is_remarked():
-    """A dtype next to values is said next to them."""
+    """A changed dtype is given next to the changed values."""
     old, new = tensor("a"), tensor("a", "bfloat16")
     values = nudge_tensor("a").values
     actual_diff = diff(recast("a", old, new, Field.DTYPE, Field.VALUES, values=values))
@@ -149,20 +149,20 @@ def test_what_else_changed_is_remarked():
     ],
 )
 def test_each_field_is_told_from_and_to(field, before, after, text):
-    """Both sides of whatever differs."""
+    """Both sides of each difference are shown."""
     change = recast("a", tensor("a", **before), tensor("a", **after), field)
-    (((_, told), _),) = next(iter(rows(diff(change)).values()))
-    assert told == text
+    (((_, remark), _),) = next(iter(rows(diff(change)).values()))
+    assert remark == text
 
 
 def test_tied_names_are_told():
-    """Which names it was tied to, and is now."""
+    """The row has the former and the present tied names."""
     change = recast("a", tensor("a", tied_to=("b",)), tensor("a", tied_to=("c",)), Field.TYING)
     assert rows(diff(change))["parameters"][0][1] == "was b, = c"
 
 
 def test_a_rename_shows_both_names():
-    """As git writes it."""
+    """The names are written as git writes a rename."""
     assert rows(diff(rename_tensor("old", "new")))["parameters"] == [(("R old → new", ""), "")]
 
 
@@ -180,7 +180,7 @@ def test_a_rename_shows_both_names():
     ],
 )
 def test_the_headline_names_a_layer_that_changed_ten_times_more(sizes, text):
-    """Than the median of its siblings: one or few, not a trend over all layers."""
+    """A layer is compared with the median of its siblings: one or a few layers are named, not a trend over all."""
     changes = [
         nudge_tensor(f"model.layers.{n}.{name}", size) for n, size in enumerate(sizes) for name in ("a.w", "b.w")
     ]
@@ -205,7 +205,7 @@ def list_layers(unusual=(3, 8)):
 
 
 def test_the_headline_names_each_unusual_module():
-    """Layers and the modules outside, but no tensor that starts near zero; the same numbers are in the JSON."""
+    """Layers and other modules are named, but no tensor that starts near zero; the JSON has the same numbers."""
     actual_diff = diff(*list_layers())
     text = "out changed 287 times as much as the median of 12 layers, blocks.3 255 times, blocks.8 255 times"
     assert text in verdict(*list_layers())
@@ -218,7 +218,7 @@ def test_the_headline_names_each_unusual_module():
 
 
 def test_a_layer_is_one_bar():
-    """In its place, with a mark if it is unusual; small values before do not hide the others."""
+    """The bar is in the place of the layer, with a mark if unusual; small values before do not hide other layers."""
     (bars,) = build_diff_report(diff(*list_layers()), DiffView()).charts()
     assert bars.labels == ("inp", *(f"blocks.{n}" for n in range(12)), "out", "scale")
     assert [label for label, unusual in zip(bars.labels, bars.unusual, strict=True) if unusual] == [
@@ -231,7 +231,7 @@ def test_a_layer_is_one_bar():
 
 
 def test_a_bar_of_a_layer_says_what_it_leaves_out():
-    """A parameter without a measure among others is a remark; NaN is NaN; a whole layer without a measure has none."""
+    """A parameter without a measure is counted in words; NaN stays NaN; a layer without a measure has only words."""
     reshaped = [
         recast(f"h.{n}.b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="shapes") for n in (0, 1)
     ]
@@ -254,7 +254,7 @@ def test_a_bar_leads_to_its_row():
 
 
 def test_a_page_sorts_its_rows_by_the_change():
-    """New NaN first, then what has no measure, then the largest change; a table keeps the order of the file."""
+    """New NaN comes first, then changes without a measure, then the largest change; a table keeps the file's order."""
     nan = nudge_tensor("e", nan_after=1, relative=None)
     changes = [nudge_tensor("a", 0.1), nudge_tensor("b", 0.5), add_tensor("c"), nan, nudge_tensor("d", 0.3)]
     text = render_diff(diff(*changes), "html")
@@ -283,7 +283,7 @@ def test_a_lost_tie_is_no_changed_value():
 
 
 def test_nan_and_infinities_are_told():
-    """Each side's, and a row in which they came up is marked as bad."""
+    """The numbers of both sides are shown, and a row with new NaN or Inf is marked as bad."""
     actual_diff = diff(nudge_tensor("a", nan_after=3, inf_before=2), nudge_tensor("b", nan_before=1, nan_after=1))
     first, second = page(actual_diff).groups[0].lines
     assert (first.remark, first.mood) == ("NaN 0 → 3, Inf 2 → 0", "bad")
@@ -297,7 +297,7 @@ def test_an_undefined_change_has_no_number_and_a_reason():
 
 
 def test_values_that_could_not_be_compared_say_why():
-    """A dtype differs, and nobody could look at the values."""
+    """A dtype differs, and the values could not be read."""
     change = recast("a", tensor("a"), tensor("a", "quint8"), Field.DTYPE, not_compared="quint8 has no scale")
     assert rows(diff(change))["parameters"][0][1] == "values not compared: quint8 has no scale"
 
@@ -327,7 +327,7 @@ def test_two_layers_fold_as_eight_do():
 
 
 def test_layers_of_different_shapes_do_not_fold():
-    """Layers of an nn.Sequential that only have similar names are not a repetition."""
+    """Layers of an nn.Sequential with similar names but different shapes are not a repetition."""
     changes = [nudge_tensor("net.0.w"), nudge_tensor("net.2.w")]
     changes[1] = replace(changes[1], before=tensor("net.2.w", shape=(2, 8)), after=tensor("net.2.w", shape=(2, 8)))
     assert [cells[0] for cells, _ in rows(diff(*changes))["parameters"]] == ["M net.0.w", "M net.2.w"]
@@ -341,13 +341,13 @@ def test_ordered_differences_have_a_row_each(view):
 
 
 def test_a_tensor_of_zeros_before_has_no_remark():
-    """A bias that was zero is ordinary: its column says it."""
+    """A zero bias before is ordinary: its column has "from zero"."""
     zeros = [nudge_tensor(f"{name}.b", None, reason="all old values are zero") for name in "xy"]
     assert rows(diff(*zeros))["parameters"] == [((f"M {n}.b", "3/16", "0.5", "from zero", ""), "") for n in "xy"]
 
 
 def test_an_equal_remark_of_all_rows_is_said_once():
-    """The heading has it; rows that differ in it have their own."""
+    """The heading has the common remark; rows with different remarks have their own."""
     sides = tensor("x"), tensor("x", "int8")
     recasts = [recast(name, *sides, Field.DTYPE, Field.VALUES, values=nudge_tensor("x").values) for name in "xy"]
     (group,) = page(diff(*recasts)).groups
@@ -358,7 +358,7 @@ def test_an_equal_remark_of_all_rows_is_said_once():
 
 
 def test_a_tie_of_folded_layers_is_named():
-    """Layers tied to the same tensor share a line that names it."""
+    """Layers tied to the same tensor share a line with its name."""
     before, after = tensor("x"), replace(tensor("x"), tied_to=("emb.w",))
     tied = [recast(f"l.{n}.w", before, after, Field.TYING) for n in range(2)]
     ((cells, remark),) = rows(diff(*tied))["parameters"]
@@ -372,7 +372,7 @@ def test_unfolded_each_layer_has_its_row():
 
 
 def test_renamed_layers_fold():
-    """A number that both names have is one number."""
+    """A number in both names is one number."""
     actual_diff = diff(*(rename_tensor(f"{n}.w", f"layers.{n}.w") for n in range(50)))
     assert rows(actual_diff)["parameters"] == [(("R {0..49}.w → layers.{0..49}.w", ""), "")]
 
@@ -386,7 +386,7 @@ def test_different_changes_do_not_fold():
 
 
 def test_folding_loses_no_element():
-    """The sums of folded rows are those of all."""
+    """The sums of folded rows are the sums of all rows."""
     cells = [cells[1].split("/") for cells, _ in rows(diff(*LAYERS))["parameters"]]
     assert sum(int(changed) for changed, _ in cells) == 3 * len(LAYERS)
 
@@ -401,7 +401,7 @@ def test_lines_limits_each_group():
 
 
 def test_lines_never_hides_a_finding():
-    """A failed expectation is told whatever -n says."""
+    """A failed expectation is shown, whatever the limit of -n."""
     finding = Finding("frozen", Severity.ERROR, "layers.7.g: changed, and is frozen", "b.pt", "layers.7.g")
     actual_diff = diff(*LAYERS, findings=(finding,), expected=True)
     for output in ("table", "plain", "markdown"):
@@ -411,7 +411,7 @@ def test_lines_never_hides_a_finding():
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 60))
 def test_lines_and_more_add_up(lines):
-    """Rows shown and rows said to be more are all the rows there are: -n counts differences, not layers."""
+    """The shown rows and the counted rows are all rows: -n counts differences, not layers."""
     whole = rows(diff(*LAYERS), unfold=True)["parameters"]
     shown = rows(diff(*LAYERS), lines=lines)["parameters"]
     more = shown[-1][0][0].removeprefix("… and ").removesuffix(" more")
@@ -425,7 +425,7 @@ def test_sections_are_headings():
 
 
 def test_the_tree_sums_by_module():
-    """Of each module how many changed and how much at most; what is identical is not there."""
+    """Each module has its number of changes and its largest change; identical modules are not shown."""
     actual_diff = diff(nudge_tensor("a.x", 0.5), same("a.y"), same("b.z"))
     (group,) = page(actual_diff, tree=True).groups
     assert group.summary == "1/3 parameters"
@@ -434,7 +434,7 @@ def test_the_tree_sums_by_module():
 
 
 def test_the_tree_folds_layers():
-    """Layers in which the same changed are one branch; --all shows each."""
+    """Layers with the same changes are one branch; --all shows each layer."""
     names = [line.cells[0] for line in page(diff(*LAYERS), tree=True).groups[0].lines]
     assert names[:3] == ["layers", "  {0..7}", "    M a"]
     assert len(page(diff(*LAYERS), tree=True, unfold=True).groups[0].lines) == 1 + 8 + 56
@@ -456,7 +456,7 @@ def test_names_as_git_lists_them():
 
 
 def test_names_have_their_section_where_there_are_several():
-    """Two entries of one name are not the same line twice."""
+    """Two entries of one name are different lines."""
     actual_diff = diff(nudge_tensor("w"), nudge_tensor("w", section="ema"))
     assert render_diff(actual_diff, "plain", names=NameList.ONLY) == "model.w\nema.w\n"
 
@@ -498,14 +498,14 @@ def test_quiet_says_why_and_no_row(output):
 
 @pytest.mark.parametrize("output", [output.value for output in Output])
 def test_a_failed_expectation_is_in_every_output(output):
-    """Whatever the output, the reason of exit 1 is there, also when no tensor differs."""
+    """Every output has the reason of exit status 1, even if no tensor differs."""
     finding = Finding("changed", Severity.ERROR, "head.*: no matching tensor changed", "b.pt")
     actual_diff = diff(same("head.w"), findings=(finding,), expected=True)
     assert "no matching tensor changed" in render_diff(actual_diff, output)
 
 
 def test_expected_differences_are_no_failure():
-    """--may-change that holds: rows are shown and the command exits with 0."""
+    """--may-change is fulfilled: rows are shown and the command exits with 0."""
     report = build_diff_report(diff(nudge_tensor("a"), findings=(), expected=True), DiffView())
     assert not report.has_failed()
     assert report.page().groups
@@ -552,14 +552,14 @@ def test_json_lists_what_differs_and_counts_the_rest():
 
 
 def test_jsonl_types_each_line():
-    """A change is `change`, so that a stream can be filtered."""
+    """A change has the type `change`, so programs can filter a stream."""
     actual_diff = diff(nudge_tensor("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
     types = [json.loads(line)["type"] for line in render_diff(actual_diff, "jsonl").splitlines()]
     assert types == ["target", "change", "finding", "finding", "metadata"]
 
 
 def test_depth_is_drawn_of_parameters_in_order():
-    """A bar each parameter, unchanged ones at zero; buffers are left out."""
+    """Each parameter has a bar, unchanged parameters at zero; buffers are left out."""
     actual_diff = diff(nudge_tensor("b", 0.5), nudge_tensor("a", 0.1), nudge_tensor("n", kind=Kind.BUFFER), same("s"))
     (bars,) = build_diff_report(actual_diff, DiffView()).charts()
     assert isinstance(bars, Bars)
@@ -567,7 +567,7 @@ def test_depth_is_drawn_of_parameters_in_order():
 
 
 def test_a_change_from_zero_is_no_nan():
-    """A bias that was zero has a finite Δ and only no ratio: it is not drawn as what went wrong is."""
+    """A zero bias before has a finite Δ but no ratio: its bar differs from the bar of a NaN."""
     actual_diff = diff(
         nudge_tensor("zero", None),
         nudge_tensor("nan", None, max_abs=None, nan_after=3),
@@ -580,7 +580,7 @@ def test_a_change_from_zero_is_no_nan():
 
 
 def test_what_has_no_measure_is_not_drawn_as_unchanged():
-    """Another shape, values not compared and a damaged file are each what they are, in the place where they stand."""
+    """Another shape, uncompared values and a damaged file have their own words, in their own places."""
     reshaped = recast("b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="the shapes differ")
     cast = recast("e", tensor("e"), tensor("e", "float16"), Field.DTYPE)
     change = diff(nudge_tensor("a", 0.5), reshaped, same("d", not_compared="sparse"), cast)
@@ -596,7 +596,7 @@ def test_what_has_no_measure_is_not_drawn_as_unchanged():
 
 
 def test_histograms_are_drawn():
-    """One picture each, under its name."""
+    """Each histogram is one picture, under its name."""
     actual_diff = diff(nudge_tensor("a"), histograms=(Histogram("a", "model", (0.0, 1.0), (3,)),))
     *_, spread = build_diff_report(actual_diff, DiffView()).charts()
     assert isinstance(spread, Spread)
@@ -609,7 +609,7 @@ def test_nothing_to_draw():
 
 
 def test_an_outline_through_a_pipe_keeps_remarks():
-    """--tree as plain text: what was added, and what of the metadata changed, is there."""
+    """--tree as plain text has added tensors and changed metadata."""
     actual_diff = diff(nudge_tensor("a.b"), add_tensor("a.c"), scalars=(ScalarChange("epoch", Status.CHANGED, 1, 2),))
     text = render_diff(actual_diff, "plain", tree=True)
     assert "float32 [4,4], 64 B" in text
@@ -617,7 +617,7 @@ def test_an_outline_through_a_pipe_keeps_remarks():
 
 
 def test_a_folded_branch_speaks_of_all_its_layers():
-    """Under `{0..7}` each line sums the elements, and has the change of all eight taken as one."""
+    """Under `{0..7}` each line has the sum of the elements, and the combined change of all eight layers."""
     lines = {line.cells[0]: line.cells for line in page(diff(*LAYERS), tree=True).groups[0].lines}
     assert lines["    M a"][1] == "values 24/128"
     norms = [(3.0, 4.0), (5.0, 12.0)]  # of the difference, and of before
@@ -628,28 +628,28 @@ def test_a_folded_branch_speaks_of_all_its_layers():
 
 @given(st.lists(st.tuples(*[st.floats(1e-150, 1e150)] * 2), min_size=1, max_size=6))
 def test_tensors_together_change_as_one(norms):
-    """The combined change is that of their values in one tensor."""
+    """The combined change equals the change of all values in one tensor."""
     together = changed.combine_relative_change(
         [nudge_tensor("a", l2 / before, l2=l2) for l2, before in norms if l2 / before > 0]
     )
-    l2, before = (math.hypot(*several) for several in zip(*norms, strict=True))
+    l2, before = (math.hypot(*numbers) for numbers in zip(*norms, strict=True))
     assert together == pytest.approx(l2 / before, rel=1e-9)
 
 
 def test_a_change_without_a_norm_is_left_out_of_the_sum():
-    """What was zero before has no ratio, and what differs in its bits alone a ratio of zero."""
+    """A tensor of zeros before has no ratio; a difference only in bits has a ratio of zero."""
     assert changed.combine_relative_change([nudge_tensor("a", 0.5, l2=1.0), nudge_tensor("b", None, l2=9.0)]) == 0.5
     assert changed.combine_relative_change([nudge_tensor("a", 0.0, l2=0.0, max_abs=0.0)]) == 0.0
     assert changed.combine_relative_change([nudge_tensor("a", None)]) is None
 
 
 def test_norms_beyond_float64_have_a_sum():
-    """Two tensors of which the norms before are 1e311, and the changes a thousandth of it."""
+    """Two tensors with norms of 1e311 before, and changes of a thousandth of the norms."""
     assert changed.combine_relative_change([nudge_tensor("a", 1e-3, l2=1e308)] * 2) == pytest.approx(1e-3)
 
 
 def test_what_is_damaged_is_counted_among_all():
-    """Of four on both sides, one of which cannot be read, two changed: of four."""
+    """Both sides have four tensors, and one tensor cannot be read: two of four changed."""
     change = diff(nudge_tensor("a"), nudge_tensor("b"), same("c"), broken=(Broken("d", "model", "b.pt: d: cut short"),))
     after = replace(change.after, tensors=(*change.after.tensors, tensor("d")))
     assert page(replace(change, after=after)).verdict.startswith("2 of 4 parameters changed; 1 tensor could not")
@@ -657,7 +657,7 @@ def test_what_is_damaged_is_counted_among_all():
 
 
 def test_an_empty_name_is_seen():
-    """Two quotes stand for it, wherever people read it."""
+    """Two quotes stand for the empty name, in each output for people."""
     actual_diff = diff(
         nudge_tensor(""),
         rename_tensor("", "x"),
@@ -673,7 +673,7 @@ def test_an_empty_name_is_seen():
 
 
 def test_findings_and_damage_have_their_section_where_there_are_several():
-    """As the names have it that `--name-only` lists; JSON has both apart."""
+    """The section is written as by `--name-only`; JSON has section and name apart."""
     texts = tuple(
         Finding("changed", Severity.ERROR, "w: values differ", "b", "w", section=text) for text in ("model", "ema")
     )
@@ -696,7 +696,7 @@ def test_findings_and_damage_have_their_section_where_there_are_several():
 
 
 def test_lines_limit_what_could_not_be_compared():
-    """-n 2 of what no one could compare, as of every other group; without it repeated layers fold."""
+    """-n 2 limits tensors that could not be compared, as in other groups; without -n, repeated layers fold."""
     damage = tuple(Broken(f"l.{n}.w", "", f"b.pt: l.{n}.w: cut short") for n in range(50))
     actual_diff = diff(same("a"), broken=damage)
     assert [cells[0] for cells, _ in rows(actual_diff, lines=2)["not compared"]] == ["? l.{0..49}.w"]
@@ -708,7 +708,7 @@ def test_lines_limit_what_could_not_be_compared():
 
 
 def test_the_tree_tells_nan_and_old_names():
-    """What the columns have no room for is remarked there too."""
+    """Facts without a column in the tree are remarks there too."""
     lines = page(
         diff(nudge_tensor("a", nan_after=1, max_abs=0.0, relative=0.0, left_out=1), rename_tensor("x", "y")), tree=True
     )
@@ -716,27 +716,27 @@ def test_the_tree_tells_nan_and_old_names():
 
 
 def test_a_nan_is_no_zero_change():
-    """Where only a NaN came up, the finite rest did not change: no number says how much did."""
+    """If only a NaN is new, the finite values did not change: no number gives the size of a change."""
     actual_diff = diff(nudge_tensor("a", 0.0, max_abs=0.0, nan_after=1, left_out=1))
     assert rows(actual_diff)["parameters"] == [(("M a", "3/16", "-", "-", ""), "NaN 0 → 1")]
 
 
 def test_a_column_that_says_nothing_is_not_shown():
-    """Plain text has "change" where something but values changed; CSV always has it."""
+    """Plain text has the column "change" if any change is not of values; CSV always has the column."""
     assert "change " not in render_diff(diff(nudge_tensor("a")), "plain").splitlines()[0] + " "
     assert render_diff(diff(nudge_tensor("a"), add_tensor("b")), "plain").splitlines()[0].endswith("  change")
     assert render_diff(diff(nudge_tensor("a")), "csv").splitlines()[0].endswith(",change,finding")
 
 
 def test_all_but_a_few():
-    """Where both numbers would read the same, how many did not change is said; sorting still finds the large one."""
+    """If both numbers would look equal, the number of unchanged elements follows the large number."""
     text = rows(diff(nudge_tensor("a", elements=2_345_678, changed=2_345_617)))["parameters"][0][0][1]
     assert text == "all 2.35 M but 61"
     assert rows(diff(nudge_tensor("a", elements=2_345_678, changed=2_300_000)))["parameters"][0][0][1] == "2.3 M/2.35 M"
 
 
 def test_one_position_is_no_positions():
-    """-v counts what the statistics leave out."""
+    """-v counts the positions left out of the statistics."""
     for count, text in ((1, "1 position left out"), (2, "2 positions left out")):
         assert rows(diff(nudge_tensor("a", left_out=count)), verbose=True)["parameters"][0][1].endswith(f", {text}")
 
@@ -765,7 +765,7 @@ EXPECTED = [Finding("frozen-changed", Severity.ERROR, f"w{n}x: changed", "b.pt",
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 def test_lines_limit_findings_too(output):
-    """-n 2: two of them and how many more, next to the rows; alone they are one line."""
+    """-n 2 shows two findings next to the rows, and counts the others; with -q, findings are one line."""
     forbidden = "changed, but matches --must-not-change '*': dtype"
     findings = tuple(replace(problem, message=f"{problem.fqn}: {forbidden} {n}") for n, problem in enumerate(EXPECTED))
     text = render_diff(diff(*LAYERS, findings=findings, expected=True), output, lines=2)
@@ -784,7 +784,7 @@ def diff_with_class(*changes, **facts):
 
 
 def test_a_load_that_fails_is_not_called_without_difference():
-    """Only the names differ, by a prefix: no row says so, and the verdict does."""
+    """Only the names differ, by a prefix: the verdict reports this, although no row differs."""
     note = Oddity("values-not-compared", "values are not compared: Net is a class")
     finding = Finding("wrapper-prefix", Severity.ERROR, "the names differ by 'module.'", "b.pt")
     text = render_diff(diff_with_class(same("a"), findings=(finding,), notes=(note,)), "plain")
@@ -795,18 +795,18 @@ def test_a_load_that_fails_is_not_called_without_difference():
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 def test_a_load_says_why_it_ends_1(output):
-    """Also of a dtype, which load_state_dict accepts and casts."""
+    """The dtype is named too, although load_state_dict accepts and casts the tensor."""
     half = recast("a", tensor("a"), tensor("a", "float16"), Field.DTYPE)
     finding = Finding("changed", Severity.ERROR, "a: dtype: float32 → float16", "b.pt", "a")
     assert "error[changed]" in render_diff(diff_with_class(half, findings=(finding,)), output)
 
 
-# --- what is not built ------------------------------------------------------------------------------------------------
+# --- parts that are not built -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("output", ["plain", "json", "jsonl", "csv"])
 def test_flat_outputs_build_no_page_and_locate_no_finding(monkeypatch, output):
-    """Both take as long as the comparison where 300,000 tensors differ, and their rows say it all."""
+    """For 300,000 changed tensors both would take as long as the comparison, and the rows have all facts."""
     monkeypatch.delattr(diffing, "_build_groups")
     monkeypatch.setattr(diffing, "add_places", lambda *_: pytest.fail("a finding was located"))
     assert "layers.7.w" in render_diff(diff(*(nudge_tensor(f"layers.{n}.w") for n in range(50))), output)
@@ -814,7 +814,7 @@ def test_flat_outputs_build_no_page_and_locate_no_finding(monkeypatch, output):
 
 @pytest.mark.parametrize("output", ["json", "jsonl"])
 def test_a_row_of_json_is_built_when_it_is_written(monkeypatch, output):
-    """No more than those written at once are kept, however many there are."""
+    """At most the rows of one write are kept, however many rows there are."""
     built, written_after = [], []
     build = documents._build_diff_row
     monkeypatch.setattr(documents, "_build_diff_row", lambda change: built.append(change.fqn) or build(change))
@@ -829,7 +829,7 @@ def test_a_row_of_json_is_built_when_it_is_written(monkeypatch, output):
 
 
 def test_plain_text_reads_each_row_once(monkeypatch):
-    """Without the columns that only machines read."""
+    """Plain text does not compute the columns for programs."""
     read = []
     monkeypatch.setattr(diffing, "_get_side_field", lambda *facts: read.append(facts))
     monkeypatch.setattr(diffing, "_get_measure", lambda name, change: read.append((name, change.fqn)))

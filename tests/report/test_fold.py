@@ -48,7 +48,7 @@ def test_subscripts_fold():
 
 
 def test_remarks_that_differ_keep_rows_apart():
-    """A tied layer is not folded with layers that are not."""
+    """A tied layer is not folded with untied layers."""
     rows = [Line(("h.0.w", "x"), "= emb.w"), Line(("h.1.w", "x")), Line(("h.2.w", "x"))]
     assert [line.cells[0] for line in fold.fold_lines(rows)] == ["h.0.w", "h.{1,2}.w"]
 
@@ -57,7 +57,7 @@ number = st.integers(0, 5)
 
 
 def expand_name(name):
-    """Every name that a folded one stands for."""
+    """Return every name of a folded name."""
     parts = re.split(r"\{([^}]*)\}", name)
     choices = []
     for position, part in enumerate(parts):
@@ -74,14 +74,14 @@ def expand_name(name):
 
 @given(st.sets(st.tuples(number, number), min_size=1), st.sampled_from(["x", "y"]))
 def test_folding_loses_and_invents_nothing(pairs, cell):
-    """The names that the folded rows stand for are exactly the rows, each once."""
+    """The folded rows stand for exactly the given names, each once."""
     rows = [Line((f"a.{i}.b.{j}.w", cell)) for i, j in sorted(pairs)]
     stood_for = [name for line in fold.fold_lines(rows) for name in expand_name(line.cells[0])]
     assert sorted(stood_for) == sorted(row.cells[0] for row in rows)
 
 
 def test_findings_of_repeated_layers_fold_however_many_they_are():
-    """Seventy layers that are left on the CPU are one line, and two are."""
+    """Seventy layers left on the CPU are one line, and two layers are one line too."""
     many = [Finding("left-behind", Severity.ERROR, f"h.{n}.t: stays", "x", f"h.{n}.t") for n in range(70)]
     assert [finding.message for finding in fold.fold_findings(many)] == ["h.{0..69}.t: stays"]
     assert [finding.message for finding in fold.fold_findings(many[:2])] == ["h.{0,1}.t: stays"]
@@ -103,7 +103,7 @@ def test_a_remark_that_names_the_rows_own_layer_folds_with_it():
 
 
 def test_a_remark_that_names_one_layer_does_not():
-    """Every layer tied to the first one is not tied to its own."""
+    """`= emb.0.w` and `= emb.1.w` are different remarks, so rows with them do not fold together."""
     rows = [Line((f"h.{n}.a", "x"), f"= emb.{n % 2}.w") for n in range(2, 8)]
     assert {line.remark for line in fold.fold_lines(rows)} == {"= emb.0.w", "= emb.1.w"}
 
@@ -115,18 +115,18 @@ def test_leading_zeros_are_names():
 
 
 def test_one_name_twice_is_two_rows():
-    """Rows that cannot be distinguished are both there."""
+    """Rows with equal names are both shown."""
     assert names("h.0.w", "h.0.w") == ["h.0.w", "h.0.w"]
 
 
 def test_a_name_that_holds_the_sign_for_a_number_is_its_own():
-    """`a.#.w` is no layer of `a.5.w`."""
+    """`a.#.w` is not a layer of `a.5.w`."""
     rows = [Line((name, "x")) for name in ("a.#.w", "a.5.w", "a.6.w")]
     assert [line.cells[0] for line in fold.fold_lines(rows)] == ["a.#.w", "a.{5,6}.w"]
 
 
 def test_joined_says_which_rows_each_stands_for():
-    """Every row is in exactly one line, in the order of the first."""
+    """Every row is in exactly one line, in the order of its first row."""
     rows = [Line((name, "x")) for name in ("a.0", "b", "a.1", "a.3")]
     assert [(line.cells[0], those) for line, those in fold.fold_rows(rows)] == [
         ("a.{0,1,3}", [0, 2, 3]),
@@ -135,7 +135,7 @@ def test_joined_says_which_rows_each_stands_for():
 
 
 def test_causes_are_told_once_each():
-    """Figures that differ are left out, those that all share are not; other causes and files stand apart."""
+    """Different figures are left out, equal figures are kept; other causes and files are separate."""
     many = [(f"w{n}", f"a: b.pt: w{n}: 0x{n:08x} of 7 bytes") for n in range(3)]
     rest = [("w3", "a: b.pt: w3: cut short"), ("w4", "c.pt: w4: 0x00000009 of 7 bytes")]
     assert group_by_cause([*many, *rest]) == [
@@ -146,14 +146,14 @@ def test_causes_are_told_once_each():
 
 
 def test_tied_tensors_have_one_message():
-    """It names the first of them; what names none of them stays as it is."""
+    """The message names the first tensor; a message without any of the names is not changed."""
     assert group_by_cause([("a", "f: a: bad 1"), ("b", "f: a: bad 1")]) == [("f: a and 1 more tensor: bad 1", 2)]
     assert group_by_cause([("a", "f: bad"), ("b", "f: bad")]) == [("f: bad", 2)]
 
 
 @given(st.data())
 def test_rows_that_share_their_lines_fold_as_lines_of_their_own(data):
-    """Whatever names, numbers and remarks."""
+    """Names, numbers and remarks are arbitrary."""
     lines = [Line(("", cell), remark) for cell in "xy" for remark in ("", "= layers.1.b", "tied")]
     kinds = data.draw(st.lists(st.integers(0, len(lines) - 1), max_size=40))
     part = st.sampled_from(("layers", "0", "1", "2", "3", "#", "w"))

@@ -1,4 +1,4 @@
-"""What `inspect` says of a target as a whole, next to its rows."""
+"""The facts about a target as a whole in `inspect`, next to its rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADAPTER = {"base_model_name_or_path": "org/base", "peft_type": "LORA", "r": 4}
 
 @pytest.fixture
 def folder(tmp_path):
-    """`folder(config={...})`: a folder with weights and these JSON files next to them."""
+    """`folder(config={...})`: a folder with weights and JSON files with the given content."""
 
     def make(**files):
         name = "adapter_model" if "adapter_config" in files else "model"
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 
 def test_a_class_has_a_verdict_and_a_checkpoint_has_none(statecli, tmp_path, in_tmp_path):
-    """Inspect judges what a class registers; of a checkpoint it lists the tensors and judges nothing."""
+    """Inspect checks the tensors of a class; of a checkpoint it only lists the tensors."""
     save_file({"w": torch.ones(2, 2)}, "w.safetensors")
     (tmp_path / "net.py").write_text("from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n"
                                      "        super().__init__(2, 2)\n")  # fmt: skip
@@ -74,7 +74,7 @@ def test_the_size_of_a_folded_row_is_of_each_tensor(statecli, tmp_path):
 
 
 def test_a_tensor_without_a_finding_has_no_fix(statecli, tmp_path, in_tmp_path):
-    """A 0-dim tensor does no harm; -v shows how to register it."""
+    """A 0-dim tensor is harmless; -v shows how to register the tensor."""
     (tmp_path / "net.py").write_text(
         "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
         "        self.eps = torch.tensor(1e-5)\n"
@@ -108,7 +108,7 @@ SAID = {
 
 @pytest.mark.parametrize("case", SAID)
 def test_what_a_folder_is_stands_below_its_rows(case, folder, statecli):
-    """An adapter of what, a model of what class: one line."""
+    """One line names the base model of an adapter, or the class of a model."""
     files, expected = SAID[case]
     path = folder(**files)
     for arguments in ((), ("-f", "plain")):
@@ -158,8 +158,8 @@ def test_statistics_name_the_tensors_with_nan_infinity_and_outliers(statecli, tm
 
 def test_a_name_in_several_sections_is_linked_with_its_section(statecli, tmp_path):
     """Otherwise the link would lead to the tensor of another section."""
-    one = {"w": torch.tensor([float("nan")])}
-    torch.save({"model": one, "ema": {"w": torch.ones(1)}}, tmp_path / "net.pt")
+    state = {"w": torch.tensor([float("nan")])}
+    torch.save({"model": state, "ema": {"w": torch.ones(1)}}, tmp_path / "net.pt")
     page = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "html").out
     assert '1 tensor holds NaN: <a href="#tensor=model%3A%20w">model: w</a>' in page
 

@@ -78,7 +78,7 @@ def test_equal_layers_are_a_line_of_text(statecli, tmp_path):
 
 
 def test_few_layers_are_not_a_role(read_roles):
-    """Four layers do not say what is usual."""
+    """Four layers are too few for a usual value."""
     assert read_roles({f"h.{n}.w": torch.ones(2) for n in range(4)}) == []
 
 

@@ -1,4 +1,4 @@
-"""Problems: findings grouped by what a person would mend."""
+"""Problems: findings grouped by their common cause in the source."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def find(rule, rows, what, severity=Severity.ERROR):
 
 @pytest.fixture
 def source(tmp_path, in_tmp_path):
-    """The file that the rows name."""
+    """The file named by the rows."""
     (tmp_path / "net.py").write_text("\n" * 5 + "self.table = table\n  self.blocks = [Block() for _ in range(2)]\n")
 
 
 def test_one_line_of_source_is_one_problem(source):
-    """Whatever rules find its tensors, by one name, with each consequence once and one fix."""
+    """Findings of any rule are one problem, by one name, with each consequence once and one fix."""
     rows = list(blocks())
     findings = find("left-behind", rows, "stays on cpu") + find("keeps-dtype", rows, "is float32 after .half()")
     module, tensor = group_findings(findings, rows)
@@ -71,7 +71,7 @@ def test_one_line_of_source_is_one_problem(source):
 
 
 def test_the_rules_of_audit_say_their_consequences():
-    """Their messages name the cause; what follows from it is told."""
+    """Their messages name the cause; the problem lists the consequences."""
     rows = list(blocks())
     (problem,) = group_findings(find("unregistered-module", rows[:1], "is no registered module"), rows)
     assert problem.message == "blocks: 2 modules are kept in a plain list (2 parameters, 2 other tensors)"
@@ -104,7 +104,7 @@ def test_the_rules_of_audit_say_their_consequences():
     ids=["a dict", "a tuple", "an object", "a parameter", "a list of tensors"],
 )
 def test_the_cause_is_named(rows, message):
-    """By what holds the tensors."""
+    """The cause depends on the container of the tensors."""
     (problem,) = group_findings(find("left-behind", rows, "stays on cpu"), rows)
     assert problem.message.startswith(message)
 
@@ -170,7 +170,7 @@ def test_the_place_of_several_fixes_is_written_once():
     ],
 )
 def test_a_statement_on_several_lines_is_shown_as_one(tmp_path, in_tmp_path, lines, source):
-    """Without its comments; of a long statement, or of one that cannot be read, the first line."""
+    """Comments are removed; for a long or unreadable statement only the first line is shown."""
     (tmp_path / "net.py").write_text("\n".join(["if True:", *(f"    {line}" for line in lines), ""]))
     rows = [row("x", 2)]
     assert group_findings(find("left-behind", rows, "stays on cpu"), rows)[0].source == source
@@ -195,20 +195,20 @@ def test_a_statement_on_several_lines_is_shown_as_one(tmp_path, in_tmp_path, lin
 def test_several_tensors_have_a_verb_in_the_plural(singular, plural):
     """One problem has one sentence for all its tensors."""
     rows = [row(name, None, kind=Kind.PARAMETER) for name in "ab"]
-    finding, several = (
+    singular_problem, plural_problem = (
         group_findings(find("zero-gradient", rows[:1], singular))[0],
         group_findings(find("x", rows, singular))[0],
     )
-    assert (finding.message, several.message) == (f"a: {singular}", f"a, b: {plural}")
+    assert (singular_problem.message, plural_problem.message) == (f"a: {singular}", f"a, b: {plural}")
 
 
 def test_one_more_consequence_is_shown_not_counted():
-    """The count would replace exactly one line."""
+    """The line with the count would replace exactly one line."""
     assert [count_shown_effects(["effect"] * n) for n in (8, 9, 10, 30)] == [8, 9, 8, 8]
 
 
 def test_operators_of_one_line_are_one_consequence():
-    """As the lines of one operator are; of two files they are two."""
+    """The lines of one operator are joined too; operators of two files are separate."""
     rows = [row("table", 6)]
     texts = ("in mul at net.py:9", "in addmm at net.py:9", "in mul at net.py:12", "in mul at base.py:9")
     findings = [
@@ -225,7 +225,7 @@ def test_operators_of_one_line_are_one_consequence():
 
 
 def test_a_module_that_a_function_captures_is_in_a_closure():
-    """Which is no container."""
+    """A closure is not a container."""
     name = "f.__closure__['inner']"
     rows = [row(f"{name}.{part}", 7, name, requires_grad=True, container=None) for part in ("weight", "bias")]
     (problem,) = group_findings(find("left-behind", rows, "stays on cpu"), rows)
@@ -237,7 +237,7 @@ def find_import(rule, severity, message, about):
 
 
 def test_an_import_that_torch_load_refuses_is_one_problem():
-    """Unless another import is refused too, which the first problem does not name."""
+    """A refused import is a problem of its own only if it is not named by the first problem."""
     unsafe = find_import("unsafe-global", Severity.ERROR, "loading the file calls posix.system", "posix.system")
     refusal = "torch.load refuses the file by default: imports it"
     refused = find_import("needs-weights-only-false", Severity.WARNING, refusal, "posix.system")

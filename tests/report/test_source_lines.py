@@ -49,7 +49,7 @@ def test_the_file_has_no_lines_before_the_first_and_after_the_last(line, numbers
     "origin", [Origin("gone.py", 1), Origin("net_around.py", 99), Origin("\ud800", 1), Origin("\0", 1)]
 )
 def test_a_line_that_cannot_be_read_has_no_neighbours(origin):
-    """A missing file, a line after the end, and texts that name no file."""
+    """The file is missing, the line is after the end, or the text names no file."""
     assert read_lines_around(origin) == ()
 
 

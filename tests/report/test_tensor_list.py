@@ -17,7 +17,7 @@ HOSTILE = ["</script><script>alert(1)</script>", "<!--<script>", "a\u202eb\n", "
 
 @pytest.fixture
 def save_page(statecli, tmp_path):
-    """Return the page of a state_dict, and its list of tensors as the page has it."""
+    """Return the page of a state_dict, and the list of tensors in the page."""
 
     def save(state, *options):
         torch.save(state, tmp_path / "net.pt")
@@ -29,7 +29,7 @@ def save_page(statecli, tmp_path):
 
 
 def test_columns_have_the_facts_of_json(save_page, statecli, tmp_path):
-    """Each tensor has the dtype, shape, kind, elements and bytes that `-f json` has."""
+    """Each tensor has the dtype, shape, kind, elements and bytes of `-f json`."""
     state = {"a.weight": torch.ones(2, 3), "a.steps": torch.tensor(3), "b": torch.ones(4, dtype=torch.bfloat16)}
     _, shown = save_page(state | {"c": state["b"]})
     rows = json.loads(statecli("inspect", tmp_path / "net.pt", "-f", "json").out)["tensors"]

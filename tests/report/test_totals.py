@@ -1,4 +1,4 @@
-"""Sums that count what is tied once."""
+"""Sums that count tied tensors once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def tensor(fqn, shape=(4,), **facts):
 
 
 def test_tied_names_count_their_bytes_once():
-    """Two names, one tensor's bytes."""
+    """Two names have the bytes of one tensor."""
     tied = {"storage": 1, "storage_bytes": 16}
     total = sum_by_kind([tensor("a", tied_to=("b",), **tied), tensor("b", tied_to=("a",), **tied)])["parameter"]
     assert (total.tensors, total.elements, total.bytes) == (2, 4, 16)
 
 
 def test_disjoint_views_count_each():
-    """Slices of one flat storage add up to it."""
+    """Slices of one flat storage have the sum of the storage."""
     rows = [tensor(f"v{n}", (2,), tied_to=("x",), storage=1, storage_bytes=32, storage_offset=2 * n) for n in range(4)]
     assert sum_by_kind(rows)["parameter"].bytes == 32
 
@@ -39,6 +39,6 @@ def test_an_expanded_tensor_counts_what_is_stored():
 
 
 def test_the_four_kinds_are_always_there():
-    """Scripts can look each up; `other` appears when there is such a tensor."""
+    """Scripts can read each kind; `other` appears only if a tensor has this kind."""
     assert list(sum_by_kind([])) == ["parameter", "buffer", "unregistered", "optimizer"]
     assert sum_by_kind([tensor("rng", kind=Kind.OTHER)])["other"].tensors == 1

@@ -1,4 +1,4 @@
-"""What is said of a run of the proofs: its rows, its reasons, its lines, its exit 2."""
+"""The report of the proofs: rows, reasons, lines, and status 2."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def finding(fqn, rule="left-behind", help=None):
 
 
 def move_check(verdict=None, **cells):
-    """A move of which each tensor has this cell; a finding for each that failed."""
+    """Return a move with a cell for each tensor, and a finding for each failed tensor."""
     findings = tuple(finding(fqn, help=f"net.py:9: {FIX}") for fqn, cell in cells.items() if cell.verdict is FAILED)
     verdict = verdict or (FAILED if findings else PASSED)
     return Check(Name.MOVE, verdict, '.to("meta")', columns=(Column("moves", cells),), findings=findings)
@@ -83,7 +83,7 @@ BROKEN = run(move_check(w=passed_cell(), table=Cell(FAILED, "cpu", "cpu", "stays
 
 
 def test_what_passed_everything_has_no_remark():
-    """A row of ticks says all there is to say."""
+    """A row of ticks needs no remark."""
     assert lines(BROKEN)["w"] == ("✓", "")
 
 
@@ -94,7 +94,7 @@ def test_what_failed_has_the_line_that_assigned_it():
 
 
 def test_a_failure_that_no_finding_tells_keeps_its_reason():
-    """A cross is never without its cause; the heading has it if it is that of several rows."""
+    """A cross always has a cause; the heading has the cause if several rows share it."""
     cells = {name: Cell(FAILED, reason="stays on cpu") for name in "wv"}
     check = Check(Name.MOVE, FAILED, columns=(Column("moves", {"w": cells["w"]}),))
     assert lines(run(check, rows=[tensor("w")], notes=())) == {"w": ("✗", "moves: stays on cpu")}
@@ -116,19 +116,19 @@ def test_each_verdict_has_a_sign_of_its_own(verdict):
 
 
 def test_a_tensor_without_a_cell_is_drawn_as_skipped():
-    """A proof in which it has no part leaves no hole."""
+    """A tensor outside a proof has a dash, not an empty cell."""
     assert lines(run(move_check(w=passed_cell()), rows=[tensor("w"), tensor("v")]))["v"] == ("–", "")
 
 
 def test_one_reason_of_two_columns_is_said_once():
-    """The columns stand before it."""
+    """The columns are named before the reason."""
     cells = {"w": Cell(SKIPPED, reason="frozen"), "v": passed_cell()}
     check = Check(Name.STEP, PASSED, columns=(Column("gradient", cells), Column("updated", cells)))
     assert lines(run(check, rows=[tensor("w"), tensor("v")]))["w"] == ("––", "gradient, updated: frozen")
 
 
 def test_a_reason_of_the_whole_group_is_said_beside_its_heading():
-    """Twelve rows do not say it twelve times."""
+    """Twelve rows do not repeat the reason."""
     rows = [tensor(f"b{n}", Kind.BUFFER) for n in range(12)]
     cells = {row.fqn: Cell(SKIPPED, reason="a buffer") for row in rows}
     result = run(Check(Name.STEP, SKIPPED, columns=(Column("gradient", cells),)), rows=rows)
@@ -137,7 +137,7 @@ def test_a_reason_of_the_whole_group_is_said_beside_its_heading():
 
 
 def test_the_reason_of_a_whole_proof_is_in_its_own_line_alone():
-    """Where backward fails, every cell says the same."""
+    """If backward fails, every cell has the same reason."""
     cells = {"w": Cell(UNSURE, reason="no backward"), "v": passed_cell()}
     check = Check(Name.STEP, UNSURE, "one step", "no backward", columns=(Column("gradient", cells),))
     result = run(check, rows=[tensor("w"), tensor("v")])
@@ -146,19 +146,19 @@ def test_the_reason_of_a_whole_proof_is_in_its_own_line_alone():
 
 
 def test_a_remark_that_is_no_failure_is_told():
-    """What stays behind and is harmless says why it is."""
+    """A harmless tensor left on the CPU has the reason."""
     result = run(move_check(w=passed_cell(reason="forward moves it"), v=passed_cell()), rows=[tensor("w"), tensor("v")])
     assert lines(result)["w"] == ("✓", "moves: forward moves it")
 
 
 def test_what_forward_made_appear_says_so():
-    """A row's own note is kept, also of a tensor that passed."""
+    """The note of a row is kept, also for a passed tensor."""
     result = run(move_check(w=passed_cell()), rows=[tensor("w", note="created by the first forward")])
     assert lines(result)["w"] == ("✓", "created by the first forward")
 
 
 def test_verbose_has_what_was_measured():
-    """-v: before and after of each column that measured something."""
+    """-v: before and after, for each column with a measurement."""
     result = run(
         move_check(w=passed_cell(before="cpu", after="cuda:0"), v=passed_cell()), rows=[tensor("w"), tensor("v")]
     )
@@ -176,13 +176,13 @@ def test_repeated_layers_are_folded_and_unfolded():
 
 
 def test_rows_are_grouped_by_kind_in_order():
-    """Parameters, buffers, unregistered, whatever the order of the source."""
+    """The order is parameters, buffers, unregistered, whatever the order of the source."""
     result = run(move_check(), rows=[TABLE, tensor("b", Kind.BUFFER), tensor("w")])
     assert [group.heading for group in page(result).groups] == ["parameters", "buffers", "unregistered"]
 
 
 def test_columns_of_one_name_are_told_apart():
-    """Two proofs that both have a column `moves` do not share one heading."""
+    """Two proofs with a column `moves` have different headings."""
     two = (move_check(w=passed_cell()), Check(Name.FORWARD, PASSED, columns=(Column("moves", {"w": Cell(UNSURE)}),)))
     report = build_verify_report(run(*two, rows=[tensor("w")]), View())
     assert [column.name for column in report.page().columns] == ["name", "moves", "moves (forward)"]
@@ -194,7 +194,7 @@ def test_columns_of_one_name_are_told_apart():
 
 
 def test_every_proof_has_a_line():
-    """What was done and what came of it, with how many tensors failed of those that were tried."""
+    """The line has the operation and its result, with the number of failed and tried tensors."""
     checks = (
         *BROKEN.checks,
         Check(Name.COPY, PASSED, "deepcopy, pickle"),
@@ -210,7 +210,7 @@ def test_every_proof_has_a_line():
 
 
 def test_what_has_no_row_is_named():
-    """A further name of a row fails next to it; the table has as many tensors as it has rows."""
+    """A failed second name is named next to the count; the count is of the rows of the table."""
     cells = {"a": Cell(FAILED), "b": passed_cell(), "old": Cell(FAILED), "older": Cell(FAILED)}
     assert list_outcomes(run(move_check(**cells), rows=map(tensor, "ab"))) == [
         ("✗ move", '1 of 2 and old, older failed: .to("meta")')
@@ -221,14 +221,14 @@ def test_what_has_no_row_is_named():
 
 
 def test_a_note_is_not_counted_as_a_failure():
-    """A scalar that a move leaves behind."""
+    """The note is about a scalar left on the CPU."""
     note = replace(finding("b"), severity=Severity.NOTE)
     check = replace(move_check(a=Cell(FAILED), b=Cell(SKIPPED)), findings=(finding("a"), note))
     assert list_outcomes(run(check, rows=map(tensor, "ab"))) == [("✗ move", '1 of 1 failed: .to("meta")')]
 
 
 def test_a_sign_of_all_rows_names_what_has_no_row_and_failed():
-    """A column of ticks next to a proof that failed is a riddle otherwise."""
+    """Otherwise a column of ticks would contradict its failed proof."""
     first, second = "layers.first.attention.output.weight", "layers.second.attention.output.weight"
     cells = {first: passed_cell(), second: passed_cell(), "x.{old}": Cell(FAILED)}
     text = render_result(run(move_check(**cells), rows=map(tensor, (first, second))), width=40)
@@ -245,7 +245,7 @@ def test_the_verdict_counts_the_tensors_of_all_proofs():
 
 
 def test_a_proof_that_is_unsure_of_some_tensors_names_the_first():
-    """There is no reason of the whole, so that of a tensor stands for the others."""
+    """The proof as a whole has no reason, so the reason of a tensor is shown."""
     result = run(
         move_check(UNSURE, a=Cell(UNSURE, reason="sparse"), b=Cell(UNSURE), c=passed_cell()), rows=map(tensor, "abc")
     )
@@ -253,14 +253,14 @@ def test_a_proof_that_is_unsure_of_some_tensors_names_the_first():
 
 
 def test_the_verdict_names_what_failed_first():
-    """One line says it all, in the order of importance."""
+    """One line has all results, in the order of importance."""
     rest = [Check(Name.COPY, PASSED), Check(Name.STEP, UNSURE), Check(Name.FORWARD, SKIPPED)]
     text = page(run(*rest, *BROKEN.checks, rows=BROKEN.state.tensors)).verdict
     assert text == "1 error: 1 of 2 tensors failed move; step inconclusive; copy passed; forward skipped"
 
 
 def test_the_verdict_of_a_clean_model():
-    """Nothing but what passed."""
+    """Only passed proofs are named."""
     assert (
         page(run(move_check(w=passed_cell()), Check(Name.COPY, PASSED), rows=[tensor("w")])).verdict
         == "move, copy passed"
@@ -268,7 +268,7 @@ def test_the_verdict_of_a_clean_model():
 
 
 def test_a_failure_of_no_tensor_counts_none():
-    """A forward that raises is nobody's tensor's fault."""
+    """A forward that raises is not a failure of a tensor."""
     check = Check(Name.FORWARD, FAILED, "on cuda", findings=(finding(None),))
     result = run(check, rows=[tensor("w")])
     assert page(result).verdict == "1 error: forward failed"
@@ -283,7 +283,7 @@ def place_of(problem):
 
 
 def test_a_fix_is_said_once_at_its_line():
-    """Three proofs that fail for one tensor are one problem, which one line of source mends."""
+    """Three failed proofs for one tensor are one problem, mended in one line of source."""
     twice = (*BROKEN.checks, Check(Name.SAVE, FAILED, findings=(finding("table", "not-saved", f"net.py:9: {FIX}"),)))
     (problem,) = page(run(*twice, rows=BROKEN.state.tensors)).problems
     assert (problem.rule, place_of(problem), problem.help) == ("unregistered-tensor", "net.py:9", FIX)
@@ -308,14 +308,14 @@ def test_advice_in_words_stands_below_the_problem():
     ],
 )
 def test_a_line_in_the_advice_is_the_place_of_the_problem(help, place, advice):
-    """It is not said twice; a row that is registered has no line to mend."""
+    """The line is not repeated in the advice; a registered row has no line."""
     check = Check(Name.STEP, FAILED, findings=(finding("w", help=help),))
     (problem,) = page(run(check, rows=[tensor("w")])).problems
     assert (place_of(problem), problem.help) == (place, advice)
 
 
 def test_a_further_name_of_a_tensor_is_mended_at_its_own_line():
-    """It is no row, and its message has the line."""
+    """The second name has no row, and its message has the line."""
     actual_finding = Finding(
         "stale-view", Severity.ERROR, "w (assigned at m.py:7) is another name of a", "x", "w", "a property"
     )
@@ -324,17 +324,17 @@ def test_a_further_name_of_a_tensor_is_mended_at_its_own_line():
 
 
 def test_a_note_that_a_proof_has_found_is_not_said_twice():
-    """What was only odd has been proved false."""
+    """The note is only a suspicion, and the proof has a finding for it."""
     notes = (Oddity("left-behind", "table: stays", "table"), Oddity("lazy", "w: has no shape yet", "w"))
     report = build_verify_report(run(*BROKEN.checks, rows=BROKEN.state.tensors, notes=notes), View())
     assert [note.name for note in report.notes] == ["lazy"]
 
 
-# What ends 2.
+# Results with exit status 2.
 
 
 def test_what_packs_its_weights_is_named():
-    """A quantized model has weights, none of which can be seen."""
+    """A quantized model has weights, but none is visible."""
     notes = (
         Oddity("packed-params", "0._packed_params._packed_params holds weights", "0._packed_params._packed_params"),
     )
@@ -346,7 +346,7 @@ def test_what_packs_its_weights_is_named():
 
 
 def test_what_nobody_asked_for_may_be_skipped():
-    """Without an input, step and forward are told and do not fail the command."""
+    """Without an input, step and forward are reported and do not fail the command."""
     result = run(move_check(w=passed_cell()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
     assert list_inconclusive(result, ()) == ()
     assert list_inconclusive(result, (Name.MOVE,)) == ()
@@ -375,7 +375,7 @@ def test_proofs_that_fail_for_one_reason_are_one_line():
 
 
 def test_nothing_proved_is_not_nothing_found():
-    """Where every proof was skipped, or there is no tensor, no exit code 0."""
+    """If every proof was skipped, or there is no tensor, the exit status is not 0."""
     skipped = [Check(name, SKIPPED, reason=NO_INPUT) for name in (Name.STEP, Name.FORWARD)]
     assert list_inconclusive(run(*skipped, rows=[tensor("w")]), ()) == (
         "net.py:Net: no check ran: step, forward skipped",
@@ -386,7 +386,7 @@ def test_nothing_proved_is_not_nothing_found():
 
 # Every output.
 
-#: `net.py:9` as each output has it.
+#: `net.py:9` in the form of each output.
 LINES = (
     "net.py:9",
     '{"file":"net.py","line":9}',
@@ -396,13 +396,13 @@ LINES = (
 )
 
 
-#: Outputs that show problems; others have each finding.
+#: Outputs that show problems; the other outputs show each finding.
 GROUPED = ("table", "plain", "markdown", "html", "json", "jsonl", "sarif", "junit", "github", "gitlab")
 
 
 @pytest.mark.parametrize("output", [output.value for output in Output])
 def test_every_output_says_what_failed_and_how_to_mend_it(output):
-    """The tensor, the rule and the line that made it, in all of them; the fix wherever there is room for one."""
+    """Every output has the tensor, the rule and the line of the tensor, and the fix where it has room."""
     text = render_result(BROKEN, output)
     assert ("unregistered-tensor" if output in GROUPED else "left-behind") in text
     assert "table" in text
@@ -420,7 +420,7 @@ def test_every_output_says_why_a_proof_was_skipped(output):
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_a_table_is_never_wider_than_its_terminal(width):
-    """Names stand above their signs where there is no room, and columns that agree are said once above."""
+    """Without room, names are above their signs, and equal columns are given once above the table."""
     rows = [tensor(f"encoder.layers.{n}.attention.query.weight") for n in range(3)]
     columns = ("moves", "casts", "saved", "restored", "copies", "gradient", "updated")
     cells = {row.fqn: passed_cell() for row in rows}
@@ -431,7 +431,7 @@ def test_a_table_is_never_wider_than_its_terminal(width):
 
 
 def test_a_narrow_table_says_by_group_what_no_reader_looks_for():
-    """A column of ticks and dashes, alike in each group, stands with the checks; one with a cross keeps its place."""
+    """A column of ticks and dashes, equal in each group, is written with the checks; a column with a cross stays."""
     rows = [tensor("encoder.weight"), tensor("b", Kind.BUFFER), TABLE]
     cells = {"encoder.weight": passed_cell(), "b": passed_cell(), "table": Cell(SKIPPED)}
     columns = tuple(Column(name, cells) for name in ("saved", "restored"))
@@ -443,7 +443,7 @@ def test_a_narrow_table_says_by_group_what_no_reader_looks_for():
 
 
 def test_columns_move_together_before_rows_are_broken():
-    """A table that is a little too wide keeps one line a tensor."""
+    """A slightly too wide table keeps one line a tensor."""
     cells = {"w": Cell(FAILED), "v": passed_cell()}
     columns = tuple(Column(f"column{n}", cells) for n in range(6))
     result = run(Check(Name.SAVE, FAILED, columns=columns), rows=map(tensor, "wv"))
@@ -461,7 +461,7 @@ def test_quiet_prints_what_failed_alone():
 
 
 def test_plain_can_be_searched_for_what_failed():
-    """One tensor a line, a word a verdict."""
+    """Each tensor is one line, each verdict one word."""
     (row,) = [
         line for line in render_result(BROKEN, "plain").splitlines() if " failed " in line and "move:" not in line
     ][:1]
@@ -469,7 +469,7 @@ def test_plain_can_be_searched_for_what_failed():
 
 
 def test_csv_has_each_measurement_in_its_cell():
-    """Verdict, before and after of each column; what was found stands in the tensor's row."""
+    """Each column has its verdict, before and after; the finding is in the row of the tensor."""
     rows = {row["fqn"]: row for row in csv.DictReader(io.StringIO(render_result(BROKEN, "csv")))}
     assert rows["table"]["moves"] == "failed"
     assert (rows["table"]["moves_before"], rows["table"]["moves_after"]) == ("cpu", "cpu")
@@ -516,15 +516,15 @@ def runs(draw):
     for name in draw(st.lists(st.sampled_from(Name), unique=True)):
         heads = draw(st.lists(st.sampled_from(["moves", "saved"]), unique=True))
         columns = tuple(Column(head, draw(st.dictionaries(st.sampled_from(NAMES), CELLS))) for head in heads)
-        found = tuple(map(finding, draw(st.sets(st.sampled_from([None, *NAMES])))))
+        findings = tuple(map(finding, draw(st.sets(st.sampled_from([None, *NAMES])))))
         reason = draw(st.sampled_from([None, "why", "because"]))
-        checks.append(Check(name, draw(st.sampled_from(Verdict)), "done", reason, columns, found))
+        checks.append(Check(name, draw(st.sampled_from(Verdict)), "done", reason, columns, findings))
     return run(*checks, rows=rows)
 
 
 @cache
 def _schema_validator():
-    """The printed schema, which is checked and compiled once."""
+    """Return a validator for the printed schema; the schema is checked and compiled once."""
     schema = json.loads(schemas.encode_schema("verify"))
     validator = jsonschema.validators.validator_for(schema)
     validator.check_schema(schema)
@@ -533,17 +533,17 @@ def _schema_validator():
 
 @settings(max_examples=60, deadline=None)
 @given(runs())
-def test_json_is_what_its_schema_says(found):
-    """Whatever was found, the document holds to the printed schema."""
-    _schema_validator().validate(json.loads(render_result(found, "json")))
+def test_json_is_what_its_schema_says(verification):
+    """The document fits the printed schema, for any findings."""
+    _schema_validator().validate(json.loads(render_result(verification, "json")))
 
 
 @settings(max_examples=60, deadline=None)
 @given(runs())
-def test_no_reason_is_lost(found):
-    """Each reason of a cell is somewhere on the page: in its row, its group, its proof's line, or told as a finding."""
-    text = render_result(found, unfold=True)
-    for check in found.checks:
+def test_no_reason_is_lost(verification):
+    """Each reason of a cell is on the page: in its row, its group, the line of its proof, or as a finding."""
+    text = render_result(verification, unfold=True)
+    for check in verification.checks:
         fqns = {finding.fqn for finding in check.findings}
         for column in check.columns:
             for fqn, cell in column.cells.items():
@@ -553,12 +553,14 @@ def test_no_reason_is_lost(found):
 
 @settings(max_examples=40, deadline=None)
 @given(runs(), st.sampled_from(["table", "plain", "markdown", "html", "csv", "jsonl"]))
-def test_every_output_takes_any_run(found, output):
-    """No combination of verdicts breaks one, and each failure is in each."""
-    text = render_result(found, output)
-    problems = group_findings(found.findings, found.state.tensors)
+def test_every_output_takes_any_run(verification, output):
+    """Any combination of verdicts is valid in each output, and each output has each failure."""
+    text = render_result(verification, output)
+    problems = group_findings(verification.findings, verification.state.tensors)
     rules = (
-        {problem.rule for problem in problems} if output in GROUPED else {finding.rule for finding in found.findings}
+        {problem.rule for problem in problems}
+        if output in GROUPED
+        else {finding.rule for finding in verification.findings}
     )
     assert all(f"[{rule}]" in text or rule in text for rule in rules)
 

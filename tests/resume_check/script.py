@@ -89,7 +89,7 @@ def chance(steps, save_every, save_to, checkpoint):
 
 
 def plain(steps, save_every, save_to, checkpoint, lost=False):
-    """A script that draws no random numbers after the start, and saves none; `lost`: losses change the model."""
+    """A script without random numbers after the start and without random states; `lost`: losses change the model."""
     torch.manual_seed(0)
     data = torch.randn(64, 4)
     model = nn.Linear(4, 1)
@@ -118,7 +118,7 @@ def lost(**options):
 
 
 def forgetful(steps, save_every, save_to, checkpoint):
-    """A dict of averages that no checkpoint contains."""
+    """A script with a dict of averages that no checkpoint contains."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -139,7 +139,7 @@ def forgetful(steps, save_every, save_to, checkpoint):
 
 
 def loader(steps, save_every, save_to, checkpoint, call=lambda model, batch: model(batch)):
-    """A DataLoader that begins again after a resume."""
+    """A script with a DataLoader that begins again after a resume."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -210,7 +210,7 @@ def dropping(steps, save_every, save_to, checkpoint):
 
 
 def own_names(steps, save_every, save_to, checkpoint, drop=()):
-    """Saves random states and a position under names of its own, and loads those that are not in `drop`."""
+    """A script that saves random states and a position under its own names, and does not load the states in `drop`."""
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
@@ -243,7 +243,7 @@ for _name in ("rng", "py", "np", "pos"):
 
 
 def own_generator(steps, save_every, save_to, checkpoint, draws_data=True, loads=()):
-    """Draws batches or noise from a generator of its own; saves it and torch's generator."""
+    """A script that draws batches or noise from its own generator, and saves this generator and that of torch."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -36,7 +36,7 @@ HELP = {
 
 @pytest.fixture(autouse=True)
 def run_forked(monkeypatch):
-    """Run the script in a fork of this process, which has torch, instead of a new one."""
+    """Run the script in a fork of this process, with torch imported, instead of a new process."""
     if not hasattr(os, "fork"):
         pytest.skip("needs POSIX")
 
@@ -56,7 +56,7 @@ def run_forked(monkeypatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def used_optimizer():
-    """Step once, because the first step of a process imports much of torch: each fork has it then."""
+    """Step once, because the first step of a process imports much of torch; each fork then has the imports."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.AdamW([parameter])
     parameter.grad = torch.zeros(1)
@@ -68,7 +68,7 @@ def check(name: str, steps: int = 4):
 
 
 def test_a_complete_script_passes():
-    """Every state is that of the uninterrupted training."""
+    """Every state equals the state of the uninterrupted training."""
     result = check("main")
     assert (result.answer, result.findings) == (Answer.EQUAL, ())
     assert {row.state: row.resumed for row in result.states} == dict.fromkeys(State, True)
@@ -77,7 +77,7 @@ def test_a_complete_script_passes():
 @pytest.mark.parametrize("how", ["drop", "unsaved"])
 @pytest.mark.parametrize("state", [state.value for state in State])
 def test_each_lost_state_is_named(state, how):
-    """Eight states, not saved or not loaded: one finding, about this state."""
+    """Eight states, not saved or not loaded: one finding, about the lost state."""
     result = check(f"{how}_{state}")
     assert result.answer is Answer.DIFFERENT
     (finding,) = result.findings
@@ -95,7 +95,7 @@ def test_each_lost_state_is_named(state, how):
     ],
 )
 def test_a_saved_state_is_named_by_its_key(name, end):
-    """The checkpoint has the state under a name of the script's own, and the script does not load it."""
+    """The checkpoint has the state under a name of the script, and the script does not load the state."""
     (finding,) = check(f"own_{name}").findings
     start = (
         f"the checkpoint of step 2 has '{name}'; the script does not load this state, or changes this state before "
@@ -113,7 +113,7 @@ def test_a_saved_state_is_named_by_its_key(name, end):
     ],
 )
 def test_a_generator_of_the_script_has_its_own_call(name, state, end):
-    """The key has the name of the variable; another key of the same form is that of torch itself."""
+    """The key has the name of the variable; another key of the same form has the state of torch itself."""
     (finding,) = check(name).findings
     assert finding.fqn == state
     assert finding.help.endswith(end.format("the script does not load this state, or changes this state before step 3"))
@@ -153,13 +153,13 @@ def test_random_numbers_that_no_step_uses_may_differ():
 
 
 def test_a_difference_without_a_cause_is_named_by_its_first_tensor():
-    """A list of losses is no state that is known; the last checkpoints differ."""
+    """A list of losses is not a known state; the last checkpoints differ."""
     (finding,) = check("lost").findings
     assert (finding.rule, finding.fqn) == ("resumed-differently", "weight")
 
 
 def test_a_dict_of_averages_is_an_average():
-    """Its keys and shapes are those of the model."""
+    """The keys and shapes of the dict are those of the model."""
     (finding,) = check("forgetful").findings
     assert finding.help.endswith("has no average of the weights: save shadow, and copy the saved tensors into shadow")
     assert (finding.fqn, finding.message) == ("average", "average: not resumed (shadow: weight, bias)")
@@ -167,7 +167,7 @@ def test_a_dict_of_averages_is_an_average():
 
 @pytest.mark.parametrize("name", ["loader", "keyword_loader"])
 def test_a_loader_that_begins_again_is_named(name):
-    """The first batch after the resume is that of the first step."""
+    """The first batch after the resume is the batch of the first step."""
     (finding,) = check(name).findings
     assert finding.message == "data: not resumed (the first batch is the batch of step 1)"
 
@@ -190,7 +190,7 @@ def test_a_loader_that_begins_again_is_named(name):
     ],
 )
 def test_a_wrong_script_is_one_line(name, message):
-    """The error names the problem, and what the function must do."""
+    """The error names the problem, and the requirement for the function."""
     with pytest.raises(ModelError) as caught:
         check(name)
     assert message in str(caught.value)
@@ -220,7 +220,7 @@ def test_a_wrong_line_is_refused(statecli, words, message):
 
 
 def test_a_script_without_a_function_to_call(statecli, tmp_path):
-    """The error lists what the file defines, or the line of a syntax error."""
+    """The error lists the functions of the file, or the line of a syntax error."""
     (tmp_path / "few.py").write_text("def few(steps): pass\n")
     (tmp_path / "bad.py").write_text("\ndef bad(:\n")
     few, bad = (statecli("resume-check", str(tmp_path / name)).err for name in ("few.py", "bad.py"))
@@ -245,7 +245,7 @@ def test_json_has_each_state(statecli):
 
 
 def test_a_script_runs_in_a_process_of_its_own(monkeypatch, statecli):
-    """What the script prints goes to standard error."""
+    """The prints of the script go to standard error."""
     monkeypatch.undo()
     result = statecli("resume-check", f"{SCRIPT}::plain", "-f", "plain")
     assert result.code == 0

@@ -1,4 +1,4 @@
-"""The keys of a checkpoint by the state that they hold: files of torch.save, and folders."""
+"""The keys of a checkpoint by their state: files of torch.save, and folders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def list_expressions(keys):
 
 
 def test_states_of_torch_are_known_by_their_structure(tmp_path, objects):
-    """Keys of one letter; the model alone has no structure of its own."""
+    """The keys have one letter; only the model has no structure of its own."""
     keys = save(tmp_path / "a.pt", {name: thing.state_dict() for name, thing in objects.items()})
     assert list_expressions(keys) == {
         State.OPTIMIZER: "checkpoint['o']",
@@ -48,7 +48,7 @@ def test_states_of_torch_are_known_by_their_structure(tmp_path, objects):
 
 
 def test_generators_are_found_wherever_they_are(tmp_path):
-    """The expression gives the value: checked by evaluating it."""
+    """The expression is checked: its value is the state."""
     numbers = {
         "here": (torch.get_rng_state(), random.getstate()),
         "a.b": {"py": numpy.random.get_state(legacy=False), "c": {"gpu": [torch.zeros(16, dtype=torch.uint8)]}},
@@ -74,14 +74,14 @@ def test_a_state_of_a_sampler_is_not_the_random_state(tmp_path):
 
 
 def test_a_random_state_in_an_unknown_form_is_named(tmp_path):
-    """The key alone says it."""
+    """The name of the key is the only evidence."""
     keys = save(tmp_path / "a.pt", {"rng": torch.get_rng_state(), "random_numbers": "abc"})
     assert keys.find_vague_random() == SavedKey(("random_numbers",))
 
 
 @pytest.mark.parametrize("name", ["metadata", "schema", "magnet", "options", "batch_size", "seed", "training_args"])
 def test_parts_of_words_are_no_states(tmp_path, name):
-    """`metadata` is no data, `schema` no average, `seed` no random state."""
+    """`metadata` is not data, `schema` not an average, `seed` not a random state."""
     assert save(tmp_path / "a.pt", {name: [1], "t": torch.zeros(1)}).states == {}
 
 
@@ -98,7 +98,7 @@ def test_parts_of_words_are_no_states(tmp_path, name):
     ],
 )
 def test_a_key_is_one_state(tmp_path, name, state):
-    """An optimizer is no model, although its key ends with state_dict."""
+    """An optimizer is not a model, although its key ends with state_dict."""
     assert [*save(tmp_path / "a.pt", {name: [1], "t": torch.zeros(1)}).states] == [state]
 
 
@@ -117,7 +117,7 @@ def test_a_file_that_is_a_state_dict_has_a_model(tmp_path, objects):
 
 
 def test_an_unreadable_file_may_have_anything(tmp_path):
-    """statecli reads no bare pickle, so it does not claim that a state is missing."""
+    """statecli reads no bare pickle, so the message does not claim a missing state."""
     path = tmp_path / "a.pkl"
     path.write_bytes(pickle.dumps({"rng": random.getstate()}))
     assert read_keys(str(path)).describe_lack("step number", 2) == (
