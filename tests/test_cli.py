@@ -37,7 +37,7 @@ def small(tmp_path):
 
 
 def on_a_terminal(args, columns=80):
-    """(output, exit code) of the command in a pseudo-terminal of that width."""
+    """Return (output, exit code) of the command in a pseudo-terminal of the given width."""
     fd, terminal = pty.openpty()
     _resize(terminal, columns)
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
@@ -77,7 +77,7 @@ def test_a_clean_checkpoint_ends_0(statecli, small):
 
 
 def test_what_stays_behind_ends_1(statecli):
-    """--to meta on the sample: the plain attribute stays, and every output says so."""
+    """--to meta on the sample: the plain attribute is left on the CPU, and the output reports the attribute."""
     result = statecli("inspect", NET, "--to", "meta")
     assert result.code == 1
     assert "unregistered-tensor" in result.out
@@ -89,13 +89,13 @@ def test_the_fixed_twin_ends_0(statecli):
     assert statecli("inspect", "sample_models/net_fixed.py:Net", "--to", "meta").code == 0
 
 
-#: Outputs of findings alone; others show problems.
+#: Outputs of findings; the other outputs show problems.
 UNGROUPED = (Output.CSV,)
 
 
 @pytest.mark.parametrize("output", list(Output))
 def test_every_output_says_why_it_ends_1(statecli, output):
-    """A failure is never silent, whatever the output."""
+    """Every output names the reason of a failure."""
     result = statecli("inspect", NET, "--to", "meta", "-f", output.value)
     assert result.code == 1
     assert ("left-behind" if output in UNGROUPED else "unregistered-tensor") in result.out
@@ -149,7 +149,7 @@ def test_json_is_the_contracts(statecli):
 
 @pytest.mark.parametrize("options", [(), ("--to", "meta"), ("--stats",)], ids=["plain", "to", "stats"])
 def test_json_fits_its_schema(statecli, options):
-    """What `schema inspect` prints describes what `inspect` writes."""
+    """The schema of `schema inspect` fits the output of `inspect`."""
     schema = statecli("schema", "inspect").json
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(statecli("inspect", NET, "-f", "json", *options).json, schema)
@@ -170,21 +170,21 @@ def test_json_is_the_same_each_time(statecli):
 
 
 def test_jsonl_has_a_type_on_each_line(statecli):
-    """target, tensors, findings, notes: one object a line."""
+    """The types are target, tensor, finding and note: one object a line."""
     lines = [json.loads(line) for line in statecli("inspect", NET, "--to", "meta", "-f", "jsonl").out.splitlines()]
     assert lines[0]["type"] == "target"
     assert {line["type"] for line in lines[1:]} >= {"tensor", "finding"}
 
 
 def test_csv_has_a_row_a_tensor(statecli, small):
-    """Readable by csv, one header, one row a tensor."""
+    """Python's csv reads the output: one header, one row a tensor."""
     table = list(csv.DictReader(io.StringIO(statecli("inspect", small, "-f", "csv").out)))
     assert [row["fqn"] for row in table] == ["fc.bias", "fc.weight"]
     assert table[1]["shape"] == "[2,3]"
 
 
 def test_csv_gives_findings_without_a_tensor_a_row(statecli, tmp_path):
-    """What a class expects and the file lacks has no row of its own: it gets one."""
+    """A tensor missing in the file has no row of its own: its finding gets a row."""
     save_file({"weight": torch.ones(3, 3)}, tmp_path / "net.safetensors")
     out = statecli("inspect", tmp_path / "net.safetensors", "--model", NET, "-f", "csv").out
     missing = [row for row in csv.DictReader(io.StringIO(out)) if "missing-entry" in row["finding"]]
@@ -215,7 +215,7 @@ def test_globs_keep_and_drop(statecli, small):
 
 
 def test_globs_of_several_sections(statecli, tmp_path):
-    """A tensor goes by its FQN, and behind its section where there are several; as it is printed, brackets and all."""
+    """With several sections a glob matches the name, or section and name; printed brackets match themselves."""
     moment = "state[0]['exp_avg']"
     state = {"model": {"w": torch.ones(2)}, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": []}}
     torch.save(state, tmp_path / "train.ckpt")
@@ -238,7 +238,7 @@ def test_a_name_with_brackets_can_be_typed(statecli):
 
 
 def test_nothing_matched_is_never_0(inspect_error, small):
-    """A glob that leaves nothing is exit 2, with a hint."""
+    """A glob without a match gives status 2 and a hint."""
     assert "try '*weight*'" in inspect_error(small, "-i", "weight")
     assert "try '*zzz*'" in inspect_error(small, "-i", "zzz*")
     assert "try" not in inspect_error(small, "-i", "*zzz*")
@@ -246,7 +246,7 @@ def test_nothing_matched_is_never_0(inspect_error, small):
 
 @pytest.mark.parametrize("words", [("inspect", "a.pt"), ("diff", "a.pt", "b.pt")])
 def test_a_module_name_gets_the_glob_of_its_tensors(statecli, in_tmp_path, words):
-    """A prefix that ends at a dot, in the filters of all commands."""
+    """The hint is a prefix up to a dot, in the filters of all commands."""
     for name in ("a.pt", "b.pt"):
         torch.save({"layers.0.weight": torch.zeros(2), "layers.10.weight": torch.zeros(2)}, name)
     assert "; did you mean 'layers.0.*'?" in statecli(*words, "-i", "layers.0").err
@@ -260,7 +260,7 @@ def test_kind_filters(statecli):
 
 
 def test_a_section_can_be_named(statecli, tmp_path):
-    """train.ckpt#optimizer is that section alone; a wrong one names the near one."""
+    """train.ckpt#optimizer selects only this section; the error about a wrong section names a similar section."""
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
     state = {
         "state": {0: {"momentum_buffer": torch.ones(2)}},
@@ -273,7 +273,7 @@ def test_a_section_can_be_named(statecli, tmp_path):
 
 
 def test_cuda_without_cuda_names_the_check_that_works(inspect_error):
-    """--cuda on a machine without one points at --to meta."""
+    """Without a GPU, the error of --cuda recommends --to meta."""
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     assert "--to meta" in inspect_error(NET, "--cuda")
@@ -298,7 +298,7 @@ def test_a_bug_of_ours_is_told_in_one_line_and_ends_2(statecli, small, monkeypat
 
 
 def test_no_thread_of_its_own_hinders_the_end(tmp_path):
-    """Python 3.11.2 died of one that was still beginning, in about one run of six."""
+    """Python 3.11.2 crashed in about one run of six, because a thread was still starting."""
     line = [sys.executable, "-X", "dev", "-m", "statecli", "inspect", str(tmp_path / "none.safetensors")]
     assert [subprocess.run(line, capture_output=True, check=False).returncode for _ in range(8)] == [2] * 8
 
@@ -329,7 +329,7 @@ def test_a_closed_pipe_ends_141_quietly(tmp_path):
 
 
 def test_off_a_terminal_the_table_is_plain(statecli, small):
-    """One tensor a line, no folding, no colour, no cut."""
+    """One tensor a line: no folding, colour or truncation."""
     assert statecli("inspect", small, "--color", "never").out == statecli("inspect", small, "-f", "plain").out
 
 
@@ -346,7 +346,7 @@ def test_no_line_is_wider_than_the_terminal(columns):
 
 
 def test_the_table_folds_and_all_unfolds(tmp_path):
-    """Repeated layers are one line on a terminal, each its own with --all."""
+    """Repeated layers are one line on a terminal, and one line each with --all."""
     path = tmp_path / "deep.safetensors"
     save_file({f"layers.{n}.fc.weight": torch.ones(2) for n in range(50)}, path)
     assert "layers.{0..49}.fc.weight" in on_a_terminal(["inspect", path])[0]
@@ -354,7 +354,7 @@ def test_the_table_folds_and_all_unfolds(tmp_path):
 
 
 def test_the_tree_sums_modules(tmp_path):
-    """--tree: a module's line is the sum of what is below."""
+    """--tree: the line of a module has the sum of its tensors."""
     path = tmp_path / "tree.safetensors"
     save_file({"enc.a.w": torch.ones(10), "enc.b.w": torch.ones(5), "dec.w": torch.ones(1)}, path)
     shown, _ = on_a_terminal(["inspect", path, "--tree"])
@@ -385,7 +385,7 @@ def test_names_are_escaped_in_every_output(statecli, tmp_path, name, shown, outp
 
 
 def test_a_lone_surrogate_is_escaped_in_json(statecli, tmp_path):
-    """UTF-8 cannot hold it; the JSON escape can."""
+    """UTF-8 cannot encode a lone surrogate; the JSON escape can."""
     torch.save({"s\udc80": torch.ones(1)}, tmp_path / "odd.pt")
     result = statecli("inspect", tmp_path / "odd.pt", "-f", "json")
     assert result.json["tensors"][0]["fqn"] == "s\udc80"
@@ -393,7 +393,7 @@ def test_a_lone_surrogate_is_escaped_in_json(statecli, tmp_path):
 
 
 def test_an_ascii_stdout_gets_escapes(small):
-    """A stream that cannot hold a sign is no crash: an arrow is drawn with what there is, others are escaped."""
+    """A stream without a character causes no crash: an arrow has an ASCII form, other characters are escaped."""
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     result = process("inspect", NET, "--to", "meta", "-f", "markdown", env=env)
     assert result.returncode == 1
@@ -451,7 +451,7 @@ def test_version_and_help():
 
 @pytest.mark.parametrize("line", ["inspect {} >&-", "inspect nope.pt >&- 2>&-", "--help >&-", "inspect {} > /dev/full"])
 def test_without_a_place_to_write_it_ends_2(small, line):
-    """A closed or full stdout is no finding and no traceback."""
+    """A closed or full stdout causes neither a finding nor a traceback."""
     command = f"{sys.executable} -m statecli {line.format(small)}"
     result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert result.returncode in (0, 2) if "--help" in line else result.returncode == 2
@@ -459,7 +459,7 @@ def test_without_a_place_to_write_it_ends_2(small, line):
 
 
 def test_a_megabyte_of_name_is_no_megabyte_of_message(inspect_error, tmp_path):
-    """An error's one line is bounded."""
+    """The one line of an error has a limited length."""
     torch.save({"k" * 1_000_000: torch.ones(1), "d": {"w": 1}}, tmp_path / "long.pt")
     assert len(inspect_error(tmp_path / "long.pt", "-i", "x" * 100_000)) < 3000
 
@@ -470,7 +470,7 @@ def test_dash_is_stdout(statecli, small):
 
 
 def test_colour_can_be_forced_through_a_pipe(statecli, small):
-    """--color always paints the plain output too; without it there is no escape in a pipe."""
+    """--color always colours the plain output too; without the option a pipe gets no escape code."""
     assert "\x1b[1m" in statecli("inspect", small, "--color", "always").out
     assert "\x1b" not in statecli("inspect", small).out
 
@@ -485,7 +485,7 @@ def test_many_sections_take_no_quadratic_time(statecli, tmp_path):
 
 
 def test_a_name_wider_than_the_terminal_is_whole(tmp_path):
-    """It is broken over lines, not cut."""
+    """The name is broken over lines, not truncated."""
     name = ".".join(f"block{n}" for n in range(12))
     save_file({name: torch.ones(1)}, tmp_path / "long.safetensors")
     shown, _ = on_a_terminal(["inspect", tmp_path / "long.safetensors"], 40)
@@ -501,7 +501,7 @@ def test_a_tensor_that_is_a_prefix_of_others_is_in_the_tree(tmp_path):
 
 
 def test_the_tree_goes_through_a_pipe(statecli, small):
-    """--tree is not silently dropped where there is no terminal."""
+    """--tree also works without a terminal."""
     out = statecli("inspect", small, "--tree").out
     assert [line.split()[0] for line in out.splitlines()[:5]] == ["module", "model", "fc", "bias", "weight"]
 
@@ -525,7 +525,7 @@ def test_two_tensors_of_one_line_have_a_fix_each(statecli, tmp_path):
 
 
 def test_findings_of_a_class_name_their_section(statecli):
-    """A class is the section `model`, in its tensors and in what is found against them."""
+    """A class has the section `model`, in its tensors and its findings."""
     result = statecli("inspect", NET, "--to", "meta", "-f", "json").json
     assert (
         {finding["section"] for finding in result["findings"]} == {"model"} == {t["section"] for t in result["tensors"]}
@@ -533,7 +533,7 @@ def test_findings_of_a_class_name_their_section(statecli):
 
 
 def test_a_device_of_any_length_is_refused(statecli, tmp_path):
-    """Every row repeats the device: 5,000 characters of it would make a small file a large document."""
+    """Every row repeats the device: with 5,000 characters a small file would become a large document."""
     torch = pytest.importorskip("torch")
     torch.save({"w": torch.ones(2)}, tmp_path / "long.pt", _use_new_zipfile_serialization=False)
     raw = (tmp_path / "long.pt").read_bytes()
@@ -591,7 +591,7 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
     ],
 )
 def test_a_mistake_on_the_line_is_told_in_one(statecli, line, said):
-    """What was mistaken and where the help is, and nothing else; exit 2."""
+    """The line has only the mistake and the command for help; the status is 2."""
     done = statecli(*line.split())
     assert (done.code, done.out) == (2, "")
     assert done.err.count("\n") == 1
@@ -606,10 +606,10 @@ def test_a_device_to_build_on_is_for_classes(inspect_error, small):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
 def test_an_error_that_cannot_be_told_is_still_2(small, stderr):
-    """A full disk or a closed stderr makes no finding of it, and no error of a good run."""
+    """A full disk or a closed stderr turns neither an error into a finding nor a good run into an error."""
     for line, code in ((f"inspect {small}.not", 2), (f"diff {small} {small} --bogus", 2), (f"diff {small} {small}", 0)):
         command = ["sh", "-c", f"exec {sys.executable} -m statecli {line} {stderr}"]
-        # Python itself ends with 120 where it has text left that it cannot write.
+        # Python itself exits with 120 if it cannot write the rest of its output.
         buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         for environment in (buffered, {**buffered, "PYTHONUNBUFFERED": "1"}):
             done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False, env=environment)

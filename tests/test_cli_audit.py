@@ -1,4 +1,4 @@
-"""The command line of audit: codes, streams, what people are shown on any width, and of any number of targets."""
+"""The command line of audit: exit codes, streams, tables of any width, and any number of targets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from .test_cli import on_a_terminal
 
 @pytest.fixture(autouse=True)
 def _audit_folder(in_tmp_path):
-    """A folder with a clean checkpoint, one with a warning, and one that cannot be read."""
+    """A folder with a clean checkpoint, a checkpoint with a warning, and an unreadable file."""
     torch.save({"w": torch.ones(2)}, "clean.pt")
     torch.save({"w": torch.ones(2), "W": torch.ones(2)}, "found.pt")
     Path("empty.pt").write_bytes(b"")
@@ -66,12 +66,12 @@ def _audit_folder(in_tmp_path):
     ],
 )
 def test_exit_codes(statecli, words, code):
-    """0 clean, 1 findings, 2 what could not be audited, whatever else was found."""
+    """Status 0: clean, 1: findings, 2: targets that could not be audited, whatever the other findings."""
     assert statecli("audit", *words).code == code
 
 
 def test_a_target_that_fails_ends_no_run(statecli):
-    """The others are audited; the one is a line on stderr and in the result."""
+    """The other targets are audited; the failure is a line on stderr and in the result."""
     result = statecli("audit", "empty.pt", "found.pt", "-f", "json")
     assert result.err.count("\n") == 1
     assert [(target["target"], target["status"]) for target in result.json["targets"]] == [
@@ -82,14 +82,14 @@ def test_a_target_that_fails_ends_no_run(statecli):
 
 
 def test_json_fits_its_schema(statecli):
-    """`statecli schema audit` describes what `-f json` writes."""
+    """The schema of `statecli schema audit` fits the output of `-f json`."""
     described = statecli("schema", "audit").json
     jsonschema.validate(statecli("audit", "found.pt", "clean.pt", "empty.pt", "-f", "json").json, described)
 
 
 @pytest.mark.parametrize("output", [Output.TABLE, Output.PLAIN, Output.MARKDOWN, Output.GITHUB])
 def test_quiet_says_why_or_nothing(statecli, output):
-    """-q: nothing of clean targets, else what makes it exit 1 and of which target."""
+    """With -q, clean targets print nothing; findings that cause status 1 are printed with their target."""
     assert statecli("audit", "clean.pt", "-q", "-f", output.value).out == ""
     text = statecli("audit", "found.pt", "clean.pt", "-q", "-f", output.value).out
     assert "case-collision" in text
@@ -99,13 +99,13 @@ def test_quiet_says_why_or_nothing(statecli, output):
 
 @pytest.mark.parametrize("output", ["plain", "table", "markdown", "github"])
 def test_quiet_says_what_the_configuration_disables(statecli, output):
-    """Nothing else of a clean target; a rule that a pull request switched off is never silent."""
+    """A clean target prints nothing else; a rule disabled by a pull request is never silent."""
     Path("statecli.toml").write_text('ignore = ["nan"]\n')
     assert "configuration statecli.toml: disables 1 rule (nan)" in statecli("audit", "clean.pt", "-q", "-f", output).out
 
 
 def test_quiet_leaves_out_what_does_not_fail(statecli):
-    """A finding below --fail-on is no reason."""
+    """A finding below --fail-on does not cause the exit status."""
     assert statecli("audit", "found.pt", "-q", "--fail-on", "error").out == ""
 
 
@@ -117,11 +117,11 @@ def test_a_closed_pipe_ends_quietly():
     assert (run.wait(), run.stderr.read()) == (141, b"")
 
 
-# What people are shown.
+# Outputs for people.
 
 
 def test_one_bar_is_drawn_for_all_that_is_read():
-    """Of a folder of checkpoints: no bar stands above another, and all of it is gone at the end."""
+    """The targets are several checkpoints: bars do not pile up, and no bar is left at the end."""
     for n in range(5):
         torch.save({"w": torch.ones(9) + n}, f"more-{n}.pt")
     out, code = on_a_terminal(["audit", "--values", *(f"more-{n}.pt" for n in range(5))])
@@ -137,7 +137,7 @@ def render_table(*targets, width=80, **options):
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 @pytest.mark.parametrize("count", [1, 300])
 def test_a_table_keeps_to_its_width(width, count):
-    """Whatever there is to say, of one target or of many."""
+    """The width holds for all texts, of one target or of many."""
     long = finding(
         "unregistered-tensor", message=f"model.{'block.' * 30}w: {'is not registered ' * 9}", help="fix it " * 30
     )
@@ -149,7 +149,7 @@ def test_a_table_keeps_to_its_width(width, count):
 
 
 def test_one_target_is_grouped_by_rule():
-    """Worst first; what to do is said once where it is the same."""
+    """The worst rule is first; equal remedies are given once."""
     actual = [finding("inf", WARNING, fqn="a"), *(finding(fqn=name, help="go back") for name in "bc")]
     assert render_table(target("a.pt", *actual)).splitlines() == [
         "a.pt",
@@ -164,7 +164,7 @@ def test_one_target_is_grouped_by_rule():
 
 
 def test_several_targets_are_a_group_each():
-    """With their findings' rules; a clean one is named in the heading."""
+    """Each group has the rules of its findings; a clean target is named in the heading."""
     text = render_table(target("a.pt", finding()), target("b.pt"), target("c.pt", finding("inf", NOTE, target="c.pt")))
     assert [line for line in text.splitlines() if "." in line] == [
         "torch-zip, 6 tensors, 192 B; clean: b.pt",
@@ -177,7 +177,7 @@ def test_several_targets_are_a_group_each():
 
 
 def test_targets_of_which_the_same_is_said_are_one_group():
-    """The checkpoints of one run; --all has each."""
+    """Checkpoints of one run with the same finding are one group; --all lists each."""
     targets = [target(f"step-{n}.pt", finding(target=f"step-{n}.pt")) for n in range(300)]
     text = render_table(*targets)
     assert "step-0.pt\n  and 299 more, each with the same 1 error: step-1.pt, step-2.pt, step-3.pt," in text
@@ -209,7 +209,7 @@ def test_ten_thousand_findings_are_a_page_that_is_read():
 
 
 def test_the_rest_of_a_problem_is_counted_in_findings():
-    """A line that folds several tensors stands for all of them: 10 lines of 4 tensors each, of which 8 are shown."""
+    """A folded line counts all its tensors: of 10 lines with 4 tensors each, 8 are shown."""
     numbers = [
         finding(fqn=f"layers.{n}.w{m}", message=f"layers.{n}.w{m}: {m} NaN") for m in range(10) for n in range(4)
     ]
@@ -228,7 +228,7 @@ def test_repeated_layers_are_folded():
 
 
 def test_a_piped_table_is_not_cut():
-    """A row a problem with its target and what to do, however long."""
+    """Each problem is one row with its target and remedy, whatever the length."""
     long = finding(message="w: " + "x" * 900, help="mend it")
     header, row, *rest = render_audit("plain", target("a.pt", long)).splitlines()
     assert header.split() == ["target", "severity", "rule", "message", "help"]
@@ -237,7 +237,7 @@ def test_a_piped_table_is_not_cut():
 
 
 def test_csv_has_every_fact_in_a_column():
-    """Section, name, what to do, and the place."""
+    """The columns include section, name, remedy and place."""
     (row,) = csv.DictReader(io.StringIO(render_audit("csv", target("a.pt", finding(section="ema", help="go back")))))
     assert row == {
         "target": "a.pt",
@@ -256,7 +256,7 @@ PEOPLE = ("table", "plain", "markdown", "html")
 
 @pytest.mark.parametrize("output", PEOPLE)
 def test_what_was_not_audited_is_said(output):
-    """Each target that failed; those that were skipped by their reasons, and how many."""
+    """Each failed target is named; skipped targets are grouped by reason, with their number."""
     texts = [skipped_target(f"{name}.md") for name in "abcd"]
     text = render_audit(output, target(), failed_target("no.pt", "is empty"), *texts, terminal=True)
     assert "failed: no.pt" in text
@@ -267,7 +267,7 @@ def test_what_was_not_audited_is_said(output):
 
 @pytest.mark.parametrize("output", PEOPLE)
 def test_what_is_accepted_is_said_with_its_reason(output):
-    """Counted by rule and reason, as one problem for one remedy; with -v each."""
+    """Accepted findings with one remedy are counted as one problem, by rule and reason; -v lists each."""
     kept = accept_findings("known since v1", finding(fqn="a"), finding(fqn="b"))
     text = render_audit(output, target("a.pt", accepted=kept), terminal=True)
     assert "1 problem accepted (nan)" in text
@@ -279,11 +279,11 @@ def test_what_is_accepted_is_said_with_its_reason(output):
 @pytest.mark.parametrize("output", PEOPLE)
 def test_verbose_says_which_rules_did_not_run(output):
     """By the reason; without -v they are counted."""
-    one = target(
+    audited = target(
         "a.pt", skipped=(skipped_rule("broken-tie", "give --against"), skipped_rule("dtype-mismatch", "give --against"))
     )
-    assert "2 rules ran, 2 skipped (-v shows why)" in render_audit(output, one, terminal=True)
-    verbose = render_audit(output, one, terminal=True, view=View(verbose=True))
+    assert "2 rules ran, 2 skipped (-v shows why)" in render_audit(output, audited, terminal=True)
+    verbose = render_audit(output, audited, terminal=True, view=View(verbose=True))
     assert "not run: broken-tie, dtype-mismatch" in verbose
     assert "give --against" in verbose
     assert "(-v" not in verbose
@@ -298,7 +298,7 @@ def test_verbose_does_not_advise_to_run_audit(statecli):
 
 
 def test_a_rule_that_ran_on_other_targets_is_not_said_to_have_run_nowhere(statecli):
-    """A class has no pickles; the checkpoint next to it was scanned."""
+    """A class has no pickles; the other target, a checkpoint, was scanned."""
     text = statecli("audit", "clean.pt", "torch.nn:Linear(2, 2)", "-v").out
     (of_class,) = (line for line in text.splitlines() if "unsafe-global" in line)
     assert of_class.startswith("not run on torch.nn:Linear(2, 2): ")
@@ -318,7 +318,7 @@ def test_rules_of_the_other_sort_are_not_listed_with_model(statecli):
 
 @pytest.mark.parametrize("output", PEOPLE)
 def test_nothing_audited_is_never_clean(output):
-    """Neither failed nor skipped targets are said to be clean."""
+    """Failed and skipped targets are not called clean."""
     text = render_audit(output, failed_target("no.pt"), skipped_target("a.md"), terminal=True)
     assert "nothing audited; 1 failed; 1 skipped" in text
     assert "clean" not in text.replace("clean up", "")
@@ -326,7 +326,7 @@ def test_nothing_audited_is_never_clean(output):
 
 @pytest.mark.parametrize("output", PEOPLE)
 def test_what_is_found_in_a_target_that_failed_is_counted(output):
-    """The last line is often all that is read: an error in what is no checkpoint is in it."""
+    """Often only the last line is read: it counts an error in a file that is not a checkpoint."""
     refused = msgspec.structs.replace(failed_target("no.bin"), findings=(finding("unsafe-global", target="no.bin"),))
     assert "nothing audited: 1 error; 1 failed" in render_audit(output, refused, terminal=True)
     text = render_audit(output, refused, skipped_target("a.md"), terminal=True)
@@ -356,7 +356,7 @@ def test_a_damaged_file_is_counted_once(output):
     ],
 )
 def test_the_class_of_model_is_not_a_target(of_class, of_file, counts):
-    """It is what the file is checked against: only the file is counted, with its tensors and bytes."""
+    """The class is the reference for the file: only the file is counted, with its tensors and bytes."""
     spec = "net.py:Net"
     model = target(spec, *(finding(target=spec, fqn=fqn) for fqn in of_class))
     file = target("a.pt", *(finding(fqn=fqn) for fqn in of_file))
@@ -381,20 +381,20 @@ UNTOLD = [
 @pytest.mark.parametrize("output", ["sarif", "junit", "gitlab", "github", "markdown"])
 @pytest.mark.parametrize(("words", "why"), UNTOLD, ids=["no-rule-ran", "nothing-there"])
 def test_no_output_looks_clean_where_nothing_was_judged(statecli, output, words, why):
-    """It ends 2, and a program that has the output alone sees as much; with -q too. A log of github has it once."""
+    """The status is 2, and the output alone shows the failure, also with -q. A log of github has the failure once."""
     Path("none").mkdir()
     result = statecli("audit", *words, "-q", "-f", output)
     assert (result.code, result.err) == (2, "" if output == "github" else f"statecli: {why}\n")
     assert SIGNS.get(output, why) in result.out
 
 
-#: What says that the run was none, in outputs that have a word for it.
+#: Texts for a failed run, in outputs with such a text.
 SIGNS = {"sarif": '"executionSuccessful":false', "junit": ' errors="1"', "gitlab": '"blocker"', "markdown": "**"}
 
 
 @pytest.mark.parametrize("output", ["sarif", "junit", "gitlab", "github", "markdown"])
 def test_what_is_allowed_to_be_empty_is_clean(statecli, output):
-    """--allow-empty says that nothing to audit is no error."""
+    """With --allow-empty, nothing to audit is not an error."""
     Path("none").mkdir()
     result = statecli("audit", "none", "--allow-empty", "-q", "-f", output)
     assert (result.code, result.err) == (0, "")
@@ -402,12 +402,12 @@ def test_what_is_allowed_to_be_empty_is_clean(statecli, output):
 
 
 def test_quiet_markdown_says_that_a_target_failed(statecli):
-    """It exits with 2: a summary that says nothing would look clean."""
+    """The status is 2, and an empty summary would look clean."""
     assert "1 failed" in statecli("audit", "clean.pt", "empty.pt", "-q", "-f", "markdown").out
 
 
 def test_a_terminal_has_each_failure_once():
-    """The table on it names what failed; -q, which has no table, leaves that to stderr."""
+    """The table on the terminal names the failure; with -q, without a table, stderr does."""
     for words in (("clean.pt", "empty.pt"), ("clean.pt", "empty.pt", "-q")):
         out, code = on_a_terminal(["audit", *words], columns=100)
         assert (out.count("is an empty file"), code) == (1, 2)
@@ -418,13 +418,13 @@ def test_a_terminal_has_each_failure_once():
 
 @pytest.mark.parametrize("command", DOCUMENTS)
 def test_every_document_has_a_schema(statecli, command):
-    """A valid one, and the help of `schema` names the command."""
+    """Each schema is valid, and the help of `schema` names the command."""
     jsonschema.Draft202012Validator.check_schema(statecli("schema", command).json)
     assert command in statecli("schema", "--help").out
 
 
 def test_the_configuration_fits_its_schema(statecli):
-    """Texts, numbers, lists, tables, and what is not set."""
+    """The values are texts, numbers, lists, tables and unset values."""
     Path("statecli.toml").write_text(
         'select = ["nan"]\nlock = "a.lock"\n[policy]\nmax-bytes = 9\n[severity]\nnan = "note"\n'
         '[per-target-ignore."*.pt"]\nrules = ["inf"]\nreason = "a mask"\n'
@@ -438,7 +438,7 @@ def test_the_configuration_fits_its_schema(statecli):
 
 
 def test_the_configuration_as_csv_has_plain_values(statecli):
-    """A text without quotes, nothing for what is not set; no column of findings, of which there can be none."""
+    """A text has no quotes, an unset value is empty; there is no column for findings, because a list has none."""
     rows = {row.pop("key"): row for row in csv.DictReader(io.StringIO(statecli("config", "-f", "csv").out))}
     assert rows["fail-on"] == {"value": "warning", "from": "default"}
     assert [rows[key]["value"] for key in ("lock", "values", "select")] == ["", "", "[]"]
@@ -457,7 +457,7 @@ def test_rules_are_listed(statecli):
 
 @pytest.mark.parametrize("output", list(Output))
 def test_lists_in_every_output(statecli, output):
-    """A format of findings alone, which a list does not have, is refused."""
+    """A format for findings is refused, because a list has no findings."""
     for command, entry in (("rules", "case-collision"), ("config", "fail-on")):
         result = statecli(command, "-f", output.value)
         if output.value in list(ListOutput):
@@ -491,14 +491,14 @@ def test_a_rule_is_explained(statecli, monkeypatch):
 
 
 def test_a_placeholder_is_no_address(statecli, monkeypatch):
-    """Nobody can open it."""
+    """A placeholder address cannot be opened."""
     monkeypatch.setattr(documentation, "DOCUMENTATION_URL", "https://statecli.example/")
     assert "statecli.example" not in statecli("rules", "nan").out
 
 
 @pytest.mark.parametrize("former", ["cannot-tell", "lost-by-move", "module-size-mismatch", "other-lines"])
 def test_a_former_name_stands_for_the_rule(statecli, in_tmp_path, former):
-    """`rules` says the present name, and options take the former one."""
+    """`rules` shows the present name, and options accept the former name."""
     result = statecli("rules", former)
     present = next(new for new, name in FORMER_NAMES.items() if name == former)
     assert (result.code, result.out.startswith(f"{present} (")) == (0, True)
@@ -516,14 +516,14 @@ def test_a_former_name_stands_for_the_rule(statecli, in_tmp_path, former):
     ],
 )
 def test_a_name_that_meant_two_rules_is_explained_with_a_warning(statecli, former, warning):
-    """It means the rule that kept the name; one line on stderr names the other."""
+    """The name stands for the rule that kept the name; one line on stderr names the other rule."""
     result = statecli("rules", former)
     assert (result.code, result.err) == (0, f"statecli: warning: {former}: findings of {warning}\n")
     assert result.out.startswith(f"{former} (")
 
 
 def test_a_rule_whose_name_had_two_meanings_stays_in_configuration_and_baseline(statecli):
-    """`broken-tie` of a configuration, of --select and of a baseline is the rule of audit, as it was."""
+    """`broken-tie` in a configuration, in --select and in a baseline still means the rule of audit."""
     Path("statecli.toml").write_text('ignore = ["broken-tie"]\nseverity.broken-tie = "note"\n')
     entry = {
         "target": "found.pt",
@@ -540,7 +540,7 @@ def test_a_rule_whose_name_had_two_meanings_stays_in_configuration_and_baseline(
 
 
 def test_an_unknown_rule_is_told_with_the_near_names(statecli):
-    """Exit 2, one line."""
+    """The status is 2, and the error is one line."""
     result = statecli("rules", "case-colision")
     assert (result.code, result.out) == (2, "")
     assert result.err == "statecli: unknown rule 'case-colision'; did you mean case-collision?\n"
@@ -577,9 +577,9 @@ def test_a_report_beside_a_quiet_run_says_nothing_twice(statecli):
 
 @pytest.mark.parametrize("output", PEOPLE)
 def test_what_is_skipped_is_said_in_the_right_number(output):
-    """Of several, each is it."""
-    first, several = skipped_target("z.md", "is an XML document"), [skipped_target(f"{name}.md") for name in "abcd"]
-    text = " ".join(render_audit(output, target(), first, *several, terminal=True, width=200).split())
+    """For several skipped targets the line has "each is"."""
+    first, text_files = skipped_target("z.md", "is an XML document"), [skipped_target(f"{name}.md") for name in "abcd"]
+    text = " ".join(render_audit(output, target(), first, *text_files, terminal=True, width=200).split())
     assert "each is a text file" in text
     assert "each is an XML" not in text
     assert "is an XML document" in text
@@ -587,7 +587,7 @@ def test_what_is_skipped_is_said_in_the_right_number(output):
 
 @pytest.mark.parametrize("output", PEOPLE)
 def test_targets_that_failed_for_one_reason_beside_them_share_a_line(output):
-    """What a checkpoint that they are held to lacks is no fault of each; a fault of its own has a line of its own."""
+    """A missing checkpoint of --against is one line for all targets; an error of a target has a line of its own."""
     why = "--against acc: is a folder without a checkpoint"
     shared = [msgspec.structs.replace(failed_target(f"{name}.pt"), reason=why) for name in "abcd"]
     text = render_audit(output, *shared, failed_target("e.pt"), failed_target("f.pt"), terminal=True, width=200)
@@ -598,14 +598,14 @@ def test_targets_that_failed_for_one_reason_beside_them_share_a_line(output):
 
 
 def test_a_walk_gives_no_advice_about_a_document(statecli):
-    """Nobody took the settings next to a model for a checkpoint; who names such a file may have."""
+    """A walk skips the settings next to a model; the advice is for a user who names the settings as a target."""
     Path("config.json").write_text("{}")
     assert "skipped: config.json: is a JSON document\n" in statecli("audit", ".").out
     assert "does not name a model class; name the class too" in statecli("audit", "config.json").err
 
 
 def test_what_is_wrong_with_the_reference_is_said_once(statecli):
-    """A folder of steps held to itself: which option is meant, and not once for each step."""
+    """A folder of steps is compared with itself: the error names the option once, not for each step."""
     for step in ("step_0", "step_1", "step_2"):
         Path("acc", step).mkdir(parents=True)
         torch.save({"w": torch.zeros(1)}, Path("acc", step, "pytorch_model.bin"))
@@ -617,17 +617,17 @@ def test_what_is_wrong_with_the_reference_is_said_once(statecli):
 
 
 def test_a_reason_in_json_does_not_repeat_its_target(statecli):
-    """The target stands next to it."""
+    """The row already has the target."""
     (row,) = statecli("audit", "empty.pt", "-f", "json").json["targets"]
     assert (row["target"], row["reason"]) == ("empty.pt", "is an empty file")
 
 
 def test_each_target_is_told_why_a_rule_did_not_run_on_it():
-    """The reason of the first is not that of the others."""
-    one = target("a.pt", skipped=(skipped_rule("nan", "there is no optimizer"),))
-    other = target("b.pt", skipped=(skipped_rule("nan", "it saved no names"),))
-    two = [msgspec.structs.replace(each, ran=()) for each in (one, other)]
-    text = render_audit("plain", *two, view=View(verbose=True))
+    """The reason for the first target differs from the reason for the second."""
+    first = target("a.pt", skipped=(skipped_rule("nan", "there is no optimizer"),))
+    second = target("b.pt", skipped=(skipped_rule("nan", "it saved no names"),))
+    targets = [msgspec.structs.replace(each, ran=()) for each in (first, second)]
+    text = render_audit("plain", *targets, view=View(verbose=True))
     assert "not run on a.pt: nan: there is no optimizer" in text
     assert "not run on b.pt: nan: it saved no names" in text
 

@@ -41,7 +41,7 @@ def a(state):
 
 @pytest.fixture
 def b(a):
-    """One element differs from a.pt."""
+    """A checkpoint that differs from a.pt in one element."""
     changed = {name: tensor.clone() for name, tensor in a.items()}
     changed["layers.1.weight"][1, 2] += 0.5
     torch.save(changed, "b.pt")
@@ -49,20 +49,20 @@ def b(a):
 
 
 def test_a_file_and_itself_are_identical(statecli, a):
-    """0, one line that says so, nothing on stderr."""
+    """The status is 0, one line says "identical", and stderr is empty."""
     result = statecli("diff", "a.pt", "a.pt")
     assert (result.code, result.out, result.err) == (0, "identical: 6 tensors, 288 B: exit status 0\n", "")
 
 
 def test_another_format_of_the_same_is_identical(statecli, a):
-    """What is compared is the model, not the file."""
+    """The models are compared, not the files."""
     save_file(a, "a.safetensors")
     assert statecli("diff", "a.pt", "a.safetensors").code == 0
 
 
 @pytest.mark.parametrize("output", list(Output))
 def test_every_output_says_why_it_ends_1(statecli, b, output):
-    """A difference is never silent, whatever the output."""
+    """Every output reports a difference."""
     result = statecli("diff", "a.pt", "b.pt", "-f", output.value)
     assert result.code == 1
     assert "layers.1.weight" in result.out
@@ -71,7 +71,7 @@ def test_every_output_says_why_it_ends_1(statecli, b, output):
 
 @pytest.mark.parametrize("output", [output for output in Output if output not in (*DOCUMENTS, Output.HTML)])
 def test_quiet_says_why_or_nothing(statecli, b, output):
-    """-q: nothing for equal states, the reason for others."""
+    """With -q, equal states print nothing, and a difference is reported."""
     assert statecli("diff", "a.pt", "a.pt", "-q", "-f", output.value).out == ""
     reason = "title=statecli changed::layers.1.weight" if output is Output.GITHUB else "error[changed]: layers.1.weight"
     assert reason in statecli("diff", "a.pt", "b.pt", "-q", "-f", output.value).out
@@ -79,13 +79,13 @@ def test_quiet_says_why_or_nothing(statecli, b, output):
 
 @pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--may-change", "layers.0.*"), ("--atol", "1")])
 def test_json_fits_its_schema(statecli, b, options):
-    """`statecli schema diff` describes what `-f json` writes."""
+    """The schema of `statecli schema diff` fits the output of `-f json`."""
     described = statecli("schema", "diff").json
     jsonschema.validate(statecli("diff", "a.pt", "b.pt", "-f", "json", *options).json, described)
 
 
 def test_json_is_the_contracts(statecli, b):
-    """The document's keys, and those of a change, as promised."""
+    """The keys of the document and of a change are as documented."""
     document = statecli("diff", "a.pt", "b.pt", "-f", "json").json
     assert (document["before"], document["after"]) == ("a.pt", "b.pt")
     assert list(document)[:7] == ["schema", "statecli", "before", "after", "summary", "changes", "findings"]
@@ -109,7 +109,7 @@ def test_jsonl_and_csv_have_a_row_a_change(statecli, b):
 
 
 def test_names_alone(statecli, b):
-    """Exactly one line a change, and the code of a difference."""
+    """Exactly one line a change, and the exit status of a difference."""
     result = statecli("diff", "a.pt", "b.pt", "--name-only")
     assert (result.code, result.out, result.err) == (1, "layers.1.weight\n", "")
     assert statecli("diff", "a.pt", "b.pt", "--name-status").out == "M\tlayers.1.weight\n"
@@ -124,20 +124,20 @@ def test_names_alone_and_a_failed_expectation(statecli, b):
 
 
 def test_an_expectation_that_holds_ends_0(statecli, b):
-    """A difference that was expected is shown, and is no failure."""
+    """An expected difference is shown, and is not a failure."""
     result = statecli("diff", "a.pt", "b.pt", "--may-change", "layers.1.*", "--must-change", "layers.1.*")
     assert result.code == 0
     assert "layers.1.weight" in result.out
 
 
 def test_a_tolerance_is_named(statecli, b):
-    """What is equal only within a tolerance is not called identical without it."""
+    """Tensors that are equal only within a tolerance are called identical with the tolerance."""
     result = statecli("diff", "a.pt", "b.pt", "--atol", "1")
     assert (result.code, result.out) == (0, "identical with --atol 1: 6 tensors, 288 B: exit status 0\n")
 
 
 def test_metadata_only_reads_no_values(statecli, b):
-    """It exits with 0, and does not call identical what nobody read."""
+    """The status is 0, and values that were not read are not called identical."""
     result = statecli("diff", "a.pt", "b.pt", "--metadata-only")
     assert result.code == 0
     assert "identical" not in result.out
@@ -173,7 +173,7 @@ def test_metadata_only_reads_no_values(statecli, b):
     ],
 )
 def test_what_makes_no_sense_is_refused(statecli, words):
-    """One line, 2, before anything is read: the files are not even there."""
+    """One line and status 2, before anything is read: the files do not exist."""
     result = statecli("diff", "missing.pt", "gone.pt", *words)
     assert (result.code, result.out) == (2, "")
     assert result.err.count("\n") == 1
@@ -192,7 +192,7 @@ def test_what_makes_no_sense_is_refused(statecli, words):
     ],
 )
 def test_what_does_not_go_with_the_targets_is_refused(statecli, targets, words, said):
-    """One line, 2, before anything is read: the files are not even there."""
+    """One line and status 2, before anything is read: the files do not exist."""
     result = statecli("diff", *targets, *words)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith(f"statecli: {words[0]}" if words else f"statecli: {said}")
@@ -201,7 +201,7 @@ def test_what_does_not_go_with_the_targets_is_refused(statecli, targets, words, 
 
 
 def test_every_problem_is_one_line(statecli, a):
-    """A file that is not there, on either side."""
+    """One file is missing, on either side."""
     for words in (("a.pt", "gone.pt"), ("gone.pt", "a.pt")):
         result = statecli("diff", *words)
         assert (result.code, result.out) == (2, "")
@@ -210,7 +210,7 @@ def test_every_problem_is_one_line(statecli, a):
 
 
 def test_a_corrupt_tensor_spoils_itself_alone(statecli, b):
-    """2, the corrupt one named on stderr, and what was compared is shown."""
+    """The status is 2, stderr names the corrupt tensor, and the result of the comparison is shown."""
     torch.save({name: tensor + 0 for name, tensor in b.items()}, "c.pt")
     raw = bytearray(Path("c.pt").read_bytes())
     at = raw.find(b["layers.2.bias"].numpy().tobytes())
@@ -227,7 +227,7 @@ def test_a_corrupt_tensor_spoils_itself_alone(statecli, b):
 
 @pytest.mark.parametrize("target", ["a.pt", "b.pt"])
 def test_the_output_never_overwrites_what_is_read(statecli, b, target):
-    """-o naming either side would destroy it."""
+    """-o with the name of either side would overwrite this side."""
     kept = Path(target).read_bytes()
     result = statecli("diff", "a.pt", "b.pt", "-o", target)
     assert result.code == 2
@@ -242,7 +242,7 @@ def test_an_output_file_is_written(statecli, b):
 
 
 def test_a_page_has_pictures(statecli, b):
-    """-f html asks for the spread of what changed most."""
+    """-f html includes the distribution of the largest changes."""
     result = statecli("diff", "a.pt", "b.pt", "-f", "html")
     assert result.out.count("<svg") >= 2
 
@@ -282,7 +282,7 @@ def test_through_a_pipe_each_change_is_a_line(a):
 
 
 def test_head_ends_quietly(a):
-    """A closed pipe is no error."""
+    """A closed pipe is not an error."""
     names = [f"w{n}.{'x' * 500}" for n in range(1000)]  # more than a pipe holds
     torch.save({name: torch.zeros(1) for name in names}, "c.pt")
     torch.save({name: torch.ones(1) for name in names}, "d.pt")
@@ -295,7 +295,7 @@ def test_head_ends_quietly(a):
 
 
 def _sparse(path, elements):
-    """A safetensors file of one float32 tensor of zeros that takes no room on the disk."""
+    """Write a sparse safetensors file of one float32 tensor of zeros."""
     entry = {"dtype": "F32", "shape": [elements], "data_offsets": [0, elements * 4]}
     header = json.dumps({"w": entry}).encode()
     with open(path, "wb") as file:
@@ -304,7 +304,7 @@ def _sparse(path, elements):
 
 
 def test_ctrl_c_ends_130():
-    """At once, with nothing on stdout or stderr, and no process left behind."""
+    """The process ends at once, with nothing on stdout or stderr, and no process is left running."""
     _sparse("a.safetensors", 20 << 30)
     _sparse("b.safetensors", 20 << 30)
     code = "from statecli.__main__ import main; main()"
@@ -331,7 +331,7 @@ def test_a_hostile_name_reaches_no_terminal(statecli, a):
 
 
 def test_a_class_against_its_checkpoint(statecli, tmp_path):
-    """The load-compatibility report: what load_state_dict would call missing."""
+    """The diff shows the keys that load_state_dict would call missing."""
     (tmp_path / "net.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.fc = nn.Linear(2, 3)\n"
@@ -348,7 +348,7 @@ def test_a_class_against_its_checkpoint(statecli, tmp_path):
 
 @pytest.mark.parametrize("output", ["table", "plain", "json", "jsonl", "csv", "markdown", "html"])
 def test_what_could_not_be_compared_is_in_every_output(statecli, tmp_path, output):
-    """A damaged tensor has its row, whatever is written, next to its line on stderr."""
+    """A damaged tensor has a row in every output, besides its line on stderr."""
     import torch
 
     for name, value in (("a.pt", 1.0), ("b.pt", 2.0)):
@@ -364,7 +364,7 @@ def test_what_could_not_be_compared_is_in_every_output(statecli, tmp_path, outpu
 
 
 def test_filters_and_expectations_of_settings(statecli):
-    """What is hidden is said, what is asked for is found, and each finding has the name of what it is about."""
+    """Hidden changes are counted, selected settings are found, and each finding has the name of its setting."""
     for name, epoch in (("a.pt", 1), ("b.pt", 2)):
         torch.save({"model": {"w": torch.ones(3)}, "epoch": epoch}, name)
     hidden = statecli("diff", "a.pt", "b.pt", "--kind", "parameter")
@@ -379,7 +379,7 @@ def test_filters_and_expectations_of_settings(statecli):
 
 
 def test_an_expectation_that_nobody_can_tell_ends_2(statecli, b):
-    """Neither passed nor failed; what was compared is shown."""
+    """The expectation has neither passed nor failed; the result of the comparison is shown."""
     result = statecli("diff", "a.pt", "b.pt", "--metadata-only", "--must-change", "layers.*")
     assert result.code == 2
     assert "no difference found in 6 tensors" in result.out

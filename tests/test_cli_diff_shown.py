@@ -1,4 +1,4 @@
-"""What `statecli diff` shows, end to end: order, digits, limits, and words that agree with the exit code."""
+"""The output of `statecli diff`, end to end: order, digits, limits, and words that agree with the exit code."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_fix_of_a_wrappers_prefix_can_be_pasted(statecli, tmp_path, wrapped,
 
 
 def test_a_refused_load_has_its_line_and_its_help(statecli, tmp_path):
-    """What inspect and audit show of the same findings."""
+    """The same findings have the same line and help in inspect and audit."""
     line = "super().__init__(); self.fc = nn.Linear(2, 2)"
     tmp_path.joinpath("net.py").write_text(
         f"from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        {line}\n"
@@ -106,7 +106,7 @@ def test_a_refused_load_has_its_line_and_its_help(statecli, tmp_path):
 
 
 def test_a_page_of_the_largest_differences():
-    """Δ near the end of float64 is drawn, and nothing is said on stderr."""
+    """Δ near the end of float64 is drawn, and stderr is empty."""
     torch.save({"w": torch.tensor([1e308, -1.0], dtype=torch.float64)}, "a.pt")
     torch.save({"w": torch.tensor([-1.0, 1.5e308], dtype=torch.float64)}, "b.pt")
     done = process("diff", "a.pt", "b.pt", "-f", "html")
@@ -115,7 +115,7 @@ def test_a_page_of_the_largest_differences():
 
 
 def test_csv_has_every_digit(statecli, layers):
-    """The floats of the JSON, whole; what is not known is an empty cell."""
+    """The numbers are the floats of the JSON, with all digits; an unknown value is an empty cell."""
     both = ("a.safetensors", "b.safetensors")
     changes = statecli("diff", *both, "-f", "json").json["changes"]
     rows = list(csv.DictReader(io.StringIO(statecli("diff", *both, "-f", "csv").out)))
@@ -128,7 +128,7 @@ def test_csv_has_every_digit(statecli, layers):
 
 @pytest.mark.parametrize("name", ['=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
 def test_csv_holds_no_formula(statecli, name):
-    """A name from a file that a spreadsheet would compute is text there; negative numbers stay numbers."""
+    """A name from a file that a spreadsheet would compute is a text; negative numbers are numbers."""
     torch.save({name: torch.tensor([1.0, 2.0]), "lr": 1}, "a.pt")
     torch.save({name: torch.tensor([-1.0, -2.0]), "lr": 1, "delta": -5}, "b.pt")
     for command in (("diff", "a.pt", "b.pt"), ("inspect", "a.pt")):
@@ -140,7 +140,7 @@ def test_csv_holds_no_formula(statecli, name):
 
 
 def test_verbose_says_more_through_a_pipe(statecli, layers):
-    """What -v promises, in columns of their own."""
+    """The facts of -v have columns of their own."""
     both = ("a.safetensors", "b.safetensors")
     promised = {"first", "mean_abs", "l2", "cosine"}
     assert promised <= set(statecli("diff", *both, "-v").out.splitlines()[0].split())
@@ -168,7 +168,7 @@ def test_what_fails_names_its_section(statecli, sections):
 
 
 def test_one_cause_is_one_line_on_stderr(statecli):
-    """Forty checksums that are wrong are told once, by their first name; -n is of their rows too."""
+    """Forty wrong checksums are reported once, by their first name; -n limits their rows too."""
     torch.manual_seed(0)
     whole = {f"l.{n}.w": torch.randn(9) for n in range(40)}
     torch.save(whole, "a.pt")
@@ -236,21 +236,21 @@ def spec(tmp_path):
     return "net.py:Net"
 
 
-HELD = {"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3)}
+STATE = {"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3)}
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 @pytest.mark.parametrize(
-    ("held", "said"),
+    ("state", "said"),
     [
-        ({f"module.{name}": tensor for name, tensor in HELD.items()}, "have the prefix 'module.'"),
-        ({**HELD, "fc.bias": torch.zeros(3).half()}, "error[changed]: fc.bias: dtype"),
-        ({"fc.weight": HELD["fc.weight"]}, "the file lacks 1 tensor of net.py:Net"),
+        ({f"module.{name}": tensor for name, tensor in STATE.items()}, "have the prefix 'module.'"),
+        ({**STATE, "fc.bias": torch.zeros(3).half()}, "error[changed]: fc.bias: dtype"),
+        ({"fc.weight": STATE["fc.weight"]}, "the file lacks 1 tensor of net.py:Net"),
     ],
 )
-def test_a_load_that_ends_1_says_why_and_nothing_else(statecli, spec, held, said, output):
-    """The verdict does not say that nothing differs, and a file is called by its name."""
-    torch.save(held, "net.pt")
+def test_a_load_that_ends_1_says_why_and_nothing_else(statecli, spec, state, said, output):
+    """The verdict does not claim equality, and a file is named by its name."""
+    torch.save(state, "net.pt")
     result = statecli("diff", spec, "net.pt", "-f", output)
     assert result.code == 1
     assert said in result.out
@@ -261,16 +261,16 @@ def test_a_setting_is_written_in_one_way(statecli):
     """-q and the table have the same words for null and true."""
     torch.save({"w": torch.ones(1), "best": None, "flag": True}, "a.pt")
     torch.save({"w": torch.ones(1), "best": 0.5, "flag": False}, "b.pt")
-    told, shown = (statecli("diff", "a.pt", "b.pt", *options).out for options in (("-q",), ()))
+    quiet, shown = (statecli("diff", "a.pt", "b.pt", *options).out for options in (("-q",), ()))
     for text in ("null → 0.5", "true → false"):
-        assert text in told
+        assert text in quiet
         assert text in shown
     assert json.loads(statecli("diff", "a.pt", "b.pt", "-f", "json").out)["metadata"][0]["before"] is None
 
 
 @pytest.mark.parametrize("words", [("-f", "github"), ("-q",), ("-f", "gitlab")])
 def test_what_is_told_of_a_change_is_how_much(statecli, tmp_path, words):
-    """The largest of one tensor; of repeated layers that an annotation tells together, the smallest and the largest."""
+    """One tensor has its largest change; a folded annotation of layers has the smallest and the largest change."""
     before = {f"layers.{n}.w": torch.zeros(2) for n in range(12)}
     save_file(before, tmp_path / "a.safetensors")
     save_file(before | {"layers.0.w": torch.tensor([0.0, 0.5])}, tmp_path / "one.safetensors")

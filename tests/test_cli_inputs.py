@@ -1,4 +1,4 @@
-"""`statecli inspect --input`: the table of a model that has been called."""
+"""`statecli inspect --input`: the table of a model after a call of forward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CACHED = "sample_models/cached_mask.py:Causal"
 
 
 def test_json_says_what_appeared(statecli):
-    """`appeared` is there where it is true, `inputs` where forward was called; both are left out elsewhere."""
+    """`appeared` is written only if true, `inputs` only if forward was called."""
     result = statecli("inspect", CACHED, "--input", "2x4x8", "-f", "json")
     assert result.code == 1  # on a GPU, the next forward would mix devices
     assert result.json["inputs"] == "float32 2×4×8"
@@ -68,7 +68,7 @@ def test_what_cannot_be_done_is_one_line(inspect_error, words, said):
 
 
 def test_a_cache_is_mended_where_forward_assigns_it(statecli):
-    """There is nothing to paste: the advice is in words, for the line that made it."""
+    """There is no code to paste: the advice is a text, for the line that created the cache."""
     result = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "plain")
     assert result.code == 1
     advice = "create the tensor again in forward when the device changes, or keep one tensor per device"

@@ -39,7 +39,7 @@ def test_a_class_has_a_page_with_statistics(statecli, tmp_path):
 
 
 def test_a_page_needs_a_file(statecli):
-    """Without -o, one line says what to add."""
+    """Without -o, one line names the missing option."""
     result = statecli("report", "net.pt")
     assert (result.code, result.err) == (2, "statecli: report writes an HTML file; add --output report.html\n")
 

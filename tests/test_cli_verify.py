@@ -1,4 +1,4 @@
-"""The command line of verify: codes, streams, options, and what it does on the sample models."""
+"""The command line of verify: exit codes, streams, options, and the results for the sample models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("in_project")
 
 
 def passing(name):
-    """A proof that passes for each tensor."""
+    """Return a proof that passes for each tensor."""
 
     def prove(subject, _request):
         cells = {fqn: Cell(Verdict.PASSED) for fqn in subject.rows_by_fqn()}
@@ -37,21 +37,21 @@ def passing(name):
 
 
 def ending(name, verdict, reason=None, fqn=None):
-    """A proof that ends so, for all or for one tensor."""
+    """Return a proof with this verdict, for all tensors or for one."""
 
     def prove(subject, _request):
         columns = (Column("x", {fqn: Cell(verdict, reason=reason)}),) if fqn else ()
         message = f"{fqn}: {reason}"
         finding = Finding("left-behind", Severity.ERROR, message, subject.target, fqn)
-        found = (finding,) if verdict is Verdict.FAILED else ()
-        return Check(name, verdict, "", None if fqn else reason, columns, found)
+        findings = (finding,) if verdict is Verdict.FAILED else ()
+        return Check(name, verdict, "", None if fqn else reason, columns, findings)
 
     return prove
 
 
 @pytest.fixture
 def proofs(monkeypatch):
-    """Every proof passes, but for those that are given: `proofs(step=ending(...))`."""
+    """Every proof passes, except for those given: `proofs(step=ending(...))`."""
 
     def set_proofs(**others):
         for name in Name:
@@ -91,7 +91,7 @@ def test_what_was_proved_false_ends_1(statecli, proofs):
 
 
 def test_what_cannot_be_told_ends_2(statecli, proofs):
-    """Inconclusive is no pass; one line says which proof and why, and the rest is shown all the same."""
+    """Inconclusive is not passed; one line names the proof and the reason, and the other results are shown."""
     proofs(forward=unsure())
     result = statecli("verify", NET)
     assert (result.code, result.err) == (2, f"statecli: {NET}: forward: net.py:7: depends on data\n")
@@ -99,7 +99,7 @@ def test_what_cannot_be_told_ends_2(statecli, proofs):
 
 
 def test_one_wins_over_two_and_both_are_told(statecli, proofs):
-    """A failure is a failure, whatever else could not be known."""
+    """A failure gives status 1, even if another proof is inconclusive."""
     proofs(move=failed_check(), forward=unsure())
     result = statecli("verify", NET)
     assert result.code == 1
@@ -107,17 +107,17 @@ def test_one_wins_over_two_and_both_are_told(statecli, proofs):
 
 
 def test_a_proof_that_has_nothing_to_try_with_is_no_failure(statecli, proofs):
-    """Unless it was asked for."""
+    """A skipped proof is a failure only if requested."""
     proofs(step=skipped_check())
     result = statecli("verify", NET)
     assert (result.code, result.err) == (0, "")
     assert "step: no input given" in result.out
-    asked = statecli("verify", NET, "--check", "step")
-    assert (asked.code, asked.err) == (2, f"statecli: {NET}: step: no input given\n")
+    requested = statecli("verify", NET, "--check", "step")
+    assert (requested.code, requested.err) == (2, f"statecli: {NET}: step: no input given\n")
 
 
 def test_nothing_checked_is_never_0(statecli, proofs):
-    """Every proof skipped: there is no result to be glad of."""
+    """If every proof is skipped, there is no result."""
     proofs(**{name.value: ending(name, Verdict.SKIPPED, "no") for name in Name})
     result = statecli("verify", NET)
     assert result.code == 2
@@ -125,7 +125,7 @@ def test_nothing_checked_is_never_0(statecli, proofs):
 
 
 def test_a_model_without_tensors_ends_2(statecli, proofs, tmp_path):
-    """There is nothing that any proof could be of."""
+    """Without a tensor, there is nothing to prove."""
     (tmp_path / "empty.py").write_text("from torch import nn\nEmpty = nn.ReLU\n")
     result = statecli("verify", f"{tmp_path}/empty.py:Empty")
     assert result.code == 2
@@ -133,7 +133,7 @@ def test_a_model_without_tensors_ends_2(statecli, proofs, tmp_path):
 
 
 def test_code_that_raises_spoils_its_own_proof_alone(statecli, proofs):
-    """The others are still proved."""
+    """The other proofs run all the same."""
 
     def raising(_subject, _request):
         raise ModelError(f"{NET}: net.py:9: ValueError: no")
@@ -161,13 +161,13 @@ def test_code_that_raises_spoils_its_own_proof_alone(statecli, proofs):
     ],
 )
 def test_a_mistake_is_one_line(statecli, proofs, words, said):
-    """Exit 2, nothing on stdout, and what is wrong."""
+    """The status is 2, stdout is empty, and the line names the mistake."""
     result = statecli("verify", *words)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert said in result.err
 
 
-# What is asked for reaches the proofs.
+# Options reach the proofs.
 
 
 def test_checks_run_once_each_in_their_order(statecli, proofs):
@@ -205,7 +205,7 @@ def test_options_reach_the_request(statecli, monkeypatch):
 
 
 def test_filters_leave_out_findings_too(statecli, proofs):
-    """What -x leaves out neither shows nor fails."""
+    """A tensor excluded by -x is neither shown nor a failure."""
     proofs(move=failed_check())
     result = statecli("verify", NET, "-x", "table")
     assert result.code == 0
@@ -217,7 +217,7 @@ def test_filters_leave_out_findings_too(statecli, proofs):
 
 @pytest.mark.parametrize("output", list(Output))
 def test_every_output_says_why_it_ends_1(statecli, proofs, output):
-    """A failure is never silent, whatever the output."""
+    """Every output names the reason of a failure."""
     proofs(move=failed_check())
     result = statecli("verify", NET, "-f", output.value)
     assert result.code == 1
@@ -235,7 +235,7 @@ def test_quiet_prints_findings_or_nothing(statecli, proofs):
 
 
 def test_json_holds_to_the_printed_schema(statecli, proofs):
-    """`statecli schema verify` describes what `verify -f json` prints."""
+    """The schema of `statecli schema verify` fits the output of `verify -f json`."""
     proofs(move=failed_check(), step=skipped_check(), forward=unsure())
     document = statecli("verify", NET, "-f", "json").json
     schema = statecli("schema", "verify")
@@ -277,14 +277,14 @@ def test_the_fixed_twin_passes(statecli):
 
 
 def run(folder: Path, source: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """`verify net.py:Net` in a process of its own, which has a minute."""
+    """Run `verify net.py:Net` in a process of its own, for at most a minute."""
     (folder / "net.py").write_text(f"import os, threading\nimport torch\nfrom torch import nn\n{source}", "utf-8")
     return run_python(["-m", "statecli", "verify", "net.py:Net", *args], cwd=folder, timeout=60)
 
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_model_cannot_end_the_process(tmp_path, code):
-    """os._exit(0) in forward is told, and the command says that nothing could be proved: neither 0 nor 1."""
+    """os._exit in forward is reported, and the status is neither 0 nor 1, because nothing was proved."""
     source = f"""
 class Net(nn.Linear):
     def __init__(self): super().__init__(3, 3)
@@ -296,7 +296,7 @@ class Net(nn.Linear):
 
 
 def test_an_error_that_cannot_be_shown_is_told_by_its_name_and_line(tmp_path):
-    """An exception whose own `__str__` raises makes its proofs inconclusive; the others are shown."""
+    """An exception whose own `__str__` raises makes its proofs inconclusive; the other proofs are shown."""
     source = """
 class Odd(Exception):
     def __str__(self): raise RuntimeError("no str")
@@ -312,7 +312,7 @@ class Net(nn.Linear):
 
 
 def test_what_a_constructor_sets_of_torch_does_not_reach_the_next_instance(tmp_path):
-    """Each proof has an instance as the table lists it: float32, though the constructor ends with another default."""
+    """Each proof gets a float32 instance, as in the table, although the constructor changes the default dtype."""
     source = """
 class Net(nn.Linear):
     def __init__(self):
@@ -324,7 +324,7 @@ class Net(nn.Linear):
 
 
 def test_a_thread_of_the_model_does_not_keep_the_process(tmp_path):
-    """The result is whole and the process ends, with its code, though a thread waits for what never comes."""
+    """The result is complete and the process exits with its status, although a thread waits for ever."""
     source = """
 class Net(nn.Linear):
     def __init__(self):
@@ -342,7 +342,7 @@ class Net(nn.Linear):
     ids=["exit handler", "process"],
 )
 def test_what_else_a_model_begins_does_not_keep_the_process(tmp_path, begun):
-    """Nor does it keep whoever reads the output: a child holds that open too."""
+    """A reader of the output does not wait either, although a child also has the output open."""
     source = f"""
 import atexit, multiprocessing
 class Net(nn.Linear):
@@ -356,7 +356,7 @@ class Net(nn.Linear):
 
 
 def test_a_warning_is_told_once_and_in_one_line(tmp_path):
-    """Every instance and every call warns; by the same line and the same words that is one warning."""
+    """Every instance and every call warns; warnings with the same line and words are one warning."""
     code = """import warnings, torch
 class Net(torch.nn.Module):
     def __init__(self):
@@ -410,7 +410,7 @@ def later(): return nn.Sequential(nn.Linear(4, 5), nn.Linear(6, 2))
     ],
 )
 def test_a_wrong_size_of_an_input_is_answered_with_the_right_one(statecli, in_tmp_path, spec, given, answer):
-    """Only where the input of the layer is that of the model, so that the line works as it stands."""
+    """The right size is given only if the input of the layer is that of the model, so the printed line works."""
     Path("layers.py").write_text(LAYERS)
     result = statecli("verify", f"layers.py:{spec}", "--check", "forward", "--input", given)
     assert result.code == 2
@@ -454,7 +454,7 @@ class Big(nn.Module):
 
 
 def test_two_mistakes_are_two_errors_in_every_output(statecli, in_tmp_path, tmp_path, monkeypatch):
-    """One line of source with 96 tensors, and one attribute; the table is a page at 100 columns."""
+    """The mistakes are one line of source with 96 tensors, and one attribute; the table is a page at 100 columns."""
     (tmp_path / "big.py").write_text(BIG)
     monkeypatch.setenv("COLUMNS", "100")
     others = ("plain", "markdown", "html", "github", "junit", "sarif")
@@ -492,7 +492,7 @@ def test_a_layer_that_forward_does_not_read_takes_no_screen(
 
 
 def test_the_lines_of_one_consequence_are_joined(statecli, in_tmp_path, tmp_path, monkeypatch):
-    """A line that counts one more consequence would take as much room as the consequence."""
+    """A line that counts one hidden consequence would take the same room as the consequence."""
     (tmp_path / "big.py").write_text(BIG)
     monkeypatch.setenv("COLUMNS", "100")
     text = statecli("verify", "big.py:Big", "--input", "int64:2x8<20", "-f", "table").out
@@ -503,7 +503,7 @@ def test_the_lines_of_one_consequence_are_joined(statecli, in_tmp_path, tmp_path
 
 
 def test_the_input_to_type_stands_once_on_its_own_line(statecli, tmp_path):
-    """The reason is torch's; what to type is not at the end of it, and the same reason is not repeated."""
+    """The reason is torch's own, without the input to type at its end, and the same reason is not repeated."""
     (tmp_path / "emb.py").write_text("from torch import nn\ndef make(): return nn.Embedding(100, 8)\n")
     text = statecli("verify", f"{tmp_path}/emb.py:make", "--input", "2x16", "-f", "table").out
     assert "\nfix\n  the embedding takes integers from 0 to 99\n    --input 'int64:2x16<100'\n" in text
