@@ -18,7 +18,7 @@ def finding(rule="nan", severity=ERROR, target="a.pt", fqn="fc.weight", message=
 
 
 def target(name="a.pt", *findings, ran=("nan", "inf"), **facts):
-    """Return an audited target with these findings."""
+    """Return an audited target with the given findings."""
     return TargetResult(name, Status.AUDITED, None, "torch-zip", 2, 64, findings, ran=ran, **facts)
 
 
@@ -39,6 +39,6 @@ def skipped_rule(rule, reason):
 
 
 def render_audit(output, *targets, fail_on=WARNING, view=None, model=None, **options):
-    """Return an audit of these targets in this output format."""
+    """Return an audit of the targets, rendered in the output format."""
     report = build_audit_report(Audit(targets, fail_on, model=model), view or View())
     return render.format_report(report, Output(output), RenderOptions(**options))

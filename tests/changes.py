@@ -1,4 +1,4 @@
-"""Diffs made by hand, for the tests of what is said of them."""
+"""Hand-written diffs for the tests of their reports."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def delta(relative=0.001, *, elements=16, changed=3, max_abs=0.5, **facts):
 
 
 def nudge_tensor(fqn, relative=0.001, kind=Kind.PARAMETER, section="model", **facts):
-    """One whose values differ, and nothing else."""
+    """Return a change of a tensor: only the values differ."""
     side = tensor(fqn, kind=kind, section=section)
     values = delta(relative, **facts)
     return Change(fqn, section, Status.CHANGED, kind, (Field.VALUES,), before=side, after=side, values=values)
 
 
 def recast(fqn, before, after, *fields, **facts):
-    """One whose metadata differ."""
+    """Return a change of a tensor: the metadata differ."""
     return Change(fqn, "model", Status.CHANGED, after.kind, fields, before=before, after=after, **facts)
 
 
@@ -77,6 +77,6 @@ def rows(diff_result, **view):
 
 
 def render_diff(diff_result, output, *, width=80, terminal=True, **view):
-    """What an output makes of a diff."""
+    """Render the diff in an output format."""
     look = RenderOptions(terminal, width, False, view.pop("quiet", False))
     return render.format_report(build_diff_report(diff_result, DiffView(**view)), Output(output), look)

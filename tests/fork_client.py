@@ -14,7 +14,7 @@ NUMBER = struct.Struct("<q")
 
 
 def main() -> None:
-    """Ask for the process, and end as it ends."""
+    """Request the process, and end with its exit status or signal."""
     request = {"words": sys.argv[2:], "cwd": os.getcwd(), "environment": dict(os.environ), "session": "same"}
     body = json.dumps(request).encode()
     connection = socket.socket(socket.AF_UNIX)

@@ -1,4 +1,4 @@
-"""A server that has imported what the tests need; each process is a fork of it. Started by `tests/forked_python.py`.
+"""A server with the libraries of the tests imported; each process is a fork of it. See `tests/forked_python.py`.
 
 Usage: python fork_server.py SOCKET MODULE...
 
@@ -36,7 +36,7 @@ DESCRIPTORS = 3
 
 
 class Server:
-    """The loop that forks; `serve` returns a request in each fork."""
+    """The loop of the server; `serve` returns a request in each fork."""
 
     def __init__(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # of a server that was killed
@@ -101,7 +101,7 @@ class Server:
                 connection.close()
 
     def _leave(self, connection: socket.socket) -> None:
-        """Close what belongs to the server, and handle signals as a new process of Python does."""
+        """Close the files of the server, and handle signals as a new process of Python does."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for other in (self._listener, connection, *self._joined, *self._connections):
@@ -124,7 +124,7 @@ def _use_descriptors(descriptors: list[int]) -> None:
 
 
 def _open_streams() -> None:
-    """Open the standard streams as Python does when it starts."""
+    """Open the standard streams as Python does at its start."""
     encoding, errors = sys.__stdout__.encoding, sys.__stdout__.errors
     setting = os.environ.get("PYTHONIOENCODING", "")
     if setting:
@@ -143,7 +143,7 @@ def _open_stream(descriptor: int, mode: str, encoding: str, errors: str) -> io.T
 
 
 def _replace_path_entries(before: str, after: str) -> None:
-    """Put what PYTHONPATH names at the start of `sys.path`, instead of what it named when the server started."""
+    """Replace the entries of the server's PYTHONPATH in `sys.path` by the entries of the new PYTHONPATH."""
     if after != before:
         old, new = ([os.path.abspath(entry) for entry in value.split(os.pathsep) if value] for value in (before, after))
         sys.path[:] = [*new, *(entry for entry in sys.path if entry not in old)]
@@ -186,7 +186,7 @@ def run(request: dict[str, Any]) -> None:
 
 
 def end(error: BaseException | None) -> NoReturn:
-    """End as Python does: threads, exit handlers, streams. Only the modules are not taken apart, which takes 0.3 s."""
+    """End as Python does: threads, exit handlers, streams. Modules are not taken apart, because this takes 0.3 s."""
     code = 0 if error is None else 1
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         code = (error.code or 0) & 0xFF

@@ -1,9 +1,9 @@
-"""Run Python in a process of its own that has imported torch already: `python -c CODE` or `python -m statecli`.
+"""Run `python -c CODE` or `python -m statecli` in a separate process with torch already imported.
 
-Importing torch takes more than two seconds of CPU, and files that do harm must not be loaded in the process of the
-tests. A server (`tests/fork_server.py`) imports the libraries once; each process is a fork of it, with its own
-arguments, folder, environment, streams and exit status. Start a real process where the start or the end of Python is
-the subject: which modules are imported, options of the interpreter, limits of memory, finalizers that run last.
+Importing torch takes more than two seconds of CPU, and harmful files must not be loaded in the process of the
+tests. A server (`tests/fork_server.py`) imports the libraries once; each process is a fork of the server, with its own
+arguments, folder, environment, streams and exit status. Start a real process if the start or the end of Python is
+tested: imported modules, options of the interpreter, limits of memory, finalizers that run last.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from typing import Any
 #: Ends a run of `run_code` that takes longer.
 TIMEOUT_S = 120
 
-#: Modules of statecli that most commands import: an audit takes 0.1 s for it.
+#: Modules of statecli that most commands import: their import takes 0.1 s in an audit.
 _STATECLI = (
     *("statecli.cli.command_runner", "statecli.cli.parser", "statecli.cli.typer_app", "statecli.formats.safetensors"),
     *("statecli.formats.torch_zip", "statecli.formats.torch_export", "statecli.formats.torchscript"),
     *("statecli.requests.audit", "statecli.requests.diff", "statecli.requests.inspect", "statecli.values.stats"),
     *("statecli.report.audit", "statecli.report.diff", "statecli.report.inspect"),
 )
-#: What a server imports first. `run_python` and `start_python` take these names.
+#: Modules imported first by a server, by the name that `run_python` and `start_python` take.
 LIBRARIES = {
     "torch": ("torch", "torch.distributed.checkpoint", "torch.export", "torch._dynamo", "numpy", *_STATECLI),
     "statecli": ("numpy", *_STATECLI),
     "dask": ("numpy", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"),
 }
-#: Variables that Python reads when it starts, except those that the server applies to a process.
+#: Variables that Python reads at its start, without those that the server applies to a process.
 _START_VARIABLES = ("PYTHON", "LD_", "LC_", "LANG")
 _APPLIED_VARIABLES = {"PYTHONPATH", "PYTHONIOENCODING", "PYTHONUNBUFFERED"}
 
@@ -88,14 +88,14 @@ class ForkServer:
 
 
 class ForkedProcess(subprocess.Popen[Any]):
-    """A process that the server has forked, with the methods of `subprocess.Popen`."""
+    """A process forked by the server, with the methods of `subprocess.Popen`."""
 
     def __init__(self, words: Sequence[Any], libraries: str, session: str = "same", **options: Any) -> None:
         self._libraries, self._session = libraries, session
         super().__init__([sys.executable, *map(str, words)], **options)
 
     def _execute_child(self, command: list[str], *options: Any) -> None:
-        """Ask the server for a process. `options` are those of `subprocess.Popen._execute_child`."""
+        """Request a process from the server. `options` are the options of `subprocess.Popen._execute_child`."""
         cwd, environment, pipes = options[4], options[5], options[9:15]
         environment = dict(os.environ if environment is None else environment)
         _check_environment(environment)
@@ -134,16 +134,16 @@ class ForkedProcess(subprocess.Popen[Any]):
 
 
 def find_server(libraries: str) -> ForkServer:
-    """Return the server of these libraries; start it the first time."""
+    """Return the server for a set of libraries; the first call starts the server."""
     if libraries not in _servers:
         _servers[libraries] = ForkServer(libraries)
     return _servers[libraries]
 
 
 def start_python(words: Sequence[Any], libraries: str = "torch", **options: Any) -> ForkedProcess:
-    """Start what `python WORD...` starts: `-c CODE ARG...`, `-m MODULE ARG...` or `SCRIPT ARG...`.
+    """Start a process like `python WORD...`: `-c CODE ARG...`, `-m MODULE ARG...` or `SCRIPT ARG...`.
 
-    The options are those of `subprocess.Popen`. `session` is "same", "new", or "terminal" for a new session
+    The options are the options of `subprocess.Popen`. `session` is "same", "new", or "terminal" for a new session
     whose controlling terminal is standard input.
     """
     return ForkedProcess(words, libraries, **options)
@@ -174,7 +174,7 @@ def run_python(
 
 
 def run_command(command: Sequence[Any], *, check: bool = False, **options: Any) -> subprocess.CompletedProcess[Any]:
-    """Do what `subprocess.run` does with `[sys.executable, WORD...]` and streams of its own, for a patch of it."""
+    """Replace `subprocess.run` in a patch, for `[sys.executable, WORD...]` and streams of its own."""
     assert not check
     with start_python(command[1:], **options) as process:
         process.wait(TIMEOUT_S)
@@ -182,24 +182,24 @@ def run_command(command: Sequence[Any], *, check: bool = False, **options: Any) 
 
 
 def run_code(code: str, *args: Any, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Return what the code printed and its exit status, negative if a signal ended it."""
+    """Return the output of the code and its exit status, negative if a signal ended the process."""
     words = ["-W", "ignore", "-c", code, *args]
     return run_python(words, cwd=cwd, timeout=TIMEOUT_S, errors="replace", stdin=subprocess.DEVNULL, session="new")
 
 
 def write_command(path: Path, *words: str, libraries: str = "statecli") -> None:
-    """Write an executable file that does what `exec python WORD... "$@"` does in a shell."""
+    """Write an executable file that works like `exec python WORD... "$@"` in a shell."""
     client = [sys.executable, "-I", "-S", str(_FOLDER / "fork_client.py"), find_server(libraries).path, *words]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')
     path.chmod(0o755)
 
 
 def _check_environment(environment: dict[str, str]) -> None:
-    """Refuse a setting that only the start of a process reads.
+    """Refuse an environment variable that only the start of a process reads.
 
-    Dask sets PYTHONHASHSEED for its workers in the process that imports it, which no test asks for.
+    Dask sets PYTHONHASHSEED for its workers in the importing process; no test needs this setting.
     """
     by_dask = {"PYTHONHASHSEED"} if "dask.multiprocessing" in sys.modules else set()
     for name in (environment.keys() | _ENVIRONMENT.keys()) - by_dask:
         if name.startswith(_START_VARIABLES) and name not in _APPLIED_VARIABLES:
-            assert environment.get(name) == _ENVIRONMENT.get(name), f"{name} needs a process that starts anew"
+            assert environment.get(name) == _ENVIRONMENT.get(name), f"{name} needs a newly started process"

@@ -1,4 +1,4 @@
-"""What others say a document must be: the published schemas, and the grammar of GitHub's workflow commands."""
+"""Checks of documents: published schemas, and the grammar of GitHub's workflow commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jsonschema
 DATA = Path(__file__).parent / "data"
 XS = "{http://www.w3.org/2001/XMLSchema}"
 
-#: As the runner reads them: properties until the second `::`; `:` and `,` in a value are escaped, `%` in all of it.
+#: A workflow command for the runner: properties until the second `::`; `%`, in values also `:` and `,`, is escaped.
 COMMAND = re.compile(r"::(error|warning|notice) ((?:[a-z]+=[^:,\r\n]*)(?:,[a-z]+=[^:,\r\n]*)*)::([^\r\n]*)")
 ESCAPES = {"%25": "%", "%0D": "\r", "%0A": "\n", "%3A": ":", "%2C": ","}
 
@@ -24,7 +24,7 @@ def _sarif():
 
 
 def sarif(text):
-    """The document, which is valid SARIF 2.1.0; its one run."""
+    """Check that the document is valid SARIF 2.1.0; return its only run."""
     document = json.loads(text)
     _sarif().validate(document)
     (run,) = document["runs"]
@@ -37,7 +37,7 @@ def sarif(text):
 
 @cache
 def _elements():
-    """(attributes, those required, children) of each element of the schema."""
+    """Return (attributes, required attributes, children) of each element of the schema."""
     top = ElementTree.parse(DATA / "junit-10.xsd").getroot()  # noqa: S314  # our own file
     rules_by_name = {}
     for element in top.findall(f"{XS}element"):
@@ -52,7 +52,7 @@ def _elements():
 
 
 def junit(text):
-    """The root, which has the elements and attributes that the schema allows, counted rightly."""
+    """Check the elements, attributes and counts against the schema; return the root."""
     root = ElementTree.fromstring(text)  # noqa: S314  # our own output; expat refuses what XML 1.0 forbids
     assert root.tag == "testsuites"
     for element in root.iter():
@@ -72,7 +72,7 @@ def _unescape(text):
 
 
 def github(text):
-    """(level, properties, message) of each annotation; any other line is no command, of the older kind either."""
+    """Return (level, properties, message) of each annotation; no other line is a command, of the older kind either."""
     actual = []
     for line in text.splitlines():
         match = COMMAND.fullmatch(line)
@@ -88,7 +88,7 @@ def github(text):
 
 
 def gitlab(text):
-    """The issues: the keys that GitLab asks for, each fingerprint once."""
+    """Check that each issue has the keys of GitLab's format and a fingerprint of its own; return the issues."""
     issues = json.loads(text)
     for issue in issues:
         assert issue["description"]

@@ -1,4 +1,4 @@
-"""A fork of a server behaves as a process of Python that starts again."""
+"""A fork of a server behaves as a newly started process of Python."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDS = {
 
 
 def start_anew(words, **options):
-    """Run a process that has imported nothing."""
+    """Run a newly started process without imported libraries."""
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, **options)
 
 
@@ -61,7 +61,7 @@ def test_a_fork_has_its_own_words_folder_variables_and_input(tmp_path, monkeypat
 
 
 def test_threads_and_exit_handlers_end_before_the_process():
-    """And what they print is there."""
+    """The output of threads and exit handlers is complete."""
     code = (
         "import atexit, threading, time\natexit.register(print, 'handler')\n"
         "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()"
@@ -70,13 +70,13 @@ def test_threads_and_exit_handlers_end_before_the_process():
 
 
 def test_a_fork_has_only_the_libraries_that_it_asks_for():
-    """Otherwise a command that needs no torch would always have it."""
+    """Otherwise torch would always be imported in a command that needs no torch."""
     code = "import sys; print('torch' in sys.modules)"
     assert [run_python(["-c", code], libraries).stdout for libraries in ("torch", "statecli")] == ["True\n", "False\n"]
 
 
 def test_signals_reach_a_fork():
-    """Its number is that of the process, and a wait can end."""
+    """The process id is that of the fork, and a wait can time out."""
     process = start_python(["-c", "import time; print(1, flush=True); time.sleep(60)"], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"1\n"
     with pytest.raises(subprocess.TimeoutExpired):
@@ -88,7 +88,7 @@ def test_signals_reach_a_fork():
 
 
 def test_standard_input_may_be_the_terminal_of_a_new_session():
-    """Ctrl-C reaches it from the terminal."""
+    """Ctrl-C reaches the process from the terminal."""
     ours, terminal = pty.openpty()
     code = "import os, sys, time; print(os.ttyname(0), os.getsid(0) == os.getpid(), flush=True); time.sleep(60)"
     streams = {"stdin": terminal, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -114,7 +114,7 @@ def test_a_command_in_a_shell_ends_as_its_process(tmp_path):
 
 
 def test_what_only_the_start_of_python_reads_is_refused(monkeypatch):
-    """A fork would ignore it."""
+    """A fork would ignore the setting."""
     monkeypatch.setenv("PYTHONDEVMODE", "")
-    with pytest.raises(AssertionError, match="PYTHONDEVMODE needs a process that starts anew"):
+    with pytest.raises(AssertionError, match="PYTHONDEVMODE needs a newly started process"):
         run_python(["-c", ""], env={**os.environ, "PYTHONDEVMODE": "1"})

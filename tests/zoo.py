@@ -47,7 +47,7 @@ SMALL = {
         | {"decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32},
     ),
 }
-#: Those whose like tests/verify/test_zoo.py does not prove.
+#: Models without a similar model in tests/verify/test_zoo.py.
 NOT_IN_ZOO_OF_VERIFY = ("CLIPVisionModel", "GPTNeoXModel", "T5ForConditionalGeneration", "ViTModel", "WhisperModel")
 
 
