@@ -1,4 +1,4 @@
-"""`--ignore` and `--baseline` of inspect and verify: what is accepted is counted, named with its reason, and kept."""
+"""`--ignore` and `--baseline` of inspect and verify: accepted findings are counted, named with a reason, and kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_rules(path) -> list[tuple[str, str]]:
 
 
 def test_a_baseline_of_audit_accepts_the_same_cause_in_inspect_and_verify(statecli, net, tmp_path):
-    """Each command words another consequence of the tensor that is not registered."""
+    """Each command reports another consequence of the same unregistered tensor."""
     assert statecli("audit", net, "--write-baseline", "known.json", "--reason", "mended in v2", "-q").code == 0
     for words in (["inspect", net], ["inspect", net, "--to", "meta"], ["verify", net, "--check", "move"]):
         assert statecli(*words, "-q").code == 1
@@ -50,7 +50,7 @@ def test_another_tensor_is_not_accepted(statecli, net, tmp_path):
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_a_baseline_is_written_and_read_again(command, statecli, net, tmp_path):
-    """The run that writes the baseline accepts its findings; what other commands wrote stays."""
+    """The run that writes the baseline accepts its findings; entries written by other commands stay."""
     statecli("audit", net, "--write-baseline", "known.json", "--reason", "by audit", "-q")
     kept = read_rules(tmp_path / "known.json")
     (tmp_path / "net.py").write_text(NET + "        self.other = torch.randn(5, 5)\n")
@@ -83,7 +83,7 @@ COMMANDS = ("inspect", "verify", "audit")
 
 
 def test_a_problem_accepted_in_part_is_counted_once(statecli, in_tmp_path, tmp_path):
-    """The module is still reported, so that no accepted problem is counted next to it."""
+    """The module is still reported, so its accepted findings are not counted as an accepted problem."""
     (tmp_path / "net.py").write_text(FOUR.format(more=""))
     result = statecli("verify", "net.py:Net", "--ignore", "left-behind", "-f", "plain")
     assert result.out.endswith("\n1 error: exit status 1\n")
@@ -93,7 +93,7 @@ def test_a_problem_accepted_in_part_is_counted_once(statecli, in_tmp_path, tmp_p
 
 @pytest.mark.parametrize("writer", COMMANDS)
 def test_a_problem_accepted_in_one_command_is_accepted_in_all(writer, statecli, in_tmp_path, tmp_path):
-    """It is one problem in each; a tensor that is added to one of its modules is not accepted."""
+    """The cause is the same problem in each command; a tensor added to one of its modules is not accepted."""
     (tmp_path / "net.py").write_text(FOUR.format(more="self.v = self.fc.weight.detach().t()"))
     write = (writer, "net.py:Net", "--write-baseline", "known.json", "--reason", "mended in v2", "-q")
     assert statecli(*write).code == 0
@@ -127,7 +127,7 @@ def test_a_result_of_an_operation_is_accepted_in_every_command(statecli, in_tmp_
 
 
 def test_an_entry_of_a_mended_tensor_is_reported_by_audit(statecli, in_tmp_path, tmp_path):
-    """Audit alone runs all rules about registration, so it knows what is mended."""
+    """Only audit runs all rules about registration, so only audit can report an entry of a mended tensor."""
     (tmp_path / "net.py").write_text(FOUR.format(more="self.v = self.fc.weight.detach().t()"))
     statecli("verify", "net.py:Net", "--write-baseline", "known.json", "--reason", "why", "-q")
     (tmp_path / "net.py").write_text(FOUR.format(more=""))
@@ -151,7 +151,7 @@ def test_an_ignored_problem_is_one_problem_without_a_fix(command, statecli, in_t
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_outputs_say_what_is_accepted_and_why(command, statecli, net):
-    """So that "clean" next to a cross is not a riddle."""
+    """The reason explains why "clean" may stand next to a cross."""
     words = (command, net, "--ignore", "unregistered-tensor")
     table = " ".join(statecli(*words, "-f", "table").out.split())
     assert "accepted (" in table

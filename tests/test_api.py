@@ -1,4 +1,4 @@
-"""statecli.inspect, diff and verify: what they give, what they raise, and that a live model is left as it was."""
+"""statecli.inspect, diff and verify: results, errors, and that a live model is left as it was."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class Net(nn.Module):
 """
 
 
-def verdicts(found):
-    return {check.check.value: check.verdict.value for check in found.checks}
+def verdicts(verification):
+    return {check.check.value: check.verdict.value for check in verification.checks}
 
 
-def rules(found):
-    return {(finding.rule, finding.fqn) for finding in found.findings}
+def rules(verification):
+    return {(finding.rule, finding.fqn) for finding in verification.findings}
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class NonLeaf(nn.Module):
 
 
 class Locked(nn.Module):
-    """Cannot be copied, for a reason that is no tensor."""
+    """A model that cannot be copied because of an attribute that is not a tensor."""
 
     def __init__(self):
         super().__init__()
@@ -120,7 +120,7 @@ class Locked(nn.Module):
 
 
 class Closed(nn.Module):
-    """Its activation is a function that knows the module itself, which copy.deepcopy shares with the copy."""
+    """A model whose activation is a closure over the model; copy.deepcopy does not copy the closure."""
 
     def __init__(self):
         super().__init__()
@@ -133,7 +133,7 @@ class Closed(nn.Module):
 
 
 class Global(nn.Module):
-    """Its forward knows the one instance by a global name, whichever instance is called."""
+    """A model whose forward also uses the instance in a global variable, whichever instance is called."""
 
     def __init__(self):
         super().__init__()
@@ -142,13 +142,13 @@ class Global(nn.Module):
         KNOWN.append(self)
 
     def forward(self, x):
-        known = KNOWN[-1]
-        known.train()
-        return known.norm(known.fc(x)) + self.fc(x)
+        instance = KNOWN[-1]
+        instance.train()
+        return instance.norm(instance.fc(x)) + self.fc(x)
 
 
 class Returns(nn.Module):
-    """Its `.to` gives the one instance, whichever is moved."""
+    """A model whose `to` moves and returns the instance in a global variable, whichever instance is moved."""
 
     def __init__(self):
         super().__init__()
@@ -165,7 +165,7 @@ class Returns(nn.Module):
 
 
 class Reset(nn.Module):
-    """Changes what belongs to the process: seeds, the default dtype, the grad mode."""
+    """A model whose forward changes settings of the process: seeds, the default dtype, the grad mode."""
 
     def __init__(self):
         super().__init__()
@@ -184,7 +184,7 @@ KNOWN: list[nn.Module] = []
 
 
 def capture_state(model):
-    """All that must not change of a model: modes, values, gradients, identity of each tensor, hooks."""
+    """Return everything of a model that must not change: modes, values, gradients, identity of each tensor, hooks."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {
         "modes": [(name, module.training) for name, module in model.named_modules()],
@@ -198,7 +198,7 @@ def capture_state(model):
 
 
 def process():
-    """All that must not change of the process."""
+    """Return everything of the process that must not change."""
     return (
         torch.get_rng_state().tolist(),
         random.getstate(),
@@ -224,7 +224,7 @@ def test_a_class_of_torch_is_a_spec_in_python_too(tmp_path):
 
 @pytest.mark.parametrize("kind", [Plain, NonLeaf, Locked, Closed, Global, Returns, Reset])
 def test_a_live_model_is_left_as_it_was(kind):
-    """After every proof with inputs: modes, values, gradients, objects, hooks, and what belongs to the process."""
+    """Proofs with inputs leave modes, values, gradients, objects, hooks and the settings of the process as before."""
     model = kind()
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -237,7 +237,7 @@ def test_a_live_model_is_left_as_it_was(kind):
 
 @pytest.mark.parametrize("check", Name)
 def test_a_model_that_copies_lead_back_to_is_put_back(check):
-    """Each proof by itself moves, casts or trains the instance that `.to` gives."""
+    """Each proof moves, casts or trains the original model, because `to` of a copy returns the original."""
     model = Returns()
     before = capture_state(model), process()
     statecli.verify(model, checks=[check], inputs="6x4", device="meta" if check is Name.MOVE else None)
@@ -258,7 +258,7 @@ def test_the_callers_grad_mode_changes_nothing(mode):
 
 
 def test_what_each_instance_counts_is_its_own():
-    """The forward passes of the proofs are those of copies."""
+    """The proofs call forward of copies only."""
     model = Plain()
     statecli.verify(model, inputs="6x4")
     assert model.seen == 0
@@ -273,7 +273,7 @@ def test_a_specs_constructor_leaves_the_random_generators():
 
 
 def test_inspecting_leaves_a_live_model_as_it_was():
-    """A really moved one, with statistics, is a copy."""
+    """Statistics and a real move to meta use a copy."""
     model = Plain()
     before = capture_state(model), process()
     state = statecli.inspect(model, to="meta", stats=True)
@@ -282,10 +282,10 @@ def test_inspecting_leaves_a_live_model_as_it_was():
     assert (row.stats.min, row.stats.max, row.after.device) == (0.0, 7.0, "meta")
 
 
-# --- what a live model is proved to be ------------------------------------------------------------------------------
+# --- proofs of a live model -----------------------------------------------------------------------------------------
 
 
-#: What a live model cannot tell, for want of a constructor to call again and of a graph that leads back.
+#: Inconclusive proofs of a live model, which has no constructor to call again and no graph back to its parameters.
 UNTOLD_LIVE = {
     "anchors:Head": {"save"},
     "net:Net": {"save"},
@@ -296,7 +296,7 @@ UNTOLD_LIVE = {
 
 @pytest.mark.parametrize("name", FAILING)
 def test_a_live_model_fails_as_its_class_does(name):
-    """The same rules for the same tensors as the spec, but for what is inconclusive."""
+    """The live model breaks the same rules for the same tensors as its class, except where a check is inconclusive."""
     input, _ = FAILING[name]
     file, _, attribute = name.partition(":")
     spec = statecli.verify(f"{SAMPLES / file}.py:{attribute}", inputs=input)
@@ -320,13 +320,13 @@ def sample(name):
 
 
 def test_a_fixed_live_model_passes_everything():
-    """Every proof is really run on it."""
+    """Every proof runs on the live model."""
     verification = statecli.verify(sample("net_fixed").Net(), inputs="4x3")
     assert verdicts(verification) == dict.fromkeys([name.value for name in DEFAULT_PROOFS], "passed")
 
 
 def test_a_non_leaf_attribute_fails_copy_by_name():
-    """copy.deepcopy refuses it; what else there is to prove is proved all the same, but for gradients."""
+    """copy.deepcopy refuses the model; all other proofs run all the same, except for the proof about gradients."""
     model = NonLeaf()
     with pytest.raises(RuntimeError, match="graph leaves"):
         __import__("copy").deepcopy(model)
@@ -342,7 +342,7 @@ def test_a_non_leaf_attribute_fails_copy_by_name():
 
 
 def test_a_model_that_cannot_be_copied_fails_that_proof_and_is_listed():
-    """Its tensors are there, and every other proof says which attribute is in the way."""
+    """The tensors are listed, and every other proof names the attribute that prevents the copy."""
     verification = statecli.verify(nn.Sequential(Locked()), inputs="2x4")
     assert verdicts(verification) == {name.value: "inconclusive" for name in DEFAULT_PROOFS} | {"copy": "failed"}
     assert rules(verification) == {("not-copyable", "0.lock")}
@@ -362,7 +362,7 @@ def test_a_model_that_cannot_be_copied_fails_that_proof_and_is_listed():
 
 
 def test_a_parameter_that_copies_share_is_never_spoiled():
-    """A class attribute is the same tensor in each copy: nothing is tried that would overwrite it."""
+    """A class attribute is the same tensor in each copy: no proof overwrites the tensor."""
 
     class Shared(nn.Module):
         scale = nn.Parameter(torch.full((4,), 3.0))
@@ -375,7 +375,7 @@ def test_a_parameter_that_copies_share_is_never_spoiled():
 
 
 def test_a_function_of_the_model_is_the_copys_own():
-    """What an activation closes over trains and moves with the copy that it belongs to."""
+    """A tensor in the closure of an activation trains and moves with its own copy of the model."""
     verification = statecli.verify(Closed(), checks=["move", "cast", "step", "forward"], inputs="6x4")
     assert set(verdicts(verification).values()) == {"passed"}
     assert [row.fqn for row in verification.state.tensors if row.kind.value == "unregistered"] == []
@@ -446,7 +446,7 @@ def test_one_input_in_every_form(given):
 
 
 def test_inputs_are_left_as_they_were():
-    """Forward gets copies: it may write to them."""
+    """Forward gets copies of the inputs, because forward may write to its inputs."""
 
     class Writes(nn.Linear):
         def forward(self, x):
@@ -459,7 +459,7 @@ def test_inputs_are_left_as_they_were():
 
 
 def test_inputs_that_the_live_model_carries():
-    """`example_input_array` is what forward is called with where nothing is given."""
+    """If no inputs are given, forward is called with `example_input_array`."""
     model = nn.Linear(4, 4)
     model.example_input_array = torch.ones(2, 4)
     assert verdicts(statecli.verify(model, checks=["step"])) == {"step": "passed"}
@@ -490,7 +490,7 @@ def test_state_that_appears_with_forward():
     assert model.cache is None
 
 
-# --- what each gives and raises -------------------------------------------------------------------------------------
+# --- results and errors ---------------------------------------------------------------------------------------------
 
 
 def test_inspect_of_a_file_is_the_commands_own(tmp_path):
@@ -624,7 +624,7 @@ def test_verify_of_a_spec_is_the_commands_own():
     ],
 )
 def test_what_cannot_be_done_is_one_line(call, kind, said):
-    """A child of StateError, with the line that the command would print."""
+    """The error is a subclass of StateError with the line that the command would print."""
     with pytest.raises(kind) as raised:
         call()
     assert issubclass(kind, statecli.StateError)
@@ -633,7 +633,7 @@ def test_what_cannot_be_done_is_one_line(call, kind, said):
 
 
 def test_none_is_every_check_and_every_tensor():
-    """As an argument that is not given."""
+    """None means the same as an argument that is not given."""
     nothing = dict.fromkeys(("checks", "device", "dtype", "optimizer", "inputs", "include", "exclude", "kind"))
     verification = statecli.verify(nn.Linear(2, 2), **nothing)
     assert [check.check for check in verification.checks] == list(DEFAULT_PROOFS)
@@ -641,7 +641,7 @@ def test_none_is_every_check_and_every_tensor():
 
 
 def test_an_optimizer_may_be_a_class():
-    """torch's own, or one of the user's, which torch.optim does not have."""
+    """The class is from torch.optim, or a class of the user."""
 
     class Halved(torch.optim.SGD):
         pass
@@ -656,7 +656,7 @@ def test_an_optimizer_may_be_a_class():
     ("inputs", "text"), [([(2, 4)], "2x4"), ((2, 4), "2x4"), ([[2, 4], (3,)], "2x4"), ([1.5], "2x3")]
 )
 def test_inputs_without_a_tensor_are_answered_with_what_to_pass(inputs, text):
-    """A shape is a text; the message has it."""
+    """A shape is written as a text; the message contains the text."""
     with pytest.raises(ModelError, match="contains no tensor; pass a tensor, or its shape as a string") as raised:
         statecli.verify(nn.Linear(4, 2), inputs=inputs)
     assert str(raised.value).endswith(f"such as {text!r}")
@@ -680,7 +680,7 @@ def test_without_inputs_it_is_said_how_python_gives_them():
 
 @pytest.mark.parametrize("given", [{"optimizer": "nope"}, {"inputs": lambda: 1 / 0}], ids=["ours", "theirs"])
 def test_an_error_comes_from_the_call(given):
-    """Pytest shows no frame of ours between it and the caller, and of its cause the user's own."""
+    """Pytest shows no frame of statecli between the error and the caller; the cause keeps the user's own frame."""
     with pytest.raises(statecli.StateError) as raised:
         statecli.verify(nn.Linear(2, 2), **given)
     shown = [entry for entry in raised.traceback if not entry.ishidden(raised)]
@@ -692,7 +692,7 @@ def test_an_error_comes_from_the_call(given):
 
 
 def test_a_forward_that_raises_spoils_its_own_proofs_alone():
-    """Wrong inputs: step and forward cannot tell, the others can."""
+    """With wrong inputs step and forward are inconclusive; the other proofs are not."""
     actual = verdicts(statecli.verify(nn.Linear(4, 4), inputs="2x5"))
     assert (actual["step"], actual["forward"], actual["move"]) == ("inconclusive", "inconclusive", "passed")
 
@@ -706,13 +706,13 @@ print(sorted(set(sys.modules) & {"torch", "numpy", "rich", "typer", "msgspec", "
 
 
 def test_importing_statecli_imports_nothing_heavy():
-    """Not even what the functions themselves need."""
+    """Even the modules that the functions need are not imported."""
     result = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout.strip() == "[]"
 
 
 def test_every_type_of_a_result_is_to_be_had_from_the_package():
-    """Each name is listed once, is what its module has, and nothing else is there."""
+    """Each type is listed once, under its own name; a misspelt name raises AttributeError."""
     listed = [name for names in statecli._TYPES.values() for name in names]
     assert set(listed) <= set(statecli.__all__)
     assert len(set(statecli.__all__)) == len(statecli.__all__)
@@ -723,7 +723,7 @@ def test_every_type_of_a_result_is_to_be_had_from_the_package():
 
 
 def test_a_checkpoint_is_inspected_without_torch(tmp_path):
-    """The function costs what the command costs."""
+    """The function does not import torch, as the command does not."""
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
     code = f"import sys, statecli; statecli.inspect({str(tmp_path / 'a.pt')!r}); print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -736,7 +736,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "pyth
 
 
 def test_the_documentations_first_example_runs(capsys):
-    """It prints what stands below it."""
+    """The example prints the text below it."""
     exec(BLOCKS[0], {})  # noqa: S102 - our own
     assert capsys.readouterr().out in (ROOT / "docs" / "reference" / "python.md").read_text()
 
@@ -761,7 +761,7 @@ LITERALS = {
     ],
 )
 def test_the_literals_are_the_values_of_the_enumeration(name, enumeration):
-    """A type checker accepts the words that the functions accept."""
+    """A type checker accepts the same words as the functions."""
     assert typing.get_args(LITERALS[name]) == tuple(member.value for member in enumeration)
 
 
@@ -826,14 +826,14 @@ def test_a_class_gets_its_settings(in_tmp_path):
 @pytest.mark.parametrize("argument", [{"config_json": "net.json"}, {"trust_remote_code": True}])
 @pytest.mark.parametrize("function", [statecli.inspect, statecli.lock, statecli.audit, statecli.verify])
 def test_an_option_of_a_class_is_refused_for_a_live_model(function, argument):
-    """It would have no effect."""
+    """The option would have no effect."""
     (name,) = argument
     with pytest.raises(UsageError, match=rf"^{name}: works only with a class, such as 'net.py:Net', but Linear is an"):
         function(nn.Linear(2, 2), **argument)
 
 
 def test_a_merged_adapter_is_checked(in_tmp_path):
-    """By its path; what is no path is refused."""
+    """The adapter is given by its path; a value that is not a path is refused."""
     save_file({"w": torch.zeros(2)}, "a.safetensors")
     save_file({"x.lora_A.weight": torch.ones(1, 2), "x.lora_B.weight": torch.ones(2, 1)}, "adapter.safetensors")
     result = statecli.diff("a.safetensors", "a.safetensors", adapter=Path("adapter.safetensors"))

@@ -1,4 +1,4 @@
-"""The callbacks: real trainings with the Trainer of transformers and of Lightning, and the check that both use."""
+"""The callbacks: real trainings with the Trainer of transformers and of Lightning, and the check used by both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def build():
 
 
 def error(output):
-    """A loss with gradients that are not rounding noise."""
+    """A loss whose gradients are larger than rounding noise."""
     return (output - torch.randn_like(output) * 3).square().mean()
 
 
@@ -59,7 +59,7 @@ def test_a_module_that_the_optimizer_lacks_is_named_once():
 
 
 def test_a_module_without_a_gradient_is_named():
-    """Forward does not use it."""
+    """Forward does not use the module."""
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
     lines = train(model, optimizer, loss=lambda m: error(m.head(m.norm(m.base(torch.randn(4, 3))))))
@@ -67,7 +67,7 @@ def test_a_module_without_a_gradient_is_named():
 
 
 def test_frozen_parameters_that_move_are_named():
-    """Weight decay of an old optimizer moves what is frozen; so does a normalization in training mode."""
+    """Weight decay of an old optimizer changes frozen parameters; a normalization in training mode changes buffers."""
     model = build()
     model.norm.requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
@@ -85,7 +85,7 @@ def test_frozen_parameters_that_move_are_named():
 
 
 class Nested(nn.Module):
-    """A model in a module `net`, as a trainer wraps it."""
+    """A model in the attribute `net` of another module, as trainers wrap models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_moved_buffers_name_the_frozen_module_alone():
 
 
 def test_moved_buffers_name_the_whole_frozen_module():
-    """One glob where everything in a module is frozen, and none beyond a module that is in evaluation mode."""
+    """One glob names a module whose parameters are all frozen; modules in evaluation mode are not named."""
     model = Nested()
     model.net = nn.Sequential(OrderedDict(frozen=build()[:3], calm=nn.BatchNorm1d(3), head=nn.Linear(3, 1)))
     model.net[:2].requires_grad_(requires_grad=False)
@@ -138,7 +138,7 @@ def test_a_learning_rate_of_zero_in_warmup_is_no_finding():
 
 
 def test_a_lora_factor_without_a_gradient_in_step_1_is_no_finding():
-    """B is zero at first, and so is the gradient of A; in step 2 it is not."""
+    """B is zero at first, so the gradient of A is zero too; in step 2 the gradient is not zero."""
     model = nn.ParameterDict({"A": torch.randn(2, 3), "B": torch.zeros(3, 2)})
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -188,7 +188,7 @@ def test_globs_name_nothing_else():
 
 
 def test_a_saved_file_is_compared_with_the_model(tmp_path):
-    """A missing tensor, another value, and a file that holds everything."""
+    """Three cases: a missing tensor, a changed value, and a complete file."""
     model = build()
     state = model.state_dict()
     torch.save(state, tmp_path / "a.pt")
@@ -230,12 +230,12 @@ def train_with_transformers(folder, spoil, **arguments):
 
 
 def test_transformers_trains_without_a_finding(tmp_path):
-    """With a learning rate of zero in step 1, tied weights that the file has once, and a save."""
+    """The learning rate is zero in step 1, the file has tied weights once, and the trainer saves."""
     assert train_with_transformers(tmp_path, lambda model, _: None) == []
 
 
 def test_transformers_with_a_frozen_module_that_moves(tmp_path):
-    """A callback of the user moves it."""
+    """A callback of the user changes the frozen module."""
 
     def spoil(model, transformers):
         model.transformer.ln_f.requires_grad_(False)
@@ -313,7 +313,7 @@ def test_lightning_trains_without_a_finding(tmp_path):
 
 
 def test_lightning_with_a_module_outside_the_optimizer(tmp_path):
-    """As in `configure_optimizers` that lists modules by hand."""
+    """`configure_optimizers` may list modules by hand and forget a module."""
     callback = train_with_lightning(
         tmp_path, lambda module: [p for name, p in module.named_parameters() if "adapter" not in name]
     )
@@ -321,7 +321,7 @@ def test_lightning_with_a_module_outside_the_optimizer(tmp_path):
 
 
 def test_lightning_with_a_hook_that_drops_a_tensor(tmp_path):
-    """`on_save_checkpoint` of the module changes the state_dict that is written."""
+    """`on_save_checkpoint` of the module changes the state_dict before it is written."""
 
     def drop(self, checkpoint):
         del checkpoint["state_dict"]["net.head.bias"]
@@ -363,7 +363,7 @@ def test_accelerate_reports_nothing_for_a_sound_training(tmp_path):
 
 
 def test_accelerate_names_what_was_not_trained_and_not_saved(tmp_path):
-    """A module that the optimizer lacks, and a tensor that the file does not hold."""
+    """The optimizer lacks a module, and the value of a tensor in the file differs from the model."""
 
     def make_optimizer(model):
         return torch.optim.AdamW([p for name, p in model.named_parameters() if not name.startswith("adapter")], 0.1)

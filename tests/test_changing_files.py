@@ -1,4 +1,4 @@
-"""A file that changes between its listing and its values: each command that reads values exits with 2 with one line."""
+"""A file changes after its listing: each command that reads values exits with 2 with one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from statecli.targets import load
 
 
 def rewrite(path: Path) -> None:
-    """Other values in the same inode, and the time of the last write as it was."""
+    """Write the same bytes to the same inode, and restore the times."""
     before = path.stat()
     content = path.read_bytes()
     with path.open("r+b") as file:
@@ -29,23 +29,23 @@ def rewrite(path: Path) -> None:
 
 
 def replace(path: Path) -> None:
-    """Another file under the same name, with the same bytes and times."""
+    """Replace the file by another file with the same bytes and times."""
     shutil.copy2(path, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
 
 
 def touch(path: Path) -> None:
-    """Another time."""
+    """Change the time of the last write."""
     os.utime(path, (1, 1))
 
 
 def cut_file(path: Path) -> None:
-    """Nothing behind the first half."""
+    """Truncate the file after its first half."""
     os.truncate(path, path.stat().st_size // 2)
 
 
 def remove(path: Path) -> None:
-    """No file at all."""
+    """Remove the file."""
     path.unlink()
 
 
@@ -67,7 +67,7 @@ each_command = pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 
 @pytest.fixture
 def path(in_tmp_path, statecli) -> Path:
-    """A checkpoint that all commands accept."""
+    """Return a checkpoint that all commands accept."""
     for name in ("a.pt", "other.pt"):
         torch.save({"w": torch.arange(10.0)}, name)
     assert statecli("lock", "a.pt", "-o", "lock.json").code == 0
@@ -76,7 +76,7 @@ def path(in_tmp_path, statecli) -> Path:
 
 @pytest.fixture
 def after_listing(monkeypatch) -> Callable[[Callable[[], None]], None]:
-    """Calls it once, when a checkpoint's header has been read and before its values are."""
+    """Call a function once, after the header of a checkpoint is read and before its values are read."""
 
     def arrange(act: Callable[[], None]) -> None:
         whole, done = load.read_whole_checkpoint, []
@@ -96,7 +96,7 @@ def after_listing(monkeypatch) -> Callable[[Callable[[], None]], None]:
 @each_change
 @each_command
 def test_a_change_behind_the_listing_is_one_line_and_2(command, change, path, after_listing, statecli):
-    """Whatever was read is of two files."""
+    """The values read are of two files: status 2, and one line names the changed file."""
     after_listing(lambda: change(path))
     result = statecli(*(word.format(path) for word in command))
     assert result.code == 2, result
@@ -107,7 +107,7 @@ def test_a_change_behind_the_listing_is_one_line_and_2(command, change, path, af
 
 @each_command
 def test_an_unchanged_file_is_not_said_to_change(command, path, after_listing, statecli):
-    """Being read, linked nowhere and looked at is no change."""
+    """Reading a file or its status is not a change."""
     after_listing(lambda: path.stat())
     result = statecli(*(word.format(path) for word in command))
     assert result.code == 0, result
@@ -116,7 +116,7 @@ def test_an_unchanged_file_is_not_said_to_change(command, path, after_listing, s
 @pytest.mark.parametrize("change", [cut_file, remove], ids=lambda change: change.__name__)
 @each_command
 def test_a_file_that_is_cut_or_removed_is_2(command, change, path, after_listing, statecli):
-    """Each says what it met."""
+    """Each command names the file and exits with status 2."""
     after_listing(lambda: change(path))
     result = statecli(*(word.format(path) for word in command))
     assert result.code == 2, result
@@ -125,13 +125,13 @@ def test_a_file_that_is_cut_or_removed_is_2(command, change, path, after_listing
 
 @each_change
 def test_a_change_between_the_scan_and_the_listing_fails_the_target(change, path, monkeypatch, statecli):
-    """The pickles that were scanned are not those that are listed."""
+    """The scanned pickles are not the listed pickles."""
     scan = auditing.scan_pickles
 
     def and_change(text):
-        found = scan(text)
+        scan_result = scan(text)
         change(path)
-        return found
+        return scan_result
 
     monkeypatch.setattr(auditing, "scan_pickles", and_change)
     result = statecli("audit", path, "-f", "json")
@@ -141,14 +141,14 @@ def test_a_change_between_the_scan_and_the_listing_fails_the_target(change, path
 
 
 def test_other_targets_of_an_audit_are_judged(path, after_listing, statecli):
-    """The file that changed fails alone."""
+    """Only the changed file fails."""
     after_listing(lambda: touch(path))
     result = statecli("audit", "a.pt", "other.pt", "--values", "-f", "json")
     assert [row["status"] for row in result.json["targets"]] == ["failed", "audited"]
 
 
 def test_a_shard_below_the_folder_is_noticed(tmp_path, monkeypatch, after_listing, statecli):
-    """Of a folder each file that was opened counts, in whatever folder of it."""
+    """In a folder each opened file counts, also a file of a subfolder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a" / "global_step1").mkdir(parents=True)
     (tmp_path / "a" / "latest").write_text("global_step1")
@@ -181,7 +181,7 @@ def test_settings_beside_the_weights_are_noticed(tmp_path, in_tmp_path, after_li
 
 
 def test_a_log_that_nobody_reads_may_change(tmp_path, in_tmp_path, after_listing, statecli):
-    """A training writes next to the checkpoint that is looked at."""
+    """A training may write a log next to the inspected checkpoint."""
     (tmp_path / "a").mkdir()
     save_file({"w": torch.ones(2)}, tmp_path / "a" / "model.safetensors")
     (tmp_path / "a" / "config.json").write_text('{"architectures": ["Net"]}')
@@ -193,14 +193,14 @@ def test_a_log_that_nobody_reads_may_change(tmp_path, in_tmp_path, after_listing
 
 
 def test_git_keeps_no_text_of_a_file_that_changed(path, after_listing):
-    """git caches what the driver prints by the content that the file had."""
+    """git caches the lines of the driver under the former content of the file."""
     after_listing(lambda: touch(path))
     with pytest.raises(UnreadableError, match="changed while statecli read it"):
         list(git_driver.convert_to_text(str(path)))
 
 
 def test_what_is_opened_within_is_opened_without(path):
-    """A file that an inner block opened first has the version that it had then."""
+    """A file opened first in an inner block is recorded for both blocks, with its version at the first opening."""
     with files.record_opened_files() as outer:
         with files.record_opened_files() as inner:
             files.open_file(str(path)).close()

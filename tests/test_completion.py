@@ -20,14 +20,14 @@ from statecli.rules.dictionary import DICTIONARY, RULES
 
 
 def list_candidates(line):
-    """The words that are offered at the end of a command line."""
+    """Return the words offered at the end of a command line."""
     *words, current = line.split(" ")[1:]
     return [word for word, _ in complete(words, current).candidates]
 
 
 @pytest.fixture
 def hostile_folder(tmp_path, monkeypatch):
-    """A folder with a checkpoint of several sections and a file of classes, which must not be imported."""
+    """A folder with a checkpoint of several sections and files of classes. The files must not be imported."""
     weights = {"weight": torch.ones(2)}
     hostile = {"$(touch ran)": weights, "two words": weights, ";ls": weights, "'": weights, "\x1b[31m": weights}
     torch.save({"model": weights, "ema": {"shadow": weights}} | hostile, tmp_path / "train.ckpt")
@@ -51,7 +51,7 @@ def hostile_folder(tmp_path, monkeypatch):
 
 
 def test_every_command_is_offered():
-    """Of statecli, of git, and behind help."""
+    """Commands of statecli and of git are offered, also after `help`."""
     commands = list(dict.fromkeys(name.split(" ")[0] for name in COMMANDS))
     assert list_candidates("statecli ") == list_candidates("statecli help ") == [*commands, "help", "version"]
     assert (
@@ -67,7 +67,7 @@ def test_every_command_is_offered():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_of_a_command_is_offered(command):
-    """With its help; hidden ones and old spellings are not."""
+    """The option is offered with its help; hidden options and old spellings are not offered."""
     completed = complete(command.split(" "), "--")
     listed = [parameter for parameter in parameters_of(COMMANDS[command]) if not parameter.hidden and parameter.flags]
     assert completed.kind is Kind.WORDS
@@ -79,7 +79,7 @@ def test_every_option_of_a_command_is_offered(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_choice_of_an_option_is_offered(command):
-    """After the option by any spelling, and behind its equals sign."""
+    """The choices are offered after each spelling of the option, and after its equals sign."""
     for parameter in parameters_of(COMMANDS[command]):
         for flag in parameter.spellings if parameter.choices else ():
             assert list_candidates(f"statecli {command} {flag} ") == list(parameter.choices)
@@ -121,15 +121,15 @@ def test_every_choice_of_an_option_is_offered(command):
     ],
 )
 def test_values_are_offered(line, words):
-    """Those of the option at the cursor."""
+    """The values are those of the option at the cursor."""
     assert list_candidates(line) == words
 
 
 def test_rules_are_those_that_the_command_takes(statecli):
-    """`audit` selects its own, `inspect` and `verify` leave out those that they report, `rules` explains all."""
-    known = {rule.name for rule in RULES}
-    assert set(list_candidates("statecli audit --select ")) == known | {rule.group for rule in RULES}
-    assert set(list_candidates("statecli audit --ignore ")) == known | {rule.group for rule in RULES}
+    """`audit` offers its own rules, `inspect` and `verify` the rules that they report, `rules` all rules."""
+    rule_names = {rule.name for rule in RULES}
+    assert set(list_candidates("statecli audit --select ")) == rule_names | {rule.group for rule in RULES}
+    assert set(list_candidates("statecli audit --ignore ")) == rule_names | {rule.group for rule in RULES}
     assert set(list_candidates("statecli rules ")) == set(DICTIONARY)
     for command in ("inspect", "verify"):
         names = {rule.name for rule in DICTIONARY.values() if command in rule.commands}
@@ -174,14 +174,14 @@ def test_executors_that_are_offered_exist():
     ],
 )
 def test_files_are_left_to_the_shell(line, kind, start):
-    """From the character on where the name of a file starts; what goes on after an equals sign gets no space."""
+    """The name of a file starts at the given character; a word that continues after an equals sign gets no space."""
     *words, current = line.split(" ")[1:]
     completed = complete(words, current)
     assert (completed.kind, completed.file_start) == (kind, start)
 
 
 def test_every_kind_of_value_is_offered_something_or_known_to_be_free():
-    """A new word for a value in the table is completed, or is listed here as text that only the user knows."""
+    """A new word for a value in the table is completed, or is listed here as free text of the user."""
     parameters = [parameter for options in COMMANDS.values() for parameter in parameters_of(options)]
     uncompleted = {
         parameter.metavar
@@ -217,7 +217,7 @@ def test_report_formats_are_offered():
     ],
 )
 def test_names_in_a_python_file(hostile_folder, line, words):
-    """Module classes by the syntax tree; if there are none, classes with a base; for inputs the functions."""
+    """Module classes are found in the syntax tree; without them, classes with a base; for inputs, functions."""
     assert list_candidates(line) == words
 
 
@@ -231,11 +231,11 @@ def test_names_in_a_python_file(hostile_folder, line, words):
     ],
 )
 def test_sections_of_a_checkpoint(hostile_folder, line, words):
-    """Names that a shell would read as more than a name are left out, because they come from the file."""
+    """A name is left out if a shell would interpret it, because names come from the file."""
     assert list_candidates(line) == words
 
 
-# --- what the scripts get ---------------------------------------------------------------------------------------------
+# --- answers to the scripts -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -256,13 +256,13 @@ def test_sections_of_a_checkpoint(hostile_folder, line, words):
     ],
 )
 def test_bash_gets_what_it_inserts(hostile_folder, words, current, inserted):
-    """It has split the words at `:` and `=`, and replaces the last piece as it was typed."""
+    """Bash splits the words at `:` and `=`, and replaces the last piece as typed."""
     answer = completion._format_answer("bash", current, words)
     assert [line.split("\t")[0] for line in answer.splitlines()[2:]] == inserted
 
 
 def test_the_other_shells_get_whole_words(hostile_folder):
-    """Without quotes, which they add."""
+    """The words have no quotes, because the shells add quotes."""
     for shell in ("zsh", "fish", "powershell"):
         answer = completion._format_answer(shell, "--to=me", ["inspect"])
         assert answer == "words\n5\n--to=meta\t\n"
@@ -271,7 +271,7 @@ def test_the_other_shells_get_whole_words(hostile_folder):
 
 
 def test_a_script_is_printed_for_each_shell(statecli):
-    """Of the shells of the table; for another the possible ones are named."""
+    """Each shell of the table has a script; the error for another shell names the possible shells."""
     for shell in Shell:
         result = statecli("completion", shell.value)
         assert (result.code, result.err) == (0, "")
@@ -295,7 +295,7 @@ print(json.dumps(sorted(set(sys.modules) - before)), file=sys.stderr)
 
 
 def modules_of(*arguments):
-    """What an answer is, and each module that it imports."""
+    """Return the answer to the words, and the imported modules."""
     result = subprocess.run(
         [sys.executable, "-c", ASK, "__complete", *arguments], capture_output=True, text=True, check=True
     )
@@ -303,7 +303,7 @@ def modules_of(*arguments):
 
 
 def test_completing_imports_the_table_and_no_more(hostile_folder):
-    """Neither Typer nor a reader, a renderer or a rule: what is imported at each Tab is waited for."""
+    """Typer, readers, renderers and rules are not imported, because the user waits for the imports at each Tab."""
     text, modules = modules_of("zsh", "=--t", "inspect")
     assert "--tree\t" in text
     heavy = {"typer", "click", "rich", "jinja2", "torch", "numpy", "pickle", "pydantic", "asyncio", "urllib3", "fsspec"}
@@ -325,7 +325,7 @@ def test_names_from_files_and_rules_need_no_torch(hostile_folder, arguments):
     [[], ["zsh"], ["tcsh", "=", "inspect"], ["zsh", "=\udce4#", "inspect"], ["zsh", "=old.py:", "inspect"]],
 )
 def test_a_wrong_question_is_answered_without_a_word_on_stderr(hostile_folder, arguments):
-    """A prompt is no place for an error, nor for what Python has to say of an invalid escape."""
+    """A prompt must not show an error, nor Python's warning about an invalid escape."""
     (hostile_folder / "old.py").write_text("class Net(nn.Module):\n    pattern = '\\d'\n")
     result = subprocess.run(
         [sys.executable, "-m", "statecli", "__complete", *arguments], capture_output=True, check=False
@@ -335,7 +335,7 @@ def test_a_wrong_question_is_answered_without_a_word_on_stderr(hostile_folder, a
 
 @pytest.fixture
 def program(tmp_path_factory):
-    """A folder with the command `statecli`, as an installation has it."""
+    """A folder with the command `statecli`, as after an installation."""
     folder = tmp_path_factory.mktemp("bin")
     path = folder / "statecli"
     path.write_text(f'#!/bin/sh\nexec {sys.executable} -m statecli "$@"\n')
@@ -344,7 +344,7 @@ def program(tmp_path_factory):
 
 
 def run_shell(program, argv):
-    """What a shell prints that finds this statecli."""
+    """Return the output of a shell that finds this statecli."""
     environment = os.environ | {"PATH": f"{program}{os.pathsep}{os.environ['PATH']}", "HOME": str(program)}
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
@@ -353,7 +353,7 @@ def run_shell(program, argv):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_completes(hostile_folder, program):
-    """The function that the script defines, with the words as Bash splits them."""
+    """The function of the script gets the words as Bash splits them."""
     script = """
 source <(statecli completion bash)
 complete -p statecli
@@ -374,7 +374,7 @@ ask statecli inspect my
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_completes(hostile_folder, program):
-    """As it does at a prompt."""
+    """Fish completes as at a prompt."""
     lines = (
         "statecli insp",
         "statecli inspect net.py:N",

@@ -1,4 +1,4 @@
-"""statecli.testing: what a step changed, and whether a checkpoint was loaded completely; and what mypy accepts."""
+"""statecli.testing: tensors changed by a step, complete loads of a checkpoint, and the types for mypy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_another_changed_tensor_fails_by_name():
 
 
 def test_a_glob_without_a_change_fails():
-    """An adapter that got no update fails, and a misspelt glob is an error."""
+    """An adapter without an update fails, and a misspelt glob is an error."""
     model = Adapted()
     before = statecli.Snapshot(model)
     assert fails(lambda: assert_only_changed(before, model, "adapter.*")).startswith("globs 'adapter.*': no matching ")
@@ -86,7 +86,7 @@ def test_without_globs_nothing_may_change():
 
 
 def test_a_complete_load_passes(tmp_path):
-    """From a path, from a state_dict, from a section of a training checkpoint, and the optimizer of that."""
+    """The checkpoint is a path, a state_dict, a section of a training checkpoint, or its optimizer."""
     model = Tied()
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer)
@@ -113,7 +113,7 @@ def test_a_complete_load_passes(tmp_path):
     ids=["missing", "unexpected", "values", "renamed"],
 )
 def test_what_strict_false_ignores_fails(change, said):
-    """A key without a tensor of the model, and the reverse; the values are those of another initialization."""
+    """A key without a tensor of the model, and the reverse; the model keeps the values of its initialization."""
     model = Tied()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state["head.weight"] = state["embedding.weight"] = torch.randn(5, 3)
@@ -130,7 +130,7 @@ def test_a_new_head_may_be_excluded():
 
 
 def test_a_cast_and_a_prefix_and_a_tie_count_as_loaded(tmp_path):
-    """A load casts, DataParallel adds a prefix, and safetensors has one name of a tie."""
+    """A load casts, DataParallel adds a prefix, and safetensors has one name of tied weights."""
     from safetensors.torch import save_file
 
     model = Tied()

@@ -43,14 +43,14 @@ PAGES = {"README.md": README} | {
 
 
 def blocks(text, language):
-    """The fenced blocks of a page that are in this language."""
+    """Return the fenced blocks of a page in this language."""
     return re.findall(rf"^ *```{language}\n(.*?)```", text, re.DOTALL | re.MULTILINE)
 
 
 RUN = tuple(f"statecli {command}" for command in ("inspect", "diff", "verify", "audit", "lock", "rules", "config"))
-#: Examples that need servers, clusters or parts: tests/storage, tests/executors and tests/shards run theirs.
+#: Examples that need servers, clusters or parts: tests/storage, tests/executors and tests/shards run such examples.
 ELSEWHERE = ("docs/how-to/split-the-work.md", "docs/how-to/one-terabyte.md", "docs/reference/executors.md")
-#: What else they may not name: the files of explanation/scale.md take too long to write.
+#: Targets that are not tested: the files of explanation/scale.md take too long to write.
 REMOTE = re.compile(r"\b(https?|s3|gs|hf)://|\bmoe/|< targets")
 LINES = [
     line.strip()
@@ -69,7 +69,7 @@ WRITTEN = {
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """A folder that holds every file the examples name."""
+    """Create a folder with every file of the examples."""
     for name in ("net.py", "finetune.py", "train.py"):
         shutil.copy(ROOT / "sample_models" / name, tmp_path / name)
     shutil.copy(ROOT / "sample_plugin" / "acme_rules.py", tmp_path / "acme_rules.py")
@@ -116,7 +116,7 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize("line", LINES)
 def test_an_example_runs(statecli, desk, line):
-    """Each exits with 0 or 1, or, where it needs CUDA and there is none, says so."""
+    """Each example exits with 0 or 1, or needs CUDA and reports that CUDA is missing."""
     words = shlex.split(re.split(r" #| \|", line)[0])
     if "bert" in line.lower():
         pytest.importorskip("transformers")
@@ -163,7 +163,7 @@ def keys(kind):
 
 @pytest.fixture
 def whole(tmp_path, monkeypatch):
-    """The configuration that has every key, of docs/reference/configuration.md: its text, and the loaded one."""
+    """The complete configuration of docs/reference/configuration.md: its text, and the loaded configuration."""
     (text,) = blocks(PAGES["docs/reference/configuration.md"], "toml")
     (tmp_path / "pyproject.toml").write_text(text, "utf-8")
     monkeypatch.chdir(tmp_path)
@@ -172,13 +172,13 @@ def whole(tmp_path, monkeypatch):
 
 
 def with_sample_plugin(request):
-    """The sample plugin, as if it was installed, where a configuration names a plugin."""
+    """Import the sample plugin, as if it was installed, if a configuration names a plugin."""
     typed = (str(ROOT / "sample_plugin" / "acme_rules.py"),)
     return import_plugins(PluginRequest(typed)) if request.configured else ()
 
 
 def test_the_whole_configuration_has_every_key(whole):
-    """Each that there is has a value other than its default, which no unknown key can have."""
+    """Each existing key has a value other than its default; an unknown key cannot have a value."""
     _, loaded = whole
     for kind, given in ((Config, loaded.config), (Policy, loaded.config.policy)):
         same = [key for field, key in keys(kind).items() if getattr(given, field) == getattr(kind(), field)]
@@ -187,7 +187,7 @@ def test_the_whole_configuration_has_every_key(whole):
 
 
 def test_the_whole_configuration_says_what_each_key_is_for(whole):
-    """A comment stands behind each."""
+    """Each key is followed by a comment."""
     text, _ = whole
     said = [line for line in text.splitlines() if re.search(r"\S  +# \S", line)]
     for key in (*keys(Config).values(), *keys(Policy).values(), *keys(IgnoreEntry).values()):
@@ -208,10 +208,10 @@ def test_every_configuration_of_a_page_can_be_read(page, tmp_path, monkeypatch):
         assert config.load_config().path
 
 
-def uses(found):
+def uses(document):
     """Each mapping in a YAML document, however deep."""
-    inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
-    return [found] * isinstance(found, dict) + [use for value in inner for use in uses(value)]
+    inner = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
+    return [document] * isinstance(document, dict) + [use for value in inner for use in uses(value)]
 
 
 def steps_of(page):
@@ -219,7 +219,7 @@ def steps_of(page):
 
 
 def test_the_integrations_are_called_as_they_are():
-    """The action with inputs that it has, the hook by its id, the component with inputs that it has."""
+    """The action and the component have the inputs used by the page, and the hook is named by its id."""
     action = yaml.safe_load((ROOT / "action.yml").read_text())["inputs"]
     component = next(yaml.safe_load_all((ROOT / "templates" / "audit.yml").read_text()))["spec"]["inputs"]
     hooks = {hook["id"] for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
@@ -291,7 +291,7 @@ def test_the_picture_of_browse_shows_its_screen(theme):
 
 
 def test_the_pictures_of_the_page_are_small_webp():
-    """A reader of the README loads one theme."""
+    """A reader of the README loads the picture of one theme."""
     for theme in pictures.THEMES:
         data = (pictures.FOLDER / f"page-{theme}.webp").read_bytes()
         assert (data[:4], data[8:12]) == (b"RIFF", b"WEBP")
@@ -314,12 +314,12 @@ def test_every_rule_has_the_page_that_its_address_names(pages):
 
 
 def test_every_schema_has_a_page(pages):
-    """As `statecli schema` prints it."""
+    """The pages are named as `statecli schema` lists the schemas."""
     assert {f"reference/schemas/{name}.md" for name in DOCUMENTS} <= set(pages)
 
 
 def test_every_format_has_a_page(pages):
-    """A reader that no page names fails the list of formats; the page of each names it."""
+    """The list of formats fails for a reader without a page; the page of each format names the format."""
     text = "".join(text for path, text in pages.items() if path.startswith("reference/formats/"))
     assert all(f"\n### {format.name}\n" in text for format in FORMATS)
 
@@ -331,7 +331,7 @@ def commands(group, before=""):
 
 
 def test_every_command_and_option_is_documented(pages):
-    """On the page of the command; the hook's own option, which the help hides, on the page about CI."""
+    """The page of the command names each option; the page about CI names the option of the hook, hidden in the help."""
     ci = pages["how-to/ci.md"]
     for words, command in commands(typer.main.get_command(build_app())):
         if words in ("help", "version"):  # not in the table of options

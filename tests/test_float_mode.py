@@ -1,4 +1,4 @@
-"""What is compared and counted does not depend on the calling thread's mode for denormal numbers."""
+"""Comparisons and counts do not depend on the calling thread's mode for denormal numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .forked_python import run_python
 
 @pytest.fixture
 def flushing():
-    """The mode in which 2e-39 is zero."""
+    """Set the mode in which 2e-39 is zero."""
     if not torch.set_flush_denormal(True):
         pytest.skip("the processor cannot flush denormals")
     yield
@@ -71,7 +71,7 @@ def test_a_diff_is_the_same_in_either_mode(files, kernel):
 
 
 def test_statistics_are_the_same_in_either_mode(files, kernel):
-    """Of a file, of a live tensor, and the facts that rules judge."""
+    """Statistics of a file and of a live tensor, and the facts for the rules, are equal in both modes."""
 
     tensor = torch.full((9,), 2e-39)
 
@@ -105,13 +105,13 @@ def test_an_audit_is_the_same_in_either_mode(tmp_path):
 
 
 def test_threads_compute_with_denormals(files, flushing, monkeypatch):
-    """A thread inherits the mode of the one that starts it, an engine's worker has its own."""
+    """A thread inherits the mode of its starting thread; a worker of an engine has a mode of its own."""
     with use_executor("threads:2"):
         assert [change.values.changed for change in api.diff(*files).changes if change.values] == [9]
 
 
 def test_the_callers_mode_is_restored(files, flushing):
-    """After the call 2e-39 is zero again, as the caller has it."""
+    """After the call 2e-39 is zero again, as it was for the caller."""
     api.diff(*files)
     assert flushes_denormals()
     with keep_denormals():
@@ -123,7 +123,7 @@ def test_the_callers_mode_is_restored(files, flushing):
 
 
 def test_a_denormal_number_is_written_as_it_is(tmp_path, flushing):
-    """A setting of 2e-310, read and printed: Python itself prints 0.0 in that mode."""
+    """The setting 2e-310 is read and printed, although Python itself prints 0.0 in this mode."""
     torch.save({"w": torch.ones(1), "note": 2e-310}, tmp_path / "a.pt")
     settings = api.inspect(str(tmp_path / "a.pt")).state.metadata.values
     with keep_denormals():
@@ -131,7 +131,7 @@ def test_a_denormal_number_is_written_as_it_is(tmp_path, flushing):
 
 
 def test_a_mode_that_cannot_be_changed_is_an_error(files, flushing, monkeypatch):
-    """Better no answer than an untrue one."""
+    """No answer is better than a wrong answer."""
 
     class Deaf:
         def fegetenv(self, *_):
@@ -145,7 +145,7 @@ def test_a_mode_that_cannot_be_changed_is_an_error(files, flushing, monkeypatch)
 
 
 def test_a_model_class_may_change_the_mode(tmp_path, statecli):
-    """Code of the user's that sets it while statecli runs changes no number."""
+    """Code of the user may set the mode while statecli runs; the numbers do not change."""
     (tmp_path / "net.py").write_text(
         "import torch\ntorch.set_flush_denormal(True)\n"
         "class Net(torch.nn.Module):\n"

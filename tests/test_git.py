@@ -24,7 +24,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 12345
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A new repository with a home of its own, in which `statecli` is this interpreter's."""
+    """A new repository with a home of its own, in which `statecli` is run by this interpreter."""
     bin = tmp_path / "bin"
     bin.mkdir()
     write_command(bin / "statecli", "-m", "statecli")
@@ -54,7 +54,7 @@ def commit(message="one"):
 
 
 def test_the_lines_name_the_tensor_that_changed(repository):
-    """And none of the others: the lines that git caches, of `git log -p` and `git diff --no-ext-diff`."""
+    """The lines of `git log -p` and `git diff --no-ext-diff`, which git caches, name no unchanged tensor."""
     weights = {"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2)}
     save_file(weights, "m.safetensors")
     call("statecli", "git", "setup")
@@ -67,7 +67,7 @@ def test_the_lines_name_the_tensor_that_changed(repository):
 
 
 def test_the_log_of_a_pickled_checkpoint_and_its_conversion(repository):
-    """The lines are the same whatever the format: a conversion shows no digest that differs."""
+    """The lines are the same in each format: a conversion shows no other digest."""
     torch.save({"w": torch.ones(3)}, "m.pt")
     save_file({"w": torch.ones(3)}, "m.safetensors")
     assert list(git_driver.convert_to_text("m.pt")) == list(git_driver.convert_to_text("m.safetensors"))
@@ -78,7 +78,7 @@ def test_the_log_of_a_pickled_checkpoint_and_its_conversion(repository):
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 broken", b"\x80\x02cos\nsystem\n."])
 def test_the_driver_ends_0_whatever_a_file_is(repository, content):
-    """git diff dies of a driver that ends otherwise."""
+    """git diff aborts if the driver exits with another status."""
     torch.save({"w": torch.ones(3)}, "m.pt")
     call("statecli", "git", "setup")
     commit()
@@ -88,7 +88,7 @@ def test_the_driver_ends_0_whatever_a_file_is(repository, content):
 
 
 def test_two_files_that_fail_alike_differ(repository):
-    """Also a text that a hostile .gitattributes gives to the driver: an edit of code is not hidden."""
+    """A hostile .gitattributes may also give a text to the driver: an edit of code is not hidden."""
     (repository / "a.py").write_text("x = 1\n")
     (repository / "m.pt").write_bytes(b"PK\x03\x04 broken")
     call("statecli", "git", "setup")
@@ -103,7 +103,7 @@ def test_two_files_that_fail_alike_differ(repository):
 
 @pytest.mark.parametrize("name", ["-o.pt", "--output=x.pt", "--made-by=x.pt", "--.pt", "a#b.pt", "it's $(touch x).pt"])
 def test_no_files_name_ends_a_git_diff(repository, name):
-    """git hands the driver the name that a file has in the working tree."""
+    """git gives the driver the name of the file in the working tree."""
     torch.save({"w": torch.zeros(3)}, f"./{name}")
     call("statecli", "git", "setup")
     commit()
@@ -116,7 +116,7 @@ def test_no_files_name_ends_a_git_diff(repository, name):
 
 
 def test_what_loading_would_run_is_a_line(repository):
-    """The tensors are the same, and one of the two runs a shell."""
+    """The files have the same tensors, and loading one of the two runs a shell."""
     torch.save({"w": torch.ones(3)}, "m.pt")
     with zipfile.ZipFile("m.pt") as source, zipfile.ZipFile("n.pt", "w") as copy:
         for name in source.namelist():
@@ -129,7 +129,7 @@ def test_what_loading_would_run_is_a_line(repository):
 
 
 def test_settings_of_two_types_are_two_lines(repository):
-    """A number and its text are no one setting."""
+    """A number and its text are different settings."""
     lines = []
     for value in (1, "1", True, "True"):
         torch.save({"w": torch.ones(3), "a": value}, "m.pt")
@@ -139,12 +139,12 @@ def test_settings_of_two_types_are_two_lines(repository):
 
 def test_a_checkpoint_with_the_words_of_a_pointer_is_a_checkpoint(repository):
     """A small file may have any text in its metadata; its tensors are shown all the same."""
-    made = []
+    conversions = []
     for value in (0.0, 1.0):
         save_file({"w": torch.full((3,), value)}, "m.safetensors", metadata={"words": f"outs: md5: {'c' * 32}"})
-        made.append(list(git_driver.convert_to_text("m.safetensors")))
-    assert made[0] != made[1]
-    assert made[0][0].startswith("w float32 [3]")
+        conversions.append(list(git_driver.convert_to_text("m.safetensors")))
+    assert conversions[0] != conversions[1]
+    assert conversions[0][0].startswith("w float32 [3]")
 
 
 def test_pointers_are_named_and_compared_by_their_ids(repository):
@@ -181,27 +181,27 @@ def test_the_difftool_shows_values(repository):
 
 
 def test_what_is_missing_here_is_no_fact_of_the_file(repository, monkeypatch):
-    """git keeps whatever the driver says: without numpy two checkpoints would look alike, and stay so."""
+    """git caches each line of the driver: without numpy two checkpoints would get equal lines, also later."""
     for value in (0.0, 1.0):
         torch.save({"w": torch.full((3,), value)}, "m.pt")
         call("statecli", "git", "setup")
         commit()
-    # A process that starts anew, because the server has imported numpy.
+    # A newly started process, because the server has imported numpy.
     (repository.parent / "bin" / "statecli").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m statecli "$@"\n')
     (repository.parent / "broken" / "numpy").mkdir(parents=True)
     (repository.parent / "broken" / "numpy" / "__init__.py").write_text('raise ImportError("built for another")\n')
-    found = os.environ.get("PYTHONPATH", "")
-    monkeypatch.setenv("PYTHONPATH", f"{repository.parent / 'broken'}{os.pathsep}{found}")
+    python_path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{repository.parent / 'broken'}{os.pathsep}{python_path}")
     shown = call("git", "diff", "--no-ext-diff", "HEAD~1", "HEAD", "--", "m.pt")
     (line,) = [line for line in shown.splitlines() if line.startswith("+cannot be read (attempt ")]
     assert "ImportError: built for another" in line
-    monkeypatch.setenv("PYTHONPATH", found)
+    monkeypatch.setenv("PYTHONPATH", python_path)
     call(*line.partition("then delete git's cache: ")[2].split())
     assert "+w float32 [3]" in call("git", "diff", "--no-ext-diff", "HEAD~1", "HEAD", "--", "m.pt")
 
 
 def test_what_is_wrong_with_the_file_is_a_fact_of_it(repository):
-    """The same text each time: two damaged files that are damaged alike do not differ."""
+    """The text is the same each time: two files with the same damage do not differ."""
     (repository / "m.pt").write_bytes(b"PK\x03\x04 broken")
     words = ("statecli", "git", "textconv", "m.pt")
     assert call(*words) == call(*words)
@@ -209,7 +209,7 @@ def test_what_is_wrong_with_the_file_is_a_fact_of_it(repository):
 
 
 def test_lines_of_another_version_are_not_mixed_with_these(repository, monkeypatch):
-    """git keeps lines by the driver's command line: it names the version and the digest."""
+    """git caches lines under the command line of the driver, so the command line has the version and the digest."""
     call("statecli", "git", "setup")
     before = call("git", "config", "diff.statecli.textconv").strip()
     assert before.endswith(f"git textconv --made-by {git_setup.DRIVER_VERSION} --")
@@ -220,7 +220,7 @@ def test_lines_of_another_version_are_not_mixed_with_these(repository, monkeypat
 
 
 def test_the_difftool_shows_what_came_and_what_went(repository):
-    """git gives the null device for the side that is not there."""
+    """git gives the null device for the missing side."""
     save_file({"w": torch.zeros(3)}, "m.safetensors")
     call("statecli", "git", "setup")
     commit()
@@ -236,12 +236,12 @@ def test_the_difftool_shows_what_came_and_what_went(repository):
 
 
 def test_the_difftool_ends_0_whatever_it_is_given(repository):
-    """It says what is wrong, on standard output as git's own."""
+    """The error is printed on standard output, as git prints its own output."""
     assert "no such file" in call("statecli", "git", "difftool", "none.pt", "none.pt")
 
 
 def test_setting_up_twice_changes_nothing(repository):
-    """What the user had in .gitattributes stays."""
+    """The former lines of .gitattributes stay."""
     (repository / ".gitattributes").write_text("*.png binary")
     call("statecli", "git", "setup")
     once = (repository / ".gitattributes").read_text(), (repository / ".git" / "config").read_text()
@@ -251,7 +251,7 @@ def test_setting_up_twice_changes_nothing(repository):
 
 
 def test_without_an_identity_nothing_is_cached_and_the_difference_is_shown(repository, monkeypatch):
-    """git writes its cache as a commit, and ends where it does not know whose."""
+    """git writes its cache as a commit, and stops if it does not know the author."""
     torch.save({"w": torch.ones(3)}, "m.pt")
     commit()
     for name in ("AUTHOR", "COMMITTER"):
@@ -291,7 +291,7 @@ SET = "git check-attr diff -- m.pt"
 
 @pytest.mark.parametrize("line", ["*.pt filter=lfs diff=lfs merge=lfs -text", "*.pt binary", "*.pt -diff", "m* diff=x"])
 def test_what_came_later_gives_way_again(repository, line):
-    """git takes the last line that matches: `git lfs track` adds its own after ours, and setup ours after that."""
+    """git takes the last matching line: `git lfs track` appends its line, and a later setup appends ours again."""
     call("statecli", "git", "setup")
     (repository / "m.pt").touch()
     call("git", "add", "m.pt")
@@ -305,7 +305,7 @@ def test_what_came_later_gives_way_again(repository, line):
 
 
 def test_what_is_stronger_than_the_file_is_named(repository):
-    """`.git/info/attributes` is above `.gitattributes`, and the user's: setup says so, and what to do."""
+    """`.git/info/attributes` belongs to the user and overrides `.gitattributes`: setup names the file and remedy."""
     (repository / ".git" / "info" / "attributes").write_text("*.pt diff=other\n")
     said = call("statecli", "git", "setup")
     assert "*.pt: diff=other in .git/info/attributes or in the .gitattributes of a folder overrides this setup" in said
@@ -314,13 +314,13 @@ def test_what_is_stronger_than_the_file_is_named(repository):
 
 @pytest.mark.parametrize("name", [f"x/{begin}-00001.bin" for begin in checkpoint_names.WEIGHT_BIN_PREFIXES])
 def test_git_shows_what_the_hook_takes(repository, name):
-    """Of what is called `.bin`, the same names."""
+    """For files with the suffix `.bin`, git and the hook take the same names."""
     call("statecli", "git", "setup")
     assert call("git", "check-attr", "diff", "--", name).endswith("diff: statecli\n")
 
 
 def test_the_difftool_names_the_file_of_the_repository(repository):
-    """And never git's temporary one: what went, what came and what changed, from a folder of it too."""
+    """Deleted, added and changed files are named, also in a subfolder; git's temporary files are not named."""
     (repository / "sub").mkdir()
     for name in ("gone.pt", "sub/here.pt"):
         torch.save({"w": torch.zeros(3)}, name)
@@ -339,7 +339,7 @@ def test_the_difftool_names_the_file_of_the_repository(repository):
 
 
 def test_the_difftool_compares_folders_by_their_files(repository):
-    """`git difftool -d` gives two folders of all that differs; what is called otherwise is named."""
+    """`git difftool -d` gives two folders of all differing files; files without the name of a checkpoint are listed."""
     (repository / "sub").mkdir()
     for name in ("gone.pt", "sub/here.pt"):
         torch.save({"w": torch.zeros(3)}, name)
@@ -396,7 +396,7 @@ def test_git_diff_lists_the_tensors_of_added_and_deleted_files(repository):
 
 
 def test_git_diff_names_both_sides_of_a_rename(repository):
-    """A file with the same content is not read; of a changed one the table follows."""
+    """An unchanged file is not read; the table of a changed file follows."""
     weights = {f"w{number}": torch.rand(64) for number in range(9)}
     save_file(weights, "m.safetensors")
     call("statecli", "git", "setup")
@@ -422,7 +422,7 @@ def test_git_diff_names_an_unmerged_file(repository):
 
 
 def test_a_file_that_cannot_be_read_does_not_end_git_diff(repository):
-    """The files after it are shown too, and the error is a line."""
+    """The next files are shown too, and the error is one line."""
     save_sides(repository)
     save_file({"w": torch.zeros(3)}, "n.safetensors")
     commit("two")
@@ -437,7 +437,7 @@ def test_a_file_that_cannot_be_read_does_not_end_git_diff(repository):
 
 
 def test_git_diff_has_the_colours_of_git(repository):
-    """In its pager and on a terminal, unless its configuration says otherwise."""
+    """`color.diff` of git decides about the colours."""
     save_sides(repository)
     assert "\x1b[" in call("git", "-c", "color.diff=always", "diff")
     assert "\x1b" not in call("git", "-c", "color.diff=never", "diff")
@@ -451,7 +451,7 @@ def test_the_driver_refuses_other_numbers_of_arguments(statecli):
 
 
 def test_the_lines_have_the_norm_next_to_the_digest(repository):
-    """So that a change has a size; numbers that are not finite are counted."""
+    """The norm shows the size of a change; numbers that are not finite are counted."""
     weights = {"w": torch.tensor([3.0, 4.0]), "x": torch.tensor([1.0, float("nan"), float("inf")]), "n": torch.ones(4)}
     save_file(weights, "m.safetensors")
     lines = [line.split() for line in git_driver.convert_to_text("m.safetensors")]

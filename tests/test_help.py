@@ -1,4 +1,4 @@
-"""The help of each command: every option, examples that run, exit statuses, at any width; and the same for man."""
+"""The help and the man page of each command: every option, examples that run, exit statuses, at any width."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def help_of(command, width=80, **options):
 
 @pytest.fixture(scope="module")
 def example_folder(tmp_path_factory):
-    """A folder with every file that an example names."""
+    """A folder with every file named in an example."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "net.py").write_text(NET)
     shutil.copy(Path(__file__).parents[1] / "sample_models" / "train.py", folder)
@@ -92,7 +92,7 @@ def example_folder(tmp_path_factory):
 
 @pytest.fixture
 def desk(example_folder, tmp_path, monkeypatch, statecli):
-    """A copy of that folder as the current one, with a home of its own and what earlier commands write."""
+    """A copy of the example folder as current folder, with its own home and the files of earlier commands."""
     desk = tmp_path / "desk"
     shutil.copytree(example_folder, desk)
     monkeypatch.chdir(desk)
@@ -106,7 +106,7 @@ def desk(example_folder, tmp_path, monkeypatch, statecli):
     return desk
 
 
-#: What the examples of a command need besides files -> the lines that make it.
+#: Command -> lines to run before its examples.
 BEFORE = {
     "audit": ["lock checkpoints/ -o statecli.lock.json"],
     "merge": [f"diff old.pt new.pt --shard {part}/2 -o {part}.part" for part in (1, 2)],
@@ -131,13 +131,13 @@ def lines_of(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_wrong_line_is_status_2(statecli, command):
-    """Of each command, as its help says."""
+    """Each command exits with 2, as its help states."""
     assert statecli(*command.split(), "--no-such-option").code == 2
 
 
 @pytest.mark.parametrize(("command", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
 def test_an_example_runs(statecli, desk, command, line):
-    """With an exit status that the same help names as success or findings."""
+    """The help of the command lists the exit status as success or findings."""
     if line.startswith("git ") or command.startswith("git"):
         if shutil.which("git") is None:
             pytest.skip("git is not installed")
@@ -165,7 +165,7 @@ def test_an_example_runs(statecli, desk, command, line):
     assert (desk / written).stat().st_size if written else result.out
 
 
-# --- what the help says -----------------------------------------------------------------------------------------------
+# --- text of the help -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -200,13 +200,13 @@ def test_the_help_has_every_listed_option_with_default_and_choices(command, widt
     ],
 )
 def test_defaults_are_shown(command, said):
-    """Also 0, which is not the same as none."""
+    """A default of 0 is shown too."""
     assert said in words_of(help_of(command))
 
 
 @pytest.mark.parametrize("command", PAGES)
 def test_no_line_is_wider_than_asked(command):
-    """Except for a word, a usage or an example that nobody can break."""
+    """Only a word, a usage or an example that cannot be broken may be wider."""
     page = help_table.build_page(command)
     unbreakable = {example.line for example in page.examples}
     for width in (40, 60, 80, 100, 200):
@@ -249,7 +249,7 @@ def test_a_wide_terminal_is_used():
 
 
 def test_the_list_of_commands_has_whole_descriptions():
-    """Each in one line of 80 columns; the first sentence about the command, and nothing is cut."""
+    """Each command has one line of 80 columns: the first sentence of its description, without truncation."""
     lines = help_of("").splitlines()
     for name, options in COMMANDS.items():
         if " " not in name:
@@ -301,7 +301,7 @@ def test_a_hidden_option_still_works(statecli, desk):
     ],
 )
 def test_a_mistake_is_answered_with_what_is_listed(statecli, line, said):
-    """In one line; no old spelling is proposed."""
+    """The answer is one line; old spellings are not proposed."""
     result = statecli(*line.split())
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert result.err.startswith(f"statecli: {said}")
@@ -309,7 +309,7 @@ def test_a_mistake_is_answered_with_what_is_listed(statecli, line, said):
     assert "--as-found" not in result.err
 
 
-# --- how it is asked for ----------------------------------------------------------------------------------------------
+# --- ways to get the help ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_each_way_to_ask_gives_the_same_page(statecli, line, command):
 
 @pytest.mark.parametrize("line", ["nope --help", "help nope", "git nope --help"])
 def test_help_of_a_command_that_does_not_exist_is_a_mistake(statecli, line):
-    """In one line."""
+    """The error is one line."""
     result = statecli(*line.split())
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("statecli: No such command 'nope'")
@@ -350,14 +350,14 @@ def test_after_two_dashes_it_is_a_target(statecli):
 
 
 def test_the_width_is_that_of_columns(statecli, monkeypatch):
-    """Where it is a number."""
+    """A value of COLUMNS that is not a number is ignored."""
     for columns, width in (("100", 100), ("200", 200), ("wide", 80), ("0", 80), ("", 80)):
         monkeypatch.setenv("COLUMNS", columns)
         assert statecli("inspect", "--help").out == help_of("inspect", width)
 
 
 def test_the_width_is_that_of_the_terminal():
-    """And a terminal gets colours, which change no other character."""
+    """A terminal also gets colours; the colours change no other character."""
     import fcntl
     import pty
     import termios
@@ -393,7 +393,7 @@ def test_the_width_is_that_of_the_terminal():
     ],
 )
 def test_colours_are_as_in_results(statecli, monkeypatch, words, variables, colored):
-    """`--color`, NO_COLOR, FORCE_COLOR, then the terminal, which there is none of here."""
+    """The order is `--color`, NO_COLOR, FORCE_COLOR, then the terminal. Here standard output is not a terminal."""
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -412,7 +412,7 @@ def sources(tmp_path_factory):
 
 
 def plain(source):
-    """The text of a source, as a reader of roff would have it."""
+    """Return the text of a source as a reader of roff shows it."""
     for escape, character in (
         (r"\-", "-"),
         (r"\(aq", "'"),
@@ -442,7 +442,7 @@ def test_a_manual_page_has_all_that_the_help_has(sources, command):
 
 
 def test_no_text_is_read_as_markup(sources):
-    """Whatever a help has: only our own requests start a line, no line is longer than 80, no raw hyphen is left."""
+    """For any help text, only our own requests start a line, no line is longer than 80, no raw hyphen is left."""
     ours = (".TH", ".nh", ".ad", ".SH", ".SS", ".TP", ".BR")
     for source in sources.values():
         for line in source.splitlines():
@@ -454,7 +454,7 @@ def test_no_text_is_read_as_markup(sources):
 
 @pytest.mark.parametrize("text", [".git", "'quoted'", r"^net\.=model.", '"a" `b` ~c', "a --b"])
 def test_any_text_survives_roff(text):
-    """At the start of a line, with each character that roff treats apart."""
+    """The text starts a line, and has each character that is special in roff."""
     page = help_table.build_page("rules")._replace(summary=text, statuses=(("0", text),))
     source = man_page.format_man_page(page, "2026-01-01")
     assert f".SH DESCRIPTION {text} .SH" in plain(source)
@@ -478,7 +478,7 @@ def test_groff_warns_of_nothing(tmp_path):
 
 
 def test_the_build_puts_the_pages_where_man_looks(tmp_path, sources):
-    """As data of the wheel, by the command of setuptools that installs data."""
+    """The pages are data of the wheel, installed by the command of setuptools for data."""
     build = [sys.executable, "setup.py", "--quiet", "install_data", "--install-dir", str(tmp_path)]
     subprocess.run(build, cwd=Path(__file__).parent.parent, check=True, capture_output=True)
     written = {path.name: path.read_text("utf-8") for path in (tmp_path / "share" / "man" / "man1").iterdir()}
@@ -493,5 +493,5 @@ def test_a_build_can_be_reproduced(tmp_path, monkeypatch):
 
 
 def test_the_help_of_lock_names_the_check(statecli):
-    """The command that compares a checkpoint with a lock is audit."""
+    """The command to compare a checkpoint with a lock is audit."""
     assert "audit --lock FILE" in statecli("lock", "--help").out

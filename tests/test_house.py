@@ -1,4 +1,4 @@
-"""The house stays as drawn: what is in a folder is in its tuple, and imports go one way."""
+"""The structure of the package is as designed: the tuple of a folder lists its modules, and imports go one way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 @functools.cache
 def parse(path):
-    """The syntax tree of a file, which is parsed once."""
+    """Return the syntax tree of a file; each file is parsed once."""
     return ast.parse(path.read_text())
 
 
@@ -43,7 +43,7 @@ def _forget_trees():
 
 
 def dotted_name(node):
-    """A name with its attributes as it is written; "" for any other expression."""
+    """Return a name with its attributes as written; "" for any other expression."""
     if isinstance(node, ast.Attribute):
         owner = dotted_name(node.value)
         return f"{owner}.{node.attr}" if owner else ""
@@ -55,7 +55,7 @@ def public_modules(folder):
 
 
 def test_every_format_in_the_folder_is_listed():
-    """A format that is not in FORMATS would be forgotten in silence."""
+    """A format missing in FORMATS would be ignored silently."""
     beside = {"registry", "unsupported"}
     readers = [format.reader for format in formats.FORMATS]
     assert {reader.__name__.rpartition(".")[2] for reader in readers} == public_modules("formats") - beside
@@ -65,7 +65,7 @@ def test_every_format_in_the_folder_is_listed():
 
 
 def test_every_output_in_the_folder_is_listed():
-    """Its value is the name of the module that is imported for it."""
+    """Its value is the name of its module."""
     assert public_modules("render") == {output.value for output in render.Output}
 
 
@@ -79,13 +79,13 @@ def imports(path):
         for node in ast.walk(function)
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
-    found = []
+    imported = []
     for node in nodes(path):
         if isinstance(node, ast.Import):
-            found += [(alias.name, id(node) not in inner) for alias in node.names]
+            imported += [(alias.name, id(node) not in inner) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.append((node.module or "", id(node) not in inner))
-    return found
+            imported.append((node.module or "", id(node) not in inner))
+    return imported
 
 
 def allowed_top(path):
@@ -117,8 +117,8 @@ def _type_checking_only(path):
 
 @functools.cache
 def _own_imports(path, *, in_functions):
-    """The modules of ours that a file imports at its top, or only in functions; not those for types."""
-    found, todo = set(), [(node, False) for node in parse(path).body]
+    """Return the modules of ours that a file imports at its top, or only in functions; not imports for types."""
+    modules, todo = set(), [(node, False) for node in parse(path).body]
     while todo:
         node, inside = todo.pop()
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
@@ -129,10 +129,10 @@ def _own_imports(path, *, in_functions):
             continue
         if isinstance(node, ast.ImportFrom):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names & _files_by_module().keys() or {node.module}
+            modules |= names & _files_by_module().keys() or {node.module}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found & _files_by_module().keys()
+            modules |= {alias.name for alias in node.names}
+    return modules & _files_by_module().keys()
 
 
 @functools.cache
@@ -166,7 +166,7 @@ def test_an_import_in_a_function_spares_a_module():
 
 
 def test_the_first_waist_imports_nothing_of_ours():
-    """model_state.py is what everything else stands on, and two modules that import nothing are under it."""
+    """All other modules depend on model_state.py; model_state.py imports two modules, and they import nothing."""
     below = {"statecli.core.format_traits", "statecli.core.oddity_kind"}
     used = {module for module, _ in imports(PACKAGE / "core" / "model_state.py")}
     assert {module for module in used if module.startswith("statecli")} == below
@@ -175,7 +175,7 @@ def test_the_first_waist_imports_nothing_of_ours():
 
 
 def decides_by(tree_nodes, attribute, is_name):
-    """Lines that compare the attribute with a text for which `is_name` holds, or look for such a prefix."""
+    """Yield lines that compare the attribute with a text for which `is_name` holds, or look for such a prefix."""
     for node in tree_nodes:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
@@ -193,7 +193,7 @@ def decides_by(tree_nodes, attribute, is_name):
 
 
 def compares(tree_nodes, attribute, owners):
-    """Lines that compare the attribute of a variable of these names, or of any value, with whatever it is."""
+    """Yield lines that compare the attribute of a variable with one of the names, or of any value."""
     for node in tree_nodes:
         if isinstance(node, ast.Compare):
             sides = [leaf for side in (node.left, *node.comparators) for leaf in (side, *getattr(side, "elts", ()))]
@@ -203,14 +203,14 @@ def compares(tree_nodes, attribute, owners):
 
 
 def test_commands_know_no_format_by_its_name():
-    """What a command must know of a format is a trait that its reader fills: see core/format_traits.py."""
+    """A command reads the traits of a format, filled by its reader: see core/format_traits.py."""
     for path in MODULES:
         if path.relative_to(PACKAGE).parts[0] != "formats":
             assert not [*decides_by(nodes(path), "format", bool), *compares(nodes(path), "format", None)], path
 
 
 def test_a_reader_does_not_ask_where_a_file_is():
-    """A reader asks the store what a read costs: `reads_are_requests`, `is_trusted`, `prefetch`."""
+    """A reader asks the store for the cost of a read: `reads_are_requests`, `is_trusted`, `prefetch`."""
     for path in MODULES:
         if path.relative_to(PACKAGE).parts[0] == "formats":
             linenos = [
@@ -220,7 +220,7 @@ def test_a_reader_does_not_ask_where_a_file_is():
 
 
 def test_nothing_decides_by_the_name_of_an_oddity():
-    """What an oddity changes is decided by its kind, of which a misspelt one does not pass mypy."""
+    """Code decides by the kind of an oddity, because mypy reports a misspelt kind."""
     kinds = {kind.value for kind in OddityKind}
 
     def is_oddity(text):
@@ -233,7 +233,7 @@ def test_nothing_decides_by_the_name_of_an_oddity():
 
 
 def test_the_rules_of_this_file_find_what_they_forbid():
-    """A comparison, a set and a prefix; and a comparison with a name that a constant or another state has."""
+    """They find a comparison, a set, a prefix, and a comparison with a constant or with another state."""
     texts = ('s.format == "dcp"', '"gguf" in s.format', 's.format in ("a", "b")', 's.format.startswith("deepspeed")')
     assert all([*decides_by(ast.walk(ast.parse(text)), "format", bool)] for text in texts)
     assert not [*decides_by(ast.walk(ast.parse("a.format == b.format")), "format", bool)]
@@ -247,9 +247,9 @@ def test_the_rules_of_this_file_find_what_they_forbid():
 def test_nothing_unpickles_or_evaluates():
     """No module imports pickle, marshal or zipfile, or calls eval, exec or torch.load.
 
-    The proofs do what a user would to a model of the user's own: load what they themselves have just saved of it. And a
-    worker of an engine unpickles what this command wrote for it, as Dask, Ray and MPI do with all that they carry. A
-    chain of URLs (`zip://…::https://…`), whose archive fsspec would unpack with zipfile, is refused.
+    Two modules may. The proofs load files that they have just saved, of the user's own model. A worker of an engine
+    unpickles messages of this command, as Dask, Ray and MPI do with all their messages. A chain of URLs
+    (`zip://…::https://…`), whose archive fsspec would unpack with zipfile, is refused.
     """
     ours = {PACKAGE / "commands" / "verify" / "save_roundtrip.py", PACKAGE / "workers" / "executors" / "batch.py"}
     for path in MODULES:
@@ -264,9 +264,9 @@ def test_nothing_unpickles_or_evaluates():
 
 
 def test_only_main_catches_our_errors():
-    """StateError becomes text in one place, and Python's words in one. That of one pair of a diff, of one target of an
-    audit, or of one checkpoint of a run is what became of this one, and git gets it as a line of its own. So does the
-    screen of `browse`, which stays open. A line that an error advises is tried, and its own error may advise another.
+    """StateError becomes text in one place, and errors of Python in one place. An error about one pair of a diff, one
+    target of an audit or one checkpoint of a run becomes its result, and git gets the error as a line. So does the
+    screen of `browse`, which stays open. An advised line is tried, and its own error may advise another line.
     """
     places = """
         api/errors api/live_targets browse/app browse/peek callbacks/training_check
@@ -295,7 +295,7 @@ def test_every_error_is_in_the_drawn_tree():
 
 
 def test_no_function_is_over_sixty_lines():
-    """A function is read in one look. The docstrings of the Python API do not count: a line for each argument."""
+    """A function is read in one look. Docstrings of the Python API do not count: they describe each argument."""
     for path in MODULES:
         for node in nodes(path):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -305,7 +305,7 @@ def test_no_function_is_over_sixty_lines():
 
 
 def test_everything_public_has_a_docstring():
-    """Modules, classes and functions without an underscore say what they are."""
+    """Modules, classes and functions without an underscore are described."""
     for path in MODULES:
         tree = parse(path)
         assert ast.get_docstring(tree), path
@@ -317,14 +317,14 @@ def test_everything_public_has_a_docstring():
 
 @pytest.mark.parametrize("command", ["inspect", "diff", "verify", "audit"])
 def test_every_option_of_the_contract_is_there(command):
-    """The shared options exist on each command that reads a target."""
+    """The shared options exist on each command with a target."""
     shared = {"output_format", "output", "include", "exclude", "kind", "quiet", "verbose", "color", "debug"}
     assert shared | {"no_progress"} <= set(COMMANDS[command].__struct_fields__)
 
 
 @pytest.mark.parametrize("document", ["CONTRIBUTING.md", "docs/architecture.md"])
 def test_every_path_in_the_recipes_exists(document):
-    """Each path in backticks, of which NAME, COMMAND and x stand for what is added."""
+    """Each path in backticks exists; NAME, COMMAND and x are placeholders."""
     root = PACKAGE.parent
     text = (root / document).read_text()
     paths = [
@@ -338,7 +338,7 @@ def test_every_path_in_the_recipes_exists(document):
 
 
 def test_every_module_that_a_docstring_names_exists():
-    """The docstring of a module names the modules around it, and none that was renamed."""
+    """The docstring of a module names the modules around it, and no renamed module."""
     others = {"net.py", "setup.py"}  # examples, and the build of the package
     modules = {path.name for path in MODULES}
     for path in MODULES:
@@ -386,14 +386,14 @@ _NAMES = r"((?:`\w+`(?:,? (?:and|or) (?:to )?|, )?)+)"
 
 
 def recipes():
-    """The text of each recipe of CONTRIBUTING.md, in one line."""
+    """Return the text of each recipe of CONTRIBUTING.md, in one line."""
     text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
     section = text.partition("## How to add something")[2].partition("\n## ")[0]
     return [" ".join(recipe.split()) for recipe in re.split(r"\n\n(?=An? [^\n]*:\n)", section)[1:]]
 
 
 def claims(recipe):
-    """Each path and name of which a recipe says that the file has the name."""
+    """Yield each path and name for which a recipe states that the file defines the name."""
     for match in re.finditer(rf"{_NAMES} in `([\w/.]+)`", recipe):
         yield from ((match[2], name) for name in re.findall(r"\w+", match[1]) if name not in ("and", "or", "to"))
     for match in re.finditer(rf"`(\w+/[\w/.]+)` with {_NAMES}", recipe):
@@ -404,7 +404,7 @@ def claims(recipe):
 
 
 def definitions(path):
-    """Classes, functions, constants and fields that a file defines; not what the file imports."""
+    """Yield classes, functions, constants and fields defined in a file; imports do not count."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             yield node.name
@@ -415,7 +415,7 @@ def definitions(path):
 
 @pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: recipe.partition(":")[0])
 def test_each_step_of_a_recipe_is_true(recipe):
-    """Each file exists, NAME stands for at least one, and defines what the step says; any other name exists."""
+    """Each file exists, NAME stands for at least one file, and the file defines the stated name; other names exist."""
     for path in re.findall(r"`(\w+/[\w/.]+)`", recipe):
         pattern = re.sub("NAME|COMMAND|PART", "*", path)
         assert [*PACKAGE.parent.glob(pattern), *PACKAGE.glob(pattern)], path
@@ -438,10 +438,10 @@ def test_the_claims_of_a_recipe_are_found():
         ("d.py", "C"),
         ("a/b.py", "D"),
     }
-    known = {claim for recipe in recipes() for claim in claims(recipe)}
-    assert ("statecli/core/proof_names.py", "Name") in known
-    assert ("statecli/formats/NAME.py", "sniff") in known
-    assert ("statecli/requests/options.py", "COMMANDS") in known
+    all_claims = {claim for recipe in recipes() for claim in claims(recipe)}
+    assert ("statecli/core/proof_names.py", "Name") in all_claims
+    assert ("statecli/formats/NAME.py", "sniff") in all_claims
+    assert ("statecli/requests/options.py", "COMMANDS") in all_claims
     assert "Name" not in definitions(PACKAGE / "commands" / "verify" / "result.py")
 
 
@@ -453,7 +453,7 @@ def test_the_help_of_schema_names_each_command_with_a_document():
 
 
 def test_every_name_in_the_list_of_mutants_exists():
-    """`make mutants` is not run with each change: a function or a test that is renamed is renamed there too."""
+    """`make mutants` does not run for each change: a renamed function or test must be renamed in the list too."""
     root = PACKAGE.parent
     text = (root / "mutation" / "modules.toml").read_text()
     functions = re.findall(r'^\[\[equivalent\."(.+)"\]\]\nfunction = "(?:\w+\.)?(\w+)"', text, re.MULTILINE)

@@ -1,6 +1,6 @@
-"""Instructions of short commands, as a multiple of an empty Python: they repeat on a busy machine, where times do not.
+"""Instructions of short commands, as a multiple of an empty Python: counts repeat on a busy machine, times do not.
 
-The limits are 5 % above what was measured. A lower count lowers its limit; a higher one needs a reason.
+The limits are 5 % above the measured counts. A lower count lowers its limit; a higher count needs a reason.
 """
 
 from __future__ import annotations

@@ -29,13 +29,13 @@ def run(*words, **more):
 
 @pytest.mark.parametrize(("schema", "name"), [("vendor.github-actions", "action.yml")])
 def test_the_action_is_valid(schema, name):
-    """By the schema that GitHub's own is published as."""
+    """The schema is GitHub's own, as published."""
     done = run(str(SCRIPTS / "check-jsonschema"), "--builtin-schema", schema, str(ROOT / name))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_gitlab_component_is_valid(tmp_path):
-    """Its second document is a pipeline by GitLab's schema; its first says the inputs that the pipeline uses."""
+    """The second document is a pipeline by GitLab's schema; the first declares the inputs of the pipeline."""
     header, pipeline = (ROOT / "templates" / "audit.yml").read_text().split("\n---\n")
     (tmp_path / "pipeline.yml").write_text(pipeline)
     schema = ("--builtin-schema", "vendor.gitlab-ci")
@@ -46,14 +46,14 @@ def test_the_gitlab_component_is_valid(tmp_path):
 
 
 def test_the_hooks_are_valid():
-    """pre-commit says so itself."""
+    """pre-commit itself validates the hooks."""
     done = run(str(SCRIPTS / "pre-commit"), "validate-manifest", str(ROOT / ".pre-commit-hooks.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A repository with a locked checkpoint, in which `statecli` and `python3` are this interpreter's."""
+    """A repository with a locked checkpoint; `statecli` and `python3` are run by this interpreter."""
     bin = tmp_path / "bin"
     bin.mkdir()
     for name, words in (("statecli", ["-m", "statecli"]), ("python3", [])):
@@ -73,7 +73,7 @@ def nudge():
 
 
 def act(name, **inputs):
-    """Run one step of the action as a runner does; its exit code, and what it wrote for GitHub.
+    """Run one step of the action as a runner does; return the process, and the texts written for GitHub.
 
     `GITHUB_BASE_REF` and other names in capitals are variables of the runner.
     """
@@ -116,7 +116,7 @@ def test_the_actions_command_fails_where_one_weight_was_nudged_and_names_it(repo
 
 
 def test_the_actions_targets_are_no_options(repository):
-    """One that is called so is a file; one that is not there has failed."""
+    """A file named like an option is audited; a missing file has failed."""
     Path("m.safetensors").rename("-o.safetensors")
     done, _, summary = act("Audit", targets="-o.safetensors")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -126,7 +126,7 @@ def test_the_actions_targets_are_no_options(repository):
 
 
 def test_the_actions_lines_may_have_blanks_around_them(repository):
-    """Those of YAML's blocks, and the carriage returns of a file that was edited on Windows; those inside are meant."""
+    """The blanks are from blocks of YAML, the carriage returns from Windows; blanks inside a name are kept."""
     Path("m.safetensors").rename("a m.safetensors")
     done, outputs, _ = act("Audit", targets="  a m.safetensors \r\n\r\n", args="\t--values\r\n --fail-on=error \r")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -148,7 +148,7 @@ def test_the_actions_lines_may_have_blanks_around_them(repository):
     ],
 )
 def test_an_action_that_could_not_begin_says_why_in_an_annotation(repository, inputs, says):
-    """There is no report then, also where an earlier step left one, and no output names it."""
+    """Then no report exists, also if an earlier step has left a report, and no output names a report."""
     Path("statecli.sarif").write_text("of an earlier step")
     done, outputs, summary = act("Audit", targets="m.safetensors", **inputs)
     assert done.returncode != 0
@@ -177,9 +177,9 @@ SHADOWED = (
 
 @pytest.fixture
 def hostile(repository):
-    """The same repository with a module for each of these names that ends the process with 0 when it is imported.
+    """The same repository with a module for each of the SHADOWED names; importing a module ends the process with 0.
 
-    `python3` starts again, because a fork has imported its modules before.
+    `python3` is a new process, because a fork has already imported its modules.
     """
     for name in SHADOWED:
         (repository / f"{name}.py").write_text(
@@ -194,7 +194,7 @@ def hostile(repository):
 
 @pytest.mark.parametrize("path", [None, ".", ""])
 def test_the_actions_audit_imports_nothing_of_the_checkout(hostile, monkeypatch, path):
-    """Whatever modules lie there, and although PYTHONPATH leads there."""
+    """Modules of the checkout are not imported, even if PYTHONPATH names the checkout."""
     if path is not None:
         monkeypatch.setenv("PYTHONPATH", path)
         monkeypatch.setenv("PYTHONSTARTUP", "json.py")
@@ -204,7 +204,7 @@ def test_the_actions_audit_imports_nothing_of_the_checkout(hostile, monkeypatch,
 
 
 def test_the_actions_installation_imports_nothing_of_the_checkout(hostile, monkeypatch):
-    """pip is the interpreter's own, and no file of the checkout configures it."""
+    """pip is that of the interpreter, and no file of the checkout configures pip."""
     for name in ("pip.conf", "setup.cfg", "pip.ini"):
         (hostile / name).write_text("[global]\nindex-url = http://127.0.0.1:1/\n")
     step = next(
@@ -242,7 +242,7 @@ LOCK, VALUES = 'lock = "statecli.lock.json"\n', "values = true\n"
     ],
 )
 def test_no_more_is_installed_than_the_audit_needs(repository, args, config, own, other, needs_numpy):
-    """The action and the GitLab component ask the configuration that they use whether the audit reads values."""
+    """The action and the GitLab component read in their configuration whether the audit needs values."""
     Path("statecli.toml").write_text(own)
     Path("other.toml").write_text(other)
     installed = record_installations(repository)
@@ -260,7 +260,7 @@ def test_no_more_is_installed_than_the_audit_needs(repository, args, config, own
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_the_configuration_of_the_base_decides_about_numpy(configured_upstream, repository, monkeypatch):
-    """The lock that it names is compared; the configuration of the pull request names none."""
+    """The configuration of the base names a lock for comparison; that of the pull request does not."""
     Path("statecli.toml").write_text("")
     installed = record_installations(repository)
     act("Audit", targets="m.safetensors")
@@ -303,7 +303,7 @@ def test_the_gitlab_script_imports_nothing_of_the_checkout(hostile, monkeypatch)
 
 
 def test_a_link_of_the_checkout_leads_no_report_elsewhere(repository):
-    """GitLab's reports and the action's are files of the checkout; what a link there leads to stays as it was."""
+    """The reports for GitLab and of the action are files of the checkout; the target of a link is not changed."""
     reports = ("gl-code-quality-report.json", "statecli.xml", "statecli.sarif")
     victims = [repository.parent / f"victim-{name}" for name in reports]
     for name, victim in zip(reports, victims, strict=True):
@@ -336,7 +336,7 @@ def component(targets, args="", **more):
 
 @pytest.fixture
 def configured_upstream(repository, monkeypatch):
-    """A clone on a branch whose statecli.toml switches everything off; that of main switches nothing off."""
+    """A clone on a branch whose statecli.toml disables every rule; the statecli.toml of main disables none."""
     nudge()
     upstream = repository.parent / "upstream"
     upstream.mkdir()
@@ -354,7 +354,7 @@ def configured_upstream(repository, monkeypatch):
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_a_pull_request_is_audited_with_the_configuration_of_its_base(configured_upstream, monkeypatch):
-    """Its own would let the nudged weight pass, as it does where no branch is to be merged."""
+    """The configuration of the branch would accept the nudged weight, as it does without a base branch."""
     assert act("Audit", targets="m.safetensors")[0].returncode == 0
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
     done, _, summary = act("Audit", targets="m.safetensors")
@@ -425,7 +425,7 @@ def test_a_pull_request_does_not_lock_its_own_weights(configured_upstream, monke
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_a_pull_request_does_not_change_the_reference(configured_upstream, monkeypatch):
-    """The nudged weight is the pull request's own reference too; that of the base branch has the former weight."""
+    """The reference of the pull request has the nudged weight too; the reference of the base has the former weight."""
     former = (torch.eye(3), torch.arange(3.0))
     save_file(dict(zip(("fc.weight", "fc.bias"), former, strict=True)), configured_upstream / "m.safetensors")
     policy = b'[policy]\nreference = "m.safetensors"\nmust-not-change = "*"\n'
@@ -465,8 +465,9 @@ def test_gitlab_uses_the_configuration_of_the_default_branch_alone(configured_up
 
 
 def run_hook(repository, **own):
-    """pre-commit itself runs the hook on all files, with these own keys. What is installed here stands for the
-    environment that it would make of this package.
+    """Run the hook with pre-commit on all files, with the given keys. The installed statecli replaces the environment
+    that
+    pre-commit would create for this package.
     """
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     config = {"repos": [{"repo": "local", "hooks": [hook | {"language": "system"} | own]}]}
@@ -479,7 +480,7 @@ def run_hook(repository, **own):
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_pre_commit_stops_a_commit_that_nudges_a_locked_weight(repository):
-    """The hook's entry runs on the files that its pattern names."""
+    """The entry of the hook runs on the files that match its pattern."""
     clean = run_hook(repository, args=["--lock", "statecli.lock.json", "--"])
     assert clean.returncode == 0, clean.stdout + clean.stderr
     assert "1 audited" in clean.stdout
@@ -491,7 +492,7 @@ def test_pre_commit_stops_a_commit_that_nudges_a_locked_weight(repository):
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_pre_commit_follows_a_link_with_the_name_of_a_checkpoint(repository):
-    """What it leads to is what torch.load opens, whatever that is called."""
+    """torch.load opens the target of the link, whatever its name."""
     Path("firmware.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     Path("evil.pt").symlink_to("firmware.bin")
     stopped = run_hook(repository)
@@ -502,7 +503,7 @@ def test_pre_commit_follows_a_link_with_the_name_of_a_checkpoint(repository):
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize("what", ["run", "run/model.safetensors.index.json"])
 def test_pre_commit_holds_the_shards_of_a_commit_as_their_model(repository, what):
-    """Each model once; what lies next to it is no model, to a lock of the model and to the policy. A nudge is named."""
+    """Each model is audited once; other files are not compared with its lock or the policy. A nudge is named."""
     shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     Path("run").mkdir()
     for name, shard in zip("ab", shards, strict=True):
@@ -526,7 +527,7 @@ def test_pre_commit_holds_the_shards_of_a_commit_as_their_model(repository, what
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize("own", [{}, {"args": ["--values", "--"]}, {"args": ["--values"]}])
 def test_no_files_name_makes_the_hook_pass(repository, own):
-    """One that reads as `-o .pt` is audited behind `--`, and refused where own args leave that out."""
+    """A file named like `-o .pt` is audited after `--`, and refused if the user's own args omit `--`."""
     torch.save({"w": torch.ones(2)}, "-o.pt")
     Path("evil.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     done = run_hook(repository, **own)
@@ -557,7 +558,7 @@ def test_no_files_name_makes_the_hook_pass(repository, own):
     ],
 )
 def test_the_hook_takes_what_is_called_like_a_checkpoint(name, is_taken):
-    """What anything may be called is not taken; `files:` of one's own can."""
+    """A name that any file may have is not taken; the user can set `files:`."""
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     assert (re.search(hook["files"], name) is not None) is is_taken
     if name.endswith(".bin"):
@@ -565,7 +566,7 @@ def test_the_hook_takes_what_is_called_like_a_checkpoint(name, is_taken):
 
 
 def test_the_action_writes_the_page_of_the_audit(repository):
-    """Next to the summary, for the step that uploads it; an audit that could not begin leaves no page behind."""
+    """The page is next to the summary, for the uploading step; an audit that could not begin leaves no page."""
     page = repository.parent / "statecli-page" / "audit.html"
     assert act("Audit", targets="m.safetensors")[0].returncode == 0
     assert "m.safetensors" in page.read_text()
@@ -574,7 +575,7 @@ def test_the_action_writes_the_page_of_the_audit(repository):
 
 
 def test_the_action_compares_the_checkpoints_of_a_pull_request(repository, monkeypatch):
-    """In a shallow clone of the merge, with a module of the checkout that is not imported."""
+    """The clone is a shallow clone of the merge, with a module of the checkout that must not be imported."""
     for name in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{name}_NAME", "somebody")
         monkeypatch.setenv(f"GIT_{name}_EMAIL", "s@example.org")

@@ -1,4 +1,4 @@
-"""Ctrl-C ends the process with 130, whatever became of the exception."""
+"""Ctrl-C ends the process with 130, whatever the code does with the exception."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ran(program):
 
 
 def test_an_interrupt_lost_in_a_callback_still_ends_the_process():
-    """Python prints and drops what a weak reference's callback raises; the process ends all the same, and soon."""
+    """Python prints and drops an exception in the callback of a weak reference; the process still ends soon."""
     begun = time.monotonic()
     done = ran(SWALLOWED)
     assert (done.returncode, done.stderr) == (130, "")
@@ -57,7 +57,7 @@ def test_an_interrupt_lost_in_a_callback_still_ends_the_process():
 
 
 def test_an_error_that_an_interrupt_caused_is_not_told():
-    """What a killed worker makes of an interrupt is the interrupt."""
+    """A killed worker raises an error after an interrupt; only the interrupt is reported."""
     done = ran(TURNED)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
@@ -68,7 +68,7 @@ def test_where_interrupts_are_ignored_they_stay_so():
 
 
 def test_the_interrupt_signal_is_left_alone_by_an_import():
-    """Only the command listens; a program that imports statecli keeps its own ways."""
+    """Only the command handles the signal; a program that imports statecli keeps its own handler."""
     before = signal.getsignal(signal.SIGINT)
     __import__("statecli.cli.interrupts")
     assert signal.getsignal(signal.SIGINT) is before
@@ -84,7 +84,7 @@ _thread.start_new_thread(lambda: os.kill(os.getpid(), signal.SIGINT), ())
 while True:
     try:
         torch.linalg.svd(matrix)
-    except KeyboardInterrupt:  # it came before the operator was begun
+    except KeyboardInterrupt:  # the interrupt came before the operator began
         pass
 """
 
@@ -113,5 +113,5 @@ print("still here")
 
 
 def test_an_interrupt_of_a_child_alone_is_not_ours():
-    """A model may end a process of its own in this way; the pipe, which both have, is told nothing."""
+    """A model may end its own child with the signal; nothing is written to the pipe of parent and child."""
     assert ran(CHILD).stdout == "still here\n"

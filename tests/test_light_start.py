@@ -1,4 +1,4 @@
-"""What a start costs: torch, numpy and rich are imported only where they are used."""
+"""The cost of a start: torch, numpy and rich are imported only when used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def imported_by_each(lines, heavy=HEAVY):
-    """(exit code, which of the heavy modules are imported by now) after each of the command lines, in one process."""
+    """Return (exit code, imported heavy modules) after each of the command lines, in one process."""
     words = json.dumps([[*map(str, line)] for line in lines])
     command = [sys.executable, "-c", CHILD.format(heavy=heavy), words]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -38,7 +38,7 @@ def imported_by_each(lines, heavy=HEAVY):
 
 
 def import_status(*args, heavy=HEAVY):
-    """(exit code, which of the heavy modules the command line imported)."""
+    """Return (exit code, heavy modules imported by the command line)."""
     (result,) = imported_by_each([args], heavy)
     return result
 
@@ -53,7 +53,7 @@ def files(tmp_path):
     return tmp_path
 
 
-#: Each format in one output and each output of one format: a reader knows no output, and an output no format.
+#: Each format in one output and each output of one format: readers and outputs do not depend on each other.
 LISTINGS = [(name, "json") for name in ("a.safetensors", "a.pt", "legacy.pt", "whole.pt")] + [
     ("a.pt", output) for output in ("plain", "csv", "markdown", "jsonl", "sarif", "junit", "github", "gitlab")
 ]
@@ -66,7 +66,7 @@ def test_listing_a_checkpoint_imports_nothing_heavy(files):
 
 
 def test_a_listing_imports_the_reader_and_the_renderer_that_it_uses(files):
-    """None of the others, and nothing that builds models or walks folders."""
+    """No other reader or renderer is imported, and no module that builds models or walks folders."""
     readers = [f"statecli.formats.{name}" for name in ("safetensors", "torch_zip", "torch_legacy", "gguf", "deepspeed")]
     renderers = [f"statecli.render.{name}" for name in ("json", "csv", "html", "table", "sarif")]
     others = ["statecli.pickles.machine", "statecli.live.build", "statecli.live.hf_auto", "statecli.targets.expand"]
@@ -90,7 +90,7 @@ def test_small_files_are_locked_and_found_equal_without_numpy(files):
 @pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_two_epochs_of_a_small_model_are_compared_without_numpy(tmp_path, suffix):
-    """Nor are transformations searched for: the differences show that there are none."""
+    """The search for transformations is not imported either: the differences exclude transformations."""
     torch.manual_seed(0)
     before = {"fc.weight": torch.randn(100, 700), "fc.bias": torch.zeros(100), "steps": torch.tensor(5)}
     after = {name: tensor + 1 for name, tensor in before.items()}
@@ -110,13 +110,13 @@ def test_a_wrong_input_is_refused_without_torch(command, files):
 
 
 def test_an_audit_without_plugins_imports_nothing_for_plugins(files):
-    """Neither what imports a plugin nor what finds installed packages."""
+    """Modules that import a plugin or find installed packages are not imported."""
     heavy = ("statecli.commands.audit.import_plugin", "statecli.commands.audit.plugin_trust", "importlib.metadata")
     assert import_status("audit", files / "a.safetensors", "--no-config", "-f", "json", heavy=heavy) == (0, [])
 
 
 def test_help_and_version_import_nothing_heavy():
-    """Asking how it works costs nothing."""
+    """Reading the help costs nothing."""
     assert imported_by_each([("--version",), ("inspect", "--help")]) == [(0, []), (0, [])]
 
 
@@ -193,7 +193,7 @@ except SystemExit as done:
 
 
 def test_the_inspection_of_a_file_enters_twelve_rooms(files):
-    """A room is a package, the package of a command, or a single module: who follows the call reads these."""
+    """A room is a package, the package of a command, or a single module; a reader of this call reads each room."""
     command = [sys.executable, "-c", ROOMS, "inspect", str(files / "a.safetensors")]
     code, entered = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stderr)
     rooms = {file.rpartition("/")[0] if file.startswith("commands/") else file.split("/")[0] for file in entered}
@@ -203,6 +203,6 @@ def test_the_inspection_of_a_file_enters_twelve_rooms(files):
 
 
 def test_the_check_can_fail():
-    """A class needs torch, and the same check sees it."""
+    """A class needs torch, and the same check finds the import."""
     code, modules = import_status("inspect", "sample_models/net_fixed.py:Net", "-f", "json", heavy=("torch",))
     assert (code, modules) == (0, ["torch"])

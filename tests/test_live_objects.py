@@ -1,4 +1,4 @@
-"""Live objects as targets: the results are those of the files that torch.save writes of the same objects."""
+"""Live objects as targets: the results are those of files written by torch.save from the same objects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tied(nn.Module):
 
 
 def step(model, optimizer):
-    """One training step."""
+    """Run one training step."""
     loss = sum(parameter.square().sum() for parameter in model.parameters())
     optimizer.zero_grad()
     loss.backward()
@@ -113,7 +113,7 @@ def test_a_diff_of_models_is_the_diff_of_their_state_dicts(tmp_path):
 
 
 def test_an_optimizer_is_compared_with_its_section(tmp_path):
-    """A path with a section, and the optimizer that was saved there: equal until the next step."""
+    """The section of a path, and the optimizer saved in the section: equal until the next step."""
     model = Tied()
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer)
@@ -167,14 +167,14 @@ def test_the_temporary_file_is_removed(monkeypatch, tmp_path):
     """After a result and after an error, in memory or, without enough free memory, in the temporary folder."""
     monkeypatch.setattr(live_targets, "_MEMORY_FOLDER", str(tmp_path / "missing"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    made = []
+    folders = []
     mkdtemp = tempfile.mkdtemp
-    monkeypatch.setattr(tempfile, "mkdtemp", lambda **options: made.append(mkdtemp(**options)) or made[-1])
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **options: folders.append(mkdtemp(**options)) or folders[-1])
     statecli.diff(Tied(), Tied())
     with pytest.raises(NothingMatched):
         statecli.diff(Tied(), Tied(), include="nothing*")
-    assert len(made) == 4
-    assert {os.path.dirname(folder) for folder in made} == {str(tmp_path)}
+    assert len(folders) == 4
+    assert {os.path.dirname(folder) for folder in folders} == {str(tmp_path)}
     assert os.listdir(tmp_path) == []
 
 
@@ -213,7 +213,7 @@ def test_unusual_objects_are_compared_as_their_files(before, tmp_path):
 
 
 def test_results_call_an_object_in_memory_so(tmp_path):
-    """Not by the format of the file that its values are read from; a checkpoint on disk keeps its format."""
+    """They do not name the format of a file in memory; a checkpoint on disk keeps its format."""
     model = torch.nn.Linear(2, 3)
     torch.save(model.state_dict(), tmp_path / "a.pt")
     assert "in memory, 2 tensors" in str(statecli.inspect(model.state_dict()))
@@ -230,7 +230,7 @@ def sgd(lr=0.1):
 
 @pytest.mark.parametrize("build", [sgd, lambda: torch.optim.AdamW(torch.nn.Linear(2, 2).parameters(), 0.1)])
 def test_an_optimizer_without_state_has_settings(build):
-    """Before the first step, and without momentum, it holds no tensor."""
+    """Before the first step, and without momentum, the optimizer contains no tensor."""
     optimizer = build()
     result = statecli.inspect(optimizer)
     assert result.state.tensors == ()
@@ -263,7 +263,7 @@ def test_an_optimizer_without_state_is_compared_with_its_section(tmp_path):
 
 
 def test_an_optimizer_without_state_has_nothing_to_lock():
-    """One sentence says so."""
+    """One sentence is the error."""
     with pytest.raises(statecli.NothingMatched) as caught:
         statecli.lock(sgd())
     assert str(caught.value) == "SGD: contains no tensor, so there is nothing to lock"
@@ -283,7 +283,7 @@ def test_a_method_that_keeps_another_method_of_the_layer_is_copied():
 
 
 def test_nothing_is_said_of_a_file_of_an_object_in_memory():
-    """Neither the reason why it cannot be listed nor a note calls the object a file or a pickle."""
+    """Neither the error nor a note calls the object a file or a pickle."""
     with pytest.raises(statecli.MalformedError) as caught:
         statecli.inspect({"a": 1})
     assert str(caught.value) == "state_dict: holds no tensor: the object is a dict of length 1"

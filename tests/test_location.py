@@ -1,4 +1,4 @@
-"""Where a finding is: the file of its target, the line of its tensor, or its bytes, those that torch wrote."""
+"""The place of a finding: the file of its target, the line of its tensor, or its bytes in a file of torch."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def tensor(fqn="w", **facts):
     ],
 )
 def test_the_file_of_a_target(text, path):
-    """A section, a class and its arguments are none of a path."""
+    """A section, a class and its arguments are not part of the path."""
     assert location.find_file(text) == path
 
 
 @given(st.text())
 def test_any_text_has_a_file(text):
-    """What the user typed is never refused here: it was, or will be, where it is read."""
+    """The text is never refused here, because the reader of the target refuses wrong texts."""
     assert isinstance(location.find_file(text), str)
 
 
@@ -59,7 +59,7 @@ def _is_there(path, tensor, state):
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
 def test_a_tensors_bytes_are_those_in_the_file(tmp_path, form):
-    """Read from there they are the tensor; of a view that is one piece, its own alone."""
+    """Bytes read from the place are the tensor; a contiguous view has its own bytes only."""
     base = torch.arange(24, dtype=torch.float32)
     state = {"a": torch.randn(3, 4), "b": torch.arange(5, dtype=torch.int16)}
     if form == "safetensors":
@@ -68,8 +68,8 @@ def test_a_tensors_bytes_are_those_in_the_file(tmp_path, form):
         state["view"] = base[6:12].view(2, 3)
         torch.save({**state, "base": base}, tmp_path / "m", _use_new_zipfile_serialization=form == "zip")
     read = load.read_checkpoint(str(tmp_path / "m"))
-    for one in state.items():
-        _is_there(tmp_path / "m", one, read)
+    for entry in state.items():
+        _is_there(tmp_path / "m", entry, read)
 
 
 def test_a_view_that_is_no_piece_is_its_storage(tmp_path):
@@ -86,7 +86,7 @@ def test_a_tensor_in_no_file_has_no_bytes():
 
 
 def test_a_finding_is_at_its_tensors_line():
-    """Where a class assigned it."""
+    """The line is where a class assigned the tensor."""
     (place,) = location.add_places([finding()], [tensor(origin=Origin("net.py", 9))])
     assert place.origin == Origin("net.py", 9)
     assert place.place is UNSET
@@ -99,7 +99,7 @@ def test_a_finding_that_says_where_it_is_stays_there():
 
 
 def test_a_finding_is_of_the_tensor_in_its_section():
-    """Two sections may have tensors of one name; a finding without a section is of the first."""
+    """Two sections may have tensors of the same name; a finding without a section belongs to the first section."""
     rows = [tensor(section="model", origin=Origin("a.py", 1)), tensor(section="ema", origin=Origin("b.py", 2))]
     places = location.add_places([finding(section="ema"), finding(section="model"), finding()], rows)
     assert [place.origin.file for place in places] == ["b.py", "a.py", "a.py"]
@@ -112,7 +112,7 @@ def test_a_finding_of_no_tensor_is_of_the_whole_file():
 
 
 def test_fingerprints_are_counted():
-    """Which of several alike a finding is."""
+    """Equal fingerprints are numbered."""
     counted = location.number_fingerprints([finding(), finding("v"), finding()])
     assert [(first.fqn, which) for first, _, which in counted] == [("w", 1), ("v", 1), ("w", 2)]
 
@@ -120,7 +120,7 @@ def test_fingerprints_are_counted():
 @pytest.mark.parametrize("typed", ["ck/a.pt", "./ck//a.pt", "ck/../ck/a.pt", "{}/ck/a.pt"])
 @pytest.mark.parametrize("rest", ["", "#model"])
 def test_a_target_has_one_name_however_it_is_typed_and_from_wherever(tmp_path, monkeypatch, typed, rest):
-    """The way from the folder of the file that names it."""
+    """The name is the path from the folder of the file that names the target."""
     (tmp_path / "ck").mkdir()
     (tmp_path / "ck" / "a.pt").touch()
     monkeypatch.chdir(tmp_path)
@@ -133,7 +133,7 @@ def test_a_target_has_one_name_however_it_is_typed_and_from_wherever(tmp_path, m
 
 
 def test_a_link_keeps_its_name_and_a_class_its_arguments(tmp_path, monkeypatch):
-    """`latest` is a name of its own; what names a module by dots stays as it is."""
+    """`latest` is a name of its own; a dotted module name is not changed."""
     (tmp_path / "step-1").mkdir()
     (tmp_path / "step-1" / "a.pt").touch()
     (tmp_path / "latest").symlink_to("step-1")
@@ -162,7 +162,7 @@ def test_a_link_keeps_its_name_and_a_class_its_arguments(tmp_path, monkeypatch):
     ],
 )
 def test_a_name_is_the_way_from_the_file_that_has_it(tmp_path, monkeypatch, text, name):
-    """From wherever it is typed; back again it is found. A class is named by its module's file, or by dots."""
+    """The name is the same from any folder, and resolves to the target. A class is named by its file, or by dots."""
     (tmp_path / "ckpts").mkdir()
     (tmp_path / "ckpts" / "a.pt").touch()
     monkeypatch.chdir(tmp_path / "ckpts")
@@ -184,13 +184,13 @@ def test_an_absolute_path_has_the_same_name(tmp_path, monkeypatch):
 
 @given(st.text(), st.sampled_from([".", "..", "/", "no/such"]))
 def test_any_text_has_a_name(text, folder):
-    """A baseline may hold anything; what a name stands for has that name."""
+    """A baseline may contain any text; a resolved name gets the same name again."""
     name = location.make_relative_name(text, folder)
     assert location.make_relative_name(location.resolve_name(name, folder), folder) == name
 
 
 def test_a_fingerprint_does_not_depend_on_where_one_stands(tmp_path, monkeypatch):
-    """Within one repository; two files of one name in two folders of it are two."""
+    """Within one repository the fingerprint is the same; files of the same name in two folders differ."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "ckpts").mkdir()
     prints = []

@@ -1,4 +1,4 @@
-"""Threads that read remote files share one arena of the C library, so that freed values are not kept once a thread."""
+"""Threads that read remote files share one arena of the C library, so freed values are not kept once per thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ command()
 
 
 class Library:
-    """A C library that notes the calls of `mallopt`."""
+    """A fake C library that records the calls of `mallopt`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -39,7 +39,7 @@ def test_glibc_is_given_one_arena(monkeypatch):
 
 @pytest.mark.parametrize("error", [None, TypeError, OSError])
 def test_other_c_libraries_are_left_alone(error, monkeypatch):
-    """musl and macOS have no such function; Windows does not open the library without a name."""
+    """musl and macOS have no `mallopt`; Windows does not open the library without a name."""
 
     def open_library(name):
         if error is not None:
