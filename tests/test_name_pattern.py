@@ -40,7 +40,7 @@ def test_braces_stand_for_several_names(glob, name, is_match):
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 @pytest.mark.parametrize("glob", ["layers.{3,40}.w", "layers.{0..12}.{w,b}", "{layers,x}.{1,2}.w"])
 def test_braces_select_what_bash_expands(glob):
-    """The names of `echo GLOB`, if there are such tensors."""
+    """The names are those of `echo GLOB` that exist as tensors."""
     expanded = subprocess.run(["bash", "-c", f"echo {glob}"], capture_output=True, text=True, check=True).stdout.split()
     names = [f"{stack}.{n}.{name}" for stack in ("layers", "x") for n in range(50) for name in "wb"]
     state = ModelState("x", "safetensors", tuple(TensorInfo(name, "float32", (), 1, 4) for name in names))

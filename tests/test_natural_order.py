@@ -1,4 +1,4 @@
-"""The key by which names are sorted with their numbers in the order of numbers."""
+"""The sorting key for names, with numbers in numerical order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statecli.core.natural_order import make_natural_key
 
 @given(st.lists(st.text("ab.\n\u00e90123456789", max_size=12), max_size=20))
 def test_numbers_are_in_the_order_of_numbers(names):
-    """Names that differ in one number are in the order of that number, whatever the names before were."""
+    """Names that differ in one number are in the order of this number, whatever the earlier keys."""
     for name in names:
         parts = re.split("([0-9]+)", name)
         expected = "".join(

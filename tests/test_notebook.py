@@ -24,7 +24,7 @@ RESULTS = {
 
 
 def run_cells(folder):
-    """The outputs of the cells by their source. The kernel is this interpreter, whatever kernels are installed."""
+    """Run the cells; return their outputs by source. The kernel is this interpreter, whatever kernels are installed."""
     spec = folder / "jupyter" / "kernels" / "here"
     spec.mkdir(parents=True)
     argv = f'["{sys.executable}", "-m", "ipykernel_launcher", "-f", "{{connection_file}}"]'
@@ -44,13 +44,13 @@ def run_cells(folder):
 
 
 def find_output(cells, source):
-    """The data of the only output of a cell that shows a result."""
+    """Return the data of the only result of a cell."""
     (output,) = (output_ for output_ in cells[source] if output_["output_type"] == "execute_result")
     return output["data"]
 
 
 def test_cells_show_results(tmp_path):
-    """Each cell of the page runs; results are HTML and text, names are inert, and an error is that of statecli."""
+    """Each cell of the page runs; results are HTML and text, names are escaped, and an error is that of statecli."""
     cells = run_cells(tmp_path)
     failed = [source for source, outputs in cells.items() for output in outputs if output["output_type"] == "error"]
     assert failed == ["statecli.inspect('missing.pt')"]

@@ -1,4 +1,4 @@
-"""The table of options has each option once, and an empty value is never taken for one that was not given."""
+"""The table of options has each option once, and an empty value is never read as an option that was not given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statecli.requests.parameters import parameters_of
 
 @pytest.fixture(autouse=True)
 def _checkpoint(in_tmp_path):
-    """A checkpoint that would pass."""
+    """Save a checkpoint without a finding."""
     torch.save({"w": torch.ones(2)}, "a.pt")
 
 
@@ -52,7 +52,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("line", TEXTS)
 def test_an_empty_value_is_refused(statecli, line):
-    """By each parser, in one line that names the option; nothing is written."""
+    """Each parser refuses the value with one line that names the option; nothing is written."""
     for option in TEXTS[line].split():
         for words in ((f"--{option}=",), (f"--{option}", "")):
             result = statecli(*line.split(), *words)
@@ -80,7 +80,7 @@ def test_an_empty_target_has_its_name_in_python():
 
 @pytest.mark.parametrize("key", ["lock", "baseline", "reference"])
 def test_an_empty_path_in_a_configuration_is_refused(statecli, key):
-    """No folder, which its own folder and nothing behind it would be."""
+    """An empty path would mean the folder of the configuration, but the key needs a file."""
     Path("statecli.toml").write_text('policy.reference = ""' if key == "reference" else f'{key} = ""')
     result = statecli("audit", "a.pt")
     assert (result.code, result.out) == (2, "")
@@ -88,6 +88,6 @@ def test_an_empty_path_in_a_configuration_is_refused(statecli, key):
 
 
 def test_the_empty_name_of_a_tensor_can_be_asked_for(statecli):
-    """It is a name as others are, which a glob of no letters means."""
+    """The empty name is a name like any other; an empty glob matches only the empty name."""
     torch.save({"": torch.ones(2), "w": torch.ones(2)}, "a.pt")
     assert [tensor["fqn"] for tensor in statecli("inspect", "a.pt", "-i", "", "-f", "json").json["tensors"]] == [""]

@@ -1,4 +1,4 @@
-"""Several outputs in one run: what is refused before anything is read, and every output of every command."""
+"""Several outputs in one run: options refused before anything is read, and every output of every command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .published import github, gitlab, junit, sarif
 csv.field_size_limit(10_000_000)  # names of a megabyte
 SAMPLES = Path(__file__).parent.parent / "sample_models"
 
-#: Names that some output could take for something of its own.
+#: Names that an output could read as its own syntax.
 HOSTILE = (
     "two\nlines\r\n::error file=x::injected",
     "\x1b[31mred\x1b[0m\x9b1m\x00",
@@ -44,7 +44,7 @@ HOSTILE = (
 
 @pytest.fixture
 def target_folder(tmp_path, in_tmp_path):
-    """A folder of small targets, and in it."""
+    """A folder of small targets, as the current folder."""
     torch.save({"fc.weight": torch.zeros(2, 3), "fc.bias": torch.ones(2)}, "a.pt")
     torch.save({"fc.weight": torch.zeros(2, 3), "fc.bias": torch.zeros(2)}, "b.pt")
     torch.save({"w": torch.zeros(2), "W": torch.ones(2)}, "found.pt")
@@ -59,7 +59,7 @@ def reports(*outputs):
     return [word for output in outputs for word in ("--report", f"{output.value}=out.{output.value}")]
 
 
-# What is refused.
+# Refused outputs.
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_a_report_that_cannot_be_is_one_line(statecli, target_folder, command, w
 
 @pytest.mark.parametrize("command", [("inspect", "no.pt"), ("audit", "no.pt"), ("verify", "no.py:Net")])
 def test_a_wrong_report_is_told_before_anything_is_read(statecli, target_folder, command):
-    """What else is wrong with the line is not looked at."""
+    """Other errors in the line are not reported."""
     assert "is not a format" in statecli(*command, "--report", "x=y").err
 
 
 @pytest.mark.parametrize("path", ["statecli.toml", "l.json", "b.json", "a.safetensors"])
 @pytest.mark.parametrize("option", ["-o", "--report"])
 def test_what_the_configuration_names_is_never_written_to(statecli, target_folder, path, option):
-    """Neither the configuration itself, which was found."""
+    """The configuration file itself is not overwritten either."""
     statecli("lock", "b.pt", "-o", "l.json")
     statecli("audit", "found.pt", "--write-baseline", "b.json", "--reason", "x")
     reference = '[policy]\nreference = "a.safetensors"\n'
@@ -129,7 +129,7 @@ READERS = [
 
 @pytest.mark.parametrize(("command", "parameter"), READERS, ids=lambda part: getattr(part, "field", part))
 def test_no_output_replaces_an_input_of_any_command(statecli, target_folder, command, parameter):
-    """Whatever option or target names the input, and under any name of the file, in one line."""
+    """The input may be named by any option or target, and by any name of the file; the error is one line."""
     file, value = INPUT_VALUES.get(parameter.metavar, ("in.bin", "in.bin"))
     Path(file).write_text("content")
     Path("folder").mkdir()
@@ -158,7 +158,7 @@ def test_no_output_replaces_an_input_of_any_command(statecli, target_folder, com
 
 
 def test_each_option_that_names_a_file_reads_or_writes_the_file():
-    """A new option whose value is a file says which."""
+    """A new option with a file as value declares whether it reads the file."""
     written = {"output", "report", "write_baseline", "folder"}
     for kind in COMMANDS.values():
         for row in parameters_of(kind):
@@ -187,7 +187,7 @@ def test_each_option_that_names_a_file_reads_or_writes_the_file():
     ],
 )
 def test_an_input_without_an_option_of_its_own_is_not_replaced(statecli, target_folder, words, path):
-    """Also a section, a glob, a folder, a configuration that was found, and files of a model's folder."""
+    """The input may be a section, a glob, a folder, a found configuration, or a file in the folder of a model."""
     Path("net.json").write_text("{}")
     Path("rules.py").write_text("RULES = ()")
     Path("pyproject.toml").write_text("[tool.statecli]\n")
@@ -202,7 +202,7 @@ def test_an_input_without_an_option_of_its_own_is_not_replaced(statecli, target_
 
 
 def test_a_locked_file_is_not_replaced_by_its_lock(statecli, target_folder):
-    """A lock in the folder of its model would hold its own digest, which it cannot."""
+    """A lock in the folder of its model cannot contain its own digest."""
     Path("model/sub").mkdir(parents=True)
     os.rename("a.safetensors", "model/model.safetensors")
     for name in ("tokenizer.json", "sub/vocab.txt"):
@@ -237,7 +237,7 @@ def test_merge_replaces_no_input_of_the_command(statecli, target_folder):
 
 
 def test_a_baseline_is_written_again_with_its_reasons(statecli, target_folder):
-    """The only file that a run reads and writes."""
+    """A baseline is the only file that one run may both read and write."""
     for _ in range(2):
         words = ["--baseline", "b.json"] if Path("b.json").exists() else []
         assert statecli("audit", "found.pt", *words, "--write-baseline", "b.json", "--reason", "x").code == 0
@@ -253,18 +253,18 @@ def test_two_names_of_one_file_are_two_outputs_in_one_file(statecli, target_fold
 
 
 def test_a_report_in_an_audited_folder_is_written_again(statecli, target_folder):
-    """The second run finds the first one's report, and takes it for no checkpoint."""
+    """The second run finds the report of the first run, and does not take the report for a checkpoint."""
     for _ in range(2):
         result = statecli("audit", ".", "--report", "sarif=out.sarif", "--report", "json=out.json", "-x", "nothing")
         assert "read from" not in result.err
         assert sarif(Path("out.sarif").read_text())
 
 
-# What is written.
+# Content of the outputs.
 
 
 def test_each_report_is_what_its_output_alone_is(statecli, target_folder):
-    """Next to what -f writes, and the exit code is the same."""
+    """The reports are written next to the output of -f, and the exit code is the same."""
     result = statecli("audit", "found.pt", "-f", "json", *reports(*Output))
     assert result.code == 1
     assert result.json["findings"]
@@ -282,7 +282,7 @@ def test_quiet_is_of_the_terminal(statecli, target_folder):
 
 
 def test_a_result_in_a_file_has_its_verdict_on_stderr(statecli, target_folder):
-    """A job that fails names the reason and the file; a clean or quiet run prints nothing."""
+    """The line of a failing job names the reason and the file; a clean or quiet run prints nothing."""
     done = statecli("inspect", "net.py:Net", "-f", "sarif", "-o", "out.sarif")
     assert (done.code, done.out) == (1, "")
     assert re.fullmatch(r"statecli: net\.py:Net: \d+ errors?: .* not registered; see out\.sarif\n", done.err)
@@ -291,7 +291,7 @@ def test_a_result_in_a_file_has_its_verdict_on_stderr(statecli, target_folder):
 
 
 def test_names_alone_are_not_reported(statecli, target_folder):
-    """--name-only is of stdout; a document next to it is whole."""
+    """--name-only applies to stdout; a document next to stdout is complete."""
     result = statecli("diff", "a.pt", "b.pt", "--name-only", "--report", "json=out.json")
     assert result.out == "fc.bias\n"
     assert json.loads(Path("out.json").read_text())["summary"]["changed"] == 1
@@ -320,12 +320,12 @@ RUNS = {
     "audit found": ("audit", "found.pt", "net.py:Net"),
     "audit failed": ("audit", "a.pt", "empty.pt", "no.pt"),
 }
-#: Exit codes that are not 1 for what was found and 0 for the rest.
+#: Exit codes of runs, if not 1 for findings and 0 otherwise.
 CODES = {"verify untold": 2, "audit failed": 2}
 
 
 def valid(output, text):
-    """Raise unless the text is what the output promises."""
+    """Raise an error unless the text is valid for the output."""
     checks = {
         Output.SARIF: sarif,
         Output.JUNIT: junit,
@@ -340,7 +340,7 @@ def valid(output, text):
 
 @pytest.mark.parametrize("run", RUNS)
 def test_every_output_of_every_command(statecli, target_folder, run):
-    """Each is valid, says what was found, and nothing where nothing was."""
+    """Each output is valid and has exactly the findings of the run."""
     result = statecli(*RUNS[run], *reports(*Output))
     actual = run.split()[1] in ("found", "model")
     assert result.code == CODES.get(run, 1 if actual else 0), result
@@ -385,7 +385,7 @@ def test_every_rule_of_a_finding_is_described(statecli, target_folder, run):
 
 @pytest.fixture
 def hostile(target_folder):
-    """Checkpoints and a class whose names are hostile, of which every command has something to say."""
+    """Checkpoints and a class with hostile names; every command reports findings about these files."""
     names = HOSTILE[:-1]
     torch.save({name + end: torch.zeros(1) for name in names for end in ("w", "W")}, "before.pt")
     torch.save({name + end: torch.ones(1) for name in names for end in ("w", "W")}, "after.pt")
@@ -409,7 +409,7 @@ HOSTILE_RUNS = {
 
 @pytest.mark.parametrize("run", HOSTILE_RUNS)
 def test_hostile_names_are_names(statecli, hostile, run):
-    """Whatever a file calls its tensors, every output is valid and no terminal is told anything."""
+    """Whatever names a file has, every output is valid and contains no control character for a terminal."""
     result = statecli(*HOSTILE_RUNS[run], "-q", *reports(*Output))
     assert result.code == 1, result.err[:500]
     for output in Output:
@@ -422,7 +422,7 @@ def test_hostile_names_are_names(statecli, hostile, run):
 
 @pytest.mark.parametrize("run", ["audit", "diff"])
 def test_a_name_of_a_megabyte_is_elided(statecli, hostile, run):
-    """Where people read, and where a limit holds; JSON has it whole."""
+    """Outputs for people, or with a size limit, have a shortened name; JSON has the whole name."""
     statecli(*HOSTILE_RUNS[run], *reports(Output.SARIF, Output.JUNIT, Output.GITHUB, Output.GITLAB, Output.JSON))
     for output in (Output.SARIF, Output.JUNIT, Output.GITHUB, Output.GITLAB):
         assert Path(f"out.{output.value}").stat().st_size < 500_000
@@ -433,7 +433,7 @@ def test_a_name_of_a_megabyte_is_elided(statecli, hostile, run):
     "name", ["a b.pt", "100%.pt", "a:b,c.pt", "two\nlines.pt", "q'\"<&>.pt", "ü.pt", "::error::x.pt"]
 )
 def test_hostile_file_names_are_file_names(statecli, target_folder, name):
-    """The file is found again by what an output calls it."""
+    """The name in each output finds the file again."""
     os.rename("found.pt", name)
     statecli("audit", name, *reports(*Output))
     for output in Output:
@@ -457,9 +457,9 @@ def test_the_page_of_the_outputs_has_each():
     assert sorted(re.findall(r"`(\w+)`", "".join(rows))) == sorted(output.value for output in Output)
 
 
-# How it is written.
+# Writing of the files.
 
-#: A command of each kind that writes a file, and what it writes there; `{}` is the file.
+#: For each option that writes a file, a command; `{}` is the file.
 WRITES = {
     "-o": ("inspect", "a.pt", "-f", "json", "-o", "{}"),
     "--report": ("diff", "a.pt", "b.pt", "--report", "sarif={}"),
@@ -477,7 +477,7 @@ def words(write, path):
 
 
 def process(line, *targets, limit=""):
-    """The command in a shell of its own. A process that is limited starts again, because no fork has the limit."""
+    """Run the command in a shell of its own. With a limit the process is new, because a fork does not get the limit."""
     if limit:
         command = [sys.executable, "-m", "statecli"]
     else:
@@ -490,7 +490,7 @@ def process(line, *targets, limit=""):
 @posix
 @pytest.mark.parametrize("write", WRITES)
 def test_what_cannot_be_written_leaves_what_was_there(target_folder, write):
-    """Whole, with nothing next to it; the one line names the file that it was about, and why."""
+    """The old file is complete, no other file is left, and one line names the file and the reason."""
     old = Path("old.json")
     statement = b"{}" if write != "--write-baseline" else b'{"schema": "statecli.baseline/2", "findings": []}'
     old.write_bytes(statement)
@@ -503,7 +503,7 @@ def test_what_cannot_be_written_leaves_what_was_there(target_folder, write):
 
 @posix
 def test_an_interrupt_leaves_what_was_there(target_folder, monkeypatch):
-    """Nothing is next to it: an output is there whole, or not at all."""
+    """No other file is left: an output is written completely, or not at all."""
     Path("old.json").write_text("old")
     files = sorted(os.listdir())
     with pytest.raises(KeyboardInterrupt), outputs.replace_file("old.json") as file:  # noqa: PT012  # the block is the test
@@ -516,7 +516,7 @@ def test_an_interrupt_leaves_what_was_there(target_folder, monkeypatch):
 @posix
 @pytest.mark.parametrize("write", WRITES)
 def test_a_file_keeps_its_mode_and_its_links(statecli, target_folder, write):
-    """A symbolic link still leads to it, and another name of it is one still; a new file is what the umask leaves."""
+    """A symbolic link still leads to the file, a hard link still names it, and a new file has the mode of the umask."""
     Path("real").mkdir()
     real = Path("real/r.json")
     statement = "old" if write != "--write-baseline" else '{"schema": "statecli.baseline/2", "findings": []}'
@@ -548,7 +548,7 @@ def test_a_link_to_nothing_yet_makes_what_it_leads_to(statecli, target_folder):
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "stdout"])
 @pytest.mark.parametrize("into", ["| cat", "> into.json; cat into.json"])
 def test_standard_output_by_its_path_is_standard_output(target_folder, name, into):
-    """Though a command keeps its own from what a model prints: a pipe, and a file that a shell has open."""
+    """Standard output is a pipe or an open file of the shell, although a command keeps prints of a model apart."""
     if not os.path.exists(os.path.dirname(name) or "."):
         pytest.skip(f"no such file: {name}")
     os.symlink("/dev/stdout", "stdout")
@@ -572,7 +572,7 @@ def test_pipes_and_devices_are_written_to_and_stay(target_folder, write):
 @posix
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_of_several_outputs_the_one_that_failed_is_named(target_folder):
-    """The others are whole."""
+    """The other outputs are complete."""
     reports = ("--report", "json=one.json", "--report", "sarif=/dev/full", "-o", "three.txt")
     done = process("", "inspect", "a.pt", *reports)
     assert (done.returncode, done.stderr) == (2, "statecli: /dev/full: cannot be written: No space left on device\n")
@@ -584,7 +584,7 @@ def test_of_several_outputs_the_one_that_failed_is_named(target_folder):
 @posix
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="runs as root: may write anywhere")
 def test_a_file_that_may_be_written_in_a_folder_that_may_not(statecli, target_folder):
-    """It is written in place; one that may not be written is left, though its folder would let it be replaced."""
+    """The file is written in place; a read-only file is left, although its folder would permit a replacement."""
     Path("shut").mkdir()
     Path("shut/o.json").write_text("old")
     Path("shut").chmod(0o555)
@@ -610,7 +610,7 @@ def test_a_file_that_may_be_written_in_a_folder_that_may_not(statecli, target_fo
     ],
 )
 def test_the_suffix_of_the_output_file_names_the_format(name, form):
-    """A page in a file called `.html` is what everybody means; `-f` decides if it is given."""
+    """A file called `.html` gets a page, as users expect; `-f` decides if given."""
     assert DiffOptions(before="a.pt", after="b.pt", output=name).output_format is form
     plain = DiffOptions(before="a.pt", after="b.pt", output=name, output_format=Output.PLAIN)
     assert plain.output_format is Output.PLAIN

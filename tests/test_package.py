@@ -1,4 +1,4 @@
-"""The package says one thing about itself: its name, its extras, its licence, its files."""
+"""The metadata of the package agree: name, extras, licence, files."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ import site_pages  # noqa: E402
 import smoke  # noqa: E402
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-#: What a reader may type to install statecli: the name of the package, quoted or with extras.
+#: A command that installs statecli: the name of the package, quoted or with extras.
 INSTALL = re.compile(r"(?:pip|pipx|uv tool|uv pip) install (?:-\S+ )*['\"]?((?:torch-)?statecli)\b")
 
 
 def test_name_is_the_name_that_messages_advise():
-    """pyproject.toml and the advice in messages name one distribution."""
+    """pyproject.toml and the advice in messages have the same distribution name."""
     assert PROJECT["name"] == DISTRIBUTION
     assert PROJECT["urls"]["Documentation"] == DOCUMENTATION_URL
 
 
 def test_advised_extras_exist():
-    """Each extra in a message is one of pyproject.toml."""
+    """Each extra in a message exists in pyproject.toml."""
     advised = set()
     for path in (ROOT / "statecli").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -63,7 +63,7 @@ def test_the_advice_in_a_hook_is_a_key_of_the_hook(monkeypatch):
 
 
 def test_one_module_writes_the_commands_that_install():
-    """No other module has `pip install` in a text that is not a docstring."""
+    """No other module has `pip install` in a text, except in docstrings."""
     actual = set()
     for path in (ROOT / "statecli").rglob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
@@ -75,7 +75,7 @@ def test_one_module_writes_the_commands_that_install():
 
 @pytest.mark.parametrize("suffix", ["md", "py", "yml", "yaml", "j2", "toml", "sh"])
 def test_no_advice_installs_the_package_of_another_project(suffix):
-    """No page, message or template says to install `statecli` from the index, which is not ours."""
+    """No page, message or template advises to install `statecli` from the index, because it is another project."""
     folders = ("docs", "statecli", "templates", "tools", ".github", "sample_models")
     paths = [*ROOT.glob(f"*.{suffix}"), *(path for name in folders for path in (ROOT / name).rglob(f"*.{suffix}"))]
     for path in paths:
@@ -112,7 +112,7 @@ def test_source_archive_has_every_file():
 
 @pytest.mark.parametrize("is_last", [True, False], ids=["theirs-last", "ours-last"])
 def test_package_of_the_other_project_is_an_error(tmp_path, is_last):
-    """If `statecli` of the index is installed in the same folder, each command is one line and status 2."""
+    """If `statecli` of the index is installed in the same folder, each command exits with status 2 and one line."""
     shutil.copytree(ROOT / "statecli", tmp_path / "statecli", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "statecli" / "langchain_tools.py").write_text("")
     if is_last:
@@ -127,7 +127,7 @@ def test_package_of_the_other_project_is_an_error(tmp_path, is_last):
 
 
 def test_importing_a_package_mixed_with_the_other_project_is_an_error(tmp_path):
-    """A program that imports statecli, and pytest through its plugin, stop with the same advice as the command."""
+    """A program that imports statecli, and pytest with the plugin, stop with the same advice as the command."""
     shutil.copytree(ROOT / "statecli", tmp_path / "statecli", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "statecli" / "langchain_tools.py").write_text("")
     for code in ("import statecli", "from statecli.testing import assert_same_state", "import statecli.callbacks"):
@@ -154,7 +154,7 @@ def test_importing_a_package_mixed_with_the_other_project_is_an_error(tmp_path):
     ],
 )
 def test_python_without_its_lock_is_refused(has_gil, code, status):
-    """Simulated, because no free-threaded Python is at hand: both the command and the import say what to set."""
+    """Simulated, because no free-threaded Python is available: the command and the import name the variable to set."""
     code = f"import sys; sys._is_gil_enabled = lambda: {has_gil}; {code}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stderr
@@ -187,7 +187,7 @@ def test_links_of_the_built_description_are_absolute(tmp_path):
 
 
 def test_details_of_the_version_name_the_kernel(statecli):
-    """`--version -v` says what runs; both orders and spellings are read."""
+    """`--version -v` names the kernel in use; both orders and spellings are accepted."""
     lines = statecli("--version", "-v").out.splitlines()
     assert lines[0] == statecli("--version").out.strip()
     assert [line.split()[0] for line in lines[1:5]] == ["package", "kernel", "python", "packages"]
@@ -213,7 +213,7 @@ class TestSamples:
         assert written == {path.name: path.read_bytes() for path in (ROOT / "sample_models").glob("*.py")}
 
     def test_a_file_in_the_way_stays(self, statecli, tmp_path):
-        """An edited sample, or a folder of that name, is an error before anything is written."""
+        """An edited sample, or a folder with the name of a sample, is an error before anything is written."""
         for make in (lambda path: path.write_text("mine\n"), lambda path: (path.unlink(), path.mkdir())):
             make(tmp_path / "net.py")
             result = statecli("samples", tmp_path)
@@ -225,7 +225,7 @@ class TestSamples:
             assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
 
     def test_an_installation_without_samples_says_so(self, statecli, tmp_path, monkeypatch):
-        """Neither in the package nor next to it."""
+        """The samples are neither in the package nor next to the package."""
         monkeypatch.setattr(samples, "_PACKAGE", str(tmp_path / "statecli"))
         result = statecli("samples", tmp_path / "to")
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -247,7 +247,7 @@ def test_schemas_have_addresses_of_their_versions(statecli):
 
 
 def test_the_smoke_script_prints_every_schema():
-    """It asks the program, so that a new schema is not left out."""
+    """The script asks the program for the schemas, so a new schema is not left out."""
     program = [sys.executable, "-m", "statecli"]
     assert smoke.list_schemas(program) == list(schemas.DOCUMENTS)
     lines = {line for line, *_ in smoke.list_commands("", smoke.list_schemas(program), "")}
@@ -267,7 +267,7 @@ def test_the_release_check_has_a_cell_for_each_interpreter_and_each_extra():
 
 
 def test_ci_installs_the_lowest_and_the_newest_dependencies():
-    """On every interpreter that the machine has, and nothing that downloads torch."""
+    """The cells use every interpreter of the machine, and do not download torch."""
     (word,) = re.findall(r"make release-check CELL=(\w+)", (ROOT / ".ci" / "run").read_text("utf-8"))
     cells = [cell.name for cell in release_check.list_cells() if word in cell.name]
     assert [name for name in cells if "lowest" in name] == ["lowest dependencies, wheel, values"]
@@ -276,17 +276,17 @@ def test_ci_installs_the_lowest_and_the_newest_dependencies():
 
 
 def test_alternatives_of_schemas_have_one_order():
-    """Null is last, whatever the release of msgspec."""
-    found = []
+    """Null is last, in every release of msgspec."""
+    alternatives = []
 
     def walk(value):
         if isinstance(value, dict):
-            found.extend([value["anyOf"]] if "anyOf" in value else [])
+            alternatives.extend([value["anyOf"]] if "anyOf" in value else [])
             value = list(value.values())
         for item in value if isinstance(value, list) else ():
             walk(item)
 
     walk(json.loads(schemas.encode_schema("diff")))
-    with_null = [items for items in found if {"type": "null"} in items]
+    with_null = [items for items in alternatives if {"type": "null"} in items]
     assert len(with_null) > 10
     assert all(items.index({"type": "null"}) == len(items) - 1 for items in with_null)

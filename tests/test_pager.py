@@ -1,4 +1,4 @@
-"""A result that is longer than the terminal is shown in a pager; nothing else is."""
+"""Only a result longer than the terminal is shown in a pager."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNSET = ("CI", "STATECLI_PAGER", "PAGER", "LESS", "COLUMNS")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A checkpoint of 30 tensors, one of 2, and a class of 30."""
+    """A checkpoint of 30 tensors, a checkpoint of 2 tensors, and a class of 30 tensors."""
     folder = tmp_path_factory.mktemp("pager")
     torch.save({f"weight_{n:02}": torch.ones(n + 1) for n in range(30)}, folder / "long.pt")
     torch.save({"a": torch.ones(1), "b": torch.ones(2)}, folder / "short.pt")
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 
 def run_on_terminal(folder, *words, libraries="statecli", **environment) -> tuple[int, str]:
-    """Return the exit status and what a terminal of 20 lines shows of `statecli WORD...`."""
+    """Return the exit status and the text on a terminal of 20 lines after `statecli WORD...`."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, 100, 0, 0))
     settings = {name: value for name, value in os.environ.items() if name not in _UNSET}
@@ -73,7 +73,7 @@ def test_a_long_result_is_paged_whole(target, folder):
 
 
 def test_a_short_result_is_not_paged(folder):
-    """It fits on the screen."""
+    """The result fits on the screen."""
     code, shown = run_on_terminal(folder, "inspect", "short.pt", PAGER=PAGER)
     assert code == 0
     assert "paged" not in shown
@@ -92,7 +92,7 @@ def test_a_short_result_is_not_paged(folder):
     ids=lambda environment: "-".join(environment.values()),
 )
 def test_a_pager_that_is_off_or_missing_loses_nothing(environment, folder):
-    """In CI nobody presses a key."""
+    """In CI, for example, no key is pressed."""
     code, shown = run_on_terminal(folder, "inspect", "long.pt", **environment)
     assert code == 0
     assert "paged" not in shown

@@ -1,4 +1,4 @@
-"""What evidence a checkpoint gives of its kinds, and what it may not be taken to say."""
+"""Evidence in a checkpoint for the kind of a tensor, and conclusions that the evidence does not allow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statecli.targets.load import read_checkpoint
 
 
 class Net(nn.Module):
-    """Parameters and buffers of the same shapes, so that shapes alone decide nothing."""
+    """A model with parameters and buffers of the same shapes, so shapes alone decide nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def test_a_bare_state_dict_is_assumed_and_conventions_are_named(tmp_path):
 
 
 def test_groups_of_an_optimizer_are_compared_up_to_a_number(tmp_path, monkeypatch):
-    """Each group is compared with each entry; beyond the limit a note says that none was."""
+    """Each group is compared with each entry; beyond the limit a note reports that no optimizer was compared."""
     net = Net()
     groups = [{"params": [parameter]} for parameter in net.parameters()]
     path = str(tmp_path / "file.pt")
@@ -73,7 +73,7 @@ def test_groups_of_an_optimizer_are_compared_up_to_a_number(tmp_path, monkeypatc
 
 
 def test_param_names_of_the_optimizer_are_exact(tmp_path):
-    """An optimizer built from named_parameters() says what it trains."""
+    """An optimizer built from named_parameters() records the names of its parameters."""
     net = Net()
     state = step_optimizer(net, torch.optim.AdamW(net.named_parameters()))
     actual = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": state})
@@ -93,7 +93,7 @@ def test_param_names_of_the_optimizer_are_exact(tmp_path):
     ids=["adamw", "sgd", "adagrad", "rmsprop"],
 )
 def test_moment_shapes_never_make_a_buffer_a_parameter(tmp_path, optimizer_of):
-    """Whatever is said to be trained is a parameter of the live model; what shapes force is found."""
+    """A tensor reported as trained is a parameter of the live model; tensors determined by their shapes are found."""
     net = Net()
     state = step_optimizer(net, optimizer_of(net))
     rows = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": state})
@@ -153,7 +153,7 @@ def test_an_ema_copy_takes_its_models_evidence(tmp_path):
 
 
 def test_a_tied_name_is_trained_in_the_copy_as_well(tmp_path):
-    """An EMA copy clones each entry, so that its ties are gone; the model's evidence holds for it by name."""
+    """An EMA copy clones each entry, so its ties are lost; the evidence of the model applies to the same names."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
     net[1].weight = net[0].weight
     state = step_optimizer(net, torch.optim.Adam(net.parameters()))
@@ -167,7 +167,7 @@ def test_a_tied_name_is_trained_in_the_copy_as_well(tmp_path):
 
 
 def test_an_averaged_model_is_a_copy_too(tmp_path):
-    """AveragedModel wraps every name in `module.`: the evidence of the model itself is not lost by it."""
+    """AveragedModel puts `module.` before every name: the model itself keeps its evidence."""
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     averaged = torch.optim.swa_utils.AveragedModel(net)
     optimizer = step_optimizer(net, torch.optim.AdamW(net.parameters()))
@@ -179,7 +179,7 @@ def test_an_averaged_model_is_a_copy_too(tmp_path):
 
 
 def test_a_twin_is_no_copy(tmp_path):
-    """Two networks of the same names and shapes: which of them the optimizer trains cannot be known."""
+    """Two networks have the same names and shapes: the network trained by the optimizer is unknown."""
     net, twin = nn.Linear(2, 2), nn.Linear(2, 2)
     path = str(tmp_path / "twins.pt")
     optimizer = step_optimizer(net, torch.optim.AdamW(net.named_parameters()))
@@ -200,7 +200,7 @@ def test_another_models_optimizer_says_nothing_of_this_one(tmp_path):
 
 
 def test_an_optimizer_of_something_else_says_nothing(tmp_path):
-    """A second optimizer over a weight that is not in the file fits a buffer of that shape by chance."""
+    """A second optimizer trains a weight that is not in the file; by chance a buffer has the same shape."""
     net = Net()
     center = nn.Parameter(torch.ones(4, 4))
     center.grad = torch.ones(4, 4)
@@ -211,7 +211,7 @@ def test_an_optimizer_of_something_else_says_nothing(tmp_path):
 
 
 def test_a_criterion_that_learns_too_makes_no_parameter_of_a_buffer(tmp_path):
-    """A loss with weights of its own, in the same optimizer, may have the shape of one of the model's buffers."""
+    """A loss with weights of its own, in the same optimizer, may have the shape of a buffer."""
     net, criterion = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(3, 3, bias=False)
     net.register_buffer("table", torch.ones(3, 3))
     groups = [{"params": list(net.parameters())}, {"params": list(criterion.parameters()), "lr": 0.1}]
@@ -225,7 +225,7 @@ def test_a_criterion_that_learns_too_makes_no_parameter_of_a_buffer(tmp_path):
 
 
 def test_optimizers_that_share_a_model_are_evidence_together(tmp_path):
-    """A generator's and a discriminator's: one of them trains too little of the model to tell by itself."""
+    """For example a generator and a discriminator: one optimizer alone trains too little of the model for evidence."""
     net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 1))
     shared = [torch.optim.Adam(net[:2].parameters()), torch.optim.SGD(net[2:].parameters(), 0.1, momentum=0.9)]
     states = [step_optimizer(net, optimizer_) for optimizer_ in shared]
@@ -234,7 +234,7 @@ def test_optimizers_that_share_a_model_are_evidence_together(tmp_path):
 
 
 def test_optimizers_that_leave_something_out_are_no_evidence_together(tmp_path):
-    """A head that nobody trains: what the smaller one trains could be that as well."""
+    """No optimizer trains one head: the tensors of the smaller optimizer could also be those of this head."""
     net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 1), nn.Linear(6, 1))
     shared = [torch.optim.Adam(net[:2].parameters()), torch.optim.SGD(net[2:3].parameters(), 0.1, momentum=0.9)]
     states = [step_optimizer(net, optimizer_) for optimizer_ in shared]
@@ -245,7 +245,7 @@ def test_optimizers_that_leave_something_out_are_no_evidence_together(tmp_path):
 
 
 def test_groups_that_split_by_weight_decay_are_told(tmp_path):
-    """Biases apart from weights, as everybody does it: the groups interleave, and all are trained."""
+    """Biases are often in a group without weight decay: the groups interleave, and all parameters are trained."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 5), nn.Linear(5, 2))
     net.register_buffer("table", torch.ones(3, 3))
     flat = [p for p in net.parameters() if p.ndim < 2]
@@ -259,7 +259,7 @@ def test_groups_that_split_by_weight_decay_are_told(tmp_path):
 
 
 def test_ids_without_shapes_say_nothing(tmp_path):
-    """SGD without momentum saves numbers alone; that there are as many is no evidence."""
+    """SGD without momentum saves only numbers; an equal count is not evidence."""
     sd = {"a.w": torch.ones(2), "b.w": torch.ones(3), "scale": torch.ones(4)}
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1)) for _ in range(3)], 0.1).state_dict()
     actual = classify_saved(tmp_path, {"model": sd, "optimizer": optimizer})
@@ -274,7 +274,7 @@ def test_a_file_without_a_models_tensors_cannot_be_grouped(inspect_error, tmp_pa
 
 
 def test_findings_of_several_sections_say_which(statecli, tmp_path, spec):
-    """Two models in one file: each finding names its section, and stands in that section's row."""
+    """Two models in one file: each finding names its section, and is in the row of this section."""
     import csv
     import io
 
@@ -290,7 +290,7 @@ def test_findings_of_several_sections_say_which(statecli, tmp_path, spec):
 
 
 def test_optimizer_entries_name_their_parameter(tmp_path):
-    """With param_names, `state[0]['exp_avg']` is said to be of `weight`."""
+    """With param_names, `state[0]['exp_avg']` belongs to `weight`."""
     net = nn.Linear(2, 2)
     path = str(tmp_path / "opt.pt")
     torch.save(step_optimizer(net, torch.optim.AdamW(net.named_parameters())), path)
@@ -304,21 +304,21 @@ shapes = st.lists(st.sampled_from([(1,), (2,), (3, 3)]), min_size=1, max_size=9)
 
 @settings(max_examples=100, deadline=None)
 @given(shapes, st.data())
-def test_what_is_forced_is_true_whatever_was_frozen(held, data):
-    """Drop any entries from the optimizer: none of the dropped ones is ever said to be trained."""
-    trained = [n for n in range(len(held)) if data.draw(st.booleans())]
-    tensors = [TensorInfo(f"t{n}", "float32", shape, 1, 4) for n, shape in enumerate(held)]
-    group = OptimizerGroup(tuple(range(len(trained))), None, tuple(held[n] for n in trained))
+def test_what_is_forced_is_true_whatever_was_frozen(tensor_shapes, data):
+    """If some parameters are frozen, a tensor reported as trained is always a trained tensor."""
+    trained = [n for n in range(len(tensor_shapes)) if data.draw(st.booleans())]
+    tensors = [TensorInfo(f"t{n}", "float32", shape, 1, 4) for n, shape in enumerate(tensor_shapes)]
+    group = OptimizerGroup(tuple(range(len(trained))), None, tuple(tensor_shapes[n] for n in trained))
     actual_trained = parameter_or_buffer.find_trained(
-        OptimizerFacts("optimizer", (group,)), list(range(len(held))), tensors
+        OptimizerFacts("optimizer", (group,)), list(range(len(tensor_shapes))), tensors
     )
     assert actual_trained <= set(trained)
-    if len(trained) == len(held):
+    if len(trained) == len(tensor_shapes):
         assert actual_trained == set(trained)
 
 
 def test_a_buffer_name_counts_only_as_the_last_component():
-    """`running_mean` is a buffer, a module of that name holding a weight is not."""
+    """`running_mean` is a buffer; a weight in a module of this name is not."""
     assert parameter_or_buffer.is_buffer_by_convention(TensorInfo("bn.running_mean", "float32", (1,), 1, 4))
     assert not parameter_or_buffer.is_buffer_by_convention(TensorInfo("running_mean.weight", "float32", (1,), 1, 4))
 
@@ -359,7 +359,7 @@ def rules(result):
 
 
 def test_a_class_makes_the_grouping_exact(statecli, tmp_path, spec):
-    """--model: what the class registers, and nothing to find. A tied name that safetensors dropped is told."""
+    """--model: the kinds are those of the class, without findings. A note names a tied name dropped by safetensors."""
     result = inspect_with_model(statecli, tmp_path, spec, entries())
     assert result.code == 0, result
     assert "does not have tied.weight, which is tied to fc.weight" in result.json["notes"][0]["message"]
@@ -385,7 +385,7 @@ def test_what_the_file_lacks_is_missing(statecli, tmp_path, spec):
 
 
 def test_a_tied_entry_that_a_pickle_lacks_is_missing(statecli, tmp_path, spec):
-    """torch.save keeps both names of a tied tensor; without one of them load_state_dict fails, and so do we."""
+    """torch.save keeps both names of a tied tensor; without one of them load_state_dict and statecli fail."""
     torch.save(entries(), tmp_path / "net.pt")
     result = statecli("inspect", tmp_path / "net.pt", "--model", spec, "-f", "json")
     assert result.code == 1
@@ -394,7 +394,7 @@ def test_a_tied_entry_that_a_pickle_lacks_is_missing(statecli, tmp_path, spec):
 
 
 def test_another_shape_names_both(statecli, tmp_path, spec):
-    """Shapes of file and class stand in one line."""
+    """One line has the shapes of the file and the class."""
     result = inspect_with_model(statecli, tmp_path, spec, {**entries(), "fc.bias": torch.ones(7)})
     assert rules(result) == [("shape-mismatch", "fc.bias")]
     assert "[7]" in result.out
@@ -402,7 +402,7 @@ def test_another_shape_names_both(statecli, tmp_path, spec):
 
 
 def test_a_saved_non_persistent_buffer_is_what_a_strict_load_refuses(statecli, tmp_path, spec):
-    """As load_state_dict says it: unexpected."""
+    """load_state_dict calls the key unexpected."""
     result = inspect_with_model(statecli, tmp_path, spec, {**entries(), "scratch": torch.ones(4)})
     assert rules(result) == [("unexpected-entry", "scratch")]
     assert result.rows()["scratch"]["kind"] == "buffer"
@@ -418,12 +418,12 @@ def test_a_wrappers_prefix_is_seen_through_and_said(statecli, tmp_path, spec):
 
 def test_a_trainers_attribute_is_seen_through(statecli, tmp_path, spec):
     """Lightning saves `net.` before every name when the model is its attribute `net`."""
-    held = {f"net.{key}": value for key, value in entries().items()}
-    assert rules(inspect_with_model(statecli, tmp_path, spec, held)) == [("wrapper-prefix", None)]
+    prefixed = {f"net.{key}": value for key, value in entries().items()}
+    assert rules(inspect_with_model(statecli, tmp_path, spec, prefixed)) == [("wrapper-prefix", None)]
 
 
 def test_findings_agree_with_load_state_dict(statecli, tmp_path, spec):
-    """Missing and unexpected keys are those torch names, for a file with both."""
+    """The missing and unexpected keys are those of torch, for a file with both."""
     import importlib.util
 
     sd = {"fc.weight": torch.ones(4, 4), "extra": torch.ones(1), "scratch": torch.ones(4)}
@@ -438,18 +438,18 @@ def test_findings_agree_with_load_state_dict(statecli, tmp_path, spec):
 
 
 def test_a_model_cannot_group_a_class(inspect_error, spec):
-    """--model next to a class is a mistake, said in one line."""
+    """--model with a class as target is an error in one line."""
     assert "is a class" in inspect_error(spec, "--model", spec)
 
 
 def test_a_model_must_be_a_class(inspect_error, tmp_path):
-    """--model with a file's name says what to write."""
+    """If --model names a file, the error shows the correct form."""
     save_file(entries(), tmp_path / "net.safetensors")
     assert "write file.py:Class" in inspect_error(tmp_path / "net.safetensors", "--model", tmp_path / "net.safetensors")
 
 
 def test_weight_norms_direction_is_no_buffer(tmp_path):
-    """`weight_v` next to `weight_g` learns; next to `weight_orig` it is the old spectral_norm's vector."""
+    """`weight_v` next to `weight_g` is trained; next to `weight_orig` it is a vector of the old spectral_norm."""
     actual = classify_saved(tmp_path, {"weight_g": torch.ones(2, 1), "weight_v": torch.ones(2, 2)})
     assert {row.kind for row in actual.values()} == {Kind.PARAMETER}
     spectral = {"weight_orig": torch.ones(2, 2), "weight_u": torch.ones(2), "weight_v": torch.ones(2)}
@@ -460,17 +460,17 @@ def test_weight_norms_direction_is_no_buffer(tmp_path):
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("name", ["pe", "betas", "cluster_size", "freqs_cis"])
 def test_the_optimizer_is_stronger_than_a_name(tmp_path, name, named):
-    """A parameter that has the name of many a buffer is one where the optimizer trains it."""
+    """A parameter with the name of many buffers is a parameter if an optimizer trains the tensor."""
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     net.register_parameter(name, nn.Parameter(torch.ones(3, 4)))
     state = step_optimizer(net, torch.optim.Adam(net.named_parameters() if named else net.parameters()))
-    found = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": state})
-    trained = {n for n, row in found.items() if row.evidence is Evidence.OPTIMIZER}
+    rows = classify_saved(tmp_path, {"model": net.state_dict(), "optimizer": state})
+    trained = {n for n, row in rows.items() if row.evidence is Evidence.OPTIMIZER}
     assert trained == {n for n, _ in net.named_parameters()}
 
 
 def test_one_shape_alone_is_no_evidence(tmp_path):
-    """An optimizer with a single id that fits one of two entries may well train something else of that shape."""
+    """An optimizer with a single id that fits one of two entries may train another tensor of the same shape."""
     centers = nn.Parameter(torch.ones(3, 4))
     centers.grad = torch.ones_like(centers)
     optimizer = torch.optim.Adam([centers])
@@ -493,7 +493,7 @@ def test_one_shape_alone_is_no_evidence(tmp_path):
     ids=" ".join,
 )
 def test_the_model_that_a_load_takes_is_told_by_names(sections, meant):
-    """`model`, `state_dict` of Lightning, or what is no average; where that does not tell, all of them."""
+    """`model` is chosen, then `state_dict` of Lightning, then sections that are not an average, then all."""
     assert parameter_or_buffer.select_loaded_sections(sections) == meant
 
 
@@ -517,7 +517,7 @@ def test_an_unnamed_optimizer_tensor_has_its_parameter(tmp_path, groups):
 
 
 def test_an_optimizer_of_which_nothing_is_known_names_no_parameter(tmp_path):
-    """One of two parameters with the same shape; a safetensors file, which sorts its tensors, has no device."""
+    """The optimizer trains one of two parameters with the same shape."""
     state = {"a": torch.ones(2), "b": torch.ones(2)}
     moments = {0: {"exp_avg": torch.ones(2)}}
     optimizer = {"state": moments, "param_groups": [{"params": [0]}]}

@@ -1,4 +1,4 @@
-"""The parser that spares Typer's start gives what Typer gives, or nothing."""
+"""The parser that avoids the start of Typer returns the result of Typer, or nothing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ APP = typer.main.get_command(typer_app.build_app())
 
 
 def command_of(name):
-    """What Typer has under a name of one word or two."""
-    found = APP
+    """Return Typer's command for a name of one or two words."""
+    command = APP
     for word in name.split():
-        found = found.commands[word]
-    return found
+        command = command.commands[word]
+    return command
 
 
 COMMANDS = sorted(TABLE)
@@ -32,7 +32,7 @@ OPTIONS = {
     ]
     for command in COMMANDS
 }
-#: A word for each target that only some words can be.
+#: A valid word for each target with a fixed set of words.
 CHOSEN = {"shell": "zsh"}
 TARGETS = {
     command: tuple(parameter.field for parameter in parameters_of(TABLE[command]) if parameter.is_target)
@@ -41,9 +41,9 @@ TARGETS = {
 
 
 def by_typer(words):
-    """What Typer makes of the same words; None where it refuses them."""
-    found = []
-    leave, command_runner.run_and_exit = command_runner.run_and_exit, found.append
+    """Return the options that Typer parses from the words; None if Typer refuses the words."""
+    parsed = []
+    leave, command_runner.run_and_exit = command_runner.run_and_exit, parsed.append
     try:
         APP.main(list(words), standalone_mode=False)
     except Exception as error:  # noqa: BLE001
@@ -52,7 +52,7 @@ def by_typer(words):
         return None
     finally:
         command_runner.run_and_exit = leave
-    return found[0] if found else None
+    return parsed[0] if parsed else None
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -68,7 +68,7 @@ def test_every_option_is_in_the_table(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_help_and_a_long_spelling_first(command):
-    """What the help and the documents show."""
+    """The help and the documents show these fields."""
     for row in parameters_of(TABLE[command]):
         assert (
             row.is_target
@@ -90,8 +90,8 @@ def test_targets_come_in_order(command):
     words = tuple(CHOSEN.get(name, name) for name in TARGETS[command])
     quick = parser.parse([*command.split(), *words])
     actual = [getattr(quick, name) for name in TARGETS[command]]
-    several = any(parameter.is_target and parameter.repeatable for parameter in parameters_of(TABLE[command]))
-    assert actual == ([words] if several else list(words))
+    is_repeatable = any(parameter.is_target and parameter.repeatable for parameter in parameters_of(TABLE[command]))
+    assert actual == ([words] if is_repeatable else list(words))
 
 
 VALUES = {
@@ -129,7 +129,7 @@ def lines(draw):
 @settings(max_examples=100, deadline=None)
 @given(lines())
 def test_whatever_it_parses_typer_parses_the_same(words):
-    """Equal options, or it leaves the line to Typer."""
+    """The options are equal, or the parser leaves the line to Typer."""
     quick = parser.parse(words)
     if quick is not None:
         assert quick == by_typer(words)
@@ -165,7 +165,7 @@ def test_whatever_it_parses_typer_parses_the_same(words):
     ],
 )
 def test_everyday_lines_are_parsed(words):
-    """The shortcut is worth having: these lines need no Typer."""
+    """These lines need no Typer, so the fast parser is useful."""
     quick = parser.parse(words)
     assert quick is not None
     assert quick == by_typer(words)
@@ -214,7 +214,7 @@ def test_all_else_is_left_to_typer(words):
 
 @pytest.mark.parametrize("name", ["-o.pt", "-h", "-q", "--values", "--ignore=pickles"])
 def test_a_file_that_reads_as_an_option_is_refused(in_tmp_path, statecli, name):
-    """As a shell's glob would have it: whether the option or the file is meant cannot be known. Behind `--` it can."""
+    """The word may come from a glob of the shell, so its meaning is unclear. After `--` a word is a file."""
     for path in ("a.pt", name):
         torch.save({"w": torch.ones(1)}, path)
     result = statecli("audit", name, "a.pt")

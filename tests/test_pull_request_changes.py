@@ -1,4 +1,4 @@
-"""The checkpoints that a pull request changes, compared with its base branch in a repository of git."""
+"""The checkpoints changed by a pull request, compared with its base branch in a repository of git."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def commit():
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A branch `main` with a checkpoint, and a branch `change` that is checked out."""
+    """A branch `main` with a checkpoint, and a checked-out branch `change`."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{name}_NAME", "somebody")
@@ -59,7 +59,7 @@ def compare(base="main"):
 
 
 def test_a_changed_checkpoint_has_the_table_of_diff(repository):
-    """Its verdict first, the tensor that changed below, and nothing of equal checkpoints."""
+    """The verdict is first, the changed tensor below; equal checkpoints are not mentioned."""
     change_bias()
     save_file({"w": torch.ones(2)}, "new.safetensors")
     Path("gone.safetensors").unlink()
@@ -77,7 +77,7 @@ def test_a_changed_checkpoint_has_the_table_of_diff(repository):
 
 
 def test_a_change_of_the_base_branch_is_not_one_of_the_pull_request(repository):
-    """The pull request is compared with the commit where it left the base branch."""
+    """The pull request is compared with its merge base."""
     git("switch", "--quiet", "main")
     change_bias()
     commit()
@@ -156,7 +156,7 @@ def test_links_and_hostile_names_are_harmless(repository):
 
 
 def test_a_large_number_of_checkpoints_is_limited(repository):
-    """The others are counted."""
+    """The remaining checkpoints are counted."""
     for number in range(22):
         save_file({"w": torch.ones(2)}, f"new{number}.safetensors")
     commit()

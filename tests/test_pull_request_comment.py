@@ -1,4 +1,4 @@
-"""The comment of the action: one for each audit, replaced at the next run, by a server that answers as GitHub does."""
+"""The comment of the action: one for each audit, replaced at the next run. A server answers as GitHub does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parent.parent / "tools" / "pull_request_comment.py"
 
 
 class GitHub(BaseHTTPRequestHandler):
-    """The comments of pull request 7, in pages; 403 for a token that may only read."""
+    """A server with the comments of pull request 7, in pages; 403 for a read-only token."""
 
     def answer(self, document, code=200):
         body = json.dumps(document).encode()
@@ -30,7 +30,7 @@ class GitHub(BaseHTTPRequestHandler):
         self.answer(self.server.comments[(page - 1) * 100 : page * 100])
 
     def do_POST(self):
-        """Write a comment; PATCH replaces one."""
+        """Write a comment; PATCH replaces a comment."""
         if self.headers["Authorization"] != "Bearer writer":
             return self.answer({"message": "Resource not accessible by integration"}, 403)
         document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -63,7 +63,7 @@ def github():
 
 @pytest.fixture
 def comment(github, tmp_path):
-    """Write a summary as the comment; the process that did."""
+    """Return a function that writes a summary as the comment and returns the process."""
 
     def run(summary, right="writer", key="true", event=None, changes=None, page_url=""):
         (tmp_path / "summary.md").write_text(summary, "utf-8")
@@ -85,7 +85,7 @@ def comment(github, tmp_path):
 
 
 def test_the_next_run_replaces_the_comment(github, comment):
-    """Also behind a hundred others; another key has its own comment."""
+    """The comment is found after a hundred other comments; another key has a comment of its own."""
     github.comments += [{"id": n, "user": {"type": "User"}, "body": "hello"} for n in range(1, 151)]
     for text in ("first", "second"):
         done = comment(text)
@@ -97,7 +97,7 @@ def test_the_next_run_replaces_the_comment(github, comment):
 
 
 def test_the_comment_of_a_person_is_left_alone(github, comment):
-    """Whoever copies the invisible line does not get the words of the action."""
+    """A person may copy the invisible line: the action does not replace the comment of the person."""
     comment("first")
     github.comments[0]["user"]["type"] = "User"
     comment("second")
@@ -115,7 +115,7 @@ def test_a_token_that_may_not_write_is_a_warning(comment):
 
 
 def test_a_long_summary_is_shortened_and_names_notify_nobody(github, comment):
-    """To what GitHub takes, with the details closed; a tensor may be called @team."""
+    """The text has at most the length that GitHub accepts, with the details closed; a tensor may be called @team."""
     comment("<details>\n" + "- @team `layer.weight`\n" * 5000 + "</details>\n")
     body = github.comments[0]["body"]
     assert len(body) <= 65_536
@@ -141,6 +141,6 @@ def test_the_comment_links_the_page_and_has_the_changed_checkpoints(github, comm
 
 
 def test_only_an_address_of_the_web_is_a_link(github, comment):
-    """An empty output of a step that did not run."""
+    """The output of a skipped step is an empty text."""
     comment("summary", page_url="")
     assert github.comments[0]["body"].endswith("-->\nsummary")

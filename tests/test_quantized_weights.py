@@ -1,4 +1,4 @@
-"""A quantized weight is listed as one weight: files of the real libraries, and twins with one part lost or wrong."""
+"""A quantized weight is listed as one weight: files of the real libraries, copies with a lost or wrong part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statecli.core.model_state import TensorInfo
 
 DATA = Path(__file__).parent / "data"
 
-#: Form -> type of the codes, bits of a code; all but one are a weight [32, 64].
+#: Form -> type of the codes, bits of a code; the weight is [32, 64], with one exception.
 FORMS = {
     "gptq": ("int4", 4),
     "gptq_v2": ("int4", 4),
@@ -107,7 +107,7 @@ def bytes_of(tensors):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_weight_has_its_own_shape_and_all_its_tensors(document, quantized_tensors, form):
-    """The shape is the shape before the library quantized it, the size is that of all tensors."""
+    """The shape is that before the quantization; the size is the sum of all tensors."""
     tensors = parts_of(quantized_tensors, form)
     result = document(tensors | {"norm.weight": torch.ones(7)})
     (weight,) = result["quantized"]
@@ -132,7 +132,7 @@ def test_a_weight_has_its_own_shape_and_all_its_tensors(document, quantized_tens
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_codes_are_what_the_library_registers(document, quantized_tensors, form):
-    """A parameter, except in gptqmodel and autoawq, which register buffers."""
+    """The codes are a parameter, but gptqmodel and autoawq register buffers."""
     tensors = parts_of(quantized_tensors, form)
     result = document(tensors)
     kinds = {row["fqn"]: (row["kind"], row["evidence"]) for row in result["tensors"]}
@@ -202,7 +202,7 @@ def _has_torchao() -> bool:
 
 
 def test_torchao_says_the_type_of_flattened_codes(document, tmp_path):
-    """int4 codes lie in bytes; the metadata has the type, as `flatten_tensor_state_dict` of torchao 0.18 writes it."""
+    """The type of int4 codes in bytes is in the metadata, written by `flatten_tensor_state_dict` of torchao 0.18."""
     text = (
         '{"_type": "IntxUnpackedToInt8Tensor", "_data": {"target_dtype": {"_type": "torch.dtype", "_data": "int4"}, '
         '"block_size": [1, 64]}, "_tensor_data_names": ["qdata", "scale", "zero_point"]}'
@@ -271,7 +271,7 @@ def test_modelopt_nvfp4(document):
 
 
 def test_bits_of_gguf_blocks_are_shown(statecli, tmp_path):
-    """A tensor of GGUF is one weight already: 256 values of q4_k take 144 bytes, 4.5 bits each."""
+    """A tensor of GGUF is already one weight: 256 values of q4_k take 144 bytes, 4.5 bits each."""
     gguf = pytest.importorskip("gguf")
     import numpy as np
 
@@ -326,7 +326,7 @@ def test_a_weight_is_selected_by_its_own_name_dtype_and_shape(document, quantize
     assert [row["fqn"] for row in document(tensors, "-x", "proj.weight")["tensors"]] == ["norm.bias"]
 
 
-# --- twins with one part lost or wrong -------------------------------------------------------------------------------
+# --- copies with a missing or wrong part ----------------------------------------------------------------------------
 
 LOST = [
     ("gptq", "scales", "scales is missing"),
@@ -346,7 +346,7 @@ LOST = [
 
 
 def list_gaps(statecli, path):
-    """The messages of sibling-gap in a whole audit, which reads values."""
+    """Return the messages of sibling-gap in a whole audit, including values."""
     findings = json.loads(statecli("audit", path, "-f", "json").out)["findings"]
     return [finding["message"] for finding in findings if finding["rule"] == "sibling-gap"]
 
@@ -357,7 +357,7 @@ def stack(stored, form, count=9):
 
 @pytest.mark.parametrize(("form", "name", "defect"), LOST)
 def test_a_missing_part_is_named(document, statecli, quantized_tensors, save, form, name, defect):
-    """In one of nine layers: the weight says what it lacks, and the audit finds it."""
+    """A part is missing in one of nine layers: the weight names the part, and the audit has a finding."""
     tensors = stack(quantized_tensors, form)
     del tensors[f"layers.4.proj.{name}"]
     result = document(tensors)
@@ -379,7 +379,7 @@ def test_a_missing_part_is_named(document, statecli, quantized_tensors, save, fo
     ("form", "name"), [("nf4", "weight.quant_state.bitsandbytes__nf4"), ("packed_4", "weight_shape"), ("gptq", "g_idx")]
 )
 def test_a_missing_optional_part_is_a_gap(statecli, quantized_tensors, save, form, name):
-    """One of nine layers lacks what the other eight have."""
+    """One of nine layers lacks a part of the other eight layers."""
     tensors = stack(quantized_tensors, form)
     del tensors[f"layers.4.proj.{name}"]
     result = json.loads(statecli("audit", save(tensors, "a.pt"), "-f", "json", "--select", "sibling-gap").out)
@@ -389,7 +389,7 @@ def test_a_missing_optional_part_is_a_gap(statecli, quantized_tensors, save, for
 
 @pytest.mark.parametrize("form", ["w8a8", "fp8", "fp8_dynamic", "llm_int8", "gptq", "packed_4", "nf4"])
 def test_a_layer_that_is_not_quantized_lacks_no_scales(statecli, quantized_tensors, save, form):
-    """A list of layers to ignore is usual. Its dtype is reported, as for a layer that a conversion forgot."""
+    """A list of ignored layers is usual. The dtype is reported, as for a layer forgotten by a conversion."""
     tensors = stack(quantized_tensors, form)
     for name in [name for name in tensors if ".4." in name]:
         del tensors[name]
@@ -438,7 +438,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("form", "name", "shape"), WRONG)
 def test_a_part_of_the_wrong_shape_is_named(document, statecli, save, quantized_tensors, form, name, shape):
-    """The weight says which tensor does not fit; its shape is the true one or not known."""
+    """The weight names the tensor that does not fit; its shape is the true shape or unknown."""
     tensors = parts_of(quantized_tensors, form)
     old = tensors[f"proj.{name}"]
     tensors[f"proj.{name}"] = torch.ones(shape).to(old.dtype)
@@ -508,7 +508,7 @@ def test_a_hostile_quant_state_gives_no_shape(document, quantized_tensors, text)
 
 @pytest.mark.parametrize("sizes", [(32, 63), (31, 64), (-32, 64), (0, 0), (32, 64, 1), (2**62, 4)])
 def test_a_hostile_weight_shape_gives_no_shape(document, quantized_tensors, sizes):
-    """[32, 63] fits the words as well: a width is only refused if no number of bits fits it."""
+    """[32, 63] also fits the packed words: a width is refused only if no number of bits fits the width."""
     tensors = parts_of(quantized_tensors, "packed_4") | {"proj.weight_shape": torch.tensor(sizes)}
     (weight,) = document(tensors)["quantized"]
     assert (weight["shape"] is None) == (sizes != (32, 63))
@@ -569,9 +569,9 @@ def test_any_names_types_and_shapes_give_a_weight_or_none(rows, stored, bits):
         assert described.nbytes == sum(part.nbytes for part in described.parts)
 
 
-# --- twins with a part lost from one of a few weights ----------------------------------------------------------------
+# --- copies of a few weights with a missing part --------------------------------------------------------------------
 
-#: Layers that need no other layer to be known as incomplete are in LOST.
+#: LOST has the layers that are incomplete without a comparison with other layers.
 LOST_NEXT_TO_ONE = [
     ("fp8_block", "weight_scale_inv"),
     ("fp8_dynamic", "weight_scale"),
@@ -588,7 +588,7 @@ LOST_NEXT_TO_ONE = [
 
 
 def lose(tensors, fqn):
-    """The tensors without one, and the file is not made of other tensors."""
+    """Return the tensors without `fqn`; the argument is not changed."""
     assert fqn in tensors
     return {name: tensor for name, tensor in tensors.items() if name != fqn}
 
@@ -596,7 +596,7 @@ def lose(tensors, fqn):
 @pytest.mark.parametrize(("form", "name"), LOST_NEXT_TO_ONE)
 @pytest.mark.parametrize("others", [["mlp.down"], ["attn.q", "attn.k", "attn.v"]])
 def test_a_part_that_a_sibling_has_is_missing(statecli, save, quantized_tensors, form, name, others):
-    """With one sibling in the same block or three in another, no stack of layers is needed."""
+    """One sibling in the same block, or three in another block, are enough: no stack of layers is needed."""
     if f"{form}.{name}" not in quantized_tensors:
         name = name.replace("weight_scale_inv", "weight_scale")
     tensors = {
@@ -608,7 +608,7 @@ def test_a_part_that_a_sibling_has_is_missing(statecli, save, quantized_tensors,
 
 
 def test_most_scales_of_one_name_are_lost(statecli, save):
-    """One of eight layers kept its scales: a layer of the same name with scales is enough."""
+    """One of eight layers kept its scales: one layer of the same name with scales is enough."""
     layers = {f"layers.{n}.up.weight": torch.ones(256, 128).to(torch.float8_e4m3fn) for n in range(8)}
     scale = {"layers.5.up.weight_scale_inv": torch.ones(2, 1)}
     gaps = list_gaps(statecli, save(layers | scale, "a.safetensors"))
@@ -624,7 +624,7 @@ def test_an_input_scale_alone_makes_float8_incomplete(statecli, save):
 
 @pytest.mark.parametrize("name", ["weight.nested_absmax", "weight.nested_quant_map"])
 def test_double_quantization_needs_both_tables(statecli, save, quantized_tensors, name):
-    """bitsandbytes restores `absmax` from both; one weight alone shows that one of them is missing."""
+    """bitsandbytes restores `absmax` from both tables; a single weight shows a missing table."""
     (message,) = list_gaps(
         statecli, save(lose(parts_of(quantized_tensors, "nf4_double"), f"proj.{name}"), "a.safetensors")
     )
@@ -647,7 +647,7 @@ def test_two_forms_in_one_file_have_no_gap(statecli, save, quantized_tensors, fo
 
 
 def test_float8_of_another_component_needs_no_scales(statecli, save):
-    """A file of several models: one is cast to float8, another one is quantized with scales."""
+    """A file of several models: one model is cast to float8, another model is quantized with scales."""
     codes = torch.ones(256, 128).to(torch.float8_e4m3fn)
     tensors = {f"text.layers.{n}.up.weight": codes for n in range(4)}
     tensors |= {"unet.out.weight": codes, "unet.out.weight_scale_inv": torch.ones(2, 1)}

@@ -44,7 +44,7 @@ def test_a_state_dict_is_what_torch_loads(tmp_path, name, legacy):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_parameter_is_called_a_buffer(tmp_path, name):
-    """Convention never contradicts the class: what it calls a buffer is one."""
+    """The convention never contradicts the class: a tensor called a buffer is not a parameter of the class."""
     module = make(name)
     path = tmp_path / "net.pt"
     torch.save(module.state_dict(), path)

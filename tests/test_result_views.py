@@ -1,4 +1,4 @@
-"""What a result shows in Python: text, notebook, JSON document, data frame."""
+"""Views of a result in Python: text, notebook, JSON document, data frame."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_notebook_shows_at_most_500_rows():
 
 
 def test_a_lock_is_its_file(files, tmp_path):
-    """str(lock) is what `statecli lock` writes, and audit reads it."""
+    """str(lock) is the output of `statecli lock`, and audit reads it."""
     lock = statecli.lock("a.pt")
     (tmp_path / "lock.json").write_text(f"{lock}\n")
     assert b"".join(run(parser.parse(["lock", "a.pt"])).content).decode() == f"{lock}\n"
@@ -141,7 +141,7 @@ def test_a_data_frame_has_a_row_for_each_tensor(files):
 
 
 def test_pandas_is_not_needed_for_anything_else(files, monkeypatch):
-    """Without pandas, to_pandas says what to install."""
+    """Without pandas, to_pandas names the package to install."""
     monkeypatch.setitem(sys.modules, "pandas", None)
     result = statecli.inspect("a.pt")
     assert str(result)

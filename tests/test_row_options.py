@@ -1,4 +1,4 @@
-"""Options of inspect and diff that select tensors by dtype and shape, sort rows and limit their number."""
+"""Options of inspect and diff: select tensors by dtype and shape, sort rows and limit their number."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_dtype_and_shape_select_tensors(filters, names):
 
 @pytest.mark.parametrize("text", ["", "2x", "x", "2x-3", "?x3", "[2", "2x3]", "2 by 3", "1e3", "9" * 30])
 def test_a_shape_is_sizes_or_asterisks(text):
-    """A misspelt shape is an error, because no tensor would match it."""
+    """A misspelt shape is an error, because it would match no tensor."""
     with pytest.raises(UsageError, match="write sizes or"):
         Selection(shape=(text,)).check()
 
 
 def test_an_absent_dtype_is_answered_with_those_of_the_file(statecli):
-    """The user sees what to type instead."""
+    """The error lists the dtypes of the file."""
     torch.save({"w": torch.zeros(2), "n": torch.zeros(2, dtype=torch.int64)}, "a.pt")
     result = statecli("inspect", "a.pt", "--dtype", "float17")
     assert (result.code, result.err) == (
@@ -81,7 +81,7 @@ def test_an_absent_shape_is_answered_with_those_of_the_file(statecli):
 
 
 def test_findings_about_tensors_of_another_kind_are_left_out(statecli):
-    """With --model, a finding about an existing tensor that a filter hides is hidden too."""
+    """With --model, a filter that hides an existing tensor also hides its findings."""
     torch.save({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2), "old": torch.zeros(2)}, "a.pt")
     with open("net.py", "w", encoding="utf-8") as file:
         file.write("import torch\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n")
@@ -133,7 +133,7 @@ def names_of_plain(result):
     ],
 )
 def test_a_diff_shows_the_most_important_rows(statecli, checkpoints, options, first):
-    """A new NaN comes before an added tensor, an added one before a changed one; numbers in names count as numbers."""
+    """A new NaN comes before an added tensor, an added tensor before a changed one; numbers in names are numbers."""
     for output in ("table", "plain"):
         result = statecli("diff", *BOTH, *options, "-f", output)
         assert result.code == 1
@@ -142,7 +142,7 @@ def test_a_diff_shows_the_most_important_rows(statecli, checkpoints, options, fi
 
 
 def test_hidden_rows_are_counted(statecli, checkpoints):
-    """Nobody takes the rows of --top for all rows."""
+    """The rows of --top must not look like all rows."""
     table = statecli("diff", *BOTH, "--top", "2", "-f", "table").out
     assert "largest changes  2 of 5 differences" in table
     assert "… and 3 more (--top 2)" in statecli("diff", *BOTH, "--top", "2", "-f", "plain").out
@@ -156,7 +156,7 @@ def test_hidden_rows_are_counted(statecli, checkpoints):
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 def test_a_tie_at_the_end_of_the_largest_tensors_is_counted(statecli, in_tmp_path, output):
-    """The order of equal tensors is that of the file, which a reader would take for their rank."""
+    """Equal tensors are in the order of the file; without the count a reader would take this order for a rank."""
     torch.save({"big": torch.zeros(9), **{f"l.{n}": torch.zeros(4) for n in range(4)}, "small": torch.zeros(1)}, "a.pt")
 
     def show(*options):
@@ -169,7 +169,7 @@ def test_a_tie_at_the_end_of_the_largest_tensors_is_counted(statecli, in_tmp_pat
 
 
 def test_the_largest_tensors_are_one_list(statecli):
-    """--top ignores sections and kinds, which stand in the rows."""
+    """--top ignores sections and kinds; the rows contain them."""
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 8)).sum().backward()
@@ -233,7 +233,7 @@ def test_names_with_numbers_of_any_length_are_sorted(statecli, digits):
 
 
 def test_a_number_after_a_colon_need_not_be_a_line(statecli):
-    """A name may read as a place in a file whose line is a number that Python does not convert."""
+    """A name may look like a place in a file, with a line number that Python does not convert."""
     name = f"assigned at net.py:{'9' * 5_000}"
     torch.save({name: torch.ones(1)}, BOTH[0])
     assert statecli("lock", BOTH[0], "-o", "lock.json").code == 0

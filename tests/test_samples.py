@@ -1,4 +1,4 @@
-"""Each sample model fails exactly the proofs that it was written to fail, and its fixed twin passes all."""
+"""Each sample model fails exactly the proofs that it was written to fail, and its fixed twin passes all proofs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict  # noq
 from statecli.commands.verify.run import Request, run  # noqa: E402
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
-#: They write files and have no model.
+#: Files that write checkpoints and have no model.
 OTHERS = {"make_checkpoints", "bad_checkpoints", "transformed_checkpoints", "training_checkpoints", "train"}
 
-#: Sample and class -> what its forward is called with, and the proofs that fail.
+#: Sample and class -> the input of its forward, and the failing proofs.
 FAILING = {
     "anchors:Head": ("2x8x4x4", "move cast forward"),
     "batchnorm:Block": ("2x3x8x8", ""),
@@ -37,7 +37,7 @@ FAILING = {
     "unused:Net": ("4x8", "step"),
 }
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-#: A real GPU gives the verdicts of a pretended one.
+#: A real GPU gives the verdicts of a fake CUDA device.
 ANY_GPU = pytest.mark.parametrize("device", ["fake-cuda", pytest.param("cuda", marks=[pytest.mark.cuda, GPU])])
 FIXED = sorted(path.stem for path in SAMPLES.glob("*_fixed.py"))
 
@@ -50,13 +50,13 @@ def verdicts(sample: str, input: str, device: str, *checks: Name) -> dict[Name, 
 
 
 def expected_verdicts(sample: str) -> dict[Name, Verdict]:
-    """What the table says; no proof is skipped, none inconclusive."""
+    """Return the verdicts of the table; no proof is skipped or inconclusive."""
     failing = FAILING[sample][1].split()
     return {name: Verdict.FAILED if name.value in failing else Verdict.PASSED for name in DEFAULT_PROOFS}
 
 
 def twin_of(fixed: str) -> str:
-    """The entry of FAILING for the model that `fixed` mends."""
+    """Return the entry of FAILING for the model mended by `fixed`."""
     (actual_sample,) = [sample for sample in FAILING if sample.startswith(fixed.removesuffix("_fixed") + ":")]
     return actual_sample
 
@@ -79,19 +79,19 @@ def test_the_fixed_twin_passes_all(fixed, device):
 
 @pytest.mark.parametrize("sample", FAILING)
 def test_a_move_to_meta_says_the_same(sample):
-    """Though meta makes new objects, which a GPU does not."""
+    """A move to meta creates new objects, a move to a GPU does not; the verdict is the same."""
     actual = verdicts(sample, FAILING[sample][0], "meta", Name.MOVE)
     assert actual == {Name.MOVE: expected_verdicts(sample)[Name.MOVE]}
 
 
 def test_every_sample_is_in_the_table():
-    """One that is not would be held to nothing."""
+    """A sample missing in the table would not be checked."""
     models = {path.stem for path in SAMPLES.glob("*.py")} - set(FIXED) - OTHERS
     assert models == {sample.partition(":")[0] for sample in FAILING}
 
 
 def test_what_fails_has_a_twin():
-    """A sample that fails a proof is shown mended next to it."""
+    """A sample with a failing proof has a mended twin."""
     without = {sample.partition(":")[0] for sample, (_, failing) in FAILING.items() if failing}
     without -= {fixed.removesuffix("_fixed") for fixed in FIXED}
     assert not without

@@ -1,4 +1,4 @@
-"""One severity for one tensor in inspect, verify and audit, and what --fail-on and --ignore make of it."""
+"""Inspect, verify and audit give a tensor the same severity, and --fail-on and --ignore use this severity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Net(nn.Module):
     def forward(self, x):
         return self.fc(x){read}
 """
-#: Body of the constructor -> severity of its unregistered tensor, and what forward reads of it.
+#: Body of the constructor -> severity of its unregistered tensor, and the expression in forward.
 CASES = {
     "random": ("self.t = torch.randn(4)", "", Severity.ERROR),
     "parameter": ("self.t = torch.ones(4, requires_grad=True)", "", Severity.ERROR),
@@ -63,7 +63,7 @@ def test_the_same_in_every_command(write, statecli, case):
 
 @pytest.mark.parametrize(("value", "expected"), [("torch.randn(4)", {"error"}), ("torch.arange(4)", set())])
 def test_a_non_persistent_buffer_is_reported_by_all_or_none(write, statecli, value, expected):
-    """Random values are lost; the constructor computes others again."""
+    """Random values are lost: the constructor computes other values."""
     target = write(f"self.register_buffer('t', {value}, persistent=False)")
     for arguments in (("inspect", target), ("inspect", target, "--to", "meta"), ("verify", target), ("audit", target)):
         assert severities(statecli(*arguments, "-f", "json")) == expected, arguments
@@ -81,7 +81,7 @@ def test_fail_on_sets_the_exit_status(write, statecli, command):
 
 @pytest.mark.parametrize("command", [("inspect", "--to", "meta"), ("verify", "--check", "move")])
 def test_ignore_leaves_a_rule_out(write, statecli, command):
-    """By the name that outputs show, by the name of the finding, or by the group; an unknown name is refused."""
+    """The rule is named as in the outputs, as in the finding, or by its group; an unknown name is refused."""
     name, *options = command
     target = write("self.t = torch.randn(4)")
     assert statecli(name, target, *options).code == 1
@@ -93,7 +93,7 @@ def test_ignore_leaves_a_rule_out(write, statecli, command):
 
 
 def test_forward_that_runs_makes_a_warning_a_note(write, statecli):
-    """The tensor stays, and forward was seen to copy it; forward that mixes devices is an error."""
+    """The tensor is left on its device, and forward copies the tensor; a forward that mixes devices is an error."""
     copies = write("self.t = torch.arange(4.0)", " + self.t.to(x.device)")
     assert severities(
         statecli("verify", copies, "--input", "2x4", "--check", "move", "--check", "forward", "-f", "json")
@@ -104,7 +104,7 @@ def test_forward_that_runs_makes_a_warning_a_note(write, statecli):
     assert severities(result) == {"error"}
 
 
-#: Body of the constructor and what forward does with the tensor -> its severity in verify with an input.
+#: Body of the constructor and expression in forward -> severity of the tensor in verify with an input.
 FORWARDS = {
     "mixes": ("self.t = torch.arange(4.0)", " + self.t", "error"),
     "copies": ("self.t = torch.arange(4.0)", " + self.t.to(x)", "note"),
@@ -142,7 +142,7 @@ def test_inspect_with_an_input_has_the_severity_of_verify(write, statecli, case)
 
 
 def test_inspect_says_what_forward_does_with_the_tensor(write, statecli):
-    """The line that mixes devices, or that forward ran."""
+    """The message has the line that mixes devices, or reports that forward ran."""
     mixes = statecli("inspect", write("self.t = torch.arange(4.0)", " + self.t"), "--to", "meta", "--input", "2x4")
     assert "on cpu while the rest is on cuda:0, in add at net.py:10" in mixes.out
     copies = statecli(
@@ -152,7 +152,7 @@ def test_inspect_says_what_forward_does_with_the_tensor(write, statecli):
 
 
 def test_inspect_says_if_a_fake_gpu_cannot_tell(write, statecli):
-    """Then the severity is that without an input."""
+    """Then the severity is the same as without an input."""
     target = write("self.t = torch.arange(4.0)", " + int(torch.cuda.is_available())")
     for move in (("--to", "meta"), ()):
         result = statecli("inspect", target, *move, "--input", "2x4")
@@ -173,7 +173,7 @@ def test_a_harmless_tensor_is_not_counted_as_failed(write, statecli):
 
 
 def test_a_fix_in_a_row_is_one_line(write, statecli):
-    """Two targets are two groups of rows, in which a line break would be an escape."""
+    """Two targets are two groups of rows; a line break in a row would be escaped."""
     target = write("self.t, self.u = torch.randn(4), torch.randn(4)")
     for output in ("table", "plain", "junit", "gitlab"):
         text = statecli("audit", target, target.replace("Net", "Net()"), "-f", output).out
@@ -182,7 +182,7 @@ def test_a_fix_in_a_row_is_one_line(write, statecli):
 
 
 def test_guessed_inputs_that_do_not_run_prove_nothing(statecli, tmp_path, in_tmp_path):
-    """Nobody asked for the proofs that need a forward: they are skipped with the reason, and the exit status is 0."""
+    """The user did not request the proofs with a forward: they are skipped with the reason, and the status is 0."""
     (tmp_path / "odd.py").write_text(
         "from transformers import BertConfig, BertModel\n\n\nclass Net(BertModel):\n"
         "    def __init__(self):\n"
@@ -197,7 +197,7 @@ def test_guessed_inputs_that_do_not_run_prove_nothing(statecli, tmp_path, in_tmp
 
 
 def test_tied_weights_exit_0(statecli, tmp_path, in_tmp_path):
-    """A tied language model is whole; safetensors refuses the tie, which a note says with the function to call."""
+    """A tied language model is complete; safetensors refuses the tie, and a note names the function to call."""
     (tmp_path / "tied.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
         "        super().__init__()\n        self.embed = nn.Embedding(8, 4)\n"
@@ -219,7 +219,7 @@ def test_a_registered_tensor_that_stays_is_an_error():
     assert decide_tensor_severity(row) is Severity.ERROR
 
 
-#: Body of the constructor -> rule and severity of the name that a move parts from its tensor, and what forward reads.
+#: Case -> body of the constructor, expression in forward, rule and severity of the tie that a move breaks.
 TIES = {
     "view of a parameter": ("self.v = self.fc.weight.detach().t()", " @ self.v", "stale-view", Severity.ERROR),
     "view of a buffer": (
@@ -234,7 +234,7 @@ TIES = {
 
 @pytest.mark.parametrize("case", TIES)
 def test_a_tie_that_a_move_breaks_is_one_problem_of_one_severity_everywhere(write, statecli, case):
-    """The proofs of verify that find the same tie are its consequences; its line is the one that made the tie."""
+    """Other proofs of verify that find the same tie are consequences; the line of the problem created the tie."""
     body, read, rule, severity = TIES[case]
     target = write(body, read)
     for arguments in (
@@ -250,7 +250,7 @@ def test_a_tie_that_a_move_breaks_is_one_problem_of_one_severity_everywhere(writ
 
 
 def test_a_proof_alone_has_the_line_and_the_severity_of_the_broken_tie(write, statecli):
-    """The copy and the forward name what a move breaks, though the move is not tried."""
+    """The copy and the forward report the tie that a move breaks, although no move is tried."""
     target = write("self.v = self.fc.weight.detach().t()", " @ self.v")
     for check, rule in (("copy", "untied-by-copy"), ("forward", "device-mismatch")):
         result = statecli("verify", target, "--check", check, "--input", "2x4", "-f", "json").json
@@ -268,7 +268,7 @@ def test_a_proof_that_failed_for_a_name_without_a_row_is_not_called_all_passed(w
 
 
 def test_a_prefix_that_the_class_refuses_is_an_error_everywhere(write, statecli, tmp_path):
-    """Without a class it is a warning, because the wrapper itself may load the names."""
+    """Without a class the finding is a warning, because the wrapper itself may load the names."""
     target = write("")
     torch.save(torch.nn.DataParallel(torch.nn.ModuleDict({"fc": torch.nn.Linear(4, 4)})).state_dict(), "dp.pt")
     for arguments in (("audit", "dp.pt", "--model", target), ("diff", "dp.pt", target), ("diff", target, "dp.pt")):
@@ -294,7 +294,7 @@ def test_a_prefix_that_the_checkpoint_lacks_is_an_error_of_audit_too(tmp_path, i
 
 
 def test_what_a_load_refuses_has_the_line_of_the_class_everywhere(write, statecli):
-    """The line that registers the tensor, also of a missing tensor, and whichever side the class is."""
+    """The line registers the tensor, also for a missing tensor, and for the class on either side."""
     target = write("self.register_buffer('scale', torch.ones(3))")
     torch.save({"fc.weight": torch.zeros(4, 4), "fc.bias": torch.zeros(7)}, "wrong.pt")
     for arguments in (
@@ -338,7 +338,7 @@ class Kernel(nn.Module):
 @pytest.mark.parametrize("name", ["Mask", "Kernel"])
 @pytest.mark.parametrize("command", ["inspect", "inspect --to meta", "verify", "audit"])
 def test_the_result_of_an_operation_is_an_error_in_every_command(command, name, statecli, in_tmp_path):
-    """deepcopy raises, and so does the second backward: that breaks a run."""
+    """deepcopy raises an error, and so does the second backward: the run stops."""
     Path("fx.py").write_text(RESULTS)
     result = statecli(*command.split(), f"fx.py:{name}", "-f", "json")
     assert result.code == 1

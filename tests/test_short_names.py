@@ -1,4 +1,4 @@
-"""Names that are cut to a width, by Python for browse and by the script of the page."""
+"""Names truncated to a width, by Python for browse and by the script of the page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_name_loses_first_what_all_names_share(width, expected):
 
 
 def test_the_end_of_most_names_is_cut_before_their_words():
-    """`.weight` says less than the word before it, also in a list where some names end otherwise."""
+    """`.weight` says less than the word before, also in a list with other endings."""
     names = ["model.layers.0.post_attention_layernorm.weight", "optimizer.step"]
     assert shorten_name(names[0], find_common_ends(names), 30) == "…0.post_attention_layernorm…"
 

@@ -1,4 +1,4 @@
-"""One size of a checkpoint in every command: tensors that share a storage count once."""
+"""The size of a checkpoint is the same in every command: tensors with a shared storage count once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_inspect_and_audit_say_the_same_size(case, tmp_path, monkeypatch):
-    """The bytes of an audited target are those that inspect adds up."""
+    """The bytes of an audited target equal the sum of inspect."""
     state_dict, size = CASES[case]
     monkeypatch.chdir(tmp_path)
     torch.save(state_dict, "model.pt")

@@ -1,4 +1,4 @@
-"""statecli.Snapshot: what a step changed, without a copy of the values; and what a snapshot cannot tell."""
+"""statecli.Snapshot: changes of a step, without a copy of the values, and the limits of a snapshot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def statuses(diff):
 
 
 def test_a_step_is_seen_tensor_by_tensor():
-    """The frozen weight is identical, the trained ones changed, and no number is invented."""
+    """The frozen weight is identical, the trained weights changed, and no number is invented."""
     model = Tied()
     model.norm.bias.requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
@@ -129,7 +129,7 @@ def test_an_optimizer_has_a_snapshot():
 
 
 def test_a_file_is_compared_with_a_snapshot(tmp_path):
-    """The file holds what the model holds."""
+    """The file has the same tensors as the model."""
     model = Tied()
     torch.save(model.state_dict(), tmp_path / "a.pt")
     assert not statecli.diff(tmp_path / "a.pt", statecli.Snapshot(model)).findings

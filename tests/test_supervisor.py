@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.usefixtures("in_tmp_path"),
 ]
 
-#: A command that is supervised and imports no torch: its result, and code 1 with what a model adds.
+#: A supervised command without torch: its result and status 1, with the added code of a model.
 PROGRAM = """
 import atexit, ctypes, os, posix, signal, subprocess, sys, threading, time
 from statecli.cli import streams, supervisor
@@ -67,7 +67,7 @@ class Net(nn.Module):
 
 
 def start(command, **options):
-    """A process of Python with these words, its standard input closed."""
+    """Start a Python process with these arguments and a closed standard input."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
     return start_python(command, "statecli", **options)
 
@@ -77,7 +77,7 @@ def finish(process, given=None):
     try:
         out, err = process.communicate(given, timeout=120)
     except subprocess.TimeoutExpired:
-        process.kill()  # its child, which may be in a loop, ends with it
+        process.kill()  # the child, which may be in a loop, ends too
         raise
     return process.returncode, (out or b"").decode(), (err or b"").decode()
 
@@ -151,7 +151,7 @@ WITHOUT_A_VERDICT = {
     ("case", "late"), [*((case, False) for case in WITHOUT_A_VERDICT), ("exit", True), ("segfault", True)]
 )
 def test_a_process_that_ends_without_a_verdict_is_one_line_and_2(case, late):
-    """The line names the model and says how it ended; a result that was sent before is not printed."""
+    """The line names the model and the way the process ended; an earlier result is not printed."""
     code, reason = WITHOUT_A_VERDICT[case]
     code, out, err = finish(start_supervised(**{"late" if late else "code": code}))
     assert (code, out) == (2, "")
@@ -169,14 +169,14 @@ def test_a_finalizer_between_the_result_and_the_verdict_is_2():
 
 
 def test_a_verdict_for_another_result_is_not_accepted():
-    """What a fork of the pipe, or a lost message, makes of the result: length and checksum do not fit."""
+    """Length and checksum do not match the result, as after a fork of the pipe or a lost message."""
     code, out, err = finish(start_supervised(late="supervisor.get_connection()._size += 1"))
     assert (code, out) == (2, "")
     assert "there is no result" in err
 
 
 def test_a_limit_ends_code_that_ignores_interrupts():
-    """A loop of Python with Ctrl-C ignored: one line, 2, and no result."""
+    """The code is an endless loop of Python that ignores Ctrl-C: one line, status 2, and no result."""
     limit = "supervisor.get_connection().limit_time(0.5)"
     loop = f"{limit}; signal.signal(signal.SIGINT, signal.SIG_IGN)\n    while True: pass"
     begun = time.monotonic()
@@ -196,7 +196,7 @@ def test_the_first_limit_counts():
     "command", ["inspect", "diff net.py:Net", "verify", "audit", "lock", "inspect -qv", "diff -qv a"]
 )
 def test_each_command_heeds_the_timeout(statecli, command):
-    """Through either parser. In the process of a test there is no parent that could end it, and the line says so."""
+    """Both parsers accept the option. A test has no parent process to end its process, and the line reports this."""
     result = statecli(*command.split(), "net.py:Net", "--timeout", "5")
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("statecli: --timeout 5: works only in the statecli command on Linux or macOS")
@@ -218,7 +218,7 @@ LOOP = """if True:
 
 
 def looping(ignored="SIG_IGN", **options):
-    """(process, number of its child), which is in a loop."""
+    """Return (process, number of its child); the child runs an endless loop."""
     process = start_supervised(LOOP.format(ignored=ignored), **options)
     while not Path("ready").exists():
         time.sleep(0.02)
@@ -235,7 +235,7 @@ def test_ctrl_c_is_130_without_a_word(ignored):
 
 
 def test_sigterm_ends_parent_and_child():
-    """The parent dies of it as it would without a child, and takes the child with it."""
+    """The signal ends the parent as without a child, and the parent ends the child."""
     process, child = looping()
     process.send_signal(signal.SIGTERM)
     assert finish(process) == (-signal.SIGTERM, "", "")
@@ -245,7 +245,7 @@ def test_sigterm_ends_parent_and_child():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: PR_SET_PDEATHSIG")
 def test_the_child_of_a_killed_parent_ends():
-    """Its parent's SIGKILL leaves no loop behind."""
+    """SIGKILL of the parent leaves no loop running."""
     process, child = looping(stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     process.kill()
     process.wait(60)
@@ -253,7 +253,7 @@ def test_the_child_of_a_killed_parent_ends():
 
 
 def ends(pid):
-    """True if the process ends within half a minute; one that nobody has waited for has ended."""
+    """Return True if the process ends within half a minute; a process that is not yet waited for has ended."""
     state = Path(f"/proc/{pid}/stat")
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
@@ -262,21 +262,21 @@ def ends(pid):
 
 
 def test_standard_input_reaches_the_models_code():
-    """It is inherited."""
+    """The child inherits standard input."""
     process = start_supervised("print('read', input(), file=sys.stderr)", stdin=subprocess.PIPE)
     assert "read a word" in finish(process, b"a word\n")[2]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_a_full_disk_is_reported_by_the_parent():
-    """The result cannot be written, and that is what the line says."""
+    """The line reports that the result cannot be written."""
     with open("/dev/full", "w") as full:
         code, _, err = finish(start_supervised(stdout=full))
     assert (code, err) == (2, "statecli: cannot write to standard output: No space left on device\n")
 
 
 def test_a_closed_pipe_is_141_without_a_word():
-    """As `| head` closes one."""
+    """The pipe is closed as by `| head`."""
     reading, writing = os.pipe()
     os.close(reading)
     code, _, err = finish(start_supervised(stdout=writing))
@@ -285,7 +285,7 @@ def test_a_closed_pipe_is_141_without_a_word():
 
 
 def test_a_terminal_keeps_its_width_and_colours():
-    """The child asks the terminal before it gives standard output away."""
+    """The child asks the terminal before it replaces standard output."""
     import fcntl
     import pty
     import struct
@@ -305,7 +305,7 @@ def test_a_terminal_keeps_its_width_and_colours():
 
 
 def test_an_exit_handler_of_a_model_does_not_turn_1_into_0():
-    """`inspect --to meta` fails for a tensor that stays behind."""
+    """`inspect --to meta` fails for a tensor left on the CPU."""
     options = ("--to", "meta", "--fail-on", "warning", "-f", "json")
     code, out, _ = inspect_model(*options, constructor="atexit.register(os._exit, 0)")
     assert code == 1
@@ -313,7 +313,7 @@ def test_an_exit_handler_of_a_model_does_not_turn_1_into_0():
 
 
 def test_a_finalizer_of_a_model_does_not_turn_1_into_0():
-    """It runs before the verdict, so that nothing is known."""
+    """The finalizer runs before the verdict, so the result is unknown."""
     code, out, err = inspect_model("--to", "meta", method="def __del__(self): posix._exit(0)")
     assert (code, out) == (2, "")
     assert "net.py:Net: the model's code ended the process with status 0" in err
@@ -327,7 +327,7 @@ def test_a_model_that_crashes_is_one_line_and_2():
 
 
 def test_a_model_that_loops_ends_at_the_timeout():
-    """The limit is one of the whole command."""
+    """The limit applies to the whole command."""
     code, out, err = inspect_model("--timeout", "1", constructor="\n        while True: pass")
     assert (code, out) == (2, "")
     assert err.endswith("stopped after 1 s (--timeout), before the end; there is no result\n")
@@ -349,7 +349,7 @@ def test_a_timeout_changes_nothing_for_a_checkpoint_in_time():
 
 @given(st.text(st.sampled_from("ab.:/()= 'C\\py"), max_size=12))
 def test_each_spec_is_supervised(text):
-    """No text that names a class escapes, in whichever spelling of an option."""
+    """Every text that names a class is found, in each spelling of an option."""
     try:
         spec = parse_spec(text)
     except UsageError:
@@ -376,7 +376,7 @@ def test_lines_without_code_are_not_supervised():
     ids=["signal", "trace", "profile"],
 )
 def test_a_system_exit_that_model_code_raises_is_no_verdict(code):
-    """A watchdog that fires while statecli writes its report: exit code 2 and one line."""
+    """For example a watchdog that fires while statecli writes its report: exit code 2 and one line."""
     code_, out, err = inspect_model("--to", "meta", constructor=f"import sys; {code}")
     assert code_ == 2
     assert out == ""
@@ -384,7 +384,7 @@ def test_a_system_exit_that_model_code_raises_is_no_verdict(code):
 
 
 def test_a_system_exit_that_python_wraps_is_no_verdict(capsys):
-    """Python 3.11 raises a RuntimeError from whatever ends `__set_name__` while a class is made."""
+    """Python 3.11 raises a RuntimeError from any error in `__set_name__` while a class is created."""
 
     def body():
         try:

@@ -1,4 +1,4 @@
-"""Errors of the system are attributed to what they happened to: a file, standard output, the working directory."""
+"""Errors of the system name the affected file, standard output, or the working directory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _checkpoints(in_tmp_path):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Have the reads of one file fail with a number of the system's, from the nth of them on."""
+    """Return a function that makes reads of a file fail with an error number, after a number of reads."""
 
     def fail(name, number=errno.EIO, after=0):
         reads = 0
@@ -74,7 +74,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_read_that_fails_names_its_file(statecli, failing, command, name, number):
-    """Each command exits with 2 with the file and the reason; nothing is said of standard output."""
+    """Each command exits with 2 with the file and the reason; the line does not name standard output."""
     failing(name, number)
     result = statecli(*COMMANDS[command].format(name).split())
     assert result.code == 2
@@ -101,7 +101,7 @@ def test_a_read_that_fails_later_names_its_file(statecli, failing, command, afte
 @linux
 @pytest.mark.parametrize("arguments", [(), ("--values",)])
 def test_the_other_files_of_an_audit_go_on(statecli, failing, arguments):
-    """One target fails; the findings of the others are shown."""
+    """One target fails; the findings of the other targets are shown."""
     torch.save({"w": torch.full((3,), float("nan"))}, "c.pt")
     failing("a.pt")
     result = statecli("audit", ".", "--values", "-f", "json", *arguments)
@@ -168,7 +168,7 @@ def test_only_a_write_to_standard_output_is_an_error_of_standard_output():
 
 
 def test_output_error_is_the_line_about_standard_output(capsys):
-    """What a full disk makes of the result."""
+    """The error is that of a full disk."""
 
     def run():
         raise OutputError("cannot write to standard output: No space left on device")
@@ -198,7 +198,7 @@ def refuse_fork(*_, **__):
 
 @pytest.mark.parametrize("where", ["fork", "semaphore"])
 def test_the_work_is_done_here_where_no_process_can_be_started(monkeypatch, where):
-    """`ulimit -u`, and a /dev/shm that is full: the result is the same."""
+    """The causes are `ulimit -u` and a full /dev/shm: the result is the same."""
     if where == "fork":
         monkeypatch.setattr(os, "fork", refuse_fork)
     else:
@@ -213,7 +213,7 @@ def test_the_work_is_done_here_where_no_process_can_be_started(monkeypatch, wher
 
 @pytest.mark.parametrize("threads", range(5))
 def test_the_work_is_done_where_few_threads_can_be_started(monkeypatch, threads, capsys):
-    """A limit of a container: the pool of processes needs one thread, and that thread another one."""
+    """A container may limit threads: the pool of processes needs one thread, and this thread needs another thread."""
     start, left = threading.Thread.start, [threads]
 
     def start_or_refuse(thread):
@@ -232,7 +232,7 @@ def test_the_work_is_done_where_few_threads_can_be_started(monkeypatch, threads,
 
 
 def test_a_library_that_does_not_fit_into_memory_is_one_line():
-    """The loader's error is that of an import."""
+    """The error of the loader is an ImportError."""
     body = "import sys\nclass Finder:\n    def find_spec(name, *_):\n"
     body += "        if name == 'numpy': raise ImportError('numpy.so: failed to map segment from shared object')\n"
     done = _program(body + "sys.meta_path.insert(0, Finder)\n" + MAIN.format(["inspect", "a.pt", "--stats"]))
@@ -242,7 +242,7 @@ def test_a_library_that_does_not_fit_into_memory_is_one_line():
 @pytest.mark.parametrize("error", ["MemoryError()", "RecursionError('deep')", "ImportError('no')", "OSError(11, 'no')"])
 @pytest.mark.parametrize("where", ["parser.parse", "interrupts.handle_interrupts", "command_runner.execute"])
 def test_a_crash_is_never_1(error, where):
-    """Of whatever step: one line, 2."""
+    """A crash in any step gives one line and status 2."""
     module, function = where.split(".")
     body = f"import statecli.cli.{module} as module\ndef fail(*_): raise {error}\nmodule.{function} = fail\n"
     done = _program(body + MAIN.format(["inspect", "a.pt"]))
@@ -290,7 +290,7 @@ def test_no_memory_for_the_supervisor_is_2():
 @pytest.mark.parametrize("megabytes", [100, 150, 200, 300, 400])
 @pytest.mark.parametrize("line", [["inspect", "a.pt", "--stats"], ["diff", "a.pt", "a.pt"]])
 def test_little_memory_is_0_or_2(line, megabytes):
-    """`ulimit -v`: numpy's BLAS ends the process with 1 where it gets none."""
+    """The limit is `ulimit -v`. Without memory, BLAS of numpy would end the process with status 1."""
     limit = megabytes << 20
     done = _program(MAIN.format(line), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
     assert done.returncode in (0, 2)

@@ -1,4 +1,4 @@
-"""assert_state_follows, as a function and as a pytest fixture: it fails with the table of verify."""
+"""assert_state_follows, as a function and as a pytest fixture: a failure has the table of verify."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("in_project")
 
 
 class Left(nn.Module):
-    """Its table stays behind."""
+    """A model with a table that is left on its old device."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +48,7 @@ def test_what_follows_is_given_back():
 
 
 def test_a_failure_has_the_table_of_the_command():
-    """All that the command shows on a terminal, below a line that says which proofs fail."""
+    """The table is that of the command on a terminal, below a line with the failing proofs."""
     spec = "sample_models/net.py:Net"
     with pytest.raises(AssertionError) as raised:
         checked(spec, device="meta", checks=["move", "save"])
@@ -64,7 +64,7 @@ def test_a_failure_has_the_table_of_the_command():
 
 
 def test_a_failure_is_laid_out_for_a_terminal():
-    """No line is wider than 100 columns, and what is true of every row is said once."""
+    """No line is wider than 100 columns, and a fact about every row is given once."""
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     model.register_forward_hook(lambda *_: None)  # which cannot be pickled
     with pytest.raises(AssertionError, match="copy inconclusive") as raised:
@@ -75,7 +75,7 @@ def test_a_failure_is_laid_out_for_a_terminal():
 
 
 def test_a_proof_that_says_nothing_of_what_is_left_is_no_pass():
-    """A tensor that needs no gradient has no part in a step: asked for, it was not proved."""
+    """A tensor without a gradient has no part in a step, so the requested proof proves nothing."""
     with pytest.raises(AssertionError, match="step: the filters exclude all tensors of this check"):
         checked(Left(), include="table", checks=["step"], inputs="2x4")
     assert checked(Left(), include="fc.*", checks=["step"], inputs="2x4").checks[0].verdict is Verdict.PASSED
@@ -88,7 +88,7 @@ def test_a_live_model_fails_too():
 
 
 def test_inconclusive_is_no_pass():
-    """A forward that raises: the assertion says what."""
+    """The assertion has the error of forward."""
     with pytest.raises(AssertionError, match="step inconclusive") as raised:
         checked(nn.Linear(4, 4), checks=["step"], inputs="2x5")
     assert "shapes cannot be multiplied" in " ".join(str(raised.value).split())
@@ -107,13 +107,13 @@ def test_a_model_without_tensors_is_no_pass():
 
 
 def test_what_is_filtered_out_is_not_judged():
-    """A tensor that is meant to stay is left out by name."""
+    """A tensor that may stay on its device is excluded by name."""
     actual = checked(Left(), checks=["move", "cast"], device="meta", exclude="table")
     assert [row.fqn for row in actual.state.tensors] == ["fc.weight", "fc.bias"]
 
 
 def test_what_cannot_be_tried_raises_its_own_error():
-    """No AssertionError: it is not the model that is at fault."""
+    """The error is not an AssertionError, because the model is not at fault."""
     with pytest.raises(StateError, match="is not a shape"):
         checked(nn.Linear(2, 2), inputs="2xx")
 
@@ -144,7 +144,7 @@ def test_nothing_is_imported():
 
 
 def run_pytest(folder, source, run=run_python):
-    """A pytest run of its own with the plugin, whether or not it is installed."""
+    """Run pytest with the plugin, whether or not the plugin is installed."""
     (folder / "test_it.py").write_text(textwrap.dedent(source))
     words = ["-p", "no:cacheprovider", "-p", "statecli.api.pytest_plugin", "-q", "test_it.py"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
@@ -153,7 +153,7 @@ def run_pytest(folder, source, run=run_python):
 
 
 def start_anew(words, **options):
-    """As `run_python`, in a process that has imported nothing."""
+    """Run like `run_python`, in a newly started process without imports."""
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, **options)
 
 
@@ -183,13 +183,13 @@ def test_a_run_that_does_not_use_it_imports_nothing(tmp_path):
 
 
 def test_the_entry_point_names_the_plugin():
-    """What makes the fixture known where the package is installed."""
+    """The entry point registers the fixture if the package is installed."""
     text = (ROOT / "pyproject.toml").read_text()
     assert '[project.entry-points.pytest11]\nstatecli = "statecli.api.pytest_plugin"\n' in text
 
 
 def test_models_are_tested_without_a_test_file(tmp_path):
-    """`pytest --statecli` and the key `statecli_models`: a test for each model, which fails with its table."""
+    """`pytest --statecli` and the key `statecli_models`: each model has a test, and a failure has its table."""
     (tmp_path / "net.py").write_text((ROOT / "sample_models" / "net.py").read_text())
     (tmp_path / "net_fixed.py").write_text((ROOT / "sample_models" / "net_fixed.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\nstatecli_models = net_fixed.py:Net\n")

@@ -1,4 +1,4 @@
-"""`make check` runs tests of whatever changed in the package."""
+"""`make check` runs the tests of each changed file of the package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_each_module_has_tests(monkeypatch):
 
 
 def test_each_selected_test_exists(monkeypatch):
-    """pytest refuses the whole run for a file that was renamed."""
+    """pytest refuses the whole run if a file does not exist, for example after a rename."""
     monkeypatch.chdir(ROOT)
     modules = [str(path.relative_to(ROOT)) for path in Path(ROOT / "statecli").rglob("*.py")]
     selected = {test for module in modules for test in select_tests(module)}
@@ -27,7 +27,7 @@ def test_each_selected_test_exists(monkeypatch):
 
 
 def test_rows_are_rooms():
-    """A row of a room that was renamed selects nothing."""
+    """A row selects nothing if its room was renamed."""
     rooms = {
         path.name.removesuffix(".py")
         for folder in ("statecli", "statecli/commands")
@@ -37,7 +37,7 @@ def test_rows_are_rooms():
 
 
 def test_a_module_selects_the_tests_of_its_own_name(monkeypatch):
-    """Besides those of its room."""
+    """The tests of its room are selected too."""
     monkeypatch.chdir(ROOT)
     assert "tests/test_natural_order.py" in select_tests("statecli/core/natural_order.py")
     assert "tests/test_ties.py" in select_tests("statecli/core/natural_order.py")

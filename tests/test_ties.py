@@ -1,4 +1,4 @@
-"""Which tensors share a storage, against the definition and against torch."""
+"""Tensors with a shared storage, compared with the definition and with torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from statecli.core.model_state import ModelState, TensorInfo
 def row(
     fqn: str, storage: int | str | None, nbytes: int = 4, section: str = "model", note: str | None = None
 ) -> TensorInfo:
-    """A tensor of one storage."""
+    """Return a tensor of one storage."""
     return TensorInfo(fqn, "float32", (nbytes // 4,), nbytes // 4, nbytes, section=section, storage=storage, note=note)
 
 
 def list_ties(*rows: TensorInfo) -> dict[str, tuple[str, ...]]:
-    """What each is tied to."""
+    """Return the names tied to each tensor."""
     state = tied_tensors.fill_tied_to(ModelState("t", "f", rows))
     return {tensor.fqn: tensor.tied_to for tensor in state.tensors}
 
@@ -34,7 +34,7 @@ def list_ties(*rows: TensorInfo) -> dict[str, tuple[str, ...]]:
     )
 )
 def test_by_definition(spec):
-    """Tied are all others of the same storage, in order, unless either holds no byte or its storage is unknown."""
+    """Tensors of the same storage are tied, in order, unless one has no byte or an unknown storage."""
     rows = [row(f"t{n}", storage, nbytes) for n, (storage, nbytes) in enumerate(spec)]
     expected = {
         a.fqn: tuple(
@@ -59,7 +59,7 @@ def test_nothing_but_tied_to_changes():
 
 
 def test_other_sections_are_named():
-    """A tensor of another section is named with it, one of the same section without."""
+    """A tensor of another section is named with its section, a tensor of the same section without."""
     rows = (row("w", 1), row("v", 1), row("w", 1, section="ema"))
     tensors = tied_tensors.fill_tied_to(ModelState("t", "f", rows, ("model", "ema"))).tensors
     assert [tensor.tied_to for tensor in tensors] == [("v", "ema#w"), ("w", "ema#w"), ("model#w", "model#v")]
@@ -67,7 +67,7 @@ def test_other_sections_are_named():
 
 @pytest.mark.parametrize("count", [64, 65, 66, 200])
 def test_a_long_list_is_cut(count):
-    """Of more than 64 others, one is named and the number is said; never the tensor itself."""
+    """With more than 64 other tensors, one is named and the note has their number; a tensor never names itself."""
     rows = [row(f"t{n:03}", 0, note="view") for n in range(count)]
     tensors = tied_tensors.fill_tied_to(ModelState("t", "f", tuple(rows))).tensors
     for tensor in tensors:

@@ -10,14 +10,14 @@ import pytest
 
 from statecli.core import unicode_forms
 
-#: Marks that are sorted, some of which are letters for `unicodedata.combining`.
+#: Marks to be sorted; some are letters for `unicodedata.combining`.
 PAIRS = ["\u0315\u0300", "\u0f73", "\u0f75", "\u0f81", "\u0344\u0316", "\u0300\uff9e"]
 
 
 @pytest.mark.parametrize("marks", PAIRS, ids=ascii)
 @pytest.mark.parametrize("form", ["NFC", "NFKC"])
 def test_a_text_of_marks_is_not_sorted(form, marks):
-    """Each is decomposed to marks that are out of order."""
+    """Each pair is decomposed into marks in a wrong order; the text is not changed."""
     text, begin = "a" + marks * 100_000, time.process_time()
     assert unicode_forms.normalize(form, text) == text
     assert not unicode_forms.is_normalized(form, text)
@@ -25,7 +25,7 @@ def test_a_text_of_marks_is_not_sorted(form, marks):
 
 
 def test_no_decomposition_begins_with_a_letter_and_goes_on_with_many_marks():
-    """So the marks of a text are those at the beginning of a decomposition, and a few for each letter."""
+    """A decomposition that begins with a letter has fewer than 5 marks, so many marks begin with a mark."""
     longest = 0
     for number in range(sys.maxunicode + 1):
         decomposed = unicodedata.normalize("NFKD", chr(number))

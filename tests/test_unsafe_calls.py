@@ -45,7 +45,7 @@ def test_inspect_reports_the_calls_as_audit_does(legacy, statecli, in_tmp_path, 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 def test_the_verdict_names_the_call_and_the_next_step(output, statecli, hostile):
-    """A person who inspects a download sees both, and the note about the imported names does not repeat them."""
+    """The user of a download sees the call and the next step, and the note about imports repeats neither."""
     result = statecli("inspect", hostile, "-f", output)
     text = " ".join(result.out.split())
     verdict = "1 error: loading the file imports or calls posix.system; statecli audit net.pt lists all calls"
@@ -65,7 +65,7 @@ def test_the_next_step_can_be_pasted(statecli, in_tmp_path, tmp_path):
 
 
 def test_the_names_of_one_section_do_not_hide_the_calls(statecli, in_tmp_path, tmp_path):
-    """Loading one section loads the whole pickle; filters select tensors."""
+    """Loading one section loads the whole pickle; filters select tensors only."""
     torch.save({"model": {"w": torch.zeros(3)}, "args": Call(os.system, "echo hi")}, tmp_path / "net.pt")
     assert len(list_calls(statecli, "inspect", "net.pt#model")) == 1
     assert statecli("inspect", "net.pt", "-i", "w*", "-q").code == 1
@@ -97,11 +97,11 @@ def test_a_name_with_dots_is_harmful(name):
 
 
 def test_a_name_of_data_is_not_harmful():
-    """Names of clean files, which need no scan."""
+    """These names are in clean files, and need no scan."""
     for name in ("argparse.Namespace", "numpy._core.multiarray.scalar", "pathlib.PosixPath", "my.project.Config"):
         assert not known_names.may_be_harmful(name)
 
 
 def test_the_rule_lists_both_commands():
-    """`statecli rules unsafe-global` says who reports the rule."""
+    """`statecli rules unsafe-global` lists the commands that report the rule."""
     assert DICTIONARY["unsafe-global"].commands == ("inspect", "audit")

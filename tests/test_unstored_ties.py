@@ -1,4 +1,4 @@
-"""Tied names that a checkpoint does not store, and how inspect and the page name them."""
+"""Tied names that a checkpoint does not store, and their names in inspect and on the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = {"vocab_size": 16, "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What save_pretrained writes: the embedding, and no head."""
+    """A folder written by save_pretrained: the embedding, without the head."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("gpt2")
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES)).save_pretrained(folder)
@@ -50,7 +50,7 @@ def test_the_stored_tensor_names_the_tied_name(statecli, folder, options):
     "settings", [{"tie_word_embeddings": False}, {"tie_word_embeddings": None}, {"architectures": ["OwnLMHeadModel"]}]
 )
 def test_a_tie_that_is_not_recorded_is_not_reported(statecli, folder, tmp_path, settings):
-    """Without the setting, and of a class that statecli does not know."""
+    """The setting is missing, or statecli does not know the class."""
     rows = list_rows(statecli, change_config(folder, tmp_path / "other", **settings))
     assert all("aliases" not in row and "note" not in row for row in rows.values())
 
@@ -66,7 +66,7 @@ def test_a_stored_head_is_not_an_alias(statecli, tmp_path, folder):
 
 @pytest.mark.parametrize("name", TIED_NAMES)
 def test_the_names_are_those_of_transformers(name):
-    """Each class of the table ties these names if tie_word_embeddings is true; the same in transformers itself."""
+    """Each class of the table ties these names if tie_word_embeddings is true, as in transformers."""
     transformers = pytest.importorskip("transformers")
     model = getattr(transformers, name, None)
     keys = getattr(model, "_tied_weights_keys", None)

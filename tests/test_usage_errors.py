@@ -16,7 +16,7 @@ from statecli.core.errors import FilteredOut, ModelError, UsageError, option
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import parameters_of
 
-#: Every spelling of every option.
+#: All spellings of all options.
 FLAGS = {flag for options in COMMANDS.values() for parameter in parameters_of(options) for flag in parameter.flags}
 
 
@@ -35,7 +35,7 @@ FLAGS = {flag for options in COMMANDS.values() for parameter in parameters_of(op
     ],
 )
 def test_an_option_becomes_the_argument(named, on_line, in_python):
-    """With its value if it has one."""
+    """The value is kept if the option has a value."""
     error = UsageError(f"{named}: no such \ufdd0 {named}")
     assert str(error) == f"{on_line}: no such \ufdd0 {on_line}"
     arguments = map_flags(["device", "init_device", "atol", "jobs", "optimizer", "bitwise", "map"])
@@ -52,7 +52,7 @@ def test_arguments_that_python_calls_otherwise():
 
 
 def test_an_option_that_the_function_lacks_stays():
-    """And so does text that looks like an option."""
+    """A text that looks like an option stays too."""
     error = UsageError(f"{option('--device', 'x')} and {option('--shard', '1/2')}: my--device.py, --device")
     assert error.for_python({"--device": "device"}) == "device='x' and --shard 1/2: my--device.py, --device"
 
@@ -69,7 +69,7 @@ def raising(error):
 
 
 def test_only_what_is_said_of_options_is_retold():
-    """What a model's own code raised may have options of its own."""
+    """An error of the model's own code may name options of its own."""
     with pytest.raises(UsageError, match=r"^to='x'$") as raised:
         call(lambda to: raising(UsageError(option("--to", to))), {"to": "x"})
     assert raised.value.args == ("to='x'",)
@@ -78,7 +78,7 @@ def test_only_what_is_said_of_options_is_retold():
 
 
 def calls(*names):
-    """Each call of a function of these names in statecli, with its file."""
+    """Yield each call of a function with one of the names in statecli, with its file."""
     for path in sorted(Path(statecli.__file__).parent.rglob("*.py")):
         text = path.read_text()
         for node in ast.walk(ast.parse(text)) if any(name in text for name in names) else ():
@@ -87,7 +87,7 @@ def calls(*names):
 
 
 def texts(node):
-    """The literal texts in an expression, without those in `option(…)`."""
+    """Yield the literal texts in an expression, without those in `option(…)`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "option":
         return
     if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -1,7 +1,7 @@
-"""Without the names that Python has on POSIX systems alone, as on Windows: every command runs.
+"""Every command runs without the names that Python has only on POSIX systems, as on Windows.
 
 This is a simulation: paths, `os.name` and the file system are still those of POSIX. No test of this project has run on
-Windows itself; docs/reference/platforms.md says so.
+Windows itself, as docs/reference/platforms.md states.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def get_context(method=None, _get=multiprocessing.get_context):
     return _get("spawn")
 multiprocessing.get_context = get_context
 """
-#: statecli is imported anew, without the names: the process is a fork of one that has imported it.
+#: Import statecli again, without the names, because the process is a fork of a server that has imported statecli.
 FORGET = """
 import sys
 for name in [name for name in sys.modules if name.partition(".")[0] == "statecli"]:
@@ -84,7 +84,7 @@ class Net(torch.nn.Module):
 
 
 def run(folder, *words, libraries="import numpy"):
-    """One command in a Python without the names, which Python itself and these libraries have imported before."""
+    """Run a command in a Python without the names; Python and the given libraries have imported them before."""
     code = FORGET + RUN.format(libraries=libraries)
     server = "torch" if "torch" in libraries else "statecli"
     return run_python(["-W", "ignore", "-c", code, *words], server, cwd=folder, timeout=120)
@@ -137,7 +137,7 @@ def folder(tmp_path_factory):
     ],
 )
 def test_command_runs(folder, words, status):
-    """The exit status is that of POSIX, and no crash is reported."""
+    """The exit status is the same as on POSIX, and no crash is reported."""
     done = run(folder, *words.split())
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
@@ -164,7 +164,7 @@ def test_class_is_built_in_this_process(folder, words, status, statecli, monkeyp
 
 
 def test_parts_are_merged(folder):
-    """The parts that two jobs wrote are merged without the names too."""
+    """The parts of two jobs are also merged without the names."""
     for number in (1, 2):
         done = run(folder, *f"diff before.pt after.pt --shard {number}/2 -o part{number}.jsonl".split())
         assert (done.returncode, done.stderr) == (0, "")
@@ -174,7 +174,7 @@ def test_parts_are_merged(folder):
 
 
 def test_a_training_is_resumed(folder):
-    """resume-check starts other processes, which lack the names as well."""
+    """resume-check starts other processes; they lack the names too."""
     (folder / "sitecustomize.py").write_text(REMOVE.format(libraries="import torch"))
     shutil.copy(ROOT / "tests" / "resume_check" / "script.py", folder)
     line = [sys.executable, "-W", "ignore", "-m", "statecli", *["resume-check", "script.py::main", "--steps", "4"]]
@@ -220,7 +220,7 @@ def test_documents_are_those_of_posix(folder):
 
 
 def test_names_are_removed():
-    """The simulation lacks what Windows lacks."""
+    """The simulation lacks the names that Windows lacks."""
     code = (
         REMOVE.format(libraries="")
         + "print(hasattr(os, 'pread'), hasattr(os, 'fork'), hasattr(signal, 'SIGHUP'))\nimport fcntl"
@@ -231,7 +231,7 @@ def test_names_are_removed():
 
 
 def test_names_of_posix_are_in_one_module():
-    """No other module names what Windows lacks, except the supervisor, which is imported only if os.fork exists."""
+    """Only posix.py, the supervisor and two guarded modules use names of POSIX; the supervisor needs os.fork."""
     names = re.search(r"OS = '''(.*?)'''", REMOVE, re.DOTALL).group(1).split()
     use = rf"\bos\.(?:{'|'.join(names)})\b"
     pattern = re.compile(rf"{use}|^\s*(?:import|from) (?:fcntl|grp|pty|pwd|resource|termios)\b", re.MULTILINE)

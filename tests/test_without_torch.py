@@ -1,4 +1,4 @@
-"""Installed without torch: every checkpoint command runs, and a class gets one line."""
+"""An installation without torch: every checkpoint command runs, and a class gets one line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_checkpoints_are_read_without_torch(files, name, options):
     "args", [("inspect", "net.py:Net"), ("inspect", "a.pt", "--model", "net.py:Net"), ("verify", "net.py:Net")], ids=str
 )
 def test_a_class_without_torch_is_one_line(files, args):
-    """What to install, and exit 2."""
+    """The line names the package to install; the exit status is 2."""
     args = [str(files / arg) if "." in arg else arg for arg in args]
     result = without(("torch",), *args)
     assert result.returncode == 2
@@ -74,7 +74,7 @@ def test_placing_without_torch_is_one_line(files):
 
 
 def test_stats_without_numpy_is_one_line(files):
-    """--stats needs numpy, and says so."""
+    """--stats needs numpy, and the line names numpy."""
     words = ["-c", CHILD.format(modules={"numpy"}), "inspect", str(files / "a.pt"), "--stats"]
     result = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)

@@ -1,4 +1,4 @@
-"""Messages and documents use plain words: none of the phrases below, each of which has a better one."""
+"""Messages and documents use plain words: each phrase below is refused, with a better phrase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "statecli").rglob("*.py"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-#: Phrases that no text of the program has, not even a comment, and the better words. Each begins at a word.
+#: Phrases refused in every text of the program, also in comments, and the better words. Each begins at a word.
 WORST = {
     r"told\b": "reported, shown; 'cannot be told' is 'inconclusive'",
     r"(?<!`)beside\b(?!`)": "next to; in addition to",
@@ -25,7 +25,7 @@ WORST = {
     r"(?<!there )(?:is|are|was|were) no (?!longer)": "is not a",
     r"(?<!there )(?:is|are) (?-i:none)\b(?! of)": "is not one; does not exist",
 }
-#: Phrases that no message and no document has.
+#: Phrases refused in messages and documents.
 PHRASES = {
     r"tells\b": "shows, reports",
     r"said\b": "reported, shown",
@@ -50,19 +50,19 @@ def compile_phrases(phrases):
 
 
 RULES, WORST_RULES = compile_phrases(WORST | PHRASES), compile_phrases(WORST)
-#: Matches at least where one of the rules does: files without a match are not parsed.
+#: Matches in each text where a rule matches: files without a match are not parsed.
 ANY_RULE, ANY_WORST = (re.compile(rf"\b(?:{'|'.join(phrases)})", re.IGNORECASE) for phrases in (WORST | PHRASES, WORST))
 
 
 @functools.cache
 def sources():
-    """(path, text) of the modules in which a phrase may be."""
+    """Return (path, text) of the modules that may contain a phrase."""
     texts = [(path, path.read_text("utf-8")) for path in MODULES]
     return [(path, text) for path, text in texts if ANY_RULE.search(text)]
 
 
 def strings(source):
-    """(line, text, whether it is a docstring) of each string of a module."""
+    """Yield (line, text, whether the text is a docstring) of each string of a module."""
     nodes = list(ast.walk(ast.parse(source)))
     documented = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
@@ -88,7 +88,7 @@ def prose(path):
 
 
 def list_refused(path, texts, rules):
-    """A line for each phrase that the texts have."""
+    """Return a line for each refused phrase in the texts."""
     return [
         f"{path.relative_to(ROOT)}:{line}: {match[0].strip()!r}: write {word}"
         for line, text in texts
@@ -113,7 +113,7 @@ def test_docstrings_and_comments_have_none_of_the_worst_words():
 
 
 def test_documents_use_plain_words():
-    """The README and docs/, the generated parts too, which come from the code."""
+    """The documents are the README and docs/, including the parts generated from the code."""
     assert not [line for path in DOCUMENTS for line in list_refused(path, prose(path), RULES)]
 
 

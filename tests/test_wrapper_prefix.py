@@ -1,4 +1,4 @@
-"""Names with the prefix of a wrapper: one rule, one title and one fix in inspect, audit and diff."""
+"""Names with the prefix of a wrapper: the rule, title and fix are the same in inspect, audit and diff."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def nets(tmp_path, monkeypatch):
 
 
 def commands(checkpoint, target=TARGET):
-    """The three commands that compare a checkpoint with a class."""
+    """Return the three commands that compare a checkpoint with a class."""
     return (
         ("inspect", checkpoint, "--model", target),
         ("audit", checkpoint, "--model", target),
@@ -58,7 +58,7 @@ def findings(statecli, arguments):
 
 
 def test_one_prefixed_name_next_to_another_mistake_is_the_same_in_all_commands(nets, statecli):
-    """The trained weight is in the file: no command calls it missing, or advises strict=False."""
+    """The file contains the trained weight: no command calls the weight missing, or advises strict=False."""
     state = nets.Net().state_dict()
     state["module.scale"], state["head.weight"] = state.pop("scale"), torch.zeros(3, 4)
     torch.save(state, "bad.pt")
@@ -120,7 +120,7 @@ def test_the_fix_without_a_class_loads_too(nets, statecli, case):
 @pytest.mark.parametrize("name", ["compiled", "parallel"])
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_the_fix_for_a_class_with_a_wrapper_loads(nets, statecli, name, prefix):
-    """The checkpoint lacks the prefix, or has another one."""
+    """The checkpoint lacks the prefix, or has another prefix."""
     model = getattr(nets, name)()
     state = {prefix + key: tensor for key, tensor in nets.Net().state_dict().items()}
     torch.save(state, "net.pt")
@@ -139,7 +139,7 @@ def test_the_fix_for_a_class_with_a_wrapper_loads(nets, statecli, name, prefix):
 
 
 def test_the_fix_leaves_names_alone_that_the_class_has(nets, statecli, tmp_path):
-    """A part of the model that is called `module`."""
+    """A part of the model is called `module`."""
     text = NET.replace("self.scale =", "self.module = nn.Linear(2, 2)\n        self.scale =")
     (tmp_path / "other.py").write_text(text)
     state = {
@@ -179,9 +179,9 @@ def test_the_fix_names_the_keys_of_a_nested_state_dict(nets, statecli, keys, cas
     state = {RENAMINGS[case](name): tensor for name, tensor in nets.Net().state_dict().items()}
     torch.save(nest(state, keys), "net.pt")
     for arguments in (("audit", "net.pt"), *commands("net.pt")):
-        found = findings(statecli, arguments)["wrapper-prefix"]
+        finding = findings(statecli, arguments)["wrapper-prefix"]
         names = {"checkpoint": torch.load("net.pt")}
-        exec(found["help"], names)  # noqa: S102 - the line to paste, which statecli wrote
+        exec(finding["help"], names)  # noqa: S102 - the line to paste, which statecli wrote
         model = nets.Net()
         model.load_state_dict(names["state"])
 

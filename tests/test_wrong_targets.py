@@ -1,4 +1,4 @@
-"""First wrong turns: each is one line with what to type instead, and that line works."""
+"""Frequent first mistakes: the error is one line with the correct input, and the correct input works."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Other:
 
 @pytest.fixture
 def class_folder(tmp_path, monkeypatch):
-    """A folder with a file of classes, which cannot be imported, and a checkpoint."""
+    """A folder with a checkpoint and a file of classes; the file cannot be imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "net", raising=False)  # of a test before
     (tmp_path / "net.py").write_text(SOURCE)
@@ -175,7 +175,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
 def test_a_mistake_is_one_line_with_what_to_type(class_folder, statecli, words):
-    """The file is read by its syntax: importing it would fail."""
+    """The file is parsed, because an import would fail."""
     result = statecli(*words)
     assert (result.code, result.out) == (2, "")
     assert result.err.count("\n") == 1 + MISTAKES[words].count("\n")
@@ -183,7 +183,7 @@ def test_a_mistake_is_one_line_with_what_to_type(class_folder, statecli, words):
 
 
 def test_an_error_is_not_repeated_where_both_streams_end(class_folder):
-    """In a pipe or a log of both streams the page has it; each stream of its own has it."""
+    """If both streams end in one pipe or log, only the report has the error; separate streams both have it."""
     run = [sys.executable, "-m", "statecli", "audit", "gone.pt"]
     both = subprocess.run(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert both.stdout.count("gone.pt: cannot be opened") == 1
@@ -199,7 +199,7 @@ def test_the_advice_works(class_folder, statecli):
 
 
 def test_only_classes_that_a_command_line_can_build_are_listed(class_folder, statecli):
-    """A configuration cannot be typed; of a file without such classes its functions are listed, else what to write."""
+    """A class that needs a configuration is not listed. Without other classes, functions or an advice are listed."""
     module = "(nn.Module):\n    def __init__(self, {}):\n        super().__init__()\n"
     classes = "".join(f"class A{n}{module.format('size=1')}" for n in range(22))
     (class_folder / "many.py").write_text(f"from torch import nn\nclass C{module.format('cfg')}{classes}")
@@ -283,7 +283,7 @@ def build_wide(width): return Wide()
 
 
 def test_every_class_of_a_file_is_named(class_folder, statecli):
-    """Those that a command line can build, the functions that build others, and what the rest needs."""
+    """The error lists classes that a command line can build, functions that build others, and missing arguments."""
     (class_folder / "need.py").write_text(NEEDS + MAKERS)
     specs = ["need.py:Net(cfg=Config())", "need.py:Child(cfg=Config())"]
     specs += ["need.py:Embedding", "need.py:Wide", "need.py:build", "need.py:build_again"]
@@ -297,7 +297,7 @@ def test_every_class_of_a_file_is_named(class_folder, statecli):
 
 @pytest.mark.parametrize("target", ["inspect need.py:Child", "inspect need.Child"])
 def test_a_class_that_needs_a_configuration_has_the_line_to_type(class_folder, statecli, target):
-    """The class of the configuration is the only one of the file, and the line works."""
+    """The file has only one class for the configuration, and the advised line works."""
     (class_folder / "need.py").write_text(NEEDS)
     (line,) = statecli(*target.split()).err.splitlines()
     command, spec = "inspect", "need.py:Child(cfg=Config())"
@@ -305,7 +305,7 @@ def test_a_class_that_needs_a_configuration_has_the_line_to_type(class_folder, s
     assert statecli(command, spec).code == 0
 
 
-#: Without a class in the file that an argument can be built from.
+#: The file has no class to build the argument.
 OTHER_NEEDS = NEEDS.replace(
     "@dataclass\nclass Config:\n    size: int = 3", "from types import SimpleNamespace as Config"
 )
@@ -313,7 +313,7 @@ OTHER_NEEDS = NEEDS.replace(
 
 @pytest.mark.parametrize("target", ["inspect need.py", "inspect need.py:Child", "inspect need.Child"])
 def test_a_printed_function_works_when_it_is_pasted(class_folder, statecli, target):
-    """It is added to the file with a value, and named as the line says."""
+    """The function is added to the file with a value, under the name in the line."""
     (class_folder / "need.py").write_text(OTHER_NEEDS)
     (line,) = re.findall(r"add the line `(.*)` to need.py with", statecli(*target.split()).err)
     with (class_folder / "need.py").open("a") as file:
@@ -332,7 +332,7 @@ def test_an_error_in_python_has_the_function(class_folder):
 
 @pytest.mark.parametrize("spec", ["need.py:Other", "need.py:Other(size=3)"])
 def test_a_class_that_is_no_module_is_refused_at_once(class_folder, statecli, spec):
-    """Arguments would not help; a class of another file is looked up where it is defined."""
+    """Arguments would not help; a class of another file is looked up in its own file."""
     (class_folder / "need.py").write_text(NEEDS)
     lines = statecli("verify", spec).err.splitlines()
     assert lines[0] == f"statecli: {spec}: the class Other is not an nn.Module; name a model class or a function:"
@@ -342,20 +342,20 @@ def test_a_class_that_is_no_module_is_refused_at_once(class_folder, statecli, sp
 
 @pytest.fixture
 def bert():
-    """transformers with its BERT, imported before there is a package torchvision that cannot be imported."""
+    """Import BERT of transformers before a broken package torchvision exists."""
     pytest.importorskip("transformers.models.bert.modeling_bert")
 
 
 @pytest.mark.parametrize("target", ["transformers.BertModel()", "transformers.BertModel", "transformers:BertModel"])
 def test_the_line_for_a_class_of_transformers_works(bert, class_folder, statecli, target):
-    """It builds the class from its configuration."""
+    """The line builds the class from its configuration."""
     (message,) = statecli("verify", target).err.splitlines()
     assert message.endswith("; write 'transformers:BertModel(config=BertConfig())'")
     assert statecli("inspect", "transformers:BertModel(config=BertConfig())", "--init-device", "meta").code == 0
 
 
 def test_a_checkpoint_has_the_classes_of_files_next_to_it(class_folder, statecli):
-    """Those of the current folder too; without any there is the general form."""
+    """Classes of the current folder are listed too; without classes the general form is shown."""
     (class_folder / "runs").mkdir()
     torch.save({}, "runs/a.pt")
     (class_folder / "runs" / "own.py").write_text("from torch import nn\nclass Own(nn.Module): pass\n")
@@ -367,7 +367,7 @@ def test_a_checkpoint_has_the_classes_of_files_next_to_it(class_folder, statecli
 
 
 def test_a_wrong_function_for_inputs_is_answered_with_functions(class_folder, statecli):
-    """A class of the file is no function that returns inputs."""
+    """A class of the file is not listed as a function for inputs."""
     (class_folder / "need.py").write_text(
         NEEDS + "def mk_batch(): return torch.ones(2, dtype=torch.int64)\ndef other(): pass\n"
     )
@@ -386,7 +386,7 @@ def test_the_version_has_three_spellings(statecli, words):
 
 
 def test_help_is_a_command(statecli):
-    """`help`, and `help diff`, print what --help prints; a command that does not exist is a mistake."""
+    """`help` and `help diff` print the text of --help; an unknown command is an error."""
     for words in ((), ("diff",), ("git", "setup")):
         result = statecli("help", *words)
         assert (result.code, result.out, result.err) == (0, statecli(*words, "--help").out, "")
@@ -410,7 +410,7 @@ def test_help_is_a_command(statecli):
     ],
 )
 def test_a_command_of_another_program_is_answered_with_ours(statecli, in_tmp_path, words, answer):
-    """Words that users of other programs type first."""
+    """The words are commands of other programs."""
     Path("a.lock").write_text('{"schema": "statecli.lock/1", "digest": "blake3", "targets": []}\n')
     result = statecli(*words)
     assert result.code == 2
@@ -430,7 +430,7 @@ def test_a_command_of_another_program_is_answered_with_ours(statecli, in_tmp_pat
     ],
 )
 def test_a_target_without_a_command_gets_inspect(statecli, in_tmp_path, word, typed):
-    """A path that exists, a URL or the spelling of a class: no command has a similar name."""
+    """The word is an existing path, a URL or the spelling of a class; no command has a similar name."""
     Path("bert").mkdir()
     Path("test").mkdir()
     Path("bert/my model.pt").touch()
@@ -447,7 +447,7 @@ def test_the_command_of_another_program_is_not_a_target(statecli, in_tmp_path):
 
 
 def test_a_group_of_rules_is_listed(statecli):
-    """`--select pickles` takes a group, so that the list of rules does too."""
+    """`--select pickles` accepts a group, so the list of rules accepts a group too."""
     names = [rule["name"] for rule in statecli("rules", "pickles", "-f", "json").json["rules"]]
     assert "unsafe-global" in names
     assert "nan" not in names
