@@ -54,7 +54,7 @@ def remove_tensor(fqn, kind=Kind.PARAMETER):
 
 
 def diff(*changes, **facts):
-    """With a finding for each difference, as `compare` makes them, unless findings are given."""
+    """Return a diff with a finding for each difference, as `compare` creates them, unless findings are given."""
     rows = [(change.status, change.fqn) for change in changes if change.status is not Status.IDENTICAL]
     rows += [("metadata", scalar.key) for scalar in facts.get("scalars", ())]
     findings = tuple(

@@ -39,7 +39,7 @@ def test_a_baseline_of_audit_accepts_the_same_cause_in_inspect_and_verify(statec
 
 
 def test_another_tensor_is_not_accepted(statecli, net, tmp_path):
-    """Nor the same tensor of another class."""
+    """A baseline accepts neither another tensor nor the same tensor of another class."""
     statecli("audit", net, "--write-baseline", "known.json", "--reason", "mended in v2", "-q")
     (tmp_path / "net.py").write_text(NET + "        self.other = torch.randn(5, 5)\n" + NET.replace("Net", "Net2"))
     result = statecli("verify", net, "--check", "move", "--baseline", "known.json", "-f", "json")
@@ -174,7 +174,7 @@ def test_outputs_say_what_is_accepted_and_why(command, statecli, net):
     ],
 )
 def test_a_wrong_line_is_an_error(command, options, error, statecli, net, tmp_path):
-    """And writes nothing."""
+    """The error is one message with status 2, and no file is written."""
     result = statecli(command, net, *options)
     assert result.code == 2
     assert error in result.err

@@ -216,7 +216,7 @@ def process():
 
 
 def test_a_class_of_torch_is_a_spec_in_python_too(tmp_path):
-    """Only a dtype and a device are written without `torch.` on the command line."""
+    """A spec of a class is written as on the command line; only a dtype and a device are without `torch.` there."""
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "a.pt")
     inspection = statecli.inspect(tmp_path / "a.pt", model="torch.nn:Linear(2, 2)")
     assert {tensor.kind for tensor in inspection.state.tensors} == {Kind.PARAMETER}
@@ -665,7 +665,7 @@ def test_inputs_without_a_tensor_are_answered_with_what_to_pass(inputs, text):
 
 
 def test_without_inputs_it_is_said_how_python_gives_them():
-    """Not in options of the command line."""
+    """The reason names arguments of Python, not options of the command line."""
     checks = statecli.verify(nn.Linear(2, 2)).checks
     unknown = statecli.verify(nn.BatchNorm1d(2)).checks
     ids = statecli.verify(nn.Embedding(9, 2)).checks
@@ -812,7 +812,7 @@ def test_the_arguments_are_those_of_the_options(command):
 
 
 def test_a_class_gets_its_settings(in_tmp_path):
-    """From a file, as `--config-json` does; the same for each function of a class."""
+    """The settings are in a file, as for `--config-json`; each function of a class reads them."""
     Path("made.py").write_text(CONFIGURED)
     Path("net.json").write_text('{"width": 5}')
     shapes = [tensor.shape for tensor in statecli.inspect("made.py:Net", config_json=Path("net.json")).state.tensors]
@@ -857,7 +857,7 @@ def test_a_merged_adapter_is_checked(in_tmp_path):
     ],
 )
 def test_every_parameter_is_documented(function):
-    """In the order of the signature, and no other, in the section Args of the docstring."""
+    """The section Args of the docstring has exactly the parameters of the signature, in their order."""
     arguments = inspect.getdoc(function).partition("Args:\n")[2].partition("\n\n")[0]
     assert re.findall(r"^    (\w+): ", arguments, re.MULTILINE) == [*inspect.signature(function).parameters]
 

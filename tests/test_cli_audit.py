@@ -198,7 +198,7 @@ def test_a_target_that_is_folded_into_another_is_named(output):
 
 
 def test_ten_thousand_findings_are_a_page_that_is_read():
-    """As many as are read, and how many more there are; --all has each."""
+    """A readable number of findings is shown, with the number of the others; --all has each."""
     numbers = [
         finding(fqn=f"w{'x' * (n % 7)}.{n}.{n * 7919 % 1000}", message=f"w: {n * 7919} NaN") for n in range(10_000)
     ]
@@ -220,7 +220,7 @@ def test_the_rest_of_a_problem_is_counted_in_findings():
 
 
 def test_repeated_layers_are_folded():
-    """On a terminal and piped; data for programs has each."""
+    """Repeated layers are folded on a terminal and in a pipe; data for programs has each layer."""
     numbers = [finding(fqn=f"layers.{n}.w") for n in range(48)]
     assert "layers.{0..47}.w: are nan" in render_table(target("a.pt", *numbers))
     assert render_audit("plain", target("a.pt", *numbers)).count("are nan") == 1
@@ -278,7 +278,7 @@ def test_what_is_accepted_is_said_with_its_reason(output):
 
 @pytest.mark.parametrize("output", PEOPLE)
 def test_verbose_says_which_rules_did_not_run(output):
-    """By the reason; without -v they are counted."""
+    """With -v, skipped rules are listed by reason; without -v they are counted."""
     audited = target(
         "a.pt", skipped=(skipped_rule("broken-tie", "give --against"), skipped_rule("dtype-mismatch", "give --against"))
     )
@@ -468,7 +468,7 @@ def test_lists_in_every_output(statecli, output):
 
 
 def test_rules_as_json_fit_their_schema(statecli):
-    """With the whole explanation."""
+    """The JSON has the whole explanation of each rule."""
     document = statecli("rules", "-f", "json").json
     jsonschema.validate(document, statecli("schema", "rules").json)
     assert [(rule["name"], rule["explanation"], tuple(rule["commands"])) for rule in document["rules"]] == [
@@ -556,7 +556,7 @@ def test_a_rule_goes_into_a_file(statecli):
 
 
 def test_a_comment_has_room_for_everything_that_failed():
-    """As much as fits, and how many lines do not; the verdict counts all."""
+    """The comment has as many lines as fit, and the number of the other lines; the verdict counts all."""
     targets = [failed_target(f"{'x' * 200}-{n}.pt", "is " + "very " * 100 + "empty") for n in range(500)]
     text = render_audit("markdown", target("a.pt", finding()), *targets)
     assert len(text) <= 65_536
@@ -643,7 +643,7 @@ def test_a_reason_is_said_once(statecli, in_tmp_path):
 
 
 def test_a_quiet_line_names_its_target_once(statecli, in_tmp_path):
-    """At its beginning, for grep."""
+    """The target is at the beginning of the line, for grep."""
     for name in "ab":
         torch.save({"w": torch.tensor([float("nan")])}, f"{name}.pt")
     lines = statecli("audit", "a.pt", "b.pt", "-q", "-f", "plain").out.splitlines()

@@ -24,7 +24,7 @@ def test_json_says_what_appeared(statecli):
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown", "csv", "jsonl", "html"])
 def test_every_output_says_it(statecli, output):
-    """In the words of the note."""
+    """Every output has the words of the note."""
     assert "created by the first forward" in statecli("inspect", CACHED, "--input", "2x4x8", "-f", output).out
 
 

@@ -15,7 +15,7 @@ def report_folder(tmp_path, in_tmp_path):
 
 
 def test_the_page_is_that_of_inspect(statecli, tmp_path):
-    """With --stats the values are read as --distributions reads them."""
+    """The pages of report and inspect are equal; --stats of report equals --distributions of inspect."""
     assert statecli("report", "net.pt", "-o", "report.html").code == 0
     statecli("inspect", "net.pt", "-o", "inspect.html")
     assert (tmp_path / "report.html").read_bytes() == (tmp_path / "inspect.html").read_bytes()
@@ -56,6 +56,6 @@ def test_spectra_are_in_json_and_on_the_page(statecli, tmp_path):
 
 @pytest.mark.parametrize("option", ["--distributions", "--spectra"])
 def test_a_class_has_no_spectra(statecli, option):
-    """Its values are initial values."""
+    """A class is refused, because it has only initial values."""
     result = statecli("inspect", "net.py:make", option)
     assert result.err == f"statecli: {option}: needs a checkpoint, and net.py:make is a class; use --stats\n"

@@ -314,7 +314,7 @@ def test_completing_imports_the_table_and_no_more(hostile_folder):
 
 @pytest.mark.parametrize("arguments", [("=net.py:", "inspect"), ("=train.ckpt#", "inspect"), ("=", "rules")])
 def test_names_from_files_and_rules_need_no_torch(hostile_folder, arguments):
-    """Nor numpy, nor Typer."""
+    """Completion imports neither torch nor numpy, Typer or rich."""
     text, modules = modules_of("zsh", *arguments)
     assert len(text.splitlines()) > 3
     assert not {module.split(".")[0] for module in modules} & {"typer", "torch", "numpy", "rich"}
@@ -411,7 +411,7 @@ zpty -d shell
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_completes(hostile_folder, program, monkeypatch):
-    """At a prompt of its own."""
+    """Zsh completes at a prompt in a terminal of its own."""
     monkeypatch.setenv("OUT", str(program / "out"))
     typed = {
         "statecli insp": "statecli inspect ",

@@ -36,7 +36,7 @@ def fails(call):
 
 @pytest.mark.parametrize("take", [statecli.Snapshot, lambda model: statecli.Snapshot(model, values=True)])
 def test_a_step_of_an_adapter_changes_the_adapter_alone(take):
-    """With digests and with values; the diff is returned."""
+    """The snapshot has digests or values; assert_only_changed returns the diff."""
     model = Adapted()
     before = take(model)
     step(model, torch.optim.SGD(model.adapter.parameters(), 0.1))
@@ -75,7 +75,7 @@ def test_a_missing_update_may_be_allowed():
 
 
 def test_without_globs_nothing_may_change():
-    """And an excluded tensor is not compared."""
+    """Without globs any change fails; an excluded tensor is not compared."""
     model = Adapted()
     before = statecli.Snapshot(model)
     assert_only_changed(before, model)
@@ -124,7 +124,7 @@ def test_what_strict_false_ignores_fails(change, said):
 
 
 def test_a_new_head_may_be_excluded():
-    """As after a load for fine-tuning."""
+    """The head is excluded, as after a load for fine-tuning."""
     model = Adapted()
     assert_loaded(model, nn.ModuleDict({"base": model.base}), exclude="adapter.*")
 

@@ -243,7 +243,7 @@ def test_the_readme_is_short():
 
 
 def test_the_readme_counts_the_formats():
-    """In the second of its five examples."""
+    """The README has the number of formats."""
     assert f"[{len(FORMATS)} formats]" in README
 
 
@@ -254,7 +254,7 @@ LINKED = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchm
     "document", [*LINKED, *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))]
 )
 def test_every_link_of_a_document_leads_somewhere(document):
-    """In a clone. The links of the site are checked by `make site`."""
+    """Links within the repository lead to files of a clone. The links of the site are checked by `make site`."""
     path = ROOT / document
     for link in re.findall(r"(?:\]\(|src(?:set)?=\")([^)\s\"]+)", path.read_text("utf-8")):
         if "://" not in link:
@@ -307,7 +307,7 @@ def pages():
 
 
 def test_every_rule_has_the_page_that_its_address_names(pages):
-    """With why, an example and the fix."""
+    """The page of each rule has its summary, reason, example and fix."""
     for name, rule in DICTIONARY.items():
         path = rule_url(name).removeprefix(DOCUMENTATION_URL).replace(".html", ".md")
         assert all(text[1:] in pages[path] for text in (rule.summary, rule.why, rule.example, rule.fix))

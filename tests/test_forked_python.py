@@ -102,7 +102,7 @@ def test_standard_input_may_be_the_terminal_of_a_new_session():
 
 
 def test_a_command_in_a_shell_ends_as_its_process(tmp_path):
-    """With its own streams, status and signals."""
+    """The command has its own streams, arguments, status and signals."""
     write_command(tmp_path / "python", "-c")
     line = f"cd {tmp_path} && echo given | ./python 'import sys; print(input(), sys.argv[1]); sys.exit(3)' 'a b' | cat"
     done = subprocess.run(

@@ -148,7 +148,7 @@ def test_a_checkpoint_with_the_words_of_a_pointer_is_a_checkpoint(repository):
 
 
 def test_pointers_are_named_and_compared_by_their_ids(repository):
-    """Of git-lfs, DVC and git-annex, in the driver and in the difftool."""
+    """Pointers of git-lfs, DVC and git-annex are named in the driver and in the difftool."""
     (repository / "m.pt").write_text(POINTER.format("a" * 64))
     call("statecli", "git", "setup")
     commit()
@@ -170,7 +170,7 @@ def test_pointers_are_named_and_compared_by_their_ids(repository):
 
 
 def test_the_difftool_shows_values(repository):
-    """As `statecli diff` does, and exits with 0 though they differ."""
+    """The difftool shows changed values as `statecli diff` does, and exits with 0 although they differ."""
     save_file({"w": torch.zeros(3)}, "m.safetensors")
     call("statecli", "git", "setup")
     commit()
@@ -271,7 +271,7 @@ def test_setup_for_all_repositories(repository):
 
 
 def test_outside_a_repository_it_is_one_line(tmp_path, monkeypatch):
-    """And nothing is written."""
+    """The error is one line, and no file is written."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(UsageError, match="not a git repository"):
@@ -279,7 +279,7 @@ def test_outside_a_repository_it_is_one_line(tmp_path, monkeypatch):
 
 
 def test_without_a_subcommand_it_says_which_there_are(statecli):
-    """As help, not squeezed into the line of an error; 2, for nothing was done."""
+    """The subcommands are shown as help, not in the line of an error; the status is 2, because no command ran."""
     result = statecli("git")
     assert result.code == 2
     assert result.err.startswith("Usage: statecli git")
@@ -471,7 +471,7 @@ def test_remove_takes_back_what_the_setup_wrote(repository):
 
 
 def test_remove_deletes_a_file_with_only_our_lines(repository):
-    """And not the file of all repositories."""
+    """`--remove` deletes the file of the repository, not the file of all repositories."""
     call("statecli", "git", "setup")
     call("statecli", "git", "setup", "--global")
     call("statecli", "git", "setup", "--remove")

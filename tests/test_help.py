@@ -114,7 +114,7 @@ BEFORE = {
 
 
 def test_every_command_has_three_to_five_examples_and_its_statuses():
-    """And nothing else has."""
+    """Exactly the commands and groups have manuals, and each manual has examples and statuses."""
     assert set(manuals.MANUALS) == set(COMMANDS)
     assert set(manuals.GROUPS) == set(help_table.GROUPS)
     for command, manual in MANUALS.items():
@@ -216,7 +216,7 @@ def test_no_line_is_wider_than_asked(command):
 
 @pytest.mark.parametrize("color", [False, True])
 def test_lines_break_as_those_of_textwrap(color):
-    """At every width, with the colour of the usage too."""
+    """Lines break as those of textwrap, at every width, with the colour of the usage too."""
     texts = [line.partition("\t")[2] for line in help_page_lines() if "\t" in line]
     texts += [f"\x1b[1mUsage:\x1b[0m {texts[0]}"] if color else []
     assert len(texts) > 300 or color
@@ -228,7 +228,7 @@ def test_lines_break_as_those_of_textwrap(color):
 
 
 def test_help_imports_neither_msgspec_nor_typing():
-    """Nor does an unknown word."""
+    """Neither a help nor the error about an unknown word imports the heavy modules."""
     heavy = ("msgspec", "typing", "textwrap", "json", "statecli.requests.options", "statecli.cli.console")
     lines = [("--help",), ("inspect", "--help"), ("help", "diff"), ("inspect", "--colour"), ("inspekt",)]
     command = "import runpy, sys; sys.argv[0] = 'statecli'; runpy.run_module('statecli', run_name='__main__')"
@@ -243,7 +243,7 @@ def test_help_imports_neither_msgspec_nor_typing():
 
 
 def test_a_wide_terminal_is_used():
-    """Of 200 columns, some line fills more than 120."""
+    """With 200 columns, some line is longer than 120."""
     assert max(map(len, help_of("inspect", 200).splitlines())) > 120
     assert len(help_of("inspect", 200).splitlines()) < len(help_of("inspect", 80).splitlines())
 
@@ -261,7 +261,7 @@ def test_the_list_of_commands_has_whole_descriptions():
 
 
 def test_the_end_of_a_help_is_examples_and_exit_status():
-    """In this order."""
+    """The options are first, then the examples, then the exit statuses."""
     for command in COMMANDS:
         text = help_of(command)
         examples, statuses = text.index("\nEXAMPLES\n"), text.index("\nEXIT STATUS\n")
@@ -331,7 +331,7 @@ def test_a_mistake_is_answered_with_what_is_listed(statecli, line, said):
     ],
 )
 def test_each_way_to_ask_gives_the_same_page(statecli, line, command):
-    """On stdout, with status 0."""
+    """Each way prints the page on stdout, with status 0."""
     result = statecli(*line.split())
     assert (result.code, result.out, result.err) == (0, help_of(command), "")
 
@@ -345,7 +345,7 @@ def test_help_of_a_command_that_does_not_exist_is_a_mistake(statecli, line):
 
 
 def test_after_two_dashes_it_is_a_target(statecli):
-    """As everywhere."""
+    """`--help` after `--` is a target, as in every command."""
     assert "--help: cannot be opened" in statecli("inspect", "--", "--help").err
 
 
@@ -426,7 +426,7 @@ def plain(source):
 
 
 def test_there_is_a_page_for_each_command(sources):
-    """And for statecli, and for git."""
+    """Each command has a page, and so have statecli and its group git."""
     assert set(sources) == {"-".join(["statecli", *command.split()]) + ".1" for command in PAGES}
 
 
@@ -463,7 +463,7 @@ def test_any_text_survives_roff(text):
 
 @pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
 def test_mandoc_has_nothing_to_say(tmp_path):
-    """Not even about style."""
+    """mandoc reports no problem, not even about style."""
     paths = man_page.write_man_pages(str(tmp_path))
     lint = subprocess.run(["mandoc", "-T", "lint", *paths], capture_output=True, text=True, check=False)
     assert (lint.returncode, lint.stdout) == (0, "")
@@ -471,7 +471,7 @@ def test_mandoc_has_nothing_to_say(tmp_path):
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
 def test_groff_warns_of_nothing(tmp_path):
-    """As `man --warnings` would."""
+    """groff reports no warning, as `man --warnings` would."""
     paths = man_page.write_man_pages(str(tmp_path))
     lint = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z", *paths], capture_output=True, text=True, check=False)
     assert (lint.returncode, lint.stderr) == (0, "")
@@ -486,7 +486,7 @@ def test_the_build_puts_the_pages_where_man_looks(tmp_path, sources):
 
 
 def test_a_build_can_be_reproduced(tmp_path, monkeypatch):
-    """With the date of SOURCE_DATE_EPOCH."""
+    """The date of the page is that of SOURCE_DATE_EPOCH."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     paths = man_page.write_man_pages(str(tmp_path))
     assert Path(paths[0]).read_text("utf-8").startswith('.TH "STATECLI" 1 "1970-01-02"')

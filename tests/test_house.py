@@ -233,7 +233,7 @@ def test_nothing_decides_by_the_name_of_an_oddity():
 
 
 def test_the_rules_of_this_file_find_what_they_forbid():
-    """They find a comparison, a set, a prefix, and a comparison with a constant or with another state."""
+    """Both functions find a comparison, a set, a prefix, or a comparison with a constant or another state."""
     texts = ('s.format == "dcp"', '"gguf" in s.format', 's.format in ("a", "b")', 's.format.startswith("deepspeed")')
     assert all([*decides_by(ast.walk(ast.parse(text)), "format", bool)] for text in texts)
     assert not [*decides_by(ast.walk(ast.parse("a.format == b.format")), "format", bool)]
@@ -371,7 +371,7 @@ def test_every_skip_has_a_row():
 
 
 def test_the_reasons_of_skips_are_found():
-    """In a mark, a call, an f-string and an import."""
+    """Reasons are found in a mark, a call, an f-string and an import."""
     text = """
 pytest.mark.skipif(True, reason="no git: here")
 pytest.skip(f"no file: {path}")

@@ -94,7 +94,7 @@ def act(name, **inputs):
 
 
 def test_the_actions_command_passes_a_checkpoint_that_is_what_it_was(repository):
-    """With its summary and a SARIF report whose path is an output."""
+    """The action passes, with a summary and a SARIF report whose path is an output."""
     done, outputs, summary = act("Audit", targets="m.safetensors\n", args="--lock=statecli.lock.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert outputs.splitlines() == ["sarif=statecli.sarif", "exit-code=0"]
@@ -103,7 +103,7 @@ def test_the_actions_command_passes_a_checkpoint_that_is_what_it_was(repository)
 
 
 def test_the_actions_command_fails_where_one_weight_was_nudged_and_names_it(repository):
-    """As an annotation, in the summary and in SARIF."""
+    """The nudged weight is named in an annotation, in the summary and in SARIF."""
     nudge()
     done, outputs, summary = act("Audit", targets="m.safetensors", args="--lock\nstatecli.lock.json")
     assert done.returncode == 1
@@ -298,7 +298,7 @@ def read_component():
 
 
 def test_the_gitlab_script_imports_nothing_of_the_checkout(hostile, monkeypatch):
-    """Its audit fails for the nudged weight."""
+    """The audit of the script fails for the nudged weight."""
     assert component("m.safetensors", "--lock=statecli.lock.json").returncode == 1
 
 
@@ -336,7 +336,7 @@ def component(targets, args="", **more):
 
 @pytest.fixture
 def configured_upstream(repository, monkeypatch):
-    """A clone on a branch whose statecli.toml disables every rule; the statecli.toml of main disables none."""
+    """A clone on a branch whose statecli.toml makes findings about the lock notes, unlike that of main."""
     nudge()
     upstream = repository.parent / "upstream"
     upstream.mkdir()

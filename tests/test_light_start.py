@@ -81,7 +81,7 @@ def test_stats_import_numpy_and_not_torch(files):
 
 
 def test_small_files_are_locked_and_found_equal_without_numpy(files):
-    """Their bytes are hashed and compared as they are."""
+    """The bytes of small files are hashed and compared without conversion."""
     path = files / "a.safetensors"
     for words in (("lock", path, "-o", files / "a.lock"), ("diff", path, path)):
         assert import_status(*words, heavy=("torch", "numpy")) == (0, [])
@@ -127,13 +127,13 @@ def test_the_version_imports_nothing_of_the_commands():
 
 
 def test_msgspec_is_imported_without_modules_that_it_does_not_use(files):
-    """They take a seventh of a listing."""
+    """The imports of these modules take a seventh of the time of a listing."""
     heavy = ("textwrap", "platform", "typing_extensions", "tomllib")
     assert import_status("inspect", files / "a.safetensors", "-f", "json", heavy=heavy) == (0, [])
 
 
 def test_modules_that_msgspec_gets_later_do_the_same():
-    """With the stand-ins, each function and each error of msgspec is as without."""
+    """With the stand-ins, each function and each error of msgspec is the same as without them."""
     code = """
 import sys
 if {lean}:

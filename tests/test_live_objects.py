@@ -84,7 +84,7 @@ STATES = st.dictionaries(st.sampled_from(["a.weight", "a.bias", "b.weight", "b.r
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(STATES, STATES, st.sampled_from([{}, {"bitwise": True}, {"metadata_only": True}, {"atol": 0.6}]))
 def test_a_diff_of_objects_is_the_diff_of_their_files(before, after, options):
-    """For any two state_dicts: the same pairs, numbers, findings and notes, or the same error."""
+    """For any state_dicts, objects and files have the same pairs, numbers, findings and notes, or the same error."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / "before.pt", Path(folder) / "after.pt"]
         for value, path in zip((before, after), paths, strict=True):
@@ -104,7 +104,7 @@ def test_a_diff_of_objects_is_the_diff_of_their_files(before, after, options):
 
 
 def test_a_diff_of_models_is_the_diff_of_their_state_dicts(tmp_path):
-    """With ties, views, half precision and an empty tensor."""
+    """The models have ties, views, half precision and an empty tensor."""
     torch.manual_seed(0)
     before, after = Tied(), Tied()
     live, files = both(before, after, tmp_path)
@@ -142,7 +142,7 @@ def test_every_kind_of_object_is_inspected(make):
 
 
 def test_a_lock_of_an_object_is_the_lock_of_its_file(tmp_path):
-    """And several targets have the names of the objects."""
+    """A lock of several objects has their names as targets."""
     model = Tied()
     torch.save(model.state_dict(), tmp_path / "a.pt")
     assert statecli.lock(model) == statecli.lock(tmp_path / "a.pt") == statecli.lock(model.state_dict())
@@ -213,7 +213,7 @@ def test_unusual_objects_are_compared_as_their_files(before, tmp_path):
 
 
 def test_results_call_an_object_in_memory_so(tmp_path):
-    """They do not name the format of a file in memory; a checkpoint on disk keeps its format."""
+    """A result names no file format for an object in memory; a checkpoint on disk keeps its format."""
     model = torch.nn.Linear(2, 3)
     torch.save(model.state_dict(), tmp_path / "a.pt")
     assert "in memory, 2 tensors" in str(statecli.inspect(model.state_dict()))
@@ -240,7 +240,7 @@ def test_an_optimizer_without_state_has_settings(build):
 
 
 def test_the_settings_of_optimizers_without_state_are_compared(tmp_path):
-    """With an object, a file, and a snapshot; the same settings are identical."""
+    """The settings of an object, a file and a snapshot are compared; equal settings are identical."""
     torch.save(sgd(0.2).state_dict(), tmp_path / "sgd.pt")
     before = statecli.Snapshot(sgd())
     for old, new in ((sgd(), sgd(0.2)), (sgd(), tmp_path / "sgd.pt"), (before, sgd(0.2))):

@@ -81,7 +81,7 @@ def test_a_view_that_is_no_piece_is_its_storage(tmp_path):
 
 
 def test_a_tensor_in_no_file_has_no_bytes():
-    """On meta, of a class, or sparse."""
+    """A tensor on meta, of a class, or a sparse tensor has no bytes in a file."""
     assert location.find_bytes(tensor()) is None
 
 
@@ -106,7 +106,7 @@ def test_a_finding_is_of_the_tensor_in_its_section():
 
 
 def test_a_finding_of_no_tensor_is_of_the_whole_file():
-    """Also where a tensor's name is empty."""
+    """A finding without a tensor has no line, also if a tensor has an empty name."""
     (place,) = location.add_places([finding(fqn=None)], [tensor(fqn="", origin=Origin("net.py", 9))])
     assert (place.origin, place.place) == (UNSET, UNSET)
 
@@ -172,7 +172,7 @@ def test_a_name_is_the_way_from_the_file_that_has_it(tmp_path, monkeypatch, text
 
 
 def test_an_absolute_path_has_the_same_name(tmp_path, monkeypatch):
-    """Also where the folder is reached by a link, as `/tmp` is on some systems."""
+    """The name is the same if the folder is reached by a link, as `/tmp` is on some systems."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "a.pt").touch()
     (tmp_path / "link").symlink_to("real")

@@ -66,14 +66,14 @@ def test_an_empty_value_is_refused(statecli, line):
      ("audit a.pt", "TARGET"), ("rules", "RULE"), ("merge", "PART")],
 )  # fmt: skip
 def test_an_empty_target_is_refused(statecli, line, name):
-    """By its name in the help; `: cannot be opened` names nothing, and a target is not an option."""
+    """The error names the target as the help does; `: cannot be opened` would name nothing, and no option is named."""
     result = statecli(*line.split(), "")
     assert (result.code, result.out) == (2, "")
     assert result.err == f"statecli: {name}: is empty; give a value\n"
 
 
 def test_an_empty_target_has_its_name_in_python():
-    """As an option has."""
+    """The error names the argument `target`, as errors about options do."""
     with pytest.raises(UsageError, match=r"^target: is empty; give a value$"):
         api.inspect("")
 

@@ -366,7 +366,7 @@ def test_every_output_of_every_command(statecli, target_folder, run):
 
 @pytest.mark.parametrize("run", RUNS)
 def test_no_path_is_absolute_that_was_typed_relative(statecli, target_folder, run):
-    """Nor the name of the machine's folders anywhere in a report."""
+    """No report has the path of the machine's folder."""
     statecli(*RUNS[run], *reports(Output.SARIF, Output.JUNIT, Output.GITHUB, Output.GITLAB))
     for path in target_folder.glob("out.*"):
         assert str(target_folder) not in path.read_text("utf-8")
@@ -374,7 +374,7 @@ def test_no_path_is_absolute_that_was_typed_relative(statecli, target_folder, ru
 
 @pytest.mark.parametrize("run", RUNS)
 def test_every_rule_of_a_finding_is_described(statecli, target_folder, run):
-    """In words, and not by its name alone."""
+    """Each rule is described in a sentence, not only by its name."""
     statecli(*RUNS[run], "--report", "sarif=out.sarif")
     for rule in sarif(Path("out.sarif").read_text())["tool"]["driver"]["rules"]:
         assert rule["shortDescription"]["text"].endswith(".")
@@ -441,7 +441,7 @@ def test_hostile_file_names_are_file_names(statecli, target_folder, name):
 
 
 def test_a_name_that_is_no_utf8(statecli, target_folder):
-    """Its bytes are percent-encoded in SARIF, and escaped elsewhere."""
+    """The bytes of the name are percent-encoded in SARIF, and escaped in the other outputs."""
     os.rename("found.pt", b"caf\xe9.pt")
     statecli("audit", os.fsdecode(b"caf\xe9.pt"), *reports(*Output))
     (result,) = sarif(Path("out.sarif").read_text("utf-8"))["results"]
@@ -537,7 +537,7 @@ def test_a_file_keeps_its_mode_and_its_links(statecli, target_folder, write):
 
 @posix
 def test_a_link_to_nothing_yet_makes_what_it_leads_to(statecli, target_folder):
-    """As a shell's `>` does."""
+    """-o with a dangling link creates the target of the link, as `>` of a shell does."""
     os.symlink("made.json", "link.json")
     assert statecli("inspect", "a.pt", "-f", "json", "-o", "link.json").code == 0
     assert json.loads(Path("made.json").read_text())["target"] == "a.pt"

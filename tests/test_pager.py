@@ -106,7 +106,7 @@ def test_the_own_variable_is_preferred(folder):
 
 
 def test_a_pager_that_quits_early_changes_no_exit_status(folder):
-    """As `q` in less."""
+    """The pager quits early, as after `q` in less."""
     torch.save({"a": torch.tensor([float("nan")]), **{f"b{n}": torch.ones(n + 1) for n in range(30)}}, folder / "n.pt")
     code, shown = run_on_terminal(folder, "audit", "n.pt", "-f", "json", PAGER="head -1")
     assert code == 1

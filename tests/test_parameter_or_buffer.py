@@ -499,7 +499,7 @@ def test_the_model_that_a_load_takes_is_told_by_names(sections, meant):
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_an_unnamed_optimizer_tensor_has_its_parameter(tmp_path, groups):
-    """By order and shape; torch assigns them in the same way."""
+    """The parameter is found by order and shape, as torch assigns the tensors."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4))
     parameters = list(model.named_parameters())
     matrices = [p for _, p in parameters if p.dim() > 1]

@@ -70,7 +70,7 @@ def test_an_absent_dtype_is_answered_with_those_of_the_file(statecli):
 
 
 def test_an_absent_shape_is_answered_with_those_of_the_file(statecli):
-    """As a dtype is, in the spelling of the help; a comma separates sizes too."""
+    """The error lists the shapes of the file in the spelling of the help; a comma may separate sizes too."""
     torch.save({"w": torch.ones(3, 4), "s": torch.tensor(1.0)}, "a.pt")
     assert statecli("inspect", "a.pt", "--shape", "3,4").code == 0
     result = statecli("inspect", "a.pt", "--shape", "4,3")

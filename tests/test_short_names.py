@@ -59,7 +59,7 @@ def build_lists():
 
 
 def test_a_cut_name_fits_and_has_its_numbers():
-    """Its pieces join to the whole name; a number is cut only if nothing else is left."""
+    """The pieces join to the whole name; a number is cut only if no other part is left."""
     for names, width in [*build_lists(), ([*NAMES], 20)]:
         for name in names:
             ends = find_common_ends(names)

@@ -93,7 +93,7 @@ def test_a_changed_dtype_is_reported_and_the_values_are_unknown():
 
 
 def test_the_prefix_of_a_wrapper_is_stripped():
-    """As in any diff."""
+    """The prefix of the names is stripped, as in any diff."""
     model = nn.Linear(2, 2)
     snapshot = statecli.Snapshot(model)
     actual = statuses(statecli.diff(snapshot, {f"module.{k}": v for k, v in model.state_dict().items()}))
@@ -119,7 +119,7 @@ def test_a_snapshot_with_values_is_the_diff_of_the_states():
 
 
 def test_an_optimizer_has_a_snapshot():
-    """Its moments change with a step."""
+    """The moments of an optimizer change with a step."""
     model = Tied()
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer)

@@ -360,7 +360,7 @@ def test_each_spec_is_supervised(text):
 
 
 def test_lines_without_code_are_not_supervised():
-    """Their start costs nothing more."""
+    """Without code of a model, the start has no additional cost."""
     assert not names_model_code(["audit", "models", "https://host/a.pt", "s3://bucket/a.pt", "-f", "json", "-x", "*.b"])
     assert names_model_code(["audit", "a.pt", "--model", "auto"])
     assert names_model_code(["audit", "a.pt", "--model=auto"])
@@ -400,7 +400,7 @@ def test_a_system_exit_that_python_wraps_is_no_verdict(capsys):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: /proc")
 def test_processes_that_a_model_leaves_end_with_the_command():
-    """They would go on with the command, and start more of them."""
+    """Processes left by a model would otherwise continue the command and start more processes."""
     code = "left = os.fork(); left or time.sleep(600); open('left', 'w').write(str(left))"
     assert finish(start_supervised(code))[0] == 1
     assert ends(int(Path("left").read_text()))

@@ -88,7 +88,7 @@ def test_a_read_that_fails_names_its_file(statecli, failing, command, name, numb
 @pytest.mark.parametrize("after", range(1, 12, 2))
 @pytest.mark.parametrize("command", ["stats", "diff-before", "audit-values", "lock"])
 def test_a_read_that_fails_later_names_its_file(statecli, failing, command, after):
-    """In the middle of the headers or of the values."""
+    """The read fails in the middle of the headers or of the values."""
     failing("a.pt", after=after)
     result = statecli(*COMMANDS[command].format("a.pt").split())
     said = result.out + result.err
@@ -278,7 +278,7 @@ def test_blas_starts_no_thread_where_none_can_be_started():
 
 
 def test_no_memory_for_the_supervisor_is_2():
-    """Its import is the first of a process with `ulimit -v`."""
+    """The supervisor is the first import of a process with `ulimit -v`, and its import fails."""
     body = "import sys\nfrom statecli import __main__\n"
     body += "class Finder:\n    def find_spec(*_): raise MemoryError\n"
     body += "sys.modules.pop('statecli.cli.supervisor', None)\nsys.meta_path.insert(0, Finder)\n"

@@ -82,7 +82,7 @@ def test_a_proof_that_says_nothing_of_what_is_left_is_no_pass():
 
 
 def test_a_live_model_fails_too():
-    """With its class's name and the tensor's."""
+    """The failure of a live model names the tensor."""
     with pytest.raises(AssertionError, match=r"warning\[unregistered-tensor\]: table: is a plain attribute"):
         checked(Left(), device="meta", checks="move")
 

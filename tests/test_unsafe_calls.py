@@ -72,7 +72,7 @@ def test_the_names_of_one_section_do_not_hide_the_calls(statecli, in_tmp_path, t
 
 
 def test_ignore_and_the_baseline_of_audit_accept_the_call(statecli, hostile):
-    """As any finding of inspect."""
+    """The import is accepted like any finding of inspect."""
     assert statecli("inspect", hostile, "--ignore", "unsafe-global", "-q").code == 0
     assert statecli("audit", hostile, "--write-baseline", "known.json", "--reason", "a test", "-q").code == 0
     assert statecli("inspect", hostile, "--baseline", "known.json", "-q").code == 0

@@ -40,7 +40,7 @@ def change_config(folder, target, **settings):
 
 @pytest.mark.parametrize("options", [(), ("--model", "auto")], ids=["config", "class"])
 def test_the_stored_tensor_names_the_tied_name(statecli, folder, options):
-    """In the JSON and in the terminal; by config.json, and by the class."""
+    """The tied name is in the JSON and on the terminal; it comes from config.json, or from the class."""
     row = list_rows(statecli, folder, *options)["transformer.wte.weight"]
     assert (row["tied_to"], row["aliases"], row["note"]) == (["lm_head.weight"], ["lm_head.weight"], NOTE)
     assert NOTE in statecli("inspect", str(folder), *options, "-f", "table").out

@@ -58,7 +58,7 @@ def test_an_option_that_the_function_lacks_stays():
 
 
 def test_errors_cross_processes():
-    """With their options."""
+    """A pickled error keeps its options."""
     error = pickle.loads(pickle.dumps(FilteredOut(f"{option('--to', 'x')}: no such")))
     assert (type(error), str(error)) == (FilteredOut, "--to x: no such")
     assert error.for_python({"--to": "to"}) == "to='x': no such"
@@ -105,7 +105,7 @@ def test_usage_errors_name_options_by_option():
 
 
 def test_option_is_given_flags_of_the_table():
-    """In a literal."""
+    """Each literal argument of `option` is a flag of the table of options."""
     flags = [node.args[0] for _, node in calls("option")]
     named = {flag.value for flag in flags if isinstance(flag, ast.Constant)}
     assert len(named) > 20

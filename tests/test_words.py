@@ -106,7 +106,7 @@ def test_messages_use_plain_words():
 
 
 def test_docstrings_and_comments_have_none_of_the_worst_words():
-    """They are read by contributors, and many become messages."""
+    """Contributors read docstrings and comments, and many of these texts become messages."""
     for path, source in sources():
         if ANY_WORST.search(source):
             assert not list_refused(path, notes(source), WORST_RULES)

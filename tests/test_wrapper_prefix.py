@@ -108,7 +108,7 @@ def test_the_title_and_the_fix_are_the_same_and_the_fix_loads(nets, statecli, ca
 
 @pytest.mark.parametrize("case", [case for case in RENAMINGS if case != "a trainer's attribute"])
 def test_the_fix_without_a_class_loads_too(nets, statecli, case):
-    """Only the owner of the names is unknown."""
+    """The fix loads without a class too, although the class with these names is unknown."""
     state = {RENAMINGS[case](name): tensor for name, tensor in nets.Net().state_dict().items()}
     torch.save(state, "net.pt")
     finding = findings(statecli, ("audit", "net.pt"))["wrapper-prefix"]

@@ -324,7 +324,7 @@ def test_a_printed_function_works_when_it_is_pasted(class_folder, statecli, targ
 
 
 def test_an_error_in_python_has_the_function(class_folder):
-    """In the sentence."""
+    """The function is written in the sentence of the error."""
     (class_folder / "need.py").write_text(OTHER_NEEDS)
     with pytest.raises(api.StateError, match=r"`def make\(\): return Net\(cfg=...\)` to need.py"):
         api.inspect("need.py:Net")
@@ -380,7 +380,7 @@ def test_a_wrong_function_for_inputs_is_answered_with_functions(class_folder, st
 
 @pytest.mark.parametrize("words", [("version",), ("-V",), ("--version",)], ids=" ".join)
 def test_the_version_has_three_spellings(statecli, words):
-    """As other commands have them."""
+    """The version may be requested by an option, a short option or a command."""
     result = statecli(*words)
     assert (result.code, result.out) == (0, statecli("--version").out)
 

@@ -20,7 +20,7 @@ def model():
 
 @pytest.mark.parametrize(("text", "keep"), CASES, ids=lambda case: case if isinstance(case, str) else "")
 def test_a_filter_finds_the_tensors(model, text, keep):
-    """By name, glob, dtype, kind, shape, number, statistic, problem and remark."""
+    """A filter is a name, glob, dtype, kind, shape, number, statistic, problem or remark."""
     model.set_filter(text)
     fqns = [model.tensors[position].fqn for position in model.found]
     assert fqns == [tensor.fqn for tensor in model.tensors if keep(tensor)]

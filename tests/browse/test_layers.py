@@ -49,7 +49,7 @@ def test_encoder_and_decoder_are_two_tables(read):
 
 
 def test_a_layer_without_a_tensor_has_an_empty_cell(read):
-    """Only every second layer has experts."""
+    """Only every second layer has experts; the other layers have an empty cell."""
     names = [f"h.{n}.q" for n in range(10)] + [f"h.{n}.expert" for n in range(0, 10, 2)]
     model, (table,) = read({name: torch.ones(2) for name in names})
     (column,) = (column for column in table.columns if column.title == "expert")

@@ -177,7 +177,7 @@ def test_the_filter_works_while_it_is_typed(in_folder):
 
 
 def test_the_arrow_down_leaves_the_filter_for_the_list(in_folder):
-    """And the next keys are keys again."""
+    """After the arrow, a key is a command again, not text of the filter."""
     assert drive("first.safetensors", *keys_of("/norm"), "down", "space", look=lambda app: len(app.model.marked)) == 1
 
 
@@ -198,7 +198,7 @@ def test_the_keys_are_shown_below_a_filter_without_a_match(in_folder):
 
 
 def test_a_filter_without_a_match_says_so(in_folder):
-    """And every key is harmless then."""
+    """Without a match every key is harmless."""
     screen = drive(
         "first.safetensors", *keys_of("/zzz"), "enter", *"jkhltoOrsSdDae[]*", "space", "y", "enter", "escape"
     )
@@ -207,7 +207,7 @@ def test_a_filter_without_a_match_says_so(in_folder):
 
 
 def test_modules_open_and_close(in_folder):
-    """With enter, the arrows, and all at once."""
+    """Modules open and close with enter, with the arrows, and all at once."""
     joined = [*["down"] * 5]
     assert drive("first.safetensors", *joined, "enter", look=rows_of).count("▸") == 0
     opened = drive("first.safetensors", *joined, "right", look=rows_of)
@@ -220,7 +220,7 @@ def test_modules_open_and_close(in_folder):
 
 
 def test_o_sorts_and_r_reverses(in_folder):
-    """By size first: the largest, then the smallest; in the tree, and in the list."""
+    """The first order is by size, largest first, then smallest first; in the tree, and in the list."""
     assert drive("first.safetensors", "o", look=rows_of)[0] == "model"
     assert re.search("{0..3} .* 4 × 288 B", drive("first.safetensors", "o"))
     assert drive("first.safetensors", "t", "o", look=rows_of)[0] in ("lm_head.weight", "model.embed.weight")
@@ -407,7 +407,7 @@ def test_equal_layers_are_one_row_if_they_changed_as_much(epochs):
 
 
 def test_the_order_by_change_begins_with_the_layers_that_changed(epochs):
-    """Not with biases near zero, nor with the state of the optimizer; the line names the measure."""
+    """The order begins neither with biases near zero nor with the optimizer's state; the line names the measure."""
     before, after = epochs
     rows, screen = drive(before, "D", settle, "o", other=after, look=lambda app: (rows_of(app), show(app)))
     assert set(rows[:2]) == {"model.h.3.w", "model.h.8.w"}
@@ -486,7 +486,7 @@ def test_marks_that_the_filter_hides_stay_in_view(in_folder):
 
 
 def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
-    """Not every terminal takes OSC 52."""
+    """The copied text is shown, because some terminals do not support OSC 52; any key closes the text."""
     screen = drive("first.safetensors", "y")
     assert "statecli sent the globs of 2 tensors to the clipboard of the terminal:" in screen
     listed = drive("first.safetensors", *keys_of("/norm"), "enter", "y")
@@ -510,7 +510,7 @@ def test_help_fits_on_80_columns_and_24_lines(in_folder):
 
 
 def test_q_quits(in_folder):
-    """And nothing was copied."""
+    """q quits, and no text is copied."""
     assert drive("first.safetensors", "q", look=lambda app: (app.copied, app.return_code)) == ("", 0)
 
 
@@ -632,7 +632,7 @@ def test_escape_stops_the_reading_of_a_list(in_folder, monkeypatch):
     ],
 )
 def test_the_editor_opens_the_line(monkeypatch, words, command):
-    """With the words of $EDITOR."""
+    """The command has the words of $EDITOR."""
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", words)
     assert editor.build_command(Origin("/x/net.py", 7)) == command
@@ -700,7 +700,7 @@ def test_a_second_target_that_changed_is_not_compared(in_folder, second):
 
 
 def test_a_long_part_of_a_name_is_cut_in_its_middle(tmp_path):
-    """Not to `…` alone."""
+    """A long part of a name is not cut to `…` alone."""
     names = [f"model.norms.{name}_layernorm_of_the_whole_block.weight" for name in ("input", "output")]
     save_file({name: torch.ones(2) for name in names}, tmp_path / "x.safetensors")
     cells = [line.split()[0] for line in drive(tmp_path / "x.safetensors").splitlines() if line.startswith("    ")]
@@ -709,7 +709,7 @@ def test_a_long_part_of_a_name_is_cut_in_its_middle(tmp_path):
 
 
 def test_many_columns_of_layers_have_signs_of_hidden_ones(tmp_path):
-    """At the right, and at the left after the cursor moved."""
+    """The sign for hidden columns is at the right, and at the left after the cursor moved."""
     save_file(
         {f"h.{n}.projection_{name}": torch.ones(2) for n in range(5) for name in range(20)}, tmp_path / "x.safetensors"
     )
@@ -749,7 +749,7 @@ class Net(nn.Module):
 
 
 def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
-    """With --model, as inspect; the filter finds a tensor by its tied name."""
+    """--model works as in inspect; the filter finds a tensor by its tied name."""
     Path("net.py").write_text(TIED)
     save_file({"wte.weight": torch.ones(4, 2), "scale": torch.ones(2)}, "tied.safetensors")
     options = BrowseOptions(target="tied.safetensors", model="net.py:Net")
@@ -770,7 +770,7 @@ def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
 
 
 def test_without_a_terminal_a_line_says_so(statecli, first):
-    """In a pipe, and in CI."""
+    """Standard input is not a terminal, as in a pipe or in CI."""
     result = statecli("browse", first)
     assert (result.code, result.out) == (2, "")
     assert result.err == "statecli: browse: standard input is not a terminal; use statecli inspect\n"
@@ -793,7 +793,7 @@ def test_a_dumb_terminal_is_refused(monkeypatch):
 
 
 def test_an_internal_error_is_one_line(statecli, first, monkeypatch):
-    """Not a traceback over the screen."""
+    """The error is one line, not a traceback over the screen."""
     monkeypatch.setattr(run, "_check_terminal", lambda: None)
 
     def fail(app):

@@ -83,7 +83,7 @@ def test_every_tensor_is_in_the_open_tree_once(model):
 
 
 def test_sections_are_the_first_level(tmp_path):
-    """Of a training checkpoint, the model and the optimizer."""
+    """The sections of a training checkpoint are the model and the optimizer."""
     net = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.ones(1, 3)).sum().backward()
@@ -218,7 +218,7 @@ def test_what_was_not_read_is_last_in_both_directions(model):
 
 
 def test_columns_fit_and_the_sorted_one_is_shown():
-    """At any width."""
+    """The sorted column is shown at any width."""
     for width in range(24, 200):
         columns = choose_columns(width, 40, tuple(Column), Column.MEAN)
         assert Column.MEAN in columns
@@ -297,7 +297,7 @@ def test_the_tensors_of_a_quantized_weight_are_copied_together_or_not_at_all(tmp
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "float16"])
 def test_first_values_bytes_and_histogram_are_numpys(tmp_path, dtype):
-    """Of a tensor of a file, compared with numpy."""
+    """The values of a tensor in a file equal those of numpy."""
     array = (np.arange(60).reshape(3, 4, 5) * 3 % 17).astype(dtype)
     safetensors.numpy.save_file({"a": array}, tmp_path / "a.safetensors")
     (tensor,) = open_model(tmp_path / "a.safetensors").tensors
@@ -312,7 +312,7 @@ def test_first_values_bytes_and_histogram_are_numpys(tmp_path, dtype):
 
 
 def test_first_values_of_a_transposed_tensor_are_in_logical_order(tmp_path):
-    """As torch prints them."""
+    """The values are in the order in which torch prints them."""
     base = torch.arange(12.0).reshape(3, 4)
     torch.save({"a": base.t()}, tmp_path / "a.pt")
     (tensor,) = open_model(tmp_path / "a.pt").tensors

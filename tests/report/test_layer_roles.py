@@ -54,7 +54,7 @@ def test_a_layer_without_finite_values_has_no_rms(read_roles):
 
 
 def test_the_chart_shows_the_layer_with_nan(statecli, tmp_path):
-    """In red, next to the outlier, although its other values are usual; its chart comes first."""
+    """The layer with NaN is red, next to the outlier, although its other values are usual; its chart is first."""
     state = {f"a.{n}.w": torch.ones(8) for n in range(5)} | layers(l3=30)
     state["h.2.q.weight"][0, 0] = float("nan")
     state["h.9.q.weight"][:2, 0] = float("inf")

@@ -71,7 +71,7 @@ def test_one_line_of_source_is_one_problem(source):
 
 
 def test_the_rules_of_audit_say_their_consequences():
-    """Their messages name the cause; the problem lists the consequences."""
+    """The message of the rule names the cause; the problem lists the consequences."""
     rows = list(blocks())
     (problem,) = group_findings(find("unregistered-module", rows[:1], "is no registered module"), rows)
     assert problem.message == "blocks: 2 modules are kept in a plain list (2 parameters, 2 other tensors)"
@@ -110,7 +110,7 @@ def test_the_cause_is_named(rows, message):
 
 
 def test_findings_of_registered_tensors_keep_their_rule():
-    """They are grouped by rule, file, severity and advice."""
+    """Findings are grouped by rule, file, severity and advice."""
     rows = [row("a", 1, kind=Kind.PARAMETER), row("b", 2, kind=Kind.PARAMETER)]
     same = group_findings(find("zero-gradient", rows, "its gradient is zero"), rows)
     assert [problem.message for problem in same] == ["a, b: its gradient is zero"]
@@ -123,7 +123,7 @@ def test_findings_of_registered_tensors_keep_their_rule():
 
 
 def test_the_worst_problem_stands_first():
-    """And each severity is counted."""
+    """The worst problem is first, and each severity is counted."""
     rows = [row("a", 1, kind=Kind.PARAMETER)]
     problems = group_findings(
         [

@@ -166,7 +166,7 @@ def test_verbose_has_what_was_measured():
 
 
 def test_repeated_layers_are_folded_and_unfolded():
-    """As everywhere: many rows fold where they agree in every sign, --all has each."""
+    """Many rows fold if they agree in every sign; --all has each row."""
     rows = [tensor(f"layers.{n}.w") for n in range(50)]
     cells = {row.fqn: passed_cell() for row in rows}
     cells["layers.7.w"] = Cell(UNSURE)
@@ -493,7 +493,7 @@ def test_json_is_the_contracts():
 
 @pytest.mark.parametrize(("verdict", "said"), [(PASSED, True), (FAILED, False), (SKIPPED, None), (UNSURE, None)])
 def test_passed_is_null_where_nothing_was_proved(verdict, said):
-    """Neither a skipped nor an inconclusive proof is a pass, nor a failure."""
+    """A skipped or inconclusive proof is neither passed nor failed."""
     document = json.loads(render_result(run(Check(Name.STEP, verdict), rows=[tensor("w")]), "json"))
     assert document["checks"][0]["passed"] is said
 

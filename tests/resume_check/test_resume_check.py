@@ -125,7 +125,7 @@ def test_a_generator_that_is_loaded_is_resumed():
 
 
 def test_several_lost_states_are_several_findings():
-    """Only the step and the position are loaded. Another model has other gradients, so the rest is not known."""
+    """Only the step and the position are loaded. Another model has other gradients, so further states are unknown."""
     result = check("ignoring")
     assert [finding.fqn for finding in result.findings] == ["model", "optimizer", "scheduler", "scaler", "average"]
 

@@ -67,7 +67,7 @@ def test_generators_are_found_wherever_they_are(tmp_path):
 
 
 def test_a_state_of_a_sampler_is_not_the_random_state(tmp_path):
-    """Its generator has the same number of bytes."""
+    """The generator of the sampler has the same number of bytes as the random state."""
     keys = save(tmp_path / "a.pt", {"sampler": torch.get_rng_state(), "step": 3})
     assert keys.generators == {}
     assert keys.find_data(is_order=False) == SavedKey(("sampler",))
@@ -109,7 +109,7 @@ def test_the_key_with_the_name_of_the_variable_is_preferred(tmp_path):
 
 
 def test_a_file_that_is_a_state_dict_has_a_model(tmp_path, objects):
-    """Its keys are the names of the tensors."""
+    """The keys of the file are the names of the tensors."""
     keys = save(tmp_path / "a.pt", {**torch.nn.Sequential(objects["m"]).state_dict(), "step": 3})
     (key,) = keys.states[State.MODEL]
     assert (key.text, key.expression) == ("a state_dict", "checkpoint")
