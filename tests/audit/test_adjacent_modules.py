@@ -1,4 +1,4 @@
-"""Modules next to a pickle, which Python imports in place of the installed packages."""
+"""Modules next to a pickle that Python imports in place of the installed packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def list_findings(*targets):
 
 
 def build_pickle(module, name):
-    """Return a pickle of an object of a class that need not be installed."""
+    """Return a pickle of an instance of a class; the class need not be installed."""
     return b"\x80\x02c%s\n%s\n)\x81." % (module.encode(), name.encode())
 
 
@@ -69,7 +69,7 @@ def test_a_clean_name_is_unsafe_next_to_its_module(folder, name, module, target)
 
 
 def test_numpy_counts_in_the_folder_of_the_pickle_alone(folder):
-    """The repository of numpy has pickles for its tests, and its package."""
+    """The repository of numpy has its package and, in subfolders, pickles for tests."""
     write(folder / "numpy" / "tests" / "x.pkl", pickle.dumps(np.float64(1)))
     write(folder / "numpy" / "__init__.py")
     assert not list_findings(".")
@@ -78,7 +78,7 @@ def test_numpy_counts_in_the_folder_of_the_pickle_alone(folder):
 
 
 def test_python_imports_the_module_of_the_folder(folder):
-    """Also in place of the standard library, if nothing has imported it before."""
+    """Python also replaces a module of the standard library, if the module has not been imported before."""
     write(folder / "cfg.pkl", pickle.dumps(decimal.Decimal(1)))
     write(folder / "decimal.py", b"open('PWNED', 'w')\nclass Decimal(str): pass\n")
     subprocess.run([sys.executable, "-c", "import pickle; pickle.load(open('cfg.pkl', 'rb'))"], check=True)
@@ -88,7 +88,7 @@ def test_python_imports_the_module_of_the_folder(folder):
 
 @pytest.mark.parametrize("module", ["tzdata.py", "tzdata/__init__.py"])
 def test_a_time_zone_imports_a_package(folder, module):
-    """Python looks for a zone that the system lacks in `tzdata`."""
+    """If the system lacks a time zone, Python imports `tzdata`."""
     write(folder / "cfg.pkl", pickle.dumps(zoneinfo.ZoneInfo("UTC")))
     assert not list_findings("cfg.pkl")
     write(folder / module)
@@ -97,14 +97,14 @@ def test_a_time_zone_imports_a_package(folder, module):
 
 @pytest.mark.parametrize(("target", "count"), [(".", 1), ("a", 1), ("a/b/cfg.pkl", 1)])
 def test_folders_around_the_file_count(folder, target, count):
-    """Up to the audited folder or the current one."""
+    """Folders up to the audited folder or the current folder count."""
     write(folder / "a" / "b" / "cfg.pkl", build_pickle(*METADATA))
     write(folder / "omegaconf.py")
     assert len(list_findings(target)) == count
 
 
 def test_folders_around_the_audit_do_not_count(folder, monkeypatch):
-    """They are the user's."""
+    """Folders above the current folder belong to the user."""
     write(folder / "a" / "cfg.pkl", build_pickle(*METADATA))
     write(folder / "omegaconf.py")
     monkeypatch.chdir(folder / "a")
@@ -112,7 +112,7 @@ def test_folders_around_the_audit_do_not_count(folder, monkeypatch):
 
 
 def test_a_checkpoint_of_a_model_folder_counts(folder):
-    """An archive of torch.save in a folder with its own folder of modules."""
+    """An archive of torch.save is checked as well as a bare pickle."""
     torch.save({"w": torch.ones(2), "args": argparse.Namespace(lr=1)}, folder / "pytorch_model.bin")
     assert not list_findings(".")
     write(folder / "argparse.py")
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_a_model_folder_counts(folder):
 
 
 def test_other_files_are_not_modules(folder):
-    """Folders of data, scripts, and modules that Python has imported already."""
+    """Folders of data, scripts, and modules that Python has already imported are not reported."""
     torch.save({"w": torch.ones(2)}, folder / "a.pt")
     write(folder / "cfg.pkl", build_pickle(*METADATA))
     write(folder / "x.pkl", pickle.dumps({"a": np.float64(1), "b": argparse.Namespace()}))

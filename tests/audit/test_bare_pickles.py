@@ -1,4 +1,4 @@
-"""Pickles that are not checkpoints: judged by what loading them runs."""
+"""Pickles that are not checkpoints are checked for the code that runs when they are loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statecli.targets.target_result import Status
 
 @pytest.fixture
 def hub(tmp_path):
-    """A folder with a checkpoint, and a bare pickle next to it of that name."""
+    """Write a folder with a checkpoint and, next to the checkpoint, a bare pickle with the given name."""
 
     def write_pickle(raw, name="data.pkl"):
         torch.save({"w": torch.zeros(2)}, tmp_path / "model.pt")
@@ -36,7 +36,7 @@ SYSTEM = b"cposix\nsystem\n(S'true'\ntR."
 @pytest.mark.parametrize("name", ["data.pkl", "vocab.pickle", "cache"])
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_bare_pickle_in_a_folder_is_judged(hub, name, protocol):
-    """By what loading it runs; the checkpoint next to it is audited."""
+    """The pickle is checked for code, and the checkpoint next to the pickle is audited."""
     folder = hub(pickle.dumps({"a": [1.0], "b": "text"}, protocol), name)
     result = of(folder, name)
     assert (result.status, result.format, result.tensors, result.findings) == (Status.AUDITED, "pickle", 0, ())
@@ -44,7 +44,7 @@ def test_a_bare_pickle_in_a_folder_is_judged(hub, name, protocol):
 
 
 def test_what_loading_it_would_run_is_a_finding(hub):
-    """The rules about pickles are those that ran."""
+    """Only the rules about pickles ran."""
     result = of(hub(SYSTEM), "data.pkl")
     assert result.status is Status.AUDITED
     assert [finding.rule for finding in result.findings] == ["unsafe-global"]
@@ -55,14 +55,14 @@ def test_what_loading_it_would_run_is_a_finding(hub):
 @pytest.mark.parametrize("name", ["a.joblib", "b.dill", "c.pkl"])
 @pytest.mark.parametrize("pack", [zlib.compress, gzip.compress], ids=["zlib", "gzip"])
 def test_a_compressed_one_in_a_folder_fails(hub, statecli, name, pack):
-    """joblib.load unpickles it, and nobody has looked into it."""
+    """joblib.load unpickles the compressed file, and statecli does not read its content."""
     folder = hub(pack(SYSTEM), name)
     assert of(folder, name).status is Status.FAILED
     assert statecli("audit", str(folder)).code == 2
 
 
 def test_it_is_not_judged_without_a_rule_about_pickles(hub):
-    """It was not checked; one that is named has failed."""
+    """The pickle counts as not checked; a pickle named as a target fails."""
     folder = hub(PLAIN)
     change = of(folder, "data.pkl", select=("nan",))
     assert (change.status, [entry.why for entry in change.not_checked]) == (Status.SKIPPED, ["bare pickle"])
@@ -72,19 +72,19 @@ def test_it_is_not_judged_without_a_rule_about_pickles(hub):
 
 @pytest.mark.parametrize(("raw", "code"), [(PLAIN, 0), (pickle.dumps({"a": 1}, 0), 0), (SYSTEM, 1), (PLAIN[:-1], 1)])
 def test_the_exit_status_of_one_that_is_named(raw, code, hub, statecli):
-    """A clean pickle is 0, a finding 1."""
+    """A clean pickle exits with status 0, a finding with status 1."""
     done = statecli("audit", hub(raw) / "data.pkl")
     assert done.code == code, done.out + done.err
 
 
 @pytest.mark.parametrize("raw", [PLAIN, SYSTEM])
 def test_one_that_is_called_a_checkpoint_has_failed(hub, raw):
-    """A `.pt` is meant to be one, whatever it is."""
+    """A `.pt` file is expected to be a checkpoint, whatever its content."""
     assert of(hub(raw, "weights.pt"), "weights.pt").status is Status.FAILED
 
 
 def test_a_folder_of_nothing_else_is_audited(tmp_path):
-    """And says that it contains no tensors."""
+    """A note says that the target contains no tensors."""
     (tmp_path / "data.pkl").write_bytes(PLAIN)
     (target,) = audit(Request((str(tmp_path),))).targets
     assert target.status is Status.AUDITED
@@ -92,7 +92,7 @@ def test_a_folder_of_nothing_else_is_audited(tmp_path):
 
 
 def test_one_that_nothing_could_be_compared_with_is_no_pass(hub, statecli):
-    """--against and --lock compare checkpoints."""
+    """--against and --lock compare only checkpoints."""
     folder = hub(PLAIN)
     done = statecli("audit", folder / "data.pkl", "--against", folder / "model.pt")
     assert done.code == 2

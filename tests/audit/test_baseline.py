@@ -1,4 +1,4 @@
-"""What was accepted once, with its reason, fails no more; what is new does."""
+"""A finding accepted once, with a reason, no longer fails; a new finding fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from statecli.targets.target_result import Status, TargetResult
 
 @pytest.fixture
 def repository(in_tmp_path, statecli):
-    """A checkpoint with two names that differ in case; `audit(…)` runs the one rule about it."""
+    """A checkpoint with two names that differ in case; `audit(…)` runs the rule `case-collision`."""
     save("a.pt", "w", "W", "v", "V")
 
     def audit(*words, rule="case-collision", target="a.pt"):
@@ -39,7 +39,7 @@ def entries(path="b.json"):
 
 
 def test_what_is_accepted_does_not_fail_and_is_counted(repository):
-    """In this run already, and in each that is given the file; JSON has the reason."""
+    """The findings are accepted in the run that writes the file, and in later runs; JSON has the reason."""
     assert repository().code == 1
     written = repository("--write-baseline", "b.json", "--reason", "older than the rule")
     assert written.code == 0
@@ -50,7 +50,7 @@ def test_what_is_accepted_does_not_fail_and_is_counted(repository):
 
 
 def test_what_is_new_fails(repository):
-    """And it alone is told."""
+    """Only the new finding is reported."""
     repository("--write-baseline", "b.json", "--reason", "old")
     save("a.pt", "w", "W", "v", "V", "new", "New")
     result = repository("--baseline", "b.json", "-f", "json")
@@ -59,7 +59,7 @@ def test_what_is_new_fails(repository):
 
 
 def test_what_is_fixed_is_told_and_drops_out(repository):
-    """An entry that nothing needs would hide the same mistake made again."""
+    """An unneeded entry would hide the same mistake if it returned."""
     repository("--write-baseline", "b.json", "--reason", "old")
     save("a.pt", "w", "W", "v")
     result = repository("--baseline", "b.json")
@@ -72,7 +72,7 @@ def test_what_is_fixed_is_told_and_drops_out(repository):
 
 
 def test_older_reasons_are_kept(repository):
-    """What is accepted today has today's, whatever else is in the file."""
+    """A newly accepted finding has the reason of this run; an older entry keeps its reason."""
     repository("--write-baseline", "b.json", "--reason", "old")
     save("a.pt", "w", "W", "new", "New")
     repository("--write-baseline", "b.json", "--reason", "today")
@@ -80,7 +80,7 @@ def test_older_reasons_are_kept(repository):
 
 
 def test_a_new_file_keeps_the_reasons_of_the_one_that_is_given(repository):
-    """`--baseline OLD --write-baseline NEW`."""
+    """The command uses `--baseline OLD --write-baseline NEW`."""
     repository("--write-baseline", "b.json", "--reason", "old")
     repository("--baseline", "b.json", "--write-baseline", "c.json", "--reason", "today")
     assert {entry["reason"] for entry in entries("c.json").values()} == {"old"}
@@ -88,14 +88,14 @@ def test_a_new_file_keeps_the_reasons_of_the_one_that_is_given(repository):
 
 @pytest.mark.parametrize("words", [("-x", "*"), ("-i", "w"), ("--kind", "buffer")])
 def test_what_was_not_looked_for_is_not_fixed(repository, words):
-    """Filters hide a finding, they do not mend it."""
+    """Filters hide a finding and do not fix the problem."""
     repository("--write-baseline", "b.json", "--reason", "old")
     repository("--write-baseline", "b.json", "--reason", "today", *words)
     assert entries().keys() == {"V", "W"}
 
 
 def test_another_target_and_another_rule_leave_an_entry_alone(repository):
-    """A run says nothing of what it did not run on."""
+    """A run changes only entries of the audited targets and rules."""
     repository("--write-baseline", "b.json", "--reason", "old")
     save("other.pt", "w")
     assert repository("--write-baseline", "b.json", "--reason", "today", target="other.pt").err == ""
@@ -114,7 +114,7 @@ def test_a_target_is_the_same_however_it_is_typed(repository, tmp_path):
     ("folder", "target"), [("d", "."), ("d", "a.pt"), (".", "d"), ("e", "../d"), ("e", "{}/d/a.pt")]
 )
 def test_a_name_is_meant_from_the_file_s_folder(repository, tmp_path, monkeypatch, folder, target):
-    """From wherever it is used or written, and however its targets are typed: the same entries, the same bytes."""
+    """Any current folder and any spelling of the targets give the same entries and the same bytes."""
     (tmp_path / "d").mkdir()
     (tmp_path / "e").mkdir()
     (tmp_path / "a.pt").rename(tmp_path / "d" / "a.pt")
@@ -133,7 +133,7 @@ def test_a_name_is_meant_from_the_file_s_folder(repository, tmp_path, monkeypatc
 
 
 def test_what_is_gone_is_told_and_drops_out(repository, tmp_path):
-    """A file that is no longer in the folder that was audited; of one elsewhere nothing is said."""
+    """A deleted file of the audited folder is reported; a deleted file of another folder is not."""
     for folder in ("d", "e"):
         (tmp_path / folder).mkdir()
         save(f"{folder}/x.pt", "w", "W")
@@ -153,13 +153,13 @@ def test_what_is_gone_is_told_and_drops_out(repository, tmp_path):
 
 
 def test_a_class_that_is_imported_by_name_is_never_gone():
-    """`pkg.mod:Net` is no file of any folder."""
+    """`pkg.mod:Net` is not a file of any folder."""
     entry = Entry("pkg.mod:Net", "r", None, None, "why", "m")
     assert not baseline.find_missing_entries(Baseline(baseline.SCHEMA, (entry,)), ["."])
 
 
 def test_a_rule_that_there_is_not_is_an_error(repository, tmp_path):
-    """As in the configuration, with the near names: the entry would be kept for ever and accept nothing."""
+    """An entry for an unknown rule would stay forever and accept nothing; the error suggests similar names."""
     repository("--write-baseline", "b.json", "--reason", "old")
     path = tmp_path / "b.json"
     path.write_text(path.read_text().replace('"case-collision"', '"case-colision"', 1))
@@ -173,7 +173,7 @@ def test_a_rule_that_there_is_not_is_an_error(repository, tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
 def test_only_a_file_is_a_baseline(repository, tmp_path):
-    """A named pipe would be waited for, a device read without an end."""
+    """Reading a named pipe would block, and reading a device would not end."""
     os.mkfifo(tmp_path / "pipe")
     for path, said in (("pipe", "a named pipe"), ("/dev/zero", "a character device")):
         result = repository("--baseline", path)
@@ -182,14 +182,14 @@ def test_only_a_file_is_a_baseline(repository, tmp_path):
 
 
 def test_a_report_is_not_written_over_the_baseline(repository, tmp_path):
-    """Neither over one that is being written."""
+    """A report does not replace a baseline written in the same run either."""
     result = repository("--write-baseline", "b.json", "--reason", "x", "--report", "json=./b.json")
     assert (result.code, (tmp_path / "b.json").exists()) == (2, False)
     assert "writes to the same file" in result.err
 
 
 def test_the_file_is_sorted_with_an_entry_a_line(repository, tmp_path):
-    """So that git merges it and a review reads it."""
+    """git can merge the file and a reviewer can read the entries."""
     repository("--write-baseline", "b.json", "--reason", "old")
     first = (tmp_path / "b.json").read_bytes()
     save("a.pt", "V", "v", "W", "w")
@@ -198,7 +198,7 @@ def test_the_file_is_sorted_with_an_entry_a_line(repository, tmp_path):
 
 
 def test_both_options_go_together(repository, tmp_path):
-    """Neither a baseline without a reason nor a reason for nothing."""
+    """A baseline without a reason is refused, and so is a reason without a baseline."""
     for words in (("--write-baseline", "b.json"), ("--write-baseline", "b.json", "--reason", " "), ("--reason", "x")):
         result = repository(*words)
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -222,7 +222,7 @@ def test_both_options_go_together(repository, tmp_path):
     ],
 )
 def test_what_is_no_baseline_is_told_in_a_line_and_left_alone(repository, tmp_path, text, says):
-    """Also where it is to be written: it may be a file of the user's."""
+    """`--write-baseline` leaves the file alone too, because it may be the user's."""
     (tmp_path / "b.json").write_text(text)
     for words in (("--baseline", "b.json"), ("--write-baseline", "b.json", "--reason", "x")):
         result = repository(*words)
@@ -233,7 +233,7 @@ def test_what_is_no_baseline_is_told_in_a_line_and_left_alone(repository, tmp_pa
 
 
 def test_a_baseline_that_is_not_there_is_told_in_a_line(repository):
-    """It is not taken for an empty one."""
+    """A missing baseline is not treated as an empty baseline."""
     result = repository("--baseline", "none.json")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
 
@@ -247,7 +247,7 @@ def finding(rule="r", message="m", fqn=None, section=None, about=UNSET, content=
 
 
 def test_a_finding_of_no_tensor_is_known_by_its_message():
-    """One dangerous global that was accepted does not let the next one in."""
+    """Accepting one dangerous global does not accept the next."""
     accepted = baseline.build_baseline(build_audit(finding(message="calls os.getcwd")), None, "why", unfiltered=True)
     later = build_audit(finding(message="calls os.getcwd"), finding(message="calls os.system"))
     result = baseline.accept_findings(later, accepted, unfiltered=True)
@@ -255,7 +255,7 @@ def test_a_finding_of_no_tensor_is_known_by_its_message():
 
 
 def test_a_finding_of_something_named_is_known_by_that():
-    """Where in the pickle it stands may change, what is called may not."""
+    """The position in the pickle may change; the called function may not."""
     seven = finding(message="byte 7: calls", about="os.getcwd", content="1f")
     accepted = baseline.build_baseline(build_audit(seven), None, "why", unfiltered=True)
     later = [finding(message="byte 9: calls", about=text, content="1f") for text in ("os.getcwd", "os.system")]
@@ -264,7 +264,7 @@ def test_a_finding_of_something_named_is_known_by_that():
 
 
 def test_a_bug_of_ours_is_never_accepted():
-    """A rule that did not work has found nothing that one could live with."""
+    """A rule with an internal error has no result that a user could accept."""
     bug = build_audit(finding("internal-error"))
     assert not baseline.build_baseline(bug, None, "why", unfiltered=True).findings
     entry = Entry("a.pt", "internal-error", None, None, "why", "m")
@@ -275,13 +275,13 @@ def test_a_bug_of_ours_is_never_accepted():
     st.lists(st.tuples(st.sampled_from(["nan", "inf"]), st.text(max_size=2), st.none() | st.text(max_size=2))),
     st.text(min_size=1).filter(str.strip),
 )
-def test_what_is_written_accepts_exactly_what_was_found(tmp_path_factory, found, reason):
-    """Whatever names and messages hold; read again it is the same, and written again too."""
-    audit = build_audit(*(finding(rule, message, fqn, "model") for rule, message, fqn in found), ran=("nan", "inf"))
+def test_what_is_written_accepts_exactly_what_was_found(tmp_path_factory, rows, reason):
+    """Names and messages may be any text; the document is the same when read back or written again."""
+    audit = build_audit(*(finding(rule, message, fqn, "model") for rule, message, fqn in rows), ran=("nan", "inf"))
     document = baseline.build_baseline(audit, None, reason, unfiltered=True)
     path = tmp_path_factory.mktemp("b") / "b.json"
     path.write_bytes(b"".join(baseline.encode_baseline(document, str(path))))
     assert baseline.read_baseline(str(path)) == document
     done = baseline.accept_findings(audit, document, unfiltered=True)
-    assert (done.findings, len(done.targets[0].accepted), done.targets[0].notes) == ((), len(found), ())
+    assert (done.findings, len(done.targets[0].accepted), done.targets[0].notes) == ((), len(rows), ())
     assert baseline.build_baseline(done, document, "another", unfiltered=True) == document

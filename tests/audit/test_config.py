@@ -1,4 +1,4 @@
-"""The configuration: found upwards, checked, its mistakes told in one line with the near names."""
+"""The configuration: searched upwards and checked; a mistake is reported in one line with similar names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from statecli.rules.policy_config import Policy
 
 @pytest.fixture
 def load_text(tmp_path):
-    """The configuration in a file of this text."""
+    """Write the text to a file and load the file as configuration."""
 
     def load(text, name="statecli.toml"):
         (tmp_path / name).write_text(text)
@@ -31,7 +31,7 @@ def load_text(tmp_path):
 
 
 def test_the_nearest_file_upwards_is_taken(tmp_path):
-    """`statecli.toml` before `pyproject.toml`, which counts only where it has a table for statecli."""
+    """`statecli.toml` comes before `pyproject.toml`; a `pyproject.toml` counts only with a table for statecli."""
     (tmp_path / ".git").mkdir()
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
@@ -43,13 +43,13 @@ def test_the_nearest_file_upwards_is_taken(tmp_path):
 
 
 def test_without_any_file_defaults_are_in_force(tmp_path, monkeypatch):
-    """Warnings fail, every rule runs."""
+    """By default, warnings fail and every rule runs."""
     monkeypatch.setattr(config, "CONFIG_FILE_NAMES", ("no-such-name.toml",))
     assert config.load_config(start=str(tmp_path)) == config.LoadedConfig()
 
 
 def test_values_come_as_they_are_meant(load_text):
-    """One text for a list of one; sizes with a unit; paths from the file's own folder."""
+    """A single text stands for a list, sizes may have a unit, and paths are relative to the file's own folder."""
     text = '[policy]\ndtype = "torch.bfloat16"\nmax-bytes = "1.5 GiB"\nreference = "../old.pt"\n'
     policy = load_text(text).config.policy
     assert policy.dtype == ("bfloat16",)
@@ -85,7 +85,7 @@ def test_values_come_as_they_are_meant(load_text):
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_file_and_the_near_names(load_text, text, said):
-    """Nothing that is misspelt is left aside."""
+    """A misspelt key or value is never ignored."""
     with pytest.raises(UsageError) as raised:
         load_text(text)
     assert said in str(raised.value)
@@ -94,14 +94,14 @@ def test_a_mistake_is_one_line_that_names_the_file_and_the_near_names(load_text,
 
 
 def test_what_is_no_toml_is_said_with_its_place(load_text):
-    """As TOML's reader says it."""
+    """The message is the TOML reader's own, with the line."""
     with pytest.raises(UnreadableError, match=r"statecli\.toml: is not valid TOML: .*line 1"):
         load_text("select = nothing")
 
 
 @pytest.mark.parametrize("text", [f"values = {'[' * 50_000}", f"values = {'9' * 5_000}", "values = '\udcff'"])
 def test_what_no_reader_of_toml_reads_is_one_line(tmp_path, text):
-    """Arrays in arrays, a number of thousands of digits, bytes that are no text."""
+    """Deeply nested arrays, a number of thousands of digits, and bytes that are not text need one line each."""
     (tmp_path / "c.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(
         UnreadableError, match=r"c\.toml: (tables or lists are nested too deeply; .*|is not valid TOML: .*)$"
@@ -110,7 +110,7 @@ def test_what_no_reader_of_toml_reads_is_one_line(tmp_path, text):
 
 
 def test_a_mistake_is_told_of_the_file_as_one_finds_it(tmp_path, monkeypatch):
-    """From the current folder, whichever kind of mistake it is."""
+    """The message gives the file's path from the current folder, for each kind of mistake."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "inner").mkdir()
     monkeypatch.chdir(tmp_path / "inner")
@@ -122,7 +122,7 @@ def test_a_mistake_is_told_of_the_file_as_one_finds_it(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
 def test_only_a_file_is_a_configuration(tmp_path):
-    """A named pipe would be waited for, a device read without an end; what is empty says nothing and is one."""
+    """Reading a named pipe would block, and reading a device would not end. An empty file is a valid configuration."""
     os.mkfifo(tmp_path / "pipe.toml")
     for path, said in (
         (tmp_path / "pipe.toml", "a named pipe"),
@@ -136,14 +136,14 @@ def test_only_a_file_is_a_configuration(tmp_path):
 
 
 def test_a_file_too_long_is_not_read(tmp_path):
-    """Nobody wrote four megabytes of settings."""
+    """A configuration of four megabytes is not written by hand."""
     (tmp_path / "c.toml").write_bytes(b"#" * (config.MAX_CONFIG_BYTES + 1))
     with pytest.raises(UnreadableError, match=r"c\.toml: the configuration is too long"):
         config.load_config(str(tmp_path / "c.toml"))
 
 
 def test_a_text_is_a_list_of_one_everywhere(load_text):
-    """Of rules as of globs."""
+    """A single text stands for a list of rules or a list of globs."""
     text = 'select = "nan"\nignore = "inf"\n[per-target-ignore."*"]\nrules = "names"\nreason = "x"\n'
     actual_config = load_text(text + '[policy]\nfrozen = "a.*"\n').config
     assert (actual_config.select, actual_config.ignore, actual_config.policy.frozen) == (("nan",), ("inf",), ("a.*",))
@@ -154,39 +154,39 @@ def test_a_text_is_a_list_of_one_everywhere(load_text):
     ("text", "size"), [("0.1 GB", 10**8), ("1.5KiB", 1536), ("7", 7), ("9007199254740993", 2**53 + 1)]
 )
 def test_a_size_is_exact(load_text, text, size):
-    """No binary fraction comes between."""
+    """Sizes are not rounded to binary floats."""
     assert load_text(f'[policy]\nmax-bytes = "{text}"').config.policy.max_bytes == size
 
 
 def test_a_pyproject_whose_entry_is_no_table_is_refused(load_text):
-    """It means something, and nothing of it would be in force."""
+    """The entry is meant for statecli, but none of its content would take effect."""
     with pytest.raises(UsageError, match=r"tool\.statecli: must be a table"):
         load_text("[tool]\nstatecli = 3\n", "pyproject.toml")
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_rule_s_own_name_beats_its_subject(order):
-    """In whatever order they stand."""
+    """The order of the two entries does not matter."""
     said = [("shared-slices", "own"), ("storage", "subject")][::order]
     to_rules = config.map_to_rules(said, "severity")
     assert (to_rules["shared-slices"], to_rules["tied-tensors"]) == ("own", "subject")
 
 
 def test_a_pyproject_without_a_table_is_refused_where_it_is_named(load_text):
-    """`--config` means it."""
+    """A file named with `--config` is expected to have settings for statecli."""
     with pytest.raises(UsageError, match=r"does not have a table \[tool\.statecli\]"):
         load_text("[project]\n", "pyproject.toml")
 
 
 def test_a_subject_stands_for_all_of_its_rules():
-    """`names` for each rule about names."""
+    """`names` stands for each rule about names."""
     expanded = config.expand_rules(("names",), "--select")
     assert "case-collision" in expanded
     assert all(rule.group == "names" for rule in RULES if rule.name in expanded)
 
 
 def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, capsysbinary):
-    """Each key of the configuration and of the policy, once."""
+    """Each key of the configuration and of the policy is printed once."""
     (tmp_path / "statecli.toml").write_text('fail-on = "error"\n[policy]\ndtype = "float16"\n')
     assert command_runner.execute(ConfigOptions(config=str(tmp_path / "statecli.toml"), output_format=Output.JSON)) == 0
     actual = {setting["key"]: setting for setting in json.loads(capsysbinary.readouterr().out)["settings"]}
@@ -198,7 +198,7 @@ def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, cap
 
 
 def test_values_are_read_where_the_configuration_says_so(tmp_path):
-    """As if --values had been given."""
+    """`values = true` has the effect of --values."""
     (tmp_path / "statecli.toml").write_text("values = true\n")
     options = AuditOptions(targets=("a.pt",), config=str(tmp_path / "statecli.toml"))
     assert audit.build_request(options).values

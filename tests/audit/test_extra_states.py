@@ -1,7 +1,7 @@
 """Tensors that modules unpickle are found under every spelling of their key, and in every mapping.
 
 TransformerEngine unpickles the bytes of the tensors `*._extra_state` in load_state_dict. A loader looks the key up in
-the mapping that torch.load returns; what it finds there is what the audit must have read.
+the mapping that torch.load returns; the audit must have read the tensor under the key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STATE = torch.tensor([*b"N0cposix\nsystem\n(Vid\ntR."], dtype=torch.uint8)
 
 
 class UserStringCall(Call):
-    """Hashed by Python here, so that it can be a key."""
+    """A call with a hash in this process, so that the call can be a dictionary key."""
 
     def __hash__(self):
         return hash(KEY)
@@ -66,7 +66,7 @@ STATES = {
 @pytest.mark.parametrize("name", STATES)
 @pytest.mark.parametrize("file", ["a.pt", "custom_checkpoint_0.pkl"])
 def test_what_a_loader_finds_under_the_key_is_audited(name, file, tmp_path, statecli):
-    """The bytes under the key are a pickle with code: an error, or a file that is not read."""
+    """The bytes under the key are a pickle with code; the audit reports an error or does not read the file."""
     torch.save(STATES[name], tmp_path / file)
     loaded = torch.load(tmp_path / file, weights_only=False)
     assert torch.equal(loaded[KEY], STATE)
@@ -75,7 +75,7 @@ def test_what_a_loader_finds_under_the_key_is_audited(name, file, tmp_path, stat
 
 
 def test_a_node_of_omegaconf_may_be_a_key(tmp_path, statecli):
-    """Its hash and its equality are those of the text in its state. omegaconf is not installed here."""
+    """A StringNode hashes and compares like the text in its state. omegaconf is not installed here."""
     node = b"comegaconf.nodes\nStringNode\n)\x81}X\x04\x00\x00\x00_valX\x0f\x00\x00\x00fc._extra_statesb"
     (tmp_path / "a.pt").write_bytes(build(records(build_pickle(b"}" + node + b"K\x01s"))))
     result = statecli("audit", tmp_path / "a.pt", "--no-config")
@@ -84,7 +84,7 @@ def test_a_node_of_omegaconf_may_be_a_key(tmp_path, statecli):
 
 
 def test_ordinary_keys_are_clean(tmp_path, statecli):
-    """Texts of numpy, numbers, types and tuples as keys."""
+    """The keys are numpy texts, numbers, types and tuples."""
     keys = (numpy.str_("a"), numpy.int64(3), 4, torch.float32, ("x", 1), None, 1.5, numpy.datetime64("2026-01-01"))
     keys += (torch.device("cpu"), Path("a"), datetime.date(2026, 1, 1), numpy.dtype("f4"), frozenset([1]), 2j)
     torch.save({"w": torch.ones(2), "settings": dict.fromkeys(keys, 1)}, tmp_path / "a.pt")
@@ -92,14 +92,14 @@ def test_ordinary_keys_are_clean(tmp_path, statecli):
 
 
 def rewrite(path, replace):
-    """Write the archive again as torch does, with another data.pkl."""
+    """Write the archive again as torch does, with a changed data.pkl."""
     records = read_archive(path)
     write_archive({**records, "data.pkl": replace(records["data.pkl"])}, str(path))
 
 
 @pytest.mark.parametrize("module", ["UserDict", "UserList", "UserString"])
 def test_a_container_by_a_name_of_python_2_is_the_same(module, tmp_path, statecli):
-    """Python and torch take any name in these modules for one of collections, with weights_only too."""
+    """Python and torch map each name in these Python 2 modules to `collections`, also with weights_only."""
     path = tmp_path / "a.pt"
     torch.save(Call(OrderedDict, PAIRS), path)
     rewrite(path, lambda data: data.replace(b"ccollections\nOrderedDict", f"c{module}\nOrderedDict".encode()))
@@ -111,7 +111,7 @@ def test_a_container_by_a_name_of_python_2_is_the_same(module, tmp_path, statecl
 
 @pytest.mark.parametrize("name", ["unicode", "basestring"])
 def test_a_text_by_a_name_of_python_2_is_the_same(name, tmp_path, statecli):
-    """Both are str."""
+    """Python loads both names as `str`."""
     path = tmp_path / "custom_checkpoint_0.pkl"
     torch.save(STATES["a call of str"], path)
     rewrite(path, lambda data: data.replace(b"c__builtin__\nunicode", f"c__builtin__\n{name}".encode()))
@@ -120,13 +120,13 @@ def test_a_text_by_a_name_of_python_2_is_the_same(name, tmp_path, statecli):
 
 
 def test_modules_of_python_2_are_those_of_python():
-    """The table is copied, because loading Python's takes time in each command."""
+    """statecli copies the table, because importing Python's own table would slow down each command."""
     assert {module for module, _ in NAME_MAPPING} | set(IMPORT_MAPPING) == MODULES
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_bytes_of_a_storage_on_meta_are_audited(zipped, tmp_path, statecli):
-    """torch.load with a map_location reads the record of the storage, whatever location the file names."""
+    """torch.load with a map_location reads the record of the storage and ignores the location in the file."""
     torch.save({"w": torch.ones(2), KEY: STATE}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     data = (tmp_path / "a.pt").read_bytes().replace(b"X\3\0\0\0cpu", b"X\4\0\0\0meta")
     if zipped:

@@ -1,4 +1,4 @@
-"""Entries of an audited folder: names that look like text of the user, devices, pipes, and links through /proc."""
+"""Entries of an audited folder: names that look like a user's text files, devices, pipes, and links through /proc."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_file_of_any_name_is_read_as_a_file(folder, target, name):
 @pytest.mark.parametrize("name", ["-", "s3:", "-#x", "a[b]"])
 @pytest.mark.parametrize("target", [".", "*"])
 def test_a_folder_of_any_name_is_walked(folder, target, name):
-    """Also if its path begins as a URL."""
+    """The path of the folder may even begin like a URL."""
     save_harmful(folder / name / "mp_rank_00_model_states.pt")
     assert any("unsafe-global" in rules for rules in list_rules(target).values())
 
@@ -104,7 +104,7 @@ def list_failed(*targets):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
 @pytest.mark.parametrize("name", ["notes", "config.json", "inner/a"])
 def test_a_pipe_in_a_folder_fails(folder, name):
-    """Nobody knows what a loader would read from it."""
+    """The content that a loader would read from the pipe is unknown."""
     (folder / name).parent.mkdir(exist_ok=True)
     os.mkfifo(folder / name)
     assert "is a named pipe, not a regular file" in list_failed(".")[name.rpartition("/")[2]]
@@ -113,7 +113,7 @@ def test_a_pipe_in_a_folder_fails(folder, name):
 @pytest.mark.skipif(not os.path.exists("/dev/null"), reason="needs POSIX: devices")
 @pytest.mark.parametrize("name", ["notes", "latest", "config.json", "a.pt", "inner/x"])
 def test_a_link_to_a_device_fails(folder, name):
-    """It is an empty file for a loader."""
+    """A loader reads the device as an empty file."""
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).symlink_to("/dev/null")
     assert "a link through /dev" in list_failed(".")[name.rpartition("/")[2]]
@@ -144,7 +144,7 @@ def test_an_unpacked_torch_package_fails_if_its_list_of_modules_is_a_device(fold
     ],
 )
 def test_a_link_through_proc_fails(folder, link, lead):
-    """The working directory of the loader decides where it leads, not that of the audit."""
+    """The target of the link depends on the working directory of the loader, not of the audit."""
     torch.save({"w": torch.ones(2)}, "real.pt")
     (folder / ".empty").mkdir()
     os.mkdir("inner")
@@ -158,7 +158,7 @@ def test_a_link_through_proc_fails(folder, link, lead):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/cwd"), reason="needs Linux: /proc")
 def test_a_shard_behind_proc_cannot_be_read(folder):
-    """Also if only the index is named."""
+    """The audit fails even if only the index is named."""
     os.mkdir("inner")
     os.symlink("/proc/self/cwd/model.safetensors", "inner/a.safetensors")
     (folder / "inner" / "model.safetensors.index.json").write_text('{"weight_map": {"w": "a.safetensors"}}')
@@ -166,7 +166,7 @@ def test_a_shard_behind_proc_cannot_be_read(folder):
 
 
 def test_ordinary_links_are_followed(folder):
-    """Relative and absolute ones, and those of a folder around the audited one."""
+    """Relative and absolute links are followed, as is a link to the audited folder."""
     torch.save({"w": torch.ones(2)}, "real.pt")
     os.mkdir("inner")
     os.symlink("../real.pt", "inner/a.pt")
@@ -178,7 +178,7 @@ def test_ordinary_links_are_followed(folder):
 
 @pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="needs POSIX: /dev/fd")
 def test_a_descriptor_that_the_user_names_is_read(folder):
-    """`statecli audit /dev/stdin < model.pt`."""
+    """This is the case of `statecli audit /dev/stdin < model.pt`."""
     with open("model.safetensors", "rb") as file:
         path = f"/dev/fd/{file.fileno()}"
         assert not list_failed(path)
@@ -222,7 +222,7 @@ def test_the_packages_of_an_environment_are_passed_over(folder):
 
 
 def test_a_link_out_of_the_walk_in_a_tools_folder_is_judged(folder):
-    """It is judged as any other link."""
+    """A link in a tool's folder is checked like any other link."""
     (folder / "root" / ".git").mkdir(parents=True)
     save_harmful(folder / "elsewhere" / "a.pt")
     os.symlink("../../elsewhere", "root/.git/step9")
@@ -230,7 +230,7 @@ def test_a_link_out_of_the_walk_in_a_tools_folder_is_judged(folder):
 
 
 def test_too_many_names_in_a_tools_folder_are_walked(folder, monkeypatch):
-    """What is not looked through is not passed over."""
+    """A tool's folder is passed over only if all of its names were searched."""
     monkeypatch.setattr(tool_folders, "MAX_SEARCHED_NAMES", 3)
     (folder / ".git").mkdir()
     for number in range(5):
@@ -249,7 +249,7 @@ def test_too_many_names_in_a_tools_folder_are_walked(folder, monkeypatch):
     ],
 )
 def test_a_tracker_is_read_as_loaders_read_it(folder, tracker, content, name):
-    """In text mode, so that each end of a line is one character."""
+    """Loaders read trackers in text mode, so each line end counts as one character."""
     (folder / tracker).write_bytes(content)
     save_harmful(folder / name / "mp_rank_00_model_states.pt")
     (folder / ".venv").mkdir(exist_ok=True)
@@ -260,14 +260,14 @@ def test_a_tracker_is_read_as_loaders_read_it(folder, tracker, content, name):
 
 @pytest.mark.parametrize("tag", ["x/.[h]", "[h]", "?", "*", "a\nb"])
 def test_a_tracker_that_is_a_glob_fails(folder, tag):
-    """zero_to_fp32 gives the path to `glob`, which finds the files of another folder."""
+    """zero_to_fp32 passes the path to `glob`, so files of another folder may match."""
     (folder / tag).mkdir(parents=True)
     (folder / "latest").write_text(tag)
     assert "which is not a plain folder in the checkpoint folder" in str(list_failed("."))
 
 
 def test_honest_folders_stay_clean(folder):
-    """A clone with an environment, a download of the Hub, caches of tools, and a latest of somebody else."""
+    """A clone with an environment, a download of the Hub, caches of tools, and a `latest` of another program."""
     for path, content in {
         ".git/objects/ab/cdef": zlib.compress(b"blob 3\0abc"),
         ".git/lfs/objects/ab/cd/" + "ab" * 32: pickle.dumps(HARM),

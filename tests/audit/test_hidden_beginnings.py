@@ -1,4 +1,4 @@
-"""Files that a loader of torch runs and whose first bytes do not say so, next to a sound model."""
+"""Files next to a sound model that a torch loader runs, although their first bytes do not show this."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def folder(tmp_path):
 
 
 def build_tar(*extended: tuple[bytes, bytes]) -> bytes:
-    """A member that extended headers, each a type and its data, call `storages`."""
+    """Return a tar whose member is named `storages` by extended headers, each a type and its data."""
 
     def build_member(name: str, kind: bytes, data: bytes) -> bytes:
         header = tarfile.TarInfo(name)
@@ -69,14 +69,14 @@ LOADED = {
 @pytest.mark.parametrize("name", ["weights", "checkpoint.pth.tar", "model.bin"])
 @pytest.mark.parametrize("kind", LOADED)
 def test_a_file_that_torch_runs_is_not_passed(kind, name, folder, statecli):
-    """Whatever it is called."""
+    """The name of the file does not matter."""
     (folder / name).write_bytes(LOADED[kind])
     assert statecli("audit", str(folder)).code != 0
 
 
 @pytest.mark.parametrize("kind", LOADED)
 def test_torch_runs_it(kind, folder, forked_python):
-    """The installed torch does what the files want of it."""
+    """The installed torch runs the code in each of the files."""
     (folder / "weights").write_bytes(LOADED[kind])
     forked_python(LOADS.format(name="weights"), cwd=folder)
     assert (folder / "PWNED").exists()
@@ -85,7 +85,7 @@ def test_torch_runs_it(kind, folder, forked_python):
 @pytest.mark.parametrize("prefix", [b"#!package\n", b"\x89PNG\r\n\x1a\n", b"\xff\xff\xff\xff"])
 @pytest.mark.parametrize("name", ["model.package", "model.zip"])
 def test_an_archive_behind_other_bytes_is_not_passed(name, prefix, folder, statecli, forked_python):
-    """torch finds an archive from its end; PackageImporter runs the Python files in it."""
+    """torch finds an archive from its end; PackageImporter runs the Python files in the archive."""
     path = folder / name
     path.write_bytes(prefix)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
@@ -103,7 +103,7 @@ def test_an_archive_behind_other_bytes_is_not_passed(name, prefix, folder, state
 
 
 def test_a_program_that_ends_as_a_zip_is_not_passed(folder, statecli):
-    """An installer may be one; whoever loads the file by its end reads the archive, whatever its names are."""
+    """An installer may end as a zip; a loader that starts at the end reads the archive under any names."""
     path = folder / "setup.exe"
     path.write_bytes(b"MZ" + bytes(500))
     with zipfile.ZipFile(path, "a") as archive:
@@ -114,7 +114,7 @@ def test_a_program_that_ends_as_a_zip_is_not_passed(folder, statecli):
 
 @pytest.mark.parametrize("separator", ["/", "\\", "//"])
 def test_a_library_below_a_first_record_without_a_folder_is_code(separator, tmp_path, statecli):
-    """AOTInductor's loader takes the whole name of the first record for the folder of the archive."""
+    """AOTInductor's loader uses the whole name of the first record as the folder of the archive."""
     array = io.BytesIO()
     np.save(array, np.ones(2, dtype="f4"))
     with zipfile.ZipFile(tmp_path / "model.pt2", "w", zipfile.ZIP_STORED) as archive:
@@ -128,7 +128,7 @@ def test_a_library_below_a_first_record_without_a_folder_is_code(separator, tmp_
 
 
 def test_an_old_program_behind_other_bytes_is_not_skipped(folder, statecli):
-    """torch.export.load takes a plain zip, as torch 2.7 wrote it, by its end; its records are compressed."""
+    """torch.export.load finds a plain zip of torch 2.7 from its end; the zip's records are compressed."""
     constants, path = io.BytesIO(), folder / "model.dat"
     torch.save({}, constants)
     path.write_bytes(b"hello\n")
@@ -143,7 +143,7 @@ def test_an_old_program_behind_other_bytes_is_not_skipped(folder, statecli):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "compressed"])
 def test_the_only_member_of_a_zip_in_a_tensor_is_scanned(method, folder, statecli, forked_python):
-    """torch.hub takes a file that ends as a zip with one member for a checkpoint of old, and unpickles the member."""
+    """torch.hub takes a file that ends as a zip with one member for an old checkpoint, and unpickles the member."""
     path = folder / "m.safetensors"
     member = b"N0cposix\nsystem\n(Vtouch PWNED\ntR." + bytes(70_000)
 
@@ -167,7 +167,7 @@ def test_the_only_member_of_a_zip_in_a_tensor_is_scanned(method, folder, statecl
 
 
 def test_a_library_that_aotinductor_opens_is_not_passed(folder, statecli):
-    """Its loader takes any archive with a library among the constants: a picture in front, a storage of torch.save."""
+    """AOTInductor's loader accepts any archive with a library among the constants, even after a picture."""
     picture, saved = folder / "logo.png", folder / "saved.pt"
     picture.write_bytes(b"\x89PNG\r\n\x1a\n")
     with zipfile.ZipFile(picture, "a") as archive:
@@ -183,7 +183,7 @@ def test_a_library_that_aotinductor_opens_is_not_passed(folder, statecli):
     assert any(finding["rule"] == "unknown-global" and "constants/a.so" in finding["message"] for finding in findings)
 
 
-#: A pickle without a sign of one, whose window of the scan ends after a `.` that is an argument.
+#: A pickle that does not begin like a pickle. The first window of the scan ends after a `.` that is an argument.
 def build_pickle_with_point_at(edge: int) -> bytes:
     length = edge - 8
     return (
@@ -193,7 +193,7 @@ def build_pickle_with_point_at(edge: int) -> bytes:
 
 @pytest.mark.parametrize("edge", [FIRST_WINDOW_BYTES, SECOND_WINDOW_BYTES])
 def test_a_point_at_the_end_of_a_window_ends_no_pickle(edge, folder, statecli, forked_python):
-    """Of a file, of the metadata of a distributed checkpoint, and of bytes that a module unpickles."""
+    """The pickle is a file, the metadata of a distributed checkpoint, or bytes that a module unpickles."""
     data = build_pickle_with_point_at(edge)
     assert data[edge - 1 : edge] == b"."
     (folder / "weights").write_bytes(data)
@@ -215,7 +215,7 @@ def test_a_point_at_the_end_of_a_compressed_head_ends_no_pickle(folder, statecli
 
 @pytest.mark.parametrize("name", ["model.ptl", "model.ff", "anything"])
 def test_a_flatbuffer_of_torchscript_is_not_passed(name, folder, statecli, forked_python):
-    """torch.jit.load takes it by its fifth to eighth byte."""
+    """torch.jit.load recognises a flatbuffer by its fifth to eighth byte."""
     code = f"""
 import torch
 class M(torch.nn.Module):
@@ -245,7 +245,7 @@ def test_a_zip_that_is_a_flatbuffer_too_is_a_hazard(tmp_path, statecli):
 
 @pytest.mark.parametrize("prefix", [b'{"format": "pt"}\n', b"MZ" + bytes(60), b"#!/bin/sh\n"])
 def test_a_zip_with_one_file_behind_other_bytes_is_not_passed(prefix, folder, statecli, forked_python):
-    """torch.hub and pandas take it by its end, and unpickle the file."""
+    """torch.hub and pandas find the zip from its end, and unpickle the file."""
     data = io.BytesIO()
     data.write(prefix)
     with zipfile.ZipFile(data, "a", zipfile.ZIP_DEFLATED) as archive:
@@ -260,7 +260,7 @@ def test_a_zip_with_one_file_behind_other_bytes_is_not_passed(prefix, folder, st
 
 
 def test_a_pickle_of_ray_in_json_is_not_passed(folder, statecli):
-    """TorchCheckpoint.get_preprocessor unpickles its digits. Metadata without one is skipped as other JSON is."""
+    """TorchCheckpoint.get_preprocessor unpickles the digits. Metadata without a pickle is skipped like other JSON."""
     path = folder / ".metadata.json"
     path.write_text(json.dumps({"epoch": 1}))
     assert statecli("audit", str(folder)).code == 0
@@ -338,7 +338,7 @@ TRUST = '{"model_cfg": {"text_cfg": {"tokenizer_kwargs": {"trust_remote_code" : 
     ],
 )
 def test_text_that_calls_what_it_names_is_not_passed(folder, statecli, name, text, library):
-    """JSON and YAML of a folder, from which a library builds objects by name, or unpickles digits."""
+    """JSON and YAML of a folder from which a library builds objects by name or unpickles digits."""
     path = folder / name
     path.write_text("{}" if name.startswith("exp") and library != "Ray" else "a: 1\n" if "y" in name[-4:] else "[]")
     if library != "Ray" or not name.startswith("experiment"):
@@ -350,7 +350,7 @@ def test_text_that_calls_what_it_names_is_not_passed(folder, statecli, name, tex
 
 
 def test_text_that_calls_what_it_names_may_be_an_index_too(folder, statecli):
-    """It is read as the index of a model, and Ray unpickles its digits."""
+    """The file is read as the index of a model, and Ray unpickles its digits."""
     index = {"weight_map": {"w": "model.safetensors"}, "preprocessor_pkl": EVIL.hex()}
     (folder / ".metadata.json").write_text(json.dumps(index))
     result = statecli("audit", str(folder))
@@ -368,7 +368,7 @@ def test_text_that_calls_what_it_names_may_be_an_index_too(folder, statecli):
     ],
 )
 def test_yaml_of_plain_values_is_passed(folder, statecli, text):
-    """What ordinary libraries write next to a checkpoint."""
+    """Ordinary libraries write YAML like this next to a checkpoint."""
     (folder / "hparams.yaml").write_text(text)
     assert statecli("audit", str(folder)).code == 0
 
@@ -400,14 +400,14 @@ def test_yaml_with_a_plain_activation_is_passed(folder, statecli, text):
 
 @pytest.mark.parametrize("value", ["false", "null", "0", '""'])
 def test_json_that_trusts_no_remote_code_is_passed(folder, statecli, value):
-    """What libraries save of their arguments."""
+    """Libraries save their arguments in files like this."""
     (folder / "args.json").write_text(TRUST.replace("true", value))
     assert statecli("audit", str(folder)).code == 0
 
 
 @pytest.mark.parametrize(("file", "code"), [(".cache/program", 1), ("../program", 2), ("program", 1)])
 def test_a_program_that_an_export_names_is_audited(folder, statecli, file, code):
-    """`ExportedModel.from_pretrained` of transformers loads the file, wherever it is."""
+    """`ExportedModel.from_pretrained` of transformers loads the named file from any folder."""
     model = folder / "model"
     (model / ".cache").mkdir(parents=True)
     save_file({"a": torch.ones(1)}, model / "model.safetensors")
@@ -420,7 +420,7 @@ def test_a_program_that_an_export_names_is_audited(folder, statecli, file, code)
 
 
 def test_a_text_of_many_nested_escapes_is_not_passed(folder, statecli):
-    """What is within them is not known."""
+    """The text within the escapes is unknown."""
     (folder / "config.yaml").write_text("a: '%" + "25" * 20 + "61'\n")
     result = statecli("audit", str(folder))
     assert (result.code, "nested escapes on more than" in result.out) == (2, True)
@@ -440,7 +440,7 @@ LONG = {
 
 @pytest.mark.parametrize("kind", LONG)
 def test_a_small_text_costs_little(kind, folder, statecli):
-    """No text of a folder is read again and again."""
+    """No text is scanned repeatedly."""
     name, content = LONG[kind]
     (folder / name).write_bytes(content)
     before = time.process_time()
@@ -450,7 +450,7 @@ def test_a_small_text_costs_little(kind, folder, statecli):
 
 @pytest.mark.parametrize(("link", "file"), [("hyperparams.yaml", "notes.bin"), ("state.msgpack", "a.safetensors")])
 def test_a_link_is_another_use_of_a_file(folder, statecli, link, file):
-    """A library chooses by the name of the link; the file itself is a clean checkpoint."""
+    """A library selects the file by the name of the link; under its own name, the file is clean."""
     header = json.dumps({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode().ljust(0x1DE)
     tensors = len(header).to_bytes(8, "little") + header + bytes(8)
     text = pickle.dumps("\na: !apply:builtins.exec [pass]\n", 0)
@@ -462,7 +462,7 @@ def test_a_link_is_another_use_of_a_file(folder, statecli, link, file):
 
 @pytest.mark.parametrize("before", [b"", b" "])
 def test_msgpack_that_is_safetensors_too_is_not_passed(folder, statecli, before):
-    """The length of the header begins a map of msgpack, and RLlib takes the file by its name."""
+    """The header's length is also the start of a msgpack map, and RLlib selects the file by name."""
     header = before + json.dumps({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode()
     header = header.ljust(0x1DE)
     content = len(header).to_bytes(8, "little") + header + bytes(8)
@@ -481,7 +481,7 @@ def test_a_state_of_rllib_is_not_passed(folder, statecli):
 
 
 def encode_space(array: bytes) -> str:
-    """As RLlib writes the limits of a space."""
+    """Return the limits of a space as RLlib encodes them."""
     return base64.b64encode(zlib.compress(array)).decode()
 
 
@@ -527,7 +527,7 @@ def test_msgpack_of_rllib_is_not_passed_for_an_array_of_flax(folder, statecli):
 
 @pytest.mark.parametrize("kind", ["a folder", "a loop of links", "a NUL byte", "a long text"])
 def test_a_tracker_that_names_nothing_hides_no_finding(kind, folder, statecli):
-    """The other files of the folder are audited."""
+    """The other files of the folder are still audited."""
     tracker = folder / "last_checkpoint"
     if kind == "a folder":
         tracker.mkdir()
@@ -544,7 +544,7 @@ def test_a_tracker_that_names_nothing_hides_no_finding(kind, folder, statecli):
 
 @pytest.mark.parametrize("place", ["http://127.0.0.1/a.pth", "s3://bucket/a.pth", "openmmlab://resnet50", "OUTSIDE"])
 def test_a_checkpoint_that_mmengine_would_fetch_is_not_passed(folder, statecli, tmp_path_factory, place):
-    """`last_checkpoint` names what a resumed run loads; a path of another machine does not exist, and is not loaded."""
+    """A resumed run loads the path in `last_checkpoint`; a path of another machine does not exist and is not loaded."""
     outside = tmp_path_factory.mktemp("other") / "a.pth"
     outside.write_bytes(EVIL)
     for harmless in ("/home/someone/work_dirs/epoch_3.pth", str(folder / "model.safetensors"), "epoch_3.pth"):
@@ -557,7 +557,7 @@ def test_a_checkpoint_that_mmengine_would_fetch_is_not_passed(folder, statecli, 
 
 
 def build_old_tar(first_name: str = "first") -> bytes:
-    """What torch saved before 0.1.10; loading it unpickles its member `storages`."""
+    """Return a file as saved by torch before 0.1.10; loading the file unpickles its member `storages`."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in ((first_name, b""), ("storages", EVIL), ("tensors", b"K\0."), ("pickle", b"}.")):
@@ -568,7 +568,7 @@ def build_old_tar(first_name: str = "first") -> bytes:
 
 
 def build_tar_that_is_an_array() -> bytes:
-    """The name of its first member is the header of a numpy array of bytes."""
+    """Return a tar whose first member's name is the header of a numpy array of bytes."""
     tar, header = bytearray(build_old_tar()), b""
     for _ in range(3):  # the header has the number of bytes after it
         shape = len(tar) - 10 - len(header)
@@ -585,7 +585,7 @@ LOADS_FROM_HUB = "import torch; torch.hub.load_state_dict_from_url('https://exam
 
 
 class EmptyBlocks:
-    """A compressor of zipfile that begins with blocks without data."""
+    """A compressor of zipfile whose output begins with blocks without data."""
 
     def compress(self, data: bytes) -> bytes:
         blocks = [data[at : at + 60_000] for at in range(0, len(data), 60_000)]
@@ -598,7 +598,7 @@ class EmptyBlocks:
 
 @pytest.mark.parametrize("method", ["stored", "compressed", "compressed, behind empty blocks"])
 def test_an_array_of_an_npz_that_is_a_tar_is_scanned(method, tmp_path, statecli, forked_python, monkeypatch):
-    """torch.hub gives the only member of a zip to torch.load, which tries tarfile first."""
+    """torch.hub passes the only member of a zip to torch.load, and torch.load tries tarfile first."""
     if "empty" in method:
         monkeypatch.setattr(zipfile, "_get_compressor", lambda *_: EmptyBlocks())
     kind = zipfile.ZIP_STORED if method == "stored" else zipfile.ZIP_DEFLATED
@@ -612,7 +612,7 @@ def test_an_array_of_an_npz_that_is_a_tar_is_scanned(method, tmp_path, statecli,
 
 
 def test_a_zip_at_the_end_of_a_tensor_is_reported(folder, statecli, forked_python):
-    """Its member is a tar of old torch; the archive itself is a hazard, whatever is in it."""
+    """Its member is a tar of old torch; the archive itself is reported, whatever its content."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         archive.writestr("w", build_old_tar())
@@ -656,12 +656,12 @@ def test_compiled_code_that_begins_with_the_key_of_torch_is_not_passed(length, f
 
 
 def compress_without_container(data: bytes, properties: int = 0x5D) -> bytes:
-    """LZMA with these properties: 0 is a valid byte for them."""
+    """Compress with LZMA and the given properties byte; 0 is a valid byte."""
     shares = {"lc": properties % 9, "lp": properties // 9 % 5, "pb": properties // 45, "dict_size": 1 << 20}
     return lzma.compress(data, lzma.FORMAT_ALONE, filters=[{"id": lzma.FILTER_LZMA1, **shares}])
 
 
-#: Streams without data before the one with the pickle: Python's lzma reads all of them.
+#: Streams without data before the stream with the pickle: Python's lzma reads all streams.
 EMPTY_STREAMS = {
     "zeros": bytes(18) + lzma.compress(EVIL),
     "megabytes of zeros": bytes(18 * 120_000) + lzma.compress(EVIL),
@@ -674,7 +674,7 @@ EMPTY_STREAMS = {
 
 @pytest.mark.parametrize("name", EMPTY_STREAMS)
 def test_a_pickle_behind_empty_streams_is_not_passed(name, folder, statecli):
-    """pandas opens a file by its suffix."""
+    """pandas selects the compression by the file's suffix."""
     (folder / "model.xz").write_bytes(EMPTY_STREAMS[name])
     with lzma.open(folder / "model.xz") as file:
         assert file.read() == EVIL
@@ -682,14 +682,14 @@ def test_a_pickle_behind_empty_streams_is_not_passed(name, folder, statecli):
 
 
 def test_compressed_data_with_zeros_at_its_end_is_passed(folder, statecli):
-    """A tar of a tape, and blocks of a file system."""
+    """Tape archives and file systems pad files with zeros to a full block."""
     (folder / "notes.xz").write_bytes(lzma.compress(b"text") + bytes(10_000))
     (folder / "notes.gz").write_bytes(gzip.compress(b"text") + bytes(10_000))
     assert statecli("audit", str(folder)).code == 0
 
 
 def test_a_pickle_of_an_experiment_of_ray_is_not_passed(folder, statecli):
-    """ExperimentAnalysis unpickles its digits."""
+    """ExperimentAnalysis unpickles the hexadecimal digits in the file."""
     state = {"_type": "CLOUDPICKLE_FALLBACK", "value": EVIL.hex()}
     (folder / "experiment_state-2026.json").write_text(json.dumps({"trial_data": [state]}))
     (folder / "trial_metadata.json").write_text("{}")
@@ -701,7 +701,7 @@ def test_a_pickle_of_an_experiment_of_ray_is_not_passed(folder, statecli):
 
 @pytest.mark.parametrize(("name", "code"), [("model.pth", 1), ("arrays.npz", 0)])
 def test_the_only_record_of_a_zip_replaces_a_file(tmp_path, statecli, name, code):
-    """The oracle: torch.hub unpacks it into its folder before it is loaded. An array alone has another name."""
+    """torch.hub unpacks the record into its folder before loading. A single array in an `.npz` file passes."""
     array = io.BytesIO()
     np.save(array, np.full(4, 6.0))
     with zipfile.ZipFile(tmp_path / name, "w") as archive:
@@ -715,7 +715,7 @@ def test_the_only_record_of_a_zip_replaces_a_file(tmp_path, statecli, name, code
 
 
 def test_a_text_that_many_spaces_share_takes_steps(folder, statecli):
-    """Each space unpacks it again; what is left is reported as not scanned."""
+    """Each space unpacks the text again; the remaining spaces are reported as not scanned."""
     text = "A" * 400_000
     spaces = [{"space": "box", "low": text, "high": text} for _ in range(20_000)]
     torch.save({"w": torch.ones(1), "spaces": spaces}, folder / "a.pt")

@@ -1,4 +1,4 @@
-"""`per-target-ignore` and `severity`: of which targets a glob is, and what counts of a rule and its subject."""
+"""`per-target-ignore` and `severity`: the targets that a glob matches, and the order of a rule and its group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture
 def project(tmp_path, monkeypatch, statecli):
-    """A configuration above a checkpoint with one finding; `audit(text, where, target)` gives the JSON."""
+    """A configuration above a checkpoint with a single finding; `audit(text, where, target)` returns the JSON."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "vendor").mkdir()
     (tmp_path / "other").mkdir()
@@ -41,27 +41,27 @@ def ignoring(glob, rule="case-collision", reason="because"):
 )
 @pytest.mark.parametrize("glob", ["vendor/*.pt", "./vendor/*", "a.pt", "vendor/[a].pt"])
 def test_a_glob_is_meant_from_the_configuration_s_folder(project, glob, where, target):
-    """From wherever, and however the target is typed; the file's name alone is enough."""
+    """The current folder and the spelling of the target do not matter; the file's name alone is enough."""
     result = project(ignoring(glob), where, target)
     assert (result["findings"], [entry["reason"] for entry in result["accepted"]]) == ([], ["because"])
 
 
 @pytest.mark.parametrize("glob", ["other/*", "*.ckpt", "../vendor/*"])
 def test_a_glob_of_others_is_not_of_it(project, glob):
-    """The finding stays one."""
+    """A glob that does not match the target leaves the finding in place."""
     assert len(project(ignoring(glob))["findings"]) == 1
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_reason_of_a_rule_s_own_name_is_shown(project, order):
-    """Before that of its subject, in whatever order they stand."""
+    """The rule's own reason comes before its group's, in any order of the tables."""
     tables = [ignoring("*.pt", "case-collision", "own"), ignoring("vendor/*", "names", "subject")]
     assert [entry["reason"] for entry in project("".join(tables[::order]))["accepted"]] == ["own"]
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_severity_of_a_rule_s_own_name_counts(project, order):
-    """In whatever order they stand."""
+    """The order of the two entries does not matter."""
     said = ['case-collision = "error"', 'names = "note"'][::order]
     (finding,) = project("\n".join(["[severity]", *said]))["findings"]
     assert finding["severity"] == "error"

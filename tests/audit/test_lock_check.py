@@ -1,4 +1,4 @@
-"""What was locked and is not there is missed by whoever asks for its folder, and by nobody who asks for a file."""
+"""A missing locked target is reported when its folder is audited, and not when single files are audited."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 @pytest.fixture(autouse=True)
 def _locked_folder(in_tmp_path, statecli):
-    """A folder of two checkpoints, one of them a folder below, and a model in shards; all of it locked."""
+    """Lock a folder with a checkpoint, a second checkpoint in a subfolder, and a model in shards."""
     os.makedirs("ck/in")
     for name in ("ck/a.pt", "ck/in/b.pt"):
         torch.save({"w": torch.ones(2)}, name)
@@ -31,7 +31,7 @@ def write_shards(folder):
 
 
 def audit(statecli, *words, lock="l.json"):
-    """The exit code, and the targets and messages of the findings."""
+    """Return the exit status, and the targets and messages of the findings."""
     result = statecli("audit", *words, "--lock", lock, "-f", "json")
     return result.code, [(finding["target"], finding["message"]) for finding in result.json["findings"]]
 
@@ -40,40 +40,40 @@ LINKED = ("ck/in/b.pt", "the lock has 1 tensor of this target, but the target is
 GONE = ("ck/in/b.pt", "the lock has 1 tensor of this target, but the target was not found")
 
 
-@pytest.mark.parametrize("asked", ["ck", ".", "ck/", "./ck/in/..", "c*", "ck/**", "ck/*", "*/i[n]/*.pt"])
-def test_a_locked_file_that_is_gone_is_named(statecli, asked):
-    """Its folder or a glob that would have held it was asked for."""
-    assert audit(statecli, asked) == (0, [])
+@pytest.mark.parametrize("path", ["ck", ".", "ck/", "./ck/in/..", "c*", "ck/**", "ck/*", "*/i[n]/*.pt"])
+def test_a_locked_file_that_is_gone_is_named(statecli, path):
+    """The audited path is the file's folder or a glob that would have matched the file."""
+    assert audit(statecli, path) == (0, [])
     Path("ck/in/b.pt").unlink()
     Path("ck/in/rest.pt").write_bytes(Path("ck/a.pt").read_bytes())
     Path("l.json").write_text(Path("l.json").read_text().replace('{"target": "ck/m"', lines("ck/in/rest.pt")))
-    assert audit(statecli, asked) == (1, [GONE])
+    assert audit(statecli, path) == (1, [GONE])
 
 
 def lines(name):
-    """The lock's lines of `ck/a.pt` under another name, before those of the model."""
+    """Return the lock's lines of `ck/a.pt` under another name, followed by the start of the model's lines."""
     target = next(
         target for target in json.loads(Path("l.json").read_text())["targets"] if target["target"] == "ck/a.pt"
     )
     return f'{json.dumps(target | {"target": name})},\n{{"target": "ck/m"'
 
 
-@pytest.mark.parametrize("asked", ["ck/a.pt", "ck/*.pt", "ck/m", "ck/m/model-00001-of-00002.safetensors"])
-def test_what_was_not_asked_for_is_not_missed(statecli, asked):
-    """A hook is given single files, and a glob means what it matches."""
+@pytest.mark.parametrize("path", ["ck/a.pt", "ck/*.pt", "ck/m", "ck/m/model-00001-of-00002.safetensors"])
+def test_what_was_not_asked_for_is_not_missed(statecli, path):
+    """A hook passes single files, and a glob stands only for the files that it matches."""
     Path("ck/in/b.pt").unlink()
-    assert audit(statecli, asked) == (0, [])
+    assert audit(statecli, path) == (0, [])
 
 
 def test_what_filters_leave_nothing_of_is_not_missed(statecli):
-    """Nor what no filter would have left, had it been there."""
+    """If a filter excludes all locked tensors of a missing file, the file is not reported."""
     Path("ck/in/b.pt").unlink()
     assert audit(statecli, "ck", "-x", "w") == (0, [])
     assert audit(statecli, "ck", "-x", "y") == (1, [GONE])
 
 
 def test_a_model_whose_files_are_gone_is_missed(statecli):
-    """Though its folder is there; a checkpoint that became a text file, or a link to another, is none either."""
+    """The model is missing although its folder exists; so is a checkpoint that was replaced by a link to another."""
     for name in os.listdir("ck/m"):
         Path("ck/m", name).unlink()
     assert audit(statecli, "ck") == (
@@ -88,7 +88,7 @@ def test_a_model_whose_files_are_gone_is_missed(statecli):
 
 @pytest.mark.parametrize("name", ["ck/in/b.pt", "./ck/in/b.pt"])
 def test_a_locked_file_that_became_another_name_of_one_is_missed(statecli, name):
-    """A hook names both; the file was compared with the lines of its own name alone."""
+    """The file is now a link to the other, and the lock's tensors of its name were not compared."""
     assert audit(statecli, "ck/a.pt", name) == (0, [])
     Path("ck/in/b.pt").unlink()
     Path("ck/in/b.pt").symlink_to("../a.pt")
@@ -96,7 +96,7 @@ def test_a_locked_file_that_became_another_name_of_one_is_missed(statecli, name)
 
 
 def test_what_is_accepted_of_a_file_that_is_gone_is_not_fixed(statecli):
-    """The baseline accepts that it went."""
+    """The baseline accepts that the file is missing, and the entry is not reported as fixed."""
     Path("ck/in/b.pt").unlink()
     words = ("audit", "ck", "--lock", "l.json")
     assert statecli(*words, "--write-baseline", "b.json", "--reason", "moved").code == 0
@@ -105,7 +105,9 @@ def test_what_is_accepted_of_a_file_that_is_gone_is_not_fixed(statecli):
 
 
 def test_shards_are_held_as_the_model_that_is_locked(statecli):
-    """Once, however many are named; to a lock of the index as well. One that is locked by its own name is that."""
+    """The model is checked once, however many shards are named, also if the lock names its index. A shard that is
+    locked under its own name is checked as a single file.
+    """
     shards = write_shards("ck/m")
     assert audit(statecli, *shards) == (0, [])
     for what in ("ck/m/model.safetensors.index.json", shards[0]):
@@ -118,7 +120,7 @@ def test_shards_are_held_as_the_model_that_is_locked(statecli):
 
 
 def test_a_locked_shard_of_a_model_that_was_met_is_not_gone(statecli):
-    """The model was held, or has failed as it is not in the lock; which shards there are is its own matter."""
+    """The model was audited, or failed because it is not in the lock; missing shards are its own finding."""
     assert statecli("lock", *write_shards("ck/m"), "ck/a.pt", "-o", "shards.json").code == 0
     result = statecli("audit", "ck/m", "--lock", "shards.json", "-f", "json")
     assert (result.code, result.json["findings"]) == (2, [])
@@ -132,7 +134,7 @@ def test_a_locked_shard_of_a_model_that_was_met_is_not_gone(statecli):
 
 
 def test_tensors_that_differ_are_one_problem(statecli):
-    """The title counts them; each line says what differs."""
+    """The title counts the tensors; each line describes one difference."""
     torch.save({"a": torch.ones(2), "b": torch.ones(2)}, "two.pt")
     assert statecli("lock", "two.pt", "-o", "two.json").code == 0
     torch.save({"a": torch.zeros(2), "c": torch.ones(2)}, "two.pt")
@@ -143,7 +145,7 @@ def test_tensors_that_differ_are_one_problem(statecli):
 
 
 def test_only_what_is_frozen_is_missed_where_that_is_asked(statecli):
-    """A file with nothing of the frozen part may go."""
+    """With --frozen-only, a locked file without frozen tensors may be missing."""
     Path("ck/in/b.pt").unlink()
     for glob, gone in (("x", []), ("w", [GONE])):
         Path("statecli.toml").write_text(f'policy = {{ frozen = "{glob}" }}')
@@ -154,7 +156,7 @@ def test_only_what_is_frozen_is_missed_where_that_is_asked(statecli):
 
 
 def test_files_of_a_commit_are_what_a_walk_makes_of_them(statecli):
-    """Shards and what lies next to them their model; text nothing: a commit need not have what is held."""
+    """Shards and the files next to them stand for their model; a text file in a commit is ignored."""
     shards = write_shards("ck/m")
     assert statecli("lock", "ck/m", "-o", "one.json").code == 0
     Path("notes.txt").write_text("hello")
@@ -165,7 +167,7 @@ def test_files_of_a_commit_are_what_a_walk_makes_of_them(statecli):
 
 
 def test_a_file_that_nobody_locked_says_what_there_is(statecli):
-    """And both things that it may be: one too many, or one that is new."""
+    """The message lists the locked targets and both remedies: leave the target out, or lock again."""
     assert statecli("lock", "ck/in", "-o", "one.json").code == 0
     torch.save({"w": torch.ones(2)}, "new.pt")
     advice = (
@@ -178,7 +180,7 @@ def test_a_file_that_nobody_locked_says_what_there_is(statecli):
 
 
 def test_a_name_is_escaped_alike_on_both_streams(statecli):
-    """A line break in it is no blank."""
+    """A line break in a name is printed as a backslash and an n, not as a space."""
     Path("a\nb.pt").write_bytes(b"")
     result = statecli("audit", "a\nb.pt", "-f", "plain")
     assert result.err.startswith("statecli: a\\nb.pt: ")
@@ -186,7 +188,7 @@ def test_a_name_is_escaped_alike_on_both_streams(statecli):
 
 
 def test_the_verdict_says_how_many_tensors_match_the_lock(statecli):
-    """Of all targets together; otherwise a passed check looks like an audit without a lock."""
+    """The number covers all targets; without the number, a passed check would look like an audit without a lock."""
     assert "; all 4 tensors match the lock l.json; " in statecli("audit", "ck", "--lock", "l.json").out
     assert "; 1 tensor matches the lock l.json; " in statecli("audit", "ck/a.pt", "--lock", "l.json").out
     torch.save({"w": torch.zeros(2)}, "ck/a.pt")
@@ -195,13 +197,13 @@ def test_the_verdict_says_how_many_tensors_match_the_lock(statecli):
 
 
 def test_the_verdict_names_no_lock_without_a_comparison(statecli):
-    """Of values that the lock does not have, and with the rules about the lock left out."""
+    """The rules about the lock are ignored, or the command has no `--lock`."""
     assert "match" not in statecli("audit", "ck", "--lock", "l.json", "--ignore", "lock").out
     assert "match" not in statecli("audit", "ck").out
 
 
 def test_a_section_that_a_lock_leaves_out_is_a_note_without_a_rule(statecli):
-    """It is not a mismatch: nothing fails with --fail-on note, and the line names no rule."""
+    """The left-out section is not a mismatch: nothing fails with --fail-on note, and the line names no rule."""
     momentum = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}
     torch.save({"model": {"w": torch.ones(2)}, "optimizer": momentum}, "train.pt")
     assert statecli("lock", "train.pt", "-i", "model.*", "-o", "m.json").code == 0

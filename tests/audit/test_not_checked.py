@@ -1,4 +1,4 @@
-"""What an audit does not check: each verdict counts it, in every output, and what cannot be opened fails."""
+"""Files that an audit does not check: the verdict counts them in every output. A file that cannot be opened fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOREIGN = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with a clean checkpoint and three files that statecli does not read."""
+    """A folder with a clean checkpoint and three files of formats that statecli does not read."""
     torch.save({"w": torch.arange(3.0)}, tmp_path / "a.pt")
     for name, content in FOREIGN.items():
         (tmp_path / name).write_bytes(content)
@@ -41,14 +41,14 @@ def test_the_verdict_counts_files_that_were_not_checked(statecli, folder, output
 
 @pytest.mark.parametrize("output", ["plain", "table", "markdown", "html", "github"])
 def test_quiet_output_counts_them_too(statecli, folder, output):
-    """Nothing else is said of a clean folder in plain text."""
+    """In plain text, the count is the only output for a clean folder."""
     result = statecli("audit", ".", "-q", "-f", output)
     assert "not checked: 1 file (7z archive), 1 file (HDF5 file), 1 file (" in result.out
     assert output not in ("plain", "table") or result.out.startswith("not checked: ")
 
 
 def test_harmless_kinds_do_not_push_others_out_of_the_verdict(statecli, folder):
-    """Broken links come first in the walk."""
+    """Broken links come first in the walk, and the verdict still lists every kind."""
     (folder / "0").symlink_to("nowhere")
     (folder / "1.txt").write_text("words")
     (folder / ".git").mkdir()
@@ -64,13 +64,13 @@ def test_json_lists_what_was_not_checked(statecli, folder):
 
 
 def test_csv_has_a_row_for_each_reason(statecli, folder):
-    """A row of severity note, since CSV has no verdict."""
+    """The row has the severity note, because CSV has no verdict."""
     rows = list(csv.DictReader(io.StringIO(statecli("audit", ".", "-f", "csv").out)))
     assert [row["rule"] for row in rows] == ["not-checked"] * 3
 
 
 def test_sarif_has_a_notification_for_each_reason(statecli, folder):
-    """The run is successful, and says what it did not check."""
+    """The run is successful, and a notification lists the unchecked files."""
     (invocation,) = statecli("audit", ".", "-f", "sarif").json["runs"][0]["invocations"]
     texts = [finding["message"]["text"] for finding in invocation["toolExecutionNotifications"]]
     assert "not checked: 1 file: 7z archive" in texts
@@ -78,19 +78,19 @@ def test_sarif_has_a_notification_for_each_reason(statecli, folder):
 
 
 def test_junit_has_a_property_for_each_reason(statecli, folder):
-    """Properties of the first suite."""
+    """The properties belong to the first suite."""
     root = ET.fromstring(statecli("audit", ".", "-f", "junit").out)  # noqa: S314 - our own
     assert [element.get("name") for element in root.iter("property")] == ["not-checked"] * 3
 
 
 def test_gitlab_has_an_information_for_each_reason(statecli, folder):
-    """An issue of the mildest severity."""
+    """Each reason is an issue of the lowest severity."""
     issues = statecli("audit", ".", "-f", "gitlab").json
     assert [(issue["check_name"], issue["severity"]) for issue in issues] == [("not-checked", "info")] * 3
 
 
 def test_folders_of_tools_count_as_not_checked(statecli, folder):
-    """A walk does not enter them."""
+    """A walk does not enter folders of tools."""
     (folder / ".cache").mkdir()
     assert statecli("audit", ".", "-f", "json").json["not_checked"][0] == {
         "what": "folder",
@@ -101,7 +101,7 @@ def test_folders_of_tools_count_as_not_checked(statecli, folder):
 
 @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
 def test_a_local_file_that_cannot_be_opened_fails(statecli, folder, monkeypatch, error):
-    """Whatever it is called: it may hold anything."""
+    """The name does not matter, because an unreadable file may have any content."""
     (folder / "notes.txt").write_text("hello")
     opened = os.open
 
@@ -117,7 +117,7 @@ def test_a_local_file_that_cannot_be_opened_fails(statecli, folder, monkeypatch,
 
 
 def test_broken_links_are_counted_and_do_not_fail(statecli, folder):
-    """Nothing can be loaded from them now; a lock file of Emacs is such a link."""
+    """A loader cannot load anything from a broken link; the lock file of Emacs is a broken link."""
     (folder / ".#notes.txt").symlink_to("user@host.123")
     result = statecli("audit", ".", "-f", "json")
     reasons = {entry["why"] for entry in result.json["not_checked"]}
@@ -135,7 +135,7 @@ def test_a_glob_finds_hidden_files_as_a_folder_does(statecli, folder, glob):
 
 @pytest.mark.parametrize("glob", ["*", "**", "**/*.pt"])
 def test_a_glob_enters_hidden_folders_as_a_folder_does(statecli, folder, glob):
-    """A loader of the newest step enters them too."""
+    """A loader that searches the newest step enters hidden folders too."""
     (folder / ".hidden").mkdir()
     torch.save({"w": torch.zeros(1)}, folder / ".hidden" / "b.pt")
     targets = statecli("audit", f"{folder}/{glob}", "-f", "json").json["targets"]
@@ -144,7 +144,7 @@ def test_a_glob_enters_hidden_folders_as_a_folder_does(statecli, folder, glob):
 
 @pytest.mark.parametrize("glob", ["*", "**", "**/*.pt"])
 def test_a_glob_counts_hidden_folders_of_tools_as_a_folder_does(statecli, folder, glob):
-    """It does not enter them, and says so."""
+    """The glob does not enter the folder `.git` and reports the folder as not checked."""
     (folder / ".git").mkdir()
     (folder / ".git" / "HEAD").write_text("ref: refs/heads/main")
     document = statecli("audit", f"{folder}/{glob}", "-f", "json").json
@@ -153,14 +153,14 @@ def test_a_glob_counts_hidden_folders_of_tools_as_a_folder_does(statecli, folder
 
 
 def test_a_glob_that_matches_only_hidden_folders_matches_no_file(statecli, tmp_path):
-    """Nothing was audited: exit 2."""
+    """Nothing was audited, so the command exits with status 2."""
     (tmp_path / ".hidden").mkdir()
     result = statecli("audit", f"{tmp_path}/**/*.pt")
     assert (result.code, "no file matches" in result.err) == (2, True)
 
 
 def test_a_link_that_was_audited_under_another_name_was_checked(statecli, folder):
-    """It counts as skipped."""
+    """The link counts as skipped."""
     (folder / "b.pt").symlink_to("a.pt")
     document = statecli("audit", "a.pt", "b.pt", "-f", "json").json
     assert document["not_checked"] == []
@@ -189,13 +189,13 @@ def test_a_truncated_file_is_reported_with_the_fact_first(statecli, truncated_ch
 
 @pytest.mark.parametrize("options", [["-f", "github"], ["-f", "github", "-q"]])
 def test_a_truncated_file_is_reported_once_in_a_log_of_github(statecli, truncated_checkpoint, options):
-    """Not in an annotation and again on standard error, because the log shows both."""
+    """The log shows annotations and standard error, so the message must not be in both."""
     result = statecli("audit", truncated_checkpoint, *options)
     assert (result.out + result.err).count(TRUNCATED) == 1
 
 
 def test_a_truncated_file_is_reported_once_in_quiet_text(truncated_checkpoint):
-    """Standard output and standard error are one stream, as in a log."""
+    """Standard output and standard error are merged into one stream, as in a log."""
     command = [sys.executable, "-m", "statecli", "audit", truncated_checkpoint, "-q"]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert result.stdout.count(TRUNCATED) == 1

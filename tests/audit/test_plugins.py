@@ -45,7 +45,7 @@ def {name}(subject):
 
 
 def write_plugin(path, *rules, text=HEAD, listed=None):
-    """A module with these rules, each a name and a body; and a mark in the file that is written when it is imported."""
+    """Write a module with the given rules, each a name and a body. Importing the module writes a mark file."""
     text += "".join(RULE.format(name=name, body=body) for name, body in rules)
     listed = listed if listed is not None else "".join(f"{name}, " for name, _ in rules)
     mark = path.with_suffix(".ran")
@@ -58,7 +58,7 @@ ISSUE = ("acme_always", "yield Issue('found')")
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """An own repository with a plugin `acme_rules_here.py` as the current folder, and a checkpoint outside of it."""
+    """A repository with a plugin `acme_rules_here.py` as the current folder, and a checkpoint outside."""
     (tmp_path / "here" / ".git").mkdir(parents=True)
     (tmp_path / "models").mkdir()
     save_file({"fc.weight": torch.ones(3)}, tmp_path / "models" / "a.safetensors")
@@ -84,7 +84,7 @@ def names(result):
 
 
 def test_a_typed_module_is_imported_from_the_current_folder(desk):
-    """The rules run after those of statecli, and the configuration of the result names the module."""
+    """The plugin's rules run after statecli's own, and the configuration of the result names the module."""
     write_plugin(Path("acme_here.py"), ISSUE)
     result = audit("acme_here")
     assert names(result) == ["acme-always"]
@@ -104,7 +104,7 @@ def test_a_call_does_not_keep_the_plugins_of_an_earlier_call(desk):
 
 
 def test_calls_in_threads_have_their_own_plugins(desk):
-    """Two audits at once, each with another plugin."""
+    """Two audits run at once, each with another plugin."""
     for letter in "ab":
         write_plugin(Path(f"acme_{letter}.py"), (f"acme_{letter}_rule", "yield Issue('found')"))
     path = str(desk / "models" / "a.safetensors")
@@ -115,7 +115,7 @@ def test_calls_in_threads_have_their_own_plugins(desk):
 
 
 def test_audits_in_threads_leave_the_streams_alone(desk):
-    """Rules print at the same time, and each restores standard output."""
+    """Two rules print at the same time, and each audit restores standard output."""
     body = "import time; print('noise', file=sys.stderr); time.sleep(0.01); yield Issue('found')"
     write_plugin(Path("acme_here.py"), ("acme_always", body), text=HEAD + "import sys\n")
     before = os.fstat(1).st_ino, sys.stdout, list(sys.path)
@@ -126,7 +126,7 @@ def test_audits_in_threads_leave_the_streams_alone(desk):
 
 
 def test_an_installed_module_comes_before_a_file_of_the_current_folder(desk, monkeypatch):
-    """A download does not take the place of the user's package by its name."""
+    """A downloaded file with the name of the user's package does not replace the package."""
     installed = desk / "installed"
     installed.mkdir()
     write_plugin(installed / "acme_twice.py", ISSUE)
@@ -138,7 +138,7 @@ def test_an_installed_module_comes_before_a_file_of_the_current_folder(desk, mon
 
 @pytest.mark.parametrize("target", [".", "*.safetensors", "a.safetensors", "sub/b.safetensors"])
 def test_a_typed_module_at_a_target_is_refused(desk, target):
-    """In the folder of the target, above it and below it; the line names the file to type instead, which works."""
+    """The module is in the target's folder, above or below; the line names a file path that works instead."""
     mark = write_plugin(Path("acme_here.py"), ISSUE)
     Path("sub").mkdir()
     for path in ("a.safetensors", "sub/b.safetensors"):
@@ -150,7 +150,7 @@ def test_a_typed_module_at_a_target_is_refused(desk, target):
 
 
 def test_the_package_around_a_refused_module_does_not_run(desk):
-    """The decision is made from files alone."""
+    """The decision reads only files and imports nothing."""
     Path("acme_pkg").mkdir()
     mark = write_plugin(Path("acme_pkg/__init__.py"))
     write_plugin(Path("acme_pkg/rules.py"), ISSUE)
@@ -162,7 +162,7 @@ def test_the_package_around_a_refused_module_does_not_run(desk):
 
 
 def test_a_link_does_not_hide_that_a_module_lies_at_a_target(desk):
-    """A folder of the search path that is a link into the target."""
+    """A folder of the search path is a link into the target."""
     mark = write_plugin(desk / "models" / "acme_linked.py", ISSUE)
     os.symlink(desk / "models", "acme_folder")
     with pytest.raises(UsageError, match="may come from the author of"):
@@ -171,7 +171,7 @@ def test_a_link_does_not_hide_that_a_module_lies_at_a_target(desk):
 
 
 def test_a_plugin_file_sees_the_modules_next_to_it(desk):
-    """As a script does, but installed modules come first."""
+    """As with a script, the folder is searched, but after installed modules."""
     Path("acme_names.py").write_text("MESSAGE = 'from a sibling'\n")
     Path("json.py").write_text("raise RuntimeError('shadowed')\n")
     text = "import json\nfrom acme_names import MESSAGE\n" + HEAD
@@ -180,7 +180,7 @@ def test_a_plugin_file_sees_the_modules_next_to_it(desk):
 
 
 def test_plugin_files_have_their_own_siblings(desk):
-    """Two plugins, each with another module of one name next to it."""
+    """Each of two plugins has its own module `acme_names` in its folder."""
     text = "from acme_names import MESSAGE\n" + HEAD
     for letter in "ab":
         Path(letter).mkdir()
@@ -192,7 +192,7 @@ def test_plugin_files_have_their_own_siblings(desk):
 
 
 def test_a_namespace_package_in_a_package_is_found_without_running_it(desk):
-    """Folders without `__init__.py`, of which Python looks up the parent."""
+    """For folders without `__init__.py`, Python looks up the parent."""
     Path("acme_pkg/inner/deep").mkdir(parents=True)
     mark = write_plugin(Path("acme_pkg/__init__.py"))
     write_plugin(Path("acme_pkg/inner/deep/rules.py"), ISSUE)
@@ -224,7 +224,7 @@ def refusal(**arguments):
 
 
 def test_a_configured_module_must_be_installed(desk, monkeypatch):
-    """A file of the checkout is not, also if PYTHONPATH leads there and a dist-info folder declares it."""
+    """A file of the checkout is not installed, even if PYTHONPATH has its folder and a dist-info declares it."""
     mark = write_plugin(Path("acme_here.py"), ISSUE)
     info = Path("acme_here-1.0.dist-info")
     info.mkdir()
@@ -252,7 +252,7 @@ def test_a_configured_module_must_be_installed(desk, monkeypatch):
     ],
 )
 def test_an_installed_package_declares_a_module_by_an_entry_point(desk, monkeypatch, entry, is_declared):
-    """By the value of the entry, in the group of statecli; nothing is imported."""
+    """The value of an entry in the group `statecli.rules` names the module; undeclared modules are not imported."""
     info = desk / "site" / "acme-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
@@ -269,12 +269,12 @@ def test_an_installed_package_declares_a_module_by_an_entry_point(desk, monkeypa
 
 
 def declare(monkeypatch, *modules):
-    """Behave as if installed packages declared these modules."""
+    """Behave as if installed packages declared `modules`."""
     monkeypatch.setattr(plugin_trust, "_is_declared", lambda name: name in modules)
 
 
 def test_a_declared_module_of_the_checkout_is_refused(desk, monkeypatch):
-    """As after `pip install --editable .` in the checkout: a pull request changes its code."""
+    """After `pip install --editable .`, a pull request can change the code of the module."""
     mark = write_plugin(Path("acme_here.py"), ISSUE)
     Path("sub").mkdir()
     monkeypatch.syspath_prepend(os.getcwd())
@@ -286,7 +286,7 @@ def test_a_declared_module_of_the_checkout_is_refused(desk, monkeypatch):
 
 
 def test_a_declared_module_at_a_target_is_refused(desk, monkeypatch):
-    """Also outside of the current folder."""
+    """The target may be outside of the current folder."""
     mark = write_plugin(desk / "models" / "acme_here.py", ISSUE)
     monkeypatch.syspath_prepend(desk / "models")
     declare(monkeypatch, "acme_here")
@@ -296,7 +296,7 @@ def test_a_declared_module_at_a_target_is_refused(desk, monkeypatch):
 
 
 def test_a_declared_module_elsewhere_is_imported(desk, monkeypatch):
-    """The near miss of the refusals."""
+    """The module is neither in the checkout nor at a target, so it is not refused."""
     (desk / "elsewhere").mkdir()
     write_plugin(desk / "elsewhere" / "acme_here.py", ISSUE)
     monkeypatch.syspath_prepend(desk / "elsewhere")
@@ -307,7 +307,7 @@ def test_a_declared_module_elsewhere_is_imported(desk, monkeypatch):
 
 
 def test_a_configuration_of_a_download_names_no_plugin(desk, monkeypatch):
-    """Even an installed one: what is judged makes nothing run."""
+    """Even an installed plugin is refused: audited files must not make code run."""
     (desk / "elsewhere").mkdir()
     mark = write_plugin(desk / "elsewhere" / "acme_here.py", ISSUE)
     monkeypatch.syspath_prepend(desk / "elsewhere")
@@ -330,7 +330,7 @@ def test_a_configuration_of_a_download_names_no_plugin(desk, monkeypatch):
     ],
 )
 def test_a_configuration_of_a_download_switches_no_rule_of_a_plugin_off(desk, monkeypatch, text):
-    """The rules of a plugin are as those of pickles."""
+    """The rules of a plugin are protected like the rules about pickles."""
     write_plugin(desk / "acme_above.py", ISSUE)
     monkeypatch.syspath_prepend(desk)
     monkeypatch.chdir(desk / "models")
@@ -344,7 +344,7 @@ def test_a_configuration_of_a_download_switches_no_rule_of_a_plugin_off(desk, mo
 
 @pytest.mark.parametrize("name", ["acme-rules", "./rules.py", "", "acme..rules", "a b"])
 def test_a_configured_name_is_a_name_of_a_module(desk, name):
-    """Not a file, and nothing that Python could not import."""
+    """A file path, or a name that Python could not import, is refused."""
     configure(f'plugins = ["{name}"]\n')
     assert "is not the name of a module" in refusal()
 
@@ -379,7 +379,7 @@ def test_a_configured_name_is_a_name_of_a_module(desk, name):
     ],
 )
 def test_a_plugin_that_cannot_be_used_is_an_error_in_one_line(statecli, desk, text, said):
-    """Status 2, in a child process and without a traceback."""
+    """A child process exits with status 2 and prints no traceback."""
     Path("rules.py").write_text(text)
     result = statecli("audit", "../models/a.safetensors", "--plugin", "./rules.py")
     assert (result.code, result.out) == (2, "")
@@ -403,7 +403,7 @@ def test_rules_of_one_plugin_have_one_prefix(desk):
 
 
 def test_a_missing_module_is_an_error_in_one_line(desk):
-    """Also a module of a package that is there, and of a module that is no package."""
+    """A missing module of an existing package, or of a module that is not a package, is reported the same way."""
     for name in ("acme_nowhere", "json.acme", "math.acme"):
         with pytest.raises(UsageError, match=r"the module .* was not found"):
             audit(name)
@@ -426,7 +426,7 @@ def test_a_missing_module_is_an_error_in_one_line(desk):
     ],
 )
 def test_a_rule_that_fails_is_an_internal_error(desk, body, said):
-    """And never a pass; the rules after it run."""
+    """A failed rule never counts as passed, and the rules after the failed rule run."""
     write_plugin(Path("acme_here.py"), ("acme_bad", body), ISSUE)
     result = audit("acme_here")
     assert names(result) == ["internal-error", "acme-always"]
@@ -435,7 +435,7 @@ def test_a_rule_that_fails_is_an_internal_error(desk, body, said):
 
 
 def test_a_need_that_fails_is_an_internal_error(desk):
-    """The rule has not been skipped for a reason."""
+    """A failing need must not count as a skipped rule."""
     text = HEAD + "def need(subject):\n    return 1 / 0\n"
     write_plugin(Path("acme_here.py"), ISSUE, text=text)
     path = Path("acme_here.py")
@@ -444,7 +444,7 @@ def test_a_need_that_fails_is_an_internal_error(desk):
 
 
 def test_prints_of_a_plugin_do_not_reach_standard_output(statecli, desk):
-    """JSON stays JSON."""
+    """The JSON document on standard output stays valid."""
     body = "print('noise'); import os; os.write(1, b'noise'); yield Issue('found')"
     write_plugin(Path("acme_here.py"), ("acme_always", body), text=HEAD + "print('noise')\n")
     result = statecli("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", "-f", "json")
@@ -458,7 +458,7 @@ THREE = ("acme_always", "yield from (Issue(f'{t.fqn}: is bad {t.fqn}', t.fqn) fo
 
 @pytest.mark.parametrize("output", [output.value for output in Output])
 def test_every_output_shows_a_finding_of_a_plugin(statecli, desk, output):
-    """Also several findings of a rule, under its summary."""
+    """Several findings of a rule are listed under the rule's summary."""
     save_file({f"fc{n}.weight": torch.ones(3) for n in range(3)}, desk / "models" / "a.safetensors")
     write_plugin(Path("acme_here.py"), THREE)
     result = statecli("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", "-f", output)
@@ -468,7 +468,7 @@ def test_every_output_shows_a_finding_of_a_plugin(statecli, desk, output):
 
 
 def test_rules_lists_and_explains_the_rules_of_a_plugin(statecli, desk):
-    """Without an address in the documentation of statecli."""
+    """The explanation has no link to the documentation of statecli."""
     write_plugin(Path("acme_here.py"), ISSUE)
     listed = statecli("rules", "acme", "--plugin", "./acme_here.py", "-f", "json")
     assert [rule["name"] for rule in json.loads(listed.out)["rules"]] == ["acme-always"]
@@ -479,7 +479,7 @@ def test_rules_lists_and_explains_the_rules_of_a_plugin(statecli, desk):
 
 
 def test_a_configuration_selects_and_weighs_rules_of_a_typed_plugin(desk):
-    """By rule and by prefix."""
+    """The configuration names the rule or the prefix."""
     write_plugin(Path("acme_here.py"), ISSUE, ("acme_other", "yield Issue('found')"))
     configure('select = ["acme"]\nignore = ["acme-other"]\n[severity]\nacme = "note"\n')
     result = audit("acme_here")
@@ -489,7 +489,7 @@ def test_a_configuration_selects_and_weighs_rules_of_a_typed_plugin(desk):
 
 
 def test_a_baseline_accepts_a_finding_of_a_plugin(statecli, desk):
-    """An audit without the plugin refuses the file; `inspect` has no plugins, and reads the file."""
+    """Without the plugin, `audit` refuses the baseline; `inspect` has no plugins and still reads the file."""
     write_plugin(Path("acme_here.py"), ISSUE)
     line = ("audit", "../models/a.safetensors", "--plugin", "./acme_here.py")
     assert statecli(*line, "--write-baseline", "known.json", "--reason", "as it was").code == 0
@@ -505,7 +505,7 @@ VALUES = ("acme_high", "yield from (Issue(f'{f.high:g}') for f in subject.values
 
 @pytest.fixture
 def high(desk):
-    """A plugin that needs values."""
+    """The current folder, with a plugin that needs values."""
     write_plugin(Path("acme_here.py"), VALUES)
     path = Path("acme_here.py")
     path.write_text(path.read_text().replace("@rule(Severity.ERROR)", "@rule(Severity.ERROR, needs_values)"))
@@ -514,14 +514,14 @@ def high(desk):
 
 @pytest.mark.parametrize("executor", [None, "threads"])
 def test_executors_do_the_work_for_rules_of_plugins(high, executor):
-    """Rules run in the process of the command: a worker reads values, and needs no plugin."""
+    """Rules run in the process of the command; workers only read values and need no plugin."""
     with ThreadPoolExecutor(2) as pool:
         result = audit("acme_here", select=["acme"], executor=pool if executor else None, values=True)
     assert [finding.message for finding in result.findings] == ["1"]
 
 
 def test_merge_runs_the_plugin_of_the_parts_only_with_permission(statecli, high):
-    """The parts are files, and files run no code."""
+    """The parts are files, and a file must not run code."""
     line = ("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", "--select", "acme", "--values")
     for n in (1, 2):
         assert statecli(*line, "--shard", f"{n}/2", "-o", f"part{n}.jsonl").code == 0
@@ -540,7 +540,7 @@ def test_merge_runs_the_plugin_of_the_parts_only_with_permission(statecli, high)
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """The Python of an environment in which pip has installed the sample package, and which sees this statecli."""
+    """The Python of an environment with the sample package installed by pip and with this statecli."""
     if find_spec("pip") is None or find_spec("setuptools") is None:
         pytest.skip("needs pip and setuptools")
     folder = tmp_path_factory.mktemp("installed")
@@ -558,7 +558,7 @@ def environment(tmp_path_factory):
 
 @pytest.mark.parametrize("target", ["a.safetensors", ".", "*.safetensors"])
 def test_an_installed_sample_package_runs_by_the_configuration(environment, target):
-    """Also where the audited folder contains the environment, and a module with the same name."""
+    """The audited folder may contain the environment and a module with the same name."""
     folder = environment.parent.parent.parent
     save_file({"fc.weight": torch.full((3,), 5000.0)}, folder / "a.safetensors")
     (folder / ".git").mkdir(exist_ok=True)
@@ -574,7 +574,7 @@ def test_an_installed_sample_package_runs_by_the_configuration(environment, targ
 
 
 def test_the_request_of_an_audit_has_the_plugins(desk):
-    """For `explain` and the documents, which build a request without running it."""
+    """`explain` and the documents build a request without running the audit."""
     write_plugin(Path("acme_here.py"), ISSUE)
     options = AuditOptions(targets=("../models/a.safetensors",), plugin=("acme_here",))
     request = requests_audit.build_request(options)
@@ -583,7 +583,7 @@ def test_the_request_of_an_audit_has_the_plugins(desk):
 
 
 def test_the_page_for_authors_lists_every_name(desk):
-    """Each name of `statecli.plugin`, and no other one."""
+    """The page lists exactly the names of `statecli.plugin`."""
     page = (ROOT / "docs" / "how-to" / "own-rules.md").read_text("utf-8")
     listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
     assert sorted(listed) == sorted(plugin.__all__)

@@ -1,4 +1,4 @@
-"""What is given and no rule that is left judges by: refused on the line, told of the configuration."""
+"""An option that no selected rule uses is refused; an unused key of the configuration is reported."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n     
 
 @pytest.fixture(autouse=True)
 def _locked_checkpoint(in_tmp_path, statecli):
-    """A checkpoint, its lock and its class."""
+    """Write a checkpoint, its lock and its class."""
     torch.save(torch.nn.Linear(1, 1).state_dict(), "a.pt")
     Path("net.py").write_text(NET)
     assert statecli("lock", "a.pt", "-o", "l.json").code == 0
 
 
 def test_each_key_of_a_policy_has_its_judges():
-    """And each of these is a rule, or all of a subject."""
+    """Each policy key has rules, and the tables name only existing rules or rule groups."""
     assert set(required_rules.RULES_BY_POLICY_KEY) == set(Policy.__struct_encode_fields__)
     names = {name for rule in RULES for name in (rule.name, rule.group)}
     assert {
-        one
+        name
         for table in (required_rules.RULES_BY_POLICY_KEY, required_rules.RULES_BY_OPTION)
-        for some in table.values()
-        for one in some
+        for names_of_key in table.values()
+        for name in names_of_key
     } <= names
 
 
@@ -47,7 +47,7 @@ def test_each_key_of_a_policy_has_its_judges():
     ids=["against", "model", "values"],
 )
 def test_each_rule_that_needs_an_option_judges_by_it(option, needs):
-    """Or it would be refused with the only rule that is to run."""
+    """Otherwise the option would be refused when only this rule is selected."""
     for rule in RULES:
         if needs & set(rule.needs):
             assert {rule.name, rule.group} & set(required_rules.RULES_BY_OPTION[option]), rule.name
@@ -59,7 +59,7 @@ GIVEN = [("--lock", "l.json"), ("--against", "a.pt"), ("--model", "net.py:Net"),
 @pytest.mark.parametrize("given", GIVEN, ids=[case[0] for case in GIVEN])
 @pytest.mark.parametrize("narrowed", ["line", "file"])
 def test_what_is_given_and_judged_by_no_rule_is_refused(statecli, given, narrowed):
-    """Wherever the rules are left out; in one line that names the option."""
+    """One line names the option, whether the command line or the configuration leaves the rules out."""
     Path("statecli.toml").write_text('select = "pickles"' if narrowed == "file" else "")
     result = statecli("audit", "a.pt", *given, *(("--select", "pickles") if narrowed == "line" else ()))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -68,18 +68,18 @@ def test_what_is_given_and_judged_by_no_rule_is_refused(statecli, given, narrowe
 
 @pytest.mark.parametrize("rule", ["lock-mismatch", "nan", "missing-entry"])
 def test_one_rule_that_judges_is_enough(statecli, rule):
-    """The others may be left out."""
+    """The other rules that use the option may be left out."""
     given = {"lock-mismatch": GIVEN[0], "nan": GIVEN[3], "missing-entry": GIVEN[1]}[rule]
     assert statecli("audit", "a.pt", *given, "--select", rule).code == 0
 
 
 def test_a_lock_without_its_rule_is_refused_though_another_of_the_subject_runs(statecli):
-    """`values-not-locked` holds nothing to it."""
+    """`values-not-locked` does not compare targets with the lock."""
     assert statecli("audit", "a.pt", *GIVEN[0], "--ignore", "lock-mismatch").code == 2
 
 
 def test_what_is_configured_and_left_out_on_the_line_is_told(statecli):
-    """In the notes of the JSON and on stderr; the exit code is as it was."""
+    """The notes are in the JSON and on stderr; the exit status does not change."""
     Path("statecli.toml").write_text(
         'lock = "l.json"\nvalues = true\npolicy = { dtype = "float32", reference = "a.pt" }'
     )
@@ -92,7 +92,7 @@ def test_what_is_configured_and_left_out_on_the_line_is_told(statecli):
 
 
 def test_a_configuration_that_leaves_out_its_own_lock_is_refused(statecli):
-    """It contradicts itself, whatever the line asks for."""
+    """The configuration contradicts itself, whatever the command line selects."""
     Path("statecli.toml").write_text('lock = "l.json"\nignore = "lock"')
     result = statecli("audit", "a.pt")
     assert (result.code, result.err.count("\n")) == (2, 1)
@@ -101,7 +101,7 @@ def test_a_configuration_that_leaves_out_its_own_lock_is_refused(statecli):
 
 @pytest.mark.parametrize("words", [(), ("--ignore", "pickles", "--select", "pickles")], ids=["file", "line"])
 def test_no_rule_left_is_refused(statecli, words):
-    """Nothing would be judged, and that is never 0."""
+    """An audit that checks nothing never exits with status 0."""
     subjects = sorted({f'"{rule.group}"' for rule in RULES})
     Path(".git").mkdir()
     Path("statecli.toml").write_text("" if words else f"ignore = [{', '.join(subjects)}]")
@@ -111,7 +111,7 @@ def test_no_rule_left_is_refused(statecli, words):
 
 
 def test_the_rules_of_many_targets_are_joined_once(monkeypatch):
-    """Not for each skipped rule: the audit of 1,000 files took 7 s instead of 2."""
+    """Joining the rules for each skipped rule made an audit of 1,000 files take 7 s instead of 2 s."""
     joins = []
     ran = Audit.ran.fget
     monkeypatch.setattr(Audit, "ran", property(lambda audit: joins.append(1) or ran(audit)))

@@ -49,7 +49,7 @@ from ..formats.attacks import Call
 
 
 def expand_paths(*texts):
-    """The targets' paths, and what was skipped or failed."""
+    """Return the targets' paths and the skipped or failed targets."""
     every = list(expand_targets([str(text) for text in texts]))
     return [target for target in every if isinstance(target, str)], [
         target for target in every if not isinstance(target, str)
@@ -57,7 +57,7 @@ def expand_paths(*texts):
 
 
 def test_steps_come_in_natural_order(tmp_path):
-    """`step-2` before `step-10`."""
+    """`step-2` comes before `step-10`."""
     for number in (10, 2, 1):
         torch.save({"w": torch.zeros(1)}, tmp_path / f"step-{number}.pt")
     paths, _ = expand_paths(tmp_path)
@@ -65,7 +65,7 @@ def test_steps_come_in_natural_order(tmp_path):
 
 
 def test_a_model_folder_is_one_target_and_what_lies_beside_it_others(tmp_path):
-    """Shards belong to their index, and a training's optimizer to the model next to it."""
+    """Shards belong to their index, and a training's optimizer to the model next to the optimizer file."""
     weights = {"a": "m-00001-of-00002.safetensors", "b": "m-00002-of-00002.safetensors"}
     for name, shard in weights.items():
         save_file({name: torch.zeros(1)}, tmp_path / shard)
@@ -80,7 +80,7 @@ def test_a_model_folder_is_one_target_and_what_lies_beside_it_others(tmp_path):
 
 
 def test_a_checkpoint_is_told_by_its_content_too(tmp_path):
-    """Whatever it is called; a text file is skipped, one that is called a checkpoint is not."""
+    """A checkpoint may have any name; a text file is skipped unless its name is a checkpoint's."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "weights")
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "broken.pt").write_text("hello")
@@ -91,26 +91,26 @@ def test_a_checkpoint_is_told_by_its_content_too(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".pth.tar", ".ckpt.tar", ".pt.tar", ".pth.tar.gz"])
 def test_a_damaged_checkpoint_with_the_suffix_of_a_tar_archive_fails(tmp_path, suffix):
-    """Training scripts call what torch.save writes `model_best.pth.tar`."""
+    """Training scripts name the output of torch.save `model_best.pth.tar`."""
     assert status_beside_a_model(tmp_path, f"model_best{suffix}", b"\x93 no torch file" * 99) is Status.FAILED
 
 
 def test_a_folder_stands_for_its_checkpoint_with_the_suffix_of_a_tar_archive(tmp_path):
-    """As for one `model.pth`, also with an optimizer next to it."""
+    """The same holds as for a single `model.pth`, also with an optimizer next to the checkpoint."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "model_best.pth.tar")
     torch.save({"state": {}, "param_groups": []}, tmp_path / "optimizer.pth.tar")
     assert [tensor.fqn for tensor in inspect(tmp_path).state.tensors] == ["w"]
 
 
 def test_each_target_comes_once(tmp_path):
-    """Named by itself, by a glob and by its folder."""
+    """A file named by its path, by a glob and by its folder is a single target."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
     paths, _ = expand_paths(tmp_path / "a.pt", tmp_path / "*.pt", tmp_path)
     assert len(paths) == 1
 
 
 def test_a_glob_that_matches_nothing_has_failed(tmp_path):
-    """It is no empty success."""
+    """A glob without matches is not an empty success."""
     paths, (change,) = expand_paths(tmp_path / "*.pt")
     assert (paths, change.status) == ([], Status.FAILED)
     assert "no file matches" in change.reason
@@ -120,7 +120,7 @@ def test_a_glob_that_matches_nothing_has_failed(tmp_path):
     "name", ["scaler.pkl.gz", "w.joblib.z", "w.pt.bz2", "w.ckpt.xz", "w.safetensors.zst", "w.nemo"]
 )
 def test_a_packed_checkpoint_is_not_passed_over(tmp_path, name):
-    """joblib and pickle load a compressed file as it is, NeMo its tar archive: what was not read has not passed."""
+    """joblib and pickle load compressed files, and NeMo loads tar archives; a file that was not read has not passed."""
     save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -132,7 +132,7 @@ def test_a_packed_checkpoint_is_not_passed_over(tmp_path, name):
 
 
 def pack_tar(mode, *members, **options):
-    """A tar archive of a text and these members, (name, bytes)."""
+    """Return a tar archive of a text file and the given members, (name, bytes)."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode=mode, **options) as archive:
         for name, data in (("README.txt", b"read me\n" * 999), *members):
@@ -143,7 +143,7 @@ def pack_tar(mode, *members, **options):
 
 
 def status_beside_a_model(folder, name, content):
-    """The status of a file in a folder with a clean model."""
+    """Write a file next to a clean model and return the file's status."""
     save_file({"w": torch.ones(2)}, folder / "model.safetensors")
     (folder / name).write_bytes(content)
     results = audit(Request((str(folder),))).targets
@@ -152,7 +152,7 @@ def status_beside_a_model(folder, name, content):
 
 PICKLE = b"\x80\2cos\nsystem\nX\4\0\0\0true\x85R."
 OLD_PICKLE = b"cos\nsystem\n(S'true'\ntR."
-#: A hard link has no data, whatever its header says: this one would hide the member after it.
+#: A hard link has no data, whatever its header says: a reader that skips data would miss the next member.
 LINK = tarfile.TarInfo("link")
 LINK.type, LINK.size = tarfile.LNKTYPE, 4096
 LINKED = LINK.tobuf() + pack_tar("w", ("x.pkl", PICKLE))
@@ -160,17 +160,17 @@ GZIP = gzip.compress(PICKLE, mtime=0)
 
 
 def pack_lzma(data, **filter):
-    """LZMA data without a container."""
+    """Return LZMA data without a container."""
     return lzma.compress(data, format=lzma.FORMAT_ALONE, filters=[{"id": lzma.FILTER_LZMA1, **filter}])
 
 
 def pack_sized_lzma(data, dictionary):
-    """LZMA data whose header has the size of the data, and this size of the dictionary."""
+    """Return LZMA data whose header has the size of the data and the given dictionary size."""
     return b"\x5d" + dictionary.to_bytes(4, "little") + len(data).to_bytes(8, "little") + pack_lzma(data)[13:]
 
 
 def zfile(data):
-    """What joblib wrote before 0.10."""
+    """Return the data in the compressed format of joblib before 0.10."""
     return b"ZF" + hex(len(data)).encode().ljust(19) + zlib.compress(data)
 
 
@@ -178,7 +178,7 @@ LZ4 = b"\x04\x22\x4d\x18" + bytes(99)
 
 
 def flip_byte(data, at):
-    """The data with another byte at a place."""
+    """Return the data with one byte changed."""
     return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
 
 
@@ -199,7 +199,7 @@ PACKED = {
     "weights.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
     "state.sav": b"\x28\xb5\x2f\xfd" + bytes(99),
     "best_model": b"\x50\x2a\x4d\x18\4\0\0\0abcd\x28\xb5\x2f\xfd" + bytes(99),
-    # Python's gzip ignores reserved flags and the checksum of a header, and compares that of the data last.
+    # Python's gzip ignores reserved flags and the header's checksum, and compares the data's checksum last.
     "reserved.sav": GZIP[:3] + bytes([0x20]) + GZIP[4:],
     "header.sav": GZIP[:3] + b"\2" + GZIP[4:10] + b"\0\0" + GZIP[10:],
     "named.sav": GZIP[:3] + b"\x1e" + GZIP[4:10] + b"\2\0ab" + b"n" * 300_000 + b"\0c\0??" + GZIP[10:],
@@ -221,7 +221,7 @@ PACKED = {
     "second_lz4.sav": b"\x5a\x2a\x4d\x18\2\0\0\0ab" + LZ4,
     "long_lz4.sav": b"\x5a\x2a\x4d\x18\xff\xff\0\0" + bytes(65_535) + LZ4,
     "model.tar.lz4": LZ4,
-    # Nobody knows what another program makes of them.
+    # Another program may still read these files.
     "broken.gz": b"\x1f\x8b\x08\0" + b"\xff" * 99,
     "method.gz": b"\x1f\x8b\x09\0" + bytes(99),
     "cut.csv.gz": gzip.compress(b"id,name\n1,some\n")[:-12],
@@ -255,12 +255,12 @@ NOT_PACKED = {
 
 @pytest.mark.parametrize("name", PACKED)
 def test_archives_that_hold_a_checkpoint_fail(tmp_path, name):
-    """By the name or the beginning of any member, and of anything that is compressed."""
+    """The checkpoint is detected by the name or the first bytes of any member, and in any compressed stream."""
     assert status_beside_a_model(tmp_path, name, PACKED[name]) is Status.FAILED
 
 
 def test_a_damaged_archive_says_what_to_do(tmp_path):
-    """A truncated log stops a gate that looks for checkpoints, so the message names a way out."""
+    """A truncated log fails a check of checkpoints, so the message names a remedy."""
     (tmp_path / "log.gz").write_bytes(gzip.compress(b"epoch 1\nloss 2\n")[:-12])
     (result,) = audit(Request((str(tmp_path),))).targets
     what = "is a compressed file that may contain a checkpoint and cannot be unpacked (it ends too early)"
@@ -268,13 +268,13 @@ def test_a_damaged_archive_says_what_to_do(tmp_path):
 
 
 def pack_compiled(content, name=b""):
-    """A file of `save_cache_artifacts`, or of `CompiledArtifact.save` with its name."""
+    """Return a file of `save_cache_artifacts` or, with a name, of `CompiledArtifact.save`."""
 
     def put(data):
         return len(data).to_bytes(8, "big") + data
 
-    one = (1).to_bytes(8, "big")
-    data = put(name) + put(bytes(32)) if name else one + put(b"aW5kdWN0b3I=") + one + put(b"a2V5")
+    count = (1).to_bytes(8, "big")
+    data = put(name) + put(bytes(32)) if name else count + put(b"aW5kdWN0b3I=") + count + put(b"a2V5")
     data += put(content)
     return zlib.crc32(data).to_bytes(4, "big") + data
 
@@ -289,7 +289,7 @@ COMPILED = {
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_files_of_torch_compile_fail(tmp_path, name):
-    """torch unpickles and runs what is in them; no reader of pickles finds it between lengths and texts in base64."""
+    """torch unpickles and runs the content; the pickles are hidden between lengths and base64 texts."""
     assert status_beside_a_model(tmp_path, name, COMPILED[name]) is Status.FAILED
     with pytest.raises(UnreadableError, match=r"is a torch\.compile cache, which statecli does not read"):
         inspect(str(tmp_path / name))
@@ -310,7 +310,7 @@ def test_the_name_decides_for_an_archive_that_is_not_looked_through(tmp_path, mo
 
 
 def build_late_pickle(length, opcode=b"X"):
-    """Return a pickle without PROTO that begins with a text of this length, and calls a function after it."""
+    """Return a pickle without PROTO that starts with a text of `length` bytes and then calls a function."""
     text = os.urandom(length // 2).hex().encode()
     first = opcode + len(text).to_bytes(4, "little") + text if opcode == b"X" else opcode + text + b"\n"
     return first + b"0cbuiltins\nexec\n(S'1'\ntR."
@@ -334,12 +334,12 @@ LATE = build_late_pickle(100_000)
     ],
 )
 def test_a_packed_pickle_that_begins_with_a_long_text_is_found(tmp_path, name, content):
-    """joblib unpickles it, and its first global comes after the bytes that are looked at first."""
+    """joblib unpickles the file, and its first global comes after the bytes that are examined first."""
     assert status_beside_a_model(tmp_path, name, content) is Status.FAILED
 
 
 def test_a_pickle_in_lz4_that_begins_with_a_long_text_is_found(tmp_path):
-    """In stored blocks, as lz4 writes for data that it cannot compress."""
+    """The pickle is in stored blocks, as lz4 writes incompressible data."""
     blocks = [LATE[at : at + 65536] for at in range(0, len(LATE), 65536)]
     body = b"".join((len(block) | 1 << 31).to_bytes(4, "little") + block for block in blocks)
     content = b"\x04\x22\x4d\x18" + b"\x60\x40\x82" + body + bytes(4)
@@ -348,19 +348,19 @@ def test_a_pickle_in_lz4_that_begins_with_a_long_text_is_found(tmp_path):
 
 @pytest.mark.parametrize("first", ["Time,value", "X,y", "Block", "Value", "(((", "Index 1", "S", "label"])
 def test_packed_text_is_not_a_pickle(tmp_path, first):
-    """The first letter may be that of an opcode."""
+    """The first letter of a text may also be an opcode of pickle."""
     text = (first + "\n" + "1.5,2.5\n" * 100_000).encode()
     assert status_beside_a_model(tmp_path, "table.csv.gz", gzip.compress(text)) is Status.SKIPPED
 
 
 def test_names_are_sorted_by_their_numbers():
-    """Also by a number of more digits than Python converts, which a server may list."""
+    """The number may have more digits than Python converts, because a server may list any name."""
     names = ["step-" + "9" * 5000, "step-10", "step-2"]
     assert sorted(names, key=make_natural_key) == names[::-1]
 
 
 def test_folders_of_tools_and_links_to_folders_are_skipped_with_their_reason(tmp_path):
-    """Nothing is left out unsaid, and no link is followed in a circle."""
+    """Every skipped folder is reported, and no link is followed in a circle."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
     paths, others = expand_paths(tmp_path)
@@ -371,7 +371,7 @@ def test_folders_of_tools_and_links_to_folders_are_skipped_with_their_reason(tmp
 
 
 def test_an_unpacked_torch_package_fails(tmp_path):
-    """`PackageImporter` runs the Python files of a folder as it runs those of an archive."""
+    """`PackageImporter` runs the Python files of a folder like the Python files of an archive."""
     archive = tmp_path / "packed.zip"
     with torch.package.PackageExporter(str(archive)) as exporter:
         exporter.save_source_string("own", "VALUE = 1\n")
@@ -384,7 +384,7 @@ def test_an_unpacked_torch_package_fails(tmp_path):
 
 
 def test_a_class_is_no_path():
-    """Brackets in its arguments are no glob."""
+    """Brackets in the arguments of a class are not a glob."""
     assert expand_paths("net.py:Net(sizes=[1, 2])") == (["net.py:Net(sizes=[1, 2])"], [])
 
 
@@ -395,24 +395,24 @@ def skip_reasons(others):
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("before", ["", "x" * 10_000, "y" * 300_000], ids=len)
 def test_a_pickle_is_a_target_whatever_its_protocol_and_its_name(tmp_path, protocol, before):
-    """Those of protocols 0 and 1 begin like text; what they run may come late, and anything may follow."""
+    """Pickles of protocols 0 and 1 begin like text; their calls may come late, and anything may follow."""
     (tmp_path / "model.dat").write_bytes(pickle.dumps([before, Call(print, "called")], protocol) + b"\nnotes\n")
     paths, others = expand_paths(tmp_path)
     assert (paths, others) == ([str(tmp_path / "model.dat")], [])
 
 
 def test_a_text_pickle_that_breaks_off_behind_a_call_is_a_target(tmp_path):
-    """It has run what it calls when it comes to its end."""
+    """The call has already run when unpickling reaches the truncated end."""
     (tmp_path / "model.dat").write_bytes(b"cos\nsystem\n(S'true'\ntR")
     assert expand_paths(tmp_path)[0] == [str(tmp_path / "model.dat")]
 
 
 def test_no_file_of_this_repository_or_of_the_packages_here_is_taken_for_a_pickle():
-    """Source, prose, JSON, CSV, YAML, TOML, HTML: nothing that people write is one."""
+    """Source, prose, JSON, CSV, YAML, TOML, HTML: no text written by people is detected as a pickle."""
     kinds = (".py", ".md", ".txt", ".json", ".csv", ".yaml", ".yml", ".toml", ".html", ".js", ".h", ".cpp", ".rst")
     root = Path(__file__).parents[2]
     ours = (folder for folder in root.iterdir() if folder.is_dir() and folder.name not in (".git", ".venv", "build"))
-    beginnings = {b""}  # what a text begins with decides: licenses and imports are the same in thousands of files
+    beginnings = {b""}  # only the beginning matters: thousands of files begin with the same license or imports
     for folder in (*ours, Path(torch.__file__).parent, Path(pytest.__file__).parents[1]):
         for path in itertools.islice((path for path in folder.rglob("*") if path.name.endswith(kinds)), 4000):
             if path.is_file():
@@ -447,7 +447,7 @@ _PARTS = (
 
 @given(st.lists(st.sampled_from(_PARTS), min_size=1).map("".join))
 def test_what_is_taken_for_a_text_pickle_is_one(tmp_path_factory, text):
-    """By `pickletools`: its opcodes can be read up to a call or a STOP. To append to an import calls its `append`."""
+    """`pickletools` reads the text up to a call or a STOP. Appending to an import also calls its `append`."""
     path = tmp_path_factory.getbasetemp() / "text"
     path.write_bytes(text.encode())
     with Source(str(path)) as source:
@@ -460,7 +460,7 @@ def test_what_is_taken_for_a_text_pickle_is_one(tmp_path_factory, text):
 
 
 def test_a_bin_is_told_by_its_name_or_its_content(tmp_path):
-    """Firmware is called so too; weights that cannot be read, and pointers to anything, have failed all the same."""
+    """Firmware may have the suffix `.bin` too; unreadable weights and Git LFS pointers remain targets."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "checkpoint.bin")
     (tmp_path / "firmware.bin").write_bytes(b"\x7fELF" + bytes(60))
     (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(bytes(60))
@@ -472,7 +472,7 @@ def test_a_bin_is_told_by_its_name_or_its_content(tmp_path):
 
 
 def test_text_files_are_skipped_for_one_reason(tmp_path):
-    """Four hundred of them are one line of the report."""
+    """Because the reason is the same, four hundred text files need one line of the report."""
     for name in ("a.txt", "b.py", "README"):
         (tmp_path / name).write_text(f"of {name}\n")
     _, others = expand_paths(tmp_path)
@@ -481,7 +481,7 @@ def test_text_files_are_skipped_for_one_reason(tmp_path):
 
 
 def test_the_other_names_of_a_file_are_said(tmp_path):
-    """The file's own name comes before a link's, wherever it stands in the order."""
+    """The file's own name comes before a link's, in any order of the arguments."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "model.pt")
     (tmp_path / "best.pt").symlink_to("model.pt")
     for texts in ((tmp_path,), (tmp_path / "best.pt", tmp_path), (tmp_path / "*.pt",)):
@@ -492,7 +492,7 @@ def test_the_other_names_of_a_file_are_said(tmp_path):
 
 
 def test_a_hub_cache_is_audited_by_its_snapshots(tmp_path):
-    """huggingface_hub keeps the bytes in `blobs`, to which the snapshot's names are links."""
+    """huggingface_hub keeps the bytes in `blobs`; the names in a snapshot are links to the blobs."""
     model = tmp_path / "models--o--m"
     for folder in ("blobs", "snapshots/abc"):
         (model / folder).mkdir(parents=True)
@@ -505,14 +505,14 @@ def test_a_hub_cache_is_audited_by_its_snapshots(tmp_path):
 
 
 def test_a_shard_that_is_named_beside_its_folder_is_a_target_too(tmp_path):
-    """It has no other name."""
+    """The file is not reported as another name of the folder."""
     save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
     paths, others = expand_paths(tmp_path, tmp_path / "model.safetensors")
     assert (paths, others) == ([str(tmp_path), str(tmp_path / "model.safetensors")], [])
 
 
 def test_a_folder_that_holds_nothing_is_said(tmp_path):
-    """Next to one that holds something it would not be missed."""
+    """Next to a folder with checkpoints, an empty folder would otherwise go unnoticed."""
     (tmp_path / "full").mkdir()
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     torch.save({"w": torch.zeros(1)}, tmp_path / "full" / "a.pt")
@@ -522,20 +522,20 @@ def test_a_folder_that_holds_nothing_is_said(tmp_path):
 
 
 def test_a_glob_that_matches_nothing_is_skipped_where_that_is_allowed(tmp_path):
-    """`--allow-empty` is of that too."""
+    """`--allow-empty` applies to globs too."""
     (target,) = expand_targets([str(tmp_path / "*.pt")], allow_empty=True)
     assert target.status is Status.SKIPPED
 
 
 def test_two_classes_are_two_whatever_their_arguments_look_like():
-    """`..` in an argument is no way."""
+    """`..` in an argument is not a parent folder."""
     texts = ["net.py:Net('a/../b')", "net.py:Net('b')"]
     assert expand_paths(*texts) == (texts, [])
 
 
 @pytest.fixture
 def shards(tmp_path):
-    """A model in two files and an index."""
+    """A folder with a model in two files and an index."""
     names = ("m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors")
     for n, name in enumerate(names):
         save_file({f"w{n}": torch.zeros(1)}, tmp_path / name)
@@ -545,13 +545,13 @@ def shards(tmp_path):
 
 
 def instead(path, homes):
-    """The path of what stands for a file, if anything does."""
+    """Return the path of the model that replaces a file as the target, if any."""
     model = homes.find_replacement(str(path))
     return model if model is None or isinstance(model, str) else model.path
 
 
 def test_a_shard_that_is_named_is_itself(shards):
-    """Unless it was found, or a lock has another name for it."""
+    """With `as_found`, the model's folder replaces the shard."""
     shard = shards / "m-00001-of-00002.safetensors"
     assert instead(shard, ModelFolders()) is None
     assert instead(shard, ModelFolders(as_found=True)) == str(shards)
@@ -560,7 +560,7 @@ def test_a_shard_that_is_named_is_itself(shards):
 
 @pytest.mark.parametrize("as_found", [False, True])
 def test_a_lock_says_which_name_of_a_model_counts(shards, as_found):
-    """The shard's own, the folder's, that of its index, or none of them."""
+    """The lock names the shard, the folder, the index, or none of the three."""
     shard, index = shards / "m-00001-of-00002.safetensors", shards / "m.safetensors.index.json"
     for locked, expected in ((shard, None), (shards, str(shards)), (index, str(index))):
         homes = ModelFolders(as_found=as_found, is_locked=lambda path, locked=locked: path == str(locked))
@@ -570,7 +570,7 @@ def test_a_lock_says_which_name_of_a_model_counts(shards, as_found):
 
 
 def test_two_spellings_are_one_target(in_tmp_path):
-    """Of a file, and of a class or a section, whose text is not a path."""
+    """The target is a file, or a class or a section, whose text is not a path."""
     torch.save({"w": torch.zeros(1)}, "a.pt")
     texts = ("a.pt", "./a.pt", "a.pt#x", "a.pt#y", "a.pt#x", "net.py:Net")
     paths, others = expand_paths(*texts)
@@ -579,7 +579,7 @@ def test_two_spellings_are_one_target(in_tmp_path):
 
 @pytest.mark.parametrize("depth", [64, 65])
 def test_folders_are_walked_to_a_depth(tmp_path, depth):
-    """The deepest one that is allowed is walked, and the next has failed."""
+    """The deepest allowed folder is walked, and a folder below fails."""
     folder = tmp_path.joinpath(*["d"] * depth)
     folder.mkdir(parents=True)
     torch.save({"w": torch.zeros(1)}, folder / "a.pt")
@@ -587,11 +587,11 @@ def test_folders_are_walked_to_a_depth(tmp_path, depth):
     assert (len(paths), [other.status for other in others]) == ((1, []) if depth == 64 else (0, [Status.FAILED]))
 
 
-# --- what cannot be listed or opened ---------------------------------------------------------------------------------
+# --- folders and files that cannot be read ----------------------------------------------------------------------------
 
 
 def describe_target(result):
-    """Of a target that is no path: what it is, how it stands and why."""
+    """Return the name, the status and the reason of a target that is not a path."""
     return result.target, result.status, result.reason
 
 
@@ -604,7 +604,7 @@ LISTING = {
 
 @pytest.mark.parametrize("case", LISTING)
 def test_a_folder_that_cannot_be_listed_has_failed(tmp_path, monkeypatch, case):
-    """It alone, with its path and the reason; its neighbours are found."""
+    """Only the unreadable folder fails, with its path and the reason; files next to the folder are audited."""
     error, reason = LISTING[case]
     names = files.list_names
     (tmp_path / "closed").mkdir()
@@ -623,7 +623,7 @@ def test_a_folder_that_cannot_be_listed_has_failed(tmp_path, monkeypatch, case):
 
 
 def test_a_folder_of_which_a_part_is_listed_has_failed_for_the_rest(tmp_path, monkeypatch):
-    """What was listed is found, and what was not looked at has not passed."""
+    """The listed files are audited, and the rest of the folder has not passed."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
     monkeypatch.setattr(files, "explain_missing_names", lambda path: "its server stopped")
     paths, (failure,) = expand_paths(tmp_path)
@@ -633,7 +633,7 @@ def test_a_folder_of_which_a_part_is_listed_has_failed_for_the_rest(tmp_path, mo
 
 
 def test_a_glob_that_cannot_be_listed_has_failed(tmp_path, monkeypatch):
-    """It is none that matches nothing."""
+    """A listing error is not reported as a glob without matches."""
 
     def matching(pattern):
         raise UnreadableError("the server answered 503")
@@ -644,7 +644,7 @@ def test_a_glob_that_cannot_be_listed_has_failed(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_opened_is_skipped_where_nothing_could_be_loaded(tmp_path):
-    """A broken link, an empty file."""
+    """A loader cannot load anything from a broken link or an empty file."""
     (tmp_path / "link").symlink_to("nothing")
     (tmp_path / "empty").touch()
     paths, others = expand_paths(tmp_path)
@@ -662,7 +662,7 @@ def test_what_cannot_be_opened_is_skipped_where_nothing_could_be_loaded(tmp_path
 
 @pytest.mark.parametrize("content", [b"hello", b"a"])
 def test_a_file_that_cannot_be_opened_has_failed(tmp_path, monkeypatch, content):
-    """It may hold anything."""
+    """An unreadable file may have any content."""
     (tmp_path / "notes").write_bytes(content)
 
     def refuse_open(path):
@@ -679,7 +679,7 @@ def test_a_file_that_cannot_be_opened_has_failed(tmp_path, monkeypatch, content)
 
 @pytest.mark.parametrize("error", [UnreadableError("is not there"), FileNotFoundError(2, "No such file")], ids=type)
 def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error(tmp_path, monkeypatch, error):
-    """Its size cannot be asked for either, of a server or of the disk."""
+    """The size of the file cannot be read either, from a server or from the disk."""
     (tmp_path / "notes").write_bytes(b"hello")
 
     def fails(path):
@@ -694,7 +694,7 @@ def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error
     assert describe_target(failure) == (str(tmp_path / "notes"), Status.FAILED, f"{tmp_path / 'notes'}: is not there")
 
 
-# --- what is skipped, and what is counted of it ----------------------------------------------------------------------
+# --- skipped files and folders, and their counts ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -709,14 +709,14 @@ def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error
     ],
 )
 def test_a_skipped_file_is_counted_by_what_it_is(what, noun):
-    """Without an article, and without the advice."""
+    """The counted noun has no article and no advice."""
     skipped_file = skip_file("x", what)
     assert describe_target(skipped_file) == ("x", Status.SKIPPED, f"is {what}")
     assert skipped_file.not_checked == (NotChecked("file", 1, noun),)
 
 
 def test_skipped_folders_are_counted_by_their_reason(tmp_path):
-    """Those of tools, and links that lead out of the folder; the other links lead to what is audited anyway."""
+    """Tools' folders and links out of the folder are counted; other links lead to files that are audited anyway."""
     for name in (".git", "__pycache__", "node_modules"):
         (tmp_path / name).mkdir()
     outside = tmp_path.parent / f"{tmp_path.name}_outside"
@@ -737,7 +737,7 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
 
 
 def test_an_ordinary_folder_is_not_skipped(tmp_path):
-    """A lock that covers the code next to the weights asks for each folder in the model's."""
+    """A lock that covers the code next to the weights checks each subfolder of the model."""
     (tmp_path / "code").mkdir()
     assert skip_subfolder(str(tmp_path / "code")) is None
 
@@ -762,7 +762,7 @@ def test_an_ordinary_folder_is_not_skipped(tmp_path):
     ],
 )
 def test_some_names_say_that_a_checkpoint_is_meant(name, expected):
-    """A pickle may be of anything, and so may a `.bin` of another name."""
+    """A pickle, and most `.bin` files, may have any content."""
     assert is_named_as_checkpoint(name) is expected
 
 
@@ -771,7 +771,7 @@ def test_some_names_say_that_a_checkpoint_is_meant(name, expected):
 
 @pytest.fixture
 def hidden_folders(tmp_path, in_tmp_path):
-    """The current folder, with hidden and other folders; `weights` is a pickle with a name that no loader takes."""
+    """The current folder, with hidden and other folders; `weights` is a pickle under a name that no loader reads."""
     for path in (".git/weights", ".hg/a.pt", ".run/weights", "run/weights", ".last/a.pt"):
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_bytes(PICKLE)
@@ -790,7 +790,7 @@ HIDDEN = (Status.SKIPPED, "a hidden folder", (NotChecked("folder", 1, "hidden"),
     ],
 )
 def test_a_glob_passes_over_a_hidden_folder_unless_a_loader_may_choose_it(hidden_folders, glob, paths, passed):
-    """A shell's `*` does not match it; accelerate and DeepSpeed take a hidden folder, and files in it by their name."""
+    """A shell's `*` does not match hidden folders; accelerate and DeepSpeed read them, and their files by name."""
     found_paths, others = expand_paths(glob)
     assert found_paths == paths
     assert {other.target: (other.status, other.reason, other.not_checked) for other in others} == dict.fromkeys(
@@ -800,13 +800,13 @@ def test_a_glob_passes_over_a_hidden_folder_unless_a_loader_may_choose_it(hidden
 
 @pytest.mark.parametrize("text", [".", "./"])
 def test_files_of_the_current_folder_have_no_folder_in_their_names(tmp_path, in_tmp_path, text):
-    """A lock or a configuration that names `a.pt` is of the file, however the walk was asked for."""
+    """A lock or configuration entry `a.pt` applies to the file, with `.` and with `./` as the audited path."""
     (tmp_path / "a.pt").write_bytes(PICKLE)
     assert expand_paths(text) == (["a.pt"], [])
 
 
 def test_a_glob_comes_in_natural_order(tmp_path):
-    """As a folder does, numbers at the begin and of any length too."""
+    """Matches are sorted like the files of a folder, also by leading numbers and numbers of any length."""
     for name in ("10.pt", "2.pt", "a10.pt", "a9b.pt", "a9.pt", "a.pt"):
         torch.save({"w": torch.zeros(1)}, tmp_path / name)
     paths, _ = expand_paths(tmp_path / "*.pt")
@@ -814,20 +814,20 @@ def test_a_glob_comes_in_natural_order(tmp_path):
 
 
 def test_a_glob_finds_what_a_lock_or_a_walk_makes_of_a_file(shards):
-    """The folder once for both of its shards, where files are taken as a walk finds them."""
+    """With `as_found`, the folder replaces both of its shards and is listed once."""
     pattern = str(shards / "*.safetensors")
     assert list(expand_targets([pattern])) == [str(shards / f"m-0000{n}-of-00002.safetensors") for n in (1, 2)]
     assert list(expand_targets([pattern], model_folders=ModelFolders(as_found=True))) == [str(shards)]
 
 
 def test_a_file_alone_in_its_model_is_itself(tmp_path):
-    """Also where files are taken as a walk finds them."""
+    """With `as_found`, the folder does not replace the only file of a model."""
     save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
     assert instead(tmp_path / "model.safetensors", ModelFolders(as_found=True)) is None
 
 
 def test_a_named_file_that_is_no_checkpoint_is_skipped_as_a_walk_does(tmp_path):
-    """Without that it was meant, and its reader says what it is."""
+    """Without `as_found`, the file is a target, and its reader reports the content."""
     (tmp_path / "notes.txt").write_text("hello")
     path = str(tmp_path / "notes.txt")
     assert list(expand_targets([path])) == [path]
@@ -837,15 +837,15 @@ def test_a_named_file_that_is_no_checkpoint_is_skipped_as_a_walk_does(tmp_path):
 
 @given(st.lists(st.sampled_from(["a", "b", "*", "**", "a*"]), max_size=4), st.lists(st.sampled_from("ab"), max_size=5))
 def test_a_glob_covers_what_it_matches_and_what_lies_in_that(globs, parts):
-    """By an oracle: a regular expression of the same."""
-    known = {"*": "[ab]+/", "**": "(?:[ab]+/)*", "a*": "a[ab]*/"}
-    wanted = "".join(known.get(glob, f"{glob}/") for glob in globs)
+    """The result is checked against an equivalent regular expression."""
+    patterns = {"*": "[ab]+/", "**": "(?:[ab]+/)*", "a*": "a[ab]*/"}
+    wanted = "".join(patterns.get(glob, f"{glob}/") for glob in globs)
     text = "".join(f"{part}/" for part in parts)
     assert glob_covers(globs, parts) is bool(re.match(wanted, text))
 
 
 def test_a_walk_reaches_what_lies_in_its_folders_and_in_those_of_a_glob(tmp_path, in_tmp_path):
-    """Whether it is there or not; a file that is named reaches nothing else."""
+    """A missing file in a walked folder or under a glob counts as reached; a named file reaches only itself."""
     (tmp_path / "runs" / "1").mkdir(parents=True)
     (tmp_path / "a.pt").touch()
     for text in ("runs", "./runs/", f"{tmp_path}/runs", ".", "run*", "runs/*", "**/1", os.sep):
@@ -857,7 +857,7 @@ def test_a_walk_reaches_what_lies_in_its_folders_and_in_those_of_a_glob(tmp_path
 
 
 def test_a_folder_called_data_is_no_package(tmp_path):
-    """Only the file without which torch.package loads nothing makes it one, and only where it is."""
+    """A folder is a torch package only if it has the file `.data/extern_modules`."""
     (tmp_path / "a" / ".data").mkdir(parents=True)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "extern_modules").touch()
@@ -875,7 +875,7 @@ def test_a_folder_called_data_is_no_package(tmp_path):
     ],
 )
 def test_a_folder_that_a_walk_skips_and_a_loader_reads_is_no_pass(tmp_path, tracker, word, folder):
-    """DeepSpeed and Megatron unpickle what a file names: a hidden folder, a link to one, and a tool's folder."""
+    """DeepSpeed and Megatron unpickle the folder in a tracker: hidden, a link to a hidden folder, or a tool's."""
 
     def list_rules():
         targets = audit(Request((str(tmp_path),))).targets
@@ -896,7 +896,7 @@ def test_a_folder_that_a_walk_skips_and_a_loader_reads_is_no_pass(tmp_path, trac
 
 @pytest.mark.parametrize("place", ["{}", "."])
 def test_a_link_that_a_tracker_names_is_no_pass_if_it_leads_elsewhere(tmp_path, monkeypatch, place):
-    """DeepSpeed unpickles files there that the walk does not reach, whatever their names are today."""
+    """DeepSpeed unpickles files in the linked folder, which the walk does not reach."""
     (tmp_path / "root").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "root" / "step").symlink_to("../elsewhere", target_is_directory=True)
@@ -909,7 +909,7 @@ def test_a_link_that_a_tracker_names_is_no_pass_if_it_leads_elsewhere(tmp_path, 
 
 
 def test_a_link_into_a_folder_of_a_tool_is_walked(tmp_path):
-    """The walk passes over `.cache` and everything in it; a loader that is given the link reads what lies there."""
+    """The walk passes over `.cache` and its content, but a loader that is given the link reads the linked files."""
     inner = tmp_path / ".cache" / "runs" / "1"
     inner.mkdir(parents=True)
     (inner / "weights").write_bytes(PICKLE)
@@ -918,7 +918,7 @@ def test_a_link_into_a_folder_of_a_tool_is_walked(tmp_path):
 
 
 def test_a_link_to_a_hidden_folder_of_the_walk_is_walked(tmp_path):
-    """A loader that is given the link unpickles what lies there."""
+    """A loader that is given the link unpickles the files in the hidden folder."""
 
     (tmp_path / ".step9").mkdir()
     (tmp_path / ".step9" / ".metadata").write_bytes(pickle.dumps(Call(os.system, "touch PWNED")))
@@ -939,7 +939,7 @@ def test_a_link_to_a_hidden_folder_of_the_walk_is_walked(tmp_path):
     ],
 )
 def test_a_link_to_checkpoints_elsewhere_is_no_pass(tmp_path, name, status):
-    """They were not audited; a folder of anything else is skipped."""
+    """The linked checkpoints were not audited; a link to a folder without checkpoints is skipped."""
     (tmp_path / "root").mkdir()
     file = tmp_path / "elsewhere" / name
     file.parent.mkdir(parents=True)
@@ -952,7 +952,7 @@ def test_a_link_to_checkpoints_elsewhere_is_no_pass(tmp_path, name, status):
 
 @pytest.mark.parametrize("name", ["step-1/ema/pytorch_model.bin", "a/b/c/__0.metadata", "weights.pt"])
 def test_a_checkpoint_deep_behind_a_link_to_another_folder_fails(tmp_path, name):
-    """A loader follows the link, and the files behind it are not audited."""
+    """A loader follows the link, and the files in the linked folder are not audited."""
     (tmp_path / "other" / name).parent.mkdir(parents=True)
     (tmp_path / "other" / name).write_bytes(b"x")
     (tmp_path / "other" / "loop").symlink_to(tmp_path / "other", target_is_directory=True)

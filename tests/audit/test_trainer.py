@@ -1,4 +1,4 @@
-"""The folder that a Trainer writes is one target: its model is held to what is asked, all of it audited and locked."""
+"""A Trainer's folder is one target: the model is compared with references, every file is audited and locked."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from transformers import BertConfig, BertForSequenceClassification
 def build():
     return BertForSequenceClassification(BertConfig(**{SIZES!r}))
 """
-#: What a Trainer writes beside the model.
+#: Files that a Trainer writes next to the model.
 BESIDE = ["optimizer.pt", "rng_state.pth", "scheduler.pt", "training_args.bin"]
 
 
 def write_trainer_checkpoint(folder):
-    """What `Trainer._save_checkpoint` writes, by the same calls."""
+    """Write the files of `Trainer._save_checkpoint` with the same calls."""
     model = BertForSequenceClassification(BertConfig(**SIZES))
     model.save_pretrained(folder)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -54,7 +54,7 @@ def write_trainer_checkpoint(folder):
 
 
 def arguments():
-    """Without accelerate the constructor refuses: then what it sets is set by hand."""
+    """Return TrainingArguments. Without accelerate the constructor fails, so the attributes are set directly."""
     try:
         return TrainingArguments(output_dir="out")
     except ImportError:
@@ -79,12 +79,12 @@ def _trainer_folder(checkpoint, in_tmp_path):
 
 
 def nudge(path, *keys):
-    """Another first element of the tensor that lies there."""
-    held = tensor = torch.load(path, weights_only=False)
+    """Change the first element of the tensor at `keys`."""
+    checkpoint = tensor = torch.load(path, weights_only=False)
     for key in keys:
         tensor = tensor[key]
     tensor.view(-1)[0] += 1
-    torch.save(held, path)
+    torch.save(checkpoint, path)
 
 
 def statuses(result):
@@ -92,19 +92,19 @@ def statuses(result):
 
 
 def test_it_is_audited_whole(statecli):
-    """One target with all tensors; no file of it is told as a target of its own."""
+    """The folder is one target with all tensors; none of its files is reported as a separate target."""
     result = statecli("audit", "ck", "-f", "json")
     assert (result.code, result.err, result.json["findings"]) == (0, "", [])
     assert [name for name, status in statuses(result).items() if status == "audited"] == ["ck"]
-    held = statecli("inspect", "ck", "-f", "json").json
-    assert held["sections"] == ["model", "optimizer", "rng_state"]
+    inspected = statecli("inspect", "ck", "-f", "json").json
+    assert inspected["sections"] == ["model", "optimizer", "rng_state"]
     (target,) = (target for target in result.json["targets"] if target["target"] == "ck")
-    assert target["tensors"] == len(held["tensors"])
+    assert target["tensors"] == len(inspected["tensors"])
 
 
 @pytest.mark.parametrize("name", BESIDE)
 def test_every_pickle_of_it_is_read(statecli, name):
-    """Whichever file would call something is flagged, and named."""
+    """A call in any of the files is a finding that names the file."""
     torch.save({"x": Call(os.system, "exit 0"), "y": torch.ones(1)}, f"ck/{name}")
     result = statecli("audit", "ck", "-f", "json")
     assert result.code == 1
@@ -114,19 +114,19 @@ def test_every_pickle_of_it_is_read(statecli, name):
 
 
 def test_its_lock_has_every_tensor_and_no_more(statecli):
-    """By section; the lock holds the folder it was made of, and a copy of it."""
+    """Every section is locked; the locked folder and a copy of the folder match the lock."""
     result = statecli("lock", "ck", "-o", "l.json")
     assert (result.code, result.err) == (0, "")
     (locked,) = json.loads(Path("l.json").read_text())["targets"]
     assert {tensor["section"] for tensor in locked["tensors"]} == {"model", "optimizer", "rng_state"}
     shutil.copytree("ck", "copy")
     for folder in ("ck", "copy"):
-        held = statecli("audit", folder, "--lock", "l.json", "-f", "json")
-        assert (held.code, held.err, held.json["findings"]) == (0, "", [])
+        audited = statecli("audit", folder, "--lock", "l.json", "-f", "json")
+        assert (audited.code, audited.err, audited.json["findings"]) == (0, "", [])
 
 
 def test_a_nudge_of_the_optimizer_is_named(statecli):
-    """By its target and tensor, and nothing else."""
+    """The only finding names the target and the tensor."""
     statecli("lock", "ck", "-o", "l.json")
     nudge("ck/optimizer.pt", "state", 3, "exp_avg")
     result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
@@ -141,7 +141,7 @@ def test_a_nudge_of_the_optimizer_is_named(statecli):
 
 
 def test_what_was_locked_and_is_empty_now_is_missing(statecli):
-    """An optimizer's state that came to hold nothing is no file without tensors."""
+    """An optimizer's state that lost all its tensors is not treated as a file without tensors."""
     statecli("lock", "ck", "-o", "l.json")
     torch.save({"state": {}, "param_groups": []}, "ck/optimizer.pt")
     result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
@@ -150,7 +150,9 @@ def test_what_was_locked_and_is_empty_now_is_missing(statecli):
 
 
 def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
-    """An optimizer's state is let off and that is said; a model that nobody locked is not. Where nothing is held, 2."""
+    """An optimizer's state is skipped with a note; an unlocked model is an error. If nothing was compared, the audit
+    exits with status 2.
+    """
     for name in BESIDE:
         Path("ck", name).rename(name)
     statecli("lock", "ck", "-o", "l.json")
@@ -178,7 +180,7 @@ def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
 
 
 def test_a_lock_of_all_of_it_is_not_met_by_the_model_alone(statecli):
-    """What was locked and is gone is said, tensor by tensor."""
+    """Each locked tensor of the deleted file is reported."""
     statecli("lock", "ck", "-o", "l.json")
     Path("ck/optimizer.pt").unlink()
     result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
@@ -187,7 +189,7 @@ def test_a_lock_of_all_of_it_is_not_met_by_the_model_alone(statecli):
 
 
 def test_only_the_model_is_held_to_a_checkpoint(statecli):
-    """Nothing is found of optimizers that differ."""
+    """Optimizers that differ give no finding."""
     shutil.copytree("ck", "before")
     nudge("ck/optimizer.pt", "state", 3, "exp_avg")
     torch.save({"last_epoch": 7}, "ck/scheduler.pt")
@@ -199,29 +201,29 @@ def test_only_the_model_is_held_to_a_checkpoint(statecli):
 
 
 def test_only_the_model_is_held_to_a_class(statecli):
-    """The class is found to load it."""
+    """The class matches the model and gives no finding."""
     result = statecli("audit", "ck", "--model", "net.py:build", "--ignore", "non-persistent-buffer", "-f", "json")
     assert (result.code, result.json["findings"]) == (0, []), result.err
     assert "missing-entry" in result.json["ran"]
 
 
 def test_the_model_is_found_to_differ(statecli):
-    """The one that is held is really compared."""
+    """The model of the folder is really compared."""
     shutil.copytree("ck", "before")
     from safetensors.torch import load_file, save_file
 
     state = load_file("ck/model.safetensors")
     del state["classifier.bias"]
     save_file(state, "ck/model.safetensors")
-    for held in (("--against", "before"), ("--model", "net.py:build", "--ignore", "non-persistent-buffer")):
-        result = statecli("audit", "ck", *held, "-f", "json")
+    for options in (("--against", "before"), ("--model", "net.py:build", "--ignore", "non-persistent-buffer")):
+        result = statecli("audit", "ck", *options, "-f", "json")
         assert [(finding["rule"], finding["target"], finding["fqn"]) for finding in result.json["findings"]] == [
             ("missing-entry", "ck", "classifier.bias")
         ]
 
 
 def test_a_policy_holds_the_model_alone(statecli):
-    """Of the optimizer neither that it changed nor metadata is asked, and nobody is told so."""
+    """The policy does not check the optimizer for changes or metadata, and no note says so."""
     shutil.copytree("ck", "before")
     Path("statecli.toml").write_text(
         '[policy]\nreference = "before"\nmust-not-change = ["bert.*"]\nrequire-metadata = ["format"]\n'
@@ -232,7 +234,7 @@ def test_a_policy_holds_the_model_alone(statecli):
 
 
 def test_what_is_named_is_held(statecli):
-    """An optimizer's state to another: whoever names the file means it."""
+    """An optimizer's state that is named as a target is compared with another optimizer's state."""
     shutil.copytree("ck", "before")
     words = ("audit", "ck/optimizer.pt", "--against", "before/optimizer.pt", "-f", "json")
     assert statecli(*words).code == 0
@@ -241,7 +243,7 @@ def test_what_is_named_is_held(statecli):
 
 
 def test_each_step_of_a_run_is_held(statecli):
-    """Of a folder of plain checkpoints those that hold a model; of one of Trainer's every model."""
+    """In a folder of plain checkpoints, the models are compared; in a folder of Trainer's steps, every step is."""
     Path("run").mkdir()
     for name in ("step-1.pt", "step-2.pt"):
         torch.save({"w": torch.ones(2)}, f"run/{name}")
@@ -259,7 +261,7 @@ def test_each_step_of_a_run_is_held(statecli):
 
 
 def test_a_part_of_a_model_is_held_to_nothing_and_a_step_of_its_training_is(statecli):
-    """The folder of a sentence-transformer has one of its dense layer; that of a training those of its steps."""
+    """A sentence-transformer has a subfolder for its dense layer; a training has a subfolder for each step."""
     from safetensors.torch import save_file
 
     shutil.copytree("ck", "out/checkpoint-1")
@@ -287,7 +289,7 @@ def test_a_part_of_a_model_is_held_to_nothing_and_a_step_of_its_training_is(stat
 
 
 def test_what_lies_beside_a_model_and_is_no_part_of_it_is_held_to_nothing(statecli):
-    """Though it holds a model: which of the two is meant, only the user knows."""
+    """The file has model tensors, but only the user knows whether the reference is meant for this file."""
     shutil.copytree("ck", "before")
     torch.save({"head.weight": torch.ones(2)}, "ck/probe.pt")
     result = statecli("audit", "ck", "--against", "before", "-f", "json")
@@ -303,7 +305,7 @@ def test_what_lies_beside_a_model_and_is_no_part_of_it_is_held_to_nothing(statec
 
 
 def test_nothing_held_is_no_success(statecli):
-    """What was asked for by --against was done of no target."""
+    """--against was compared with no target."""
     Path("run").mkdir()
     shutil.copy("ck/optimizer.pt", "run")
     result = statecli("audit", "run", "--against", "ck")
@@ -323,7 +325,7 @@ def test_nothing_held_is_no_success(statecli):
     [(dict, 1), (torch.nn.ReLU().state_dict, 1), (lambda: torch.optim.SGD([torch.ones(1)]).state_dict(), 0)],
 )
 def test_a_file_without_tensors_alone(statecli, make, code):
-    """An empty state_dict is an error, and nothing to list or compare; an optimizer without state has its settings."""
+    """An empty state_dict is an error and cannot be listed or compared; an empty optimizer still has settings."""
     for legacy in (True, False):
         torch.save(make(), "a.pt", _use_new_zipfile_serialization=not legacy)
         result = statecli("audit", "a.pt", "--values", "-f", "json")
@@ -334,13 +336,13 @@ def test_a_file_without_tensors_alone(statecli, make, code):
 
 
 def test_filters_are_not_asked_of_what_has_no_tensor(statecli):
-    """They leave nothing of it because nothing is there."""
+    """A filter does not fail a target that has no tensors."""
     torch.save({"lr": 0.1}, "run.pt")
     assert statecli("audit", "run.pt", "-i", "*.weight").code == 0
 
 
 def test_a_section_of_it_is_not_there(statecli):
-    """And the error says why there is none."""
+    """The error gives the reason: the checkpoint contains no tensors."""
     torch.save({"model": {}}, "a.pt")
     result = statecli("audit", "a.pt#model")
     assert (result.code, result.err) == (
@@ -350,7 +352,7 @@ def test_a_section_of_it_is_not_there(statecli):
 
 
 def test_an_attack_without_a_tensor_is_flagged(statecli):
-    """What loading would run does not depend on tensors."""
+    """Code that loading would run does not depend on tensors."""
     torch.save({"x": Call(os.system, "exit 0")}, "evil.pt")
     result = statecli("audit", "evil.pt", "-f", "json")
     assert result.code == 1
@@ -361,7 +363,7 @@ def test_an_attack_without_a_tensor_is_flagged(statecli):
 
 
 def test_paths_are_as_one_types_them(statecli):
-    """`.` is no part of them, in an audit and in a lock."""
+    """In an audit and in a lock, paths do not start with `./`."""
     result = statecli("audit", ".", "-f", "json")
     assert not [name for name in statuses(result) if name.startswith("./")]
     assert statecli("lock", ".", "-o", "-").json["targets"][0]["target"] == "ck"
@@ -371,7 +373,7 @@ def test_paths_are_as_one_types_them(statecli):
 
 
 def test_a_class_is_built_and_a_reference_read_once_in_a_run(statecli, monkeypatch):
-    """However many targets are held to them, and each target is read once."""
+    """All targets share the class and the reference, and each target is read once."""
     from statecli import formats
     from statecli.live import build
 
@@ -389,7 +391,7 @@ def test_a_class_is_built_and_a_reference_read_once_in_a_run(statecli, monkeypat
 
 
 def test_a_lazy_class_is_anew_for_each(statecli):
-    """A load gives it the shapes of what it loads, which are not those of the next."""
+    """Loading gives a lazy class the shapes of one checkpoint; the next checkpoint has other shapes."""
     Path("run").mkdir()
     for n in (2, 3):
         torch.save({"weight": torch.ones(4, n), "bias": torch.ones(4)}, f"run/{n}.pt")
@@ -398,7 +400,7 @@ def test_a_lazy_class_is_anew_for_each(statecli):
 
 
 def test_a_class_that_cannot_be_built_is_tried_once(statecli):
-    """Every target that was to be held to it fails with the reason."""
+    """Every target to compare with the class fails with the reason."""
     Path("bad.py").write_text("def build():\n    print('tried')\n    raise ValueError('no')\n")
     result = statecli("audit", "ck", "--model", "bad.py:build", "-f", "json")
     assert result.code == 2
@@ -407,7 +409,7 @@ def test_a_class_that_cannot_be_built_is_tried_once(statecli):
 
 
 def test_pickles_are_made_as_transformers_makes_them():
-    """The folder's pickles name what a Trainer's name: the arguments' class is in no list of torch's."""
+    """The folder's pickles name the classes that a Trainer's pickles name; torch does not list the arguments' class."""
     assert b"TrainingArguments" in Path("ck/training_args.bin").read_bytes()
     assert pickle.loads(pickle.dumps(arguments())).output_dir == "out"
 
@@ -416,7 +418,7 @@ def test_pickles_are_made_as_transformers_makes_them():
 
 
 def test_a_filter_that_is_of_the_model_leaves_the_rest_out(statecli):
-    """And the pickles of all files are judged all the same."""
+    """The pickles of all files are still checked."""
     torch.save({"x": Call(os.system, "exit 0"), "y": torch.ones(1)}, "ck/optimizer.pt")
     result = statecli("audit", "ck", "-i", "*.weight", "-f", "json")
     assert result.code == 1
@@ -426,7 +428,7 @@ def test_a_filter_that_is_of_the_model_leaves_the_rest_out(statecli):
 
 
 def test_a_filter_that_is_of_the_model_locks_the_model(statecli):
-    """A file that was named must have what is asked for."""
+    """A file named as a target must have a tensor that matches the filter."""
     assert statecli("lock", "ck", "-i", "*.weight", "-o", "l.json").code == 0
     (locked,) = json.loads(Path("l.json").read_text())["targets"]
     assert {tensor["section"] for tensor in locked["tensors"]} == {"model"}
@@ -436,7 +438,7 @@ def test_a_filter_that_is_of_the_model_locks_the_model(statecli):
 
 
 def test_only_the_frozen_part_of_the_model_is_held(statecli):
-    """What lies next to it has none, and that is no failure; the model must have some."""
+    """Files next to the model need not have frozen tensors; the model must have some."""
     statecli("lock", "ck", "-o", "l.json")
     words = ("audit", "ck", "--lock", "l.json", "--frozen-only", "-f", "json")
     assert statecli(*words).code == 2

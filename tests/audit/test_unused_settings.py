@@ -1,4 +1,4 @@
-"""What is asked for and cannot be judged is told, once and without -v."""
+"""Settings and options that no rule could apply are reported once, also without -v."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statecli.commands.audit.run import Request, audit
 from statecli.commands.lock import lock_file
 from statecli.commands.lock import run as lock
 from statecli.core.errors import UsageError
-from statecli.requests import audit as asked
+from statecli.requests import audit as audit_requests
 from statecli.requests.options import AuditOptions
 from statecli.rules.policy_config import Policy
 
@@ -22,7 +22,7 @@ SAMPLES = Path(__file__).parent.parent.parent / "sample_models"
 
 @pytest.fixture(autouse=True)
 def _two_checkpoints(in_tmp_path):
-    """A folder with two checkpoints, of which the one records devices."""
+    """A folder with two checkpoints; only `a.pt` records devices."""
     torch.save({"w": torch.ones(2)}, "a.pt")
     save_file({"w": torch.ones(2)}, "b.safetensors")
 
@@ -33,7 +33,7 @@ def list_notes(*targets, **options):
 
 
 def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():
-    """With the key, the targets and the reason; where it ran there is nothing to tell."""
+    """The note names the key, the target and the reason; a target on which the rule ran is not named."""
     (note,) = list_notes("a.pt", "b.safetensors", policy=Policy(device=("cpu",)))
     assert (
         note
@@ -42,7 +42,7 @@ def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():
 
 
 def test_many_targets_are_one_line():
-    """By the reason."""
+    """Targets with the same reason share a line."""
     (note,) = list_notes("a.pt", "b.safetensors", policy=Policy(dtype=("float32",)), values=False)
     assert note.startswith(
         "policy.dtype: overflows-dtype did not run on a.pt, b.safetensors: values not read: --no-values"
@@ -51,12 +51,12 @@ def test_many_targets_are_one_line():
 
 
 def test_what_nobody_asked_for_is_not_told():
-    """Rules that lack something are counted, and -v says why."""
+    """Without a policy, rules that cannot run are only counted, and -v gives the reasons."""
     assert not list_notes("a.pt", "b.safetensors")
 
 
 def test_a_class_that_checkpoints_are_held_to_is_asked_nothing():
-    """Unless it is a target itself."""
+    """A class used only as reference gives no note; a class that is a target does."""
     model = f"{SAMPLES / 'net_fixed.py'}:Net"
     policy = Policy(require_metadata=("license",))
     assert not list_notes("b.safetensors", model=model, policy=policy)
@@ -64,7 +64,7 @@ def test_a_class_that_checkpoints_are_held_to_is_asked_nothing():
 
 
 def test_it_is_told_without_verbose_and_not_with_quiet(statecli, tmp_path):
-    """On stderr; the exit code is as it was."""
+    """The note is on stderr and does not change the exit status."""
     (tmp_path / "statecli.toml").write_text('policy = { device = "cpu" }')
     result = statecli("audit", "b.safetensors")
     assert (result.code, result.err.count("\n")) == (0, 1)
@@ -74,17 +74,17 @@ def test_it_is_told_without_verbose_and_not_with_quiet(statecli, tmp_path):
 
 @pytest.mark.parametrize("key", ["must-change", "must-not-change"])
 def test_what_must_change_needs_a_reference(tmp_path, key):
-    """Configured, or given; without one nothing would hold."""
+    """The reference is configured or given with --against; without a reference, nothing could be compared."""
     (tmp_path / "statecli.toml").write_text(f'policy = {{ {key} = "*" }}')
     with pytest.raises(UsageError, match=rf"statecli\.toml: policy\.{key}: .*policy\.reference, or give --against"):
-        asked.build_request(AuditOptions(targets=("a.pt",)))
-    assert asked.build_request(AuditOptions(targets=("a.pt",), against="b.safetensors"))
+        audit_requests.build_request(AuditOptions(targets=("a.pt",)))
+    assert audit_requests.build_request(AuditOptions(targets=("a.pt",), against="b.safetensors"))
     (tmp_path / "statecli.toml").write_text(f'policy = {{ {key} = "*", reference = "a.pt" }}')
-    assert asked.build_request(AuditOptions(targets=("a.pt",)))
+    assert audit_requests.build_request(AuditOptions(targets=("a.pt",)))
 
 
 def test_a_glob_that_matches_nothing_is_no_error_where_that_is_allowed(statecli):
-    """And one without the option."""
+    """Without `--allow-empty`, the same glob is an error."""
     result = statecli("audit", "zz*.pt", "--allow-empty")
     assert (result.code, result.err) == (0, "")
     assert "zz*.pt" in result.out
@@ -92,7 +92,7 @@ def test_a_glob_that_matches_nothing_is_no_error_where_that_is_allowed(statecli)
 
 
 def test_what_is_told_on_stderr_is_in_the_json(statecli):
-    """With -q too, which leaves it off stderr: a program reads the document alone."""
+    """`-q` removes the note from stderr only, because a program reads only the document."""
     Path("statecli.toml").write_text('policy = { device = "cpu" }')
     result = statecli("audit", "b.safetensors", "-f", "json")
     (note,) = result.json["notes"]
@@ -103,7 +103,7 @@ def test_what_is_told_on_stderr_is_in_the_json(statecli):
 
 
 def test_an_entry_that_nothing_needs_is_in_the_json(statecli):
-    """As it is told: of its target, and of a file that is gone."""
+    """The note names the entry's target, also if its file was deleted."""
     torch.save({"w": torch.ones(2), "W": torch.ones(2)}, "a.pt")
     torch.save({"w": torch.ones(2), "W": torch.ones(2)}, "gone.pt")
     statecli("audit", ".", "--write-baseline", "known.json", "--reason", "for a test")
@@ -117,7 +117,7 @@ def test_an_entry_that_nothing_needs_is_in_the_json(statecli):
 
 
 def test_a_glob_of_targets_that_are_nowhere_is_told(statecli):
-    """A typo would accept nothing for ever; what this run was not asked for, and is there, is left alone."""
+    """A misspelt glob would never accept anything; a glob for existing files outside this run is not reported."""
     ignored = '[per-target-ignore."{}"]\nrules = "nan"\nreason = "why"\n'
     Path("statecli.toml").write_text("".join(map(ignored.format, ("b.*", "a.pt", "no/*.pt", "./b.safetensors"))))
     result = statecli("audit", "a.pt", "-f", "json")
@@ -128,7 +128,7 @@ def test_a_glob_of_targets_that_are_nowhere_is_told(statecli):
 
 @pytest.mark.parametrize("folder", [".", "sub"])
 def test_a_configuration_names_no_code(statecli, folder):
-    """A class in `policy.reference` would run what a pull request brings with it."""
+    """A class in `policy.reference` would run code that arrives with a pull request."""
     Path(folder).mkdir(exist_ok=True)
     Path(folder, "evil.py").write_text("open('ran', 'w')\nimport torch\nclass Net(torch.nn.Module): pass\n")
     Path(folder, "own.toml").write_text('policy.reference = "evil.py:Net"\n')
@@ -139,7 +139,7 @@ def test_a_configuration_names_no_code(statecli, folder):
 
 
 def lock_of(target):
-    """A lock of one target."""
+    """Return a lock of a single target."""
     request = lock.Request((target,))
     lines = b"".join(lock_file.encode_lock(lock.build_lock(lock.read_targets(request), request)))
     Path("one.lock.json").write_bytes(lines)
@@ -147,7 +147,7 @@ def lock_of(target):
 
 
 def test_several_targets_that_differ_from_a_lock_of_one_target_are_noted():
-    """Copies of the locked target, under any name and in any format, are not; nor is a single target."""
+    """There is no note for a single target, or for copies of the locked target in any format."""
     locked = lock_of("a.pt")
     torch.save({"w": torch.zeros(2)}, "c.pt")
     assert not list_notes("a.pt", "b.safetensors", lock=locked)

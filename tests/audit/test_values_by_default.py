@@ -16,20 +16,20 @@ from ..published import github
 
 @pytest.fixture
 def nan_checkpoint(in_tmp_path):
-    """A checkpoint of 40 bytes with NaN in it, in the current folder."""
+    """A checkpoint with 40 bytes of NaN, in the current folder."""
     torch.save({"w": torch.full((10,), float("nan"))}, "a.pt")
     return "a.pt"
 
 
 def test_nan_is_found_without_an_option(nan_checkpoint, statecli):
-    """A small file is read whole."""
+    """A small file is read completely."""
     result = statecli("audit", nan_checkpoint, "-f", "json")
     assert (result.code, [finding["rule"] for finding in result.json["findings"]]) == (1, ["nan"])
     assert result.json["not_checked"] == []
 
 
 def test_no_values_is_in_the_verdict(nan_checkpoint, statecli):
-    """The run passes, and says how many tensors nobody looked at."""
+    """The run passes, and the verdict counts the tensors whose values were not read."""
     result = statecli("audit", nan_checkpoint, "--no-values")
     assert result.code == 0
     assert "not checked: 1 tensor (values not read: --no-values)" in result.out
@@ -37,7 +37,7 @@ def test_no_values_is_in_the_verdict(nan_checkpoint, statecli):
 
 @pytest.mark.parametrize(("limit", "code"), [(40, 1), (39, 0)])
 def test_the_limit_is_of_bytes(nan_checkpoint, statecli, monkeypatch, limit, code):
-    """One byte more, and the verdict says that the values were not read."""
+    """For one byte above the limit, the verdict says that the values were not read."""
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", limit)
     result = statecli("audit", nan_checkpoint, "-f", "json")
     assert result.code == code
@@ -61,7 +61,7 @@ def test_unread_values_are_a_warning_on_github_and_in_the_last_line(nan_checkpoi
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_limit_counts_the_scales_of_a_quantized_tensor(nan_checkpoint, monkeypatch):
-    """They are read with its elements, of which there may be fewer."""
+    """The scales are read with the elements, and there may be more scales than elements."""
     scales, zeros = torch.ones(100, dtype=torch.float64), torch.zeros(100, dtype=torch.int64)
     torch.save({"w": torch.quantize_per_channel(torch.zeros(1, 100), scales, zeros, 1, torch.qint8)}, nan_checkpoint)
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 1699)
@@ -72,7 +72,7 @@ def test_the_limit_counts_the_scales_of_a_quantized_tensor(nan_checkpoint, monke
 
 @pytest.mark.parametrize(("limit", "code"), [(2, 1), (1, 0)])
 def test_the_limit_is_of_tensors_too(nan_checkpoint, statecli, monkeypatch, limit, code):
-    """A tensor costs time however small it is: 300,000 of them took a minute."""
+    """Even a small tensor costs time: 300,000 tensors took a minute."""
     torch.save({"w": torch.full((2,), float("nan")), "v": torch.zeros(2)}, nan_checkpoint)
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_TENSORS", limit)
     result = statecli("audit", nan_checkpoint, "-f", "json")
@@ -81,7 +81,7 @@ def test_the_limit_is_of_tensors_too(nan_checkpoint, statecli, monkeypatch, limi
 
 
 def test_the_limit_is_of_the_run(nan_checkpoint, monkeypatch):
-    """Targets take from it in order: many small files cost no more than a large one."""
+    """The targets share one limit in order: many small files cost no more than a large file."""
     torch.save({"w": torch.zeros(10)}, "b.pt")
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 60)
     result = audit(Request((nan_checkpoint, "b.pt")))
@@ -90,7 +90,7 @@ def test_the_limit_is_of_the_run(nan_checkpoint, monkeypatch):
 
 
 def test_rules_that_need_no_values_read_none(nan_checkpoint):
-    """Nothing is missing from what was asked for."""
+    """If no selected rule needs values, no value counts as unread."""
     actual_audit = audit(Request((nan_checkpoint,), select=("unsafe-global",)))
     assert actual_audit.not_checked == ()
 
@@ -103,7 +103,7 @@ def test_the_configuration_decides_where_the_line_does_not(nan_checkpoint, state
 
 
 def test_both_options_contradict_each_other(nan_checkpoint, statecli):
-    """A usage error in one line."""
+    """The usage error has one line."""
     result = statecli("audit", nan_checkpoint, "--values", "--no-values")
     assert (result.code, result.err) == (
         2,

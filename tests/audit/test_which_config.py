@@ -1,4 +1,4 @@
-"""Which configuration an audit uses, and that every output says so."""
+"""Which configuration file an audit uses, and that every output names the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from ..formats.attacks import Call
 
 OFF = 'select = ["tied-tensors"]\n'
-#: Ways of a configuration to let a NaN pass, and what the outputs say of each.
+#: Ways of a configuration to let a NaN pass, and the text in the outputs for each.
 WEAKENINGS = {
     "select": ('select = ["case-collision"]\n', "disables "),
     "ignore": ('ignore = ["values"]\n', "disables "),
@@ -28,7 +28,7 @@ WEAKENINGS = {
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A repository with a checkpoint that has a NaN in a folder of it; the current folder is that folder."""
+    """A repository with a subfolder `inner`, which has a checkpoint with a NaN; `inner` is the current folder."""
     repository = tmp_path / "repository"
     (repository / "inner").mkdir(parents=True)
     (repository / ".git").mkdir()
@@ -38,20 +38,20 @@ def project(tmp_path, monkeypatch):
 
 
 def test_the_search_stops_at_the_repository(statecli, project):
-    """A file above the folder that holds `.git` is another project's."""
+    """A configuration above the folder with `.git` belongs to another project."""
     (project.parent / "statecli.toml").write_text(OFF)
     result = statecli("audit", "a.pt", "--values", "-f", "json")
     assert (result.code, result.json["configuration"]["file"]) == (1, None)
 
 
 def test_the_search_reaches_the_root_of_the_repository(statecli, project):
-    """The root's own file is used."""
+    """The configuration in the repository's root is used."""
     (project / "statecli.toml").write_text(OFF)
     assert statecli("audit", "a.pt", "-f", "json").json["configuration"]["file"] == "../statecli.toml"
 
 
 def test_a_worktree_whose_git_is_a_file_is_a_repository(statecli, project):
-    """`git worktree` and submodules write a file."""
+    """`git worktree` and submodules have a file `.git` instead of a folder."""
     (project / ".git").rmdir()
     (project / ".git").write_text("gitdir: elsewhere\n")
     (project.parent / "statecli.toml").write_text(OFF)
@@ -59,7 +59,7 @@ def test_a_worktree_whose_git_is_a_file_is_a_repository(statecli, project):
 
 
 def test_without_a_repository_only_the_current_folder_is_searched(statecli, project):
-    """Anybody may write into /tmp."""
+    """Every user may write into /tmp, so a configuration above the current folder is not trusted."""
     (project / ".git").rmdir()
     (project / "statecli.toml").write_text(OFF)
     assert statecli("audit", "a.pt", "-f", "json").json["configuration"]["file"] is None
@@ -68,7 +68,7 @@ def test_without_a_repository_only_the_current_folder_is_searched(statecli, proj
 
 
 def test_no_config_uses_no_file(statecli, project):
-    """Not that of the checkout, and the verdict says so."""
+    """`--no-config` also ignores the file in the current folder, and the verdict says so."""
     Path("statecli.toml").write_text(OFF)
     result = statecli("audit", "a.pt", "--values", "--no-config")
     assert result.code == 1
@@ -76,7 +76,7 @@ def test_no_config_uses_no_file(statecli, project):
 
 
 def test_config_and_no_config_contradict_each_other(statecli, project):
-    """One line, exit 2, for each command that has both."""
+    """Each command that has both options reports the contradiction and exits with status 2."""
     for command in (("audit", "a.pt"), ("config",)):
         result = statecli(*command, "--config", "x.toml", "--no-config")
         assert (result.code, "contradict each other" in result.err) == (2, True)
@@ -94,7 +94,7 @@ def test_config_needs_no_file_in_the_checkout(statecli, project):
 
 
 def test_the_config_command_takes_no_config(statecli, project):
-    """It prints the defaults."""
+    """`config --no-config` prints the defaults."""
     Path("statecli.toml").write_text(OFF)
     assert statecli("config", "--no-config", "-f", "json").json["file"] is None
 
@@ -104,7 +104,7 @@ def test_the_config_command_takes_no_config(statecli, project):
 )
 @pytest.mark.parametrize("way", WEAKENINGS)
 def test_every_output_says_what_the_configuration_weakens(statecli, project, way, output):
-    """Its file, and each entry that lets more pass."""
+    """Every output names the configuration file and each entry that lets more pass."""
     text, said = WEAKENINGS[way]
     Path("statecli.toml").write_text(text)
     result = statecli("audit", "a.pt", "-f", output)
@@ -113,7 +113,7 @@ def test_every_output_says_what_the_configuration_weakens(statecli, project, way
 
 
 def test_json_lists_the_disabled_rules(statecli, project):
-    """Each by its name."""
+    """Each disabled rule is listed by name."""
     Path("statecli.toml").write_text('ignore = ["nan", "inf"]\n')
     configuration = statecli("audit", "a.pt", "-f", "json").json["configuration"]
     assert configuration == {
@@ -126,14 +126,14 @@ def test_json_lists_the_disabled_rules(statecli, project):
 
 
 def test_select_on_the_line_replaces_that_of_the_configuration(statecli, project):
-    """Then the file disables nothing."""
+    """With --select, the configuration disables no rule."""
     Path("statecli.toml").write_text(OFF)
     result = statecli("audit", "a.pt", "--select", "values", "--values", "-f", "json")
     assert (result.code, result.json["configuration"]["disabled"]) == (1, [])
 
 
 def test_the_verdict_counts_rules_that_the_line_leaves_out(statecli, project):
-    """`clean` of one rule is not `clean`."""
+    """A target that is clean under one rule is not reported as plainly `clean`."""
     assert "1 rule ran, " in (out := statecli("audit", "a.pt", "--select", "case-collision").out)
     assert " disabled" in out
 
@@ -142,7 +142,7 @@ def test_the_verdict_counts_rules_that_the_line_leaves_out(statecli, project):
     "glob", ["https://me:hunter2@a.example/*", "*://me:hunter3@a.example/*", "https:/me:hunter4@a/*"]
 )
 def test_no_output_shows_a_password_of_a_glob(statecli, project, glob):
-    """Neither the verdict's configuration, nor a note, nor the keys in force; each password is new to the process."""
+    """Verdict, notes and `config` hide the password, also at its first use in the process."""
     Path("statecli.toml").write_text(f'[per-target-ignore."{glob}"]\nrules = ["nan"]\nreason = "see {glob}"\n')
     audited, in_force = statecli("audit", "a.pt", "-f", "json"), statecli("config")
     assert audited.json["configuration"]["weakened"]
@@ -162,7 +162,7 @@ EXCUSES = {
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    """The folder of a model with an unsafe pickle; the current folder is that folder."""
+    """A model folder with an unsafe pickle; it is the current folder."""
     (tmp_path / "model").mkdir()
     torch.save({"w": torch.ones(2), "x": Call(os.system, "true")}, tmp_path / "model" / "a.pt")
     monkeypatch.chdir(tmp_path / "model")
@@ -170,7 +170,7 @@ def model(tmp_path, monkeypatch):
 
 
 def excuse(statecli, how):
-    """Write the configuration, and the baseline that it names."""
+    """Write the configuration and the baseline that the configuration names."""
     statecli("audit", "a.pt", "--write-baseline", "b.json", "--reason", "so", "--no-config")
     contents = [entry["content"] for entry in json.loads(Path("b.json").read_text())["findings"] if "content" in entry]
     text = EXCUSES[how].replace("{content}", ", ".join(map(json.dumps, contents)))
@@ -180,7 +180,7 @@ def excuse(statecli, how):
 @pytest.mark.parametrize("target", [".", "a.pt", "../model", "*.pt", "**/*.pt", ".."])
 @pytest.mark.parametrize("how", EXCUSES)
 def test_a_judged_folder_does_not_excuse_its_pickles(how, target, statecli, model):
-    """Its configuration is of whoever wrote the pickle; the verdict says so."""
+    """The author of a pickle may also have written the configuration in the same folder; the verdict says so."""
     excuse(statecli, how)
     result = statecli("audit", target, "-f", "json")
     assert result.code == 1
@@ -190,7 +190,7 @@ def test_a_judged_folder_does_not_excuse_its_pickles(how, target, statecli, mode
 
 @pytest.mark.parametrize("text", ['ignore = ["trailing-bytes"]\n', '[severity]\ntrailing-bytes = "note"\n'])
 def test_a_judged_folder_does_not_excuse_a_second_array(text, statecli, tmp_path, monkeypatch):
-    """`numpy.load` of the same open file reads the bytes after the first array, which may be a pickle."""
+    """A second `numpy.load` of the same open file reads the bytes after the first array; they may be a pickle."""
     with (tmp_path / "two.npy").open("wb") as file:
         np.save(file, np.ones(2))
         np.save(file, np.array([Call(os.system, "true")], dtype=object), allow_pickle=True)
@@ -201,7 +201,7 @@ def test_a_judged_folder_does_not_excuse_a_second_array(text, statecli, tmp_path
 
 @pytest.mark.parametrize("how", EXCUSES)
 def test_a_configuration_of_the_user_excuses_pickles(how, statecli, model, monkeypatch):
-    """In a repository, and by --config."""
+    """The configuration is in the user's repository, or is given by --config."""
     excuse(statecli, how)
     assert statecli("audit", "a.pt", "--config", "statecli.toml").code == 0
     Path(".git").mkdir()
@@ -210,7 +210,7 @@ def test_a_configuration_of_the_user_excuses_pickles(how, statecli, model, monke
 
 @pytest.fixture
 def snapshot(tmp_path, monkeypatch):
-    """A snapshot as in the cache of the Hub, whose files are links; the current folder is the snapshot."""
+    """A snapshot as in the cache of the Hub, with links as files; the snapshot is the current folder."""
     blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "c"
     blobs.mkdir(parents=True)
     (snapshot / "sub").mkdir(parents=True)
@@ -219,7 +219,7 @@ def snapshot(tmp_path, monkeypatch):
     for name, blob in (("a.bin", "../../blobs/e1"), ("statecli.toml", "../../blobs/e2"), ("sub/b.pt", "../a.bin")):
         (snapshot / name).symlink_to(blob)
     (snapshot / "sub" / "c.pt").write_bytes((blobs / "e1").read_bytes())
-    # By a link to the snapshot, by one to a link in it, and by a folder of links.
+    # A link to the snapshot, a link to a link in the snapshot, and a folder of links.
     (tmp_path / "current").symlink_to("models--a--b/snapshots/c")
     (tmp_path / "far.pt").symlink_to(snapshot / "a.bin")
     (tmp_path / "view").symlink_to(snapshot / "inner")
@@ -236,19 +236,19 @@ def snapshot(tmp_path, monkeypatch):
     + [f"../../../{name}" for name in ("current/a.bin", "far.pt", "view/d.pt", "current/sub/*.pt")],
 )
 def test_a_configuration_above_the_target_excuses_no_pickle(target, statecli, snapshot):
-    """The files of a download lie in its subfolders, and are links in the cache of the Hub."""
+    """The files of a download may be in subfolders, and are links in the cache of the Hub."""
     result = statecli("audit", target, "-f", "json")
     assert result.code == 1
     assert "unsafe-global" in {finding["rule"] for finding in result.json["findings"]}
 
 
 def test_a_configuration_excuses_pickles_of_other_folders(statecli, snapshot, tmp_path):
-    """The user stands in a folder of their own, next to the download."""
+    """The current folder is the user's own, next to the download."""
     assert statecli("audit", str(tmp_path / "elsewhere")).code == 0
     assert statecli("audit", str(tmp_path / "elsewhere" / "*.pt")).code == 0
 
 
 def test_a_configuration_without_excuses_is_as_before(statecli, model):
-    """Other rules may be left out, and nothing is said of pickles."""
+    """The verdict mentions no weakened rules about pickles, and other rules may be left out."""
     Path("statecli.toml").write_text('ignore = ["values"]\n[severity]\nunsafe-global = "error"\n')
     assert statecli("audit", ".", "-f", "json").json["configuration"]["weakened"] == []
