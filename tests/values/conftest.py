@@ -1,4 +1,4 @@
-"""Tensors written to files as a container would: their whole storage, somewhere inside the file."""
+"""Tensors written to files like a container's: the whole storage, at an offset in the file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from statecli.core.model_state import ByteRange, Quantizer, TensorData, TensorIn
 
 
 class Store(Protocol):
-    """Writes a tensor and says where it is."""
+    """Write a tensor to a file and return its row."""
 
     def __call__(self, tensor: torch.Tensor, at: int = 3, big_endian: bool = False) -> TensorInfo: ...
 
 
 def storage_bytes(tensor: torch.Tensor) -> bytes:
-    """Every byte of the storage, also those that the tensor does not show."""
+    """Return every byte of the storage, also bytes outside the tensor."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().tobytes()
 
 
 def info_of(data: TensorData, **more: object) -> TensorInfo:
-    """A row for `data`."""
+    """Return a row for `data`."""
     elements = torch.Size(data.shape).numel()
     return TensorInfo("w", data.dtype, data.shape, elements, data.storage.length, data=data, **more)
 
@@ -35,7 +35,7 @@ def _swap_bytes(content: bytes, unit: int) -> bytes:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Each call writes one file; its storage begins at byte `at`, an odd place by default."""
+    """Each call writes a file; its storage begins at byte `at`, an odd position by default."""
     written: list[Path] = []
 
     def write(tensor: torch.Tensor, at: int = 3, big_endian: bool = False) -> TensorInfo:

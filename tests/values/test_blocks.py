@@ -1,4 +1,4 @@
-"""What ggml has quantized, read in pieces: the same bytes of float32 as the package gguf makes of the whole."""
+"""Values quantized by ggml, read in pieces, equal the float32 bytes that the package gguf computes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS, COLUMNS = 40, 512
 
 @pytest.fixture(scope="module")
 def q5_storage(tmp_path_factory) -> tuple[ByteRange, bytes]:
-    """A storage of q5_k behind some other bytes, and what it is worth as the library says."""
+    """A q5_k storage after other bytes, and its values as dequantized by the package gguf."""
     values, size = BLOCK_SIZES["q5_k"]
     raw = np.random.default_rng(5).integers(0, 64, ROWS * COLUMNS // values * size).astype(np.uint8)
     path = tmp_path_factory.mktemp("blocks") / "storage"
@@ -34,7 +34,7 @@ def q5_storage(tmp_path_factory) -> tuple[ByteRange, bytes]:
 
 @given(at=some.integers(0, ROWS * COLUMNS * 4), length=some.integers(0, 5000))
 def test_any_piece_is_that_of_the_whole(q5_storage, at, length):
-    """Wherever it begins and ends, in a block or between two."""
+    """The piece may begin and end inside a block or between two blocks."""
     where, worth = q5_storage
     into = np.zeros(min(length, where.length - at), np.uint8)
     with open_range(where) as source:
@@ -43,7 +43,7 @@ def test_any_piece_is_that_of_the_whole(q5_storage, at, length):
 
 
 def test_little_is_held_at_a_time(q5_storage, monkeypatch):
-    """The whole is made of pieces of bounded size."""
+    """Pieces of bounded size are read one after another."""
     where, worth = q5_storage
     sizes = []
 
@@ -69,7 +69,7 @@ def test_a_view_of_it_is_read(q5_storage):
 
 
 def test_a_file_that_has_shrunk_is_an_error(q5_storage, tmp_path):
-    """What is not there is not read as zeros."""
+    """Missing bytes are not read as zeros."""
     where, _ = q5_storage
     cut = tmp_path / "cut"
     with open(where.path, "rb") as file:
@@ -80,7 +80,7 @@ def test_a_file_that_has_shrunk_is_an_error(q5_storage, tmp_path):
 
 
 def test_as_it_is_stored(q5_storage):
-    """Blocks are elements of a type of their own, of as many bytes as they have; what is not quantized stays."""
+    """Each block is an element of its own type and stored size; a tensor that is not quantized does not change."""
     where, _ = q5_storage
     data = TensorData(where, "float32", (ROWS, COLUMNS))
     tensor = ggml_blocks.to_stored_blocks(data)
@@ -90,7 +90,7 @@ def test_as_it_is_stored(q5_storage):
 
 
 def test_a_type_that_the_package_does_not_read(tmp_path):
-    """It is told of that type alone."""
+    """Only the type that gguf cannot read has an explanation."""
     assert ggml_blocks.explain_unreadable_blocks("q4_k") is None
     for name in ("q4_0_4_4", "q8_k"):
         assert (
@@ -99,7 +99,7 @@ def test_a_type_that_the_package_does_not_read(tmp_path):
 
 
 def test_without_the_package_its_values_are_refused(q5_storage, monkeypatch):
-    """The error names what to install."""
+    """The error names the package to install."""
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setitem(sys.modules, "gguf.quants", None)
     ggml_blocks.explain_unreadable_blocks.cache_clear()

@@ -1,4 +1,4 @@
-"""The checksums that containers record: when they are verified, what they prove, and what takes their place."""
+"""Checksums recorded by containers: when statecli verifies them, their conclusions, and their substitutes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .conftest import info_of
 
 
 def with_crc(tensor: TensorInfo, crc32: int | None, fqn: str = "w") -> TensorInfo:
-    """The same bytes under another recorded checksum."""
+    """Return the same bytes with another recorded checksum."""
     assert tensor.data is not None
     return replace(tensor, fqn=fqn, data=replace(tensor.data, storage=replace(tensor.data.storage, crc32=crc32)))
 
 
 @pytest.fixture
 def both(store):
-    """Two tensors that differ, and a copy of the first; all sums are right."""
+    """Two different tensors and a copy of the first; all checksums are right."""
     return store(torch.arange(6.0)), store(torch.arange(6.0) + 1), store(torch.arange(6.0))
 
 
@@ -37,7 +37,7 @@ def outcome(before: TensorInfo, after: TensorInfo) -> object:
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_damage_on_either_side_of_a_difference_is_an_error(both, side):
-    """What differs because it is damaged was not trained."""
+    """A difference caused by damage is not a change by training."""
     pair = [both[0], both[1]]
     pair[side] = with_crc(pair[side], 1)
     actual_outcome = outcome(*pair)
@@ -46,7 +46,7 @@ def test_damage_on_either_side_of_a_difference_is_an_error(both, side):
 
 
 def test_a_difference_between_good_files_is_a_difference(both):
-    """With a recorded checksum, and without."""
+    """The files have recorded checksums, or have none."""
     for crcs in ((None, None), (None, ...), (..., None), (..., ...)):
         pair = [row if crc is ... else with_crc(row, crc) for row, crc in zip(both[:2], crcs, strict=True)]
         actual_outcome = outcome(*pair)
@@ -56,7 +56,7 @@ def test_a_difference_between_good_files_is_a_difference(both):
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_equal_bytes_under_two_checksums_are_an_error(both, side):
-    """One of the two files is damaged; which it is, its own checksum says."""
+    """One of the two files is damaged, and its own checksum shows which."""
     pair = [both[0], both[2]]
     pair[side] = with_crc(pair[side], 1)
     actual_outcome = outcome(*pair)
@@ -65,14 +65,14 @@ def test_equal_bytes_under_two_checksums_are_an_error(both, side):
 
 
 def test_equal_bytes_under_one_checksum_are_equal(both):
-    """The same sum, or one side without any."""
+    """The checksums are the same, or a side has no checksum."""
     for crcs in ((..., ...), (..., None), (None, ...), (None, None)):
         pair = [row if crc is ... else with_crc(row, crc) for row, crc in zip((both[0], both[2]), crcs, strict=True)]
         assert outcome(*pair) == Delta(elements=6)
 
 
 def test_storages_of_other_lengths_have_other_checksums(store):
-    """Equal elements of a larger storage: two sums, and nothing wrong."""
+    """Equal elements in storages of different length have different checksums, and this is not an error."""
     whole, part = store(torch.arange(6.0)), store(torch.arange(9.0)[:6])
     assert outcome(whole, part) == Delta(elements=6)
     assert outcome(part, whole) == Delta(elements=6)
@@ -86,7 +86,7 @@ def test_damage_fails_the_pairs_that_lie_in_it_and_no_other(both):
 
 
 def test_a_changed_file_comes_before_its_checksums(both):
-    """Its line names the file, the tensor and what to do."""
+    """The error names the file and the tensor, whichever side changed."""
     pair = Pair(both[0], both[1])
     path = both[1].data.storage.path
     seen = {path: (0, 0, 0, 0, 0)}
@@ -98,7 +98,7 @@ def test_a_changed_file_comes_before_its_checksums(both):
 
 
 def test_each_damaged_tensor_has_its_own_errors(both):
-    """None where the sum is right, or where there is none to be wrong."""
+    """A tensor with the right checksum, or without a checksum, has no errors."""
     bad = with_crc(both[1], 1)
     checksums = check_checksums([both[0], bad, with_crc(both[0], None), bad], jobs=1)
     assert [len(errors) for errors in checksums] == [0, 1, 0, 1]
@@ -106,7 +106,7 @@ def test_each_damaged_tensor_has_its_own_errors(both):
 
 
 def test_a_file_that_is_gone_has_no_right_checksum(both):
-    """What cannot be read is damaged as well."""
+    """An unreadable file is reported as damaged."""
     os.remove(both[0].data.storage.path)
     (checksum,) = check_checksums([both[0]], jobs=1)
     assert "cannot be opened" in str(checksum[0])
@@ -116,7 +116,7 @@ def test_a_file_that_is_gone_has_no_right_checksum(both):
 
 
 def test_a_recorded_checksum_stands_for_a_whole_storage_alone(both, store):
-    """A view of a part, or in another order, is read."""
+    """A view of a part, or in another order, is read to compute the fingerprint."""
     numbers = torch.arange(6.0)
     assert compute_fingerprints([with_crc(both[0], 7)], jobs=1) == [7]
     views = (numbers[:5], numbers[1:], numbers.reshape(2, 3).t(), numbers[::2])
@@ -126,30 +126,30 @@ def test_a_recorded_checksum_stands_for_a_whole_storage_alone(both, store):
 
 
 def test_a_fingerprint_without_a_recorded_checksum_is_read(both):
-    """The same number as zip records."""
+    """The fingerprint equals the checksum that a zip records."""
     recorded = both[0].data.storage.crc32
     assert compute_fingerprints([with_crc(both[0], None)], jobs=1) == [recorded]
 
 
 def test_parts_have_one_fingerprint_together(both):
-    """Of one part it is its own; of two, of both in their order."""
-    one, two = both[0].data, both[1].data
-    bare = replace(info_of(one), data=None)
+    """The fingerprint of a single part is the part's own; the fingerprint of two parts depends on their order."""
+    first_data, second_data = both[0].data, both[1].data
+    bare = replace(info_of(first_data), data=None)
     first, both_parts, swapped = compute_fingerprints(
         [
-            replace(bare, parts=(("a", one),)),
-            replace(bare, parts=(("a", one), ("b", two))),
-            replace(bare, parts=(("a", two), ("b", one))),
+            replace(bare, parts=(("a", first_data),)),
+            replace(bare, parts=(("a", first_data), ("b", second_data))),
+            replace(bare, parts=(("a", second_data), ("b", first_data))),
         ],
         jobs=1,
     )
-    assert first == one.storage.crc32
-    assert both_parts == zlib.crc32(repr([one.storage.crc32, two.storage.crc32]).encode())
+    assert first == first_data.storage.crc32
+    assert both_parts == zlib.crc32(repr([first_data.storage.crc32, second_data.storage.crc32]).encode())
     assert len({first, both_parts, swapped}) == 3
 
 
 def test_what_is_not_read_has_no_fingerprint(both):
-    """An unknown type, no data at all, or one such part."""
+    """The tensor has an unknown type, has no data, or has a part of unknown type."""
     unknown = replace(both[0].data, dtype="uint3")
     bare = replace(both[0], data=None)
     tensors = [replace(both[0], data=unknown), bare, replace(bare, parts=(("a", both[0].data), ("b", unknown)))]
@@ -157,7 +157,7 @@ def test_what_is_not_read_has_no_fingerprint(both):
 
 
 def test_a_fingerprint_of_a_file_that_is_gone_is_its_error(both):
-    """Nobody can tell what it equals."""
+    """Without the file, its values cannot be compared with any other values."""
     gone = with_crc(both[0], None)
     os.remove(gone.data.storage.path)
     (fingerprint,) = compute_fingerprints([gone], jobs=1)

@@ -1,4 +1,4 @@
-"""Which pairs can be compared, why the others cannot, and tensors that are made of pieces."""
+"""Pairs that can be compared, reasons why other pairs cannot, and tensors stored in pieces."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ NOTHING = TensorInfo("w", "float32", (6,), 6, 24)
     ],
 )
 def test_a_tensor_without_values_is_not_compared(store, row, reason):
-    """Before, after and with itself; why is said of the side that has none."""
+    """The tensor is before, after or on both sides; the reason is about the side without values."""
     there = store(torch.arange(6.0))
     for pair in ((row, there), (there, row), (row, row)):
         assert outcome(*pair) == NotCompared(reason)
 
 
 def test_the_side_before_is_named_first():
-    """Where neither side has values, and each for a reason of its own."""
+    """If neither side has values, the reason is about the side before."""
     assert outcome(replace(NOTHING, device="meta"), NOTHING) == NotCompared("a meta tensor has no data")
     assert outcome(NOTHING, replace(NOTHING, device="meta")) == NotCompared("its values are not in the file")
 
 
 def test_a_tensor_beside_one_made_of_parts_is_not_compared(store):
-    """Nor are two that are made of parts of other names; layouts that differ are said."""
+    """Two tensors whose parts have different names are not compared either; a changed layout is reported."""
     whole = store(torch.arange(6.0))
     parts, others = (replace(whole, data=None, parts=((name, whole.data),)) for name in "ab")
     for pair in ((whole, parts), (parts, whole), (parts, others)):
@@ -61,7 +61,7 @@ def test_a_tensor_beside_one_made_of_parts_is_not_compared(store):
 
 
 def test_types_of_numpy_are_compared_with_themselves_alone(store):
-    """Which numbers they are is not known; equal bytes are equal."""
+    """The numbers of a numpy type are unknown, so the type cannot be compared with float32."""
     plain = store(torch.arange(6.0))
     strange = replace(plain, dtype="numpy.datetime64")
     reason = "statecli does not compare numpy.datetime64 with float32"
@@ -71,7 +71,7 @@ def test_types_of_numpy_are_compared_with_themselves_alone(store):
 
 @pytest.mark.parametrize("dtype", ["uint3", "qint8", "q8_0"])
 def test_a_type_that_is_no_number_is_not_compared_with_another(store, dtype):
-    """Whichever side it is on, the reason is its own."""
+    """The reason is about the type without numbers, on either side."""
     plain = store(torch.zeros(8, dtype=torch.int8))
     strange = info_of(replace(plain.data, dtype=dtype))
     for pair in ((strange, plain), (plain, strange)):
@@ -82,13 +82,13 @@ def test_a_type_that_is_no_number_is_not_compared_with_another(store, dtype):
 
 
 def test_an_unknown_type_is_not_compared_with_itself(store):
-    """How many bytes an element has is not known."""
+    """The number of bytes of an element is unknown."""
     strange = info_of(replace(store(torch.zeros(8)).data, dtype="uint3"))
     assert outcome(strange, strange) == NotCompared("statecli cannot read uint3 elements as numbers")
 
 
 def test_parts_of_other_shapes_are_named(store):
-    """Both shapes, before and after."""
+    """The reason has both shapes, before and after."""
     rows = [
         replace(NOTHING, parts=(("a", store(torch.ones(size)).data), ("b", store(torch.ones(2)).data)))
         for size in (3, 4)
@@ -99,7 +99,7 @@ def test_parts_of_other_shapes_are_named(store):
 
 
 def test_elements_of_other_numbers_of_values_are_not_compared(store):
-    """Two float4 in a byte are not one uint8."""
+    """A byte with two float4 values is not comparable with a uint8."""
     plain = store(torch.zeros(8, dtype=torch.uint8))
     packed = info_of(replace(plain.data, dtype="float4_e2m1fn_x2"))
     for tensor, two in ((plain, packed), (packed, plain)):
@@ -109,7 +109,7 @@ def test_elements_of_other_numbers_of_values_are_not_compared(store):
 
 
 def test_a_storage_that_is_too_short_is_no_reason_to_read_beyond_it(tmp_path):
-    """Its neighbour's bytes are there, and are not the tensor's."""
+    """The bytes after the storage exist, but belong to another tensor."""
     (tmp_path / "a").write_bytes(bytes(range(64)))
     data = TensorData(ByteRange(str(tmp_path / "a"), 0, 8), "float32", (3,))
     assert isinstance(outcome(info_of(data), info_of(data)), MalformedError)
@@ -121,19 +121,19 @@ def test_a_storage_that_is_too_short_is_no_reason_to_read_beyond_it(tmp_path):
 
 
 def in_parts(store, *tensors: torch.Tensor) -> TensorInfo:
-    """A subclass of three elements, whatever its parts are."""
+    """Return a tensor subclass of three elements with the given parts."""
     parts = tuple((name, store(tensor).data) for name, tensor in zip("ab", tensors, strict=True))
     return TensorInfo("w", "float32", (3,), 3, 12, parts=parts)
 
 
 def without_checksums(row: TensorInfo) -> TensorInfo:
-    """The same parts of which no container recorded a checksum."""
+    """Return the same parts without recorded checksums."""
     parts = ((name, replace(data, storage=replace(data.storage, crc32=None))) for name, data in row.parts)
     return replace(row, parts=tuple(parts))
 
 
 def test_parts_are_compared_together(store):
-    """Sums are of all parts, the count of elements is the tensor's, and no index is."""
+    """The sums cover all parts, the element count is the tensor's, and there is no first index."""
     before = in_parts(store, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
     after = in_parts(store, torch.tensor([1.0, 4.0]), torch.tensor([3.0, 4.0, 8.0]))
     actual_outcome = outcome(before, after)
@@ -150,7 +150,7 @@ def test_parts_are_compared_together(store):
 
 
 def test_of_parts_that_hold_nan_the_reason_names_the_parts(store):
-    """What is left out of the sums is left out of all parts taken together."""
+    """Elements left out of the sums are counted over all parts together."""
     before = in_parts(store, torch.tensor([1.0, torch.nan]), torch.tensor([3.0]))
     after = in_parts(store, torch.tensor([2.0, 7.0]), torch.tensor([3.0]))
     actual_outcome = outcome(before, after)
@@ -159,12 +159,12 @@ def test_of_parts_that_hold_nan_the_reason_names_the_parts(store):
 
 
 def with_attributes(values: TensorInfo, **attributes: TensorInfo) -> TensorInfo:
-    """A tensor with values of its own, and tensors among its attributes."""
+    """Return a tensor with its own values and with tensors as attributes."""
     return replace(values, parts=tuple((name, row.data) for name, row in attributes.items()))
 
 
 def test_a_tensor_with_attributes_is_compared_with_them(store):
-    """A sum is of its own values and of each attribute, and what is left out of it is left out of all."""
+    """The sums and the left-out elements cover the tensor's own values and each attribute."""
     ones, before, after = store(torch.ones(3)), store(torch.tensor([1.0, 2.0])), store(torch.tensor([1.0, torch.nan]))
     actual_outcome = outcome(with_attributes(ones, scale=before), with_attributes(ones, scale=after))
     assert (actual_outcome.elements, actual_outcome.changed, actual_outcome.left_out) == (3, 1, 1)
@@ -173,14 +173,14 @@ def test_a_tensor_with_attributes_is_compared_with_them(store):
 
 
 def test_an_attribute_of_another_shape_is_named(store):
-    """The first one whose shape differs, without the name of its tensor."""
+    """The reason names the first attribute with a different shape, without the name of its tensor."""
     ones, two, three = (store(torch.ones(size)) for size in (3, 2, 3))
     rows = with_attributes(ones, zero=two, scale=two), with_attributes(ones, zero=two, scale=three)
     assert outcome(*rows) == NotCompared("the shape of its attribute scale differs")
 
 
 def test_a_part_that_cannot_be_read_is_named(store):
-    """The tensor and the part."""
+    """The error names the tensor and the part."""
     before = in_parts(store, torch.ones(2), torch.ones(3))
     after = in_parts(store, torch.ones(2), torch.zeros(3))
     os.truncate(after.parts[1][1].storage.path, 4)
@@ -191,14 +191,14 @@ def test_a_part_that_cannot_be_read_is_named(store):
 
 @pytest.mark.parametrize("layout", ["nested", "jagged"])
 def test_a_ragged_tensor_without_values_is_not_compared(store, layout):
-    """Where they would lie is not what they are."""
+    """Sizes and offsets alone do not give the values."""
     sizes = store(torch.tensor([1, 2])).data
     row = replace(NOTHING, layout=layout, parts=(("sizes", sizes), ("offsets", sizes)))
     assert outcome(row, row) == NotCompared("its values are not in the file")
 
 
 def test_an_index_of_a_ragged_tensor_that_cannot_be_read_is_named(store):
-    """The tensor and the part."""
+    """The error names the tensor and the part."""
     values, ends = store(torch.ones(3)).data, store(torch.tensor([0, 1, 3])).data
     row = replace(NOTHING, layout="jagged", parts=(("values", values), ("offsets", ends)))
     os.truncate(ends.storage.path, 4)
@@ -206,7 +206,7 @@ def test_an_index_of_a_ragged_tensor_that_cannot_be_read_is_named(store):
 
 
 def test_one_changed_value_of_a_damaged_sparse_tensor_is_its_damage(store):
-    """The checksum of what differs is verified, also where one value alone does."""
+    """The checksum of differing parts is verified, even if a single value differs."""
     places = store(torch.tensor([[0, 2]])).data
     sides = [store(torch.tensor([1.0, value])).data for value in (2.0, 3.0)]
     rows = [TensorInfo("w", "float32", (4,), 4, 16, layout="sparse_coo") for _ in sides]
@@ -239,7 +239,7 @@ CUTS = {
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("task", [1 << 22, 7])
 def test_boxes_are_compared_as_the_array_that_they_make(store, tmp_path, monkeypatch, cuts, order, task):
-    """With one file and with other boxes, however they are listed: each change where it is."""
+    """Boxes in any order are compared with a single file and with other boxes, with the index of the change."""
     monkeypatch.setattr(compare, "TASK_ELEMENTS", task)
     before = np.arange(30, dtype=np.float32).reshape(6, 5)
     after = before.copy()
@@ -257,7 +257,7 @@ def test_boxes_are_compared_as_the_array_that_they_make(store, tmp_path, monkeyp
 
 
 def test_boxes_that_are_runs_are_read_where_they_lie(store, tmp_path):
-    """Neither side is put together: each task names the file of its box, and the element that it begins with."""
+    """Neither side is assembled: each task names the file of its box and its first element."""
     array = np.arange(12, dtype=np.float32).reshape(6, 2)
     parted, single = info_of(write_boxes(array, ([4], []), tmp_path)), store(torch.from_numpy(array))
     tasks = compare._plan_or_error(0, Pair(parted, single), CompareOptions())
@@ -272,7 +272,7 @@ def test_boxes_that_are_runs_are_read_where_they_lie(store, tmp_path):
 
 @pytest.mark.parametrize("view", ["transposed", "a part", "the beginning", "big endian"])
 def test_a_view_of_boxes_is_no_run_of_them(store, tmp_path, view):
-    """Its elements in C order are what counts."""
+    """The elements are compared in the C order of the view."""
     array = np.arange(16, dtype=np.float32).reshape(4, 4)
     data = write_boxes(array.byteswap() if view == "big endian" else array, ([1, 3], []), tmp_path)
     if view == "transposed":
@@ -287,7 +287,7 @@ def test_a_view_of_boxes_is_no_run_of_them(store, tmp_path, view):
 
 
 def test_boxes_have_the_fingerprint_of_their_array(store, tmp_path):
-    """However it is cut."""
+    """The cuts of the array do not change the fingerprint."""
     array = np.arange(30, dtype=np.float32).reshape(6, 5)
     rows = [info_of(write_boxes(array, cuts, tmp_path, name=f"n{n}-")) for n, cuts in enumerate(CUTS.values())]
     assert set(compute_fingerprints([*rows, store(torch.from_numpy(array))], jobs=1)) == set(
@@ -299,7 +299,7 @@ def test_boxes_have_the_fingerprint_of_their_array(store, tmp_path):
 
 
 def test_a_quantized_tensor_has_no_fingerprint(store):
-    """Its integers are half of what it is; another scale makes other values of them."""
+    """The stored integers are only half of the values; another scale gives other values."""
     tensor = torch.quantize_per_tensor(torch.tensor([1.0, 2.0]), 0.5, 0, torch.qint8)
     per_channel = torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.qint8)
     assert compute_fingerprints([store(tensor), store(per_channel)], jobs=1) == [None, None]
@@ -309,12 +309,14 @@ def test_a_quantized_tensor_has_no_fingerprint(store):
 
 
 def test_a_task_on_another_device_is_the_same(store, monkeypatch):
-    """Every pair, in order, on that device, and each byte is reported."""
-    asked = []
+    """Every pair runs in order on the requested device, and each byte is reported."""
+    devices = []
     run_on = gpu_kernel.run_batch_on_device
     monkeypatch.setattr(gpu_kernel, "resolve_device", lambda name: torch.device({"cuda:7": "cpu"}[name]))
     monkeypatch.setattr(
-        gpu_kernel, "run_batch_on_device", lambda how, tasks, device: asked.append(device) or run_on(how, tasks, device)
+        gpu_kernel,
+        "run_batch_on_device",
+        lambda how, tasks, device: devices.append(device) or run_on(how, tasks, device),
     )
     tensors = [torch.arange(float(n)) for n in (5, 70_000, 9)]
     pairs = [Pair(store(tensor), store(tensor + (n == 1))) for n, tensor in enumerate(tensors)]
@@ -326,4 +328,4 @@ def test_a_task_on_another_device_is_the_same(store, monkeypatch):
     assert [delta.changed for delta in actual_pairs] == [delta.changed for delta in expected] == [0, 70_000, 0]
     assert actual_pairs[1].l2 == pytest.approx(expected[1].l2)
     assert sum(reported) == sum(4 * len(tensor) for tensor in tensors)
-    assert set(asked) == {torch.device("cpu")}
+    assert set(devices) == {torch.device("cpu")}

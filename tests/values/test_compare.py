@@ -1,4 +1,4 @@
-"""Values compared: against numpy in float64, for every element type, layout and way there."""
+"""Comparison of values, checked against numpy in float64 for every element type and layout."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMPLEX = ["complex128", "complex64", "complex32"]
 
 @pytest.fixture
 def pair_states(tmp_path):
-    """Two dicts of tensors saved as `.pt` -> pairs by name."""
+    """Save two dicts of tensors as `.pt` and return their pairs by name."""
 
     def pair(before, after, suffixes=("pt", "pt")):
         paths = [str(tmp_path / f"{side}.{suffix}") for side, suffix in zip(("a", "b"), suffixes, strict=True)]
@@ -59,7 +59,7 @@ def random_tensor(dtype, n, seed):
 
 
 def oracle(before, after):
-    """The same in plain numpy float64."""
+    """Return the expected delta, computed by numpy in float64."""
     wide = torch.complex128 if before.is_complex() or after.is_complex() else torch.float64
     a, b = (t.to(torch.complex64).to(wide) if t.dtype == torch.complex32 else t.to(wide) for t in (before, after))
     a, b = a.reshape(-1).numpy(), b.reshape(-1).numpy()
@@ -86,7 +86,7 @@ def agrees(delta, expected):
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS + COMPLEX)
 @pytest.mark.parametrize("n", [1, 7, 1000, 70_000])
 def test_every_type_agrees_with_numpy(pair_states, dtype, n):
-    """Counts are equal, sums within 1e-6, whatever the type and however many blocks."""
+    """Counts are equal and sums within 1e-6, for any type and any number of blocks."""
     before, after = random_tensor(dtype, n, 0), random_tensor(dtype, n, 1)
     after[: n // 3] = before[: n // 3]
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
@@ -109,7 +109,7 @@ def test_types_are_compared_by_value(pair_states, first, second):
 
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS + COMPLEX)
 def test_one_element_is_found_where_it_is(pair_states, dtype):
-    """A single change in the middle of 200,000 equal elements: one changed, and its index."""
+    """For a single change among 200,000 equal elements, the count is 1 and the index is right."""
     before = random_tensor(dtype, 200_000, 5).reshape(400, 500)
     after = before.clone()
     after[311, 77] = 1 if before[311, 77].to(torch.complex128) != 1 else 0
@@ -146,7 +146,7 @@ def test_strides_do_not_matter(pair_states, view, both):
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64", "complex128", "float16"])
 def test_nan_zero_and_bits(pair_states, dtype, strided):
-    """NaN equals NaN in its place, -0.0 equals 0.0; --bitwise tells the zeros apart."""
+    """NaN equals NaN at the same index, and -0.0 equals 0.0; --bitwise treats the zeros as different."""
     kind = getattr(torch, dtype)
     before = torch.tensor([[math.nan, 0.0, 1.0], [2.0, math.inf, 3.0]]).to(kind)
     after = torch.tensor([[math.nan, -0.0, 1.0], [2.0, math.inf, 3.0]]).to(kind)
@@ -161,7 +161,7 @@ def test_nan_zero_and_bits(pair_states, dtype, strided):
 
 
 def test_what_is_no_number_is_counted_and_left_out(pair_states):
-    """NaN and infinities on one side are changes; the sums are those of the rest."""
+    """NaN and infinities on one side are changes; the sums cover only finite elements."""
     before = torch.tensor([1.0, 2.0, math.nan, math.inf, 5.0])
     after = torch.tensor([1.5, math.nan, 3.0, -math.inf, 5.0])
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
@@ -171,7 +171,7 @@ def test_what_is_no_number_is_counted_and_left_out(pair_states):
 
 
 def test_nothing_finite_is_said(pair_states):
-    """Where the old or the new value is NaN or Inf on both sides there are no sums, and the reason is given."""
+    """If each element is NaN or Inf on one of the sides, there are no sums, and the reason is given."""
     (delta,) = compare_pairs(pair_states({"t": torch.tensor([math.nan])}, {"t": torch.tensor([1.0])}), CompareOptions())
     assert (delta.changed, delta.max_abs, delta.l2, delta.cosine) == (1, None, None, None)
     assert "the old or the new value is NaN or Inf" in delta.reason
@@ -179,7 +179,7 @@ def test_nothing_finite_is_said(pair_states):
 
 @pytest.mark.parametrize("size", [1e300, 1e-300, 1e-200, 1e160])
 def test_no_size_overflows_or_vanishes(pair_states, size):
-    """Squares of these are beyond float64; the norms are not."""
+    """The squares of the values are beyond float64; the norms are not."""
     before = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64) * size
     after = torch.tensor([1.0, 2.0, 3.0, 5.0], dtype=torch.float64) * size
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
@@ -190,7 +190,7 @@ def test_no_size_overflows_or_vanishes(pair_states, size):
 
 @pytest.mark.parametrize("size", [1e-30, 1e-42, 3e38])
 def test_float32_sizes_that_squares_cannot_hold(pair_states, size):
-    """The fast way in float32 hands such blocks to float64."""
+    """The fast float32 kernel passes blocks of these sizes to float64."""
     before = torch.full((1000,), size)
     after = before.clone()
     after[10] = 0
@@ -211,7 +211,7 @@ def test_a_difference_beyond_float64_is_said(pair_states):
 
 
 def test_big_integers_differ_exactly(pair_states):
-    """2 ** 62 + 1 is not 2 ** 62, though float64 thinks so."""
+    """2 ** 62 + 1 differs from 2 ** 62, although both have the same float64."""
     before = torch.tensor([2**62, -(2**63), 5])
     after = torch.tensor([2**62 + 1, 2**63 - 1, 5])
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
@@ -222,7 +222,7 @@ def test_big_integers_differ_exactly(pair_states):
 
 
 def test_a_big_integer_beside_a_float(pair_states):
-    """Compared as numbers: 2 ** 53 + 1 is no float64."""
+    """The values are compared as numbers: 2 ** 53 + 1 is not a float64."""
     before = torch.tensor([2**53 + 1, 2**53, 7])
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": before.double()}), CompareOptions())
     assert (delta.changed, delta.first) == (1, (0,))
@@ -232,7 +232,7 @@ def test_a_big_integer_beside_a_float(pair_states):
     "how", [CompareOptions(atol=0.1), CompareOptions(rtol=0.05), CompareOptions(atol=0.01, rtol=0.01)]
 )
 def test_tolerance_is_that_of_isclose(pair_states, how):
-    """An element counts where torch.isclose(after, before) says no."""
+    """An element counts as changed if torch.isclose(after, before) is False."""
     before = torch.randn(3000, dtype=torch.float64)
     after = before + torch.randn(3000, dtype=torch.float64) * 0.05
     before[7], after[7], before[8], after[8] = math.inf, math.inf, math.nan, math.nan
@@ -243,7 +243,7 @@ def test_tolerance_is_that_of_isclose(pair_states, how):
 
 @pytest.mark.parametrize("tensor", [torch.tensor(1.5), torch.empty(0, 3), torch.ones(1, 1, 1)])
 def test_scalars_and_empty_tensors(pair_states, tensor):
-    """A scalar has the index (), an empty tensor nothing to differ in."""
+    """A scalar has the index (), and an empty tensor cannot differ."""
     assert compare_pairs(pair_states({"t": tensor}, {"t": tensor}), CompareOptions())[0].changed == 0
     if tensor.numel():
         (delta,) = compare_pairs(pair_states({"t": tensor}, {"t": tensor + 1}), CompareOptions())
@@ -252,7 +252,7 @@ def test_scalars_and_empty_tensors(pair_states, tensor):
 
 @pytest.mark.filterwarnings("ignore")
 def test_quantized_tensors_by_what_they_are_worth(pair_states):
-    """Other codes under another scale may be the same values."""
+    """Different codes with a different scale may represent the same values."""
     values = torch.tensor([0.5, 1.0, -1.0])
     half = torch.quantize_per_tensor(values, 0.5, 0, torch.qint8)
     quarter = torch.quantize_per_tensor(values, 0.25, 0, torch.qint8)
@@ -265,7 +265,7 @@ def test_quantized_tensors_by_what_they_are_worth(pair_states):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
 def test_sparse_tensors_part_by_part(pair_states, layout):
-    """Equal parts are equal tensors; a changed value is found where it is, among the zeros that are not stored."""
+    """Equal parts are equal tensors; the index of a changed value counts the zeros that are not stored."""
     before = torch.eye(4)
     after = before.clone()
     after[2, 2] = 5
@@ -279,7 +279,7 @@ def test_sparse_tensors_part_by_part(pair_states, layout):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
 def test_sparse_tensors_that_store_other_places(pair_states, layout):
-    """Compared by value: what one of the two does not store is zero there."""
+    """A value that one side does not store is compared as zero."""
     before, after = torch.eye(4), torch.eye(4)
     after[0, 3], after[1, 1] = 2, 0
     first, second = (getattr(t, layout)() for t in (before, after))
@@ -289,14 +289,14 @@ def test_sparse_tensors_that_store_other_places(pair_states, layout):
 
 @pytest.mark.filterwarnings("ignore")
 def test_duplicates_of_an_uncoalesced_tensor_are_summed(pair_states):
-    """Stored twice at one place means their sum."""
+    """The value at an index stored twice is the sum of both values."""
     twice = torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 2), is_coalesced=False)
     once = torch.sparse_coo_tensor([[0], [1]], [3.0], (2, 2)).coalesce()
     assert compare_pairs(pair_states({"t": twice}, {"t": once}), CompareOptions())[0].changed == 0
 
 
 def test_meta_is_not_compared(pair_states):
-    """There is nothing to read, and that is said."""
+    """A meta tensor has no data to read, and the reason says so."""
     (pair,) = compare_pairs(pair_states({"t": torch.ones(2, device="meta")}, {"t": torch.ones(2)}), CompareOptions())
     assert pair == NotCompared("a meta tensor has no data")
 
@@ -311,7 +311,7 @@ def test_the_format_makes_no_difference(pair_states, suffixes):
 
 
 def test_the_number_of_workers_makes_no_difference(pair_states, monkeypatch):
-    """Tasks are cut and added up in the same way, whoever does them."""
+    """Tasks are divided and their results added in the same way for any number of workers."""
     before = {f"t{i}": torch.randn(300_000) for i in range(4)}
     after = {name: t + torch.randn(1) * (torch.rand(300_000) > 0.5) for name, t in before.items()}
     pairs = pair_states(before, after)
@@ -338,7 +338,7 @@ def test_the_size_of_blocks_makes_no_difference(pair_states, monkeypatch, block)
 
 
 def test_damage_is_not_taken_for_a_change(pair_states):
-    """A byte that flipped in a zip contradicts its checksum: that file's error, not a changed tensor."""
+    """A flipped byte in a zip contradicts its checksum and is an error of the file, not a changed tensor."""
     pairs = pair_states({"t": torch.ones(500), "u": torch.ones(9)}, {"t": torch.ones(500), "u": torch.zeros(9)})
     where = pairs[0].after.data.storage
     with open(where.path, "r+b") as file:
@@ -351,7 +351,7 @@ def test_damage_is_not_taken_for_a_change(pair_states):
 
 
 def test_damage_on_one_side_of_equal_bytes_is_told(pair_states):
-    """Equal bytes under two checksums: one of them is wrong."""
+    """If equal bytes have two checksums, one of the checksums is wrong."""
     (pair,) = pair_states({"t": torch.ones(5)}, {"t": torch.ones(5)})
     data = pair.after.data
     other = replace(pair.after, data=replace(data, storage=replace(data.storage, crc32=data.storage.crc32 ^ 1)))
@@ -374,7 +374,7 @@ def test_damage_on_one_side_of_equal_bytes_in_archives_is_told(tmp_path):
 
 
 def test_a_file_cut_short_is_its_pairs_error(pair_states):
-    """One file ends early: one line with file and tensor, and the other pairs are compared."""
+    """The error of a truncated file names the file and the tensor in one line, and the other pairs are compared."""
     pairs = pair_states(
         {"a": torch.ones(4), "t": torch.ones(99_999)},
         {"a": torch.ones(4), "t": torch.zeros(99_999)},
@@ -391,7 +391,7 @@ def test_a_file_cut_short_is_its_pairs_error(pair_states):
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(pair_states, monkeypatch):
-    """Its time of modification is other at the end than at the beginning: nothing it said counts."""
+    """If the file's modification time changes during the run, its result is discarded."""
     import os
 
     (pair,) = pair_states({"t": torch.ones(4)}, {"t": torch.ones(4)})
@@ -409,7 +409,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(pair_states, monkeypatch):
 
 
 def test_a_file_that_is_gone(pair_states):
-    """One line with its name."""
+    """The error names the missing file."""
     import os
 
     (pair,) = pair_states({"t": torch.ones(4)}, {"t": torch.ones(4)})
@@ -425,7 +425,7 @@ def test_what_overlaps_without_end_has_no_fingerprint(pair_states):
 
 
 def test_fingerprints_are_of_the_elements(pair_states):
-    """The same elements have the same one from a zip, from safetensors and through strides; others another."""
+    """The same elements in a zip, in safetensors and through strides have the same fingerprint."""
     base = torch.randn(30, 20)
     pairs = pair_states({"t": base, "u": base.t()}, {"t": base, "u": base.t().contiguous()}, ("pt", "safetensors"))
     fingerprints = compute_fingerprints([pairs[0].before, pairs[0].after, pairs[1].before, pairs[1].after])
@@ -453,8 +453,8 @@ def test_torch_adds_up_to_the_same(pair_states, dtype):
     (expected,) = compare_pairs(pairs, CompareOptions())
     tasks = compare._plan_or_error(0, pairs[0], CompareOptions())
     with gpu_kernel.DeviceWorker(CompareOptions(), torch.device("cpu")) as worker:
-        (found,) = worker.compare_all(tasks)
-    delta = found.tally.to_delta((70_000,))
+        (result,) = worker.compare_all(tasks)
+    delta = result.tally.to_delta((70_000,))
     assert (delta.changed, delta.first) == (expected.changed, expected.first)
     for name in ("max_abs", "mean_abs", "l2", "relative_l2", "cosine"):
         assert getattr(delta, name) == pytest.approx(getattr(expected, name), rel=1e-6)
@@ -463,7 +463,7 @@ def test_torch_adds_up_to_the_same(pair_states, dtype):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_adds_up_to_the_same(pair_states):
-    """The same on a GPU."""
+    """A GPU gives equal counts, and sums within 1e-6."""
     before, after = torch.randn(1_000_000), torch.randn(1_000_000)
     pairs = pair_states({"t": before}, {"t": after})
     (expected,), (actual,) = compare_pairs(pairs, CompareOptions()), compare_pairs(pairs, CompareOptions(device="cuda"))
@@ -521,7 +521,7 @@ LAZY = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", LAZY)
 def test_bitwise_sees_what_bits_mean(pair_states, case):
-    """Stored differently, or worth something else: each counts, and a tensor still equals itself."""
+    """A conjugated or negated view differs by its bits or by its values, and equals itself."""
     before, after, count = LAZY[case]
     assert compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions(bitwise=True))[0].changed == count
     assert compare_pairs(pair_states({"t": after}, {"t": after}), CompareOptions(bitwise=True))[0].changed == 0
@@ -533,7 +533,7 @@ def test_bitwise_sees_what_bits_mean(pair_states, case):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int8", "uint8", "bool", "float32", "float64", "complex64"])
 def test_an_uncoalesced_tensor_is_its_coalesced_self(pair_states, dtype):
-    """Duplicates are summed in their own type: integers wrap, big ones are exact."""
+    """Duplicates are summed in their own type: integers wrap, and large integers are exact."""
     big = {"int64": 2**62 + 1, "int32": 2**30 + 1, "bool": 1, "float32": 2**24 + 2.0}.get(dtype, 100)
     values = torch.tensor([1, big, 1, big, 1], dtype=getattr(torch, dtype))
     twice = torch.sparse_coo_tensor([[0, 1, 1, 1, 1], [2, 0, 0, 0, 0]], values, (2, 3))
@@ -542,7 +542,7 @@ def test_an_uncoalesced_tensor_is_its_coalesced_self(pair_states, dtype):
 
 @pytest.mark.filterwarnings("ignore")
 def test_duplicates_of_big_integers_are_exact(pair_states):
-    """2 ** 60 + 1 is not 2 ** 60 + 2, though float64 thinks so."""
+    """2 ** 60 + 1 differs from 2 ** 60 + 2, although both have the same float64."""
     first, second = (torch.sparse_coo_tensor([[1, 1]], torch.tensor([2**60, k]), (3,)) for k in (1, 2))
     (delta,) = compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())
     assert (delta.changed, delta.first, delta.max_abs) == (1, (1,), 1.0)
@@ -550,7 +550,7 @@ def test_duplicates_of_big_integers_are_exact(pair_states):
 
 @pytest.mark.filterwarnings("ignore")
 def test_bits_of_sparse_values(pair_states):
-    """--bitwise tells -0.0 from 0.0 there too; equal by value otherwise."""
+    """--bitwise treats -0.0 and 0.0 in sparse values as different; otherwise they are equal."""
     first, second = (torch.sparse_coo_tensor([[0, 2]], [zero, 1.0], (4,)).coalesce() for zero in (0.0, -0.0))
     assert compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())[0].changed == 0
     (delta,) = compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions(bitwise=True))
@@ -562,7 +562,7 @@ def test_bits_of_sparse_values(pair_states):
 
 @pytest.mark.parametrize("complex_", [torch.complex64, torch.complex128])
 def test_a_big_integer_beside_a_complex_value(pair_states, complex_):
-    """Equal only where the real part is that integer, exactly, and there is nothing next to it."""
+    """An integer equals a complex value only if the real part is exactly the integer and the imaginary part is 0."""
     before = torch.tensor([2**53 + 1, 2**53, 7, 7, -(2**63), 2**63 - 1])
     after = torch.tensor([2**53, 2**53, 7, 7 + 1j, -(2**63), 2**63]).to(complex_)
     for pair in (({"t": before}, {"t": after}), ({"t": after}, {"t": before})):
@@ -576,7 +576,7 @@ def test_a_big_integer_beside_a_complex_value(pair_states, complex_):
     dtype=st.sampled_from([np.float64, np.complex128, np.int64, np.uint64]),
 )
 def test_integers_beside_anything(whole, nudge, dtype):
-    """Python's own integers say which differ, and by how much to a last digit of float64."""
+    """Changed elements and the largest difference are checked against Python's exact integers."""
     low, high = (-(2**63), 2**63 - 1) if min(whole) < 0 else (0, 2**64 - 1)
     exact = [min(max(n, low), high) for n in whole]
     before = np.array(exact, np.int64 if low else np.uint64)
@@ -593,7 +593,7 @@ def test_integers_beside_anything(whole, nudge, dtype):
 
 
 def test_a_uint64_beside_an_int64(pair_states):
-    """Up to 1.5 * 2 ** 64 apart, which no 64-bit integer holds."""
+    """The two values are 1.5 * 2 ** 64 apart, more than a 64-bit integer can represent."""
     before, after = torch.tensor([2**64 - 1], dtype=torch.uint64), torch.tensor([-(2**63)])
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert delta.max_abs == delta.mean_abs == delta.l2 == 1.5 * 2.0**64
@@ -627,7 +627,7 @@ def test_complex_values_are_their_parts(pair_states, how):
 )
 @pytest.mark.parametrize("view", [lambda t: t, torch.t], ids=["in order", "transposed"])
 def test_float4_counts_elements(pair_states, how, view):
-    """An element of float4 is a byte of two values: it differs where either does, and that once."""
+    """An element of float4 is a byte of two values; a change of either or both counts once."""
     codes = torch.arange(24, dtype=torch.uint8).reshape(4, 6)
     other = codes.clone()
     other[3, 5] += 0x11
@@ -639,7 +639,7 @@ def test_float4_counts_elements(pair_states, how, view):
 
 
 def test_float4_beside_another_type(pair_states):
-    """Twice as many values in the same shape: nobody can tell."""
+    """A float4 tensor has twice as many values in the same shape, so the pair is not compared."""
     before, after = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), torch.zeros(4)
     (pair,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert isinstance(pair, NotCompared)
@@ -649,7 +649,7 @@ def test_float4_beside_another_type(pair_states):
 @pytest.mark.parametrize("view", [lambda t: t, torch.t], ids=["in order", "transposed"])
 @pytest.mark.parametrize("how", [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=100)])
 def test_bits_are_equal_or_not(pair_states, dtype, view, how):
-    """Which elements differ is all that can be said of what is no number."""
+    """For elements that are not numbers, only changed elements are reported, without statistics."""
     codes = torch.arange(24, dtype=torch.int16 if dtype == "bits16" else torch.uint8).reshape(4, 6)
     other = codes.clone()
     other[1, 2] += 1
@@ -665,7 +665,7 @@ def test_bits_are_equal_or_not(pair_states, dtype, view, how):
 @pytest.mark.parametrize("dtype", ["quint4x2", "quint2x4"])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_packed_quantized_tensors(tmp_path, dtype, scaled):
-    """Elements that share a byte are distinguished, with their scale or without; and across rows of odd length."""
+    """Elements that share a byte are compared singly, with or without a scale, also across rows of odd length."""
     per = {"quint4x2": 2, "quint2x4": 4}[dtype]
     pair = []
     for name, codes in (("a", [0x21, 0x43, 0x65, 0x07]), ("b", [0x21, 0x43, 0x66, 0x07])):
@@ -688,7 +688,7 @@ def test_packed_quantized_tensors(tmp_path, dtype, scaled):
 
 
 def test_an_expanded_tensor_is_compared_once(pair_states):
-    """25 million elements that are one: equal at once, and where they differ all of them do."""
+    """25 million elements share one stored value: all of them are equal, or all of them differ."""
     first, second = (torch.full((1,), value).expand(5000, 5000) for value in (1.0, 3.0))
     assert compare_pairs(pair_states({"t": first}, {"t": first}), CompareOptions())[0].changed == 0
     (delta,) = compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())
@@ -697,7 +697,7 @@ def test_an_expanded_tensor_is_compared_once(pair_states):
 
 
 def test_one_element_that_is_as_many_as_there_can_be(pair_states):
-    """2 ** 62 and more elements are told by the one that is stored, and by the strides where one side is a row."""
+    """2 ** 62 elements are compared by the stored value, and by the strides if the tensor has two stored values."""
     shape = (2**31, 2, 2**30)
     first, second = (torch.full((1, 1, 1), value).expand(shape) for value in (1.0, 3.0))
     (delta,) = compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())
@@ -708,7 +708,7 @@ def test_one_element_that_is_as_many_as_there_can_be(pair_states):
 
 
 def test_repeats_count_as_often_as_they_are_there(pair_states):
-    """All that is said of an expanded tensor is what is said of it written out."""
+    """An expanded tensor has the same statistics as its contiguous copy."""
     before = torch.randn(7, 1, 5, dtype=torch.float64)
     after = before.clone()
     after[3:, 0, 2], before[6, 0, 4] = 1.0, math.nan
@@ -723,7 +723,7 @@ def test_repeats_count_as_often_as_they_are_there(pair_states):
 
 
 def test_one_side_that_repeats_itself(pair_states):
-    """As much is read as the other side holds."""
+    """The expanded side is compared with each element of the other side."""
     before = torch.ones(1).expand(5000, 5000)
     after = before.contiguous()
     after[4321, 1234] = 2
@@ -732,13 +732,13 @@ def test_one_side_that_repeats_itself(pair_states):
 
 
 def test_quantized_and_dequantized_are_the_same(pair_states):
-    """What a quantized tensor is worth is what torch makes of it."""
+    """The values of a quantized tensor are the values that torch dequantizes."""
     tensor = torch.quantize_per_tensor(torch.randn(50, 40), 0.0371, 3, torch.qint8)
     assert compare_pairs(pair_states({"t": tensor}, {"t": tensor.dequantize()}), CompareOptions())[0].changed == 0
 
 
 def test_windows_that_overlap_without_end(pair_states):
-    """2 ** 30 elements in 4 kB: the same windows of equal bytes are equal, of others nobody can tell."""
+    """2 ** 32 elements in 4 kB: equal bytes are equal elements; with different bytes, the comparison is an error."""
     first, second = torch.zeros(1 << 10), torch.zeros(1 << 10)
     second[1000] = 1
     before, after = (t.as_strided((1 << 8,) * 4, (1, 1, 1, 1)) for t in (first, second))
@@ -751,17 +751,17 @@ def test_windows_that_overlap_without_end(pair_states):
 
 @pytest.mark.parametrize("strides", [(0,), (0, 0, 0), (-1, 0), (9, 9)])
 def test_impossible_strides_are_an_error_of_the_file(tmp_path, strides):
-    """One line, whatever the other side is."""
+    """The pair has an error, whatever the other side."""
     (tmp_path / "a").write_bytes(bytes(100))
     where = ByteRange(str(tmp_path / "a"), 0, 100)
-    datas = [TensorData(where, "float32", (3, 3), 0, one) for one in (strides, (0, 1))]
+    datas = [TensorData(where, "float32", (3, 3), 0, side_strides) for side_strides in (strides, (0, 1))]
     for first, second in (datas, datas[::-1], datas[:1] * 2):
         pair = Pair(*(TensorInfo("t", "float32", (3, 3), 9, 36, data=data) for data in (first, second)))
         assert isinstance(compare_pairs([pair], CompareOptions())[0], MalformedError)
 
 
 def test_parts_of_other_shapes(tmp_path):
-    """Tensors of one shape that are made of parts of other shapes: nobody can tell."""
+    """Tensors of one shape with parts of different shapes are not compared."""
     (tmp_path / "a").write_bytes(bytes(100))
     where = ByteRange(str(tmp_path / "a"), 0, 100)
     rows = [
@@ -772,7 +772,7 @@ def test_parts_of_other_shapes(tmp_path):
 
 
 def test_a_zero_that_lost_its_sign_beside_a_nan_is_no_change_of_a_nan(pair_states):
-    """By their bits two zeros differ, by nothing; the NaN next to them did not change."""
+    """The two zeros differ in their bits by a distance of 0; the NaN next to the zero did not change."""
     before, after = (torch.tensor([zero, math.nan, 1.0]) for zero in (0.0, -0.0))
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions(bitwise=True))
     assert (delta.changed, delta.first, delta.max_abs, delta.left_out, delta.reason) == (1, (0,), 0.0, 1, None)

@@ -1,4 +1,4 @@
-"""A tensor's digest is that of its elements, whatever holds them."""
+"""The digest of a tensor depends on its elements and not on their container."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DTYPES = (
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    """The oracle: what torch holds of the tensor once it lies in order."""
+    """Return the expected bytes: torch's copy of the tensor in C order."""
     in_order = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.resolve_conj().resolve_neg())
     storage = in_order.untyped_storage()
     return ctypes.string_at(storage.data_ptr(), storage.nbytes())
@@ -45,7 +45,7 @@ def of_file(path, algorithm=Algorithm.BLAKE3, jobs=1):
 
 @st.composite
 def tensors(draw):
-    """Any dtype, shape and strides, bits at random."""
+    """Draw a tensor with any dtype, shape, strides and bits."""
     dtype = draw(st.sampled_from(DTYPES))
     shape = draw(st.lists(st.integers(0, 5), max_size=4))
     size = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
@@ -63,7 +63,7 @@ def tensors(draw):
 @settings(max_examples=60)
 @given(tensors(), st.booleans())
 def test_a_digest_is_that_of_the_elements_in_c_order(tmp_path_factory, tensor, zipped):
-    """Whatever the strides, the offset and the container."""
+    """Strides, offset and container do not change the digest."""
     path = tmp_path_factory.mktemp("a") / "a.pt"
     torch.save({"w": tensor}, path, _use_new_zipfile_serialization=zipped)
     assert of_file(path) == {"w": blake3(raw(tensor)).hexdigest()}
@@ -72,7 +72,7 @@ def test_a_digest_is_that_of_the_elements_in_c_order(tmp_path_factory, tensor, z
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_conjugation_that_was_put_off_is_done(tmp_path, dtype):
-    """torch stores the bits of the original and a flag; of its imaginary part, a view with a flag of its own."""
+    """torch stores the original bits and a flag; the imaginary part is a view with its own flag."""
     kept = torch.view_as_complex(torch.tensor([[1.0, -2.0], [float("nan"), float("nan")], [-0.0, 0.0]])).to(dtype)
     views = {"c": kept.conj(), "n": kept.clone().conj().imag, "both": torch._neg_view(kept.conj())}
     torch.save(views, tmp_path / "a.pt")
@@ -82,7 +82,7 @@ def test_conjugation_that_was_put_off_is_done(tmp_path, dtype):
 
 
 def test_negated_integers_are_negated_as_integers(tmp_path):
-    """Their sign is no bit by itself."""
+    """The sign of an integer is not a single bit."""
     kept = torch._neg_view(torch.tensor([1, -2, 0, -(2**31)], dtype=torch.int32))
     torch.save({"n": kept}, tmp_path / "a.pt")
     assert of_file(tmp_path / "a.pt") == {"n": blake3(raw(kept)).hexdigest()}
@@ -90,7 +90,7 @@ def test_negated_integers_are_negated_as_integers(tmp_path):
 
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
 def test_a_sparse_tensor_has_the_digest_of_its_parts(tmp_path, layout):
-    """One value or one index more is another digest, the container is none."""
+    """A change of a value or an index changes the digest; another container does not."""
     dense = torch.eye(4)
     blocks = {"blocksize": (2, 2)} if layout.startswith("bs") else {}
 
@@ -107,7 +107,7 @@ def test_a_sparse_tensor_has_the_digest_of_its_parts(tmp_path, layout):
 
 @pytest.mark.parametrize("names", [("sparse_csr", "sparse_csc"), ("sparse_bsr", "sparse_bsc")])
 def test_the_transposed_matrix_has_another_digest(tmp_path, names):
-    """Compressed columns have the parts of compressed rows, by their names and shapes."""
+    """Compressed columns and compressed rows have parts of the same names and shapes."""
     parts = torch.tensor([0, 1, 2]), torch.tensor([1, 1]), torch.arange(1.0, 9).reshape(2, 2, 2)
     parts = parts if "sparse_bsr" in names else (*parts[:2], parts[2][:, 0, 0])
     size = (4, 4) if "sparse_bsr" in names else (2, 2)
@@ -115,12 +115,12 @@ def test_the_transposed_matrix_has_another_digest(tmp_path, names):
     first, two = (torch.sparse_compressed_tensor(*parts, size, layout=layout) for layout in layouts)
     assert not torch.equal(first.to_dense(), two.to_dense())
     torch.save({"rows": first, "columns": two}, tmp_path / "a.pt")
-    made = of_file(tmp_path / "a.pt")
-    assert made["rows"] != made["columns"]
+    digests = of_file(tmp_path / "a.pt")
+    assert digests["rows"] != digests["columns"]
 
 
 def test_the_parts_are_a_text_with_a_line_each(tmp_path):
-    """As the documentation of the format has it, computed without statecli."""
+    """The text is computed without statecli, as the documentation of the format describes."""
     kept = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True).coalesce()
     torch.save({"s": kept}, tmp_path / "a.pt")
     indices, values = (blake3(raw(tensor)).hexdigest() for tensor in (kept.indices(), kept.values()))
@@ -130,7 +130,7 @@ def test_the_parts_are_a_text_with_a_line_each(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_quantized_tensor_is_its_codes_and_its_scale(tmp_path):
-    """The same codes at another scale are other values."""
+    """The same codes with another scale are other values."""
     values = torch.tensor([[0.5, -1.0], [2.0, 0.0]])
     first, two = (torch.quantize_per_tensor(values * scale, 0.1 * scale, 3, torch.qint8) for scale in (1, 2))
     channels = torch.quantize_per_channel(values, torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), 0, torch.qint8)
@@ -142,7 +142,7 @@ def test_a_quantized_tensor_is_its_codes_and_its_scale(tmp_path):
 
 
 def test_what_has_no_values_has_no_digest(tmp_path):
-    """A tensor that was saved on meta is a shape."""
+    """A tensor saved on meta has a shape and no data."""
     torch.save({"m": torch.empty(2, device="meta"), "w": torch.ones(2)}, tmp_path / "a.pt")
     actual = of_file(tmp_path / "a.pt")
     assert actual["m"] is None
@@ -150,25 +150,25 @@ def test_what_has_no_values_has_no_digest(tmp_path):
 
 
 def test_every_core_gives_the_same(tmp_path, monkeypatch):
-    """Workers and one process agree, and what is tied is read once."""
+    """Workers and a single process agree, and a shared storage is read once."""
     shared = torch.randn(100)
     state = {f"w{n}": torch.randn(50, 7) for n in range(20)} | {"a": shared, "b": shared}
     torch.save(state, tmp_path / "a.pt")
     monkeypatch.setattr(digest.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(digest.pool, "MIN_BATCH_BYTES", 1 << 18)
-    told = []
+    sizes = []
     many = digest.compute_digests(
         formats.read(str(tmp_path / "a.pt")).tensors,
         Algorithm.BLAKE3,
         jobs=3,
-        progress=lambda _, size: told.append(size),
+        progress=lambda _, size: sizes.append(size),
     )
     assert many == [blake3(raw(tensor)).hexdigest() for tensor in state.values()]
-    assert sum(told) == 20 * 50 * 7 * 4 + 400
+    assert sum(sizes) == 20 * 50 * 7 * 4 + 400
 
 
 def test_a_file_that_is_cut_short_meanwhile_is_named(tmp_path):
-    """The digest of what is left would be a wrong answer."""
+    """A digest of the remaining bytes would be wrong."""
     path = tmp_path / "a.pt"
     torch.save({"w": torch.zeros(1000)}, path)
     tensors = formats.read(str(path)).tensors
@@ -185,7 +185,7 @@ def test_windows_without_end_are_refused(tmp_path):
 
 
 def test_without_its_package_it_says_what_to_install(tmp_path, monkeypatch):
-    """And sha256 needs none."""
+    """sha256 does not need a package."""
     monkeypatch.setitem(sys.modules, "blake3", None)
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     with pytest.raises(MissingDependency, match="pip install blake3"):
@@ -195,7 +195,7 @@ def test_without_its_package_it_says_what_to_install(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "save"), [("a.safetensors", save_file), ("a.pt", torch.save)])
 def test_small_neighbours_are_read_together(tmp_path, monkeypatch, name, save):
-    """A file of many small tensors is opened a few times, and each digest is that of the tensor's own bytes."""
+    """A file of many small tensors is read a few times, and each digest covers only the tensor's own bytes."""
     types = (torch.float32, torch.bool, torch.int64, torch.bfloat16, torch.float8_e5m2, torch.complex64)
     tensors = {f"t{n}": torch.arange(n % 7, dtype=torch.float32).to(types[n % 6]) for n in range(600)}
     tensors["large"] = torch.ones(40_000)
@@ -225,7 +225,7 @@ def test_a_damaged_storage_among_neighbours_is_named(tmp_path, number):
 
 
 def test_many_files_stay_open_and_no_more(tmp_path):
-    """A file with a reader stays open, also if it was not used for long."""
+    """A file with a reader stays open, even if unused for long."""
     paths = [str(tmp_path / f"{n}") for n in range(3 * open_files.MAX_OPEN_FILES)]
     for path in paths:
         Path(path).write_bytes(path.encode())
@@ -240,7 +240,7 @@ def test_many_files_stay_open_and_no_more(tmp_path):
 
 
 def test_an_error_among_neighbours_names_the_tensor(tmp_path):
-    """The file was cut after it was listed."""
+    """The file was truncated after its tensors were listed."""
     save_file({f"t{n}": torch.ones(8) for n in range(50)}, tmp_path / "a.safetensors")
     state = formats.read(str(tmp_path / "a.safetensors"))
     with open(tmp_path / "a.safetensors", "r+b") as file:

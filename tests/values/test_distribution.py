@@ -49,13 +49,13 @@ def test_bins_are_those_of_numpy(compute, dtype):
 def test_quantiles_are_those_of_numpy_within_their_precision(compute, numbers):
     """Each quantile is a value of the tensor (numpy's "lower" method), within 0.4 % or the smallest normal float."""
     values = np.array(numbers, np.float32)
-    found = compute(torch.from_numpy(values))
+    actual = compute(torch.from_numpy(values))
     expected = np.quantile(values.astype(np.float64), QUANTILE_LEVELS, method="lower")
-    assert np.allclose(found.quantiles, expected, rtol=0.004, atol=1e-37)
+    assert np.allclose(actual.quantiles, expected, rtol=0.004, atol=1e-37)
 
 
 def test_first_values_are_those_of_the_tensor(compute):
-    """In the order of the elements, also of a transposed view; NaN and infinities are null."""
+    """Values are in the order of the elements, also for a transposed view; NaN and infinities are null."""
     tensor = torch.arange(24.0).reshape(4, 6)
     assert compute(tensor.t()).first == tuple(tensor.t().reshape(-1)[:16].tolist())
     assert compute(torch.tensor([1.0, float("nan"), float("-inf")])).first == (1.0, None, None)

@@ -1,4 +1,4 @@
-"""Facts of values: what torch says of every type, however a tensor is stored and in whatever pieces it is read."""
+"""Facts of values equal torch's for every type, in every layout and for any size of the pieces read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPLEX = [torch.complex128, torch.complex64, torch.complex32]
 
 @pytest.fixture(params=["compiled", "numpy"])
 def way(request, monkeypatch):
-    """Both ways to the same facts: the kernel in C, and numpy where it was not compiled."""
+    """Run the test with both kernels: the compiled C kernel, and numpy as used without the C kernel."""
     if request.param == "numpy":
         monkeypatch.setattr(facts_kernel, "_native", None)
     elif facts_kernel._native is None:
@@ -46,7 +46,7 @@ def way(request, monkeypatch):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Blocks of 64 bytes and tasks of four of them: a few hundred elements go through every seam."""
+    """Use blocks of 64 bytes and tasks of four blocks, so that a few hundred elements cross every boundary."""
     monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
     monkeypatch.setattr(facts, "TASK_BYTES", 256)
 
@@ -57,7 +57,7 @@ def of(info, **options):
 
 
 def any_bits(dtype, n, seed=0):
-    """Elements of any bits, with NaN, infinities, zeros of both signs and denormals among them."""
+    """Return elements of random bits, including NaN, infinities, zeros of both signs and denormals."""
     raw = torch.randint(0, 256, (n * dtype.itemsize,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     tensor = raw.view(dtype)
     if dtype.is_floating_point and dtype.itemsize > 1:
@@ -68,7 +68,7 @@ def any_bits(dtype, n, seed=0):
 
 
 def expected_facts(tensor):
-    """Element by element, in float64."""
+    """Return the facts computed element by element in float64."""
     wide = tensor.to(torch.float64)
     finite = wide[wide.isfinite()]
     tiny = torch.finfo(tensor.dtype).smallest_normal if tensor.dtype.is_floating_point else 0.0
@@ -101,7 +101,7 @@ def test_floats_of_any_bits(store, way, small, dtype, n):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, *EIGHT_BITS], ids=str)
 def test_every_value_of_a_small_type(store, way, dtype):
-    """Each code of the type by itself: what it is, is what torch says that it is."""
+    """The facts of each code of the type equal torch's."""
     codes = torch.arange(256**dtype.itemsize, dtype=torch.int32)
     every = codes.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
     for part in [every, *every.split(256)[:: max(len(every) // 256 // 16, 1)], *every[-3:].split(1)]:
@@ -110,7 +110,7 @@ def test_every_value_of_a_small_type(store, way, dtype):
 
 @pytest.mark.parametrize("dtype", WHOLE, ids=str)
 def test_integers_are_exact(store, way, small, dtype):
-    """Lowest and highest are integers, beyond what float64 holds as well."""
+    """Lowest and highest are exact integers, also beyond the integers that float64 represents."""
     tensor = any_bits(dtype, 300)
     tensor[7] = 0
     listed = tensor.tolist()
@@ -120,14 +120,14 @@ def test_integers_are_exact(store, way, small, dtype):
 
 
 def test_bools(store, way, small):
-    """True is 1."""
+    """True counts as 1."""
     tensor = torch.arange(300) % 3 == 0
     assert select_facts(of(store(tensor))) == select_facts(Facts(300, zeros=200, low=0, high=1))
 
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 def test_complex_elements_are_what_a_part_of_them_is(store, way, small, dtype):
-    """NaN, infinite or denormal where one part is, zero where both are; they have no order."""
+    """An element is NaN, infinite or denormal if one part is, and zero if both are; complex numbers have no order."""
     part = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}[dtype]
     tensor = any_bits(part, 400).view(dtype)
     tensor[100] = 0
@@ -143,7 +143,7 @@ def test_complex_elements_are_what_a_part_of_them_is(store, way, small, dtype):
 
 
 def test_float4_has_two_values_in_a_byte(tmp_path, way):
-    """Sixteen codes: eight sizes of two signs, of which a half is denormal."""
+    """The sixteen codes are eight sizes of two signs; the size 0.5 is denormal."""
     sizes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     content = bytes(range(256))
     (tmp_path / "a").write_bytes(content)
@@ -154,7 +154,7 @@ def test_float4_has_two_values_in_a_byte(tmp_path, way):
 
 
 def test_quantized_values_are_scaled(store, way):
-    """What is judged is (code - zero point) * scale, as torch dequantizes it, of one scale and of one a channel."""
+    """The facts are of (code - zero point) * scale, as in torch, with a single scale or a scale per channel."""
     values = torch.randn(8, 40) * torch.arange(8)[:, None]
     whole = torch.quantize_per_tensor(values, 0.1, 3, torch.qint8)
     scales, zeros = torch.arange(1, 9) / 50, torch.zeros(8, dtype=torch.long)
@@ -164,7 +164,7 @@ def test_quantized_values_are_scaled(store, way):
 
 
 def test_each_channel_has_its_own_scale_in_every_block(store, way, small):
-    """The last element of a channel and the first of the next, blocks apart from the first: none slips by one."""
+    """The last element of a channel and the first of the next keep their own scales, also many blocks later."""
     for at, highest in ((39, 127.0), (40, 254.0), (279, 127.0 * 64), (280, 127.0 * 128)):
         codes = torch.zeros(8, 40, dtype=torch.int8)
         codes.view(-1)[at] = 127
@@ -174,18 +174,18 @@ def test_each_channel_has_its_own_scale_in_every_block(store, way, small):
 
 
 def test_a_scale_that_is_not_a_number_makes_values_nan(store, way):
-    """NaN in the scale is NaN in every value, which no code shows."""
+    """A scale of NaN makes every value NaN, although no code shows this."""
     info = store(torch.quantize_per_tensor(torch.randn(10), 0.1, 0, torch.qint8))
     broken = replace(info, data=replace(info.data, quantizer=Quantizer("torch.per_tensor_affine", math.nan, 0)))
     assert of(broken).nan == 10
 
 
-# --- however it is stored ------------------------------------------------------------------------------------------
+# --- layouts and containers ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64], ids=str)
 def test_byte_order_and_strides_leave_no_trace(store, way, small, dtype):
-    """Facts, and the digest among them, are of the logical elements: big-endian, transposed and plain are alike."""
+    """Facts and digest cover the logical elements: big-endian, transposed and plain storages give the same facts."""
     tensor = torch.arange(17 * 23).reshape(17, 23).to(dtype)
     plain = of(store(tensor))
     assert of(store(tensor.t().contiguous().t())) == plain
@@ -194,7 +194,7 @@ def test_byte_order_and_strides_leave_no_trace(store, way, small, dtype):
 
 
 def test_expanded_elements_count_each_time(store, way):
-    """A row shown a thousand times has a thousand times its NaN."""
+    """A row expanded a thousand times counts its NaN a thousand times."""
     row = any_bits(torch.float32, 50)
     actual = of(store(row.expand(1000, 50)))
     assert select_facts(actual) == expected_facts(row.expand(1000, 50))
@@ -202,7 +202,7 @@ def test_expanded_elements_count_each_time(store, way):
 
 
 def test_what_torch_has_put_off_is_done(store, way):
-    """A negated tensor's lowest is the other's highest."""
+    """The lowest value of a lazily negated tensor is the negated highest value."""
     pair = torch.complex(torch.zeros(9), torch.arange(9.0))
     negated = pair.conj().imag
     assert negated.is_neg()
@@ -210,7 +210,7 @@ def test_what_torch_has_put_off_is_done(store, way):
 
 
 def test_zeros_that_a_sparse_tensor_does_not_store_count(tmp_path):
-    """What is not stored is zero: in the count, and in the range."""
+    """An element that is not stored counts as zero, in the number of zeros and in the range."""
     from statecli import formats
 
     dense = torch.zeros(10, 10)
@@ -220,31 +220,31 @@ def test_zeros_that_a_sparse_tensor_does_not_store_count(tmp_path):
 
 
 def test_nothing_is_read_of_an_empty_tensor(store):
-    """No element, no fact."""
+    """A tensor without elements has no facts."""
     assert of(store(torch.empty(0, 3))) == Facts()
 
 
-# --- all one, and digests --------------------------------------------------------------------------------------------
+# --- constant tensors, digests ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.complex128], ids=str)
 @pytest.mark.parametrize("odd", [None, 0, 1, 150, 299])
 def test_all_elements_are_one_bit_by_bit(store, way, small, dtype, odd):
-    """One that differs, wherever it is, and they are not."""
+    """A single differing element, at any index, makes the tensor not constant."""
     tensor = torch.full((300,), 3).to(dtype)
     if odd is not None:
         tensor[odd] = 4
-    one = tensor[0].reshape(1).view(torch.uint8).numpy().tobytes()
-    assert of(store(tensor)).only == (one if odd is None else None)
+    element = tensor[0].reshape(1).view(torch.uint8).numpy().tobytes()
+    assert of(store(tensor)).only == (element if odd is None else None)
 
 
 def test_zeros_of_two_signs_are_not_one(store, way):
-    """Bits decide: -0.0 is not 0.0, nor one NaN another."""
+    """Bits are compared: -0.0 is not 0.0, and NaNs with different bits are different."""
     assert of(store(torch.tensor([0.0, -0.0]))).only is None
 
 
 def test_digests_know_every_bit_and_place(store, way, small):
-    """Another bit, two elements swapped, two blocks swapped: another digest each time."""
+    """A flipped bit, two swapped elements, or two swapped blocks give another digest."""
     tensor = torch.arange(300, dtype=torch.int32)
     changed = [tensor]
     for n in (0, 17, 299):
@@ -254,12 +254,12 @@ def test_digests_know_every_bit_and_place(store, way, small):
         changed.append(tensor.clone())
         changed[-1][[a, b]] = changed[-1][[b, a]]
     changed.append(torch.cat([tensor[16:32], tensor[:16], tensor[32:]]))
-    assert len({of(store(one)).digest for one in changed}) == len(changed)
+    assert len({of(store(variant)).digest for variant in changed}) == len(changed)
 
 
 @given(st.binary(max_size=5000))
 def test_both_ways_have_one_digest(content):
-    """The kernel in C and numpy, of any bytes."""
+    """The C kernel and numpy agree for any bytes."""
     if facts_kernel._native is None:
         pytest.skip("no compiled kernel")
     raw = np.frombuffer(content, np.uint8)
@@ -268,7 +268,7 @@ def test_both_ways_have_one_digest(content):
 
 @given(st.integers(0, 6000), st.integers(0, 2**32))
 def test_both_ways_count_the_same(n, seed):
-    """The kernel in C and numpy, of floats and codes of any bits and any length."""
+    """The C kernel and numpy agree for floats and codes of any bits and length."""
     if facts_kernel._native is None:
         pytest.skip("no compiled kernel")
     raw = np.random.default_rng(seed).integers(0, 256, 8 * n).astype(np.uint8)
@@ -286,7 +286,7 @@ def test_both_ways_count_the_same(n, seed):
 
 
 def test_the_kernel_refuses_what_it_would_misread():
-    """Half an element, or a size that no float has, is an error and no count."""
+    """Half an element, or a size of no float type, is an error and not a count."""
     if facts_kernel._native is None:
         pytest.skip("no compiled kernel")
     for block, size in ((b"123", 2), (b"123", 3), (b"", 0)):
@@ -301,7 +301,7 @@ def test_the_kernel_refuses_what_it_would_misread():
     st.integers(1, 400), st.randoms(use_true_random=False), st.sampled_from([torch.float32, torch.float16, torch.int64])
 )
 def test_pieces_add_up_in_any_order(n, shuffled: random.Random, dtype):
-    """However the blocks of a tensor are dealt out and in whatever order they come back, the facts are those of all."""
+    """The facts of the whole tensor do not depend on the order in which its blocks are merged."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(facts_kernel, "BLOCK_BYTES", 64)
         items = any_bits(dtype, max(n, 20), seed=n).view(torch.int64 if dtype.itemsize == 8 else torch.int16).numpy()
@@ -324,7 +324,7 @@ def test_pieces_add_up_in_any_order(n, shuffled: random.Random, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int8], ids=str)
 def test_tasks_are_cut_without_a_trace(store, monkeypatch, dtype):
-    """A tensor read in one task and in many has the same facts: blocks begin where the type says, tasks or not."""
+    """A tensor read in one task or in many has the same facts, because the type alone decides where blocks begin."""
     info = store(any_bits(torch.float32, 3000).view(dtype))
     monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
     whole = of(info)
@@ -334,7 +334,7 @@ def test_tasks_are_cut_without_a_trace(store, monkeypatch, dtype):
 
 
 def test_what_is_packed_is_as_what_is_not(tmp_path, monkeypatch, way):
-    """More than a task of a tensor in an archive of its own, deflated, or cut among ranks."""
+    """A tensor of several tasks is in its own archive, deflated, or split among ranks."""
     values = torch.arange(1.0, 2001.0)
     dcp.save({"w": values}, checkpoint_id=tmp_path / "dcp", no_dist=True)
     np.savez_compressed(tmp_path / "a.npz", w=values.numpy())
@@ -348,7 +348,7 @@ def test_what_is_packed_is_as_what_is_not(tmp_path, monkeypatch, way):
 
 
 def test_processes_find_what_one_does(store, monkeypatch):
-    """The same facts from two processes as from this one."""
+    """Two processes compute the same facts as a single process."""
     monkeypatch.setattr(facts.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(facts.pool, "MIN_BATCH_BYTES", 1)
     infos = [store(any_bits(torch.float32, 1000, seed=seed)) for seed in range(5)]
@@ -356,18 +356,18 @@ def test_processes_find_what_one_does(store, monkeypatch):
 
 
 def test_what_lies_in_one_place_is_read_once(store, monkeypatch):
-    """Tied tensors share their facts; the bytes told are those of one."""
+    """Tied tensors share their facts, and the reported bytes count the storage once."""
     info, read = store(torch.randn(100)), []
     first, second = facts.read_facts([info, replace(info, fqn="tied")], progress=lambda name, size: read.append(size))
     assert first == second
     assert read == [400]
 
 
-# --- what cannot be read ----------------------------------------------------------------------------------------------
+# --- unreadable values ------------------------------------------------------------------------------------------------
 
 
 def test_a_type_without_numbers_says_so(tmp_path):
-    """bits8 is no number: a reason, and no facts of values; its bytes have a digest all the same."""
+    """bits8 is not a number: the result has a reason and no facts, but still a digest of the bytes."""
     (tmp_path / "a").write_bytes(bytes(range(64)))
     actual = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "bits8", (64,))))
     assert "cannot read bits8 elements as numbers" in actual.reason
@@ -376,13 +376,13 @@ def test_a_type_without_numbers_says_so(tmp_path):
 
 
 def test_a_type_that_is_not_known_says_so(tmp_path):
-    """A name that this version has never heard is named."""
+    """The reason names the type that this version does not know."""
     actual = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "float3_e1m1", (64,))))
     assert "float3_e1m1" in actual.reason
 
 
 def test_a_quantized_tensor_without_its_scale_says_so(store):
-    """Codes alone are no values."""
+    """Codes without a scale are not values."""
     info = store(torch.quantize_per_tensor(torch.randn(10), 0.1, 0, torch.qint8))
     assert of(replace(info, data=replace(info.data, quantizer=None))).reason == (
         "qint8 elements have no recorded scale, so statecli cannot convert them to numbers"
@@ -390,7 +390,7 @@ def test_a_quantized_tensor_without_its_scale_says_so(store):
 
 
 def test_a_file_that_is_cut_short_spoils_what_lay_there(store):
-    """That tensor is damaged, in one line with file and name; another is not."""
+    """The tensor of the truncated file is damaged, in one line with the name; the other tensor is not."""
     good, cut = store(torch.randn(100)), store(torch.randn(100))
     with open(cut.data.storage.path, "r+b") as file:
         file.truncate(50)
@@ -402,14 +402,14 @@ def test_a_file_that_is_cut_short_spoils_what_lay_there(store):
 
 
 def test_a_file_that_changes_meanwhile_is_not_judged(store, monkeypatch):
-    """What was read of a file that is another by the end counts for nothing."""
+    """Facts of a file that changed during the run are discarded."""
     info = store(torch.randn(100))
     monkeypatch.setattr(facts, "find_changed", lambda _: [info.data.storage.path])
     assert "changed while statecli read it" in of(info).reason
 
 
 def test_windows_that_overlap_without_end_are_not_read(tmp_path):
-    """A few bytes that claim to be 10 ** 12 elements cost nothing, and a reason says why."""
+    """A few bytes that claim to be 10 ** 12 elements are not read, and the result gives the reason."""
     (tmp_path / "a").write_bytes(bytes(8_000_008))
     shape, strides = (1_000_000, 1_000_001), (1, 1)
     actual = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 8_000_008), "float32", shape, 0, strides)))
@@ -417,12 +417,12 @@ def test_windows_that_overlap_without_end_are_not_read(tmp_path):
 
 
 def test_meta_has_no_values():
-    """A tensor without data says why."""
+    """The result gives the reason: the tensor has no data."""
     assert "meta" in of(TensorInfo("w", "float32", (3,), 3, 12, device="meta")).reason
 
 
 def test_one_digest_in_common_is_looked_at_again(store, monkeypatch):
-    """Where two tensors share the short digest by accident, SHA-256 tells them apart, and copies together."""
+    """If two tensors have the same short digest by accident, SHA-256 distinguishes them; copies still match."""
     monkeypatch.setattr(facts_kernel, "mix_bits", lambda _: 7)
     a, b, c = store(torch.arange(9)), store(torch.arange(9) + 1), store(torch.arange(9))
     first, second, third = facts.read_facts([a, b, c])
@@ -433,7 +433,7 @@ def test_one_digest_in_common_is_looked_at_again(store, monkeypatch):
 
 
 def test_every_format_gives_the_same_facts(tmp_path):
-    """torch's zip, its older format and safetensors are three ways to store one tensor."""
+    """torch's zip, its older format and safetensors store the same tensor."""
     from safetensors.torch import save_file
 
     from statecli import formats

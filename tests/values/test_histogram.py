@@ -1,4 +1,4 @@
-"""How differences are spread: between the ends of float64 too."""
+"""Histograms of differences, also at the ends of float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statecli.values.histogram import compute_histograms  # noqa: E402
 
 @pytest.mark.parametrize("largest", [1.5e308, 1.0, 5e-324])
 def test_every_difference_is_counted_whatever_its_size(store, largest):
-    """From -max |Δ| to max |Δ|, whose distance float64 may not hold; numpy has nothing to warn of."""
+    """Bins cover -max |Δ| to max |Δ|, a range that float64 may not represent; numpy does not warn."""
     before = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
     after = torch.tensor([largest, -largest, 1.0], dtype=torch.float64)
     pairs = [Pair(store(before), store(after))]

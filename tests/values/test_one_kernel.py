@@ -36,7 +36,7 @@ def tally_by_numpy(before, after, types, options):
 
 
 def assert_same(before, after, types, options):
-    """The kernel counts what numpy counts, and its sums are as near as it promises; or it leaves the block to numpy."""
+    """Check the kernel's counts and sums against numpy's; return False if the kernel leaves the block to numpy."""
     stored = compiled_kernel.tally_stored(before, after, types, options)
     if stored is None:
         return False
@@ -53,7 +53,7 @@ def assert_same(before, after, types, options):
 
 
 def draw_block(dtype, rng, count, *, special=False):
-    """Return stored elements of a type: ordinary ones, or any bits."""
+    """Return stored elements of a type: ordinary values, or arbitrary bits if `special`."""
     stored = np.dtype(require_element(dtype).stored)
     if special or dtype in ("bool", "int8", "uint8", "int16", "uint16"):
         block = np.frombuffer(rng.bytes(count * stored.itemsize), stored).copy()
@@ -91,7 +91,7 @@ OPTIONS = (
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("count", COUNTS)
 def test_each_type_by_each_tolerance(dtype, count):
-    """Also where few elements differ, and where the difference is about the tolerance."""
+    """Some blocks have few changed elements, or differences close to the tolerance."""
     rng = np.random.default_rng(count)
     before, after = draw_block(dtype, rng, count), draw_block(dtype, rng, count)
     few = before.copy()
@@ -103,7 +103,7 @@ def test_each_type_by_each_tolerance(dtype, count):
 
 @pytest.mark.parametrize("before_type", TYPES)
 def test_pairs_of_types(before_type):
-    """A cast is compared by value; 64-bit integers only with their own type, complex numbers with complex ones."""
+    """Different types are compared by value; 64-bit integers only with the same type, complex only with complex."""
     rng = np.random.default_rng(5)
     before = draw_block(before_type, rng, 300)
     for after_type in TYPES:
@@ -132,7 +132,7 @@ def test_any_bits(dtype, seed, options, count):
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("size", [1e-44, 2e-39, 3e-38, 1e25, 3e38])
 def test_squares_beyond_float32_are_summed_in_float64(dtype, options, size):
-    """They overflow or vanish in float32, and so do some of many; zeros of either sign need no second pass."""
+    """Squares or their sums overflow or vanish in float32; zeros of either sign need no second pass."""
     bits = np.random.default_rng(1).standard_normal(300).clip(-1, 1).astype(np.float32)
     for numbers in (bits * np.float32(size), np.where(np.arange(300) == 7, np.float32(size), np.float32(-0.0))):
         before = numbers if dtype == "float32" else (numbers.view(np.uint32) >> 16).astype(np.uint16)
@@ -164,7 +164,7 @@ def test_a_block_at_any_address(dtype):
     ],
 )
 def test_differences_of_64_bit_integers_are_rounded_once(dtype, before, after, gap):
-    """Their values have no float64 each, but neighbours differ by 1."""
+    """The integers have no exact float64, but neighbours differ by 1."""
     first, second = (np.array([value] * 3, require_element(dtype).stored) for value in (before, after))
     stored = compiled_kernel.tally_stored(first, second, (dtype, dtype))
     assert (stored.max_abs, stored.changed) == (gap, 3)
@@ -174,7 +174,7 @@ def test_differences_of_64_bit_integers_are_rounded_once(dtype, before, after, g
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int16", "float64", "complex64"])
 def test_an_element_at_the_tolerance_is_compared_in_float64(dtype):
-    """The first float64 above the difference excuses it, the first below does not."""
+    """A tolerance equal to the difference makes the elements equal; the next smaller float64 does not."""
     kind = require_element(dtype).stored
     values = {"bfloat16": (0x3F80, 0x3F90), "float16": (0x3C00, 0x3C10)}.get(dtype, (1, 3))
     first, second = (np.full(200, value, kind) for value in values)

@@ -1,4 +1,4 @@
-"""`--to DEVICE` for a checkpoint: bytes arrive, or it is said that they did not."""
+"""`--to DEVICE` for a checkpoint: the bytes arrive on the device, or the difference is reported."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, tor
 
 
 def state_of(*tensors):
-    """A state with these rows."""
+    """Return a state with the given tensors."""
     return ModelState("t", "torch_zip", tensors)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_type_arrives(store, monkeypatch, dtype, device):
-    """In one chunk and in several, the last of them shorter."""
+    """The bytes travel in a single chunk, or in several chunks with a shorter last chunk."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     tensor = store(torch.randn(100, 7).to(dtype))
@@ -47,7 +47,7 @@ def test_no_chunk_is_bigger_than_the_limit(store, monkeypatch):
 
 
 def test_bytes_that_come_back_changed_did_not_follow(store, monkeypatch):
-    """A device that returns something else is found out."""
+    """A device that returns other bytes is detected."""
 
     def flip_bit(torch_module, chunk, dtype, device):
         back = chunk.copy()
@@ -61,7 +61,7 @@ def test_bytes_that_come_back_changed_did_not_follow(store, monkeypatch):
 
 
 def test_a_type_that_the_device_refuses_did_not_follow(store, monkeypatch):
-    """As MPS refuses float64: a note, not a crash, and the next tensor goes on."""
+    """For example, MPS refuses float64: the tensor has a note, and the next tensor is placed."""
 
     def refuse(torch_module, chunk, dtype, device):
         if dtype == torch.float64:
@@ -77,7 +77,7 @@ def test_a_type_that_the_device_refuses_did_not_follow(store, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float4_e2m1fn_x2], ids=str)
 def test_on_meta_the_tensor_is_made_and_its_bytes_are_checked(store, dtype):
-    """The note says that there was nothing to compare."""
+    """The note says that a meta tensor has no bytes to compare."""
     base = torch.zeros(8, 8, dtype=torch.uint8)
     tensor = base.view(dtype) if dtype.itemsize == 1 else torch.zeros(8, 8, dtype=dtype).t()
     placed = place_on_device(state_of(store(tensor)), "meta").tensors[0]
@@ -88,7 +88,7 @@ def test_on_meta_the_tensor_is_made_and_its_bytes_are_checked(store, dtype):
 
 
 def test_on_meta_without_a_checksum_the_bytes_are_only_read(store):
-    """And no more is claimed."""
+    """The note does not mention a checksum."""
     info = store(torch.zeros(8))
     storage = msgspec.structs.replace(info.data.storage, crc32=None)
     info = msgspec.structs.replace(info, note="odd", data=msgspec.structs.replace(info.data, storage=storage))
@@ -100,7 +100,7 @@ def test_on_meta_without_a_checksum_the_bytes_are_only_read(store):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_quantized_and_multi_part_tensors_travel_part_by_part(store, device):
-    """Indices and values of a sparse tensor; the integers of a quantized one."""
+    """The indices and values of a sparse tensor, and the integers of a quantized tensor, are copied."""
     quantized = store(torch.quantize_per_tensor(torch.rand(5), 0.1, 0, torch.qint8))
     part = store(torch.rand(5)).data
     sparse = TensorInfo("s", "float32", (9,), 9, 0, layout="sparse_coo", parts=(("indices", part), ("values", part)))
@@ -110,7 +110,7 @@ def test_quantized_and_multi_part_tensors_travel_part_by_part(store, device):
 
 
 def test_a_type_that_this_torch_lacks_cannot_be_told_on_meta(store):
-    """followed is null, and the note names the type."""
+    """`followed` is null, and the note names the type."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
     info = TensorInfo("w", "float3", (4,), 4, 4, data=TensorData(data.storage, "float3", (4,)))
     placed = place_on_device(state_of(info), "meta").tensors[0]
@@ -119,7 +119,7 @@ def test_a_type_that_this_torch_lacks_cannot_be_told_on_meta(store):
 
 
 def test_a_tensor_without_bytes_cannot_be_told():
-    """A lazy parameter, a meta tensor."""
+    """The tensor is a lazy parameter or a meta tensor."""
     placed = place_on_device(state_of(TensorInfo("w", "float32", (2,), 2, 8)), "cpu").tensors[0]
     assert placed.after == After(None, None)
     assert placed.note == "no bytes to load"
@@ -127,7 +127,7 @@ def test_a_tensor_without_bytes_cannot_be_told():
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_wrong_checksum_stops_the_run(store, device):
-    """What is damaged must not be said to have arrived."""
+    """A damaged tensor must not be reported as arrived."""
     info = store(torch.rand(5))
     with open(info.data.storage.path, "r+b") as file:
         file.seek(9)
@@ -137,7 +137,7 @@ def test_a_wrong_checksum_stops_the_run(store, device):
 
 
 def test_a_vanished_file_stops_the_run(store, tmp_path):
-    """One line."""
+    """The error says that the file cannot be opened."""
     info = store(torch.rand(5))
     (tmp_path / "0.bin").unlink()
     with pytest.raises(UnreadableError, match="cannot be opened"):
@@ -162,7 +162,7 @@ def test_the_file_is_not_written_to(store, tmp_path):
     ],
 )
 def test_unknown_and_absent_devices_are_one_line(device, said):
-    """A usage error, and a way on."""
+    """The usage error has one line of less than 300 characters."""
     with pytest.raises(UsageError, match=said) as caught:
         resolve_device(device)
     assert "\n" not in str(caught.value)
@@ -178,7 +178,7 @@ def test_without_cuda_the_line_names_meta(device):
 
 
 def test_a_cuda_index_beyond_the_last_is_one_line(monkeypatch):
-    """It says how many there are."""
+    """The message gives the number of CUDA devices."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match="has 2 CUDA devices, cuda:0 to cuda:1"):
@@ -186,7 +186,7 @@ def test_a_cuda_index_beyond_the_last_is_one_line(monkeypatch):
 
 
 def test_without_torch_the_line_says_what_to_install():
-    """torch made unimportable."""
+    """The import of torch is blocked in a child process."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from statecli.values.to_device import resolve_device\n"

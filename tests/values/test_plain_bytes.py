@@ -1,4 +1,4 @@
-"""Bytes of small tensors without numpy: those of the elements, or None for all that needs another reader."""
+"""Read the bytes of small tensors without numpy; None for tensors that need another reader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES = [getattr(torch, name) for name in sorted(plain_bytes._TYPES)]
 
 @given(shapes=st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=4), dtype=st.sampled_from(DTYPES))
 def test_the_bytes_are_those_of_the_elements(tmp_path_factory, shapes, dtype):
-    """Of every type and shape, empty ones included."""
+    """The bytes are right for every type and shape, also for empty tensors."""
     path = tmp_path_factory.mktemp("plain") / "a.pt"
     state = {f"w{n}": (torch.rand(shape) * 100).to(dtype) for n, shape in enumerate(shapes)}
     torch.save(state, path, _use_new_zipfile_serialization=False)  # has every type, and no checksums
@@ -43,7 +43,7 @@ def test_many_small_tensors_are_read_in_any_order(tmp_path, monkeypatch):
 
 
 def test_what_needs_another_reader_is_left_to_it(tmp_path, monkeypatch):
-    """A transposed view, a wrong checksum, a file that was cut, more bytes than the limit, and a mix with these."""
+    """A transposed view, a wrong checksum, a truncated file, more bytes than the limit, and a mix of both kinds."""
     save_file({"w": torch.ones(8), "v": torch.ones(3)}, tmp_path / "a.safetensors")
     plain = formats.read(str(tmp_path / "a.safetensors")).tensors
     assert read_plain_bytes(plain) is not None
@@ -67,7 +67,7 @@ def test_what_needs_another_reader_is_left_to_it(tmp_path, monkeypatch):
 )
 @pytest.mark.parametrize("limit", [1 << 20, 0])
 def test_both_ways_give_the_same(statecli, in_tmp_path, monkeypatch, words, limit):
-    """Equal files, and files of which the last bit differs."""
+    """Two equal files, and two files whose values differ in the last bit."""
     state = {"w": torch.arange(8.0), "n": torch.tensor(float("nan"))}
     save_file(state, "a.safetensors")
     save_file(state, "b.safetensors")

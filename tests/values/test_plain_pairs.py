@@ -1,4 +1,4 @@
-"""Small pairs are compared without numpy, to the bytes that numpy and tasks give, or are left to them."""
+"""Small pairs are compared without numpy, with numpy's result to the byte, or are left to numpy and tasks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def draw_tensor(rng, dtype, size, special):
 
 
 def assert_same(before, after, options):
-    """Return whether numpy was not needed; the documents are the same to the last byte."""
+    """Check that the documents are the same to the byte; return whether numpy was not needed."""
     deltas = compare_plain_pairs(before, after, options)
     if deltas is None:
         return False
@@ -59,7 +59,7 @@ def assert_same(before, after, options):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(DTYPES), st.sampled_from(OPTIONS), st.booleans())
 def test_the_differences_are_those_of_tasks(tmp_path_factory, seed, dtype, options, special):
-    """Each type and tolerance, NaN, infinities, -0.0, denormals, tails, scalars and equal tensors among others."""
+    """Each type and tolerance, with NaN, infinities, -0.0, denormals, tails, scalars and equal tensors."""
     rng, folder = random.Random(seed), tmp_path_factory.mktemp("pairs")  # noqa: S311  # reproducible, no secret
     torch.manual_seed(seed)
     shapes = [(), (1,), (7,), (4, 5), (16, 8), (127,), (3, 43)]
@@ -75,7 +75,7 @@ def test_the_differences_are_those_of_tasks(tmp_path_factory, seed, dtype, optio
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
 def test_tensors_of_several_blocks(tmp_path, dtype, suffix):
-    """Sums of blocks are added in their order; equal blocks between others are left to numpy."""
+    """Sums of blocks are added in their order; a pair with equal blocks is left to numpy."""
     torch.manual_seed(1)
     before = {"w": torch.randn(70_000).mul(9).to(getattr(torch, dtype)), "b": torch.zeros(3)}
     changed = {"w": before["w"] + 1, "b": before["b"]}
@@ -87,7 +87,7 @@ def test_tensors_of_several_blocks(tmp_path, dtype, suffix):
 
 
 def test_a_damaged_record_is_left_to_the_reader_that_names_it(tmp_path):
-    """The checksum of a zip record is verified, so that damage is not reported as training."""
+    """The checksum of a zip record is verified, because damage must not be reported as training."""
     tensors = {"w": torch.full((8,), 7.0)}
     old = read_rows(tmp_path / "a.pt", tensors)
     new = read_rows(tmp_path / "b.pt", {"w": torch.full((8,), 9.0)})
@@ -99,7 +99,7 @@ def test_a_damaged_record_is_left_to_the_reader_that_names_it(tmp_path):
 
 
 def test_pairs_of_two_types_or_shapes_are_left_to_numpy(tmp_path):
-    """So are tensors that need more than a read."""
+    """Tensors that need more than one read are left to numpy too."""
     old = read_rows(tmp_path / "a.pt", {"w": torch.ones(4, 5)})
     for n, other in enumerate((torch.ones(4, 5).half(), torch.ones(20), torch.ones(5, 4).t())):
         new = read_rows(tmp_path / f"{n}.pt", {"w": other})

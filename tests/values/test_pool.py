@@ -1,4 +1,4 @@
-"""Work in other processes: in order, all of it, and what is told when one of them dies."""
+"""Tasks in other processes: results are in order and complete, and a killed worker is reported."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ def dying(_, batch):
 
 
 class Large(int):
-    """A task that is a batch of its own."""
+    """A task that forms a batch alone."""
 
     size = pool.MIN_BYTES_FOR_WORKERS
 
 
 class Small(int):
-    """A task of a batch."""
+    """A task that shares a batch with others."""
 
     size = 100
 
 
 def run(function, tasks, jobs, **more):
-    """Each task a batch."""
+    """Run each task in its own batch."""
     return pool.run_tasks(function, 1, [Large(task) for task in tasks], absent=None, jobs=jobs, **more)
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
 def test_results_are_in_order(jobs):
-    """Whatever the number of workers; `on_batch` is called once for each batch."""
+    """The order does not depend on the number of workers; `on_batch` is called once for each batch."""
     seen = []
     assert run(double_numbers, list(range(20)), jobs, on_batch=seen.append) == [2 * n for n in range(20)]
     assert sorted(seen) == [(n,) for n in range(20)]
 
 
 def test_small_tasks_are_handed_out_together():
-    """Each has its own result all the same; of no tasks there are none."""
+    """Each task in a batch has its own result; an empty list of tasks has no results."""
     seen = []
     tasks = pool.run_tasks(double_numbers, 3, [Small(n) for n in range(2000)], absent=None, on_batch=seen.append)
     assert tasks == [6 * n for n in range(2000)]
@@ -70,14 +70,14 @@ def test_small_tasks_are_handed_out_together():
 
 
 def test_small_work_is_done_here():
-    """Starting workers would take longer."""
+    """Starting workers would take longer than the tasks."""
     tasks = pool.run_tasks(lambda _, batch: [os.getpid()] * len(batch), None, [Small(1), Small(2)], absent=None)
     assert tasks == [os.getpid()] * 2
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_goes_wrong_with_a_task_is_its_result(jobs):
-    """With its own type and text; the others have theirs."""
+    """The result is the error with its own type and text; other tasks have their own results."""
     result = run(failing, [0, 1, 2], jobs)
     assert (result[0], result[2]) == (0, 2)
     assert isinstance(result[1], MalformedError)
@@ -86,13 +86,13 @@ def test_what_goes_wrong_with_a_task_is_its_result(jobs):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_error_of_a_batch_is_that_of_its_tasks(jobs):
-    """What could not be begun has one error for all."""
+    """Each task of a batch that could not begin has an error."""
     assert [str(error) for error in run(failing_at_once, [5, 6], jobs)] == ["5: no", "6: no"]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_of_what_is_wanted_whole_the_first_error_is_raised(jobs):
-    """A lock without one digest is none: the rest would be read for nothing."""
+    """A lock without one of its digests is useless, so the remaining tasks need not be run."""
     with pytest.raises(MalformedError, match="1: no"):
         run(failing, [0, 1, 2], jobs, raise_errors=True)
 
@@ -100,7 +100,7 @@ def test_of_what_is_wanted_whole_the_first_error_is_raised(jobs):
 @linux
 @pytest.mark.parametrize("jobs", [2, 3])
 def test_a_worker_that_dies_is_told(jobs):
-    """Killed for lack of memory, say: that is the result of what it did, and everything else is done."""
+    """The task of a killed worker (for example out of memory) has an error, and all other tasks are done."""
     result = run(dying, list(range(12)), jobs)
     assert isinstance(result[3], UnreadableError)
     assert "a worker process was killed" in str(result[3])
@@ -124,7 +124,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def sleeping(tmp_path):
-    """A process of its own group with two workers asleep, and the workers' process numbers."""
+    """A process in its own group with two sleeping workers, and the workers' process ids."""
     script, pids = tmp_path / "long.py", tmp_path / "pids"
     script.write_text(SLEEPY)
     process = subprocess.Popen(
@@ -141,7 +141,7 @@ def sleeping(tmp_path):
 
 
 def is_running(pid):
-    """A zombie, whose parent is gone and whom nobody has waited for yet, does not run."""
+    """Return whether the process runs; a zombie, whose parent has exited, does not run."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -151,7 +151,7 @@ def is_running(pid):
 
 @linux
 def test_ctrl_c_stops_all_workers(sleeping):
-    """SIGINT to the whole group, as a terminal sends it: out at once, no process left, no traceback of a worker."""
+    """A terminal sends SIGINT to the whole group: statecli exits, and no worker remains or prints a traceback."""
     process, pids = sleeping
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=20)
@@ -163,7 +163,7 @@ def test_ctrl_c_stops_all_workers(sleeping):
 @linux
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_workers_end_with_their_parent(sleeping, how):
-    """A parent that is killed cannot end anybody; its workers see to it, or a CI step would wait for them for ever."""
+    """A killed parent cannot stop its workers; the workers exit by themselves, or a CI step would wait forever."""
     process, pids = sleeping
     process.send_signal(how)
     process.communicate(timeout=20)

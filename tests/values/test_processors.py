@@ -1,4 +1,4 @@
-"""One result, bit for bit, whatever the processor: BLAS and numpy choose what they run by it, and so do compilers."""
+"""Results are equal bit for bit on any processor, although BLAS, numpy and compilers select code by processor."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 from statecli.values import compiled_kernel
 
-#: Each command in a fork of a process that has imported what it needs, its output in a file; without the kernel in C
-#: where the first word says so.
+#: Run each command in a fork of a process that has imported statecli, and write its output to a file. With `numpy` as
+#: the first word, the C kernel is not imported.
 CHILD = """
 import json, numpy, os, runpy, sys
 kernel, folder, commands = sys.argv[1:]
@@ -36,7 +36,7 @@ COMMANDS = {
     "stats": ("inspect", "after.pt", "--stats", "-f", "json"),
     "audit": ("audit", "after.pt", "--values", "-f", "json"),
 }
-#: What numpy may do beyond its baseline, by the names of 2.4 and of those before it; of those it has not, it warns.
+#: CPU features beyond numpy's baseline, as named by numpy 2.4 and earlier versions. numpy warns of unknown names.
 WIDE = "X86_V3 X86_V4 AVX512_ICL AVX512_SPR AVX2 FMA3 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
 PROCESSORS = (
     {"OPENBLAS_CORETYPE": "Prescott", "NPY_DISABLE_CPU_FEATURES": WIDE},
@@ -47,7 +47,7 @@ PROCESSORS = (
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Of every type whose sums have a last bit; of each enough elements for its codes to be counted."""
+    """Write tensors of types whose sums are rounded, with enough elements that codes are counted."""
     folder = tmp_path_factory.mktemp("processors")
     numbers = torch.Generator().manual_seed(0)
     whole = torch.randn(70_001, generator=numbers, dtype=torch.float64)
@@ -64,15 +64,15 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["C", "numpy"])
 def documents(request, files, tmp_path_factory):
-    """What each command printed, by children that each take the processor for another."""
-    found = {name: set() for name in COMMANDS}
+    """Return the outputs of each command in child processes, each with another emulated processor."""
+    outputs = {name: set() for name in COMMANDS}
     for processor in PROCESSORS:
         folder = tmp_path_factory.mktemp(request.param)
         line = [sys.executable, "-W", "ignore", "-c", CHILD, request.param, str(folder), json.dumps(COMMANDS)]
         subprocess.run(line, cwd=files, env={**os.environ, **processor}, stderr=subprocess.DEVNULL, check=True)
         for name in COMMANDS:
-            found[name].add((folder / name).read_text())
-    return found
+            outputs[name].add((folder / name).read_text())
+    return outputs
 
 
 @pytest.mark.skipif(
@@ -81,14 +81,14 @@ def documents(request, files, tmp_path_factory):
 )
 @pytest.mark.parametrize("name", COMMANDS)
 def test_one_result_on_all_processors(name, documents):
-    """Documents are the same, and are there."""
+    """All processors print the same document."""
     (document,) = documents[name]
     assert document.startswith("{")
 
 
 @pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
 def test_one_result_of_all_instruction_sets(files):
-    """The compiled kernel finds the same bits in narrow vectors and in wide ones."""
+    """The compiled kernel computes the same bits with narrow and with wide vectors."""
     native = compiled_kernel.native
     widest = native.instruction_set()
     before, after = (torch.load(files / name) for name in ("before.pt", "after.pt"))
@@ -105,7 +105,7 @@ def test_one_result_of_all_instruction_sets(files):
 
 
 def _run_kernel(native, before, after):
-    """What each function finds, as text with every digit."""
+    """Return the result of each kernel function as text with every digit."""
     raw = {name: tensor.flatten().view(torch.uint8).numpy() for name, tensor in (before | after).items()}
     tallies = [
         native.tally(_bytes(before[name]), block, (dtype := str(after[name].dtype).removeprefix("torch.")), dtype, *how)

@@ -1,4 +1,4 @@
-"""Bytes that lie in pieces, compressed, or in archives inside a file, against numpy and torch."""
+"""Bytes stored in pieces, compressed, or in archives inside a file, checked against numpy and torch."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def write_content(path, content):
 
 
 def cut_boxes(shape, cuts):
-    """The boxes (start, shape) that the cuts along each axis make of an array."""
-    found = [((), ())]
+    """Return the boxes (start, shape) of an array that is cut along each axis."""
+    boxes = [((), ())]
     for size, places in zip(shape, cuts, strict=True):
         edges = sorted({0, size, *(at % (size + 1) for at in places)})
         spans = list(pairwise(edges)) or [(0, 0)]
-        found = [((*start, a), (*held, b - a)) for start, held in found for a, b in spans]
-    return found
+        boxes = [((*start, a), (*extents, b - a)) for start, extents in boxes for a, b in spans]
+    return boxes
 
 
 def write_boxes(array, cuts, folder, *, columns_first=False, name="part"):
-    """`array` on disk in as many files as `cuts` say, each box in C order or with its first axis fastest."""
+    """Write `array` to a file for each box of `cuts`, in C order or with the first axis fastest."""
     boxes = []
     for n, (start, shape) in enumerate(cut_boxes(array.shape, cuts)):
         part = array[tuple(slice(a, a + size) for a, size in zip(start, shape, strict=True))]
@@ -66,7 +66,7 @@ CUTS = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=4, max_size=4)
 @settings(max_examples=60, deadline=None)
 @given(SHAPES, CUTS, st.booleans(), st.sampled_from(["f4", "f8", "i2", "u1", "c8"]))
 def test_any_boxes_are_the_array_that_they_were_cut_from(tmp_path_factory, shape, cuts, columns_first, dtype):
-    """However an array is cut along its axes, and in whatever order its boxes lie, its values are numpy's."""
+    """The values equal numpy's for any cuts along the axes and any order of the boxes."""
     array = (np.arange(prod(shape)) * 1.5).astype(dtype).reshape(shape)
     data = write_boxes(array, cuts[: len(shape)], tmp_path_factory.mktemp("boxes"), columns_first=columns_first)
     assert np.array_equal(values_of(data).reshape(shape), array)
@@ -75,7 +75,7 @@ def test_any_boxes_are_the_array_that_they_were_cut_from(tmp_path_factory, shape
 @settings(max_examples=40, deadline=None)
 @given(SHAPES, CUTS, CUTS, st.integers(-1, 5000))
 def test_pieces_cut_differently_are_compared_element_by_element(tmp_path_factory, shape, cuts, others, at):
-    """Two sides that are cut at other places are equal, or differ at the one element that was changed."""
+    """Two sides with different cuts are equal, or differ only at the changed element."""
     folder = tmp_path_factory.mktemp("sides")
     array = np.arange(prod(shape), dtype="f4").reshape(shape)
     other = array.copy()
@@ -94,7 +94,7 @@ def test_pieces_cut_differently_are_compared_element_by_element(tmp_path_factory
 
 
 def test_a_view_into_boxes_reads_what_torch_would(tmp_path):
-    """A tensor that is a strided view of a storage in boxes: offset and strides count in the whole."""
+    """Offset and strides of a view of a storage in boxes count in the whole storage."""
     array = np.arange(60, dtype="f4").reshape(6, 10)
     whole = write_boxes(array, [[2, 4], [3]], tmp_path)
     view = TensorData(whole.storage, "float32", (3, 4), offset=11, strides=(2, 10))
@@ -111,7 +111,7 @@ def test_many_pieces_open_few_files_at_a_time(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("left_out", [0, 1], ids=["first", "last"])
 def test_a_missing_box_is_no_values(tmp_path, left_out):
-    """Boxes that leave a hole are an error, and never memory that nobody wrote."""
+    """Boxes that leave a gap are an error; uninitialized memory is never returned."""
     data = write_boxes(np.arange(8, dtype="f4"), [[3]], tmp_path)
     boxes = data.storage.boxes
     kept = tuple(box for n, box in enumerate(boxes.boxes) if n != left_out)
@@ -131,7 +131,7 @@ def deflate_content(content, path, *, claims=None, cut_to=None):
 @settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=5000).map(lambda part: part * 60), st.lists(st.integers(0, 300_000), max_size=6))
 def test_what_was_deflated_reads_as_it_was_wherever_one_begins(tmp_path_factory, content, places):
-    """Forwards, backwards, and to the last byte."""
+    """Reads may go forwards, backwards, and to the last byte."""
     where = deflate_content(content, tmp_path_factory.mktemp("deflate") / "x")
     with open_range(where) as source:
         for at in places:
@@ -144,7 +144,7 @@ def test_what_was_deflated_reads_as_it_was_wherever_one_begins(tmp_path_factory,
 
 @pytest.mark.parametrize("claims", [99_999, 100_001], ids=["fewer", "more"])
 def test_a_lie_about_the_unpacked_size_is_named(tmp_path, claims):
-    """What decompresses to another size than its archive says is damaged, in either direction."""
+    """Content that decompresses to more or fewer bytes than its archive records is damaged."""
     where = deflate_content(bytes(100_000), tmp_path / "x", claims=claims)
     with (
         pytest.raises(MalformedError, match=rf"decompresses to .*, but the archive records {claims}"),
@@ -154,18 +154,18 @@ def test_a_lie_about_the_unpacked_size_is_named(tmp_path, claims):
 
 
 def test_a_deflated_stream_cut_short_is_named(tmp_path):
-    """Half a stream gives no half of a tensor."""
+    """A truncated stream does not give a partial tensor."""
     where = deflate_content(np.random.default_rng(0).bytes(50_000), tmp_path / "x", cut_to=20_000)
     with pytest.raises(MalformedError, match="decompresses to"), open_range(where) as source:
         source.read(0, np.empty(50_000, np.uint8))
 
 
 def archive_tensor(tensor, path):
-    """`tensor` as one of several archives of torch.save in a file, which is what a .distcp is."""
-    other, held = io.BytesIO(), io.BytesIO()
+    """Write `tensor` as one of several torch.save archives in a file, as in a .distcp file."""
+    other, packed = io.BytesIO(), io.BytesIO()
     torch.save(torch.zeros(3), other)
-    torch.save(tensor, held)
-    content, size = held.getvalue(), other.tell()
+    torch.save(tensor, packed)
+    content, size = packed.getvalue(), other.tell()
     write_content(path, other.getvalue() + content)
     where = ByteRange(str(path), size, tensor.nbytes, packing=Packing("torch-zip", len(content)))
     return TensorData(where, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
@@ -177,7 +177,7 @@ def archive_tensor(tensor, path):
     ids=["plain", "transposed", "bfloat16"],
 )
 def test_a_tensor_in_an_archive_of_its_own_is_found_there(tmp_path, tensor):
-    """Its values, its checksum and its digest are those of the tensor that torch saved."""
+    """Values, checksum and digest equal those of the tensor that torch saved."""
     data = archive_tensor(tensor, tmp_path / "x.distcp")
     assert np.array_equal(values_of(data).reshape(data.shape), tensor.float().numpy())
     check_crc(data.storage)
@@ -191,7 +191,7 @@ def test_a_tensor_in_an_archive_of_its_own_is_found_there(tmp_path, tensor):
 
 
 def test_an_archive_that_holds_another_tensor_is_refused(tmp_path):
-    """What was said of it beforehand and what it holds must agree."""
+    """The metadata and the content of the archive must agree."""
     data = archive_tensor(torch.zeros(4), tmp_path / "x")
     with pytest.raises(
         MalformedError, match=r"the index records float32 \[2, 2\], but the array at byte \d+ holds float32 \[4\]"
@@ -200,7 +200,7 @@ def test_an_archive_that_holds_another_tensor_is_refused(tmp_path):
 
 
 def test_a_damaged_archive_inside_a_file_fails_its_checksum(tmp_path):
-    """A byte changed in one of many archives is found by the checksum of that archive."""
+    """A changed byte in one of many archives contradicts the checksum of its archive."""
     data = archive_tensor(torch.ones(400), tmp_path / "x")
     raw = bytearray((tmp_path / "x").read_bytes())
     raw[raw.rindex(torch.ones(100).numpy().tobytes()) + 5] ^= 1

@@ -1,4 +1,4 @@
-"""Reading values from where their bytes are: order, layouts, checksums, files that change, bounded memory."""
+"""Reading stored values: order, layouts, checksums, files that change, bounded memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PLAIN += [torch.complex64, torch.complex128, torch.complex32, torch.float8_e5m2,
 
 
 def as_numpy(tensor):
-    """What torch says the values are, in the widest type of its kind."""
+    """Return the values of a tensor as read by torch, in the widest type of the same kind."""
     if tensor.is_complex():
         return tensor.to(torch.complex128).numpy().reshape(-1)
     return (tensor if not tensor.is_floating_point() else tensor.double()).resolve_neg().numpy().reshape(-1)
 
 
 def build_tensor(dtype, *shape):
-    """Values that differ from their neighbours in every type."""
+    """Return a tensor in which each value differs from its neighbours, in every type."""
     base = torch.arange(1, 1 + torch.Size(shape).numel()) % 13 - 3
     if dtype.is_complex:
         return torch.complex(base.double(), base.flip(0).double() / 4).to(dtype).reshape(shape)
@@ -63,7 +63,7 @@ def test_values_come_in_logical_order_from_any_layout(store, dtype, big_endian):
 
 @pytest.mark.parametrize("lazy", ["conj", "neg"])
 def test_lazy_conjugates_and_negatives_are_applied(store, lazy):
-    """The stored bytes do not yet hold what the tensor is worth."""
+    """The stored bytes are the values before conjugation or negation."""
     x = build_tensor(torch.complex64, 3, 4)
     tensor = x.conj() if lazy == "conj" else x.conj().imag
     assert tensor.is_conj() or tensor.is_neg()
@@ -90,7 +90,7 @@ def test_any_strides_any_chunk_size(store, monkeypatch, shape, strides, offset, 
 
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32], ids=str)
 def test_quantized_values_are_scaled(store, dtype):
-    """Per tensor and per channel of either axis; torch computes in float32, so up to its rounding."""
+    """The scale is per tensor or per channel of either axis; values agree up to torch's float32 rounding."""
     x = torch.randn(5, 7)
     scales, zeros = torch.rand(7).double() + 0.1, torch.randint(0, 9, (7,))
     for tensor in (
@@ -105,7 +105,7 @@ def test_quantized_values_are_scaled(store, dtype):
 @pytest.mark.parametrize("dtype", [torch.quint4x2, torch.quint2x4], ids=str)
 @pytest.mark.parametrize("chunk", [4, 8, 65536])
 def test_packed_quantized_values_are_unpacked(store, monkeypatch, dtype, chunk):
-    """Rows of odd length share bytes: packing goes on across them."""
+    """Rows of odd length share bytes, because packing continues across rows."""
     monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
     x = torch.rand(3, 7) * 3
     tensor = torch.quantize_per_channel(x, torch.rand(3) + 0.2, torch.rand(3), 0, dtype)
@@ -114,7 +114,7 @@ def test_packed_quantized_values_are_unpacked(store, monkeypatch, dtype, chunk):
 
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8], ids=str)
 def test_quantized_values_are_those_of_torch(store, dtype):
-    """To the last bit: torch subtracts whole numbers and multiplies in float32."""
+    """Values agree to the last bit: torch subtracts integers and multiplies in float32."""
     x = torch.randn(64, 100, generator=torch.Generator().manual_seed(2))
     scales = (torch.rand(64) * 0.1 + 1e-4).double()
     every = [torch.quantize_per_tensor(x, float(scale), 7, dtype) for scale in scales[:8]]
@@ -136,7 +136,7 @@ def test_a_wrong_number_of_scales_is_refused(store):
 
 @pytest.mark.parametrize("dtype", ["bits8", "uint3", "nonsense"])
 def test_types_without_numbers_are_refused(store, dtype):
-    """What the bits of such an element mean, only its owner knows."""
+    """Only the author of the tensor knows the meaning of bits in this type."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
     with pytest.raises(UnreadableError, match=dtype):
         read_all_values(TensorData(data.storage, dtype, (4,)))
@@ -146,7 +146,7 @@ def test_types_without_numbers_are_refused(store, dtype):
 
 
 def test_a_right_checksum_passes_and_a_missing_one_too(store):
-    """Containers may record none."""
+    """A container may record no checksum."""
     where = store(torch.arange(9.0)).data.storage
     check_crc(where)
     check_crc(ByteRange(where.path, where.offset, where.length))
@@ -154,7 +154,7 @@ def test_a_right_checksum_passes_and_a_missing_one_too(store):
 
 @pytest.mark.parametrize("at", [0, 17, 35])
 def test_one_flipped_byte_breaks_the_checksum(store, at):
-    """The message has both numbers, the tensor, and what to do."""
+    """The message has both checksums, the tensor, and the remedy."""
     where = store(torch.arange(9.0)).data.storage
     with open(where.path, "r+b") as file:
         file.seek(where.offset + at)
@@ -166,7 +166,7 @@ def test_one_flipped_byte_breaks_the_checksum(store, at):
 
 
 def test_a_checksum_over_many_pieces(tmp_path):
-    """Bigger than the piece that is checked at a time."""
+    """The storage is larger than the piece of a single read."""
     import zlib
 
     content = os.urandom((1 << 22) + 12345)
@@ -177,7 +177,7 @@ def test_a_checksum_over_many_pieces(tmp_path):
 
 @pytest.mark.parametrize("left", [0, 1, 38])
 def test_a_file_cut_short_after_listing(store, left):
-    """Both sizes are named; the process lives."""
+    """The error has both sizes, and the process does not crash."""
     data = store(torch.arange(9.0)).data
     os.truncate(data.storage.path, left)
     with pytest.raises(MalformedError, match=f"ends at byte 39, but the file has {left} bytes"):
@@ -186,7 +186,7 @@ def test_a_file_cut_short_after_listing(store, left):
 
 @pytest.mark.parametrize("layout", [lambda x: x, torch.t], ids=["in order", "transposed"])
 def test_a_file_cut_short_while_it_is_read(store, layout, monkeypatch):
-    """The next chunk is refused, or the next band."""
+    """The next chunk or band is refused."""
     monkeypatch.setattr(read, "BAND_BYTES", read.CHUNK_ELEMENTS * 4)
     data = store(layout(torch.zeros(512, read.CHUNK_ELEMENTS * 4 // 512))).data
     with open_view(data) as view:
@@ -198,7 +198,7 @@ def test_a_file_cut_short_while_it_is_read(store, layout, monkeypatch):
 
 
 def test_a_file_that_vanished(store):
-    """One line that says so."""
+    """The error says that the file does not exist."""
     data = store(torch.zeros(4)).data
     os.unlink(data.storage.path)
     with pytest.raises(UnreadableError, match="no such file"):
@@ -206,7 +206,7 @@ def test_a_file_that_vanished(store):
 
 
 def test_a_file_replaced_by_a_pipe_does_not_block(store):
-    """open() of a pipe without a writer would wait for ever."""
+    """Opening a pipe without a writer would block forever."""
     data = store(torch.zeros(4)).data
     os.unlink(data.storage.path)
     os.mkfifo(data.storage.path)
@@ -215,7 +215,7 @@ def test_a_file_replaced_by_a_pipe_does_not_block(store):
 
 
 def test_a_range_without_bytes_is_no_error(tmp_path):
-    """There is nothing to read, and nothing wrong."""
+    """An empty range has nothing to read and is not damaged."""
     path = tmp_path / "empty"
     path.touch()
     assert read_all_values(TensorData(ByteRange(str(path), 0, 0, 0), "float32", (0, 4))).size == 0
@@ -236,14 +236,14 @@ def test_a_range_without_bytes_is_no_error(tmp_path):
     ],
 )
 def test_a_view_outside_its_storage_is_refused(store, shape, strides, offset, said):
-    """Never a neighbour's bytes, never a crash."""
+    """A neighbour's bytes are never returned, and the process does not crash."""
     where = store(torch.arange(9.0)).data.storage
     with pytest.raises(MalformedError, match=said):
         read_all_values(TensorData(where, "float32", shape, offset, strides))
 
 
 def test_more_dimensions_than_numpy_can_hold(store):
-    """2 ** 33 expanded elements in 33 dimensions that cannot be merged: refused, not crashed."""
+    """2 ** 33 expanded elements in 33 dimensions that cannot be merged are refused without a crash."""
     where = store(torch.zeros(400)).data.storage
     strides = tuple(3 + n * (n % 2) for n in range(33))
     with (
@@ -333,7 +333,7 @@ def test_quantized_values_without_a_scale_are_refused(store):
         read_all_values(TensorData(data.storage, "quint8", (4,)))
 
 
-# --- elements that do not lie in their order -------------------------------------------------------------------------
+# --- elements that are not stored in C order -------------------------------------------------------------------------
 
 
 @given(
@@ -346,7 +346,7 @@ def test_quantized_values_without_a_scale_are_refused(store):
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 def test_any_strides_any_bands(store, monkeypatch, shape, strides, band, window, gap, dtype):
-    """However a file is gathered, band by band and window by window, every element arrives where it belongs."""
+    """For any sizes of bands and windows, every element of the tensor arrives at its place."""
     for name, value in (("BAND_BYTES", band), ("CHUNK_ELEMENTS", 8)):
         monkeypatch.setattr(read, name, value)
     for name, value in (("WINDOW_BYTES", window), ("MAX_GAP_BYTES", gap)):
@@ -358,6 +358,6 @@ def test_any_strides_any_bands(store, monkeypatch, shape, strides, band, window,
 
 
 def test_rows_that_would_share_lines_of_the_cache(store):
-    """Bands whose rows are a power of two apart are padded, which loses nothing."""
+    """Bands whose rows are a power of two apart are padded, without loss."""
     tensor = torch.arange(1024.0 * 512).reshape(1024, 512).t()
     np.testing.assert_array_equal(read_all_values(store(tensor).data), tensor.reshape(-1).numpy())

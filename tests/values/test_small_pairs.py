@@ -1,4 +1,4 @@
-"""Small neighbours are compared together: with the outcome that each has by itself."""
+"""Small adjacent pairs are compared together, with the same outcome as when each pair is compared separately."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def some_tensor(rng):
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_outcome_is_that_of_each_pair_by_itself(tmp_path, monkeypatch, suffix, seed):
-    """Whatever the types, sizes, strides and changes of forty neighbours."""
+    """Forty neighbours with any types, sizes, strides and changes."""
     rng = random.Random(seed)  # noqa: S311  # reproducible, no secret
     torch.manual_seed(seed)
     before = {f"t{n}": some_tensor(rng) for n in range(40)}
@@ -65,7 +65,7 @@ def test_the_outcome_is_that_of_each_pair_by_itself(tmp_path, monkeypatch, suffi
 
 
 def planned_names(monkeypatch):
-    """The names of the pairs that get tasks from now on."""
+    """Return a list; the names of pairs that get tasks are appended to the list."""
     names = []
     plan = compare._plan_or_error
     monkeypatch.setattr(
@@ -75,7 +75,7 @@ def planned_names(monkeypatch):
 
 
 def neighbours(tmp_path, dtype):
-    """Five hundred pairs, of which one differs in all, one in one element, and one in the sign of a zero."""
+    """Five hundred pairs: a pair differs in all elements, a pair in one element, and a pair in the sign of a zero."""
     tensors = {f"layers.{n}.bias": torch.full((4,), float(n)).to(dtype) for n in range(500)}
     tensors["layers.1.bias"][2] = 0
     other = {name: t.clone() for name, t in tensors.items()}
@@ -88,7 +88,7 @@ def neighbours(tmp_path, dtype):
 @pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_small_neighbours_need_no_task(tmp_path, monkeypatch, dtype):
-    """Neither those that are equal nor those that differ."""
+    """Neither equal pairs nor different pairs need a task."""
     pairs = neighbours(tmp_path, dtype)
     planned = planned_names(monkeypatch)
     outcomes = compare_pairs(pairs, CompareOptions())
@@ -104,7 +104,7 @@ def test_small_neighbours_need_no_task(tmp_path, monkeypatch, dtype):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
 def test_numbers_are_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtype, how):
-    """NaN, infinities, tiny and huge values, products that cancel, and zeros of either sign included."""
+    """The values include NaN, infinities, tiny and huge values, products that cancel, and zeros of either sign."""
     torch.manual_seed(3)
     before = {f"t{n}": (torch.randn(n % 300 + 1) * 10.0 ** (n % 7 * 12 - 36)).to(dtype) for n in range(90)}
     after = {name: t + (torch.rand(t.shape) < 0.5) * t * 0.01 for name, t in before.items()}
@@ -120,17 +120,19 @@ def test_numbers_are_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtyp
 
 
 def test_the_order_of_the_two_files_need_not_be_the_same(tmp_path):
-    """What is reversed in the other file has no run, and is compared pair by pair."""
+    """Tensors in reverse order in the second file do not form a run and are compared pair by pair."""
     names = [f"t{n}" for n in range(50)]
-    one = save_tensors(tmp_path / "a.safetensors", {name: torch.full((5,), float(n)) for n, name in enumerate(names)})
-    two = save_tensors(tmp_path / "b.safetensors", {f"z{99 - n}": torch.full((5,), float(n)) for n in range(50)})
-    pairs = [Pair(one[name], two[f"z{99 - n}"]) for n, name in enumerate(names)]
+    before = save_tensors(
+        tmp_path / "a.safetensors", {name: torch.full((5,), float(n)) for n, name in enumerate(names)}
+    )
+    after = save_tensors(tmp_path / "b.safetensors", {f"z{99 - n}": torch.full((5,), float(n)) for n in range(50)})
+    pairs = [Pair(before[name], after[f"z{99 - n}"]) for n, name in enumerate(names)]
     assert [outcome.changed for outcome in compare_pairs(pairs, CompareOptions())] == [0] * 50
 
 
 @pytest.mark.parametrize(("gap", "count"), [(MAX_GAP_BYTES, 2), (MAX_GAP_BYTES + 1, 0)])
 def test_what_lies_far_apart_is_not_read_together(tmp_path, gap, count):
-    """Bytes that belong to none of the pairs are read only where there are few of them."""
+    """Unneeded bytes between two tensors are read only if there are few of them."""
     tensors = {"a": torch.zeros(2), "b": torch.zeros(gap, dtype=torch.uint8), "c": torch.zeros(2)}
     for name in ("x", "y"):
         header = ",".join(
@@ -146,7 +148,7 @@ def test_what_lies_far_apart_is_not_read_together(tmp_path, gap, count):
 
 
 def test_different_bytes_under_equal_checksums_are_damage(tmp_path):
-    """One of the two records is not what its checksum says, and no difference is reported."""
+    """One of the two records contradicts its checksum, so no difference is reported."""
     tensors = {f"t{n}": torch.full((8,), float(n)) for n in range(20)}
     pair_states(tmp_path, tensors, tensors, "pt")
     path = tmp_path / "b.pt"
@@ -159,7 +161,7 @@ def test_different_bytes_under_equal_checksums_are_damage(tmp_path):
 
 
 def test_equal_bytes_under_different_checksums_are_damage(tmp_path):
-    """A record whose checksum says other bytes is reported, among neighbours that are well."""
+    """The record with a wrong checksum is reported, and its neighbours are compared."""
     tensors = {f"t{n}": torch.full((8,), float(n)) for n in range(20)}
     changed = {**tensors, "t7": torch.full((8,), 700.0)}
     pair_states(tmp_path, tensors, changed, "pt")
@@ -174,7 +176,7 @@ def test_equal_bytes_under_different_checksums_are_damage(tmp_path):
 
 
 def test_a_file_that_ends_early_fails_its_own_pairs(tmp_path):
-    """The run cannot be read; each pair that can is equal, and the others name the file."""
+    """The run cannot be read as a whole; readable pairs are equal, and the errors of the rest name the file."""
     tensors = {f"t{n:02}": torch.full((8,), float(n)) for n in range(20)}
     pairs = pair_states(tmp_path, tensors, tensors)
     place = pairs[15].after.data.storage
@@ -187,7 +189,7 @@ def test_a_file_that_ends_early_fails_its_own_pairs(tmp_path):
 
 
 def test_who_does_a_part_leaves_all_pairs_to_their_tasks(tmp_path):
-    """A share of a command must find the tasks that the others find."""
+    """A shard of a command must plan the same tasks as the other shards."""
 
     class Everything:
         is_complete = True

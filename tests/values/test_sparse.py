@@ -1,4 +1,4 @@
-"""Sparse and nested tensors compared: every layout against its dense self, and files that contradict themselves."""
+"""Comparison of sparse and nested tensors: each layout against the dense tensor, and contradictory files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LAYOUTS = {
 
 
 class Rebuilt(Call):
-    """Pickled, what torch would rebuild a sparse tensor from, whether it makes sense or not."""
+    """A pickled call of torch's rebuild function for sparse tensors, with valid or invalid parts."""
 
     def __init__(self, layout, *parts):
         arguments = (*parts[:-1], torch.Size(parts[-1])) + ((False,) * (len(parts) == 3))
@@ -50,7 +50,7 @@ class Rebuilt(Call):
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
-    """The row of a tensor that was saved."""
+    """Save a tensor and return its row."""
     folder = tmp_path_factory.mktemp("sparse")
     count = iter(range(1 << 20))
 
@@ -64,7 +64,7 @@ def read(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compare_tensors(read):
-    """What comparing two tensors gives."""
+    """Return the outcome of comparing two tensors."""
 
     def outcome(before, after, **how):
         return compare_pairs([Pair(read(before), read(after))], CompareOptions(**how))[0]
@@ -87,7 +87,7 @@ def crow(*starts):
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_a_sparse_tensor_is_its_dense_self(compare_tensors, layout, seed):
-    """Other places, other blocks: the same numbers as of the two dense tensors, first index included."""
+    """Sparse tensors with different places or blocks give the same numbers as dense tensors, also the first index."""
     numbers = torch.Generator().manual_seed(seed)
     before, after = (
         torch.randint(-2, 3, (4, 6), generator=numbers).float() * (torch.rand(4, 6, generator=numbers) < 0.4)
@@ -105,7 +105,7 @@ def test_a_sparse_tensor_is_its_dense_self(compare_tensors, layout, seed):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_equal_parts_are_equal_tensors(compare_tensors, layout, monkeypatch):
-    """However many values they hold, NaN included."""
+    """The parts may have more values than the limit, and NaN."""
     monkeypatch.setattr(sparse, "MAX_STORED_VALUES", 1)
     tensor = LAYOUTS[layout](torch.ones(4, 6))
     tensor.values().fill_(float("nan")) if "coo" not in layout else tensor._values().fill_(float("nan"))
@@ -113,7 +113,7 @@ def test_equal_parts_are_equal_tensors(compare_tensors, layout, monkeypatch):
 
 
 def test_too_many_values_are_not_told(compare_tensors, monkeypatch):
-    """Above the limit of what is held in memory: neither equal nor different."""
+    """Above the limit of values kept in memory, the tensors are reported neither equal nor different."""
     monkeypatch.setattr(sparse, "MAX_STORED_VALUES", 3)
     actual = compare_tensors(coo([0, 1], [1, 2], 4), coo([0, 2], [1, 2], 4))
     assert isinstance(actual, NotCompared)
@@ -121,7 +121,7 @@ def test_too_many_values_are_not_told(compare_tensors, monkeypatch):
 
 
 def test_blocks_of_other_sizes(compare_tensors):
-    """What is stored where is not what is compared."""
+    """The values are compared, and not the places where the values are stored."""
     dense = torch.arange(24.0).reshape(4, 6)
     assert compare_tensors(dense.to_sparse_bsr((2, 3)), dense.to_sparse_bsr((4, 2))).changed == 0
 
@@ -129,7 +129,7 @@ def test_blocks_of_other_sizes(compare_tensors):
 @pytest.mark.parametrize("bitwise", [False, True])
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.float32, torch.int64])
 def test_nothing_stored_on_one_side(compare_tensors, dtype, bitwise):
-    """A side without values has no type of its own, and is zero throughout."""
+    """A side without stored values is zero everywhere, of any type."""
     nothing, first = coo([], [], 4, dtype), coo([2], [1], 4, dtype)
     for pair in ((nothing, first), (first, nothing)):
         actual = compare_tensors(*pair, bitwise=bitwise)
@@ -137,11 +137,11 @@ def test_nothing_stored_on_one_side(compare_tensors, dtype, bitwise):
 
 
 def test_indices_of_another_type(compare_tensors):
-    """int32 and int64 places are the same places."""
-    one = torch.eye(3).to_sparse_csr()
-    two = torch.sparse_csr_tensor(one.crow_indices().int(), one.col_indices().int(), one.values(), (3, 3))
-    assert compare_tensors(one, two).changed == 0
-    assert compare_tensors(one, two * 2).changed == 3
+    """int32 and int64 indices mean the same places."""
+    wide = torch.eye(3).to_sparse_csr()
+    narrow = torch.sparse_csr_tensor(wide.crow_indices().int(), wide.col_indices().int(), wide.values(), (3, 3))
+    assert compare_tensors(wide, narrow).changed == 0
+    assert compare_tensors(wide, narrow * 2).changed == 3
 
 
 # --- sums --------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_indices_of_another_type(compare_tensors):
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_sums_are_rounded_as_torch_rounds_them(compare_tensors, dtype, seed):
-    """Added one after another in the type itself, to the last digit: what `to_dense` gives."""
+    """Duplicates are added one after another in their own type, so the result equals `to_dense` to the last digit."""
     numbers = np.random.default_rng(seed)
     values = (numbers.standard_normal(40) * 10.0 ** numbers.integers(-4, 5, 40)).tolist()
     twice = coo(numbers.integers(0, 6, 40).tolist(), values, 6, dtype)
@@ -159,12 +159,12 @@ def test_sums_are_rounded_as_torch_rounds_them(compare_tensors, dtype, seed):
 
 
 def test_a_negative_zero_stored_twice(compare_tensors):
-    """-0.0 + -0.0 is -0.0; nothing else is added to it."""
+    """-0.0 + -0.0 is -0.0, because the sum does not start from 0.0."""
     assert compare_tensors(coo([1, 1], [-0.0, -0.0], 3), coo([1], [-0.0], 3), bitwise=True).changed == 0
 
 
 def test_what_torch_cannot_add_is_not_told(compare_tensors):
-    """Two float8 values at one place have no sum in their own type."""
+    """Two float8 values at one index have no sum in their own type."""
     actual = compare_tensors(*(coo([1, 1], [1.0, k], 3, torch.float8_e5m2) for k in (1, 2)))
     assert actual == NotCompared(
         "stores several float8_e5m2 values at one index, and torch cannot add values of this dtype"
@@ -172,7 +172,7 @@ def test_what_torch_cannot_add_is_not_told(compare_tensors):
 
 
 def test_more_short_values_at_a_place_than_are_added(compare_tensors, monkeypatch):
-    """Each takes a step of its own: past the limit it cannot be known."""
+    """Each addition is a separate step; beyond the limit of steps, the sum is unknown."""
     monkeypatch.setattr(sparse, "MAX_DUPLICATES", 3)
     actual = compare_tensors(coo([1] * 4, [1] * 4, 3, torch.bfloat16), coo([1], [4], 3, torch.bfloat16))
     assert actual == NotCompared("stores more than 3 bfloat16 values at one index, the limit of statecli")
@@ -219,7 +219,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_damage_is_told_with_its_file_and_tensor(read, case):
-    """One line for that pair, on whichever side it is; the next pair is compared."""
+    """The pair has an error of one line, whichever side is damaged; the next pair is compared."""
     bad, other = read(Rebuilt(*DAMAGED[case])), read(LAYOUTS[DAMAGED[case][0].removeprefix("sparse_")](torch.eye(6)))
     dense = [read(torch.zeros(3)), read(torch.ones(3))]
     for pair in (Pair(bad, other), Pair(other, bad)):
@@ -245,14 +245,14 @@ ENDLESS = {
 
 @pytest.mark.parametrize("case", ENDLESS)
 def test_memory_is_bounded_whatever_is_claimed(compare_tensors, case):
-    """A file of two kilobytes cannot ask for a terabyte: it is not told."""
+    """A file of two kilobytes cannot cause an allocation of a terabyte: its tensor is not compared."""
     other = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (4,))
-    found = compare_tensors(other, Rebuilt("sparse_coo", *ENDLESS[case]))
-    assert isinstance(found, NotCompared)
+    outcome = compare_tensors(other, Rebuilt("sparse_coo", *ENDLESS[case]))
+    assert isinstance(outcome, NotCompared)
 
 
 def test_a_flipped_bit_is_told_by_its_checksum(read, tmp_path):
-    """Damage that contradicts itself too is said as what it is, where the file recorded a checksum."""
+    """If the file recorded a checksum, damaged indices are reported as a wrong checksum."""
     row = read(torch.eye(3).to_sparse_csr())
     (where,) = (part.storage for name, part in row.parts if name == "plain_indices")
     with open(where.path, "r+b") as file:
@@ -264,7 +264,7 @@ def test_a_flipped_bit_is_told_by_its_checksum(read, tmp_path):
 
 
 def test_parts_that_are_not_in_the_file(compare_tensors):
-    """Indices on meta next to values that are there: said, not guessed."""
+    """If the indices are on meta, the tensor is reported as not compared."""
     there = Rebuilt("sparse_coo", torch.tensor([[0, 1]]), two, (4,))
     gone = Rebuilt("sparse_coo", torch.zeros(1, 2, dtype=torch.int64, device="meta"), two, (4,))
     assert compare_tensors(there, gone) == NotCompared("its stored values are not in the file")
@@ -279,7 +279,7 @@ def nested_tensor(*shapes, fill=1.0, layout=torch.strided):
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_statistics_of_a_nested_tensor_are_of_its_values(compare_tensors, layout):
-    """Sizes, strides and offsets are no values: the same numbers as of one tensor of all of them."""
+    """Sizes, strides and offsets do not count as values: a dense tensor of the values has the same statistics."""
     before, after = (nested_tensor((2, 2), (3, 2), fill=fill, layout=layout) for fill in (1.0, 3.0))
     actual, dense = compare_tensors(before, after), compare_tensors(torch.ones(10), torch.full((10,), 3.0))
     names = ("elements", "changed", "max_abs", "mean_abs", "l2", "relative_l2", "cosine", "reason")
@@ -289,7 +289,7 @@ def test_statistics_of_a_nested_tensor_are_of_its_values(compare_tensors, layout
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_inner_shapes_that_differ(compare_tensors, layout):
-    """As many values in other rows: another shape, whatever the values are."""
+    """As many values in other rows are another shape, whatever the values."""
     actual = compare_tensors(
         *(nested_tensor(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2))))
     )
@@ -297,7 +297,7 @@ def test_inner_shapes_that_differ(compare_tensors, layout):
 
 
 def test_values_that_lie_in_another_order(compare_tensors):
-    """The same sizes over other offsets: which value is whose is not told."""
+    """With the same sizes and other offsets, the values cannot be assigned to inner tensors."""
     first, second = nested_tensor((2,), (2,)), nested_tensor((2,), (2,))
     parts = (
         second._nested_tensor_size(),
@@ -309,7 +309,7 @@ def test_values_that_lie_in_another_order(compare_tensors):
 
 
 def test_every_layout_of_inner_tensors_says_where_its_shapes_are():
-    """What is told of nested tensors is told of both kinds that torch has."""
+    """Both kinds of nested tensors in torch are compared in the same way."""
     assert set(compare.RAGGED) == {"nested", "jagged"}
 
 
@@ -318,7 +318,7 @@ def test_every_layout_of_inner_tensors_says_where_its_shapes_are():
 
 @pytest.fixture
 def diff(statecli, tmp_path):
-    """`statecli diff` of two files of these objects, and its JSON."""
+    """Save two objects, run `statecli diff` on the files, and return the result and its JSON."""
 
     def run(before, after, *options):
         paths = [str(tmp_path / name) for name in ("a.pt", "b.pt")]
@@ -332,7 +332,7 @@ def diff(statecli, tmp_path):
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_damage_does_not_hide_the_other_tensors(diff, case):
-    """2, one line that names the file, the rest on stdout."""
+    """The command exits with status 2, names the file in one line, and prints the other tensors on stdout."""
     *parts, values, shape = DAMAGED[case]
     after = {"w": Rebuilt(*parts, torch.ones(5), shape), "x": torch.zeros(3)}
     result, actual = diff({"w": Rebuilt(*parts, values, shape), "x": torch.ones(3)}, after)
@@ -344,7 +344,7 @@ def test_damage_does_not_hide_the_other_tensors(diff, case):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_copy_is_identical(diff, layout):
-    """0 for the same sparse tensor in two files, 1 for another."""
+    """`diff` exits with status 0 for the same sparse tensor in two files, with status 1 for another tensor."""
     tensor = LAYOUTS[layout](torch.ones(4, 6))
     assert diff({"w": tensor}, {"w": tensor})[0].code == 0
     assert diff({"w": tensor}, {"w": tensor * 2})[0].code == 1
@@ -352,7 +352,7 @@ def test_a_copy_is_identical(diff, layout):
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_inner_shapes_are_a_change_of_shape(diff, statecli, tmp_path, layout):
-    """1, and said so; with --ignore shape nobody can tell what of the values is the same."""
+    """The command exits with status 1 and reports the shape; with --ignore shape, the values are inconclusive."""
     first, second = (nested_tensor(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2))))
     result, target = diff({"w": first}, {"w": second})
     (change,) = target["changes"]

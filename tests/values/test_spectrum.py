@@ -23,7 +23,7 @@ def compute(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(30, 50), (50, 30), (1, 1), (64, 64), (200, 300)], ids=str)
 def test_values_are_those_of_torch(compute, dtype, shape):
-    """All of a small matrix; of a larger one MAX_VALUES, evenly from the largest to the smallest."""
+    """A small matrix has all values; a larger matrix has MAX_VALUES, evenly from the largest to the smallest."""
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     actual = compute(w=tensor)["w"]
     expected = torch.linalg.svdvals(tensor.double()).tolist()
@@ -35,7 +35,7 @@ def test_values_are_those_of_torch(compute, dtype, shape):
 
 
 def test_the_rank_is_that_of_torch(compute):
-    """A product of two thin matrices, the identity, and a matrix of zeros."""
+    """The matrices are a product of two thin matrices, an identity, and zeros."""
     thin = torch.randn(40, 3, dtype=torch.float64) @ torch.randn(3, 60, dtype=torch.float64)
     actual = compute(thin=thin, eye=torch.eye(9), zeros=torch.zeros(4, 5))
     assert [actual[name].rank for name in ("thin", "eye", "zeros")] == [3, 9, 0]
@@ -43,7 +43,7 @@ def test_the_rank_is_that_of_torch(compute):
 
 
 def test_a_kernel_is_a_matrix_of_its_output_channels(compute):
-    """As for a spectral norm: [out, in * height * width]."""
+    """The shape is that of a spectral norm: [out, in * height * width]."""
     kernel = torch.randn(8, 3, 5, 5)
     assert compute(w=kernel)["w"].values == pytest.approx(
         torch.linalg.svdvals(kernel.reshape(8, -1)).tolist(), rel=1e-5
@@ -51,7 +51,7 @@ def test_a_kernel_is_a_matrix_of_its_output_channels(compute):
 
 
 def test_each_matrix_without_values_has_a_reason(compute):
-    """NaN, integers, complex values; vectors and scalars are no matrices."""
+    """NaN, integers, no elements, or a sparse layout; vectors and scalars are not matrices."""
     tensors = {
         "nan": torch.tensor([[1.0, float("nan")]]),
         "integers": torch.ones(2, 2, dtype=torch.int64),
@@ -69,7 +69,7 @@ def test_each_matrix_without_values_has_a_reason(compute):
 
 
 def test_large_matrices_are_left_out_with_a_reason(compute, monkeypatch):
-    """The smallest ones come first, so that one large matrix does not use the limit of all."""
+    """The smallest matrices come first, so that a large matrix does not use up the limit."""
     monkeypatch.setattr(spectrum, "MAX_OPERATIONS", 10 * 10 * 10 * 3)
     actual = compute(large=torch.randn(20, 20), **{f"small{n}": torch.eye(10) for n in range(4)})
     assert [name for name, entry in actual.items() if entry.reason is None] == ["small0", "small1", "small2"]
@@ -81,7 +81,7 @@ def test_large_matrices_are_left_out_with_a_reason(compute, monkeypatch):
 
 
 def test_tied_matrices_are_computed_once(compute, monkeypatch):
-    """Both have the values, and the operations count once."""
+    """Both matrices have the values, and the operations count once."""
     monkeypatch.setattr(spectrum, "MAX_OPERATIONS", 10 * 10 * 10)
     shared = torch.eye(10)
     assert [entry.rank for entry in compute(a=shared, b=shared).values()] == [10, 10]

@@ -1,4 +1,4 @@
-"""Statistics: against torch's float64 reductions, at the ends of the number ranges, where nothing can be said."""
+"""Statistics checked against torch's float64 reductions, at the ends of the number ranges, and without values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LAYOUTS = {
 
 
 def oracle(tensor):
-    """The same with torch, all at once in float64."""
+    """Return the statistics computed by torch at once in float64."""
     x = tensor.double().reshape(-1)
     finite = x[x.isfinite()]
     stats = Stats(zeros=int((x == 0).sum()), nan=int(x.isnan().sum()), inf=int(x.isinf().sum()))
@@ -53,7 +53,7 @@ def oracle(tensor):
 
 
 def agree(actual, expected, rel=1e-9, scale=0.0):
-    """Counts and extremes exactly, moments to `rel`."""
+    """Check counts and extremes exactly, and moments within `rel`."""
     exact = ("min", "max", "zeros", "nan", "inf", "reason")
     assert [getattr(actual, name) for name in exact] == [getattr(expected, name) for name in exact]
     for name in ("mean", "std"):
@@ -64,7 +64,7 @@ def agree(actual, expected, rel=1e-9, scale=0.0):
 
 
 def sample(dtype):
-    """Positive and negative, zeros, and what the type has beyond the finite."""
+    """Return positive and negative values, zeros, and NaN and infinities if the type has them."""
     x = torch.randn(40, 90, generator=torch.Generator().manual_seed(0)) * 3
     x[0, :9] = 0
     if dtype.is_floating_point:
@@ -74,7 +74,7 @@ def sample(dtype):
 
 @pytest.fixture(params=["decoded", "counted"])
 def way(request, monkeypatch):
-    """Both ways to the same figures, whatever the size of the tensor."""
+    """Run the test with both ways of computing statistics, for any size of tensor."""
     monkeypatch.setattr(module, "MIN_ELEMENTS_TO_COUNT", 0 if request.param == "counted" else 1 << 60)
 
 
@@ -82,7 +82,7 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_a_stored_tensor_is_what_torch_says(store, monkeypatch, dtype, layout):
-    """Every type in every layout, in one chunk and in dozens."""
+    """The statistics equal torch's for every type and layout, in one chunk and in dozens."""
     tensor = LAYOUTS[layout](sample(dtype))
     stored, expected = store(tensor), oracle(tensor)
     for chunk in (71, read.CHUNK_ELEMENTS):
@@ -93,14 +93,14 @@ def test_a_stored_tensor_is_what_torch_says(store, monkeypatch, dtype, layout):
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32], ids=str)
 def test_big_endian_is_what_torch_says(store, dtype):
-    """Swapped element by element."""
+    """The bytes of each element are swapped."""
     tensor = sample(dtype)
     agree(read_stats(store(tensor, big_endian=True)), oracle(tensor))
 
 
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_a_live_tensor_is_what_torch_says(dtype):
-    """Without a copy, through its own storage, in every layout."""
+    """The tensor is read through its own storage, in every layout."""
     for lay_out in LAYOUTS.values():
         tensor = lay_out(sample(dtype))
         agree(compute_live_stats(tensor), oracle(tensor))
@@ -114,7 +114,7 @@ def test_a_live_tensor_is_what_torch_says(dtype):
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 def test_any_values_at_all(monkeypatch, values, chunk):
-    """NaN payloads, infinities, subnormals, maxima: extremes and counts exact, moments right where float64 can say."""
+    """With NaN payloads, infinities, subnormals and maxima, extremes and counts are exact, and moments nearly exact."""
     monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
     actual, finite = compute_live_stats(torch.from_numpy(values)), values[np.isfinite(values)].astype(np.float64)
     assert (actual.zeros, actual.nan, actual.inf) == (
@@ -142,14 +142,14 @@ def test_any_values_at_all(monkeypatch, values, chunk):
 @settings(max_examples=100, deadline=None)
 @example(parts=[[0.0], [5e-324, 5e-324]])
 def test_merging_parts_is_the_same_as_one_whole(parts):
-    """In any grouping, with empty parts."""
+    """Parts are merged forwards and backwards, with empty parts among them."""
     from statecli.values.elements import Decoder
     from statecli.values.summary import summarize_chunk
 
-    made = [summarize_chunk(np.array(part), Decoder()) if part else Facts() for part in parts]
+    summaries = [summarize_chunk(np.array(part), Decoder()) if part else Facts() for part in parts]
     whole = np.array([value for part in parts for value in part])
     forwards, backwards = Facts(), Facts()
-    for first, second in zip(made, reversed(made), strict=True):
+    for first, second in zip(summaries, reversed(summaries), strict=True):
         forwards, backwards = forwards.merge(first), second.merge(backwards)
     for merged in (forwards, backwards):
         moments = merged.moments
@@ -166,7 +166,7 @@ def test_merging_parts_is_the_same_as_one_whole(parts):
 
 
 def test_data_far_from_zero_keeps_its_spread():
-    """1e8 with a spread of 1: sums of squares in float64 would leave nothing of it; in float32 not even the data."""
+    """1e8 with a spread of 1: float64 sums of squares would lose the spread; float32 would lose even the data."""
     x = 1e8 + torch.randn(300_000, dtype=torch.float64)
     live_stats = compute_live_stats(x)
     assert live_stats.std == pytest.approx(x.std().item(), rel=1e-9)
@@ -210,49 +210,49 @@ def test_values_whose_squares_vanish_keep_their_spread():
 
 @pytest.mark.parametrize("value", [0.1, -3e38, 1e-40])
 def test_a_constant_has_no_spread_at_all(value):
-    """Exactly 0 and exactly the value, however many chunks."""
+    """The deviation is exactly 0, and the mean is exactly the value."""
     x = torch.full((200_001,), value)
     live_stats = compute_live_stats(x)
     assert (live_stats.mean, live_stats.std) == (x[0].item(), 0.0)
 
 
 def test_one_element_has_no_std():
-    """There is no n - 1 to divide by."""
+    """With a single element, n - 1 is 0."""
     assert compute_live_stats(torch.tensor(5.0)) == Stats(5.0, 5.0, 5.0, None, 0, 0, 0)
 
 
 def test_nothing_finite_leaves_nulls_and_counts():
-    """A masked-out tensor."""
+    """For example a tensor that is masked out."""
     x = torch.tensor([math.nan, -math.inf, math.inf])
     assert compute_live_stats(x) == Stats(zeros=0, nan=1, inf=2)
 
 
 def test_zeros_of_either_sign_count():
-    """-0.0 is zero."""
+    """-0.0 counts as zero."""
     assert compute_live_stats(torch.tensor([0.0, -0.0, 1.0])).zeros == 2
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, -(2**62) - 1])
 def test_integers_that_no_float_holds_are_said(value):
-    """min and max are floats in the output: the exact ones stand in the reason."""
+    """min and max are floats in the output; the exact integers are in the reason."""
     live_stats = compute_live_stats(torch.tensor([value, 0]))
     assert str(value) in live_stats.reason
     assert "rounded" in live_stats.reason
 
 
 def test_integers_that_a_float_holds_are_not_said():
-    """Nothing was lost."""
+    """An exact float needs no reason."""
     assert compute_live_stats(torch.tensor([2**60, 7])).reason is None
 
 
 def test_uint64_beyond_int64(store):
-    """Unsigned is not read as signed."""
+    """Unsigned integers are not read as signed."""
     stats = read_stats(store(torch.tensor([2**64 - 1024 * 2, 0], dtype=torch.uint64)))
     assert (stats.min, stats.max, stats.zeros) == (0, 2**64 - 2048, 1)
 
 
 def test_a_bool_byte_that_is_neither_0_nor_1_is_true(store):
-    """No more than true: a file may hold any byte."""
+    """A file may have any byte as a bool; each nonzero byte counts as 1."""
     data = store(torch.tensor([0, 1, 2, 255], dtype=torch.uint8)).data
     stats = read_stats(TensorInfo("w", "bool", (4,), 4, 4, data=TensorData(data.storage, "bool", (4,))))
     assert (stats.min, stats.max, stats.mean, stats.zeros) == (0, 1, 0.75, 1)
@@ -263,7 +263,7 @@ def test_a_bool_byte_that_is_neither_0_nor_1_is_true(store):
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.complex32], ids=str)
 def test_complex_values_are_counted_and_not_ordered(store, dtype):
-    """Zero needs both parts; NaN and infinity either, as torch.isnan and isinf say."""
+    """A zero needs both parts to be zero; one part is enough for NaN and infinity, as in torch.isnan and isinf."""
     nan, inf = math.nan, math.inf
     x = torch.tensor([0, 1, 1j, complex(nan, 1), complex(0, inf), complex(inf, nan), -0.0]).to(dtype)
     wide = x.to(torch.complex128)
@@ -276,7 +276,7 @@ def test_complex_values_are_counted_and_not_ordered(store, dtype):
 
 @pytest.mark.usefixtures("way")
 def test_float4_counts_values_not_bytes(store):
-    """Sixteen codes in eight bytes; two of them zero."""
+    """Eight bytes have sixteen codes, two of them zero."""
     codes = torch.arange(16, dtype=torch.uint8)
     packed = (codes[::2] | codes[1::2] << 4).view(torch.float4_e2m1fn_x2)
     stats = read_stats(store(packed))
@@ -289,7 +289,7 @@ def test_float4_counts_values_not_bytes(store):
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32, torch.quint4x2], ids=str)
 def test_quantized_tensors_are_dequantized(store, dtype):
-    """From the file and live, up to the float32 in which torch dequantizes."""
+    """Stored and live values agree with torch's dequantization, within float32 precision."""
     x = torch.rand(6, 9) * 4
     scales, zeros = torch.rand(9) + 0.2, torch.zeros(9)
     if dtype == torch.quint4x2:
@@ -305,7 +305,7 @@ def test_quantized_tensors_are_dequantized(store, dtype):
 
 
 def sparse_row(store, tensor, name, **more):
-    """The row of a sparse tensor, as a reader makes it."""
+    """Return the row of a sparse tensor as a format reader builds a row."""
     values = store(tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()).data
     return TensorInfo(
         "w",
@@ -321,7 +321,7 @@ def sparse_row(store, tensor, name, **more):
 
 @pytest.mark.parametrize("name", ["sparse_coo", "sparse_csr", "sparse_bsr"])
 def test_sparse_tensors_count_what_they_do_not_store(store, name):
-    """The statistics of the dense tensor, explicit zeros and blocks included."""
+    """The statistics equal the dense tensor's, also with explicit zeros and blocks."""
     dense = torch.randn(6, 8).double() * (torch.rand(6, 8) > 0.7)
     sparse = {
         "sparse_coo": lambda: dense.to_sparse(),
@@ -333,13 +333,13 @@ def test_sparse_tensors_count_what_they_do_not_store(store, name):
 
 
 def test_a_full_sparse_tensor_has_no_implicit_zeros(store):
-    """min of what is stored, not 0."""
+    """min is the smallest stored value, not 0."""
     dense = torch.rand(4, 4).double() + 1
     agree(read_stats(sparse_row(store, dense.to_sparse(), "sparse_coo")), oracle(dense))
 
 
 def test_uncoalesced_is_said(store):
-    """Entries of one index are not summed."""
+    """Entries with the same index are not summed."""
     tensor = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (4,))
     for actual in (
         read_stats(sparse_row(store, tensor, "sparse_coo", note="2 values stored, uncoalesced")),
@@ -350,7 +350,7 @@ def test_uncoalesced_is_said(store):
 
 
 class Wrapper(torch.Tensor):
-    """A subclass without a storage of its own, whose code raises what it likes."""
+    """A subclass without its own storage, whose code raises an unexpected error."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -364,11 +364,11 @@ class Wrapper(torch.Tensor):
         raise KeyError("not this one") from None
 
 
-# --- what is not read ----------------------------------------------------------------------------------------------
+# --- values not read ------------------------------------------------------------------------------------------------
 
 
 def test_a_huge_expanded_tensor_is_read_at_once(store):
-    """2 ** 40 elements over four stored ones: no work in proportion, and counts of the whole."""
+    """2 ** 40 elements share four stored values: only these are read, and the counts cover all elements."""
     data = store(torch.tensor([0.0, 1.0, 2.0, 5.0])).data
     shape, strides = (2**20, 4, 2**18), (0, 1, 0)
     info = TensorInfo("w", "float32", shape, 2**40, 2**42, data=TensorData(data.storage, "float32", shape, 0, strides))
@@ -382,7 +382,7 @@ def test_a_huge_expanded_tensor_is_read_at_once(store):
 
 
 def test_windows_without_end_are_refused_at_once(store):
-    """2 ** 30 overlapping windows over 3,000 elements: a reason, not hours."""
+    """2 ** 30 overlapping windows over 3,000 elements give a reason at once."""
     data = store(torch.zeros(3072)).data
     shape, strides = (1024, 1024, 1024), (1, 1, 1)
     info = TensorInfo("w", "float32", shape, 2**30, 2**32, data=TensorData(data.storage, "float32", shape, 0, strides))
@@ -403,21 +403,21 @@ def test_windows_without_end_are_refused_at_once(store):
     ],
 )
 def test_tensors_without_bytes_have_a_reason(row, said):
-    """Never zeros, never an exception."""
+    """The statistics are never zeros, and no exception is raised."""
     stats = read_stats(row)
     assert said in stats.reason
     assert stats.zeros is None
 
 
 def test_a_subclass_names_its_inner_tensors(store):
-    """Its values are computed from them by code that is not run."""
+    """The values would have to be computed by the subclass's code, and statecli does not run this code."""
     data = store(torch.zeros(3)).data
     stats = read_stats(TensorInfo("w", "bfloat16", (3,), 3, 6, parts=(("qdata", data), ("scale", data))))
     assert stats.reason == "stored as several tensors (qdata, scale), so statistics are not available"
 
 
 def test_a_type_without_numbers_has_a_reason(store):
-    """And says which."""
+    """The reason names the type."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
     stats = read_stats(TensorInfo("w", "bits8", (4,), 4, 4, data=TensorData(data.storage, "bits8", (4,))))
     assert stats.reason == "statecli cannot read bits8 elements as numbers"
@@ -433,12 +433,12 @@ def test_a_type_without_numbers_has_a_reason(store):
     ],
 )
 def test_live_tensors_without_bytes_have_a_reason(make, said):
-    """As for stored ones."""
+    """Live tensors have a reason like stored tensors."""
     assert said in compute_live_stats(make()).reason
 
 
 def test_a_fake_tensor_has_a_reason():
-    """It pretends to be on the CPU and holds nothing."""
+    """A FakeTensor claims to be on the CPU and has no data."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -469,7 +469,7 @@ def test_a_tensor_elsewhere_is_copied_in_bounded_pieces(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_tensor_on_cuda_is_what_torch_says(monkeypatch, layout):
-    """In pieces, from any layout."""
+    """The tensor is copied in pieces, from any layout."""
     from statecli.values import live_tensor as live
 
     monkeypatch.setattr(live, "PIECE_BYTES", 512)
@@ -478,7 +478,7 @@ def test_a_tensor_on_cuda_is_what_torch_says(monkeypatch, layout):
 
 
 def test_parameters_and_their_views_need_no_detach():
-    """requires_grad does not stand in the way, and nothing is recorded or changed."""
+    """requires_grad does not prevent reading, and no gradient is recorded."""
     weight = torch.nn.Parameter(torch.randn(3, 4))
     agree(compute_live_stats(weight.t()), oracle(weight.detach().t()))
     assert weight.grad is None
@@ -488,7 +488,7 @@ def test_parameters_and_their_views_need_no_detach():
 
 
 def test_all_tensors_of_a_state_are_filled_and_storages_checked_once(store, monkeypatch):
-    """Two views of one storage: one checksum, two statistics, and a call of progress each."""
+    """A storage with several views has one checksum check, and each tensor has statistics and a progress call."""
     checked, reported = [], []
     monkeypatch.setattr(module, "check_crc", lambda where, what: checked.append(where))
     x = torch.randn(4, 5)
@@ -505,7 +505,7 @@ def test_all_tensors_of_a_state_are_filled_and_storages_checked_once(store, monk
 
 
 def test_processes_find_the_same(store, monkeypatch):
-    """Statistics of many tensors, tied ones and a damaged one among them, whoever reads them."""
+    """Any number of processes gives the same statistics and errors, also for tied and damaged tensors."""
     infos = [msgspec.structs.replace(store(torch.randn(3000) * n), fqn=f"w{n}") for n in range(5)]
     infos.append(msgspec.structs.replace(infos[1], fqn="tied"))
     state = ModelState("t", "torch_zip", tuple(infos))
@@ -542,14 +542,14 @@ def test_a_damaged_scale_stops_the_run(store):
 
 
 def test_a_missing_file_stops_the_run(tmp_path):
-    """It was there when it was listed."""
+    """The file was deleted after its tensors were listed."""
     data = TensorData(ByteRange(str(tmp_path / "gone"), 0, 4), "float32", (1,))
     with pytest.raises(UnreadableError, match="gone"):
         fill_stats(ModelState("t", "x", (TensorInfo("w", "float32", (1,), 1, 4, data=data),)))
 
 
 def test_the_exponent_type_is_read_without_a_warning():
-    """float8_e8m0fnu has a code for 2 ** 128 only where NaN is: nothing overflows."""
+    """In float8_e8m0fnu, the code for 2 ** 128 is NaN, so the table does not overflow."""
     import warnings
 
     from statecli.values.elements import _build_exponent_table

@@ -1,4 +1,4 @@
-"""Sums of squares beyond float64, and rows of float32 that lose nothing."""
+"""Sums of squares beyond float64, and rows of float32 that are summed without loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ needs_kernel = pytest.mark.skipif(compiled_kernel.native is None, reason="no com
 
 @pytest.fixture(params=["compiled", "numpy"])
 def way(request, monkeypatch):
-    """Both ways to the same sums: the kernel in C, and numpy where it was not compiled."""
+    """Run the test with both kernels: the compiled C kernel, and numpy as used without the C kernel."""
     if request.param == "numpy":
         monkeypatch.setattr(compiled_kernel, "native", None)
     elif compiled_kernel.native is None:
@@ -39,13 +39,13 @@ def exact(wide):
 
 @given(wides, wides)
 def test_wide_sums_are_those_of_fractions(first, second):
-    """Added at the larger exponent, to the precision of float64."""
+    """Sums are scaled to the larger exponent and have the precision of float64."""
     assert float(exact(first.add(second)) / (exact(first) + exact(second))) == pytest.approx(1, rel=1e-12)
 
 
 @given(wides)
 def test_a_root_is_a_root(wide):
-    """Within float64's range the square of the root is the sum; beyond it is infinite."""
+    """The square of the root equals the sum within float64's range; beyond the range, the root is infinite."""
     root = wide.square_root()
     if 1e-300 < root < math.inf:
         assert float(Fraction(root) ** 2 / exact(wide)) == pytest.approx(1, rel=1e-12)
@@ -59,7 +59,7 @@ def test_nothing_added_changes_nothing(way):
 
 
 def test_one_large_and_many_small(way):
-    """The worst for float32: in each sum a 1 first, and then what vanishes next to it one by one, not together."""
+    """The worst case for float32: each sum starts with a 1, next to which each small term alone vanishes."""
     gap = np.full(64 * TERMS_PER_SUM, 2.0**-12.5, np.float32)
     gap[:64] = 1  # of numpy, whose terms lie as far apart as they can
     gap.reshape(-1, 128)[:, :16] = 1  # of C, whose terms lie in 16 lanes of 128
@@ -71,7 +71,7 @@ def test_one_large_and_many_small(way):
 
 @pytest.mark.parametrize("n", [1, TERMS_PER_SUM - 1, TERMS_PER_SUM, TERMS_PER_SUM + 1, 3 * TERMS_PER_SUM + 17])
 def test_rows_that_are_not_full(n, way):
-    """What fills up the last row counts for nothing, and leaves nothing behind for the next block."""
+    """The padding of the last row is not counted, and does not affect the next block."""
     decoder = Decoder()
     numbers = np.random.default_rng(n)
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_rows_that_are_not_full(n, way):
 
 
 def test_half_precision_by_its_bits():
-    """Each of the 65,536 codes of float16 is what numpy says, subnormals, infinities and NaN too."""
+    """Each of the 65,536 codes of float16 decodes as in numpy, also subnormals, infinities and NaN."""
     codes = np.arange(65536, dtype=np.uint16)
     kind, decoder = find_element("float16"), Decoder()
     finite = codes[np.isfinite(codes.view(np.float16))]
@@ -109,7 +109,7 @@ def in_float64(before, after):
 @pytest.mark.parametrize("second", STORED)
 @pytest.mark.parametrize("n", [1, 15, 16, 127, 128, 129, 5000])
 def test_stored_blocks_are_summed_as_float64_would(first, second, n):
-    """Any two of the types, any length: every count exact, every sum within 1e-6, the product also where it cancels."""
+    """For two types and any length, the counts are exact and the sums within 1e-6, also a product that cancels."""
     numbers = torch.Generator().manual_seed(n)
     before = torch.randn(n, generator=numbers).to(STORED[first])
     after = torch.where(torch.rand(n, generator=numbers) < 0.3, before, torch.randn(n, generator=numbers))
@@ -128,7 +128,7 @@ def test_stored_blocks_are_summed_as_float64_would(first, second, n):
 @needs_kernel
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_every_value_of_sixteen_bits(name):
-    """Each of the 65,536 against zero: its size is torch's; what is not finite is left to float64."""
+    """The size of each of the 65,536 values against zero is torch's; blocks that are not finite are left to float64."""
     every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(STORED[name])
     for part in every.split(128):
         zeros = torch.zeros_like(part)
@@ -147,7 +147,7 @@ def test_every_value_of_sixteen_bits(name):
 @pytest.mark.parametrize("name", STORED)
 @pytest.mark.parametrize("at", [0, 127, 128, 200])
 def test_what_float32_cannot_sum_is_left_to_float64(bad, name, at):
-    """A NaN or an infinity anywhere, on either side, and the kernel gives no sums."""
+    """With a NaN or an infinity on either side, the kernel gives no sums."""
     before = torch.ones(201).to(STORED[name])
     after = before.clone()
     after[at] = bad
@@ -157,7 +157,7 @@ def test_what_float32_cannot_sum_is_left_to_float64(bad, name, at):
 
 @needs_kernel
 def test_bits_tell_zeros_apart():
-    """-0.0 is 0.0, except by its bits."""
+    """-0.0 equals 0.0, but the bits differ."""
     before, after = torch.zeros(300), torch.zeros(300)
     before[7] = after[7] = 1
     after[299] = -0.0
@@ -180,13 +180,13 @@ def test_blocks_of_unequal_length_are_refused():
 
 
 def tally_values(before, after):
-    """What is said of the two, as float64."""
+    """Return the delta of two lists of float64 values."""
     tensor, two = (np.array(values, np.float64) for values in (before, after))
     return kernels.tally_values(tensor, two, CompareOptions(), Decoder()).to_delta(tensor.shape)
 
 
 def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
-    """The rest is the same: its cosine of 1 would say that nothing turned, next to a change that nobody can measure."""
+    """Other elements are equal; their cosine of 1 would hide a change that cannot be measured."""
     delta = tally_values([1.0, 2.0, 3.0], [math.nan, 2.0, 3.0])
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine) == (None,) * 5
     assert (delta.reason, delta.left_out) == ("changed elements are NaN or Inf", 1)
@@ -220,7 +220,7 @@ def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
     ],
 )
 def test_what_is_null_has_a_reason(before, after, missing, reason):
-    """Whichever statistic float64 has no number for."""
+    """The reason is given for each statistic that float64 cannot represent."""
     delta = tally_values(before, after)
     assert (getattr(delta, missing), delta.reason) == (None, reason)
 
@@ -230,13 +230,13 @@ def test_what_is_null_has_a_reason(before, after, missing, reason):
     [([1e149, 0.0], [1e149, 1e-140], 1e-289), ([1e-140], [1e149], 1e289), ([1e-300, 0.0], [1e-300, 1e-20], 1e280)],
 )
 def test_a_relative_change_of_any_size(before, after, expected):
-    """The squares are too far apart for float64, their root is not."""
+    """The squares are too far apart for float64, but the roots are not."""
     delta = tally_values(before, after)
     assert (delta.relative_l2, delta.reason) == (pytest.approx(expected, rel=1e-12, abs=0), None)
 
 
 def test_what_is_there_needs_no_reason():
-    """All statistics of ordinary values."""
+    """Ordinary values have all statistics and no reason."""
     delta = tally_values([1.0, 2.0], [1.0, 2.5])
     assert delta.reason is None
     assert None not in (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine)
@@ -245,7 +245,7 @@ def test_what_is_there_needs_no_reason():
 @pytest.mark.parametrize("angle", [-0.5, -0.0102, 0.0101, 0.011, 0.05, 0.3, 0.49, 0.6])
 @pytest.mark.parametrize("n", [5, 128, 1000, 65536])
 def test_the_cosine_of_what_points_elsewhere(n, angle, way):
-    """Products cancel the more, the nearer to a right angle: 1e-6 all the same."""
+    """Near a right angle the products cancel, but the cosine is still within 1e-6."""
     numbers = np.random.default_rng(n)
     for _ in range(8):
         a, b = numbers.standard_normal((2, n))
@@ -273,7 +273,7 @@ def test_the_cosine_of_what_points_elsewhere(n, angle, way):
     ],
 )
 def test_tolerances_beyond_float64(before, after, atol, rtol, beyond):
-    """Neither a gap nor a limit that overflows makes a difference equal, or an equality different."""
+    """Values are compared correctly even if their difference or the tolerance overflows."""
     values = kernels.tally_values(
         np.array([before]), np.array([after]), CompareOptions(atol=atol, rtol=rtol), Decoder()
     )
