@@ -1,4 +1,4 @@
-"""Real classes of transformers with more ways to name their tensors than those of tests/zoo.py."""
+"""Real classes of transformers with more ways to name their tensors than the classes of tests/zoo.py."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Hooked(Net):
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """A folder with net.py as the current one."""
+    """A folder with net.py, as the current folder."""
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -59,7 +59,7 @@ def desk(tmp_path, monkeypatch):
 
 @pytest.fixture
 def net(desk):
-    """The module net.py, imported apart from all others."""
+    """The module net.py, imported apart from all other modules."""
     names: dict[str, object] = {"__name__": "net"}
     exec(compile(NET, "net.py", "exec"), names)  # noqa: S102 - the test's own file
     torch.manual_seed(0)
@@ -68,7 +68,7 @@ def net(desk):
 
 @pytest.fixture
 def explain(statecli):
-    """Explain, and return the JSON document with the exit status in `code`."""
+    """Run `explain`, and return the JSON document with the exit status in `code`."""
 
     def run(model, checkpoint, *options):
         result = statecli("explain", model, checkpoint, *options, "-f", "json")
@@ -80,7 +80,7 @@ def explain(statecli):
 
 @pytest.fixture
 def run_lines(desk, forked_python):
-    """Run printed lines in another process; return the state_dict of `model` that they leave."""
+    """Run printed lines in another process; return the resulting state_dict of `model`."""
 
     def run(code) -> dict[str, torch.Tensor]:
         lines = [*code, "torch = __import__('torch')", "torch.save(model.state_dict(), 'loaded.pt')"]

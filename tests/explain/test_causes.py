@@ -1,4 +1,4 @@
-"""Each cause on a real file, with the lines that load it run for real; and its near miss."""
+"""Each cause on a real file, with the printed lines executed, and a similar case without the cause."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RENAMES = {
 
 @pytest.mark.parametrize("change", RENAMES)
 def test_other_names_are_proved_and_load(desk, net, explain, run_lines, change):
-    """The printed lines restore every value of the model that was saved."""
+    """The printed lines restore every value of the saved model."""
     rename, expected_causes = RENAMES[change]
     state = net["Net"]().state_dict()
     torch.save(rename_keys(state, rename), "other.pt")
@@ -52,7 +52,7 @@ def test_other_names_are_proved_and_load(desk, net, explain, run_lines, change):
 
 
 def test_a_checkpoint_that_fits_loads_as_it_is(desk, net, explain):
-    """With both formats."""
+    """The checkpoint has either of the two formats."""
     state = net["Net"]().state_dict()
     torch.save(state, "fits.pt")
     save_file(state, "fits.safetensors")
@@ -63,7 +63,7 @@ def test_a_checkpoint_that_fits_loads_as_it_is(desk, net, explain):
 
 @pytest.mark.parametrize("keys", [("model",), ("state_dict",), ("nets", "generator")])
 def test_a_nested_state_dict_is_loaded_by_its_keys(desk, net, explain, run_lines, keys):
-    """However deep."""
+    """The state_dict may be nested at any depth."""
     state = net["Net"]().state_dict()
     nested = {"epoch": 1}
     inner = state
@@ -77,13 +77,13 @@ def test_a_nested_state_dict_is_loaded_by_its_keys(desk, net, explain, run_lines
 
 
 def test_a_flat_state_dict_of_a_module_called_model_is_not_nested(desk, net, explain):
-    """`model` is a prefix there."""
+    """In a flat state_dict, `model` is a prefix of the names."""
     torch.save({f"model.{name}": tensor for name, tensor in net["Net"]().state_dict().items()}, "flat.pt")
     assert causes(explain("net.py:Net", "flat.pt")) == ["prefix"]
 
 
 def test_other_classes_are_an_argument_of_the_class(desk, net, explain, run_lines):
-    """From the value of the class to that of the file; the class as it is gets all but the head, by other lines."""
+    """The argument changes from the class's value to the file's; alternative lines load all but the head."""
     state = net["Net"](num_classes=1000).state_dict()
     torch.save(state, "wide.pt")
     document = explain("net.py:Net", "wide.pt")
@@ -110,7 +110,7 @@ def test_sizes_of_the_whole_model_are_arguments(desk, net, explain, run_lines, a
 
 
 def test_another_head_keeps_its_initial_values(desk, net, explain, run_lines):
-    """Where no argument explains the head of the file, the lines name what is not loaded."""
+    """If no argument explains the head of the file, the lines name the tensors that are not loaded."""
     state = net["Net"]().state_dict()
     other = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
     torch.save(other | {"decoder.weight": torch.ones(7, 3, 2)}, "other.pt")
@@ -125,7 +125,7 @@ def test_another_head_keeps_its_initial_values(desk, net, explain, run_lines):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_weight_norm_of_the_other_form_is_renamed(desk, net, explain, run_lines):
-    """torch itself takes the older names for the newer class, which is the near miss."""
+    """The near miss: torch itself accepts the older names for the newer class."""
     state = net["Normed"]().state_dict()
     torch.save(state, "new.pt")
     document = explain("net.py:Normed(False)", "new.pt")
@@ -141,7 +141,7 @@ def test_weight_norm_of_the_other_form_is_renamed(desk, net, explain, run_lines)
 @pytest.mark.parametrize("function", ["weight_norm", "old weight_norm", "spectral_norm", "old spectral_norm", "prune"])
 @pytest.mark.parametrize("in_file", [True, False])
 def test_a_part_of_a_computed_weight_is_not_loaded_as_the_weight(desk, explain, function, in_file):
-    """It has the shape of the weight and other values; the near miss is a class with the same function."""
+    """The part has the weight's shape and other values; the near miss is a class with the same function."""
     make = {
         "weight_norm": "torch.nn.utils.parametrizations.weight_norm(nn.Linear(8, 6))",
         "old weight_norm": "torch.nn.utils.weight_norm(nn.Linear(8, 6))",
@@ -167,7 +167,7 @@ def test_a_part_of_a_computed_weight_is_not_loaded_as_the_weight(desk, explain, 
 
 
 def test_codes_are_not_loaded_as_weights(desk, net, explain):
-    """torch copies whole numbers into floating-point parameters without a word."""
+    """torch copies integers into floating-point parameters silently."""
     state = net["Net"]().state_dict()
     torch.save({**state, "head.weight": (state["head.weight"] * 100).to(torch.int8)}, "codes.pt")
     document = explain("net.py:Net", "codes.pt")
@@ -193,7 +193,7 @@ def test_codes_are_not_loaded_as_weights(desk, net, explain):
     ],
 )
 def test_fused_projections_are_not_left_out(desk, explain, classes, new, old, doubt):
-    """The lines that drop them load, and are not proved."""
+    """Lines that drop the fused projections load, but are not proved."""
     source = (
         "import torch\nfrom torch import nn\n\n\nclass Part(nn.Module):\n    def __init__(self):\n"
         f"        super().__init__()\n        self.embed = nn.Linear(4, 8)\n        {classes}\n"
@@ -212,7 +212,7 @@ def test_fused_projections_are_not_left_out(desk, explain, classes, new, old, do
 
 
 def test_kernels_of_tensorflow_are_in_doubt(desk, net, explain):
-    """They are the transposes of weights; square ones have the same shape."""
+    """Kernels are the transposes of weights; a square kernel has the weight's shape."""
     state = rename_keys(net["Net"]().state_dict(), lambda name: name.replace("query.weight", "query.kernel"))
     torch.save(state, "tf.pt")
     document = explain("net.py:Net", "tf.pt")
@@ -221,7 +221,7 @@ def test_kernels_of_tensorflow_are_in_doubt(desk, net, explain):
 
 
 def test_a_lost_output_layer_may_be_tied(desk, net, explain):
-    """The class does not tie it to the embedding, and the file has no output layer."""
+    """The class does not tie the output layer to the embedding, and the file has no output layer."""
     source = (
         "import torch\nfrom torch import nn\n\n\nclass Part(nn.Module):\n    def __init__(self):\n"
         "        super().__init__()\n        self.embed = nn.Embedding(20, 4)\n        self.mid = nn.Linear(4, 4)\n"
@@ -238,7 +238,7 @@ def test_a_lost_output_layer_may_be_tied(desk, net, explain):
 
 
 def test_names_of_tied_weights_are_filled(desk, net, explain, run_lines):
-    """From the name that the file has."""
+    """The missing name is filled from the name in the file."""
     state = net["Tied"]().state_dict()
     save_file({"embed.weight": state["embed.weight"]}, "tied.safetensors")
     document = explain("net.py:Tied", "tied.safetensors")
@@ -252,7 +252,7 @@ def test_names_of_tied_weights_are_filled(desk, net, explain, run_lines):
 
 
 def test_pairs_of_equal_candidates_are_not_proved(desk, net, explain):
-    """A load accepts each order of query, key and value; the words of these names decide nothing."""
+    """A load accepts any order of query, key and value, and the names do not decide the order."""
     state = rename_keys(
         net["Net"]().state_dict(),
         lambda name: name.replace(".query", ".fa").replace(".key", ".fb").replace(".value", ".fc"),
@@ -265,7 +265,7 @@ def test_pairs_of_equal_candidates_are_not_proved(desk, net, explain):
 
 
 def test_an_average_is_named(desk, net, explain, run_lines):
-    """The EMA of the weights is loaded where the file has no other; with another, the other is."""
+    """The averaged weights are loaded only if the file has no other weights."""
     model = net["Net"]()
     state = model.state_dict()
     average = {f"module.{name}": tensor + 1 for name, tensor in state.items()}
@@ -280,7 +280,7 @@ def test_an_average_is_named(desk, net, explain, run_lines):
 
 
 def test_a_pickled_module_is_not_proved(desk, net, explain):
-    """To load it runs code of the file."""
+    """Loading a pickled module runs code of the file."""
     torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)), "module.pt")
     (desk / "seq.py").write_text("import torch\ndef make():\n    return torch.nn.Sequential(torch.nn.Linear(2, 2))\n")
     diagnosis = explain("seq.py:make", "module.pt")["diagnosis"]
@@ -289,7 +289,7 @@ def test_a_pickled_module_is_not_proved(desk, net, explain):
 
 
 def test_an_optimizer_has_no_lines(desk, net, explain):
-    """The file of another state is named as such."""
+    """A file with an optimizer's state is named as an optimizer."""
     model = net["Net"]()
     optimizer = torch.optim.AdamW(model.parameters())
     sum(parameter.sum() for parameter in model.parameters()).backward()
@@ -313,13 +313,13 @@ def test_weights_in_another_form_are_named(desk, net, explain, name, cause):
 
 
 def test_another_model_is_said_to_be_another(desk, net, explain):
-    """No map is made of chance."""
+    """Tensors that happen to have matching shapes are not mapped to each other."""
     save_file({f"a.b{n}.c": torch.zeros(n + 1, 3) for n in range(9)}, "other.safetensors")
     assert causes(explain("net.py:Net", "other.safetensors")) == ["other-model"]
 
 
 def test_a_class_of_plain_data_is_allowed(desk, net, explain, run_lines):
-    """`args` of a training script are an argparse.Namespace, which weights_only=True refuses."""
+    """`args` of a training script are an argparse.Namespace, refused by weights_only=True."""
     import argparse
 
     state = net["Net"]().state_dict()
@@ -331,7 +331,7 @@ def test_a_class_of_plain_data_is_allowed(desk, net, explain, run_lines):
 
 
 def test_a_class_that_refuses_is_quoted(desk, net, explain, statecli):
-    """What its own code raises is the answer, without a proof."""
+    """The error of the class's own code is the answer, without a proof."""
     torch.save({f"module.{name}": tensor for name, tensor in net["Net"]().state_dict().items()}, "other.pt")
     result = statecli("explain", "net.py:Hooked", "other.pt")
     assert "version 1 is too old" in result.out + result.err
@@ -339,7 +339,7 @@ def test_a_class_that_refuses_is_quoted(desk, net, explain, statecli):
 
 
 def test_shards_are_read_one_after_another(desk, net, explain, run_lines):
-    """All files of the folder, and no other."""
+    """The lines read all shards of the folder."""
     import json
 
     state = net["Net"]().state_dict()
@@ -359,7 +359,7 @@ def test_shards_are_read_one_after_another(desk, net, explain, run_lines):
 
 
 def test_two_models_that_fit_are_not_proved(desk, net, explain):
-    """A student and its teacher; the average of a model is no rival."""
+    """A student and its teacher both fit; the average of a model does not compete with the model."""
     state = net["Net"]().state_dict()
     torch.save({"student": state, "teacher": state}, "both.pt")
     diagnosis = explain("net.py:Net", "both.pt")["diagnosis"]
@@ -397,7 +397,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_tensors_that_the_class_ties_and_the_file_separates_are_named(tmp_path, in_tmp_path, statecli, apart):
-    """A strict load accepts them and keeps the last one, so `loads as it is` alone would not be the truth."""
+    """A strict load accepts both tensors and keeps the last, so `loads as it is` alone would be misleading."""
     (tmp_path / "tied.py").write_text(TIED)
     weight = torch.randn(10, 4)
     torch.save({"embed.weight": weight, "head.weight": weight + 1 if apart else weight}, "a.pt")
@@ -450,7 +450,7 @@ RANDOM = "drawn at random by the constructor and {} not loaded from the checkpoi
     ],
 )
 def test_random_values_and_weights_that_are_not_loaded_are_warned_of(desk, statecli, explain, lacks, warnings, end):
-    """The verdict has them too; a buffer with the same values in each build is left out."""
+    """The verdict has the warnings too; a buffer with the same values in each build is left out."""
     (desk / "buffers.py").write_text(BUFFERS)
     names: dict[str, object] = {"__name__": "buffers"}
     exec(compile(BUFFERS, "buffers.py", "exec"), names)  # noqa: S102 - the test's own file
@@ -465,7 +465,7 @@ def test_random_values_and_weights_that_are_not_loaded_are_warned_of(desk, state
 
 
 def test_a_random_buffer_of_a_large_model_is_not_compared(desk, explain, monkeypatch):
-    """The warning says so."""
+    """The warning says that the buffer was not compared."""
     from statecli.commands.explain import initial_values
 
     monkeypatch.setattr(initial_values, "MAX_BUILT_ELEMENTS", 10)
@@ -482,7 +482,7 @@ def test_a_random_buffer_of_a_large_model_is_not_compared(desk, explain, monkeyp
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_running_statistics_that_are_not_loaded_are_warned_of(desk, explain, version):
-    """The constructor builds them the same each time; a state_dict of torch 0.4 does not have the number of batches."""
+    """Each build has the same statistics; a state_dict of torch 0.4 does not have the number of batches."""
     (desk / "norm.py").write_text(
         "from torch.nn import BatchNorm1d, Linear, Sequential\n"
         "def make(): return Sequential(Linear(3, 3), BatchNorm1d(3))\n"
@@ -503,7 +503,7 @@ def test_running_statistics_that_are_not_loaded_are_warned_of(desk, explain, ver
 
 
 def test_a_second_cause_is_not_the_tail_of_an_example(desk, net, statecli):
-    """A prefix, and another name of a layer: the second cause has its own line."""
+    """With a prefix and a renamed layer, the second cause has its own line."""
     torch.save({f"module.{k.replace('head', 'top')}": v for k, v in net["Net"]().state_dict().items()}, "both.pt")
     lines = [line.strip(" |") for line in statecli("explain", "net.py:Net", "both.pt", "-f", "table").out.splitlines()]
     assert any(line.startswith("1 name differs") or "names differ: " in line for line in lines), lines
@@ -511,7 +511,7 @@ def test_a_second_cause_is_not_the_tail_of_an_example(desk, net, statecli):
 
 
 def test_layers_keep_their_partners_if_one_is_left_out():
-    """The numbers shift, and the same number has other shapes: the longest common sequence of shapes decides."""
+    """The layer numbers shift, so the longest common sequence of shapes decides."""
     stored = {"net.0.weight": (4, 4), "net.1.weight": (8,), "net.2.weight": (4, 2), "net.3.weight": (2, 2)}
     model = {"net.0.weight": (4, 4), "net.1.weight": (4, 2), "net.2.weight": (2, 2)}
     alignment = align_names(stored, model, has_order=True)

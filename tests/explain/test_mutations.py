@@ -21,7 +21,7 @@ MODULE = "from tests.explain.classes import make\n" + "".join(
 )
 SHORT = {"query": "q", "key": "k", "value": "v", "attention": "attn", "encoder": "enc", "decoder": "dec"}
 SHORT |= {"layers": "blocks", "layer": "h", "embeddings": "emb", "LayerNorm": "ln", "lm_head": "output"}
-#: Words of the first release of Llama: the order of w1, w2 and w3 is not that of the class.
+#: Words of the first release of Llama: the order of w1, w2 and w3 differs from the class.
 LLAMA = {"embed_tokens": "tok_embeddings", "self_attn": "attention", "q_proj": "wq", "k_proj": "wk", "v_proj": "wv"}
 LLAMA |= {"o_proj": "wo", "mlp": "feed_forward", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 LLAMA |= {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "lm_head": "output"}
@@ -100,7 +100,7 @@ MUTATIONS = {
     "joined words": lambda state, _: {re.sub(r"\.([a-zA-Z]\w*)\.(\w+)$", r".\1_\2", n): t for n, t in state.items()},
     "another head": change_head,
 }
-#: Names from which nobody can tell the tensors apart.
+#: Renames after which names do not identify the tensors.
 TRAPS = {
     "llama": lambda state, _: rename_words(state, LLAMA),
     "teacher": lambda state, _: {
@@ -124,7 +124,7 @@ def number_tensors(module):
 
 
 def judge(model, built, path, state):
-    """Return whether the printed lines restore the state, and whether they are proved; None if it loads as it is."""
+    """Return whether the printed lines restore the state and are proved; None if the file loads as it is."""
     explanation = explain_states(model, built, load.read_checkpoint(path))
     if explanation.loads:
         return None
@@ -148,7 +148,7 @@ def desk(tmp_path, monkeypatch):
 
 
 def run_all(mutations):
-    """Yield class, mutation and result of each."""
+    """Yield the class, the mutation and the result of each case."""
     for name in CLASSES:
         state = number_tensors(make(name))
         spec = load.find_class_spec(f"real_classes.py:{name}")
@@ -164,7 +164,7 @@ def run_all(mutations):
 
 
 def test_known_renames_are_restored(desk):
-    """At least 95 of 100, by the values that the printed lines load; no wrong lines are proved."""
+    """The printed lines restore the values in at least 95 of 100 cases; wrong lines are never proved."""
     results = list(run_all(MUTATIONS))
     counts = Counter(result for _, _, result in results)
     wrong = [(name, mutation) for name, mutation, (exact, _) in results if not exact]
@@ -174,7 +174,7 @@ def test_known_renames_are_restored(desk):
 
 
 def test_wrong_maps_of_ambiguous_names_are_not_proved(desk):
-    """Where the lines load other values than those saved, they are not called proved."""
+    """Lines that load other values than the saved values are not proved."""
     results = list(run_all(TRAPS))
     assert sum(not exact for _, _, (exact, _) in results) > 5
     assert [(name, trap) for name, trap, (exact, proved) in results if proved and not exact] == []

@@ -1,4 +1,4 @@
-"""The printed lines, each form run in another process: a proved load restores every value that was saved."""
+"""The printed lines, each form executed: a proved load restores every saved value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 
 def assert_proved_lines_load(document, run_lines, expected):
-    """The lines are proved, run without an error, and restore the values."""
+    """Check that the lines are proved, run without an error, and restore the values."""
     diagnosis = document["diagnosis"]
     assert diagnosis["proved"], diagnosis["proof"]
     loaded = run_lines(diagnosis["code"])
@@ -31,7 +31,7 @@ def assert_proved_lines_load(document, run_lines, expected):
     ],
 )
 def test_a_folder_of_torch_distributed_is_loaded(desk, net, explain, run_lines, wrap):
-    """With keys around the state_dict, and with a prefix."""
+    """The state_dict has keys around it, or a prefix."""
     state = net["Net"]().state_dict()
     dcp.save(wrap(state), checkpoint_id="saved", no_dist=True)
     assert_proved_lines_load(explain("net.py:Net", "saved"), run_lines, state)
@@ -115,7 +115,7 @@ BUILDS = {
 
 @pytest.mark.parametrize("build", BUILDS)
 def test_the_class_is_built_as_statecli_built_it(desk, explain, run_lines, forked_python, build):
-    """With its configuration, classes in its arguments, and the folder of its file."""
+    """The class has a configuration, classes as arguments, or a file in another folder."""
     (model, *options), code = BUILDS[build]
     for folder in ("sub", "pack"):
         (desk / folder).mkdir()
@@ -164,7 +164,7 @@ class Conv(Net):
 
 
 def save_transposed(desk, forked_python, code):
-    """Save the model that the code builds with all weights transposed; return its state_dict."""
+    """Build a model from `code`, save the model with all weights transposed, and return its state_dict."""
     (desk / "m.py").write_text(MATRICES)
     done = forked_python(f"import m, torch\ntorch.save(m.{code}.state_dict(), 'whole.pt')", cwd=desk)
     assert done.returncode == 0, done.stderr
@@ -176,7 +176,7 @@ def save_transposed(desk, forked_python, code):
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_transposed_weights_are_transposed_back(desk, explain, run_lines, forked_python, layers):
-    """Few weights by name, many by shape."""
+    """The lines list a few weights by name, and select many weights by shape."""
     state = save_transposed(desk, forked_python, f"Net({layers})")
     document = explain(f"m.py:Net({layers})", "turned.pt")
     assert [cause["cause"] for cause in document["diagnosis"]["causes"]] == ["prefix", "transposed"]
@@ -245,7 +245,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("form", FORMATS)
 def test_proved_lines_restore_the_values(desk, net, explain, monkeypatch, form, change):
-    """Each format with each step of a recipe; what keeps its initial values is listed."""
+    """Each format with each step of a recipe; tensors that keep their initial values are listed."""
     state = net["Net"]().state_dict()
     FORMATS[form](CHANGES[change](state), desk / form)
     document = explain("net.py:Net", form)

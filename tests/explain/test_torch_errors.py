@@ -1,4 +1,4 @@
-"""Causes and lines from the error texts that torch and safetensors raise for real files."""
+"""Causes and lines from the errors that torch and safetensors raise for real files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statecli.core.errors import UnreadableError
 
 
 def raise_text(action) -> str:
-    """Return the traceback of an action that fails."""
+    """Return the traceback of a failing action."""
     try:
         action()
     except Exception:  # noqa: BLE001 - any error text
@@ -45,7 +45,7 @@ def run_lines(diagnosis, model, state, monkeypatch):
     ],
 )
 def test_the_lines_for_a_load_restore_the_values(net, monkeypatch, change, cause):
-    """From the names in the text alone, and never proved."""
+    """The lines use only the names in the error text, and are never proved."""
     saved = net["Net"]().state_dict()
     diagnosis = explain_text(load_text(net, change(saved))).diagnosis
     assert diagnosis is not None
@@ -56,7 +56,7 @@ def test_the_lines_for_a_load_restore_the_values(net, monkeypatch, change, cause
 
 
 def test_another_shape_keeps_the_initial_values(net, monkeypatch):
-    """Of the tensors that the text names."""
+    """Tensors named in the error text keep their initial values."""
     wide = net["Net"](num_classes=1000).state_dict()
     diagnosis = explain_text(load_text(net, wide)).diagnosis
     assert diagnosis is not None
@@ -67,7 +67,7 @@ def test_another_shape_keeps_the_initial_values(net, monkeypatch):
 
 @pytest.mark.parametrize("is_wide", [False, True])
 def test_only_names_that_the_class_lacks_are_left_out(net, monkeypatch, is_wide):
-    """The text does not list the names that fit, and these lie in the same modules as the others."""
+    """The text does not list matching names, and matching names are in the same modules as unexpected names."""
     saved = net["Net"](**({"num_classes": 1000} if is_wide else {})).state_dict()
     more = {f"encoder.{n}.query.{part}": torch.ones(1) for n in range(3) for part in ("scale", "shift")}
     state = saved | more
@@ -86,7 +86,7 @@ def test_only_names_that_the_class_lacks_are_left_out(net, monkeypatch, is_wide)
     ],
 )
 def test_weights_of_another_form_have_no_lines(net, more, cause, words):
-    """Their values are not those of the layers of the class."""
+    """The values differ from the values of the class's layers."""
     state = net["Net"]().state_dict() | {f"encoder.{n}.{more}": torch.ones(2, 2) for n in range(3)}
     diagnosis = explain_text(load_text(net, state)).diagnosis
     assert diagnosis is not None
@@ -95,7 +95,7 @@ def test_weights_of_another_form_have_no_lines(net, more, cause, words):
 
 
 def test_a_quantized_class_does_not_take_plain_weights(net):
-    """From the names that the text lists as missing."""
+    """The text lists names of quantized weights as missing."""
     missing = ", ".join(f'"encoder.{n}.query.qweight"' for n in range(3))
     text = f"{load_text(net, {})}\nMissing key(s) in state_dict: {missing}. "
     diagnosis = explain_text(text).diagnosis
@@ -112,7 +112,7 @@ FILES = {
 @pytest.mark.parametrize("cause", FILES)
 @pytest.mark.parametrize("weights_only", [True, False])
 def test_files_of_other_content_are_named(tmp_path, cause, weights_only):
-    """By the texts of both unpicklers, without lines."""
+    """The texts of both unpicklers name the cause, and there are no lines."""
     path = tmp_path / "model.pt"
     path.write_bytes(FILES[cause])
     text = raise_text(lambda: torch.load(path, weights_only=weights_only))
@@ -122,7 +122,7 @@ def test_files_of_other_content_are_named(tmp_path, cause, weights_only):
 
 
 def test_a_wrong_safetensors_header_is_named(tmp_path):
-    """A pointer of git-lfs there has a header that is too large."""
+    """Read as safetensors, a Git LFS pointer has a header size that is too large."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(FILES["git-lfs"])
     diagnosis = explain_text(raise_text(lambda: load_file(path))).diagnosis
