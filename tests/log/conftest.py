@@ -1,4 +1,4 @@
-"""A real run: a small model trained by torch, saved as the usual libraries save it."""
+"""A real run: a small model trained by torch, saved in the layouts of common libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path_factory, monkeypatch):
-    """A cache folder of the test's own, in which files may be as young as they like."""
+    """A cache folder of the test's own that accepts files of any age."""
     from statecli.commands.log import cache
 
     folder = tmp_path_factory.mktemp("cache")
@@ -22,7 +22,7 @@ def cache_home(tmp_path_factory, monkeypatch):
 
 
 class Training(NamedTuple):
-    """States of a model during its training, with the optimizer of each.
+    """The states of a model during its training, and the optimizer of each state.
 
     layers.1 is frozen after step 600; layers.2.0.weight has a NaN from step 1000 on; the learning rate is halved before
     step 800.
@@ -74,7 +74,7 @@ def training():
 
 
 def save_plain(training: Training, folder: Path) -> None:
-    """`ckpt-0001.pt`: only the weights."""
+    """Save only the weights as `ckpt-0001.pt` and so on."""
     import torch
 
     for number, state in enumerate(training.states, 1):
@@ -82,7 +82,7 @@ def save_plain(training: Training, folder: Path) -> None:
 
 
 def save_safetensors(training: Training, folder: Path) -> None:
-    """`model_1.safetensors` to `model_12.safetensors`."""
+    """Save `model_1.safetensors` to `model_12.safetensors`."""
     from safetensors.torch import save_file
 
     for number, state in enumerate(training.states, 1):
@@ -90,7 +90,7 @@ def save_safetensors(training: Training, folder: Path) -> None:
 
 
 def save_trainer(training: Training, folder: Path) -> None:
-    """`checkpoint-100/` with model.safetensors, optimizer.pt and trainer_state.json, as transformers' Trainer."""
+    """Save `checkpoint-100/` and so on, with model, optimizer and trainer_state.json, as transformers' Trainer does."""
     import torch
     from safetensors.torch import save_file
 
@@ -106,7 +106,7 @@ def save_trainer(training: Training, folder: Path) -> None:
 
 
 def save_lightning(training: Training, folder: Path) -> None:
-    """`epoch=0-step=100.ckpt` and last.ckpt, a copy of the last."""
+    """Save `epoch=0-step=100.ckpt` and so on, and last.ckpt, a copy of the last."""
     import torch
 
     for step, state, optimizer in zip(*training, strict=True):
@@ -117,7 +117,7 @@ def save_lightning(training: Training, folder: Path) -> None:
 
 
 def save_dcp(training: Training, folder: Path) -> None:
-    """`step_100/`: torch.distributed.checkpoint."""
+    """Save `step_100/` and so on with torch.distributed.checkpoint."""
     import torch.distributed.checkpoint as dcp
 
     for step, state in zip(training.steps, training.states, strict=True):
@@ -135,7 +135,7 @@ SAVERS = {
 
 @pytest.fixture(scope="session")
 def saved_runs(training, tmp_path_factory):
-    """The folders of the run, by layout; each is written once."""
+    """Return the folder of the run in a layout; each layout is written once."""
     folders: dict[str, Path] = {}
 
     def find(layout: str) -> Path:
@@ -149,7 +149,7 @@ def saved_runs(training, tmp_path_factory):
 
 @pytest.fixture
 def run_folder(saved_runs, tmp_path):
-    """A copy of the run in a layout, to change."""
+    """Return a copy of the run in a layout, for changes by the test."""
 
     def copy(layout: str) -> Path:
         return Path(shutil.copytree(saved_runs(layout), tmp_path / layout))

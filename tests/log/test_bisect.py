@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The checkpoints that are opened, in order."""
+    """The paths of the opened checkpoints, in order."""
     from statecli.targets import load
 
     paths: list[str] = []
@@ -28,7 +28,7 @@ def reads(monkeypatch):
 
 @pytest.mark.parametrize("layout", ["plain", "safetensors", "trainer", "lightning", "dcp"])
 def test_the_first_nan_is_found(statecli, saved_runs, layout):
-    """Step 1000, the tenth of twelve checkpoints, in every layout."""
+    """The NaN starts at step 1000, the tenth of twelve checkpoints, in every layout."""
     result = statecli("bisect", saved_runs(layout), "--condition", "nan", "-f", "json")
     assert result.code == 0, result
     document = result.json
@@ -40,7 +40,7 @@ def test_the_first_nan_is_found(statecli, saved_runs, layout):
 
 @pytest.mark.parametrize("first", range(1, 41))
 def test_reads_are_logarithmic(statecli, tmp_path, reads, first):
-    """Of 40 checkpoints at most the two ends and log2(40) others are opened, each once; the answer is exact."""
+    """Of 40 checkpoints, the two ends and at most log2(40) others are opened, each once; the answer is exact."""
     for number in range(1, 41):
         value = float("nan") if number >= first else 1.0
         torch.save({"weight": torch.full((2, 2), value)}, tmp_path / f"ckpt-{number}.pt")
@@ -51,13 +51,13 @@ def test_reads_are_logarithmic(statecli, tmp_path, reads, first):
 
 
 def test_never_is_status_1_and_reads_both_ends(statecli, saved_runs, reads):
-    """As grep without a match."""
+    """The status is the same as of grep without a match."""
     result = statecli("bisect", saved_runs("plain"), "--condition", "inf", "-f", "json")
     assert (result.code, result.json["answer"], len(reads)) == (1, "never", 2)
 
 
 def test_changed_compares_with_the_first_checkpoint(statecli, tmp_path):
-    """The head of a run in which only the body is trained at first."""
+    """The run trains only the body at first, and the head from step 6."""
     for number in range(1, 9):
         head = torch.zeros(2) if number < 6 else torch.ones(2)
         torch.save({"body": torch.full((3,), float(number)), "head": head}, tmp_path / f"step_{number}.pt")
@@ -69,7 +69,7 @@ def test_changed_compares_with_the_first_checkpoint(statecli, tmp_path):
 
 
 def test_a_cosine_says_which_tensors_it_leaves_out(statecli, tmp_path):
-    """A tensor with NaN has no cosine, and the rest may still be near."""
+    """A tensor with NaN has no cosine, and the other tensors may still be close."""
     for step, value in ((1, 1.0), (2, float("nan"))):
         torch.save({"a": torch.tensor([value, 1.0]), "b": torch.ones(2)}, tmp_path / f"step-{step}.pt")
     result = statecli("bisect", tmp_path, "--condition", "cosine<0.5", "-f", "plain", "--no-cache")
@@ -78,7 +78,7 @@ def test_a_cosine_says_which_tensors_it_leaves_out(statecli, tmp_path):
 
 
 def test_cosine_is_that_of_torch(statecli, saved_runs, training):
-    """The first step whose cosine with the first checkpoint is below the limit."""
+    """The answer is the first step whose cosine with the first checkpoint is below the limit."""
 
     def cosine(state):
         first, now = (
@@ -95,7 +95,7 @@ def test_cosine_is_that_of_torch(statecli, saved_runs, training):
 
 
 def test_the_title_does_not_contradict_a_condition_that_never_holds(statecli, saved_runs):
-    """It names the condition, which the verdict calls false."""
+    """The title names the condition; the verdict says that the condition is false."""
     shown = statecli("bisect", saved_runs("plain"), "--condition", "cosine<-0.9", "-f", "table")
     title, verdict = shown.out.splitlines()[:2]
     assert title.endswith(": condition 'cosine<-0.9'")
@@ -103,7 +103,7 @@ def test_the_title_does_not_contradict_a_condition_that_never_holds(statecli, sa
 
 
 def test_the_condition_may_hold_at_the_first_checkpoint(statecli, tmp_path):
-    """That is said, and one checkpoint is the answer."""
+    """A note says so, and the first checkpoint is the answer."""
     for number in range(3):
         torch.save({"w": torch.tensor([float("nan")])}, tmp_path / f"{number}.pt")
     result = statecli("bisect", tmp_path, "--condition", "nan", "-f", "json")
@@ -113,7 +113,7 @@ def test_the_condition_may_hold_at_the_first_checkpoint(statecli, tmp_path):
 
 
 def test_the_condition_may_hold_at_the_first_readable_checkpoint(statecli, tmp_path):
-    """The checkpoint before cannot be read, so the note does not speak of the first checkpoint of the run."""
+    """The note does not call the checkpoint the first, because an earlier checkpoint is unreadable."""
     (tmp_path / "0.pt").write_bytes(b"PK")
     for number in (1, 2):
         torch.save({"w": torch.tensor([float("nan")])}, tmp_path / f"{number}.pt")
@@ -123,7 +123,7 @@ def test_the_condition_may_hold_at_the_first_readable_checkpoint(statecli, tmp_p
 
 
 def test_an_unreadable_checkpoint_elsewhere_is_passed_over(statecli, run_folder):
-    """The middle of the search is damaged; its neighbour serves."""
+    """The middle checkpoint is damaged, so its neighbour is read instead."""
     folder = run_folder("plain")
     (folder / "ckpt-0006.pt").write_bytes(b"PK")
     result = statecli("bisect", folder, "--condition", "nan", "-f", "json")
@@ -131,7 +131,7 @@ def test_an_unreadable_checkpoint_elsewhere_is_passed_over(statecli, run_folder)
 
 
 def test_an_unreadable_checkpoint_at_the_answer_is_status_2(statecli, run_folder):
-    """Whether NaN began at 9 or at 10 cannot be known."""
+    """The first NaN may be at checkpoint 9 or 10."""
     folder = run_folder("plain")
     (folder / "ckpt-0009.pt").write_bytes(b"PK")
     result = statecli("bisect", folder, "--condition", "nan", "-f", "json")
@@ -142,7 +142,7 @@ def test_an_unreadable_checkpoint_at_the_answer_is_status_2(statecli, run_folder
 
 
 def test_steps_in_the_settings_overrule_names_that_contradict_them(statecli, tmp_path):
-    """Names of which the numbers run backwards; the order is that of the steps."""
+    """The numbers in the names run backwards; the checkpoints are ordered by step."""
     for number in range(1, 9):
         value = float("nan") if number >= 5 else 1.0
         checkpoint = {"model": {"w": torch.tensor([value])}, "global_step": number}
@@ -168,7 +168,7 @@ def test_steps_in_the_settings_overrule_names_that_contradict_them(statecli, tmp
     ],
 )
 def test_a_wrong_condition_is_one_line(statecli, saved_runs, condition, words):
-    """Status 2, and what to write instead."""
+    """The command exits with status 2, and the line says how to write the condition."""
     result = statecli("bisect", saved_runs("plain"), "--condition", condition)
     assert (result.code, result.out) == (2, "")
     assert words in result.err
@@ -176,7 +176,7 @@ def test_a_wrong_condition_is_one_line(statecli, saved_runs, condition, words):
 
 
 def test_first_is_required(statecli, saved_runs):
-    """The line names the conditions."""
+    """The error line names the conditions."""
     result = statecli("bisect", saved_runs("plain"))
     assert result.code == 2
     assert "--condition is missing; write --condition and nan, inf" in result.err
@@ -191,7 +191,7 @@ def test_first_is_required(statecli, saved_runs):
     ],
 )
 def test_log_bisect_and_watch_read_the_same_step(statecli, tmp_path, name, settings, step):
-    """A counter of steps in the settings, else the number in the name; an epoch is not a step then."""
+    """The step is a counter in the settings, or else the number in the name; an epoch is not a step."""
     for number in range(1, 7):
         value = float("nan") if number > 4 else float(number)
         own = {key: number * count for key, count in settings.items()}

@@ -1,4 +1,4 @@
-"""The cache of figures: fewer reads, never a wrong answer, and nothing that another user or a damaged entry decides."""
+"""The cache of figures: fewer reads, never a wrong result, and no effect of other users' or damaged entries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def values_read(monkeypatch):
-    """The number of tensors whose values are read, for norms and for changes."""
+    """Count the tensors whose values are read, for norms and for changes."""
     from statecli.values import compare, stats
 
     counts = {"norms": 0, "changes": 0}
@@ -41,13 +41,13 @@ def log(statecli, folder, *words):
 
 
 def test_each_checkpoint_is_read_once_for_its_norm_and_once_for_the_pair(statecli, saved_runs, values_read):
-    """Twelve checkpoints of 19 tensors, eleven pairs."""
+    """The run has twelve checkpoints of 19 tensors, and eleven pairs."""
     log(statecli, saved_runs("plain"))
     assert values_read == {"norms": 12 * 19, "changes": 11 * 19}
 
 
 def test_a_second_run_reads_no_values(statecli, saved_runs, values_read):
-    """And has the same result."""
+    """The second run has the same result."""
     first = log(statecli, saved_runs("plain"))
     values_read.update(norms=0, changes=0)
     assert log(statecli, saved_runs("plain")) == first
@@ -55,7 +55,7 @@ def test_a_second_run_reads_no_values(statecli, saved_runs, values_read):
 
 
 def test_one_more_checkpoint_is_read_alone(statecli, run_folder, values_read):
-    """The figures of the others are those of the run before."""
+    """The figures of the other checkpoints come from the previous run."""
     folder = run_folder("plain")
     last = folder / "ckpt-0012.pt"
     data = last.read_bytes()
@@ -68,7 +68,7 @@ def test_one_more_checkpoint_is_read_alone(statecli, run_folder, values_read):
 
 
 def test_no_cache_reads_and_writes_nothing_there(statecli, saved_runs, values_read, cache_home):
-    """Neither an entry nor a folder."""
+    """With --no-cache, neither an entry nor a folder is created."""
     log(statecli, saved_runs("plain"), "--no-cache")
     log(statecli, saved_runs("plain"), "--no-cache")
     assert values_read == {"norms": 2 * 12 * 19, "changes": 2 * 11 * 19}
@@ -76,7 +76,7 @@ def test_no_cache_reads_and_writes_nothing_there(statecli, saved_runs, values_re
 
 
 def test_a_file_that_was_written_again_is_read_again(statecli, run_folder, training):
-    """With the same name and size."""
+    """The file keeps its name and size."""
     folder = run_folder("plain")
     before = log(statecli, folder)["checkpoints"][2]["norm"]
     torch.save({name: 2 * tensor for name, tensor in training.states[2].items()}, folder / "ckpt-0003.pt")
@@ -84,7 +84,7 @@ def test_a_file_that_was_written_again_is_read_again(statecli, run_folder, train
 
 
 def test_a_file_with_an_old_time_is_read_again(statecli, run_folder, training):
-    """`cp -p` and rsync set the time of the last write back; the time of the inode changes."""
+    """`cp -p` and rsync restore the modification time, but the inode's change time is new."""
     folder = run_folder("plain")
     path = folder / "ckpt-0003.pt"
     before = log(statecli, folder)["checkpoints"][2]["norm"]
@@ -126,7 +126,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
 def test_a_damaged_entry_is_ignored(statecli, saved_runs, cache_home, content):
-    """The values are read, and the result is that of the first run."""
+    """The values are read again, and the result equals the first run's."""
     first = log(statecli, saved_runs("plain"))
     for entry in list_entries(cache_home):
         spoil(entry, content)
@@ -136,7 +136,7 @@ def test_a_damaged_entry_is_ignored(statecli, saved_runs, cache_home, content):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: modes of files")
 def test_entries_are_the_users_own(statecli, saved_runs, cache_home):
-    """Mode 0600 in a folder of mode 0700."""
+    """Entries have the mode 0600, in a folder with the mode 0700."""
     log(statecli, saved_runs("plain"))
     entries = list_entries(cache_home)
     assert len(entries) == 12 + 11
@@ -147,7 +147,7 @@ def test_entries_are_the_users_own(statecli, saved_runs, cache_home):
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: modes of files")
 @pytest.mark.parametrize("kind", ["link", "group writes", "folder", "fifo"])
 def test_an_entry_that_others_could_have_written_is_not_read(statecli, saved_runs, cache_home, tmp_path, kind):
-    """Nor a symbolic link, a folder, or a pipe, which would wait for ever."""
+    """A symbolic link, a folder, or a pipe (whose read would block) is not read either."""
     first = log(statecli, saved_runs("plain"))
     for number, entry in enumerate(list_entries(cache_home)):
         data = json.loads(entry.read_text())
@@ -169,7 +169,7 @@ def test_an_entry_that_others_could_have_written_is_not_read(statecli, saved_run
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: modes of files")
 def test_a_folder_that_cannot_be_written_is_no_error(statecli, saved_runs, monkeypatch, tmp_path):
-    """The cache is a file here."""
+    """The path of the cache folder is a file."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     result = statecli("log", saved_runs("plain"), "-f", "json")
@@ -177,7 +177,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(statecli, saved_runs, monke
 
 
 def test_the_oldest_entries_are_removed(statecli, saved_runs, cache_home, monkeypatch):
-    """The folder is bounded; a run whose entries were removed reads its values."""
+    """The cache has a size limit; a run whose entries were removed reads its values again."""
     from statecli.commands.log import cache
 
     log(statecli, saved_runs("plain"))
@@ -190,7 +190,7 @@ def test_the_oldest_entries_are_removed(statecli, saved_runs, cache_home, monkey
 
 
 def test_gates_do_not_read_the_cache():
-    """`audit` and `lock` import nothing of it: a hint is not a proof."""
+    """`audit` and `lock` do not import the cache, because a cached figure is not a proof."""
     import ast
     from pathlib import Path
 
@@ -207,7 +207,7 @@ def test_gates_do_not_read_the_cache():
 
 
 def test_writers_at_the_same_time_leave_whole_entries(statecli, saved_runs, cache_home):
-    """Each replaces its entry as a whole; nothing temporary remains."""
+    """Each writer replaces its entry atomically, and no temporary file remains."""
     from concurrent.futures import ThreadPoolExecutor
 
     from statecli.commands.log.run import Request, log_run

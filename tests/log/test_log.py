@@ -1,4 +1,4 @@
-"""`statecli log`: a line for each checkpoint, against figures that torch computes."""
+"""`statecli log`: a line for each checkpoint, checked against figures computed by torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAYOUTS = ["plain", "safetensors", "trainer", "lightning", "dcp"]
 
 
 def flatten(state):
-    """All parameters in one float64 vector."""
+    """Return all parameters in a float64 vector."""
     return torch.cat([tensor.flatten().double() for tensor in state.values()])
 
 
@@ -22,7 +22,7 @@ def norm_of(state):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_norms_and_changes_are_those_of_torch(statecli, saved_runs, training, layout):
-    """In every layout of a run, in the order of the steps."""
+    """The figures agree in every layout of a run, in the order of the steps."""
     result = statecli("log", saved_runs(layout), "-f", "json")
     assert result.code == 0, result
     rows = result.json["checkpoints"][:12]
@@ -33,7 +33,7 @@ def test_norms_and_changes_are_those_of_torch(statecli, saved_runs, training, la
 
 
 def test_cosines_are_those_of_torch(statecli, saved_runs, training):
-    """Of the tensors that are finite in both checkpoints."""
+    """The cosine covers the tensors that are finite in both checkpoints."""
     rows = statecli("log", saved_runs("plain"), "-f", "json").json["checkpoints"]
     for row, old, new in zip(rows[1:9], training.states, training.states[1:], strict=False):
         cosine = torch.nn.functional.cosine_similarity(flatten(old), flatten(new), dim=0).item()
@@ -51,14 +51,14 @@ def test_cosines_are_those_of_torch(statecli, saved_runs, training):
     ],
 )
 def test_the_step_comes_from_the_checkpoint_or_else_from_its_name(statecli, saved_runs, layout, source, steps):
-    """And the JSON names the source."""
+    """The JSON names the source of the step."""
     rows = statecli("log", saved_runs(layout), "-f", "json").json["checkpoints"]
     assert [row["step"] for row in rows] == [{"number": step, "source": source} for step in steps]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_tensor_that_becomes_nan_is_named_once(statecli, saved_runs, layout):
-    """At the first checkpoint with the NaN, not at the later ones."""
+    """Only the row of the first checkpoint with the NaN names the tensor."""
     rows = statecli("log", saved_runs(layout), "-f", "json").json["checkpoints"]
     born = [(n, row["became_nan"]) for n, row in enumerate(rows) if row["became_nan"]]
     assert born == [(9, ["layers.2.0.weight"])]
@@ -67,7 +67,7 @@ def test_a_tensor_that_becomes_nan_is_named_once(statecli, saved_runs, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_frozen_layer_has_stopped_since_its_last_change(statecli, saved_runs, layout):
-    """Both modules of layers.1 changed last at step 600, a copy of the last checkpoint stops nothing else."""
+    """Both modules of layers.1 last changed at step 600; a copy of the last checkpoint stops no other module."""
     document = statecli("log", saved_runs(layout), "-f", "json").json
     stopped = {module["name"]: module["last_moved"] for module in document["modules"] if module["stopped"]}
     assert stopped == {"layers.1.0": 5, "layers.1.1": 5}
@@ -75,7 +75,7 @@ def test_a_frozen_layer_has_stopped_since_its_last_change(statecli, saved_runs, 
 
 
 def test_settings_that_changed_are_in_the_row(statecli, saved_runs):
-    """The halved learning rate; counters that change each time are not shown to people."""
+    """The halved learning rate is shown; counters that change at each checkpoint are not in the table."""
     result = statecli("log", saved_runs("trainer"), "-f", "json")
     changed = {row["step"]["number"]: [entry["key"] for entry in row["settings"]] for row in result.json["checkpoints"]}
     assert "optimizer.param_groups.0.lr" in changed[800]
@@ -94,7 +94,7 @@ def test_optimizer_state_is_not_part_of_the_norm(statecli, saved_runs):
 
 
 def test_an_unreadable_checkpoint_is_a_line_and_status_2(statecli, run_folder):
-    """The others are shown, and the next checkpoint is compared with the last readable one."""
+    """Other checkpoints are shown, and the next checkpoint is compared with the last readable checkpoint."""
     folder = run_folder("safetensors")
     path = folder / "model_4.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
@@ -112,7 +112,7 @@ def test_an_unreadable_checkpoint_is_a_line_and_status_2(statecli, run_folder):
 
 @pytest.mark.parametrize("output", ["table", "markdown", "html"])
 def test_the_modules_have_heads(statecli, saved_runs, output):
-    """Their numbers are the norm and the change at the last checkpoint, not those of a step."""
+    """The numbers are the norm and the change at the last checkpoint, not of a step."""
     shown = statecli("log", saved_runs("plain"), "-f", output).out
     after = shown[shown.index("rel. change from checkpoint to checkpoint") :]
     assert after.index("last norm") < after.index("last change") < after.index("each change") < after.index("embed")

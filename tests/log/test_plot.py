@@ -27,7 +27,7 @@ def list_corners(picture):
 
 @given(st.lists(st.floats(), max_size=30))
 def test_every_number_is_drawn_inside_of_the_plot(values):
-    """Also the largest float, a denormal and none at all; a value that is not finite is a gap."""
+    """The values include the largest float, a denormal, or no value; a value that is not finite is a gap."""
     picture = draw(values)
     corners = [corner for line in list_corners(picture) for corner in line]
     assert len(corners) == sum(map(math.isfinite, values))
@@ -36,14 +36,14 @@ def test_every_number_is_drawn_inside_of_the_plot(values):
 
 
 def test_places_are_to_scale():
-    """A checkpoint twice as far away is twice as far away."""
+    """The horizontal distance of two checkpoints is proportional to their steps."""
     ((first, second, third),) = list_corners(draw([1.0, 2.0, 3.0], (0.0, 100.0, 300.0)))
     assert third[0] - second[0] == pytest.approx(2 * (second[0] - first[0]), abs=0.2)
     assert first[1] > second[1] > third[1]
 
 
 def test_a_gap_divides_the_line():
-    """Of an unknown value nothing is drawn, and its neighbours are not joined."""
+    """An unknown value is not drawn, and its neighbours are not connected."""
     assert [len(line) for line in list_corners(draw([1.0, 2.0, math.nan, 3.0]))] == [2, 1]
 
 
@@ -54,7 +54,7 @@ def test_changes_of_several_magnitudes_have_a_logarithmic_scale():
 
 
 def test_an_alarm_is_a_red_point():
-    """On the line; a line from the bottom to the top if the value is not known. Its title has the text."""
+    """The point is on the line; an unknown value has a vertical line instead. The title has the text of the alarm."""
     picture = draw([1.0, 2.0], alarms=("", "NaN in w"))
     (alarm,) = [point for point in picture.points if point.mood == "odd"]
     assert alarm.title == "1: 2; NaN in w"
@@ -65,14 +65,14 @@ def test_an_alarm_is_a_red_point():
 
 
 def test_ten_thousand_checkpoints_have_a_line_and_no_titles():
-    """So that the page stays small; alarms are still there."""
+    """Without titles the page stays small; alarms are still drawn."""
     picture = draw([1.0] * 10_000, alarms=("",) * 9_999 + ("NaN in w",))
     assert len(list_corners(picture)[0]) == 10_000
     assert len(picture.points) == 1
 
 
 def test_the_page_has_both_curves(statecli, saved_runs):
-    """Over the steps, with the NaN in red; nothing is fetched."""
+    """The curves are drawn over the steps, with the NaN in red; the page fetches nothing."""
     page = statecli("log", saved_runs("trainer"), "-f", "html").out
     assert page.count("<polyline") == 2
     assert "step 1,000: 25." in page
@@ -81,13 +81,13 @@ def test_the_page_has_both_curves(statecli, saved_runs):
 
 
 def test_a_copy_of_the_last_checkpoint_does_not_change_the_axis(statecli, saved_runs):
-    """Lightning's last.ckpt has the step of the checkpoint before."""
+    """Lightning's last.ckpt has the step of the previous checkpoint."""
     page = statecli("log", saved_runs("lightning"), "-f", "html").out
     assert '<text class="middle" x="1080" y="317">1,200</text>' in page
 
 
 def test_names_are_text(statecli, tmp_path):
-    """A hostile tensor does not add markup to the page."""
+    """A tensor name with markup is escaped in the page."""
     name = "<script>alert(1)</script>"
     for number, value in enumerate((1.0, float("nan"))):
         torch.save({f"a.{name}": torch.tensor([value])}, tmp_path / f"{number}.pt")

@@ -22,7 +22,7 @@ from statecli.report.sparkline import MAX_CELLS, draw_sparkline, find_range
     ],
 )
 def test_heights_are_logarithmic(values, expected):
-    """Zero, not known and not finite have cells of their own; noise of a per cent is level."""
+    """Zero, unknown and non-finite values have their own characters; a variation of one per cent is level."""
     assert draw_sparkline(values, find_range([values])) == expected
 
 

@@ -1,4 +1,4 @@
-"""`statecli watch`: a line for each checkpoint when it is finished."""
+"""`statecli watch`: print a line for each checkpoint when its files are complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def to_bytes(value: float) -> bytes:
 
 
 class Script:
-    """A clock that goes on by each sleep, and does something before each look."""
+    """A clock that advances with each sleep, and runs an action before each look at the folder."""
 
     def __init__(self, *actions):
         self.actions, self.now = list(actions), 0.0
@@ -37,11 +37,11 @@ class Script:
 
 
 def nothing():
-    """Between two looks nothing happens."""
+    """Change nothing between two looks."""
 
 
 def watch(folder, *actions, **options):
-    """The rows that watch yields while the actions are done, one after each look."""
+    """Return the rows that watch yields while the actions run, one after each look."""
     from statecli.commands.watch.run import Request, watch_run
 
     script = Script(*actions)
@@ -55,7 +55,7 @@ def watch(folder, *actions, **options):
 
 
 def test_a_file_that_grows_is_not_finished(tmp_path):
-    """Written in four pieces: one row, after the last piece and two equal looks."""
+    """A file written in four pieces has a single row, after the last piece and two equal looks."""
     data = to_bytes(1.0)
     path = tmp_path / "ckpt-1.pt"
     states = []
@@ -74,7 +74,7 @@ def test_a_file_that_grows_is_not_finished(tmp_path):
 
 
 def test_a_writer_that_pauses_is_waited_for(tmp_path):
-    """A half of a file that stays the same for a while is not a checkpoint yet."""
+    """Half of a file, unchanged for a while, is not a checkpoint yet."""
     data, path = to_bytes(1.0), tmp_path / "ckpt-1.pt"
     half = lambda: path.write_bytes(data[: len(data) // 2])  # noqa: E731
     rows = watch(tmp_path, half, nothing, nothing, nothing, lambda: path.write_bytes(data), nothing, nothing)
@@ -82,7 +82,7 @@ def test_a_writer_that_pauses_is_waited_for(tmp_path):
 
 
 def test_a_file_that_stays_damaged_is_reported_once(tmp_path):
-    """After a minute, with its error."""
+    """The file is reported after a minute, with its error."""
     (tmp_path / "ckpt-1.pt").write_bytes(to_bytes(1.0)[:500])
     rows = watch(tmp_path, *[nothing] * 40, history=True)
     assert len(rows) == 1
@@ -90,7 +90,7 @@ def test_a_file_that_stays_damaged_is_reported_once(tmp_path):
 
 
 def test_a_folder_is_finished_with_its_last_shard(tmp_path):
-    """An index and two shards: without the second there is no row."""
+    """The folder has an index and two shards; without the second shard, the folder has no row."""
     from safetensors.torch import save_file
 
     folder = tmp_path / "checkpoint-10"
@@ -109,7 +109,7 @@ def test_a_folder_is_finished_with_its_last_shard(tmp_path):
 
 
 def test_rows_have_the_change_since_the_row_before(tmp_path):
-    """Watching begins with the last of the checkpoints that are there."""
+    """Watching begins with the last existing checkpoint."""
     for number in (1, 2, 10):
         (tmp_path / f"ckpt-{number}.pt").write_bytes(to_bytes(number))
     rows = watch(tmp_path, nothing, lambda: (tmp_path / "ckpt-11.pt").write_bytes(to_bytes(11)), nothing, nothing)
@@ -119,7 +119,7 @@ def test_rows_have_the_change_since_the_row_before(tmp_path):
 
 
 def test_a_checkpoint_that_is_written_again_has_a_new_row(tmp_path):
-    """last.ckpt, which trainers overwrite."""
+    """Trainers overwrite last.ckpt."""
     path = tmp_path / "last.ckpt"
     path.write_bytes(to_bytes(1.0))
     rows = watch(tmp_path, nothing, lambda: path.write_bytes(to_bytes(2.0)), nothing, nothing)
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_is_written_again_has_a_new_row(tmp_path):
 
 
 def test_a_deleted_predecessor_is_named(tmp_path):
-    """Trainers keep the last checkpoints only; the norm is shown, the change is not known."""
+    """Trainers keep only the last checkpoints; the row has the norm, but not the change."""
     first, second = tmp_path / "ckpt-1.pt", tmp_path / "ckpt-2.pt"
     first.write_bytes(to_bytes(1.0))
 
@@ -142,7 +142,7 @@ def test_a_deleted_predecessor_is_named(tmp_path):
 
 
 def test_files_added_next_to_the_weights_give_no_second_row(tmp_path):
-    """optimizer.pt comes after the model, and the model is the same."""
+    """optimizer.pt is written after the model, and the model does not change."""
     from safetensors.torch import save_file
 
     folder = tmp_path / "checkpoint-10"
@@ -155,7 +155,7 @@ def test_files_added_next_to_the_weights_give_no_second_row(tmp_path):
 
 @pytest.fixture
 def start_watch(tmp_path):
-    """The command in a process of its own, with a pipe as standard output."""
+    """Start the command in a new process, with a pipe as standard output."""
     processes = []
 
     def start(*words):
@@ -172,7 +172,7 @@ def start_watch(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: signals")
 def test_a_line_passes_a_pipe_at_once_and_ctrl_c_ends_without_a_traceback(start_watch, tmp_path):
-    """Status 130, as of every interrupted command."""
+    """The exit status is 130, as of every interrupted command."""
     process = start_watch()
     assert process.stdout.readline().split() == [b"step", b"norm", b"rel.", b"change", b"checkpoint"]
     (tmp_path / "new").write_bytes(to_bytes(1.0))
@@ -184,7 +184,7 @@ def test_a_line_passes_a_pipe_at_once_and_ctrl_c_ends_without_a_traceback(start_
 
 
 def test_fail_on_nan_is_status_1(statecli, tmp_path):
-    """After the line with the name of the tensor."""
+    """The command exits after the line with the name of the tensor."""
     (tmp_path / "ckpt-1.pt").write_bytes(to_bytes(1.0))
     (tmp_path / "ckpt-2.pt").write_bytes(to_bytes(float("nan")))
     (tmp_path / "ckpt-3.pt").write_bytes(to_bytes(1.0))
@@ -194,7 +194,7 @@ def test_fail_on_nan_is_status_1(statecli, tmp_path):
 
 
 def test_json_lines_are_rows_of_log(statecli, tmp_path):
-    """The same keys."""
+    """A line equals the row of `log` for the same checkpoint."""
     (tmp_path / "ckpt-1.pt").write_bytes(to_bytes(1.0))
     line = statecli("watch", tmp_path, "--count", "1", "--interval", "0.01", "-f", "jsonl").json
     assert line == statecli("log", tmp_path, "-f", "json").json["checkpoints"][0]
@@ -202,14 +202,14 @@ def test_json_lines_are_rows_of_log(statecli, tmp_path):
 
 @pytest.mark.parametrize("words", [("--interval", "0"), ("--interval", "nan"), ("--count", "0")])
 def test_wrong_numbers_are_refused(statecli, tmp_path, words):
-    """Status 2 and one line."""
+    """The command exits with status 2 and prints one line."""
     result = statecli("watch", tmp_path, *words)
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert words[0] in result.err
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    """It may be made later; a mistyped path would be waited for without a word."""
+    """The folder may be created later; with a mistyped path, the command would wait silently."""
     from statecli.requests import watch as request
     from statecli.requests.options import WatchOptions
 
@@ -227,7 +227,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
 
 
 def test_a_growing_history_is_described_once(statecli, tmp_path):
-    """Later lines have only its newest loss."""
+    """Later lines show only the newest loss of the history."""
     for number in (1, 2, 3, 4):
         folder = tmp_path / f"checkpoint-{number}"
         folder.mkdir()
