@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import unittest.mock
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ def run_on_terminal(words: list[str], width: int, *, color: bool = False) -> tup
     if isinstance(options, VerifyOptions) and options.device is None:
         # As on a machine without a GPU, on every machine that makes the documents.
         options = replace(options, device=FAKE_CUDA)
-    outcome = run(options)
+    with unittest.mock.patch.object(sys, "executable", f"{_program_folder()}/python"):
+        outcome = run(options)
     quiet = bool(getattr(options, "quiet", False))
     view = render.RenderOptions(terminal=True, width=width, color=color, quiet=quiet, exit_status=outcome.exit_code)
     return render.format_report(outcome.report, render.Output.TABLE, view), outcome.exit_code
@@ -96,12 +98,16 @@ def run_in_shell(line: str) -> tuple[str, int]:
 
 @functools.cache
 def _program_folder() -> str:
-    """Return a folder with a program `statecli` that runs this source tree."""
+    """Return a folder with a program `statecli` that runs this source tree, and `python` for the scripts of examples.
+
+    Both are forks of a process with torch already imported.
+    """
+    from tests.forked_python import write_command
+
     folder = Path(tempfile.mkdtemp(prefix="statecli-docs-"))
     atexit_remove(folder)
-    program = folder / "statecli"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m statecli "$@"\n')
-    program.chmod(0o755)
+    write_command(folder / "statecli", "-m", "statecli", libraries="torch")
+    write_command(folder / "python", libraries="torch")
     return str(folder)
 
 
