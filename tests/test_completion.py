@@ -14,6 +14,7 @@ import torch
 from statecli.cli import completion, help_table
 from statecli.cli.completion import Kind, complete
 from statecli.core.output import Output
+from statecli.report.documents.schemas import DOCUMENTS
 from statecli.requests.options import COMMANDS, Shell
 from statecli.requests.parameters import parameters_of
 from statecli.rules.dictionary import DICTIONARY, RULES
@@ -105,14 +106,7 @@ def test_every_choice_of_an_option_is_offered(command):
         ("statecli inspect a.pt --atol ", []),
         ("statecli diff --atol ", []),
         ("statecli inspect -- --", []),
-        (
-            "statecli schema ",
-            [
-                *["inspect", "diff", "verify", "fix", "audit", "explain", "rules"],
-                *["config", "lock", "log", "bisect"],
-                "resume-check",
-            ],
-        ),
+        ("statecli schema ", [*DOCUMENTS]),
         ("statecli schema inspect ", []),
         ("statecli completion ", ["bash", "zsh", "fish", "powershell"]),
         ("statecli config ", []),

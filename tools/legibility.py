@@ -46,7 +46,8 @@ OTHERS = {
 def main(root: Path) -> None:
     """Print the figures of all Python files below `root`."""
     texts = [path.read_text() for path in sorted(root.rglob("*.py"))]
-    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    trees = [ast.parse(text) for text in texts]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
     functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     names = [node.name.strip("_") for node in functions if not node.name.startswith("__")]
     lines = sum(text.count("\n") for text in texts)
@@ -64,7 +65,7 @@ def main(root: Path) -> None:
             1000 * sum(map(bool, map(VAGUE_VARIABLES.fullmatch, variables(nodes)))) / lines, 1
         ),
         "it/what/that/who among docstring words, %": percent(map(FILLERS.fullmatch, words), words),
-        "own imports inside functions": sum(len(set(own_imports(node, root.name))) for node in functions),
+        "own imports inside functions": sum(len(own_imports(tree, root)) for tree in trees),
     }
     for name, value in figures.items():
         print(f"{name:45} {value!s:>12}" + (f"    others {OTHERS[name]}" if name in OTHERS else ""))
@@ -86,11 +87,19 @@ def variables(nodes: list[ast.AST]) -> Iterator[str]:
             yield node.arg
 
 
-def own_imports(function: ast.AST, package: str) -> Iterator[str]:
-    """Yield the modules of the package that are imported inside the function."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
-            yield node.module or ""
+def own_imports(tree: ast.AST, root: Path) -> set[str]:
+    """Return the modules of the package below `root` that functions of a file import."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    imports = {node for function in functions for node in ast.walk(function) if isinstance(node, ast.ImportFrom)}
+    names = [(node.module or "", alias.name) for node in imports for alias in node.names]
+    own = [(module, name) for module, name in names if module.split(".")[0] == root.name]
+    return {f"{module}.{name}" if is_module(root, f"{module}.{name}") else module for module, name in own}
+
+
+def is_module(root: Path, name: str) -> bool:
+    """Return True for the name of a module or package below `root`."""
+    path = root.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def percent(flags, of: list) -> float:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from statecli.core.errors import UnreadableError
 from statecli.storage import session
 from statecli.storage.store import FileVersion
-from statecli.storage.url import split_url
+from statecli.storage.url import SERVERS, split_url
 
 #: Message about a file whose version changes between two answers.
 CHANGED = "changed while statecli read it; try again"
@@ -69,17 +69,11 @@ class _Stores:
         self._lock = threading.Lock()
 
     def open(self, url: str) -> ObjectStore:
-        scheme = url.partition("://")[0].lower()
+        server = SERVERS.get(url.partition("://")[0].lower())
         with self._lock:
-            if scheme in ("http", "https"):
-                return self._create("http", "http", "Http")
-            if scheme in ("s3", "s3a"):
-                return self._create("s3", "s3", "S3")
-            if scheme in ("gs", "gcs"):
-                return self._create("gs", "gcs", "CloudStorage")
-            if scheme == "hf":
-                return self._create("hf", "hub", "Hub")
-            return self._create(_filesystem_key(url), "fsspec_store", "Filesystem", url)
+            if server is None:
+                return self._create(_filesystem_key(url), "fsspec_store", "Filesystem", url)
+            return self._create(server.module, server.module, server.store)
 
     def _create(self, key: str, module: str, name: str, *arguments: str) -> ObjectStore:
         if key not in self._by_key:

@@ -18,10 +18,23 @@ _URL = compile_on_use(r"(?:[a-zA-Z][a-zA-Z0-9+.-]*::)*[a-zA-Z][a-zA-Z0-9+.-]+://
 _ADDRESS = compile_on_use(r"^\[[0-9a-fA-F:.]*\]")
 #: Characters that make the path of a URL a glob; `?` begins a query.
 GLOB = compile_on_use(r"[*[]")
-#: Schemes whose paths begin with a host or a bucket.
-_WITH_HOST = frozenset(f"{scheme}://" for scheme in ("http", "https", "s3", "s3a", "gs", "gcs", "hf"))
-#: The only text that begins a query, for schemes in which `?` may be part of a name; None: no query.
-_QUERY = {"s3": "?versionId=", "s3a": "?versionId=", "gs": "?generation=", "gcs": "?generation=", "hf": None}
+
+
+class Server(NamedTuple):
+    """A kind of server: the module of its store in `storage`, the class there, and the text that begins a query.
+
+    `query`: more than `?` where `?` may be part of a name; None if a URL has no query.
+    """
+
+    module: str
+    store: str
+    query: str | None
+
+
+_WEB, _S3 = Server("http", "Http", "?"), Server("s3", "S3", "?versionId=")
+_GOOGLE, _HUB = Server("gcs", "CloudStorage", "?generation="), Server("hub", "Hub", None)
+#: Schemes whose paths begin with a host or a bucket. fsspec reads all others.
+SERVERS = {"http": _WEB, "https": _WEB, "s3": _S3, "s3a": _S3, "gs": _GOOGLE, "gcs": _GOOGLE, "hf": _HUB}
 
 
 class UrlParts(NamedTuple):
@@ -48,7 +61,7 @@ def split_url(url: str) -> UrlParts:
 
 def find_query(scheme: str, text: str) -> int:
     """Return the index of the query in the text after a `scheme://`; the text's length without a query."""
-    mark = _QUERY.get(scheme.removesuffix("://").lower(), "?")
+    mark = SERVERS.get(scheme.removesuffix("://").lower(), _WEB).query
     at = -1 if mark is None else text.find(mark)
     return len(text) if at < 0 else at
 
@@ -68,7 +81,7 @@ def is_folder_url(url: str) -> bool:
     """Return True if the URL can only name a folder: a host, a bucket, or a path that ends with a slash."""
     scheme, path, _ = split_url(url)
     # `memory://m.pt` is a file.
-    return path.endswith("/") or not path or ("/" not in path and scheme.lower() in _WITH_HOST)
+    return path.endswith("/") or not path or ("/" not in path and scheme.removesuffix("://").lower() in SERVERS)
 
 
 def is_glob(url: str) -> bool:
