@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 import yaml
 from safetensors.torch import save_file
 
-from statecli.cli.typer_app import build_app
+from statecli.cli.typer_app import build_command
 from statecli.commands.audit import config
 from statecli.commands.audit.config import Config, IgnoreEntry
 from statecli.commands.audit.import_plugin import import_plugins
@@ -333,7 +332,7 @@ def commands(group, before=""):
 def test_every_command_and_option_is_documented(pages):
     """The page of the command names each option; the page about CI names the option of the hook, hidden in the help."""
     ci = pages["how-to/ci.md"]
-    for words, command in commands(typer.main.get_command(build_app())):
+    for words, command in commands(build_command()):
         if words in ("help", "version"):  # not in the table of options
             assert f"`statecli {words}`" in pages["reference/commands/index.md"]
             continue

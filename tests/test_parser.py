@@ -7,14 +7,13 @@ import os
 import hypothesis.strategies as st
 import pytest
 import torch
-import typer
 from hypothesis import given, settings
 
 from statecli.cli import command_runner, parser, typer_app
 from statecli.requests.options import COMMANDS as TABLE
 from statecli.requests.parameters import parameters_of
 
-APP = typer.main.get_command(typer_app.build_app())
+APP = typer_app.build_command()
 
 
 def command_of(name):
@@ -144,6 +143,7 @@ def test_whatever_it_parses_typer_parses_the_same(words):
         ["audit", "--lock", "l.json", "a.pt", "--", "-o.pt", "--values", "--"],
         ["inspect", "--to=meta", "net.py:Net(a=1)", "--kind", "buffer", "--kind", "parameter"],
         ["inspect", "-i", "*.weight", "-x", "b.*", "a.pt", "--stats", "--no-progress", "-o", "out.json"],
+        ["lock", "a.pt", "-o", "-"],
         ["diff", "a.pt", "b.pt"],
         ["diff", "a.pt", "--atol=1e-6", "--rtol", "1e-5", "b.pt", "-j", "2", "-f", "html", "-o", "out.html"],
         ["diff", "--map", "^a=b", "--map", "c=d", "a.pt", "b.pt", "--ignore", "dtype", "--ignore=device", "--tree"],

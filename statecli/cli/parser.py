@@ -66,8 +66,8 @@ class _LineReader:
             self._given[parameter.field] = True
             return True
         if not equals:
-            value = next(rest, "-")
-        return (bool(equals) or not value.startswith("-")) and self._store(parameter, value)
+            value = next(rest, "--")
+        return (bool(equals) or value == "-" or not value.startswith("-")) and self._store(parameter, value)
 
     def _store(self, parameter: Parameter, word: str) -> bool:
         """Store the value of a word; return False for a word without a value of the type, and for a second value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 import typer.core
+import typer.main
 
 from statecli.cli import command_runner, help_page, help_table
 from statecli.cli.mistakes import describe_mistake
@@ -60,8 +62,9 @@ def _refuse_command(context: typer.Context, command: Annotated[list[str] | None,
     root.command.main([*(command or ()), "--help"], prog_name=root.info_name, standalone_mode=False)
 
 
-def build_app() -> typer.Typer:
-    """Return the application with every command of COMMANDS."""
+@functools.cache
+def build_command() -> Any:
+    """Return Typer's group of every command of COMMANDS."""
     app = typer.Typer(
         name="statecli",
         cls=_Group,
@@ -81,7 +84,7 @@ def build_app() -> typer.Typer:
             groups[group] = typer.Typer(name=group, cls=_Group, rich_markup_mode=None, no_args_is_help=True)
             app.add_typer(groups[group])
         groups.get(group, app).command(last, cls=_Command)(_build_function(last, options))
-    return app
+    return typer.main.get_command(app)
 
 
 def _build_function(name: str, options: Any) -> Callable[..., None]:
@@ -129,7 +132,7 @@ def run() -> int:
         raise UsageError(f"{word}: a file has the name of this option; write ./{word}, or -- before the targets")
     before = sys.stdout
     try:
-        code = build_app()(prog_name="statecli", standalone_mode=False)
+        code = build_command().main(prog_name="statecli", standalone_mode=False)
     except Verdict as done:
         return done.code
     except SystemExit as done:
