@@ -74,9 +74,11 @@ TRAVELS = [
 ]
 
 
-@pytest.mark.parametrize("build_state", [weights, many])
 @pytest.mark.parametrize(
-    ("write", "question"), TRAVELS, ids=lambda part: part[0] if isinstance(part, tuple) else part.__name__
+    ("write", "question", "build_state"),
+    [(*travel, weights) for travel in TRAVELS]
+    + [(write, ("inspect", "--stats"), many) for write in (safetensors, torch_zip, legacy, npz, dcp)],
+    ids=lambda part: part[0] if isinstance(part, tuple) else part.__name__,
 )
 def test_each_byte_travels_once(served, statecli, tmp_path, write, build_state, question):
     """8 MB in 2 tensors, or 4 MB in 100: at most 2 % more bytes are fetched, and not a request per block."""

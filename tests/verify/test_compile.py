@@ -37,11 +37,6 @@ ZOO = {
         {"n": NUMBER},
         net(COUNT, "self.n.add_(1)\nreturn self.fc(x) * self.n"),
     ),
-    "a counter that nothing reads": (
-        net("self.n = 0", "self.n += 1\nreturn self.fc(x)"),
-        {"n": NUMBER},
-        net(COUNT, "self.n.add_(1)\nreturn self.fc(x)"),
-    ),
     "a counter of training steps": (
         net("self.n = 0", "if self.training: self.n += 1\nreturn self.fc(x) * 0.9 ** self.n"),
         {"n": NUMBER},
@@ -62,21 +57,14 @@ ZOO = {
         {"seen": NUMBER},
         net("self.seen = []", "self.seen = [1]\nreturn self.fc(x)"),
     ),
-    "a growing dict": (
-        net("self.d = {}", "self.d[len(self.d)] = 1\nreturn self.fc(x)"),
-        {"d": NUMBER},
-        net("self.d = {}", "self.d[0] = 1\nreturn self.fc(x)"),
-    ),
-    "a growing tuple": (
-        net("self.seen = ()", "self.seen = (*self.seen, 1)\nreturn self.fc(x) * len(self.seen)"),
-        {"seen": NUMBER},
-        net("self.seen = ()", "self.seen = (1,)\nreturn self.fc(x) * len(self.seen)"),
-    ),
     "in a part": (PART.format("self.n += 1"), {"parts.0.n": NUMBER, "parts.1.n": NUMBER}, PART.format("self.n = 1")),
-    "two counters and a list": (
-        net("self.a = self.b = 0\nself.c = []", "self.a += 1\nself.b += 2\nself.c.append(1)\nreturn self.fc(x)"),
+    "a counter, a dict and a tuple": (
+        net(
+            "self.a = 0\nself.b = {}\nself.c = ()",
+            "self.a += 1\nself.b[len(self.b)] = 1\nself.c = (*self.c, 1)\nreturn self.fc(x)",
+        ),
         {"a": NUMBER, "b": NUMBER, "c": NUMBER},
-        net("self.a = self.b = 0\nself.c = []", "self.a = 1\nself.b = 2\nself.c = [1]\nreturn self.fc(x)"),
+        net("self.a = 0\nself.b = {}\nself.c = ()", "self.a = 1\nself.b[0] = 1\nself.c = (1,)\nreturn self.fc(x)"),
     ),
     "a constant of a parameter": (
         net("", "return self.fc(x) * self.scale()") + CONSTANT.format("self.fc.weight"),
