@@ -232,9 +232,7 @@ class RemoteStore:
                 self._file(path).prefetch_head()
             except UnreadableError as error:
                 why = error
-            if isinstance(why, Missing):
-                self._files.pop(path, None)
-            elif not isinstance(why, Unsure):
+            if not isinstance(why, (Missing, Unsure)):
                 return _FILE
         try:
             if self._list(path).folders:

@@ -336,10 +336,10 @@ def test_a_wrong_password_is_not_tried_thirty_times(folder, inspect_error):
 
 
 def test_a_missing_file_is_no_folder(served, inspect_error):
-    """A missing name with the suffix of a file takes two requests at most, and no request for the usual names below."""
+    """A missing name with the suffix of a file is requested once, and the usual names below it are not requested."""
     url = served.url("net/model.safetensors")
     assert inspect_error(url) == f"{url}: does not exist (HTTP 404)"
-    assert len(served.requests) <= 2
+    assert len(served.requests) == 1
 
 
 def test_an_index_keeps_its_shards_credentials(served, statecli, tmp_path):
