@@ -328,7 +328,7 @@ def test_a_baseline_accepts_what_lies_behind_a_url(spoiled_url, served, statecli
 )
 @pytest.mark.parametrize("command", ["inspect", "audit"])
 def test_nothing_is_written_to_a_url(web, statecli, command, option):
-    """A URL as the output of a command is refused with a single line, and so is the URL of a new lock or baseline."""
+    """A URL as the output of a command, or of a new lock or baseline, is refused in a single line before a request."""
     url = f"{web.url('out.json')}?sig={SECRET}"
     web.forget()
     lines = [
@@ -341,6 +341,7 @@ def test_nothing_is_written_to_a_url(web, statecli, command, option):
         assert "statecli cannot write to a URL; write a local file and upload it" in result.err
         assert SECRET not in result.err
     assert not (web.folder / "out.json").exists()
+    assert not web.requests
 
 
 # --- configurations

@@ -633,7 +633,7 @@ def test_a_cut_is_mended(s3, aws_credentials, statecli):
 
 
 def test_a_stall_is_one_line(s3, aws_credentials, statecli, monkeypatch):
-    """The command fails after STATECLI_TIMEOUT seconds, without retries if STATECLI_RETRIES is 0."""
+    """The command fails after STATECLI_TIMEOUT seconds. If STATECLI_RETRIES is 0, botocore sends no other request."""
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.2")
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     write_checkpoint(s3.folder / "models")
@@ -643,6 +643,7 @@ def test_a_stall_is_one_line(s3, aws_credentials, statecli, monkeypatch):
         2,
         "statecli: s3://models/m.safetensors: no answer in 0.2 s; try again later\n",
     )
+    assert len(s3.requests) == 1
 
 
 def test_another_range_is_refused(s3, aws_credentials, statecli):

@@ -115,13 +115,15 @@ def test_no_lock_and_no_baseline_has_one(secret, desk, statecli):
 
 
 def test_no_part_of_a_divided_run_has_one(secret, desk, statecli):
-    """Neither the output nor the part files contain a secret."""
+    """Neither the output, the part files nor their merge contain a secret."""
     url = secret("a.safetensors")
     for number in (1, 2):
         part = statecli("inspect", url, "--stats", "--shard", f"{number}/2", "-o", f"part-{number}.jsonl")
         assert part.code == 0, part
         assert_none(part.out, part.err)
-    assert_none(*read_files(desk))
+    merged = statecli("merge", "part-1.jsonl", "part-2.jsonl", "--url", url, "--report", "json=merged.json")
+    assert merged.code == 0, merged
+    assert_none(merged.out, merged.err, *read_files(desk))
 
 
 def test_a_configuration_shows_none(secret, server, desk, statecli):
