@@ -106,7 +106,9 @@ def test_a_merge_says_it_as_well(statecli, monkeypatch):
 
 
 def test_a_file_that_is_gone(statecli):
-    """The file is missing when its values are read, although its header was read: the error names the file."""
+    """The file is missing when its values are read, although its header was read: the error names the file, and the
+    document names each tensor.
+    """
     real = compare.compute_fingerprints
 
     def read_without_file(rows, **more):
@@ -121,3 +123,5 @@ def test_a_file_that_is_gone(statecli):
         result = statecli("diff", str(Path("a").absolute()), "b", "-f", "json", "--jobs", "1")
     assert result.code == 2
     assert "b: cannot be opened: no such file or directory" in result.err
+    lost = {row["fqn"] for row in result.json["broken"] if row["message"].startswith("b: cannot be opened")}
+    assert lost == {"x.w", "x.v", "y.w", "y.v"}

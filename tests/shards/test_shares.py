@@ -190,7 +190,6 @@ def test_a_share_that_is_none_is_refused(statecli, text):
     assert result.err == f"statecli: --shard {text}: {why}\n"
 
 
-@pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -224,11 +223,13 @@ def test_a_share_that_is_none_is_refused(statecli, text):
     ],
 )
 def test_what_makes_no_sense_beside_it_is_refused(statecli, line, said):
-    """The message is a single line, and no file is written."""
+    """The message is a single line, and no file is read or written: one target is empty, and the others are missing."""
+    Path("a.safetensors").touch()
     result = statecli(*line.split(), "--shard", "1/2")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert result.err.startswith(f"statecli: {said}")
-    assert not Path("x").exists()
+    assert os.listdir() == ["a.safetensors"]
+    assert not os.path.getsize("a.safetensors")
 
 
 @pytest.mark.usefixtures("files")

@@ -57,13 +57,18 @@ def targets(result) -> list[str]:
 
 
 def test_an_audit_walks_a_folder(web, statecli):
-    """An audit finds the models and the checkpoints next to them, as on disk; config.json is not a target."""
+    """An audit finds the models and the checkpoints next to them, as on disk; config.json is not a target.
+
+    Each listing and each file is requested once.
+    """
     root = web.url()
     result = statecli("audit", root, "-f", "json")
     assert result.code == 0
     assert targets(result) == [
         f"{root}run-{n}{rest}" for n in (1, 2) for rest in ("", "/train.ckpt")
     ]  # a model is named by its folder
+    paths = [request.path for request in web.requests]
+    assert sorted(paths) == sorted(set(paths))
 
 
 def test_globs(web, bucket, statecli):
