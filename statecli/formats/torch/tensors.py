@@ -408,14 +408,16 @@ class Decoder:
         _plausible(location, fqn)
         if type(numel) is not int or numel < 0:
             raise MalformedError(
-                f"{fqn}: storage {key!r} claims {_truncate_value(numel)} elements; expected an integer of 0 or more"
+                f"{fqn}: storage {_truncate_value(key)} claims {_truncate_value(numel)} elements; "
+                "expected an integer of 0 or more"
             )
         length = numel * ELEMENT_BITS[dtype] // 8
         self._refuse_disputed(pid, fqn)
         where = self.storages.get(key)
         if where is None and location != "meta":
             raise MalformedError(
-                f"{fqn}: storage {key!r} is not in the file; copy the file again, or save the checkpoint again"
+                f"{fqn}: storage {_truncate_value(key)} is not in the file; "
+                "copy the file again, or save the checkpoint again"
             )
         if where is not None and where.length != length:
             raise MalformedError(
@@ -435,7 +437,7 @@ class Decoder:
         for key in (pid[2], *view[:1]):
             if type(key) is str and key in self.disputed:
                 raise MalformedError(
-                    f"{fqn}: the pickle describes storage {key!r} in two ways: "
+                    f"{fqn}: the pickle describes storage {_truncate_value(key)} in two ways: "
                     f"{self.disputed[key]}; torch uses the first for all tensors"
                 )
 
@@ -655,7 +657,7 @@ def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> Non
     if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
         raise MalformedError(
             f"{fqn}: the values depend on the loading machine: the tensor is {dtype}, but torch.load swaps the bytes "
-            f"of this big-endian file in units of {stored_dtype}, the dtype of storage {key!r}"
+            f"of this big-endian file in units of {stored_dtype}, the dtype of storage {_truncate_value(key)}"
         )
 
 
