@@ -327,13 +327,16 @@ class _Reader:
             root, reading = self._read_inner(record)
             return _rename_storage(reading.decoder.require_tensor(root, name, "archive"), name)
         except UnreadableError as error:
-            return f"record {name!r}: {error}"
+            return quoting.append_reason(f"record {name!r}", error)
 
     def _read_pickled(self, record: Record, payloads: _Payloads, *, is_weight: bool) -> None:
         """Read tensors in one archive of torch.save, a dict by name."""
         if not record.size:  # what is None was written as nothing
             return
-        root, reading = self._read_inner(record)
+        try:
+            root, reading = self._read_inner(record)
+        except UnreadableError as error:
+            raise type(error)(quoting.append_reason(f"record {record.name!r}", error)) from None
         for fqn, node in get_text_items(root).items():
             tensor = reading.tensor(node, fqn)
             if tensor is None:
@@ -348,7 +351,7 @@ class _Reader:
     def _read_inner(self, record: Record) -> tuple[Any, Reading]:
         """Return the root of the archive in a record, and the reading of its tensors."""
         if record.method != STORED:
-            raise MalformedError(f"{record.name!r} is compressed; save the program again with torch")
+            raise MalformedError("is compressed; save the program again with torch")
         pickle, storages, oddities = torch_zip.read_contents(self.path, record.data_offset, record.size)
         reading = Reading(Decoder(storages, persistent=pickle.persistent), self.oddities)
         self.oddities.extend(oddity for oddity in oddities if oddity not in self.oddities)
