@@ -34,7 +34,7 @@ def build_net(target):
     return module.Net()
 
 
-def strict_load_errors(net, state) -> dict[str, set[str]]:
+def collect_load_errors(net, state) -> dict[str, set[str]]:
     """Return the names that torch's load_state_dict reports as missing, unexpected or of another size, by rule."""
     actual = net.load_state_dict(state, strict=False) if _shapes_fit(net, state) else None
     if actual is not None:
@@ -69,7 +69,7 @@ def test_in_the_words_of_load_state_dict(change, name, source, save):
     state = dict(net.state_dict())
     CHANGES[change](state)
     path = save(state, name)
-    expected = {(rule, fqn) for rule, names in strict_load_errors(net, state).items() for fqn in names}
+    expected = {(rule, fqn) for rule, names in collect_load_errors(net, state).items() for fqn in names}
     for result in (compare_targets(Request(target, path)), compare_targets(Request(path, target))):
         assert set(rules(result)) == expected
         assert len(result.findings) == len(expected)

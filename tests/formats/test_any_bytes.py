@@ -63,12 +63,13 @@ DAMAGED = 60
 
 
 def read_or_refuse(target: Path) -> None:
-    """Read the target: the result is a state, or an error of one line."""
+    """Read the target: the result is a state, or an error of one line that begins with the path."""
     try:
         state = formats.read(str(target))
     except UnreadableError as error:
         text = str(error)
         assert len(text.splitlines()) == 1, text
+        assert text.startswith(str(target)), text
         assert len(text) < 2000, text[:300]
     else:
         assert state.format

@@ -436,13 +436,15 @@ def test_a_missing_rank(mixed_folder, ranks, statecli):
 
 
 def test_no_rank_is_here(mixed_folder, statecli):
-    """The metadata still has every shape."""
+    """The metadata still has every shape; only the tensor without elements has values."""
     for path in mixed_folder.glob("*.distcp"):
         path.unlink()
     result = statecli("inspect", str(mixed_folder))
     assert result.code == 2
     assert "0 of the 4 files that .metadata lists exist" in result.err
-    assert {t.fqn: t.shape for t in formats.read(str(mixed_folder)).tensors}["images"] == (2, 3, 4, 4)
+    tensors = {t.fqn: t for t in formats.read(str(mixed_folder)).tensors}
+    assert tensors["images"].shape == (2, 3, 4, 4)
+    assert [name for name, tensor in tensors.items() if not tensor.damage] == ["empty"]
 
 
 def test_a_file_of_another_save(mixed_folder):

@@ -282,15 +282,16 @@ def run(*arguments):
 
 
 @each_layout
-def test_the_programs_state_dict_is_the_same(writer, program, tmp_path):
-    """A program and its state_dict do not differ, and the state_dict passes the lock of the program."""
-    path = writer(program, tmp_path / "x.pt2")
-    torch.save(program.state_dict, tmp_path / "sd.pt")
-    done = run("diff", path, tmp_path / "sd.pt")
-    assert done.returncode == 0, done.stdout
-    assert run("lock", path, "-o", tmp_path / "lock.json").returncode == 0
-    result = run("audit", tmp_path / "sd.pt", "--lock", tmp_path / "lock.json", "--select", "lock")
-    assert result.returncode == 0, result.stdout
+def test_the_programs_state_dict_is_the_same(writer, program, tmp_path, statecli):
+    """A program and its state_dict do not differ, and either passes the lock of the other."""
+    path, saved = writer(program, tmp_path / "x.pt2"), tmp_path / "sd.pt"
+    torch.save(program.state_dict, saved)
+    assert statecli("diff", path, saved).code == 0
+    for locked, audited in ((path, saved), (saved, path)):
+        lock = tmp_path / f"{locked.name}.json"
+        assert statecli("lock", locked, "-o", lock).code == 0
+        result = statecli("audit", audited, "--lock", lock, "--select", "lock")
+        assert result.code == 0, result
 
 
 @each_layout
@@ -934,23 +935,25 @@ def test_what_is_an_expression_and_what_is_code():
 
 @pytest.mark.parametrize("writer", [new, of_2_7], ids=lambda function: function.__name__)
 def test_code_among_the_expressions_is_found(writer, tmp_path):
-    """torch.export.load runs the code without any pickle; statecli runs nothing, and an audit reports the code."""
+    """torch.export.load runs the code without any pickle; statecli runs nothing, and an audit names its byte."""
     pytest.importorskip("sympy")
     size = torch.export.Dim("n", min=6, max=600)
     good = writer(torch.export.export(Sizes(), (torch.randn(12, 4),), dynamic_shapes=({0: size},)), tmp_path / "x.pt2")
     mark = tmp_path / "ran"
-    command = json.dumps(f"__import__('pathlib').Path('{mark}').touch()").encode()
+    command, place = json.dumps(f"__import__('pathlib').Path('{mark}').touch()").encode(), None
     with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as forged:
         for name in archive.namelist():
             data = archive.read(name)
             if name.endswith(".json"):
                 data = re.sub(rb'"expr_str": "(?:[^"\\]|\\.)*"', lambda _: b'"expr_str": ' + command, data)
+                place = data.index(command) if command in data else place
             forged.writestr(name, data)
     done = run("audit", tmp_path / "y.pt2", "-f", "json")
     assert done.returncode == 1
     (finding,) = (finding for finding in json.loads(done.stdout)["findings"] if finding["severity"] == "error")
     assert finding["rule"] == "unsafe-global"
     assert "sympy.sympify, which evaluates text as Python code" in finding["message"]
+    assert finding["message"].endswith(f", byte {place})")
     assert not mark.exists()
     with pytest.raises(Exception):  # noqa: B017, PT011  # torch refuses the result, which is not an expression
         torch.export.load(tmp_path / "y.pt2")

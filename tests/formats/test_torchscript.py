@@ -349,16 +349,17 @@ def test_an_audit_knows_every_storage_of_torchscript(tmp_path):
     assert any("torch.UInt61Storage" in finding["message"] for finding in findings)
 
 
-def test_the_modules_own_state_dict_is_the_same(net, tmp_path, capsys):
-    """An archive and its state_dict do not differ, and the state_dict passes the lock of the archive."""
+def test_the_modules_own_state_dict_is_the_same(net, tmp_path, statecli):
+    """An archive and its state_dict do not differ, and either passes the lock of the other."""
+    path, saved = tmp_path / "x.pt", tmp_path / "sd.pt"
     for writer in (save_script, save_trace):
-        writer(net, tmp_path / "x.pt")
-        torch.save(torch.jit.load(tmp_path / "x.pt").state_dict(), tmp_path / "sd.pt")
-        done = run("diff", tmp_path / "x.pt", tmp_path / "sd.pt")
-        assert done.returncode == 0, done.stdout
-        run("lock", tmp_path / "x.pt", "-o", tmp_path / "lock.json")
-        result = run("audit", tmp_path / "sd.pt", "--lock", tmp_path / "lock.json", "--select", "lock")
-        assert result.returncode == 0, result.stdout
+        writer(net, path)
+        torch.save(torch.jit.load(path).state_dict(), saved)
+        assert statecli("diff", path, saved).code == 0
+        for locked, audited in ((path, saved), (saved, path)):
+            assert statecli("lock", locked, "-o", tmp_path / f"{locked.name}.json").code == 0
+            result = statecli("audit", audited, "--lock", tmp_path / f"{locked.name}.json", "--select", "lock")
+            assert result.code == 0, result
 
 
 def run(*arguments):
@@ -366,7 +367,7 @@ def run(*arguments):
     return run_python(["-m", "statecli", *arguments])
 
 
-def test_an_audit_finds_nothing_in_ordinary_ones(tmp_path):
+def test_an_audit_finds_only_lite_bytecode_in_ordinary_ones(tmp_path):
     """The only finding about ordinary archives concerns the bytecode of the lite interpreter."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     for writer in WRITERS:

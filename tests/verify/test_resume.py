@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -254,12 +255,14 @@ def test_the_proof_runs_only_on_request():
 
 
 def test_the_command_line_names_the_line(statecli, in_tmp_path):
-    """The message has both values, and the fix has the line that registers the number."""
+    """The message has both values and the line of forward, and the fix has the line that registers the number."""
     prove(ZOO["a counter"][0])
     result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "resume", "--optimizer", "sgd")
     assert result.code == 1
     assert "error[lost-by-resuming]: n: 2 when saved, 0 in a new instance after the load" in result.out
     assert 'self.register_buffer("n", torch.tensor(0))' in result.out
+    line = Path("net.py").read_text().splitlines().index("        self.n += 1") + 1
+    assert f"the output of step 3 differs [net.py:{line}]\n" in result.out
     assert "with SGD" in result.out
 
 
