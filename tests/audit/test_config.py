@@ -48,13 +48,15 @@ def test_without_any_file_defaults_are_in_force(tmp_path, monkeypatch):
     assert config.load_config(start=str(tmp_path)) == config.LoadedConfig()
 
 
-def test_values_come_as_they_are_meant(load_text):
+def test_values_come_as_they_are_meant(load_text, tmp_path, monkeypatch):
     """A single text stands for a list, sizes may have a unit, and paths are relative to the file's own folder."""
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path)
     text = '[policy]\ndtype = "torch.bfloat16"\nmax-bytes = "1.5 GiB"\nreference = "../old.pt"\n'
-    policy = load_text(text).config.policy
+    policy = load_text(text, "inner/statecli.toml").config.policy
     assert policy.dtype == ("bfloat16",)
     assert policy.max_bytes == 1536 * 1024 * 1024
-    assert policy.reference.endswith("old.pt")
+    assert policy.reference == str(tmp_path / "old.pt")
 
 
 @pytest.mark.parametrize(

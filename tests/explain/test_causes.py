@@ -339,7 +339,7 @@ def test_a_class_that_refuses_is_quoted(desk, net, explain, statecli):
 
 
 def test_shards_are_read_one_after_another(desk, net, explain, run_lines):
-    """The lines read all shards of the folder."""
+    """The lines read all shards of the folder, and no other file."""
     import json
 
     state = net["Net"]().state_dict()
@@ -352,6 +352,7 @@ def test_shards_are_read_one_after_another(desk, net, explain, run_lines):
         save_file({f"net.{name}": state[name].contiguous() for name in half}, folder / file)
         files |= {f"net.{name}": file for name in half}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    save_file({"net.extra": torch.zeros(10)}, folder / "consolidated.safetensors")
     document = explain("net.py:Net", "shards")
     assert causes(document) == ["prefix"]
     assert document["diagnosis"]["proved"]

@@ -237,10 +237,12 @@ def test_the_document_has_the_proofs_of_each_edit(desk, statecli):
 
 @pytest.mark.parametrize("output", [output.value for output in Output])
 def test_every_output_says_what_was_edited(output, desk, statecli):
-    """Every output names the edited file, and the status is 1."""
+    """Every output names the edited file and the tensor, and the status is 1."""
+    (desk / "net.py").write_text(NET.replace("self.t", "self.running_scale"))
     result = statecli("fix", "net.py:Net", "-f", output)
     assert (result.code, result.err) == (1, "")
     assert "net.py" in result.out
+    assert "running_scale" in result.out
 
 
 def test_the_document_fits_its_schema(desk, statecli):
