@@ -404,13 +404,14 @@ def test_what_bytes_that_were_never_saved_are_worth_is_judged_by_no_rule(save_ch
 
 
 def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(save_checkpoint, statecli):
-    """The target fails. The finding names the rule and repeats the reason of the failure."""
+    """The target fails, whether or not values are read. The finding has the rule and the reason of the failure."""
     path = save_checkpoint({"weight": torch.ones(5)})
     flip_bit(path, b"weight")
-    (target,) = audit(Request((str(path),))).targets
-    assert target.status is Status.FAILED
-    assert [finding.rule for finding in target.findings] == ["checksum-mismatch"]
-    assert target.findings[0].message == target.reason
+    for values in (True, False):
+        (target,) = audit(Request((str(path),), values=values)).targets
+        assert target.status is Status.FAILED
+        assert [finding.rule for finding in target.findings] == ["checksum-mismatch"]
+        assert target.findings[0].message == target.reason
     result = statecli("audit", path, "-f", "json")
     assert (result.code, [finding["rule"] for finding in result.json["findings"]]) == (2, ["checksum-mismatch"])
     assert result.err == f"statecli: {target.reason}\n"

@@ -399,11 +399,11 @@ def test_overflows_dtype_needs_a_dtype(tmp_path, weight):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
 def test_duplicate_values_finds_a_clone(audit_state, weight, dtype):
-    """Two names in two storages have the same content."""
+    """Two names in two storages have the same content; the message has the bytes of the copy."""
     table = (weight * 100).to(dtype).repeat(2, 2)
     (finding,) = audit_state("duplicate-values", {"a": table, "b": table.clone(), "c": table + 1})
     assert finding.fqn == "a"
-    assert "the same values as b:" in finding.message
+    assert f"the same values as b: {table.nbytes / 1000:g} kB saved more than once" in finding.message, table.nbytes
 
 
 def test_duplicate_values_finds_three_in_one_finding(audit_state, weight):

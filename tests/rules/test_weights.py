@@ -86,12 +86,12 @@ def test_untrained_adapter_spares_b_of_adalora(run_rule, adapter):
 # --- outlier ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [64, 5_000, 1_000_003])
+@pytest.mark.parametrize(("size", "place"), [(64, 0), (5_000, 1_666), (1_000_003, 1_000_002)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_outlier_finds_one_value_among_others(run_rule, tmp_path, size, dtype):
-    """The tensor may have any size."""
+def test_outlier_finds_one_value_among_others(run_rule, tmp_path, size, place, dtype):
+    """The tensor may have any size, and the value any place: first, last or between."""
     values = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype)
-    values[size // 3] = -50_000.0
+    values[place] = -50_000.0
     torch.save({"fc.weight": values}, tmp_path / "a.pt")
     (finding,) = run_rule("outlier", tmp_path / "a.pt", values=True)
     assert finding.message.startswith(

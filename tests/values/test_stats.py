@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 
@@ -142,7 +143,7 @@ def test_any_values_at_all(monkeypatch, values, chunk):
 @settings(max_examples=100, deadline=None)
 @example(parts=[[0.0], [5e-324, 5e-324]])
 def test_merging_parts_is_the_same_as_one_whole(parts):
-    """Parts are merged forwards and backwards, with empty parts among them."""
+    """Parts are merged forwards, backwards and in two halves, with empty parts among them."""
     from statecli.values.elements import Decoder
     from statecli.values.summary import summarize_chunk
 
@@ -151,7 +152,9 @@ def test_merging_parts_is_the_same_as_one_whole(parts):
     forwards, backwards = Facts(), Facts()
     for first, second in zip(summaries, reversed(summaries), strict=True):
         forwards, backwards = forwards.merge(first), second.merge(backwards)
-    for merged in (forwards, backwards):
+    middle = len(summaries) // 2
+    halves = [functools.reduce(Facts.merge, half, Facts()) for half in (summaries[:middle], summaries[middle:])]
+    for merged in (forwards, backwards, halves[0].merge(halves[1])):
         moments = merged.moments
         assert moments.finite == whole.size
         if whole.size:
