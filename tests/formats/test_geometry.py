@@ -186,6 +186,11 @@ def test_long_names_and_objects_never_print_whole():
     name = "'" + "k" * 57 + "...'"
     assert refusal(key="k" * 10_000).startswith(f"w: storage {name} is not in the file; ")
     assert refusal(key="k" * 10_000, numel=-1).startswith(f"w: storage {name} claims -1 elements; ")
+    storages = {"k" * 10_000: STORAGES["0"]}
+    for lie in ({"numel": 400}, {"size": (5,)}, {"offset": -1}):
+        (row,) = read(state_dict(w=tensor(key="k" * 10_000, **lie)), storages).tensors
+        assert "storage kkk" in row.damage
+        assert len(row.damage) < 500
 
 
 def test_rebuild_calls_inside_each_other_are_counted():

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE, contiguous_strides, nbytes
 from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
@@ -350,13 +351,14 @@ class Decoder:
             raise MalformedError(f"{fqn}: requires_grad is recorded as {_truncate_value(grad)}, not as a bool")
         if type(offset) is not int or offset < 0:
             raise MalformedError(
-                f"{fqn}: its offset into storage {key} is {_truncate_value(offset)}; expected an integer of 0 or more"
+                f"{fqn}: its offset into storage {quoting.name(key)} is {_truncate_value(offset)}; "
+                "expected an integer of 0 or more"
             )
         capacity = length * 8 // ELEMENT_BITS[dtype] * VALUES_PER_BYTE.get(dtype, 1)
         if elements and offset + last >= capacity:
             raise MalformedError(
                 f"{fqn}: shape {_truncate_value(list(shape))} at offset {offset} needs {offset + last + 1} elements, "
-                f"but storage {key} has {capacity} {dtype} elements"
+                f"but storage {quoting.name(key)} has {capacity} {dtype} elements"
             )
         conjugate, negative = _decode_lazy_flags(flags, fqn)
         data = TensorData(where, dtype, shape, offset, strides, conjugate, negative) if where is not None else None
@@ -421,7 +423,7 @@ class Decoder:
             )
         if where is not None and where.length != length:
             raise MalformedError(
-                f"{fqn}: storage {key} has {where.length} bytes in the file, but the pickle claims "
+                f"{fqn}: storage {quoting.name(key)} has {where.length} bytes in the file, but the pickle claims "
                 f"{_truncate_value(length)}; copy or download the file again"
             )
         if len(pid) > 5 and pid[5] is not None and where is not None:
