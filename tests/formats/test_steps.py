@@ -236,13 +236,19 @@ def test_settings_that_nest_without_end_are_cut(tmp_path):
 
 
 def test_a_scan_over_its_budget_is_an_unscanned_pickle(tmp_path, monkeypatch):
-    """The finding names the budget, and names that were read before are still reported."""
-    monkeypatch.setattr(Budget.FLOW, "limit", -10_000)
+    """The finding names the budget, whichever it is, and names that were read before are still reported."""
     evil = call_function(global_name("os", "system"), short("true"))
-    (tmp_path / "a.pt").write_bytes(build(records(four(evil + EMPTY_OBJECT + b"}b\x86"))))
-    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unsafe-global", "unscanned-pickle"))).targets
-    assert [finding.rule for finding in target.findings] == ["unsafe-global", "unscanned-pickle"]
-    assert "values to check" in target.findings[1].message
+    code = Member("archive/code/__torch__.py", b"def forward(self):\n  return 1\n")
+    (tmp_path / "a.pt").write_bytes(build([*records(four(evil + EMPTY_OBJECT + b"}b\x86")), code]))
+    request = Request((str(tmp_path / "a.pt"),), select=("unsafe-global", "unscanned-pickle"))
+    for budget in Budget:
+        with monkeypatch.context() as patch:
+            patch.setattr(budget, "limit", -10_000)
+            (target,) = audit(request).targets
+        is_read_before = budget not in (Budget.TEXT, Budget.BYTES, Budget.PIECES)
+        rules = {"unscanned-pickle", "unsafe-global"} if is_read_before else {"unscanned-pickle"}
+        assert {finding.rule for finding in target.findings} == rules
+        assert budget.noun in target.findings[-1].message
 
 
 @pytest.mark.parametrize("budget", Budget, ids=lambda budget: budget.name.lower())
