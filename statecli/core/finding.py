@@ -76,6 +76,12 @@ class Finding(msgspec.Struct, frozen=True, gc=False):
             rule, severity, message, self.target, fqn, help, self.section, origin, self.place, about, self.content
         )
 
+    def strip_line(self) -> str:
+        """Return the help without the source line in `origin`, which people see next to the finding."""
+        line = f"{self.origin.file}:{self.origin.line}" if self.origin is not UNSET else ""
+        help = self.help or ""
+        return help.removeprefix(f"{line}: ").removesuffix(f"assigned at {line}").removesuffix("; ") if line else help
+
     def summarize(self, message: str, target: str) -> Finding:
         """Return a finding of the same rule and severity for several tensors of `target`."""
         return Finding(self.rule, self.severity, message, target)

@@ -31,7 +31,7 @@ from statecli.core.registration_rules import (
 from statecli.core.rule import Rule
 from statecli.core.run_scope import NotChecked
 from statecli.core.severity import is_trainable
-from statecli.core.units import format_shape, join_names, plural
+from statecli.core.units import format_origin, format_shape, join_names, plural
 from statecli.report import Fix, Line, Page, Problem, Report, fold
 from statecli.targets.location import is_installed
 from statecli.targets.target_result import Accepted
@@ -41,9 +41,6 @@ MODULE, PARAMETER, TENSOR = UNREGISTERED_MODULE.name, UNREGISTERED_PARAMETER.nam
 
 #: Parts of a name up to a subscript: `blocks[0]` is an element of `blocks`.
 _ELEMENT = compile_on_use(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
-#: Source lines in texts: before the advice for the line, and after a message about an assignment.
-_LEADING_LINE = compile_on_use(r"(?P<file>\S[^:\n]*):(?P<line>\d{1,9}): ")
-_ASSIGNED_LINE = compile_on_use(r"assigned at (?P<file>\S+?):(?P<line>\d{1,9})(?!\d)")
 #: Rules of a tie that a move breaks.
 BROKEN_TIES = frozenset((STALE_VIEW.name, UNTIED_BY_MOVE.name))
 #: Rules about the imports of a pickle, and the rule of the same imports for a refused load.
@@ -113,11 +110,12 @@ def group_findings(
             rows_by_cause.setdefault(cause, []).append(row)
     ties = map_tied_names((finding for finding in findings if finding.rule in BROKEN_TIES), rows)
     imports, tie_rules = _map_imports(findings), _list_tie_rules()
+    lines = {row.fqn: row.origin for row in rows}
     groups: dict[object, list[Finding]] = {}
     for finding in findings:
         first = ties.get(finding.fqn) if finding.rule in tie_rules else _find_same_import(finding, imports)
         row_cause = None if finding.rule in LOAD_HELP else causes.get(finding.fqn or "")
-        groups.setdefault(row_cause or _get_cause(first or finding), []).append(finding)
+        groups.setdefault(row_cause or _get_cause(first or finding, lines), []).append(finding)
     problems = []
     for cause, group in groups.items():
         group_rows = rows_by_cause.get(cause)
@@ -215,9 +213,9 @@ def _count_not_checked(entries: Iterable[NotChecked]) -> list[str]:
     return [f"{plural(count, noun)} not checked" for noun, count in counts.items()]
 
 
-def _get_cause(finding: Finding) -> object:
+def _get_cause(finding: Finding, lines: Mapping[str, Origin | None]) -> object:
     has_own_line = finding.rule not in _map_headings() and finding.origin is not UNSET
-    line = finding.origin if has_own_line else None
+    line = (finding.origin, lines.get(finding.fqn or "")) if has_own_line else None
     return finding.rule, finding.target, finding.severity, line, finding.help
 
 
@@ -298,7 +296,7 @@ def _build_import_problem(findings: Sequence[Finding]) -> Problem:
 
 def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Problem:
     fixes = list(dict.fromkeys(row.fix for row in rows if row.fix))[:MAX_NAMES]
-    helps = list(dict.fromkeys(help for finding in findings if (help := _split_help(finding)[1])))[:MAX_NAMES]
+    helps = list(dict.fromkeys(help for finding in findings if (help := finding.strip_line())))[:MAX_NAMES]
     origin = next((row.origin for row in rows if row.origin), None)
     inside = [row for row in rows if row.within]
     rule = MODULE if inside else PARAMETER if any(map(is_trainable, rows)) else TENSOR
@@ -417,7 +415,8 @@ def _strip_name(finding: Finding, start: str = "") -> str:
     `start` is another beginning already shown.
     """
     name = finding.fqn or ""
-    message = re.sub(rf"; {_ASSIGNED_LINE.pattern}$", "", finding.message).removeprefix(start)
+    line = f"; assigned at {format_origin(finding.origin)}" if finding.origin is not UNSET else ""
+    message = finding.message.removesuffix(line).removeprefix(start)
     for start in (f"{name}: ", f"{name} "):
         if name and message.startswith(start):
             return message[len(start) :]
@@ -444,8 +443,7 @@ def _read_source(origin: Origin | None) -> str:
 
 def _build_problem(findings: Sequence[Finding], plugin_rules: Sequence[Rule] = ()) -> Problem:
     first = findings[0]
-    place, help = _split_help(first)
-    origin = place or first.origin or None
+    origin = first.origin or None
     if origin is not None and (is_installed(origin) or any(other.origin != first.origin for other in findings)):
         origin = None
     problem = Problem(
@@ -455,7 +453,7 @@ def _build_problem(findings: Sequence[Finding], plugin_rules: Sequence[Rule] = (
         first.target,
         tuple(findings),
         (),
-        help,
+        first.strip_line() or None,
         origin or UNSET,
         _read_source(origin),
     )
@@ -507,20 +505,6 @@ def _make_plural(text: str) -> str:
     singular = max((words for words in _PLURALS if re.match(rf"{words}\b", rest)), key=len, default=first["verb"])
     rest = _PLURALS.get(singular, singular.removesuffix("s")) + rest[len(singular) :]
     return start + rest.replace(" but is ", " but are ", 1).replace(" but still points ", " but still point ", 1)
-
-
-def _split_help(finding: Finding) -> tuple[Origin | None, str | None]:
-    """Return the source line named by the help, or else by the message, and the help without the line."""
-    help = finding.help or ""
-    leading = _LEADING_LINE.match(help)
-    trailing = _ASSIGNED_LINE.search(help)
-    named = leading or trailing or _ASSIGNED_LINE.search(finding.message)
-    origin = Origin(named["file"], int(named["line"])) if named else None
-    if leading:
-        help = help[leading.end() :]
-    elif trailing:
-        help = help[: trailing.start()].removesuffix("; ")
-    return origin, help or None
 
 
 def _describe_group(first: Finding, names: Sequence[str]) -> str | None:

@@ -142,7 +142,7 @@ def test_every_help_of_a_tensor_without_a_fix_is_shown():
     rows = [row("cache", 3)]
     cast, copied = find("keeps-dtype", rows, "is float32"), find("non-leaf-attribute", rows, "is not a leaf")
     findings = [
-        replace(cast[0], help="create the tensor again; assigned at net.py:3"),
+        replace(cast[0], help="create the tensor again; assigned at net.py:3", origin=rows[0].origin),
         replace(copied[0], help="detach"),
     ]
     (problem,) = group_findings([*findings, *findings], rows)

@@ -41,8 +41,8 @@ def run(*checks, rows=(), notes=()):
     )
 
 
-def finding(fqn, rule="left-behind", help=None):
-    return Finding(rule, Severity.ERROR, f"{fqn}: stays on cpu", "net.py:Net", fqn, help)
+def finding(fqn, rule="left-behind", help=None, origin=UNSET):
+    return Finding(rule, Severity.ERROR, f"{fqn}: stays on cpu", "net.py:Net", fqn, help, origin=origin)
 
 
 def move_check(verdict=None, **cells):
@@ -299,26 +299,26 @@ def test_advice_in_words_stands_below_the_problem():
 
 
 @pytest.mark.parametrize(
-    ("help", "place", "advice"),
+    ("help", "origin", "advice"),
     [
-        ("use it; assigned at m.py:9", "m.py:9", "use it"),
-        ("assigned at m.py:9", "m.py:9", None),
-        ("m.py:3: let Net._apply call super()", "m.py:3", "let Net._apply call super()"),
-        ("save it with save_model", None, "save it with save_model"),
+        ("use it; assigned at m.py:9", Origin("m.py", 9), "use it"),
+        ("use it; assigned at my models/m.py:9", Origin("my models/m.py", 9), "use it"),
+        ("assigned at m.py:9", Origin("m.py", 9), None),
+        ("m.py:3: let Net._apply call super()", Origin("m.py", 3), "let Net._apply call super()"),
+        ("a:1: keep this text", Origin("m.py", 3), "a:1: keep this text"),
+        ("save it with save_model", UNSET, "save it with save_model"),
     ],
 )
-def test_a_line_in_the_advice_is_the_place_of_the_problem(help, place, advice):
-    """The line is not repeated in the advice; a registered row has no line."""
-    check = Check(Name.STEP, FAILED, findings=(finding("w", help=help),))
+def test_the_help_of_a_problem_does_not_repeat_its_line(help, origin, advice):
+    """The line of the finding, and no other text that looks like a line."""
+    check = Check(Name.STEP, FAILED, findings=(finding("w", help=help, origin=origin),))
     (problem,) = page(run(check, rows=[tensor("w")])).problems
-    assert (place_of(problem), problem.help) == (place, advice)
+    assert (problem.origin, problem.help) == (origin, advice)
 
 
 def test_a_further_name_of_a_tensor_is_mended_at_its_own_line():
-    """The second name has no row, and its message has the line."""
-    actual_finding = Finding(
-        "stale-view", Severity.ERROR, "w (assigned at m.py:7) is another name of a", "x", "w", "a property"
-    )
+    """The second name has no row, and its finding has the line."""
+    actual_finding = finding("w", "stale-view", "a property", Origin("m.py", 7))
     (problem,) = page(run(Check(Name.MOVE, FAILED, findings=(actual_finding,)), rows=[TABLE])).problems
     assert (place_of(problem), problem.help) == ("m.py:7", "a property")
 

@@ -9,6 +9,7 @@ from torch import nn
 from statecli.commands.verify.proofs import save
 from statecli.commands.verify.result import Name, Verdict
 from statecli.core.finding import Severity
+from statecli.core.model_state import Origin
 from statecli.live import tensor_bits
 
 from ..zoo import SMALL, make
@@ -360,6 +361,7 @@ def test_a_method_that_saves_something_else_is_named():
     for state, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
         (finding,) = [finding for finding in run_save(body.replace("{}", state)).findings if finding.fqn == "t"]
         assert (finding.rule, finding.help) == (rule, "net.py:7: keep in Net.state_dict all entries that super() saves")
+        assert finding.origin == Origin("net.py", 7)
 
 
 def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
@@ -368,7 +370,9 @@ def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
     """
     body = 'self.a = nn.Linear(3, 3); self.register_buffer("q", {})\n---\ndef forward(self, x):\n'
     body += "    if self.q is None: self.q = torch.ones(3)\n    return self.a(x) * self.q"
-    helps = {finding.rule: finding.help for finding in run_save(body.format("None"), "2x3").findings}
+    findings = run_save(body.format("None"), "2x3").findings
+    assert {finding.origin for finding in findings} == {Origin("net.py", 8)}
+    helps = {finding.rule: finding.help for finding in findings}
     what = "register the tensor in the constructor with its final shape, because a new instance lacks it before forward"
     assert helps == {"not-loadable": f"net.py:8: {what}", "not-restored": f"{what}; assigned at net.py:8"}
     assert run_save(body.format("torch.ones(3)"), "2x3").findings == ()

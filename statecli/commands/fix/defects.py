@@ -107,7 +107,7 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
         names,
         origin.file if origin else "",
         origin.line if origin else 0,
-        (row.fix if is_registration and row else _PLACES.sub("", first.help or "")) or "",
+        (row.fix if is_registration and row else first.strip_line()) or "",
         message,
         tuple(dict.fromkeys(proof for proof, _ in group)),
     )
@@ -124,8 +124,6 @@ def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> Cause:
     return next((cause for cause, holds in _CAUSES if any(holds(finding, row) for finding in findings)), Cause.OTHER)
 
 
-#: Source lines in a help, which the defect has as its own.
-_PLACES = compile_on_use(r"^\S+:\d+: |; assigned at \S+:\d+$")
 #: The advice for a cache of forward begins so.
 _CREATED_EARLIER = recreated_by_forward.HELP.partition("{")[0]
 _CREATED_AT = compile_on_use(r"created (?:in forward )?at (?P<file>\S.*?):(?P<line>\d+)")

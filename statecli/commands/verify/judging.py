@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec import UNSET
 from torch import nn
 
 from statecli import live
@@ -29,9 +30,10 @@ from statecli.core import move_rules
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import ModelState
+from statecli.core.model_state import ModelState, Origin
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
+from statecli.core.units import format_origin
 from statecli.live import measure, tensor_sources
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
@@ -160,9 +162,21 @@ def has_own_apply(module: nn.Module, fqn: str) -> bool:
     return any(not measure.is_torch_code(type(parent)._apply) for parent in _iter_parents(module, fqn))
 
 
+@dataclass(frozen=True)
+class PlacedHelp:
+    """The fix in another line than the one that assigns the tensor; `text` contains this line. None: no such line."""
+
+    text: str
+    origin: Origin | None
+
+
+#: The fix of a finding; None for the fix of its tensor.
+Help = str | PlacedHelp | None
+
+
 def suggest_in_own_method(
     subject: ModelUnderTest, module: nn.Module, fqn: str, names: Iterable[str], mend: str
-) -> str | None:
+) -> PlacedHelp | None:
     """Return `net.py:12: let Net._apply call super()`: `mend` for the first method outside of torch.
 
     The methods belong to the modules on the way to `fqn`.
@@ -177,18 +191,23 @@ def suggest_in_own_method(
     )
 
 
-def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], mend: str) -> str:
+def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], mend: str) -> PlacedHelp:
     """Return `net.py:12: ` and the fix in a method; without a line for a method not written in Python.
 
     A method of an installed library is to be reported, because users do not edit its file.
     """
     code = getattr(inspect.unwrap(method), "__code__", None)
     if code is None:
-        return mend
-    place = f"{tensor_sources.format_file(code.co_filename, subject.target)}:{code.co_firstlineno}"
-    return (
-        f"report this to the library ({place}): {mend}" if is_installed_file(code.co_filename) else f"{place}: {mend}"
-    )
+        return PlacedHelp(mend, None)
+    origin = Origin(tensor_sources.format_file(code.co_filename, subject.target), code.co_firstlineno)
+    if is_installed_file(code.co_filename):
+        return PlacedHelp(f"report this to the library ({format_origin(origin)}): {mend}", None)
+    return place_at_line(origin, mend)
+
+
+def place_at_line(origin: Origin | None, mend: str) -> PlacedHelp:
+    """Return `net.py:12: ` and the fix in this line."""
+    return PlacedHelp(f"{format_origin(origin)}: {mend}" if origin else mend, origin)
 
 
 def address_to_library(owner: type, mend: str) -> str:
@@ -233,37 +252,35 @@ def build_inconclusive_cell(reason: str, **measured: str | None) -> Cell:
     return Cell(Verdict.INCONCLUSIVE, reason=reason, **measured)
 
 
-#: `net.py:12: ` in front of what to do there.
-PLACE_PREFIX = compile_on_use(r"\S.*?:\d+: ")
-
-
 def build_finding(
     subject: ModelUnderTest,
     rule: Rule,
     message: str,
     fqn: str | None,
     *,
-    help: str | None = None,
+    help: Help = None,
     severity: Severity | None = None,
 ) -> Finding:
     """Build a finding about a tensor. The help is `help`, else the fix of the row, with the line of user code.
 
-    A `help` with a line of its own at the start is not to be followed at the line of the assignment. A name separated
-    by a move from its tensor has the line and the help of this problem.
+    A `help` with a line of its own is not to be followed at the line of the assignment. A name separated by a move from
+    its tensor has the line and the help of this problem.
     """
-    row = subject.rows_by_fqn().get(fqn or "")
-    if help and PLACE_PREFIX.match(help):
-        row = None
+    text, origin = (help.text, help.origin) if isinstance(help, PlacedHelp) else (help, None)
+    row = None if origin else subject.rows_by_fqn().get(fqn or "")
     tie = move_rules.map_broken_ties(subject.state).get(fqn or "") if row is None or rule is UNTIED_BY_COPY else None
     if tie is not None:
-        help = help or tie.help
-        return rule.finding(message, target=subject.target, fqn=fqn, help=help, severity=severity, origin=tie.origin)
-    line = f"{row.origin.file}:{row.origin.line}" if row and row.origin and not is_installed(row.origin) else None
-    if help is None and row and row.fix:
-        help_parts = [f"{line}: {row.fix}" if line else row.fix]
-    else:
-        help_parts = [part for part in (help, f"assigned at {line}" if line else None) if part]
-    return rule.finding(message, target=subject.target, fqn=fqn, help="; ".join(help_parts) or None, severity=severity)
+        text, origin = text or tie.help, origin or tie.origin or None
+    elif row is not None:
+        origin = row.origin
+        line = format_origin(origin) if origin and not is_installed(origin) else None
+        if text is None and row.fix:
+            text = f"{line}: {row.fix}" if line else row.fix
+        elif line:
+            text = f"{text}; assigned at {line}" if text else f"assigned at {line}"
+    return rule.finding(
+        message, target=subject.target, fqn=fqn, help=text or None, severity=severity, origin=origin or UNSET
+    )
 
 
 def build_check(

@@ -40,7 +40,7 @@ class Proof(ABC):
         message: str,
         fqn: str | None,
         *,
-        help: str | None = None,
+        help: judging.Help = None,
         severity: Severity | None = None,
     ) -> None:
         """Add a finding; see `judging.build_finding`."""

@@ -156,7 +156,7 @@ def _lower_severity(finding: Finding) -> Finding:
         return finding
     message = f"{finding.message}; forward ran without an error after the move"
     severity = LEFT_BEHIND.cases["moved by forward"]
-    return LEFT_BEHIND.finding(message, target=finding.target, fqn=finding.fqn, help=finding.help, severity=severity)
+    return replace(finding, message=message, severity=severity)
 
 
 def _has_checkpoint(folder: str) -> bool:

@@ -210,7 +210,7 @@ class _Proof:
         some = [dtype for dtype in dtypes if dtype is not torch.float16]  # which some operators lack on the CPU
         return recast_by_forward.find_recast(self._subject, names, some or dtypes)
 
-    def _help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> str | None:
+    def _help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> judging.Help:
         """Return the fix for a row without a fix."""
         if rule == rules.IMAGINARY_LOST:
             return _AS_REAL

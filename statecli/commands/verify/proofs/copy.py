@@ -228,7 +228,7 @@ class _Proof:
         rule: Rule,
         fqn: str | None,
         message: str,
-        help: str | None = None,
+        help: judging.Help = None,
         *,
         severity: Severity | None = None,
     ) -> None:

@@ -38,6 +38,7 @@ from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import TensorInfo
+from statecli.core.units import format_origin
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_sources
 from statecli.live.device_rules import DeviceWatch
 from statecli.live.exception_text import get_exception_text
@@ -470,7 +471,7 @@ def _build_mixed_finding(
         message = f"{name}: {what}, and combines this tensor with {other} on {device}, in {mismatch.operator}{where}"
     row = subject.rows_by_fqn().get(mismatch.source.fqn or "")
     if row is not None and row.origin is not None:
-        message += f"; assigned at {row.origin.file}:{row.origin.line}"
+        message += f"; assigned at {format_origin(row.origin)}"
     return judging.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
 
 

@@ -270,7 +270,8 @@ class _Proof:
 
     def _fail(self, rule: Rule, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
         """Fail a tensor. `mend`: the fix in the class's own `_apply` or `to`, if there is no better help."""
-        severity, help = decide_tensor_severity(row) if rule == LEFT_BEHIND else None, None
+        severity = decide_tensor_severity(row) if rule == LEFT_BEHIND else None
+        help: judging.Help = None
         if row.fqn in self._subject.created_by_forward:
             severity = None  # an error: the next forward on the device reads what the first one left on the CPU
             help = recreated_by_forward.HELP.format("device")

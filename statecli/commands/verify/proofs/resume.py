@@ -28,8 +28,8 @@ from statecli.commands.verify.resumed_training import (
     find_effect,
 )
 from statecli.core import registration_rules
-from statecli.core.model_state import Kind, TensorInfo
-from statecli.core.units import plural
+from statecli.core.model_state import Kind, Origin, TensorInfo
+from statecli.core.units import format_origin, plural
 from statecli.live.metric_states import MAKE_PERSISTENT, SAVED_ON_REQUEST, MetricStates
 
 HOW = f"{STEPS_BEFORE} training steps, save, build again, load, {STEPS - STEPS_BEFORE} more steps"
@@ -159,7 +159,7 @@ class _Proof(Proof):
         row: TensorInfo,
         consequence: str,
         case: str,
-        fix: str | None,
+        fix: judging.Help,
         *,
         is_changed: bool,
         is_saved: bool,
@@ -180,12 +180,11 @@ class _Proof(Proof):
         self.report(rule, message, row.fqn, help=help, severity=rule.cases[case])
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason="not restored by a load")
 
-    def _build_tensor_fix(self, row: TensorInfo) -> str | None:
+    def _build_tensor_fix(self, row: TensorInfo) -> judging.PlacedHelp | None:
         """Return the row's fix with a buffer in the checkpoint: the values at the save are not those of __init__."""
         if row.fix is None or "persistent=False" not in row.fix:
             return None
-        fix = row.fix.replace(", persistent=False", "")
-        return f"{row.origin.file}:{row.origin.line}: {fix}" if row.origin else fix
+        return judging.place_at_line(row.origin, row.fix.replace(", persistent=False", ""))
 
     def _report_value(
         self,
@@ -207,8 +206,8 @@ class _Proof(Proof):
         fix = self._build_fix(slot, part, training)
         if slot.place == "module":
             fix = judging.address_to_library(type(training.module.get_submodule(slot.path)), fix)
-        fixes = (fix, self._format_line(slot, training))
-        help = "; ".join(filter(None, fixes))
+        origin = self._find_line(slot, training)
+        help = judging.PlacedHelp(f"{fix}; assigned at {format_origin(origin)}" if origin else fix, origin)
         rule = rules.LOST_BY_RESUMING
         self.report(rule, message, name, help=help, severity=rule.cases[case])
 
@@ -225,13 +224,11 @@ class _Proof(Proof):
             return f'call self.register_buffer("{slot.name}", torch.tensor({start})), and change the buffer in place'
         return _EXTRA_STATE.format(f"self.{slot.name}{part}")
 
-    def _format_line(self, slot: Slot, training: SavedTraining) -> str | None:
+    def _find_line(self, slot: Slot, training: SavedTraining) -> Origin | None:
         if slot.place != "module":
             return None
         module: Any = training.module.get_submodule(slot.path)
-        place = training.lines.locate(module, slot.name)
-        origin = training.lines.describe(place)
-        return f"assigned at {origin.file}:{origin.line}" if origin else None
+        return training.lines.describe(training.lines.locate(module, slot.name))
 
 
 _EXTRA_STATE = "return {0} from get_extra_state(), and restore the value in set_extra_state()"

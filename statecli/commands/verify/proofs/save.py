@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_iter
 
 from statecli.commands.verify import judging, rules, running_state, save_roundtrip
+from statecli.commands.verify.judging import Help
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
@@ -111,7 +112,7 @@ class _Proof(Proof):
         why = by_torch[1] if by_torch else raised.removeprefix(f"{doing} raised ")
         new = (row for row in self._subject.state.tensors if row.appeared and f'"{row.fqn}"' in why)
         places = (row.origin for row in new if row.origin)
-        help = next((f"{place.file}:{place.line}: {_IN_CONSTRUCTOR}" for place in places), None)
+        help = next((judging.place_at_line(place, _IN_CONSTRUCTOR) for place in places), None)
         message = f"load_state_dict(strict=True) refuses the model's own state_dict: {why}"
         self.report(rules.NOT_LOADABLE, message, None, help=help)
         self._unloadable = None if by_torch else f"load_state_dict raised {why}"
@@ -182,7 +183,7 @@ class _Proof(Proof):
             self._again = measure.map_tensors(other) if loads[1] is None else {}
         return there is not None and name in self._again and tensor_bits.is_same(there, self._again[name]) is True
 
-    def _suggest_in_own_method(self, fqn: str, methods: tuple[str, ...], mend: str) -> str | None:
+    def _suggest_in_own_method(self, fqn: str, methods: tuple[str, ...], mend: str) -> Help:
         return judging.suggest_in_own_method(self._subject, self._target, fqn, methods, mend)
 
     # --- what was not saved --------------------------------------------------------------------------------------
@@ -264,7 +265,7 @@ class _Proof(Proof):
     # --- failures ------------------------------------------------------------------------------------------------
 
     def _build_failed_cell(
-        self, rule: Rule, row: TensorInfo, message: str, help: str | None = None, *, severity: Severity | None = None
+        self, rule: Rule, row: TensorInfo, message: str, help: Help = None, *, severity: Severity | None = None
     ) -> Cell:
         self.report(rule, message, row.fqn, help=help, severity=severity)
         return Cell(Verdict.FAILED, reason=message.removeprefix(f"{row.fqn}: "))
