@@ -7,19 +7,20 @@ from enum import Enum
 
 import msgspec
 
-from statecli.commands.verify import recreated_by_forward
 from statecli.commands.verify.result import Name, Verification
 from statecli.commands.verify.rules import (
     DEVICE_MISMATCH,
     IMAGINARY_LOST,
+    KEEPS_DTYPE,
     NO_GRADIENT,
+    NO_PATH,
     NOT_IN_OPTIMIZER,
 )
 from statecli.core import registration_rules
 from statecli.core.finding import Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, Origin, TensorInfo
-from statecli.core.move_rules import STALE_VIEW
+from statecli.core.move_rules import LEFT_BEHIND, STALE_VIEW
 from statecli.core.units import plural
 
 
@@ -124,8 +125,8 @@ def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> Cause:
     return next((cause for cause, holds in _CAUSES if any(holds(finding, row) for finding in findings)), Cause.OTHER)
 
 
-#: The advice for a cache of forward begins so.
-_CREATED_EARLIER = recreated_by_forward.HELP.partition("{")[0]
+#: Rules of a tensor that forward created for another device or dtype.
+_CACHE_RULES = frozenset((LEFT_BEHIND.name, KEEPS_DTYPE.name, DEVICE_MISMATCH.name))
 _CREATED_AT = compile_on_use(r"created (?:in forward )?at (?P<file>\S.*?):(?P<line>\d+)")
 #: Each cause, with the test of a finding and its row; the first that holds is chosen.
 _CAUSES: tuple[tuple[Cause, Callable[[Finding, TensorInfo | None], bool]], ...] = (
@@ -133,7 +134,7 @@ _CAUSES: tuple[tuple[Cause, Callable[[Finding, TensorInfo | None], bool]], ...] 
     (
         Cause.CACHED_BY_FORWARD,
         lambda finding, row: (
-            row is not None and row.kind is Kind.UNREGISTERED and str(finding.help).startswith(_CREATED_EARLIER)
+            row is not None and row.kind is Kind.UNREGISTERED and row.appeared and finding.rule in _CACHE_RULES
         ),
     ),
     (Cause.UNREGISTERED, lambda _, row: row is not None and row.kind is Kind.UNREGISTERED),
@@ -143,7 +144,7 @@ _CAUSES: tuple[tuple[Cause, Callable[[Finding, TensorInfo | None], bool]], ...] 
     ),
     (
         Cause.CUT_GRAPH,
-        lambda finding, _: finding.rule == NO_GRADIENT.name and "no differentiable path" in finding.message,
+        lambda finding, _: finding.rule == NO_GRADIENT.name and NO_PATH in finding.message,
     ),
     (
         Cause.COMPLEX_BUFFER,

@@ -314,14 +314,14 @@ def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_of
         )
     if paths is None:
         return (
-            "not used in forward, or no differentiable path leads to the output",
+            f"not used in forward, or {rules.NO_PATH}",
             f"use the parameter in forward, or {_FREEZE_HELP}",
         )
     if name in paths.reached:
         return _describe_blocking_node(paths.reached[name])
     if name in paths.used:
         return (
-            "used in forward, but no differentiable path leads to the output",
+            f"used in forward, but {rules.NO_PATH}",
             "look for an unused result, detach(), .data, torch.no_grad() or an integer operation; "
             "if this is intended, call requires_grad_(False)",
         )
