@@ -110,12 +110,11 @@ def group_findings(
             rows_by_cause.setdefault(cause, []).append(row)
     ties = map_tied_names((finding for finding in findings if finding.rule in BROKEN_TIES), rows)
     imports, tie_rules = _map_imports(findings), _list_tie_rules()
-    lines = {row.fqn: row.origin for row in rows}
     groups: dict[object, list[Finding]] = {}
     for finding in findings:
         first = ties.get(finding.fqn) if finding.rule in tie_rules else _find_same_import(finding, imports)
         row_cause = None if finding.rule in LOAD_HELP else causes.get(finding.fqn or "")
-        groups.setdefault(row_cause or _get_cause(first or finding, lines), []).append(finding)
+        groups.setdefault(row_cause or _get_cause(first or finding), []).append(finding)
     problems = []
     for cause, group in groups.items():
         group_rows = rows_by_cause.get(cause)
@@ -213,9 +212,8 @@ def _count_not_checked(entries: Iterable[NotChecked]) -> list[str]:
     return [f"{plural(count, noun)} not checked" for noun, count in counts.items()]
 
 
-def _get_cause(finding: Finding, lines: Mapping[str, Origin | None]) -> object:
-    has_own_line = finding.rule not in _map_headings() and finding.origin is not UNSET
-    line = (finding.origin, lines.get(finding.fqn or "")) if has_own_line else None
+def _get_cause(finding: Finding) -> object:
+    line = None if finding.rule in _map_headings() else finding.origin
     return finding.rule, finding.target, finding.severity, line, finding.help
 
 

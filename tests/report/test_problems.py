@@ -149,6 +149,18 @@ def test_every_help_of_a_tensor_without_a_fix_is_shown():
     assert problem.help == "create the tensor again\ndetach"
 
 
+def test_a_method_to_mend_is_one_problem():
+    """It drops two tensors, which other lines assign."""
+    rows = [row("a", 3, kind=Kind.BUFFER), row("b", 4, kind=Kind.BUFFER)]
+    findings = [
+        replace(finding, help="net.py:9: call super()", origin=Origin("net.py", 9))
+        for finding in find("lost-by-saving", rows, "registered, but not in state_dict()")
+    ]
+    (problem,) = group_findings(findings, rows)
+    assert (problem.message, problem.help) == ("a, b: registered, but not in state_dict()", "call super()")
+    assert problem.origin == Origin("net.py", 9)
+
+
 def test_the_place_of_several_fixes_is_written_once():
     """Two tensors of one line, registered at the end of the constructor."""
     place = "# at the end of __init__:\n"
