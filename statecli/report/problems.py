@@ -478,10 +478,8 @@ def _build_problem(findings: Sequence[Finding], plugin_rules: Sequence[Rule] = (
     return msgspec.structs.replace(problem, message=_summarize(summary, len(findings)))
 
 
-#: Verbs with which the text about one tensor begins, after the line of its assignment.
-_FIRST_VERB = compile_on_use(
-    r"(?P<line>\([^)]*\) )?(?P<verb>does|gets|has|is|keeps|lacks|needs|requires|shares|stays|still points)\b"
-)
+#: Verbs with which the text about one tensor begins.
+_FIRST_VERB = compile_on_use(r"(?:does|gets|has|is|keeps|lacks|needs|requires|shares|stays|still points)\b")
 #: Verbs and pronouns that a text about several tensors has in another form.
 _PLURALS = {
     "does": "do",
@@ -499,10 +497,9 @@ def _make_plural(text: str) -> str:
     first = _FIRST_VERB.match(text)
     if first is None:
         return text
-    start, rest = text[: first.start("verb")], text[first.start("verb") :]
-    singular = max((words for words in _PLURALS if re.match(rf"{words}\b", rest)), key=len, default=first["verb"])
-    rest = _PLURALS.get(singular, singular.removesuffix("s")) + rest[len(singular) :]
-    return start + rest.replace(" but is ", " but are ", 1).replace(" but still points ", " but still point ", 1)
+    singular = max((words for words in _PLURALS if re.match(rf"{words}\b", text)), key=len, default=first[0])
+    text = _PLURALS.get(singular, singular.removesuffix("s")) + text[len(singular) :]
+    return text.replace(" but is ", " but are ", 1).replace(" but still points ", " but still point ", 1)
 
 
 def _describe_group(first: Finding, names: Sequence[str]) -> str | None:

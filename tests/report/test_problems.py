@@ -195,7 +195,6 @@ def test_a_statement_on_several_lines_is_shown_as_one(tmp_path, in_tmp_path, lin
         ("shares memory with w; it is refused", "share memory with w; it is refused"),
         ("requires grad but is not registered", "require grad but are not registered"),
         ("is another name of w, but still points to the old", "are other names of w, but still point to the old"),
-        ("(assigned at net.py:3) is another name of w", "(assigned at net.py:3) are other names of w"),
         ("still points to the memory of the original", "still point to the memory of the original"),
         ("keeps its memory when the model moves", "keep their memory when the model moves"),
         ("has other values", "have other values"),
