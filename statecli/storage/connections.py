@@ -13,7 +13,7 @@ from statecli.storage import redact, session
 from statecli.storage.credentials import NO_URL
 from statecli.storage.limits import Settings, settings
 from statecli.storage.masked_url import parse_url
-from statecli.storage.retry import Transient
+from statecli.storage.retry import ConnectionCut, Transient
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -164,7 +164,7 @@ def translate_error(why: Exception) -> StateError | Transient:
         return _explain_tls_error(why.args[0] if why.args else None)
     if isinstance(why, exceptions.ProtocolError) and _is_garbage(why.args[-1]):
         return UnreadableError("the server sent an answer that is not valid HTTP")
-    return Transient("the connection was cut")
+    return ConnectionCut("the connection was cut")
 
 
 def _is_garbage(inner: object) -> bool:

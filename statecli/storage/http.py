@@ -17,7 +17,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import connections, credentials, html_listing, redact
 from statecli.storage.masked_url import hide_secrets, parse_url
 from statecli.storage.object_store import Listing, Missing, Unsure, confirm_version
-from statecli.storage.retry import Transient, retry
+from statecli.storage.retry import ConnectionCut, Transient, retry
 from statecli.storage.store import FileVersion
 
 if TYPE_CHECKING:
@@ -411,7 +411,8 @@ def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transie
     was_redirected = at != credentials.strip_user(url)
     if was_redirected and str(why) == credentials.NO_URL:
         return UnreadableError("the server redirects to an invalid URL")
-    if not was_redirected or not _is_other_server(at, url) or type(why) not in (Transient, UnreadableError):
+    named = (Transient, ConnectionCut, UnreadableError)
+    if not was_redirected or not _is_other_server(at, url) or type(why) not in named:
         return why
     text, server = str(why), credentials.parse_server(at)
     if server not in text:
@@ -494,7 +495,7 @@ def _receive(
 
 def _raise_cut(error: Exception | None, have: int, length: int) -> None:
     of = f" of {length:,}" if length >= 0 else ""
-    if error is not None and "cut" not in str(error):
+    if error is not None and not isinstance(error, ConnectionCut):
         raise Transient(f"{error}, after {have:,}{of} bytes")
     raise Transient(f"the connection was cut after {have:,}{of} bytes")
 

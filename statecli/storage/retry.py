@@ -44,6 +44,10 @@ class Transient(Exception):
         self.after = after
 
 
+class ConnectionCut(Transient):
+    """The server or the network ended the connection before the answer was complete."""
+
+
 def retry(attempt: Callable[[], _Result], url: str) -> _Result:
     """Return the result of the first attempt that does not raise `Transient`.
 

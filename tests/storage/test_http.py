@@ -21,8 +21,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from urllib3.exceptions import ReadTimeoutError
 
-from statecli.storage import http, retry
+from statecli.storage import http, minimum_speed, retry
 
 from .proxy import Proxy
 from .server import (
@@ -340,6 +341,16 @@ def test_a_length_that_lies_is_a_cut(server, inspect_error, once):
 
     server.behave(NAME, lies)
     assert inspect_error(server.url(NAME)).endswith("the connection was cut after 80 of 500 bytes; try again later")
+
+
+def test_an_error_with_the_letters_of_cut_is_reported():
+    """The message of another error stays, and the number of bytes follows."""
+
+    def stall(_):
+        raise ReadTimeoutError(None, None, None) from minimum_speed.Stalled("no executable bytes")
+
+    with pytest.raises(retry.Transient, match=r"no executable bytes in .*, after 3 of 10 bytes"):
+        http._receive(types.SimpleNamespace(read1=stall), 10, [b"abc"])
 
 
 def test_a_server_that_stalls_is_tried_again(big, statecli, monkeypatch):
