@@ -54,7 +54,6 @@ class OddityKind(Enum):
     SECTIONS_PAIRED = "sections-paired"
     SECTIONS_LEFT_OUT = "sections-left-out"
     SECTIONS_APART = "sections-apart"
-    WRAPPER_PREFIX = "wrapper-prefix"
     PREFIX_APART = "prefix-apart"
     COMPONENTS_APART = "components-apart"
     NOT_LOCKED = "not-locked"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from statecli.core import quoting, unicode_forms
 from statecli.core.escaping import escape
 from statecli.core.finding import Finding, Severity
 from statecli.core.load_rules import WRAPPER_PREFIX
-from statecli.core.model_state import Kind, Oddity
-from statecli.core.oddity_kind import OddityKind
+from statecli.core.model_state import Kind
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 from statecli.rules.audit_rule import Issue, convert_finding, judges, rule
@@ -78,15 +77,15 @@ def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
     """Yield a result for each section whose names have a part that a wrapper added."""
     refused = [item for item in (subject.load_diff.findings if subject.load_diff else ()) if item.rule == _PREFIX]
     loaded = _list_loaded_sections(subject) if refused else ()
-    findings = [
-        finding
-        for section in subject.state.sections
-        if section not in loaded and section not in subject.state.whole_modules
-        for finding in _report_own_prefix(subject, section)
-    ]
-    for finding in (*findings, *refused):
-        yield convert_finding(finding)
-    yield from _report_stripped_prefixes(subject, (*findings, *refused))
+    reported = {item.prefix for item in subject.load_diff.stripped} if subject.load_diff and refused else set()
+    for section in subject.state.sections:
+        if section not in loaded and section not in subject.state.whole_modules:
+            prefixed = _list_prefixed_names(subject, section)
+            reported.update(item.extra for item in prefixed)
+            if prefixed:
+                yield convert_finding(_report_own_prefix(subject, section, prefixed))
+    yield from map(convert_finding, refused)
+    yield from _report_stripped_prefixes(subject, reported)
 
 
 _PREFIX = WRAPPER_PREFIX.name
@@ -99,18 +98,12 @@ def _list_loaded_sections(subject: Subject) -> set[str]:
     }
 
 
-def _report_stripped_prefixes(subject: Subject, reported: Sequence[Finding]) -> Iterator[Issue]:
+def _report_stripped_prefixes(subject: Subject, reported: Container[str]) -> Iterator[Issue]:
     """Yield the prefixes that the comparison with the reference stripped; one of the reference alone is a note."""
-    for note in subject.reference_diff.notes if subject.reference_diff else ():
-        if note.kind is OddityKind.WRAPPER_PREFIX and not any(_get_prefix(note) in item.message for item in reported):
-            own = note.message.endswith(f" of {subject.target}")
-            message = f"{note.message} for the comparison; a strict load_state_dict does not strip the prefix"
-            yield Issue(message, severity=None if own else wrapper_prefix.cases["of the reference"])
-
-
-def _get_prefix(note: Oddity) -> str:
-    """Return the quoted prefix of a note that the comparison stripped it."""
-    return note.message.partition(" from ")[0].rpartition(" prefix ")[2]
+    for stripped in subject.reference_diff.stripped if subject.reference_diff else ():
+        if stripped.prefix not in reported:
+            message = f"{stripped.describe()} for the comparison; a strict load_state_dict does not strip the prefix"
+            yield Issue(message, severity=wrapper_prefix.cases["of the reference"] if stripped.is_before else None)
 
 
 def _list_registered_names(subject: Subject) -> set[tuple[str, str]]:
@@ -124,21 +117,32 @@ def _find_wrapper(fqn: str) -> str | None:
     return next((part for part in fqn.split(".")[:-1] if part in WRAPPER_ATTRIBUTES), None) if "_mod" in fqn else None
 
 
-def _report_own_prefix(subject: Subject, section: str) -> Iterator[Finding]:
-    """Yield the finding about a prefix that only wrappers use, whatever class would load the names."""
-    names = [row.fqn for row in subject.state.tensors if row.section == section and row.kind in MODEL]
+def _list_model_names(subject: Subject, section: str) -> list[str]:
+    return [row.fqn for row in subject.state.tensors if row.section == section and row.kind in MODEL]
+
+
+def _list_prefixed_names(subject: Subject, section: str) -> list[PrefixedName]:
+    """Return the names with a prefix that only wrappers use, except names that the class registers."""
+    names = _list_model_names(subject, section)
     prefix = next((outer for outer in _OUTER if all(name.startswith(outer) for name in names)), "")
     registered = _list_registered_names(subject)
-    marked = [name for name in names if (prefix or _find_wrapper(name)) and (section, name) not in registered]
-    if marked:
-        yield report_prefixes(
-            [PrefixedName(name, "", extra=prefix + _join_wrappers(name.removeprefix(prefix))) for name in marked],
-            names,
-            target=subject.target,
-            state_dict=subject.state.find_state_dict(section),
-            where="" if subject.state.sections == ("model",) else f" in section {section!r}",
-            is_refused=False,
-        )
+    return [
+        PrefixedName(name, "", extra=prefix + _join_wrappers(name.removeprefix(prefix)))
+        for name in names
+        if (prefix or _find_wrapper(name)) and (section, name) not in registered
+    ]
+
+
+def _report_own_prefix(subject: Subject, section: str, prefixed: Sequence[PrefixedName]) -> Finding:
+    """Return the finding about a prefix that only wrappers use, whatever class would load the names."""
+    return report_prefixes(
+        prefixed,
+        _list_model_names(subject, section),
+        target=subject.target,
+        state_dict=subject.state.find_state_dict(section),
+        where="" if subject.state.sections == ("model",) else f" in section {section!r}",
+        is_refused=False,
+    )
 
 
 def _join_wrappers(name: str) -> str:

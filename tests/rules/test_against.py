@@ -371,6 +371,13 @@ def test_a_wrappers_prefix_in_the_reference_is_a_note(pt):
     assert [severity for severity, _ in prefixes(wrapped, plain)] == ["warning"]
 
 
+def test_a_reference_whose_name_ends_with_the_target_is_still_the_reference(pt, tmp_path, monkeypatch):
+    """The side decides, not the end of the message: `backup of a.pt` is not `a.pt`."""
+    pt("a", **linear()), pt("backup of a", **WRAPPED)
+    monkeypatch.chdir(tmp_path)
+    assert [severity for severity, _ in prefixes("a.pt", "backup of a.pt")] == ["note"]
+
+
 def test_an_attributes_prefix_that_the_reference_lacks_is_told(pt):
     """`net.` is not the prefix of a known wrapper, but a strict load of the plain names fails all the same."""
     named = {f"net.{key}": value for key, value in linear().items()}

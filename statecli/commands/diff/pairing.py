@@ -49,6 +49,19 @@ class Match(msgspec.Struct, frozen=True, gc=False):
         return tuple(side.fqn for side in (self.before, self.after) if side is not None)
 
 
+class StrippedPrefix(msgspec.Struct, frozen=True, gc=False):
+    """A prefix stripped from `count` names of `target`, the side before or after."""
+
+    prefix: str
+    count: int
+    target: str
+    is_before: bool
+
+    def describe(self) -> str:
+        """Return the line about the prefix."""
+        return f"stripped the prefix {self.prefix!r} from the names of {count_tensors(self.count)} of {self.target}"
+
+
 class Pairing(msgspec.Struct, frozen=True):
     """Every tensor of both sides once, and notes on how they were matched.
 
@@ -58,6 +71,7 @@ class Pairing(msgspec.Struct, frozen=True):
     matches: list[Match]
     sections: dict[str, str]
     notes: tuple[Oddity, ...] = ()
+    stripped: tuple[StrippedPrefix, ...] = ()
 
 
 def pair_tensors(before: ModelState, after: ModelState, rules: Sequence[str], *, prefixes: bool = True) -> Pairing:
@@ -81,8 +95,10 @@ def pair_tensors(before: ModelState, after: ModelState, rules: Sequence[str], *,
     pairs += [Match(before.tensors[n], None) for rows in old_rows.values() for n in rows]
     pairs += [Match(None, after.tensors[n]) for rows in new_rows.values() for n in rows]
     pairs, ties = _restore_ties(pairs, before, after)
-    notes = [*notes, *_map_note(before, names), *_prefix_notes(pairs, before, after), *ties]
-    return Pairing(sort_matches(pairs, before, after), sections, tuple(notes))
+    stripped = _list_stripped_prefixes(pairs, before, after)
+    prefix_notes = (Oddity("wrapper-prefix", prefix.describe()) for prefix in stripped)
+    notes = [*notes, *_map_note(before, names), *prefix_notes, *ties]
+    return Pairing(sort_matches(pairs, before, after), sections, tuple(notes), stripped)
 
 
 def _rows_by_section(state: ModelState) -> dict[str, list[int]]:
@@ -256,20 +272,17 @@ def _pair_section(
     return pairs
 
 
-def _prefix_notes(pairs: list[Match], before: ModelState, after: ModelState) -> list[Oddity]:
+def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: ModelState) -> tuple[StrippedPrefix, ...]:
     counts = (Counter[str](), Counter[str]())
     for match in pairs:
         for side, prefix in enumerate(match.stripped or ()):
             if prefix:
                 counts[side][prefix] += 1
-    return [
-        Oddity(
-            OddityKind.WRAPPER_PREFIX.value,
-            f"stripped the prefix {prefix!r} from the names of {count_tensors(count)} of {state.target}",
-        )
+    return tuple(
+        StrippedPrefix(prefix, count, state.target, state is before)
         for state, prefixes in zip((before, after), counts, strict=True)
         for prefix, count in prefixes.items()
-    ]
+    )
 
 
 # --- ties that a format drops ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from enum import Enum
 
 import msgspec
 
+from statecli.commands.diff.pairing import StrippedPrefix
 from statecli.commands.explain.result import Explanation
 from statecli.core.compared_fields import Field as Field
 from statecli.core.finding import Finding
@@ -250,3 +251,5 @@ class Diff(ResultViews, msgspec.Struct, frozen=True):
     loading: Explanation | None = None
     #: Files that changed while they were compared; `broken` has a line about each.
     changed_files: tuple[str, ...] = ()
+    #: The prefixes stripped from names; `notes` has a line about each.
+    stripped: tuple[StrippedPrefix, ...] = ()

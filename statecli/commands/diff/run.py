@@ -233,6 +233,7 @@ class _Comparison:
         self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
         self.notes: list[Oddity] = []
         self.sections: dict[str, str] = {}
+        self.stripped: tuple[pairing.StrippedPrefix, ...] = ()
         self.optimizers: list[OptimizerPair] = []
         #: By `id`, tensors that may be renamed, and the reason why that is inconclusive.
         self.inconclusive: dict[int, StateError] = {}
@@ -296,6 +297,7 @@ class _Comparison:
             how=self._get_comparison(),
             ignored=self.request.ignore,
             loading=loading,
+            stripped=self.stripped,
         )
 
     def _get_comparison(self) -> CompareOptions | None:
@@ -346,7 +348,7 @@ class _Comparison:
 
     def _matches(self, before: ModelState, after: ModelState) -> list[Match]:
         paired = pairing.pair_tensors(before, after, self.request.map, prefixes=self.prefixes)
-        self.sections = paired.sections
+        self.sections, self.stripped = paired.sections, paired.stripped
         # A class has one section, whatever a checkpoint calls it.
         self.notes += [note for note in paired.notes if not (self.loads and note.kind is OddityKind.SECTIONS_PAIRED)]
         self.optimizers = pair_optimizers(before, after, paired.sections) if self.prefixes else []
