@@ -239,7 +239,7 @@ class _Proof(Proof):
             message = f"{row.fqn}: registered, but not in state_dict(), so a checkpoint lacks the tensor"
             help = self._suggest_in_own_method(row.fqn, _SAVE_METHODS, _KEEP_HELP) or _OWN_STATE_DICT
             return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
-        if row.requires_grad and row.kind is Kind.UNREGISTERED and "derived from" not in (row.note or ""):
+        if row.requires_grad and row.kind is Kind.UNREGISTERED and row.derived is None:
             message = f"{row.fqn}: requires grad but is not in state_dict(), so a checkpoint lacks the trained values"
             return self._build_failed_cell(rules.LOST_BY_SAVING, row, message)
         if self._subject.rebuilds:
