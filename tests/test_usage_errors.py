@@ -1,18 +1,20 @@
-"""A UsageError names options as the command line spells them, and for Python as the arguments of the function."""
+"""Errors name options as the command line spells them, and for Python as the arguments of the function."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
 import pickle
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 import statecli
 from statecli.api.errors import call, map_flags
-from statecli.core.errors import FilteredOut, ModelError, UsageError, option
+from statecli.core.errors import EngineError, FilteredOut, ModelError, StateError, UsageError, option, spell_options
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import parameters_of
 
@@ -38,8 +40,8 @@ def test_an_option_becomes_the_argument(named, on_line, in_python):
     """The value is kept if the option has a value."""
     error = UsageError(f"{named}: no such \ufdd0 {named}")
     assert str(error) == f"{on_line}: no such \ufdd0 {on_line}"
-    arguments = map_flags(["device", "init_device", "atol", "jobs", "optimizer", "bitwise", "map"])
-    assert error.for_python(arguments) == f"{in_python}: no such \ufdd0 {in_python}"
+    error.use_arguments(map_flags(["device", "init_device", "atol", "jobs", "optimizer", "bitwise", "map"]))
+    assert str(error) == f"{in_python}: no such \ufdd0 {in_python}"
 
 
 def test_arguments_that_python_calls_otherwise():
@@ -47,21 +49,22 @@ def test_arguments_that_python_calls_otherwise():
     arguments = map_flags(["inputs", "checks", "include", "exclude"])
     flags = ("--input", "--input-from", "--check", "-i", "--include", "-x")
     words = [option(flag, "x", quoted=True) for flag in flags]
-    spelled = UsageError(" ".join(words)).for_python(arguments)
+    spelled = spell_options(" ".join(words), arguments)
     assert spelled == "inputs='x' inputs='x' checks='x' include='x' include='x' exclude='x'"
 
 
 def test_an_option_that_the_function_lacks_stays():
     """A text that looks like an option stays too."""
-    error = UsageError(f"{option('--device', 'x')} and {option('--shard', '1/2')}: my--device.py, --device")
-    assert error.for_python({"--device": "device"}) == "device='x' and --shard 1/2: my--device.py, --device"
+    text = f"{option('--device', 'x')} and {option('--shard', '1/2')}: my--device.py, --device"
+    assert spell_options(text, {"--device": "device"}) == "device='x' and --shard 1/2: my--device.py, --device"
 
 
 def test_errors_cross_processes():
     """A pickled error keeps its options."""
     error = pickle.loads(pickle.dumps(FilteredOut(f"{option('--to', 'x')}: no such")))
     assert (type(error), str(error)) == (FilteredOut, "--to x: no such")
-    assert error.for_python({"--to": "to"}) == "to='x': no such"
+    error.use_arguments({"--to": "to"})
+    assert str(error) == "to='x': no such"
 
 
 def raising(error):
@@ -75,6 +78,29 @@ def test_only_what_is_said_of_options_is_retold():
     assert raised.value.args == ("to='x'",)
     with pytest.raises(ModelError, match=r"^--to x$"):
         call(lambda to: raising(ModelError(f"--to {to}")), {"to": "x"})
+
+
+@pytest.mark.parametrize("error_type", [EngineError, ModelError, UsageError])
+def test_every_error_names_the_arguments(error_type):
+    """The advice after the message too."""
+    with pytest.raises(error_type) as raised:
+        call(lambda to: raising(error_type(option("--to", to), advice=f"give {option('--to', 'cpu')}")), {"to": "x"})
+    assert str(raised.value) == "to='x'; give to='cpu'"
+
+
+def test_an_executor_that_cannot_be_used(monkeypatch):
+    """A missing package is an error about the argument `executor`."""
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(statecli.MissingDependency, match=r"^executor='dask:tcp://h:1' needs Dask: "):
+        statecli.diff("a.pt", "b.pt", executor="dask:tcp://h:1")
+
+
+def test_an_input_that_the_model_does_not_take(tmp_path):
+    """The error of the model ends with the input to give."""
+    net = tmp_path / "net.py"
+    net.write_text("from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self): super().__init__(12, 3)\n")
+    with pytest.raises(ModelError, match=r"; the first layer takes 12 values in the last dimension: inputs='2x12'$"):
+        statecli.inspect(f"{net}:Net", inputs="2x5")
 
 
 def calls(*names):
@@ -95,13 +121,28 @@ def texts(node):
     yield from itertools.chain.from_iterable(map(texts, ast.iter_child_nodes(node)))
 
 
-def test_usage_errors_name_options_by_option():
-    """A literal `--device` would be the same for Python."""
+def error_names(error=StateError):
+    """Yield the names of a class of errors and its subclasses."""
+    yield error.__name__
+    yield from itertools.chain.from_iterable(map(error_names, error.__subclasses__()))
+
+
+def test_errors_name_options_by_option():
+    """A literal `--device` would be the same for Python; a whole command line is."""
+    functions = [getattr(statecli, name) for name in ("inspect", "diff", "verify", "audit", "lock", "merge")]
+    python_flags = map_flags({name for function in functions for name in inspect.signature(function).parameters})
+    usage_errors = {*error_names(UsageError)}
     flag = re.compile(r"(?<![\w-])--?[a-z][a-z-]*|--$")
-    errors = [*calls("UsageError", "NothingMatched", "FilteredOut")]
-    literal = [(path, match) for path, node in errors for text in texts(node) for match in flag.findall(text)]
-    assert len(errors) > 100
-    assert [(path, match) for path, match in literal if match in FLAGS or match == "--"] == []
+    errors = [*calls(*error_names())]
+    literal = [
+        (path, match)
+        for path, node in errors
+        for text in texts(node)
+        for match in flag.findall(re.sub("statecli [a-z].*", "", text))
+        if match in (FLAGS if node.func.id in usage_errors else python_flags) or match == "--"
+    ]
+    assert len(errors) > 500
+    assert literal == []
 
 
 def test_option_is_given_flags_of_the_table():

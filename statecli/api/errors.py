@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, TypeVar
 
-from statecli.core.errors import EngineError, MissingDependency, StateError, UnreadableError, UsageError
+from statecli.core.errors import EngineError, MissingDependency, StateError, UnreadableError
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import parameters_of
 from statecli.storage import files
@@ -29,8 +29,7 @@ def call(function: Callable[..., _Result], arguments: dict[str, Any]) -> _Result
     try:
         return function(**arguments)
     except StateError as error:
-        if isinstance(error, UsageError):
-            error.args = (error.for_python(map_flags(arguments)),)
+        error.use_arguments(map_flags(arguments))
         error.args = tuple(files.remove_secrets(arg) if isinstance(arg, str) else arg for arg in error.args)
         cause = None if isinstance(error, _PACKAGE_ERRORS) else error.__cause__
         user_frames = _skip_own_frames(cause.__traceback__) if cause is not None else None

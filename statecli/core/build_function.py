@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from statecli.core import python_names
+from statecli.core.errors import option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.python_names import ModelClass, ModelFactory
 from statecli.core.quoting import quote_for_shell
@@ -57,7 +58,7 @@ def write_for_class(module: str, name: str, file: str) -> str | None:
 def spell(spec: str) -> str:
     """Return the line to type for a class whose configuration the line builds, with `...` for each unknown value."""
     with_values = ", with a value for each `...`" if "..." in spec else ""
-    or_file = ", or give --config-json FILE" if with_values and _CONFIGURATION.search(spec) else ""
+    or_file = f", or give {option('--config-json', 'FILE')}" if with_values and _CONFIGURATION.search(spec) else ""
     return f"write {quote_for_shell(spec)}{with_values}{or_file}"
 
 

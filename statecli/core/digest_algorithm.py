@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from statecli.core.errors import MissingDependency
+from statecli.core.errors import MissingDependency, option
 from statecli.core.installed_package import install_packages
 
 
@@ -27,6 +27,6 @@ def load_hasher(algorithm: Algorithm) -> Callable[..., Any]:
         from blake3 import blake3
     except ImportError as error:  # pragma: no cover - a dependency; this is for trimmed installations
         raise MissingDependency(
-            f"blake3 digests need the package blake3: {install_packages('blake3')} (or --digest sha256)"
+            f"blake3 digests need the package blake3: {install_packages('blake3')} (or {option('--digest', 'sha256')})"
         ) from error
     return blake3  # in one thread, because more are not faster on blocks of this size; more workers are

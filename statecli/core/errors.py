@@ -51,16 +51,27 @@ class StateError(Exception):
 
     def __str__(self) -> str:
         message = self._format_with_choices()
-        return (" " if message.endswith(("?", ":")) else "; ").join(filter(None, [message, self.advice]))
+        advice = self.advice and spell_options(self.advice)
+        return (" " if message.endswith(("?", ":")) else "; ").join(filter(None, [message, advice]))
 
     def _format_with_choices(self) -> str:
         more = len(self.choices) - MAX_CHOICES_IN_SENTENCE
         shown = ", ".join(self.choices[:MAX_CHOICES_IN_SENTENCE]) + (f" or one of {more} more" if more > 0 else "")
         return f"{self.describe()} {shown}" if self.choices else self.describe()
 
-    def describe(self) -> str:
-        """Return the message without the choices and the advice."""
+    @property
+    def message(self) -> str:
+        """The message without the choices and the advice, for another error: options are as `option` returns them."""
         return super().__str__()
+
+    def describe(self) -> str:
+        """Return the message without the choices and the advice, with options as on the command line."""
+        return spell_options(self.message)
+
+    def use_arguments(self, arguments: Mapping[str, str]) -> None:
+        """Spell options as Python arguments: `arguments` has flags, each with its argument."""
+        self.args = (spell_options(self.message, arguments),)
+        self.advice = self.advice and spell_options(self.advice, arguments)
 
     def list_lines(self) -> list[str]:
         """Return the message; below it each choice if there are several, and the advice."""
@@ -69,7 +80,7 @@ class StateError(Exception):
         more = len(self.choices) - MAX_CHOICES_IN_LIST
         rest = [f"or one of {more} more"] if more > 0 else []
         listed = [f"  {choice}" for choice in (*self.choices[:MAX_CHOICES_IN_LIST], *rest)]
-        return [self.describe(), *listed, *([self.advice] if self.advice else [])]
+        return [self.describe(), *listed, *([spell_options(self.advice)] if self.advice else [])]
 
 
 #: How a message about a truncated file begins.
@@ -86,7 +97,7 @@ def strip_copy_advice(message: str) -> str:
 #: Choices that a sentence names, and that a list has.
 MAX_CHOICES_IN_SENTENCE = 5
 MAX_CHOICES_IN_LIST = 20
-#: Around an option in the message of a UsageError: its flag, its value on the command line, and that in Python.
+#: Around an option in the message of an error: its flag, its value on the command line, and that in Python.
 #: Noncharacters of Unicode, which no text that is meant to be read contains.
 _BEGIN, _SEPARATOR, _END = _MARKS = "\ufdd0", "\ufdd1", "\ufdd2"
 _OPTION = compile_on_use("([^%s]*)".join([_BEGIN, _SEPARATOR, _SEPARATOR, _END]) % (("".join(_MARKS),) * 3))
@@ -94,7 +105,7 @@ _ESCAPED_MARKS = {ord(mark): ascii(mark)[1:-1] for mark in _MARKS}
 
 
 def option(flag: str, value: object = None, *, quoted: bool = False) -> str:
-    """Return an option's form in the message of a `UsageError`.
+    """Return an option's form in the message of a `StateError`.
 
     The error writes the option as `--device gpu` for the command line and as `device='gpu'` for Python.
 
@@ -112,26 +123,21 @@ def option(flag: str, value: object = None, *, quoted: bool = False) -> str:
     return f"{_BEGIN}{flag}{_SEPARATOR}{on_line}{_SEPARATOR}{in_python}{_END}"
 
 
-class UsageError(StateError):
-    """The command line contradicts itself or names something nonexistent.
+def spell_options(text: str, arguments: Mapping[str, str] = {}) -> str:
+    """Return a text with its options as Python arguments.
 
-    The message names options by `option`; `str` spells the options for the command line.
+    `arguments`: flags, each with its argument. Other options are spelled for the command line.
     """
 
-    def describe(self) -> str:
-        return self.for_python({})
+    def spell(match: re.Match[str]) -> str:
+        flag, on_line, in_python = match.groups()
+        return arguments[flag] + in_python if flag in arguments else flag + on_line
 
-    def for_python(self, arguments: Mapping[str, str]) -> str:
-        """Return the message, without the choices, with options as Python arguments.
+    return _OPTION.sub(spell, text) if _BEGIN in text else text
 
-        `arguments`: flags, each with its argument. Other options are spelled for the command line.
-        """
 
-        def spell(match: re.Match[str]) -> str:
-            flag, on_line, in_python = match.groups()
-            return arguments[flag] + in_python if flag in arguments else flag + on_line
-
-        return _OPTION.sub(spell, super().describe())
+class UsageError(StateError):
+    """The command line contradicts itself or names something nonexistent."""
 
 
 class NothingMatched(UsageError):

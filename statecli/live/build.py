@@ -64,7 +64,7 @@ def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
     if example is None or example in str(error):
         return error
     return ModelError(
-        error.describe(), choices=error.choices, advice=f"{error.advice}; for another model, write {example}"
+        error.message, choices=error.choices, advice=f"{error.advice}; for another model, write {example}"
     )
 
 
@@ -72,10 +72,10 @@ def correct_spelling(error: MisspeltArguments) -> StateError:
     """Return the error with the advice that works: the arguments of the line may be refused too."""
     if ".py:" in error.line:
         return error
-    refused = ModelError(error.describe(), advice=error.advice, lines=(error.line,))
+    refused = ModelError(error.message, advice=error.advice, lines=(error.line,))
     with hide_library_lines():
         corrected = working_line.correct_advice(refused, _build_line)
-    return UsageError(error.describe(), choices=corrected.choices, advice=corrected.advice)
+    return UsageError(error.message, choices=corrected.choices, advice=corrected.advice)
 
 
 def _build_line(text: str) -> object:
@@ -83,7 +83,7 @@ def _build_line(text: str) -> object:
     try:
         spec = parse_spec(text)
     except MisspeltArguments as error:
-        raise ModelError(error.describe(), advice=error.advice, lines=(error.line,)) from error
+        raise ModelError(error.message, advice=error.advice, lines=(error.line,)) from error
     if spec is None or spec.is_file:
         raise ModelError(f"{text}: is not a class of a package")
     spec = configured_model.resolve_config(spec)

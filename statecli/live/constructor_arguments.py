@@ -81,10 +81,10 @@ def _replace_placeholders(scope: Scope, callee: Any, error: ModelError) -> Model
         kwargs = {name: values.get(name, scope.rewrite(value)) for name, value in spec.kwargs.items()}
         lines.append(spell(replace(spec, args=(*args, *modules), kwargs=kwargs)))
     if has_objects and len(set(lines)) == 1:
-        return advise_line(lines[0]).build_error(error.describe())
+        return advise_line(lines[0]).build_error(error.message)
     quoted = spell(spec, replace_scope(scope, quotes_names=True).rewrite)
     lines = [*lines, quoted] if has_objects else [quoted, *lines]
-    return ModelError(error.describe(), choices=error.choices, advice=error.advice, lines=tuple(lines))
+    return ModelError(error.message, choices=error.choices, advice=error.advice, lines=tuple(lines))
 
 
 def _is_placeholder(scope: Scope, value: Any) -> bool:

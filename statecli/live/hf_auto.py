@@ -65,9 +65,8 @@ def import_transformers(config: str) -> Any:
             import transformers
             import transformers.models.auto.modeling_auto
     except ImportError as error:
-        raise MissingDependency(
-            f"--model auto needs transformers, which cannot be imported: {install_packages('transformers')}"
-        ) from error
+        reason = f"needs transformers, which cannot be imported: {install_packages('transformers')}"
+        raise MissingDependency(f"{option('--model', 'auto')} {reason}") from error
     return transformers
 
 
@@ -123,7 +122,7 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
     ):
         version = transformers.__version__
         if not is_named and document.get("auto_map"):
-            why = "which statecli runs only with --trust-remote-code"
+            why = f"which statecli runs only with {option('--trust-remote-code')}"
             raise ModelError(f"{config}: {name} is code of the checkpoint (auto_map), {why}")
         hint = _suggest_near(transformers, name, document, config) or _suggest_class(transformers, document, config)
         unknown = _describe_unknown_class(name, document, config, version)
@@ -238,7 +237,7 @@ def _divide_arguments(model_class: Any, config_class: Any, arguments: Mapping[st
 def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
     """Return that transformers has no such class, which the file names, or the user alone."""
     if document.get("auto_map"):
-        return f"{config}: {name} is code of the checkpoint (auto_map), which --model auto does not run"
+        return f"{config}: {name} is code of the checkpoint (auto_map), which {option('--model', 'auto')} does not run"
     what = f"not a model class of transformers {version}"
     names = document.get("architectures")
     is_in_file = type(names) is list and name in names
@@ -252,8 +251,8 @@ def build_remote_code(config: str, document: Mapping[str, Any], arguments: Mappi
     """
     transformers = import_transformers(config)
     if files.is_remote(config):
-        folder = files.get_folder(config)
-        raise ModelError(f"{folder}: --trust-remote-code runs only code on this disk; download the folder first")
+        reason = "runs only code on this disk; download the folder first"
+        raise ModelError(f"{files.get_folder(config)}: {option('--trust-remote-code')} {reason}")
     folder = os.path.abspath(files.get_folder(config) or os.curdir)
     auto_map = document["auto_map"]
     classes = [key for key in auto_map if key.startswith("AutoModel")] if type(auto_map) is dict else []

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from statecli.core.errors import ModelError, StateError
+from statecli.core.errors import ModelError, StateError, option
 from statecli.core.installed_package import INSTALL_COMMAND, MODEL_LIBRARIES, install_module, install_packages
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
@@ -57,7 +57,7 @@ def _wait_for_gpu() -> None:
 
 
 def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseException) -> ModelError:
-    hint = "; try --init-device cpu" if doing.endswith("on meta") and spec.config is None else ""
+    hint = f"; try {option('--init-device', 'cpu')}" if doing.endswith("on meta") and spec.config is None else ""
     script_error = torchscript_errors.parse_script_error(error, is_installed_file)
     error_text = (
         _truncate(script_error.text)
@@ -148,12 +148,13 @@ def _suggest_input(error: BaseException) -> str:
             continue
         rows = getattr(layer, "num_embeddings", None)
         if isinstance(rows, int):
-            return f"; the embedding takes integers from 0 to {rows - 1}: --input 'int64:{_format_sizes(shape)}<{rows}'"
+            ids = option("--input", f"int64:{_format_sizes(shape)}<{rows}", quoted=True)
+            return f"; the embedding takes integers from 0 to {rows - 1}: {ids}"
         takes = _find_taken_size(layer, shape)
         if takes is not None and _is_input_of_model(value, frames):
             dimension, size, what = takes
             shape[dimension] = size
-            return f"; the first layer takes {size:,} {what}: --input {_format_sizes(shape)}"
+            return f"; the first layer takes {size:,} {what}: {option('--input', _format_sizes(shape))}"
     return ""
 
 

@@ -51,7 +51,7 @@ def correct_advice(error: ModelError, build: Callable[[str], object]) -> ModelEr
         advice = trial.install or advice
     if advice is None or advice == error.advice:
         return error
-    return ModelError(error.describe(), choices=error.choices, advice=advice)
+    return ModelError(error.message, choices=error.choices, advice=advice)
 
 
 @dataclass
@@ -92,5 +92,5 @@ class _Trial:
         except ModelError as error:
             return error
         except StateError as error:
-            return ModelError(error.describe(), advice=error.advice)
+            return ModelError(error.message, advice=error.advice)
         return None

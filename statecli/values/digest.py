@@ -22,7 +22,7 @@ import numpy as np
 
 from statecli.core.digest_algorithm import Algorithm, load_hasher
 from statecli.core.dtypes import contiguous_strides
-from statecli.core.errors import StateError, UnreadableError
+from statecli.core.errors import StateError, UnreadableError, option
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import Quantizer, TensorData, TensorInfo
 from statecli.storage import files
@@ -181,7 +181,7 @@ def _digest_elements(data: TensorData, name: str, new: Callable[..., Any]) -> st
             else f"this version of statecli does not support {view.dtype} elements"
         )
         if reason:
-            raise UnreadableError(f"{data.storage.path}: {name}: {reason}; exclude the tensor with -x")
+            raise UnreadableError(f"{data.storage.path}: {name}: {reason}; exclude the tensor with {option('-x')}")
         for block in _read_contiguous(view) if _is_contiguous(view) else _read_items(view):
             digest.update(block.data)
     return str(digest.hexdigest())

@@ -31,7 +31,7 @@ def resolve_device(name: str) -> Any:
         import torch
     except ModuleNotFoundError as error:
         advice = install_extra("torch")
-        raise MissingDependency(f"--device {name} needs torch, which is not installed: {advice}") from error
+        raise MissingDependency(f"{option('--device', name)} needs torch, which is not installed: {advice}") from error
     try:
         device = torch.device(name)
     except RuntimeError as error:

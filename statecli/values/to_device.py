@@ -112,8 +112,8 @@ def _import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        advice = install_extra("torch")
-        raise MissingDependency(f"--to loads tensors with torch, which is not installed: {advice}") from error
+        reason = f"loads tensors with torch, which is not installed: {install_extra('torch')}"
+        raise MissingDependency(f"{option('--to')} {reason}") from error
     return torch
 
 

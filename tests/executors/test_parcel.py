@@ -316,7 +316,7 @@ class Giving(Executor):
 @pytest.mark.parametrize("answer", [None, b"garbage", b"", pickle.dumps([1, 2]), pickle.dumps(None), 3, b"\x80"])
 def test_an_executor_gives_back_what_no_worker_gave(tasks, answer):
     """The error names the executor and has no traceback, whatever the answer is."""
-    with pytest.raises(EngineError, match="--executor Giving: the executor did not return a result of statecli"):
+    with pytest.raises(EngineError, match="executor='Giving': the executor did not return a result of statecli"):
         package.inspect("a.pt", stats=True, executor=Giving(answer))
 
 

@@ -15,7 +15,7 @@ from statecli.commands.lock import rules
 from statecli.commands.lock.companion_files import compute_companion_digests, find_pipeline_folders, lock_settings
 from statecli.commands.lock.lock_file import SCHEMA, Lock, LockedTarget, LockedTensor, refuse_twins
 from statecli.core.digest_algorithm import Algorithm, load_hasher
-from statecli.core.errors import BarePickle, FilteredOut, NothingMatched, UnreadableError
+from statecli.core.errors import BarePickle, FilteredOut, NothingMatched, UnreadableError, option
 from statecli.core.finding import Finding
 from statecli.core.model_state import Evidence, Kind, ModelState, TensorInfo
 from statecli.core.selection import Selection, select
@@ -130,7 +130,8 @@ def _read_target(text: str, request: Request) -> LockInput:
         return LockInput(state, make_relative_name(text, request.folder), {}, f"{error}: nothing to lock", kept)
     for tensor in state.tensors:
         if tensor.damage is not None:
-            raise UnreadableError(f"{tensor.damage}; exclude the tensor with -x {tensor.fqn!r}, or copy the file again")
+            exclude = option("-x", tensor.fqn, quoted=True)
+            raise UnreadableError(f"{tensor.damage}; exclude the tensor with {exclude}, or copy the file again")
     refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in state.tensors], f"{text}: has")
     return LockInput(state, make_relative_name(text, request.folder), {}, unlocked, kept)
 

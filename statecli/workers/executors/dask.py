@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from statecli.core.errors import EngineError, MissingDependency
+from statecli.core.errors import EngineError, MissingDependency, option
 from statecli.core.installed_package import install_extra
 from statecli.workers.executors.futures import ExecutorEngine
 from statecli.workers.pool import Engine
@@ -35,16 +35,17 @@ def use_dask(address: str) -> Iterator[Engine]:
     Raises `MissingDependency` without Dask, and `EngineError` if no scheduler or no worker answers.
     """
     name = f"dask:{address}"
+    flag = option("--executor", name)
     try:
         from distributed import Client
     except ImportError as error:
-        raise MissingDependency(f"--executor {name} needs Dask: {install_extra('dask')}") from error
+        raise MissingDependency(f"{flag} needs Dask: {install_extra('dask')}") from error
     with _silence_logs():
-        client = _connect(Client, address, name)
+        client = _connect(Client, address, flag)
         # asyncio logs each failed task that nobody waits for any more.
         client.loop.asyncio_loop.set_exception_handler(lambda *_: None)
         try:
-            _require_workers(client, name)
+            _require_workers(client, flag)
             # Dask gives the work of a dead worker to another by itself, `allowed-failures` times.
             watch = _Watch(client)
             yield ExecutorEngine(_DaskExecutor(client), name, _count_threads(client), MAX_BATCH_BYTES, watch.why_lost)
@@ -53,15 +54,13 @@ def use_dask(address: str) -> Iterator[Engine]:
                 client.close(timeout=1)
 
 
-def _connect(client: Any, address: str, name: str) -> Any:
+def _connect(client: Any, address: str, flag: str) -> Any:
     try:
         with ThreadPoolExecutor(1) as thread:  # this thread may have an event loop of its own, as in a notebook
             thread.submit(lambda: asyncio.run(asyncio.wait_for(_open_connection(address), TIMEOUT_S))).result()
         return client(address, timeout=TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError, RuntimeError, *TIMEOUT_ERRORS) as error:
-        raise EngineError(
-            f"--executor {name}: no Dask scheduler answers at this address ({type(error).__name__})"
-        ) from error
+        raise EngineError(f"{flag}: no Dask scheduler answers at this address ({type(error).__name__})") from error
 
 
 async def _open_connection(address: str) -> None:
@@ -72,11 +71,11 @@ async def _open_connection(address: str) -> None:
     (await comm.connect(url, timeout=TIMEOUT_S, **security.get_connection_args("client"))).abort()
 
 
-def _require_workers(client: Any, name: str) -> None:
+def _require_workers(client: Any, flag: str) -> None:
     try:
         client.wait_for_workers(1, timeout=TIMEOUT_S)
     except TIMEOUT_ERRORS as error:
-        raise EngineError(f"--executor {name}: the scheduler has no worker; start one with: dask worker …") from error
+        raise EngineError(f"{flag}: the scheduler has no worker; start one with: dask worker …") from error
 
 
 def _count_threads(client: Any) -> int:

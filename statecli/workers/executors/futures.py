@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future, wait
 from typing import Any
 
-from statecli.core.errors import EngineError, StateError, UnreadableError
+from statecli.core.errors import EngineError, StateError, UnreadableError, option
 from statecli.core.version import __version__
 from statecli.workers import pool
 from statecli.workers.executors.batch import PackedBatch, pack, run_packed_batch, unpack
@@ -39,7 +39,8 @@ class ExecutorEngine:
         max_batch_bytes: int | None = None,
         why_lost: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._executor, self._name, self._why_lost = executor, name, why_lost
+        self._executor, self._why_lost = executor, why_lost
+        self._option = option("--executor", name)
         self._workers = workers or ASSUMED_WORKERS
         self._max_batch_bytes = MAX_BATCH_BYTES if max_batch_bytes is None else max_batch_bytes
 
@@ -64,7 +65,7 @@ class ExecutorEngine:
         try:
             return self._executor.submit(run_packed_batch, batch)
         except RuntimeError as error:  # the executor is broken or was shut down
-            raise EngineError(f"--executor {self._name}: the executor does not accept work: {error}") from error
+            raise EngineError(f"{self._option}: the executor does not accept work: {error}") from error
 
     def _deliver_all(self, numbers: dict[Future[bytes | str], int], deliver: Deliver) -> None:
         pending = set(numbers)
@@ -76,25 +77,23 @@ class ExecutorEngine:
             if reason is not None:
                 for future in pending:
                     future.cancel()
-                    deliver(numbers[future], UnreadableError(f"--executor {self._name}: {reason}"))
+                    deliver(numbers[future], UnreadableError(f"{self._option}: {reason}"))
                 return
 
     def _results(self, future: Future[bytes | str]) -> Sequence[Any] | StateError:
         try:
             answer = future.result()
         except CancelledError:
-            return UnreadableError(
-                f"--executor {self._name}: the executor cancelled the task; it may have been shut down"
-            )
+            return UnreadableError(f"{self._option}: the executor cancelled the task; it may have been shut down")
         except Exception as error:
             if _lacks_statecli(error):
                 reason = f"a worker has no statecli or an old version; install statecli {__version__} on all workers"
-                raise EngineError(f"--executor {self._name}: {reason}") from error
-            return UnreadableError(f"--executor {self._name}: a worker stopped during a task ({type(error).__name__})")
+                raise EngineError(f"{self._option}: {reason}") from error
+            return UnreadableError(f"{self._option}: a worker stopped during a task ({type(error).__name__})")
         try:
             return unpack(answer)
         except EngineError as refusal:
-            raise EngineError(f"--executor {self._name}: {refusal}") from None
+            raise EngineError(f"{self._option}: {refusal}") from None
 
 
 def _lacks_statecli(error: BaseException | None) -> bool:

@@ -19,16 +19,15 @@ def use_mpi() -> Iterator[Engine]:
 
     Raises `MissingDependency` without mpi4py, and `UsageError` if this process has no other ranks.
     """
+    flag = option("--executor", "mpi")
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPIPoolExecutor, _core
     except (ImportError, RuntimeError) as error:  # RuntimeError if there is no MPI library
-        raise MissingDependency(f"--executor mpi needs mpi4py and an MPI library: {install_extra('mpi')}") from error
+        raise MissingDependency(f"{flag} needs mpi4py and an MPI library: {install_extra('mpi')}") from error
     # Without a shared pool mpi4py would start processes itself, which few schedulers allow, and wait for them for ever.
     if _core.SharedPool is None or MPI.COMM_WORLD.Get_size() < 2:
-        raise UsageError(
-            f"{option('--executor', 'mpi')}: found no other MPI ranks; start statecli with: {START_COMMAND}"
-        )
+        raise UsageError(f"{flag}: found no other MPI ranks; start statecli with: {START_COMMAND}")
     # mpi4py aborts for every exit code but 0. Status 1 of statecli is not an abort: the other ranks are ended in order.
     MPI._set_abort_status = lambda status: None  # noqa: ARG005 - its own name
     with MPIPoolExecutor() as executor:

@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import Any
 
-from statecli.core.errors import EngineError, MissingDependency
+from statecli.core.errors import EngineError, MissingDependency, option
 from statecli.core.installed_package import install_extra
 from statecli.workers.executors.futures import ExecutorEngine
 from statecli.workers.pool import Engine
@@ -41,13 +41,14 @@ def use_ray(address: str) -> Iterator[Engine]:
     Raises `MissingDependency` without Ray, and `EngineError` if no cluster answers.
     """
     name = f"ray:{address}" if address else "ray"
+    flag = option("--executor", name)
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
-        raise MissingDependency(f"--executor {name} needs Ray: {install_extra('ray')}") from error
+        raise MissingDependency(f"{flag} needs Ray: {install_extra('ray')}") from error
     is_ours = not ray.is_initialized()
     if is_ours:
-        _connect(ray, address, name)
+        _connect(ray, address, flag)
     try:
         yield ExecutorEngine(_RayExecutor(ray), name, int(ray.cluster_resources().get("CPU", 0)), MAX_BATCH_BYTES)
     finally:
@@ -66,7 +67,7 @@ TIMEOUT_S = 10.0
 HTTP2_HELLO, SETTINGS_FRAME = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
 
 
-def _require_answer(address: str, name: str) -> None:
+def _require_answer(address: str, flag: str) -> None:
     """Raise `EngineError` unless HOST:PORT answers as gRPC does. Ray itself would wait for many minutes, and log."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     deadline = time.monotonic() + TIMEOUT_S
@@ -75,7 +76,7 @@ def _require_answer(address: str, name: str) -> None:
             with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S) as server:
                 _exchange_hello(server, deadline)
     except (OSError, ValueError, OverflowError) as error:
-        raise EngineError(f"--executor {name}: nothing answers at this address ({type(error).__name__})") from error
+        raise EngineError(f"{flag}: nothing answers at this address ({type(error).__name__})") from error
 
 
 def _exchange_hello(server: socket.socket, deadline: float) -> None:
@@ -94,14 +95,12 @@ def _exchange_hello(server: socket.socket, deadline: float) -> None:
         raise ConnectionAbortedError
 
 
-def _connect(ray: Any, address: str, name: str) -> None:
+def _connect(ray: Any, address: str, flag: str) -> None:
     """Connect to a cluster; without an address start a cluster of this machine's cores."""
     if address:
-        _require_answer(address, name)
+        _require_answer(address, flag)
     options = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
     try:
         ray.init(address=address or "local", include_dashboard=None if address else False, **options)
     except (OSError, RuntimeError, ValueError, TimeoutError) as error:
-        raise EngineError(
-            f"--executor {name}: no Ray cluster answers at this address ({type(error).__name__})"
-        ) from error
+        raise EngineError(f"{flag}: no Ray cluster answers at this address ({type(error).__name__})") from error
