@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import inspect
 import re
 from pathlib import Path
@@ -165,6 +166,32 @@ def test_an_import_in_a_function_spares_a_module():
     assert not needless
 
 
+def test_imports_have_no_circle_and_stay_out_of_other_packages():
+    """import-linter looks for circles among packages and in the two upper levels. Also imports in functions count.
+
+    A name that begins with `_` belongs to the package around it: no other package imports it.
+    """
+    names = _files_by_module()
+    both = {
+        name: _own_imports(path, in_functions=False) | _own_imports(path, in_functions=True)
+        for name, path in names.items()
+    }
+    graphlib.TopologicalSorter({name: modules - {name} for name, modules in both.items()}).prepare()
+    for name, path in names.items():
+        package = name if path.stem == "__init__" else name.rpartition(".")[0]
+        assert [*private_imports(nodes(path), package)] == [], path
+
+
+def private_imports(tree_nodes, package):
+    """Yield the imported names of ours with a part that begins with `_` and belongs to another package."""
+    for node in tree_nodes:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                outer, private, _ = re.split(r"(\._(?!_)|$)", f"{node.module}.{alias.name}", maxsplit=1)
+                if private and outer.startswith("statecli") and not f"{package}.".startswith(f"{outer}."):
+                    yield f"{node.module}.{alias.name}"
+
+
 def test_the_first_waist_imports_nothing_of_ours():
     """All other modules depend on model_state.py; model_state.py imports two modules, and they import nothing."""
     below = {"statecli.core.format_traits", "statecli.core.oddity_kind"}
@@ -242,6 +269,9 @@ def test_the_rules_of_this_file_find_what_they_forbid():
     for text in ("note.name not in NOTES", "(note.name, note.fqn) in reported", "NAME == note.name"):
         assert [*compares(ast.walk(ast.parse(text)), "name", ("note",))] == [1]
     assert not [*compares(ast.walk(ast.parse("row.name == a.name")), "name", ("note",))]
+    for text in ("from statecli.render import _ansi", "from statecli.render._ansi import paint"):
+        assert [*private_imports(ast.walk(ast.parse(text)), "statecli.report")]
+        assert not [*private_imports(ast.walk(ast.parse(text)), "statecli.render")]
 
 
 def test_nothing_unpickles_or_evaluates():
