@@ -23,7 +23,6 @@ forward on the GPU raises "Expected all tensors to be on the same device".""",
     example='`self.table = torch.randn(5, 5)` in `__init__`, then `model.to("cuda")`.',
     fix="""register the tensor: `self.register_buffer("table", torch.randn(5, 5))`. If the class has its own `_apply`,
 call `super()._apply(fn)` in it.""",
-    cases={"moved by forward": Severity.NOTE},
 )
 #: Of a tensor that was on the device of the move before.
 KEEPS_MEMORY = "keeps its memory when the model moves, so a move to another device does not move the tensor"

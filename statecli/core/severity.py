@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from enum import Enum
+
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 
@@ -11,20 +14,52 @@ def decide_severity(default: Severity, case: Severity | None, configured: Severi
     return configured or case or default
 
 
+def find_worst_severity(severities: Iterable[Severity]) -> Severity | None:
+    """Return the highest severity; None for none."""
+    return max(severities, key=lambda severity: severity.rank, default=None)
+
+
+class Effect(Enum):
+    """Effect of a tensor, measured by a proof."""
+
+    LOSS = "loss"
+    HARMLESS = "harmless"
+
+
 def is_trainable(tensor: TensorInfo) -> bool:
     """Return True if the tensor requires grad by itself, not as the result of an operation."""
     return bool(tensor.requires_grad) and tensor.derived is None
 
 
-def decide_tensor_severity(tensor: TensorInfo) -> Severity:
+def measure_effect(
+    tensor: TensorInfo,
+    *,
+    is_lost: Callable[[], bool] = lambda: False,
+    is_harmless: Callable[[], bool] = lambda: False,
+) -> Effect | None:
+    """Return the effect that changes the severity of an unregistered tensor or a tensor that does not move, else None.
+
+    Both functions measure, so they are called only if the severity depends on them: `is_lost` unless the tensor is an
+    error without a measurement, `is_harmless` for a warning.
+    """
+    severity = decide_tensor_severity(tensor)
+    if severity is not Severity.ERROR and is_lost():
+        return Effect.LOSS
+    return Effect.HARMLESS if severity is Severity.WARNING and is_harmless() else None
+
+
+def decide_tensor_severity(tensor: TensorInfo, effect: Effect | None = None) -> Severity:
     """Return the severity of an unregistered tensor, or of a tensor that does not move with the model.
 
+    The measured effect decides, if there is one: a loss is an error, a harmless tensor a note. Without an effect:
     A note if the tensor is a scalar, is empty, or follows by the class's own code. An error if a checkpoint or a
     training loses something: a trainable tensor, a tensor of an unregistered module, a value drawn at random by the
     constructor; if a registered tensor stays; and for the result of an operation that requires grad, which breaks
     `copy.deepcopy` and the second backward. Otherwise a warning: an unregistered tensor stays, and forward may or may
     not copy the tensor.
     """
+    if effect is not None:
+        return Severity.ERROR if effect is Effect.LOSS else Severity.NOTE
     is_result = tensor.kind is Kind.UNREGISTERED and bool(tensor.requires_grad) and tensor.derived is not None
     if tensor.within is not None or is_trainable(tensor) or is_result:
         return Severity.ERROR

@@ -96,6 +96,47 @@ def test_a_severity_is_decided_in_one_function():
                 assert "severity" not in parts, f"{path}:{node.lineno}"
 
 
+def lines_that_decide_again(tree):
+    """Yield lines that rebuild a finding, compare a severity that was just decided, or choose the worst of several.
+
+    Only a finding has both the target and the name of a tensor, so code that reads both builds a finding of a finding.
+    """
+    for call in calls(tree, "finding"):
+        owners = {
+            keyword.arg: ast.unparse(keyword.value.value)
+            for keyword in call.keywords
+            if isinstance(keyword.value, ast.Attribute) and keyword.value.attr == keyword.arg
+        }
+        if owners.get("target", "") == owners.get("fqn"):
+            yield call.lineno
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "severity":
+            yield node.lineno
+    for call in calls(tree, "max", "min"):
+        if any(isinstance(node, ast.Attribute) and node.attr == "rank" for node in ast.walk(call)):
+            yield call.lineno
+
+
+def test_no_finding_gets_another_severity():
+    """A proof passes what it measured to `core/severity.py`, and does not look at the decision."""
+    for path, tree in trees("severity"):
+        if path.startswith(("commands/", "rules/", "core/")) and path != "core/severity.py":
+            assert [*lines_that_decide_again(tree)] == [], path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RULE.finding(text, target=finding.target, fqn=finding.fqn, severity=severity)",
+        "if severity is Severity.WARNING:\n    severity = RULE.cases['kept']",
+        "max(severities, key=lambda severity: severity.rank)",
+    ],
+)
+def test_a_severity_that_is_decided_again_is_found(text):
+    """A rebuilt finding, a second decision and a maximum."""
+    assert [*lines_that_decide_again(ast.parse(text))]
+
+
 def test_the_configured_severity_comes_before_that_of_the_case_and_the_default():
     """The configuration comes first, then the case, then the default."""
     rule = DICTIONARY["left-behind"]

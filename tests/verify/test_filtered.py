@@ -13,12 +13,13 @@ from statecli.core.selection import Selection
 P, F, U, S = Verdict.PASSED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.SKIPPED
 
 
-def filter_check(verdict, reason, cells, *kept, failed_fqns=()):
+def filter_check(verdict, reason, cells, *kept, failed_fqns=(), noted_fqns=()):
     """Return a proof with a column of `cells` (name -> verdict, reason), restricted to the tensors in `kept`."""
     columns = (
         (Column("x", {fqn: Cell(verdict_, reason=why) for fqn, (verdict_, why) in cells.items()}),) if cells else ()
     )
     findings = tuple(Finding("x", Severity.ERROR, "no", "net", fqn) for fqn in failed_fqns)
+    findings += tuple(Finding("x", Severity.NOTE, "no", "net", fqn) for fqn in noted_fqns)
     check = Check(Name.MOVE, verdict, "", reason, columns, findings)
     whole = ModelState("net", "module", tuple(TensorInfo(fqn, "float32", (), 1, 4) for fqn in ("a", "b", "c")))
     state = ModelState("net", "module", tuple(row for row in whole.tensors if row.fqn in kept))
@@ -60,6 +61,15 @@ def test_the_verdict_is_that_of_what_is_left(proof, kept, verdict, reason):
     check = filter_check(base, said, cells, kept, failed_fqns=failed_fqns)
     assert (check.verdict, check.reason) == (verdict, reason)
     assert all(set(column.cells) <= {kept} for column in check.columns)
+
+
+@pytest.mark.parametrize(("other", "verdict", "failed"), [(F, F, ("b",)), (U, U, ())])
+def test_a_note_is_not_a_failure_of_another_tensor(other, verdict, failed):
+    """A harmless tensor has a skipped cell; the verdict of the tensors outside of the filters does not count."""
+    cells = {"a": (S, "harmless"), "b": (other, None), "c": (S, "harmless")}
+    noted = {"failed_fqns": failed, "noted_fqns": ("a", "c")}
+    assert filter_check(verdict, None, cells, "a", **noted).verdict is P
+    assert filter_check(verdict, None, cells, "a", "b", **noted).verdict is verdict
 
 
 def test_a_real_proof_is_filtered():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from statecli.core.finding import Finding, Severity
+from statecli.core.severity import find_worst_severity
 
 
 class Harm(msgspec.Struct, frozen=True):
@@ -22,5 +23,4 @@ class Harm(msgspec.Struct, frozen=True):
     def severity(self) -> Severity | None:
         """The highest severity; None for a harmless tensor."""
         severities = [finding.severity for finding in self.findings]
-        severities += [self.left_behind] if self.left_behind else []
-        return max(severities, key=lambda severity: severity.rank, default=None)
+        return find_worst_severity([*severities, self.left_behind] if self.left_behind else severities)

@@ -47,6 +47,7 @@ class ModelUnderTest:
         reassigned_by_forward: Names under which a first forward puts another tensor.
         non_leaves: Names computed from other tensors before the model was copied; a copy has no graph to these tensors.
         origins: Lines of the constructor's assignments.
+        forward_passed: The check `forward` has passed: forward ran on the moved model.
         forward_error: The error of a plain call of a second instance in one line; None if forward returned.
         name_mismatch: Set if two instances register different names, and cannot be compared.
         original: The live model copied by `build_fresh`, read-only.
@@ -63,6 +64,7 @@ class ModelUnderTest:
     reassigned_by_forward: frozenset[str] = frozenset()
     non_leaves: tuple[str, ...] = ()
     origins: Origins = field(default_factory=Origins)
+    forward_passed: bool = False
     forward_error: str | None = None
     name_mismatch: str | None = None
     original: nn.Module | None = None

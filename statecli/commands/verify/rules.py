@@ -56,7 +56,6 @@ found Float", or it computes in float32 silently and is slow.""",
     example="`self.scale = torch.ones(8)` in `__init__`, then `model.half()`.",
     fix="register the tensor as a buffer; if the class has its own `half` or `_apply`, call `super()` in it.",
     commands=_WITH_INPUT,
-    cases={"cast by forward": Severity.NOTE},
 )
 IMAGINARY_LOST = _rule(
     "imaginary-lost",

@@ -28,13 +28,11 @@ from statecli.commands.verify.result import (
     Verification,
     find_worst,
     list_reasons,
-    skip_harmless_cells,
     summarize_reasons,
 )
 from statecli.core.errors import ModelError, UnreadableError, UsageError
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import SAMPLE_INPUT_NOTE, ModelState
-from statecli.core.move_rules import LEFT_BEHIND
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import report_stage
 from statecli.core.selection import Selection, select
@@ -130,33 +128,15 @@ def verify_model(
 ) -> Verification:
     """Run the proofs on a model under test."""
     state = select(subject.state, request.selection, request.target)
-    checks = []
-    for name in request.checks or DEFAULT_PROOFS:
+    names, checks = request.checks or DEFAULT_PROOFS, dict[Name, Check]()
+    # First `forward`, because a tensor that does not move is harmless if forward ran on the moved model.
+    for name in sorted(names, key=lambda name: name is not Name.FORWARD):
         report_stage(f"check {name.value}")
-        checks.append(_restrict_to_selection(_run_proof(name, subject, request), state, subject.state))
-        on_check_done(checks[-1])
-    return Verification(state, _lower_harmless_severities(checks), subject.state.oddities)
-
-
-def _lower_harmless_severities(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """Make a warning about a tensor not moved with the model a note if forward ran on the moved model."""
-    checks = tuple(checks)
-    if not any(check.check is Name.FORWARD and check.verdict is Verdict.PASSED for check in checks):
-        return checks
-    return tuple(
-        skip_harmless_cells(replace(check, findings=tuple(map(_lower_severity, check.findings))))
-        if check.check is Name.MOVE
-        else check
-        for check in checks
-    )
-
-
-def _lower_severity(finding: Finding) -> Finding:
-    if finding.rule != LEFT_BEHIND.name or finding.severity is not Severity.WARNING:
-        return finding
-    message = f"{finding.message}; forward ran without an error after the move"
-    severity = LEFT_BEHIND.cases["moved by forward"]
-    return replace(finding, message=message, severity=severity)
+        checks[name] = _restrict_to_selection(_run_proof(name, subject, request), state, subject.state)
+        on_check_done(checks[name])
+        if name is Name.FORWARD and checks[name].verdict is Verdict.PASSED:
+            subject = dataclasses.replace(subject, forward_passed=True)
+    return Verification(state, tuple(checks[name] for name in names), subject.state.oddities)
 
 
 def _has_checkpoint(folder: str) -> bool:
@@ -289,7 +269,7 @@ def _restrict_to_selection(check: Check, state: ModelState, full_state: ModelSta
 def _recompute_verdict(check: Check, columns: tuple[Column, ...], findings: tuple[Finding, ...]) -> Check:
     """Return the proof for the given cells and findings: their worst verdict, or the reason against any verdict."""
     restricted = replace(check, columns=columns, findings=findings)
-    if check.verdict is Verdict.SKIPPED or findings:
+    if check.verdict is Verdict.SKIPPED or any(finding.severity is not Severity.NOTE for finding in findings):
         return restricted
     unsure = Verdict.INCONCLUSIVE
     cell_reasons = (None, summarize_reasons(check.columns, unsure), *list_reasons(check.columns, unsure))
@@ -297,7 +277,8 @@ def _recompute_verdict(check: Check, columns: tuple[Column, ...], findings: tupl
         return replace(restricted, verdict=unsure)
     if not any(column.cells for column in check.columns):
         return restricted
-    worst = find_worst(cell.verdict for column in columns for cell in column.cells.values())
+    verdicts = {cell.verdict for column in columns for cell in column.cells.values()}
+    worst = find_worst(verdicts | {Verdict.PASSED} if findings else verdicts)
     if worst is Verdict.PASSED:
         return replace(restricted, verdict=worst, reason=check.reason if check.verdict is worst else None)
     return replace(restricted, verdict=worst, reason=summarize_reasons(columns, worst) or _NO_TENSOR_SELECTED)

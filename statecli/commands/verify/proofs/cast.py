@@ -25,11 +25,11 @@ from statecli.commands.verify import judging, recast_by_forward, recreated_by_fo
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Finding
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, map_stale_views
 from statecli.core.rule import Rule
-from statecli.core.severity import decide_tensor_severity, is_trainable
+from statecli.core.severity import decide_tensor_severity, is_trainable, measure_effect
 from statecli.live import measure, tensor_bits
 from statecli.live.move_model import get_moved_model
 from statecli.live.quantized_parameters import find_holding_tensor
@@ -193,9 +193,11 @@ class _Proof:
         return excused_cell or self._fail(rule, row, what, steps)
 
     def _fail(self, rule: Rule, row: TensorInfo, what: str, steps: _TensorCasts) -> Cell:
-        severity = decide_tensor_severity(row) if rule == rules.KEEPS_DTYPE else None
-        if severity is Severity.WARNING and row.fqn in self._recast:
-            severity, what = rule.cases["cast by forward"], f"{what}; {recast_by_forward.RECAST_REASON}"
+        severity = None
+        if rule == rules.KEEPS_DTYPE:
+            effect = measure_effect(row, is_harmless=lambda: row.fqn in self._recast)
+            severity = decide_tensor_severity(row, effect)
+            what = f"{what}; {recast_by_forward.RECAST_REASON}" if effect else what
         message, help = f"{row.fqn}: {what}", self._help(rule, row, steps)
         self._findings.append(
             judging.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)

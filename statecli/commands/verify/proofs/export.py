@@ -35,10 +35,9 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.running_state import find_running_state
 from statecli.core import registration_rules
 from statecli.core.errors import ModelError
-from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
-from statecli.core.severity import decide_tensor_severity
+from statecli.core.severity import Effect, decide_tensor_severity, measure_effect
 from statecli.core.units import plural
 from statecli.live import measure, tensor_sources
 from statecli.live.tensor_sources import Place
@@ -47,6 +46,12 @@ from statecli.live.tensors import storage
 HOW = "torch.export.export() in eval mode"
 #: Attributes of which each is captured once more. More are hardly read one by one.
 MAX_ATTRIBUTES = 8
+#: Consequence of an unregistered tensor as a constant, by the measured effect.
+_CONSEQUENCES = {
+    None: "load_state_dict() after the export does not change the exported program",
+    Effect.LOSS: "forward in train mode updates the tensor, but the exported program keeps the old values",
+    Effect.HARMLESS: "the constructor always sets the same values",
+}
 
 
 def prove(subject: ModelUnderTest) -> Check:
@@ -127,15 +132,13 @@ class _Proof(Proof):
     def _fail(self, row: TensorInfo, place: Place | None) -> None:
         rule = registration_rules.choose_rule(row)
         what = f"{registration_rules.EXPORTED}{self._format_place(place)}"
-        why = "load_state_dict() after the export does not change the exported program"
-        severity = decide_tensor_severity(row)
         if row.fqn in self._subject.created_by_forward:
-            why, severity = "the first forward computes the tensor", rule.cases["kept"]
-        elif severity is Severity.WARNING and row.rebuilt and not self._is_running_state(row):
-            why, severity = "the constructor always sets the same values", rule.cases["kept"]
-        elif severity is not Severity.ERROR and self._is_running_state(row):
-            why = "forward in train mode updates the tensor, but the exported program keeps the old values"
-            severity = rule.cases["lost"]
+            severity, why = rule.cases["kept"], "the first forward computes the tensor"
+        else:
+            effect = measure_effect(
+                row, is_lost=lambda: self._is_running_state(row), is_harmless=lambda: bool(row.rebuilt)
+            )
+            severity, why = decide_tensor_severity(row, effect), _CONSEQUENCES[effect]
         message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {what}: {why}"
         self.report(rule, message, row.fqn, severity=severity)
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason=f"a constant{self._format_place(place)}")

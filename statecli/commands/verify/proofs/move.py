@@ -36,7 +36,7 @@ from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.move_rules import KEEPS_MEMORY, LEFT_BEHIND, report_broken_ties
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
-from statecli.core.severity import decide_tensor_severity
+from statecli.core.severity import Effect, decide_tensor_severity, measure_effect
 from statecli.live import fake_gpu, fake_gpu_values, measure, requested_device, tensor_bits
 from statecli.live.device_rules import DeviceWatch
 from statecli.live.move_model import get_moved_model, move_model
@@ -270,14 +270,17 @@ class _Proof:
 
     def _fail(self, rule: Rule, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
         """Fail a tensor. `mend`: the fix in the class's own `_apply` or `to`, if there is no better help."""
-        severity = decide_tensor_severity(row) if rule == LEFT_BEHIND else None
+        effect = measure_effect(row, is_harmless=lambda: self._subject.forward_passed)
         help: judging.Help = None
         if row.fqn in self._subject.created_by_forward:
-            severity = None  # an error: the next forward on the device reads what the first one left on the CPU
+            effect = Effect.LOSS  # the next forward on the device reads what the first one left on the CPU
             help = recreated_by_forward.HELP.format("device")
         elif not row.fix:
             help = judging.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, mend)
-        message = f"{row.fqn}: {what}"
+        severity, message = None, f"{row.fqn}: {what}"
+        if rule == LEFT_BEHIND:
+            severity = decide_tensor_severity(row, effect)
+            message += "; forward ran without an error after the move" if effect is Effect.HARMLESS else ""
         self._findings.append(
             judging.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)
         )

@@ -28,10 +28,9 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.running_state import call_once, find_running_state
 from statecli.core import registration_rules
 from statecli.core.errors import ModelError
-from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
-from statecli.core.severity import decide_tensor_severity
+from statecli.core.severity import decide_tensor_severity, measure_effect
 from statecli.live import measure, tensor_bits
 from statecli.live.metric_states import SYNCHRONIZED, MetricStates
 from statecli.live.rebuild import Rebuild, compare_builds
@@ -176,10 +175,8 @@ class _Proof(Proof):
                 f"{registration_rules.LEFT_OUT} {wrappers}: {effect}"
             )
             rule = registration_rules.choose_rule(row)
-            severity = rule.cases["lost"] if is_diverging else decide_tensor_severity(row)
-            if severity is Severity.WARNING and row.rebuilt:
-                severity = rule.cases["kept"]
-            self.report(rule, message, row.fqn, severity=severity)
+            measured = measure_effect(row, is_lost=lambda: is_diverging, is_harmless=lambda: bool(row.rebuilt))
+            self.report(rule, message, row.fqn, severity=decide_tensor_severity(row, measured))
         elif row.kind is Kind.PARAMETER:
             effect = "its gradients are not averaged, so the ranks differ" if row.requires_grad else _OWN_VALUES
             message = f"{row.fqn}: {registration_rules.LEFT_OUT} {wrappers}: {effect}"
