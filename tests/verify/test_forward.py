@@ -14,6 +14,7 @@ from statecli.commands.verify import recreated_by_forward  # noqa: E402
 from statecli.commands.verify.proofs import forward  # noqa: E402
 from statecli.commands.verify.result import Verdict  # noqa: E402
 from statecli.core.errors import ModelError, UsageError  # noqa: E402
+from statecli.core.units import format_origin  # noqa: E402
 from statecli.live.tensor_sources import How  # noqa: E402
 
 from . import mixes  # noqa: E402
@@ -112,10 +113,14 @@ def test_a_legal_forward_passes(name):
 
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_a_tensor_made_in_forward_is_told_by_its_line(name):
-    """The tensor has no name, so the message has its line."""
+    """The tensor has no name, so the message has its line, which is the place of the problem too."""
     check = forward.prove(live(lambda: Once(ILLEGAL[name]), (1,)), FAKE)
     assert check.verdict is Verdict.FAILED
-    assert all("created in forward at" in finding.message for finding in check.findings)
+    lines = [format_origin(finding.origin) for finding in check.findings]
+    assert all(
+        f"created in forward at {line} is" in finding.message
+        for line, finding in zip(lines, check.findings, strict=True)
+    )
 
 
 class InList(nn.Module):

@@ -18,8 +18,7 @@ from statecli.commands.verify.rules import (
 )
 from statecli.core import registration_rules
 from statecli.core.finding import Finding, Severity
-from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Kind, Origin, TensorInfo
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import LEFT_BEHIND, STALE_VIEW
 from statecli.core.units import plural
 
@@ -94,8 +93,6 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
     row = rows.get(names[0]) if names else None
     origin = row.origin if row is not None else (first.origin or None)
     cause = _choose_cause(findings, row)
-    if cause is Cause.CREATED_IN_FORWARD and (place := _CREATED_AT.search(first.message)):
-        origin = Origin(place["file"], int(place["line"]))
     is_registration = cause is Cause.UNREGISTERED and row is not None
     rule = _choose_registration_rule([rows[name] for name in names]) if is_registration else first.rule
     message = first.message
@@ -127,7 +124,6 @@ def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> Cause:
 
 #: Rules of a tensor that forward created for another device or dtype.
 _CACHE_RULES = frozenset((LEFT_BEHIND.name, KEEPS_DTYPE.name, DEVICE_MISMATCH.name))
-_CREATED_AT = compile_on_use(r"created (?:in forward )?at (?P<file>\S.*?):(?P<line>\d+)")
 #: Each cause, with the test of a finding and its row; the first that holds is chosen.
 _CAUSES: tuple[tuple[Cause, Callable[[Finding, TensorInfo | None], bool]], ...] = (
     (Cause.STALE_VIEW, lambda finding, _: finding.rule == STALE_VIEW.name),
@@ -152,6 +148,6 @@ _CAUSES: tuple[tuple[Cause, Callable[[Finding, TensorInfo | None], bool]], ...] 
     ),
     (
         Cause.CREATED_IN_FORWARD,
-        lambda finding, _: finding.rule == DEVICE_MISMATCH.name and _CREATED_AT.search(finding.message) is not None,
+        lambda finding, _: finding.rule == DEVICE_MISMATCH.name and finding.fqn is None and bool(finding.origin),
     ),
 )

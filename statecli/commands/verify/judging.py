@@ -164,7 +164,7 @@ def has_own_apply(module: nn.Module, fqn: str) -> bool:
 
 @dataclass(frozen=True)
 class PlacedHelp:
-    """The fix in another line than the one that assigns the tensor; `text` contains this line. None: no such line."""
+    """The fix in another line than the one that assigns the tensor, which a text shows. None: no such line."""
 
     text: str
     origin: Origin | None

@@ -37,7 +37,7 @@ from statecli.commands.verify.training_rounds import find_floating_outputs
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import TensorInfo
+from statecli.core.model_state import Origin, TensorInfo
 from statecli.core.units import format_origin
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_sources
 from statecli.live.device_rules import DeviceWatch
@@ -475,7 +475,7 @@ def _build_mixed_finding(
     return judging.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
 
 
-def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tuple[str, str | None]:
+def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tuple[str, judging.Help]:
     """Return the description of a tensor left on `device`, and the fix; None for the fix of the tensor's row."""
     is_on = f"{'a tensor computed from this variable is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
@@ -495,7 +495,8 @@ def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tu
         return f"a tensor is on {device}, because forward copies the tensor to {device}{place}", help
     if source.how is How.COMPUTED:
         return f"a tensor that forward computes{place} is on {device}", help
-    return f"a tensor created in forward{place} is on {device}", help
+    origin = Origin(tensor_sources.format_file(source.place[0], subject.target), source.place[1])
+    return f"a tensor created in forward{place} is on {device}", judging.PlacedHelp(help, origin)
 
 
 def _format_place(subject: ModelUnderTest, place: Place | None) -> str:
