@@ -31,6 +31,19 @@ class Kind(str, Enum):
     OTHER = "other"
 
 
+class NoteKind(str, Enum):
+    """Kind of a tensor's note that commands decide by; all other notes are only shown."""
+
+    #: torchmetrics keeps the tensor in a plain attribute, and moves it by its own code.
+    METRIC_STATE = "metric-state"
+    #: `save_model` stored a shared tensor under another name; no entry of the file has this one.
+    STORED_ELSEWHERE = "stored-elsewhere"
+    #: A lazy parameter or buffer without shape and values.
+    UNINITIALIZED = "uninitialized"
+    #: A sparse tensor that may have several values at one index.
+    UNCOALESCED = "uncoalesced"
+
+
 class Evidence(str, Enum):
     """Source of a tensor's `Kind`, strongest first."""
 
@@ -223,6 +236,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_input: bool = False
     #: Why the tensor cannot be read, in one line that names the file. The other fields are then meaningless.
     damage: str | None = None
+    note_kind: NoteKind | None = None
 
     @property
     def pieces(self) -> list[TensorData]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import MalformedError
 from statecli.core.format_traits import FormatTraits
-from statecli.core.model_state import ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, ModelState, NoteKind, Oddity, Settings, TensorData, TensorInfo
 from statecli.storage import files, json_object
 from statecli.storage.byte_source import Source
 
@@ -34,7 +34,7 @@ MAX_HEADER = 100_000_000
 #: Containers inside one another, the header counted, up to which serde_json, the parser of safetensors, follows.
 MAX_DEPTH = 127
 #: The note of a row that stands for the dropped name of a tied tensor.
-DROPPED = "save_model stored this shared tensor under another name"
+_DROPPED = "save_model stored this shared tensor under another name"
 
 #: Name in the header -> (torch's name, bits an element).
 DTYPES: dict[str, tuple[str, int]] = {
@@ -381,5 +381,6 @@ def _with_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[T
     targets = set(dropped.values())
     tied = {t.fqn: replace(t, storage=t.fqn, storage_bytes=t.nbytes) for t in tensors if t.fqn in targets}
     return [tied.get(t.fqn, t) for t in tensors] + [
-        replace(tied[kept], fqn=name, note=DROPPED) for name, kept in dropped.items()
+        replace(tied[kept], fqn=name, note=_DROPPED, note_kind=NoteKind.STORED_ELSEWHERE)
+        for name, kept in dropped.items()
     ]

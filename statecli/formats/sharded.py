@@ -22,11 +22,10 @@ from statecli.core import quoting
 from statecli.core.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
 from statecli.core.format_traits import FormatTraits, combine_traits
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import ModelState, Oddity, Settings, StateDict, TensorInfo
+from statecli.core.model_state import ModelState, NoteKind, Oddity, Settings, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import is_same_setting, join, put_below, select
 from statecli.formats import deepspeed
-from statecli.formats.safetensors import DROPPED
 from statecli.formats.shared import config_files, rank_folders
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.byte_source import Source
@@ -459,8 +458,8 @@ def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddi
                 f"{quoting.name(fqn)}: the index assigns this tensor to {shard}, but the tensor is in {shard_of[fqn]}"
             )
     # The dropped name of a tied tensor is a row of ours and no entry of the file.
-    rows = (tensor for _, state in states for tensor in state.tensors if tensor.note != DROPPED)
-    extra = [tensor.fqn for tensor in rows if tensor.fqn not in weight_map]
+    rows = [tensor for _, state in states for tensor in state.tensors if tensor.fqn not in weight_map]
+    extra = [tensor.fqn for tensor in rows if tensor.note_kind is not NoteKind.STORED_ELSEWHERE]
     if not extra:
         return []
     return [

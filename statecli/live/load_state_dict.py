@@ -20,7 +20,7 @@ from torch import nn
 
 from statecli.core.errors import ModelError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import TensorInfo
+from statecli.core.model_state import NoteKind, TensorInfo
 from statecli.live import pretrained
 from statecli.live.built_model import BuiltModel
 from statecli.live.load_state_dict_api import Answer, Entries
@@ -108,7 +108,7 @@ def _build_state_dict(module: nn.Module, entries: Entries) -> OrderedDict[str, A
 
 def _create_stand_in(tensor: TensorInfo) -> torch.Tensor:
     """Create a tensor on meta of the dtype, shape and layout. Raises ModelError if torch cannot."""
-    if tensor.shape is None and "uninitialized" in (tensor.note or ""):
+    if tensor.note_kind is NoteKind.UNINITIALIZED:
         lazy: Any = nn.UninitializedParameter  # its stub has no arguments
         return lazy(device="meta", dtype=_get_dtype(tensor))  # type: ignore[no-any-return]
     if tensor.shape is None:

@@ -24,6 +24,7 @@ from statecli.core.model_state import (
     Evidence,
     Kind,
     ModelState,
+    NoteKind,
     Oddity,
     Stats,
     TensorInfo,
@@ -76,6 +77,7 @@ class _Row:
     unregistered: UnregisteredTensor | None = None
     aliases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    note_kind: NoteKind | None = None
     #: The grad_fn that computed the tensor, or a description.
     derived_by: str | None = None
     stats: Stats | None = None
@@ -464,8 +466,11 @@ def _is_derived_from_registered(table: _Table, tensor: torch.Tensor) -> bool:
 
 def _note_extent(row: _Row) -> None:
     """Note why a tensor has no shape, and the part of a DTensor in this process."""
-    if row.facts.shape is None:
-        row.notes.append("uninitialized (lazy)" if is_lazy(row.tensor) else "nested: the parts differ in shape")
+    if row.facts.shape is None and is_lazy(row.tensor):
+        row.notes.append("uninitialized (lazy)")
+        row.note_kind = NoteKind.UNINITIALIZED
+    elif row.facts.shape is None:
+        row.notes.append("nested: the parts differ in shape")
     elif (sharding := describe_sharding(row.tensor)) is not None:
         row.notes.append(sharding)
 
@@ -734,6 +739,7 @@ def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
         derived=row.derived_by,
         rebuilt=_REBUILT.get(table.get_rebuild(row)) if fix or row.persistent is False else None,
         is_input=is_input,
+        note_kind=row.note_kind,
     )
 
 

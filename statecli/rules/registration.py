@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from statecli.core import quoting, registration_rules
 from statecli.core.finding import Severity
-from statecli.core.model_state import Evidence, Kind, TensorInfo
+from statecli.core.model_state import Evidence, Kind, NoteKind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE, report_broken_ties
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity, is_trainable
-from statecli.formats.torch.whole_module import OF_A_METRIC
 from statecli.rules.audit_rule import Issue, convert_finding, judges, rule
 from statecli.rules.audit_subject import Subject, needs_module
 
@@ -55,7 +54,7 @@ def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
                 what = f"computed once ({row.derived}), and not updated when its parameters change or move"
                 yield _build_issue(row, what, decide_tensor_severity(row), "compute the value in forward")
         else:
-            is_harmless = stored or row.note == OF_A_METRIC
+            is_harmless = stored or row.note_kind is NoteKind.METRIC_STATE
             severity = unregistered_tensor.cases["kept"] if is_harmless else decide_tensor_severity(row)
             help = _STORED if stored else None
             what = _describe_consequences(row) or "not a parameter or buffer"

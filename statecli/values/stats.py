@@ -15,7 +15,7 @@ import numpy as np
 
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
-from statecli.core.model_state import ByteRange, ModelState, Stats, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, ModelState, NoteKind, Stats, TensorData, TensorInfo
 from statecli.values import live_tensor
 from statecli.values.data_task import TensorTask
 from statecli.values.elements import COMPLEX, SMALL_FLOATS, Array, Decoder, code_values
@@ -150,7 +150,7 @@ def _sparse_stats(tensor: TensorInfo, decoder: Decoder) -> Stats:
     if stored is None:
         return Stats(reason=f"{tensor.layout}: its stored values are not in the file")
     summary = _summarize_data(stored, tensor.fqn, decoder)
-    uncoalesced = "uncoalesced" in (tensor.note or "")
+    uncoalesced = tensor.note_kind is NoteKind.UNCOALESCED
     return _add_implicit_zeros(summary, tensor.elements, math.prod(stored.shape), stored.dtype, uncoalesced)
 
 

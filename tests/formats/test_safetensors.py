@@ -23,9 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file, save_model
 
 from statecli import formats
+from statecli.commands.explain.source import read_entries
 from statecli.core import parameter_or_buffer
 from statecli.core.errors import UnreadableError
-from statecli.core.model_state import ModelState
+from statecli.core.model_state import ModelState, NoteKind
 from statecli.formats import safetensors
 from statecli.storage.byte_source import Source
 
@@ -468,7 +469,7 @@ def assert_same(path: Path, state: ModelState, *, values: bool = True) -> None:
     """Assert that the state has the tensors, dtypes, shapes and bytes that safe_open returns."""
     expected = open_with_library(path)
     assert expected is not None, "safe_open refuses what we accept"
-    rows = [tensor for tensor in state.tensors if tensor.note != safetensors.DROPPED]
+    rows = [tensor for tensor in state.tensors if tensor.note_kind is not NoteKind.STORED_ELSEWHERE]
     seen = {}
     for tensor in rows:
         shape = list(tensor.shape)
@@ -564,6 +565,18 @@ def test_save_model_keeps_ties(tmp_path):
     assert rows["head.weight"].tied_to == ("embed.weight",)
     assert rows["embed.weight"].data == rows["head.weight"].data
     assert rows["head.bias"].tied_to == ()
+
+
+def test_many_dropped_names_are_no_entries_of_the_file(tmp_path):
+    """The names of 70 tied layers are too many to list, and the note then also has their number."""
+    path, layers = tmp_path / "tied.safetensors", [torch.nn.Linear(3, 3, bias=False) for _ in range(70)]
+    for layer in layers:
+        layer.weight = layers[0].weight
+    save_model(torch.nn.ModuleList(layers), str(path))
+    assert_same(path, formats.read(str(path)))
+    entries = read_entries(formats.read(str(path)), [])
+    assert entries is not None
+    assert len(entries.names) == 1
 
 
 def test_metadata_that_names_no_tensor_makes_no_row(tmp_path):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.core.model_state import ByteRange, ModelState, Stats, TensorData, TensorInfo
+from statecli.core.model_state import ByteRange, ModelState, NoteKind, Stats, TensorData, TensorInfo
 from statecli.values import read
 from statecli.values import stats as module
 from statecli.values.stats import compute_live_stats, fill_stats, read_stats
@@ -345,7 +345,7 @@ def test_uncoalesced_is_said(store):
     """Entries with the same index are not summed."""
     tensor = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (4,))
     for actual in (
-        read_stats(sparse_row(store, tensor, "sparse_coo", note="2 values stored, uncoalesced")),
+        read_stats(sparse_row(store, tensor, "sparse_coo", note_kind=NoteKind.UNCOALESCED)),
         compute_live_stats(tensor),
     ):
         assert actual.reason.startswith("uncoalesced")

@@ -40,7 +40,7 @@ from statecli.core.errors import NothingMatched, StateError
 from statecli.core.finding import Finding
 from statecli.core.float_mode import with_denormals
 from statecli.core.garbage_collector import pause_gc
-from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
+from statecli.core.model_state import Kind, ModelState, NoteKind, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import Selection, glob_names, suggest_glob
@@ -780,7 +780,8 @@ def _merge_renames(matches: Sequence[Match], renames: Sequence[Match]) -> list[M
 
 def _has_no_values(row: TensorInfo) -> bool:
     """Return True on meta or before initialization: there are no values, rather than unreadable values."""
-    return row.data is None and not row.parts and (row.device == "meta" or "uninitialized" in (row.note or ""))
+    is_empty = row.device == "meta" or row.note_kind is NoteKind.UNINITIALIZED
+    return is_empty and row.data is None and not row.parts
 
 
 def _find_status(match: Match, fields: tuple[Field, ...]) -> Status:

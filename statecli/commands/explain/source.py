@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from statecli.commands.explain.recipe import Loader, Source
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import ModelState, StateDict, TensorInfo
+from statecli.core.model_state import ModelState, NoteKind, StateDict, TensorInfo
 from statecli.core.parameter_or_buffer import is_copy, list_model_sections, select_loaded_sections
-from statecli.formats.safetensors import DROPPED
 from statecli.storage import files
 from statecli.storage.checkpoint_names import METADATA
 from statecli.targets.section_of_target import split_section
@@ -66,7 +65,7 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
         for tensor in state.tensors
         if tensor.section == section
         and tensor.is_in_state_dict
-        and tensor.note != DROPPED
+        and tensor.note_kind is not NoteKind.STORED_ELSEWHERE
         and not (below and tensor.fqn.startswith(below))
     )
     if not rows and state_dict.keys == ():

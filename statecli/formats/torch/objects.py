@@ -235,4 +235,5 @@ def build_info(row: Row, section: str, target: str) -> TensorInfo:
         damage=f"{target}: {tensor.damage}" if tensor.damage else None,
         within=row.within,
         derived=row.derived,
+        note_kind=row.note_kind or tensor.note_kind,
     )

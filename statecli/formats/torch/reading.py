@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from statecli.core.errors import MalformedError
-from statecli.core.model_state import ByteRange, Evidence, Kind, Oddity
+from statecli.core.model_state import ByteRange, Evidence, Kind, NoteKind, Oddity
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.pickles.graph import LEAF_TYPES, is_module, iter_children
@@ -47,6 +47,7 @@ class Row(msgspec.Struct, gc=False):
     note: str | None = None
     within: str | None = None
     derived: str | None = None
+    note_kind: NoteKind | None = None
 
 
 def build_row(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Row:

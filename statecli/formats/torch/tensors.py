@@ -18,7 +18,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE, contiguous_strides, nbytes
 from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import ByteRange, Quantizer, TensorData
+from statecli.core.model_state import ByteRange, NoteKind, Quantizer, TensorData
 from statecli.formats.torch.checkpoint_pickle import REPLACING
 from statecli.formats.torch.numpy_dtypes import format_array_dtype
 from statecli.pickles.graph import (
@@ -77,6 +77,7 @@ class Tensor(msgspec.Struct, gc=False):
     data: TensorData | None = None
     parts: tuple[tuple[str, TensorData], ...] = ()
     damage: str | None = None
+    note_kind: NoteKind | None = None
 
 
 class _StoredAs(NamedTuple):
@@ -590,7 +591,7 @@ class Decoder:
         inner = [(name, self.require_tensor(node, fqn, name)) for name, node in zip(names, fields, strict=False)]
         values = inner[-1][1]
         shape = _decode_ints(fields[len(names)], "shape", fqn)
-        coalesced = fields[3] if coordinates and len(fields) > 3 else True
+        uncoalesced = coordinates and len(fields) > 3 and fields[3] is False
         return Tensor(
             values.dtype,
             shape,
@@ -599,10 +600,11 @@ class Decoder:
             values.device,
             values.requires_grad,
             layout=layout,
-            note=f"{values.elements} values stored" + ("" if coalesced is not False else ", uncoalesced"),
+            note=f"{values.elements} values stored" + (", uncoalesced" if uncoalesced else ""),
             storage=values.storage,
             storage_bytes=values.storage_bytes,
             parts=tuple((name, tensor.data) for name, tensor in inner if tensor.data is not None),
+            note_kind=NoteKind.UNCOALESCED if uncoalesced else None,
         )
 
     def _build_nested(self, args: tuple[Any, ...], fqn: str) -> Tensor:
@@ -645,7 +647,8 @@ class Decoder:
 
     def _build_uninitialized(self, args: tuple[Any, ...], fqn: str) -> Tensor:  # noqa: ARG002  # one signature for all
         note = "uninitialized (lazy): it has no shape before the first forward"
-        return Tensor("unknown", None, 0, 0, None, bool(args and args[0] is True), is_parameter=True, note=note)
+        grad, kind = bool(args and args[0] is True), NoteKind.UNINITIALIZED
+        return Tensor("unknown", None, 0, 0, None, grad, is_parameter=True, note=note, note_kind=kind)
 
 
 def _check_sound(cached: Tensor, fqn: str) -> Tensor:

@@ -13,7 +13,7 @@ import msgspec
 
 from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Evidence, Kind
+from statecli.core.model_state import Evidence, Kind, NoteKind
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.torch.reading import MAX_DEPTH, MAX_ROWS, Reading, Row, build_row
 from statecli.formats.torch.tensors import Tensor
@@ -147,13 +147,13 @@ class _ModuleWalk:
                 if name in _REGISTRIES or type(value) in LEAF_TYPES or HOOKS.match(name):
                     continue
                 derived = _find_source(name, module_attributes)
-                note = _PACKED if packed else OF_A_METRIC if name in states else derived
+                is_metric = name in states and not packed
+                note = _PACKED if packed else _OF_A_METRIC if is_metric else derived
+                kind = NoteKind.METRIC_STATE if is_metric else None
                 for where, child, tensor in self.reading.walk(value, f"{path}{name}", seen=self.seen):
-                    self._add_reached(
-                        where, child, tensor, _PACKED if _packs(node) else note, derived, is_known=not _packs(node)
-                    )
+                    self._add_reached(where, child, tensor, note, derived, kind, is_known=not packed)
             for where, child, tensor in self._walk_arguments(path, node):
-                self._add_reached(where, child, tensor, _ARGUMENT, None, is_known=False)
+                self._add_reached(where, child, tensor, _ARGUMENT, None, None, is_known=False)
 
     def _walk_arguments(self, path: str, node: Obj) -> Iterator[tuple[str, Any, Any]]:
         """Yield the tensors in constructor arguments, besides `__dict__` (`__reduce__`, `__newobj_ex__`)."""
@@ -167,7 +167,15 @@ class _ModuleWalk:
             yield from self.reading.walk(value, f"{path}{label}", seen=self.seen)
 
     def _add_reached(
-        self, where: str, node: Any, tensor: Tensor | None, note: str | None, derived: str | None, *, is_known: bool
+        self,
+        where: str,
+        node: Any,
+        tensor: Tensor | None,
+        note: str | None,
+        derived: str | None,
+        note_kind: NoteKind | None,
+        *,
+        is_known: bool,
     ) -> None:
         if tensor is None:
             self.walk_registered(strip_compile_wrapper(node), where + ".", outside=True)
@@ -188,6 +196,7 @@ class _ModuleWalk:
             *(None, None, tensor.requires_grad),
             note=note,
             derived=derived,
+            note_kind=note_kind,
         )
         self.rows.append(row)
         self.nodes[id(node)] = row
@@ -209,7 +218,7 @@ _ARGUMENT = "an argument of the function that builds the module"
 
 
 #: The note of what torchmetrics keeps in plain attributes.
-OF_A_METRIC = "state of a torchmetrics metric; the metric itself moves this state between devices"
+_OF_A_METRIC = "state of a torchmetrics metric; the metric itself moves this state between devices"
 
 
 def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
