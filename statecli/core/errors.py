@@ -179,11 +179,17 @@ class IndexMismatch(MalformedError):
 
 
 class ChecksumMismatch(MalformedError):
-    """The bytes of a record do not match their checksum. `place` is set if the record is a tensor's."""
+    """The bytes of a record do not match their checksum; `difference` has both checksums.
+
+    `place` is set if the record is a tensor's.
+    """
 
     rule = "checksum-mismatch"
     help = "copy or download the file again"
-    place: Place | None = None
+
+    def __init__(self, message: str = "", *, difference: str = "", place: Place | None = None) -> None:
+        super().__init__(message)
+        self.difference, self.place = difference, place
 
 
 class OutputError(StateError):

@@ -102,8 +102,7 @@ def _read_row(fqn: str, record: Record, source: Source, archive: Archive, *, ver
     except UnreadableError as error:
         why = str(error)
         if isinstance(error, ChecksumMismatch):
-            wrong = why.partition(": checksum wrong: ")[2].partition(";")[0]
-            message = f"{quoting.name(fqn)}: its bytes do not match the saved checksum: {wrong}"
+            message = f"{quoting.name(fqn)}: its bytes do not match the saved checksum: {error.difference}"
             place = Place(source.path, record.data_offset, record.compressed_size)
             archive.oddities.append(Oddity(OddityKind.CHECKSUM_MISMATCH.value, message, fqn, place=place))
         damage = f"{source.path}: {quoting.name(fqn)}: {why}"

@@ -167,10 +167,9 @@ def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
         first, others = tensors[0], [subject.name_of(tensor) for tensor in tensors[1:]]
         also = f"; {quoting.names(others)} uses the same bytes" if len(others) == 1 else ""
         also = f"; {quoting.names(others)} use the same bytes" if len(others) > 1 else also
-        wrong = str(error).partition(": checksum wrong: ")[2].partition(";")[0]
         file = subject.member(error.place)
         where = f" in {quoting.name(file)}" if file else ""
-        text = f"its bytes{where} do not match the saved checksum: {wrong}{also}"
+        text = f"its bytes{where} do not match the saved checksum: {error.difference}{also}"
         yield report_tensor(subject, first, text, "copy or download the file again", place=error.place)
 
 

@@ -87,6 +87,7 @@ class Error(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
     place: Place | None = None
+    difference: str = ""
 
 
 class End(msgspec.Struct, frozen=True):
@@ -136,7 +137,8 @@ def build_line(key: Key, name: str, size: int, result: Any, *, derived: bool = F
     if not isinstance(result, StateError):
         return Line(*key, name, size, result, derived=derived)
     name_of_error = next(kind.__name__ for kind in type(result).__mro__ if kind.__name__ in ERRORS)
-    error = Error(name_of_error, str(result), getattr(result, "place", None))
+    details = (result.place, result.difference) if isinstance(result, ChecksumMismatch) else ()
+    error = Error(name_of_error, str(result), *details)
     return Line(*key, name, size, error=error, derived=derived)
 
 
@@ -291,10 +293,9 @@ def _decode_error(line: Error, path: str, number: int) -> StateError:
     kind = ERRORS.get(line.type)
     if kind is None:
         _refuse(path, number, f"has an error of unknown type {line.type[:40]!r}")
-    error = kind(line.message)
-    if isinstance(error, ChecksumMismatch):
-        error.place = line.place
-    return error
+    if kind is ChecksumMismatch:
+        return ChecksumMismatch(line.message, difference=line.difference, place=line.place)
+    return kind(line.message)
 
 
 def _decode(kind: Any, raw: bytes, path: str, number: int, otherwise: str | None = None) -> Any:

@@ -558,9 +558,10 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
 
 def _check_crc(record: Record, crc: int) -> None:
     if record.crc32 and crc != record.crc32:
+        difference = f"computed {crc:08x}, recorded {record.crc32:08x}"
         raise ChecksumMismatch(
-            f"{record.name}: checksum wrong: computed {crc:08x}, recorded {record.crc32:08x}; the file is "
-            "damaged: copy or download the file again"
+            f"{record.name}: checksum wrong: {difference}; the file is damaged: copy or download the file again",
+            difference=difference,
         )
 
 

@@ -491,7 +491,10 @@ def _read_archive(where: ByteRange, name: str) -> TensorData:
             cache[where] = torch_zip.read_single(where.path, where.offset, where.packing.length)
         return cache[where]
     except UnreadableError as error:
-        raise type(error)(f"{where.path}: {name}: the archive at byte {where.offset}: {error}") from error
+        message = f"{where.path}: {name}: the archive at byte {where.offset}: {error}"
+        if isinstance(error, ChecksumMismatch):
+            raise ChecksumMismatch(message, difference=error.difference) from error
+        raise type(error)(message) from error
 
 
 def _cached_crc(where: ByteRange) -> int | None:
@@ -529,9 +532,9 @@ def check_crc(where: ByteRange, name: str = "storage") -> None:
     cached = _cached_crc(where)
     computed = _compute_crc(where, name) if cached is None else cached
     if computed != where.crc32:
-        error = ChecksumMismatch(
-            f"{where.path}: {name}: checksum wrong: recorded 0x{where.crc32:08x}, computed 0x{computed:08x}; the "
-            "file is damaged: copy the file again"
+        difference = f"recorded 0x{where.crc32:08x}, computed 0x{computed:08x}"
+        raise ChecksumMismatch(
+            f"{where.path}: {name}: checksum wrong: {difference}; the file is damaged: copy the file again",
+            difference=difference,
+            place=where.place,
         )
-        error.place = where.place
-        raise error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
 
 import numpy as np
@@ -329,6 +330,18 @@ def test_checksum_mismatch_looks_into_the_archives_of_a_distributed_checkpoint(r
     assert at(finding.place)[4:] == values.numpy().tobytes()[4:]
 
 
+def test_checksum_mismatch_has_both_checksums_of_a_damaged_pickle_in_an_archive(run_rule, tmp_path):
+    """A distributed checkpoint keeps each tensor in an archive of its own, with a pickle."""
+    folder = tmp_path / "dcp"
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=folder, no_dist=True)
+    (file,) = folder.glob("*.distcp")
+    flip_bit(file, b"_rebuild_tensor_v2")
+    (finding,) = run_rule("checksum-mismatch", folder, values=True)
+    assert re.fullmatch(
+        r"w: its bytes do not match the saved checksum: computed \w{8}, recorded \w{8}", finding.message
+    )
+
+
 def test_checksum_mismatch_names_each_file_that_has_a_damaged_piece(run_rule, tmp_path):
     """ZeRO split a tensor among ranks. Each damaged piece is reported, with all tensors of its vector."""
     values = torch.arange(1.0, 51.0)
@@ -383,6 +396,16 @@ def test_checksum_mismatch_is_of_unpacked_bytes(run_rule, tmp_path, packed):
     assert (target.status, target.ran, finding.rule) == (Status.FAILED, (finding.rule,), "checksum-mismatch")
     assert finding.message.startswith("w: its bytes do not match the saved checksum: ")
     assert finding.place.offset + finding.place.length <= path.stat().st_size
+
+
+def test_checksum_mismatch_finds_both_checksums_whatever_the_path_is(run_rule, save_checkpoint, tmp_path):
+    """The checksums do not come from the text of the error, which begins with the path."""
+    values = torch.arange(500.0)
+    path = tmp_path / "a: checksum wrong: b.pt"
+    os.rename(save_checkpoint({"w": values}), path)
+    flip_bit(path, values[8:].numpy().tobytes())
+    (finding,) = run_rule("checksum-mismatch", path, values=True)
+    assert finding.message.startswith("w: its bytes do not match the saved checksum: recorded 0x")
 
 
 def test_what_bytes_that_were_never_saved_are_worth_is_judged_by_no_rule(save_checkpoint, statecli):
