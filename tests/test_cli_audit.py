@@ -15,6 +15,8 @@ import msgspec
 import pytest
 import torch
 
+import statecli as package
+from statecli.commands.audit import baseline
 from statecli.core import documentation
 from statecli.core.documentation import rule_url
 from statecli.core.rule import FORMER_NAMES
@@ -498,14 +500,74 @@ def test_a_placeholder_is_no_address(statecli, monkeypatch):
 
 @pytest.mark.parametrize("former", ["cannot-tell", "lost-by-move", "module-size-mismatch", "other-lines"])
 def test_a_former_name_stands_for_the_rule(statecli, in_tmp_path, former):
-    """`rules` shows the present name, and options accept the former name."""
+    """`rules` shows the present name, and options accept the former name; both print one warning."""
     result = statecli("rules", former)
     present = next(new for new, name in FORMER_NAMES.items() if name == former)
     assert (result.code, result.out.startswith(f"{present} (")) == (0, True)
-    assert result.err.endswith(f"with this name are now called {present}\n")
+    warning = result.err
+    assert warning.startswith(f"statecli: warning: {former}: ")
+    assert warning.endswith(f"with this name are now called {present}\n")
     command = "audit" if former == "module-size-mismatch" else "verify"
     if former != "other-lines":  # explain has no option for rules
-        assert not statecli(command, "torch.nn:Linear(2, 2)", "--ignore", former).err
+        line = (command, "torch.nn:Linear(2, 2)", "--ignore", former, "--ignore", former)
+        assert statecli(*line).err == warning
+        assert statecli(command, "torch.nn:Linear(2, 2)", "--ignore", present).err == ""
+
+
+TIED = """import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        table = torch.randn(3, 3)
+        self.register_buffer("a", table)
+        self.register_buffer("b", table)
+"""
+UNTIED = "broken-tie: findings of inspect and verify with this name are now called untied-by-move or untied-by-copy"
+
+
+@pytest.mark.parametrize("line", [("inspect", "tie.py:Net"), ("verify", "tie.py:Net", "--check", "move")])
+def test_a_former_name_that_audit_still_has_means_the_renamed_rule(statecli, in_tmp_path, line):
+    """`inspect` and `verify` never reported the rule of audit with the name."""
+    Path("tie.py").write_text(TIED)
+    reported = {finding["rule"] for finding in statecli(*line, "-f", "json").json["findings"]}
+    assert "untied-by-move" in reported
+    result = statecli(*line, "--ignore", "broken-tie", "-f", "json")
+    assert "untied-by-move" not in {finding["rule"] for finding in result.json["findings"]}
+    assert result.err == f"statecli: warning: {UNTIED}\n"
+
+
+def test_a_former_name_in_a_configuration(statecli, in_tmp_path):
+    """Each key that takes rules accepts the name, and one line warns about it."""
+    torch.save({"w": torch.ones(1)}, "a.pt")
+    ignored = '[per-target-ignore]\n"*.pt" = { rules = ["module-size-mismatch"], reason = "known" }\n'
+    for text in (
+        'ignore = ["module-size-mismatch"]',
+        'select = ["module-size-mismatch", "nan"]',
+        'severity.module-size-mismatch = "note"',
+        ignored,
+    ):
+        Path("statecli.toml").write_text(text)
+        result = statecli("audit", "a.pt", "-q")
+        assert result.code != 2
+        assert result.err.count("are now called inconsistent-module\n") == 1, text
+
+
+def test_a_former_name_in_a_baseline(in_tmp_path):
+    """The entry accepts the finding with the present name."""
+    entry = {"target": "a.pt", "rule": "module-size-mismatch", "section": None, "fqn": "w", "reason": "known"}
+    Path("old.json").write_text(json.dumps({"schema": "statecli.baseline/2", "findings": [entry]}))
+    assert [entry.rule for entry in baseline.read_baseline("old.json").findings] == ["inconsistent-module"]
+
+
+def test_a_former_name_in_python(in_tmp_path):
+    """The warning of the command is a FutureWarning at the caller's line."""
+    Path("tie.py").write_text(TIED)
+    with pytest.warns(FutureWarning, match=UNTIED) as caught:
+        assert package.inspect("tie.py:Net", ignore=["broken-tie"]).findings == ()
+    with pytest.warns(FutureWarning, match="now called inconsistent-module") as caught_in_audit:
+        package.audit({"w": torch.ones(1)}, ignore=["module-size-mismatch"], no_config=True)
+    assert {warning.filename for warning in (*caught, *caught_in_audit)} == {__file__}
 
 
 @pytest.mark.parametrize(
@@ -536,6 +598,7 @@ def test_a_rule_whose_name_had_two_meanings_stays_in_configuration_and_baseline(
     Path("old.json").write_text(json.dumps({"schema": "statecli.baseline/2", "findings": [entry]}))
     result = statecli("audit", "found.pt", "--select", "broken-tie", "--select", "nan", "--baseline", "old.json")
     assert "unknown rule" not in result.err
+    assert "are now called" not in result.err
     assert result.code != 2, result.err
 
 

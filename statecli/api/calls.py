@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +30,7 @@ from statecli.requests.options import (
     Options,
     VerifyOptions,
 )
-from statecli.requests.outcome import Caller, ExtraInputs
+from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.requests.parameters import Parameter, parameters_of
 from statecli.requests.run import run
 from statecli.storage import files
@@ -182,6 +183,13 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
 # --- options to results -----------------------------------------------------------------------------------------------
 
 
+def _get_result(outcome: Outcome, frames: int = 5) -> Any:
+    """Return the result. The outcome's warning is a FutureWarning at the user's line, `frames` above this one."""
+    if outcome.warning is not None:
+        warnings.warn(outcome.warning, FutureWarning, stacklevel=frames)
+    return outcome.result
+
+
 def inspect(target: Any, inputs: Any, executor: Any = None, **arguments: Any) -> Inspection:
     """See `statecli.inspect`."""
     refuse_class_options(arguments, [target, arguments.get("model")])
@@ -193,7 +201,7 @@ def inspect(target: Any, inputs: Any, executor: Any = None, **arguments: Any) ->
     model = target if is_live_model(target) else None
     runs_code = model is not None or find_class_spec(options.target) or options.model
     with _keep_unchanged(options.to or "", model) if runs_code else nullcontext():
-        result: Inspection = run(options, extra=ExtraInputs(model=model, inputs=inputs)).result
+        result: Inspection = _get_result(run(options, extra=ExtraInputs(model=model, inputs=inputs)))
     return result
 
 
@@ -259,7 +267,7 @@ def _run_on_targets(options_type: type[_Options], targets: Any, arguments: dict[
         options: Any = build_options(options_type, {"targets": paths, **arguments})
         device = "" if all(find_class_spec(text) is None for text in options.targets) else "cpu"
         with _keep_unchanged(device) if device or getattr(options, "model", None) else nullcontext():
-            return saved.rename(run(options).result)
+            return saved.rename(_get_result(run(options), frames=6))
 
 
 def merge(parts: Any, **arguments: Any) -> Inspection | Diff:
@@ -292,7 +300,7 @@ def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verif
     options = build_options(VerifyOptions, {"target": model, "check": checks, **arguments})
     live = model if is_live_model(model) else None
     with nullcontext() if live is not None else _keep_unchanged(options.device or ""):
-        return _use_python_words(run(options, extra=ExtraInputs(model=live, inputs=inputs)).result)
+        return _use_python_words(_get_result(run(options, extra=ExtraInputs(model=live, inputs=inputs))))
 
 
 def _use_python_words(verification: Verification) -> Verification:

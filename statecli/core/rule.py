@@ -6,7 +6,7 @@ from a module below its own, so listing a checkpoint does not import the rules o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,7 +15,8 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Origin, Place
 from statecli.core.severity import decide_severity
 
-#: Present name -> the name that findings had before. Fingerprints keep the former name, and options take it.
+#: Present name -> the name that findings had before. Fingerprints keep the former name. Options, configurations and
+#: baselines take the former name too.
 FORMER_NAMES: dict[str, str] = {
     "untied-by-move": "broken-tie",
     "untied-by-copy": "broken-tie",
@@ -86,3 +87,15 @@ class Rule(msgspec.Struct, frozen=True):
         """Return a finding of this rule. `severity` is that of its case, `configured` that of the user."""
         decided = decide_severity(self.severity, severity, configured)
         return Finding(self.name, decided, message, target, fqn, help, section, origin, place, about, content)
+
+
+def find_rules(name: str, known: Iterable[Rule], command: str) -> list[Rule]:
+    """Return the rule of this name, or each rule of the group; else the rules with this former name.
+
+    A name with both meanings stands for the rules that the command reports.
+    """
+    known, present = tuple(known), list_present_names(name)
+    named = [rule for rule in known if name in (rule.name, rule.group)]
+    renamed = [rule for rule in known if rule.name in present]
+    is_renamed = any(command in rule.commands for rule in renamed)
+    return renamed if is_renamed and not any(command in rule.commands for rule in named) else named or renamed

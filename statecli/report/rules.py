@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from statecli.core.documentation import is_published, rule_url
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Severity
-from statecli.core.rule import Rule, list_present_names
+from statecli.core.rule import Rule, find_rules, list_present_names
 from statecli.core.units import plural
 from statecli.report import Column, Group, Line, Page, Report, RuleText, Table
 from statecli.report.documents.rules import build_rules_document
@@ -50,6 +50,16 @@ def describe_former_name(name: str) -> str | None:
     commands = " and ".join(reporters)
     new_names = " or ".join(rule.name for rule in renamed)
     return f"{name}: findings of {commands} with this name are now called {new_names}"
+
+
+def describe_former_names(names: Iterable[str], known: Collection[Rule], command: str) -> str | None:
+    """Return a warning about names of rules that the command knows only by other names now; None without such names."""
+    former = [
+        name
+        for name in dict.fromkeys(names)
+        if not any(name in (rule.name, rule.group) for rule in find_rules(name, known, command))
+    ]
+    return "; ".join(filter(None, map(describe_former_name, former))) or None
 
 
 def build_rules_report(texts: Sequence[RuleText]) -> Report:

@@ -11,7 +11,7 @@ from statecli.core import move_rules, registration_rules
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding
 from statecli.core.model_state import ModelState
-from statecli.requests.options import InspectOptions, VerifyOptions
+from statecli.requests.options import COMMAND_NAMES, InspectOptions, VerifyOptions
 from statecli.requests.outcome import OutputFile
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _TIE_RULES = {rule.name: rule for rule in (move_rules.STALE_VIEW, move_rules.UNT
 
 def check_options(options: InspectOptions | VerifyOptions) -> None:
     """Raise UsageError for an unknown rule, and for a baseline to write without a reason."""
-    expand_rules(options.ignore)
+    expand_ignored(options)
     check_reason(options.write_baseline, options.reason)
 
 
@@ -37,15 +37,26 @@ def check_reason(path: str | None, reason: str | None) -> None:
         raise UsageError(f"{option('--reason')}: works only with {option('--write-baseline', 'FILE')}; give both")
 
 
-def expand_rules(names: Sequence[str]) -> frozenset[str]:
-    """Return the rules for these names: a rule, or each rule of a group. Raises UsageError for any other name."""
-    if not names:
+def expand_ignored(options: InspectOptions | VerifyOptions) -> frozenset[str]:
+    """Return the rules of `--ignore`. Raises UsageError for a name that is not a rule or a rule group."""
+    if not options.ignore:
         return frozenset()
     # Both are imported here, because most commands ignore no rule.
     from statecli.commands.audit import config
     from statecli.rules.dictionary import DICTIONARY
 
-    return frozenset(config.expand_rules(names, option("--ignore"), DICTIONARY.values()))
+    known, command = DICTIONARY.values(), COMMAND_NAMES[type(options)]
+    return frozenset(config.expand_rules(options.ignore, option("--ignore"), known, command))
+
+
+def describe_former_names(options: InspectOptions | VerifyOptions) -> str | None:
+    """Return a warning about former names of rules in `--ignore`; None without one."""
+    if not options.ignore:
+        return None
+    from statecli.report import rules  # imported here for the same reason
+    from statecli.rules.dictionary import DICTIONARY
+
+    return rules.describe_former_names(options.ignore, DICTIONARY.values(), COMMAND_NAMES[type(options)])
 
 
 def list_accepted(
@@ -55,7 +66,7 @@ def list_accepted(
 
     Raises UnreadableError and MalformedError for an unreadable baseline.
     """
-    accepted = _list_ignored(findings, state, options.ignore)
+    accepted = _list_ignored(findings, state, options)
     if options.baseline is None and options.write_baseline is None:
         return accepted, ()
     # They are imported here, because most runs have no baseline.
@@ -101,9 +112,11 @@ def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tup
                 yield finding, finding
 
 
-def _list_ignored(findings: Sequence[Finding], state: ModelState, names: Sequence[str]) -> tuple[Accepted, ...]:
+def _list_ignored(
+    findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
+) -> tuple[Accepted, ...]:
     """Return the findings of ignored rules, and of problems with an ignored rule's name."""
-    ignored = expand_rules(names)
+    ignored = expand_ignored(options)
     if not ignored:
         return ()
     from statecli.report.problems import group_findings

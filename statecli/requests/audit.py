@@ -14,6 +14,7 @@ from statecli.core.finding import Severity
 from statecli.core.run_scope import Configuration
 from statecli.report import View
 from statecli.report.audit import build_audit_report, list_inconclusive
+from statecli.report.rules import describe_former_names
 from statecli.requests.accepted_findings import check_reason
 from statecli.requests.options import AuditOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
@@ -47,6 +48,7 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
         failures=list(dict.fromkeys((*failed, *unjudged))),
         reported=True,
         notes=[*([] if options.verbose else fixed), *notes],
+        warning=describe_former_names(request.rule_names, request.known_rules, "audit"),
         files=files,
     )
 
@@ -85,6 +87,7 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
         as_found=options.as_found,
         configuration=describe_configuration(options, loaded),
         plugins=loaded.plugins,
+        rule_names=(*options.select, *options.ignore, *configured.rule_names),
     )
     required_rules.check_required_rules(
         request, [key for key in required_rules.RULES_BY_OPTION if getattr(options, key)], loaded

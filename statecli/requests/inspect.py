@@ -8,7 +8,12 @@ from statecli.commands.inspect.run import Inspection, Request, inspect, inspect_
 from statecli.core.errors import UsageError, option
 from statecli.core.progress import Progress
 from statecli.report.inspect import build_inspect_report
-from statecli.requests.accepted_findings import check_options, drop_accepted, list_accepted
+from statecli.requests.accepted_findings import (
+    check_options,
+    describe_former_names,
+    drop_accepted,
+    list_accepted,
+)
 from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 from statecli.requests.parameters import refuse_division
@@ -65,7 +70,13 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
         from statecli.requests.fix_command import add_fix_command
 
         report = add_fix_command(report, inspection.state, spec, options)
-    return Outcome(inspection, report, failures=describe_failures(inspection.broken, "read"), files=files)
+    return Outcome(
+        inspection,
+        report,
+        failures=describe_failures(inspection.broken, "read"),
+        files=files,
+        warning=describe_former_names(options),
+    )
 
 
 def _inspect(request: Request, progress: Progress | None, extra: ExtraInputs) -> Inspection:

@@ -93,4 +93,4 @@ def _build_shard_outcome(shard: Any, outcome: Outcome) -> Outcome:
     failures = causes[:MAX_FAILURE_LINES]
     if len(causes) > MAX_FAILURE_LINES:
         failures.append(f"and {plural(len(causes) - MAX_FAILURE_LINES, 'more task')} that failed")
-    return Outcome(outcome.result, content=shard.part(changed_files), failures=failures)
+    return Outcome(outcome.result, content=shard.part(changed_files), failures=failures, warning=outcome.warning)

@@ -26,6 +26,7 @@ from statecli.core.finding import Finding
 from statecli.core.json_text import encode_json
 from statecli.core.model_state import Oddity
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.rule import list_present_names
 from statecli.rules import audit_run
 from statecli.rules.dictionary import DICTIONARY
 from statecli.storage import files
@@ -144,8 +145,10 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
         baseline = msgspec.convert(document, Baseline)
     except msgspec.ValidationError as error:
         raise MalformedError(f"{path}: is not a valid baseline: {error}; {_WRITE_AGAIN}") from error
+    known = {*DICTIONARY, *(plugin_rules or ())}
+    baseline = replace(baseline, findings=tuple(_use_present_name(entry, known) for entry in baseline.findings))
     for entry in baseline.findings:
-        if plugin_rules is not None and entry.rule not in DICTIONARY and entry.rule not in plugin_rules:
+        if plugin_rules is not None and entry.rule not in known:
             suggestion = config.suggest_names(entry.rule, [*DICTIONARY, *plugin_rules])
             accepted = f"{entry.rule!r} of {entry.target}, but this rule does not exist"
             advice = suggestion or "; remove the entry, or use --plugin to load the plugin that defines the rule"
@@ -156,6 +159,12 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
                 "baseline"
             )
     return _rename_targets(baseline, lambda target: resolve_name(target, files.get_folder(path)))
+
+
+def _use_present_name(entry: Entry, known: Collection[str]) -> Entry:
+    """Return the entry with the present name of its rule, unless a rule in `known` has the former name."""
+    present = [] if entry.rule in known else list_present_names(entry.rule)
+    return replace(entry, rule=present[0]) if present else entry
 
 
 def _rename_targets(baseline: Baseline, rename: Callable[[str], str]) -> Baseline:

@@ -21,7 +21,7 @@ from statecli.commands.audit.plugins import Plugin, PluginRequest, join_rules
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import UnreadableError, UsageError, option
 from statecli.core.finding import Severity
-from statecli.core.rule import Rule, list_present_names
+from statecli.core.rule import Rule, find_rules, list_present_names
 from statecli.core.similar_paths import append_suggestion
 from statecli.rules.audit_rule import AuditRule
 from statecli.rules.policy_config import Policy
@@ -69,6 +69,12 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
     lock: str | None = None
     baseline: str | None = None
     policy: Policy = Policy()
+
+    @property
+    def rule_names(self) -> tuple[str, ...]:
+        """The names of rules and groups in all keys."""
+        ignored = (name for entry in self.per_target_ignore.values() for name in entry.rules)
+        return (*self.select, *self.ignore, *self.severity, *ignored)
 
 
 class LoadedConfig(msgspec.Struct, frozen=True):
@@ -191,7 +197,7 @@ def distrust_judged_config(loaded: LoadedConfig, targets: Iterable[str]) -> Load
         severity={
             name: level
             for name, level in config.severity.items()
-            if level is Severity.ERROR or name not in {*groups, *protected}
+            if level is Severity.ERROR or {*groups, *protected}.isdisjoint((name, *list_present_names(name)))
         },
         per_target_ignore={
             glob: replace(entry, rules=rules)
@@ -282,10 +288,8 @@ def _parse_table(table: Mapping[str, Any], path: str, request: PluginRequest) ->
             }
     config = _convert(normalized, Config, "", path)
     plugins = _load_plugins(replace(request, configured=config.plugins, config_path=path))
-    ignored = (name for entry in config.per_target_ignore.values() for name in entry.rules)
-    rules = (*config.select, *config.ignore, *config.severity, *ignored)
-    if rules:
-        _check_rules(rules, path, join_rules(plugins))
+    if config.rule_names:
+        _check_rules(config.rule_names, path, join_rules(plugins))
     _check_dtypes(config.policy.dtype, path)
     for key, target_path in (
         ("lock", config.lock),
@@ -343,20 +347,21 @@ def _check_rules(names: Iterable[str], path: str, known: Collection[Rule]) -> No
         expand_rules((name,), path, known)
 
 
-def expand_rules(names: Sequence[str], where: str, known: Collection[Rule] | None = None) -> tuple[str, ...]:
-    """Return the rules for these names, from `known`, or from those of statecli: a rule, or each rule of a group.
+def expand_rules(
+    names: Sequence[str], where: str, known: Collection[Rule] | None = None, command: str = "audit"
+) -> tuple[str, ...]:
+    """Return the rules for these names, from `known`, or from those of statecli: see `find_rules`.
 
     Raises UsageError for any other name, with similar names.
     """
     rules: dict[str, None] = {}
     known = join_rules(()) if known is None else known
     for name in names:
-        matching = [rule.name for rule in known if name in (rule.name, rule.group)]
-        matching = matching or [rule.name for rule in known if rule.name in list_present_names(name)]
+        matching = find_rules(name, known, command)
         if not matching:
             known_names = [*(rule.name for rule in known), *(rule.group for rule in known)]
             raise UsageError(f"{where}: unknown rule {name!r}{suggest_names(name, known_names) or _LIST_RULES}")
-        rules.update(dict.fromkeys(matching))
+        rules.update(dict.fromkeys(rule.name for rule in matching))
     return tuple(rules)
 
 

@@ -25,7 +25,8 @@ class Request(msgspec.Struct, frozen=True):
     `per_target_ignore` accepts findings of rules by globs of targets, relative to `config_folder`; `severity` replaces
     a rule's own. With `allow_empty`, an unmatched glob is skipped, not failed. With `as_found`, a named file is
     replaced by the target of a walk over its folder. `values` True reads values of any size, False reads none, None
-    reads up to the limits of `values_budget`. `plugins` have further rules.
+    reads up to the limits of `values_budget`. `plugins` have further rules. `rule_names` are the names of rules and
+    groups as the user typed them in options and the configuration.
     """
 
     targets: tuple[str, ...]
@@ -51,6 +52,7 @@ class Request(msgspec.Struct, frozen=True):
     as_found: bool = False
     configuration: Configuration = Configuration()
     plugins: tuple[Plugin, ...] = ()
+    rule_names: tuple[str, ...] = ()
 
     @property
     def known_rules(self) -> tuple[AuditRule, ...]:
