@@ -54,10 +54,14 @@ class Evidence(str, Enum):
     ASSUMED = "assumed"
 
 
+#: `Packing.how` of an archive of torch.save with one tensor.
+ARCHIVE = "torch-zip"
+
+
 class Packing(msgspec.Struct, frozen=True, gc=False):
     """Packing of a storage in `length` bytes of its file.
 
-    `how` is "deflate" (a zip's method 8), or "torch-zip": the bytes are a whole archive of torch.save with one tensor,
+    `how` is "deflate" (a zip's method 8), or `ARCHIVE`: the bytes are a whole archive of torch.save with one tensor,
     whose offset is looked up when the tensor is read.
     """
 
@@ -80,6 +84,11 @@ class ByteRange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     big_endian: bool = False
     packing: Packing | None = None
     boxes: Boxes | None = None
+
+    @property
+    def is_archive(self) -> bool:
+        """True if the range names only the archive of torch.save with a tensor."""
+        return self.packing is not None and self.packing.how == ARCHIVE
 
     @property
     def place(self) -> Place | None:

@@ -22,7 +22,7 @@ from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Box, Boxes, ByteRange, ModelState, Oddity, Packing, TensorData
+from statecli.core.model_state import ARCHIVE, Box, Boxes, ByteRange, ModelState, Oddity, Packing, TensorData
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats import torch_zip
 from statecli.formats.shared import dcp_ranks
@@ -58,8 +58,6 @@ SUFFIX = ".distcp"
 #: What is at the start of a pickle of metadata, and in how many bytes of it.
 _MARK = b"torch.distributed."
 MARKED = 64
-#: `Packing.how` of an archive of torch.save that holds one tensor.
-ARCHIVE = "torch-zip"
 #: Values next to the tensors that are read, each an archive of its own, and their bytes in all.
 MAX_ITEMS = 2_000
 MAX_ITEM_BYTES = 64 * 2**20

@@ -14,7 +14,6 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import ByteRange, Oddity, Place, TensorData, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import plural
-from statecli.formats.dcp import ARCHIVE
 from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_values
 from statecli.storage import files
@@ -140,7 +139,7 @@ def _needs_checksums(subject: Subject) -> str | None:
 
 def _has_checksum(where: ByteRange) -> bool:
     """Return True if a checksum is recorded; a nested archive has one inside, which is found when it is read."""
-    return where.crc32 is not None or (where.packing is not None and where.packing.how == ARCHIVE)
+    return where.crc32 is not None or where.is_archive
 
 
 @rule(Severity.ERROR, _needs_file, _needs_checksums, needs_values)

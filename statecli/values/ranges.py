@@ -92,7 +92,7 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, in
             yield from iter_places(*(box.data for box in where.boxes.boxes if is_run(box.data.shape, whole)))
         elif isinstance(source, TensorData) and not (source.inline is None and _is_in_order(source)):
             continue
-        elif is_archive(where):
+        elif where.is_archive:
             with suppress(UnreadableError):  # reading it raises the same error later
                 storage = locate_storage(where, "storage")
                 yield storage.path, storage.offset, storage.length
@@ -153,7 +153,7 @@ def _iter_remote_archives(sources: Iterable[ByteRange | TensorData]) -> Iterator
         if where.boxes is not None:
             yield from _iter_remote_archives(box.data for box in where.boxes.boxes)
         elif (
-            is_archive(where)
+            where.is_archive
             and files.reads_are_requests(where.path)
             and where not in session.for_command(_RemoteFacts).tensors
         ):
@@ -456,7 +456,7 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
 
     Raises `MalformedError` if the archive has another tensor.
     """
-    if not is_archive(data.storage):
+    if not data.storage.is_archive:
         return data
     tensor = _read_archive(data.storage, name)
     if (tensor.dtype, tensor.shape) != (data.dtype, data.shape):
@@ -467,18 +467,9 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
     return tensor
 
 
-#: `Packing.how` of an archive of torch.save with one tensor.
-ARCHIVE = "torch-zip"
-
-
 def locate_storage(where: ByteRange, what: str) -> ByteRange:
     """Return the storage itself, if `where` names only its archive. Raises as opening the archive does."""
-    return _read_archive(where, what).storage if is_archive(where) else where
-
-
-def is_archive(where: ByteRange) -> bool:
-    """Return True if a range names only the archive of torch.save with a tensor."""
-    return where.packing is not None and where.packing.how == ARCHIVE
+    return _read_archive(where, what).storage if where.is_archive else where
 
 
 def _read_archive(where: ByteRange, name: str) -> TensorData:
