@@ -31,7 +31,7 @@ class Kind(str, Enum):
     OTHER = "other"
 
 
-class NoteKind(str, Enum):
+class NoteKind(Enum):
     """Kind of a tensor's note that commands decide by; all other notes are only shown."""
 
     #: torchmetrics keeps the tensor in a plain attribute, and moves it by its own code.
