@@ -347,6 +347,13 @@ def test_a_damaged_tensor_of_the_reference_is_no_pass(pt):
     assert "b.pt" in failure_reason(pt(**linear()), against=str(reference))
 
 
+def test_a_damaged_reference_fails_the_audit_whatever_its_name_is(pt):
+    """Values that cannot be compared pass, but not a file whose name says so."""
+    reference = pt("statecli does not know whether the values differ", **linear())
+    reference.write_bytes(reference.read_bytes().replace(b"/data/0", b"/data/9"))
+    assert reference.name in failure_reason(pt(**linear()), against=str(reference))
+
+
 WRAPPED = {f"_orig_mod.{key}": value for key, value in linear().items()}
 
 

@@ -12,8 +12,8 @@ import msgspec
 
 from statecli import formats, live
 from statecli.commands.diff.pairing import pair_sections
-from statecli.commands.diff.result import Diff
-from statecli.commands.diff.run import SETTINGS_NAME, VALUES_INCONCLUSIVE, Request, compare_states
+from statecli.commands.diff.result import Diff, Inconclusive
+from statecli.commands.diff.run import Request, compare_states
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.model_state import Kind, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind
@@ -107,7 +107,7 @@ def _check_compared(diff: Diff, side: Side) -> Diff:
     """
     damages = {tensor.damage for tensor in side.state.tensors}
     for broken in diff.broken:
-        if broken.fqn != SETTINGS_NAME and broken.message not in damages and VALUES_INCONCLUSIVE not in broken.message:
+        if not isinstance(broken, Inconclusive) and broken.message not in damages:
             raise UnreadableError(broken.message)
     return diff
 

@@ -205,6 +205,10 @@ class Broken(msgspec.Struct, frozen=True):
     message: str
 
 
+class Inconclusive(Broken, frozen=True):
+    """Pair that may differ, although both files could be read: the values or settings cannot be compared."""
+
+
 class MetExpectation(msgspec.Struct, frozen=True):
     """An option such as `--must-not-change 'layers.0.*'`, and how it is met: `4 tensors did not change`."""
 

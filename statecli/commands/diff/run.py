@@ -29,6 +29,7 @@ from statecli.commands.diff.result import (
     Diff,
     Field,
     Histogram,
+    Inconclusive,
     ScalarChange,
     Status,
     TransformationKind,
@@ -184,10 +185,6 @@ def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> M
 
 #: Pairs whose values are compared together: their tasks and results take a kilobyte a pair.
 PAIRS_AT_ONCE = 1 << 15
-#: Error of a pair with values that are not comparable.
-VALUES_INCONCLUSIVE = "statecli does not know whether the values differ"
-#: Stands for the settings in place of a name.
-SETTINGS_NAME = "(settings)"
 
 
 class _Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -195,12 +192,14 @@ class _Outcome(msgspec.Struct, frozen=True, gc=False):
 
     `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows. `has_codes`: one side holds
     codes and scales, so that it may be compared after dequantizing. `differs`: the digests of the values differ.
-    `changed_file`: the file that changed meanwhile, if `error` is about this.
+    `changed_file`: the file that changed meanwhile, if `error` is about this. `inconclusive`: why it is unknown whether
+    the values differ.
     """
 
     delta: Delta | None = None
     not_compared: str | None = None
     error: str | None = None
+    inconclusive: str | None = None
     reshaped: bool = False
     has_codes: bool = False
     differs: bool = False
@@ -480,12 +479,12 @@ class _Comparison:
         for n, (old, new), old_digest, new_digest in zip(to_compare, pairs, before, after, strict=True):
             if old_digest is None or new_digest is None:
                 why = "one side has no values" if old_digest != new_digest else "neither side has values"
-                error = self._cannot_tell(new, why) if old_digest != new_digest else None
-                outcomes[n] = _Outcome(not_compared=why, error=error)
+                inconclusive = self._cannot_tell(new, why) if old_digest != new_digest else None
+                outcomes[n] = _Outcome(not_compared=why, inconclusive=inconclusive)
             elif old.dtype != new.dtype:
                 why = "the dtypes differ, and a snapshot has only digests"
-                error = self._cannot_tell(new, why) if Field.DTYPE in self.request.ignore else None
-                outcomes[n] = _Outcome(not_compared=why, error=error)
+                inconclusive = self._cannot_tell(new, why) if Field.DTYPE in self.request.ignore else None
+                outcomes[n] = _Outcome(not_compared=why, inconclusive=inconclusive)
             elif old_digest != new_digest:
                 outcomes[n] = _Outcome(differs=True)
 
@@ -505,7 +504,7 @@ class _Comparison:
         if Field.SHAPE not in self.request.ignore:
             return _Outcome(not_compared=why, reshaped=reshaped)
         # If shapes are ignored, it is undefined which values correspond.
-        return _Outcome(not_compared=why, error=self._cannot_tell(after, why))
+        return _Outcome(not_compared=why, inconclusive=self._cannot_tell(after, why))
 
     def _outcome(self, result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
         """Return the outcome of a pair.
@@ -526,11 +525,11 @@ class _Comparison:
 
         if (split_codes(before) is None) is not (split_codes(after) is None):
             return _Outcome(not_compared=reason, has_codes=True)
-        return _Outcome(not_compared=reason, error=self._cannot_tell(after, reason))
+        return _Outcome(not_compared=reason, inconclusive=self._cannot_tell(after, reason))
 
     def _cannot_tell(self, row: TensorInfo, why: str) -> str:
         files = " and ".join(dict.fromkeys((self.before.target, self.after.target)))
-        message = f"{files}: {row.fqn}: {VALUES_INCONCLUSIVE}: {why}"
+        message = f"{files}: {row.fqn}: statecli does not know whether the values differ: {why}"
         return f"{message}; exclude the tensor with -x, or give --ignore values"
 
     def _changes(
@@ -541,13 +540,15 @@ class _Comparison:
         for match, fields, outcome in zip(matches, differing, outcomes, strict=True):
             row = match.shown
             before, after = match.before, match.after
-            error = (before and before.damage) or (after and after.damage) or outcome.error
-            if error is not None:
+            damage = (before and before.damage) or (after and after.damage)
+            if error := damage or outcome.error:
                 broken.append(Broken(row.fqn, row.section, error))
-                if error is outcome.error and outcome.changed_file is not None:
+                if not damage and outcome.changed_file is not None:
                     self.changed_files.add(outcome.changed_file)
-                if not fields or error is not outcome.error:
-                    continue
+            elif outcome.inconclusive:
+                broken.append(Inconclusive(row.fqn, row.section, outcome.inconclusive))
+            if damage or (not fields and (outcome.error or outcome.inconclusive)):
+                continue
             changes.append(self._change(match, fields, outcome))
         return changes, broken
 
@@ -629,7 +630,7 @@ class _Comparison:
             else:
                 assert change.after is not None  # noqa: S101 - both sides have values
                 message = self._cannot_tell(change.after, change.not_compared)
-                undecided.append(Broken(change.fqn, change.section, message))
+                undecided.append(Inconclusive(change.fqn, change.section, message))
                 fields = tuple(field for field in change.fields if field is not Field.VALUES)
                 if fields:
                     settled.append(replace(change, fields=fields))
@@ -820,8 +821,8 @@ def _inconclusive_settings(state: ModelState) -> list[Broken]:
     """Return errors for settings too many to read, because the rest may differ."""
     oddities = [oddity for oddity in state.oddities if oddity.kind is OddityKind.METADATA_CUT]
     return [
-        Broken(
-            SETTINGS_NAME,
+        Inconclusive(
+            "(settings)",
             "",
             f"{state.target}: {oddity.message}: statecli does not know whether the remaining settings differ",
         )
