@@ -126,11 +126,11 @@ def assert_only_changed(
         StateError: Nothing could be compared, or a glob matches no tensor.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
-    try:
-        diff = statecli.diff(before, after, only=globs, changed=() if allow_unchanged else globs, exclude=exclude)
-    except statecli.NothingMatched as error:
-        error.args = (error.args[0].replace("only=", "globs="),)
-        raise
+    from statecli.api import calls, errors
+
+    options = {"only": globs, "changed": () if allow_unchanged else globs, "exclude": exclude}
+    names = {"only": "globs", "changed": "globs"}
+    diff = errors.call(calls.diff, {"before": before, "after": after, **options}, names)
     problems = [finding.message for finding in diff.findings] + [pair.message for pair in diff.broken]
     if problems:
         message = _describe_diff_failure(diff, problems)

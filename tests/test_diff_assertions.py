@@ -68,6 +68,14 @@ def test_a_glob_without_a_change_fails():
         assert_only_changed(before, model, "adapter.*", "adaptor.*")
 
 
+def test_a_path_with_the_name_of_an_argument_stays(tmp_path):
+    """Only the option is named as the argument of assert_only_changed."""
+    path = tmp_path / "only=1.pt"
+    torch.save(Adapted().state_dict(), path)
+    with pytest.raises(statecli.NothingMatched, match=r"\Aglobs='adaptor\.\*': matches none.*only=1\.pt"):
+        assert_only_changed(path, path, "adaptor.*")
+
+
 def test_a_missing_update_may_be_allowed():
     """If a step may change nothing."""
     model = Adapted()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
-from types import TracebackType
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 from statecli.core.errors import EngineError, MissingDependency, StateError, UnreadableError
@@ -20,16 +20,20 @@ __tracebackhide__ = True  # pytest shows the caller's line
 _PACKAGE_ERRORS = (EngineError, MissingDependency, UnreadableError)
 
 
-def call(function: Callable[..., _Result], arguments: dict[str, Any]) -> _Result:
+def call(
+    function: Callable[..., _Result], arguments: dict[str, Any], names: Mapping[str, str] = MappingProxyType({})
+) -> _Result:
     """Return `function(**arguments)`. Errors of statecli are raised again from here, in the words of the arguments.
 
-    After an error `arguments` is empty, so that a traceback with variables shows no URL as typed.
+    After an error `arguments` is empty, so that a traceback with variables shows no URL as typed. `names`: arguments
+    that have another name in the caller's function.
     """
     files.forget_command()
     try:
         return function(**arguments)
     except StateError as error:
-        error.use_arguments(map_flags(arguments))
+        flags = map_flags(arguments)
+        error.use_arguments({flag: names.get(argument, argument) for flag, argument in flags.items()})
         error.args = tuple(files.remove_secrets(arg) if isinstance(arg, str) else arg for arg in error.args)
         cause = None if isinstance(error, _PACKAGE_ERRORS) else error.__cause__
         user_frames = _skip_own_frames(cause.__traceback__) if cause is not None else None
