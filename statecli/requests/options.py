@@ -80,6 +80,8 @@ class Option(msgspec.Struct, frozen=True):
         hidden: True for an option that is accepted and not listed.
         minimum: Smallest number; None for any number.
         names: What the value names, for completion. An output never replaces a file that the command reads.
+        may_be_empty: True for a glob or an expression on names of tensors, where an empty name is possible.
+        contradicts_shard: True if a value other than the default contradicts `--shard`.
     """
 
     flags: tuple[str, ...]
@@ -92,6 +94,8 @@ class Option(msgspec.Struct, frozen=True):
     hidden: bool = False
     names: Names | None = None
     minimum: int | None = None
+    may_be_empty: bool = False
+    contradicts_shard: bool = False
     command_help: dict[str, str] = {}
 
 
@@ -109,11 +113,18 @@ Include = Annotated[
         "Use only tensors whose name matches GLOB, such as 'encoder.*' (repeatable).",
         "GLOB",
         Group.TENSORS,
+        may_be_empty=True,
     ),
 ]
 Exclude = Annotated[
     tuple[str, ...],
-    Option(("--exclude", "-x"), "Leave out tensors whose name matches GLOB (repeatable).", "GLOB", Group.TENSORS),
+    Option(
+        ("--exclude", "-x"),
+        "Leave out tensors whose name matches GLOB (repeatable).",
+        "GLOB",
+        Group.TENSORS,
+        may_be_empty=True,
+    ),
 ]
 Kinds = Annotated[
     tuple[Kind, ...],
@@ -431,6 +442,7 @@ WriteBaseline = Annotated[
         "Write all findings of this run to FILE (requires --reason). Give later runs --baseline FILE to accept them.",
         "FILE",
         names=Names.OUTPUT,
+        contradicts_shard=True,
     ),
 ]
 ForwardInputs = Annotated[
@@ -579,9 +591,10 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             "Move the tensors to DEVICE, and report each tensor that does not move. Use meta to check without a GPU.",
             "DEVICE",
             suggestions=("cuda", "cpu", "meta"),
+            contradicts_shard=True,
         ),
     ] = None
-    cuda: Annotated[bool, Option(("--cuda",), "Same as --to cuda.")] = False
+    cuda: Annotated[bool, Option(("--cuda",), "Same as --to cuda.", contradicts_shard=True)] = False
     from_config: FromConfig = False
     model: ModelClass = None
     stats: Stats = False
@@ -637,6 +650,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             "Replace REGEX by REPLACEMENT in the tensor names of BEFORE (repeatable). Use this if tensors have other "
             "names in AFTER.",
             "REGEX=REPLACEMENT",
+            may_be_empty=True,
         ),
     ] = ()
     ignore: Annotated[
@@ -669,6 +683,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             "match one GLOB).",
             "GLOB",
             argument="only",
+            may_be_empty=True,
             aliases=("--only",),
         ),
     ] = ()
@@ -679,6 +694,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             "Fail if a tensor that matches GLOB changed. Other tensors may change (repeatable).",
             "GLOB",
             argument="frozen",
+            may_be_empty=True,
             aliases=("--frozen",),
         ),
     ] = ()
@@ -690,6 +706,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             "change).",
             "GLOB",
             argument="changed",
+            may_be_empty=True,
             aliases=("--changed",),
         ),
     ] = ()

@@ -164,10 +164,6 @@ def refuse_division(options: Options, reason: str) -> None:
         raise UsageError(f"{division}: {reason}")
 
 
-#: Globs and expressions on names of tensors, where an empty name is possible.
-_MAY_BE_EMPTY = frozenset(["include", "exclude", "map", "may_change", "must_not_change", "must_change"])
-
-
 def check_values(options: Options) -> None:
     """Raise UsageError for a target or an option with an empty text, and for a number below the minimum.
 
@@ -175,7 +171,7 @@ def check_values(options: Options) -> None:
     """
     for parameter in parameters_of(type(options)):
         value = getattr(options, parameter.field)
-        if parameter.field not in _MAY_BE_EMPTY and (value == "" or (isinstance(value, tuple) and "" in value)):
+        if not parameter.may_be_empty and (value == "" or (isinstance(value, tuple) and "" in value)):
             if parameter.is_target:
                 raise UsageError(f"{option(parameter.metavar.strip('[]'))}: is empty; give a value")
             raise UsageError(f"{option(parameter.flags[0])}: is empty; give a value, or leave the option out")

@@ -24,8 +24,6 @@ OUTPUT_OPTIONS = frozenset(
 ) | {"shard"}
 #: Options of a report. A part file has a fixed format, and so has a lock file.
 _REPORT_OPTIONS = OUTPUT_OPTIONS.difference(LockOptions.__struct_fields__)
-#: Options that contradict `--shard`.
-_CONTRADICTORY = ("to", "cuda", "write_baseline")
 
 
 def check_options(options: ShardedOptions, shard: str) -> None:
@@ -37,7 +35,7 @@ def check_options(options: ShardedOptions, shard: str) -> None:
             raise UsageError(
                 f"{option(each.flags[0])}: part files have a fixed format; give this option to statecli merge instead"
             )
-    contradictory = [option(each.flags[0]) for each in parameters if each.field in _CONTRADICTORY]
+    contradictory = [option(each.flags[0]) for each in parameters if each.contradicts_shard]
     if isinstance(options, DiffOptions) and options.device != "cpu":
         contradictory.append(option("--device", options.device))
     for other in contradictory:

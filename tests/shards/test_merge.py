@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import statecli as api
 from statecli.core.errors import UnreadableError, UsageError
 from statecli.requests import shard_options
-from statecli.requests.options import COMMANDS, MergeOptions
+from statecli.requests.options import MergeOptions
 from statecli.values import compare, facts, tally
 
 pytest.importorskip("torch.distributed.checkpoint")
@@ -193,11 +193,8 @@ def test_the_lists_of_shards_are_those_of_the_table():
     """A new option of merge takes the place of an option of the shards, or is about the part files."""
     about_parts = {"parts", "allow_code", "url", "copies"}
     assert set(MergeOptions.__struct_fields__) - about_parts | {"shard"} == shard_options.OUTPUT_OPTIONS
-    sharded = [kind for kind in COMMANDS.values() if "shard" in kind.__struct_fields__]
     of_shards = {"output", "color", "quiet", "no_progress", "debug", "timeout", "jobs", "executor", "shard"}
     assert shard_options.OUTPUT_OPTIONS - of_shards == shard_options._REPORT_OPTIONS
-    fields = {field for kind in sharded for field in kind.__struct_fields__}
-    assert fields.issuperset(shard_options._CONTRADICTORY)
 
 
 def test_output_options_are_those_of_merge(statecli, shares):
