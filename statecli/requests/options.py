@@ -17,6 +17,13 @@ from statecli.core.compared_fields import Field
 from statecli.core.digest_algorithm import Algorithm
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
+from statecli.core.option_defaults import (
+    AUDIT_FAIL_ON,
+    DEFAULT_VALUE_BYTES,
+    DEFAULT_VALUE_TENSORS,
+    RESUME_OPTIMIZER,
+    STEP_OPTIMIZER,
+)
 from statecli.core.output import ChangeOrder, Output, TensorOrder
 from statecli.core.proof_names import DEFAULT_PROOFS, Name
 from statecli.core.selection import Selection
@@ -780,8 +787,8 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
         Any,
         Option(
             ("--optimizer",),
-            "Train with this optimizer of torch.optim, such as adamw. [default: sgd for the check step, adamw for the "
-            "check resume]",
+            f"Train with this optimizer of torch.optim, such as adamw. [default: {STEP_OPTIMIZER} for the check step, "
+            f"{RESUME_OPTIMIZER} for the check resume]",
             "NAME",
             suggestions=("sgd", "adam", "adamw"),
         ),
@@ -820,12 +827,15 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
     ] = ()
     ignore: IgnoredRules = ()
     plugin: Plugins = ()
-    fail_on: Annotated[Severity | None, replace(_FAIL_ON, help=f"{_FAIL_ON.help} [default: warning]")] = None
+    fail_on: Annotated[Severity | None, replace(_FAIL_ON, help=f"{_FAIL_ON.help} [default: {AUDIT_FAIL_ON.value}]")] = (
+        None
+    )
     values: Annotated[
         bool,
         Option(
             ("--values",),
-            "Read the values of all tensors. [default: only of local files with at most 256 MB and 5,000 tensors]",
+            "Read the values of all tensors. [default: only of local files with at most "
+            f"{DEFAULT_VALUE_BYTES // 10**6} MB and {DEFAULT_VALUE_TENSORS:,} tensors]",
             group=Group.VALUES,
         ),
     ] = False

@@ -21,6 +21,7 @@ from statecli.commands.audit.plugins import Plugin, PluginRequest, join_rules
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import UnreadableError, UsageError, option
 from statecli.core.finding import Severity
+from statecli.core.option_defaults import AUDIT_FAIL_ON
 from statecli.core.rule import Rule, find_rules, list_present_names
 from statecli.core.similar_paths import append_suggestion
 from statecli.rules.audit_rule import AuditRule
@@ -64,7 +65,7 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
     ignore: tuple[str, ...] = ()
     per_target_ignore: dict[str, IgnoreEntry] = {}
     severity: dict[str, Severity] = {}
-    fail_on: Severity = Severity.WARNING
+    fail_on: Severity = AUDIT_FAIL_ON
     values: bool | None = None
     lock: str | None = None
     baseline: str | None = None
@@ -204,7 +205,7 @@ def distrust_judged_config(loaded: LoadedConfig, targets: Iterable[str]) -> Load
             for glob, entry in config.per_target_ignore.items()
             if (rules := _remove_protected_rules(entry.rules, loaded))
         },
-        fail_on=Severity.WARNING if config.fail_on is Severity.ERROR else config.fail_on,
+        fail_on=AUDIT_FAIL_ON if config.fail_on is Severity.ERROR else config.fail_on,
     )
     return replace(loaded, config=trusted, is_judged=trusted != config or config.baseline is not None)
 

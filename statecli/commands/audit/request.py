@@ -11,6 +11,7 @@ from statecli.commands.audit.config import IgnoreEntry
 from statecli.commands.audit.plugins import Plugin, join_rules
 from statecli.commands.lock.lock_file import Lock
 from statecli.core.finding import Severity
+from statecli.core.option_defaults import AUDIT_FAIL_ON
 from statecli.core.run_scope import Configuration
 from statecli.core.selection import Selection
 from statecli.rules.audit_rule import AuditRule
@@ -37,7 +38,7 @@ class Request(msgspec.Struct, frozen=True):
     per_target_ignore: Mapping[str, IgnoreEntry] = {}
     config_folder: str = "."
     severity: Mapping[str, Severity] = {}
-    fail_on: Severity = Severity.WARNING
+    fail_on: Severity = AUDIT_FAIL_ON
     policy: Policy = Policy()
     init_device: str | None = None
     selection: Selection = Selection()

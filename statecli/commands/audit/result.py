@@ -7,6 +7,7 @@ from collections.abc import Collection
 import msgspec
 
 from statecli.core.finding import Finding, Severity
+from statecli.core.option_defaults import AUDIT_FAIL_ON
 from statecli.core.result_views import ResultViews
 from statecli.core.rule import Rule
 from statecli.core.run_scope import Configuration, NotChecked, merge_not_checked
@@ -20,7 +21,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
     """
 
     targets: tuple[TargetResult, ...]
-    fail_on: Severity = Severity.WARNING
+    fail_on: Severity = AUDIT_FAIL_ON
     unused_reference: str | None = None
     configuration: Configuration = Configuration()
     #: Number of rules that the configuration, --select and --ignore disable.

@@ -8,17 +8,12 @@ from math import prod
 
 from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.model_state import TensorInfo
+from statecli.core.option_defaults import DEFAULT_VALUE_BYTES, DEFAULT_VALUE_TENSORS
 from statecli.core.units import format_size
 from statecli.rules.audit_rule import AuditRule
 from statecli.rules.audit_subject import needs_values
 from statecli.storage import files
 from statecli.targets.section_of_target import split_section
-
-#: Bytes of tensors whose values one run reads by default. With the C kernel they take 0.06 s (safetensors) to 0.14 s
-#: (zip, whose checksums are verified) of a core; from a disk that reads 500 MB/s, 0.5 s.
-DEFAULT_VALUE_BYTES = 256_000_000
-#: Tensors whose values one run reads by default. Each takes 0.1 to 0.2 ms, however small it is.
-DEFAULT_VALUE_TENSORS = 5_000
 
 
 class ValuesBudget:

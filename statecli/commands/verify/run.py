@@ -54,8 +54,8 @@ FAKE_CUDA = "fake-cuda"
 class Request(msgspec.Struct, frozen=True):
     """Request for `verify`. `checks` () means DEFAULT_PROOFS; `device` None means a GPU, or FAKE without a GPU.
 
-    `optimizer`: a name in torch.optim, or a class; None is "sgd". `input`: texts such as `int64:2x16<30522`; `inputs`:
-    the name of a function. Globs are unions.
+    `optimizer`: a name in torch.optim, or a class; None for the default of each check. `input`: texts such as
+    `int64:2x16<30522`; `inputs`: the name of a function. Globs are unions.
     """
 
     target: str

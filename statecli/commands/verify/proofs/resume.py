@@ -29,6 +29,7 @@ from statecli.commands.verify.resumed_training import (
 )
 from statecli.core import registration_rules
 from statecli.core.model_state import Kind, Origin, TensorInfo
+from statecli.core.option_defaults import RESUME_OPTIMIZER
 from statecli.core.units import format_origin, plural
 from statecli.live.metric_states import MAKE_PERSISTENT, SAVED_ON_REQUEST, MetricStates
 
@@ -37,7 +38,7 @@ HOW = f"{STEPS_BEFORE} training steps, save, build again, load, {STEPS - STEPS_B
 MAX_SLOTS = 16
 
 
-def prove(subject: ModelUnderTest, optimizer: str | type = "adamw") -> Check:
+def prove(subject: ModelUnderTest, optimizer: str | type = RESUME_OPTIMIZER) -> Check:
     """Compare a resumed training with one that was never interrupted. Raises UsageError for an unknown optimizer."""
     made_by = find_optimizer_class(optimizer)
     skipped = judging.check_without_values(subject, Name.RESUME, HOW, "train")

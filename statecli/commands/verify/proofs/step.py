@@ -27,6 +27,7 @@ from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.option_defaults import STEP_OPTIMIZER
 from statecli.core.rule import Rule
 
 _DIGITS = compile_on_use(r"\d+")
@@ -107,7 +108,7 @@ class _StepVerdicts:
         return Cell(Verdict.FAILED, reason=why.removeprefix(_NO_GRADIENT))
 
 
-def prove(subject: ModelUnderTest, optimizer: str | type = "sgd") -> Check:
+def prove(subject: ModelUnderTest, optimizer: str | type = STEP_OPTIMIZER) -> Check:
     """Train a fresh instance for some rounds in train mode, and compare each tensor before and after.
 
     `optimizer`: a class, or a name in torch.optim in lower case. Columns: `gradient` and `updated` of tensors that
