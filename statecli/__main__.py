@@ -10,6 +10,7 @@ import sys
 import time
 
 from statecli.core import posix
+from statecli.core.early_flags import PLUGIN_FLAG, TIMEOUT_FLAG, VERBOSE_FLAGS, VERSION_FLAGS
 from statecli.core.installed_package import describe_unusable_installation
 from statecli.core.version import __version__
 from statecli.live import search_path
@@ -60,7 +61,7 @@ def names_model_code(words: Sequence[str]) -> bool:
         ":" in word.partition("://")[0]
         or word == "auto"
         or word.endswith("=auto")
-        or word.startswith(("--timeout", "--plugin"))
+        or word.startswith((TIMEOUT_FLAG, PLUGIN_FLAG))
         for word in words
     )
 
@@ -114,8 +115,7 @@ def main() -> None:
 
 
 #: Words that ask for the version, and for what it runs on.
-_VERSION_WORDS = frozenset(["--version", "-V", "version"])
-_VERBOSE_WORDS = frozenset(["-v", "--verbose"])
+_VERSION_WORDS = frozenset([*VERSION_FLAGS, "version"])
 
 
 def _run() -> None:
@@ -123,7 +123,7 @@ def _run() -> None:
     if problem is not None:
         sys.stderr.write(f"statecli: {problem}\n")
         raise SystemExit(2)
-    if sys.argv[1:] in (["--version"], ["-V"], ["version"]) and _print_version():
+    if len(sys.argv) == 2 and sys.argv[1] in _VERSION_WORDS and _print_version():
         from statecli.core.exit_code import Verdict
 
         raise Verdict(0)
@@ -142,7 +142,7 @@ def _run() -> None:
     from statecli.cli import command_runner, parser
     from statecli.storage import files
 
-    if len(words) == 2 and _VERSION_WORDS & set(words) and _VERBOSE_WORDS & set(words):
+    if len(words) == 2 and _VERSION_WORDS & set(words) and set(words) & set(VERBOSE_FLAGS):
         exit_status.run_body_and_exit(command_runner.show_installation, debug=False)
 
     files.forget_command()

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from statecli.cli import console, exit_status, output_files, streams
 from statecli.cli.output_files import OutputTarget
+from statecli.core.color import Color
 from statecli.core.errors import StateError, UsageError, option
 from statecli.core.model_state import ModelState
 from statecli.core.progress import Progress
 from statecli.render import Output
 from statecli.requests.options import (
     BrowseOptions,
-    Color,
     CompletionOptions,
     DiffOptions,
     GitDifftoolOptions,

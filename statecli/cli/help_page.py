@@ -10,6 +10,8 @@ import os
 from itertools import pairwise, takewhile
 
 from statecli.cli import streams
+from statecli.core.color import Color
+from statecli.core.early_flags import COLOR_FLAG, HELP_FLAGS
 
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
@@ -17,10 +19,6 @@ if TYPE_CHECKING:
 
 #: Commands that are not in the table of options.
 OTHER_WORDS = ("help", "version")
-HELP_FLAGS = ("-h", "--help")
-#: When to use colours.
-COLORS = ("auto", "always", "never")
-
 #: Most columns of the left column of a list.
 MAX_TERM_COLUMNS = 30
 
@@ -47,9 +45,9 @@ def find_help_request(words: Sequence[str]) -> str | None:
 
 def find_color(words: Sequence[str]) -> str:
     """Return when to use colours in the help, from a command line that need not be correct."""
-    values = [value for flag, value in pairwise([*words, ""]) if flag == "--color"]
-    values += [word.removeprefix("--color=") for word in words if word.startswith("--color=")]
-    return next((color for color in COLORS if color in values), COLORS[0])
+    values = [value for flag, value in pairwise([*words, ""]) if flag == COLOR_FLAG]
+    values += [word.removeprefix(f"{COLOR_FLAG}=") for word in words if word.startswith(f"{COLOR_FLAG}=")]
+    return next((color.value for color in Color if color.value in values), Color.AUTO.value)
 
 
 def show_help(command: str, words: Sequence[str]) -> int:

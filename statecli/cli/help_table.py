@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from statecli.cli import manuals
 from statecli.cli.help_page import OTHER_WORDS
 from statecli.cli.manuals import Example
+from statecli.core.early_flags import HELP_FLAGS, VERSION_FLAGS
 from statecli.requests.options import COMMANDS, Group
 from statecli.requests.parameters import Parameter, parameters_of
 
@@ -23,8 +24,11 @@ GROUPS = {"git": "Show checkpoints in git diff, git log -p and git difftool."}
 OTHER_COMMANDS = dict(
     zip(OTHER_WORDS, ("Show the help of statecli, or of a command.", "Print the version."), strict=True)
 )
-VERSION_OPTION = ("-V, --version", "Print the version and exit; with -v, also the versions of Python and packages.")
-HELP_OPTION = ("-h, --help", "Show this help and exit.")
+VERSION_OPTION = (
+    ", ".join(VERSION_FLAGS),
+    "Print the version and exit; with -v, also the versions of Python and packages.",
+)
+HELP_OPTION = (", ".join(HELP_FLAGS), "Show this help and exit.")
 
 
 class Section(NamedTuple):

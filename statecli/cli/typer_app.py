@@ -16,6 +16,7 @@ import typer.main
 from statecli.cli import command_runner, help_page, help_table
 from statecli.cli.mistakes import describe_mistake
 from statecli.cli.unknown_word import find_ambiguous_word
+from statecli.core.early_flags import HELP_FLAGS, VERSION_FLAGS
 from statecli.core.errors import UsageError
 from statecli.core.exit_code import Verdict
 from statecli.core.terminal_width import get_requested_width, get_terminal_width
@@ -31,10 +32,7 @@ def _print_version(is_given: bool) -> None:
 
 
 def _root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
-    ] = False,
+    version: Annotated[bool, typer.Option(*VERSION_FLAGS, callback=_print_version, is_eager=True)] = False,
 ) -> None:
     """Do nothing; Typer calls this before a command, after the callbacks of its options."""
 
@@ -72,7 +70,7 @@ def build_command() -> Any:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         no_args_is_help=True,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": [*HELP_FLAGS]},
     )
     app.callback()(_root)
     app.command("version", hidden=True)(lambda: _print_version(True))

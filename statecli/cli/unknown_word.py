@@ -10,6 +10,7 @@ from functools import cache
 from itertools import takewhile
 
 from statecli.cli.help_page import OTHER_WORDS
+from statecli.core.early_flags import HELP_FLAGS
 
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def describe_unknown_word(words: Sequence[str]) -> str | None:
         before, previous = previous, options.get(word)
         flag = word.partition("=")[0]
         is_value = before is not None and before.takes_value
-        if flag.startswith("--") and flag not in (*options, "--help") and not is_value:
+        if flag.startswith("--") and flag not in (*options, *HELP_FLAGS) and not is_value:
             return describe_unknown_option(flag, name)
     return None
 

@@ -13,8 +13,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
+from statecli.core.color import Color
 from statecli.core.compared_fields import Field
 from statecli.core.digest_algorithm import Algorithm
+from statecli.core.early_flags import COLOR_FLAG, PLUGIN_FLAG, TIMEOUT_FLAG, VERBOSE_FLAGS
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.option_defaults import (
@@ -30,14 +32,6 @@ from statecli.core.selection import Selection
 
 #: How a GPU is named, as a regular expression.
 CUDA = r"cuda(?::(?:0|[1-9]\d{0,3}))?"
-
-
-class Color(str, enum.Enum):
-    """When to use colours. `auto`: on a terminal, unless NO_COLOR is set."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
 
 
 class Shell(str, enum.Enum):
@@ -269,7 +263,7 @@ _TENSOR_DETAILS = "Also show why each tensor counts as parameter or buffer, its 
 Verbose = Annotated[
     bool,
     Option(
-        ("--verbose", "-v"),
+        VERBOSE_FLAGS,
         "Show all notes, even if there are many of the same kind.",
         group=Group.ROWS,
         command_help={
@@ -348,7 +342,7 @@ Reports = Annotated[
 Colors = Annotated[
     Color,
     Option(
-        ("--color",), "Use colours: auto (on a terminal, unless NO_COLOR is set), always or never.", group=Group.OUTPUT
+        (COLOR_FLAG,), "Use colours: auto (on a terminal, unless NO_COLOR is set), always or never.", group=Group.OUTPUT
     ),
 ]
 NoProgress = Annotated[
@@ -356,7 +350,7 @@ NoProgress = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    Option(("--timeout",), "Stop the command after SECONDS, with exit status 2.", "SECONDS", Group.PROCESS),
+    Option((TIMEOUT_FLAG,), "Stop the command after SECONDS, with exit status 2.", "SECONDS", Group.PROCESS),
 ]
 Debug = Annotated[bool, Option(("--debug",), "Show the Python traceback of an error.", group=Group.PROCESS)]
 Jobs = Annotated[
@@ -403,7 +397,7 @@ NoConfig = Annotated[bool, Option(("--no-config",), "Ignore all configuration fi
 Plugins = Annotated[
     tuple[str, ...],
     Option(
-        ("--plugin",),
+        (PLUGIN_FLAG,),
         "Also use your own rules in MODULE, a Python module or file (repeatable).",
         "MODULE",
         argument="plugins",
