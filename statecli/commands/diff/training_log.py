@@ -9,6 +9,9 @@ import msgspec
 
 from statecli.core.errors import UnreadableError
 from statecli.core.units import format_number
+from statecli.storage import files
+from statecli.storage.byte_source import read_small_file
+from statecli.storage.checkpoint_names import SETTINGS_FILES
 
 #: The setting that stands for the log.
 LOG_KEY = "trainer_state.log_history"
@@ -51,10 +54,8 @@ def format_loss(loss: float) -> str:
 
 def compare_logs(before: str, after: str) -> LogChange | None:
     """Compare the logs in two folders. None without a log on both sides."""
-    from statecli.formats.shared.config_files import read_training_log
-
     try:
-        old, new = read_training_log(before), read_training_log(after)
+        old, new = _read_log(before), _read_log(after)
     except UnreadableError:
         return None
     if not old or not new:
@@ -63,6 +64,20 @@ def compare_logs(before: str, after: str) -> LogChange | None:
     equal = next((n for n in range(shorter) if old[n] != new[n]), shorter)
     losses = tuple(loss for log in (old, new) if (loss := _find_last_loss(log)) is not None)
     return LogChange(len(new) - len(old), equal, shorter, losses if len(losses) == 2 else ())
+
+
+def _read_log(folder: str) -> list[Any]:
+    """Return the entries of `log_history` in the folder's trainer_state.json; [] without the file.
+
+    Raises UnreadableError for a file that cannot be read.
+    """
+    from statecli.storage import json_object
+
+    path = files.join(folder, "trainer_state.json")
+    raw = read_small_file(path, SETTINGS_FILES["trainer_state"]) if files.is_file(path) else b"{}"
+    entries, _ = json_object.parse_object(raw, "it")
+    log = entries.get("log_history")
+    return log if type(log) is list else []
 
 
 def _find_last_loss(log: Sequence[Any]) -> float | None:

@@ -62,18 +62,6 @@ def read_document(path: str, name: str) -> dict[str, Any]:
     return entries
 
 
-def read_training_log(path: str) -> list[Any]:
-    """Return the entries of `log_history` in the folder's trainer_state.json; [] without one.
-
-    Raises UnreadableError for a file that cannot be read.
-    """
-    where = files.join(path, "trainer_state.json")
-    raw = read_small_file(where, SETTINGS_FILES["trainer_state"]) if files.is_file(where) else b"{}"
-    entries, _ = json_object.parse_object(raw, "it")
-    log = entries.get("log_history")
-    return log if type(log) is list else []
-
-
 def _parse_settings(stem: str, raw: bytes) -> Settings:
     entries, _ = json_object.parse_object(raw, "it")
     reading = Reading(Decoder({}), [])
