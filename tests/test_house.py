@@ -230,7 +230,8 @@ def compares(tree_nodes, attribute, owners):
 
 
 def test_commands_know_no_format_by_its_name():
-    """A command reads the traits of a format, filled by its reader: see core/format_traits.py."""
+    """A command reads the traits of a format, filled by its reader: see core/format_traits.py. So does formats.read."""
+    assert not [*compares(nodes(PACKAGE / "formats" / "__init__.py"), "name", ("format",))]
     for path in MODULES:
         if path.relative_to(PACKAGE).parts[0] != "formats":
             assert not [*decides_by(nodes(path), "format", bool), *compares(nodes(path), "format", None)], path

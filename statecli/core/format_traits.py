@@ -32,8 +32,11 @@ class FormatTraits(msgspec.Struct, frozen=True):
         may_hold_settings_alone: A file with settings and without tensors is complete.
         weights_are_optimizer_copies: Weights exist as float32 copies of the optimizer only.
         is_partitioned: Weights without elements may be in the partitions of other ranks.
-        is_dcp_folder: `torch.distributed.checkpoint.load` reads the folder, whose tensors have the paths of the saved
-            dict as names.
+        is_header_and_tensors: A file has one header and the tensors: the header lists the tensors quickly, and
+            `safetensors.torch.load_file` reads the file.
+        is_in_pieces: The folder has pieces or ranks of a checkpoint. Weights next to the pieces are of another loader.
+        is_loaded_by_dcp: `torch.distributed.checkpoint.load` reads the folder, whose tensors have the paths of the
+            saved dict as names.
         has_own_loader: A library loads the pickles, not `torch.load(path)`.
         key_setting: Last key of the settings with the keys of tensors whose names do not show their keys; other formats
             do not have these keys.
@@ -57,7 +60,9 @@ class FormatTraits(msgspec.Struct, frozen=True):
     may_hold_settings_alone: bool = False
     weights_are_optimizer_copies: bool = False
     is_partitioned: bool = False
-    is_dcp_folder: bool = False
+    is_header_and_tensors: bool = False
+    is_in_pieces: bool = False
+    is_loaded_by_dcp: bool = False
     has_own_loader: bool = False
     key_setting: str = ""
     has_collections: bool = False
@@ -66,7 +71,8 @@ class FormatTraits(msgspec.Struct, frozen=True):
 def combine_traits(traits: Iterable[FormatTraits]) -> FormatTraits:
     """Return the traits of a checkpoint in several files: a trait of one file that applies to all files together.
 
-    Traits of a whole checkpoint (a program, partitions, collections) are not inherited from a file.
+    Traits of a whole checkpoint (a program, partitions, collections) and of a single file (a header and tensors) are
+    not inherited.
     """
     files = tuple(traits)
     return FormatTraits(

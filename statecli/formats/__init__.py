@@ -27,16 +27,15 @@ __all__ = [
     "FOLDERS",
     "FORMATS",
     "container_of",
+    "describe_text",
     "find_format",
     "is_in_container",
-    "is_quick_to_read",
     "members",
     "read",
+    "read_traits",
     "traits_of",
 ]
 
-#: Formats of several files that lie next to weights of another loader.
-_IN_PIECES = frozenset(("dcp", "dcp-safetensors", "deepspeed", "megatron"))
 #: Prefix of the format of a checkpoint in shards.
 _SHARDED = "sharded "
 
@@ -54,14 +53,22 @@ def read(path: str, section: str | None = None) -> ModelState:
         return tied_tensors.fill_tied_to(_read_with_path(path, section))
 
 
-def is_quick_to_read(path: str) -> bool:
-    """Return whether reading the local file means decoding one header, quicker than handing the rows to a process.
+def read_traits(path: str) -> FormatTraits:
+    """Return the traits of the format of a file or folder; the defaults for an unknown format.
 
     Raises UnreadableError for a file that cannot be opened.
     """
+    format, _, _ = _recognize(path)
+    return format.traits if format is not None else FormatTraits()
+
+
+def _recognize(path: str) -> tuple[Format | None, bytes, int]:
+    """Return the format of a file or folder, with the first bytes and the size of a file."""
+    if files.is_folder(path):
+        return find_format(path, b"", is_folder=True), b"", 0
     with Source(path) as source:
-        format = find_format(path, source.head)
-    return format is not None and format.name == "safetensors"
+        head, size = source.head, source.size
+    return find_format(path, head), head, size
 
 
 def _read_with_path(path: str, section: str | None = None) -> ModelState:
@@ -77,11 +84,7 @@ def _read_with_path(path: str, section: str | None = None) -> ModelState:
 
 
 def _read(path: str, section: str | None) -> ModelState:
-    head, size = b"", 0
-    if not files.is_folder(path):
-        with Source(path) as source:
-            head, size = source.head, source.size
-    format = find_format(path, head, is_folder=files.is_folder(path))
+    format, head, size = _recognize(path)
     if format is None:
         from statecli.formats import unsupported
 
@@ -96,7 +99,7 @@ def _read(path: str, section: str | None) -> ModelState:
 
 def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
     """Report weights next to a checkpoint of ranks or pieces that another loader takes."""
-    if format.name not in _IN_PIECES or not files.is_folder(path):
+    if not format.traits.is_in_pieces or not files.is_folder(path):
         return ()
     try:
         oddity = checkpoint_folder.find_other_weights(path, (*format.members(path), checkpoint_folder.LIGHTNING_META))
@@ -139,6 +142,13 @@ def traits_of(format: str) -> FormatTraits:
     by_name = {entry.name: entry for entry in FORMATS}
     traits = [by_name[name].traits for name in format.replace("+", " ").split() if name in by_name]
     return traits[0] if len(traits) == 1 else combine_traits(traits)
+
+
+def describe_text(text: str) -> str:
+    """Return a text as the readers of pickles list the text as a setting."""
+    from statecli.formats.torch import settings
+
+    return settings.describe_text(text)
 
 
 def is_in_container(state: ModelState, container: str | None) -> bool:

@@ -49,7 +49,8 @@ from statecli.storage.checkpoint_names import EXTRA_STATE, METADATA, METADATA_NA
 NAME = "dcp"
 TRAITS = FormatTraits(
     never_mapped="torch.distributed.checkpoint never memory-maps its files, so alignment does not matter",
-    is_dcp_folder=True,
+    is_in_pieces=True,
+    is_loaded_by_dcp=True,
 )
 
 #: The names of metadata, one for all or one for each rank.

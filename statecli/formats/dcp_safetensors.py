@@ -11,6 +11,8 @@ from collections.abc import Callable
 from math import prod
 from operator import add
 
+from msgspec.structs import replace
+
 from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.errors import MalformedError
@@ -22,7 +24,7 @@ from statecli.formats.shared.tiling import find_fault
 from statecli.storage import checkpoint_folder, files, json_object
 
 NAME = "dcp-safetensors"
-TRAITS = SHARD_TRAITS
+TRAITS = replace(SHARD_TRAITS, is_header_and_tensors=False, is_in_pieces=True)
 
 _SHARD = compile_on_use(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 #: Where the pieces begin; and all keys of `__metadata__` that torch writes, of which the rest say no more than that.

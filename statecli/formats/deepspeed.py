@@ -45,7 +45,7 @@ from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import SINGLE
 
 NAME = "deepspeed"
-TRAITS = FormatTraits(is_partitioned=True, has_own_loader=True)
+TRAITS = FormatTraits(is_partitioned=True, is_in_pieces=True, has_own_loader=True)
 
 #: The newest version whose files are known.
 KNOWN = (0, 19)

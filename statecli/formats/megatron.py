@@ -24,7 +24,7 @@ from statecli.formats.shared.rank_folders import build_missing_row, merge_odditi
 from statecli.storage import checkpoint_folder, files
 
 NAME = "megatron"
-TRAITS = FormatTraits(has_own_loader=True)
+TRAITS = FormatTraits(is_in_pieces=True, has_own_loader=True)
 
 TRACKER = "latest_checkpointed_iteration.txt"
 #: Bytes of it: a number or a word.

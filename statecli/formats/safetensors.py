@@ -27,6 +27,7 @@ TRAITS = FormatTraits(
     settings_are_text=True,
     drops_tied_names=True,
     own_settings=frozenset(("format",)),  # the framework that wrote the tensors
+    is_header_and_tensors=True,
 )
 
 #: safetensors' own limit.

@@ -222,6 +222,7 @@ FORMATS = {
     "nested": lambda state, path: torch.save({"epoch": 1, "state_dict": state}, path),
     "legacy": lambda state, path: torch.save(state, path, _use_new_zipfile_serialization=False),
     "saved.safetensors": lambda state, path: save_file(state, path),
+    "safetensors.bin": lambda state, path: save_file(state, path),
     "shards of safetensors": lambda state, path: save_shards(state, path, save_file, "safetensors"),
     "shards of pickles": lambda state, path: save_shards(state, path, torch.save, "bin"),
     "training folder": save_in_training_folder,

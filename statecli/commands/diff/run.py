@@ -150,7 +150,7 @@ def _read_both(
     both = [text if os.path.lexists(text) else load.resolve_auto_class(text, other) for text, other in sides]
     paths = _target_paths(request)
     large = all(os.path.isfile(path) and os.path.getsize(path) >= MIN_BYTES_FOR_PROCESS for path in paths)
-    if not large or request.jobs == 1 or not pool.can_fork() or formats.is_quick_to_read(paths[1]):
+    if not large or request.jobs == 1 or not pool.can_fork() or formats.read_traits(paths[1]).is_header_and_tensors:
         return _read_target(both[0], request, built), _read_target(both[1], request, built)
     with pool.run_in_background(pack_checkpoint, both[1]) as after:
         before, raw = _read_target(both[0], request, built), after()

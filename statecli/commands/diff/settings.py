@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from statecli import formats
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.commands.diff.training_log import LOG_KEY, compare_logs
 from statecli.core import quoting
@@ -270,9 +271,7 @@ def _is_text_and_number(text: Scalar, value: Scalar) -> bool:
 
 def _is_number_and_text(value: Scalar, text: Scalar) -> bool:
     """Return True if a value of another format equals a text of safetensors."""
-    from statecli.formats.torch.settings import describe_text
-
-    if describe_text(str(text)) == value:
+    if formats.describe_text(str(text)) == value:
         return True
     return str(value) == str(text) and not str(value).startswith("'")
 

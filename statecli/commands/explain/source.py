@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from statecli import formats
 from statecli.commands.explain.recipe import Loader, Source
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, NoteKind, StateDict, TensorInfo
@@ -125,11 +126,11 @@ def _find_source(
         paths = (path,)  # of empty tensors alone
     if not paths:
         return None
-    if all(name.endswith(".safetensors") for name in paths):
+    if all(formats.read_traits(name).is_header_and_tensors for name in paths):
         return _merge(paths, Loader.SAFETENSORS, (), ())
     if state_dict.keys is None:
         return None
-    if state.traits.is_dcp_folder:
+    if state.traits.is_loaded_by_dcp:
         return _find_dcp_folder(path, state, rows, state_dict.keys)
     if state_dict.is_module:
         return _merge(paths, Loader.MODULE, state_dict.keys, ())

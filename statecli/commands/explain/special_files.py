@@ -141,7 +141,7 @@ def list_file_causes(state: ModelState, entries: ModelEntries) -> Iterable[Evide
     elif entries.state_dict.keys:
         keys = "".join(f"[{key!r}]" for key in entries.state_dict.keys)
         message = f"{state.target} has the state_dict under the key {keys}"
-        example = keys if state.traits.is_dcp_folder else f"torch.load(…){keys}"
+        example = keys if state.traits.is_loaded_by_dcp else f"torch.load(…){keys}"
         yield Evidence(Cause.NESTED, message, len(entries.rows), example)
     if entries.is_average:
         message = f"the weights in {entries.section} are an average (EMA)"
