@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 #: Lines around a change that a unified diff shows.
 CONTEXT_LINES = 3
 
 
-def list_blocks(before: Sequence[str | bytes], after: Sequence[str | bytes]) -> list[tuple[str, int, int, int, int]]:
-    """Return the blocks as `SequenceMatcher.get_opcodes` does: the kind, and the lines of both versions."""
+class Block(NamedTuple):
+    """Lines of both versions, as `SequenceMatcher.get_opcodes` describes them; `kind` is "equal" for equal lines."""
+
+    kind: str
+    start: int
+    stop: int
+    new_start: int
+    new_stop: int
+
+
+def list_blocks(before: Sequence[str | bytes], after: Sequence[str | bytes]) -> list[Block]:
+    """Return the blocks of equal, replaced, removed and added lines."""
     shorter = min(len(before), len(after))
     head = next((n for n in range(shorter) if before[n] != after[n]), shorter)
     rest = shorter - head
@@ -22,13 +33,10 @@ def list_blocks(before: Sequence[str | bytes], after: Sequence[str | bytes]) -> 
     # Without equal ends the comparison is fast: its time is quadratic in the number of equal lines.
     old, new = before[head : len(before) - tail], after[head : len(after) - tail]
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    middle = [(kind, a + head, b + head, c + head, d + head) for kind, a, b, c, d in matcher.get_opcodes()]
-    ends = [
-        ("equal", 0, head, 0, head),
-        *middle,
-        ("equal", len(before) - tail, len(before), len(after) - tail, len(after)),
-    ]
-    return [block for block in ends if block[1:4:2] != block[2:5:2]]
+    middle = [Block(kind, *(line + head for line in lines)) for kind, *lines in matcher.get_opcodes()]
+    end = Block("equal", len(before) - tail, len(before), len(after) - tail, len(after))
+    blocks = (Block("equal", 0, head, 0, head), *middle, end)
+    return [block for block in blocks if block.start != block.stop or block.new_start != block.new_stop]
 
 
 def format_unified_diff(before: Sequence[str], after: Sequence[str], old: str, new: str) -> Iterator[str]:
@@ -39,14 +47,16 @@ def format_unified_diff(before: Sequence[str], after: Sequence[str], old: str, n
         if not number:
             yield f"--- {old}\n"
             yield f"+++ {new}\n"
-        first, last = group[0], group[-1]
-        yield f"@@ -{_format_range(first[1], last[2])} +{_format_range(first[3], last[4])} @@\n"
-        for kind, start, stop, new_start, new_stop in group:
-            if kind == "equal":
-                yield from (f" {line}" for line in before[start:stop])
+        blocks = [Block(*opcode) for opcode in group]
+        first, last = blocks[0], blocks[-1]
+        old_lines, new_lines = _format_range(first.start, last.stop), _format_range(first.new_start, last.new_stop)
+        yield f"@@ -{old_lines} +{new_lines} @@\n"
+        for block in blocks:
+            if block.kind == "equal":
+                yield from (f" {line}" for line in before[block.start : block.stop])
                 continue
-            yield from (f"-{line}" for line in before[start:stop])
-            yield from (f"+{line}" for line in after[new_start:new_stop])
+            yield from (f"-{line}" for line in before[block.start : block.stop])
+            yield from (f"+{line}" for line in after[block.new_start : block.new_stop])
 
 
 def _format_range(start: int, stop: int) -> str:

@@ -144,9 +144,9 @@ class Session:
         if new is None or not line:
             return line
         old_lines, new_lines = self._read(path, {}).splitlines(), new.splitlines()
-        for tag, old_start, _, new_start, new_end in list_blocks(old_lines, new_lines):
-            if new_start <= line - 1 < new_end:
-                return old_start + (line - new_start if tag == "equal" else 1)
+        for block in list_blocks(old_lines, new_lines):
+            if block.new_start <= line - 1 < block.new_stop:
+                return block.start + (line - block.new_start if block.kind == "equal" else 1)
         return line
 
     def _locate(self, defect: Defect) -> str:
@@ -226,11 +226,11 @@ def _select_keys(defect: Defect, keys: Sequence[str]) -> tuple[str, ...]:
 def _compare_lines(before: bytes, after: bytes) -> tuple[str, str]:
     """Return the changed lines of a file, from the first to the last change, before and after."""
     old, new = _split(before), _split(after)
-    changed = [block for block in list_blocks(old, new) if block[0] != "equal"]
+    changed = [block for block in list_blocks(old, new) if block.kind != "equal"]
     if not changed:
         return "", ""
-    (_, start, _, new_start, _), (_, _, end, _, new_end) = changed[0], changed[-1]
-    return "\n".join(old[start:end]), "\n".join(new[new_start:new_end])
+    first, last = changed[0], changed[-1]
+    return "\n".join(old[first.start : last.stop]), "\n".join(new[first.new_start : last.new_stop])
 
 
 def _split(data: bytes) -> list[str]:
