@@ -18,10 +18,14 @@ class _Session:
         self._objects: dict[Callable[[], Any], Any] = {}
 
     def get(self, factory: Callable[[], _Object]) -> _Object:
-        if factory not in self._objects:
-            self._objects.setdefault(factory, factory())
-        stored: _Object = self._objects[factory]
+        objects = self._objects  # which another thread may replace
+        if factory not in objects:
+            objects.setdefault(factory, factory())
+        stored: _Object = objects[factory]
         return stored
+
+    def forget(self) -> None:
+        self._objects = {}
 
 
 _process = _Session()
@@ -40,5 +44,4 @@ def for_process(factory: Callable[[], _Object]) -> _Object:
 
 def forget_command() -> None:
     """Begin another command without knowledge of the previous command."""
-    global _command
-    _command = _Session()
+    _command.forget()
