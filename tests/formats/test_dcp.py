@@ -37,8 +37,9 @@ from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan import scan
 from statecli.formats import dcp as reader
 from statecli.formats.shared import dcp_ranks as _dcp_ranks
-from statecli.formats.shared.dcp_metadata import NEEDED
+from statecli.formats.shared.dcp_metadata import NEEDED, parse_for_scan, parse_metadata
 from statecli.formats.shared.tiling import Box, find_fault
+from statecli.storage import files
 from statecli.values.read import read_all_values
 
 from ..forked_python import run_python
@@ -206,6 +207,17 @@ def test_ranks_that_saved_apart(ranks):
     actual_values = values(ranks / "apart")
     assert list(actual_values) == list(dcp_ranks.model().state_dict())
     assert all(np.array_equal(actual_values[fqn], whole[fqn]) for fqn in actual_values)
+
+
+def test_metadata_parsed_by_the_scan_is_kept_for_a_command(tmp_path):
+    """The reader does not parse the metadata again, and the next command finds nothing in memory."""
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path, no_dist=True)
+    data = (tmp_path / ".metadata").read_bytes()
+    parsed = parse_for_scan(data, ".metadata")
+    assert parse_metadata(data, ".metadata") is parsed
+    parsed = parse_for_scan(data, ".metadata")
+    files.forget_command()
+    assert parse_metadata(data, ".metadata") is not parsed
 
 
 def test_a_rank_that_saved_apart_and_is_not_here(ranks, tmp_path, statecli):

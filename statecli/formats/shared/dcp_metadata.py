@@ -21,6 +21,7 @@ from statecli.pickles.errors import TruncatedPickle
 from statecli.pickles.graph import as_mapping, as_sequence, get_attributes, get_name
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR, Machine, read_pickle
 from statecli.pickles.nodes import Global, Key, Obj
+from statecli.storage import session
 
 #: Of one `.metadata`, which takes 250 bytes for each chunk.
 MAX_METADATA = 256 * 2**20
@@ -108,16 +109,16 @@ class Metadata(msgspec.Struct, gc=False):
     foreign: list[Global]
 
 
-#: What `parse_for_scan` parsed last, with its bytes, by the name of the pickle.
-_kept: dict[str, tuple[bytes, Metadata]] = {}
+class _Scanned(dict[str, tuple[bytes, Metadata]]):
+    """The metadata that `parse_for_scan` parsed last, with its bytes, by the name of the pickle."""
 
 
 def parse_for_scan(data: bytes, what: str) -> Metadata:
     """Parse as `parse_metadata` does, and keep the result for its next call: an audit also reads the tensors."""
-    _kept.clear()
-    metadata = parse_metadata(data, what)
-    _kept[what] = data, metadata
-    return metadata
+    scanned = session.for_command(_Scanned)
+    scanned.clear()
+    scanned[what] = data, parse_metadata(data, what)
+    return scanned[what][1]
 
 
 def parse_metadata(data: bytes, what: str) -> Metadata:
@@ -125,9 +126,9 @@ def parse_metadata(data: bytes, what: str) -> Metadata:
 
     Raises MalformedError for a pickle of anything else, UnreadableError for an unknown version.
     """
-    kept = _kept.pop(what, None)
-    if kept is not None and kept[0] == data:
-        return kept[1]
+    scanned = session.for_command(_Scanned).pop(what, None)
+    if scanned is not None and scanned[0] == data:
+        return scanned[1]
     if not data:
         raise MalformedError(f"{what} is empty: {_CUT_OFF}")
     try:
