@@ -29,6 +29,10 @@ except ImportError as missing:  # pragma: no cover - numpy is a dependency; this
 
 Array = npt.NDArray[Any]
 
+#: Values of this size and above, or below its inverse, are scaled before they are squared in float64: a sum of
+#: 2 ** 22 such squares, each of the difference of two values, is in its range.
+MAX_UNSCALED = 2.0**500
+
 #: Types whose stored bits numpy understands: dtype -> numpy's name.
 NUMPY_TYPES: dict[str, str] = {
     "float64": "f8",

@@ -16,8 +16,8 @@ from statecli.core.float_mode import with_denormals
 from statecli.core.installed_package import install_extra
 from statecli.values.compare_task import CompareTask, Comparison, Worker
 from statecli.values.delta import CompareOptions
-from statecli.values.elements import Array
-from statecli.values.tally import BLOCK_ELEMENTS, MAX_UNSCALED, Tally, Wide
+from statecli.values.elements import MAX_UNSCALED, Array
+from statecli.values.tally import BLOCK_ELEMENTS, Tally, Wide
 
 #: Types that torch widens to float64 exactly.
 _WIDENED_TYPES = frozenset(

@@ -16,8 +16,8 @@ import numpy as np
 from statecli.values import compiled_kernel
 from statecli.values.compiled_kernel import tally_stored
 from statecli.values.delta import CompareOptions
-from statecli.values.elements import Array, Decoder
-from statecli.values.tally import MAX_UNSCALED, MIN_SQUARES, TERMS_PER_SUM, Tally, Wide
+from statecli.values.elements import MAX_UNSCALED, Array, Decoder
+from statecli.values.tally import MIN_SQUARES, TERMS_PER_SUM, Tally, Wide
 
 
 def kernel_name() -> str:

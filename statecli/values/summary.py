@@ -12,11 +12,7 @@ import msgspec
 import numpy as np
 
 from statecli.core.model_state import Stats
-from statecli.values.elements import Array, Decoder
-
-#: Squares of magnitudes outside 1/SAFE ... SAFE could leave the range of float64.
-MAX_UNSCALED = 1e120
-
+from statecli.values.elements import MAX_UNSCALED, Array, Decoder
 
 #: Digests of blocks add up modulo 2 ** 64.
 MASK = (1 << 64) - 1

@@ -21,8 +21,6 @@ BLOCK_ELEMENTS = 64 * 1024
 TERMS_PER_SUM = 16
 #: A sum of squares in float32 below this may lack terms that vanished.
 MIN_SQUARES = 2.0**-80
-#: Values of this size and above, or below its inverse, are scaled before they are squared in float64.
-MAX_UNSCALED = 2.0**500
 
 
 class Wide(NamedTuple):

@@ -18,8 +18,9 @@ from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.model_state import ByteRange, ModelState, NoteKind, Stats, TensorData, TensorInfo
 from statecli.values import read
 from statecli.values import stats as module
+from statecli.values.elements import MAX_UNSCALED, Decoder
 from statecli.values.stats import compute_live_stats, fill_stats, read_stats
-from statecli.values.summary import Facts, Moments
+from statecli.values.summary import Facts, Moments, summarize_chunk
 
 REAL = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 REAL += [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
@@ -203,6 +204,13 @@ def test_a_mean_of_maxima_is_the_maximum():
     x = torch.full((200_000,), top, dtype=torch.float64)
     x[0] = top / 2
     assert compute_live_stats(x).mean == pytest.approx(top, rel=1e-5)
+
+
+def test_squares_of_a_band_of_unscaled_values_do_not_overflow():
+    """The largest chunk of float64 values, of the largest size that is not scaled, on both sides of the mean."""
+    size = math.nextafter(MAX_UNSCALED, 0)
+    chunk = np.tile([size, -size], read.BAND_BYTES // 16)
+    assert summarize_chunk(chunk, Decoder()).moments == Moments(chunk.size, 0.0, pytest.approx(size))
 
 
 def test_values_whose_squares_vanish_keep_their_spread():
