@@ -22,9 +22,9 @@ _AUTO = "auto"
 
 
 def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[ModelFactory], module: str) -> str | None:
-    """Return what the classes need that a command line cannot build, and a function that builds the first of them.
+    """Describe the arguments that a command line cannot build, and write a function for the first class.
 
-    A class that a function of the file builds needs no other function.
+    A class that is built by a function of the file needs no other function.
     """
     unspellable = [model for model in models if model.takes_object]
     built = {model: name for model in unspellable if (name := _find_factory(model.name, factories))}
@@ -63,7 +63,7 @@ def spell(spec: str) -> str:
 
 
 def write_for_name(module: str, name: str, file: str) -> str | None:
-    """Return what a class of an installed module or of a file needs, and how to build the class; None if unknown."""
+    """Describe the arguments of a class (installed or in a file), and how to build the class; None if unknown."""
     if module == "transformers":
         config = _find_transformers_config(name, os.path.join(os.path.dirname(file), "models"))
         if config is None:
@@ -79,7 +79,7 @@ def write_for_name(module: str, name: str, file: str) -> str | None:
 def write_function(
     module: str, call: str, names: Sequence[str], taken: Sequence[str] | set[str] = (), imports: str = ""
 ) -> str:
-    """Return the line of Python that builds a model by `call`, where to write the line, and what to type then.
+    """Return the line of Python that builds a model by `call`, the file for the line, and the command to type then.
 
     `module`: a Python file, to which the function is added, or a dotted module, from which `names` are imported.
     `taken`: names of functions of the file. `imports`: lines of other imports, which end in "; ".
@@ -109,7 +109,7 @@ def _truncate(notes: Sequence[str]) -> Iterator[str]:
 def _find_transformers_config(name: str, models_folder: str) -> str | None:
     """Return the configuration class of a class of transformers: `BertConfig` for `BertModel`; None if unknown.
 
-    It is the annotation in the class's own `__init__`, or the configuration whose name begins as the class's.
+    The class is the annotation in the model's own `__init__`, or the configuration whose name begins like the model's.
     """
     stem, folder = "", ""
     for candidate in _list_folders(models_folder):

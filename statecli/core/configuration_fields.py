@@ -1,4 +1,4 @@
-"""Evidence that an argument such as `cfg` takes a certain class: the attributes that the code reads from the argument.
+"""Evidence that an argument such as `cfg` takes a certain class: the attributes read from the argument.
 
 `self.fc = nn.Linear(cfg.width, 2)` reads the field `width`, which the class of the configuration must have.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Set
 def list_read_fields(owner: str, argument: str, classes: Mapping[str, ast.ClassDef]) -> set[str]:
     """Return the attributes that `__init__` of the class `owner` reads from `argument` or `self.argument`.
 
-    If the constructor passes the argument on to other classes, their attributes belong to it too.
+    If the constructor passes the argument on to other classes, their attributes are fields too.
     """
     fields: set[str] = set()
     seen: set[str] = set()
@@ -61,7 +61,7 @@ def _is_argument(node: ast.expr, argument: str) -> bool:
 def fits(read: Set[str], fields: Set[str], *, is_complete: bool) -> bool:
     """Return True if a class with these fields can be the configuration.
 
-    `is_complete`: the class has no other fields; else one known field is enough.
+    `is_complete`: the class has no other fields; else a single known field is enough.
     """
     return bool(read & fields) and (not is_complete or read <= fields)
 
@@ -95,7 +95,7 @@ def _list_bases(node: ast.ClassDef, classes: Iterable[str]) -> list[str]:
 
 
 def _list_own_attributes(function: ast.FunctionDef) -> Iterable[str]:
-    """Yield the arguments of `__init__`, and what a method assigns to `self`."""
+    """Yield the arguments of `__init__`, and the attributes that a method assigns to `self`."""
     if function.name == "__init__":
         yield from (argument.arg for argument in (*function.args.args, *function.args.kwonlyargs))
     for node in ast.walk(function):

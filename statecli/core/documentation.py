@@ -9,7 +9,7 @@ DOCUMENTATION_URL = "https://statecli.example/"
 
 
 def is_published() -> bool:
-    """Return False while the address is a placeholder, which nobody can open."""
+    """Return False while the address is a placeholder, not a page on the web."""
     return not DOCUMENTATION_URL.endswith(".example/")
 
 

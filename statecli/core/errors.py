@@ -10,7 +10,7 @@
     │   ├── BarePickle         a pickle, but not written by torch.save
     │   └── MalformedError     a supported format with contradictory bytes
     │       ├── MissingShard   a file named by an index or by its number is missing
-    │       ├── IndexMismatch  an index and its shards disagree about where a tensor is
+    │       ├── IndexMismatch  an index and its shards disagree about the place of a tensor
     │       └── ChecksumMismatch  the bytes do not match the checksum in the container
     ├── OutputError            standard output cannot be written
     ├── ModelError             the user's model class could not be found, imported or built

@@ -1,7 +1,7 @@
-"""The words of a filter of tensors: the fields, their other spellings, and what a wrong word is answered with.
+"""The words of a filter of tensors: the fields, their other spellings, and the answers to a wrong word.
 
 `browse/filter.py` and `render/filter.js` read filters; the page gets this table as data. `tests/filter_cases.py` has
-the cases that both must agree on.
+cases on which both must agree.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ class FilterLanguage(msgspec.Struct, frozen=True):
 
     Attributes:
         texts: Fields with a text, written `field:text`.
-        choices: Texts of which a target has few, which an answer can list.
+        choices: Texts of which a target has few, so that an answer can list them.
         numbers: Fields with a number, written `field>number`.
         statistics: Numbers of the values, which may not have been read.
         spectra: Numbers of the singular values, which may not have been computed.
-        at_least: Numbers for which `field:number` means at least this number; of the others, exactly this number.
+        at_least: Numbers for which `field:number` means at least this number; for other fields, exactly this number.
         field_spellings: Other spellings of fields.
         dtype_spellings: Other spellings of dtypes.
         units: Factors by the unit behind a number, in lower case.
-        answers: Texts about a word that is wrong or matches nothing, with names in braces; "all" has no names.
+        answers: Texts about a wrong word or a word without a match, with names in braces; "all" has no names.
     """
 
     texts: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Traits of a format: everything a command knows about the format of a state besides its name.
+"""Traits of a format: all facts that a command knows about the format of a state besides its name.
 
 Each reader fills in its traits, so that a new format is one module. This module imports nothing of ours.
 """
@@ -27,7 +27,7 @@ class FormatTraits(msgspec.Struct, frozen=True):
         own_settings: Settings about the files, not the model.
         settings_vocabulary: Name of the vocabulary of the settings, if other formats lack these settings.
         settings_describe_program: Every setting describes the program, none is an attribute of a module.
-        settings_are_compiled: Settings are attributes of compiled modules: those that the code uses, without the
+        settings_are_compiled: Settings are attributes of compiled modules: the attributes used by the code, without the
             Python types of keys and containers.
         may_hold_settings_alone: A file with settings and without tensors is complete.
         weights_are_optimizer_copies: Weights exist as float32 copies of the optimizer only.
@@ -69,7 +69,7 @@ class FormatTraits(msgspec.Struct, frozen=True):
 
 
 def combine_traits(traits: Iterable[FormatTraits]) -> FormatTraits:
-    """Return the traits of a checkpoint in several files: a trait of one file that applies to all files together.
+    """Return the traits of a checkpoint in several files: the traits of a file that apply to all files together.
 
     Traits of a whole checkpoint (a program, partitions, collections) and of a single file (a header and tensors) are
     not inherited.

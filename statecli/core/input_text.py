@@ -37,7 +37,7 @@ _CLEAR_INPUT_TEXT = compile_on_use(r"(\w+=)?([\w.]+:)?[0-9]+([x×][0-9]+)+(<[0-9
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One `--input`: a tensor of `shape` (in elements, () for a scalar) and `dtype` (torch's name).
+    """A single `--input`: a tensor of `shape` (in elements, () for a scalar) and `dtype` (torch's name).
 
     `name`: the keyword argument, None for a positional argument. Integers are 0 ≤ i < `bound`; other dtypes have no
     bound.

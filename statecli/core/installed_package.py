@@ -1,4 +1,4 @@
-"""The package as it is installed: its name on the package index, and how to install its extras."""
+"""The installed package: its name on the package index, and how to install its extras."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PACKAGES = {
 
 
 def install_module(module: str) -> str:
-    """Return the command that installs the package of a module, such as `PIL` or `timm.models`."""
+    """Return the command to install the package of a module, such as `PIL` or `timm.models`."""
     top = module.partition(".")[0]
     return install_packages(_PACKAGES.get(top, top.replace("_", "-")))
 
@@ -44,7 +44,7 @@ def install_extra(extra: str) -> str:
 
 
 def install_packages(*names: str, upgrade: bool = False) -> str:
-    """Return the command that installs packages that are not in an extra of the package."""
+    """Return the command to install packages outside the extras of the package."""
     return " ".join(["pip install", *(["-U"] if upgrade else []), *names])
 
 
@@ -81,7 +81,7 @@ def describe_unusable_installation() -> str | None:
 
 
 def check_import() -> None:
-    """Raise ImportError if the package cannot be used; the command prints the same text as one line instead."""
+    """Raise ImportError if the package cannot be used; the command prints the same text as an error instead."""
     program = os.path.basename(sys.argv[0]).partition(".")[0] if sys.argv else ""
     # `-m`: Python is still looking for the module that it runs.
     problem = None if program in ("statecli", "-m") else describe_unusable_installation()

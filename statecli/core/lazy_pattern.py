@@ -1,4 +1,4 @@
-"""Regular expressions that are compiled on their first use, because a command uses few of those that it imports."""
+"""Regular expressions compiled on their first use, because a command uses few of its imported expressions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class _LazyPattern:
-    """Stands for a compiled pattern; its methods are those of the compiled pattern from their first use on."""
+    """Stand-in for a compiled pattern; its methods become the compiled pattern's methods on their first use."""
 
     def __init__(self, pattern: str | bytes, flags: int) -> None:
         self.pattern = pattern
@@ -24,5 +24,5 @@ class _LazyPattern:
 
 
 def compile_on_use(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """Return the pattern, compiled when it is used. For module constants; `re` itself takes only compiled patterns."""
+    """Return the pattern, compiled on its first use. For module constants; `re` itself takes only compiled patterns."""
     return _LazyPattern(pattern, flags)  # type: ignore[return-value]

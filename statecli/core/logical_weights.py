@@ -1,8 +1,8 @@
-"""Describe each quantized weight as one weight: its shape, its elements, the type of its codes, and its tensors.
+"""Describe each quantized weight as a single weight: its shape, its elements, the type of its codes, and its tensors.
 
 The shape of packed codes is in other tensors of the weight: in `quant_state` (bitsandbytes), `weight_shape`
-(compressed-tensors), or it follows from the shapes of codes, scales and zero points together. Without them it is not
-known.
+(compressed-tensors), or the shape follows from the shapes of codes, scales and zero points together. Otherwise the
+shape is not known.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _MAX_BITS = 8
 
 
 class LogicalWeight(msgspec.Struct, frozen=True, gc=False):
-    """A quantized weight as the weight that its tensors stand for.
+    """A quantized weight, described as the weight before its quantization.
 
     Attributes:
-        fqn: The name that the weight has when it is not quantized.
+        fqn: Name of the weight before its quantization.
         codes: The tensor of the codes; the weight has its section.
         parts: All tensors of the weight, the codes first.
         names: Names of the tensors below the module of the weight, or of the inner tensors of a subclass.
         dtype: Type of the codes: `nf4`, `int4`, `float8_e4m3fn`.
         bits: Bits of a code; None if not known.
-        shape: None if the tensors do not say it.
+        shape: None if the tensors do not record the shape.
         elements: None if not known. Without a shape, an upper limit.
-        missing: Full names of the tensors that the layout needs and the checkpoint lacks.
-        defect: What is wrong with the tensors, in one line; "" if nothing is.
+        missing: Full names of tensors required by the layout and missing in the checkpoint.
+        defect: The problem with the tensors, in one line; "" without a problem.
     """
 
     fqn: str
@@ -62,7 +62,7 @@ class LogicalWeight(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredShape(NamedTuple):
-    """What the values of a small tensor say: the shape of the weight, and the values of a scale."""
+    """The values of a small tensor: the shape of the weight, and the values of a scale."""
 
     shape: Shape
     block: int | None = None
@@ -91,7 +91,7 @@ class _FlattenedWeight(msgspec.Struct):
 
 
 class _Facts(NamedTuple):
-    """What the tensors of a weight say about it. `elements` alone is an upper limit."""
+    """Facts about a weight, from its tensors. `elements` alone is an upper limit."""
 
     dtype: str
     bits: int | None
@@ -106,7 +106,7 @@ def describe_weight(
 ) -> LogicalWeight:
     """Return the weight with its shape.
 
-    `stored` is from `quant_state` or `weight_shape`, `settings` are those of the checkpoint.
+    `stored` is from `quant_state` or `weight_shape`, `settings` are the settings of the checkpoint.
     """
     facts = _DESCRIBE[weight.layout](_Source(weight, stored, settings or {}))
     defect = facts.defect
@@ -195,7 +195,7 @@ def _find_misfit(source: _Source, shape: Shape) -> str:
 
 
 def _fits_scales(shape: Shape, scales: Shape, weight: QuantizedWeight, settings: Mapping[str, Scalar]) -> bool:
-    """Return True for one scale, a scale for each row, for part of a row, or for a block of a size that is in use.
+    """Return True for a single scale, or a scale for each row, for part of a row, or for a block of a size in use.
 
     LLM.int8() has a scale for each row only.
     """
@@ -216,7 +216,7 @@ def _fits_scales(shape: Shape, scales: Shape, weight: QuantizedWeight, settings:
 
 
 def _list_block_sizes(weight: QuantizedWeight, settings: Mapping[str, Scalar]) -> set[int]:
-    """Return the sizes of blocks that the configuration names, and those in use."""
+    """Return the sizes of blocks named by the configuration, and the sizes in use."""
     keys = ("weight_block_size", "block_structure")
     named = {
         value

@@ -153,7 +153,7 @@ def _compare_entry(
 def _report_entry(
     rule: Rule, message: str, state: ModelState, section: str, fqn: str, registration: TensorInfo | None = None
 ) -> Finding:
-    """Return a finding about an entry; its place is the source line that registers the tensor, if there is one."""
+    """Return a finding about an entry; its place is the source line that registers the tensor, if known."""
     where = f"{section}: " if len(state.sections) > 1 else ""
     origin = (registration.origin if registration else None) or UNSET
     return rule.finding(where + message, target=state.target, fqn=fqn, section=section, origin=origin)

@@ -61,8 +61,8 @@ ARCHIVE = "torch-zip"
 class Packing(msgspec.Struct, frozen=True, gc=False):
     """Packing of a storage in `length` bytes of its file.
 
-    `how` is "deflate" (a zip's method 8), or `ARCHIVE`: the bytes are a whole archive of torch.save with one tensor,
-    whose offset is looked up when the tensor is read.
+    `how` is "deflate" (a zip's method 8), or `ARCHIVE`: the bytes are a whole archive of torch.save with a single
+    tensor, whose offset is looked up when the tensor is read.
     """
 
     how: str
@@ -119,7 +119,7 @@ class Box(msgspec.Struct, frozen=True, gc=False):
 class Quantizer(msgspec.Struct, frozen=True, gc=False):
     """Parameters that turn stored integers into values: (q - zero_point) * scale.
 
-    `axis` None: one scale for the whole tensor. Per-channel scales and zero points are tensors in `scales` and
+    `axis` None: a single scale for the whole tensor. Per-channel scales and zero points are tensors in `scales` and
     `zero_points`.
     """
 
@@ -132,7 +132,7 @@ class Quantizer(msgspec.Struct, frozen=True, gc=False):
 
 
 class TensorData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Location of a strided tensor's elements: a view into one storage, in elements of `dtype`.
+    """Location of a strided tensor's elements: a view into a storage, in elements of `dtype`.
 
     Element i of the tensor is at byte `(offset + sum(index * stride)) * itemsize` of `storage`. `strides` None means
     C-contiguous. `conjugate` and `negative` are torch's lazy flags: the stored bytes are not yet conjugated or negated.
@@ -158,7 +158,7 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
 
 
 class After(msgspec.Struct, frozen=True, gc=False):
-    """Effect of `--to DEVICE` on one tensor."""
+    """Effect of `--to DEVICE` on a tensor."""
 
     device: str | None
     followed: bool | None
@@ -194,8 +194,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     `shape` is in elements, None for a lazy parameter without a shape; `nbytes` is `elements` times the element size, in
     bytes, independent of the size of the storage (for a sparse tensor: indices and values). `storage` identifies the
-    storage within one state: two tensors with the same `storage` are tied. None means that the source does not record
-    the field.
+    storage within one state: two tensors with the same `storage` are tied. None: the source does not record the field.
     """
 
     fqn: str
@@ -310,11 +309,11 @@ _KINDS = {kind.value: kind for kind in OddityKind}
 
 
 class OptimizerGroup(msgspec.Struct, frozen=True):
-    """One param_group as saved by its optimizer: parameter ids (or names) in order.
+    """A param_group as saved by its optimizer: parameter ids (or names) in order.
 
     `names` is None unless the optimizer was built from `named_parameters()`. `shapes` holds, for each id, the shape of
     a moment with the parameter's shape (`exp_avg`), None without such a moment. `fused`: the group's setting of this
-    name, by which `step()` gives all states to one kernel.
+    name, by which `step()` gives all states to a single kernel.
     """
 
     params: tuple[int | str, ...]
@@ -429,7 +428,7 @@ class Bomb(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hazard(msgspec.Struct, frozen=True, gc=False):
-    """Plain data by which a loader does harm: the place of the data, and their use by the loader.
+    """Plain data that makes a loader do harm: the place of the data, and their use by the loader.
 
     `is_error` is False for data that may be correct: a note, or a warning if `needs_review`. `help` is the advice to
     the owner of the data.
@@ -450,15 +449,15 @@ class ScannedPickle(msgspec.Struct, frozen=True):
         names: Names in order of first mention.
         modules: Classes of modules pickled whole.
         hidden: No reader of tensors looks for a pickle here.
-        exact: The bytes are in the file uncompressed, so that a name's position counts from `place.offset`.
+        exact: The bytes are in the file uncompressed, and a name's position counts from `place.offset`.
         unread: Why the pickle, or the record in `where`, could not be read to the end.
         doer: Subject of `names` for code outside a pickle: "loading it", or "its code" if run by calls only.
         by_torch_load: `torch.load(path)` unpickles the pickle.
         protocol: Declared pickle protocol, 0 if none.
         bombs: Calls that take more memory or time to load than the file's size explains.
         hazards: Plain data by which loaders do harm.
-        uses_storages: The pickle names storages of the file, so that its calls may be given their bytes.
-        sparse_tensors: Number of sparse tensors that the pickle makes.
+        uses_storages: The pickle names storages of the file, and may pass their bytes to its calls.
+        sparse_tensors: Number of sparse tensors made by the pickle.
         digest: SHA-256 of its bytes, of all possible bytes of a pickle without an end; "" if there are too many. Of the
             whole file, if loading is harmful and other bytes of the file may decide how.
         refused_opcode: An opcode unknown to the unpickler of `torch.load(path)`.

@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class OddityKind(Enum):
-    """An oddity that changes what a command does. The value is the name under which it is shown."""
+    """An oddity that changes the behaviour of a command. The value is the shown name of the oddity."""
 
     # What a reader could not list or compare.
     NO_TENSORS = "no-tensors"

@@ -122,7 +122,7 @@ def classify_tensors(state: ModelState) -> ModelState:
 
 
 def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[tuple[str, str], Kind]:
-    """Return what libraries register the tensors of quantized weights as, by section and name.
+    """Return how libraries register the tensors of quantized weights (as parameter or buffer), by section and name.
 
     bitsandbytes registers the codes as a parameter and saves the rest with the state_dict; gptqmodel and autoawq
     register buffers; compressed-tensors, transformers and torchao register parameters.
@@ -155,7 +155,7 @@ def is_buffer_by_convention(tensor: TensorInfo) -> bool:
 def _find_buffers_by_convention(rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
     """Return the rows that are buffers by convention, and the vectors of the old spectral_norm.
 
-    Those stand next to `weight_orig`; the `weight_v` of weight_norm is trained.
+    The vectors of spectral_norm stand next to `weight_orig`; the `weight_v` of weight_norm is trained.
     """
     names = [tensors[row].fqn for row in rows]
     last_names = {name[name.rfind(".") + 1 :] for name in names}
@@ -203,9 +203,9 @@ def _find_all_trained(
 ) -> set[int]:
     """Return the rows trained by an optimizer of the state.
 
-    An optimizer is matched to one model, and to the model's copies (EMA, AveragedModel's `module.`), by name and shape.
-    No row is returned for an optimizer that fits two models. Conventions are weaker evidence than an optimizer: if the
-    optimizer does not fit without the buffers by convention, these buffers are included.
+    An optimizer is matched to a single model, and to the model's copies (EMA, AveragedModel's `module.`), by name and
+    shape. No row is returned for an optimizer that fits two models. Conventions are weaker evidence than an optimizer:
+    if the optimizer does not fit without the buffers by convention, these buffers are included.
     """
     if not state.optimizers:
         return set()
@@ -237,7 +237,7 @@ def _find_all_trained(
 
 
 def _merge_optimizers(optimizers: tuple[OptimizerFacts, ...]) -> list[OptimizerFacts]:
-    """Return all optimizers merged into one, or [] for a single optimizer or too many.
+    """Return a list of one optimizer, merged from all optimizers; [] for a single optimizer or too many.
 
     The merged optimizer counts only if it trains a whole model: each part may train too little to be matched alone.
     """
@@ -285,7 +285,7 @@ def is_copy(section: str) -> bool:
 
 
 def select_loaded_sections(sections: Sequence[str]) -> list[str]:
-    """Return the model sections that a training loop would load: one section if the names decide.
+    """Return the model sections that a training loop would load: a single section if the names decide.
 
     Training loops load `model`, or else `state_dict` (Lightning stores the weights before averaging in
     `current_model_state`). Otherwise, all sections that are not an average of another section.
@@ -297,7 +297,7 @@ def select_loaded_sections(sections: Sequence[str]) -> list[str]:
 
 
 def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the part of `rows` that the optimizer must be training; empty if undecidable.
+    """Return the part of `rows` certainly trained by the optimizer; empty if undecidable.
 
     If the optimizer saved names, all names must be in the file. Otherwise shapes decide: the optimizer's ids follow the
     order of `parameters()`, so each group is a subsequence of the entries, and the assignment is unique if the leftmost

@@ -1,4 +1,4 @@
-"""Calls that Python has on POSIX systems alone, each with its replacement on Windows.
+"""Functions of Python that exist only on POSIX systems, each with its replacement on Windows.
 
 Other modules use these functions instead of `os.pread` and the like. `cli.supervisor`, which forks, is imported only if
 `CAN_FORK`.
@@ -56,7 +56,7 @@ def _read_once(descriptor: int, length: int, offset: int) -> bytes:
 
 
 def use_one_malloc_arena() -> None:
-    """Let all threads of the process allocate from one arena of glibc; other C libraries have no such setting.
+    """Let all threads of the process allocate from a single arena of glibc; other C libraries lack the setting.
 
     Otherwise each thread has an arena, and each arena keeps the memory of freed values: 40 MB in 16 threads.
     """

@@ -46,9 +46,9 @@ _PARSE_ERRORS = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
 class ModelClass(NamedTuple):
     """Module class of a file, and the required arguments of its `__init__`.
 
-    `takes_object`: an argument is an object that a command line cannot spell, because it is of no class of the file.
-    `call` is the code that builds an instance, with `...` for each unknown value: `Net(cfg=Config(size=...))`; `names`
-    are the classes of the file in `call`.
+    `takes_object`: an argument is an object of a class outside the file, which a command line cannot spell. `call` is
+    the code that builds an instance, with `...` for each unknown value: `Net(cfg=Config(size=...))`; `names` are the
+    classes of the file in `call`.
     """
 
     name: str
@@ -120,13 +120,13 @@ def takes_configuration(name: str, annotation: str) -> bool:
 
 
 def takes_object(name: str, annotation: str) -> bool:
-    """Return True if an argument takes an object, such as a configuration or a module, that no literal can fill."""
+    """Return True if an argument takes an object that no literal can replace: a configuration, a module or the like."""
     words = {word for word in re.findall(r"\w+", annotation) if word[:1].isupper()}
     return takes_configuration(name, annotation) or bool(words - _LITERAL_TYPES)
 
 
 def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str | None:
-    """Return code that builds an object for an argument of any module, or of another base class; None for others.
+    """Return code that builds an object for an argument of any module, or of another base class; else None.
 
     `names`: all arguments of the function.
     """
@@ -167,7 +167,7 @@ def find_syntax_error(path: str) -> SyntaxError | None:
 
 
 def _parse(path: str) -> list[ast.stmt]:
-    """Return the statements of a file, those under `if` and `try` too; none for a file not in Python."""
+    """Return the statements of a file, including statements under `if` and `try`; [] for a file not in Python."""
     try:
         return [*_iter_statements(_parse_file(path))]
     except _PARSE_ERRORS:
@@ -218,7 +218,7 @@ def _is_module(base: str) -> bool:
 
 
 class _ReturnedModels(NamedTuple):
-    """Which functions of a file return a model, by the expressions that they return."""
+    """Functions of a file that return a model, by the expressions in their `return` statements."""
 
     functions: Mapping[str, ast.FunctionDef]
     classes: Mapping[str, ast.ClassDef]
@@ -277,7 +277,7 @@ def _takes_object(argument: ast.arg, classes: Mapping[str, ast.ClassDef]) -> boo
 def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDef]) -> str | None:
     """Return the class of the file whose instance an argument of the class `owner` takes.
 
-    It is the annotation, or the only configuration with the fields that the code reads from the argument.
+    The class is the annotation, or the only configuration with the fields that the code reads from the argument.
     """
     annotation = _format_annotation(argument)
     if annotation or not takes_configuration(argument.arg, annotation):

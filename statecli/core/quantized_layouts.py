@@ -1,4 +1,4 @@
-"""Layouts of quantized weights: the last names of the tensors that together hold one weight, and their roles.
+"""Layouts of quantized weights: the last names of the tensors that together store a weight, and their roles.
 
 layout              tensors of one weight [out, in]
 scaled              weight, weight_scale_inv (DeepSeek-V3) | weight_scale (compressed-tensors) | SCB, weight_format
@@ -17,7 +17,7 @@ NVFP4               weight_packed [out, in / 2], weight_scale [out, in / 16], we
 MXFP4               weight_packed [out, in / 2], weight_scale uint8 [out, in / 32]
 MXFP4 experts       NAME_blocks uint8 [experts, out, in / 32, 16], NAME_scales [experts, out, in / 32] (gpt-oss in
                     transformers), NAME.blocks and NAME.scales (gpt-oss of OpenAI)
-GGUF                one tensor of blocks, with their scales: its values are read as those of any tensor
+GGUF                one tensor of blocks, with their scales: its values are read like the values of any tensor
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Part(str, Enum):
 
 
 class LayoutNames(NamedTuple):
-    """Last names of a layout's tensors; those in `optional` may be missing. `owner` is the last name of the weight."""
+    """Last names of a layout's tensors; names in `optional` may be missing. `owner` is the weight's last name."""
 
     layout: Layout
     required: Mapping[str, Part]

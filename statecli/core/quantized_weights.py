@@ -1,4 +1,4 @@
-"""Find the quantized weights of a checkpoint: the tensors that together hold one weight, by their names and shapes."""
+"""Find the quantized weights of a checkpoint: the tensors that together store a weight, by their names and shapes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from statecli.core.quantized_layouts import E8M0_DTYPES, LAYOUTS, NESTED, SCALED
 
 
 class QuantizedWeight(NamedTuple):
-    """A weight stored as codes: `fqn` is the name it has when it is not quantized.
+    """A weight stored as codes: `fqn` is the name of the weight before its quantization.
 
     Attributes:
         divisor: Divisor of the scales.
-        square: Size of the square blocks with one scale each, if the layout has them.
+        square: Size of the square blocks with a scale each, if the layout has such blocks.
         in_one_row: True if the parts are the inner tensors of one tensor.
-        missing: Full names of the tensors that the layout needs and the checkpoint lacks.
+        missing: Full names of tensors required by the layout and missing in the checkpoint.
     """
 
     fqn: str
@@ -64,14 +64,14 @@ _INDEX = compile_on_use(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 
 
 def find_quantized_weights(rows: Iterable[TensorInfo]) -> Iterator[QuantizedWeight]:
-    """Yield the quantized weights among the tensors of one section."""
+    """Yield the quantized weights among the tensors of a section."""
     for module, named in _group_by_module(rows).items():
         if (names := _find_layout(named)) is not None:
             yield _build_weight(module, named, names)
 
 
 def find_all_quantized_weights(rows: Iterable[TensorInfo]) -> list[QuantizedWeight]:
-    """Return the quantized weights of one section, also those that lack tensors or whose tensors do not fit."""
+    """Return the quantized weights of a section, including weights that lack tensors or whose tensors do not fit."""
     modules = _group_by_module(rows)
     layouts = {module: _find_layout(named) for module, named in modules.items()}
     whole = _WholeWeights(modules, layouts)
@@ -114,7 +114,7 @@ def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
 
 
 def find_quantized_by_section(tensors: Sequence[TensorInfo]) -> list[QuantizedWeight]:
-    """Return the quantized weights of all sections of models, also the incomplete ones; quickly [] without codes."""
+    """Return the quantized weights of all models' sections, including incomplete weights; quickly [] without codes."""
     rows_by_section = _group_by_section(tensors).values()
     return [weight for rows in rows_by_section for weight in find_all_quantized_weights(rows)]
 
@@ -131,7 +131,7 @@ def _group_by_section(tensors: Sequence[TensorInfo]) -> dict[str, list[TensorInf
 
 
 class _WholeWeights:
-    """The weights of one section that have all tensors of their layout: other weights are compared with them."""
+    """The complete weights of a section, with all tensors of their layout: other weights are compared with these."""
 
     def __init__(
         self, modules: Mapping[str, Mapping[str, TensorInfo]], layouts: Mapping[str, LayoutNames | None]
@@ -158,7 +158,7 @@ class _WholeWeights:
         return same_block or self._kinds[id(names), dtype] >= incomplete
 
     def needed_name(self, names: LayoutNames, named: Mapping[str, TensorInfo]) -> str | None:
-        """Return the last name of a tensor that loaders need, and that other weights of the layout have."""
+        """Return the last name of a tensor required by loaders and present for other weights of the layout."""
         needed = _NEEDED_BY_LOADERS.get(names.layout)
         if needed is None or any(part is needed and name in named for name, part in names.optional.items()):
             return None
@@ -224,12 +224,12 @@ def _split(fqn: str) -> tuple[str, str]:
 
 
 def _is_other(row: TensorInfo) -> bool:
-    """Return True for a tensor that is of no layout: it may be codes of an unknown one."""
+    """Return True for a tensor outside all layouts: the tensor may be codes of an unknown layout."""
     return _split(row.fqn)[1] not in _LAST_NAMES
 
 
 def _find_layout(named: Mapping[str, TensorInfo]) -> LayoutNames | None:
-    """Return the layout of which a module has all tensors, in shapes that can be of the layout."""
+    """Return the layout of which a module has all tensors, in shapes possible for the layout."""
     for names in LAYOUTS:
         parts = _take_parts(names, named) if named.keys() >= names.required.keys() else None
         if parts is not None and _has_layout(names.layout, parts):
@@ -240,7 +240,7 @@ def _find_layout(named: Mapping[str, TensorInfo]) -> LayoutNames | None:
 def _build_weight(
     module: str, named: Mapping[str, TensorInfo], names: LayoutNames, needed: str | None = None
 ) -> QuantizedWeight:
-    """`needed` is the last name of a tensor that the layout does not always have, and that is missing here."""
+    """Build the weight. `needed` is the last name of a tensor that is optional in the layout and missing here."""
     separator = "" if names.owner == "" and names.codes in ("", "_blocks") else "." if module else ""
     parts = _take_parts(names, named) or {}
     absent = [name for name in (*names.required, *_nested_names(names, parts)) if name not in named]
@@ -282,10 +282,10 @@ def _has_layout(layout: Layout, parts: Mapping[Part, TensorInfo]) -> bool:
 
 
 def _choose_incomplete(named: Mapping[str, TensorInfo], whole: _WholeWeights) -> LayoutNames | None:
-    """Return the layout of codes that lack tensors, or whose tensors do not fit; None if they may be a plain weight.
+    """Return the layout of codes that lack tensors, or whose tensors do not fit; None for a plain weight.
 
-    A tensor called `weight` is codes if other tensors of the layout belong to it, or if it is an integer or float8 and
-    whole weights have the layout.
+    A tensor called `weight` is codes if other tensors of the layout belong to the tensor, or if the dtype is an integer
+    or float8 and whole weights have the layout.
     """
 
     def rank(names: LayoutNames) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The dtype of numpy's records as one text: fields, their types, byte orders and offsets, as numpy prints them.
+"""The dtype of numpy's records as a text: fields, their types, byte orders and offsets, as numpy prints them.
 
 Two records with equal bytes have different values if their fields differ, so the whole dtype is compared.
 """
@@ -13,7 +13,7 @@ MAX_CHARACTERS = 100
 
 
 class Field(NamedTuple):
-    """A field of a record: its name as a Python literal, its type as `dtype.descr` has it, and its bytes."""
+    """A field of a record: its name as a Python literal, its type in the notation of `dtype.descr`, and its bytes."""
 
     name: str
     dtype: str
@@ -22,9 +22,9 @@ class Field(NamedTuple):
 
 
 def format_fields(fields: Iterable[Field], size: int) -> str:
-    """Format the fields of a record of `size` bytes as `dtype.descr` does: bytes of no field are void without a name.
+    """Format the fields of a record of `size` bytes as `dtype.descr` does: bytes outside fields are unnamed void.
 
-    A field that overlaps the field before has its offset: `dtype.descr` has no form for it.
+    A field that overlaps the field before has its offset: `dtype.descr` has no form for overlaps.
     """
     parts, end = [], 0
     for field in fields:

@@ -67,7 +67,7 @@ PERSISTENT = "register the buffer with persistent=True"
 
 
 def describe_unregistered(tensor: TensorInfo) -> str:
-    """Return what is not registered: the tensor, a parameter, or the module of the tensor."""
+    """Describe the unregistered object: the tensor, a parameter, or the module of the tensor."""
     rule = choose_rule(tensor)
     if rule is UNREGISTERED_MODULE:
         return f"belongs to {tensor.within}, which is not registered"

@@ -1,7 +1,7 @@
 """Rule: a kind of finding, with its name, default severity and explanation. Commands build findings from it.
 
 `statecli.rules` joins the rules of all commands in one dictionary. A module that reports findings imports its rules
-from a module below its own, so listing a checkpoint does not import the rules of `audit`.
+from a lower module, so listing a checkpoint does not import the rules of `audit`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Rule(msgspec.Struct, frozen=True):
         name: Name in findings, in the configuration and in `statecli rules NAME`.
         group: Group in the list of `statecli rules`; for a rule of `audit` its module.
         commands: Commands that report the rule.
-        severity: Severity, unless the finding is one of the `cases`.
+        severity: Severity, unless the finding is a case in `cases`.
         summary: The reported problem, in one sentence.
         why: The consequence for the user.
         example: A reported case.
         fix: The remedy.
         cases: Severity of each case with another severity, by the name of the case. `core/severity.py` decides about
             tensors that are not registered or do not move.
-        plugin: The module or file of a rule of an organisation, as the user named it.
+        plugin: The module or file of a rule of an organisation, as named by the user.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Rule(msgspec.Struct, frozen=True):
         about: str | UnsetType = UNSET,
         content: str | UnsetType = UNSET,
     ) -> Finding:
-        """Return a finding of this rule. `severity` is that of its case, `configured` that of the user."""
+        """Return a finding of this rule. `severity` is its case's severity, `configured` the user's."""
         decided = decide_severity(self.severity, severity, configured)
         return Finding(self.name, decided, message, target, fqn, help, section, origin, place, about, content)
 

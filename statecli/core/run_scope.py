@@ -21,7 +21,7 @@ class NotChecked(msgspec.Struct, frozen=True):
 class Configuration(msgspec.Struct, frozen=True):
     """Configuration of a run: its file (None for the defaults) and the checks weakened by the file.
 
-    `disabled` are the rules switched off by the file, `weakened` its other entries that let more pass, one line each
+    `disabled` are the rules switched off by the file, `weakened` its other entries that let more pass, a line each
     (`severity.unsafe-global = note`). `no_config`: the command line disables the configuration file. `plugins` are the
     modules with rules of an organisation, from the file and from the command line.
     """

@@ -25,7 +25,7 @@ class Selection(msgspec.Struct, frozen=True):
     """Options that select tensors. An empty tuple selects every tensor.
 
     Attributes:
-        include: Globs; at least one must match the tensor's name.
+        include: Globs; at least one glob must match the tensor's name.
         exclude: Globs; none may match.
         kind: Kinds to select.
         dtype: Globs on dtypes: `float8*`.
@@ -59,7 +59,7 @@ class Selection(msgspec.Struct, frozen=True):
         return " ".join(options + [option("--kind", kind.value) for kind in self.kind])
 
     def selects_name(self, names: tuple[str, ...]) -> bool:
-        """Return True if the globs select a tensor or setting with these names; one matching name is enough."""
+        """Return True if the globs select a tensor or setting with these names; a single matching name is enough."""
         return (not self.include or matches_any(names, self.include)) and not matches_any(names, self.exclude)
 
     def selects_kind(self, kind: Kind) -> bool:
@@ -90,7 +90,7 @@ def select(
     """Return the state with the selected tensors and their sections; the same object if nothing is filtered.
 
     `weights` are the rows of quantized weights by section and name of each of their tensors: a selected weight has all
-    of its tensors, one whose name is excluded has none. Raises FilteredOut, with the name `target`, if no tensor is
+    of its tensors, a weight with an excluded name has none. Raises FilteredOut, with the name `target`, if no tensor is
     selected.
     """
     if not selection:

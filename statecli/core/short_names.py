@@ -1,4 +1,4 @@
-"""Names cut to a width: first the ends that all names of a list share, never a number, which distinguishes layers.
+"""Names cut to a width: first the ends shared by all names of a list, never a number, which names a layer.
 
 `render/names.js` has the same rule for the page; `tests/test_short_names.py` compares the two.
 """
@@ -27,7 +27,7 @@ class CommonEnds(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of a name; a list shows `…` in place of one that is cut."""
+    """A part of a name; a list shows `…` in place of a cut part."""
 
     text: str
     is_cut: bool
@@ -52,7 +52,7 @@ def _count_common(first: str, second: str) -> int:
 
 
 def shorten_name(name: str, ends: CommonEnds, width: int) -> str:
-    """Return the name with `…` in place of what does not fit."""
+    """Return the name, cut to the width with `…`."""
     return "".join("…" if piece.is_cut else piece.text for piece in cut_name(name, ends, width))
 
 
@@ -99,7 +99,7 @@ def _find_longest_text(name: str, keeps: bytearray) -> tuple[int, int] | None:
 
 
 def _measure(keeps: bytearray) -> int:
-    """Return the characters that are shown: those that are kept, and `…` for each range that is not."""
+    """Return the number of shown characters: the kept characters, and `…` for each cut range."""
     return sum(keeps) + len(re.findall(b"\0+", keeps))
 
 

@@ -1,4 +1,4 @@
-"""Existing paths with names like those of a missing path, for an error that suggests what to type."""
+"""Existing paths with names like those of a missing path, for the suggestion in an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def append_suggestion(problem: str, path: str) -> str:
 
 
 def find_similar_paths(path: str, extension: str = "") -> list[str]:
-    """Return the paths that differ from a missing path by the extension that it lacks, or by similar names.
+    """Return existing paths that differ from a missing path by an omitted extension or by similar names.
 
     The name of the file ends with `extension`; a folder of the path may be missing too.
     """

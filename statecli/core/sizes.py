@@ -16,7 +16,7 @@ from statecli.core.model_state import Kind, TensorInfo
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Sums over one kind. `tensors` counts names; `elements` and `bytes` count shared storage once."""
+    """Sums over a kind of tensors. `tensors` counts names; `elements` and `bytes` count shared storage once."""
 
     tensors: int
     elements: int

@@ -179,7 +179,7 @@ def _correct_punctuation(path: str) -> Suggestion | None:
 
 
 def _describe_missing_folder(path: str) -> str:
-    """Return the first folder of the path that does not exist, if it is not the file alone that is missing."""
+    """Describe the first missing folder of the path; "" if only the file is missing."""
     folder, missing = os.path.dirname(path), ""
     while folder and not os.path.isdir(folder):
         folder, missing = os.path.dirname(folder), folder
@@ -193,7 +193,7 @@ def _find_organization(name: str) -> str:
 
 
 def suggest_repository(path: str) -> str:
-    """Return how to name a repository of the Hugging Face hub, for a text that may be the name of one; else ""."""
+    """Return how to name a repository of the Hugging Face hub, for a text that may be a repository's name; else ""."""
     dot, extension = path.rpartition(".")[1:]
     if not _REPOSITORY.fullmatch(path) or (dot and not _VERSION.fullmatch(extension)):
         return ""
@@ -236,7 +236,7 @@ def suggest_classes_in(*folders: str) -> Suggestion:
 
 
 def suggest_models_of(module: str, file: str | None) -> Suggestion:
-    """Return the classes and functions of a Python file; `file` is the file of a dotted module, if there is one."""
+    """Return the classes and functions of a Python file; `file` is the file of a dotted module, if known."""
     return _list_names(module) if module.endswith(".py") else _list_names(file, module) if file else Suggestion()
 
 
@@ -379,7 +379,7 @@ def _find_layer(name: str) -> bool:
 
 
 def _suggest_transformers(name: str, call: str) -> Suggestion | None:
-    """Return how to name a class of transformers; None if the package is not installed or has no such class."""
+    """Return how to name a class of transformers; None if the package is not installed or lacks the class."""
     spec = next(_find_modules(["transformers"]), None)
     advice = build_function.write_for_name("transformers", name, spec.origin) if spec and spec.origin else None
     if advice is None:
@@ -429,7 +429,7 @@ def split_loaded_class(name: str) -> ModuleName | None:
 def split_inner_module(name: str, *, is_called: bool = False) -> ModuleName | None:
     """Return the package and the last part of the name of a module; None for other names.
 
-    A package is None too, unless a call shows that the name is of a function next to it.
+    For the name of a package, return None too, unless a call shows that the last part is a function of the package.
     """
     parts = name.split(".")
     modules = list(_find_modules(parts)) if len(parts) > 1 else []

@@ -11,7 +11,7 @@ from statecli.core.model_state import TensorData, TensorInfo
 
 
 def replace_data(row: TensorInfo, data: TensorData) -> TensorInfo:
-    """Return the tensor of these elements, such as a part of `row`: its dtype and all of its sizes are those of `data`.
+    """Return the tensor of the elements `data`, for example a part of `row`: its dtype and all sizes come from `data`.
 
     A type of unknown size has 0 bytes.
     """

@@ -41,7 +41,7 @@ def fill_tied_to(state: ModelState) -> ModelState:
 
 
 def find_tie_line(tensors: Iterable[TensorInfo]) -> Origin | None:
-    """Return the source line that tied these tensors: of their lines in the file of the first, the last."""
+    """Return the source line that tied the tensors: the last of their lines in the file of the first tensor."""
     origins = [tensor.origin for tensor in tensors if tensor.origin is not None]
     return max((o for o in origins if o.file == origins[0].file), key=lambda origin: origin.line, default=None)
 

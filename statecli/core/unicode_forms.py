@@ -15,7 +15,7 @@ MAX_MARKS = 30
 
 
 def normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
-    """Return the normalized text; the text itself if it has too many marks in a row."""
+    """Return the normalized text; the text itself if too many marks follow each other."""
     return text if has_too_many_marks(text) else unicodedata.normalize(form, text)
 
 

@@ -1,7 +1,7 @@
-"""Tied names that a checkpoint does not store: `lm_head.weight`, saved only as the embedding.
+"""Tied names missing from a checkpoint: `lm_head.weight`, saved only as the embedding.
 
 transformers' `save_pretrained` stores a tied weight once. The tie is known from `config.json`: `tie_word_embeddings` is
-true, and `architectures` is one of the classes below (`tests/test_unstored_ties.py` compares them with transformers).
+true, and `architectures` is a class of the list below (`tests/test_unstored_ties.py` compares them with transformers).
 """
 
 from __future__ import annotations

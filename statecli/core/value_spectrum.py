@@ -10,8 +10,8 @@ class Spectrum(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     Attributes:
         count: Number of singular values: the smaller side of the matrix.
-        ranks: Places of `values` among all singular values, from the largest: 1 to `count`. Of a large matrix these
-            are some places with the same distance.
+        ranks: Places of `values` among all singular values, from the largest: 1 to `count`. For a large matrix, some
+            places with the same distance.
         values: The singular values at these places.
         rank: Number of singular values above the rounding of float64, as numpy.linalg.matrix_rank counts them.
         stable_rank: Sum of the squares of all singular values, divided by the largest square; null for zeros.

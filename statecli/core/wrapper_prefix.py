@@ -1,4 +1,4 @@
-"""The finding about names with a prefix that a wrapper added: one title and one fix for all commands."""
+"""The finding about names with a wrapper's prefix: the same title and fix for all commands."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class PrefixedName(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         name: Name in the checkpoint.
         registered: Name in the model.
-        extra: Prefix that only `name` has, or "".
-        lacking: Prefix that only `registered` has, or "".
+        extra: Prefix of `name` alone, or "".
+        lacking: Prefix of `registered` alone, or "".
     """
 
     name: str
@@ -47,10 +47,10 @@ def report_prefixes(
         names: All names of the section.
         target: The checkpoint.
         state_dict: The state_dict of the section: the fix reads the names at its keys.
-        kept: Names that are the same in the model: the fix does not change them.
-        where: The section in the words of the title, "" if there is only one.
+        kept: Names that are equal in the model: the fix keeps these names.
+        where: The section in the words of the title, "" for a single section.
         model: The class that would load the names, None for an unknown class.
-        is_refused: Whether that class refuses the names.
+        is_refused: Whether `model` refuses the names.
     """
     return WRAPPER_PREFIX.finding(
         _describe(prefixed, names, kept, f"{where} ", model or "the plain model"),
@@ -128,7 +128,7 @@ class _Removal(msgspec.Struct, frozen=True):
 def _build_removal(names: Sequence[tuple[str, str]], kept: Iterable[str]) -> _Removal | None:
     """Return the code that removes the prefixes of these names (name, prefix) and leaves the kept names unchanged.
 
-    None if no such code is known.
+    None if no code fits all names.
     """
     prefixes = list(dict.fromkeys(prefix for _, prefix in names if prefix))
     if len(prefixes) == 1 and all(name.startswith(prefix) for name, prefix in names):
@@ -161,7 +161,7 @@ def _format_source(state_dict: StateDict) -> str:
 def _build_fix(
     prefixed: Sequence[PrefixedName], names: Sequence[str], kept: Sequence[str], state_dict: StateDict
 ) -> str:
-    """Return the code that renames the keys before load_state_dict; a sentence if no such code fits all names."""
+    """Return the code that renames the keys before load_state_dict; a sentence if no code fits all names."""
     source = _format_source(state_dict)
     # A tensor inside a value (`nets['generator']['head.weight']`) is not an entry of the state_dict.
     below = tuple(f"{name}[" for name in state_dict.holders)
