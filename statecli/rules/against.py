@@ -21,21 +21,21 @@ from statecli.rules.audit_subject import Subject, needs_class_or_reference
 
 
 def _report_load_findings(subject: Subject, rule: Rule) -> Iterator[Issue]:
-    """Yield what a strict load into the class reports under that rule."""
+    """Yield the problems that a strict load into the class reports under `rule`."""
     for finding in subject.load_diff.findings if subject.load_diff else ():
         if finding.rule == rule.name:
             yield convert_finding(replace(finding, help=finding.help or LOAD_HELP.get(finding.rule)))
 
 
 def _report_load_notes(subject: Subject, rule: Rule, *kinds: OddityKind) -> Iterator[Issue]:
-    """Yield as notes what the class loads although a strict load refuses it."""
+    """Yield as notes the entries that the class loads although a strict load refuses them."""
     for note in subject.load_diff.notes if subject.load_diff else ():
         if note.kind in kinds:
             yield Issue(note.message, severity=rule.cases["accepted by the class"])
 
 
 def _select_changes(subject: Subject, field: Field | None = None, status: Status | None = None) -> Iterator[Change]:
-    """Yield the changes since the reference, only those of models if the reference has a model."""
+    """Yield the changes since the reference; only the models' changes if the reference has a model."""
     diff = subject.reference_diff
     if diff is None:
         return
@@ -52,10 +52,10 @@ _OF_A_PAIR = (Field.SHAPE, Field.DTYPE)
 
 
 def _find_compared_sections(diff: Diff) -> frozenset[str]:
-    """Return the sections of both sides that are compared: models that both have, and what a load would take.
+    """Return the compared sections of both sides: models on both sides, and the sections taken by a load.
 
-    An average of the model that only one side has is not compared. Empty if the reference has no model: then all
-    sections are compared.
+    An average of the model on only one side is not compared. Empty if the reference has no model: then all sections are
+    compared.
     """
     models = [change for change in diff.changes if change.kind in MODEL_KINDS]
     if not any(change.before for change in models):
@@ -85,7 +85,7 @@ def _describe_reference(subject: Subject, change: Change) -> str:
 
 @judges(MISSING_ENTRY, needs_class_or_reference)
 def missing_entry(subject: Subject) -> Iterator[Issue]:
-    """Yield what a strict load misses, and what the reference has alone."""
+    """Yield the keys missing in a strict load, and the entries of the reference alone."""
     yield from _report_load_findings(subject, MISSING_ENTRY)
     yield from _report_load_notes(subject, MISSING_ENTRY, OddityKind.NOT_SAVED_BY_CLASS, OddityKind.CONVERTED_ON_LOAD)
     for change in _select_changes(subject, status=Status.REMOVED):
@@ -94,7 +94,7 @@ def missing_entry(subject: Subject) -> Iterator[Issue]:
 
 @judges(UNEXPECTED_ENTRY, needs_class_or_reference)
 def unexpected_entry(subject: Subject) -> Iterator[Issue]:
-    """Yield what a strict load does not expect, and what the reference lacks."""
+    """Yield the keys unexpected in a strict load, and the entries missing in the reference."""
     yield from _report_load_findings(subject, UNEXPECTED_ENTRY)
     yield from _report_load_notes(subject, UNEXPECTED_ENTRY, OddityKind.NOT_READ_BY_CLASS)
     for change in _select_changes(subject, status=Status.ADDED):
@@ -109,7 +109,7 @@ def _format_shape(row: TensorInfo | None) -> str:
 
 @judges(SHAPE_MISMATCH, needs_class_or_reference)
 def shape_mismatch(subject: Subject) -> Iterator[Issue]:
-    """Yield tensors whose shape a load refuses, and those of another shape in the reference."""
+    """Yield tensors whose shape is refused by a load, and tensors of another shape in the reference."""
     yield from _report_load_findings(subject, SHAPE_MISMATCH)
     for change in _select_changes(subject, Field.SHAPE):
         here, there = _format_shape(change.after), _format_shape(change.before)
@@ -124,7 +124,7 @@ def dtype_mismatch(subject: Subject) -> Iterator[Issue]:
 
     Why: `load_state_dict` casts the tensor silently: values are rounded, or take more memory. If most floating-point
     tensors have the same two dtypes, in the checkpoint and in the class, a single note reports them. For example, a
-    checkpoint in half precision usually loads into a class that is built in float32.
+    checkpoint in half precision usually loads into a class built in float32.
 
     Example: one layer was saved in float64, although the class and all other layers are float32.
 
@@ -139,7 +139,7 @@ def dtype_mismatch(subject: Subject) -> Iterator[Issue]:
 
 
 def _pair_loaded_tensors(subject: Subject) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """Yield each tensor that a load copies, with the tensor of the class that receives it."""
+    """Yield each tensor copied by a load, with the receiving tensor of the class."""
     for change in subject.load_diff.changes if subject.load_diff else ():
         if change.before and change.after and not change.before.damage:
             yield change.before, change.after
@@ -171,12 +171,12 @@ def _report_casts(subject: Subject) -> Iterator[Issue]:
     cases={"equal bytes": Severity.NOTE, "different bytes": Severity.ERROR, "not read": Severity.NOTE},
 )
 def broken_tie(subject: Subject) -> Iterator[Issue]:
-    """Weights that are tied in the model class or the reference checkpoint are separate in this checkpoint.
+    """Weights are tied in the model class or the reference checkpoint, but separate in this checkpoint.
 
-    Why: separate weights take twice the memory, and training changes each of them on its own. If the class ties them,
-    `load_state_dict` copies both into one tensor and keeps only the last one. If values are read (`--values`),
+    Why: separate weights take twice the memory, and training changes each weight on its own. If the class ties them,
+    `load_state_dict` copies both into the same tensor and keeps only the last weight. If values are read (`--values`),
     different bytes are an error and equal bytes are a note. Without values, the finding is a note. The rule also
-    reports the opposite: weights that are tied in this checkpoint and separate in the reference checkpoint.
+    reports the opposite: weights tied in this checkpoint and separate in the reference checkpoint.
 
     Example: `lm_head.weight` saved as a copy of `embed.weight`.
 

@@ -1,6 +1,6 @@
-"""A rule of `audit`: an entry of the dictionary of findings, with a generator that judges one target.
+"""A rule of `audit`: an entry of the dictionary of findings, with a generator of findings about a target.
 
-A rule never reads a file: readers have recorded what is odd, and `Subject` has all that was read.
+A rule never reads a file: readers have recorded oddities, and `Subject` has all contents of the target.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Issue(msgspec.Struct, frozen=True):
-    """One result of a rule: `message` is one line that names the tensor; `severity` None is the default of the rule.
+    """One result of a rule: `message` is a line with the tensor's name; `severity` None is the default of the rule.
 
-    `content` is a digest of what the rule judged, where the message does not say all of it. A baseline accepts a
-    finding only with the same content, or else with the same message.
+    `content` is a digest of the judged data, if the message does not show all of the data. A baseline accepts a finding
+    only with the same content, or else with the same message.
     """
 
     message: str
@@ -66,13 +66,13 @@ Find = Callable[["Subject"], Iterator[Issue]]
 
 
 class AuditRule(Rule, frozen=True, kw_only=True):
-    """A rule that `audit` runs: `find` yields its results on a subject that has what it `needs`."""
+    """A rule of `audit`: `find` yields its results on a subject with everything listed in `needs`."""
 
     find: Find
     needs: tuple[Need, ...] = ()
 
     def why_not(self, subject: Subject) -> str | None:
-        """Return why the rule cannot judge this subject; None if it can."""
+        """Return why the rule cannot judge this subject; None if no need is missing."""
         return next((reason for need in self.needs if (reason := need(subject))), None)
 
     def build_finding(self, issue: Issue, target: str, configured: Severity | None = None) -> Finding:
@@ -103,9 +103,9 @@ def rule(
 ) -> Callable[[Find], AuditRule]:
     """Decorate a generator function: its name with dashes becomes the rule's name, its docstring the explanation.
 
-    The docstring has a summary and three paragraphs that begin with `Why: `, `Example: ` and `Fix: `, in this order.
+    The docstring has a summary and three paragraphs, which begin with `Why: `, `Example: ` and `Fix: `, in this order.
     Raises ValueError for another docstring. `needs` are functions that return why a subject cannot be judged.
-    `commands` report the rule. `cases` are the severities of cases that have another one, by their names.
+    `commands` report the rule. `cases` are the severities of cases with another severity, by their names.
     """
 
     def build(find: Find) -> AuditRule:
@@ -130,7 +130,7 @@ def _dedent(docstring: str) -> str:
 
 
 def judges(entry: Rule, *needs: Need) -> Callable[[Find], AuditRule]:
-    """Decorate the generator function by which `audit` finds what other commands report under the same entry."""
+    """Decorate the generator function by which `audit` reports the findings of other commands under the same entry."""
 
     def build(find: Find) -> AuditRule:
         return AuditRule(*msgspec.structs.astuple(entry), find=find, needs=needs)

@@ -1,4 +1,4 @@
-"""Rules about a run of `audit`: a rule that failed, and what the configuration or the baseline asks for in vain."""
+"""Rules about a run of `audit`: a failed rule, and entries without effect in the configuration or the baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subject of the rules: one target as it was read, and the class, checkpoint and lock to compare it with."""
+"""The subject of the rules: a target with its contents, and the class, checkpoint and lock to compare with."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class Subject(msgspec.Struct, frozen=True, dict=True):
-    """One target as the rules see it.
+    """A target, with all data for the rules.
 
-    `state` is the target, `policy` the project's policy. `module` is the state of the class: the target itself if it is
-    a class, None for a checkpoint without `--model`. `load_diff` is the result of a strict load into that class,
+    `state` is the target, `policy` the project's policy. `module` is the state of the class: the target itself for a
+    class, None for a checkpoint without `--model`. `load_diff` is the result of a strict load into the class,
     `reference_diff` the difference from the reference checkpoint. `unfiltered_state` is the state before filters and
-    the choice of a section. `values` are facts of the values of each of `state`'s tensors, None if they were not read.
+    the choice of a section. `values` are facts about the values of each tensor of `state`, None for unread values.
     """
 
     target: str
@@ -82,7 +82,7 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def full_state(self) -> ModelState:
-        """Return the unfiltered state, because filters must not hide what bytes are used for."""
+        """Return the unfiltered state, because filters must not hide the use of bytes."""
         return self.unfiltered_state or self.state
 
     @cached_property
@@ -102,7 +102,7 @@ NO_VALUES = "no values were read: give --values"
 
 
 def needs_module(subject: Subject) -> str | None:
-    """Return why it is unknown what is registered; None if there is a module."""
+    """Return why the registered tensors are unknown; None if there is a module."""
     return None if subject.module is not None else "needs a model class: give --model file.py:Class"
 
 
@@ -138,7 +138,7 @@ def needs_values(subject: Subject) -> str | None:
 
 
 def needs_lock(subject: Subject) -> str | None:
-    """Return why the target is compared with no lock; None if it is."""
+    """Return why the target is not compared with a lock; None for a target with a lock."""
     return None if subject.lock is not None else subject.not_locked_because or "needs a lock file: give --lock FILE"
 
 
@@ -148,7 +148,7 @@ def needs_locked_companions(subject: Subject) -> str | None:
 
 
 def needs_digest_as_name(subject: Subject) -> str | None:
-    """Return why no file can be compared with the digest in its name; None if at least one can."""
+    """Return why no file can be compared with the digest in its name; None if at least one file can."""
     if not subject.digest_files:
         return "no file of the target has its own digest as its name: audit a snapshot or a blob of the Hub's cache"
     reasons = [file.unread_because for file in subject.digest_files]

@@ -27,17 +27,17 @@ _ELSEWHERE = ("ds_version", "param_shapes", "ds_config")
 
 @rule(Severity.ERROR, needs_file, cases={"settings or a program": Severity.NOTE})
 def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
-    """A checkpoint contains no tensors, or the state_dict in it is empty.
+    """A checkpoint contains no tensors, or its state_dict is empty.
 
-    Why: a load with `strict=False`, or a load of an adapter, succeeds silently and does not change the model. Usually
-    the filter that chose the keys matched nothing, or the process that saved had no weights (FSDP, ZeRO-3). The finding
-    is a note for a pickle with only settings, and for a TorchScript or torch.export program without weights. The state
-    of a scheduler or a sampler is not reported, because it has no tensors, nor that of an optimizer before its first
-    step, or without momentum.
+    Why: a load with `strict=False`, or a load of an adapter, succeeds silently and does not change the model. Usually a
+    filter of the keys matched nothing, or the saving process had no weights (FSDP, ZeRO-3). The finding is a note for a
+    pickle with only settings, and for a TorchScript or torch.export program without weights. States without tensors by
+    nature are not reported: the state of a scheduler or a sampler, or of an optimizer before its first step or without
+    momentum.
 
     Example: `adapter_model.safetensors` of 16 bytes, after `get_peft_model_state_dict` on a rank without parameters.
 
-    Fix: save again on the rank that has the weights, and check the number of tensors with `statecli inspect`.
+    Fix: save again on the rank with the weights, and check the number of tensors with `statecli inspect`.
     """
     state, path = subject.full_state, split_section(subject.target)[0]
     help = "save the checkpoint again from a process that holds the weights"
@@ -49,7 +49,7 @@ def empty_checkpoint(subject: Subject) -> Iterator[Issue]:
 
 
 def _is_optimizer(state: ModelState) -> bool:
-    """Return True for an optimizer with settings alone; a checkpoint without tensors may hold one too."""
+    """Return True for an optimizer with settings alone, which a checkpoint without tensors may contain."""
     return bool(state.optimizers) and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in state.oddities)
 
 
@@ -62,7 +62,7 @@ def _choose_severity(state: ModelState) -> Severity | None:
 def _has_model_tensors(state: ModelState) -> bool:
     """Return True if a section under one of the keys has tensors: a configuration may have the name of another key.
 
-    Tensors next to an empty model are in a section called `model`, which then stands for the whole file.
+    Tensors next to an empty model are in a section called `model`, and the section then stands for the whole file.
     """
     empty = set(_find_empty_models(state))
     whole_file = {state_dict.section for state_dict in state.state_dicts if empty.intersection(state_dict.others)}
@@ -78,14 +78,14 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
     """A weight has no elements: its shape contains a 0.
 
     Why: the file has the names of these weights but not their values. DeepSpeed's ZeRO-3 and FSDP free the weights that
-    a process does not need. A state_dict that is saved at that moment has weights of shape [0]. The finding is a note
-    for a ZeRO-3 file that records this, because the weights are in the partitions next to the file.
-    Some sound models have empty parameters as placeholders, which are not reported. Their names begin with `bias` or
-    contain `dummy` or `device` in the last part; or they are `min_val` and `max_val` of an observer, or `weight` next
-    to an `output_mask` of e3nn. If more than half of a section's parameters are empty, placeholders are reported too.
-    Buffers are reported only if all tensors of the checkpoint are empty.
+    a process does not need. A state_dict saved at this moment has weights of shape [0]. The finding is a note for a
+    ZeRO-3 file with a record of the freed weights, because the weights are in the partitions next to the file.
+    Some sound models have empty parameters as placeholders. Placeholders are not reported: names that begin with `bias`
+    or contain `dummy` or `device` in the last part; `min_val` and `max_val` of an observer; `weight` next to an
+    `output_mask` of e3nn. If more than half of a section's parameters are empty, placeholders are reported too. Buffers
+    are reported only if all tensors of the checkpoint are empty.
 
-    Example: `base_model.model.q_proj.lora_A.weight` of shape [0] in an adapter that was saved on one rank of ZeRO-3.
+    Example: `base_model.model.q_proj.lora_A.weight` of shape [0] in an adapter saved on a single rank of ZeRO-3.
 
     Fix: gather before saving: `accelerator.get_state_dict(model)`, `stage3_gather_16bit_weights_on_model_save`, or
     `zero_to_fp32.py`.
@@ -142,12 +142,12 @@ def unchecked_indices(subject: Subject) -> Iterator[Issue]:
     """The indices of a sparse tensor were not checked.
 
     Why: with wrong indices, operators read and write memory outside of the tensor, and `torch.load` does not check the
-    indices. The rule `sparse-indices` checks them if the values are read, but only of tensors that statecli lists: not
-    of an attribute of another tensor, of a key of a dict, or of the example inputs of an exported program.
+    indices. The rule `sparse-indices` checks them if the values are read, but only for listed tensors: not for an
+    attribute of another tensor, of a key of a dict, or of the example inputs of an exported program.
 
     Example: an adjacency matrix in a checkpoint of 10,000 tensors, whose values are not read by default.
 
-    Fix: audit with `--values`. For a tensor that is not listed, call
+    Fix: audit with `--values`. For a tensor outside the list, call
     `torch.sparse.check_sparse_tensor_invariants.enable()` before `torch.load`.
     """
     for tensor in _list_sparse(subject.state) if subject.values is None else ():

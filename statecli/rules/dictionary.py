@@ -1,7 +1,7 @@
-"""The dictionary of findings: every rule of every command, and the rules that `audit` runs.
+"""The dictionary of findings: every rule of every command, and the rules of `audit`.
 
-The rules of the other commands are defined below this room, so that a command imports only its own.
-`tests/rules/test_dictionary.py` checks that no rule is missing.
+The rules of the other commands are defined below this room, so that a command imports only its own rules.
+`tests/rules/test_dictionary.py` checks for missing rules.
 """
 
 from __future__ import annotations

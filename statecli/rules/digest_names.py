@@ -1,4 +1,4 @@
-"""Files that content-addressed caches name by the digest of their bytes, with the digest that the bytes have."""
+"""Files named by their digest in content-addressed caches, with the actual digest of their bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PIECE = 8 << 20
 
 
 class NamedFile(msgspec.Struct, frozen=True):
-    """A file whose name is a digest: its `path` as the target has it, its bytes, the digest that its name has."""
+    """A file whose name is a digest: its `path` from the target, its bytes, and the digest in its name."""
 
     path: str
     size: int
@@ -28,7 +28,7 @@ class NamedFile(msgspec.Struct, frozen=True):
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A named file and the digest of its bytes; None where `unread_because` says why it was not computed."""
+    """A named file and the digest of its bytes; None for a file that was not read (`unread_because`)."""
 
     file: NamedFile
     digest: str | None = None
@@ -36,7 +36,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
 
 
 def named_files(text: str) -> Iterator[NamedFile]:
-    """Yield the files of a target on disk, a file or those directly in a folder, that are named by their digest."""
+    """Yield the files named by their digest of a target on disk: a file, or the files directly in a folder."""
     path = split_section(text)[0]
     if files.is_remote(path) or not files.exists(path):
         return

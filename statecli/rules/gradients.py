@@ -1,4 +1,4 @@
-"""Rules about what is trained: the policy, the optimizer's state, and parameters that the optimizer lacks."""
+"""Rules about training: the policy, the optimizer's state, and parameters missing in the optimizer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from statecli.rules.audit_subject import Subject
 
 
 def needs_policy(subject: Subject) -> str | None:
-    """Return why neither `policy.frozen` nor `policy.trainable` applies; None if one of them does."""
+    """Return why neither `policy.frozen` nor `policy.trainable` applies; None if a policy applies."""
     if not (subject.policy.frozen or subject.policy.trainable):
         return "policy.frozen and policy.trainable are not configured"
     return None if _select_model_tensors(subject) else "the target has no model tensors"
 
 
 def needs_optimizer_with_names(subject: Subject) -> str | None:
-    """Return why it is unknown which parameters the optimizer trains; None if its names are known."""
+    """Return why the trained parameters of the optimizer are unknown; None for known names."""
     if not any(row.kind is Kind.OPTIMIZER for row in subject.full_state.tensors) and not subject.full_state.optimizers:
         return "the target has no optimizer state"
     is_named = any(_list_parameter_names(optimizer) for optimizer in subject.full_state.optimizers)
@@ -57,13 +57,14 @@ def _match_tensors(subject: Subject, globs: Sequence[str]) -> list[TensorInfo]:
 def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
     """A tensor's `requires_grad` contradicts `policy.frozen` or `policy.trainable`.
 
-    Why: a backbone that should be frozen drifts, or an adapter that should learn does not. The loss shows neither.
+    Why: a backbone that should be frozen drifts, or an adapter that should learn does not. The loss does not reveal the
+    mistake.
 
-    Example: `policy.frozen = ["encoder.*"]`, and a later line made one layer of the encoder trainable again.
+    Example: `policy.frozen = ["encoder.*"]`, and a later line made a layer of the encoder trainable again.
 
-    Fix: call `requires_grad_(False)` on the frozen part, after all code that builds or replaces modules. If the rule is
-    inconclusive because a state_dict does not record requires_grad, audit the model class. With `--lock`, the rule
-    `lock-mismatch` compares the values of frozen tensors.
+    Fix: call `requires_grad_(False)` on the frozen part, after the last code that builds or replaces modules. If the
+    rule is inconclusive because a state_dict does not record requires_grad, audit the model class. With `--lock`, the
+    rule `lock-mismatch` compares the values of frozen tensors.
     """
     inconclusive = _report_inconclusive(subject)
     if inconclusive is not None:
@@ -86,7 +87,7 @@ def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
 
 
 def _report_inconclusive(subject: Subject) -> Issue | None:
-    """Return one issue if the target does not record requires_grad; a lock checks frozen tensors by their values."""
+    """Return an issue if the target does not record requires_grad; a lock checks frozen tensors by their values."""
     globs = {"frozen": () if subject.lock is not None else subject.policy.frozen, "trainable": subject.policy.trainable}
     keys = [
         f"policy.{key}"
@@ -105,7 +106,7 @@ def _report_inconclusive(subject: Subject) -> Issue | None:
 
 @rule(Severity.WARNING, needs_optimizer_with_names)
 def optimizer_orphan(subject: Subject) -> Iterator[Issue]:
-    """The optimizer has state for a parameter that the model in the same checkpoint does not have.
+    """The optimizer has state for a parameter that is missing in the model of the same checkpoint.
 
     Why: `load_state_dict` of an optimizer matches parameters by their order. So a resumed training fails, or gives the
     momentum of one parameter to another.
@@ -128,22 +129,22 @@ def optimizer_orphan(subject: Subject) -> Iterator[Issue]:
 
 
 def _is_same_name(name: str, other: str) -> bool:
-    """Return True for equal names, also if one of them has the prefix of a wrapper."""
+    """Return True for names that are equal, or equal without the prefix of a wrapper."""
     return f".{name}".endswith(f".{other}") or f".{other}".endswith(f".{name}")
 
 
 def _find_similar_names(name: str, names: set[str]) -> Iterator[str]:
-    """Yield the names with the same last part as `name`: only these can differ from it by a prefix."""
+    """Yield the names with the same last part as `name`: only such names can differ from `name` by a prefix."""
     last = name.rpartition(".")[2]
     return (fqn for fqn in names if fqn.rpartition(".")[2] == last)
 
 
 @rule(Severity.WARNING, needs_optimizer_with_names)
 def untracked_parameter(subject: Subject) -> Iterator[Issue]:
-    """A parameter requires grad, but no optimizer in the same checkpoint trains it.
+    """A parameter requires grad, but no optimizer in the same checkpoint trains the parameter.
 
-    Why: the parameter gets gradients but never changes. Usually it was registered or replaced after the optimizer was
-    built.
+    Why: the parameter gets gradients but never changes. Usually the parameter was registered or replaced after the
+    optimizer was built.
 
     Example: `model.head = nn.Linear(768, 10)` after `torch.optim.AdamW(model.parameters())`.
 
@@ -177,7 +178,7 @@ def _list_nested_optimizers(subject: Subject) -> list[str]:
 
 
 def needs_fused_optimizer(subject: Subject) -> str | None:
-    """Return why no optimizer of the target runs fused kernels; None if one does."""
+    """Return why no optimizer of the target runs fused kernels; None if the target has a fused optimizer."""
     fused = any(group.fused for optimizer in subject.full_state.optimizers for group in optimizer.groups)
     return None if fused or _list_nested_optimizers(subject) else "the target has no optimizer with fused=True"
 
@@ -193,12 +194,14 @@ def fused_state_mismatch(subject: Subject) -> Iterator[Issue]:
     Why: `load_state_dict` takes the states and `fused=True` from the checkpoint and does not check the shapes. The
     fused kernel of `step()` then reads and writes as many elements as the parameter has. If the state is smaller, the
     kernel overwrites other memory of the process.
-    The finding is a warning if the optimizer trains fewer parameters than the model has, because it may belong to
-    another model. It is a note if the checkpoint does not contain the model, because nothing can be compared.
+    The finding is a warning if the optimizer trains fewer parameters than the model has, because the optimizer may
+    belong to another model. The finding is a note if the checkpoint does not contain the model, because nothing can be
+    compared.
 
     Example: `exp_avg` of shape [1] for a weight of shape [4096, 4096], with `fused=True` in the parameter group.
 
-    Fix: do not resume from the checkpoint. If it is yours, save the optimizer again next to the model that it trains.
+    Fix: do not resume from the checkpoint. If the checkpoint is yours, save the optimizer again, together with its
+    model.
     """
     for optimizer in subject.full_state.optimizers:
         if any(group.fused for group in optimizer.groups):

@@ -27,7 +27,7 @@ def _needs_file(subject: Subject) -> str | None:
 
 
 def _report_oddities(subject: Subject, help: str, *kinds: OddityKind) -> Iterator[Issue]:
-    """Return an issue for each oddity of these kinds that the reader recorded."""
+    """Return an issue for each recorded oddity of the given kinds."""
     return (_build_issue(odd, help) for odd in subject.state.oddities if odd.kind in kinds)
 
 
@@ -39,8 +39,8 @@ def _build_issue(odd: Oddity, help: str) -> Issue:
 def trailing_bytes(subject: Subject) -> Iterator[Issue]:
     """The file has data after the end of its content.
 
-    Why: some programs read a file from its start and some from its end, so they may read different contents. Attackers
-    use this to hide data from a scanner. The data can also be left over from a longer file, or from a broken download.
+    Why: some programs read a file from its start and some from its end, and may read different contents. Attackers use
+    this to hide data from a scanner. The data can also be left over from a longer file, or from a broken download.
 
     Example: a second archive or a script appended to `model.pt`, a zip comment, bytes after the pickle in data.pkl.
 
@@ -52,16 +52,15 @@ def trailing_bytes(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.WARNING, _needs_file)
 def unused_bytes(subject: Subject) -> Iterator[Issue]:
-    """The file holds bytes that the loader of its format does not read.
+    """The file has bytes that are not read by the loader of its format.
 
-    Why: these bytes take space in every copy, and everyone who has the file can read them. They may be weights that
-    were removed from the pickle but not from the archive. They may also be a hidden file, which another library may
-    load.
+    Why: the bytes take space in every copy, and can be read by everyone with the file. Examples are weights removed
+    from the pickle but not from the archive, and a hidden file for another library.
 
-    Example: the record `data/7` that no tensor of data.pkl refers to; a megabyte between two records; a file next to
-    the arrays of an `.npz`.
+    Example: the record `data/7` without a tensor of data.pkl; a megabyte between two records; a file next to the arrays
+    of an `.npz`.
 
-    Fix: load the file and save it again with the same library, which writes only the bytes that are used.
+    Fix: load the file and save it again with the same library, which writes only used bytes.
     """
     help = "save the file again with its library, which writes only the bytes that are used"
     yield from _report_oddities(subject, help, *_UNUSED)
@@ -71,15 +70,15 @@ def unused_bytes(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, _needs_file)
 def misplaced_storage(subject: Subject) -> Iterator[Issue]:
-    """A storage is not at the offset that torch computes, so a load with computed offsets reads wrong bytes.
+    """A storage is not at the offset computed by torch, so a load with computed offsets reads wrong bytes.
 
     Why: with `torch.utils.serialization.config.load.calculate_storage_offsets` and `mmap=True`, torch does not look up
     where a storage begins. Instead, torch adds up the sizes of the earlier storages. If the records are in another
     order, torch silently loads wrong weights. An ordinary `torch.load` is not affected.
 
-    Example: an archive with the record `.format_version` that was unpacked and zipped again in another order.
+    Example: an archive with the record `.format_version`, unpacked and zipped again in another order.
 
-    Fix: load the file without that setting and save it again with torch.save.
+    Fix: load the file without this setting and save it again with torch.save.
     """
     help = "load the file without calculate_storage_offsets, and save it again with torch.save"
     yield from _report_oddities(subject, help, OddityKind.MISPLACED_STORAGE)
@@ -103,7 +102,7 @@ def misaligned(subject: Subject) -> Iterator[Issue]:
     Why: a memory-mapped load (`mmap=True`, safetensors) uses the bytes of the file as tensors. Misaligned tensors are
     copied at each load, crash on a processor that requires alignment, and are slow to read for a GPU.
 
-    Example: a safetensors header that was not padded to a multiple of 8, so that every float32 begins at an odd byte.
+    Example: a safetensors header without padding to a multiple of 8, so that every float32 begins at an odd byte.
 
     Fix: load the file and save it again; torch.save aligns to 64 bytes, and safetensors pads the header.
     """
@@ -138,7 +137,7 @@ def _needs_checksums(subject: Subject) -> str | None:
 
 
 def _has_checksum(where: ByteRange) -> bool:
-    """Return True if a checksum is recorded; a nested archive has one inside, which is found when it is read."""
+    """Return True if a checksum is recorded; the checksum inside a nested archive is read with its data."""
     return where.crc32 is not None or where.is_archive
 
 
@@ -146,12 +145,11 @@ def _has_checksum(where: ByteRange) -> bool:
 def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
     """The bytes of a record do not match the checksum in the file.
 
-    Why: torch does not verify checksums. A file that was damaged on a disk or in a transfer, or changed by hand, loads
-    silently with other weights. Every audit verifies the checksum of data.pkl; `--values` also verifies the checksums
-    of the tensors. Rules about values do not check damaged tensors, so with such a rule the target also counts as
-    failed.
+    Why: torch does not verify checksums. A file damaged on a disk or in a transfer, or changed by hand, loads silently
+    with other weights. Every audit verifies the checksum of data.pkl; `--values` also verifies the checksums of the
+    tensors. Rules about values do not check damaged tensors, so with such a rule the target also counts as failed.
 
-    Example: one bit of `data/3` has flipped since it was saved.
+    Example: a bit of `data/3` has flipped since the file was saved.
 
     Fix: copy or download the file again.
     """
@@ -174,10 +172,10 @@ def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, _needs_file)
 def missing_shard(subject: Subject) -> Iterator[Issue]:
-    """One of the files that a checkpoint consists of is missing.
+    """A file of the checkpoint is missing.
 
-    Why: the checkpoint cannot be loaded, or a loader that reads one tensor at a time fails hours later. Such a target
-    also counts as failed, because not all of its tensors can be audited.
+    Why: the checkpoint cannot be loaded, or a loader that reads tensor by tensor fails hours later. The target also
+    counts as failed, because not all of its tensors can be audited.
 
     Example: the index names `model-00002-of-00002.safetensors`, and the upload stopped after the first file.
 
@@ -194,11 +192,10 @@ def index_mismatch(subject: Subject) -> Iterator[Issue]:
     """The index of a sharded checkpoint contradicts its shards.
 
     Why: if the index names the wrong shard, a loader does not find the tensor. If the index does not name a tensor,
-    most loaders leave its layer at random weights; transformers 5 loads the tensor. A wrong total is a warning: it
-    misleads code that assigns layers to devices by size. A file that looks like a shard but is not in the index is a
-    note.
+    most loaders leave its layer at random weights; transformers 5 loads the tensor. A wrong total is a warning: code
+    that assigns layers to devices by size is misled. A file that looks like a shard but is not in the index is a note.
 
-    Example: adapters were merged into one shard, and the index was not written again.
+    Example: adapters were merged into a shard, and the index was not written again.
 
     Fix: write the index again, with `save_pretrained` or from the headers of the shards.
     """
@@ -240,13 +237,12 @@ def legacy_format(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.ERROR, needs_digest_as_name)
 def digest_mismatch(subject: Subject) -> Iterator[Issue]:
-    """The bytes of a file do not match the digest that is the name of the file.
+    """The bytes of a file do not match the digest in the file's name.
 
     Why: the Hub's cache stores each file as `blobs/DIGEST` and never computes the digest again. So a loader does not
     notice that a damaged disk, an interrupted copy or another person changed the file. A name of 64 digits is a
-    SHA-256, and a name of 40 digits is the SHA-1 that git gives to a file; ollama writes `sha256-DIGEST`. One run
-    hashes up to 256 MB of local files, or all of them with `--values`; the verdict counts the files that were not
-    hashed.
+    SHA-256, and a name of 40 digits is git's SHA-1 of a file; ollama writes `sha256-DIGEST`. A run hashes up to 256 MB
+    of local files, or all files with `--values`; the verdict counts the other files.
 
     Example: `~/.cache/huggingface/hub/models--x/blobs/4f1d…`, whose SHA-256 is `9c0a…`.
 

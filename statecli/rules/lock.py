@@ -1,4 +1,4 @@
-"""Rules about the lock file: tensors and settings that differ from it, and values that it does not cover."""
+"""Rules about the lock file: tensors and settings that differ from the lock, and values missing in the lock."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _RESTORE_FILE = "restore the file, or run `statecli lock` again if the change is
 def lock_mismatch(subject: Subject) -> Iterator[Issue]:
     """A tensor is not in the lock file, is missing from the checkpoint, or differs from the lock file.
 
-    Why: a lock records the values, dtype, shape, kind and requires_grad of the weights that were reviewed. A checkpoint
-    still loads if it was trained further, lost precision in a conversion, comes from another run, or was tampered with.
+    Why: a lock records the values, dtype, shape, kind and requires_grad of the reviewed weights. A checkpoint still
+    loads after further training, a loss of precision in a conversion or a manipulation, or if it comes from another
+    run.
 
-    Example: `encoder.weight` is frozen, but one step of fine-tuning changed it: its digest differs.
+    Example: `encoder.weight` is frozen, but has another digest after a step of fine-tuning.
 
     Fix: restore the locked checkpoint. If the change is intended, run `statecli lock` again and have the changed lines
     of the lock file reviewed.
@@ -46,7 +47,7 @@ def settings_mismatch(subject: Subject) -> Iterator[Issue]:
     """A setting, or a file of the model such as its configuration or tokenizer, differs from the lock.
 
     Why: the same weights give other results with another `rms_norm_eps`, tokenizer or `modeling_*.py`. A lock of the
-    tensors alone does not detect such a change.
+    tensors alone does not detect the change.
 
     Example: `rms_norm_eps` in `config.json` was 1e-06 when the folder was locked, and is 0.1 now.
 
@@ -84,9 +85,10 @@ def _describe_file(change: FileChange) -> str:
 
 
 def _compute_content(pair: LockMatch) -> str | None:
-    """Return a digest of what differs from the lock, with the values that were found.
+    """Return a digest of the differences from the lock, with the actual values.
 
-    None without values, and "" for values without a digest: nothing accepts them, because any values would pass.
+    None without values, and "" for values without a digest: the finding is never accepted, because any values would
+    pass.
     """
     line = pair.locked
     if pair.digest:

@@ -23,7 +23,7 @@ _HELP = "do not call the module; contact its publisher"
 
 
 def needs_module(subject: Subject) -> str | None:
-    """Return why the target holds no module that can be called; None if it does."""
+    """Return why the target has no callable module; None if there is a module."""
     state = subject.full_state
     is_module = state.traits.is_program or any(section.is_module for section in state.state_dicts)
     return (
@@ -36,12 +36,12 @@ def inconsistent_module(subject: Subject) -> Iterator[Issue]:
     """In a pickled module, the size of a weight contradicts the module's settings or its other weights.
 
     Why: loading a whole module does not run its constructor, so nothing checks the sizes of the weights. The kernels of
-    LSTM, GRU and weight_norm do not check them either: a call of the module reads memory outside of the weight, or
+    LSTM, GRU and weight_norm do not check the sizes either: a call of the module reads memory outside of the weight, or
     crashes. An attention module with 0 heads divides by zero.
 
     Example: an LSTM with `hidden_size` 4096 whose `weight_ih_l0` has 1 row.
 
-    Fix: do not call the module. If it is yours, save its state_dict, and build the class before loading.
+    Fix: do not call the module. If the file is yours, save the module's state_dict, and build the class before loading.
     """
     state = subject.full_state
     sections = {section.section for section in state.state_dicts if section.is_module} or set(state.sections)
@@ -95,7 +95,7 @@ def _find_settings(values: Mapping[str, Scalar], module: str) -> dict[str, Scala
 def _find_expected_sizes(
     weights: Mapping[tuple[str, int, str], TensorInfo], settings: Mapping[str, Scalar]
 ) -> Iterator[tuple[TensorInfo, _Sizes]]:
-    """Yield each weight of a recurrent module with the shape that it needs."""
+    """Yield each weight of a recurrent module with its required shape."""
     first = {what: row.shape or () for (what, layer, way), row in weights.items() if (layer, way) == (0, "")}
     inputs, hiddens, projection = first.get("weight_ih", ()), first.get("weight_hh", ()), first.get("weight_hr", ())
     if len(inputs) != 2 or len(hiddens) != 2:
@@ -117,7 +117,7 @@ def _get_int(settings: Mapping[str, Scalar], name: str, default: int) -> int:
 
 
 def _check_weight_norm(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue]:
-    """Check the norms of weights that `weight_norm` splits in two: 1 in each dimension but one."""
+    """Check the norms of weights split by `weight_norm`: size 1 in all dimensions but one."""
     by_name = {(row.section, row.fqn): row for row in rows}
     for (section, name), row in by_name.items():
         stem, _, last = name.rpartition(".")

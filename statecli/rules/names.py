@@ -22,11 +22,11 @@ _OUTER = WRAPPER_PREFIXES[:-1]
 
 @rule(Severity.WARNING)
 def case_collision(subject: Subject) -> Iterator[Issue]:
-    """The names of two tensors differ only in upper and lower case, or in how Unicode encodes the same letters.
+    """The names of two tensors differ only in upper and lower case, or in the Unicode encoding of the same letters.
 
     Why: macOS, Windows and tools that fold case or normalize text treat the two names as equal. One of the two tensors
     is lost silently when the checkpoint is unpacked or converted. A name with more than 30 combining marks in a row is
-    reported too: no language needs such a name, and its normalization can take minutes.
+    reported too: such names exist in no language, and their normalization can take minutes.
 
     Example: `head.Weight` next to `head.weight`.
 
@@ -53,7 +53,7 @@ _TOO_MANY_MARKS = (
 
 
 def _fold_case(name: str) -> str:
-    """Return the name as file systems on macOS and Windows compare it; unlike `str.casefold`, `ß` stays `ß`."""
+    """Return the name as compared by file systems on macOS and Windows; unlike `str.casefold`, `ß` stays `ß`."""
     return name.lower() if name.isascii() else _normalize(_normalize(name).lower())
 
 
@@ -154,10 +154,10 @@ def _join_wrappers(name: str) -> str:
 def control_characters(subject: Subject) -> Iterator[Issue]:
     """A name contains invisible characters: control, bidirectional or zero-width characters, or a lone surrogate.
 
-    Why: such a name can look like another name, or like nothing. It can also colour or overwrite lines in a terminal,
-    add lines to a log, or reverse text.
+    Why: such a name can look like another name or be invisible. The name can also colour or overwrite lines in a
+    terminal, add lines to a log, or reverse text.
 
-    Example: `fc.weight` with a zero-width space in it next to `fc.weight`; a name with a line break.
+    Example: `fc.weight` with an added zero-width space next to `fc.weight`; a name with a line break.
 
     Fix: rename the tensor, and ask where the file comes from.
     """

@@ -1,4 +1,4 @@
-"""Rules about what loading a checkpoint's pickles would run. Pickles are read and never executed."""
+"""Rules about the code run by loading a checkpoint's pickles. Pickles are read and never executed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _find_all_foreign_names(subject: Subject) -> Iterator[tuple[ScannedPickle, M
 
 
 def _treat_as_python(mention: Mention) -> Mention:
-    """Return a class of TorchScript as harmful if no TorchScript is in the archive: Python would import it."""
+    """Return a class of TorchScript as harmful if no TorchScript is in the archive: Python would import the class."""
     if mention.misuse or mention.module.partition(".")[0] != "__torch__":
         return mention
     why = "is a TorchScript class, but the file has no TorchScript, so Python would import a module of this name"
@@ -68,7 +68,7 @@ def _describe_load(pickle: ScannedPickle) -> str:
 
 
 def _describe_place(subject: Subject, pickle: ScannedPickle, *, says_record: bool = False) -> str:
-    """Return the file of the target and the pickle in it, as text.
+    """Return the file of the target and the pickle in the file, as text.
 
     With `says_record`, the word `record` precedes a record of an archive, whose name looks like the path of a file.
     """
@@ -138,21 +138,22 @@ def _hash_contents(contents: Iterable[str]) -> str:
 
 @rule(Severity.ERROR, needs_file, needs_pickles, commands=("inspect", "audit"))
 def unsafe_global(subject: Subject) -> Iterator[Issue]:
-    """Loading the file imports or calls a function that attacks use, such as `os.system`.
+    """Loading the file imports or calls a function used in attacks, such as `os.system`.
 
-    Why: unpickling imports and calls the functions that the file names, before you can check the contents. So the
-    author of the file can run any code on the machine of everyone who loads it. Names that torch's restricted unpickler
-    accepts, and names that build plain data, are not reported. The rule reports other names with a known harm: Python's
-    own functions, functions of torch and numpy that do not build data, and packages that run code.
-    The rule also reports an allowed name in an unusual use: the file changes it for the whole process, calls it through
-    another name, or gives it arguments that make it call or overwrite something. A file `omegaconf.py` next to a pickle
-    that imports `omegaconf` is reported too, because Python may import this file instead of the package. In TorchScript
-    code and torch.export programs, the rule reports calls that reach files or Python.
+    Why: unpickling imports and calls the functions named in the file, before you can check the contents. So the author
+    of the file can run any code on the machine of everyone who loads the file. Names accepted by torch's restricted
+    unpickler, and names that build plain data, are not reported. The rule reports other names with a known harm:
+    Python's own functions, functions of torch and numpy that do not build data, and packages that run code.
+    The rule also reports an allowed name in an unusual use: the file changes the object for the whole process, calls
+    the function through another name, or passes arguments that make the function call or overwrite something. A file
+    `omegaconf.py` next to a pickle with an import of `omegaconf` is reported too, because Python may import this file
+    instead of the package. In TorchScript code and torch.export programs, the rule reports calls that reach files or
+    Python.
 
     Example: `data.pkl` calls `os.system` with a shell command, after the tensors of an ordinary state_dict.
 
     Fix: do not load the file, and contact its publisher. If the file is yours, save the state_dict without the object
-    that needs the name.
+    of this name.
     """
     yield from _limit_per_file(
         _build_name_issue(subject, pickle, mention, harm, _DO_NOT_LOAD)
@@ -163,13 +164,13 @@ def unsafe_global(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.WARNING, needs_file, needs_pickles)
 def unknown_global(subject: Subject) -> Iterator[Issue]:
-    """Loading the file imports a class or function that is not on statecli's list of harmless names.
+    """Loading the file imports a class or function outside statecli's list of harmless names.
 
-    Why: statecli does not know whether the class or function is safe. Loading the file imports its package and runs its
-    code, and fails if the package is missing or has another version. `torch.load` refuses the file by default; with
-    `weights_only=False` it accepts every name.
+    Why: statecli does not know whether the class or function is safe. Loading the file imports the package and runs the
+    code of the name, and fails if the package is missing or has another version. `torch.load` refuses the file by
+    default; with `weights_only=False` every name is accepted.
 
-    Example: `my_project.config.TrainConfig`, an object that is stored next to the weights.
+    Example: `my_project.config.TrainConfig`, an object stored next to the weights.
 
     Fix: save plain dicts, numbers and text next to the tensors; or accept the finding with a reason.
     """
@@ -184,8 +185,8 @@ def unknown_global(subject: Subject) -> Iterator[Issue]:
 def whole_module_pickle(subject: Subject) -> Iterator[Issue]:
     """A whole module is pickled as an object, although its state_dict would be enough.
 
-    Why: `torch.load` needs `weights_only=False` for the file, which lets the file run any code. It also needs the class
-    under the same name in the same module: if the code moves or changes, the weights cannot be loaded.
+    Why: `torch.load` needs `weights_only=False` for the file, and then the file can run any code. The load also needs
+    the class under the same name in the same module: if the code moves or changes, the weights cannot be loaded.
 
     Example: `torch.save(model, "net.pt")`.
 
@@ -203,15 +204,15 @@ def whole_module_pickle(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.WARNING, needs_file, needs_pickles, cases={"plain data": Severity.NOTE})
 def nested_pickle(subject: Subject) -> Iterator[Issue]:
-    """A pickle is hidden in a string of another pickle, or in a record that holds no tensors.
+    """A pickle is hidden in a string of another pickle, or in a record without tensors.
 
     Why: `torch.load` does not run the hidden pickle, but another program may unpickle it later and run its code.
-    Scanners that stop at `data.pkl` do not see it. statecli scans the hidden pickle too, and the other rules check its
-    imports.
+    Scanners that stop at `data.pkl` do not see the hidden pickle. statecli scans the hidden pickle too, and the other
+    rules check its imports.
 
     Example: `extra/hook.pkl` next to `data.pkl` in the archive; bytes in a state_dict that begin with `\\x80\\x04`.
 
-    Fix: find out which program reads the pickle; replace it with plain data, or accept the finding with a reason.
+    Fix: find the program that reads the pickle; replace it with plain data, or accept the finding with a reason.
     """
     yield from _limit_per_file(
         _build_nested_issue(subject, pickle)
@@ -233,13 +234,13 @@ def _build_nested_issue(subject: Subject, pickle: ScannedPickle) -> Issue:
 def unscanned_pickle(subject: Subject) -> Iterator[Issue]:
     """A pickle, or an archive of pickles, could not be scanned to its end.
 
-    Why: the part that was not scanned may run code when the file is loaded. Attackers write pickles that end too early,
-    decompress without end or give wrong offsets, so that scanners give up and report nothing. Some pickles have frames
-    that no pickler writes, so that two unpicklers read different opcodes from the same bytes.
+    Why: the unscanned part may run code when the file is loaded. Attackers write pickles that end too early, decompress
+    without end or give wrong offsets, so that scanners give up and report nothing. Some pickles have forged frames: two
+    unpicklers read different opcodes from the same bytes.
 
     Example: a `data.pkl` of 200 KB that inflates to 200 MB; a pickle that calls a function and then ends in the middle.
 
-    Fix: do not load the file. If the file is yours, it is damaged: download it again, or save it again.
+    Fix: do not load the file. If the file is yours, the file is damaged: download or save the file again.
     """
     yield from _limit_per_file(
         _build_unread_issue(subject, pickle, pickle.unread) for pickle in subject.pickles if pickle.unread
@@ -251,8 +252,8 @@ def allocation_bomb(subject: Subject) -> Iterator[Issue]:
     """Loading the file takes far more memory or time than its size explains.
 
     Why: a few bytes of a pickle can request any amount of memory, and a dictionary key can take forever to hash. The
-    process that loads the file is killed or hangs, even with `weights_only=True`. torch.save and pickle do not write
-    such a file, because they write the data itself.
+    loading process is killed or hangs, even with `weights_only=True`. torch.save and pickle do not write such a file,
+    because they write the data itself.
 
     Example: `bytearray(2**36)` next to the tensors; a dictionary key that is a tuple with itself as two items, 64
     levels deep; a memo entry with the number 2**28; compressed records that inflate 1,000 times.
@@ -268,7 +269,7 @@ def allocation_bomb(subject: Subject) -> Iterator[Issue]:
 def unsafe_data(subject: Subject) -> Iterator[Issue]:
     """The file has numbers or texts that make common programs read other memory, delete files or run code.
 
-    Why: `torch.load(weights_only=True)` returns numbers and texts without a check, and other programs trust them.
+    Why: `torch.load(weights_only=True)` returns numbers and texts without a check, and other programs trust the values.
     Code: LightningCLI calls the name at a `class_path` in the hyperparameters. MMEngine runs its saved configuration.
     HQQ evaluates the name of a dtype, fairseq evaluates texts of its configuration, and Composer evaluates the `repr`
     of an algorithm. Composer also calls the class of a transformers model. `torch.compiler.load_cache_artifacts`
@@ -281,16 +282,17 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
     Training: with `assign_to_params_buffers` in `_metadata`, `load_state_dict` replaces the parameters, and an existing
     optimizer keeps training the old parameters.
     The finding is a warning for the bytecode of a TorchScript archive, because the lite interpreter trusts the numbers
-    in it. It is a warning for a name that statecli does not know: a `class_path`, a `type` or scope of MMEngine, or
-    the class of a model of Composer. It is a warning for Python files in a tokenizer of Composer, and for texts
-    that may name a class or a configuration file in the hyperparameters of LightningCLI (those with an
-    `_instantiator`). The finding is a note for a path in a store such as s3, for a path with a usual name of MMEngine
-    and MMCV (`best_*.pth`), and for a key of `_metadata` that torch does not write.
+    in the bytecode. The finding is a warning for a name unknown to statecli: a `class_path`, a `type` or scope of
+    MMEngine, or the class of a model of Composer. The finding is also a warning for Python files in a tokenizer of
+    Composer, and for possible names of a class or a configuration file in the hyperparameters of LightningCLI (if they
+    have an `_instantiator`). The finding is a note for a path in a store such as s3, for a path with a usual name of
+    MMEngine and MMCV (`best_*.pth`), and for a key of `_metadata` that torch does not write.
 
     Example: `("MT19937", key, 2**30, 0, 0.0)` in `rng_state.pth`; a `best_model_path` of `http://host/best.ckpt`;
     a `conv_feature_layers` of `[exit()]`.
 
-    Fix: do not resume from the file, and contact its publisher. If the file is yours, save it again without the value.
+    Fix: do not resume from the file, and contact its publisher. If the file is yours, save the file again without the
+    value.
     """
     yield from _limit_per_file(
         _build_hazard_issue(subject, pickle, hazard) for pickle in subject.pickles for hazard in pickle.hazards
@@ -358,10 +360,10 @@ _REPLACEMENTS = (
 
 @rule(Severity.WARNING, needs_file, needs_pickles, cases={"own loader": Severity.NOTE})
 def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
-    """`torch.load(path)` refuses the file, because the file imports a name that is not on torch's allow-list.
+    """`torch.load(path)` refuses the file, because the file imports a name outside torch's allow-list.
 
-    Why: since torch 2.6, `torch.load` sets `weights_only=True` and refuses every name outside its allow-list. Everyone
-    who loads the file must pass `weights_only=False`, which lets the file run any code, or call `add_safe_globals` for
+    Why: since torch 2.6, `torch.load` sets `weights_only=True` and refuses every name outside its allow-list. To load
+    the file, everyone must pass `weights_only=False`, which lets the file run any code, or call `add_safe_globals` for
     each name. statecli uses the allow-list of torch 2.13. torch.load also refuses a call of a class such as
     torch.FloatStorage, and opcodes that torch.save does not write, such as the opcodes of pickle protocol 4.
     Training libraries load their own files with their own allow-list. So the finding is a note for the states of
@@ -419,7 +421,7 @@ def _describe_opcode(code: int) -> str:
 
 
 def _suggest_replacements(names: list[str], pickle: ScannedPickle) -> str:
-    """Return what to do about each refused name: what to save in place of its object, or not to load the file."""
+    """Return the advice about each refused name: the data to save in place of its object, or not to load the file."""
     if any(known_names.find_harm(mention) for mention in pickle.names if not _is_clean(mention)):
         return "do not load the file with weights_only=False; contact its publisher"
     imports = dict.fromkeys(map(safe_globals.find_admitting_module, names))

@@ -49,14 +49,14 @@ def _describe_device(subject: Subject, device: str, tensors: list[TensorInfo]) -
     cases={"outside of the policy": Severity.ERROR, "later GPU": Severity.WARNING},
 )
 def accelerator_device(subject: Subject) -> Iterator[Issue]:
-    """Tensors are recorded on a device that not every machine has.
+    """Tensors are recorded on a device that is missing on some machines.
 
-    Why: `torch.load` restores each tensor to its recorded device. On a machine without that device, it raises an error
-    unless `map_location` is given. The first GPU is a note. A later GPU (`cuda:3`) is a warning: few machines have it,
-    and a load may fill the wrong GPU. A device that is not in `policy.device` is an error. `cuda` without a number
-    counts as the first GPU.
+    Why: `torch.load` restores each tensor to its recorded device. On a machine without the device, the load raises an
+    error unless `map_location` is given. The first GPU is a note. A later GPU (`cuda:3`) is a warning: few machines
+    have so many GPUs, and a load may fill the wrong GPU. A device that is not in `policy.device` is an error. `cuda`
+    without a number counts as the first GPU.
 
-    Example: a checkpoint that rank 3 of a training run saved names `cuda:3` for each of its tensors.
+    Example: a checkpoint saved by rank 3 of a training run names `cuda:3` for each of its tensors.
 
     Fix: save `{name: tensor.cpu() for …}`, or load with `map_location="cpu"`.
     """
@@ -83,13 +83,13 @@ def accelerator_device(subject: Subject) -> Iterator[Issue]:
 def mixed_devices(subject: Subject) -> Iterator[Issue]:
     """The parameters and buffers of one model are on several devices.
 
-    Why: the first operator that combines tensors of two devices raises an error. Common causes are a tensor that
-    forward created, and a tensor that was not registered when the model moved. A model that is split over GPUs on
-    purpose is also reported.
+    Why: the first operator that combines tensors of two devices raises an error. Common causes are a tensor created by
+    forward, and an unregistered tensor that stayed when the model moved. A model split over GPUs on purpose is also
+    reported.
 
     Example: all weights are on `cuda:0`, and `mask` is on the CPU.
 
-    Fix: register the tensor that did not move, or move the model before saving: `model.cpu()`.
+    Fix: register the tensor left on the other device, or move the model before saving: `model.cpu()`.
     """
     for section in subject.state.sections:
         tensors = (tensor for tensor in subject.state.tensors if tensor.section == section and tensor.kind in MODEL)
@@ -102,7 +102,7 @@ def mixed_devices(subject: Subject) -> Iterator[Issue]:
 
 
 def _merge_equal_devices(by_device: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
-    """Merge `cuda` and `cuda:0`, which are one device to a process, and drop meta, which has no memory."""
+    """Merge `cuda` and `cuda:0`, the same device to a process, and drop meta, a device without memory."""
     merged: dict[str, list[TensorInfo]] = {}
     for device, tensors in by_device.items():
         if device != "meta":

@@ -26,12 +26,12 @@ def needs_metadata(subject: Subject) -> str | None:
 
 
 def needs_must_change(subject: Subject) -> str | None:
-    """Return why `policy.must-change` does not apply; None if it is configured with a reference."""
+    """Return why `policy.must-change` does not apply; None if both the policy and a reference are configured."""
     return _needs_policy_and_reference(subject, bool(subject.policy.must_change), "policy.must-change")
 
 
 def needs_must_not_change(subject: Subject) -> str | None:
-    """Return why `policy.must-not-change` does not apply; None if it is configured with a reference."""
+    """Return why `policy.must-not-change` does not apply; None if both the policy and a reference are configured."""
     return _needs_policy_and_reference(subject, bool(subject.policy.must_not_change), "policy.must-not-change")
 
 
@@ -65,9 +65,9 @@ def _report_unmatched(key: str, glob: str, subject: Subject) -> Issue:
 
 @rule(Severity.ERROR, needs_required_metadata, needs_metadata)
 def missing_metadata(subject: Subject) -> Iterator[Issue]:
-    """A key that the policy requires is not in the checkpoint's metadata, or has no value.
+    """A key required by the policy is not in the checkpoint's metadata, or has no value.
 
-    Why: without the epoch, the commit or the licence that a registry requires, users cannot identify the checkpoint
+    Why: without the epoch, the commit or the licence required by a registry, users cannot identify the checkpoint
     later.
 
     Example: `policy.require-metadata = ["license"]`, and `__metadata__` has no `license`.
@@ -85,7 +85,7 @@ def missing_metadata(subject: Subject) -> Iterator[Issue]:
 
 
 def _select_settings(key: str, metadata: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the settings that a key names; `epoch` also names `args.epoch` if there is no setting `epoch`."""
+    """Return the settings named by a key; `epoch` also names `args.epoch` if there is no setting `epoch`."""
     if key in metadata:
         return {key: metadata[key]}
     return {} if "." in key else {name: value for name, value in metadata.items() if name.endswith(f".{key}")}
@@ -95,8 +95,8 @@ def _select_settings(key: str, metadata: Mapping[str, Scalar]) -> dict[str, Scal
 def unchanged_tensor(subject: Subject) -> Iterator[Issue]:
     """Tensors that must change according to the policy are equal to the reference.
 
-    Why: a layer that should have been trained was not: it was frozen by mistake, left out of the optimizer, or not
-    saved.
+    Why: a layer that should have been trained was not: the layer was frozen by mistake, left out of the optimizer, or
+    not saved.
 
     Example: `policy.must-change = ["head.*"]` after fine-tuning a head.
 
@@ -128,7 +128,7 @@ def changed_tensor(subject: Subject) -> Iterator[Issue]:
 
     Why: a backbone that should be frozen was trained, or comes from another run.
 
-    Example: `policy.must-not-change = ["encoder.*"]` after training a head on it.
+    Example: `policy.must-not-change = ["encoder.*"]` after training a head on the encoder.
 
     Fix: call `requires_grad_(False)` and `eval()` on the frozen part. In training mode, BatchNorm updates its
     statistics even if its parameters are frozen.

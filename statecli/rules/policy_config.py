@@ -1,4 +1,4 @@
-"""What a project asks of its checkpoints, as plain data: `[tool.statecli.policy]`."""
+"""A project's requirements on its checkpoints, as plain data: `[tool.statecli.policy]`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Policy(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """Each is left alone where it is None or empty. Globs are of FQNs.
+    """Requirements on checkpoints; None or empty: no requirement. Globs match FQNs.
 
-    `dtype` and `device` are those that floating-point tensors, and all tensors, may have; `frozen` and `trainable` must
-    not and must require grad; `max_bytes` bounds the whole checkpoint; `require_metadata` are keys; `must_change` and
-    `must_not_change` hold against `reference`, a checkpoint.
+    `dtype` are the allowed dtypes of floating-point tensors, `device` the allowed devices of all tensors; `frozen`
+    tensors must not require grad, `trainable` tensors must; `max_bytes` bounds the whole checkpoint; `require_metadata`
+    are keys; `must_change` and `must_not_change` hold against `reference`, a checkpoint.
     """
 
     dtype: tuple[str, ...] = ()

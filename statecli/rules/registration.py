@@ -1,4 +1,4 @@
-"""Rules about registration: PyTorch saves, moves and trains only what a module registers."""
+"""Rules about registration: PyTorch saves, moves and trains only registered tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statecli.rules.audit_subject import Subject, needs_module
 
 
 def _select_unregistered(subject: Subject) -> Iterator[TensorInfo]:
-    """Yield the tensors that are known to be unregistered, without sample inputs and what a class may handle itself."""
+    """Yield the tensors known to be unregistered, without sample inputs and tensors that a class may handle itself."""
     rows = [row for row in (subject.module.tensors if subject.module else ()) if not row.is_input]
     return (row for row in rows if row.kind is Kind.UNREGISTERED and row.evidence is Evidence.REGISTERED)
 
@@ -35,7 +35,7 @@ def _build_issue(row: TensorInfo, what: str, severity: Severity | None = None, h
 
 
 def _describe_consequences(row: TensorInfo) -> str:
-    """Return what does not happen to a tensor: `not in state_dict(), not moved by .to()`; "" if all is done for it."""
+    """Return the omissions for a tensor: `not in state_dict(), not moved by .to()`; "" without omissions."""
     parts = ["not in state_dict()"] if row.saved is False else []
     parts += ["not moved by .to()"] if row.moves is False else []
     return ", ".join(parts)
@@ -92,10 +92,10 @@ _LIST = "keep the module in nn.ModuleList or nn.ModuleDict, or as an attribute o
 
 @rule(Severity.NOTE, needs_module, cases={"random": Severity.ERROR})
 def non_persistent_buffer(subject: Subject) -> Iterator[Issue]:
-    """A buffer is registered with `persistent=False`, so it is not saved, and a load does not restore it.
+    """A buffer is registered with `persistent=False`, so a save and a load leave out the buffer.
 
-    Why: a loaded model has the values that the constructor gives, not the values before saving. The finding is an error
-    if the constructor draws the values at random, and a note if statecli cannot run the constructor again. If the
+    Why: a loaded model has the values from the constructor, not the values before saving. The finding is an error if
+    the constructor draws the values at random, and a note if statecli cannot run the constructor again. If the
     constructor gives the same values each time, as for a position table, the buffer is not reported.
 
     Example: `self.register_buffer("noise", torch.randn(8), persistent=False)`.
@@ -116,8 +116,8 @@ def non_persistent_buffer(subject: Subject) -> Iterator[Issue]:
 def buffer_requires_grad(subject: Subject) -> Iterator[Issue]:
     """A buffer requires grad.
 
-    Why: no optimizer updates the buffer, because `model.parameters()` does not return it. Its gradients only take time
-    and memory.
+    Why: no optimizer updates the buffer, because `model.parameters()` does not include buffers. Its gradients only take
+    time and memory.
 
     Example: `self.register_buffer("prior", torch.ones(3, requires_grad=True))`.
 

@@ -1,4 +1,4 @@
-"""Rules about one layer of a stack that differs from its siblings."""
+"""Rules about a layer of a stack that differs from its siblings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _T = TypeVar("_T", bound=Hashable)
 
 
 class Stack(msgspec.Struct, frozen=True, dict=True):
-    """The layers of one module list: `layers[index][rest of the name]` is the position of a tensor in the state."""
+    """The layers of a module list: `layers[index][rest of the name]` is the position of a tensor in the state."""
 
     section: str
     prefix: str
@@ -77,27 +77,27 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
     """One layer of a stack differs from all the other layers: in its tensors, a dtype, a shape, or the size of values.
 
     Why: the layers of a stack (`layers.0`, `layers.1`, …) have the same code, so they have the same tensors, dtypes and
-    shapes. A filter or a merge may lose a layer or one of its tensors, or leave an extra tensor. A conversion may
-    forget a layer or apply a scale twice: the layer has another dtype or shape, a weight of zeros, or values a hundred
-    times as large. Such a checkpoint loads silently with `strict=False`, or is cast.
+    shapes. A filter or a merge may lose a layer or a tensor, or leave an extra tensor. A conversion may forget a layer
+    or apply a scale twice: the layer has another dtype or shape, a weight of zeros, or values a hundred times as large.
+    The checkpoint loads silently with `strict=False`, or is cast.
     The rule checks stacks of 8 layers or more. The first and the last layer are not checked, because they differ in
-    many models. In a stack of 32 layers or more, the rule also reports two layers that lack a tensor. A layer that
-    lacks some tensors and has others is of another architecture (attention among state-space layers) and is not
-    reported. Factors of a LoRA that only one layer has are not reported either.
+    many models. In a stack of 32 layers or more, the rule also reports two layers that lack a tensor. A layer with
+    other tensors in place of the missing tensors has another architecture (attention among state-space layers) and is
+    not reported. Factors of a LoRA in a single layer are not reported either.
     If values were read, the rule compares the fourth largest absolute value of each tensor of 64 elements or more, and
-    the value of each tensor of one element. The finding needs a factor of 50 from the median, and a deviation (as a
-    logarithm) three times that of any other layer. A scale of one element that is 0 or negative is reported if the
-    other scales are positive and at most a factor of 10 apart.
-    A quantized weight that lacks a tensor (scales, zero points), or whose tensors do not fit each other, is always
-    reported, because its codes mean nothing without the rest. Some tensors are only needed if other weights of the
-    layout have them: `quant_state`, `weight_shape`, `g_idx`, and the scales of a float8 `weight`.
+    the value of each tensor with a single element. The finding needs a factor of 50 from the median, and a deviation
+    (as a logarithm) three times as large as the deviation of any other layer. A scale of a single element that is 0 or
+    negative is reported if the other scales are positive and at most a factor of 10 apart.
+    A quantized weight with a missing tensor (scales, zero points), or with tensors that do not fit each other, is
+    always reported, because its codes mean nothing without the rest. Some tensors are only needed if present for other
+    weights of the layout: `quant_state`, `weight_shape`, `g_idx`, and the scales of a float8 `weight`.
     GGUF files are not checked, because they choose a dtype for each tensor on purpose. The rule has no finding on 204
     sound checkpoints of transformers and torch, with random weights and after three steps of training
     (`benchmarks/honest_checkpoints.py`).
 
     Example: `model.layers.17.mlp.up_proj.weight` is float32, in the other 31 layers bfloat16.
 
-    Fix: convert or save that layer again; if the difference is intended, accept the finding with a reason.
+    Fix: convert or save the layer again; if the difference is intended, accept the finding with a reason.
     """
     if subject.state.traits.mixed_dtypes:
         return
@@ -125,9 +125,9 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
 
 
 def find_stacks(tensors: tuple[TensorInfo, ...], parts: Set[tuple[str, str]] = frozenset()) -> list[Stack]:
-    """Return the stacks of at least `MIN_LAYERS` layers: parameters whose names differ in one number.
+    """Return the stacks of at least `MIN_LAYERS` layers: parameters whose names differ in a single number.
 
-    `parts` are sections and names of buffers that belong to parameters.
+    `parts` are sections and names of the parameters' buffers.
     """
     layers_by_stack: defaultdict[tuple[str, str], defaultdict[int, dict[str, int]]]
     layers_by_stack = defaultdict(lambda: defaultdict(dict))
@@ -171,7 +171,7 @@ def _report_missing_layer(subject: Subject, stack: Stack) -> Iterator[Issue]:
 
 
 def _report_incomplete_weights(weights: Sequence[LogicalWeight]) -> Iterator[Issue]:
-    """Find quantized weights that lack a tensor, or with tensors that do not fit each other."""
+    """Find quantized weights with a missing tensor, or with tensors that do not fit each other."""
     whole = Counter(weight.layout for weight in weights if not weight.defect)
     for weight in weights:
         if not weight.defect:
@@ -197,10 +197,10 @@ def _report_lost_codes(lost_codes: Sequence[LostCodes]) -> Iterator[Issue]:
 def _report_odd_names(
     stack: Stack, reported: Set[tuple[str, str]], owners: Mapping[tuple[str, str], str]
 ) -> Iterator[Issue]:
-    """Find layers that lack some tensors of their siblings and have no others, and one that has more.
+    """Find layers that lack some tensors of their siblings and have no other tensors, and a layer with more tensors.
 
-    `reported` are the sections and names of tensors whose absence is reported already. `owners` are the names of
-    quantized weights by section and name of their tensors: a layer whose weight is not quantized needs no scales.
+    `reported` are the sections and names of missing tensors in earlier findings. `owners` are the names of quantized
+    weights by section and name of their tensors: a layer whose weight is not quantized needs no scales.
     """
     if all(len(positions) == len(stack.layers) for positions in stack.positions.values()):
         return
@@ -254,9 +254,9 @@ def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
 
 
 def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, str]]) -> Iterator[Issue]:
-    """Find a shape that one layer has, if the layers are modules of several parts: plain layers change their width.
+    """Find a shape of a single layer, if the layers are modules of several parts: plain layers change their width.
 
-    `reported` are the sections and names of tensors that are reported already.
+    `reported` are the sections and names of tensors in earlier findings.
     """
     for rest, positions in _list_common(stack):
         shapes = [subject.state.tensors[n].shape for n in positions.values()] if "." in rest else [None]
@@ -274,9 +274,9 @@ def _most_common_value(values: Iterable[_T]) -> _T:
 
 
 def _find_odd_layer(stack: Stack, positions: Mapping[int, int], values: Sequence[Hashable]) -> int | None:
-    """Return the index of an inner layer whose value differs from that of all others, which are equal.
+    """Return the index of an inner layer whose value differs from the equal values of all other layers.
 
-    `values` are those of the layers of `positions`.
+    `values` are the values of the layers in `positions`.
     """
     usual, count = Counter(values).most_common(1)[0]
     if count != len(values) - 1:
@@ -311,7 +311,7 @@ def _typical_size(facts: Facts) -> float | None:
 
 
 def _report_lost_values(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Issue]:
-    """Find a weight whose values are all 0, and a scale of one element that is not positive."""
+    """Find a weight whose values are all 0, and a scale of a single element that is not positive."""
     for rest, positions in _list_common(stack):
         facts = {index: values[n] for index, n in positions.items()}
         odd = _find_odd_layer(stack, positions, [_is_lost(layer_facts, rest) for layer_facts in facts.values()])

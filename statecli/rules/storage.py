@@ -35,7 +35,7 @@ def _needs_strides(subject: Subject) -> str | None:
 
 
 def _needs_all_tensors(subject: Subject) -> str | None:
-    """Return a reason if a tensor is not listed or has no known place, because it may use the bytes."""
+    """Return a reason if a tensor is not listed or has no known place, because the tensor may use the bytes."""
     state = subject.full_state
     hidden = any(odd.kind is OddityKind.TOO_DEEP for odd in state.oddities) or any(
         tensor.damage for tensor in state.tensors
@@ -44,7 +44,7 @@ def _needs_all_tensors(subject: Subject) -> str | None:
 
 
 def _select_storages(subject: Subject) -> Iterator[Storage]:
-    """Yield the storages of the selected tensors, except those that a single tensor fills."""
+    """Yield the storages of the selected tensors, except storages filled by a single tensor."""
     shared = subject.divided_storages
     if subject.full_state.tensors is subject.state.tensors:
         yield from shared
@@ -57,7 +57,7 @@ def _select_storages(subject: Subject) -> Iterator[Storage]:
 
 @rule(Severity.WARNING, _needs_all_tensors)
 def oversized_storage(subject: Subject) -> Iterator[Issue]:
-    """A saved storage is much larger than the tensors that are views of it.
+    """A saved storage is much larger than its tensors, which are views.
 
     Why: torch saves the whole storage of a tensor. So a row of a large matrix takes the space of the matrix on disk, in
     every copy and in memory. The data that you meant to leave out is in the file for everyone to read.
@@ -81,17 +81,18 @@ def oversized_storage(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.NOTE)
 def tied_tensors(subject: Subject) -> Iterator[Issue]:
-    """Several names refer to one tensor (tied weights).
+    """Several names refer to the same tensor (tied weights).
 
-    Why: a change to one name changes all of them, also after loading. `safetensors.torch.save_model` stores only one of
-    the names, and the class must tie the others again after the load. A tool that copies tensor by tensor unties the
-    weights and doubles their bytes. The rule reports only tensors of models, not tensors of an optimizer, a scheduler
-    or a callback.
+    Why: a change to one name changes all names, also after loading. `safetensors.torch.save_model` stores only one of
+    the names, and the class must tie the other names again after the load. A tool that copies tensor by tensor unties
+    the weights and doubles their bytes. The rule reports only tensors of models, not tensors of an optimizer, a
+    scheduler or a callback.
 
     Example: `lm_head.weight` and `embed.weight` of a language model with tied embeddings.
 
-    Fix: no action is needed if the weights are tied on purpose; otherwise `.clone()` one of them. Write safetensors
-    with `safetensors.torch.save_model` and read it with `load_model`, because `save_file` refuses tied weights.
+    Fix: no action is needed if the weights are tied on purpose; otherwise `.clone()` one of the weights. Write
+    safetensors with `safetensors.torch.save_model` and read the file with `load_model`, because `save_file` refuses
+    tied weights.
     """
     broken = map_broken_ties(subject.module) if subject.module and subject.state.traits.is_class else {}
     for storage in _select_storages(subject):
@@ -117,16 +118,16 @@ def _build_tie_help(subject: Subject, tied: Sequence[TensorInfo]) -> str:
 
 @rule(Severity.WARNING, _needs_strides, cases={"inconclusive": Severity.NOTE})
 def shared_slices(subject: Subject) -> Iterator[Issue]:
-    """Different views of one storage share some of their bytes.
+    """Different views of a storage share some of their bytes.
 
-    Why: a write to one view also changes the other view, and the names do not show this. safetensors refuses to save
-    such views, and a tool that copies tensor by tensor separates them. Views without a common byte are not reported,
-    even if they are interleaved like the columns of a matrix. If a storage has too many interleaved views to check all
-    of them, the finding is a note.
+    Why: a write to one view also changes the other view, but the names do not show the link. safetensors refuses to
+    save the views, and a tool that copies tensor by tensor separates the views. Views without a common byte are not
+    reported, even if they are interleaved like the columns of a matrix. If a storage has too many interleaved views for
+    a full check, the finding is a note.
 
     Example: `w` next to `w_t = w.t()`, or `table[:10]` next to `table[5:]`.
 
-    Fix: save copies (`.clone()`), or save the whole tensor and slice it after loading.
+    Fix: save copies (`.clone()`), or save the whole tensor and slice the tensor after loading.
     """
     work = [MAX_TRIES]
     for storage in _select_storages(subject):
@@ -151,9 +152,9 @@ def _describe_extents(view: View, other: View) -> str:
 
 
 def _find_clashes(views: list[View], work: list[int]) -> Iterator[tuple[View | None, View]]:
-    """Yield each view that shares a byte with an earlier one, as (earlier view, view); `views` are sorted by start.
+    """Yield each view that shares a byte with an earlier view, as (earlier view, view); `views` are sorted by start.
 
-    (None, view) is the last pair if the search ran out of `work`: then nothing is known about the views that follow.
+    (None, view) is the last pair if the search ran out of `work`: then nothing is known about the following views.
     """
     reaching: list[tuple[int, int]] = []
     for n, view in enumerate(views):
@@ -184,16 +185,16 @@ def _needs_uniform_dtypes(subject: Subject) -> str | None:
 
 @rule(Severity.NOTE, _needs_uniform_dtypes)
 def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
-    """The parameters of one model have several floating-point dtypes.
+    """The parameters of a model have several floating-point dtypes.
 
-    Why: an operator that gets two dtypes raises an error or computes in the wider dtype, and `load_state_dict` silently
-    casts to the dtype of the model. Usual mixed precision is not reported: norms and biases in float32 next to matrices
-    of 16 bits or fewer, and the codes and scales of quantized weights.
+    Why: an operator with operands of two dtypes raises an error or computes in the wider dtype, and `load_state_dict`
+    silently casts to the dtype of the model. Usual mixed precision is not reported: norms and biases in float32 next to
+    matrices of 16 bits or fewer, and the codes and scales of quantized weights.
 
-    Example: one adapter saved in float32 among weights of float16.
+    Example: an adapter saved in float32 among weights of float16.
 
     Fix: no action is needed if different dtypes are intended; otherwise call `model.to(dtype)` before saving. To
-    enforce one dtype, set `policy.dtype`.
+    enforce a single dtype, set `policy.dtype`.
     """
     if sum(map(is_floating, {tensor.dtype for tensor in subject.state.tensors})) < 2:
         return
@@ -233,7 +234,7 @@ def _drop_float32_vectors(rows: list[TensorInfo]) -> list[TensorInfo]:
 
 
 def _pair_with_class(subject: Subject) -> dict[tuple[str, str], TensorInfo]:
-    """Return section and name of each tensor -> the tensor of the class that it is loaded into."""
+    """Return section and name of each tensor -> the tensor of the class that receives the values."""
     changes = subject.load_diff.changes if subject.load_diff else ()
     return {
         (change.before.section, change.before.fqn): change.after for change in changes if change.before and change.after
@@ -286,8 +287,8 @@ def too_large(subject: Subject) -> Iterator[Issue]:
     """The tensors take more bytes than the policy allows.
 
     Why: a registry, a device or a repository rejects a checkpoint that is too large, but late. The size also reveals an
-    optimizer state or a second copy of the weights that was saved by mistake. Each storage counts with all its bytes,
-    and a shared storage counts once.
+    optimizer state or a second copy of the weights, saved by mistake. Each storage counts with all its bytes, and a
+    shared storage counts once.
 
     Example: `policy.max-bytes = 500000000`, and a checkpoint with its optimizer takes three times as many bytes.
 

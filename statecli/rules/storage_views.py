@@ -12,10 +12,10 @@ from statecli.core.model_state import ByteRange, ModelState, Place, TensorData, 
 
 
 class View(msgspec.Struct, frozen=True):
-    """The bytes of a tensor in its storage: `byte_count` of those from `start` to `end`; expanded bytes count once.
+    """The bytes of a tensor in its storage: `byte_count` of the bytes from `start` to `end`; expanded bytes count once.
 
-    `form` is dtype, shape and strides: tensors with equal views are one tensor under two names. `steps` are (count,
-    stride in bytes) of its dimensions and of an element; None if unknown.
+    `form` is dtype, shape and strides: tensors with equal views are the same tensor under two names. `steps` are
+    (count, stride in bytes) of its dimensions and of an element; None if unknown.
     """
 
     start: int
@@ -67,7 +67,7 @@ class Storage(msgspec.Struct):
 
     @property
     def place(self) -> Place | None:
-        """Return the place of the storage if one file has all of its bytes."""
+        """Return the place of the storage if a single file has all of its bytes."""
         return self.where.place if self.where else None
 
     @property
@@ -160,10 +160,10 @@ _ROUNDS = 8
 
 
 def split_disjoint_groups(views: Sequence[View]) -> Iterator[list[View]]:
-    """Yield groups of views, sorted by start, so that views of different groups share no byte.
+    """Yield groups of views, sorted by start; views of different groups share no byte.
 
-    Groups are split by extents, then by the part of each period of the outermost stride that a view has: so the columns
-    of a matrix are separate groups, although their extents overlap.
+    Groups are split by extents, then by the part of the view in each period of the outermost stride: so the columns of
+    a matrix are separate groups, although their extents overlap.
     """
     waiting = [(list(views), 0)]
     while waiting:
@@ -198,7 +198,7 @@ def _split_by_period(views: list[View]) -> list[list[View]]:
 
 
 def _span_in_period(view: View, start: int, period: int) -> tuple[int, int]:
-    """Return first byte and end of the view within a period; (0, period) if it continues into the next."""
+    """Return first byte and end of the view within a period; (0, period) if the view continues into the next period."""
     inner = sum((count - 1) * stride for count, stride in view.steps or () if stride % period)
     first, end = start % period, start % period + inner + 1
     return (first, end) if view.steps and end <= period else (0, period)

@@ -1,4 +1,4 @@
-"""Rules about values. All of them use the facts of one pass over the bytes (`--values`)."""
+"""Rules about values. All rules use the facts from a single pass over the bytes (`--values`)."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def nan(subject: Subject) -> Iterator[Issue]:
     """A tensor has values that are not a number.
 
     Why: NaN spreads. A NaN in a weight makes every output that uses the weight NaN; a NaN in an optimizer's state makes
-    the weight NaN at the next step. A checkpoint with NaN usually comes from a training that diverged. Outside of a
-    model and an optimizer the finding is a note: for example, a best metric is NaN before the first evaluation.
+    the weight NaN at the next step. A checkpoint with NaN usually comes from a diverged training. Outside of a model
+    and an optimizer the finding is a note: for example, a best metric is NaN before the first evaluation.
 
     Example: `fc.weight` of a run in float16 whose loss scale was too high: 12 of 4,096 values are NaN.
 
-    Fix: go back to the last checkpoint without NaN. Look for a division by zero, a loss that overflowed, or a batch
+    Fix: go back to the last checkpoint without NaN. Look for a division by zero, an overflow of the loss, or a batch
     with NaN. Clip gradients, or train in bfloat16.
     """
     for tensor, facts in _list_facts(subject):
@@ -98,7 +98,7 @@ def inf(subject: Subject) -> Iterator[Issue]:
     Why: infinity times zero and infinity minus infinity are NaN, so outputs become NaN as well. In a weight or an
     optimizer's state, infinity is an overflow. In a buffer, infinity may be intended: a mask of zeros and -inf, or a
     minimum that starts at infinity, is a note. Any other infinity in a buffer is a warning. Outside of a model and an
-    optimizer the finding is a note, and a single number, such as a best score that starts at infinity, is not reported.
+    optimizer the finding is a note. A single number is not reported: a best score may start at infinity.
 
     Example: `fc.weight` cast to float16 with a value of 70,000: 1 of 4,096 values is infinite.
 
@@ -121,8 +121,8 @@ def sparse_indices(subject: Subject) -> Iterator[Issue]:
 
     Example: a tensor of shape [4] whose only index is 1,000,000,000.
 
-    Fix: do not use the tensor; save it again from the checkpoint or the run that it came from. To check while loading,
-    call `torch.sparse.check_sparse_tensor_invariants.enable()` before `torch.load`.
+    Fix: do not use the tensor; save the tensor again from the original checkpoint or run. To check while loading, call
+    `torch.sparse.check_sparse_tensor_invariants.enable()` before `torch.load`.
     """
     for tensor, facts in _list_facts(subject):
         if facts.contradiction:
@@ -145,13 +145,13 @@ def all_zero(subject: Subject) -> Iterator[Issue]:
     """All values of a weight of two dimensions or more are zero.
 
     Why: zeros may be intended, for example in a residual branch that starts at zero. Or the weights were never written:
-    a sharded save gathered nothing, or the file has holes. Biases, norms, counters, buffers and tensors smaller than
-    1 kB are zero in many sound checkpoints and are not reported. Weights that usually start at zero, such as B of a
-    LoRA and tables of positions, are not reported either. If all weights are zero, the finding is a warning.
+    a sharded save gathered nothing, or the file has holes. Biases, norms, counters, buffers and tensors smaller than 1
+    kB are zero in many sound checkpoints and are not reported. Weights that usually start at zero (B of a LoRA, tables
+    of positions) are not reported either. If all weights are zero, the finding is a warning.
 
     Example: `layers.3.mlp.weight` of a checkpoint whose third shard was gathered on the wrong rank.
 
-    Fix: if this is not intended, save again, and compare with `statecli diff`.
+    Fix: if the zeros are not intended, save again, and compare with `statecli diff`.
     """
     weights = [(tensor, facts) for tensor, facts in _list_facts(subject) if _is_weight(tensor) and not facts.reason]
     zero = [(tensor, facts) for tensor, facts in weights if facts.zeros == facts.elements]
@@ -164,11 +164,11 @@ def all_zero(subject: Subject) -> Iterator[Issue]:
 
 @rule(Severity.NOTE, needs_values)
 def constant(subject: Subject) -> Iterator[Issue]:
-    """All values of a weight of two dimensions or more are the same number, and it is not zero.
+    """All values of a weight of two dimensions or more are the same number, not zero.
 
-    Why: with equal rows, all outputs of the layer are equal and learn the same. Such a weight was never initialized, or
-    is a placeholder. Weights that are often constant in sound checkpoints are not reported: norms, biases and counters
-    (one dimension), scales of channels (only one dimension larger than 1), and tensors smaller than 1 kB.
+    Why: with equal rows, all outputs of the layer are equal and learn the same. The weight was never initialized, or is
+    a placeholder. Weights that are often constant in sound checkpoints are not reported: norms, biases and counters
+    (one-dimensional), scales of channels (a single dimension larger than 1), and tensors smaller than 1 kB.
 
     Example: `head.weight`, made with `torch.full` for a test, in a checkpoint that goes to production.
 
@@ -184,7 +184,7 @@ def constant(subject: Subject) -> Iterator[Issue]:
 
 
 def _is_weight(tensor: TensorInfo) -> bool:
-    """Return True for a parameter of two dimensions or more that training does not start at one value."""
+    """Return True for a parameter of two dimensions or more that does not start at a single value in training."""
     is_matrix = sum(size > 1 for size in tensor.shape or ()) > 1
     return tensor.kind is Kind.PARAMETER and is_matrix and not _BEGINS_SO.search(tensor.fqn)
 
@@ -192,7 +192,7 @@ def _is_weight(tensor: TensorInfo) -> bool:
 def _report_by_section(
     subject: Subject, tensors: list[tuple[TensorInfo, str]], what: str, help: str, severity: Severity | None = None
 ) -> Iterator[Issue]:
-    """Yield one issue per section: the text of its only tensor, or a count and the first names."""
+    """Yield an issue per section: the text of its only tensor, or a count and the first names."""
     sections: dict[str, list[tuple[TensorInfo, str]]] = {}
     for tensor, text in tensors:
         sections.setdefault(tensor.section, []).append((tensor, text))
@@ -206,13 +206,14 @@ def _report_by_section(
 
 @rule(Severity.WARNING, needs_values, cases={"not multiplied": Severity.NOTE})
 def denormal(subject: Subject) -> Iterator[Issue]:
-    """Many values of a tensor are denormal, that is, smaller than the smallest normal number of the dtype.
+    """Many values of a tensor are denormal: smaller than the smallest normal number of the dtype.
 
     Why: a CPU takes about a hundred times longer for a denormal operand. With 1 % of them, a matrix product takes ten
-    times as long or more, although these values are practically zero. They come from weight decay on weights that get
-    no gradient. A tensor is reported if at least 1 % and at least 4,096 of its values are denormal; fewer values cost
-    less than 0.15 ms a row. Tensors that are not multiplied are a note: biases, and an optimizer's moments, which decay
-    without a gradient. float16 and smaller dtypes are not reported, because they are widened before a computation.
+    times as long or more, although these values are practically zero. Denormal values come from weight decay on weights
+    without a gradient. A tensor is reported if at least 1 % and at least 4,096 of its values are denormal; fewer values
+    cost less than 0.15 ms a row. Tensors that are not multiplied are a note: biases, and an optimizer's moments,
+    because moments decay without a gradient. float16 and smaller dtypes are not reported, because they are widened
+    before a computation.
 
     Example: `embed.weight`, of which 30 % have decayed to 1e-40.
 
@@ -236,7 +237,7 @@ def _needs_known_dtype(subject: Subject) -> str | None:
 
 @rule(Severity.ERROR, needs_values, _needs_known_dtype)
 def overflows_dtype(subject: Subject) -> Iterator[Issue]:
-    """A value is too large for the dtype that the policy requires: a cast makes it infinite, NaN or the largest number.
+    """A value is too large for the dtype required by the policy: a cast gives infinity, NaN or the largest number.
 
     Why: `model.to(torch.float16)` silently turns a value of 70,000 into infinity, and then forward gives infinity or
     NaN. The limit is half a step above the dtype's largest number: 65,520 for float16. A float8 dtype without infinity
@@ -265,16 +266,16 @@ def overflows(value: float, dtype: str) -> bool:
 
 @rule(Severity.NOTE, needs_values)
 def duplicate_values(subject: Subject) -> Iterator[Issue]:
-    """Tensors that are not tied have the same bytes, shape and dtype.
+    """Tensors have the same bytes, shape and dtype, but are not tied.
 
     Why: each copy takes space, and weights that were tied in the model are trained separately after a load. Copies may
-    be intended: copied layers start equal. Constants, buffers, tensors smaller than 1 kB and values that each layer
-    computes in the same way (`A_log` of Mamba) are not reported. Tensors of two sections, such as a model and its
-    average, are not compared.
+    be intended: copied layers start equal. Constants, buffers, tensors smaller than 1 kB and values computed by each
+    layer in the same way (`A_log` of Mamba) are not reported. Tensors of two sections (a model and its average) are not
+    compared.
 
     Example: `lm_head.weight` and `embed.weight` are tied in the model, but were cloned before saving.
 
-    Fix: tie the tensors in the model, or save one of them and tie the other when loading.
+    Fix: tie the tensors in the model, or save a single tensor and tie the other when loading.
     """
     groups: dict[object, list[TensorInfo]] = {}
     for tensor, facts in _list_facts(subject):
@@ -290,7 +291,7 @@ def duplicate_values(subject: Subject) -> Iterator[Issue]:
 
 
 def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[TensorInfo]]) -> Issue:
-    """Return one issue per section: the names of its only group, or a count and the first names."""
+    """Return an issue per section: the names of its only group, or a count and the first names."""
     first, *others = groups[0]
     size = sum(group[0].nbytes * (len(group) - 1) for group in groups)
     again, help = f"{format_size(size)} saved more than once", "tie the tensors, or keep one of them"
@@ -307,16 +308,16 @@ def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[Te
 
 @rule(Severity.WARNING, needs_values, cases={"expected": Severity.NOTE})
 def unread_values(subject: Subject) -> Iterator[Issue]:
-    """The values of a tensor could not be read as numbers, so no rule has checked them.
+    """The values of a tensor could not be read as numbers, so rules have not checked the values.
 
-    Why: a rule that did not run has not passed. The finding is a warning for a dtype that is not numeric, a quantized
-    tensor without its scale, and a view with too many overlapping elements. It is a note for text, and for a tensor on
-    meta, which has no values. Without `--values`, the finding is always a note, and the verdict counts the tensors.
-    Unreadable bytes are not a finding: the target fails, and no option or baseline accepts this.
+    Why: a rule that did not run has not passed. The finding is a warning for a non-numeric dtype, a quantized tensor
+    without its scale, and a view with too many overlapping elements. The finding is a note for text, and for a tensor
+    on meta, because meta has no values. Without `--values`, the finding is always a note, and the verdict counts the
+    tensors. Unreadable bytes are not a finding: the target fails, and no option or baseline accepts the failure.
 
     Example: `codes` of dtype bits8.
 
-    Fix: inspect the tensor with the tool that wrote it, or exclude it with `-x`.
+    Fix: inspect the tensor with the tool that wrote the file, or exclude the tensor with `-x`.
     """
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
         if facts.reason is not None and not facts.damaged:

@@ -1,4 +1,4 @@
-"""Rules about values that contradict what a checkpoint says of its training."""
+"""Rules about values that contradict the checkpoint's records of its training."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def untrained_adapter(subject: Subject) -> Iterator[Issue]:
     """An adapter has no effect: the factors that start at zero are still zero.
 
     Why: LoRA multiplies two factors, and `lora_B` starts at zero. If every `lora_B` is zero after training, no
-    optimizer step reached the adapter: its parameters were not in the optimizer, or the run saved another copy of them.
-    The finding is a warning if the checkpoint has a sign of training. Signs are an optimizer's state in the file or
-    folder, or a step or epoch above 0 in its settings or in `trainer_state.json`. Without such a sign the finding is a
-    note, because the adapter may have been saved before training. If only some of the factors are zero after training,
-    the finding is a note, because some layers may get no gradient. Without a sign of training, it is not reported.
+    optimizer step reached the adapter: its parameters were not in the optimizer, or the run saved another copy of the
+    parameters. The finding is a warning if the checkpoint has a sign of training. Signs are an optimizer's state in the
+    file or folder, or a step or epoch above 0 in its settings or in `trainer_state.json`. Without a sign the finding is
+    a note, because the adapter may have been saved before training. If only some of the factors are zero after
+    training, the finding is a note, because some layers may get no gradient. Without a sign of training, some zero
+    factors are not reported.
 
     Example: `adapter_model.safetensors` next to a `trainer_state.json` with `global_step` 500, each `lora_B` zero.
 
@@ -70,7 +71,7 @@ def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Fact
 
 
 def _find_sign_of_training(state: ModelState) -> str | None:
-    """Return what in the checkpoint says that it was trained; None if nothing does."""
+    """Return the sign of training in the checkpoint; None without a sign."""
     for key, value in state.metadata.values.items():
         if _STEPS.search(key) and isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
             return f"{key} {value:g}"
@@ -92,18 +93,18 @@ _MASK = compile_on_use(r"mask", re.IGNORECASE)
 def outlier(subject: Subject) -> Iterator[Issue]:
     """Very few values of a weight are a thousand times as large as all its others.
 
-    Why: training does not produce such a value. Its cause is a flipped bit of an exponent, faulty memory or a faulty
-    disk, or an edit by hand. One value of 50,000 among values of size 1 decides every output that uses it.
-    The rule samples one element in 61 of each block of 512 kB (of a small tensor, every element), and takes the fourth
+    Why: training does not produce such values. Its cause is a flipped bit of an exponent, faulty memory or a faulty
+    disk, or an edit by hand. A single value of 50,000 among values of size 1 decides every output that uses the weight.
+    The rule samples every 61st element of each block of 512 kB (of a small tensor, every element), and takes the fourth
     largest absolute value of each sample. The maximum of these numbers is the reference size. The rule compares it with
     the largest absolute value of the tensor. The rule checks floating-point parameters of 64 elements or more, but not
     masks, buffers and optimizer states. A region of many damaged values is not an outlier.
     The rule has no finding on 204 sound checkpoints of transformers and torch, with random weights and after three
     steps of training (`benchmarks/honest_checkpoints.py`).
 
-    Example: `fc.weight`, drawn from N(0, 1), with one value of 50,000.
+    Example: `fc.weight`, drawn from N(0, 1), with a single value of 50,000.
 
-    Fix: compare the tensor with another copy (`statecli diff`), and restore it.
+    Fix: compare the tensor with another copy (`statecli diff`), and restore the tensor.
     """
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
         is_judged = tensor.kind is Kind.PARAMETER and not _MASK.search(tensor.fqn)
