@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from statecli.core.errors import MissingDependency, StateError, UnreadableError
 from statecli.core.installed_package import install_extra
 from statecli.storage import redact, session
-from statecli.storage.credentials import NO_URL
+from statecli.storage.credentials import InvalidUrl
 from statecli.storage.limits import Settings, settings
 from statecli.storage.masked_url import parse_url
 from statecli.storage.retry import ConnectionCut, Transient
@@ -143,7 +143,7 @@ def translate_error(why: Exception) -> StateError | Transient:
     if isinstance(why, exceptions.ProxyError):
         return _explain_proxy_error(str(why.original_error))
     if isinstance(why, (exceptions.LocationValueError, ValueError)):
-        return UnreadableError(NO_URL)
+        return InvalidUrl()
     if isinstance(why, exceptions.NameResolutionError):
         return _explain_name_error(why.__cause__)
     if isinstance(why, exceptions.NewConnectionError):

@@ -10,7 +10,12 @@ from statecli.core.errors import UnreadableError
 from statecli.storage import redact
 from statecli.storage.masked_url import parse_url
 
-NO_URL = "is not a URL with a valid host name"
+
+class InvalidUrl(UnreadableError):
+    """A URL without a valid host name."""
+
+    def __init__(self, message: str = "is not a URL with a valid host name") -> None:
+        super().__init__(message)
 
 
 class Sent(NamedTuple):
@@ -94,7 +99,7 @@ def _split(url: str) -> SplitResult:
     try:
         return urlsplit(strip_user(url))
     except ValueError:
-        raise UnreadableError(NO_URL) from None
+        raise InvalidUrl from None
 
 
 def may_have(url: str, other: str) -> bool:

@@ -409,7 +409,7 @@ def _is_other_server(at: str, url: str) -> bool:
 def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transient | UnreadableError:
     """Return the error with the name of the responsible server after a redirect."""
     was_redirected = at != credentials.strip_user(url)
-    if was_redirected and str(why) == credentials.NO_URL:
+    if was_redirected and isinstance(why, credentials.InvalidUrl):
         return UnreadableError("the server redirects to an invalid URL")
     named = (Transient, ConnectionCut, UnreadableError)
     if not was_redirected or not _is_other_server(at, url) or type(why) not in named:
