@@ -260,6 +260,62 @@ def test_nothing_decides_by_the_name_of_an_oddity():
         assert path == matched or not [*compares(nodes(path), "name", ("note", "oddity"))], path
 
 
+def is_sentence(node):
+    """Return True for a text that people read: the message of a finding, a note, or the text of an error."""
+    if isinstance(node, ast.BoolOp):
+        return any(map(is_sentence, node.values))
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("message", "note", "help", "reason")
+    is_str = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str"
+    return is_str and [getattr(argument, "id", "") for argument in node.args] in (["error"], ["why"])
+
+
+def decides_by_sentence(tree_nodes):
+    """Yield lines that compare a sentence with anything but None, or look for a part of it."""
+    for node in tree_nodes:
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            is_none = any(isinstance(side, ast.Constant) and side.value is None for side in sides)
+            if any(map(is_sentence, sides)) and not is_none:
+                yield node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            is_method = node.func.attr in ("startswith", "endswith") and is_sentence(node.func.value)
+            is_pattern = node.func.attr in ("search", "match", "fullmatch") and any(map(is_sentence, node.args))
+            if is_method or is_pattern:
+                yield node.lineno
+
+
+_FOREIGN = "the error comes from Python or a library, and only its text differs"
+_ONCE = "a text that is shown already is not shown again"
+#: Modules that compare a sentence, and why.
+COMPARES_SENTENCES = {
+    "commands/audit/references.py": "the damage of a tensor has the same text in the diff",
+    "commands/fix/defects.py": "the finding does not record whether a path is differentiable",
+    "commands/verify/proofs/shard.py": _FOREIGN,
+    "commands/verify/run.py": _ONCE,
+    "commands/verify/save_roundtrip.py": _FOREIGN,
+    "live/build.py": _ONCE,
+    "live/fake_gpu_values.py": _FOREIGN,
+    "report/__init__.py": _ONCE,
+    "report/audit.py": _ONCE,
+    "report/change_totals.py": "ZERO_BEFORE is a constant of the module that writes the reason",
+    "report/diff.py": "the name at the start of a message gets its section",
+    "report/problems.py": "findings do not record their cause",
+    "report/tensor_remarks.py": _ONCE,
+    "report/verify.py": _ONCE,
+    "values/require_numpy.py": _FOREIGN,
+    "workers/executors/futures.py": _FOREIGN,
+    "workers/pool.py": _FOREIGN,
+}
+
+
+def test_nothing_decides_by_a_sentence():
+    """A sentence has names and paths of the user in it, and changes: code decides by a type, a field or an enum."""
+    for path in MODULES:
+        if path.relative_to(PACKAGE).as_posix() not in COMPARES_SENTENCES:
+            assert not [*decides_by_sentence(nodes(path))], path
+
+
 def test_the_rules_of_this_file_find_what_they_forbid():
     """Both functions find a comparison, a set, a prefix, or a comparison with a constant or another state."""
     texts = ('s.format == "dcp"', '"gguf" in s.format', 's.format in ("a", "b")', 's.format.startswith("deepspeed")')
@@ -270,6 +326,15 @@ def test_the_rules_of_this_file_find_what_they_forbid():
     for text in ("note.name not in NOTES", "(note.name, note.fqn) in reported", "NAME == note.name"):
         assert [*compares(ast.walk(ast.parse(text)), "name", ("note",))] == [1]
     assert not [*compares(ast.walk(ast.parse("row.name == a.name")), "name", ("note",))]
+    for text in (
+        'note.message.endswith(" of a.pt")',
+        '"derived from" not in (row.note or "")',
+        "row.note == OF_A_METRIC",
+        '"cut" in str(why)',
+        "PATTERN.search(str(error))",
+    ):
+        assert [*decides_by_sentence(ast.walk(ast.parse(text)))] == [1]
+    assert not [*decides_by_sentence(ast.walk(ast.parse("row.note is None or str(error)")))]
     for text in ("from statecli.render import _ansi", "from statecli.render._ansi import paint"):
         assert [*private_imports(ast.walk(ast.parse(text)), "statecli.report")]
         assert not [*private_imports(ast.walk(ast.parse(text)), "statecli.render")]

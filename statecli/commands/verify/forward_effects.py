@@ -139,8 +139,7 @@ def _mark_row(row: TensorInfo, row_before: TensorInfo | None, was_alias: bool) -
 
 
 def _add_note(row: TensorInfo, note: str | None) -> TensorInfo:
-    note_text = "; ".join(filter(None, [note, row.note])) or None
-    return row if note_text == row.note else structs.replace(row, note=note_text)
+    return structs.replace(row, note=f"{note}; {row.note}" if row.note else note) if note else row
 
 
 def _find_gone(before: ModelState, state: ModelState) -> list[Oddity]:
