@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from statecli import report
 from statecli.commands.audit.result import Audit
-from statecli.core.errors import strip_copy_advice
 from statecli.core.escaping import truncate_middle
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Oddity
@@ -323,7 +322,7 @@ def _list_unread_targets(audit: Audit) -> Iterator[Line]:
 def _find_rule_with_reason(audit: Audit, targets: Sequence[str], reason: str) -> str | None:
     """Return the rule of a finding of these targets whose message contains the reason; else None."""
     findings = (finding for target in audit.targets if target.target in targets for finding in target.findings)
-    return next((f.rule for f in findings if reason and strip_copy_advice(reason) in f.message), None)
+    return next((f.rule for f in findings if reason and Trouble(f.target, reason).is_reported_by(f)), None)
 
 
 def _format_reason(reason: str, count: int) -> str:
