@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.cli import git_driver
 from statecli.commands.audit import run as auditing
 from statecli.commands.diff import run as comparing
 from statecli.core.errors import UnreadableError
+from statecli.requests import git_textconv
 from statecli.storage import files
 from statecli.targets import load
 
@@ -196,7 +196,7 @@ def test_git_keeps_no_text_of_a_file_that_changed(path, after_listing):
     """git caches the lines of the driver under the former content of the file."""
     after_listing(lambda: touch(path))
     with pytest.raises(UnreadableError, match="changed while statecli read it"):
-        list(git_driver.convert_to_text(str(path)))
+        list(git_textconv.convert_to_text(str(path)))
 
 
 def test_what_is_opened_within_is_opened_without(path):

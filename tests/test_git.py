@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.cli import git_driver, git_setup
+from statecli.cli import git_setup, parser
 from statecli.core.errors import UsageError
+from statecli.requests import git_textconv
+from statecli.requests.run import run
 from statecli.storage import checkpoint_names
 
 from .forked_python import write_command
@@ -70,10 +72,21 @@ def test_the_log_of_a_pickled_checkpoint_and_its_conversion(repository):
     """The lines are the same in each format: a conversion shows no other digest."""
     torch.save({"w": torch.ones(3)}, "m.pt")
     save_file({"w": torch.ones(3)}, "m.safetensors")
-    assert list(git_driver.convert_to_text("m.pt")) == list(git_driver.convert_to_text("m.safetensors"))
+    assert git_textconv.convert_to_text("m.pt") == git_textconv.convert_to_text("m.safetensors")
     call("statecli", "git", "setup")
     commit()
     assert "+w float32 [3]" in call("git", "log", "-p")
+
+
+def test_the_text_is_the_outcome_of_the_command(statecli, in_tmp_path):
+    """The command checks its options as the others do, and every error is a line with status 0."""
+    torch.save({"w": torch.ones(2)}, "m.pt")
+    lines = run(parser.parse(["git", "textconv", "--made-by", "1", "m.pt"])).result
+    shown = statecli("git", "textconv", "m.pt")
+    assert (shown.code, shown.out.splitlines()) == (0, lines)
+    empty = statecli("git", "textconv", "")
+    assert empty.code == 0
+    assert "FILE: is empty; give a value; fix the error, then" in empty.out
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 broken", b"\x80\x02cos\nsystem\n."])
@@ -123,7 +136,7 @@ def test_what_loading_would_run_is_a_line(repository):
             data = source.read(name)
             harm = b"\x80\x02cposix\nsystem\n(S'true'\ntR0"
             copy.writestr(name, harm + data[2:] if name.endswith("data.pkl") else data)
-    assert set(git_driver.convert_to_text("n.pt")) - set(git_driver.convert_to_text("m.pt")) == {
+    assert set(git_textconv.convert_to_text("n.pt")) - set(git_textconv.convert_to_text("m.pt")) == {
         "! imports posix.system"
     }
 
@@ -133,7 +146,7 @@ def test_settings_of_two_types_are_two_lines(repository):
     lines = []
     for value in (1, "1", True, "True"):
         torch.save({"w": torch.ones(3), "a": value}, "m.pt")
-        lines += list(git_driver.convert_to_text("m.pt"))[1:]
+        lines += list(git_textconv.convert_to_text("m.pt"))[1:]
     assert len(set(lines)) == 4
 
 
@@ -142,7 +155,7 @@ def test_a_checkpoint_with_the_words_of_a_pointer_is_a_checkpoint(repository):
     conversions = []
     for value in (0.0, 1.0):
         save_file({"w": torch.full((3,), value)}, "m.safetensors", metadata={"words": f"outs: md5: {'c' * 32}"})
-        conversions.append(list(git_driver.convert_to_text("m.safetensors")))
+        conversions.append(list(git_textconv.convert_to_text("m.safetensors")))
     assert conversions[0] != conversions[1]
     assert conversions[0][0].startswith("w float32 [3]")
 
@@ -454,7 +467,7 @@ def test_the_lines_have_the_norm_next_to_the_digest(repository):
     """The norm shows the size of a change; numbers that are not finite are counted."""
     weights = {"w": torch.tensor([3.0, 4.0]), "x": torch.tensor([1.0, float("nan"), float("inf")]), "n": torch.ones(4)}
     save_file(weights, "m.safetensors")
-    lines = [line.split() for line in git_driver.convert_to_text("m.safetensors")]
+    lines = [line.split() for line in git_textconv.convert_to_text("m.safetensors")]
     assert [line[0] for line in lines] == ["n", "w", "x"]
     assert [" ".join(line[4:-1]) for line in lines] == ["norm 2", "norm 5", "norm 1 NaN 1 Inf 1"]
 

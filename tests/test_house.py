@@ -370,6 +370,7 @@ def test_only_main_catches_our_errors():
         commands/log/checkpoints commands/log/follow commands/bisect/run commands/watch/run workers/executors/batch
         workers/executors/futures values/compare values/compare_task values/data_task values/histogram values/facts
         values/digest values/evidence values/ratios values/stats workers/pool live/working_line
+        requests/git_textconv
     """
     keeps = {PACKAGE / f"{name}.py" for name in places.split()}
     assert all(path.exists() for path in keeps)

@@ -200,12 +200,11 @@ def _convert_for_git(options: GitTextconvOptions) -> int:
     """Write a line for each tensor, or for an error; always return 0, because git aborts for any other status."""
     from statecli.cli import git_driver
 
-    sink = streams.open_stdout()
     try:
-        for line in git_driver.convert_to_text(options.path):
-            sink.text(f"{line}\n")
+        content = run(options).content
     except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
-        sink.text(f"{git_driver.describe_failure(error)}\n")
+        content = (f"{git_driver.describe_failure(error)}\n".encode(),)
+    console.write_pieces(content, None)
     return 0
 
 

@@ -1146,6 +1146,7 @@ class GitTextconvOptions(Options, frozen=True, kw_only=True):
             "Set by `statecli git setup`, not by hand: the version of statecli. A new version makes git discard its "
             "cached diff text.",
             "TEXT",
+            may_be_empty=True,
         ),
     ] = ""
 

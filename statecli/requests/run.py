@@ -54,7 +54,7 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
         options = name_classes(options)
     engine, share = _use_engine(options), _use_shard(options)
     # The module of a command has `prepare` and `run`.
-    module = import_module(f"statecli.requests.{COMMAND_NAMES[type(options)].replace('-', '_')}")
+    module = import_module(f"statecli.requests.{COMMAND_NAMES[type(options)].replace('-', '_').replace(' ', '_')}")
     request = module.prepare(options, caller, extra)
     with engine, share as mine:
         outcome: Outcome = module.run(options, request, caller, extra)
