@@ -34,10 +34,13 @@ def files(tmp_path, monkeypatch):
         "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
         "        self.table = torch.ones(2)\n"
     )
+    (tmp_path / "policy.toml").write_text('[policy]\ndtype = ["float32"]\n')
     monkeypatch.setenv("COLUMNS", "80")
     return model
 
 
+IGNORED = "verify net.py:Net --input 2x2 --ignore registration"
+POLICY_UNUSED = "audit a.pt --config policy.toml --select names"
 CALLS = [
     (lambda: statecli.inspect("a.pt", stats=True), "inspect a.pt --stats"),
     (lambda: statecli.inspect("net.py:Net"), "inspect net.py:Net"),
@@ -45,9 +48,17 @@ CALLS = [
     (lambda: statecli.diff("a.pt", "b.pt", atol=0.5, ignore="dtype"), "diff a.pt b.pt --atol 0.5 --ignore dtype"),
     (lambda: statecli.diff("a.pt", "b.pt", only="embedding.*"), "diff a.pt b.pt --may-change embedding.*"),
     (lambda: statecli.diff("a.pt", "net.py:Net"), "diff a.pt net.py:Net"),
+    (lambda: statecli.inspect("net.py:Net", ignore="registration"), "inspect net.py:Net --ignore registration"),
     (lambda: statecli.verify("net.py:Net", device="fake-cuda"), "verify net.py:Net --device fake-cuda"),
+    (lambda: statecli.verify("net.py:Net", inputs="2x2", ignore="registration"), IGNORED),
+    (
+        lambda: statecli.verify("net.py:Net", inputs="2x2", checks="shard"),
+        "verify net.py:Net --input 2x2 --check shard",
+    ),
     (lambda: statecli.audit(["a.pt", "b.pt"]), "audit a.pt b.pt"),
     (lambda: statecli.audit("missing.pt"), "audit missing.pt"),
+    (lambda: statecli.audit("a.pt", select=["nan", "lock"]), "audit a.pt --select nan --select lock"),
+    (lambda: statecli.audit("a.pt", config="policy.toml", select="names"), POLICY_UNUSED),
 ]
 
 
@@ -62,7 +73,7 @@ def test_the_text_and_the_document_are_the_commands_own(files, call, line):
     """print(result) is the terminal's table, without colour, and to_dict is `-f json`."""
     result = call()
     text = str(result)
-    if "verify" not in line:  # Python has other words for a missing input
+    if "verify" not in line or "--input" in line:  # Python has other words for a missing input
         assert text == of_command(line, Output.TABLE).rstrip("\n")
         assert result.to_dict() == json.loads(of_command(line, Output.JSON))
     assert "\x1b" not in text

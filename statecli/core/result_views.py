@@ -18,7 +18,10 @@ class ResultViews:
     __slots__ = ()
 
     def __str__(self) -> str:
-        """The table that the command prints on a terminal, without colour; of a Lock, the lock file."""
+        """The table that the command prints on a terminal, without colour, commands to type next and the exit status.
+
+        Of a Lock, the lock file.
+        """
         text: str = _views().format_text(self)
         return text
 

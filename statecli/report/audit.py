@@ -59,26 +59,19 @@ def list_inconclusive(audit: Audit, select: Collection[str], *, allow_empty: boo
     return (*not_run, *filter(None, (audit.unused_reference,)))
 
 
-def build_audit_report(
-    audit: Audit, view: View, inconclusive: Sequence[str] = (), run_notes: Sequence[Finding] = ()
-) -> Report:
-    """Return the report of `audit`.
-
-    `inconclusive` are reasons for exit status 2 without a failed target, `run_notes` are notes without a target.
-    """
+def build_audit_report(audit: Audit, view: View) -> Report:
+    """Return the report of `audit`."""
     group_problems = cache(lambda: _group_problems(audit, audit.findings))
     accepted = tuple((entry.finding, entry.reason) for target in audit.targets for entry in target.accepted)
     return Report(
         title=_format_title(audit),
-        document=lambda: build_audit_document(
-            audit, group_problems(), _format_verdict(audit, group_problems(), ""), run_notes
-        ),
+        document=lambda: build_audit_document(audit, group_problems(), _format_verdict(audit, group_problems(), "")),
         table=lambda: _build_table([finding for t in audit.targets for finding in _sort_findings(t.findings)]),
         short_table=lambda: _build_table(
             replace(finding, help=format_fix_in_line(finding.help or "") or None)
             for finding in (problem.merge_findings() for problem in group_problems())
         ),
-        page=lambda: _build_page(audit, group_problems(), view, inconclusive),
+        page=lambda: _build_page(audit, group_problems(), view),
         findings=audit.findings,
         notes=_list_notes(audit, view),
         rules_in_rows=frozenset(finding.rule for finding in audit.findings),
@@ -91,11 +84,14 @@ def build_audit_report(
         ),
         cases=lambda: (
             *_build_cases(audit),
-            *(Case(_choose_target(audit), "audit", Outcome.ERROR, reason) for reason in inconclusive),
+            *(Case(_choose_target(audit), "audit", Outcome.ERROR, reason) for reason in audit.inconclusive),
         ),
         accepted=accepted,
         accepted_problems=_count_accepted(audit),
-        troubles=(*_list_troubles(audit.targets), *(Trouble(_choose_target(audit), reason) for reason in inconclusive)),
+        troubles=(
+            *_list_troubles(audit.targets),
+            *(Trouble(_choose_target(audit), reason) for reason in audit.inconclusive),
+        ),
         not_checked=audit.not_checked,
         partly_checked=tuple(
             Trouble(target.target, f"not checked: {describe_not_checked(target.not_checked)}", Severity.WARNING)
@@ -203,11 +199,11 @@ def _sort_findings(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: (-finding.severity.rank, first[finding.rule]))
 
 
-def _build_page(audit: Audit, problems: tuple[Problem, ...], view: View, inconclusive: Sequence[str]) -> Page:
+def _build_page(audit: Audit, problems: tuple[Problem, ...], view: View) -> Page:
     verdict = _format_verdict(audit, problems, "" if view.verbose else " (-v shows why)")
     not_run = [
         Line((rule,), reason, "bad")
-        for rule, separator, reason in (text.partition(": ") for text in inconclusive)
+        for rule, separator, reason in (text.partition(": ") for text in audit.inconclusive)
         if separator
     ]
     outcomes = [

@@ -83,14 +83,9 @@ if TYPE_CHECKING:
     from statecli.targets.target_result import Accepted
 
 
-def build_inspect_report(
-    inspection: Inspection, view: RowView, fail_on: Severity = Severity.ERROR, accepted: Sequence[Accepted] = ()
-) -> Report:
-    """Return the report of `inspect`. Findings of `fail_on` or a higher severity set exit status 1.
-
-    The `accepted` findings are not among the inspection's findings.
-    """
-    state = inspection.state
+def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severity = Severity.ERROR) -> Report:
+    """Return the report of `inspect`. Findings of `fail_on` or a higher severity set exit status 1."""
+    state, accepted = inspection.state, inspection.accepted
     findings = tuple(
         replace(finding, help=finding.help or LOAD_HELP.get(finding.rule))
         for finding in add_places(inspection.findings, state.tensors)

@@ -51,7 +51,6 @@ from statecli.report.problems import (
     group_findings,
 )
 from statecli.targets.location import add_places
-from statecli.targets.target_result import Accepted
 
 #: The sign of each verdict; a tensor without a cell gets the sign of SKIPPED.
 SIGNS = {Verdict.PASSED: "✓", Verdict.FAILED: "✗", Verdict.SKIPPED: "–", Verdict.INCONCLUSIVE: "?"}
@@ -85,18 +84,9 @@ class ProofColumn(msgspec.Struct, frozen=True):
         return cell.reason if cell.reason != self.proof_reason else None
 
 
-def build_verify_report(
-    verification: Verification,
-    view: View,
-    requested: Sequence[Name] = (),
-    fail_on: Severity = Severity.ERROR,
-    accepted: Sequence[Accepted] = (),
-) -> Report:
-    """Return the report of `verify`; `requested` are the proofs requested by name.
-
-    Findings of `fail_on` or a higher severity set exit status 1. The `accepted` findings are not among the
-    verification's findings.
-    """
+def build_verify_report(verification: Verification, view: View, fail_on: Severity = Severity.ERROR) -> Report:
+    """Return the report of `verify`. Findings of `fail_on` or a higher severity set exit status 1."""
+    requested, accepted = verification.requested, verification.accepted
     findings = add_places(verification.findings, verification.state.tensors)
     group_problems = cache(lambda: group_findings(findings, verification.state.tensors))
     rows = verification.state.tensors

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from statecli.commands.audit import baseline, config, required_rules, unused_settings
 from statecli.commands.audit import run as audit_run
 from statecli.commands.audit.baseline import Baseline
@@ -40,7 +42,8 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
         files = (OutputFile(options.write_baseline, pieces),)
     unjudged = list_inconclusive(result, options.select, allow_empty=options.allow_empty)
     fixed, notes = baseline.report_fixed_entries(result), unused_settings.build_notes(result, request)
-    report = build_audit_report(result, View(unfold=options.all, verbose=options.verbose), unjudged, [*fixed, *notes])
+    result = replace(result, inconclusive=unjudged, run_notes=(*fixed, *notes))
+    report = build_audit_report(result, View(unfold=options.all, verbose=options.verbose))
     failed = [target.reason or target.target for target in result.targets if target.status is Status.FAILED]
     return Outcome(
         result,

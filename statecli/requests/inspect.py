@@ -64,8 +64,8 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
         inspection = _inspect(request, progress, extra)
     caller.check_states(inspection.state)
     accepted, files = list_accepted(inspection.findings, inspection.state, options)
-    inspection = replace(inspection, findings=drop_accepted(inspection.findings, accepted))
-    report = build_inspect_report(inspection, build_row_view(options), options.fail_on, accepted)
+    inspection = replace(inspection, findings=drop_accepted(inspection.findings, accepted), accepted=accepted)
+    report = build_inspect_report(inspection, build_row_view(options), options.fail_on)
     if report.findings and extra.model is None and (spec := find_class_spec(options.target)) is not None:
         from statecli.requests.fix_command import add_fix_command
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from statecli.commands.verify import run as verify_run
 from statecli.commands.verify.result import DEFAULT_PROOFS, Name
 from statecli.commands.verify.run import Request
@@ -60,8 +62,8 @@ def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraIn
     caller.check_states(verification.state)
     accepted, files = list_accepted(verification.findings, verification.state, options)
     verification = drop_accepted_of_checks(verification, accepted)
-    view = View(unfold=options.all, verbose=options.verbose)
-    report = build_verify_report(verification, view, options.check, options.fail_on, accepted)
+    verification = replace(verification, requested=options.check, accepted=accepted)
+    report = build_verify_report(verification, View(unfold=options.all, verbose=options.verbose), options.fail_on)
     if report.findings and extra.model is None and (spec := find_class_spec(options.target)) is not None:
         from statecli.requests.fix_command import add_fix_command
 

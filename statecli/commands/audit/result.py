@@ -17,7 +17,8 @@ from statecli.targets.target_result import LockCount, Skipped, Status, TargetRes
 class Audit(ResultViews, msgspec.Struct, frozen=True):
     """Result of one run over all targets. Findings of severity `fail_on` or higher set exit status 1.
 
-    `unused_reference` says why the requested class, checkpoint or lock was compared with no target.
+    `unused_reference` says why the requested class, checkpoint or lock was compared with no target. `inconclusive` are
+    reasons for exit status 2 without a failed target, `run_notes` notes without a target.
     """
 
     targets: tuple[TargetResult, ...]
@@ -32,6 +33,8 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
     lock_file: str | None = None
     #: The class of --model that the targets are checked against; None if the class is itself one of the given targets.
     model: str | None = None
+    inconclusive: tuple[str, ...] = ()
+    run_notes: tuple[Finding, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:

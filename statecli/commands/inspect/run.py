@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from statecli.commands.verify.forward_effects import CalledModel
     from statecli.core.logical_weights import LogicalWeight
     from statecli.live.built_model import BuiltModel
+    from statecli.targets.target_result import Accepted
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -67,6 +68,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
         weights: The quantized weights; the state has their tensors.
         distributions: How the values are spread, by section and name of the tensor.
         spectra: Singular values of the matrices, by section and name of the tensor.
+        accepted: Findings accepted by `ignore` or a baseline, with the reasons; `findings` does not have them.
     """
 
     state: ModelState
@@ -76,6 +78,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
     weights: tuple[LogicalWeight, ...] = ()
     distributions: Mapping[tuple[str, str], Distribution] = {}
     spectra: Mapping[tuple[str, str], Spectrum] = {}
+    accepted: tuple[Accepted, ...] = ()
 
     @property
     def broken(self) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import structs
@@ -13,6 +14,9 @@ from statecli.core.model_state import ModelState, Oddity
 from statecli.core.proof_names import DEFAULT_PROOFS as DEFAULT_PROOFS
 from statecli.core.proof_names import Name as Name
 from statecli.core.result_views import ResultViews
+
+if TYPE_CHECKING:
+    from statecli.targets.target_result import Accepted
 
 
 class Verdict(str, Enum):
@@ -128,11 +132,15 @@ class Verification(ResultViews, msgspec.Struct, frozen=True):
         state: Every tensor of the model; tensors added by forward come last.
         checks: Result of each proof.
         notes: Facts about the model, except findings.
+        requested: The proofs requested by name.
+        accepted: Findings accepted by `ignore` or a baseline, with the reasons; `findings` does not have them.
     """
 
     state: ModelState
     checks: tuple[Check, ...]
     notes: tuple[Oddity, ...] = ()
+    requested: tuple[Name, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -65,10 +65,8 @@ class AuditDocument(msgspec.Struct, frozen=True):
     problems: tuple[ProblemRow, ...] = ()
 
 
-def build_audit_document(
-    audit: Audit, problems: Iterable[Problem], verdict: str, notes: Sequence[Finding] = ()
-) -> AuditDocument:
-    """Return the document of an audit. `notes` are not among its findings."""
+def build_audit_document(audit: Audit, problems: Iterable[Problem], verdict: str) -> AuditDocument:
+    """Return the document of an audit."""
     counts = Counter(finding.severity for finding in audit.findings)
     statuses = Counter(target.status for target in audit.targets)
     accepted = build_accepted_rows(entry for target in audit.targets for entry in target.accepted)
@@ -93,7 +91,7 @@ def build_audit_document(
         audit.ran,
         audit.skipped_rules,
         accepted,
-        tuple(notes),
+        audit.run_notes,
         verdict,
         audit.not_checked,
         audit.configuration,
