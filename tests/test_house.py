@@ -7,6 +7,7 @@ import functools
 import graphlib
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ import statecli
 from statecli import formats, render
 from statecli.core.errors import StateError
 from statecli.core.oddity_kind import OddityKind
+from statecli.formats.registry import Reader
 from statecli.report.documents.schemas import DOCUMENTS
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import parameters_of
+from statecli.requests.run import CommandModule
 
 PACKAGE = Path(statecli.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -68,6 +71,23 @@ def test_every_format_in_the_folder_is_listed():
 def test_every_output_in_the_folder_is_listed():
     """Its value is the name of its module."""
     assert public_modules("render") == {output.value for output in render.Output}
+
+
+def test_the_functions_of_a_module_have_the_parameters_of_its_protocol():
+    """These modules are imported by their names, so mypy compares no module with its protocol."""
+    names = [f"statecli.requests.{name.replace('-', '_')}" for name in COMMANDS]
+    modules = [import_module(name) for name in names if name in _files_by_module()]
+    implementations = {
+        Reader: [format.reader for format in formats.FORMATS],
+        render.Renderer: [import_module(f"statecli.render.{output.value}") for output in render.Output],
+        CommandModule: [module for module in modules if hasattr(module, "prepare")],
+    }
+    for protocol, modules in implementations.items():
+        assert modules
+        for name in (name for name in vars(protocol) if not name.startswith("_")):
+            count = len(inspect.signature(getattr(protocol, name)).parameters) - 1
+            for module in (module for module in modules if hasattr(module, name)):
+                assert len(inspect.signature(getattr(module, name)).parameters) == count, f"{module.__name__}.{name}"
 
 
 @functools.cache

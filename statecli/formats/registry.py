@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
-from types import ModuleType
+from typing import Protocol, cast
 
 from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import ModelState
+
+#: A section of a file; for a folder the function that reads its files.
+ReadArgument = str | Callable[[str], ModelState] | None
+
+
+class Reader(Protocol):
+    """The module of a format; see `statecli.formats` for the functions and their errors."""
+
+    NAME: str
+    TRAITS: FormatTraits
+
+    def sniff(self, path: str, head: bytes) -> bool: ...
+
+    def read(self, path: str, argument: ReadArgument) -> ModelState: ...
+
+    def members(self, path: str) -> tuple[str, ...]: ...
 
 
 class Format:
@@ -23,28 +40,25 @@ class Format:
         self.beginnings = beginnings
 
     @cached_property
-    def reader(self) -> ModuleType:
-        """The module, with `NAME`, `TRAITS`, `sniff`, `read`, and for a folder `members`."""
-        return import_module(f"statecli.formats.{self.name.replace('-', '_')}")
+    def reader(self) -> Reader:
+        """The module of the format; only a format of folders has `members`."""
+        return cast(Reader, import_module(f"statecli.formats.{self.name.replace('-', '_')}"))
 
     @property
     def traits(self) -> FormatTraits:
-        traits: FormatTraits = self.reader.TRAITS
-        return traits
+        return self.reader.TRAITS
 
     def sniff(self, path: str, head: bytes) -> bool:
         """Return whether the file or folder `path` is of this format; `head` are the first bytes of a file."""
-        return (not self.beginnings or head.startswith(self.beginnings)) and bool(self.reader.sniff(path, head))
+        return (not self.beginnings or head.startswith(self.beginnings)) and self.reader.sniff(path, head)
 
-    def read(self, path: str, source: object) -> ModelState:
-        """Read the file or folder; see `statecli.formats` for `source` and the errors."""
-        state: ModelState = self.reader.read(path, source)
-        return state
+    def read(self, path: str, argument: ReadArgument) -> ModelState:
+        """Read the file or folder."""
+        return self.reader.read(path, argument)
 
     def members(self, path: str) -> tuple[str, ...]:
         """Return the names of the files of the folder's own checkpoint."""
-        names: tuple[str, ...] = self.reader.members(path)
-        return names
+        return self.reader.members(path)
 
 
 _ZIP = b"PK\3\4"

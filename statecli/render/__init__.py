@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -33,6 +33,12 @@ class Sink(Protocol):
     def utf8(self, raw: bytes) -> None: ...
 
 
+class Renderer(Protocol):
+    """The module of an output in this package."""
+
+    def write(self, report: Report, sink: Sink, options: RenderOptions) -> None: ...
+
+
 class _TextSink:
     """A sink that keeps the output as text, in `parts`."""
 
@@ -50,7 +56,7 @@ class _TextSink:
 def write(report: Report, output: Output | None, sink: Sink, options: RenderOptions) -> None:
     """Write the report in this format; None: a table on a terminal, else plain. Imports the renderer of that name."""
     output = output or (Output.TABLE if options.terminal else Output.PLAIN)
-    import_module(f"statecli.render.{output.value}").write(report, sink, options)
+    cast(Renderer, import_module(f"statecli.render.{output.value}")).write(report, sink, options)
 
 
 def format_report(report: Report, output: Output, options: RenderOptions) -> str:

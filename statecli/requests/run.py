@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, cast
 
 from statecli.core.error_causes import group_by_cause
 from statecli.core.units import plural
@@ -25,6 +25,18 @@ from statecli.requests.options import (
 )
 from statecli.requests.outcome import MAX_FAILURE_LINES, Caller, ExtraInputs, Outcome
 from statecli.requests.parameters import check_inputs, check_standard_input, check_values
+
+if TYPE_CHECKING:
+    from statecli.requests.shard_options import ShardedOptions
+    from statecli.shards.shard import Shard
+
+
+class CommandModule(Protocol):
+    """The module of a command in this package. Its functions take the options and the request of the command."""
+
+    def prepare(self, options: Options, caller: Caller, extra: ExtraInputs) -> object: ...
+
+    def run(self, options: Options, request: object, caller: Caller, extra: ExtraInputs) -> Outcome: ...
 
 
 def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | None = None) -> Outcome:
@@ -53,15 +65,15 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
     if isinstance(options, ClassOptions) and extra.model is None:
         options = name_classes(options)
     engine, share = _use_engine(options), _use_shard(options)
-    # The module of a command has `prepare` and `run`.
-    module = import_module(f"statecli.requests.{COMMAND_NAMES[type(options)].replace('-', '_').replace(' ', '_')}")
+    name = COMMAND_NAMES[type(options)].replace("-", "_").replace(" ", "_")
+    module = cast(CommandModule, import_module(f"statecli.requests.{name}"))
     request = module.prepare(options, caller, extra)
     with engine, share as mine:
-        outcome: Outcome = module.run(options, request, caller, extra)
+        outcome = module.run(options, request, caller, extra)
     return outcome if mine is None else _build_shard_outcome(mine, outcome)
 
 
-def _use_engine(options: Any) -> AbstractContextManager[None]:
+def _use_engine(options: Options) -> AbstractContextManager[None]:
     """Return a context with the engine of `--executor`. Raises UsageError before anything is read."""
     executor = getattr(options, "executor", None)
     if executor is None:
@@ -72,7 +84,7 @@ def _use_engine(options: Any) -> AbstractContextManager[None]:
     return executors.use_executor(executor)
 
 
-def _use_shard(options: Any) -> AbstractContextManager[Any]:
+def _use_shard(options: Options) -> AbstractContextManager[Shard | None]:
     """Return a context with the work restricted to `--shard`. Raises UsageError before anything is read."""
     text = getattr(options, "shard", None)
     if text is None:
@@ -80,11 +92,12 @@ def _use_shard(options: Any) -> AbstractContextManager[Any]:
     from statecli.requests import shard_options
     from statecli.shards import shard
 
-    shard_options.check_options(options, text)
-    return shard.use_shard(text, COMMAND_NAMES[type(options)], shard_options.select_options(options))
+    sharded = cast("ShardedOptions", options)
+    shard_options.check_options(sharded, text)
+    return shard.use_shard(text, COMMAND_NAMES[type(options)], shard_options.select_options(sharded))
 
 
-def _build_shard_outcome(shard: Any, outcome: Outcome) -> Outcome:
+def _build_shard_outcome(shard: Shard, outcome: Outcome) -> Outcome:
     """Return the outcome of one shard: its shard file, because only all shards together have a report."""
     from statecli.commands.diff.result import Diff
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from importlib import import_module
 from itertools import zip_longest
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from statecli.core.errors import UnreadableError
 from statecli.storage import session
@@ -77,7 +78,8 @@ class _Stores:
 
     def _create(self, key: str, module: str, name: str, *arguments: str) -> ObjectStore:
         if key not in self._by_key:
-            self._by_key[key] = getattr(import_module(f"statecli.storage.{module}"), name)(*arguments)
+            store = cast(Callable[..., ObjectStore], getattr(import_module(f"statecli.storage.{module}"), name))
+            self._by_key[key] = store(*arguments)
         return self._by_key[key]
 
 

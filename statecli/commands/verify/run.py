@@ -13,7 +13,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -69,16 +69,20 @@ class Request(msgspec.Struct, frozen=True):
     selection: Selection = Selection()
 
 
+class ProofModule(Protocol):
+    """A module in `proofs`."""
+
+    def prove(self, subject: ModelUnderTest, *arguments: object) -> Check: ...
+
+
 #: A proof of a model as asked for.
 Proof = Callable[["ModelUnderTest", Request], Check]
 
 
 def _prove(name: Name, subject: ModelUnderTest, request: Request) -> Check:
     """Run the `prove` of the module of this name in `proofs`."""
-    proof: Any = importlib.import_module(f"statecli.commands.verify.proofs.{name.value}")
-    arguments = _ARGUMENTS[name](request) if name in _ARGUMENTS else ()
-    check: Check = proof.prove(subject, *arguments)
-    return check
+    proof = cast(ProofModule, importlib.import_module(f"statecli.commands.verify.proofs.{name.value}"))
+    return proof.prove(subject, *(_ARGUMENTS[name](request) if name in _ARGUMENTS else ()))
 
 
 def _prove_step(subject: ModelUnderTest, request: Request) -> Check:
