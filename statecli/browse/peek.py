@@ -76,7 +76,8 @@ def find_data(tensor: TensorInfo) -> tuple[str, TensorData] | None:
 
 def reads_automatically(tensor: TensorInfo) -> bool:
     """Return True if the statistics of the tensor are read when the cursor rests on it."""
-    return tensor.nbytes <= MAX_AUTOMATIC_BYTES and not any(files.is_remote(where.path) for where in tensor.ranges)
+    is_cheap = not any(files.reads_are_requests(where.path) for where in tensor.ranges)
+    return tensor.nbytes <= MAX_AUTOMATIC_BYTES and is_cheap
 
 
 def read_peek(tensor: TensorInfo, versions: Versions) -> Peek:

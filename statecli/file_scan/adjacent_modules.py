@@ -76,7 +76,7 @@ class ModuleFinder:
 
     def _iter_folders(self, folder: str) -> Iterator[str]:
         """Yield the folder of a file, and its parents that may be the working directory of a loader."""
-        if not files.is_remote(folder) or self._is_in_root(folder):
+        if not files.reads_are_requests(folder) or self._is_in_root(folder):
             yield folder
         yield from filter(self._is_in_root, files.iter_parents(folder))
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from statecli.core.errors import UnreadableError
+from statecli.storage.url import is_remote
 
 #: Most folders inside one another: a server may list a folder as part of the same folder.
 MAX_FOLDER_DEPTH = 64
@@ -17,7 +18,7 @@ MAX_LISTED_FOLDERS, MAX_LISTED_NAMES = 1_000, 200_000
 
 
 class ListingBudget:
-    """Folders and names listed by a server for one target."""
+    """Folders and names listed by a server for one target. Folders on disk do not count."""
 
     def __init__(self, target: str) -> None:
         self._target, self._names = target, 0
@@ -28,13 +29,14 @@ class ListingBudget:
         """Whether more was listed than allowed for a target."""
         return len(self._folders) > MAX_LISTED_FOLDERS or self._names > MAX_LISTED_NAMES
 
-    def exhaust(self) -> None:
-        """Leave nothing of the budget."""
-        self._names = MAX_LISTED_NAMES + 1
+    def exhaust(self, folder: str) -> None:
+        """Leave nothing of the budget, because a server that makes up a folder has more of them."""
+        if is_remote(folder):
+            self._names = MAX_LISTED_NAMES + 1
 
     def take(self, folder: str, names: int) -> None:
         """Count a folder with this many names, once. Raises UnreadableError beyond the budget."""
-        if folder not in self._folders:
+        if is_remote(folder) and folder not in self._folders:
             self._folders.add(folder)
             self._names += names
         if self.exceeded:

@@ -280,14 +280,14 @@ class _Walk(NamedTuple):
         if not checkpoint_folder.is_of_tool(path):
             return None
         try:
-            return None if _holds_checkpoint_name(real, self.root, self._list_names) else skip_subfolder(path)
+            return None if _holds_checkpoint_name(real, self.root, self.list_names) else skip_subfolder(path)
         except (UnreadableError, OSError) as error:
             return TargetResult(path, Status.FAILED, f"{path}: {_explain_listing_error(error)}")
 
-    def _list_names(self, folder: str) -> list[str]:
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names in the folder. Raises UnreadableError beyond the budget."""
         names = files.list_names(folder)
-        if files.is_remote(folder):
-            self.budget.take(folder, len(names))
+        self.budget.take(folder, len(names))
         return names
 
 
@@ -340,8 +340,7 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
     if walk.budget.exceeded:
         return
     if depth > files.MAX_FOLDER_DEPTH:
-        if files.is_remote(path):  # a server that makes up folders has more of them
-            walk.budget.exhaust()
+        walk.budget.exhaust(path)
         yield TargetResult(
             path,
             Status.FAILED,
@@ -349,9 +348,7 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
         )
         return
     try:
-        names = sorted(files.list_names(path), key=make_natural_key)
-        if files.is_remote(path):
-            walk.budget.take(path, len(names))
+        names = sorted(walk.list_names(path), key=make_natural_key)
     except (UnreadableError, OSError) as error:
         yield TargetResult(path, Status.FAILED, f"{path}: {_explain_listing_error(error)}")
         return
@@ -474,7 +471,7 @@ def _classify_unreadable(path: str, error: UnreadableError) -> TargetResult:
     A device or a pipe fails, because a loader reads something there that the audit cannot read.
     """
     with suppress(UnreadableError, OSError):
-        is_broken = not files.is_remote(path) and files.exists(path) and not os.path.exists(path)
+        is_broken = files.is_link(path) and not os.path.exists(path)
         if is_broken and files.explain_process_link(path) is None:
             return skip_file(path, "a broken link")
         if not files.is_remote(path) and not files.is_file(path) and not is_broken:

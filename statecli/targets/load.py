@@ -102,10 +102,9 @@ def _find_configuration(path: str) -> str | None:
 def name_class(text: str) -> str:
     """Return the configuration file of a folder or repository; any other text, or a folder without one, unchanged."""
     path, _ = split_class_options(text)
-    if not (files.is_remote(path) or os.path.isdir(path)) or files.get_name(path) in _CONFIGURATION:
+    if files.get_name(path) in _CONFIGURATION or not files.is_folder(path):
         return text
-    named = (files.join(path, name) for name in _CONFIGURATION) if files.is_folder(path) else ()
-    config = next(filter(files.exists, named), None)
+    config = next(filter(files.exists, (files.join(path, name) for name in _CONFIGURATION)), None)
     return text if config is None else config + text[len(path) :]
 
 

@@ -34,7 +34,7 @@ class ValuesBudget:
         if self.values is not None:
             return None if self.values else "values not read: --no-values"
         size = sum(map(_count_value_bytes, tensors))
-        if files.is_remote(split_section(text)[0]):
+        if files.reads_are_requests(split_section(text)[0]):
             return "values not read: the file is remote; add --values"
         if size > self.bytes_left:
             limit = format_size(DEFAULT_VALUE_BYTES)

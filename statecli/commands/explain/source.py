@@ -15,7 +15,6 @@ from statecli.commands.explain.recipe import Loader, Source
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, NoteKind, StateDict, TensorInfo
 from statecli.core.parameter_or_buffer import is_copy, list_model_sections, select_loaded_sections
-from statecli.storage import files
 from statecli.storage.checkpoint_names import METADATA
 from statecli.targets.section_of_target import split_section
 
@@ -119,7 +118,7 @@ def _find_source(
     state: ModelState, rows: Sequence[TensorInfo], state_dict: StateDict, refused: Sequence[str]
 ) -> Source | None:
     path = split_section(state.target)[0]
-    if files.is_remote(path) or not os.path.exists(path) or state.traits.has_own_loader or state.traits.is_program:
+    if not os.path.exists(path) or state.traits.has_own_loader or state.traits.is_program:
         return None
     paths = tuple(dict.fromkeys(where.path for row in rows for where in row.ranges if where.path))
     if not paths and os.path.isfile(path):
