@@ -1,4 +1,5 @@
-"""One package a command: its request, its result and the steps between.
+"""A package for each command: its request, its result and the steps between.
 
-They lie below this package because statecli.inspect, statecli.diff and statecli.verify are functions of the Python API.
+The packages lie below this package because statecli.inspect, statecli.diff and statecli.verify are functions of the
+Python API.
 """

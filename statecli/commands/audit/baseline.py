@@ -43,7 +43,7 @@ _CAUSES = frozenset(rule.name for rule in (*registration_rules.RULES, move_rules
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One accepted finding, or one tensor with an accepted cause.
+    """An accepted finding, or a tensor with an accepted cause.
 
     If `content` is set, `message` is only for the reader of the file. The entry of a cause has neither.
     """
@@ -127,7 +127,7 @@ def _build_entry(finding: Finding, name: str, reason: str) -> Entry:
 def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Baseline:
     """Read a baseline file. Raises UnreadableError if the file is missing, MalformedError if it is not a baseline.
 
-    `plugin_rules` are rules besides those of statecli; None for a command without plugins, where an entry of an unknown
+    `plugin_rules` are rules besides statecli's rules; None for a command without plugins, where an entry of an unknown
     rule accepts nothing and may be for an audit.
     """
     document = read_document(path, "the baseline")

@@ -81,7 +81,7 @@ class Config(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=
 class LoadedConfig(msgspec.Struct, frozen=True):
     """A configuration, the path of its file (None if there is no file), and the plugins of the audit.
 
-    `plugins` are those of the configuration and those of the command line.
+    `plugins` come from the configuration and from the command line.
     """
 
     config: Config = Config()
@@ -90,7 +90,7 @@ class LoadedConfig(msgspec.Struct, frozen=True):
 
     @property
     def rules(self) -> tuple[AuditRule, ...]:
-        """The rules of statecli, and those of the plugins."""
+        """The rules of statecli and of the plugins."""
         return join_rules(self.plugins)
 
     @property
@@ -141,8 +141,8 @@ def load_config(
     """Return the configuration in `path`, else the nearest configuration from `start` up to the repository's root.
 
     Without any file, and with `no_config`, return the defaults. The modules `plugins` are imported, and the modules
-    that the configuration names, if they may be imported: see `plugin_trust`. Raises UnreadableError for a file that is
-    not TOML, UsageError for an invalid key, rule or value, and for a plugin that cannot be used.
+    named by the configuration, if allowed by `plugin_trust`. Raises UnreadableError for a file that is not TOML,
+    UsageError for an invalid key, rule or value, and for a plugin that cannot be used.
     """
     request = PluginRequest(tuple(plugins), tuple(targets))
     if no_config:
@@ -185,7 +185,7 @@ def _is_judged(path: str, targets: Iterable[str]) -> bool:
 
 
 def distrust_judged_config(loaded: LoadedConfig, targets: Iterable[str]) -> LoadedConfig:
-    """Return the configuration; if it is judged, without settings that weaken the rules of pickles and of plugins."""
+    """Return the configuration; for a judged file, without settings that weaken rules of pickles or plugins."""
     if loaded.path is None or not _is_judged(loaded.path, targets):
         return loaded
     config, protected = loaded.config, loaded.protected_rules
@@ -232,7 +232,7 @@ def _is_in_repository(path: str) -> bool:
 
 
 def _read_table(path: str) -> Mapping[str, Any] | None:
-    """Return the file's table for statecli, or None. Most projects' files have no such table."""
+    """Return the file's table for statecli, or None. Most projects' files have no table for statecli."""
     try:
         raw = read_small_file(path, MAX_CONFIG_BYTES)
     except UnreadableError as error:
@@ -367,7 +367,7 @@ def expand_rules(
 
 
 def map_to_rules(settings: Iterable[tuple[str, T]], where: str, known: Collection[Rule] | None = None) -> dict[str, T]:
-    """Return the settings by rule: a rule's own setting wins over its group's, a later setting over an earlier one."""
+    """Return the settings by rule: its own setting wins over its group's, a later setting over an earlier setting."""
     known = join_rules(()) if known is None else known
     groups = {rule.group for rule in known}
     own_last = sorted(settings, key=lambda setting: setting[0] not in groups)

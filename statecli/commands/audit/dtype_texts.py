@@ -20,7 +20,7 @@ _INTEGERS = ("int", "uint", "bool")
 
 
 def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
-    """Yield a hazard for each such tensor with another text than a dtype of torch. Raises UnreadableError."""
+    """Yield a hazard for each tensor of dtype texts whose text is not a dtype of torch. Raises UnreadableError."""
     for tensor in state.tensors:
         if texts_as_code.is_dtype_key(tensor.fqn) and (why := _explain_unsafe(tensor)):
             text = f"{quoting.name(tensor.fqn)} {why}; HQQ runs this string as Python code when HQQ loads the file"

@@ -41,9 +41,9 @@ _PROCESS_LOCK = threading.RLock()
 
 
 def import_plugins(request: PluginRequest) -> tuple[Plugin, ...]:
-    """Import each plugin once, those of the configuration first. Raises UsageError for a plugin that cannot be used.
+    """Import each plugin once, the configuration's plugins first. Raises UsageError for a plugin that cannot be used.
 
-    A name that is also typed is trusted as a typed name.
+    A configured name that is also typed is trusted like a typed name.
     """
     configured = [name for name in dict.fromkeys(request.configured) if name not in request.typed]
     with _PROCESS_LOCK:
@@ -77,7 +77,7 @@ def _import_typed(name: str) -> Plugin:
 
 
 def _import(run: Callable[[], ModuleType], path: AbstractContextManager[None], where: str) -> ModuleType:
-    """Run the code of a module. Raises UsageError for whatever the code raises."""
+    """Run the code of a module. Raises UsageError for any exception of the code."""
     try:
         with path, protect_streams():
             return run()
@@ -102,7 +102,7 @@ def _import_file(path: str) -> ModuleType:
 
 
 def _forget_siblings(names: set[str], folder: str) -> None:
-    """Take modules of the folder out of `sys.modules`, because another plugin may have other modules of these names."""
+    """Take modules of the folder out of `sys.modules`, because another plugin may use the same names."""
     for name in names:
         file = getattr(sys.modules[name], "__file__", None)
         if isinstance(file, str) and os.path.abspath(file).startswith(os.path.join(folder, "")):
@@ -146,7 +146,7 @@ def _build_plugin(name: str, module: ModuleType, where: str) -> Plugin:
 
 
 def _find_problem(rule: AuditRule) -> str | None:
-    """Return what is wrong with a rule; None for a rule that can run."""
+    """Return the problem of a rule; None for a rule that can run."""
     match = _RULE_NAME.fullmatch(rule.name) if isinstance(rule.name, str) else None
     if match is None:
         return "the name is not valid; use a prefix of your organisation and lower-case words: acme-missing-license"
@@ -174,8 +174,8 @@ def _check_unique(plugins: list[Plugin]) -> None:
 def _protect(find: Find) -> Find:
     """Return the function of a rule, so that its prints go to standard error and each of its issues is checked.
 
-    What the function raises is raised after the issues that it yielded before. `sys.exit` and errors of statecli are
-    raised as RuntimeError, because they have a meaning for the whole run.
+    An exception of the function is raised after the issues yielded before. `sys.exit` and errors of statecli are raised
+    as RuntimeError, because they have a meaning for the whole run.
     """
 
     def find_issues(subject: Subject) -> Iterator[Issue]:

@@ -1,4 +1,4 @@
-"""Folders that are judged: a target, and the folders above and below it. Their author may be that of the target."""
+"""Folders that are judged: a target, and the folders above and below, because their author may be the same."""
 
 from __future__ import annotations
 

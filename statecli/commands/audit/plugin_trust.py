@@ -1,9 +1,9 @@
 """Decide whether a named plugin may be imported, without importing anything.
 
-A configuration may come with a checkout that is judged. So a module that a configuration names must be installed: a
-package in site-packages of the running Python declares the module as an entry point of the group `statecli.rules`, and
-its files lie neither in the current folder or its repository nor at a target. PYTHONPATH and the current folder
-declare nothing, because the author of the checkout may have written a `*.dist-info` folder too.
+A configuration may come with a judged checkout. So a module named by a configuration must be installed: a package in
+site-packages of the running Python declares the module as an entry point of the group `statecli.rules`, and its files
+lie neither in the current folder or its repository nor at a target. PYTHONPATH and the current folder declare nothing,
+because the author of the checkout may have written a `*.dist-info` folder too.
 
 The user vouches for a typed name. But a name is not a place: a download may contain a module with the name of the
 user's package. So installed modules come before modules of the current folder, and a module at a target is refused
@@ -59,7 +59,7 @@ def check_typed(name: str, targets: Sequence[str]) -> None:
 
 
 def check_configured(name: str, request: PluginRequest) -> None:
-    """Raise UsageError unless the module named by the configuration is installed, and not part of what is judged."""
+    """Raise UsageError unless the module named by the configuration is installed, and not part of a judged folder."""
     where = f"{request.config_path}: plugins: {name!r}"
     _check_name(name, where, "give the name of a module of an installed package, such as acme.rules")
     advice = f"use {option('--plugin', name)}"
@@ -165,7 +165,7 @@ def _is_in_checkout(file: str) -> bool:
 
 
 def _find_judged_target(file: str, targets: Sequence[str]) -> str | None:
-    """Return the target that lies in the folder of the file, above it or below it; None if no target does.
+    """Return the target that lies in the folder of the file, or above or below this folder; None without such a target.
 
     A target that contains site-packages does not count: every package of this Python would.
     """
@@ -185,7 +185,7 @@ def _find_site_folder(file: str) -> str | None:
 
 
 def _shorten(file: str) -> str:
-    """Return the path from the current folder for a file in it, with `./`; any other path unchanged."""
+    """Return the path from the current folder for a file in this folder, with `./`; any other path unchanged."""
     with suppress(OSError, ValueError):
         relative = os.path.relpath(file)
         if not relative.startswith(os.pardir):

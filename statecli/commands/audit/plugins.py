@@ -1,6 +1,6 @@
 """Plugins of an audit: modules with rules of an organisation, next to the rules of statecli.
 
-A plugin is a value of one run, and no registry: two calls of the Python API do not share plugins.
+Plugins are values of a run, not of a registry: two calls of the Python API do not share plugins.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Plugin(msgspec.Struct, frozen=True):
 
 
 class PluginRequest(msgspec.Struct, frozen=True):
-    """Names of the plugins of a run, and what decides whether a name is trusted.
+    """Names of the plugins of a run, and the facts that decide about trust in a name.
 
     Attributes:
-        typed: Modules and files that the user typed.
-        targets: The targets of the run: nothing of them is imported.
-        configured: Modules that the configuration names.
+        typed: Modules and files typed by the user.
+        targets: The targets of the run: nothing of a target is imported.
+        configured: Modules named by the configuration.
         config_path: The file of the configuration.
         is_judged: Whether the configuration may be from the author of a target.
     """
@@ -47,6 +47,6 @@ def join_rules(plugins: Iterable[Plugin]) -> tuple[AuditRule, ...]:
 
 
 def list_entries(plugins: Iterable[Plugin]) -> tuple[Rule, ...]:
-    """Return the rules of the plugins as entries like those of the dictionary of findings, which are plain data."""
+    """Return the rules of the plugins as entries of the dictionary of findings: plain data."""
     fields = Rule.__struct_fields__
     return tuple(Rule(*(getattr(rule, field) for field in fields)) for plugin in plugins for rule in plugin.rules)

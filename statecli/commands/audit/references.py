@@ -36,7 +36,7 @@ class Side(msgspec.Struct, frozen=True):
 
     @property
     def is_lazy(self) -> bool:
-        """Return whether the module gets its shapes from the first load: then only one target may use the module."""
+        """Return whether the module gets its shapes from the first load: then a single target may use the module."""
         return self.built is not None and any(tensor.shape is None for tensor in self.state.tensors)
 
 
@@ -80,7 +80,7 @@ def compare_with_class(side: Side, model: Side) -> Diff:
 def compare_with_checkpoint(side: Side, reference: Side, *, values: bool) -> Diff:
     """Return how the checkpoint differs from `reference`, with `values` also in values.
 
-    Raises UsageError if it is unclear which models to compare, and StateError.
+    Raises UsageError if the models to compare are ambiguous, and StateError.
     """
     notes = _check_sections(reference.state, side.state)
     request = Request(reference.text, side.text, values=values, renames=False, prefixes=True)
@@ -89,7 +89,7 @@ def compare_with_checkpoint(side: Side, reference: Side, *, values: bool) -> Dif
 
 
 def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
-    """Return a note on sections of the reference without a counterpart. Raises UsageError if no model has one."""
+    """Return a note on sections of the reference without a counterpart. Raises UsageError without pairs of models."""
     left, right = (list_model_sections(state) for state in (before, after))
     pairs, notes = pair_sections(before, after)
     ambiguous = [note.message for note in notes if note.kind is OddityKind.SECTIONS_APART]
@@ -147,5 +147,5 @@ def is_training_step(folder: str) -> bool:
 
 
 def is_in_any_folder(path: str, folders: Collection[str]) -> bool:
-    """Return whether the path lies below any of these absolute folders."""
+    """Return whether the path lies below any of the absolute folders."""
     return bool(folders) and any(parent in folders for parent in files.iter_parents(files.make_absolute(path)))

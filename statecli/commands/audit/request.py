@@ -20,7 +20,7 @@ from statecli.storage import files
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The arguments of one audit. An empty `select` selects every rule.
+    """The arguments of an audit. An empty `select` selects every rule.
 
     Checkpoints are compared with the class `model`, also a target, and with the checkpoint `against`.
     `per_target_ignore` accepts findings of rules by globs of targets, relative to `config_folder`; `severity` replaces
@@ -57,7 +57,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def known_rules(self) -> tuple[AuditRule, ...]:
-        """The rules of statecli, and those of the plugins."""
+        """The rules of statecli and of the plugins."""
         return join_rules(self.plugins)
 
     @property

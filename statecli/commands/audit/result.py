@@ -38,7 +38,7 @@ class Audit(ResultViews, msgspec.Struct, frozen=True):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of all targets, without accepted ones."""
+        """The findings of all targets, without accepted findings."""
         return tuple(finding for target in self.targets for finding in target.findings)
 
     @property

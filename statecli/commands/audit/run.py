@@ -119,7 +119,7 @@ class _Run:
         self.read_state: ModelState | None = None
 
     def audit_target(self, text: str) -> TargetResult:
-        """Audit one target. A target whose files change meanwhile fails."""
+        """Audit a target. A target whose files change meanwhile fails."""
         pickles: tuple[ScannedPickle, ...] = ()
         pickles_unread_because = None
         self.read_state = None
@@ -156,7 +156,7 @@ class _Run:
         return _accept_ignored(result, self.request)
 
     def mark_compared(self, result: TargetResult) -> TargetResult:
-        """Count a skipped file as checked if its content was compared with the lock, or if it is this lock."""
+        """Count a skipped file as checked if its content was compared with the lock, or if the file is the lock."""
         lock_file = self.request.lock_file
         if result.status is not Status.SKIPPED:
             return result

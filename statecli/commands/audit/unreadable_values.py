@@ -36,7 +36,7 @@ def discard_corrupt_facts(tensor: TensorInfo, facts: Facts, errors: Sequence[Sta
 
 
 def list_unreadable(subject: Subject, ran: Collection[AuditRule]) -> tuple[Oddity, ...]:
-    """Return a note for each tensor that contradicts its file or has values unchecked by a rule that ran.
+    """Return a note for each tensor that contradicts its file or has values left unchecked by a rule of the run.
 
     Unreadable pickles come first.
     """
@@ -61,7 +61,7 @@ def _are_checksum_errors(errors: Sequence[StateError]) -> bool:
 
 
 def _add_location(subject: Subject, tensor: TensorInfo, reason: str) -> str:
-    """Add file and tensor to a reason without these, for example of a killed worker."""
+    """Add file and tensor to a reason without them, for example of a killed worker."""
     paths = tuple(byte_range.path for byte_range in tensor.ranges if byte_range.path)
     return reason if reason.startswith((subject.target, *paths)) else f"{subject.target}: {tensor.fqn}: {reason}"
 

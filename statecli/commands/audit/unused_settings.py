@@ -77,7 +77,7 @@ def _report_unmatched_globs(audit: Audit, request: Request) -> Iterator[Finding]
 
 
 def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Finding]:
-    """Yield a note for each finding that per-target-ignore would accept if it listed the content."""
+    """Yield a note for each finding that per-target-ignore would accept if the entry listed the content."""
     for target in audit.targets if request.per_target_ignore else ():
         name = make_relative_name(target.target, request.config_folder)
         for pattern, ignored in request.per_target_ignore.items():
@@ -100,7 +100,7 @@ def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Findin
 
 
 def _report_lock_of_one_target(audit: Audit, request: Request) -> Iterator[Finding]:
-    """Yield a note if several targets were compared with a lock of one target, and a target differs."""
+    """Yield a note if several targets were compared with a lock of a single target, and a target differs."""
     if request.lock is None or not request.lock.has_no_names:
         return
     compared = [target for target in audit.targets if lock_check.LOCK_RULE in target.ran]

@@ -29,9 +29,9 @@ class Condition(msgspec.Struct, frozen=True):
 
     Attributes:
         text: The condition as typed.
-        measure: The figure that is needed.
-        glob: Names of the tensors that count; None for all tensors of the model.
-        limit: Of a cosine, the number above all values for which the condition holds.
+        measure: The figure needed.
+        glob: Names of the measured tensors; None for all tensors of the model.
+        limit: Of a cosine, the exclusive upper limit of the condition.
     """
 
     text: str

@@ -12,7 +12,7 @@ from statecli.core.model_state import Oddity
 
 
 class Answer(str, Enum):
-    """`found`: the first checkpoint is known; `never`: not at the last one; `inconclusive`: unreadable in between."""
+    """`found`: the first checkpoint is known; `never`: not at the last checkpoint; `inconclusive`: unreadable."""
 
     FOUND = "found"
     NEVER = "never"
@@ -20,11 +20,11 @@ class Answer(str, Enum):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """A checkpoint that was read.
+    """A checkpoint read during the search.
 
     Attributes:
-        holds: Whether the condition holds; None if that could not be decided: then `error` says why.
-        evidence: What was seen: names of tensors, a cosine.
+        holds: Whether the condition holds; None if undecided: then `error` is the reason.
+        evidence: The observation: names of tensors, a cosine.
     """
 
     path: str
@@ -41,9 +41,9 @@ class Bisection(msgspec.Struct, frozen=True):
         condition: The condition as typed.
         checkpoints: Number of checkpoints of the run.
         first: The first checkpoint where the condition holds, as far as known.
-        last_before: The last checkpoint before it where the condition does not hold, as far as known.
-        between: Paths between the two that could not be read.
-        probes: The checkpoints that were read, in the order of reading.
+        last_before: The last checkpoint before `first` where the condition does not hold, as far as known.
+        between: Paths of unreadable checkpoints between `last_before` and `first`.
+        probes: The read checkpoints, in the order of reading.
     """
 
     target: str

@@ -102,12 +102,12 @@ class _Prober:
         return Probe(checkpoint.path, checkpoint.step, holds, evidence)
 
     def find_steps_in_settings(self) -> dict[str, Step]:
-        """Return the steps of the read checkpoints, if all of them have one counter: `statecli log` shows these."""
+        """Return the steps of the read checkpoints, if all of them have the same counter, as in `statecli log`."""
         key = self.find_counter()
         return {} if key is None else {path: Step(steps[key], key) for path, steps in self._steps_of_path.items()}
 
     def find_counter(self) -> str | None:
-        """Return the setting that counts steps in each read checkpoint; None without one."""
+        """Return the setting that counts steps in each read checkpoint; None without a counter."""
         read = self._steps_of_path.values()
         return next((key for key in STEP_KEYS if read and all(key in steps for steps in read)), None)
 
@@ -118,7 +118,7 @@ class _Prober:
                 raise _WrongOrder
 
     def _decide(self, measured: Measured) -> tuple[bool, str]:
-        """Return whether the condition holds, and what was seen."""
+        """Return whether the condition holds, and the observation."""
         is_reference = self._condition.compares and self._reference is None
         sides = [measured.model] if self._reference is None else [self._reference.model, measured.model]
         if not is_reference and not any(side.tensors for side in sides):

@@ -1,4 +1,4 @@
-"""Estimate the rank of the difference of each changed matrix: an adapter or a pruned update has a low one."""
+"""Estimate the rank of the difference of each changed matrix: an adapter or a pruned update has a low rank."""
 
 from __future__ import annotations
 

@@ -49,9 +49,9 @@ _FIELD_TESTS: tuple[tuple[Field, Callable[[TensorInfo, TensorInfo], bool]], ...]
 
 
 def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, devices: bool) -> list[tuple[Field, ...]]:
-    """Return for each match the fields that differ, without values, in order; () if one side is missing or damaged.
+    """Return for each match the differing fields, without values, in order; () if a side is missing or damaged.
 
-    `devices` False: one side is a class, with the devices of its build.
+    `devices` False: a side is a class, with the devices of its build.
     """
     left_out = {*ignore, *(() if devices else (Field.DEVICE,))}
     tests = [(field, test) for field, test in _FIELD_TESTS if field not in left_out]
@@ -68,7 +68,7 @@ def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, de
 
 
 def _are_alike(before: TensorInfo, after: TensorInfo) -> bool:
-    """Return whether all fields that a test compares are equal, as those of nearly all pairs."""
+    """Return whether all fields with a test are equal, as in nearly all pairs."""
     return (
         before.shape is not None  # else the shapes of parts count
         and before.shape == after.shape
@@ -102,7 +102,7 @@ def _find_retied(matches: Sequence[Match]) -> set[int]:
 
 
 def describe_change(change: Change) -> str:
-    """Return the change of a tensor on one line, without the name: `values differ, dtype: float32 → bfloat16`."""
+    """Return the change of a tensor on a single line, without the name: `values differ, dtype: float32 → bfloat16`."""
     if change.status is Status.ADDED and change.after:
         return f"added ({_describe_tensor(change.after)})"
     if change.status is Status.REMOVED and change.before:

@@ -1,12 +1,12 @@
 """Decide which differences make `statecli diff` exit with status 1.
 
-Without expectations every difference is a finding. With one of these options, a finding is a failed expectation:
+Without expectations every difference is a finding. With the options below, a finding is a failed expectation:
 
 - `--may-change GLOB`: a tensor or setting outside the globs differs.
 - `--must-not-change GLOB`: a tensor or setting inside the globs differs.
 - `--must-change GLOB`: no tensor or setting inside the glob changed.
 - `--cast`: a tensor differs by more than an exactly rounded cast.
-- `--adapter`: a tensor is not, up to rounding, that before with the adapter merged into it.
+- `--adapter`: a tensor is not, up to rounding, the tensor before with the adapter merged.
 
 A glob whose answer depends on values not compared is inconclusive: neither passed nor failed, exit status 2.
 """
@@ -61,7 +61,7 @@ class Expectations(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The findings for exit status 1, the inconclusive expectations for exit status 2, and the met ones."""
+    """The findings for exit status 1, the inconclusive expectations for exit status 2, and the met expectations."""
 
     findings: list[Finding]
     inconclusive: list[Broken] = []
@@ -69,7 +69,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One compared tensor or setting, reduced to the needs of expectations.
+    """A compared tensor or setting, reduced to the needs of expectations.
 
     Attributes:
         name: FQN of a tensor, dotted path of a setting.
@@ -80,7 +80,7 @@ class Entry(msgspec.Struct, frozen=True):
         difference: How the two sides differ; empty for equal sides.
         trained: True if the value or shape changed or the entry was added, None if the values were not compared.
         renamed: True if the two sides use different names for the same bytes.
-        beyond_cast: Why a tensor that differs is not an exactly rounded cast; empty if it is, and for equal sides.
+        beyond_cast: Why a differing tensor is not an exactly rounded cast; empty for such a cast and for equal sides.
         beyond_merge: The same for a merge of an adapter; an unchanged tensor may lack its update.
     """
 
@@ -188,7 +188,7 @@ _ROUNDING_ERRORS = {
 
 
 def describe_lost_values(change: Change) -> str | None:
-    """Return what an exactly rounded cast lost, because values are beyond the range of the dtype; None if nothing."""
+    """Describe the values beyond the dtype's range, lost in an exactly rounded cast; None without any."""
     values, dtype = change.values, _name_dtype(change)
     if values is None:
         return None
@@ -220,7 +220,7 @@ def explain_beyond_merge(change: Change) -> str:
 
 
 def name_merged(done: Transformation) -> str:
-    """`before + 2 × B·A`, or the tensor of the adapter that replaces the one before."""
+    """`before + 2 × B·A`, or the tensor of the adapter that replaces the tensor before."""
     return f"{done.sources[0]} of the adapter" if done.rank is None else f"before + {done.factor or 0:.6g} × B·A"
 
 
@@ -298,7 +298,7 @@ def check_expectations(expected: Expectations, entries: Sequence[Entry], targets
 
 
 def _list_met(expected: Expectations, entries: Sequence[Entry]) -> Iterator[MetExpectation]:
-    """Yield the options about names that are met, with the number of entries that show it."""
+    """Yield the met options about names, with the number of entries as evidence."""
     if expected.only:
         others = [entry for entry in entries if not entry.stays_within(expected.only)]
         if _are_unchanged(others):
@@ -328,7 +328,7 @@ def _count(entries: Sequence[Entry]) -> str:
 
 
 def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> Iterator[Broken]:
-    """Yield the globs that may match settings that differ but are too many to be listed."""
+    """Yield the globs that may match differing settings beyond the listed settings."""
     listed = [entry for entry in entries if entry.section is None]
     more = next((entry for entry in listed if entry.name == MORE and entry.difference), None)
     for glob in frozen if more else ():

@@ -38,7 +38,7 @@ def is_class(state: ModelState) -> bool:
 def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
     """Return the state of a class or pickled module without tensors outside its state_dict.
 
-    These are non-persistent buffers and unregistered tensors.
+    Left out are non-persistent buffers and unregistered tensors.
     """
     selected = tuple(tensor for tensor in state.tensors if tensor.is_in_state_dict)
     left_out = len(state.tensors) - len(selected)
@@ -51,7 +51,7 @@ def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
 def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Oddity]]:
     """Return the section of a checkpoint that a class could load, chosen by `select_loaded_sections`.
 
-    Raises NothingMatched if the checkpoint has no model, UsageError if it has several candidates.
+    Raises NothingMatched if the checkpoint has no model, UsageError if the checkpoint has several candidates.
     """
     sections = list_model_sections(state)
     if not sections:
@@ -157,7 +157,7 @@ PARAMS = "params"
 
 
 def _join_sections(state: ModelState, other: ModelState) -> ModelState:
-    """Return a Flax model as one section, named as the other side's model section, if there is only one."""
+    """Return a Flax model as a single section, named like the other side's model section, if the other side has one."""
     if not state.traits.has_collections:
         return state
     own, others = list_model_sections(state), list_model_sections(other)
@@ -221,7 +221,7 @@ def check_load(
 
 
 class _Load:
-    """One checkpoint under the names used by the class."""
+    """A checkpoint under the names used by the class."""
 
     def __init__(self, matches: Sequence[Match], before: ModelState, after: ModelState, model: ModelState) -> None:
         swapped = is_class(before)

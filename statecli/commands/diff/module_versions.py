@@ -14,7 +14,7 @@ _METADATA = "_metadata"
 
 
 def compare_versions(before: ModelState, after: ModelState, paired: Mapping[str, str]) -> Iterator[ScalarChange]:
-    """Yield the versions that differ, of modules that both sides record; `paired` maps sections of before to after."""
+    """Yield the differing versions of modules recorded by both sides; `paired` maps sections of before to after."""
     theirs = {state_dict.section: state_dict for state_dict in after.state_dicts}
     for state_dict in before.state_dicts:
         other = theirs.get(paired.get(state_dict.section, state_dict.section))

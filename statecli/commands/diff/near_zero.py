@@ -1,4 +1,4 @@
-"""Parameters that start near zero, such as biases after a few steps: their relative change is large and says little."""
+"""Parameters that start near zero, such as biases after a few steps: a large relative change means little."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Keys(str, Enum):
 
 
 class OptimizerPair(NamedTuple):
-    """Two optimizers with other keys: `places` is the place of each parameter's key among those of its side."""
+    """Two optimizers with other keys: `places` is the place of each parameter's key among the keys of its side."""
 
     sections: tuple[str, str]
     keys: tuple[Keys, Keys]
@@ -65,7 +65,7 @@ def pair_optimizers(before: ModelState, after: ModelState, sections: Mapping[str
 def _follows_model(state: ModelState, facts: OptimizerFacts, sizes: Sequence[int]) -> bool:
     """Return True unless the names of a group are in another order than the parameters of the model in the file.
 
-    A flat optimizer has one group after the other without saying where one ends: `sizes` are those of the other side.
+    A flat optimizer has its groups after each other without a mark at their ends: `sizes` are the other side's sizes.
     Numbers follow the order of `model.parameters()`, so that names in another order may belong to other numbers.
     """
     places = {row.fqn: n for n, row in enumerate(state.tensors) if row.kind is Kind.PARAMETER}
@@ -169,7 +169,7 @@ def _unify(side: Settings, section: str, places: Mapping[str, int], group_of: Se
 
 
 def _name_group_setting(key: str, start: str, places: Mapping[str, int], group_of: Sequence[int]) -> str:
-    """Return the path of a setting below its group; a flat optimizer has it below each parameter."""
+    """Return the path of a setting below its group; a flat optimizer has the setting below each parameter."""
     rest = key.removeprefix(start) if key.startswith(start) else ""
     dots = [place for place, character in enumerate(rest) if character == "."]
     for dot in dots:

@@ -197,7 +197,7 @@ def _describe_unpaired(before: ModelState, left: list[str], after: ModelState, r
 
 
 def _sections_with(state: ModelState, kinds: Sequence[Kind]) -> list[str]:
-    """Return the sections with a tensor of one of these kinds."""
+    """Return the sections with a tensor of any of the kinds."""
     return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds))
 
 
@@ -289,7 +289,7 @@ def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: Model
 
 
 def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> tuple[list[Match], list[Oddity]]:
-    """Pair entries left out by one side, because of a tied entry under another name, with the tied entry."""
+    """Pair entries left out by a side, because of a tied entry under another name, with the tied entry."""
     gone = [match for match in pairs if match.after is None and match.shown.tied_to]
     new = [match for match in pairs if match.before is None and match.shown.tied_to]
     if not gone and not new:

@@ -33,9 +33,9 @@ def find_renames(
 ) -> Renames:
     """Match tensors without a partner by equal section, dtype, shape and bits.
 
-    Only groups with tensors left on both sides are read, and of these only groups with a selected tensor. Of several
-    equal tensors, those whose names have the longest common end are paired, then the first of each side. Constant
-    values (a bias of zeros) are weak evidence: there, the last component of the names must be equal.
+    Only groups with tensors left on both sides and with a selected tensor are read. Of several equal tensors, the
+    tensors whose names have the longest common end are paired, then the first of each side. Constant values (a bias of
+    zeros) are weak evidence: there, the last component of the names must be equal.
     """
     groups = [group for group in _group_candidates(matches, sections) if any(map(is_selected, (*group[0], *group[1])))]
     failed: dict[int, StateError] = {}
@@ -123,7 +123,7 @@ def pair_by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, Tens
 def _confirm_pairs(
     pairs: list[tuple[TensorInfo, TensorInfo]], jobs: int, failed: dict[int, StateError]
 ) -> Iterator[tuple[TensorInfo, TensorInfo]]:
-    """Yield pairs that are equal bit for bit, which fingerprints only suggest, and are not constants of another name.
+    """Yield pairs equal bit for bit (fingerprints only suggest equality), without constants of another name.
 
     Adds unreadable rows to `failed`.
     """
@@ -154,7 +154,7 @@ def _has_same_last_name(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def is_constant(row: TensorInfo) -> bool:
-    """Return True if all elements are equal bit for bit, or there are none; of parts, in each part."""
+    """Return True if all elements are equal bit for bit, or without elements; for parts, in each part."""
     from statecli.values.ranges import resolve_data
 
     parts = [row.data] if row.data is not None else [data for _, data in row.parts]

@@ -27,15 +27,15 @@ class Status(str, Enum):
 
 
 class TransformationKind(str, Enum):
-    """What was done to a tensor.
+    """Kind of transformation of a tensor.
 
     `moved` and `swapped` values were in another tensor before; `reordered` rows are in another order within each head;
     `permuted` rows are in any other order;
-    a `joined` tensor has the rows of several tensors, a `stacked` one each as an item, and `split` and `unstacked` are
-    the reverse; an `adapter` adds an update of low rank to a weight before; a `merged` weight is the weight before with
-    such an update, or a tensor of the adapter; `quantized` codes are dequantized and compared with the weight before,
-    `dequantized` ones with the weight after; `codes` are not compared, because their scales are not known; `unrelated`
-    values are independent of those before.
+    a `joined` tensor has the rows of several tensors, a `stacked` tensor has several tensors as items, and `split` and
+    `unstacked` are the reverse; an `adapter` adds an update of low rank to a weight before; a `merged` weight is the
+    weight before with such an update, or a tensor of the adapter; `quantized` codes are dequantized and compared with
+    the weight before, `dequantized` codes with the weight after; `codes` are not compared, because their scales are not
+    known; `unrelated` values are independent of the values before.
     """
 
     CAST = "cast"
@@ -82,7 +82,7 @@ class Quantization(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         codes: Type of the codes (`int4`, `nf4`, `float8_e4m3fn`).
         scales: Last name of the scales.
         block: Shape of the block of one scale; of bitsandbytes' 4-bit codes, the number of its values.
-        has_channel_factors: The error is that after a factor for each input channel, as AWQ and SmoothQuant have.
+        has_channel_factors: The error remains after a factor for each input channel, as in AWQ and SmoothQuant.
     """
 
     layout: Layout
@@ -95,40 +95,40 @@ class Quantization(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What was done to a tensor, checked on every element that both sides have.
+    """Transformation of a tensor, checked on every element present on both sides.
 
     Attributes:
-        elements: Number of elements that were checked.
-        exceptions: Number of these that do not fit.
+        elements: Number of checked elements.
+        exceptions: Number of checked elements that do not fit.
         sources: Names of the tensors before of moved, swapped, joined and stacked values; of a split tensor, the names
             after; of `adapter`, the weight before and A; of `merged`, the tensors of the adapter; of `quantized` and
             `dequantized`, the weight and the tensors other than the codes.
-        source_section: Section of the sources before; None if it is the section of the tensor.
-        differing: Of the sources, those with exceptions.
+        source_section: Section of the sources before; None for the section of the tensor.
+        differing: The sources with exceptions.
         factor: Of `scaled`, after is factor × before, and of `transposed` factor × its transpose; of `adapter` and
             `merged`, the scale of the update, None if unknown.
         fitting_factor: Of `merged` with exceptions, another scale of the update that explains the change.
         alpha: Of `adapter`, `lora_alpha` of the configuration, None if unknown.
         rank: Of `adapter` and `merged`, the rank of the update.
-        max_abs: Of `merged`, the largest |after - (before + update)| of the elements that are not exceptions.
-        relative_l2: Of `adapter`, the L2 norm of the update over that of the weight, with the scale if known, None if
-            the weight is zero or a value is not finite; of
-            `quantized` and `dequantized`, that of the error after dequantizing; of a resized tensor with a cosine, the
-            relative L2 change of the common part.
-        cosine: Of moved and transposed values that changed since, and of the common part of a resized tensor that did,
-            the cosine of before and after.
+        max_abs: Of `merged`, the largest |after - (before + update)| of the elements without exceptions.
+        relative_l2: Of `adapter`, the L2 norm of the update over the norm of the weight, with the scale if known, None
+            if the weight is zero or a value is not finite; of
+            `quantized` and `dequantized`, the relative L2 error after dequantizing; of a resized tensor with a cosine,
+            the relative L2 change of the common part.
+        cosine: Of moved and transposed values, and of the common part of a resized tensor, if they changed since: the
+            cosine of before and after.
         rounding: Of a cast whose values were rounded without exception; `nearest` if copied values have another dtype.
-        axis: Of `resized`, the first dimension of another size; of `permuted`, that of the rows.
-        place: Of `resized`, the index along `axis` before which indexes were added, or from which on they were removed;
-            None if this is the end. The first of several places.
-        places: Of `resized`, all of these places, if they are several.
-        counts: The number of indexes that were added or removed at each of `places`.
+        axis: Of `resized`, the first dimension of another size; of `permuted`, the dimension of the rows.
+        place: Of `resized`, the index along `axis` where indexes were added or removed; None for the end. The first of
+            several places.
+        places: Of `resized`, all places, if there are several.
+        counts: The number of indexes added or removed at each of `places`.
         blocks: Of joined tensors whose rows alternate, the rows of each source in a group.
         is_transposed: Of stacked tensors, the stack has the transposes; of `moved`, the tensor is the transpose.
         order: Of `reordered`, the order of the rows after.
         heads: Of `reordered`, the number of heads.
         rows: Number of indexes with exceptions, along `axis` or along the first dimension.
-        first_rows: The first of these indexes.
+        first_rows: The first indexes with exceptions.
         quantization: Of `quantized` and `dequantized`, the layout of the codes.
     """
 
@@ -160,15 +160,15 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """One tensor of the diff. `fqn` and `section` are the name after, or before for a removed tensor.
+    """A tensor of the diff. `fqn` and `section` are the name after, or before for a removed tensor.
 
     Attributes:
-        fields: Fields that differ, in the order of `Field`.
-        renamed_from: Name before, if it differs, however the two were matched.
+        fields: Differing fields, in the order of `Field`.
+        renamed_from: Name before, if different, for any way of matching.
         values: How the values differ; None for values equal or not compared. Of an added or resized tensor, only the
             counts of a transformation, if it has new NaN or infinities.
         not_compared: Reason why the values could not be compared.
-        transformation: What was done to the tensor, if that was recognised.
+        transformation: Transformation of the tensor, if recognised.
     """
 
     fqn: str
@@ -185,9 +185,9 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScalarChange(msgspec.Struct, frozen=True):
-    """A number or text next to the tensors (epoch, lr, `__metadata__`) that differs; `key` is a dotted path.
+    """A differing number or text next to the tensors (epoch, lr, `__metadata__`); `key` is a dotted path.
 
-    `status` distinguishes a missing entry from a null one. `detail` says how a long value differs.
+    `status` distinguishes a missing entry from a null entry. `detail` describes the difference of a long value.
     """
 
     key: str
@@ -198,7 +198,7 @@ class ScalarChange(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """Pair not compared because a file failed: one line, naming file and tensor."""
+    """Pair not compared because a file failed: a line with file and tensor."""
 
     fqn: str
     section: str
@@ -210,14 +210,14 @@ class Inconclusive(Broken, frozen=True):
 
 
 class MetExpectation(msgspec.Struct, frozen=True):
-    """An option such as `--must-not-change 'layers.0.*'`, and how it is met: `4 tensors did not change`."""
+    """An option such as `--must-not-change 'layers.0.*'`, and the evidence: `4 tensors did not change`."""
 
     option: str
     evidence: str
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """How the Δ of one changed tensor are spread: `counts[i]` differences are in [edges[i], edges[i + 1])."""
+    """Distribution of the Δ of a changed tensor: `counts[i]` differences are in [edges[i], edges[i + 1])."""
 
     fqn: str
     section: str
@@ -229,7 +229,7 @@ class Diff(ResultViews, msgspec.Struct, frozen=True):
     """Result of `statecli diff`.
 
     Attributes:
-        changes: Every pair, identical ones too, in the order of after with removed tensors at their places before.
+        changes: Every pair, also identical pairs, in the order of after with removed tensors at their places before.
         findings: Reasons for exit status 1.
         notes: Further information: prefixes stripped, tensors not compared and why, oddities of a file.
         broken: Reasons for exit status 2.

@@ -1,7 +1,7 @@
 """Rules of `diff`: differences, and failed expectations (`--may-change`, `--must-not-change`, `--must-change`,
 `--cast`, `--adapter`).
 
-Without expectations each difference is a finding. What a class refuses to load is in `core/load_rules.py`.
+Without expectations each difference is a finding. Entries that a class refuses to load are in `core/load_rules.py`.
 """
 
 from __future__ import annotations

@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request for a diff. Globs of one option are a union.
+    """A request for a diff. Globs of an option are a union.
 
     Attributes:
         before, after: The targets.
-        jobs: Number of workers; 0 for one a core.
+        jobs: Number of workers; 0 for a worker per core.
         histograms: Number of the most changed tensors, with a histogram of the differences each.
         prefixes: Strip prefixes of wrappers even if no renames are detected.
     """
@@ -100,9 +100,9 @@ def compare_targets(
 ) -> Diff:
     """Read both targets, pair their tensors, and return their differences.
 
-    `snapshots`: the targets that are snapshots, by the text of the target.
-    `progress` gets the bytes of before whose values are compared. Raises `StateError` if nothing can be compared
-    because of an error, `NothingMatched` if nothing is left to compare; an error of one pair is in `Diff.broken`.
+    `snapshots`: snapshots by the text of their target.
+    `progress` gets the compared bytes of before. Raises `StateError` if nothing can be compared because of an error,
+    `NothingMatched` if nothing is left to compare; an error of a single pair is in `Diff.broken`.
     """
     built: dict[str, BuiltModel] = {}
     # Files that another process reads are opened there, so their versions are recorded before.
@@ -175,7 +175,7 @@ def unpack_checkpoint(packed: bytes) -> ModelState | None:
 
 
 def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> ModelState:
-    """Return the state of one target; the module of a class is added to `built`."""
+    """Return the state of a target; the module of a class is added to `built`."""
     spec = load.find_class_spec(text)
     if spec is None:
         return load.read_checkpoint(text)
@@ -210,7 +210,7 @@ _EQUAL = _Outcome()
 
 
 class _Comparison:
-    """One run, from two states to a `Diff`."""
+    """A run, from two states to a `Diff`."""
 
     def __init__(
         self,
@@ -572,7 +572,7 @@ class _Comparison:
         )
 
     def _check_merge(self, changes: list[Change]) -> tuple[list[Change], list[Broken]]:
-        """Return the changes, with what a merge of the adapter did, and what could not be checked."""
+        """Return the changes with the effects of a merge of the adapter, and the pairs that could not be checked."""
         if self.adapter is None or pool.is_partial():
             return changes, []
         with require_numpy():
@@ -584,7 +584,7 @@ class _Comparison:
         return changes, merge.broken
 
     def _explain(self, changes: list[Change]) -> list[Change]:
-        """Return the changes with what was done to their tensors."""
+        """Return the changes with the transformations of their tensors."""
         if (
             not self.values
             or self.digests
@@ -604,7 +604,7 @@ class _Comparison:
         )
 
     def _estimate_ranks(self, changes: list[Change]) -> list[Change]:
-        """Return the changes with the rank of the difference of each matrix, if it was asked for."""
+        """Return the changes with the rank of the difference of each matrix, if requested."""
         if not self.request.ranks or pool.is_partial() or all(change.values is None for change in changes):
             return changes
         with require_numpy():
@@ -767,12 +767,12 @@ def _list_stems(key: str) -> list[str]:
 
 @lru_cache(maxsize=128)
 def _add_values(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """Return one tuple for all changes of these fields, possibly a million."""
+    """Return the same tuple for all changes of these fields, possibly a million."""
     return (*fields, Field.VALUES)
 
 
 def _merge_renames(matches: Sequence[Match], renames: Sequence[Match]) -> list[Match]:
-    """Return the matches with those found by bytes in place of their two halves."""
+    """Return the matches, with matches by bytes in place of their two halves."""
     renamed = {id(row) for match in renames for row in (match.before, match.after)}
     return [match for match in matches if (match.before and match.after) or id(match.shown) not in renamed] + list(
         renames

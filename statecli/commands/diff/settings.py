@@ -28,14 +28,14 @@ def compare_settings(
 ) -> tuple[list[ScalarChange], list[str], list[Oddity]]:
     """Compare the metadata of two checkpoints by dotted path, in the order of before, then of after.
 
-    Returns the settings that differ, the paths of all compared settings, and notes.
+    Returns the differing settings, the paths of all compared settings, and notes.
 
-    For a target of one section (`train.ckpt#optimizer`), the settings below the section are compared, by their paths
-    from there. A setting that only one side's format can record is noted, not reported; so are attributes of modules
-    that the other's format need not keep. safetensors has texts only: against another format, a number equals its text.
-    `paired` maps sections of before to sections of after. A number as a key differs from its text, and another kind of
-    container is a change. If settings are too many to list, settings listed by both sides are compared, and the digest
-    of all.
+    For a target of a single section (`train.ckpt#optimizer`), the settings below the section are compared, by their
+    paths from there. A setting that only one side's format can record is noted, not reported; also attributes of
+    modules that the other side's format need not keep. safetensors has texts only: against another format, a number
+    equals its text. `paired` maps sections of before to sections of after. A number as a key differs from its text, and
+    another kind of container is a change. If settings are too many to list, settings listed by both sides are compared,
+    and the digest of all.
     """
     old, old_modules = _select_section(before, sections[0], after)
     new, new_modules = _select_section(after, sections[1], before)
@@ -75,7 +75,7 @@ def compare_settings(
 
 
 def _format_note(keys: Sequence[str]) -> list[Oddity]:
-    """Return a note on settings recorded only by one side's format. `keys` may repeat a file next to the weights."""
+    """Return a note on settings recorded by a single side's format. `keys` may repeat a file next to the weights."""
     names = quoting.names(list(dict.fromkeys(keys)))
     message = f"statecli did not compare these settings, because only one of the two formats records them: {names}"
     return [Oddity("format-metadata", message)] if keys else []
@@ -109,7 +109,7 @@ def _select_common(own: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> di
 def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
     """Return the values by path; a path with other types on the other side is spelled out.
 
-    An empty container is left out if the other side's container has entries, because these are reported.
+    An empty container is left out if the other side's container has entries, because the entries are reported.
     """
     spelled_values: dict[str, Scalar] = {}
     for key, value in side.values.items():
@@ -186,7 +186,7 @@ def _rename_sections(
 ) -> tuple[Settings, Settings]:
     """Return the settings with each section of before under the name of its partner.
 
-    A section has one name on both sides: keys that lead to a section are not settings.
+    A section has the same name on both sides: keys that lead to a section are not settings.
     """
     moves = {f"{old}.": f"{new}." for old, new in paired.items() if old and new}
     before, after = _build_renaming(moves), _build_renaming({new: new for new in moves.values()})
@@ -277,13 +277,13 @@ def _is_number_and_text(value: Scalar, text: Scalar) -> bool:
 
 
 def describe_setting_change(change: ScalarChange) -> str:
-    """Return a change on one line: `epoch: 3 → 4`."""
+    """Return a change on a line: `epoch: 3 → 4`."""
     word = f"{change.status.value}: " if change.status in (Status.ADDED, Status.REMOVED) else ""
     return f"{change.key}: {word}{format_values(change)}"
 
 
 def format_values(change: ScalarChange, longest: int = sys.maxsize) -> str:
-    """Format `3 → 4`, or the added or removed value; as JSON, so that "1" differs from 1. A detail says it shorter."""
+    """Format `3 → 4`, or the added or removed value; as JSON, so that "1" differs from 1. A detail is shorter."""
     if change.detail is not None:
         return change.detail
     sides = [_format_json(change.before, longest)] if change.status is not Status.ADDED else []

@@ -1,6 +1,6 @@
-"""Digests of a state taken at one time, so that a later diff shows which tensors changed, without the values.
+"""Digests of a state at some time, for a later diff that shows the changed tensors without the values.
 
-A digest is of bits: -0.0 differs from 0.0. It does not show how much a tensor changed.
+A digest is of bits: -0.0 differs from 0.0. Digests do not show the size of a change.
 """
 
 from __future__ import annotations

@@ -132,10 +132,10 @@ def suggest_component_rules(
 ) -> list[Oddity]:
     """Return a note on the `--map` lines that replace components of names: `encoder` by `enc`, `gamma` by `weight`.
 
-    Two tensors may be each other's if their names differ in one to three neighbouring components and their shapes are
-    equal; of several in one place, the order of saving decides, if both files keep it. At least two tensors follow each
-    rule, and together the rules pair most of the tensors without a partner. They were tried: no tensor loses its
-    partner. Arguments as `suggest_prefix_rule`.
+    Two tensors may be partners if their names differ in one to three neighbouring components and their shapes are
+    equal; of several tensors in a place, the order of saving decides, if both files keep the order. At least two
+    tensors follow each rule, and together the rules pair most of the tensors without a partner. The rules were tried:
+    no tensor loses its partner. Arguments as `suggest_prefix_rule`.
     """
     import shlex
 
@@ -165,10 +165,10 @@ def suggest_component_rules(
 
 
 def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order: bool) -> Counter[tuple[str, str]]:
-    """Count the pairs of components by which one name becomes the other, each name once for each place.
+    """Count the pairs of components by which a name becomes the other name, each name once for each place.
 
-    Several tensors of one shape in a place are paired by names that libraries use for the same thing, then by their
-    order, if the files keep the order of saving.
+    Several tensors of one shape in a place are paired by synonyms in the names of libraries, then by their order, if
+    the files keep the order of saving.
     """
     places: dict[_Place, tuple[list[str], list[str]]] = {}
     for side, rows in enumerate((gone, new)):
@@ -190,7 +190,7 @@ def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order:
 
 
 def _build_component_rules(old: str, new: str, names: Sequence[str]) -> list[str]:
-    """Return the shortest rules for components where they are: first, last or between two others."""
+    """Return the shortest rules for components at their place: first, last or between two other components."""
     text, replacement = re.escape(old), new.replace("\\", r"\\")
     rules = []
     if any(name.startswith(f"{old}.") for name in names):

@@ -1,4 +1,4 @@
-"""Compare the training logs of two checkpoints of transformers' Trainer: what was added, and how the loss went on."""
+"""Compare the training logs of two checkpoints of transformers' Trainer: added entries, and the course of the loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOG_KEY = "trainer_state.log_history"
 
 
 class LogChange(msgspec.Struct, frozen=True):
-    """How a log became another: the difference of the lengths, and the first difference of the entries.
+    """Change of a log: the difference of the lengths, and the first difference of the entries.
 
     `equal`: number of entries before the first difference. `shorter`: number of entries of the shorter log. `losses`:
     the newest loss before and after; () unless both logs have one.
@@ -81,7 +81,7 @@ def _read_log(folder: str) -> list[Any]:
 
 
 def _find_last_loss(log: Sequence[Any]) -> float | None:
-    """Return the loss of the last entry with one."""
+    """Return the loss of the last entry with a loss."""
     for entry in reversed(log):
         loss = entry.get("loss") if isinstance(entry, Mapping) else None
         if isinstance(loss, int | float) and not isinstance(loss, bool):

@@ -1,7 +1,8 @@
 """Pair the names of a checkpoint with the names of a model by shape, by their words and by their order.
 
-Both lists of names are trees of modules. The trees are compared from the root: children of one name are paired, then
-children with the same shapes below them. `certainty.py` decides which pairs are determined and which are guesses.
+Both lists of names are trees of modules. The trees are compared from the root: children with the same name are paired,
+then children with the same shapes below them. `certainty.py` decides which pairs are determined and which pairs are
+guesses.
 """
 
 from __future__ import annotations
@@ -267,7 +268,7 @@ def _list_tails(node: _Node) -> frozenset[tuple[str, Shape | str]]:
 def _find_mutual_best(
     own: Sequence[_Node], registered: Sequence[_Node], evidence: Mapping[tuple[int, int], tuple[int, int]]
 ) -> tuple[_Node, _Node] | None:
-    """Return a pair in which each fits the other better than every other candidate; None if there is no such pair."""
+    """Return a pair in which each node fits the other better than every other candidate; None without such a pair."""
     for first in own:
         ranked = sorted(registered, key=lambda node: evidence[id(first), id(node)], reverse=True)
         second = ranked[0]
@@ -342,7 +343,7 @@ def _lift_largest(node: _Node) -> _Node | None:
 
 
 def _list_only_children(node: _Node) -> list[_Node]:
-    """Return the module, its only child if there is only one, and so on."""
+    """Return the module, its child if there is only one child, and so on."""
     chain = [node]
     while len(chain[-1].children) == 1:
         chain.extend(chain[-1].children.values())

@@ -1,7 +1,7 @@
-"""Which pairs of names are decided by shapes and names, and which may be another pair of the same shape.
+"""Distinguish pairs of names decided by shapes and names from pairs that may be another pair of the same shape.
 
 A load by shapes cannot distinguish query and key. A pair is decided if no other pairing of the names has the same
-evidence: the same shape, and the same components or words in common. Numbers of one module keep their order.
+evidence: the same shape, and the same components or words in common. Numbers within a module keep their order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def list_undecided_pairs(names: Names) -> list[UndecidedPair]:
 
 
 def _compare_members(members: Sequence[str], pairs: Mapping[str, str]) -> Iterator[UndecidedPair]:
-    """Yield pairs of one group, in which the common components do not distinguish the names."""
+    """Yield pairs of a group in which the common components do not distinguish the names."""
     if len(members) < 2 or _keep_order([(name, pairs[name]) for name in members]):
         return
     for name in members:
@@ -65,7 +65,7 @@ def _compare_members(members: Sequence[str], pairs: Mapping[str, str]) -> Iterat
 
 
 def _keep_order(pairs: Sequence[tuple[str, str]]) -> bool:
-    """Return True if both sides differ only in one number, and the numbers have the same order."""
+    """Return True if the names of each side differ only in a number, with the same order on both sides."""
     numbers = []
     for names in zip(*pairs, strict=True):
         components = [name.split(".") for name in names]
@@ -116,7 +116,7 @@ def _count_common(name: str, registered: str) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def _find_common(name: str, registered: str) -> tuple[str, ...]:
-    """Return the components that both names have, `*` for others: `encoder.0.*.weight`.
+    """Return the components of both names, with `*` for other components: `encoder.0.*.weight`.
 
     Different components with the same words are common too: `q_proj` and `query`.
     """

@@ -1,8 +1,8 @@
-"""Recognise a weight that one side has as a whole, and the other as the parts from which it is computed.
+"""Recognise a weight stored as a whole on one side, and as the parts of its computation on the other.
 
 `weight_norm` computes a weight from a gain and a direction, `spectral_norm` and pruning from the original and a vector
-or a mask. A part has the shape of the weight, but loading it in the place of the weight gives other values. Sources:
-torch/nn/utils: weight_norm.py, spectral_norm.py, prune.py, parametrizations.py, parametrize.py.
+or a mask. A part has the shape of the weight, but loading the part in the place of the weight gives other values.
+Sources: torch/nn/utils: weight_norm.py, spectral_norm.py, prune.py, parametrizations.py, parametrize.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PARAMETRIZED = compile_on_use(r"(?P<module>.*?)\.?parametrizations\.(?P<tensor>
 
 
 class ComputedWeight(NamedTuple):
-    """A weight, a part of it, and the function in `torch.nn.utils` that computes it, or `a parametrization`."""
+    """A weight, a part of the weight, and the computing function in `torch.nn.utils`, or `a parametrization`."""
 
     name: str
     part: str
@@ -24,7 +24,7 @@ class ComputedWeight(NamedTuple):
 
 
 class ComputedWeights(NamedTuple):
-    """The computed weights of the file that the class has whole, and those of the class that the file has whole."""
+    """The computed weights of the file, whole in the class, and of the class, whole in the file."""
 
     in_file: list[ComputedWeight]
     in_class: list[ComputedWeight]

@@ -1,4 +1,4 @@
-"""Find the cause why a checkpoint does not load into a class, and prove the lines that load it."""
+"""Find the cause why a checkpoint does not load into a class, and prove the lines for loading the checkpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _GAINS = ("g", "v")
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """A class and a checkpoint: the class's state_dict by name, its module, and the entries that it would load."""
+    """A class and a checkpoint: the class's state_dict by name, its module, and the entries to load."""
 
     model: ModelState
     built: BuiltModel
@@ -63,7 +63,7 @@ def build_subject(model: ModelState, built: BuiltModel, checkpoint: ModelState) 
 
 
 def load_whole(subject: Subject) -> LoadResult:
-    """Return the answer of the class to the loaded object as it is."""
+    """Return the result of loading the whole object into the class."""
     return load_as_is(subject.entries, subject.built)
 
 
@@ -85,9 +85,9 @@ def _list_codes(subject: Subject) -> list[TensorInfo]:
 
 
 class _Matching(msgspec.Struct, frozen=True):
-    """How the names of the two sides are paired: all pairs, pairs of other shapes, the rest, and ties.
+    """Pairing of the names of the two sides: all pairs, pairs of other shapes, the rest, and ties.
 
-    `transposed`: those of `pairs` whose matrix has the rows and columns of the class exchanged.
+    `transposed`: pairs whose matrix has rows and columns exchanged compared with the class.
     """
 
     pairs: tuple[Pair, ...]
@@ -119,7 +119,7 @@ def diagnose(subject: Subject) -> Diagnosis:
 
 
 def _explain_computed_weights(subject: Subject, matching: _Matching) -> Diagnosis | None:
-    """Return the diagnosis if one side has parts of weights that the other has whole: no renaming loads them."""
+    """Return the diagnosis if one side has parts of weights that are whole on the other: no renaming helps."""
     pairs = [(pair.name, pair.registered) for pair in (*matching.pairs, *matching.mismatched)]
     computed = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
     target = subject.model.target

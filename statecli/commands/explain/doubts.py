@@ -1,4 +1,4 @@
-"""Find why lines that a load accepts may load wrong values: tensors left out, made of others, or transposed."""
+"""Find reasons why accepted lines may load wrong values: tensors left out, made of other tensors, or transposed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def list_doubts_about_rest(rest: Names) -> Iterable[str]:
 
 
 def _find_possible_pair(rest: Names) -> Iterable[str]:
-    """Yield that a name keeps its initial value although the file has an unused tensor like it."""
+    """Yield that a name keeps its initial value although the file has an unused tensor of the same kind."""
     free = {(_leaf(name), rest.own_shapes[name]): name for name in reversed(rest.unexpected)}
     for name in rest.missing:
         other = free.get((_leaf(name), rest.shapes[name]))
@@ -34,7 +34,7 @@ def _find_possible_pair(rest: Names) -> Iterable[str]:
 
 
 def _find_possible_join(rest: Names) -> Iterable[str]:
-    """Yield that unused tensors have together the rows of those without a value: q, k and v of a fused projection."""
+    """Yield that unused tensors together have the rows of tensors without a value: q, k and v of a fused projection."""
     rows: dict[tuple[str, str, Shape], tuple[list[str], list[str]]] = {}
     for side, (names, shapes) in enumerate(((rest.unexpected, rest.own_shapes), (rest.missing, rest.shapes))):
         for name in names:

@@ -1,4 +1,4 @@
-"""Find tensors that keep initial values, and with which the loaded model differs from the saved model."""
+"""Find tensors with initial values by which the loaded model differs from the saved model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _list_statistics(tensors: Sequence[TensorInfo], built: BuiltModel) -> list[s
 def _split_by_rebuilding(
     tensors: Sequence[TensorInfo], built: BuiltModel, elements: int
 ) -> tuple[list[str], list[str]]:
-    """Return the names of the tensors that differ between two builds on the CPU, and of those not compared."""
+    """Return the names of the tensors that differ between two builds on the CPU, and of the tensors not compared."""
     names = [row.fqn for row in tensors]
     if not names:
         return [], []

@@ -1,4 +1,4 @@
-"""The class of a spec as lines of Python, and its integer arguments, one of which may be the cause."""
+"""The class of a spec as lines of Python, and its integer arguments, because an argument may be the cause."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Names:
         self._imported.setdefault(module.__name__, {})[dotted.partition(".")[0]] = None
 
     def add_objects(self, scope: Scope, value: Any) -> Any:
-        """Import the names in an argument; return the argument as Python code spells it."""
+        """Import the names in an argument; return the argument as Python code."""
         if isinstance(value, ObjectName):
             return self._add_object(scope, value)
         if isinstance(value, ObjectCall):
@@ -116,9 +116,9 @@ class _Names:
 
 
 class _ImportedFile(NamedTuple):
-    """A file as a module: the folder to import from, "" for the current one, and its dotted name in this folder.
+    """A file as a module: the folder to import from, "" for the current folder, and its dotted name in this folder.
 
-    `is_importable`: whether `import` finds it, and not a module of Python's standard library.
+    `is_importable`: whether `import` finds the file, not a module of Python's standard library.
     """
 
     folder: str

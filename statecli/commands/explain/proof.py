@@ -34,7 +34,7 @@ def load_as_is(entries: ModelEntries, built: BuiltModel) -> LoadResult:
 
 
 def try_recipe(recipe: Recipe, entries: ModelEntries, built: BuiltModel) -> LoadResult:
-    """Load what the lines of the recipe would load, strictly, on meta; names that keep initial values do not count."""
+    """Load the entries of the recipe's lines strictly, on meta; names that keep initial values do not count."""
     if recipe.source.loader is Loader.DCP:  # the lines read only tensors
         entries = replace(entries, state_dict=replace(entries.state_dict, others=()))
     names = recipe.rename_entries(entries.names)

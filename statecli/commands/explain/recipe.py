@@ -1,4 +1,4 @@
-"""The lines of Python that load a checkpoint, and the names and entries that they load: both from one description."""
+"""The lines of Python that load a checkpoint, and the loaded names and entries: both from the same description."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Source(msgspec.Struct, frozen=True):
 class ModelCode(msgspec.Struct, frozen=True):
     """The lines that import a class, the lines that read its configuration, and the expression that builds the model.
 
-    `doubt`: why the lines may not build the model that statecli built.
+    `doubt`: why the lines may build another model than statecli.
     """
 
     imports: tuple[str, ...]
@@ -52,14 +52,14 @@ class ModelCode(msgspec.Struct, frozen=True):
 
 
 class Rest(Enum):
-    """What is left out by a comparison with the class, if not all names of the file are known."""
+    """Entries left out by a comparison with the class, if not all names of the file are known."""
 
     UNKNOWN = "names that the class does not have"
     OF_OTHER_SHAPE = "names that the class does not have, and tensors of another shape"
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Entries that are not loaded: names that begin with a prefix, and single names; or all that the class lacks."""
+    """Entries that are not loaded: names that begin with a prefix, and single names; or all unknown to the class."""
 
     prefixes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
@@ -90,16 +90,16 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """How a checkpoint is loaded into a class.
+    """A way to load a checkpoint into a class.
 
     Attributes:
         model: The code of the class; None if only an error text is known.
         steps: Steps that rename the entries.
         in_order: The entries get the names of the class in their order, instead of steps.
         left_out: Entries left out, under their new names.
-        ties: Names of the class that are filled from another entry, because they share its storage.
+        ties: Names of the class filled from another entry, because they share its storage.
         initial: Names of the class that keep their initial values; with any, strict=False.
-        transposed: Parameters of the class whose matrix is transposed: all whose rows and columns are exchanged.
+        transposed: Parameters of the class whose matrix is transposed: all parameters with exchanged rows and columns.
     """
 
     source: Source
@@ -119,7 +119,7 @@ class Recipe(msgspec.Struct, frozen=True):
         )
 
     def rename_entries(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the loaded names, each with its name in the checkpoint: what the printed lines do."""
+        """Return the loaded names, each with its name in the checkpoint: the effect of the printed lines."""
         if self.in_order:
             renamed = dict(zip(self.in_order, names, strict=True))
         else:
@@ -237,7 +237,7 @@ def _format_source(source: Source) -> list[str]:
 
 
 def _format_dcp_folder(source: Source) -> list[str]:
-    """Return the lines that read the tensors below the keys: their names in the folder begin with these keys."""
+    """Return the lines to read the tensors below the keys: their names in the folder begin with the keys."""
     folder, prefix = format_text(source.files[0]), format_text("".join(f"{key}." for key in source.keys))
     test = f" and name.startswith({prefix})" if source.keys else ""
     lines = [
@@ -261,7 +261,7 @@ def _list_modules(names: Sequence[str]) -> str:
 
 
 def leave_out(names: Sequence[str], kept: Iterable[str]) -> LeftOut | None:
-    """Return what leaves out exactly these names: few single names, else prefixes; None if that is too long."""
+    """Return the omission of exactly these names: few single names, else prefixes; None if the text is too long."""
     if len(names) <= MAX_DELETED_NAMES:
         return LeftOut(names=tuple(names))
     kept = list(kept)

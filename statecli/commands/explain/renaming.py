@@ -1,6 +1,6 @@
 """Steps that rename the entries of a state_dict: each step is applied here, and is a line of Python and a `--map`.
 
-The printed code and the names that are loaded on meta come from the same step, so they cannot differ.
+The printed code and the names loaded on meta come from the same step, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Substitution(msgspec.Struct, frozen=True):
         return re.sub(self.pattern, self.replacement, name)
 
     def format_code(self, name: str) -> str:
-        """Return a Python expression of the new name; `name` is an expression of the old one."""
+        """Return a Python expression of the new name; `name` is an expression of the old name."""
         if self.old is None:
             return f"re.sub({format_raw(self.pattern)}, {format_raw(self.replacement)}, {name})"
         if not self.at_start:
@@ -90,7 +90,7 @@ class Shift(msgspec.Struct, frozen=True):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The texts of `--map` that rename in the same way: one a number, in an order without clashes."""
+        """The texts of `--map` for the same renaming: a text for each number, in an order without clashes."""
         numbers = range(self.first, self.last + 1)
         ordered = reversed(numbers) if self.delta > 0 else numbers
         return tuple(rf"^({self.module}){n}\b=\g<1>{n + self.delta}" for n in ordered)
@@ -119,7 +119,7 @@ def format_raw(text: str) -> str:
 
 
 def find_steps(names: Mapping[str, str], others: Iterable[str] = ()) -> tuple[Step, ...] | None:
-    """Return short steps that rename each key of `names` to its value and keep the names apart; None if none are known.
+    """Return short steps that rename each key of `names` to its value and keep the names apart; None if unknown.
 
     `others` are names without a partner: their new names must not be values of `names`.
     """
@@ -143,7 +143,7 @@ def _are_exact(steps: Sequence[Step], names: Mapping[str, str], others: Iterable
 
 
 def _remove_wrapper_parts(names: Mapping[str, str]) -> tuple[dict[str, str], tuple[Step, ...]]:
-    """Return the names without the parts of wrappers that the model does not have, and the steps that remove these."""
+    """Return the names without parts of wrappers missing in the model, and the steps that remove the parts."""
     parts = [
         part
         for part in WRAPPER_ATTRIBUTES
@@ -176,7 +176,7 @@ def _find_hunks(name: str, new: str) -> list[_Hunk]:
 
 
 def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Step, ...]]:
-    """Yield lists of steps, the shortest first; `context` components around a replaced component are part of it."""
+    """Yield lists of steps, the shortest first; `context`: number of components around a replaced component."""
     prefix = _find_prefix_steps(names)
     for first in ((), *((p,) for p in prefix)):
         rest = {apply_steps(first, name): new for name, new in names.items()}
@@ -194,7 +194,7 @@ def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Ste
 
 
 def _find_prefix_steps(names: Mapping[str, str]) -> list[Step]:
-    """Return the steps that remove or add a prefix of every name, or of the names that have it."""
+    """Return the steps that remove or add a prefix of every name, or of the names with this prefix."""
     steps: list[Step] = []
     removed = {name[: len(name) - len(new)] for name, new in names.items() if name != new and name.endswith("." + new)}
     added = {new[: len(new) - len(name)] for name, new in names.items() if name != new and new.endswith("." + name)}

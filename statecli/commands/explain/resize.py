@@ -51,7 +51,7 @@ def _propose_changes(subject: Subject, spec: ModelSpec) -> Iterator[Change]:
 
 
 def _count_sizes(subject: Subject) -> Counter[tuple[int, int]]:
-    """Count the sizes that differ, (class, checkpoint): dimensions of tensors of one name, numbers of layers."""
+    """Count the differing sizes, (class, checkpoint): dimensions of tensors of the same name, numbers of layers."""
     counts: Counter[tuple[int, int]] = Counter()
     tails: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
     for name, row in subject.registered.items():
@@ -69,7 +69,7 @@ def _count_sizes(subject: Subject) -> Counter[tuple[int, int]]:
 
 
 def _list_other_sizes(subject: Subject) -> Iterator[tuple[int, int]]:
-    """Yield the sizes that differ between tensors on one side only, of the same last component."""
+    """Yield the differing sizes between tensors on a single side, of the same last component."""
     names = set(subject.entries.names)
     missing = [(name, row.shape) for name, row in subject.registered.items() if name not in names]
     extra = [(row.fqn, row.shape) for row in subject.entries.rows if row.fqn not in subject.registered]

@@ -13,18 +13,18 @@ NO_CODE = "no code to load the file"
 
 
 class Cause(str, Enum):
-    """Why a checkpoint does not load.
+    """Reason why a checkpoint does not load.
 
-    `prefix`: the names have a prefix that the class does not have, or the reverse. `nested`: the file has the
-    state_dict under a key. `renamed`: tensors have other names. `width`, `depth`: the class was built with other sizes,
-    or another number of layers. `other-part`: one side has a module that the other does not have, such as another head.
+    `prefix`: the names have a prefix unknown to the class, or the reverse. `nested`: the file has the state_dict under
+    a key. `renamed`: tensors have other names. `width`, `depth`: the class was built with other sizes, or another
+    number of layers. `other-part`: a side has a module that is missing on the other, such as another head.
     `transposed`: rows and columns of weights are exchanged. `averaged`: the file has an average of the weights (EMA).
     `quantized`: the weights are stored in a quantised form. `weight-norm`: the other form of `weight_norm`, or weights
-    that only one side computes (also spectral_norm, prune). `tied`: names of tied weights were left out. `adapter`: the
+    computed on a single side (also spectral_norm, prune). `tied`: names of tied weights were left out. `adapter`: the
     file has an adapter (LoRA). `optimizer`: the file has no model. `whole-module`: the file is a pickled module.
     `unsafe-file`: `weights_only=True` refuses the file. `git-lfs`, `truncated`, `not-a-checkpoint`: the file itself.
     `refused`: code of the class raises. `other-model`: the two have too little in common. `other-names`: the names
-    differ in a way for which there are no short lines.
+    differ in a way that no short lines can express.
     """
 
     PREFIX = "prefix"
@@ -53,7 +53,7 @@ class Cause(str, Enum):
 class Evidence(msgspec.Struct, frozen=True):
     """A cause in one line, with its number of names.
 
-    `example` is one name or shape on each side: `module.embed.weight → embed.weight`.
+    `example` is a name or shape on each side: `module.embed.weight → embed.weight`.
     """
 
     cause: Cause
@@ -63,19 +63,19 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """Why a checkpoint does not load, and the lines that load it.
+    """Reason why a checkpoint does not load, and lines of Python for loading.
 
     Attributes:
-        causes: The causes, the first one most important.
+        causes: The causes, the most important first.
         code: Lines of Python; () if there are no short lines.
         maps: Rules of `--map`, from the checkpoint's names to the class's names.
         strict: Whether the lines load with strict=True.
         initial: Names that keep their initial values.
-        unused: Names of the checkpoint that the lines leave out.
+        unused: Names of the checkpoint left out by the lines.
         loads: A load on meta accepted the lines.
         proved: A load on meta accepted the lines, and shapes and words of names determine each pair of names.
-        proof: What was proved, or why it was not.
-        warnings: Why the loaded model differs from the saved one: names with initial values that are weights or random.
+        proof: The proved fact, or the reason why there is no proof.
+        warnings: Why the loaded model differs from the saved model: weights or random values that are initial values.
     """
 
     causes: tuple[Evidence, ...]
@@ -100,11 +100,11 @@ class Explanation(msgspec.Struct, frozen=True):
     Attributes:
         model: Text of the class; None for an error text.
         checkpoint: Text of the checkpoint; None for an error text.
-        loads: The class loads the checkpoint as it is, by a strict load.
+        loads: The class loads the unchanged checkpoint by a strict load.
         diagnosis: None if the class loads the checkpoint, or nothing is known.
         alternatives: Other lines that load the checkpoint.
         inconclusive: Why there is no answer: exit status 2.
-        untied: Names of each tensor of the class that is several tensors in a checkpoint that loads.
+        untied: Names of each tensor of the class that is several tensors in a loadable checkpoint.
     """
 
     model: str | None = None

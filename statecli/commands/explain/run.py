@@ -57,7 +57,7 @@ def explain_states(model: ModelState, built: BuiltModel, checkpoint: ModelState)
 
 
 def find_untied(model: ModelState, checkpoint: ModelState) -> tuple[tuple[str, ...], ...]:
-    """Return the names of each tensor of the class that is several tensors in the checkpoint, which a load accepts."""
+    """Return the names of each tensor of the class that is several tensors in a loadable checkpoint."""
     stored = {tensor.fqn: tensor for tensor in checkpoint.tensors}
     groups: dict[object, list[str]] = {}
     for tensor in model.tensors:

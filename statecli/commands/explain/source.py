@@ -23,14 +23,14 @@ PLAIN_CLASSES = frozenset(["argparse.Namespace", "pathlib.PosixPath"])
 
 
 class ModelEntries(msgspec.Struct, frozen=True):
-    """The entries of one state_dict of a checkpoint.
+    """The entries of a state_dict of a checkpoint.
 
     Attributes:
         rows: Its tensors, in the order of the file.
-        section: The section that they are in.
+        section: The section of the tensors.
         state_dict: Other keys, and the metadata.
         source: How code reads the state_dict; None if statecli knows no code for the format.
-        refused: Names in the pickle that `weights_only=True` refuses.
+        refused: Names in the pickle refused by `weights_only=True`.
         is_average: The section is an average of the weights, and the file has no other model.
         rivals: Other sections that fit the class as well.
     """
@@ -139,7 +139,7 @@ def _find_source(
 def _find_dcp_folder(
     path: str, state: ModelState, rows: Sequence[TensorInfo], keys: tuple[str | int, ...]
 ) -> Source | None:
-    """Return the folder, if one metadata file lists it and only these rows have names that begin with the keys."""
+    """Return the folder, if a single metadata file lists its tensors and only these rows begin with the keys."""
     prefix = "".join(f"{key}." for key in keys)
     paths = ((name := _join_keys(tensor.fqn), f"{tensor.section}.{name}") for tensor in state.tensors)
     is_exact = sum(any(name.startswith(prefix) for name in names) for names in paths) == len(rows)

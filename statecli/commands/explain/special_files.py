@@ -1,4 +1,4 @@
-"""Files that no renaming loads: an optimizer, an adapter, quantised weights; and causes that the file itself shows."""
+"""Files that no renaming can load: an optimizer, an adapter, quantised weights; and causes visible in the file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def recognize(state: ModelState, names: Sequence[str], spec: ModelSpec) -> Diagn
 
 
 class QuantizedNames(NamedTuple):
-    """Names that only quantised weights have, and the library that writes them."""
+    """Names of quantised weights only, and the library that writes these names."""
 
     names: list[str]
     library: str

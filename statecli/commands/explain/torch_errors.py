@@ -103,7 +103,7 @@ def _read_shape(text: str) -> tuple[int, ...]:
 
 
 def _find_nested_key(missing: Sequence[str], unexpected: Sequence[str]) -> str | None:
-    """Return the key of the state_dict if the unexpected keys are those of a training checkpoint."""
+    """Return the key of the state_dict if the unexpected keys are keys of a training checkpoint."""
     if not missing or any("." in name for name in unexpected):
         return None
     return next((key for key in _STATE_KEYS if key in unexpected), None)
@@ -189,7 +189,7 @@ _AGAIN = "download or copy the file again, and compare the size with the size at
 
 
 class _FileError(NamedTuple):
-    """An error of a file: the text by which it is found, its cause in words, and the remedy."""
+    """An error of a file: the text to find in the message, the cause in words, and the remedy."""
 
     pattern: str
     cause: Cause

@@ -1,4 +1,4 @@
-"""Edits of registered buffers: one that requires grad becomes a parameter, a complex one stores two real parts."""
+"""Edits of registered buffers: a buffer with requires_grad becomes a parameter, a complex buffer stores real parts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _LOADING = """def _load_from_state_dict(self, state_dict, prefix, *args, **kwarg
 
 
 def store_real_parts(source: Source, name: str, line: int) -> Iterator[Changes]:
-    """Yield the change of a complex buffer to a real one, which older state_dicts load into. Raises NoEdit."""
+    """Yield the change of a complex buffer to a real buffer that older state_dicts can load into. Raises NoEdit."""
     call, method, _ = _find_registration(source, name, line)
     owner = source.find_class(call)
     is_saved = not any(source.format(arg).replace(" ", "").startswith("persistent=False") for arg in call.args)

@@ -26,7 +26,7 @@ def build_container_property(source: Source, assigned: Assigned, name: str, name
 
 
 def _check_not_changed(source: Source, assigned: Assigned, name: str) -> None:
-    """Raise NoEdit if the class changes the container: a property returns a new one each time."""
+    """Raise NoEdit if the class changes the container: a property returns a new container each time."""
     for node in source.find(cst.Attribute, within=assigned.owner.body):
         if node.attr.value != name or source.find_around(node, cst.FunctionDef) is None:
             continue
@@ -60,7 +60,7 @@ def _format_list(value: cst.BaseExpression, name: str, instance: str) -> str:
 
 
 def _count_items(value: cst.BaseExpression) -> int | None:
-    """Return the number of items of a display or of a comprehension over one; None if only a run shows it."""
+    """Return the number of items of a display or of a comprehension over a display; None if unknown."""
     if isinstance(value, (cst.List, cst.Tuple)):
         return None if any(isinstance(item, cst.StarredElement) for item in value.elements) else len(value.elements)
     if isinstance(value, (cst.ListComp, cst.GeneratorExp)):

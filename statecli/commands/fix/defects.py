@@ -1,4 +1,4 @@
-"""Defects of a verified model: the failed proofs of tensors with one cause, one line and one fix."""
+"""Defects of a verified model: the failed proofs of tensors with the same cause, line and fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from statecli.core.units import plural
 
 
 class Cause(Enum):
-    """What an edit has to change."""
+    """The part of the code for an edit to change."""
 
     UNREGISTERED = "unregistered"
     CACHED_BY_FORWARD = "cached by forward"
@@ -37,17 +37,17 @@ class Cause(Enum):
 
 
 class Defect(msgspec.Struct, frozen=True):
-    """Failed proofs with one cause.
+    """Failed proofs with the same cause.
 
     Attributes:
-        cause: What an edit has to change.
-        rule: Name of the rule that people see for the cause.
+        cause: The kind of defect.
+        rule: Name of the rule shown to the user for the cause.
         names: Names of the tensors; () for a tensor without a name.
         file: File of the line to change, as in the results of `verify`; "" if unknown.
         line: The line to change; 0 if unknown.
-        fix: The fix that statecli prints: code, or comments.
+        fix: The printed fix: code, or comments.
         message: The problem in one line.
-        proofs: The proofs that fail.
+        proofs: The failed proofs.
     """
 
     cause: Cause

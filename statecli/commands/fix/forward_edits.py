@@ -1,4 +1,4 @@
-"""Edits of forward: devices taken from an input, caches that follow the device, a graph that is not cut."""
+"""Edits of forward: devices taken from an input, caches that follow the device, an uncut graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FACTORIES = frozenset(
 
 
 def list_input_devices(source: Source, method: cst.FunctionDef) -> list[str]:
-    """Return `x.device` for each argument of a function that may be a tensor, the likely ones first."""
+    """Return `x.device` for each argument of a function that may be a tensor, the likely arguments first."""
     parameters = (*method.params.posonly_params, *method.params.params)
     is_method = source.find_around(method, cst.ClassDef) is not None and not any(
         source.format(decorator.decorator) == "staticmethod" for decorator in method.decorators
@@ -143,7 +143,7 @@ def _recreate_with_dtype(
 
 
 def move_where_read(source: Source, name: str, line: int) -> Iterator[Changes]:
-    """Yield the change of `self.name` to `self.name.to(x.device)` in the methods that read it. Raises NoEdit."""
+    """Yield the change of `self.name` to `self.name.to(x.device)` in the methods with a read. Raises NoEdit."""
     assigned = find_assigned(source, name, line)
     changes: dict[cst.CSTNode, list[cst.CSTNode]] = {}
     for node in source.find(cst.Attribute, within=assigned.owner.body):
@@ -162,7 +162,7 @@ def move_where_read(source: Source, name: str, line: int) -> Iterator[Changes]:
 
 
 def keep_graph(source: Source, layers: Sequence[str], line: int) -> Iterator[Changes]:
-    """Yield the changes that take `.detach()` off the result of a layer, if only a running average needs it.
+    """Yield the changes that take `.detach()` off the result of a layer, if only a running average needs the call.
 
     A buffer that forward updates in place still gets the value without its graph. `layers`: the attributes that lead to
     the layer, the layer first. Raises NoEdit with both remedies if `.detach()` may freeze the layer on purpose.
@@ -202,7 +202,7 @@ def _find_detached(
 
 
 def _find_only_user(source: Source, attribute: str, line: int) -> cst.ClassDef | None:
-    """Return the class of a line if the class has the attribute, else the only class of the file that has it."""
+    """Return the class of a line if the class has the attribute, else the only class of the file with the attribute."""
     users: dict[int, cst.ClassDef] = {}
     for node in source.find(cst.Attribute):
         owner = source.find_around(node, cst.ClassDef)

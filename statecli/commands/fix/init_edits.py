@@ -31,7 +31,7 @@ SHARED_LINE = "the assignment shares its line with other code; put the assignmen
 
 
 class Assigned(msgspec.Struct, frozen=True):
-    """An assignment of an attribute, the statement around it, and the method or class that contains the statement."""
+    """An assignment of an attribute, the statement around it, and the method or class around the statement."""
 
     node: cst.Assign | cst.AnnAssign | cst.AugAssign
     line: cst.SimpleStatementLine | cst.SimpleStatementSuite
@@ -98,7 +98,7 @@ _TENSOR_ANNOTATION = compile_on_use(r"([\w.]*Optional\[)?[\w.]*\b(Tensor|Paramet
 
 
 def get_tensor_annotation(assigned: Assigned) -> str:
-    """Return the annotation of an assigned tensor; "" without one, or for a container."""
+    """Return the annotation of an assigned tensor; "" without an annotation, or for a container."""
     node = assigned.node
     text = cst.Module([]).code_for_node(node.annotation.annotation) if isinstance(node, cst.AnnAssign) else ""
     return text if _TENSOR_ANNOTATION.fullmatch(text) else ""

@@ -26,7 +26,7 @@ _BAD = (Verdict.FAILED, Verdict.INCONCLUSIVE)
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Result of an edit: `reason` why it is refused, "" if it stays; new names of the state_dict."""
+    """Result of an edit: `reason` why the edit is refused, "" for a kept edit; new names of the state_dict."""
 
     reason: str = ""
     new_keys: tuple[str, ...] = ()
@@ -37,8 +37,8 @@ def judge(
 ) -> Judgement:
     """Judge an edit of the defects.
 
-    `before` is the measurement without the edit, `old` the one of the user's files. `repaired`: names of all defects
-    that edits have repaired so far, which may be new in the state_dict.
+    `before` is the measurement without the edit, `old` the measurement of the user's files. `repaired`: names of all
+    defects repaired so far, which may be new in the state_dict.
     """
     named = Names(name for defect in defects for name in defect.names)
     revealed = {name for defect in defects for name in _list_revealed(defect, after.verification)}
@@ -54,7 +54,7 @@ def judge(
 
 
 def compare_proofs(defect: Defect, after: Measurement) -> tuple[ProofChange, ...]:
-    """Return the verdicts of the failed proofs for the tensors of the defect, before the edit and with it."""
+    """Return the verdicts of the failed proofs for the tensors of the defect, before and after the edit."""
     return tuple(
         ProofChange(proof, Verdict.FAILED, _get_verdict_for(defect, proof, after.verification))
         for proof in defect.proofs
@@ -186,7 +186,7 @@ def _describe_load(after: Measurement, allowed: Names) -> str:
 
 
 def _describe_output(old: Measurement, after: Measurement) -> str:
-    """Return that forward computes other values; "" if it does not, or could not be called."""
+    """Describe that forward computes other values; "" for equal values, or if forward could not be called."""
     import torch
 
     if old.output is None:

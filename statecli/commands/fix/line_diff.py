@@ -1,7 +1,7 @@
-"""Compare two versions of a file by lines: the blocks that differ, and a unified diff.
+"""Compare two versions of a file by lines: the differing blocks, and a unified diff.
 
-`difflib.unified_diff` ignores lines that are frequent in a file of over 200 lines, and then shows unchanged lines as
-removed and added again.
+`difflib.unified_diff` ignores frequent lines in a file of over 200 lines, and then shows unchanged lines as removed and
+added again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def list_blocks(before: Sequence[str | bytes], after: Sequence[str | bytes]) -> 
 
 
 def format_unified_diff(before: Sequence[str], after: Sequence[str], old: str, new: str) -> Iterator[str]:
-    """Yield the lines of a unified diff between two files of these names."""
+    """Yield the lines of a unified diff between two files with the names `old` and `new`."""
     matcher = difflib.SequenceMatcher(None, "", "")
     matcher.opcodes = list_blocks(before, after)  # type: ignore[attr-defined]
     for number, group in enumerate(matcher.get_grouped_opcodes(CONTEXT_LINES)):
@@ -60,6 +60,6 @@ def format_unified_diff(before: Sequence[str], after: Sequence[str], old: str, n
 
 
 def _format_range(start: int, stop: int) -> str:
-    """Return first line and number of lines as in diff: one line without a number, none at the line before."""
+    """Return first line and number of lines as in diff: without the number if 1, at the line before if 0."""
     length = stop - start
     return str(start + 1) if length == 1 else f"{start + (length > 0)},{length}"

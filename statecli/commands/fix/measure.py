@@ -30,15 +30,15 @@ class LoadResult:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A model as measured in one copy of its project.
+    """A model as measured in a copy of its project.
 
     Attributes:
         verification: Result of the proofs.
         entries: The state_dict of an instance built with seed 0.
-        output: The tensors that forward returns after the old state_dict was loaded; None if forward was not called.
+        output: The result tensors of forward after a load of the old state_dict; None if forward was not called.
         load: Result of loading the old state_dict.
         attributes: Names of the attributes of each module, by the name of the module.
-        copy: The copy that was measured.
+        copy: The measured copy.
     """
 
     verification: Verification
@@ -59,7 +59,7 @@ def measure(
     contents: Mapping[str, bytes],
     old: Measurement | None = None,
 ) -> Measurement:
-    """Verify the model of the project with other file contents. Raises StateError if it cannot be built."""
+    """Verify the model of the project with other file contents. Raises StateError if the model cannot be built."""
     with copy_project(project, contents) as copy:
         request = replace(request, target=copy.text)
         try:
@@ -74,7 +74,7 @@ def measure(
 def measure_edit(
     project: Project, request: verify_run.Request, contents: Mapping[str, bytes], old: Measurement
 ) -> Measurement:
-    """Measure an edited model. Raises Failure with the reason if it cannot be built or verified."""
+    """Measure an edited model. Raises Failure with the reason if the model cannot be built or verified."""
     try:
         return measure(project, request, contents, old)
     except (ModelError, UsageError) as error:

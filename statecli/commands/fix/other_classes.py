@@ -1,8 +1,8 @@
-"""Find classes of an edited file that the edit of another class breaks.
+"""Find classes of an edited file broken by the edit of another class.
 
-The proofs run on one class. A subclass in the same file that assigns a number to the attribute raises a TypeError once
-the attribute is a buffer. So an edit is refused if related code assigns the attribute, or if a related class can be
-built without the edit only.
+The proofs run on a single class. A subclass in the same file with an assignment of a number to the attribute raises a
+TypeError once the attribute is a buffer. So an edit is refused if related code assigns the attribute, or if a related
+class can be built without the edit only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find_conflict(before: bytes, after: bytes) -> str:
 
 
 def list_related_classes(before: bytes, after: bytes) -> list[str]:
-    """Return the classes of the file that inherit from an edited class or use one."""
+    """Return the classes of the file that inherit from an edited class or use an edited class."""
     old, new = _list_classes(ast.parse(before)), _list_classes(ast.parse(after))
     changed = {name for name, owner in old.items() if name not in new or ast.dump(owner) != ast.dump(new[name])}
     related = {
@@ -53,10 +53,10 @@ def list_related_classes(before: bytes, after: bytes) -> list[str]:
 def find_unbuildable(
     project: Project, before: Mapping[str, bytes], after: Mapping[str, bytes], classes: Mapping[str, Iterable[str]]
 ) -> str:
-    """Return the class that can be built without the edit only, with the error; "" if there is no such class.
+    """Return the class that can be built without the edit only, with the error; "" without such a class.
 
-    `before` and `after` are the contents of the changed files. `classes`: names of classes by the path of their file.
-    A class that needs arguments is not built.
+    `before` and `after` are the contents of the changed files. `classes`: names of classes by the path of their file. A
+    class with required arguments is not built.
     """
     errors = _list_build_errors(project, after, classes)
     if not errors:
@@ -90,7 +90,7 @@ def _list_classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
 
 
 def _list_changed_attributes(old: ast.ClassDef, new: ast.ClassDef | None) -> dict[str, set[str]]:
-    """Return the attributes that only one of both versions registers, or defines as a property; with the new kinds."""
+    """Return the attributes registered, or defined as a property, in only one of the versions; with the new kinds."""
     old_kinds, new_kinds = _list_kinds(old), _list_kinds(new) if new is not None else {}
     names = dict.fromkeys((*old_kinds, *new_kinds))
     changed = {name: new_kinds.get(name, set()) for name in names if old_kinds.get(name) != new_kinds.get(name)}

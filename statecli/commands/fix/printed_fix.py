@@ -1,7 +1,7 @@
-"""Apply the fix that statecli prints for an unregistered tensor: the same code, put in its place.
+"""Apply the printed fix of an unregistered tensor: the same code, put in its place.
 
-`live/suggest_fix.py` decides the code, its place and whether a buffer is persistent. What the fix says in comments
-("and read each tensor as …") is edited here too.
+`live/suggest_fix.py` decides the code, its place and whether a buffer is persistent. Instructions in the comments of
+the fix ("and read each tensor as …") are followed here too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def apply_code(source: Source, text: str, attribute: str, line: int, names: Sequ
 
 
 def get_value_text(source: Source, assigned: Assigned) -> str:
-    """Return the text of the assigned expression as the printed fix has it: without parentheses around it."""
+    """Return the text of the assigned expression in the form of the printed fix: without parentheses."""
     code = source.module.code.replace("\r\n", "\n")
     line = source.get_line(assigned.node)
     for node in ast.walk(ast.parse(code)):
@@ -82,7 +82,7 @@ def _has_other_branch(source: Source, assigned: Assigned, name: str) -> bool:
 
 
 def _register_at_end(source: Source, fix: PrintedFix, assigned: Assigned, name: str, value_text: str) -> Changes:
-    """Return the change that registers the attribute at the end of the method, whichever branch assigned it."""
+    """Return the change that registers the attribute at the end of the method, after every branch."""
     instance = get_instance_name(assigned.method) if assigned.method is not None else "self"
     is_container = re.search(r"\.(Module|Parameter)(List|Dict)\(", fix.code) is not None
     value = f"{instance}.{name}" if is_container else f'{instance}.__dict__.pop("{name}")'

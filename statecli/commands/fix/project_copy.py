@@ -1,7 +1,8 @@
 """A copy of the project of a model, made of links, with other contents for some files.
 
 Edits are verified there, so the user's files keep their bytes until the end. Only the folders down to a changed file
-are real; everything else is a link. Modules of the copy are forgotten afterwards, because the next copy has others.
+are real; everything else is a link. Modules of the copy are forgotten afterwards, because the next copy has other
+modules.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Project:
     """The folder to copy, and the spec as typed from the working folder.
 
     Attributes:
-        root: Folder that is copied: it contains all packages of the named file.
+        root: The copied folder, with all packages of the named file.
         file: Absolute path of the named file.
-        start: Working folder of the command, if it is in `root`; else None, and it is not changed.
+        start: Working folder of the command, if inside `root`; None: the working folder is not changed.
         text: Spec of the model; relative to `start`, or with the absolute path of the file.
-        module: The part of `text` that names the file or module.
+        module: The part of `text` with the file or module.
     """
 
     root: str
@@ -85,7 +86,7 @@ class ProjectCopy:
 
 @contextmanager
 def copy_project(project: Project, contents: Mapping[str, bytes]) -> Iterator[ProjectCopy]:
-    """Yield a copy of the project, where the files of `contents` have these bytes.
+    """Yield a copy of the project, where the files of `contents` have the given bytes.
 
     The block runs in the copy of the working folder.
     """
@@ -134,7 +135,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _forget_modules(folder: str, before: Mapping[str, ModuleType]) -> None:
-    """Forget the modules of the copy, which a later import would get instead of the edited ones."""
+    """Forget the modules of the copy, because a later import would get these instead of the edited modules."""
     for name, module in list(sys.modules.items()):
         if module is before.get(name):  # asking each of thousands of modules for its file takes 10 ms
             continue

@@ -1,4 +1,4 @@
-"""Propose edits for a defect, the likely ones first: `verify` decides which one stays."""
+"""Propose edits for a defect, the likely edits first; `verify` decides about each edit."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MAX_EDITS = 6
 
 
 def propose_edits(defect: Defect, data: bytes, filename: str) -> Iterator[bytes]:
-    """Yield the file with one edit after the other. Raises NoEdit if there is no edit at all.
+    """Yield the file with each possible edit in turn. Raises NoEdit if there is no edit at all.
 
-    `filename` is the file on disk, for the name of torch.nn in it.
+    `filename` is the file on disk, for its name of torch.nn.
     """
     source = parse(data)
     comments = _list_comments(source)
@@ -190,7 +190,7 @@ def _changes_after_init(source: Source, assigned: Assigned, base: str) -> bool:
 
 
 def _detach(source: Source, name: str, line: int) -> Iterator[Changes]:
-    """Yield the changes of a result with a graph to a buffer without it: outside of the state_dict, or saved."""
+    """Yield the changes of a result with a graph to a buffer without a graph: outside of the state_dict, or saved."""
     assigned = find_assigned(source, name, line)
     if assigned.method is None:
         raise NoEdit(f"the class body, not a method, assigns {name}")
@@ -206,7 +206,7 @@ def _detach(source: Source, name: str, line: int) -> Iterator[Changes]:
 
 
 def _register_once(defect: Defect, source: Source, comment: str, filename: str) -> Iterator[Changes]:
-    """Yield the changes that register one name, and make the other names properties."""
+    """Yield the changes that register a single name, and make the other names properties."""
     named = re.match(r"# register the tensor once, as (\S+), and read this name instead of ([^:]+?)(?: \(|:)", comment)
     if named is None or named[2].endswith("…") or "." in named[1]:
         raise NoEdit(BY_HAND)

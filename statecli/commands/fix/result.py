@@ -9,7 +9,7 @@ from statecli.core.model_state import ModelState
 
 
 class ProofChange(msgspec.Struct, frozen=True):
-    """Verdict of one proof for the tensors of an edit, before the edit and with the edit."""
+    """Verdict of a proof for the tensors of an edit, before the edit and with the edit."""
 
     proof: Name
     before: Verdict
@@ -17,19 +17,19 @@ class ProofChange(msgspec.Struct, frozen=True):
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """A defect, and the edit that repairs the defect.
+    """A defect and its edit.
 
     Attributes:
         rule: Rule of the defect, as in `verify`.
         file: The file to edit, as typed or relative to the current folder; "" if unknown.
         line: Line of the defect in the file before any edit; 0 if unknown.
         names: Names of the tensors.
-        before: The lines that the edit replaces, with surrounding lines that change.
+        before: The lines replaced by the edit, with surrounding lines that change.
         after: The lines of the edit.
-        proofs: The proofs that the edit repairs. Without an edit: the proofs that fail.
+        proofs: The proofs repaired by the edit. Without an edit: the failed proofs.
         kept: True if the edit is proved.
         reason: Why there is no edit; "" for a kept edit.
-        advice: The remedy that `verify` prints; "" for a kept edit.
+        advice: The remedy printed by `verify`; "" for a kept edit.
         new_keys: Names that only the state_dict of the edited class has.
     """
 
@@ -63,8 +63,8 @@ class Fixes(msgspec.Struct, frozen=True):
         edits: A record for each defect, in the order of the lines.
         files: The files with kept edits.
         written: True if the files are to be written.
-        not_checked: Proofs that were not tried, because there is no input.
-        inconclusive: A line for the proofs that were tried and have no result, by reason.
+        not_checked: Proofs not tried, because there is no input.
+        inconclusive: A line for the tried proofs without a result, by reason.
         notes: Facts about the files, a line each.
     """
 

@@ -37,7 +37,7 @@ def repair(project: Project, request: verify_run.Request, *, write: bool) -> Fix
 
 
 class Session:
-    """Edits of one model. `contents`: the bytes of each file with kept edits, by absolute path."""
+    """Edits of a model. `contents`: the bytes of each file with kept edits, by absolute path."""
 
     def __init__(self, project: Project, request: verify_run.Request, first: Measurement) -> None:
         self.project = project
@@ -54,7 +54,7 @@ class Session:
         return [defect for defect in defects if defect.key not in self.edits]
 
     def repair_all_together(self) -> None:
-        """Keep the first edit of every defect if all together are proved: one verification instead of many."""
+        """Keep the first edit of every defect if all together are proved: a single verification instead of many."""
         contents: dict[str, bytes] = dict(self.contents)
         edited: list[tuple[Defect, bytes, bytes]] = []
         # The last line first, so that the lines of the others stay.
@@ -120,7 +120,7 @@ class Session:
         return ""
 
     def _find_unbuildable(self, contents: dict[str, bytes]) -> str:
-        """Return the class of an edited file that only the edit makes impossible to build; "" without such a class."""
+        """Return the class of an edited file that the edit makes impossible to build; "" without such a class."""
         changed = {path: data for path, data in contents.items() if data != self._read(path, self.contents)}
         classes = {
             path: other_classes.list_related_classes(self._read(path, self.contents), data)
@@ -168,7 +168,7 @@ class Session:
         return self.originals[path]
 
     def _check_unchanged(self) -> None:
-        """Raise UnreadableError for a file that somebody changed since it was read."""
+        """Raise UnreadableError for a file changed since its first read."""
         for path in self.contents:
             if _read_file(self.project, path) != self.originals[path]:
                 raise UnreadableError(
@@ -200,7 +200,7 @@ class Session:
 
 
 def _describe_unchecked(checks: Sequence[Check], verdict: Verdict) -> Iterator[str]:
-    """Yield a line for the proofs without a result, by reason: fix cannot repair what these proofs would find."""
+    """Yield a line for the proofs without a result, by reason: fix cannot repair what they would find."""
     proofs: dict[str | None, list[str]] = {}
     for check in checks:
         if check.verdict is verdict:

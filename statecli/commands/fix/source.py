@@ -46,7 +46,7 @@ class Source:
         self._nodes = list(_walk(module))
 
     def find(self, kind: type[_Node], line: int | None = None, within: cst.CSTNode | None = None) -> Iterator[_Node]:
-        """Yield the nodes of a kind in order: those on a line, and in another node."""
+        """Yield the nodes of a kind in order: only nodes on `line`, and in `within`."""
         nodes = self._nodes if within is None else list(_walk(within))
         for node in nodes:
             if isinstance(node, kind) and (line is None or self._covers(node, line)):
@@ -113,7 +113,7 @@ class Source:
         return changed.bytes
 
     def _separate(self, node: cst.CSTNode, new: Sequence[cst.CSTNode]) -> Sequence[cst.CSTNode]:
-        """Return new nodes with an empty line after an added method, if a statement follows without one."""
+        """Return new nodes with an empty line after an added method, if a statement follows without an empty line."""
         last = new[-1] if new else node
         if last is node or not isinstance(last, cst.FunctionDef):
             return new
@@ -134,7 +134,7 @@ def add_blank_line(method: cst.FunctionDef) -> cst.FunctionDef:
 
 
 def join_changes(first: Changes, second: Changes) -> Changes:
-    """Return both changes; if both change a node, the second is a change of what the first puts in its place."""
+    """Return both changes; if both change a node, the second is a change of the first's result."""
     joined = dict(first)
     for node, new in second.items():
         old = joined.get(node, (node,))
@@ -175,7 +175,7 @@ class _Replacer(cst.CSTTransformer):
 
 
 def _remove_last_semicolon(original: _Line, updated: _Line) -> _Line:
-    """Return the line without the semicolon after a statement that has become the last one."""
+    """Return the line without the semicolon after a statement that has become the last."""
     if not updated.body or original.body[-1].semicolon is not cst.MaybeSentinel.DEFAULT:
         return updated
     last = updated.body[-1].with_changes(semicolon=cst.MaybeSentinel.DEFAULT)

@@ -1,1 +1,1 @@
-"""The command inspect: the tensors of one target, and findings about them."""
+"""The command inspect: the tensors of a target, and findings about them."""

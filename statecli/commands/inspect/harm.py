@@ -11,8 +11,8 @@ from statecli.core.severity import find_worst_severity
 class Harm(msgspec.Struct, frozen=True):
     """Measured harm of an unregistered tensor.
 
-    `left_behind`: the severity of the tensor's move, None if forward replaces the tensor. `findings`: of other proofs.
-    `remark`: what forward does with the tensor, or why this is unknown; "" if `findings` show it.
+    `left_behind`: the severity of the tensor's move, None if forward replaces the tensor. `findings`: from other
+    proofs. `remark`: the use of the tensor by forward, or why the use is unknown; "" if `findings` show it.
     """
 
     left_behind: Severity | None

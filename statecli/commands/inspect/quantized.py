@@ -29,7 +29,7 @@ _INTEGER_FORMATS = {"int64": "q", "int32": "i"}
 
 
 class _State(msgspec.Struct):
-    """What the JSON text of bitsandbytes says about a weight."""
+    """Facts about a weight in the JSON text of bitsandbytes."""
 
     shape: tuple[int, ...]
     blocksize: int = 64
@@ -109,7 +109,7 @@ def _read_shapes(weights: Sequence[QuantizedWeight]) -> Iterator[tuple[int, Stor
 
 
 def _locate(data: TensorData) -> tuple[str, int, int] | None:
-    """Return path, offset and length of the bytes; None if they are not in one piece of a file as they are."""
+    """Return path, offset and length of the bytes; None unless they are a single uncompressed piece of a file."""
     where = data.storage
     is_plain = data.strides in (None, (1,)) and where.packing is None and where.boxes is None and len(data.shape) == 1
     size = struct.calcsize(_INTEGER_FORMATS.get(data.dtype, "B"))

@@ -1,4 +1,4 @@
-"""Show a quantized weight as one row in place of its tensors, or above them."""
+"""Show a quantized weight as a single row in place of its tensors, or above them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_SHOWN_PARTS = 8
 def fold_tensors(
     tensors: Iterable[TensorInfo], weights: Sequence[LogicalWeight], *, parts: bool = False
 ) -> list[TensorInfo]:
-    """Return the tensors with one row for each quantized weight in place of its tensors, or with `parts` before them.
+    """Return the tensors with a row for each quantized weight in place of its tensors, or with `parts` before them.
 
     A weight is shown where its codes are among the tensors; otherwise its tensors stay.
     """
@@ -77,7 +77,7 @@ def list_rows_by_part(weights: Iterable[LogicalWeight]) -> dict[tuple[str, str],
 
 
 def describe_parts(weight: LogicalWeight) -> str:
-    """Return `shape not stored; from weight, absmax, quant_map`: what is not known or wrong, and the tensors."""
+    """Return `shape not stored; from weight, absmax, quant_map`: the unknown or wrong facts, and the tensors."""
     last = weight.fqn.rpartition(".")[2]
     names = [name.removeprefix(f"{last}.") for name in weight.names]
     return "; ".join(filter(None, (describe_defect(weight), f"from {join_names(names, _MAX_SHOWN_PARTS)}")))

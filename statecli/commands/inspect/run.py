@@ -1,4 +1,4 @@
-"""`statecli inspect`: select, measure and move the tensors of one target, and report findings about them."""
+"""`statecli inspect`: select, measure and move the tensors of a target, and report findings about them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
 
 
 def inspect(request: Request, progress: Progress | None = None, python_inputs: Any = None) -> Inspection:
-    """Read, group, select and, if requested, move and measure one target. `python_inputs`: from the Python API.
+    """Read, group, select and, if requested, move and measure a target. `python_inputs`: from the Python API.
 
     Raises `StateError`; `FilteredOut` if the filters leave no tensor.
     """
@@ -268,7 +268,7 @@ def _report_unregistered(
 ) -> Iterator[Finding]:
     """Yield the findings about each unregistered tensor of a class that may do harm.
 
-    A tensor of a quantized parameter is the library's own, unless a move was seen to leave it.
+    A tensor of a quantized parameter belongs to the library, unless a move left the tensor behind.
     """
     recomputed = state.recomputed
     parts = {part.fqn for weight in weights for part in weight.parts}

@@ -97,9 +97,9 @@ def select_lockable_settings(state: ModelState, section: str | None) -> Settings
 def compute_companion_digests(text: str, algorithm: Algorithm, lock_file: str | None = None) -> dict[str, str] | None:
     """Return a digest of each companion of the weights that changes the model, by its path in the folder or archive.
 
-    Of a folder these are its other files except `lock_file`; of a file its programs (TorchScript, torch.export). None
-    without companions. Raises UnreadableError for an unreadable file, and for a folder with more than `MAX_FILES` or
-    `MAX_DEPTH` levels.
+    The companions in a folder are its other files except `lock_file`; in a file, its programs (TorchScript,
+    torch.export). None without companions. Raises UnreadableError for an unreadable file, and for a folder with more
+    than `MAX_FILES` or `MAX_DEPTH` levels.
     """
     path, _ = split_section(text)
     if not files.is_folder(path):
@@ -278,7 +278,7 @@ def compare_companions(
 def _compare_settings(
     state: ModelState, locked: LockedSettings
 ) -> tuple[tuple[ScalarChange, ...], tuple[NotChecked, ...]]:
-    """Return the settings that differ. A setting of one side counts only if both sides have the same format or file."""
+    """Return the differing settings. A setting on one side counts only if both sides have the same format or file."""
     section = split_section(state.target)[1]
     current = replace(state, metadata=select_lockable_settings(state, section))
     # Which settings the format of a lock without settings could have is unknown.
@@ -323,7 +323,7 @@ def _find_differences(digests: Mapping[str, str], locked: Mapping[str, str]) -> 
 
 
 def lock_settings(state: ModelState) -> LockedSettings:
-    """Return the lines of a lock for the settings of a checkpoint; without a format where there are none."""
+    """Return the lines of a lock for the settings of a checkpoint; without a format if there are no settings."""
     from statecli.commands.lock.lock_file import LockedSettings
 
     settings = select_lockable_settings(state, split_section(state.target)[1])

@@ -41,7 +41,7 @@ class LockMatch(msgspec.Struct, frozen=True, gc=False):
     """Line of the lock and its tensor; None for a missing side.
 
     `differ`: fields of the line contradicted by the tensor, or `OTHER_SECTION`. `digest` of the tensor; None if not
-    computed, because dtype or shape differ or one side has no values.
+    computed, because dtype or shape differ or a side has no values.
     """
 
     locked: LockedTensor | None
@@ -74,7 +74,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def select_target(text: str, request: Request) -> LockedTarget:
-    """Return the locked target for a target as typed. Raises `NothingMatched` if there is none."""
+    """Return the locked target for a target as typed. Raises `NothingMatched` if the lock has no such target."""
     target = request.lock.of(text, request.folder, by_name=request.by_name)
     if target is None:
         kinds = ("URL", "local path") if files.is_remote(text) else ("local path", "URL")

@@ -33,10 +33,10 @@ CONFLICT_MARKERS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
 
 
 class LockedTensor(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor of a lock.
+    """A tensor of a lock.
 
     Attributes:
-        digest: Null if there are no values: in a class, on the meta device.
+        digest: Null without values: in a class, on the meta device.
         tied: The first name, in order, of tied tensors.
         persistent: Written if false: the tensor is not in a state_dict.
     """
@@ -53,7 +53,7 @@ class LockedTensor(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class LockedSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The settings of a checkpoint, with the fields of `state.Settings`; all empty if there are none.
+    """The settings of a checkpoint, with the fields of `state.Settings`; all empty without settings.
 
     `format` is the reader's name. `modules` are sections of whole modules, with attributes as settings.
     """
@@ -67,7 +67,7 @@ class LockedSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LockedTarget(msgspec.Struct, frozen=True):
-    """One target of a lock.
+    """A target of a lock.
 
     Attributes:
         target: Name; null for a single target, because a lock is of weights, not of their place.

@@ -37,7 +37,7 @@ RELIABLE_EVIDENCE = frozenset([Evidence.REGISTERED, Evidence.TYPE, Evidence.OPTI
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request to lock. `jobs` is the number of workers, 0 for one a core; `lock_file` is the path to write to."""
+    """A request to lock. `jobs` is the number of workers, 0 for a worker per core; `lock_file` is the output path."""
 
     targets: tuple[str, ...]
     digest: Algorithm = Algorithm.BLAKE3
@@ -98,7 +98,7 @@ def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
 
 
 def _read_checkpoint(text: str, request: Request) -> LockInput | None:
-    """Return one target; None for a pickle without a checkpoint, to be locked as a file of its folder."""
+    """Return a target; None for a pickle without a checkpoint, to be locked as a file of its folder."""
     with files.record_opened_files() as opened:
         before = read_versions([split_section(text)[0]])
         try:
@@ -248,7 +248,7 @@ def is_bookkeeping(tensor: TensorInfo) -> bool:
 
 
 def view_key(tensor: TensorInfo) -> Any:
-    """Return a key shared by tensors of a section if they are the same tensor, not only parts of one storage."""
+    """Return a key shared by tensors of a section if they are the same tensor, not only parts of a storage."""
     if tensor.data is not None or tensor.parts:
         return tensor.data, tensor.parts
     return tensor.storage, tensor.storage_offset, tensor.dtype, tensor.shape

@@ -41,7 +41,7 @@ MIN_AGE_S = 2.0
 
 
 def find_cache_folder() -> str:
-    """Return the folder for caches of this user, whether it exists or not."""
+    """Return the folder for caches of this user, existing or not."""
     if os.name == "nt":
         base = os.environ.get("LOCALAPPDATA") or os.path.join(os.path.expanduser("~"), "AppData", "Local")
         return os.path.join(base, "statecli", "Cache")
@@ -67,7 +67,7 @@ class Cache:
         self._writes = 0
 
     def make_key(self, states: Sequence[ModelState], versions: Mapping[str, FileVersion | None]) -> str | None:
-        """Return the key of these states; None if they cannot be cached: a remote file, or a file just written."""
+        """Return the key of the states; None if they cannot be cached: a remote file, or a file just written."""
         if not self._enabled or not versions:
             return None
         paths = {where.path for state in states for tensor in state.tensors for where in tensor.ranges if where.path}
@@ -127,7 +127,7 @@ def _age(path: str) -> float:
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Return True if only this user can write: an entry of somebody else could have any figures."""
+    """Return True if only this user can write: an entry of another user could have any figures."""
     if os.name == "nt":
         return True
     return posix.is_own_file(status) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

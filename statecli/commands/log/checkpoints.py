@@ -21,7 +21,7 @@ from statecli.targets.target_result import Status, TargetResult
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpoint of the run: its target, its step, and the error if it cannot be read."""
+    """A checkpoint of the run: its target, its step, and the error of an unreadable checkpoint."""
 
     path: str
     step: Step | None = None
@@ -38,7 +38,7 @@ class Run(msgspec.Struct, frozen=True):
 def list_checkpoints(texts: Sequence[str]) -> list[Checkpoint]:
     """Return the checkpoints of folders, globs and paths, in natural order, without steps.
 
-    Raises UnreadableError if there are none, because a run without checkpoints is mostly a wrong path.
+    Raises UnreadableError without any checkpoint, because a run without checkpoints is mostly a wrong path.
     """
     checkpoints: list[Checkpoint] = []
     for target in expand_targets(texts):
@@ -55,7 +55,7 @@ def list_checkpoints(texts: Sequence[str]) -> list[Checkpoint]:
 def order_run(texts: Sequence[str]) -> Run:
     """Return the checkpoints of a run in the order of their steps; the settings of each are read.
 
-    Raises UnreadableError if there are none.
+    Raises UnreadableError without any checkpoint.
     """
     listed = list_checkpoints(texts)
     settings = [_read_steps(checkpoint) for checkpoint in listed]
@@ -106,7 +106,7 @@ def read_state(path: str) -> ModelState:
 
 
 def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
-    """Return the run without the checkpoints of a walk that have no step, if others have one."""
+    """Return the run without stepless checkpoints of a walk, if other checkpoints have a step."""
     named = {text for text in texts if not files.is_folder(text) and not files.is_glob(text)}
     stepped = [entry for entry in entries if entry.step is not None]
     is_left_out = {

@@ -1,4 +1,4 @@
-"""Follow a run: add one checkpoint after the other; only the last one is kept, and sums of each module."""
+"""Follow a run: add each checkpoint in turn; only the last checkpoint is kept, and sums of each module."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MAX_SETTINGS = 100
 
 
 class _Sums(msgspec.Struct):
-    """Sums over the parameters of a module in one checkpoint; None if not known.
+    """Sums over the parameters of a module in a checkpoint; None if not known.
 
-    `previous_name`: name of the module in the checkpoint before; None if it has no such module.
+    `previous_name`: name of the module in the checkpoint before; None if the checkpoint before lacks the module.
     """
 
     elements: int = 0
@@ -79,7 +79,7 @@ class Follower:
         self._not_finite: set[tuple[str, str]] = set()
 
     def add(self, checkpoint: Checkpoint) -> CheckpointRow:
-        """Measure the checkpoint, compare it with the last readable one, and return its row."""
+        """Measure the checkpoint, compare its values with the last readable checkpoint, and return its row."""
         try:
             if checkpoint.error is not None:
                 row = CheckpointRow(checkpoint.path, checkpoint.step, error=checkpoint.error)
@@ -106,7 +106,7 @@ class Follower:
         return row
 
     def _find_deleted(self) -> tuple[str, ...]:
-        """Return a line if the checkpoint before does not exist any more; () if it does, or if there is none."""
+        """Return a line if the checkpoint before no longer exists; () for an existing or no checkpoint."""
         if self._last is None or all(files.exists(path) for path in self._last.versions):
             return ()
         return (f"{self._last.whole.target}: was deleted before statecli could compare it with the next checkpoint",)
@@ -189,7 +189,7 @@ class Follower:
                 module.is_known = False
 
     def _rename_modules(self, sums: Mapping[str, _Sums]) -> None:
-        """Give a module that has another name now, such as one with a wrapper's prefix, the values of its old name."""
+        """Give a renamed module, for example with a wrapper's prefix, the values of its old name."""
         renamed = {}
         for name, entry in sums.items():
             old = entry.previous_name

@@ -30,9 +30,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Figures of one tensor: the sum of the squares of its finite values, and the number of all others.
+    """Figures of a tensor: the sum of the squares of its finite values, and the number of all other values.
 
-    `squares` is None if the values are not real numbers, or the sum is too large for a float; then `reason` says why.
+    `squares` is None if the values are not real numbers, or the sum is too large for a float; then `reason` is set.
     """
 
     squares: Square | None = None
@@ -42,12 +42,12 @@ class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TensorChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Change of one pair of tensors.
+    """Change of a pair of tensors.
 
     Attributes:
-        differs: True if the values differ; None if that is not known: then `reason` says why.
+        differs: True if the values differ; None if unknown: then `reason` is set.
         squares: Sum of the squares of the difference, over positions finite on both sides; None if not known.
-        left_out: Number of positions that are not finite on both sides.
+        left_out: Number of positions not finite on both sides.
     """
 
     differs: bool | None = False
@@ -75,7 +75,7 @@ class Measured(msgspec.Struct, frozen=True):
 def select_model(state: ModelState) -> ModelState:
     """Return the state with the tensors of the model only: no optimizer, no average of the weights.
 
-    Raises UnreadableError if there are none.
+    Raises UnreadableError without tensors of a model.
     """
     loaded = select_loaded_sections(list_model_sections(state))
     tensors = tuple(tensor for tensor in state.tensors if tensor.section in loaded and tensor.kind in MODEL_KINDS)
@@ -85,10 +85,10 @@ def select_model(state: ModelState) -> ModelState:
 
 
 def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, reads_values: bool = True) -> Measured:
-    """Read the checkpoint, and the figures of each tensor of its model; of those that match `glob` if that is given.
+    """Read the checkpoint, and the figures of each tensor of its model; with `glob`, only of matching tensors.
 
-    Without `reads_values` there are no figures. Raises StateError if a tensor of the model cannot be read, because then
-    the norm is not known.
+    Without `reads_values` there are no figures. Raises StateError if a tensor of the model cannot be read, because the
+    norm is then unknown.
     """
     with files.record_opened_files() as opened:
         whole = read_state(path)
@@ -197,13 +197,13 @@ def list_counted(model: ModelState) -> list[int]:
 
 
 class Distance(msgspec.Struct, frozen=True):
-    """Distance of two checkpoints over the parameters that both have with the same shape.
+    """Distance of two checkpoints over the parameters present on both sides with the same shape.
 
     Attributes:
         change: L2 norm of the difference.
         relative_change: `change` over the norm before; None if the norm is zero.
-        cosine: Cosine of the two, over tensors that are finite on both sides, or None.
-        left_out: Number of tensors that the cosine leaves out.
+        cosine: Cosine of the two, over tensors finite on both sides, or None.
+        left_out: Number of tensors left out of the cosine.
     """
 
     change: float | None = None

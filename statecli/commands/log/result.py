@@ -1,4 +1,4 @@
-"""Result of `statecli log`: a row for each checkpoint of a run, and what each module did over the steps."""
+"""Result of `statecli log`: a row for each checkpoint of a run, and the course of each module over the steps."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class CheckpointRow(msgspec.Struct, frozen=True):
-    """One checkpoint of a run. Norms are over the finite values of the parameters of the model, tied tensors once.
+    """A checkpoint of a run. Norms are over the finite values of the parameters of the model, tied tensors once.
 
     Attributes:
         path: The target.
-        step: Step of the checkpoint; None if neither its settings nor its name have one.
+        step: Step of the checkpoint; None if neither its settings nor its name have a step.
         format: Format of the file or folder; None if the checkpoint could not be read.
         tensors: Number of tensors of the model, buffers too.
         elements: Number of elements of the parameters.
         norm: L2 norm of the parameters.
-        compared_with: Path of the checkpoint before, with which this one is compared.
-        change: L2 norm of the difference from the checkpoint before, over the parameters that both have.
-        relative_change: `change` over the norm of these parameters before; None if that norm is zero.
-        cosine: Cosine of the parameters before and now, over tensors that are finite in both.
+        compared_with: Path of the checkpoint before, used for the comparison.
+        change: L2 norm of the difference from the checkpoint before, over the parameters in both.
+        relative_change: `change` over the norm of the same parameters before; None if the norm before is zero.
+        cosine: Cosine of the parameters before and now, over tensors finite in both.
         changed: Number of parameters and buffers whose values, dtype or shape changed; None for a first checkpoint.
-        added, removed: Names that only this checkpoint has, or only the one before.
-        nan, inf: Number of elements that are NaN or infinite.
-        became_nan: Names of the tensors that have NaN or an infinity for the first time in the run.
+        added, removed: Names only in this checkpoint, or only in the checkpoint before.
+        nan, inf: Number of NaN or infinite elements.
+        became_nan: Names of the tensors with NaN or an infinity for the first time in the run.
         stopped: Names of the modules that moved for the last time in this checkpoint.
-        settings: Settings that changed since the checkpoint before.
-        other_sections: Sections that are not part of the norm: optimizer state, averaged weights.
+        settings: Settings changed since the checkpoint before.
+        other_sections: Sections outside of the norm: optimizer state, averaged weights.
         not_compared: A line for each tensor whose values could not be compared or have no norm.
         error: Why the checkpoint could not be read; the other fields are then empty.
     """
@@ -73,14 +73,15 @@ class CheckpointRow(msgspec.Struct, frozen=True):
 
 
 class ModuleRow(msgspec.Struct, frozen=True):
-    """One module with parameters of its own, over the checkpoints of the run, in the order of the rows.
+    """A module with parameters of its own, over the checkpoints of the run, in the order of the rows.
 
     Attributes:
         name: FQN of the module in the last checkpoint, "" for parameters without a module.
         elements: Number of elements of its parameters in the last checkpoint with them.
         norms: L2 norm of its parameters in each checkpoint; None if not known.
         relative_changes: L2 norm of the difference from the checkpoint before over the norm before; None if not known.
-        last_moved: Index of the last checkpoint that differs from the one before; None if no difference was seen.
+        last_moved: Index of the last checkpoint with a difference from the checkpoint before; None without a
+            difference.
         stopped: True if the module moved before, and has been equal bit for bit since `last_moved`.
         has_nan: True if its parameters have NaN or infinities in the last checkpoint.
     """
@@ -102,7 +103,7 @@ class Log(msgspec.Struct, frozen=True):
         modules: The modules in the order of the last checkpoint.
         findings: Values that became NaN, modules that stopped.
         notes: Source of the steps, checkpoints left out, sections that do not count.
-        changing: Settings that changed in every checkpoint, such as a counter, left out of the rows for people.
+        changing: Settings changed in every checkpoint (a counter), left out of the rows for people.
     """
 
     target: str

@@ -1,4 +1,4 @@
-"""Run `statecli log`: order the checkpoints, measure one after the other, report values that became NaN."""
+"""Run `statecli log`: order the checkpoints, measure each in turn, report values that became NaN."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Steps = Callable[[int], AbstractContextManager[Callable[[], None]]]
 def log_run(request: Request, steps: Steps = lambda count: nullcontext(lambda: None)) -> Log:  # noqa: ARG005
     """Return a row for each checkpoint of the run, in the order of the steps.
 
-    Raises UnreadableError if there is no checkpoint. A checkpoint that cannot be read is a row with its error.
+    Raises UnreadableError if there is no checkpoint. An unreadable checkpoint is a row with its error.
     """
     run = order_run(request.targets)
     follower = Follower(Cache(enabled=request.cache))

@@ -67,13 +67,12 @@ def _find_number(stem: str) -> int | None:
 
 
 def choose_steps(names: Sequence[str], settings: Sequence[dict[str, int] | None]) -> list[Step | None]:
-    """Return the step of each checkpoint, from one source for all of them if possible.
+    """Return the step of each checkpoint, from the same source for all checkpoints if possible.
 
-    `names`: the paths, below the folder that all of them share, because the number of a run is not a step.
-    `settings`: `find_steps` of each checkpoint, None for an unreadable one, whose step is the number in its name. A
-    counter of steps serves if all readable checkpoints have it. Otherwise the names serve, if all have a number and no
-    two are equal; else a counter of epochs, on the same terms as the names; else each checkpoint has the first step
-    that is found.
+    `names`: the paths below their common folder, because the number of a run is not a step. `settings`: `find_steps` of
+    each checkpoint, None for an unreadable checkpoint, whose step is the number in its name. A counter of steps serves
+    if all readable checkpoints have the counter. Otherwise the names serve, if all have a number and no two are equal;
+    else a counter of epochs, on the same terms as the names; else the first step of each checkpoint.
     """
     by_name = [find_step_in_name(name) for name in names]
     readable = [steps for steps in settings if steps is not None]

@@ -1,7 +1,7 @@
 """Compare two recorded trainings at the first step after the resume, and name each state that was not resumed.
 
-Each state is compared by itself, so each finding is a cause. Gradients decide about random numbers: a script that draws
-none needs no random state in its checkpoint.
+Each state is compared by itself, so each finding is a cause. Gradients decide about random numbers: a script without
+random numbers needs no random state in its checkpoint.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
 
 
 def describe_missing(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at: int) -> str:
-    """Return what the script must do to resume a state, and where the checkpoint has the state."""
+    """Return the instruction to resume a state in the script, and the place of the state in the checkpoint."""
     if row.state is State.RANDOM:
         return _describe_missing_random(row, whole, keys, saved_at)
     own = {name: key for name in _list_own_generators(whole) if (key := keys.find_generator(name))}
@@ -98,7 +98,7 @@ def _list_own_generators(whole: RunRecord) -> list[str]:
 
 
 def _describe_missing_random(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at: int) -> str:
-    """Name the call for each generator. A key such as `rng` may hold a generator in an unknown form."""
+    """Name the call for each generator. A key such as `rng` may contain a generator in an unknown form."""
     generators = row.evidence.partition(": ")[2].split(", ")
     own = _list_own_generators(whole)
     taken = {key for name in own if (key := keys.find_generator(name))}

@@ -1,4 +1,4 @@
-"""What one run of a training script was seen to do: plain data, written by the child and read by the parent."""
+"""Record of a run of a training script: plain data, written by the child and read by the parent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RunRecord(msgspec.Struct, frozen=True):
         optimizer_name: Variable of the script with the optimizer.
         model_name: Variable of the script with the model.
         dict_averages: Names of averages that are dicts of tensors.
-        error: Why the run ended early: what the script raised or lacks, in one line without its subject.
+        error: Why the run ended early: the error of the script or its missing part, in one line without its subject.
     """
 
     steps: tuple[StepRecord, ...] = ()

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
 
 
 def record_run(target: str, steps: int, save_every: int, save_to: str, checkpoint: str | None) -> RunRecord:
-    """Call the function of the script, and return what it was seen to do. An error of the script is in the record."""
+    """Call the function of the script, and return the record of the run. An error of the script is in the record."""
     recorder = Recorder(first_step=0 if checkpoint else save_every)
     error = None
     gc.freeze()  # objects of torch and of this program are not looked through
@@ -84,11 +84,11 @@ def _load_function(target: str) -> Callable[..., Any]:
 
 
 class _NoFunction(Exception):
-    """The script does not define the function, or with other arguments; the message says what it defines."""
+    """The script does not define the function, or with other arguments; the message lists the defined names."""
 
 
 def _find_function(module: ModuleType, name: str) -> Callable[..., Any]:
-    """Return a function of the imported script, which may also make its functions while it runs."""
+    """Return a function of the imported script; the script may also create its functions at runtime."""
     if callable(getattr(module, name, None)):
         return getattr(module, name)  # type: ignore[no-any-return]
     defined = ((other, value) for other, value in vars(module).items() if isinstance(value, FunctionType))
@@ -131,7 +131,7 @@ def _is_script(filename: str) -> bool:
 class Recorder:
     """Records the state before each step of the first optimizer that steps.
 
-    At the step with the index `first_step`, the first one after the resume, all states are recorded.
+    At the step with the index `first_step`, the first step after the resume, all states are recorded.
     """
 
     def __init__(self, first_step: int) -> None:
@@ -235,7 +235,7 @@ def _has_shape(values: dict[Any, Any], key: Any, shapes: dict[str, torch.Size]) 
 
 
 def _iter_variables() -> Iterator[tuple[str, Any]]:
-    """Yield the variables of the running functions of the script, and attributes of their `self`, inner ones first."""
+    """Yield the variables of the running functions of the script and attributes of `self`, inner functions first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_script(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith(_PACKAGE):

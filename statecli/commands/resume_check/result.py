@@ -35,8 +35,8 @@ class StateRow(msgspec.Struct, frozen=True):
     """A kind of state at the first step after the resume.
 
     Attributes:
-        resumed: Whether the state is that of the uninterrupted training; None if the script has no such state.
-        evidence: What differs.
+        resumed: Whether the state equals the state of the uninterrupted training; None if the script has no such state.
+        evidence: The difference.
     """
 
     state: State

@@ -1,4 +1,4 @@
-"""Find the states that a checkpoint holds: by their structure where torch or numpy defines it, else by their keys."""
+"""Find the states in a checkpoint: by a structure defined by torch or numpy, else by their keys."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class SavedKey(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The key as a message names it."""
+        """The key as named in messages."""
         if not self.name:
             return "a state_dict"
         place = f" in {self.file}" if self.file and self.path else ""
@@ -91,14 +91,14 @@ class SavedKey(NamedTuple):
 
 
 class SavedKeys(NamedTuple):
-    """Keys of a checkpoint by the state that they hold, and those that hold no known state.
+    """Keys of a checkpoint by their state, and keys without a known state.
 
     Attributes:
-        states: The keys of each state, those that are certain first.
-        generators: The state of each random generator, by the name that `StepRecord.random` gives it.
+        states: The keys of each state, certain keys first.
+        generators: The state of each random generator, by its name in `StepRecord.random`.
         torch_states: Each value that may be the state of a generator of torch.
         others: Keys of values that may be a state.
-        is_readable: False if statecli cannot read the checkpoint, so that it may hold anything.
+        is_readable: False if statecli cannot read the checkpoint, so that all states are possible.
     """
 
     states: Mapping[State, tuple[SavedKey, ...]] = {}
@@ -113,7 +113,7 @@ class SavedKeys(NamedTuple):
         return next((key for key in self.torch_states if key.path and key.path[-1] == name), None)
 
     def find(self, state: State, thing: str) -> SavedKey | None:
-        """Return the key of a state, the one with the name of the variable `thing` if several have the state."""
+        """Return the key of a state, the key with the name of the variable `thing` if several have the state."""
         keys = self.states.get(state, ())
         name = thing.rpartition(".")[2]
         return next((key for key in keys if key.name == name), keys[0] if keys else None)
@@ -125,7 +125,7 @@ class SavedKeys(NamedTuple):
         return next((key for key in self.states.get(State.RANDOM, ()) if key not in known), None)
 
     def find_data(self, *, is_order: bool) -> SavedKey | None:
-        """Return the key of the order of the batches, or of the position in the data; another if there is none."""
+        """Return the key of the order of the batches, or of the position in the data; else another key of the data."""
         keys = self.states.get(State.DATA, ())
         wanted = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDERS))
         return next(wanted, keys[0] if keys else None)
@@ -202,7 +202,7 @@ class _Collector:
 
 
 def _is_in_list(path: Path) -> bool:
-    """Return True if the path is one key, or leads from the key into lists: the key holds nothing else."""
+    """Return True if the path is a single key, or leads from the key into lists: the key has no other contents."""
     return not any(isinstance(key, str) for key in path[1:])
 
 
@@ -301,7 +301,7 @@ def _split_tensor_path(tensor: TensorInfo, state: ModelState) -> Path:
 
 
 def _split_section(section: str, state: ModelState) -> Path:
-    """Return the keys of a section. A file of one optimizer, or of generators alone, has no key for its section."""
+    """Return the keys of a section. A file of a single optimizer, or of generators, has no key for its section."""
     top = {path.partition(".")[0] for path in state.metadata.values}
     is_lone_optimizer = section == "optimizer" and "param_groups" in top
     is_lone_generators = state.sections == ("rng",) and not state.state_dicts and all(map(_GENERATOR.search, top))

@@ -1,1 +1,1 @@
-"""The command verify: what happens to each tensor when the model is moved, cast, saved, copied, trained and run."""
+"""The command verify: the fate of each tensor when the model is moved, cast, saved, copied, trained and run."""

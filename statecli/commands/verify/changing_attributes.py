@@ -1,7 +1,8 @@
 """Find numbers, texts and containers in plain attributes that forward changes: a step counter, a history.
 
-Such a value is state that is in no `state_dict()`. torch.export stores its value of today, and torch.compile captures
-the model again for each new value. Only attributes of registered modules are read, and of plain objects in them.
+The changed value is state outside every `state_dict()`. torch.export stores its value of today, and torch.compile
+captures the model again for each new value. Only attributes of registered modules are read, and of plain objects in
+them.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class ChangedAttribute:
 def find_changed_attributes(subject: ModelUnderTest) -> list[ChangedAttribute]:
     """Return the attributes that differ between the first and the second call, in eval mode or in train mode.
 
-    A flag that the first call sets for good does not differ. Raises ModelError if forward raises in eval mode.
+    A flag set for good by the first call does not differ. Raises ModelError if forward raises in eval mode.
     """
     changed: dict[str, ChangedAttribute] = {}
     for training in (False, True):

@@ -55,7 +55,7 @@ def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents 
     """Copy `module` with its values or with unwritten memory. `contents` are its tensors and modules.
 
     If code of a class makes another model of the copy (a GraphModule registers each plain tensor as a buffer),
-    attributes are copied one by one, if the result is the same. Raises ModelError if the copy would still reach a
+    attributes are copied individually, if the result is the same. Raises ModelError if the copy would still reach a
     parameter of the original; errors of the model's code pass.
     """
     contents = list_contents(module) if contents is None else contents
@@ -111,7 +111,7 @@ def find_non_leaves(contents: ModelContents) -> tuple[str, ...]:
 
 
 def build_memo(contents: ModelContents, *, values: bool) -> dict[Any, Any]:
-    """Build a memo for `copy.deepcopy` with one copy of each storage, for all tensors and views of the storage.
+    """Build a memo for `copy.deepcopy` with a single copy of each storage, for all tensors and views of the storage.
 
     Without `values` large tensors get unwritten memory. The system allocates this memory only on writing, so a copy
     takes no more than its Python objects.
@@ -272,7 +272,7 @@ def _rebind_function(function: types.FunctionType, memo: dict[Any, Any]) -> type
 
 
 def _rebind_partial(function: functools.partial[Any], memo: dict[Any, Any]) -> functools.partial[Any]:
-    """Rebind the methods in the arguments, such as the `extra_repr` that torchao keeps of each layer."""
+    """Rebind the methods in the arguments, such as the `extra_repr` of each layer kept by torchao."""
 
     def rebind(value: Any) -> Any:
         is_method = type(value) is types.MethodType and id(value.__self__) in memo

@@ -54,7 +54,7 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
 
 
 def _call_once(subject: ModelUnderTest) -> tuple[nn.Module, Origins, dict[str, torch.Tensor]]:
-    """Return an instance after one forward, and its tensors before. Raises ModelError if forward raises.
+    """Return an instance after a forward, and its tensors before. Raises ModelError if forward raises.
 
     Initial values are drawn only if forward fails without them.
     """

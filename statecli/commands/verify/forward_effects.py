@@ -44,10 +44,10 @@ class CalledModel:
     Attributes:
         built: A called instance.
         before: The state before forward.
-        change_by_name: How forward changed the value or shape of each tensor that existed before.
+        change_by_name: How forward changed the value or shape of each earlier tensor.
         subject: The model before forward, for proofs.
         inputs: The arguments of forward.
-        oddities: Effects that could not be measured.
+        oddities: Unmeasured effects.
     """
 
     built: BuiltModel

@@ -1,4 +1,4 @@
-"""Explain leaves without gradient: watch one more forward and backward of a trained instance."""
+"""Explain leaves without gradient: watch another forward and backward of a trained instance."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.non
 class GradientPaths:
     """Observations of leaves without gradient, by FQN.
 
-    `used`: an operator of forward reads the leaf. `reentrant`: only in a reentrant checkpoint without an input that
-    requires grad. `reached`: the graph of the output leads to the leaf, with the Function or node on the way that gives
-    no gradient; None if each gives a gradient. `late_names`: leaves with a gradient this time. `reads_values`: forward
+    `used`: an operator of forward reads the leaf. `reentrant`: only in a reentrant checkpoint whose inputs do not
+    require grad. `reached`: the graph of the output leads to the leaf, with the Function or node without a gradient on
+    the way; None if each gives a gradient. `late_names`: leaves with a gradient this time. `reads_values`: forward
     reads values, and may choose by values.
     """
 
@@ -40,7 +40,7 @@ class GradientPaths:
 
 
 def trace_gradients(run: Training) -> GradientPaths | None:
-    """Watch one more round without a step; return None if the round raises.
+    """Watch another round without a step; return None if the round raises.
 
     The behaviour of a model under a dispatch mode proves nothing about the model.
     """

@@ -17,7 +17,7 @@ HIDDEN_WEIGHT = "weight_hh"
 
 
 def find_zero_states(run: Training) -> tuple[str, ...]:
-    """Return the names of recurrent modules called by one more forward for one step, with a hidden state of zeros."""
+    """Return the names of recurrent modules called by another forward for a step, with a hidden state of zeros."""
     modules = {
         name: module for name, module in run.module.named_modules() if isinstance(module, nn.RNNCellBase | nn.RNNBase)
     }

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MissingInput:
-    """The reason without inputs, which says how to give them.
+    """The reason for missing inputs, with the way to pass inputs.
 
-    `shape`: value of `--input` that the first layer takes; None if this layer is unknown. `remark`: why the inputs that
-    the model carries are not used.
+    `shape`: value of `--input` that the first layer takes; None if this layer is unknown. `remark`: why the model's own
+    inputs are not used.
     """
 
     shape: str | None = None
@@ -57,8 +57,8 @@ class Inputs:
     """Inputs of forward. `make(seed=0)` returns (args, kwargs): new tensors on the CPU, equal for equal seeds.
 
     `text` describes the inputs in a few words: "int64 2×16 below 30522". `chosen_by_user`: given by the command or by
-    the model, so that forward is called as intended; otherwise guessed. `requested`: given by the command, so that a
-    forward that raises leaves the proofs inconclusive; otherwise they are skipped.
+    the model, so that forward is called as intended; otherwise guessed. `requested`: given by the command, so that an
+    error in forward leaves the proofs inconclusive; otherwise the proofs are skipped.
     """
 
     text: str
@@ -346,7 +346,8 @@ def _build_from_config(built: BuiltModel) -> FoundInputs:
 def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> str | None:
     """Return the value of `--input` for the first layer: `2x16`, `2x3xHxW`, `int64:2x16<100`; else None.
 
-    The first layer is the first registered module with parameters. Forward must have one argument without a default.
+    The first layer is the first registered module with parameters. Forward must have a single argument without a
+    default.
     """
     import torch
 

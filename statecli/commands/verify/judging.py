@@ -308,7 +308,7 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
 
 
 def check_without_values(subject: ModelUnderTest, name: Name, how: str, use: str) -> Check | None:
-    """Return a skipped check for a model without tensors, or without values to `use` ("save"); None for others."""
+    """Return a skipped check for a model without tensors, or without values to `use` ("save"); else None."""
     empty = check_empty_model(subject, name)
     if empty or not all(row.device == "meta" for row in subject.state.tensors):
         return empty
@@ -327,7 +327,7 @@ def is_lazy_tensor(tensor: torch.Tensor) -> bool:
 
 
 def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """Yield the names of each storage with more than one name. Empty tensors share no storage."""
+    """Yield the names of each storage with several names. Empty tensors share no storage."""
     by_storage: dict[int | str, list[str]] = {}
     for name, tensor in tensors_by_name.items():
         if is_lazy(tensor) or tensor.numel():

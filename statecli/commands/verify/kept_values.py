@@ -1,7 +1,7 @@
-"""Every value that a model keeps, registered or not: read it for comparisons, copy it, put it into another instance.
+"""All values kept by a model, registered or not: read for comparisons, copy, put into another instance.
 
 A slot is a name in a registered module: an attribute, a buffer, a parameter. Attributes of the user's classes and
-variables of their files are slots too, because a new process starts with those of the file.
+variables of their files are slots too, because a new process starts with the values of the file.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ Values = Mapping[Slot, Parts]
 
 
 def list_differing_parts(first: Parts | None, second: Parts | None) -> list[str]:
-    """Return the paths of parts that only one slot has, or that differ, in order."""
+    """Return the paths of parts in only one slot, and of differing parts, in order."""
     first, second = first or {}, second or {}
     paths = dict.fromkeys((*first, *second))
     return [path for path in paths if path not in first or path not in second or first[path] != second[path]]
@@ -252,7 +252,7 @@ class CopiedValues:
 
 
 def copy_slots(module: nn.Module) -> CopiedValues:
-    """Copy all slots that can be copied, except for registered tensors, of which the instance's own are kept."""
+    """Copy all slots that can be copied, except registered tensors: the instance keeps its own."""
     registered = _list_registered(module)
     reader = _Reader(registered)
     memo: dict[int, Any] = dict(_map_registered(module, module))
@@ -274,7 +274,7 @@ def copy_slots(module: nn.Module) -> CopiedValues:
 
 
 def _map_registered(source: nn.Module, target: nn.Module) -> dict[int, Any]:
-    """Map the ids of registered modules and tensors of `source` to those of `target`."""
+    """Map the ids of registered modules and tensors of `source` to the ids in `target`."""
     names = {name: key for key, name in _list_registered(source).items()}
     targets = (*target.named_modules(), *target.named_parameters(), *target.named_buffers())
     return {names[name]: thing for name, thing in targets if name in names}
@@ -349,7 +349,7 @@ def keep_shared_values(module: nn.Module) -> Iterator[None]:
 
 
 def _refill(value: Any, copied: Any) -> bool:
-    """Give a list or dict its entries again, because other files may have imported it; return False for others."""
+    """Give a list or dict its entries again, because other files may have imported it; else return False."""
     if type(value) not in (dict, list, set):
         return False
     value.clear()

@@ -39,7 +39,7 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> FoundInputs:
     """Return the inputs of forward, or None and the reason.
 
     `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that
-    returns one of these, or texts like "int64:2x16<30522", alone, in a sequence or by keyword; None for the model's own
+    returns any of these, or texts like "int64:2x16<30522", alone, in a sequence or by keyword; None for the model's own
     example inputs (`dummy_inputs`). Inputs other than tensors are put on the model's device.
 
     Raises UsageError for an invalid text, and for texts mixed with other values, ModelError if a function raises or
@@ -81,7 +81,7 @@ def _get_texts(python_inputs: Any) -> tuple[str, ...]:
 
 
 def _move_beside_model(model: nn.Module, inputs_found: Inputs) -> Inputs:
-    """Return the inputs on the device of the model, if all its tensors with values are on one device."""
+    """Return the inputs on the device of the model, if all its tensors with values are on the same device."""
     devices = {tensor.device for _, tensor in measure.iter_tensors(walk(model))}
     device = devices.pop() if len(devices) == 1 else torch.device("cpu")
     return inputs_found if device.type == "meta" else inputs_found.move(str(device))

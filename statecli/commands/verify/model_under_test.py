@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BuildInstance(Protocol):
-    """Build one more instance; see `ModelUnderTest`."""
+    """Build another instance; see `ModelUnderTest`."""
 
     def __call__(self, *, values: bool = False, seed: int = 0) -> nn.Module: ...
 
@@ -39,7 +39,7 @@ class ModelUnderTest:
         state: A row for each tensor.
         build_fresh: Builds an instance in the mode of the constructor. Without `values` large random values are not
             drawn, to save most of the building time. Raises ModelError if there is no second instance.
-        user_code: Context for each call of the model's own code, whose errors become a ModelError of one line.
+        user_code: Context for each call of the model's own code, whose errors become a ModelError.
         rebuilds: True if the constructor runs for each instance with the seed, False if a live instance is copied.
         inputs: Arguments of forward; None without inputs.
         why_no_inputs: Why there are no inputs.

@@ -1,4 +1,4 @@
-"""The frame of a proof: run it, and build its check from cells, findings and reasons."""
+"""The frame of a proof: run the proof, and build its check from cells, findings and reasons."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from statecli.core.rule import Rule
 
 
 class Proof(ABC):
-    """A proof about instances of `subject`, which is done by `how` and has a cell for each tensor in each column.
+    """A proof about instances of `subject`, done by `how`, with a cell for each tensor in each column.
 
-    An error of the model ends it, and is a reason why it proves less; findings and cells until then are kept.
+    An error of the model ends the proof, and is a reason for a weaker verdict; earlier findings and cells are kept.
     """
 
     def __init__(self, subject: ModelUnderTest, name: Name, how: str, *columns: str) -> None:

@@ -1,7 +1,7 @@
 """Find tensors of an earlier forward created again by forward: caches by device, attention maps.
 
-Each is measured. A map is overwritten, and the next forward replaces it. A cache is not read by a forward after a move
-to another device or a cast, but this forward stores another cache next to the first or in its place. A tensor added by
+Both are measured. A map is overwritten, and the next forward replaces it. A cache is not read by a forward after a move
+to another device or a cast; instead, forward stores another cache next to the first or in its place. A tensor added by
 every forward (a history) is not a cache.
 """
 

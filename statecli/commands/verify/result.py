@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(str, Enum):
-    """Result of a proof for one tensor, or for all tensors.
+    """Result of a proof for a tensor, or for all tensors.
 
     `skipped`: not applicable or not requested. `inconclusive`: tried without a result, not a pass.
     """
@@ -68,7 +68,7 @@ class Check(msgspec.Struct, frozen=True):
         how: Short description of the operation.
         reason: Reason of a verdict other than passed.
         columns: Results for each tensor.
-        findings: All failures, one finding for each tensor and rule.
+        findings: All failures, a finding for each tensor and rule.
     """
 
     check: Name

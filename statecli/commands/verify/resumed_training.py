@@ -1,7 +1,7 @@
 """Train an instance for some steps, save, build another instance, load, and train on.
 
-The checkpoint has all that a careful script saves: the `state_dict()` of the model, the optimizer and the scheduler,
-and the random generators of torch, Python and numpy. So only state that the class itself keeps can be missing.
+The checkpoint has everything saved by a careful script: the `state_dict()` of the model, the optimizer and the
+scheduler, and the random generators of torch, Python and numpy. So only state kept by the class itself can be missing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Checkpoint:
 
 @dataclass
 class Record:
-    """What a training computed from `STEPS_BEFORE` on.
+    """Results of a training from `STEPS_BEFORE` on.
 
     Attributes:
         outputs: Floating-point outputs of each step.
@@ -54,7 +54,7 @@ class Record:
         registered: The slots of parameters and buffers.
         optimizer: State of the optimizer at the end.
         random: State of the random generators at the end.
-        eval_outputs: Outputs of one more call in eval mode; [] if forward raises there.
+        eval_outputs: Outputs of another call in eval mode; [] if forward raises there.
     """
 
     outputs: list[list[torch.Tensor]] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Effect:
 
 
 def find_effect(first: Record, second: Record, *, without: Collection[Slot] = ()) -> Effect | None:
-    """Return the first difference in outputs, registered tensors, the optimizer or random numbers; None without one."""
+    """Return the first difference in outputs, registered tensors, the optimizer or random numbers, or None."""
     for step, outputs in enumerate(zip(first.outputs, second.outputs, strict=True), STEPS_BEFORE + 1):
         if _differ(*outputs):
             return Effect("output", step)
@@ -117,7 +117,7 @@ def _differ(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 
 
 class Trainer:
-    """Trains instances of one model on equal inputs."""
+    """Trains instances of a model on equal inputs."""
 
     def __init__(self, subject: ModelUnderTest, made_by: type[torch.optim.Optimizer]) -> None:
         assert subject.inputs is not None  # noqa: S101 - prove has looked
@@ -187,7 +187,7 @@ class Trainer:
         return _Session(module, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, _DECAY))
 
     def _train_step(self, session: _Session, step: int) -> list[torch.Tensor]:
-        """Run one step; return copies of the outputs."""
+        """Run a step; return copies of the outputs."""
         args, kwargs = self._copy_call(step)
         with self._subject.user_code(f"calling the model in train mode in step {step + 1}"):
             found = find_floating_outputs(session.module(*args, **kwargs))

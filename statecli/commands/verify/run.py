@@ -2,7 +2,7 @@
 
     spec or live model ──▶ ModelUnderTest ──▶ one proof after the other, each on instances of its own ──▶ Verification
 
-`model_under_test.py` gives the instances, `inputs.py` the arguments of forward; `proofs/` has one module per proof.
+`model_under_test.py` gives the instances, `inputs.py` the arguments of forward; `proofs/` has a module for each proof.
 Without a GPU `live/fake_gpu.py` and `live/fake_gpu_values.py` fake one. Importing this package imports no torch.
 """
 
@@ -152,7 +152,7 @@ def _has_checkpoint(folder: str) -> bool:
 
 
 def explain_wrong_target(target: str) -> UsageError:
-    """Return an error that says why a target is not a model class, and what to type instead."""
+    """Return an error with the reason why a target is not a model class, and a suggestion."""
     from statecli.core import target_suggestions
     from statecli.core.target_suggestions import Suggestion
 

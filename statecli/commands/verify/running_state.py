@@ -1,7 +1,7 @@
-"""Find tensors with a running state: forward in train mode computes their next value from their present one.
+"""Find tensors with a running state: forward in train mode computes their next value from their present value.
 
-An average, a counter and a codebook are running states. A cache is not: forward writes the same elements again,
-whatever they were before.
+An average, a counter and a codebook are running states. A cache is not: forward writes the same elements again, for any
+earlier elements.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def call_once(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the values before and after a call in train mode, which begins with values changed by `sign`.
 
-    `seed` is that of the inputs.
+    `seed` is for the inputs.
     """
     module = subject.build_fresh(values=True)
     tensors = {name: tensor for name, tensor in measure.map_tensors(module).items() if name in names}
@@ -67,7 +67,7 @@ def _copy_all(tensors: Values) -> dict[str, torch.Tensor]:
 
 
 def _change(tensor: torch.Tensor, sign: int) -> None:
-    """Change each element: much, so that a maximum changes, but integers by one, so that an index stays close."""
+    """Change each element: much, so that a maximum changes, but integers by 1, so that an index stays close."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         if tensor.dtype is torch.bool:
             tensor.logical_not_()

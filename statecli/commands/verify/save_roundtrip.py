@@ -1,6 +1,6 @@
 """Save objects by `torch.save` and load them again, in memory.
 
-The only module that unpickles: it reads only bytes written by itself, from objects in memory.
+The only module that unpickles, and only bytes written by the module itself from objects in memory.
 """
 
 from __future__ import annotations

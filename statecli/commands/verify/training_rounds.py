@@ -1,4 +1,4 @@
-"""Train one instance for several rounds of forward, backward and optimizer step, and record each tensor's changes.
+"""Train an instance for several rounds of forward, backward and optimizer step, and record each tensor's changes.
 
 The loss is the sum of floating-point outputs, each times a random tensor of its shape. A plain sum would be constant
 after a softmax or a normalisation, and give no gradient to anything before.
@@ -112,9 +112,9 @@ class Training:
     """An instance in training. `seen` has the leaves that require grad, by FQN, `frozen` the other parameters.
 
     `changed_by`: "forward" or, for tensors without training, "step", by the FQN of a tensor with changed values.
-    `written`: trained parameters that forward wrote to, with or without a change. `is_cut_off`: no output required
-    grad. `finite`: every output was finite. `draws`: forward drew random numbers. `in_eval`, `in_running`: the last
-    round repeated in eval mode if forward draws, and with only batch norms in eval mode if there are any.
+    `written`: trained parameters written by forward, with or without a change. `is_cut_off`: no output required grad.
+    `finite`: every output was finite. `draws`: forward drew random numbers. `in_eval`, `in_running`: the last round
+    repeated in eval mode if forward draws, and with only batch norms in eval mode, if the model has batch norms.
     """
 
     subject: ModelUnderTest
@@ -358,7 +358,7 @@ def _run_step(run: Training, loss: torch.Tensor) -> None:
 
 
 def is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Return True for one dense block of values."""
+    """Return True for a single dense block of values."""
     return tensor is not None and tensor.layout is torch.strided and not tensor.is_nested
 
 
@@ -491,7 +491,7 @@ def _note_idle(run: Training, gave: dict[int, bool]) -> None:
 
 
 def _read_gradients(run: Training) -> None:
-    """Record the size of each gradient and scale it to the size of the round; drop gradients that are not finite."""
+    """Record the size of each gradient and scale it to the size of the round; drop non-finite gradients."""
     peaks: dict[int, float | None] = {}
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for seen in run.seen.values():

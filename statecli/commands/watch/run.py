@@ -1,7 +1,7 @@
 """Run `statecli watch`: look at the folders again and again, and yield a row for each finished checkpoint.
 
 A checkpoint is finished if its files are the same at two looks, and can be read. A checkpoint that stays unreadable for
-`PATIENCE_S` is a row with its error; it is tried again when its files change.
+`PATIENCE_S` is a row with its error, and is read again when its files change.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class _Candidate(msgspec.Struct):
-    """A path that may be a checkpoint: its files at the last look, since when they are the same, and what was done."""
+    """A path that may be a checkpoint: its files at the last look, unchanged since when, and its progress."""
 
     versions: Versions
     since: float
@@ -95,7 +95,7 @@ def watch_run(
 
 
 def _skip_earlier(finished: Sequence[str], candidates: dict[str, _Candidate], targets: Sequence[str]) -> list[str]:
-    """Return the last of these checkpoints with a step; the others are done."""
+    """Return the last of the finished checkpoints with a step; the other checkpoints are done."""
     stepped = [path for path in finished if find_step_in_name(_shorten(path, targets)) is not None]
     kept = (stepped or finished)[-1]
     for path in finished:
@@ -104,7 +104,7 @@ def _skip_earlier(finished: Sequence[str], candidates: dict[str, _Candidate], ta
 
 
 def _look(targets: Sequence[str], candidates: dict[str, _Candidate], now: float) -> list[str]:
-    """Look at the folders; return the paths whose files are those of the look before, and that are not done."""
+    """Look at the folders; return the paths that are not done and whose files did not change since the last look."""
     present: set[str] = set()
     finished: list[str] = []
     for target in expand_targets(targets, allow_empty=True):

@@ -25,7 +25,7 @@ class _Measured(NamedTuple):
 def find_adapters(
     changes: Sequence[Change], everything: Sequence[Change], settings: Mapping[str, Scalar], *, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the updates by the number of the change of their B. `settings` are those of the checkpoint after."""
+    """Return the updates by the number of the change of their B. `settings` are the settings after."""
     added = [(n, row) for n, change in enumerate(changes) if change.status is Status.ADDED and (row := change.after)]
     updates = parse_adapter((row for _, row in added), settings).updates
     if not updates:

@@ -1,4 +1,4 @@
-"""Align the rows of two tensors, one of which lacks rows of the other in several places, by checksums of all rows."""
+"""Align the rows of two tensors by checksums of all rows; a tensor lacks rows of the other in several places."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Segment(NamedTuple):
 def align_rows(short: Sequence[int], long: Sequence[int]) -> list[Segment]:
     """Return the segments of all rows of the shorter side, in order. Empty if no row is on both sides once.
 
-    Rows that are on both sides once decide; the others, as rows of zeros, are at the first place between these that is
-    equal, and wrong rows follow the row before.
+    Rows that occur once on both sides decide; other rows, such as zeros, are at the first equal place between the
+    decided rows, and wrong rows follow the row before.
     """
     extra = len(long) - len(short)
     counts = Counter(long)

@@ -17,10 +17,10 @@ _MIN_ROUNDED = 8
 def find_casts(changes: Sequence[Change], *, is_expected: bool, jobs: int) -> dict[int, Transformation]:
     """Return the casts by the number of the change. The tasks follow from the types alone, so shards can plan them.
 
-    Between two types there was a cast if half of the tensors whose values were rounded follow one rule: to the nearest,
-    or towards zero. The others are casts with exceptions. If all follow neither but are the nearest value above or
-    below, that is the rule. Tensors that were replaced do not count: they may have moved. The tensors of two types
-    together must be evidence, unless a cast is expected.
+    Between two types there was a cast if half of the tensors with rounded values follow the same rule: to the nearest,
+    or towards zero. The other tensors are casts with exceptions. If all tensors follow neither rule but have the
+    nearest value above or below, that is the rule. Replaced tensors do not count: they may have moved. The tensors of
+    two types together must be evidence, unless a cast is expected.
     """
     tasks: dict[int, CheckTask] = {}
     for n, change in enumerate(changes):

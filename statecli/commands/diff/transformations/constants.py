@@ -1,4 +1,4 @@
-"""Tell tensors of one value throughout, which are evidence of nothing, from all others."""
+"""Distinguish constant tensors, which are evidence of nothing, from all other tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def select_varied(rows: Sequence[TensorInfo], jobs: int) -> set[int]:
 
 
 def _pair_neighbours(sample: TensorInfo) -> Pair | None:
-    """Return all but the last indexes along an axis, and all but the first; None for one element."""
+    """Return all but the last indexes along an axis, and all but the first; None for a single element."""
     data = sample.data
     axis = next((n for n, size in enumerate(data.shape) if size > 1), None) if data is not None else None
     if data is None or axis is None:

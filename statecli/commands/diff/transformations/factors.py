@@ -68,7 +68,7 @@ def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
 
 
 def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
-    """Return the changes to the transpose of the matrix before, or to a multiple of it, by number."""
+    """Return the changes to the transpose of the matrix before, or to a multiple of the transpose, by number."""
     trials: list[tuple[int, CheckTask]] = []
     for n, change in enumerate(changes):
         before, after = get_sampled(change.before), get_sampled(change.after)
@@ -128,7 +128,7 @@ def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int
 
 
 def pair_with_transpose(change: Change) -> Pair | None:
-    """Return the transpose before and the matrix after, of a replaced float matrix whose sample correlates with it."""
+    """Return the transpose before and the matrix after, of a replaced float matrix whose samples correlate."""
     before, after = get_sampled(change.before), get_sampled(change.after)
     if before is None or after is None or change.before is None or change.after is None:
         return None
@@ -165,7 +165,7 @@ def _is_exact_factor(factor: float) -> bool:
 
 
 def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tuple[int, CheckTask]]:
-    """Return the trials whose samples fit best, one for each change."""
+    """Return the trials whose samples fit best, a trial for each change."""
     samples = [
         (place, CheckTask(task.name, task.operation, *sides, task.factor))
         for place, (_, task) in enumerate(trials)
@@ -193,7 +193,7 @@ def _fits(result: CheckResult, most: float) -> bool:
 
 
 def _list_factors(ratio: float | None) -> Iterator[float]:
-    """Yield factors near a ratio of after to before, short ones first; a factor near 1 is a step of training."""
+    """Yield factors near a ratio of after to before, short factors first; a factor near 1 is a step of training."""
     if not ratio or abs(ratio - 1) < MIN_CHANGE:
         return
     near = [*_list_short_factors(ratio), *_list_roots(ratio)]
@@ -210,7 +210,7 @@ def _list_short_factors(ratio: float) -> list[float]:
 
 
 def _list_roots(ratio: float) -> list[float]:
-    """Return the square root of a whole number near the ratio, or one over the root."""
+    """Return the square root of a whole number near the ratio, or the inverse of the root."""
     square = ratio * ratio
     number, divisor = (
         round(value) if value < _MAX_ROOT else 0 for value in (square, 1 / square if square else math.inf)

@@ -46,12 +46,12 @@ def find_transformations(
     expects_casts: bool,
     jobs: int,
 ) -> list[Change]:
-    """Return the changes, each with what was done to its tensor, if that was recognised.
+    """Return the changes, each with the transformation of its tensor, if recognised.
 
-    Later hypotheses see only what earlier ones left, and what was found before is kept. `sections` are the paired
-    sections, before → after, and `settings` those of the checkpoint after. A tensor that cannot be read has no
-    transformation: the diff has its error. A shard only does its part of the planned checks. If casts are expected
-    (`--cast`), a few values are enough to be one.
+    Later hypotheses see only changes left by earlier hypotheses, and earlier results are kept. `sections` are the
+    paired sections, before → after, and `settings` the settings of the checkpoint after. A tensor that cannot be read
+    has no transformation: the diff has its error. A shard only does its part of the planned checks. If casts are
+    expected (`--cast`), a few values are enough for a cast.
     """
     explained = list(changes)
     casts, resizes = find_casts(changes, is_expected=expects_casts, jobs=jobs), find_resizes(changes, jobs=jobs)
@@ -98,7 +98,7 @@ def _list_searches(
     inexact: Mapping[int, Transformation],
     jobs: int,
 ) -> tuple[_Search, ...]:
-    """Return the searches in order, of what earlier ones left. `inexact` are casts by `id` of the change."""
+    """Return the searches in order, each for changes left by earlier ones. `inexact`: casts by `id` of the change."""
     return (
         partial(find_moves, everything=changes, sections=sections, jobs=jobs),
         partial(find_similar_moves, everything=changes, sections=sections, jobs=jobs),
@@ -136,7 +136,7 @@ def _is_open(change: Change) -> bool:
 
 
 def _find_unrelated(changes: Sequence[Change]) -> dict[int, Transformation]:
-    """Return the changes whose values are, element by element, as far from those before as independent ones."""
+    """Return the changes whose values are, element by element, as far from the values before as independent values."""
     unrelated = {}
     for n, change in enumerate(changes):
         values = change.values

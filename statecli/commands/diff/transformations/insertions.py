@@ -28,7 +28,7 @@ _MAX_PLACES = 64
 
 
 class _Pair(NamedTuple):
-    """Both sides of a tensor with one dimension of another size, which is the first one here."""
+    """Both sides of a tensor with a dimension of another size, moved to the front."""
 
     name: str
     axis: int
@@ -44,7 +44,7 @@ class _Pair(NamedTuple):
 def find_insertions(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return the resizes by the number of the change; at most half of the common rows differ.
 
-    The rows were added or removed in one place, which is not the end, or in several places.
+    The rows were added or removed in a single place before the end, or in several places.
     """
     pairs = {n: pair for n, change in enumerate(changes) if (pair := _build_pair(change)) is not None}
     tasks = [RowTask(pair.name, side, _get_common_dtype(pair)) for pair in pairs.values() for side in pair[2:]]
@@ -83,7 +83,7 @@ def _get_common_dtype(pair: _Pair) -> str | None:
 
 
 def _list_alignments(before: Sequence[int], after: Sequence[int]) -> Iterator[list[Segment]]:
-    """Yield how the rows of the shorter side may lie in the longer one: split at one place, or at several."""
+    """Yield possible places of the rows of the shorter side in the longer side: split at one place, or at several."""
     short, long = sorted((before, after), key=len)
     extra = len(long) - len(short)
     for place in _find_places(short, long):
@@ -105,10 +105,10 @@ def _list_gaps(segments: Sequence[Segment], extra: int) -> list[tuple[int, int]]
 
 
 def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
-    """Return how many rows in front are common: the first and the last place where the most rows are equal.
+    """Return the number of common rows in front: the first and the last place where the most rows are equal.
 
-    A differing row next to the place may be in front of it or behind it. The end is left out: `resizes` has it. Empty
-    if fewer than half of the rows of the shorter side are equal.
+    A differing row next to the place may be on either side of the place. The end is left out: `resizes` reports the
+    end. Empty if fewer than half of the rows of the shorter side are equal.
     """
     extra = len(long) - len(short)
     in_front = [0, *accumulate(old == new for old, new in zip(short, long, strict=False))]

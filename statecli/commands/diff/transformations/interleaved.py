@@ -24,8 +24,8 @@ class Interleaving(NamedTuple):
 def find_interleaving(whole: Sequence[int], parts: Sequence[Sequence[int]]) -> Interleaving | None:
     """Return how the rows of the parts alternate in the whole, by checksums of all rows.
 
-    At most half of the rows of each part differ, and one part has all of its rows at their places. None for parts one
-    after the other, and without a pattern.
+    At most half of the rows of each part differ, and a part has all of its rows at their places. None for parts after
+    each other, and without a pattern.
     """
     owners = {digest: n for n, part in enumerate(parts) for digest in part}
     counts = Counter(digest for part in parts for digest in part)

@@ -1,4 +1,4 @@
-"""Recognise fused tensors: rows of several tensors one after the other, and stacks of tensors."""
+"""Recognise fused tensors: the rows of several tensors after each other, and stacks of tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NUMBER = compile_on_use(r"(?<=\.)[0-9]{1,6}(?=\.)|^[0-9]{1,6}(?=\.)")
 
 
 class _Row(NamedTuple):
-    """A tensor on one side only; `number` is that of its change, and `data` has strides."""
+    """A tensor on a single side; `number` is the number of its change, and `data` has strides."""
 
     number: int
     row: TensorInfo
@@ -58,9 +58,9 @@ class _Row(NamedTuple):
 def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return joins and splits, by the number of the change of the joined tensor.
 
-    A join has parts in the same module or one above, or else under names with the same numbers, of which only one side
-    has any. It may be transposed as a whole. Their values may have been
-    rounded to another dtype. At least one part is exact, and of no part differ more than half of the rows.
+    A join has parts in the same module or the module above, or else under names with the same numbers, present on a
+    single side. The join may be transposed as a whole. The values of parts may have been rounded to another dtype. At
+    least one part is exact, and in every part at least half of the rows are equal.
     """
     added, removed = _list_rows(changes, Status.ADDED), _list_rows(changes, Status.REMOVED)
     joins: dict[int, Transformation] = {}
@@ -94,7 +94,7 @@ def _list_rows(changes: Sequence[Change], status: Status) -> list[_Row]:
 def _find_concatenations_anywhere(
     wholes: Sequence[_Row], parts: Sequence[_Row], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the joins of parts in the same module, or else below another; each as it is, or else transposed."""
+    """Return the joins of parts in the same module, or below another module; each as stored, or else transposed."""
     by_module, by_numbers = _group_by_module(parts), _group_by_numbers(parts)
     transposes = {
         whole.number: whole._replace(data=permute(whole.data, (1, 0))) for whole in wholes if _is_matrix(whole)
@@ -116,7 +116,7 @@ def _is_matrix(row: _Row) -> bool:
 def _find_concatenations(
     candidates: Sequence[tuple[_Row, Sequence[_Row]]], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
-    """Return the joins of parts of one dtype, among the tensors that may be parts of each whole."""
+    """Return the joins of parts of the same dtype, among the tensors that may be parts of each whole."""
     fitting_of = [(whole, same) for whole, rows in candidates for same in _group_by_dtype(rows) if len(same) > 1]
     wanted: dict[_DigestKey, _Row] = {}
     for whole, fitting in fitting_of:
@@ -184,7 +184,7 @@ def _group_by_module(parts: Sequence[_Row]) -> dict[tuple[str, str], list[_Row]]
 
 
 def _list_fitting(whole: _Row, by_module: Mapping[tuple[str, str], Sequence[_Row]]) -> list[_Row]:
-    """Return the tensors of the module, or of the one above, whose rows may be rows of the whole."""
+    """Return the tensors of the module, or of the module above, whose rows may be rows of the whole."""
     *modules, leaf = whole.fqn.split(".")
     leaves = dict.fromkeys((leaf, leaf.rpartition("_")[2]))  # in_proj_weight has the rows of q_proj.weight
     fitting: dict[int, _Row] = {}
@@ -225,7 +225,7 @@ def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_
 
 
 def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yield two or three related tensors with the only other one that has the missing rows: its values may be wrong."""
+    """Yield two or three related tensors with the only other tensor of the missing rows, whose values may be wrong."""
     if not 2 <= len(related) < _MAX_JOINED:
         return
     rows = whole.data.shape[0] - sum(row.data.shape[0] for row in related)
@@ -237,7 +237,7 @@ def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequenc
 def _order_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int) -> list[_Row] | None:
     """Return the parts in the order of their rows in the whole, found by the first row of each.
 
-    The one part whose first row is nowhere takes the place that is left. None if more are nowhere.
+    A single part without a place takes the remaining place. None for several parts without a place.
     """
     sizes = [row.data.shape[0] for row in parts]
     starts = sorted({sum(some) for count in range(len(parts)) for some in combinations(sizes, count)})
@@ -317,9 +317,9 @@ def _check_interleaving(
 def _judge(
     results: Sequence[object], tasks: Sequence[CheckTask], names: Sequence[str], kind: TransformationKind
 ) -> Transformation | None:
-    """Return the claim, if at least one part is exact and of no part differ more than half of the rows.
+    """Return the claim, if at least one part is exact and at least half of the rows of every part are equal.
 
-    One of three or more parts, and a quarter of many, may be wholly different if all others are exact.
+    A single part of three or more, and a quarter of many, may be wholly different if all other parts are exact.
     """
     checked = [result for result in results if isinstance(result, CheckResult) and result.elements]
     if len(checked) < len(tasks) or all(result.exceptions for result in checked):
@@ -380,7 +380,7 @@ def _list_numbers(name: str) -> tuple[str, ...]:
 def _check_stack(
     whole: _Row, items: Sequence[tuple[_Row, ...]], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the claim that each item of the whole has the rows of one tensor, or of two, one after the other."""
+    """Return the claim that each item of the whole has the rows of a tensor, or of two tensors after each other."""
     rows = [row for item in items for row in item]
     shape = whole.data.shape[1:]
     axes = list(range(len(shape)))
@@ -407,9 +407,10 @@ def _check_stack(
 def _check_other_order(
     whole: _Row, items: Sequence[tuple[_Row, ...]], order: Sequence[int], kind: TransformationKind, jobs: int
 ) -> Transformation | None:
-    """Return the claim that the whole has the items in another order, as of their names sorted as text.
+    """Return the claim that the whole has the items in another order, for example their names sorted as text.
 
-    Checksums of the first elements of each item decide about the order; items that are nowhere take the places left.
+    Checksums of the first elements of each item decide about the order; items without a place take the remaining
+    places.
     """
     tasks = list(_build_stack_tasks(whole, items, order, kind))[:: len(items[0])]
     sides = [[_add_axis(take_rows(side)) for side in (task.before, task.after)] for task in tasks]
@@ -440,7 +441,7 @@ def _check_other_order(
 
 
 def _add_axis(data: TensorData) -> TensorData:
-    """Return the tensor as the one item along a new first axis. `data` has strides."""
+    """Return the tensor as the only item along a new first axis. `data` has strides."""
     assert data.strides is not None  # noqa: S101 - narrows the type
     return replace(data, shape=(1, *data.shape), strides=(0, *data.strides))
 

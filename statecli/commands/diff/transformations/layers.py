@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def split_moved_layer(before: str, after: str) -> tuple[str, str] | None:
-    """Return the names of both layers, up to the number; None if the names differ by more than one number."""
+    """Return the names of both layers, up to the number; None if the names differ by more than a number."""
     old, new = before.split("."), after.split(".")
     different = [n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
     if len(old) != len(new) or len(different) != 1:

@@ -41,8 +41,8 @@ class LoraAdapter(NamedTuple):
 
     Attributes:
         updates: Updates of weights.
-        replaced: Tensors that replace one of the model, by its name.
-        unknown: Parts of other methods (DoRA), by module; these modules are not among the updates.
+        replaced: Tensors that replace a tensor of the model, by its name.
+        unknown: Parts of other methods (DoRA), by module; such modules are not among the updates.
     """
 
     updates: tuple[LoraUpdate, ...]

@@ -1,4 +1,4 @@
-"""Check whether the weights after are those before with a given LoRA adapter merged into them."""
+"""Check whether the weights after are the weights before with a given LoRA adapter merged."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from statecli.values.merged_update import MergeResult, MergeTask
 
 
 class MergeCheck(NamedTuple):
-    """What a merge did to the changes, by number, and what could not be checked.
+    """Effects of a merge on the changes, by number, and the pairs that could not be checked.
 
-    Unchanged tensors have a transformation only if the adapter has an update that is more than rounding.
+    Unchanged tensors have a transformation only if the adapter has an update larger than rounding.
     """
 
     transformations: dict[int, Transformation]
@@ -88,7 +88,7 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
 
 
 def _find_number(numbers: Mapping[str, int], name: str) -> int | None:
-    """Return the tensor of this name, or else the only one whose name ends in it or is its end."""
+    """Return the tensor of this name, or else the only tensor whose name ends in `name` or is the end of `name`."""
     if name in numbers:
         return numbers[name]
     similar = [n for other, n in numbers.items() if other.endswith(f".{name}") or name.endswith(f".{other}")]
@@ -103,10 +103,10 @@ def _pair(before: TensorInfo | None, after: TensorInfo | None) -> tuple[TensorDa
 
 
 def _build_tasks(change: Change, update: LoraUpdate) -> list[MergeTask] | str:
-    """Return the checks of one weight, or why it cannot be checked.
+    """Return the checks of a weight, or why the weight cannot be checked.
 
-    The update of a Conv1D (GPT-2), whose weight is [in, out], is transposed. The configuration does not show reliably
-    which layers are meant, so a square weight is checked both ways.
+    The update of a Conv1D (GPT-2), whose weight is [in, out], is transposed. The configuration does not reliably show
+    the affected layers, so a square weight is checked both ways.
     """
     pair = _pair(change.before, change.after)
     a, b = get_data(update.a), get_data(update.b)

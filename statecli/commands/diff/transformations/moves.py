@@ -43,11 +43,11 @@ def find_moves(
 ) -> dict[int, Transformation]:
     """Return the moves by the number of the change; `sections` are the paired sections, before → after.
 
-    Values equal bit for bit under another name, or rounded to another dtype, are a move, and a swap if the other has
-    the values of this one. A few elements may differ. The first elements decide which tensors are compared, and others
-    if the first ones are found nowhere. Of several sources with equal values it is the first. Equal values throughout
-    are not evidence. `everything` are all changes, explained or identical too: a layer's norms may have been in one.
-    Tensors that are on one side alone are compared with each other if `looks_at_renames`.
+    Values equal bit for bit under another name, or rounded to another dtype, are a move, and a swap if the two tensors
+    have each other's values. A few elements may differ. The first elements decide about the compared tensors, or other
+    elements if the first elements are found nowhere. Of several sources with equal values, the first counts. Equal
+    values throughout are not evidence. `everything` are all changes, explained or identical too: a layer's norms may
+    come from there. Tensors on a single side are compared with each other if `looks_at_renames`.
     """
     candidates: dict[int, TensorInfo] = {}
     for before, after in group_rows(changes, everything, sections, looks_at_renames=looks_at_renames):
@@ -108,7 +108,8 @@ def follow_layers(
 ) -> dict[int, TensorInfo]:
     """Return the other tensors of moved layers, each with its place before: norms near 1 differ little between layers.
 
-    A layer is a name up to a number; it moved if all of its tensors that were found before came from one layer.
+    A layer is a name up to a number; the layer moved if all of its tensors with a known source came from a single
+    layer.
     """
     layers_of: dict[str, set[str]] = {}
     for n, source in source_of.items():
@@ -136,10 +137,10 @@ def group_rows(
     *,
     looks_at_renames: bool = False,
 ) -> list[tuple[Rows, Rows]]:
-    """Return rows before and after that may hold each other's values, with the numbers of their changes.
+    """Return rows before and after that may have the same values, with the numbers of their changes.
 
-    Those after have one dtype, and those before one that can be cast to it. A row after is one that was replaced or
-    added, a row before any: layers are also copied. The number of a change that is not in `changes` is -1.
+    The rows after have one dtype, and the rows before a dtype that can be cast to it. A row after was replaced or
+    added, a row before is any row, because layers are also copied. The number of a change outside `changes` is -1.
     """
     groups: dict[object, dict[str, tuple[Rows, Rows]]] = {}
     for n, change in enumerate(changes):
@@ -178,9 +179,9 @@ def _may_move(row: TensorInfo) -> bool:
 def _confirm(
     changes: Sequence[Change], candidates: Mapping[int, TensorInfo], jobs: int, *, is_layer: bool = False
 ) -> dict[int, Source]:
-    """Return the candidates that are equal bit for bit, but for a few elements.
+    """Return the candidates that are equal bit for bit, except for a few elements.
 
-    Values that chance makes equal are evidence only in a layer whose other tensors moved.
+    Values possibly equal by chance are evidence only in a layer whose other tensors moved.
     """
     pairs = {n: Pair(row, after) for n, row in candidates.items() if (after := changes[n].after) is not None}
     same = {n: pair for n, pair in pairs.items() if pair.before.dtype == pair.after.dtype}

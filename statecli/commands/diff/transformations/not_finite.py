@@ -1,4 +1,4 @@
-"""Count new NaN and infinities of recognised tensors that the plain diff could not compare: added and resized ones."""
+"""Count new NaN and infinities of recognised tensors not compared by the plain diff: added and resized tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS_WITH_NEW_ELEMENTS = (TransformationKind.RESIZED, TransformationKind.ADAPT
 
 
 class _Sides(NamedTuple):
-    """The tensors before and after of one transformation."""
+    """The tensors before and after of a transformation."""
 
     before: list[TensorInfo]
     after: list[TensorInfo]
@@ -24,7 +24,8 @@ class _Sides(NamedTuple):
 def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, Delta]:
     """Return the counts by the number of the change; tensors without new NaN and infinities are left out.
 
-    Other measures of the difference are None. The elements that differ are the exceptions, or the new ones if more.
+    Other measures of the difference are None. The number of differing elements is the number of exceptions, or of new
+    NaN and infinities if larger.
     """
     sides = _list_sides(changes)
     tensors = [row for before, after in sides.values() for row in (*before, *after)]

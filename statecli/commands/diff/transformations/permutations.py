@@ -35,8 +35,8 @@ _MAX_COMPARED = 8
 def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return the tensors with the same rows in another order, or else the same columns, by the number of the change.
 
-    Nine in ten rows are equal bit for bit, or after rounding to the dtype after. Of few others, the elements that
-    differ from the most similar row that is left are the exceptions, else all of their elements are.
+    Nine in ten rows are equal bit for bit, or after rounding to the dtype after. In a few other rows, the elements that
+    differ from the most similar remaining row are the exceptions; in many other rows, all elements are.
     """
     permuted: dict[int, Transformation] = {}
     for axis in (0, 1):

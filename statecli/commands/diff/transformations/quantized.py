@@ -74,7 +74,7 @@ def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jo
 
 
 def _reverse(change: Change) -> Change:
-    """Return the change from after to before; one without a difference is the same."""
+    """Return the change from after to before; a change without a difference stays the same."""
     if change.status is Status.IDENTICAL:
         return change
     status = {Status.ADDED: Status.REMOVED, Status.REMOVED: Status.ADDED}.get(change.status, change.status)
@@ -177,7 +177,7 @@ def _may_be_dense(row: TensorInfo) -> bool:
 
 
 def _list_modules(fqn: str) -> Iterator[str]:
-    """Yield the modules that may own a part: bitsandbytes names one `weight.quant_state.bitsandbytes__nf4`."""
+    """Yield the modules that may own a part: bitsandbytes names a part `weight.quant_state.bitsandbytes__nf4`."""
     for _ in range(_MAX_PART_NAMES):
         fqn = fqn.rpartition(".")[0]
         yield fqn

@@ -53,7 +53,7 @@ def find_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transform
 def find_similar_resizes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
     """Return the resized tensors whose common part was trained since, with its cosine and relative change.
 
-    A sample of the common part must correlate: the cosine of values near 1 is near 1, whatever they are.
+    A sample of the common part must correlate: the cosine of any values near 1 is near 1.
     """
     pairs: dict[int, Pair] = {}
     for n, change in enumerate(changes):

@@ -1,7 +1,7 @@
 """Recognise the other order of the rows of each head in a projection of rotary position embeddings.
 
 The original LLaMA rotates neighbouring rows of q and k (interleaved), transformers a row of the first half of a head
-with one of the second half (transformers, models/llama/convert_llama_weights_to_hf.py, `permute`).
+with a row of the second half (transformers, models/llama/convert_llama_weights_to_hf.py, `permute`).
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, T
 def _select_with_ends(
     changes: Sequence[Change], sides: dict[int, tuple[TensorData, TensorData]], jobs: int
 ) -> dict[int, tuple[TensorData, TensorData]]:
-    """Return the pairs of which the first or the last row is equal: both orders leave these where they are.
+    """Return the pairs whose first or last row is equal: both orders keep these rows in place.
 
-    Two rows are read instead of all, and of a remote file none that cost more than that.
+    Two rows are read instead of all, but not rows that are costly to read from a remote file.
     """
     cheap = {
         n: pair

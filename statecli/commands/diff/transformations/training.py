@@ -47,7 +47,7 @@ def _is_step(change: Change) -> bool:
 
 
 def _is_step_of_vector(change: Change, shapes: Mapping[tuple[int, ...] | None, int]) -> bool:
-    """Return True for a bias that was replaced: without another vector of its shape there is nothing that moved."""
+    """Return True for a replaced bias: without another vector of its shape, nothing can have moved."""
     row, values = change.before, change.values
     if row is None or row.shape is None or len(row.shape) != 1 or shapes[row.shape] > 1:
         return False
@@ -58,7 +58,7 @@ def _is_step_of_vector(change: Change, shapes: Mapping[tuple[int, ...] | None, i
 
 
 def _is_same_kind(change: Change) -> bool:
-    """Return True for a tensor of one shape and one type, which holds no codes, and with values that were compared."""
+    """Return True for a tensor with the same shape and type on both sides, without codes, and with compared values."""
     before, after = change.before, change.after
     return (
         before is not None
@@ -78,7 +78,7 @@ def was_replaced(change: Change) -> bool:
 
 
 def are_few(change: Change, exceptions: int) -> bool:
-    """Return True if the tensor after has the values of another one, but a few; its own values before are farther."""
+    """Return True if the tensor after has almost all values of another tensor; its own values before are farther."""
     after, own = change.after, change.values
     if after is None or (own is not None and own.changed <= exceptions):
         return False
@@ -90,9 +90,9 @@ def find_namesakes(
     everything: Sequence[Change],
     known: Container[int],
 ) -> dict[int, TensorInfo]:
-    """Return, for each tensor that is left, one of the same name in another section, or below another first part.
+    """Return, for each remaining tensor, a tensor of the same name in another section, or below another first part.
 
-    An averaged copy (`ema`) differs little from the model, so a cosine cannot show that one replaced the other.
+    An averaged copy (`ema`) differs little from the model, so a cosine cannot show that the copy replaced the model.
     """
     sources: dict[tuple[str, object, str], list[TensorInfo]] = {}
     for row in (change.before for change in everything if change.before is not None):
@@ -117,7 +117,7 @@ def _list_names(row: TensorInfo) -> tuple[str, ...]:
 
 
 def may_be_scaled(change: Change) -> bool:
-    """Return True if the values changed by more than training does; one value throughout fits some factor always."""
+    """Return True if the values changed by more than in training; a constant tensor always fits some factor."""
     values = change.values
     if values is None or values.relative_l2 is None or values.left_out > MAX_EXCEPTIONS * values.elements:
         return False
@@ -130,9 +130,9 @@ def may_be_scaled(change: Change) -> bool:
 
 
 def _may_be_multiple(values: Delta, cosine: float, l2: float, dtype: str) -> bool:
-    """Return True if rounding and wrong elements can explain how far after is from every multiple of before.
+    """Return True if rounding and wrong elements can explain the distance of after from every multiple of before.
 
-    Without it each pair of different values would be sampled.
+    Without this test, each pair of different values would be sampled.
     """
     relative = values.relative_l2 or 0.0
     ratio = min((ratio for ratio in _list_norm_ratios(relative, cosine) if ratio > 0), default=0.0)

@@ -17,8 +17,7 @@ def find_transposed_moves(
 ) -> dict[int, Transformation]:
     """Return the moves of transposed matrices by the number of the change.
 
-    `changes`, `everything` and `sections` are those of `find_moves`, which finds them among the transposes of all
-    matrices before.
+    `changes`, `everything` and `sections`: see `find_moves`, which searches the transposes of all matrices before.
     """
     transposes = {id(change): turned for change in everything if (turned := _transpose_before(change)) is not None}
     moves = find_moves(

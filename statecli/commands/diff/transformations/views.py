@@ -27,7 +27,7 @@ _MAX_REMOTE_SHARE = 1 / 64
 
 
 def get_data(row: TensorInfo | None) -> TensorData | None:
-    """Return the elements of a tensor that is one strided view of numbers; None for every other tensor."""
+    """Return the elements of a tensor, a single strided view of numbers; None for every other tensor."""
     if row is None or row.data is None or row.parts or row.damage is not None or row.shape is None:
         return None
     element = find_element(row.data.dtype)
@@ -78,7 +78,7 @@ def split_rows(data: TensorData, rows: int) -> TensorData:
 
 
 def select(data: TensorData, index: int) -> TensorData:
-    """Return one item along the first axis, without this axis. `data` has strides."""
+    """Return an item along the first axis, without this axis. `data` has strides."""
     first = narrow(data, 0, index, 1)
     assert first.strides is not None  # noqa: S101 - narrows the type
     return replace(first, shape=first.shape[1:], strides=first.strides[1:])
@@ -106,7 +106,7 @@ def take_rows(data: TensorData, count: int = SAMPLE_ELEMENTS) -> TensorData:
 
 
 def take_places(data: TensorData) -> list[TensorData]:
-    """Return about a thousand elements from the start, the middle and between: a few wrong rows are in one place.
+    """Return about a thousand elements from the start, the middle and between: a few wrong rows are in a single place.
 
     The places are along the longest dimension. `data` has strides.
     """
@@ -119,13 +119,13 @@ def take_places(data: TensorData) -> list[TensorData]:
 
 
 def take_sample(row: TensorInfo) -> TensorInfo:
-    """Return a tensor of the first elements of `row`, which is one strided view."""
+    """Return a tensor of the first elements of `row`, a single strided view."""
     assert row.data is not None  # noqa: S101 - `get_data` says so
     return replace_data(row, take_rows(locate(row.data, row.fqn)))
 
 
 def take_second_sample(row: TensorInfo) -> TensorInfo:
-    """Return a tensor of elements from the second half of `row`, which is one strided view."""
+    """Return a tensor of elements from the second half of `row`, a single strided view."""
     assert row.data is not None  # noqa: S101 - `get_data` says so
     data = locate(row.data, row.fqn)
     axis = data.shape.index(max(data.shape)) if data.shape else 0
@@ -134,7 +134,7 @@ def take_second_sample(row: TensorInfo) -> TensorInfo:
 
 
 def name_rounding(before: str, after: str) -> Rounding | None:
-    """Return how values were rounded in a copy that was verified; None for a copy of one dtype."""
+    """Return the rounding of values in a verified copy; None for a copy of the same dtype."""
     return None if before == after else Rounding.NEAREST
 
 

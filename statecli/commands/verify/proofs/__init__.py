@@ -1,1 +1,1 @@
-"""One module per proof."""
+"""A module for each proof."""

@@ -1,7 +1,7 @@
 """Prove `cast`: cast the model to other dtypes, and read the dtype and the integers of each tensor after each cast.
 
-`.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or only the requested dtype; on one instance as long as all
-is well, else each on its own. Floating-point tensors must follow each cast, integers and bools must stay unchanged,
+`.to(torch.float64)`, `.half()` and `.bfloat16()` in turn, or only the requested dtype; on a single instance as long as
+all is well, else each on its own. Floating-point tensors must follow each cast, integers and bools must stay unchanged,
 complex numbers complex. The same holds for each further name of a tensor without a row of its own.
 
 Not judged: tensors recomputed by torch before each forward; tensors recreated by forward each time or for another
@@ -64,7 +64,7 @@ def _parse_dtype(text: str) -> _Cast:
 class _TensorCasts:
     """Dtypes of a tensor after each way of casting, and by way the broken rule with a line about it.
 
-    `declined`: the way for which the tensor's class has a method of its own that keeps the dtype.
+    `declined`: the way for which the tensor's class has its own method, which keeps the dtype.
     """
 
     before: torch.dtype

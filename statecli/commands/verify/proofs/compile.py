@@ -1,12 +1,11 @@
-"""Prove `compile`: capture the model by torch.compile with the backend "eager", and find state that it treats as fixed.
+"""Prove `compile`: capture the model by torch.compile with the backend "eager", and find state treated as fixed.
 
 torch.compile reads tensors and numbers of the model when it captures a graph, and checks the numbers before each call.
-So two things go wrong. A number that each call changes is captured again each time, until torch.compile gives up. And a
-value that is computed once at the capture is kept: the compiled model is called in eval mode after all tensors were
-changed in place, as load_state_dict does, and its outputs are compared with those of an equal instance that is not
-compiled.
+So two things go wrong. A number changed by each call is captured again each time, until torch.compile gives up. And a
+value computed once at the capture is kept: the compiled model is called in eval mode after all tensors were changed in
+place, as load_state_dict does, and its outputs are compared with the outputs of an equal uncompiled instance.
 
-No compiler runs: the backend "eager" runs the captured graphs as they are.
+No compiler runs: the backend "eager" runs the captured graphs unchanged.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class _Proof(Proof):
             self._run_until_found(changed, training=training)
 
     def _run_until_found(self, changed: list[ChangedAttribute], *, training: bool) -> None:
-        """Run with the attributes found so far put back before each call, because torch names only one reason."""
+        """Run with the attributes found so far put back before each call, because torch names only a single reason."""
         if training and not self._runs_in_train_mode():
             return
         found: list[ChangedAttribute] = []
@@ -200,7 +199,7 @@ class _Proof(Proof):
     # --- tensors -------------------------------------------------------------------------------------------------
 
     def _judge_tensors(self, pair: _CompiledPair) -> None:
-        """Change all tensors in both instances and compare; if the outputs differ, change one tensor at a time."""
+        """Change all tensors in both instances and compare; if the outputs differ, change each tensor alone."""
         tensors, others = measure.map_tensors(pair.module), measure.map_tensors(pair.twin)
         names = [name for name, tensor in tensors.items() if name in others and _can_change(tensor)]
         kept = self._find_kept(pair, names) if self._differs_after_change(pair, names) else []
@@ -243,7 +242,7 @@ class _Proof(Proof):
 
 
 class _Caller(nn.Module):
-    """Calls `function` in the place of a module, whose mode it sets."""
+    """Calls `function` in the place of a module, in the mode of the module."""
 
     def __init__(self, function: Callable[..., Any], module: nn.Module) -> None:
         super().__init__()
@@ -256,7 +255,7 @@ class _Caller(nn.Module):
 
 @contextmanager
 def _use_compiler() -> Iterator[None]:
-    """Begin and end without captured graphs, and let torch.compile capture more graphs than it does by default."""
+    """Begin and end without captured graphs, and let torch.compile capture more graphs than by default."""
     torch._dynamo.reset()
     try:
         with torch._dynamo.config.patch({_LIMIT: MAX_GRAPHS}), _leave_guards_untimed():
@@ -267,7 +266,7 @@ def _use_compiler() -> Iterator[None]:
 
 @contextmanager
 def _leave_guards_untimed() -> Iterator[None]:
-    """Skip a measurement for torch's log, 40 ms for each graph, because it empties the processor's cache before it."""
+    """Skip a measurement for torch's log, 40 ms for each graph, because it first empties the processor's cache."""
     measure = getattr(guards, _GUARD_TIMER, None)
     if measure is None:
         yield

@@ -1,12 +1,12 @@
 """Prove `copy`: deep-copy and pickle the model, and compare each copy with the model.
 
-Each tensor must have the same bits, in memory of its own, and ties must be kept. A tensor computed from others (a
-non-leaf) breaks `copy.deepcopy`, and with it EMA, swapped weights and every library that copies models. These tensors,
-and other attributes that cannot be copied (a lock), are found by copying each alone. If forward leaves tensors behind,
-the model is called before, with gradients as a user calls it.
+Each tensor must have the same bits, in memory of its own, and ties must be kept. A tensor computed from other tensors
+(a non-leaf) breaks `copy.deepcopy`, and so EMA, swapped weights and every library that copies models. Non-leaves and
+other attributes that cannot be copied (a lock) are found by copying each alone. If forward leaves tensors behind, the
+model is called before, with gradients as a user calls it.
 
-A class attribute is one tensor for all instances and is not copied. Not judged: omissions by the class's own pickling,
-and classes without pickling for a reason other than tensors (a local class, a lambda).
+A class attribute is a single tensor for all instances and is not copied. Not judged: omissions by the class's own
+pickling, and classes without pickling for a reason other than tensors (a local class, a lambda).
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ class _Proof:
             return self._subject.original
 
     def _call_instance(self) -> nn.Module | None:
-        """Return an instance after a call with a graph, as a user makes it, if forward leaves tensors behind; else
-        None.
+        """Return an instance after a call with a graph, as by a user, if forward leaves tensors behind; else None.
 
         None too if forward works only without gradients, because then no copy follows a call with a graph.
         """

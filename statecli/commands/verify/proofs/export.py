@@ -1,10 +1,10 @@
-"""Prove `export`: capture the model by torch.export, and find state of the class that became a constant.
+"""Prove `export`: capture the model by torch.export, and find state of the class turned into a constant.
 
-An exported program takes parameters and buffers from its state. Each other tensor that forward reads becomes a constant
+An exported program takes parameters and buffers from its state. Each other tensor read by forward becomes a constant
 with the value of today, and so does each number. A number is only a finding if forward changes it between calls: the
-model is captured once more with the next value, and two different graphs prove that the value is in the program.
+model is captured again with the next value, and two different graphs prove that the value is in the program.
 
-The model is called in eval mode with the inputs of the proof forward. A model that torch.export refuses proves nothing.
+The model is called in eval mode with the inputs of the proof forward. A model refused by torch.export proves nothing.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Proof(Proof):
     def _report_variable(
         self, module: nn.Module, target: str, constant: torch.Tensor, program: ExportedProgram
     ) -> None:
-        """Report a constant that is a variable of a file, unlike a number that forward itself makes a tensor."""
+        """Report a constant from a variable of a file, unlike a number that forward itself makes a tensor."""
         variable = tensor_sources.find_module_variable(constant, module)
         if variable is None:
             return
@@ -240,12 +240,12 @@ def _map_constants(program: ExportedProgram) -> dict[object, str]:
 
 
 def _get_key(tensor: torch.Tensor) -> object:
-    """Return a key shared by tensors of one memory; an empty tensor has a key of its own."""
+    """Return a key shared by tensors of the same memory; an empty tensor has a key of its own."""
     return storage(tensor)[0] if tensor.numel() else id(tensor)
 
 
 def _find_attribute(module: nn.Module, target: str, constant: torch.Tensor) -> str | None:
-    """Return the target of a constant if it is the name of an attribute of the module."""
+    """Return the target of a constant if the target is the name of an attribute of the module."""
     path, _, name = target.rpartition(".")
     try:
         value = vars(module.get_submodule(path)).get(name)

@@ -1,13 +1,14 @@
 """Prove `forward`: call the moved model with moved inputs, and watch the devices of each operator.
 
 On CUDA the call is real, under the same watch as on a fake GPU. A fake GPU is tried without data first, then with data
-if the first try is inconclusive; if both are, the proof is. One instance is called in eval mode, another in train mode.
+if the first try is inconclusive; if both are, the proof is. An instance is called in eval mode, another instance in
+train mode.
 
 A fake GPU knows shapes and devices, and little of dtypes, indices and values: a model that raises in a plain call on
 the CPU is inconclusive, unless the error is about the CPU.
 
-An operator with tensors of more than one device raises as on CUDA. A mismatch not caught by the model is reported with
-the line of the operator, then carried over in another run, so that the next mismatch is found too.
+An operator with tensors of several devices raises as on CUDA. A mismatch not caught by the model is reported with the
+line of the operator, then carried over in another run, so that the next mismatch is found too.
 
 After a passed train mode without data, another instance is called with a graph, and backward runs from its outputs, for
 hooks and the backward of a `torch.autograd.Function`. An error of backward other than a mismatch proves nothing.
@@ -88,7 +89,7 @@ class _Run:
 
     `refused`: the error of mismatches not caught by the model. `cuda_checks`: lines of the model with
     `torch.cuda.is_available()`.
-    `replaced`: names to which forward assigned another tensor. `mismatches_of_forward`: those before backward.
+    `replaced`: names to which forward assigned another tensor. `mismatches_of_forward`: the mismatches before backward.
     """
 
     trial: _Trial
@@ -193,7 +194,7 @@ def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
 
 
 def _run_trials(subject: ModelUnderTest, trials: list[_Trial]) -> list[_Run]:
-    """Return one run for each trial up to the first complete run; the last run is first."""
+    """Return a run for each trial up to the first complete run; the last run is first."""
     runs: list[_Run] = []
     for trial in trials:
         runs.insert(0, _run_until_not_refused(subject, trial))
@@ -343,11 +344,11 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
 
 
 def _is_of_graph(mismatch: Mismatch) -> bool:
-    """Return True for a mismatch that only the fake device causes in backward.
+    """Return True for a mismatch in backward caused only by the fake device.
 
-    torch's own checks of devices may be of the fake device. A formula of the graph mixes tensors that no code of the
-    model gave only after forward mixed tensors and was carried over: the gradient of the copy is on the device, and the
-    graph that the constructor recorded is not.
+    torch's own checks of devices may be of the fake device. A formula of the graph mixes tensors without code of the
+    model only after forward mixed tensors and was carried over: the gradient of the copy is on the device, but the
+    graph recorded by the constructor is not.
     """
     if mismatch.fault is Fault.UNTOLD:
         return True

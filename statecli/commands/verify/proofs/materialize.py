@@ -1,12 +1,12 @@
-"""Prove `materialize`: build on meta, allocate by `to_empty`, initialize, load, and find memory that was not written.
+"""Prove `materialize`: build on meta, allocate by `to_empty`, initialize, load, and find unwritten memory.
 
 Large models are built on meta and get memory afterwards. A tensor outside of `state_dict()`, such as a buffer with
-`persistent=False`, then keeps what the memory held, unless an init method writes it. Two instances decide: their memory
-is filled with different patterns (NaN in the first), and the same code runs on both. An element that differs afterwards
-comes from the pattern.
+`persistent=False`, then keeps the old contents of the memory, unless an init method writes the tensor. Two instances
+decide: their memory is filled with different patterns (NaN in the first), and the same code runs on both. A differing
+element comes from the pattern.
 
 Init methods run before the load, as in torchtitan: `reset_parameters()` of each module, `_init_weights(module)` of the
-nearest module that defines the method, and `init_weights()` of the outermost modules that define it.
+nearest module with this method, and `init_weights()` of the outermost modules with this method.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Pattern:
     byte: int
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Fill all the memory of `tensor`, unless it has none."""
+        """Fill all the memory of `tensor`, if the tensor has memory."""
         flat = tensor_bits.get_flat_memory(tensor)
         if flat is None:
             return
@@ -128,7 +128,7 @@ class _Proof(Proof):
             return None
 
     def _materialize(self, pattern: _Pattern) -> _Materialized | None:
-        """Return an instance with memory filled with `pattern`; None, with a finding, if it cannot be built on meta."""
+        """Return an instance with memory filled with `pattern`; None, with a finding, if meta is impossible."""
         module = self._build_on_meta()
         if module is None:
             return None
@@ -154,7 +154,7 @@ class _Proof(Proof):
     # --- verdicts ------------------------------------------------------------------------------------------------
 
     def _find_faults(self, first: _Materialized, second: _Materialized) -> dict[str, tuple[Rule, str]]:
-        """Fill the cells of all tensors, except of those returned with a rule and a message."""
+        """Fill the cells of all tensors, except of tensors returned with a rule and a message."""
         recomputed = judging.measure_stand_in_move(self._subject).recomputed
         faults: dict[str, tuple[Rule, str]] = {}
         for row in self._subject.state.tensors:
@@ -200,14 +200,14 @@ class _Proof(Proof):
         return None
 
     def _is_reproduced(self, name: str, tensor: torch.Tensor) -> bool:
-        """Return True if one more instance with the pattern of the first has equal values."""
+        """Return True if another instance with the pattern of the first has equal values."""
         if self._again is None:
             again = self._materialize(_NAN)
             self._again = {} if again is None else again.tensors
         return name in self._again and tensor_bits.is_same(tensor, self._again[name]) is True
 
     def _is_built_otherwise(self, row: TensorInfo, tensor: torch.Tensor) -> bool:
-        """Return True if the constructor always gives the tensor the same values, and `tensor` has others."""
+        """Return True if the constructor always gives the tensor the same values, and `tensor` has other values."""
         built = self._built[row.fqn]
         if not self._subject.rebuilds or tensor_bits.is_same(built, tensor) is not False or _is_close(built, tensor):
             return False
@@ -266,7 +266,7 @@ def _describe_unwritten(row: TensorInfo, tensors: tuple[torch.Tensor, torch.Tens
 
 
 def _describe_fix(module: nn.Module, name: str, rule: Rule) -> str:
-    """Say which method is to write a registered tensor: an init method of its module, or one to add."""
+    """Name the method that should write a registered tensor: an init method of its module, or a method to add."""
     path, _, attribute = name.rpartition(".")
     try:
         owner = type(module.get_submodule(path))

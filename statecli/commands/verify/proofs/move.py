@@ -8,7 +8,7 @@ Every tensor left behind fails, class attributes too, because forward reads clas
 judged:
 
 - tensors recomputed by torch before each forward (old weight_norm, spectral_norm, pruning); - tensors created by the
-first forward and recreated, whatever their values, by every other, or for another device; - tensors in
+first forward and recreated with any values by every other forward, or for another device; - tensors in
 functools.lru_cache of a function of the class: no move of a model reaches them, and the proof `forward` reports a mix
 of devices; - tensors cleared by the model's own `_apply`.
 

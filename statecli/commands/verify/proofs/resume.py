@@ -1,7 +1,7 @@
 """Prove `resume`: train, save, build again, load, train on, and compare with the training without an interruption.
 
 A value of the class outside of the checkpoint begins again after the load. To find the cause of a difference, each such
-value alone is left as the load left it, and all others are put back: a value is lost if the training then differs. If
+value alone is kept after the load, and all other values are put back: a value is lost if the training then differs. If
 the training differs although all are put back, the cause is out of sight, and nothing is proved.
 """
 
@@ -94,7 +94,7 @@ class _Proof(Proof):
     def _leave_metrics_out(
         self, trainer: Trainer, training: SavedTraining, loaded: Values, lost: list[Slot]
     ) -> list[Slot]:
-        """Return the slots without those of metrics, if the training does not differ by all of these together."""
+        """Return the slots without metrics, if the training does not differ by all metrics together."""
         self._metrics = MetricStates(training.module)
         own = [slot for slot in lost if self._is_of_metric(slot)]
         others = [slot for slot in lost if slot not in own]
@@ -123,7 +123,7 @@ class _Proof(Proof):
         )
 
     def _judge(self, slot: Slot, training: SavedTraining, loaded: Values, without: Record) -> None:
-        """Report a value that alone was left as the load left it, if the training differs."""
+        """Report a value that alone was kept after the load, if the training differs."""
         effect = find_effect(training.record, without, without=(slot,))
         remains = bool(list_differing_parts(training.record.values.get(slot), without.values.get(slot)))
         is_saved = slot not in training.initial
@@ -263,7 +263,7 @@ _MAX_SHOWN = 40
 
 
 def _describe_loss(slot: Slot, part: str, saved: Values, loaded: Values) -> str:
-    """Say which value a resumed training has instead of which, if both are short."""
+    """Describe the saved value and the value in the resumed training, if both are short."""
     before, after = (_describe_value(values.get(slot, {}), part) for values in (saved, loaded))
     if slot.place == "module" and before is not None and after is not None and before != after:
         return f"{before} when saved, {after} in a new instance after the load"
@@ -271,7 +271,7 @@ def _describe_loss(slot: Slot, part: str, saved: Values, loaded: Values) -> str:
 
 
 def _describe_value(parts: Parts, part: str) -> str | None:
-    """Return a short plain value as text, "missing" without one, and None for other values."""
+    """Return a short plain value as text, "missing" without a value, and None for other values."""
     if part not in parts:
         return "missing" if not parts else None
     value = parts[part]

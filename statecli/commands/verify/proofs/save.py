@@ -4,8 +4,8 @@ Every element of an instance A is overwritten, the `state_dict()` goes through `
 `torch.load(weights_only=True)` into a fresh instance B with `strict=True`, and B is compared with A path by path, bit
 by bit. Then the same through safetensors. Hooks, extra state and overridden `state_dict`s run as usual.
 
-A tensor that does not come back is either rebuilt identically by the constructor (a position table), which is harmless,
-or drawn at random in each process, and lost. Two builds with different seeds decide. Memory never written by the
+A tensor missing after the load is either rebuilt identically by the constructor (a position table) and harmless, or
+drawn at random in each process and lost. Two builds with different seeds decide. Memory never written by the
 constructor is equal in both, because torch is set to fill such memory.
 """
 
@@ -38,7 +38,7 @@ HOW = "save state_dict() (torch.save, safetensors), load in a new instance"
 
 
 def prove(subject: ModelUnderTest) -> Check:
-    """Save an instance and load it into another."""
+    """Save an instance and load the checkpoint into another instance."""
     return judging.check_without_values(subject, Name.SAVE, HOW, "save") or _Proof(subject).check()
 
 
@@ -102,7 +102,7 @@ class _Proof(Proof):
         return {name for name, tensor in few.items() if tensor_bits.is_same(tensor, blank[name])}
 
     def _load(self, target: nn.Module, loaded: Any) -> bool:
-        """Return True if a strict load succeeds. torch's own load fills B before it raises; other loads may not."""
+        """Return True if a strict load succeeds. torch's own load fills B before an error; other loads may not."""
         self._loaded = loaded
         doing = "load_state_dict(strict=True) with the model's state_dict"
         _, raised = judging.run_user_code(self._subject, doing, lambda: target.load_state_dict(loaded, strict=True))
@@ -210,7 +210,7 @@ class _Proof(Proof):
         ]
 
     def _fail_running_state(self, row: TensorInfo) -> Cell:
-        """Fail a tensor updated by forward in training: a warning if the class has decided not to save it."""
+        """Fail a tensor updated by forward in training: a warning if the class has decided not to save the tensor."""
         is_declined = row.persistent is False
         why = "the buffer has persistent=False" if is_declined else "the tensor is not registered"
         message = (

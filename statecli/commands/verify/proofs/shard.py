@@ -1,10 +1,10 @@
-"""Prove `shard`: wrap the model for two ranks, and find tensors that are left out or differ between the ranks.
+"""Prove `shard`: wrap the model for two ranks, and find tensors left out or different between the ranks.
 
 The process group is torch's fake group: this process is rank 0 of 2, and no collective sends anything. DDP broadcasts
-its parameters and buffers from rank 0 when it wraps a model; all memory is filled with 0 before, and what a broadcast
-writes is 1, so a tensor of ones has been synchronized. `fully_shard` makes a DTensor of each parameter that it shards.
-Buffers stay on each rank under `fully_shard`. They differ between ranks if forward in train mode computes their next
-values from the data, or if the constructor draws them: both are measured on equal instances with different inputs.
+its parameters and buffers from rank 0 when wrapping a model; all memory is filled with 0 before, and a broadcast writes
+1, so a tensor of ones has been synchronized. `fully_shard` makes a DTensor of each sharded parameter. Buffers stay on
+each rank under `fully_shard`. They differ between ranks if forward in train mode computes their next values from the
+data, or if the constructor draws the values: both are measured on equal instances with different inputs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Proof(Proof):
     # --- wrapping ------------------------------------------------------------------------------------------------
 
     def _find_broadcast(self) -> frozenset[str] | None:
-        """Return the names of the tensors that DDP broadcasts; None for a model that DDP does not wrap."""
+        """Return the names of the tensors broadcast by DDP; None for a model refused by DDP."""
         module = self._subject.build_fresh()
         self._metrics = MetricStates(module)
         tensors = measure.map_tensors(module)
@@ -95,7 +95,7 @@ class _Proof(Proof):
             put_back()
 
     def _find_sharded(self) -> frozenset[str]:
-        """Return the names of the tensors that fully_shard makes DTensors; report parameters that it refuses."""
+        """Return the names of the tensors turned into DTensors by fully_shard; report refused parameters."""
         try:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
@@ -227,7 +227,7 @@ def _describe_effect(row: TensorInfo, *, is_diverging: bool, is_random: bool) ->
 
 
 def _fill_with_zeros(tensor: torch.Tensor) -> bool:
-    """Fill a tensor; return False if it cannot be filled, such as an expanded or a sparse tensor."""
+    """Fill a tensor; return False if impossible, such as for an expanded or a sparse tensor."""
     try:
         with torch.no_grad():
             tensor.fill_(0)
@@ -260,7 +260,7 @@ class _Refusal:
 
 
 def _explain_refusal(tensor: torch.Tensor) -> _Refusal | None:
-    """Return why fully_shard refuses a parameter; None if it does not."""
+    """Return why fully_shard refuses a parameter; None for an accepted parameter."""
     if tensor.dim() == 0:
         return _Refusal(
             "a scalar parameter (0 dimensions)", "register a parameter with one dimension: nn.Parameter(torch.ones(1))"
@@ -301,7 +301,7 @@ def _use_fake_group() -> Iterator[None]:
 
 
 class _MarkBroadcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Fill each broadcast tensor with ones, except for the sizes that DDP compares between ranks."""
+    """Fill each broadcast tensor with ones, except for the sizes compared between ranks by DDP."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -60,7 +60,7 @@ def find_optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
 
 @dataclass
 class _StepVerdicts:
-    """Verdicts about the tensors of one training."""
+    """Verdicts about the tensors of a training."""
 
     run: Training
     gradient_paths: gradient_graph.GradientPaths | None = None
@@ -137,7 +137,7 @@ _NOT_REACHED = "forward does not use the parameter with the inputs that statecli
 def skip_unreached(check: Check) -> Check:
     """Return the proof as skipped if all its inconclusive tensors are unreached by the inputs chosen by statecli.
 
-    Applies to users who requested neither the proof nor these inputs.
+    Applies if the user requested neither the proof nor these inputs.
     """
     cells = [cell for column in check.columns for cell in column.cells.values()]
     unsure = {cell.reason for cell in cells if cell.verdict is Verdict.INCONCLUSIVE}
@@ -302,7 +302,7 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
 
 
 def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_off: bool) -> tuple[str, str]:
-    """Return why there is no gradient, and the fix."""
+    """Return the reason for the missing gradient, and the fix."""
     if paths and name in paths.reentrant:
         return (
             "used in a reentrant torch.utils.checkpoint without an input that requires grad",
@@ -343,7 +343,7 @@ def _describe_blocking_node(giver: str | None) -> tuple[str, str]:
 
 
 def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
-    """Return a tensor with a gradient and the same name but for numbers, if forward may choose among these tensors.
+    """Return a tensor with a gradient and the same name but for numbers, if forward may choose among such tensors.
 
     Forward may choose if it reads values, or if only some rounds gave a gradient to the sibling.
     """
