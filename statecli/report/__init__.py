@@ -1,9 +1,9 @@
 """Result of a command, ready for any output: the second waist.
 
-A `Report` has the same content at the three levels that outputs need: a `document` (typed, for JSON), a flat `table` (a
-row for each tensor, for plain and CSV) and a `page` for people. Machine formats (SARIF, JUnit) take the findings and
-their `rules`, the `cases` and the `troubles`. `has_failed()` is the only source of exit status 1. One module for each
-command builds its report.
+A `Report` has the same content at three levels for the outputs: a `document` (typed, for JSON), a flat `table` (a row
+for each tensor, for plain and CSV) and a `page` for people. Machine formats (SARIF, JUnit) take the findings and their
+`rules`, the `cases` and the `troubles`. `has_failed()` is the only source of exit status 1. A module for each command
+builds its report.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Column(msgspec.Struct, frozen=True):
     `shared_format`, "all {}", is a text for a narrow table to show a value of all rows instead of the column.
     `ordinary_values` may also be shown by group, "saved: ✓ parameters, – unregistered", because no reader looks for
     these values. `detail` marks a column of the flat table for programs only, `optional` a column left out of a narrow
-    table if all names then have room. `has_bars`: the cells are bars made of blocks, see `Line.measure`.
+    table to make room for all names. `has_bars`: the cells are bars made of blocks, see `Line.measure`.
     """
 
     name: str
@@ -137,18 +137,19 @@ class Fix(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Findings that one change would mend.
+    """Findings that a single change would mend.
 
     Attributes:
         rule: Name of the cause, the same in all commands.
         severity: The worst severity of the findings.
         message: The cause, in one line.
         target: Target of the findings.
-        effects: Consequences, one line each.
-        effect_counts: Number of findings that each of the first consequences stands for; further ones stand for one.
+        effects: Consequences, a line each.
+        effect_counts: Number of findings behind each of the first consequences; each further consequence stands for a
+            single finding.
         help: Lines to paste, or the remedy in words.
         origin: Source line to change.
-        source: Text of this line; "" if the file cannot be read.
+        source: Text of this line; "" for an unreadable file.
         findings: All findings of the problem, in the order of the command.
     """
 
@@ -177,10 +178,10 @@ class Problem(msgspec.Struct, frozen=True):
         return sum(self.effect_counts[shown:]) + max(0, further)
 
     def merge_findings(self) -> Finding:
-        """Return one finding for the whole problem, for outputs that track problems.
+        """Return a single finding for the whole problem, for outputs that track problems.
 
         The consequences follow the message. A finding about several tensors has no name in `fqn`; `about` keeps the
-        fingerprints of two problems of one target apart.
+        fingerprints of two problems of a target apart.
         """
         names = self.list_names()
         count = count_shown_effects(self.effects)
@@ -213,7 +214,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def build_problem(finding: Finding) -> Problem:
-    """Return a problem of one finding."""
+    """Return a problem of a single finding."""
     return Problem(
         finding.rule,
         finding.severity,
@@ -267,7 +268,7 @@ MAX_NAMES = 3
 class NamedTensors(msgspec.Struct, frozen=True):
     """A sentence about tensors, `2 tensors hold NaN`, and their names.
 
-    `filter` is a filter of the list on a page that keeps these tensors.
+    `filter` is a filter that selects these tensors in the list on a page.
     """
 
     message: str
@@ -276,7 +277,7 @@ class NamedTensors(msgspec.Struct, frozen=True):
 
     @property
     def shown_names(self) -> tuple[str, ...]:
-        """The names of the sentence: the first ones, if there are many."""
+        """The names of the sentence: the first names, if there are many."""
         return self.names[: MAX_NAMES if len(self.names) > MAX_NAMES + 1 else None]
 
     @property
@@ -287,7 +288,7 @@ class NamedTensors(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """The page for people: groups of rows under one set of columns, then fixes."""
+    """The page for people: groups of rows under the same columns, then fixes."""
 
     subtitle: str
     columns: tuple[Column, ...]
@@ -332,7 +333,7 @@ class Bars(msgspec.Struct, frozen=True):
 class Curve(msgspec.Struct, frozen=True):
     """A value at each place of an axis, such as the step of a checkpoint, and a line through the values.
 
-    NaN is a value that is not known: the line has a gap. `alarms` has a text for each value, "" for none.
+    NaN is an unknown value: the line has a gap. `alarms` has a text for each value, "" for none.
     """
 
     title: str
@@ -361,7 +362,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class SettingGroup(msgspec.Struct, frozen=True):
-    """Settings of one source, such as `config.json`, as pairs of a name and a value in words."""
+    """Settings of a source, such as `config.json`, as pairs of a name and a value in words."""
 
     title: str
     settings: tuple[tuple[str, str], ...]
@@ -485,7 +486,7 @@ class Report(msgspec.Struct, frozen=True):
         return self.describe(finding for finding in self.findings if finding.rule not in self.rules_in_rows)
 
     def list_problems(self, *, quiet: bool = False) -> tuple[Problem, ...]:
-        """Return all problems, for outputs that track problems; with `quiet` those with a failing finding."""
+        """Return all problems, for outputs that track problems; with `quiet` only problems with a failing finding."""
         problems = self.problems() if self.problems is not None else map(build_problem, self.describe_findings())
         return tuple(problem for problem in problems if not quiet or problem.severity.is_at_least(self.fail_on))
 
@@ -545,7 +546,7 @@ class RowView(View, frozen=True):
 
     Attributes:
         sort: Order of the rows; None keeps the order of the file, unless `top` or `lines` hides rows.
-        top: Largest number of rows, then shown as one group.
+        top: Largest number of rows, then shown as a single group.
         lines: Largest number of lines in each group.
         parts: List the tensors of quantized weights too.
     """

@@ -103,7 +103,7 @@ def build_audit_report(audit: Audit, view: View) -> Report:
 
 
 def _list_notes(audit: Audit, view: View) -> tuple[Oddity, ...]:
-    """Return the notes about the targets; without -v only those about sections that are not in the lock, each once."""
+    """Return the notes about the targets; without -v only notes about sections missing in the lock, each once."""
     notes = [note for target in audit.targets for note in target.notes]
     if not view.verbose:
         return tuple(dict.fromkeys(note for note in notes if note.kind is OddityKind.NOT_LOCKED))
@@ -240,7 +240,7 @@ def _format_subtitle(audit: Audit) -> str:
 
 
 def _group_problems(audit: Audit, findings: Collection[Finding]) -> tuple[Problem, ...]:
-    """Return the problems of these findings of the audit, target by target."""
+    """Return the problems of the given findings of the audit, target by target."""
     problems: list[Problem] = []
     selected = set(map(id, findings))
     for target in audit.targets:
@@ -261,7 +261,7 @@ def _list_failing_problems(audit: Audit) -> tuple[Problem, ...]:
 
 
 def _group_by_target(targets: Sequence[TargetResult], view: View, plugin_rules: Sequence[Rule]) -> Iterator[Group]:
-    """Yield a group for each target; targets with equal findings are one group, at the first target."""
+    """Yield a group for each target; targets with equal findings share a group, at the first target."""
     alike: dict[tuple[object, ...], list[TargetResult]] = {}
     for n, target in enumerate(targets):
         content = tuple(
@@ -316,7 +316,7 @@ def _list_unread_targets(audit: Audit) -> Iterator[Line]:
 
 
 def _find_rule_with_reason(audit: Audit, targets: Sequence[str], reason: str) -> str | None:
-    """Return the rule of a finding of these targets whose message contains the reason; else None."""
+    """Return the rule of a finding of the targets whose message contains the reason; else None."""
     findings = (finding for target in audit.targets if target.target in targets for finding in target.findings)
     return next((f.rule for f in findings if reason and Trouble(f.target, reason).is_reported_by(f)), None)
 
@@ -360,8 +360,8 @@ def _list_accepted_findings(audit: Audit, view: View) -> Iterator[Line]:
 def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
     """Yield a line for each reason, with the skipped rules; with the target or number of targets if reasons differ.
 
-    The class of --model and the targets checked against it share the rules: those about code ran on the class, all
-    others on the targets. So nothing is said of a rule that can only run on the other side.
+    The class of --model and the targets checked against the class share the rules: rules about code ran on the class,
+    all other rules on the targets. So a rule that can only run on the other side is not listed.
     """
     ran_on_class = {rule for target in audit.targets if target.target == audit.model for rule in target.ran}
     targets_of: dict[str, dict[str, list[str]]] = {}

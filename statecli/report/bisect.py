@@ -50,7 +50,7 @@ def build_bisect_report(bisection: Bisection, view: View) -> Report:
 
 
 def describe_inconclusive(bisection: Bisection) -> list[str]:
-    """Return why the first checkpoint is not known, a line for each cause; [] if it is known."""
+    """Return why the first checkpoint is not known, a line for each cause; [] for a known checkpoint."""
     if bisection.answer is not Answer.INCONCLUSIVE:
         return []
     errors = [probe.error for probe in bisection.probes if probe.error is not None]

@@ -29,7 +29,7 @@ def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change
 
 
 def _list_quantized_parts(changes: Sequence[Change]) -> set[tuple[str, str]]:
-    """Return section and name of all parts next to codes that are on one side only and have no new NaN."""
+    """Return section and name of all parts next to codes on a single side, without new NaN."""
     kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
     done = [(change.section, own.sources) for change in changes if (own := change.transformation) and own.kind in kinds]
     names = {(section, name) for section, sources in done for name in sources}

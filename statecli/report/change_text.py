@@ -1,4 +1,4 @@
-"""Text and numbers for one change, and sums of changes by module (`--tree`)."""
+"""Text and numbers for a change, and sums of changes by module (`--tree`)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ _FIELD_TEXTS: dict[Field, Callable[[TensorInfo], str]] = {
 
 
 def format_changed_count(rows: Sequence[Change]) -> str:
-    """Format the number of differing elements of these tensors: `12/4,096`, `all 4,096` or `all 2.35 M but 61`."""
+    """Format the number of differing elements of the tensors: `12/4,096`, `all 4,096` or `all 2.35 M but 61`."""
     deltas = _list_deltas(rows)
     if not deltas:
         return ""
@@ -114,7 +114,7 @@ def _format_count(elements: int) -> str:
 
 
 def format_largest_change(rows: Sequence[Change]) -> str:
-    """Format the largest |Δ| of these tensors."""
+    """Format the largest |Δ| of the tensors."""
     sizes = (delta.max_abs for delta in _list_measured(rows) if delta.max_abs is not None)
     return format_number(max(sizes, default=None), SIGNIFICANT_DIGITS)
 
@@ -125,7 +125,7 @@ def list_relative_changes(rows: Sequence[Change]) -> list[float]:
 
 
 def combine_relative_change(rows: Sequence[Change]) -> float | None:
-    """Return the relative L2 change of these tensors taken together; tensors without both norms are left out."""
+    """Return the relative L2 change of all tensors together; tensors without both norms are left out."""
     measured = [(delta.l2, delta.relative_l2) for delta in _list_measured(rows) if delta.l2 and delta.relative_l2]
     if not measured:
         return max(list_relative_changes(rows), default=None)
@@ -165,7 +165,7 @@ _MAX_OUTLIERS = 3
 def find_outliers(rows: Sequence[Change]) -> list[Change]:
     """Return the few of many equal layers that changed several times more than the median of all.
 
-    Five times is enough, or three times if all others changed about the same.
+    Five times is enough, or three times if all other layers changed about the same.
     """
     measured = [(row, row.values) for row in _list_measured_rows(rows)]
     sizes = {id(row): delta.relative_l2 for row, delta in measured if delta is not None}

@@ -23,9 +23,10 @@ class ChangeTotals(msgspec.Struct, frozen=True):
     """Totals over the parameters whose values changed; tied tensors count once.
 
     Attributes:
-        tensors: Number of these parameters with a norm. The others have no finite position in common, or no norm.
-        l2: L2 norm of Δ; None without such a parameter.
-        relative_l2: `l2` over the L2 norm before, of the same parameters; None if that norm is zero.
+        tensors: Number of changed parameters with a norm. The other parameters have no common finite position, or no
+            norm.
+        l2: L2 norm of Δ; None without a parameter with a norm.
+        relative_l2: `l2` over the L2 norm before, of the same parameters; None if the norm before is zero.
         nan_before, nan_after, inf_before, inf_after: Counts over all tensors whose values changed.
     """
 

@@ -274,7 +274,7 @@ _LETTERS = {letter: status.value for status, letter in STATUS_LETTERS.items() if
 
 
 def _build_legend(groups: Sequence[Group], columns: tuple[Column, ...]) -> tuple[str, ...]:
-    """Return what the signs of the rows mean, as far as the rows have them."""
+    """Return the meanings of the signs in the rows."""
     lines = [line for group in groups for line in group.lines]
     letters = {line.cells[0].strip()[:2].strip() for line in lines}
     texts = [", ".join(f"{letter} {word}" for letter, word in _LETTERS.items() if letter in letters)]
@@ -355,7 +355,7 @@ def select_different(diff: Diff) -> list[Change]:
 
 
 def _select_listed(diff: Diff, view: DiffView) -> Sequence[Change]:
-    """Return the changes with a row: the different ones or, with `--unchanged`, all."""
+    """Return the changes with a row: the differences or, with `--unchanged`, all changes."""
     return diff.changes if view.unchanged else select_different(diff)
 
 
@@ -532,7 +532,7 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
 def _build_top_group(
     rows: Sequence[Change], count: int, columns: tuple[Column, ...], view: DiffView, *, has_sections: bool
 ) -> tuple[Group, ...]:
-    """Return the most important differences as one group; () without differences."""
+    """Return the most important differences as a single group; () without differences."""
     named = [replace(row, fqn=format_name(row.fqn, row.section, has_sections)) for row in rows]
     lines = _build_lines(named, columns is _MEASURE_COLUMNS, view)
     heading = "largest changes"
@@ -593,7 +593,7 @@ def _is_folded(view: DiffView) -> bool:
 
 
 def _fold_without_outliers(lines: list[Line], rows: Sequence[Change]) -> list[tuple[Line, list[int]]]:
-    """Fold repeated layers; a layer that changed several times more than the others has its own line."""
+    """Fold repeated layers; a layer with a change several times larger has its own line."""
     folded = fold.fold_rows(lines)
     outliers = {id(row) for _, positions in folded for row in change_text.find_outliers([rows[n] for n in positions])}
     if not outliers:

@@ -39,7 +39,7 @@ def build_explain_report(explanation: Explanation, view: View) -> Report:
 
 
 def describe_verdict(explanation: Explanation) -> str:
-    """Return the answer in one line."""
+    """Return the answer in a line."""
     diagnosis = explanation.diagnosis
     if explanation.loads:
         return "loads as it is: a strict load on the meta device accepts the checkpoint" + _describe_untied(explanation)
@@ -52,7 +52,7 @@ def describe_verdict(explanation: Explanation) -> str:
 
 
 def _describe_untied(explanation: Explanation) -> str:
-    """Return that a load keeps one of several tensors, whose values were not compared; "" if the file ties them too."""
+    """Describe that a load keeps one of several tensors with uncompared values; "" if the file ties the tensors too."""
     if not explanation.untied:
         return ""
     names = " and ".join(explanation.untied[0][:2]) + (", …" if explanation.untied[0][2:] else "")
@@ -65,7 +65,7 @@ def _describe_untied(explanation: Explanation) -> str:
 
 
 def build_problems(explanation: Explanation) -> tuple[Problem, ...]:
-    """Return a problem for the diagnosis, and one for each of the other lines."""
+    """Return a problem for the diagnosis, and a problem for each of the other lines."""
     if explanation.diagnosis is None:
         return ()
     target = explanation.checkpoint or "error text"

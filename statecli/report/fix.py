@@ -51,7 +51,7 @@ def build_fix_report(fixes: Fixes, target: str, view: View) -> Report:
 
 
 def describe_verdict(fixes: Fixes) -> str:
-    """Return the result in one line."""
+    """Return the result in a line."""
     kept = sum(edit.kept for edit in fixes.edits)
     remaining = len(fixes.edits) - kept
     count = "1 fix" if kept == 1 else f"{kept:,} fixes"
@@ -89,7 +89,7 @@ def _describe_names(edit: Edit) -> str:
 
 
 def _shorten_names(names: Sequence[str]) -> str:
-    """Return `layers.* (16 tensors)` for many names of one module or list of modules, else the first names."""
+    """Return `layers.* (16 tensors)` for many names of a module or list of modules, else the first names."""
     prefix = commonprefix(names) if len(names) > MAX_NAMES else ""  # noqa: RUF071  # names, not paths
     module = _MODULE.match(prefix)
     return f"{module[1]}.* ({plural(len(names), 'tensor')})" if module else join_names(names, MAX_NAMES)

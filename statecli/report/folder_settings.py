@@ -20,7 +20,7 @@ _HEADLINE_SETTINGS = (
 
 
 def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Describe a folder with these settings in words: its model class, or the base model of an adapter."""
+    """Describe a folder by its settings in words: its model class, or the base model of an adapter."""
     values = settings.values
     if "adapter_config" in settings.beside:
         of, how = (values.get(f"adapter_config.{key}") for key in ("base_model_name_or_path", "peft_type"))
@@ -40,7 +40,7 @@ def names_class(settings: Settings) -> bool:
 
 
 def group_settings(settings: Settings) -> tuple[SettingGroup, ...]:
-    """Return the settings by the file of the folder that has them; those of the checkpoint itself first."""
+    """Return the settings by their file in the folder; the settings of the checkpoint itself first."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for key, value in settings.values.items():
         file, _, name = key.partition(".")

@@ -281,7 +281,7 @@ def _list_unsafe_calls(findings: Iterable[Finding]) -> list[str]:
 
 
 def _format_verdict(inspection: Inspection, problems: Sequence[Problem], accepted: Sequence[Accepted]) -> str:
-    """Return the verdict of the page, or `1,024 tensors`; then `; 1 tensor holds NaN: w`, and what was not read."""
+    """Return the verdict of the page, or `1,024 tensors`; then `; 1 tensor holds NaN: w`, and the unread values."""
     verdict = _format_page_verdict(problems, inspection, accepted) or _count_tensors(inspection)
     unusual = [sentence.text for sentence in list_unusual_values(inspection.state)]
     unread = [f"{plural(len(inspection.broken), 'tensor')} could not be read"] if inspection.broken else []
@@ -300,9 +300,9 @@ def _count_tensors(inspection: Inspection) -> str:
 
 
 def _fold_weights(inspection: Inspection, *, parts: bool = False) -> Inspection:
-    """Return the inspection with one row for each quantized weight, and with `parts` its tensors after the row.
+    """Return the inspection with a row for each quantized weight, and with `parts` its tensors after the row.
 
-    If the tensors were measured one by one, they have the rows.
+    If the tensors were measured individually, they have the rows.
     """
     if not inspection.weights or inspection.to is not None or _has_stats(inspection):
         return inspection
@@ -474,7 +474,7 @@ def _format_scalars(state: ModelState) -> str:
 
 
 def _count_hidden_parts(inspection: Inspection) -> int:
-    """Return the number of tensors that have no row, because they have one together."""
+    """Return the number of tensors without a row of their own, because they share a row."""
     weights = _list_weights_by_row(inspection)
     if not weights:
         return 0
@@ -667,7 +667,7 @@ def _number_alike(
 def _build_top_group(
     tensors: Sequence[TensorInfo], inspection: Inspection, columns: tuple[Column, ...], view: RowView
 ) -> Group:
-    """Return the most important rows as one group, each with its section in the name."""
+    """Return the most important rows as a single group, each with its section in the name."""
     state = inspection.state
     reported = {finding.fqn for finding in inspection.findings}
     has_sections = len(state.sections) > 1
@@ -689,7 +689,7 @@ def _build_top_group(
 
 
 def _format_equal_size(inspection: Inspection, view: RowView) -> str:
-    """Return `; 5 more have the size of the last` if `--top` cuts the list between tensors of one size; else ""."""
+    """Return `; 5 more have the size of the last` if `--top` cuts the list between equal sizes; else ""."""
     shown = _list_shown_tensors(inspection, view)
     if view.top is None or view.sort is TensorOrder.NAME or not shown:
         return ""

@@ -1,4 +1,4 @@
-"""Change of each layer of a stack, and of the modules outside; those that changed many times more than the others."""
+"""Change of each layer of a stack, and of the modules outside; outliers changed many times more."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class ModuleChange(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         name: `blocks.3`, or `out` for `out.weight` and `out.bias`.
         section: Section of the parameters.
-        relative_l2: L2 norm of all Δ over the L2 norm before; null if it is not known.
+        relative_l2: L2 norm of all Δ over the L2 norm before; null if unknown.
         times_median: How many times the median of the layers, if the module stands out; else left out.
-        layers: Number of these layers.
+        layers: Number of layers behind the median.
     """
 
     name: str

@@ -30,7 +30,7 @@ class Role(msgspec.Struct, frozen=True):
         section: Section of the tensors.
         layers: Number of each layer, in ascending order.
         tensors: Name of the tensor of each layer.
-        rms: Root mean square of the finite values of each tensor; null without one.
+        rms: Root mean square of the finite values of each tensor; null without a finite value.
         median_rms: Median of `rms`.
         outliers: Names of the tensors whose RMS is far from the median.
     """

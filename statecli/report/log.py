@@ -216,7 +216,7 @@ def format_relative(value: float | None) -> str:
 
 
 def describe_row(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield remarks on a checkpoint: NaN, modules that stopped, tensors added or removed, settings that changed."""
+    """Yield remarks on a checkpoint: NaN, modules that stopped, tensors added or removed, changed settings."""
     if row.became_nan:
         yield f"NaN or infinity in {_fold_names(row.became_nan)}"
     elif row.nan or row.inf:

@@ -1,8 +1,8 @@
 """Group findings by the place to mend: a source line of a model, else the rule and the file.
 
-One line of a model, `self.blocks = [Block() for _ in range(12)]`, leaves many tensors unregistered, and several rules
-report each tensor: not moved, not saved, not trained. All these findings are one problem. Its findings stay as data;
-people see one message with its consequences and one fix.
+A line of a model, `self.blocks = [Block() for _ in range(12)]`, leaves many tensors unregistered, and several rules
+report each tensor: not moved, not saved, not trained. All these findings are a single problem. Its findings stay as
+data; people see a message with the consequences and a fix.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ MAX_NAMES = 3
 
 @functools.cache
 def _list_tie_rules() -> frozenset[str]:
-    """Return the rules of a tie that a move breaks, and the rules of other proofs that find the same tie."""
+    """Return the rules of a tie broken by a move, and the rules of other proofs about the same tie."""
     from statecli.commands.verify import rules  # a checkpoint without findings is listed without the rules of verify
 
     other_proofs = (rules.UNTIED_BY_COPY, rules.SHARED_WITH_COPY, rules.DEVICE_MISMATCH, rules.SHARED_IN_SAFETENSORS)
@@ -78,7 +78,7 @@ def _list_tie_rules() -> frozenset[str]:
 
 @functools.cache
 def _map_headings() -> dict[str, str]:
-    """Return the rules whose findings have one cause whatever their source lines -> a heading for several findings."""
+    """Return the rules whose findings share a cause across source lines -> a heading for several findings."""
     from statecli.commands.diff import rules  # as above
 
     return {
@@ -142,7 +142,7 @@ def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix
 def group_accepted(
     accepted: Iterable[Accepted], rows: Sequence[TensorInfo] = (), reported: Iterable[Problem] = ()
 ) -> dict[str, tuple[Problem, ...]]:
-    """Return the accepted problems for each reason, without the `reported` ones, of which only a part is accepted."""
+    """Return the accepted problems for each reason, without `reported` problems, which are only partly accepted."""
     reported_problems = {_identify(problem) for problem in reported}
     whole = {}
     for reason, findings in _group_by_reason(accepted).items():
@@ -159,7 +159,7 @@ def _group_by_reason(accepted: Iterable[Accepted]) -> dict[str, list[Finding]]:
 
 
 def _identify(problem: Problem) -> tuple[object, ...]:
-    """Return what all parts of a problem share, whichever of its findings are accepted."""
+    """Return the key shared by all parts of a problem, for any accepted part of its findings."""
     return problem.rule, problem.message, problem.target, problem.origin
 
 
@@ -274,7 +274,7 @@ def _map_imports(findings: Iterable[Finding]) -> _Imports:
 
 
 def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
-    """Return the finding about the imports for which torch.load refuses a file; None if one of them has none."""
+    """Return the finding about the imports for which torch.load refuses a file; None if an import has no finding."""
     if finding.rule != _REFUSED_LOAD or not finding.about:
         return None
     reported = [imports.get((finding.target, name)) for name in finding.about.split(", ")]
@@ -312,7 +312,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
 
 
 def _join_fixes(fixes: Sequence[str]) -> str:
-    """Return the fixes one below the other; their common first and last lines are written once."""
+    """Return the fixes below each other; their common first and last lines are written once."""
     place = _get_place(fixes[0]) if fixes else ""
     lines = "\n".join([*fixes[:1], *(fix.removeprefix(place) for fix in fixes[1:])]).split("\n")
     last = lines[-1] if lines.count(lines[-1]) > 1 and lines[-1].startswith("#") else None
@@ -387,7 +387,7 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
 
 
 def _join_lines(effects: Iterable[str]) -> Iterator[str]:
-    """Yield the consequences; texts that differ only in an operator or in one file's line are joined.
+    """Yield the consequences; texts that differ only in an operator or in a file's line are joined.
 
     `in addmm at net.py:16, 18`; `in mul, addmm at net.py:16`.
     """
@@ -428,7 +428,7 @@ def _fold_names(names: Sequence[str]) -> str:
 
 
 def _read_source(origin: Origin | None) -> str:
-    """Return the source line; of a statement on several lines its lines without comments, as one line."""
+    """Return the source line; of a statement on several lines its lines without comments, as a single line."""
     if origin is None:
         return ""
     from statecli.report import source_lines
@@ -503,7 +503,7 @@ def _make_plural(text: str) -> str:
 
 
 def _describe_group(first: Finding, names: Sequence[str]) -> str | None:
-    """Return `3 keys of net.py:Net are missing`; None for a rule without such a text."""
+    """Return `3 keys of net.py:Net are missing`; None for a rule without a text for several names."""
     template = _map_headings().get(first.rule)
     if template is None or len(names) < 2:
         return None

@@ -67,7 +67,7 @@ def limit_by_group(rows: Sequence[_Row], view: RowView) -> Sequence[_Row]:
 
 
 def hoist_remark(group: Group) -> Group:
-    """Return the group with a remark shared by all rows once in the summary. A row with only a remark keeps it."""
+    """Return the group with a remark shared by all rows once in the summary. A row of a remark alone keeps it."""
     remarks = {line.remark for line in group.lines}
     if len(group.lines) < 2 or len(remarks) > 1 or not all(any(line.cells[1:]) for line in group.lines):
         return group

@@ -22,9 +22,10 @@ def list_rule_texts(findings: Iterable[Finding | Problem]) -> tuple[RuleText, ..
 
 
 def read_rule_texts() -> dict[str, RuleText]:
-    """Return every rule of statecli by its name, those of `audit` first.
+    """Return every rule of statecli by its name, the rules of `audit` first.
 
-    `make docs` writes them from the dictionary of the rules: to import the rules takes as long as to list a checkpoint.
+    `make docs` writes them from the dictionary of the rules, because importing the rules takes as long as listing a
+    checkpoint.
     """
     with open(os.path.join(os.path.dirname(__file__), "rule_texts.json"), "rb") as file:
         texts = msgspec.json.decode(file.read(), type=tuple[RuleText, ...])

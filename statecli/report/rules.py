@@ -24,7 +24,7 @@ def list_rules(plugin_rules: Iterable[Rule] = ()) -> tuple[RuleText, ...]:
 
 
 def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
-    """Return the rule of this name. Raises UsageError, with the near names, if there is none."""
+    """Return the rule of this name. Raises UsageError, with the near names, for an unknown name."""
     from difflib import get_close_matches
 
     by_name = {rule.name: rule for rule in rules}

@@ -42,7 +42,7 @@ def read_lines_around(origin: Origin) -> tuple[SourceLine, ...]:
 
 
 def read_statement(origin: Origin) -> str:
-    """Return the source line; of a statement on several lines its lines without comments, as one line."""
+    """Return the source line; of a statement on several lines its lines without comments, as a single line."""
     linecache.checkcache(origin.file)  # a caller in Python may have changed the file, or the directory
     lines = linecache.getlines(origin.file)[origin.line - 1 :][:MAX_STATEMENT_LINES]
     if not lines:

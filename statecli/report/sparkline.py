@@ -1,4 +1,4 @@
-"""A sequence of relative changes as a line of small bars, one cell for each checkpoint."""
+"""A sequence of relative changes as a line of small bars, a cell for each checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 def find_range(series: Sequence[Sequence[float | None]]) -> tuple[float, float] | None:
-    """Return the range of the positive finite values of all series, at least a decade; None without such a value."""
+    """Return the range of the positive finite values of all series, at least a decade; None without such values."""
     values = [value for line in series for value in line if value and math.isfinite(value)]
     return (min(*values, max(values) / MIN_RATIO), max(values)) if values else None
 

@@ -24,7 +24,7 @@ class Choices(msgspec.Struct, frozen=True):
 
 
 class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor that shares its storage, or repeats it; the bytes of a storage count once in a sum.
+    """A tensor that shares or repeats its storage; the bytes of a storage count once in a sum.
 
     Attributes:
         row: Position of the tensor in the list.
@@ -40,7 +40,7 @@ class SharedStorage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OtherNames(msgspec.Struct, frozen=True, array_like=True):
-    """Further names of a row, such as those of a quantized weight and of its tensors, by which `-i` selects it too."""
+    """Further names of a row, such as the names of a quantized weight and of its tensors, for the selection by `-i`."""
 
     row: int
     names: tuple[str, ...]
@@ -91,7 +91,7 @@ def build_tensor_list(
     other_names: Mapping[tuple[str, str], Sequence[str]],
     spectra: Mapping[tuple[str, str], Spectrum],
 ) -> TensorList:
-    """Return the list. The tensors' remarks, problems and devices are those of the command's rows.
+    """Return the list. The tensors' remarks, problems and devices are from the command's rows.
 
     `distributions`, `other_names` and `spectra` are by section and name of a tensor.
     """

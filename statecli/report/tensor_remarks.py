@@ -1,4 +1,4 @@
-"""What is said about one tensor next to its name: its remark, its problems in words, and its colour."""
+"""Text about a tensor next to its name: its remark, its problems in words, and its colour."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def list_problem_words(tensor: TensorInfo, *, is_outlier: bool) -> tuple[str, ..
 
 
 def describe_list_remark(tensor: TensorInfo, outlier: str, view: RowView, *, live: bool, is_reported: bool) -> str:
-    """Return the remark in a list where names of tied tensors are links: why it is an outlier, and its other facts."""
+    """Return the remark in a list where names of tied tensors are links: the reason for an outlier, and other facts."""
     remark = describe_remark(replace(tensor, tied_to=()), describe_status(tensor, live), view, is_reported=is_reported)
     return ", ".join(filter(None, (outlier, remark)))
 
@@ -44,7 +44,7 @@ def choose_mood(tensor: TensorInfo) -> str:
 
 
 def describe_status(tensor: TensorInfo, live: bool) -> str:
-    """Describe whether the tensor is saved and, for a live model, whether it moves."""
+    """Describe whether the tensor is saved and, for a live model, moved."""
     parts = []
     if tensor.kind is Kind.UNREGISTERED:
         if not live:

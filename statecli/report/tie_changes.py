@@ -1,4 +1,4 @@
-"""Ties between tensors that one side has and the other lacks: `1 tie lost (2 tensors)`."""
+"""Ties between tensors on only one side: `1 tie lost (2 tensors)`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statecli.core.units import plural
 
 
 def is_tie_only(change: Change) -> bool:
-    """Return True if the tensor itself is equal: only what shares its storage differs."""
+    """Return True if the tensor itself is equal: only the set of tensors in its storage differs."""
     return change.status is Status.CHANGED and change.fields == (Field.TYING,)
 
 
@@ -35,7 +35,7 @@ def describe_ties(changes: Iterable[Change]) -> list[str]:
 
 
 def _count_groups(tensors: Sequence[TensorInfo]) -> int:
-    """Return the number of storages that the tensors share; a tensor may name only some of those it shares with."""
+    """Return the number of storages that the tensors share; a tensor may name only some of its partners."""
     group_of: dict[str, str] = {}
 
     def find(name: str) -> str:

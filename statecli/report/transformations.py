@@ -1,4 +1,4 @@
-"""What was done to the tensors of a diff, in sentences: one for each cast, moved layer or fused weight."""
+"""Transformations of the tensors of a diff, in sentences: one for each cast, moved layer or fused weight."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _lost_values(change: Change) -> bool:
 
 
 def _is_explained(change: Change, parts: Container[str]) -> bool:
-    """Return True if the tensor was recognised, or is only on one side and belongs to one that was."""
+    """Return True if the tensor was recognised, or is only on one side and belongs to a recognised tensor."""
     is_part = change.status in (Status.ADDED, Status.REMOVED) and change.fqn in parts
     return change.transformation is not None or is_part
 
@@ -132,7 +132,7 @@ def _name_with_section(change: Change) -> Change:
 
 
 def describe_transformation(change: Change) -> str:
-    """Describe what was done to one tensor, without its name; the dtypes say all about a cast without exceptions."""
+    """Describe the transformation of a tensor, without its name; the dtypes say all about a cast without exceptions."""
     done = change.transformation
     if done is None or (done.kind is TransformationKind.CAST and not done.exceptions):
         return ""
@@ -317,15 +317,15 @@ def _format_rows(done: Transformation, noun: str = "row") -> str:
 
 
 class _MovedLayer(NamedTuple):
-    """A numbered layer of a module most of whose tensors came from one other layer.
+    """A numbered layer of a module with most of its tensors from a single other layer.
 
     Attributes:
         start: Name of the module, with a dot at its end.
         new, old: Numbers of the layer after and before.
-        cosines: One for each moved tensor, None if it is equal bit for bit.
-        rounding: How the values of equal tensors were rounded; None if they were not.
+        cosines: Cosine of each moved tensor, None if equal bit for bit.
+        rounding: Rounding of the values of equal tensors; None without rounding.
         wrong: The moved tensors with exceptions.
-        others: The tensors of the layer that differ and did not come from there.
+        others: The differing tensors of the layer from elsewhere.
     """
 
     start: str
@@ -338,7 +338,7 @@ class _MovedLayer(NamedTuple):
 
 
 class _Layers(NamedTuple):
-    """The moved layers of a module, and the numbers of layers that are on one side only."""
+    """The moved layers of a module, and the numbers of layers on a single side."""
 
     moved: list[_MovedLayer]
     lost: list[int]
@@ -354,7 +354,7 @@ class _Overview(NamedTuple):
     base_only: Sequence[Change]
 
     def hides(self, change: Change) -> bool:
-        """Return True for an unrelated tensor of a new layer, which has nothing before it."""
+        """Return True for an unrelated tensor of a new layer, without a layer before."""
         done = change.transformation
         is_unrelated = done is not None and done.kind is TransformationKind.UNRELATED
         return is_unrelated and change.fqn.startswith(self.new_layers)
@@ -363,7 +363,7 @@ class _Overview(NamedTuple):
 def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
     """Return the layers of each module, by its name with a dot at its end; modules without a moved layer are left out.
 
-    One tensor does not move a layer: more than half of its tensors must come from the same other layer.
+    A single tensor does not move a layer: more than half of its tensors must come from the same other layer.
     """
     moves: dict[tuple[str, int], Counter[int]] = {}
     for change in changes:
@@ -404,7 +404,7 @@ def _build_layers(tensors_of: Mapping[int, Sequence[Change]], moved: list[_Moved
 
 
 def _select_weights(changes: list[Change]) -> list[Change]:
-    """Return the matrices: biases and norms of a new model are equal in all layers. All tensors if there are none."""
+    """Return the matrices: biases and norms of a new model are equal in all layers. All tensors without matrices."""
     return [c for c in changes if (row := c.after or c.before) and len(row.shape or ()) > 1] or changes
 
 
@@ -420,7 +420,7 @@ def _group_by_layer(changes: Sequence[Change], start: str) -> dict[int, list[Cha
 
 
 def _is_exact_cast(change: Change) -> bool:
-    """Return True for a norm whose values are all rounded to 1, in the old layer and in the new one."""
+    """Return True for a norm whose values are all rounded to 1, in the old layer and in the new layer."""
     done = change.transformation
     return done is not None and done.kind is TransformationKind.CAST and not done.exceptions
 
@@ -606,7 +606,7 @@ _ADAPTER_PREFIX, _BASE_LAYER = "base_model.model.", ".base_layer.weight"
 def _list_base_only(changes: Sequence[Change]) -> list[Change]:
     """Return the removed tensors, if the checkpoint after is an adapter and not a whole model with adapters.
 
-    An adapter may also have tensors that replace those of the base (`modules_to_save`).
+    An adapter may also have tensors that replace tensors of the base (`modules_to_save`).
     """
     done = [d for c in changes if (d := c.transformation) is not None and d.kind is TransformationKind.ADAPTER]
     rows = [after for change in changes if (after := change.after) is not None]
@@ -619,7 +619,7 @@ def _list_base_only(changes: Sequence[Change]) -> list[Change]:
 def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool) -> Iterator[Line]:
     """Yield a line for the weights of each type, layout and scales, with the range of their errors.
 
-    A weight with a much larger error than the others is named, and each weight if lines are unfolded.
+    A weight with a much larger error than the rest is named, and each weight if lines are unfolded.
     """
     groups: dict[tuple[str, str, str], list[Change]] = {}
     for change in changes:
@@ -743,7 +743,7 @@ def _describe_alone(change: Change) -> str:
 
 
 def _format_new_not_finite(change: Change) -> str:
-    """`, NaN 0 → 1`; empty without new ones."""
+    """`, NaN 0 → 1`; empty without new NaN and infinities."""
     counts = [change.values] if change.values is not None and has_new_not_finite(change) else []
     return "".join(f", {text}" for text in describe_not_finite(counts))
 
@@ -817,7 +817,7 @@ def _format_stack_of(names: Sequence[str]) -> str:
 
 
 def _list_in_order(names: Sequence[str]) -> str | None:
-    """`experts.{0,1,10,11,2..9}.w1.weight`; None for names in the order of their one number, or with others."""
+    """`experts.{0,1,10,11,2..9}.w1.weight`; None for names in the order of their only number, or with other names."""
     paths = [name.split(".") for name in names]
     if len({len(path) for path in paths}) > 1:
         return None

@@ -35,7 +35,7 @@ FoldKey = Callable[[T], object]
 
 
 class Node(Generic[T]):
-    """A module, or a tensor if `own` is set; `items` are all items below it, and its own."""
+    """A module, or a tensor if `own` is set; `items` are all items below the module, and its own."""
 
     def __init__(self) -> None:
         self.children: dict[str, Node[T]] = {}

@@ -60,7 +60,7 @@ ORDINARY_SIGNS = frozenset((SIGNS[Verdict.PASSED], SIGNS[Verdict.SKIPPED]))
 
 
 class ProofColumn(msgspec.Struct, frozen=True):
-    """One column of a proof with its name in the table.
+    """A column of a proof with its name in the table.
 
     `reported_fqns` are the tensors in the proof's findings, `proof_reason` is the reason of the whole proof. A proof
     may have `failed` for names without a row.
@@ -347,7 +347,7 @@ MAX_LINES_OF_CAUSE = 3
 
 
 def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line]:
-    """Return the lines; unregistered tensors of one source line are joined if their verdicts are equal."""
+    """Return the lines; unregistered tensors of the same source line are joined if their verdicts are equal."""
     groups: dict[object, list[Line]] = {}
     for position, (row, line) in enumerate(zip(rows, lines, strict=True)):
         is_cause = row.kind is Kind.UNREGISTERED and row.origin is not None

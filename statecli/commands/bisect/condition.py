@@ -29,7 +29,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     Attributes:
         text: The condition as typed.
-        measure: The figure needed.
+        measure: The needed figure.
         glob: Names of the measured tensors; None for all tensors of the model.
         limit: Of a cosine, the exclusive upper limit of the condition.
     """

@@ -154,7 +154,7 @@ def _has_same_last_name(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def is_constant(row: TensorInfo) -> bool:
-    """Return True if all elements are equal bit for bit, or without elements; for parts, in each part."""
+    """Return True if all elements are equal bit for bit, or if there are no elements; for parts, in each part."""
     from statecli.values.ranges import resolve_data
 
     parts = [row.data] if row.data is not None else [data for _, data in row.parts]

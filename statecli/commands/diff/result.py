@@ -82,7 +82,7 @@ class Quantization(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         codes: Type of the codes (`int4`, `nf4`, `float8_e4m3fn`).
         scales: Last name of the scales.
         block: Shape of the block of one scale; of bitsandbytes' 4-bit codes, the number of its values.
-        has_channel_factors: The error remains after a factor for each input channel, as in AWQ and SmoothQuant.
+        has_channel_factors: The error is measured after a factor for each input channel, as in AWQ and SmoothQuant.
     """
 
     layout: Layout
@@ -112,9 +112,8 @@ class Transformation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         rank: Of `adapter` and `merged`, the rank of the update.
         max_abs: Of `merged`, the largest |after - (before + update)| of the elements without exceptions.
         relative_l2: Of `adapter`, the L2 norm of the update over the norm of the weight, with the scale if known, None
-            if the weight is zero or a value is not finite; of
-            `quantized` and `dequantized`, the relative L2 error after dequantizing; of a resized tensor with a cosine,
-            the relative L2 change of the common part.
+            if the weight is zero or a value is not finite; of `quantized` and `dequantized`, the relative L2 error
+            after dequantizing; of a resized tensor with a cosine, the relative L2 change of the common part.
         cosine: Of moved and transposed values, and of the common part of a resized tensor, if they changed since: the
             cosine of before and after.
         rounding: Of a cast whose values were rounded without exception; `nearest` if copied values have another dtype.

@@ -30,7 +30,7 @@ class AuditSummary(msgspec.Struct, frozen=True):
 
 
 class TargetRow(msgspec.Struct, frozen=True):
-    """One target: its status with the reason, and the size of its tensors."""
+    """A target: its status with the reason, and the size of its tensors."""
 
     target: str
     status: AuditStatus

@@ -13,8 +13,8 @@ from statecli.core.version import __version__
 class BisectDocument(msgspec.Struct, frozen=True):
     """`statecli bisect -f json`.
 
-    `first` is the first checkpoint where the condition holds, `last_before` the one before it; `between` are the
-    checkpoints between the two that could not be read. `probes` are in the order of reading.
+    `first` is the first checkpoint where the condition holds, `last_before` the checkpoint before `first`; `between`
+    are unreadable checkpoints between the two. `probes` are in the order of reading.
     """
 
     schema: str

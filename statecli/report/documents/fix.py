@@ -15,8 +15,8 @@ class FixDocument(msgspec.Struct, frozen=True):
     """`statecli fix -f json`.
 
     `edits` has a record for each defect: a fix that passes the checks, or the reason why there is no such fix. `patch`
-    is the unified diff of all these fixes; `written` says whether `files` contain them. `skipped` are the checks that
-    did not run, and `inconclusive` has a line for the checks without a result.
+    is the unified diff of all fixes; `written`: whether `files` contain the fixes. `skipped` are the checks that did
+    not run, and `inconclusive` has a line for the checks without a result.
     """
 
     schema: str

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class QuantizedRow(msgspec.Struct, frozen=True):
-    """One quantized weight. `tensors` are its tensors, the codes first; `bytes` is the size of all of them.
+    """A quantized weight. `tensors` are its tensors, the codes first; `bytes` is the size of all its tensors.
 
-    `dtype` and `bits` describe a code. `shape` is null if the checkpoint does not store it; `elements` is then an upper
-    limit, or null. `defect` says what is wrong with the tensors.
+    `dtype` and `bits` describe a code. `shape` is null if the checkpoint does not store the shape; `elements` is then
+    an upper limit, or null. `defect` is the problem with the tensors.
     """
 
     fqn: str
@@ -52,11 +52,11 @@ class QuantizedRow(msgspec.Struct, frozen=True):
 
 
 class WeightTotals(msgspec.Struct, frozen=True):
-    """Sums over a checkpoint with quantized weights, each counted as one weight.
+    """Sums over a checkpoint with quantized weights, each counted as a single weight.
 
-    `parameters` is the number of elements of all parameters; `quantized` the number of quantized weights, `tensors`
-    that of their tensors. `unknown_shapes` weights do not store their shape: `parameters` is then an upper limit, less
-    `unknown_elements` weights that are not counted.
+    `parameters` is the number of elements of all parameters; `quantized` the number of quantized weights, `tensors` the
+    number of their tensors. `unknown_shapes` weights do not store their shape: `parameters` is then an upper limit,
+    without the elements of `unknown_elements` weights.
     """
 
     parameters: int

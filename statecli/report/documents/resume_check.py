@@ -13,9 +13,9 @@ from statecli.core.version import __version__
 class ResumeCheckDocument(msgspec.Struct, frozen=True):
     """`statecli resume-check -f json`.
 
-    `steps` are the optimizer steps of the uninterrupted training, `saved_at` is the step of the checkpoint that the
-    resumed training starts from. `states` are those at the first step after the resume. `reason` says why the answer
-    is inconclusive.
+    `steps` are the optimizer steps of the uninterrupted training, `saved_at` is the step of the checkpoint at the start
+    of the resumed training. `states` are the states at the first step after the resume. `reason`: why the answer is
+    inconclusive.
     """
 
     schema: str

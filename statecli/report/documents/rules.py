@@ -12,7 +12,7 @@ from statecli.report import RuleText
 
 
 class RuleRow(msgspec.Struct, frozen=True):
-    """One rule. `explanation` has four paragraphs: summary, why, example and fix."""
+    """A rule. `explanation` has four paragraphs: summary, why, example and fix."""
 
     name: str
     severity: Severity
@@ -32,7 +32,7 @@ class RulesDocument(msgspec.Struct, frozen=True):
 
 
 def build_rules_document(texts: Sequence[RuleText]) -> RulesDocument:
-    """Return the document of these rules."""
+    """Return the document of the rules."""
     rows = (
         RuleRow(rule.name, rule.severity, rule.about, rule.summary, rule.explanation, rule.commands) for rule in texts
     )

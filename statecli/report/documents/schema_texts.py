@@ -1,4 +1,4 @@
-"""JSON Schema of each document, as `make docs` has written it from the types (`schemas`)."""
+"""JSON Schema of each document, written by `make docs` from the types (`schemas`)."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _NULL = {"type": "null"}
 
 
 def get_version(command: str) -> int:
-    """Return the version of a command's document: it grows if a key is removed or changes its meaning."""
+    """Return the version of a command's document: the version grows if a key is removed or changes its meaning."""
     return _VERSIONS.get(command, 1)
 
 
@@ -71,7 +71,7 @@ def encode_schema(command: str) -> bytes:
 
 
 def _normalize(schema: Any) -> Any:
-    """Return the schema as all releases of Python and msgspec write it.
+    """Return the schema in the same form for all releases of Python and msgspec.
 
     Python 3.13 keeps docstrings without the indentation of the source. Releases of msgspec differ in the order of
     alternatives.

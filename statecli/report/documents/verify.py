@@ -25,7 +25,7 @@ from statecli.targets.target_result import Accepted
 
 
 class CellRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tensor in one column of a proof. `before` and `after` are the measured values, or null."""
+    """A tensor in a column of a proof. `before` and `after` are the measured values, or null."""
 
     fqn: str
     column: str
@@ -36,7 +36,7 @@ class CellRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class CheckRow(msgspec.Struct, frozen=True):
-    """One check. `passed` is null if the check was skipped or is inconclusive; `how` describes the operation.
+    """A check. `passed` is null if the check was skipped or is inconclusive; `how` describes the operation.
 
     `tensors` has an entry for each tensor and column with a verdict.
     """
@@ -53,8 +53,8 @@ class CheckRow(msgspec.Struct, frozen=True):
 class VerifySummary(msgspec.Struct, frozen=True):
     """Numbers of checks and of tensors by verdict.
 
-    A tensor is `failed` if any check failed for it, else `inconclusive` if any check was, else `passed`. A tensor
-    without a verdict is `skipped`.
+    A tensor is `failed` if any check failed for the tensor, else `inconclusive` if any check was inconclusive, else
+    `passed`. A tensor without a verdict is `skipped`.
     """
 
     checks: dict[str, int]

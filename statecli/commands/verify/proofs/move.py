@@ -7,10 +7,11 @@ the stand-in can judge tensors already on the device.
 Every tensor left behind fails, class attributes too, because forward reads class attributes through the instance. Not
 judged:
 
-- tensors recomputed by torch before each forward (old weight_norm, spectral_norm, pruning); - tensors created by the
-first forward and recreated with any values by every other forward, or for another device; - tensors in
-functools.lru_cache of a function of the class: no move of a model reaches them, and the proof `forward` reports a mix
-of devices; - tensors cleared by the model's own `_apply`.
+- tensors recomputed by torch before each forward (old weight_norm, spectral_norm, pruning);
+- tensors created by the first forward and recreated with any values by every other forward, or for another device;
+- tensors in functools.lru_cache of a function of the class: no move of a model reaches them, and the proof `forward`
+  reports a mix of devices;
+- tensors cleared by the model's own `_apply`.
 
 A 0-dim or empty tensor left behind is a warning: operators on CUDA accept a 0-dim tensor from the CPU.
 
