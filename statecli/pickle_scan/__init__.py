@@ -1,1 +1,1 @@
-"""Find the calls, allocations and hashes caused by loading one pickle or the code next to a pickle."""
+"""Find the calls, allocations and hashes caused by loading a pickle or the code next to a pickle."""

@@ -2,8 +2,8 @@
 
 `bytearray(2**36)` is 30 bytes of pickle and 64 GiB of memory; a tuple with itself as two items, 64 levels deep, takes
 2**64 steps to hash. Nothing here allocates or hashes: sizes are computed from the arguments of each call. Ordinary
-picklers write all data, so a call allocates at most a few times the size of its pickle. A call with an argument that
-the pickle computes, such as `list(range(2**40))`, is a misuse of its name (`call_flow`), and is not measured.
+picklers write all data, so a call allocates at most a few times the size of its pickle. A call with a computed
+argument, such as `list(range(2**40))`, is a misuse of its name (`call_flow`), and is not measured.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Allocations:
         """Find storages larger than the file can hold, compressed too, and a storage loaded often.
 
         torch keeps each storage by its key, and its zip reader ends a name at the first NUL and ignores case: keys "0"
-        and "0\0a" are two storages of one record.
+        and "0\0a" are two storages of the same record.
         """
         sizes: dict[Value, int] = {}
         records: set[str] = set()
@@ -182,7 +182,7 @@ class Allocations:
     # Calls.
 
     def _count_call(self, call: Obj, name: Global, depth: int) -> None:
-        """Count the bytes allocated by a call, and by each call made by it at once with its arguments."""
+        """Count the bytes allocated by a call, and by each inner call made at once with its arguments."""
         plain = get_plain_name(name)
         self._steps.take(Budget.FLOW)
         if plain == "re._compile" and call.args:
@@ -244,7 +244,7 @@ class Allocations:
         return _MAX_SIZE if sizes is None else _clamp(math.prod(sizes)) if all(size > 0 for size in sizes) else 0
 
     def _read_numbers(self, shape: Value) -> Sequence[int] | None:
-        """Return the numbers of a shape, a tuple or a torch.Size; None if the pickle computes one."""
+        """Return the numbers of a shape, a tuple or a torch.Size; None if the pickle computes a number."""
         if type(shape) is Obj and len(shape.args) == 1 and type(shape.cls) is Global:
             shape = shape.args[0] if get_plain_name(shape.cls) == "torch.Size" else None
         if type(shape) not in (list, tuple):
@@ -351,7 +351,7 @@ class Allocations:
 
 
 def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
-    """Return the name of a call with more than `_MAX_NESTING` nested calls; None without such a call.
+    """Return the name of a call with more than `_MAX_NESTING` nested calls; None without a call of this depth.
 
     Objects of Python classes keep their state in a dict, which is freed without recursion, like lists and tuples, but
     unlike slices, deques, defaultdicts and arrays of objects. Containers among the arguments of a call are not kept.
@@ -503,7 +503,7 @@ def _clamp(size: int) -> int:
 
 
 def _read_storage(storage: Value) -> tuple[Any, ...]:
-    """Return the persistent id of a storage, whose parts are the class at 1 and the elements at 4; () for others."""
+    """Return the persistent id of a storage, whose parts are the class at 1 and the elements at 4; else ()."""
     pid = storage.pid if type(storage) is Persistent and type(storage.pid) is tuple else ()
     return pid if len(pid) > 4 and type(pid[1]) is Global and type(pid[4]) is int else ()
 

@@ -77,10 +77,10 @@ _TENSOR_CONSTANT = "tensor_"
 
 
 class RecordUses(NamedTuple):
-    """The use of each record by torch's loaders, and the configuration that cannot be read, with the reason.
+    """The use of each record by torch's loaders, and an unreadable configuration, with the reason.
 
     `zeros` are the elements of tensors of an exported program whose records are empty: torch fills them with zeros.
-    `numbered` are the names of the storages that torch.save writes; their use is `Use.OTHER`.
+    `numbered` are the names of storages written by torch.save; their use is `Use.OTHER`.
     """
 
     use_of: Callable[[Record], Use]
@@ -145,7 +145,7 @@ def _is_compiled(name: str) -> bool:
     """Whether AOTInductor's loader compiles, links or opens the record, given its whole name.
 
     The loader takes the first record's name up to a slash for the archive's folder, or the whole name without a slash,
-    and takes slashes in a row for one.
+    and takes slashes in a row for a single slash.
     """
     if not any(word in name.lower() for word in _COMPILED_WORDS):  # as nearly all names
         return False

@@ -1,7 +1,7 @@
-"""Judge the texts that RLlib unpacks to arrays: a checkpoint of a policy has the limits of its spaces as such texts.
+"""Judge the texts unpacked to arrays by RLlib: a checkpoint of a policy has the limits of its spaces as such texts.
 
 RLlib decodes base64, decompresses the result with zlib, and gives it to `numpy.load(allow_pickle=True)`, which
-unpickles an array of objects, and everything that is not an array. Source: rllib/utils/serialization.py of ray 2.60.
+unpickles an array of objects, and everything except arrays. Source: rllib/utils/serialization.py of ray 2.60.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBERS = compile_on_use(
 
 
 def unpickles_text(text: str | bytes) -> bool:
-    """Return True if RLlib unpickles what this text packs; False for an array of numbers and for what it refuses."""
+    """Return True if RLlib unpickles the contents of the text; False for an array of numbers and refused data."""
     if len(text) > _MAX_CHARACTERS:
         return True
     try:

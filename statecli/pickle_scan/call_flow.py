@@ -34,7 +34,7 @@ from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 
 
 class _Roots(dict[int, "Global | None"]):
-    """Names whose calls built the objects of one pickle, by the id of the object.
+    """Names whose calls built the objects of a pickle, by the id of the object.
 
     A class of its own: a cycle would keep the graph of the pickle in memory until Python searches for cycles.
     """
@@ -52,7 +52,7 @@ class _Roots(dict[int, "Global | None"]):
 
 
 class Flow:
-    """Calls and changes of one pickle.
+    """Calls and changes of a pickle.
 
     `misuses`: why a name is not clean here, by its id; `kept_names`: names used as values; `called_names`: names called
     at once by another call.
@@ -301,7 +301,7 @@ class Flow:
             )
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
-        """Check a call, and each call made by it at once with its arguments."""
+        """Check a call, and each inner call made at once with its arguments."""
         if depth > expected_calls.MAX_INDIRECT_CALLS:
             self.note_misuse(
                 call.cls,
@@ -356,7 +356,7 @@ class Flow:
         self._check_attributes(call.cls, name, call.kwargs)
 
     def _check_computed_values(self, call: Obj, name: str) -> None:
-        """Report or keep what the call computes, a text, a number or a mapping, which the scan reads as it stands."""
+        """Report or keep a computed text, number or mapping of the call, because the scan reads only literal values."""
         if expected_calls.fills_mapping(name, call):
             self.note_misuse(
                 call.cls,
@@ -419,7 +419,7 @@ class Flow:
             self.note_misuse(function[0], why)
 
     def _check_contents(self, name: Global, called: str, states: Sequence[Value]) -> None:
-        """Check the attributes of a tensor: a dict, or a tuple of those of its class with and without slots."""
+        """Check the attributes of a tensor: a dict, or a tuple of its class's attributes with and without slots."""
         for state in states:
             for part in state if type(state) is tuple else (state,):
                 if type(part) is Obj:

@@ -1,4 +1,4 @@
-"""Check the paths in a checkpoint that a training library deletes or downloads when it resumes from the checkpoint.
+"""Check the paths in a checkpoint that a training library deletes or downloads when resuming from the checkpoint.
 
 Lightning takes the paths from the state of its ModelCheckpoint, MMEngine from the `runtime_info` of its message hub,
 and MMCV 1 from the `hook_msgs` of its `meta`.
@@ -75,7 +75,7 @@ def check_lightning_path(where: str, value: Value, steps: Steps) -> Iterator[Haz
 
 
 def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str = "MMEngine") -> Iterator[Hazard]:
-    """Check the path of the best checkpoint, which MMEngine deletes anywhere after it has saved a better one.
+    """Check the path of the best checkpoint, which MMEngine deletes anywhere after saving a better checkpoint.
 
     `library` is "MMCV" for the path in a checkpoint of MMCV 1, which deletes files only. Numbers are clean, because
     Python removes no file by a number.
@@ -105,7 +105,7 @@ def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str 
 
 
 def explain_unsafe_step(value: Value) -> str | None:
-    """Return what stands for the number of a saved checkpoint: MMEngine makes a path of the value; None for an int."""
+    """Describe a value in place of the number of a saved checkpoint, used in a path by MMEngine; None for an int."""
     if type(random_states.read_number(value)) is int:
         return None
     text = read_text(value)
@@ -118,14 +118,14 @@ def describe_computed_text(where: str) -> Hazard:
 
 
 class _Path(NamedTuple):
-    """The text of a path, None if there is no text to check; and the hazard of any other value than a path."""
+    """The text of a path, None without a text to check; and the hazard of any other value than a path."""
 
     text: str | None
     hazard: Hazard | None = None
 
 
 def _read_path(where: str, value: Value, use: str, steps: Steps) -> _Path:
-    """Return the text of a path, also of a pathlib path. `use` is what a loader does with the path, as `X deletes`."""
+    """Return the text of a path, also of a pathlib path. `use`: the action of a loader on the path, as `X deletes`."""
     node = value.value if type(value) is Key else value
     is_pathlib = type(node) is Obj and split_call(node)[0].startswith("pathlib.")
     text = _read_pathlib(node) if is_pathlib else read_text(node)

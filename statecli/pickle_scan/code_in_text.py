@@ -1,6 +1,6 @@
 """Recognise JSON and YAML files from which a library builds objects by name, or unpickles digits.
 
-No such file is a checkpoint, and statecli does not read it: it is reported, in whatever format it is read otherwise.
+No such file is a checkpoint, and statecli does not read the file: the file is reported, in any other format too.
 Sources: ray 2.60 (train/_checkpoint.py, tune/analysis), torch 2.13 (utils/_pytree.py), gluonts 0.17 (core/serde),
 hyperpyyaml 1.2 (core.py), PyYAML 6 (constructor.py), open_clip 3.3 (factory.py).
 """
@@ -36,7 +36,7 @@ class Readable(Protocol):
 
 
 class _Sign(NamedTuple):
-    """What a text has if a library runs code of it."""
+    """Signs of a text from which a library runs code."""
 
     pattern: re.Pattern[bytes]
     library: str

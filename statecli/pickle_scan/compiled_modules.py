@@ -1,9 +1,9 @@
 """Check that a module wrapped by torch.compile is pickled as torch does, with a compiler of plain settings.
 
-A whole `torch.compile(module)` has the context of its compiler in the pickle: objects of dynamo, made empty and given a
-state. Loading compiles nothing. The first call compiles, with the settings in the pickle: `cpp.cxx` is a command. So
-the names are clean if each of these objects has its place, and the settings are numbers and truth values. Sources:
-torch/_dynamo/eval_frame.py (`OptimizedModule.__reduce__`, `OptimizeContext.__reduce__`), torch/__init__.py
+A whole `torch.compile(module)` has the context of its compiler in the pickle: objects of dynamo, made empty and then
+filled with a state. Loading compiles nothing. The first call compiles, with the settings in the pickle: `cpp.cxx` is a
+command. So the names are clean if each of the objects has its place, and the settings are numbers and truth values.
+Sources: torch/_dynamo/eval_frame.py (`OptimizedModule.__reduce__`, `OptimizeContext.__reduce__`), torch/__init__.py
 (`_TorchCompileInductorWrapper`) of torch 2.13.
 """
 
@@ -45,7 +45,7 @@ _PLAIN_TYPES = (*_SETTING_TYPES, str)
 
 
 def is_module(call: Obj) -> bool:
-    """Return True for a call that makes the module, not a part of it."""
+    """Return True for a call that makes the module, not a part of the module."""
     return get_name(call.cls) == _MODULE
 
 
@@ -72,7 +72,7 @@ def calls_of_modules(made: Sequence[Obj], built: Iterable[tuple[Value, Value]]) 
 
 
 def names_of(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
-    """Return the ids of the names used by the calls; these names are harmless unless used elsewhere."""
+    """Return the ids of the names used by the calls; the names are harmless unless used elsewhere."""
     if not parts:
         return set()
     values = {id(name) for name in names if name.qualified == _NULL_CONTEXT or name.qualified in _BACKENDS}

@@ -1,12 +1,12 @@
-"""Find bytes that a pickle computes from numbers, texts or other bytes: the scan reads only bytes that stand in it.
+"""Find bytes that a pickle computes from numbers, texts or other bytes: the scan itself reads only literal bytes.
 
-Some loaders unpickle or evaluate bytes of the data that they got: `bytes([128, 4, …])` and `torch.ByteTensor([128, …])`
-hide such bytes. No pickler and no version of `torch.save` writes such calls. They write bytes as literal bytes, and in
+Some loaders unpickle or evaluate bytes of their data: `bytes([128, 4, …])` and `torch.ByteTensor([128, …])` hide such
+bytes. No pickler and no version of `torch.save` writes these calls. Picklers write bytes as literal bytes, and in
 protocols 0 to 2 as a text with the codec latin-1 (`_codecs.encode`, `bytearray(text, "latin-1")`).
 
 Arrays of numbers are written as calls that compute: Python builds an `array.array` of a list of numbers, and swaps the
-bytes of one from another machine; numpy swaps the bytes of an array in the other byte order. Such bytes are computed
-here too, and are scanned as if they stood in the pickle.
+bytes of an array from another machine; numpy swaps the bytes of an array in the other byte order. These bytes are
+computed here too, and are scanned as if they stood in the pickle.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ def compute_array(name: str, call: Obj) -> bytes | None:
 
 
 def has_computed_data(state: tuple[Value, ...]) -> bool:
-    """Return True if the state of a numpy array gets its data from a call, as numpy does not write it."""
+    """Return True if the state of a numpy array gets its data from a call, unlike a state written by numpy."""
     data = numpy_dtype_states.split_array_state(state)[-1]
     # Protocol 2 has `bytes()` for no bytes.
     return type(data) is Obj and read_raw_bytes(data) is None and bool(data.args or data.kwargs or data.state)
 
 
 def compute_numpy_array(state: tuple[Value, ...]) -> bytes | None:
-    """Return the bytes of a numpy array by its state, in the order of its elements; None if they are those written."""
+    """Return the bytes of a numpy array by its state, in the order of its elements; None for the bytes as written."""
     shape, dtype, is_fortran, data = numpy_dtype_states.split_array_state(state)
     is_swapped = type(dtype) is Obj and numpy_dtype_states.is_swapped(dtype)
     return _compute_array(shape, dtype, data, is_fortran=bool(is_fortran), is_swapped=is_swapped)
@@ -124,7 +124,7 @@ def _compute_array(shape: Value, dtype: Value, raw: Value, *, is_fortran: bool, 
 
 
 def _order_by_rows(plane: bytes, shape: tuple[int, ...]) -> bytes:
-    """Return bytes, one for each element with the first index running fastest, so that the last index does."""
+    """Reorder bytes, one for each element, from the first index running fastest to the last index running fastest."""
     if len(shape) < 2:
         return plane
     first, last = shape[0], shape[-1]
@@ -141,7 +141,7 @@ def _decodes_plainly(codec: Value) -> bool:
 
 
 def _is_numbers(value: Value) -> bool:
-    """Return True for what pickle writes for an array: a list of numbers, or of characters."""
+    """Return True for pickle's form of an array: a list of numbers, or of characters."""
     return type(value) is str or (type(value) is list and all(type(number) in (int, float, str) for number in value))
 
 

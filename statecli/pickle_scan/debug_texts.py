@@ -1,6 +1,6 @@
 """Check the numbers in the source locations of a TorchScript archive (`code/….py.debug_pkl`).
 
-torch.jit.load takes the texts of a location from a table by their numbers, without a check, when it prints an error of
+torch.jit.load takes the texts of a location from a table by their numbers, without a check, when printing an error of
 the code. Source: torch/csrc/jit/serialization/source_range_serialization.cpp of torch 2.13.
 """
 

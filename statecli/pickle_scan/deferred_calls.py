@@ -64,7 +64,7 @@ _NOT_CALLABLE = (
 
 
 class DeferredCalls:
-    """Deferred calls of one pickle. A container shared by several calls is checked once."""
+    """Deferred calls of a pickle. A container shared by several calls is checked once."""
 
     def __init__(self, root: Root, steps: Steps) -> None:
         self._root = root
@@ -73,7 +73,7 @@ class DeferredCalls:
         self._fitting: dict[Fits, set[int]] = {}
 
     def builds_data(self, function: str, args: Value, kwargs: Value) -> bool:
-        """Return True if calling this with these arguments, and any arguments of a caller, computes or builds data.
+        """Return True if a call of `function` with these and any further arguments computes or builds data.
 
         Raises OutOfSteps.
         """
@@ -127,7 +127,7 @@ def is_callable(value: Value, root: Root) -> bool:
 
 
 def is_callback(name: str) -> bool:
-    """Return True for a function or class that may be stored and that no serializer of data calls."""
+    """Return True for a function or class that may be stored and is not called by serializers of data."""
     return (
         known_names.may_be_named(name)
         and not known_names.computes_tensors(name)

@@ -2,7 +2,7 @@
 
 fairseq and the libraries that copied its models evaluate texts of the saved configuration, such as
 `conv_feature_layers`. Composer evaluates the `repr` of each algorithm, behind `algorithms.`, and Ultralytics the
-activation in the YAML of a model. A text is clean if it computes a small literal, or if it can call nothing. Sources:
+activation in the YAML of a model. A text is clean if the text computes a small literal, or can call nothing. Sources:
 fairseq 0.12 (models, criterions, utils.py), s3prl 0.4 (upstream), coqui-tts 0.28 (vc/layers/freevc/wavlm), composer
 0.32 (core/state.py), ultralytics 8.4 (nn/tasks.py).
 """
@@ -57,7 +57,7 @@ def is_own_key(key: str) -> bool:
 
 
 def is_inert(text: str) -> bool:
-    """Return whether Python calls nothing when it evaluates the text, or fails to parse the text."""
+    """Return whether Python calls nothing when evaluating the text, or fails to parse the text."""
     return _INERT.fullmatch(text) is not None
 
 
@@ -80,9 +80,9 @@ def check_text(where: str, key: str, text: str) -> Hazard | None:
 
 
 def is_plain_activation(text: str) -> bool:
-    """Return whether a text is an activation as Ultralytics has it: `torch.nn.LeakyReLU(0.1)`, or calls nothing.
+    """Return whether a text is an activation in the form of Ultralytics: `torch.nn.LeakyReLU(0.1)`, or calls nothing.
 
-    Other libraries have `leaky_relu(0.1)`: a call with numbers of what is not built into Python.
+    Other libraries have `leaky_relu(0.1)`: a call with numbers, of a name that is not built into Python.
     """
     if _INERT_IN_YAML.fullmatch(text):
         return True
@@ -102,7 +102,7 @@ def is_plain_activation(text: str) -> bool:
 
 
 def check_representation(where: str, text: str) -> Hazard | None:
-    """Return the hazard of the text of an algorithm of Composer; None for one call with plain arguments."""
+    """Return the hazard of the text of an algorithm of Composer; None for a single call with plain arguments."""
     # No expression goes on with `<` after a point: `<my.Algorithm object at 0x7f>`.
     if text.startswith("<"):
         return None

@@ -1,6 +1,7 @@
-"""What picklers write for the classes and functions on the list: which arguments, states, items and callees.
+"""Calls written by picklers for the classes and functions on the list: arguments, states, items and callees.
 
-`call_flow` compares each call of a pickle with it. Everything else may run a method of an object that the file chose.
+`call_flow` compares each call of a pickle with this list. Any other call may run a method of an object chosen by the
+file.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def is_copyreg_call(value: Obj) -> bool:
 
 
 def fills_mapping(name: str, call: Obj) -> bool:
-    """Return True for a call that fills a mapping which picklers make empty, or of pairs where they write a dict."""
+    """Return True for a call that fills a mapping left empty by picklers, or passes pairs in place of a dict."""
     if name == "copyreg._reconstructor":
         base = call.args[1] if len(call.args) > 2 else None
         is_dict = type(base) is Global and get_plain_name(base) == "builtins.dict"
@@ -306,14 +307,14 @@ def converts_object(name: str, args: tuple[Value, ...]) -> bool:
 
 
 def computes_number(name: str, args: tuple[Value, ...]) -> bool:
-    """Return whether a fraction is made of other values than Python writes: of `1e999999999` it takes all memory."""
+    """Return whether a fraction has other arguments than Python writes: `1e999999999` takes all memory."""
     return name == "fractions.Fraction" and not all(
         type(arg) is int or (type(arg) is str and _FRACTION.fullmatch(arg)) for arg in args
     )
 
 
 def has_shape(name: str, args: tuple[Value, ...]) -> bool:
-    """Return whether a new array gets a shape from its call: numpy writes an empty one, and the shape in the state."""
+    """Return whether a new array gets a shape from its call: numpy writes an empty array and a shape in the state."""
     place = {"_reconstruct": 1, "_mareconstruct": 2}.get(name.rpartition(".")[2]) if name.startswith("numpy.") else None
     return place is not None and len(args) > place and args[place] != (0,)
 

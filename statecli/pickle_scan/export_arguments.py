@@ -1,6 +1,6 @@
 """Check the operator arguments in a program of torch.export that torch's kernels trust.
 
-The sizes are stated by the graph for its values (`tensor_values`). For weights the reader of the format compares these
+The sizes are stated by the graph for its values (`tensor_values`). For weights the reader of the format compares the
 sizes with the tensors in the file; for other values the graph is believed. Sources: torch/_export/serde/schema.py,
 aten/src/ATen/native (RNN.cpp, Normalization.cpp, WeightNorm.cpp, EmbeddingBag.cpp, SpectralOps.cpp) of torch 2.13.
 """
@@ -102,7 +102,7 @@ _TEXTS_AND_OBJECTS = frozenset(
 def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps) -> Iterator[str]:
     """Yield why torch does not write an argument of a node: an object that becomes source, a text for a number.
 
-    torch takes an object that is not a value of the graph from the constants of the file, and writes its `repr`,
+    torch takes an object outside the values of the graph from the constants of the file, and writes its `repr`,
     possibly any text, into the source of `forward`. The operators of an operator get unchecked arguments.
     """
     stack = [ProgramValue(ListOf("NamedArgument"), inputs)]
@@ -214,7 +214,7 @@ _ASSERTION = compile_on_use(r"torch\.ops\.aten\._(?:functional_)?assert_(?:async
 
 
 def _check_messages(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield why a message of an assertion is not a text of the file: one that the graph computes is not judged."""
+    """Yield why a message of an assertion is not a text of the file: a message computed by the graph is not judged."""
     for place, entry in enumerate(entries if _ASSERTION.fullmatch(target) else ()):
         is_message = entry.get("name") == "assert_msg" or (place == 1 and not entry.get("name"))
         if is_message and not _is_kind([entry.get("arg")], "as_string"):
@@ -227,7 +227,7 @@ def _check_messages(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterat
 def _check_enumerations(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield why an operator is given a plain number for a dtype, a layout or a memory format.
 
-    torch writes these by keys of their own. A number that the graph computes is not known.
+    torch writes these arguments by keys of their own. A number computed by the graph is unknown.
     """
     operator = target.removeprefix("torch.ops.").split(".")
     places = script_enumerations.POSITIONS.get(operator[1], {}) if len(operator) > 1 else {}
@@ -245,12 +245,12 @@ def _check_enumerations(target: str, entries: Sequence[Mapping[str, Any]]) -> It
 
 
 def _is_positional(entry: Mapping[str, Any]) -> bool:
-    """Return True for an argument that torch counts as one by place, whatever its name."""
+    """Return True for an argument that torch counts as positional, with any name."""
     return entry.get("kind") == 1 or entry.get("name") == ""
 
 
 def _is_keyword(operator: str, entry: Mapping[str, Any]) -> bool:
-    """Return True if torch writes such an argument by name: those of another operator, and numbers."""
+    """Return True if torch writes the argument by name: arguments of another operator, and numbers."""
     name, value = entry.get("name"), entry.get("arg")
     if operator in _OPERATOR_PLACES:
         return not _is_kind([value], "as_operator") and not _is_kind([value], "as_graph")
@@ -300,8 +300,8 @@ def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
     """Yield the objects of the file outside of nodes: in the signatures of modules, and among the outputs of graphs.
 
     There, a name of an input of the graph, outside of graphs of the main graph, is the input. The inputs of a graph
-    name the objects, and those of a node are judged with the node; a graph among them has outputs again. A dict of
-    arguments has free keys, which are not fields.
+    name the objects, and the objects of a node are judged with the node; a graph among the objects has outputs again. A
+    dict of arguments has free keys, which are not fields.
     """
     main = _find_main_graph(document)
     given = _list_given_objects(main) if type(main) is dict else frozenset()

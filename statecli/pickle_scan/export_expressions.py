@@ -171,8 +171,8 @@ class _Cost(NamedTuple):
 def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     """Return why computing a plain expression takes too long; None if the cost is acceptable.
 
-    sympy computes expressions without symbols at once, even `9**9**9`; torch multiplies out expressions with symbols.
-    A guard has none: Python computes it of the sizes of the inputs.
+    sympy computes expressions without symbols at once, even `9**9**9`; torch multiplies out expressions with symbols. A
+    guard has no symbols: Python computes the guard from the sizes of the inputs.
     """
     if len(text) > _MAX_EXPRESSION_CHARACTERS:
         return f"evaluates an expression of {len(text):,} characters{_SLOW}"
@@ -267,7 +267,7 @@ def _measure_power(costs: list[_Cost], exponent: float | None) -> _Cost:
 
 
 def _find_literal(node: ast.AST | ast.expr) -> float | None:
-    """Return the value of a number, as Python or sympy writes it; None for other expressions."""
+    """Return the value of a number written by Python or sympy; None for other expressions."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "Integer" and len(node.args) == 1:
         node = node.args[0]
     try:
@@ -383,7 +383,7 @@ def _report_source(text: str) -> ProgramCall:
 
 
 def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[Judgement, str]]:
-    """Yield the judgement and the text of each, and the texts in nested arguments in place of these."""
+    """Yield the judgement and the text of each, and the texts in nested arguments in place of the arguments."""
     for judgement, text, key in texts:
         if judgement is Judgement.SPEC:
             yield from program_texts.iter_spec_texts(text, key == "in_spec", steps)
@@ -498,9 +498,9 @@ def _check_symbol(text: str) -> ProgramCall | None:
 
 
 def _find_nested_names(tensors: Collection[str], modules: Collection[str], steps: Steps) -> Iterator[ProgramCall]:
-    """Yield a name below a tensor or object: torch takes the attribute of that object, such as a method.
+    """Yield a name below a tensor or object: torch takes the attribute of the object, such as a method.
 
-    A module in the place of a tensor is the tensor, which torch calls.
+    A module in the place of a tensor is called by torch as the tensor.
     """
     tensor_parts = {name: _split_name(name) for name in tensors}
     tensor_names = {".".join(parts) for parts in tensor_parts.values()}

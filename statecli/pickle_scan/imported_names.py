@@ -1,8 +1,8 @@
-"""Scan the Python names that one pickle would import, past errors at which `machine.Machine` stops.
+"""Scan the Python names that a pickle would import, past errors that stop `machine.Machine`.
 
-The machine stops at the first operation not made by honest pickles. A hostile pickle uses this to hide the rest: a call
-of the result of a call, a BUILD on a class, an item set on a module. Here each of these has an inert result, and
-reading continues to STOP or to bytes unreadable by any unpickler.
+The machine stops at the first operation not made by honest pickles. A hostile pickle uses this stop to hide the rest: a
+call of the result of a call, a BUILD on a class, an item set on a module. Here each such operation has an inert result,
+and reading continues to STOP or to bytes unreadable by any unpickler.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Scanner(Machine):
         return any(name.qualified == _REBUILD_FROM_TYPE for name in self.globals.values())
 
     def find_script_mismatch(self, types: ScriptTypes) -> str | None:
-        """Return the first object that the code of a TorchScript archive takes for another one."""
+        """Return the first object that the code of a TorchScript archive takes for another object."""
         try:
             return script_types.find_mismatch(self.flow.calls, self._builds, types, self.flow.steps)
         except OutOfSteps as error:
@@ -172,7 +172,7 @@ class Scanner(Machine):
             return None
 
     def has_wrong_location(self) -> bool:
-        """Return whether the pickle, of locations in the code of TorchScript, names a text that it does not have."""
+        """Return whether the pickle, of locations in the code of TorchScript, names a missing text."""
         try:
             return debug_texts.has_wrong_number(self.root, self.flow.steps)
         except OutOfSteps as error:
@@ -180,7 +180,7 @@ class Scanner(Machine):
             return False
 
     def gives_tensor_objects(self) -> bool:
-        """Return whether a tensor gets an attribute that is an object of another library, such as an array of numpy."""
+        """Return whether a tensor gets an object of another library as an attribute, such as an array of numpy."""
         for call in self.flow.calls:
             name = get_plain_name(call.cls) if type(call.cls) is Global else ""
             args = call.args if name in _WITH_ATTRIBUTES and type(call.args) is tuple else ()
@@ -440,7 +440,7 @@ class Scanner(Machine):
 
 
 def _is_annotation(value: Value) -> bool:
-    """Return True for the content of annotations: names, plain values, other annotations, tuples of these.
+    """Return True for the content of annotations: names, plain values, other annotations, tuples of them.
 
     Methods of other objects would be called: `|`, and the text in an error.
     """
@@ -620,7 +620,7 @@ _WATCHING_HANDLERS = tuple(_watch_opcode(op, handler) for op, handler in enumera
 
 
 def _list_called_names(call: Obj) -> set[str]:
-    """Return the names that a call calls: its own, and those of functions among its arguments that it calls at once."""
+    """Return the names run by a call: its own, and names of functions among its arguments that are called at once."""
     names: set[str] = set()
     pending = [call]
     while pending and len(names) < _MAX_INDIRECT_CALLS:

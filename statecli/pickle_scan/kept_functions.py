@@ -104,7 +104,7 @@ def has_modules(state: Value, root: Root) -> bool:
 
 
 class Attributes:
-    """The attributes of torch's own classes in one pickle."""
+    """The attributes of torch's own classes in a pickle."""
 
     def __init__(self, root: Root, steps: Steps) -> None:
         self._root = root

@@ -2,7 +2,7 @@
 
 Three answers, in this order:
 
-clean     torch's own list (`safe_globals.list_allowed_names`), and names of ordinary checkpoints that only build data:
+clean torch's own list (`safe_globals.list_allowed_names`), and names of ordinary checkpoints that only build data:
           containers, numbers, dates, paths, enumerations, configurations. Exact names, because every pattern admits
           more than intended; classes of torch where they are defined. Functions may be named and not
           called (`_NAMED_NOT_CALLED`); `call_flow` checks their use.
@@ -242,7 +242,7 @@ def find_harm(mention: Mention) -> str | None:
 
 
 def may_be_harmful(qualified: str) -> bool:
-    """Return True if a pickle that names `module.name` may do harm, wherever the module ends and the name begins."""
+    """Return True if a pickle that names `module.name` may do harm, for any split into module and name."""
     parts = qualified.split(".")
     if len(parts) > _MAX_NAME_PARTS:
         return True
@@ -293,6 +293,6 @@ def _describe_torch_harm(parts: list[str], name: str, reason: str | None, called
 
 
 def get_plain_name(module: str, name: str) -> str:
-    """Return the `module.name` used in these tables: Python 3's, and the public module of a C module."""
+    """Return the `module.name` used in the tables of this module: Python 3's, and the public module of a C module."""
     module, name = rename_python2(module, name)
     return f"{_C_MODULE_NAMES.get(module, module)}.{name}"

@@ -1,4 +1,4 @@
-"""Tell which strings of a pickle may hold a pickle, an archive or an array of their own, which a loader may load."""
+"""Find strings of a pickle that may contain a pickle, an archive or an array for another loader."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class ArrayTypes:
         self._held_types.update(id(value) for value in values if is_dtype(value))
 
     def is_sound_array(self, state: Value) -> bool:
-        """Return True for a state as numpy writes it: of a known type, and with as many objects as elements.
+        """Return True for a state as written by numpy: of a known type, and with as many objects as elements.
 
         numpy reads beyond a short list. Types from other sources (a class of `numpy.dtypes`, a function that returns
         its argument) are unknown, because their elements may be pointers.
@@ -144,7 +144,7 @@ class ArrayTypes:
 
 
 def split_array_state(state: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Return the shape, the type, the order and the data in a state of an array, a masked one too."""
+    """Return the shape, the type, the order and the data in a state of an array, also of a masked array."""
     return state[:4] if len(state) == 4 else state[1:5]
 
 

@@ -71,10 +71,10 @@ class Region(Source):
         return self.read(offset, length) if self._data is not None or not self.reads_are_requests else None
 
     def close(self) -> None:
-        """Do nothing: the caller that opened the file closes it."""
+        """Do nothing: the caller that opened the file closes the file."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly these bytes. Raises MalformedError if there are fewer."""
+        """Return exactly these bytes. Raises MalformedError for a shorter file."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise MalformedError(
                 f"is truncated: bytes {offset} to {offset + length} are needed, but there are only {self.size} bytes"
@@ -85,7 +85,7 @@ class Region(Source):
             return self._source.read(self.span.offset + offset, length)
 
     def get_part(self, offset: int, length: int) -> Region:
-        """Return a region of some of these bytes."""
+        """Return a region of the bytes at `offset`."""
         if self._data is not None:
             return self.with_data(self._data[offset : offset + length])
         return Region(self._source, self.span.offset + offset, length)
@@ -96,7 +96,7 @@ class Region(Source):
 
 
 class PickleReader:
-    """Scanner of the pickles of one file; `steps` counts the work caused by the file."""
+    """Scanner of the pickles of a file; `steps` counts the work caused by the file."""
 
     def __init__(self, path: str, steps: Steps) -> None:
         self._is_metadata = METADATA_NAME.fullmatch(files.get_name(path)) is not None
@@ -117,7 +117,7 @@ class PickleReader:
             window = max(window * _WINDOW_GROWTH, SECOND_WINDOW_BYTES)
 
     def scan(self, data: bytes, where: str, *, is_first: bool = False) -> tuple[Scanner, MalformedError | None]:
-        """Scan a pickle; `is_first`: the file begins with it, as a `.metadata` does."""
+        """Scan a pickle; `is_first`: the file begins with the pickle, as a `.metadata` does."""
         self._steps.take(Budget.BYTES, len(data))
         scanner, failed = Scanner(data, where, self._steps), None
         if self._is_metadata and is_first:
@@ -174,7 +174,7 @@ def is_magic_number(scanner: Scanner) -> bool:
 def may_equal_magic_number(scanner: Scanner) -> bool:
     """Return True if torch.load may take the pickle for the magic number, because it compares with `!=`.
 
-    `Decimal(119547037146038801333356)` is equal, and so may be any result of a call but a dict.
+    `Decimal(119547037146038801333356)` is equal, and any result of a call except a dict may be.
     """
     if not isinstance(scanner.root, Obj):
         return is_magic_number(scanner)

@@ -3,7 +3,7 @@
 The values are checked by their readers: numpy takes any number for a position in its table, Python formats texts in a
 state of version 2, torch obeys a flag in `_metadata` and computes powers of integers exactly, and Lightning and
 MMEngine remove the paths of their checkpoints (`checkpoint_paths`). A loader that looks up a key or a text takes any
-object that answers for one (`text_values`). Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py,
+object in its place (`text_values`). Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py,
 torch/nn/modules/module.py, torch/optim/adam.py, asgd.py and lr_scheduler.py.
 """
 
@@ -96,9 +96,9 @@ _Sized = TypeVar("_Sized", bound=Sized)
 
 
 class _Walk:
-    """Walk of one pickle; `_links` has the parent and the key of each container, by its id.
+    """Walk of a pickle; `_links` has the parent and the key of each container, by its id.
 
-    `skips_texts`: the walk does not go into objects that are texts or bytes.
+    `skips_texts`: the walk does not enter objects of texts or bytes.
     """
 
     def __init__(self, steps: Steps, *, skips_texts: bool = False) -> None:
@@ -140,7 +140,7 @@ class _Walk:
         return self._count(items) if items and type(node) is Obj and node.args else items
 
     def spell_keys(self, items: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return the items with texts for the keys that are equal to texts; of equal keys the last one counts."""
+        """Return the items with texts for the keys equal to texts; of equal keys the last key counts."""
         if not any(type(key) is Key and type(key.value) is Obj for key in items):
             return items
         self._count(items)
@@ -153,13 +153,13 @@ class _Walk:
     def find_mappings(self, value: Value) -> Iterator[Mapping[Any, Any]]:
         """Yield the mappings in which a loader may look up a key of the value.
 
-        Those of an object are its items, and the dicts in its arguments and attributes: a UserDict looks a key up
-        there, and so do a ChainMap and a DictConfig.
+        The mappings of an object are its items, and the dicts in its arguments and attributes: a UserDict looks a key
+        up there, and so do a ChainMap and a DictConfig.
         """
         yield from map(self.spell_keys, self._find_unspelled(value))
 
     def _find_unspelled(self, value: Value) -> Iterator[Mapping[Any, Any]]:
-        """Yield the same mappings with the keys as they are: an object may be more than the text that it equals."""
+        """Yield the same mappings with unchanged keys: an object may be more than its equal text."""
         for part in self._iter_parts(value):
             items = self._count(self.get_items(part))
             if items:
@@ -172,12 +172,12 @@ class _Walk:
         return is_first
 
     def find_elements(self, value: Value) -> Iterator[Value]:
-        """Yield the elements that a loader may take from the value; those of an object likewise."""
+        """Yield the elements that a loader may take from the value, also from an object."""
         for part in self._iter_parts(value):
             yield from self._count(self.get_elements(part)) or ()
 
     def _iter_parts(self, value: Value) -> Iterator[Value]:
-        """Yield a value, and of an object its arguments and attributes, with those of objects among them."""
+        """Yield a value, and of an object its arguments and attributes, with the parts of inner objects."""
         waiting, seen = [value], set[int]()
         while waiting:
             part = waiting.pop()
@@ -316,7 +316,7 @@ class _Walk:
             yield hazard
 
     def _check_evaluated_pair(self, node: Value, pair: Sequence[Value]) -> Iterator[Hazard]:
-        """Check a key and its value that are not in a dict: `dict.update` takes a list of such pairs."""
+        """Check a key and its value outside a dict: `dict.update` takes a list of pairs."""
         key = read_text(pair[0])
         if type(key) is str and key in evaluated_texts.KEYS:
             yield from self._check_evaluated(node, key, pair[1])
@@ -335,14 +335,14 @@ class _Walk:
                     yield describe_computed_text(where)
 
     def _find_nested(self, value: Value, *keys: str) -> Iterator[Mapping[Any, Any]]:
-        """Yield the mappings that a loader may find below the keys of a value, one after the other."""
+        """Yield the mappings that a loader may find below the keys of a value in turn."""
         mappings = [*self.find_mappings(value)]
         for key in keys:
             mappings = [inner for items in mappings for inner in self.find_mappings(items.get(key))]
         yield from mappings
 
     def _find_updates(self, value: Value, key: str) -> Iterator[Value]:
-        """Yield what `dict.update` sets at a key: it takes a mapping, or a sequence of pairs."""
+        """Yield the values set at a key by `dict.update` from a mapping, or from a sequence of pairs."""
         for items in self.find_mappings(value):
             if key in items:
                 yield items[key]
@@ -376,7 +376,7 @@ class _Walk:
                     yield composer_model.describe_trust(f"{where}[{composer_model.TRUST!r}]")
 
     def _list_numbers(self, value: Value) -> Sequence[Any] | None:
-        """Return what Python yields of a value without a tensor, if these may be numbers; None for other values."""
+        """Return the items yielded by Python for a value without a tensor, if possibly numbers; else None."""
         raw = read_bytearray(value)
         if raw is None:
             raw = read_raw_bytes(value)
@@ -396,14 +396,14 @@ class _Walk:
                     yield from texts_as_code.check_config(where, text)
 
     def _check_runtime_info(self, info: Mapping[Any, Any]) -> Iterator[Hazard]:
-        """Check the paths that MMEngine deletes, and the numbers of which it makes such paths."""
+        """Check the paths deleted by MMEngine, and the numbers in such paths."""
         for key, value in info.items():
             if type(key) is str and key.startswith(_BEST_CHECKPOINT):
                 yield from check_mmengine_path(f"[{_RUNTIME_INFO!r}][{quoting.quote(key)}]", value, self._steps)
         yield from self._check_kept_steps(info.get(_KEPT_STEPS))
 
     def _check_kept_steps(self, kept: Value) -> Iterator[Hazard]:
-        """Check that the numbers are integers in a list or a deque: MMEngine calls `pop(0)`, which a dict has too."""
+        """Check that the numbers are integers in a list or a deque: MMEngine calls `pop(0)`, also a method of dicts."""
         is_deque = type(kept) is Obj and split_call(kept)[0] == "collections.deque"
         where = f"[{_RUNTIME_INFO!r}][{_KEPT_STEPS!r}]"
         if why := next(filter(None, map(explain_unsafe_step, self.find_elements(kept))), None):
@@ -415,7 +415,7 @@ class _Walk:
         yield Hazard(f"{what}; MMEngine makes a path from each element and deletes the file or the folder at this path")
 
     def _check_hyperparameters(self, parent_key: str, root: Value) -> Iterator[Hazard]:
-        """Check the names in hyperparameters. The walk is another, because a container may be shared with others."""
+        """Check the names in hyperparameters. A separate walk, because a container may be shared."""
         checks = dict.fromkeys(texts_as_code.CLASS_PATHS, texts_as_code.check_class_path)
         checks[texts_as_code.INSTANTIATOR] = texts_as_code.check_instantiator
         is_instantiated = any(texts_as_code.INSTANTIATOR in items for items in self.find_mappings(root))
@@ -457,7 +457,7 @@ class _Walk:
     def check_keys_of_inputs(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check that the keys stay texts in the guards of a program, `"Guard failed: x['key'].size()[0] == 3"`.
 
-        torch writes the `repr` of a key, and that of an object is any text.
+        torch writes the `repr` of a key, and the `repr` of an object is any text.
         """
         for key in items:
             text = read_text(key)

@@ -1,7 +1,7 @@
-"""List each text in a program of torch.export with the judgement that its place in the program demands.
+"""List each text in a program of torch.export with the judgement for its place in the program.
 
 The schema is torch's own. torch reads only the fields of the schema, each by its place, so the walk follows the schema
-instead of the names of keys. A text that is in no field is `Judgement.UNKNOWN`: a later torch may write it into source.
+instead of the names of keys. A text outside all fields is `Judgement.UNKNOWN`: a later torch may write it into source.
 A test compares the table with the installed torch, and fails if torch adds a text without a judgement.
 Sources: torch/_export/serde/schema.py, torch/_export/serde/serialize.py (`_dict_to_dataclass`) of torch 2.13.
 """
@@ -16,7 +16,7 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 
 
 class Judgement(enum.Enum):
-    """What a text of a program must be."""
+    """Requirement on a text of a program."""
 
     #: No text at all: a number, a truth value or null.
     NUMBER = enum.auto()
@@ -66,7 +66,7 @@ class Judgement(enum.Enum):
 
 
 class ListOf(NamedTuple):
-    """List of values of one kind."""
+    """List of values of the same kind."""
 
     item: Kind
 
@@ -248,7 +248,7 @@ SCHEMA: dict[str, dict[str, Kind]] = {
 
 
 class ProgramValue(NamedTuple):
-    """Value of a program, what its place in the schema is for, and the key of the field that it is in.
+    """Value of a program, the purpose of its place in the schema, and the key of its field.
 
     The keys of a `DictOf` are the author's: a value under such a key has the key of the dict.
     """
@@ -258,7 +258,7 @@ class ProgramValue(NamedTuple):
     key: str = ""
 
     def list_children(self) -> list[ProgramValue]:
-        """Return the values in a dict or a list; those in a place without a schema are `Judgement.UNKNOWN`."""
+        """Return the values in a dict or a list; values in a place without a schema are `Judgement.UNKNOWN`."""
         kind, value, key = self
         if type(value) is dict and type(kind) is str:
             fields = SCHEMA[kind]
@@ -273,7 +273,7 @@ class ProgramValue(NamedTuple):
         return []
 
     def may_be(self, *classes: str) -> bool:
-        """Return whether a dict is an object of one of these classes, or in a place that has no class."""
+        """Return whether a dict is an object of one of the classes, or in a place without a class."""
         if type(self.value) is not dict or isinstance(self.kind, DictOf):
             return False
         return self.kind in classes if type(self.kind) is str else True
@@ -290,7 +290,7 @@ def iter_values(document: Any, steps: Steps) -> Iterator[ProgramValue]:
 
 
 class ProgramText(NamedTuple):
-    """Text of a program, and the key of the field that it is in."""
+    """Text of a program, and the key of its field."""
 
     judgement: Judgement
     text: str

@@ -47,13 +47,13 @@ _CALL_NUMBER = compile_on_use(r"@\d+")
 
 
 def is_valid(text: str, judgement: Judgement) -> bool:
-    """Return True if the text stays what it is wherever torch writes the text into source."""
+    """Return True if the text keeps its meaning everywhere in the source written by torch."""
     check = CHECKS.get(judgement)
     return check is None or check(text)
 
 
 def _is_stable(text: str) -> bool:
-    """Return False for a name that Python normalizes: one of other letters may come out as `self`."""
+    """Return False for a name normalized by Python: a name of other letters may come out as `self`."""
     return unicode_forms.is_normalized("NFKC", text)
 
 
@@ -117,7 +117,7 @@ def find_module_call(text: str) -> str | None:
 
 
 def strip_call_numbers(path: str) -> str:
-    """Return the path as unflatten compares it: a tensor of `a` is put on each call of `a`, `a@1` and `a@2` too."""
+    """Return the path as compared by unflatten: a tensor of `a` is put on each call of `a`, also on `a@1` and `a@2`."""
     return _CALL_NUMBER.sub("", path)
 
 
@@ -141,7 +141,7 @@ def _are_origins(text: str) -> bool:
 def _are_annotations(text: str) -> bool:
     """Return False for annotations with options of the compiler, which name commands to run, or with source.
 
-    inductor writes the number of a stream into source as it is.
+    inductor writes the number of a stream into source unchanged.
     """
     try:
         stack = [json.loads(text)]
@@ -161,8 +161,8 @@ def _are_annotations(text: str) -> bool:
 def find_end_of_raw_string(traces: list[str]) -> str | None:
     """Return the stack trace that ends the raw string of C++ around it; None if no code can follow.
 
-    C++ reads what follows `)"` as code, and refuses the code unless something in this or another stack trace hides the
-    mark at the end of each raw string. Python code often has `)"`, but hardly ever both.
+    C++ reads the text after `)"` as code, and refuses the code unless this or another stack trace hides the mark at the
+    end of each raw string. Python code often has `)"`, but hardly ever both.
     """
     ends = next((trace for trace in traces if _RAW_END in trace), None)
     return ends if ends is not None and any(_RAW_BEGIN.search(trace) for trace in traces) else None
@@ -198,7 +198,7 @@ _CONTEXT_KEY = "context"
 class _NestingObject(list[tuple[str, Any]]):
     """JSON object with nested arguments, and its repeated keys.
 
-    torch imports the class of each object as it parses the object, also where a later key replaces the object.
+    torch imports the class of each object while parsing the object, even if a later key replaces the object.
     """
 
 

@@ -95,7 +95,7 @@ def read_number(value: Value) -> int | float | None:
 
 
 def _may_equal_old_name(value: Value) -> bool:
-    """Return True for the name of MT19937, and an array of one text: numpy compares its elements."""
+    """Return True for the name of MT19937, and an array of a single text: numpy compares its elements."""
     if type(value) is not Obj:
         return type(value) is str and value == _OLD_NAMES[0]
     parts = value.state

@@ -1,7 +1,7 @@
 """Find casts in the code of TorchScript that take a value for an object or a tuple without a check.
 
-torch writes `unchecked_cast(T, x)` where the code has tested that x, of type Optional[T], is not None. With another
-x, compiled code reads the attributes and elements of T from other memory.
+torch writes `unchecked_cast(T, x)` after the code has tested that x, of type Optional[T], is not None. With another x,
+compiled code reads the attributes and elements of T from other memory.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def find_unchecked_casts(codes: Iterable[bytes], types: ScriptTypes, steps: Step
 
 
 def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes, seen: frozenset[str]) -> bool:
-    """Return whether each value that the lines of a function give a name is declared as Optional of a type.
+    """Return whether each value of a name in the lines of a function is declared as Optional of a type.
 
-    `seen`: names that get their value from this name.
+    `seen`: names with their value from this name.
     """
     optional, bindings = f"Optional[{declared}]", 0
     mention = re.compile(rf"(?<![\w.]){name}\b", re.ASCII)

@@ -3,8 +3,8 @@
 `torch.jit.load`, and `torch.load` of such an archive, compile the text in `code/` and run each `__setstate__` in this
 text; the rest runs when the module is called. The functions can call torch's operators, and a few of these read and
 write files. The text is searched, not parsed: each way to such an operator begins with `torch` or `ops`, and to a class
-of C++ with `__torch__`; another name for one of these is reported, because torch's printer never gives any. Methods of
-values are aten operators with an argument called `self`; other methods have a `def` in the archive. Sources:
+of C++ with `__torch__`; another name for any of these is reported, because torch's printer never writes other names.
+Methods of values are aten operators with an argument called `self`; other methods have a `def` in the archive. Sources:
 torch/csrc/jit of torch 2.13 (serialization/import_source.cpp, frontend/lexer.h, frontend/sugared_value.cpp).
 """
 
@@ -189,9 +189,9 @@ def find_calls(code: bytes, steps: Steps, defined: Collection[str] | None = None
 
 
 def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] = ()) -> Iterator[tuple[int, Call]]:
-    """Yield the operators and loops, besides those that pack weights, that loading may run.
+    """Yield the operators and loops that loading may run, except the packing of weights.
 
-    These are in defaults of parameters, in constants of classes, and in what a `__setstate__` calls.
+    They are in defaults of parameters, in constants of classes, and in functions called by a `__setstate__`.
 
     Yields pairs (number of the text, call). `codes` are all texts of an archive, `records` their names. A function may
     run if `__setstate__` or another special method mentions its name, in any meaning. Raises OutOfSteps.
@@ -239,7 +239,7 @@ def _list_other_calls(names: list[str]) -> str:
 
 
 class _Source:
-    """The text of a record, whose lines are counted once, however many calls have one."""
+    """The text of a record, whose lines are counted once for any number of calls."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,8 +1,8 @@
-"""Find numbers in the code of TorchScript that stand for a dtype, a layout or a memory format that does not exist.
+"""Find numbers in the code of TorchScript that stand for a nonexistent dtype, layout or memory format.
 
-Code writes these as numbers, and torch uses a number as an index into its tables without a check; it computes
-`promote_types` of two numbers even during a load. Numbers that a program computes, or reads from a pickle, are not
-known here.
+Code writes enumerations as numbers, and torch uses a number as an index into its tables without a check; torch computes
+`promote_types` of two numbers even during a load. Numbers computed by a program, or read from a pickle, are not known
+here.
 """
 
 from __future__ import annotations

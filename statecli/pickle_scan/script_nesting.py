@@ -34,7 +34,7 @@ _JOINED = frozenset(["operand", "close", "quote", "operator", "word"])
 def has_deep_statement(code: bytes, steps: Steps) -> bool:
     """Return True if a statement of the code has more than MAX_LINKS links; takes time linear in the code.
 
-    A statement ends at the end of a line outside of brackets, as the parser of torch has it. Raises OutOfSteps.
+    A statement ends at the end of a line outside of brackets, as in the parser of torch. Raises OutOfSteps.
     """
     if len(code) <= MAX_LINKS:
         return False

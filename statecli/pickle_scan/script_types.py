@@ -1,9 +1,9 @@
-"""Find objects of a TorchScript archive that are not of the class, or tuples not of the length, that the code declares.
+"""Find objects of a TorchScript archive of another class, or tuples of another length, than declared in the code.
 
 torch.jit.load gives the attributes of an object the values of the pickle without a check. Compiled code reads an
-attribute by its number, and unpacks a tuple of the declared length, so it reads other memory if the value is an object
-with fewer attributes or a shorter tuple. torch checks all other types when the value is used. Sources: obj_loader in
-torch/csrc/jit/serialization/import.cpp, and importClass in import_source.cpp, of torch 2.13.
+attribute by its number, and unpacks a tuple of the declared length, so the code reads other memory if the value is an
+object with fewer attributes or a shorter tuple. torch checks all other types when the value is used. Sources:
+obj_loader in torch/csrc/jit/serialization/import.cpp, and importClass in import_source.cpp, of torch 2.13.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _iter_classes(text: str, blank: str) -> Iterator[tuple[str, ScriptClass | No
 
 
 def _read_class(base: str | None, lines: list[tuple[int, str]]) -> ScriptClass | None:
-    """Return the class with these lines; None for a line that torch does not write."""
+    """Return the class with these lines; None for a line in a form unknown to torch."""
     attributes = _read_attributes(lines)
     if attributes is None:
         return None
@@ -139,7 +139,7 @@ def _read_signature(line: str, rest: list[str]) -> tuple[str, str] | None:
 
 
 def _read_attributes(lines: list[tuple[int, str]]) -> dict[str, ScriptType] | None:
-    """Return the attributes that the lines of a class declare; None for a line that torch does not write."""
+    """Return the attributes declared in the lines of a class; None for a line in a form unknown to torch."""
     attributes: dict[str, ScriptType] = {}
     if lines and lines[0][0] != _INDENT:
         return None
@@ -195,7 +195,7 @@ def _has_checked_part(declared: ScriptType) -> bool:
 
 
 def is_optional_attribute(types: ScriptTypes, name: str, text: str) -> bool:
-    """Return whether all classes of the archive that have an attribute of this name declare it with this type."""
+    """Return whether all classes of the archive with an attribute of this name declare the attribute with this type."""
     declared = [
         script_class.attributes[name] for script_class in types.classes.values() if name in script_class.attributes
     ]
@@ -213,9 +213,9 @@ class _Check(NamedTuple):
 def find_mismatch(
     calls: Iterable[Obj], built: Iterable[tuple[Value, Value]], types: ScriptTypes, steps: Steps
 ) -> str | None:
-    """Return a description of the first object that the code takes for another one, or None.
+    """Return a description of the first object that the code takes for another object, or None.
 
-    `calls` are the objects that a pickle makes, `built` the states that they get. Raises OutOfSteps.
+    `calls` are the objects made by a pickle, `built` their states. Raises OutOfSteps.
     """
     checks: list[_Check] = []
     for target, state in built:
@@ -278,7 +278,7 @@ def _run_checks(checks: list[_Check], types: ScriptTypes, steps: Steps) -> str |
 
 
 def _describe_other(value: Value, declared: ScriptType, types: ScriptTypes) -> str | None:
-    """Return what a value is in place of the declared class or tuple; None for a value that fits."""
+    """Describe a value in place of the declared class or tuple; None for a value that fits."""
     script_class = types.classes.get(declared.name)
     base = script_class.base if script_class else None
     length = len(script_class.attributes) if script_class and base == "NamedTuple" else len(declared.arguments)

@@ -1,4 +1,4 @@
-"""Step budget of one file's scan: the limit on the work caused by a file.
+"""Step budget of a file's scan: the limit on the work caused by a file.
 
 Steps are counted instead of seconds, so that the result is the same on every machine and tests can check the number. A
 scan over a budget ends there, and the file is reported as not read to its end.
@@ -14,7 +14,7 @@ from statecli.core.errors import MalformedError
 
 
 class Budget(Enum):
-    """Kind of step, and the number of steps one file may cause. Each budget is worth 10 to 30 seconds at most."""
+    """Kind of step, and the number of steps allowed for a file. Each budget is worth 10 to 30 seconds at most."""
 
     #: Opcodes of all pickles, 0.5 to 3 million a second. One `.metadata` of the largest models has 40 million, which
     #: count as a quarter of that.
@@ -50,7 +50,7 @@ class OutOfSteps(MalformedError):
 
 
 class Steps:
-    """Steps taken by one scan."""
+    """Steps taken by a scan."""
 
     def __init__(self) -> None:
         self.taken: Counter[Budget] = Counter()
@@ -72,7 +72,7 @@ class Steps:
 
     @property
     def unfinished(self) -> Callable[[], int]:
-        """Opcodes of the pickle that is being read, which are taken when it ends."""
+        """Opcodes of the current pickle, taken at its end."""
         return self._unfinished
 
     @unfinished.setter

@@ -1,4 +1,4 @@
-"""Read the texts that objects of a pickle stand for: a `numpy.str_` is a text for Python, and equal to one as a key."""
+"""Read the texts that objects of a pickle stand for: a `numpy.str_` is a text for Python, and equal as a key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPUTED_TEXT: Final[Value] = Key(None)
 def read_text(value: Value) -> Value:
     """Return the text of a value; `COMPUTED_TEXT` if only Python can compute it, other values unchanged.
 
-    A key of a dict is returned as it is, unless it is a text.
+    A key of a dict is returned unchanged, unless the key is a text.
     """
     node = value.value if type(value) is Key else value
     if type(node) is not Obj:
@@ -43,7 +43,7 @@ def read_text(value: Value) -> Value:
 
 
 def is_plain_text(value: Value) -> bool:
-    """Return whether a value is a text, or a call that makes one and cannot give the text attributes of its own."""
+    """Return whether a value is a text, or a call that makes a text and cannot give the text attributes of its own."""
     if type(value) is not Obj:
         return type(value) is str
     name, args = split_call(value)

@@ -2,9 +2,9 @@
 
 LightningCLI merges the hyperparameters of a checkpoint into its configuration, and jsonargparse imports and calls the
 name at each `class_path`; `load_from_checkpoint` calls the function at `_instantiator`. For an argument that takes an
-object, a text alone is such a name, or the name of a file with a configuration. MMEngine runs the configuration
-that it saves as text, and HQQ evaluates the name of a dtype. Sources: lightning/pytorch/cli.py and core/saving.py of
-2.6; mmengine/infer/infer.py, runner/runner.py and config/config.py of 0.10; hqq/core/utils.py of 0.2.
+object, a text alone is a name to call, or the name of a file with a configuration. MMEngine runs the configuration
+saved as text, and HQQ evaluates the name of a dtype. Sources: lightning/pytorch/cli.py and core/saving.py of 2.6;
+mmengine/infer/infer.py, runner/runner.py and config/config.py of 0.10; hqq/core/utils.py of 0.2.
 """
 
 from __future__ import annotations
@@ -76,22 +76,22 @@ def is_dtype_key(name: str) -> bool:
 
 
 def is_dtype(letters: str) -> bool:
-    """Return whether the letters are the name of a dtype of torch, as HQQ writes it."""
+    """Return whether the letters are the name of a dtype of torch, as written by HQQ."""
     return _DTYPE.fullmatch(letters) is not None
 
 
 def check_class_path(where: str, name: str) -> Hazard | None:
-    """Return the hazard of a name that LightningCLI calls; None for classes of torch that compute."""
+    """Return the hazard of a name called by LightningCLI; None for classes of torch that compute."""
     if name in _list_classes():
         return None
     return judge_call(f"{where} is", name, "LightningCLI", _CLASS_HELP)
 
 
 def check_argument(where: str, text: str) -> Iterator[Hazard]:
-    """Yield the hazards of a text that LightningCLI gives to an argument, as the names in it if it is a list in YAML.
+    """Yield the hazards of a text that LightningCLI gives to an argument; of a list in YAML, of each name in the list.
 
     Only the type of the argument decides whether jsonargparse imports the text, reads the file or takes the text as is.
-    Honest hyperparameters name files: these are notes.
+    Honest hyperparameters name files: names of files are notes.
     """
     names: Iterable[str] = (text,)
     if _COLLECTION.search(text):
@@ -163,9 +163,9 @@ def check_instantiator(where: str, name: str) -> Hazard | None:
 
 
 def check_config(where: str, text: str) -> Iterator[Hazard]:
-    """Yield the hazards of a configuration that MMEngine runs; none for assignments of plain values.
+    """Yield the hazards of a configuration run by MMEngine; none for assignments of plain values.
 
-    Its registries import and call the name at each `type` that they do not have, and import a module of each scope.
+    MMEngine's registries import and call the name at each unknown `type`, and import a module of each scope.
     """
     why, types, scopes = _read_config(text)
     if why:
@@ -187,8 +187,8 @@ def check_config(where: str, text: str) -> Iterator[Hazard]:
 def _is_registered(name: str) -> bool:
     """Return whether MMEngine finds the name in a registry, or imports nothing that acts.
 
-    A name without a point is one in a registry, or else a module. Any other name may be a class that is in no registry:
-    MMEngine takes `mmengine.MMLogger` for one of its scope, and imports it then.
+    A name without a point is in a registry, or else a module. Any other name may be a class outside all registries:
+    MMEngine takes `mmengine.MMLogger` for a class of its scope, and then imports the class.
     """
     scope, point, rest = name.partition(".")
     if not point:
@@ -206,7 +206,7 @@ def _list_registered_names() -> frozenset[str]:
 
 
 class _Config(NamedTuple):
-    """A configuration: why it is more than assignments of plain values, the texts at `type`, and the scopes."""
+    """A configuration: why the text is more than assignments of plain values, the texts at `type`, and the scopes."""
 
     why: str | None
     types: Iterable[str] = ()
@@ -243,7 +243,7 @@ def _has_plain_keys(node: ast.AST) -> bool:
 
 
 def _iter_texts(node: ast.AST, wanted: str) -> Iterator[str]:
-    """Yield the text at a key of a dict; of a name, that of the variable, which may have any value."""
+    """Yield the text at a key of a dict; for a name, the text of the variable, which may have any value."""
     pairs: Iterable[tuple[object, ast.expr]] = ()
     if isinstance(node, ast.Call):
         pairs = ((keyword.arg, keyword.value) for keyword in node.keywords)

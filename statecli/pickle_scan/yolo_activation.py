@@ -1,8 +1,8 @@
-"""Find code at the key `activation` of a YAML file: Ultralytics evaluates its text when it builds the model.
+"""Find code at the key `activation` of a YAML file: Ultralytics evaluates its text when building the model.
 
-The text is searched, not parsed as YAML: each place that may be such a key is judged, wherever it is. Ultralytics
-ignores bytes that are not UTF-8, and removes characters that are not printable. Sources: ultralytics 8.4 (nn/tasks.py,
-utils/__init__.py), PyYAML 6 (reader.py, scanner.py).
+The text is searched, not parsed as YAML: each possible place of the key is judged. Ultralytics ignores bytes that are
+not UTF-8, and removes unprintable characters. Sources: ultralytics 8.4 (nn/tasks.py, utils/__init__.py), PyYAML 6
+(reader.py, scanner.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def has_code(content: bytes) -> bool:
 
 
 def _iter_scalars(text: str) -> Iterator[str | None]:
-    """Yield the text at each key; None for one that cannot be judged."""
+    """Yield the text at each key; None for a text that cannot be judged."""
     anchors: dict[str, list[int]] | None = None
     bracket = _BRACKET.search(text)
     for place in _KEY.finditer(text):
@@ -75,7 +75,7 @@ def _iter_scalars(text: str) -> Iterator[str | None]:
 
 
 def _skip_comments(text: str, position: int) -> int | None:
-    """Return the position after comments; None if there are too many, or one is too long."""
+    """Return the position after comments; None if there are too many comments, or a comment is too long."""
     for _ in range(_MAX_COMMENTS):
         if text[position : position + 1] != "#" or not text[position - 1].isspace():
             return position
@@ -110,10 +110,10 @@ def _list_anchors(text: str) -> dict[str, list[int]]:
 
 
 def _read_scalar(text: str, start: int, indent: int | None) -> str | None:
-    """Return the text that begins here, "" for another value; None for one that is too long or has escapes.
+    """Return the text that begins here, "" for another value; None for a text that is too long or has escapes.
 
-    `indent`: the column of the key, whose text goes on in lines that are indented more; None if the key may be in
-    braces, where a text goes on in any line.
+    `indent`: the column of the key, whose text goes on in lines with a larger indent; None if the key may be in braces,
+    because a text in braces goes on in any line.
     """
     part = text[start : start + _MAX_CHARACTERS]
     if part[:1] in ("'", '"'):
