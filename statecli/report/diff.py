@@ -264,7 +264,7 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
         _build_page_without_rows(diff, view, report),
         columns=columns,
         groups=tuple(limit_lines(group, view) for group in groups),
-        legend=_build_legend(groups, columns),
+        legend=_build_legend(diff, groups, columns),
         sorted_by="rel. change" if any(line.sort_key for group in groups for line in group.lines) else "",
     )
 
@@ -280,7 +280,7 @@ def _build_legend(groups: Sequence[Group], columns: tuple[Column, ...]) -> tuple
     texts = [", ".join(f"{letter} {word}" for letter, word in _LETTERS.items() if letter in letters)]
     if BAR_COLUMN in columns:
         texts.append("rel. change: ‖Δ‖/‖w‖, the L2 norm of the difference Δ = after − before over the norm before")
-    if any("rank of Δ" in line.remark for line in lines):
+    if any(change.values is not None and change.values.rank is not None for change in diff.changes):
         texts.append("rank of Δ: the number of independent directions in the change of a matrix")
     return tuple(filter(None, texts))
 

@@ -86,3 +86,11 @@ def test_the_rank_costs_nothing_if_it_is_not_shown(rank, statecli, save):
     shown = json.loads(statecli("diff", *paths, "-v", "-f", "json").out)
     assert [change["values"]["rank"] for change in shown["changes"]] == [2]
     assert "rank of Δ 2" in statecli("diff", *paths, "-f", "html").out
+
+
+def test_a_setting_with_the_words_of_the_rank_needs_no_legend(statecli, save):
+    """The legend explains the rank if a change has one."""
+    before, after = {"w": torch.ones(3), "note": "rank of Δ 2"}, {"w": torch.zeros(3), "note": "rank of Δ 3"}
+    result = statecli("diff", save(before, "a.pt"), save(after, "b.pt"), "-f", "html")
+    assert "rank of Δ 3" in result.out
+    assert "directions" not in result.out
