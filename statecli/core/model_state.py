@@ -244,6 +244,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_input: bool = False
     #: Why the tensor cannot be read, in one line that names the file. The other fields are then meaningless.
     damage: str | None = None
+    #: Set if commands decide by the note.
     note_kind: NoteKind | None = None
 
     @property
