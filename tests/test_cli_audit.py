@@ -551,6 +551,7 @@ def test_a_former_name_in_a_configuration(statecli, in_tmp_path):
         result = statecli("audit", "a.pt", "-q")
         assert result.code != 2
         assert result.err.count("are now called inconsistent-module\n") == 1, text
+        assert statecli("config").err.count("are now called inconsistent-module\n") == 1
 
 
 def test_a_former_name_in_a_baseline(in_tmp_path):

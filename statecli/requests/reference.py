@@ -47,10 +47,12 @@ def _run_config(options: ConfigOptions, caller: Caller) -> Outcome:
     """Show the configuration in force."""
     from statecli.commands.audit.config import list_settings, load_config
     from statecli.report import config
+    from statecli.report.rules import describe_former_names
 
     loaded = load_config(options.config, no_config=options.no_config)
     caller.check_files([] if loaded.path is None else [loaded.path])
-    return Outcome(loaded, config.build_config_report(list_settings(loaded), loaded.path))
+    report = config.build_config_report(list_settings(loaded), loaded.path)
+    return Outcome(loaded, report, warning=describe_former_names(loaded.config.rule_names, loaded.rules, "audit"))
 
 
 def _run_schema(options: SchemaOptions) -> Outcome:
