@@ -224,8 +224,11 @@ def test_each_severity_stands_in_the_definition_of_its_rule():
     assert outside == set()
 
 
-#: A severity that `inspect` compares.
-MEASURED = {("commands/inspect/run.py", "if measured.severity in (None, Severity.NOTE):")}
+#: A severity that `inspect` compares, and the default of --fail-on.
+MEASURED = {
+    ("commands/inspect/run.py", "if measured.severity in (None, Severity.NOTE):"),
+    ("core/option_defaults.py", "AUDIT_FAIL_ON = Severity.WARNING"),
+}
 
 
 def test_a_case_that_code_names_is_a_case_of_a_rule():
