@@ -14,9 +14,9 @@ def decide_severity(default: Severity, case: Severity | None, configured: Severi
     return configured or case or default
 
 
-def find_worst_severity(severities: Iterable[Severity]) -> Severity | None:
-    """Return the highest severity; None for none."""
-    return max(severities, key=lambda severity: severity.rank, default=None)
+def find_worst_severity(severities: Iterable[Severity]) -> Severity:
+    """Return the highest of at least one severity."""
+    return max(severities, key=lambda severity: severity.rank)
 
 
 class Effect(Enum):

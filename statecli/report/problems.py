@@ -30,7 +30,7 @@ from statecli.core.registration_rules import (
 )
 from statecli.core.rule import Rule
 from statecli.core.run_scope import NotChecked
-from statecli.core.severity import is_trainable
+from statecli.core.severity import find_worst_severity, is_trainable
 from statecli.core.units import format_origin, format_shape, join_names, plural
 from statecli.report import Fix, Line, Page, Problem, Report, fold
 from statecli.targets.location import is_installed
@@ -243,7 +243,7 @@ def _build_tie_problem(findings: Sequence[Finding]) -> Problem:
     )
     return Problem(
         problem.rule,
-        _get_worst_severity(findings),
+        find_worst_severity(finding.severity for finding in findings),
         problem.message,
         problem.target,
         tuple(findings),
@@ -253,10 +253,6 @@ def _build_tie_problem(findings: Sequence[Finding]) -> Problem:
         problem.source,
         problem.effect_counts,
     )
-
-
-def _get_worst_severity(findings: Iterable[Finding]) -> Severity:
-    return max((finding.severity for finding in findings), key=lambda severity: severity.rank)
 
 
 # --- imports of a pickle ---------------------------------------------------------------------------------------------
@@ -300,7 +296,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
     rule = MODULE if inside else PARAMETER if any(map(is_trainable, rows)) else TENSOR
     return Problem(
         rule,
-        _get_worst_severity(findings),
+        find_worst_severity(finding.severity for finding in findings),
         _describe_modules(rows) if inside else _describe_tensors(rows),
         findings[0].target,
         tuple(findings),

@@ -23,4 +23,5 @@ class Harm(msgspec.Struct, frozen=True):
     def severity(self) -> Severity | None:
         """The highest severity; None for a harmless tensor."""
         severities = [finding.severity for finding in self.findings]
-        return find_worst_severity([*severities, self.left_behind] if self.left_behind else severities)
+        severities += [self.left_behind] if self.left_behind else []
+        return find_worst_severity(severities) if severities else None
