@@ -33,7 +33,7 @@ def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], S
 def read_without_move(
     built: BuiltModel, target: str, why_not: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
 ) -> ModelState:
-    """Describe a live model that cannot be copied without changing it; `why_not` is noted as why no move was measured.
+    """Describe a live model that a copy would change; `why_not` is noted as the reason without a measured move.
 
     Raises ModelError.
     """
@@ -67,7 +67,7 @@ def load(built: BuiltModel, entries: Entries, *, by_from_pretrained: bool = True
     Runs the module's own hooks and overrides; torch's code copies no element. Raises ModelError if the model's code
     fails on tensors without values, or torch cannot create a tensor: the answer is then inconclusive.
 
-    `by_from_pretrained`: leave out the objections that `from_pretrained` of a model of transformers overcomes.
+    `by_from_pretrained`: leave out the objections overcome by `from_pretrained` of a model of transformers.
     """
     from statecli.live import load_state_dict
 

@@ -125,9 +125,9 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
 
 
 def list_attempts(spec: ModelSpec, callee: Any, error: BaseException) -> tuple[str, ...]:
-    """Return lines to try after an error that names no argument that is missing.
+    """Return lines to try after an error that does not name a missing argument.
 
-    Names have quotes, an argument has another option or is left out, or the arguments are those of an example.
+    Names have quotes, an argument has another option or is left out, or the arguments are from an example.
     """
     if spec.is_file:
         return ()
@@ -185,7 +185,7 @@ def _advise_modules(spec: ModelSpec, callee: Any, absent: Sequence[inspect.Param
 def _write_objects(spec: ModelSpec, callee: Any, signature: inspect.Signature, text: str) -> tuple[str, ...]:
     """Return lines with modules where a constructor got a list of modules, a module without a list, or another object.
 
-    `Sequential([a, b])` takes the modules one by one, `ModuleList(a)` takes a list.
+    `Sequential([a, b])` takes the modules as arguments, `ModuleList(a)` takes a list.
     """
     if not (_NOT_MODULE.search(text) or _NOT_ITERABLE.search(text) or _NOT_PAIRS.search(text)):
         return ()
@@ -245,7 +245,7 @@ def _unquote_numbers(value: Any) -> Any:
 
 
 def _choose_option(text: str, value: Any) -> Any:
-    """Return the option nearest to a string among those that a message quotes; other values unchanged."""
+    """Return the option nearest to a string among the options quoted by a message; other values unchanged."""
     options = [option for option in _QUOTED.findall(text) if option != value]
     known = {option.lower(): option for option in options} if type(value) is str else {}
     near = difflib.get_close_matches(value.lower(), known, 1, _SIMILARITY) if known else []
@@ -338,7 +338,7 @@ def _list_lines(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> tuple[s
 
 
 def _list_owner(spec: ModelSpec) -> list[str]:
-    """Return the line for the model class of a method: `SchNet` for `SchNet.from_qm9_pretrained`; [] for others."""
+    """Return the line for the model class of a method: `SchNet` for `SchNet.from_qm9_pretrained`; else []."""
     owner: Any = sys.modules.get(spec.module)
     for name in spec.attribute.split(".")[:-1]:
         owner = getattr(owner, name, None)
@@ -374,9 +374,9 @@ def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> Mode
 
 
 def _write_accepted(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
-    """Return lines with the unknown arguments in a dict, one by one or in a list, or without what is not accepted.
+    """Return lines with the unknown arguments in a dict, individually or in a list, or without unaccepted arguments.
 
-    `ModuleDict(a=Linear(2, 3))` takes one dict, `Sequential` takes modules.
+    `ModuleDict(a=Linear(2, 3))` takes a dict, `Sequential` takes modules.
     """
     known = {name: value for name, value in spec.kwargs.items() if _has_parameter(callee, name)}
     unknown = {name: value for name, value in spec.kwargs.items() if name not in known}
@@ -390,7 +390,7 @@ def _write_accepted(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
 
 
 def _list_joined(callee: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the arguments of a callee with one parameter for all of the values; [] for others."""
+    """Return the arguments of a callee with a single parameter for all of the values; [] for other callees."""
     with suppress(TypeError, ValueError):
         (only,) = inspect.signature(callee).parameters.values()
         words = set(re.findall(r"\w+", get_annotation_text(only)))
@@ -401,7 +401,7 @@ def _list_joined(callee: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
-    """Return the line with unknown arguments as fields of a missing configuration that has them; None without one.
+    """Return the line with unknown arguments as fields of a missing configuration; None without such a class.
 
     `Tower(width=8)` becomes `Tower(config=Config(width=8))`.
     """
@@ -426,14 +426,14 @@ def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
 
 
 def _suggest_renamed(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> Advice | None:
-    """Return the line with the nearest argument in place of each unknown one of the candidates; None without one."""
+    """Return the line with the nearest candidate in place of each unknown argument; None without such a line."""
     renamed = _rename_unknown(spec, callee, candidates)
     near = [name for name in renamed.kwargs if name not in spec.kwargs]
     return advise_line(spell(renamed), question=f"did you mean {' and '.join(near)}?") if near else None
 
 
 def _rename_unknown(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> ModelSpec:
-    """Return the spec with the nearest argument in place of each unknown one of the candidates."""
+    """Return the spec with the nearest candidate in place of each unknown argument."""
     names = [parameter.name for parameter in list_parameters(callee) if parameter.name not in spec.kwargs]
     unknown = [name for name in candidates if name in spec.kwargs and not _has_parameter(callee, name)]
     renamed = {name: near[0] for name in unknown if (near := difflib.get_close_matches(name, names, 1, _SIMILARITY))}

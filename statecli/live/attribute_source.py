@@ -39,7 +39,7 @@ class Use:
     `action`: `read`, `set` (assigned), `augment` (`+=`), `item` (an item is assigned), `right operand` (of `+`), `out`
     (the argument of this name), `batch_norm`, `instance_norm` (an argument of either), or the name of the called
     method. `function`: the function around it; `constructs`: `__init__` runs this function. `value`: the assigned
-    expression; `arguments`: how many the method gets.
+    expression; `arguments`: the number of arguments of the method.
     """
 
     action: str
@@ -105,7 +105,7 @@ class _SourceFile:
 
 
 def _parse_file(filename: str) -> _SourceFile | None:
-    """Return the parsed file, parsed again if it changed (in a notebook a class is edited and loaded again)."""
+    """Return the parsed file, parsed again after a change (in a notebook a class is edited and loaded again)."""
     try:
         status = os.stat(filename)
     except (OSError, ValueError):
@@ -185,7 +185,7 @@ def _find_assignment(file: _SourceFile, line: int, name: str) -> Assignment | No
 
 
 def _get_rest_of_line(lines: list[str], node: ast.stmt) -> tuple[str, str]:
-    """Return the code before the statement on its first line, and after it on its last, without a comment."""
+    """Return the code before the statement on its first line, and after it on its last line, without a comment."""
     before = lines[node.lineno - 1].encode()[: node.col_offset].decode().lstrip()
     after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :].decode().rstrip()
     return before, after if after.lstrip().startswith(";") else ""
@@ -232,7 +232,7 @@ def _get_source_text(lines: list[str], value: ast.expr) -> str:
 
 
 def find_class_file(kind: type) -> str | None:
-    """Return the source file of a class; None without one."""
+    """Return the source file of a class; None without a file."""
     try:
         return inspect.getsourcefile(kind)
     except (TypeError, OSError):
@@ -240,7 +240,7 @@ def find_class_file(kind: type) -> str | None:
 
 
 def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
-    """Return the first line that assigns `name` in the body of a class; None where there is no source to read."""
+    """Return the first line that assigns `name` in the body of a class; None without a source to read."""
     filename = find_class_file(owner)
     file = _parse_file(filename) if filename else None
     if filename is None or file is None:
@@ -250,7 +250,7 @@ def locate_class_attribute(owner: type, name: str) -> tuple[str, int] | None:
 
 
 def read_scope(place: tuple[str, int] | None) -> Scope | None:
-    """Return the scope around the line; None if there is no source to read."""
+    """Return the scope around the line; None without a source to read."""
     file = _parse_file(place[0]) if place else None
     return None if place is None or file is None else _find_scope(file, place[1])
 

@@ -1,4 +1,4 @@
-"""Build a live `nn.Module` from a `ModelSpec`: import the class or function of the spec, and call it.
+"""Build a live `nn.Module` from a `ModelSpec`: import and call the class or function of the spec.
 
 Prints of the user's code go to stderr, and an exception becomes a ModelError with the line of the code. Only `build`
 imports torch.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) -> BuiltModel:
-    """Import the class or function named by `spec`, and call it.
+    """Import and call the class or function named by `spec`.
 
     Without `values` large random initial values are not drawn (see `skip_random_init`). Raises MissingDependency
     without torch, UsageError for a device unknown to torch, ModelError for an error of the user's code.
@@ -196,7 +196,7 @@ def _is_model_of(module: types.ModuleType, name: str) -> bool:
 
 
 def _seed_torch(seed: int) -> None:
-    """Do the same as `torch.manual_seed`, which takes 5 ms to note a seed for each kind of device that is not here."""
+    """Do the same as `torch.manual_seed`, without noting a seed for each kind of missing device (5 ms)."""
     import torch
 
     has_devices = torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()

@@ -1,4 +1,4 @@
-"""The configuration file from which a model is built: its place, its content, and the library that wrote the file."""
+"""The configuration file of a built model: its place, its content, and the library that wrote the file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def find_library(document: Mapping[str, Any]) -> Library:
 def names_model(config: str) -> bool:
     """Return whether a file on this disk is a configuration that names a model class, or a list of modules.
 
-    True for a file that cannot be read, because the build reports the reason.
+    True for an unreadable file, because the build reports the reason.
     """
     if files.get_name(config) == MODULES:
         return True
@@ -57,7 +57,7 @@ def names_model(config: str) -> bool:
 
 
 def find_config_file(path: str, default: str = "") -> str:
-    """Return the configuration that a folder or a file stands for. Raises UsageError if there is no such file.
+    """Return the configuration that a folder or a file stands for. Raises UsageError if the file is missing.
 
     `default`: the target with the default configuration, for the error.
     """

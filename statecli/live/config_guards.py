@@ -1,7 +1,7 @@
 """Guards around building a model from a configuration file: sizes, downloads, log, and the dtype of the weights.
 
-A configuration may come from anywhere. A number in it must not make statecli build for hours, and no entry may fetch
-code or weights.
+A configuration may come from anywhere. A number in the file must not make statecli build for hours, and no entry may
+fetch code or weights.
 """
 
 from __future__ import annotations

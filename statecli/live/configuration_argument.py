@@ -73,9 +73,8 @@ def list_parameters(callee: Any) -> list[inspect.Parameter]:
 def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...]) -> type | None:
     """Return the class that a parameter takes; None if unknown.
 
-    It is the class in the annotation (`Config`, `"Config"`, `Config | None`), the class that a class of transformers
-    names, or for an argument such as `cfg` the only configuration class of the module with the fields that the code
-    reads from the argument.
+    The class is named in the annotation (`Config`, `"Config"`, `Config | None`) or by a class of transformers, or is,
+    for an argument such as `cfg`, the only configuration class of the module with the fields read from the argument.
     """
     annotation = inspect.signature(callee).parameters[name].annotation
     if isinstance(annotation, str):
@@ -99,7 +98,7 @@ def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...])
 
 
 def _iter_config_classes(callee: Any) -> Iterator[type]:
-    """Yield the configurations that the classes of the callee's own module name, as those of transformers do."""
+    """Yield the configurations named by the classes of the callee's own module, as in transformers."""
     module = sys.modules.get(callee.__module__)
     for value in vars(module).values() if module is not None else ():
         config_class = getattr(value, "config_class", None) if isinstance(value, type) else None

@@ -52,7 +52,7 @@ def build_spec_text(path: str) -> str:
 
 
 def name_config(text: str, path: str, options: ClassOptions) -> ModelSpec:
-    """Return the spec of the class that the configuration file `path` names; `text` is what the user typed."""
+    """Return the spec of the class named by the configuration file `path`; `text` was typed by the user."""
     return _name_build(text, None, Library.TRANSFORMERS, path, {}, options)
 
 

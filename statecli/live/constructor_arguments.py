@@ -60,9 +60,9 @@ def resolve_arguments(spec: ModelSpec, module: types.ModuleType, callee: Any) ->
 
 
 def _replace_placeholders(scope: Scope, callee: Any, error: ModelError) -> ModelError:
-    """Return the error with lines that have a value in place of each unknown name; the same error without such a name.
+    """Return the error with lines that have a value in place of each unknown name; the same error without any.
 
-    In `get_peft_model(model, LoraConfig(r=8))`, a model of the kind that the argument takes is written for `model`.
+    In `get_peft_model(model, LoraConfig(r=8))`, a model of the argument's kind is written for `model`.
     """
     spec = scope.spec
     positional = dict(zip((one.name for one in list_parameters(callee)), spec.args, strict=False))

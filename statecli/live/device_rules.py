@@ -3,7 +3,7 @@
 A `DeviceWatch` checks every operator run by forward, above FakeTensorMode, wrapper tensors or a GPU. The rules of eager
 CUDA apply:
 
-- An elementwise operator of two tensors takes one 0-dim tensor of the CPU as a number, but not as its output.
+- An elementwise operator of two tensors takes a 0-dim tensor of the CPU as a number, but not as its output.
 - CPU indices into a table on the device are legal, and the reverse is not.
 - Copies may go from any device to any device.
 - All other operators need every tensor on the device.
@@ -382,7 +382,7 @@ def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.devic
 def _select_for_indexing(
     args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor], moved: int
 ) -> list[torch.Tensor]:
-    """Return the tensors of an indexing that must be on one device: without indices, if the table is there."""
+    """Return the tensors of an indexing that must share a device: without indices, if the table is on the device."""
     table = args[0] if args else kwargs["self"]
     if not _is_on_device(table, device, moved):
         # The indices are right: the table (and the values written to it) is elsewhere.

@@ -50,7 +50,7 @@ def _iter_calls(callee: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 def _resolve(scope: Scope, value: Any) -> Any:
-    """Return an argument with full names; of a list, the first item alone if others are unknown. Raises StateError."""
+    """Return an argument with full names; of a list, the first item if others are unknown. Raises StateError."""
     if type(value) is list:
         known = []
         for item in value:

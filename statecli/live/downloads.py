@@ -1,4 +1,4 @@
-"""Refuse downloads while code of a model runs: a class that is inspected needs no pretrained weights.
+"""Refuse downloads while code of a model runs: an inspected class needs no pretrained weights.
 
 `urllib` and sockets raise `DownloadRefused`, and huggingface_hub is in its offline mode: files in a cache are still
 used. Only the thread that runs the code is concerned, and not a read by statecli itself, for example of a configuration
@@ -73,7 +73,7 @@ def _are_allowed() -> bool:
 
 @contextmanager
 def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute; afterwards the owner has what it had, or inherits the attribute again."""
+    """Replace an attribute; afterwards the owner has the old attribute, or inherits the attribute again."""
     is_own, before = name in vars(owner), getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -103,7 +103,7 @@ class _Guard:
         return True
 
     def is_active_or(self, *, was: bool) -> Any:
-        """Return an object for `HF_HUB_OFFLINE`: true if it was true before, or while the guard refuses."""
+        """Return an object for `HF_HUB_OFFLINE`: true if true before, or while the guard refuses."""
         guard = self
 
         class Offline:
@@ -150,7 +150,7 @@ class _Guard:
 
 
 class Refusal(NamedTuple):
-    """The source of a refused download, and the argument that makes it needless, with its value; None if unknown.
+    """The source of a refused download, and the argument that avoids the download, with its value; None if unknown.
 
     `owner` is the class whose constructor has the argument.
     """
@@ -195,7 +195,7 @@ def _find_argument(source: str, error: BaseException) -> Refusal | None:
 
 
 def find_request(arguments: Mapping[str, Any]) -> tuple[str, bool | None] | None:
-    """Return the argument that asks for weights, and its value without weights: False or None; None without one."""
+    """Return the argument that asks for weights, and its value without weights (False or None), or None."""
     for name, value in tuple(arguments.items()):
         if names_weights(name) and (value is True or (value and isinstance(value, (str, Enum)))):
             return name, False if value is True else None

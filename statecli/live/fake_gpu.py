@@ -72,7 +72,7 @@ def follows_device(tensor: torch.Tensor, record: MoveRecord) -> bool:
 
 
 def watch_move(context: FakeGpuContext) -> contextlib.AbstractContextManager[MoveRecord]:
-    """Enter a fake GPU to move a model without calling it."""
+    """Enter a fake GPU to move a model without a call."""
     return context(DeviceWatch(DEVICE))
 
 
@@ -93,7 +93,7 @@ class MoveRecord:
     """Parameters replaced by other objects in a fake move, and queries of the model's code for a GPU.
 
     Attributes:
-        release: Drops weak references to new tensors, because torch swaps no tensor that has one.
+        release: Drops weak references to new tensors, because torch swaps no tensor with a weak reference.
         successors: By id, each replaced Parameter and its successor. On CUDA a Parameter stays the same object, so
             that its other names follow.
         cuda_checks: Lines of the model's code that called `torch.cuda.is_available()`.
@@ -132,7 +132,7 @@ def use_real_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
 
 @contextlib.contextmanager
 def _silence_torch_loggers() -> Iterator[None]:
-    """Silence torch's log of operators that need data, because these are tried with data next."""
+    """Silence torch's log of operators that need data, because such operators are tried with data next."""
     loggers = [logging.getLogger(f"torch.{name}") for name in _LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -145,7 +145,7 @@ def _silence_torch_loggers() -> Iterator[None]:
 
 
 class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
-    """Convert real tensors to fake ones, because FakeTensorMode would compute with real tensors on `DEVICE`."""
+    """Convert real tensors to fake tensors, because FakeTensorMode would compute with real tensors on `DEVICE`."""
 
     def __init__(self, watch: DeviceWatch, mode: FakeTensorMode) -> None:
         super().__init__(watch)
@@ -164,7 +164,7 @@ class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
 def patch_torch(release: Callable[[], None] = lambda: None) -> Iterator[MoveRecord]:
     """Patch torch in the block so that modules move as on CUDA and autocast accepts the fake device.
 
-    `release` drops weak references to new tensors, because torch swaps no tensor that has one.
+    `release` drops weak references to new tensors, because torch swaps no tensor with a weak reference.
     """
     record = MoveRecord(release)
     with contextlib.ExitStack() as stack:
@@ -187,7 +187,7 @@ def patch_torch(release: Callable[[], None] = lambda: None) -> Iterator[MoveReco
 
 @contextlib.contextmanager
 def _patch_cuda_queries(record: MoveRecord) -> Iterator[None]:
-    """Answer queries to `torch.cuda` as for one GPU. `is_available` stays truthful; its callers are recorded.
+    """Answer queries to `torch.cuda` as for a single GPU. `is_available` stays truthful; its callers are recorded.
 
     Libraries call `is_available` once and would remember a wrong answer after the block.
     """

@@ -1,4 +1,4 @@
-"""Say what to type in place of a function that does not return a model: the layer of its name, or its model alone."""
+"""Suggest a line in place of a function that does not return a model: the layer of its name, or its model alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build a class of transformers from a config.json, without weights; and the names by which the class loads entries.
+"""Build a class of transformers from a config.json, without weights; and the names under which the class loads entries.
 
 Nothing in the configuration is downloaded or run: the class must be part of transformers, entries that fetch kernels,
 backbones or a quantizer are removed or refused, and the hub is off during the build.
@@ -74,7 +74,7 @@ def import_transformers(config: str) -> Any:
 
 
 def build_transformers(name: str | None, config: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build the class `name`, or the one that the file `config` names, from this file. Raises UsageError, ModelError.
+    """Build the class `name`, or the class in the file `config`, from this file. Raises UsageError, ModelError.
 
     `arguments`: of the constructor, or entries of the configuration to replace.
     """
@@ -133,7 +133,7 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
 
 
 def _suggest_near(transformers: Any, name: str, document: Mapping[str, Any], config: str) -> str:
-    """Return the nearest class that can be built from the configuration; "" without one."""
+    """Return the nearest class that can be built from the configuration; "" without any."""
     names = list_names(transformers)
     for near in difflib.get_close_matches(name, [] if name in names else names, 3, _SIMILARITY):
         own_type = getattr(getattr(getattr(transformers, near, None), "config_class", None), "model_type", None)
@@ -289,7 +289,7 @@ def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, .
 
 
 def build_renaming(model: Any, class_tensors: dict[str, Any]) -> Callable[[str], list[str]] | None:
-    """Return the function from a name in a checkpoint to the names that transformers loads the entry as.
+    """Return the function from a name in a checkpoint to the names used by transformers for the entry.
 
     None before transformers 5, which has no such mappings.
     """

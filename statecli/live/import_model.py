@@ -277,7 +277,7 @@ def has_attribute(name: ModuleName) -> bool:
 
 
 def _get_member(obj: Any, name: str) -> Any:
-    """Return an attribute; a module that its package has not imported, but that can be imported. Raises AttributeError.
+    """Return an attribute, also a module that the package has not imported yet. Raises AttributeError.
 
     A library may build a deprecated module only when the module is imported by its full name.
     """
@@ -327,7 +327,7 @@ def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | N
 
 
 def _find_moved_class(module: Any, name: str) -> _Hint | None:
-    """Return the model class of this name in another module of the package; None without one."""
+    """Return the model class of this name in another module of the package; None without such a class."""
     package = sys.modules.get(getattr(module, "__name__", "").partition(".")[0])
     if package is None or package is module or not hasattr(package, "__path__"):
         return None
@@ -352,7 +352,7 @@ def _find_unloaded_class(package: Any, name: str) -> _Hint | None:
 
 
 def _import_quietly(name: str) -> types.ModuleType | None:
-    """Return a module of a library; None if it cannot be imported."""
+    """Return a module of a library; None if the import fails."""
     with suppress(Exception):  # of any kind: another class of the library was named
         return importlib.import_module(name)
     return None

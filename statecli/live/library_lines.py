@@ -1,7 +1,7 @@
 """Keep lines that installed libraries print off the terminal: they would come before the result or the error.
 
-A library prints while it is imported (a missing extension, a deprecated call), and torch.hub before each download.
-Lines of the user's own code stay, also those that it prints by a library such as rich.
+A library prints during its import (a missing extension, a deprecated call), and torch.hub before each download. Lines
+of the user's own code stay, also lines printed through a library such as rich.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TORCH = f"{os.sep}torch{os.sep}"
 
 @contextmanager
 def hide_library_lines() -> Iterator[None]:
-    """Drop what libraries write to stderr, warn of, and log below ERROR while the block runs."""
+    """Drop libraries' lines on stderr, warnings, and log entries below ERROR while the block runs."""
     stderr, handle, show = sys.stderr, logging.Logger.handle, warnings.showwarning
     if stderr is not None:
         sys.stderr = _OwnLines(stderr)
@@ -74,7 +74,7 @@ def _wrap_warning(show: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_by_library(frame: types.FrameType | None) -> bool:
-    """Return True if a library writes while it is imported, or while statecli itself has called it, or if it is torch.
+    """Return True if a library writes during its import or in a call by statecli itself, and always for torch.
 
     Between the library and the code of the user there is the body of a module, if the user's code imports it.
     """

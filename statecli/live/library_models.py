@@ -29,7 +29,7 @@ _TIMM_FETCHES = ("pretrained", "checkpoint", "cache_dir")
 
 
 def import_library(name: str, config: str) -> Any:
-    """Import an installed package, never one of the current folder or the configuration's. Raises MissingDependency."""
+    """Import an installed package, never from the current folder or the configuration's. Raises MissingDependency."""
     try:
         with hide_library_lines(), search_path.use_installed_only(files.get_folder(config)):
             return importlib.import_module(name)
@@ -48,7 +48,7 @@ def import_library(name: str, config: str) -> Any:
 def build_diffusers(
     name: str | None, config: str, document: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> nn.Module:
-    """Build the class `name`, or the one in `_class_name`, of diffusers. Raises ModelError."""
+    """Build the class `name`, or the class in `_class_name`, of diffusers. Raises ModelError."""
     diffusers = import_library("diffusers", config)
     named = document.get("_class_name")
     is_unknown = type(named) is str and _find_diffusers_class(diffusers, named) is None

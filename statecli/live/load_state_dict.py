@@ -240,7 +240,7 @@ def _describe_refusal(message: str) -> str:
 
 @contextmanager
 def _skip_copies() -> Iterator[None]:
-    """Make `copy_` from meta try the dtypes and layouts on one element and leave the target unchanged."""
+    """Make `copy_` from meta try the dtypes and layouts on a single element and leave the target unchanged."""
     torch_copy = torch.Tensor.copy_
     errors: dict[tuple[object, ...], Exception | None] = {}
 
@@ -265,7 +265,7 @@ def _skip_copies() -> Iterator[None]:
 
 
 def _try_copy(copy: Callable[..., torch.Tensor], to: torch.Tensor, other: torch.Tensor) -> Exception | None:
-    """Return torch's error for a copy of one element from `other`'s dtype and layout to `to`'s."""
+    """Return torch's error for a copy of a single element from `other`'s dtype and layout to `to`'s."""
     pair = [torch.empty((1,) * other.dim(), dtype=t.dtype, layout=t.layout, device="cpu") for t in (to, other)]
     try:
         copy(*pair)

@@ -1,4 +1,4 @@
-"""Measure which tensors follow a move and which get saved, by trying both on an instance held by statecli alone.
+"""Measure the moved and the saved tensors of a model, by trying both on an instance used by statecli alone.
 
 `.to("cuda")` calls `module._apply(fn)`, overridden or not, and so does the stand-in for a move: `_apply` with fresh
 memory of the same kind for each tensor. A tensor still in the old memory afterwards would be left behind. Unlike a move
@@ -24,12 +24,12 @@ from statecli.live.walk import WalkResult, walk
 
 @dataclass
 class MoveTrial:
-    """Result of one tried move.
+    """Result of a tried move.
 
     Attributes:
         before: Storage key by name.
         after: Tensor and storage key by name, without names removed by the move.
-        keeps_objects: False if the move made new objects (meta), so that ties and aliases cannot be judged.
+        keeps_objects: False if the move made new objects (meta), and ties and aliases cannot be judged.
         reason: Why no move could be tried; None after a move.
     """
 
@@ -97,7 +97,7 @@ def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
 
 
 def try_fresh_memory(module: nn.Module) -> MoveTrial:
-    """Give each tensor of `module` that `nn.Module._apply` reaches other memory; such tensors follow any move."""
+    """Give other memory to each tensor of `module` reached by `nn.Module._apply`; such tensors follow any move."""
     return _try_move(module, walk(module), _apply_fresh_memory, keeps_objects=True)
 
 

@@ -30,12 +30,12 @@ class MetricStates:
         self._local = {path for path, attributes in metrics if not attributes.get("sync_on_compute", True)}
 
     def has(self, fqn: str) -> bool:
-        """Return True for a state, such as `accuracy.tp` or `auroc.preds[0]`, and for what the metric keeps of it."""
+        """Return True for a state, such as `accuracy.tp` or `auroc.preds[0]`, and for copies in the metric."""
         path, name = _split(fqn)
         return name in self._names.get(path, ())
 
     def is_synchronized(self, fqn: str) -> bool:
-        """Return True for a state that the metric synchronizes, as it does by default."""
+        """Return True for a state synchronized by the metric, which is the default."""
         return self.has(fqn) and _split(fqn)[0] not in self._local
 
 

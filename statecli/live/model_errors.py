@@ -111,7 +111,7 @@ def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
 
 
 def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, what: str) -> ModelError | None:
-    """Return what a refused download needs, and the line to type without it; None for another error."""
+    """Describe the need of a refused download, and the line to type without the download; None for another error."""
     refusal = downloads.find_refusal(error)
     if refusal is None:
         return None
@@ -135,10 +135,10 @@ def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, what: s
 
 
 def _suggest_input(error: BaseException) -> str:
-    """Return the input to type, if a layer of torch was called with another input than it takes; "" otherwise.
+    """Return the input to type, if a layer of torch was called with a wrong input; "" otherwise.
 
-    An nn.Embedding takes ids. An nn.Linear that gets the model's own input takes another size of its last dimension,
-    an nn.Conv1d, Conv2d or Conv3d another number of channels.
+    An nn.Embedding takes ids. An nn.Linear with the model's own input takes another size of its last dimension, an
+    nn.Conv1d, Conv2d or Conv3d another number of channels.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in reversed(frames):
@@ -159,7 +159,7 @@ def _suggest_input(error: BaseException) -> str:
 
 
 def _find_taken_size(layer: Any, shape: Sequence[int]) -> tuple[int, int, str] | None:
-    """Return the dimension of an input that a layer refuses, the size that it takes, and what it counts."""
+    """Return the dimension of an input refused by a layer, the accepted size, and the meaning of the dimension."""
     features, channels = getattr(layer, "in_features", None), getattr(layer, "in_channels", None)
     if isinstance(features, int) and shape[-1] != features:
         return -1, features, "values in the last dimension"

@@ -1,4 +1,4 @@
-"""Build the `ModelState` of a built model: one row per tensor, with its measured properties."""
+"""Build the `ModelState` of a built model: a row for each tensor, with its measured properties."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _INPUT_ATTRIBUTES = ("example_input_array", "_example_input_array", "dummy_input
 
 @dataclass
 class _Row:
-    """A tensor under one name, while the state is being built."""
+    """A tensor under one of its names, while the state is being built."""
 
     fqn: str
     tensor: torch.Tensor
@@ -88,7 +88,7 @@ class _Row:
 
 @dataclass
 class _StorageRows:
-    """The rows of one storage: their number, the row of the largest tensor, and the first few rows."""
+    """The rows of a storage: their number, the row of the largest tensor, and the first few rows."""
 
     count: int = 0
     largest: _Row | None = None
@@ -163,11 +163,11 @@ def _is_rebuilt_by_constructor(row: _Row) -> bool:
 
 
 def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:
-    """Compare two builds of a model whose constructor statecli called; {} for any other and for a large model.
+    """Compare two builds of a model whose constructor statecli called; {} for any other model and for a large model.
 
     Random values of large parameters are drawn only in models of up to `_MAX_DRAWN_BYTES`; otherwise, a table computed
-    by the constructor from a large parameter would look identical. For buffers alone they are not drawn: the builds of
-    a language model, whose rotary table is such a buffer, would take longer than all else.
+    by the constructor from a large parameter would look identical. For buffers alone, random values are not drawn: the
+    builds of a language model, whose rotary table is a buffer, would take longer than all else.
     """
     if built.settings_after_init is None or built.init_device != "cpu":
         return {}
@@ -222,7 +222,7 @@ def read_without_move(
 
 
 def _measure_own_move(table: _Table) -> None:
-    """Record which tensors follow the class's own `.to` or `_apply`, because these may move more than the stand-in.
+    """Record the tensors that follow the class's own `.to` or `_apply`, because these may move more than the stand-in.
 
     The class's code may read the device or values. If a move to meta is inconclusive, a fake CUDA device is tried. If
     both are, a tensor not moved by the stand-in is inconclusive.
@@ -569,10 +569,10 @@ _MAX_TIED_NAMES = 3
 
 @dataclass
 class _Tie:
-    """Names that shared one storage before a move, counted by their storage after the move.
+    """Names that shared a storage before a move, counted by their storage after the move.
 
     `first_names` has at most three names per storage and six in all: enough to show three names of other storages.
-    `place` is the tie's line: of the lines of the names in one file, the last.
+    `place` is the tie's line: the last line of the names in the same file.
     """
 
     counts: dict[int | str, int] = field(default_factory=dict)

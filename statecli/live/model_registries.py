@@ -1,6 +1,6 @@
-"""Models that a library builds by name: `timm:resnet50` is `timm.create_model('resnet50')`.
+"""Models built by a library from a name: `timm:resnet50` is `timm.create_model('resnet50')`.
 
-The name before the colon is that of the package. A class or function of this name in the package comes first.
+The name before the colon is the package. A class or function of this name in the package comes first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXAMPLE = "resnet18"
 
 
 def _find_registry(module: str) -> Registry | None:
-    """Return the registry of a package; its module has it too."""
+    """Return the registry of a package, also for the registry's module."""
     by_module = (registry for registry in REGISTRIES.values() if registry.module == module)
     return REGISTRIES.get(module) or next(by_module, None)
 
@@ -38,7 +38,7 @@ def _find_registry(module: str) -> Registry | None:
 def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
     """Return the function that builds the named model of a package; None if the package has no registry.
 
-    `package`: the imported module of the spec. Raises ModelError for a name that the registry does not have.
+    `package`: the imported module of the spec. Raises ModelError for a name missing in the registry.
     """
     registry = _find_registry(spec.module)
     if registry is None:
@@ -59,7 +59,7 @@ def find_builder(spec: ModelSpec, package: Any) -> Callable[..., Any] | None:
 
 
 def find_target(name: str) -> str | None:
-    """Return the target for a name in the registry of an installed package; None without one."""
+    """Return the target for a name in the registry of an installed package; None without a target."""
     for package, registry in REGISTRIES.items():
         try:
             with hide_library_lines(), search_path.use_installed_only():

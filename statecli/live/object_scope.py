@@ -1,9 +1,9 @@
-"""Find the objects that names in the arguments of a spec stand for, and the line to type for a name without one.
+"""Find the objects behind names in the arguments of a spec, and the line to type for a name without an object.
 
 A name is looked up in the module of the spec, in the module that defines the class, and in the packages around them.
-`torch.nn.Linear` is a class of an installed package, `pkg.mod:Layer` of any module that Python finds. The arguments of
-such a class may also use the names of its module. Nothing of Python's standard library is named, so that no argument
-runs a command.
+`torch.nn.Linear` is a class of an installed package, `pkg.mod:Layer` a class of any module found by Python. The
+arguments of this class may also use the names of its module. Nothing of Python's standard library is named, so that no
+argument runs a command.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FoundObject(NamedTuple):
     """The object of a name.
 
     `owner` is the module of the object if the name begins with a module: torch.nn for `nn.Linear`. `imported` is the
-    name of this module, if the name begins with it in full: "torch.nn" for `torch.nn.Linear`.
+    name of this module, if the name begins with the full name: "torch.nn" for `torch.nn.Linear`.
     """
 
     value: Any
@@ -47,7 +47,7 @@ class FoundObject(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """What to write in place of an unknown name, and whether the name is only similar."""
+    """Replacement of an unknown name, and whether the new name is only similar."""
 
     value: ObjectName | str
     is_similar: bool = False
@@ -100,7 +100,7 @@ class Scope:
         return True
 
     def find_namespace(self, named: ObjectName) -> types.ModuleType | None:
-        """Return the module whose name begins an argument: that of `nn` of `nn.GELU`; None without one."""
+        """Return the module at the start of an argument: `nn` of `nn.GELU`; None without a module."""
         first = named.name.partition(".")[0]
         return next((space for space in self.namespaces if hasattr(space, first)), None)
 
@@ -166,7 +166,7 @@ class Scope:
         return advise_line(line, question=f"did you mean {replacement.value}?" if replacement.is_similar else "")
 
     def rewrite(self, value: Any) -> Any:
-        """Return an argument with a known name in place of each unknown one."""
+        """Return an argument with a known name in place of each unknown name."""
         if isinstance(value, ObjectName):
             return value if self._is_known(value) else self._replace(value)
         if isinstance(value, ObjectCall):
@@ -236,7 +236,7 @@ def _is_standard(module: str) -> bool:
 
 
 def _get(value: Any, dotted: str) -> Any:
-    """Return an attribute of a module or a class, `_MISSING` without one."""
+    """Return an attribute of a module or a class, `_MISSING` without the attribute."""
     for attribute in dotted.split("."):
         value = getattr(value, attribute, _MISSING) if isinstance(value, (types.ModuleType, type)) else _MISSING
     return value

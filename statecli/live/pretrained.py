@@ -76,7 +76,7 @@ def _iter_conversions(module: Any, entries: Entries, answer: Answer) -> Iterator
 
 
 def _has_same_elements(sources: list[TensorInfo], targets: list[Any]) -> bool:
-    """Return True if shapes are equal one for one, or the number of elements for merged or split tensors."""
+    """Return True if the shapes are pairwise equal, or the number of elements for merged or split tensors."""
     if len(sources) == len(targets) == 1 and sources[0].shape == tuple(targets[0].shape):
         return True
     is_merge_or_split = len(sources) > 1 or len(targets) > 1

@@ -1,4 +1,4 @@
-"""Read what quantized parameters of a live model say about themselves: bitsandbytes and torchao.
+"""Read the facts that quantized parameters of a live model have about themselves: bitsandbytes and torchao.
 
 The attributes of the objects are read, and no method but torchao's `__tensor_flatten__` is called.
 """
@@ -30,10 +30,10 @@ class QuantizedParameter(NamedTuple):
     """A parameter of a library's own class.
 
     Attributes:
-        dtype: Type of the codes; "" for that of the tensor.
+        dtype: Type of the codes; "" for the tensor's dtype.
         shape: Shape of the weight.
-        inner: The tensors inside a subclass that has no elements of its own; () if its attributes are listed.
-        holder: Name of the object that holds the other tensors of the weight.
+        inner: The tensors inside a subclass without elements of its own; () if its attributes are listed.
+        holder: Name of the object with the other tensors of the weight.
     """
 
     dtype: str
@@ -67,7 +67,7 @@ def find_holding_tensor(unregistered: UnregisteredTensor) -> torch.Tensor | None
 
 
 def has_lost_class(unregistered: UnregisteredTensor) -> bool:
-    """Return True for an attribute of a plain Parameter in a layer of bitsandbytes: pickling `Int8Params` makes one."""
+    """Return True for an attribute of a plain Parameter in a layer of bitsandbytes: a pickled `Int8Params` is plain."""
     holder = find_holding_tensor(unregistered)
     return type(holder) is nn.Parameter and _is_of_library(type(unregistered.owner), "bitsandbytes")
 
@@ -86,7 +86,7 @@ def _is_of_library(kind: type, library: str) -> bool:
 
 
 def _read_bitsandbytes(entry: RegisteredName, tensor: torch.Tensor) -> QuantizedParameter | None:
-    """`Params4bit` has a `quant_state` after it was quantized, `Int8Params` the attribute `SCB`.
+    """Read `Params4bit` with a `quant_state` after the quantization, `Int8Params` the attribute `SCB`.
 
     The first forward moves `SCB` to the attribute `state` of the module. A pickled `Int8Params` becomes a `Parameter`.
     """

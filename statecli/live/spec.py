@@ -2,8 +2,8 @@
 
 The grammar, by example: `net.py:Net`, `path/to/net.py:Net(32, act="gelu")`, `pkg.mod:factory`, `pkg.mod:Outer.Net`,
 `net.py:Net(cfg=Config(depth=2), act=nn.GELU)`. Arguments are Python literals, names, and classes called with such
-arguments; they are read from the syntax tree and never evaluated as code (see `constructor_arguments`). Two options may
-follow: `net.py:Net --config-json net.json`, `folder --trust-remote-code`.
+arguments; arguments are read from the syntax tree and never evaluated as code (see `constructor_arguments`). Two
+options may follow: `net.py:Net --config-json net.json`, `folder --trust-remote-code`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class ClassOptions(msgspec.Struct, frozen=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """One model class, factory or instance, and the arguments to call it with.
+    """A model class, factory or instance, and the arguments of its call.
 
-    `module` is the path as typed when `is_file`, else a dotted module name. `called` says whether parentheses were
-    written at all. `config` is the configuration file from which the model is built, in place of a call of the user's.
-    `is_library`: names an installed package, so that nothing else is imported.
+    `module` is the path as typed when `is_file`, else a dotted module name. `called`: whether parentheses were written
+    at all. `config` is the configuration file for building the model, in place of a call by the user. `is_library`: the
+    spec names an installed package, and nothing else is imported.
     """
 
     text: str

@@ -38,7 +38,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_example(code: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments of the call in a documentation, without the items of lists that are code; None for others.
+    """Return the arguments of the call in a documentation, without the items of lists that are code; else None.
 
     `code` begins after the parenthesis of the call.
     """
@@ -65,7 +65,7 @@ class _CodeArgument(Exception):
 
 
 def parse_arguments(text: str, base: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse the arguments of the spec `text`: `base` is before the parenthesis, `rest` after it. Raises UsageError."""
+    """Parse the arguments of the spec `text`: `base` is before the parenthesis, `rest` after. Raises UsageError."""
     quoted = _STRING_OR_NAME.sub(_quote_name, rest)
     if quoted != rest and text.endswith(rest):
         raise MisspeltArguments(f"{text}: a name needs quotes", _write_line(text, rest, quoted))
@@ -145,12 +145,12 @@ def _suggest_closed(text: str, rest: str) -> str:
 
 
 def _cut_after_call(rest: str) -> str:
-    """Return the arguments up to the parenthesis that closes the call; "" without one."""
+    """Return the arguments up to the parenthesis that closes the call; "" without this parenthesis."""
     return next((rest[:end] for end, brackets in _iter_open_brackets(rest) if not brackets), "")
 
 
 def _iter_open_brackets(rest: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the place after each character outside of strings, and the brackets that close what is open there."""
+    """Yield the place after each character outside of strings, and the closing brackets still expected there."""
     open_brackets = [")"]
     for end, character in enumerate(_STRING_OR_COLON.sub(lambda match: "_" * len(match[0]), rest), 1):
         if character in _BRACKETS:

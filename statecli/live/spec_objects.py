@@ -1,6 +1,6 @@
 """Names and calls in the arguments of a class on the command line, which stand for objects of a module.
 
-It is the module before the colon: `transformers:BertModel`. A name without a colon belongs to the class's module, or
+The module stands before the colon: `transformers:BertModel`. A name without a colon belongs to the class's module, or
 begins with the name of a package.
 """
 
@@ -23,7 +23,7 @@ class ObjectName(msgspec.Struct, frozen=True):
 
 
 class ObjectCall(msgspec.Struct, frozen=True):
-    """A class in the arguments of a class, and the arguments to call it with: `Config(depth=2)`."""
+    """A class in the arguments of a class, and the arguments of its call: `Config(depth=2)`."""
 
     name: str
     args: tuple[Any, ...] = ()
@@ -61,7 +61,7 @@ def replace_call(value: Any, old: ObjectCall, new: ObjectCall) -> Any:
 
 
 def map_names(value: Any, change: Callable[[ObjectName], ObjectName]) -> Any:
-    """Return an argument with each name changed, also those of calls, at any depth."""
+    """Return an argument with each name changed, also names of calls, at any depth."""
     if isinstance(value, ObjectName):
         return change(value)
     callee = change(value.callee) if isinstance(value, ObjectCall) else None

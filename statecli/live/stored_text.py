@@ -1,4 +1,4 @@
-"""Refuse a text for an argument that takes a module: the class stores the text, and fails when it calls the module."""
+"""Refuse a text for an argument that takes a module: the class stores the text, and fails when calling the module."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ MAX_COMPARED_PARTS = 64
 class OtherNames:
     """Further names of the memory of a tensor, separated by a move from the registered name.
 
-    `names`: the first `FEW_NAMES`; `count`: their number; `same`: all refer to one tensor object. `disjoint`: the
+    `names`: the first `FEW_NAMES`; `count`: their number; `same`: all refer to the same tensor object. `disjoint`: the
     memory also holds elements of other tensors, without a common element with this tensor.
     """
 
@@ -250,7 +250,7 @@ def _suggest(
 
 
 def _keep_rest_of_line(text: str, source: Assignment) -> str:
-    """Return the fix with the code on the same line as the assignment, if the fix is one line and comments."""
+    """Return the fix with the code on the same line as the assignment, if the fix is a single line and comments."""
     code = [line for line in text.split("\n") if not line.startswith("#")]
     return text.replace(code[0], f"{source.before}{code[0]}{source.after}", 1) if len(code) == 1 else text
 
@@ -338,7 +338,7 @@ def _suggest_for_container(
 def _would_separate(tensor: torch.Tensor, source: Assignment | None, others: OtherNames) -> bool:
     """Return True if registering `tensor` separates its further names.
 
-    A new nn.Parameter is one object for all names assigned later, and keeps these names together.
+    A new nn.Parameter is a single object for all names assigned later, and keeps these names together.
     """
     if not others.count:
         return False
@@ -391,7 +391,7 @@ def _have_common_elements(members: list[torch.Tensor]) -> bool:
 
 
 def _suggest_for_modules(container: Any, site: _Site) -> str:
-    """Return the fix for a container with modules, with the line that loads older checkpoints if it adds a key."""
+    """Return the fix for a container with modules, with the line that loads older checkpoints if the fix adds a key."""
     text = _suggest_module_container(container, site)
     if not any(map(_may_save, _list_modules(container))):
         return text
@@ -399,7 +399,7 @@ def _suggest_for_modules(container: Any, site: _Site) -> str:
 
 
 def _list_modules(container: Any) -> list[nn.Module]:
-    """Return the modules in a container, and in the containers in it."""
+    """Return the modules in a container and in its inner containers."""
     members = _members(container)
     inner = [part for member in members if issubclass(type(member), (list, tuple)) for part in _members(member)]
     return [member for member in (*members, *inner) if issubclass(type(member), nn.Module)]
@@ -418,7 +418,7 @@ def _may_save(module: nn.Module) -> bool:
 
 
 def _suggest_module_container(container: Any, site: _Site) -> str:
-    """Return the fix for a container with modules: directly, in pairs with names, or one container deeper."""
+    """Return the fix for a container with modules: directly, in pairs with names, or a container deeper."""
     members = [member for member in _members(container) if member is not None]
     if hasattr(type(container), "_fields"):
         return f"# keep the modules of {site.name} in attributes of self: a named tuple does not register them"
@@ -458,7 +458,7 @@ def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> st
 
 
 def _find_lacking(kind: str, site: _Site, container: Any) -> list[Use]:
-    """Return the uses of a list or dictionary missing in nn.kind, one per kind."""
+    """Return the uses of a list or dictionary missing in nn.kind, a use for each kind."""
     new_class, is_dict = getattr(nn, kind), issubclass(type(container), dict)
     actions = {use.action: use for use in sorted(site.uses, key=lambda use: not use.constructs) if not use.nested}
     has_pop = is_dict or not any(use.action == "pop" and not use.arguments for use in site.uses)
@@ -631,7 +631,7 @@ def _format_empty(kind: str, container: Any, site: _Site) -> str | None:
 
 
 def _format_dictionary(kind: str, container: Any, site: _Site) -> str:
-    """Return code for nn.ModuleDict or nn.ParameterDict, with other keys if these refuse the keys."""
+    """Return code for nn.ModuleDict or nn.ParameterDict, with other keys if these containers refuse the keys."""
     keys = list(dict.keys(container))
     container_class: type = getattr(nn, kind)
     if not any(_is_bad_key(key, container_class) for key in keys):
@@ -816,7 +816,7 @@ _LIBRARY_MODULES = ("argparse", "builtins", "functools", "itertools", "types")
 
 
 def _find_holder(unregistered: UnregisteredTensor) -> Any:
-    """Return the holder of the tensor: an unregistered module, else the object one step before the tensor."""
+    """Return the holder of the tensor: an unregistered module, else the object a step before the tensor."""
     for step in unregistered.steps[:-1]:
         if issubclass(type(step.value), nn.Module):
             return step.value
@@ -831,6 +831,6 @@ _ABSENT = object()
 
 
 def _find_class_value(unregistered: UnregisteredTensor, name: str) -> Any:
-    """Return the attribute of the class, because register_buffer refuses its name; `_ABSENT` if there is none."""
+    """Return the attribute of the class, because register_buffer refuses its name; `_ABSENT` without it."""
     bases = (vars(base) for base in type(unregistered.owner).__mro__)
     return next((base[name] for base in bases if name in base), _ABSENT)

@@ -182,7 +182,7 @@ def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:
 
 
 def get_annotation_text(parameter: inspect.Parameter) -> str:
-    """Return the annotation of a parameter as code spells it, "" without one."""
+    """Return the annotation of a parameter as code, "" without an annotation."""
     annotation = parameter.annotation
     if annotation is parameter.empty:
         return ""

@@ -23,7 +23,7 @@ _PART_DTYPE_BY_COMPLEX = {
 
 
 def is_same(first: torch.Tensor, second: torch.Tensor) -> bool | None:
-    """Return True if two tensors on one device have equal dtype, shape and bits; None if their bits cannot be read.
+    """Return True if two tensors on a device have equal dtype, shape and bits; None if their bits cannot be read.
 
     Lazy, nested and opaque tensors have no bits to read, nor have tensors on meta.
     """
@@ -75,7 +75,7 @@ def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool
     """Overwrite every element of every tensor; return the overwritten storages. Each phase gives other values.
 
     Floating-point and complex tensors get numbers strictly between 0 and 1 beyond the precision of smaller formats, so
-    that rounding changes each. Integers and bools change in their lowest bit, so that an index stays close. Each
+    that rounding changes each number. Integers and bools change in their lowest bit, so that an index stays close. Each
     storage is written once, for ties, views and expanded tensors. Tensors without memory (lazy, meta, opaque, wrapper
     subclasses) are left out. With `ends_alone` only the first and last elements of a long tensor are written.
     """
@@ -92,7 +92,7 @@ def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool
 
 
 def get_flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return all the memory of `tensor` as one writable row; None without memory to write."""
+    """Return all the memory of `tensor` as a single writable row; None without memory to write."""
     try:
         if is_lazy(tensor) or tensor.is_meta or tensor.is_nested:
             return None

@@ -63,7 +63,7 @@ class Source:
         return (replace(self, companions=()), *self.companions) if self.companions else (self,)
 
     def combine_with(self, others: Iterable[Source]) -> Source:
-        """Return the source of a tensor computed from `others` too."""
+        """Return the source of a tensor computed from further sources too."""
         fresh = (replace(source, derived=True) for other in others for source in other.all_sources)
         known = {
             (source.fqn, source.file_variable, source.place): source for source in (*self.all_sources, *fresh)[::-1]
@@ -109,7 +109,7 @@ class Mismatch:
 
 
 class Refused(RuntimeError):
-    """The error that CUDA would raise; a model may catch it."""
+    """The error that CUDA would raise; a model may catch the error."""
 
     def __init__(self, message: str, mismatches: Iterable[Mismatch], stack: CallStack) -> None:
         super().__init__(message)

@@ -146,7 +146,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
 
 
 def may_overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return False if two tensors of one storage have no element in common: neighbours, or interleaved columns."""
+    """Return False if two tensors of the same storage have no element in common: neighbours, or interleaved columns."""
     if first.layout != torch.strided or second.layout != torch.strided or first.dtype != second.dtype:
         return True
     if first.is_quantized or not first.numel() or not second.numel():

@@ -18,7 +18,7 @@ _ERROR = compile_on_use(r"^(?:builtins\.)?([A-Za-z_][\w.]*)(?:: (.*))?\Z", re.MU
 
 @dataclass(frozen=True)
 class ScriptError:
-    """Name and message of the error, and file and line of the code that raised it."""
+    """Name and message of the error, and file and line of the code that raised the error."""
 
     text: str
     place: tuple[str, int] | None

@@ -43,7 +43,7 @@ def protect_process(spec: ModelSpec) -> Iterator[None]:
 
 @contextmanager
 def protect_streams() -> Iterator[None]:
-    """Restore the process after code of the user, as `protect_process` does; the search path stays as it is."""
+    """Restore the process after code of the user, as `protect_process` does; the search path stays unchanged."""
     with _restore_process(), hide_library_lines(), _redirect_prints(), _forbid_exit():
         yield
 

@@ -1,6 +1,6 @@
 """Find every tensor in a module, under every name reachable by Python, without running the user's code.
 
-The walk reads storage, not attributes: instance dicts, slots, list and dict items, closure cells. It never calls
+The walk reads storage, not attributes: instance dicts, slots, list and dict items, closure cells. The walk never calls
 `getattr`, `isinstance`, `==`, `hash`, `len` or `repr` on the objects of the model, so no proxy, property or overridden
 method runs. Each object is opened once, breadth first, so each tensor gets its shortest name.
 
@@ -164,7 +164,7 @@ class Step:
     how: str = "attribute"
 
     def name(self) -> str:
-        """Return the path from the root as Python writes it: `anchors[0]`, `cache['cos']`, `blocks[2].weight`."""
+        """Return the path from the root in Python's notation: `anchors[0]`, `cache['cos']`, `blocks[2].weight`."""
         return "".join(step.label for step in self.chain()).lstrip(".")
 
     def chain(self) -> list[Step]:
@@ -179,7 +179,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class RegisteredName:
-    """One registered name. `tensor` is None for `register_parameter(name, None)`.
+    """A registered name. `tensor` is None for `register_parameter(name, None)`.
 
     `key` is the name in `state_dict()`; `fqn` equals `key` unless two tensors have the same key.
     """
@@ -209,7 +209,7 @@ class UnregisteredTensor:
 
 
 class Holding(enum.Enum):
-    """How a model holds a tensor under one name, in words."""
+    """Way in which a model refers to a tensor under a name, in words."""
 
     PARAMETER = "a parameter"
     BUFFER = "a buffer"
@@ -227,7 +227,7 @@ class _Repeats:
 
 @dataclass
 class WalkResult:
-    """Tensors and modules of one walk.
+    """Tensors and modules of a walk.
 
     Attributes:
         registered: Registered names in state_dict order.
@@ -662,7 +662,7 @@ def _list_array(array: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def _format_literal(key: Any) -> str | None:
-    """Return `key` as Python writes it; None if `repr` would run user code or give no useful name."""
+    """Return `key` in Python's notation; None if `repr` would run user code or give no useful name."""
     if issubclass(type(key), str):
         return str.__repr__(key)
     if id(type(key)) in _LITERAL_TYPES:

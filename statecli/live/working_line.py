@@ -1,6 +1,6 @@
-"""Find the line to type that builds a model, for an error that advises a line which may be refused again.
+"""Find a working line to type that builds a model, for an error whose advised line may be refused again.
 
-A line is tried by a build. The error of a line that is refused may advise another line, which is tried too.
+A line is tried by a build. The error of a refused line may advise another line, which is tried too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_BUILDS = 12
 
 
 class Advice(NamedTuple):
-    """The end of an error, and the words to type of which the first that works replaces the end.
+    """The end of an error, and the words to type: the first working words replace the end.
 
     `question` comes before the end: `did you mean Linear?`.
     """
@@ -62,7 +62,7 @@ class _Trial:
     install: str | None = None
 
     def find_advice(self, error: ModelError) -> str | None:
-        """Return the advice that works, or the advice of the error of a refused line; None without one."""
+        """Return the working advice, or the advice of the error of a refused line; None without advice."""
         for line in error.lines:
             # Else the advice has a line with `...`, or another line.
             is_written = len(error.lines) == 1 and f"write {line}" in (error.advice or "")
