@@ -1,8 +1,8 @@
-"""Estimate the numerical rank of the change of a matrix: how many of its directions are more than rounding.
+"""Estimate the numerical rank of the change of a matrix: the number of its directions beyond rounding.
 
-The singular values of a sketch, change @ random [columns, 136], are compared with those that the rounding of the values
-after would have. Halko, Martinsson, Tropp: Finding structure with randomness (2011), section 4; the norm of a product
-with a Gaussian matrix is bounded as by Chevet's inequality.
+The singular values of a sketch, change @ random [columns, 136], are compared with the singular values of the rounding
+of the values after. Halko, Martinsson, Tropp: Finding structure with randomness (2011), section 4; the norm of a
+product with a Gaussian matrix is bounded as by Chevet's inequality.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MARGIN = 1.25
 
 
 class RankTask(DataTask, frozen=True, gc=False):
-    """Estimate the rank of after - before, two matrices of one shape, with strides: at most 128.
+    """Estimate the rank of after - before, two matrices of the same shape, with strides: at most 128.
 
     None if a value is not finite.
     """

@@ -2,8 +2,8 @@
 
     pair ──▶ tasks (path, ranges, dtype, a few million elements each) ──▶ tallies ──▶ Delta
 
-If both tensors are contiguous, their bytes are read into two small buffers and compared as 64-bit words. Only blocks
-that differ are decoded; if any differs, the norms of the equal blocks are computed too. All other layouts (strides,
+If both tensors are contiguous, their bytes are read into two small buffers and compared as 64-bit words. Only differing
+blocks are decoded; if any differs, the norms of the equal blocks are computed too. All other layouts (strides,
 quantization, byte order) go through `read.read_values`, a tensor a task. The limits of blocks and tasks are fixed and
 results are added up in order, so that every executor gives the same result, bit for bit.
 """
@@ -93,7 +93,7 @@ def compare_pairs(
         seen: Versions of files when their headers were read; a file with another version at the end fails its
           pairs.
         progress: Called with bytes of `before`.
-        jobs: Number of workers; 0 for one a core.
+        jobs: Number of workers; 0 for a worker per core.
         derived: See `pool.run_tasks`: the pairs follow from results of earlier tasks.
     """
     paths = {storage.path for pair in pairs for tensor in (pair.before, pair.after) for storage in tensor.ranges}
@@ -294,7 +294,7 @@ def _run_on_device(
 
 
 def _checksums_differ(pair: Pair) -> bool:
-    """Return True for equal bytes under different recorded checksums: one of the two files is damaged."""
+    """Return True for equal bytes under different recorded checksums: either file is damaged."""
     before_ranges, after_ranges = pair.before.ranges, pair.after.ranges
     return len(before_ranges) == len(after_ranges) and any(
         before.length == after.length
@@ -328,7 +328,7 @@ def check_checksums(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[tup
 def _find_damage(
     tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False
 ) -> dict[str | ByteRange, StateError]:
-    """Return the ranges of these tensors whose bytes differ from their recorded checksum, each with its error."""
+    """Return the ranges of the tensors whose bytes differ from their recorded checksum, each with its error."""
     ranges: dict[ByteRange, str] = {}
     for tensor in tensors:
         for storage in tensor.ranges:
@@ -493,7 +493,7 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
 
 
 def _convert_alike(before: TensorData, after: TensorData) -> tuple[TensorData, TensorData]:
-    """Return both sides as quantized blocks if they have the same ggml type; else as numbers, if these can be read."""
+    """Return both sides as quantized blocks if they have the same ggml type; else as numbers, if readable."""
     convert = to_stored_blocks if find_ggml_type(before.storage) == find_ggml_type(after.storage) else to_readable
     return convert(before), convert(after)
 
@@ -582,8 +582,7 @@ def compute_fingerprints(
 
     Of a tensor made of parts, the parts follow each other. Equal fingerprints are a hint, to be confirmed by
     `compare_pairs`. A zip archive's checksum of a whole storage is not computed again. An error of a tensor or of its
-    worker is its result, because then it is unknown which tensors are equal. `group_keys` and `derived`: see
-    `pool.run_tasks`.
+    worker is its result, because the equal tensors are then unknown. `group_keys` and `derived`: see `pool.run_tasks`.
     """
     tasks = [FingerprintTask(tensor.nbytes, tensor.fqn, tuple(_list_data(tensor))) for tensor in tensors]
     return pool.run_tasks(
@@ -615,7 +614,7 @@ def fingerprint_batch(_: None, tasks: Sequence[FingerprintTask]) -> list[int | S
 
 
 def _find_fingerprints_of_neighbours(tasks: Sequence[FingerprintTask]) -> dict[int, int]:
-    """Return the fingerprints of small tensors next to each other on disk, by number: one read serves many."""
+    """Return the fingerprints of small tensors next to each other on disk, by number: a single read serves many."""
     neighbours = []
     for n, task in enumerate(tasks):
         data = task.parts[0] if len(task.parts) == 1 else None

@@ -1,4 +1,4 @@
-"""Compare one batch of tasks in a worker: read both sides block by block, compare them and add up.
+"""Compare a batch of tasks in a worker: read both sides block by block, compare them and add up.
 
 Tasks are plain data and results are small, so that any process, on this machine or another, can do a task.
 """
@@ -53,7 +53,7 @@ class CompareTask(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes of one side."""
+        """Bytes of a side."""
         element = find_element(self.before.dtype)
         return self.count * element.size if element else self.count
 
@@ -80,7 +80,7 @@ class Comparison(msgspec.Struct, frozen=True, gc=False):
 
 
 class Worker:
-    """Buffers and open files of one batch of tasks. `block` is the number of elements read at a time."""
+    """Buffers and open files of a batch of tasks. `block` is the number of elements read at a time."""
 
     block = BLOCK_ELEMENTS
 
@@ -111,7 +111,7 @@ class Worker:
         return results
 
     def compare(self, task: CompareTask) -> Comparison:
-        """Return the result of one task. Raises `UnreadableError` or `MalformedError`, naming file and tensor."""
+        """Return the result of a task. Raises `UnreadableError` or `MalformedError`, naming file and tensor."""
         if isinstance(task.before, Piece) and isinstance(task.after, Piece):
             if task.norm:
                 return Comparison(self._tally_norm(task, task.before))

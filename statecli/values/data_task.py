@@ -39,7 +39,7 @@ class DataTask(WholeTask, frozen=True, gc=False):
 
 
 class TensorTask(WholeTask, frozen=True, gc=False):
-    """Base of tasks that read one tensor of a checkpoint."""
+    """Base of tasks that read a single tensor of a checkpoint."""
 
     tensor: TensorInfo
 

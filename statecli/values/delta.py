@@ -29,20 +29,20 @@ class CompareOptions(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """Difference of the values of one tensor; Δ is after - before, in float64.
+    """Difference of the values of a tensor; Δ is after - before, in float64.
 
-    Null if undefined (no position is finite on both sides, a norm of zero) or beyond float64; then `reason` says why.
+    Null if undefined (no position is finite on both sides, a norm of zero) or beyond float64; then `reason` is set.
 
     Attributes:
         elements: Number of elements of the tensor.
-        changed: Number of elements that differ.
+        changed: Number of differing elements.
         max_abs, mean_abs, l2: Of Δ over the positions finite on both sides, changed or not.
         relative_l2: l2 of Δ over l2 of before.
         cosine: Cosine similarity of before and after over the same positions.
         nan_before, nan_after, inf_before, inf_after: Counts of each side.
         left_out: Number of positions not finite on both sides.
-        rank: Numerical rank of Δ of a matrix, of which 128 means 128 or more; None if not estimated.
-        first: Index of the first element that differs, in C order.
+        rank: Numerical rank of Δ of a matrix (128 means 128 or more); None if not estimated.
+        first: Index of the first differing element, in C order.
     """
 
     elements: int = 0

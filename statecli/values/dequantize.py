@@ -39,12 +39,12 @@ _MAX_STATE_BYTES = 4096
 
 
 class DequantizeRule(msgspec.Struct, frozen=True, gc=False):
-    """How the codes of a weight of [out, in] become values.
+    """Rule that turns the codes of a weight of [out, in] into values.
 
     Attributes:
-        block: Of scaled codes, the shape of the block of one scale.
+        block: Of scaled codes, the shape of the block of a scale.
         divisor: Of scaled codes, the divisor of the scales.
-        zero_offset: Of GPTQ, what is added to the stored zero points: 1, or 0 in `gptq_v2`.
+        zero_offset: Of GPTQ, the number added to the stored zero points: 1, or 0 in `gptq_v2`.
     """
 
     layout: Layout
@@ -55,7 +55,7 @@ class DequantizeRule(msgspec.Struct, frozen=True, gc=False):
 
 
 class _NestedState(msgspec.Struct):
-    """What the JSON text of bitsandbytes says about scales."""
+    """Facts about scales in the JSON text of bitsandbytes."""
 
     blocksize: int
     nested_blocksize: int = 0
@@ -224,7 +224,7 @@ _OPEN: dict[Layout, Callable[[DequantizeRule, Mapping[Part, TensorData], str], R
 
 
 def _read(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
-    """Return all values of a part as float64, in its shape. Raises MalformedError if it has another number of them."""
+    """Return all values of a part as float64, in its shape. Raises MalformedError for another number of values."""
     values = np.asarray(read_all_values(data, name)).astype(np.float64)
     if shape is not None and values.size != math.prod(shape):
         raise MalformedError(f"{name}: has {values.size} values, but its quantization method needs {math.prod(shape)}")
@@ -275,7 +275,7 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
 
 
 def _unpack(words: Array, bits: int, count: int) -> Array:
-    """Return the first `count` codes of each row of words: one bit stream, lowest bits first."""
+    """Return the first `count` codes of each row of words: a stream of bits, lowest bits first."""
     if not 1 <= bits <= 8 or words.shape[-1] * 32 < count * bits:
         raise MalformedError(f"{words.shape[-1]} packed words are too few for {count} quantized codes of {bits} bits")
     wide = words.astype(np.uint64)

@@ -51,7 +51,8 @@ def compute_digests(
 ) -> list[str | None]:
     """Return the digest of each tensor in hexadecimal; None if the source has no values of the tensor.
 
-    Tied tensors are read once. `jobs` is the number of workers, 0 for one a core. `derived`: see `pool.run_tasks`.
+    Tied tensors are read once. `jobs` is the number of workers, 0 for a worker per core. `derived`: see
+    `pool.run_tasks`.
 
     Raises:
         UnreadableError, MalformedError: The elements of a tensor cannot be read; names file and tensor.
@@ -100,9 +101,10 @@ def digest_batch(algorithm: Algorithm, tasks: Sequence[DigestTask]) -> list[str 
 
 
 def _digest_neighbours(tensors: Sequence[TensorInfo], new: Callable[..., Any]) -> dict[int, str]:
-    """Return the digests of small tensors that lie next to each other on disk, by number.
+    """Return the digests of small tensors next to each other on disk, by number.
 
-    All other tensors are left out, and those of a file with an error: reading each alone finds the tensor to name.
+    All other tensors are left out, and the tensors of a file with an error: reading each alone finds the tensor to
+    name.
     """
     neighbours = [item for n, tensor in enumerate(tensors) if (item := _find_neighbour(n, tensor)) is not None]
     return {number: str(new(data).hexdigest()) for number, data in read_neighbours(neighbours)}
@@ -225,6 +227,6 @@ def _apply_lazy_signs(view: Strided, items: Array) -> Array:
 
 
 def _component_size(dtype: str) -> int:
-    """Return the bytes of one real number of a dtype: half an element for complex types."""
+    """Return the bytes of a real number of a dtype: half an element for complex types."""
     stored = require_element(dtype).stored
     return np.dtype(stored).itemsize // (2 if stored.startswith("c") else 1)

@@ -1,6 +1,6 @@
-"""Compute how the values of a checkpoint's tensors are spread.
+"""Compute the distribution of the values of a checkpoint's tensors.
 
-Quantiles come from the numbers of values with the same sign, exponent and first 7 bits of the fraction (those of
+Quantiles come from the numbers of values with the same sign, exponent and first 7 bits of the fraction (as in
 bfloat16): the numbers merge over any order of blocks, and a quantile is known within 0.4 %.
 """
 

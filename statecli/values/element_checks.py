@@ -41,7 +41,7 @@ MAX_LISTED_ROWS = 8
 
 
 class Operation(str, Enum):
-    """What may have been done to the tensor before."""
+    """Operation possibly applied to the tensor before."""
 
     CAST = "cast"
     SCALE = "scale"
@@ -57,8 +57,8 @@ class CheckResult(msgspec.Struct, frozen=True, gc=False):
         exceptions: Elements that are not the result, rounded to the nearest value of the dtype, ties to even.
         not_truncated: Of a cast, elements that are not rounded towards zero.
         not_neighbours: Of a cast, elements that are neither of the two nearest values.
-        rows: Of a copy, indexes along the first dimension with an exception, how many.
-        first_rows: The first of these indexes.
+        rows: Of a copy, number of indexes along the first dimension with an exception.
+        first_rows: The first indexes with an exception.
     """
 
     elements: int = 0
@@ -73,10 +73,10 @@ class CheckResult(msgspec.Struct, frozen=True, gc=False):
 class CheckTask(DataTask, frozen=True, gc=False):
     """Check whether `after` is the result of an operation on `before`.
 
-    A copy to another float type has the nearest values of it.
+    A copy to another float type has the nearest values of this type.
 
     Attributes:
-        factor: Of `Operation.SCALE`, what the values before are multiplied by.
+        factor: Of `Operation.SCALE`, the factor of the values before.
         max_exceptions: Of `Operation.SCALE`, the check ends when more elements are not the result.
     """
 
@@ -103,7 +103,7 @@ class CheckTask(DataTask, frozen=True, gc=False):
 
 
 def can_copy(before: str, after: str) -> bool:
-    """Return True if a tensor of one type may be a copy of one of the other: two float types, or one type."""
+    """Return True if a tensor of one type may be a copy of a tensor of the other: two float types, or equal types."""
     return before == after or (before in _FLOAT_BITS and after in _FLOAT_BITS)
 
 
@@ -169,7 +169,7 @@ def _count_elements(are_parts: Array, parts: int) -> int:
 
 
 def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array:
-    """Return which elements are not the nearest value; numpy rounds float64 to float16 in one step, torch in two."""
+    """Return a mask of values that are not nearest; numpy rounds float64 to float16 in one step, torch in two."""
     wrong: Array = (new != nearest) & ~(np.isnan(nearest) & np.isnan(new))
     if dtype == "float16" and old.dtype == np.float64 and wrong.any():
         with np.errstate(all="ignore"):
@@ -272,8 +272,8 @@ def _pair_blocks(before: Iterable[Array], after: Iterable[Array], items: int = 1
 def round_to(values: Array, dtype: str) -> Array:
     """Return values rounded to the nearest of a float type, ties to even, as floats.
 
-    float64 is rounded to float32 first, as by torch. Beyond the largest finite value the nearest is infinite; of
-    float8_e4m3fn, which has no infinity, it is the largest.
+    float64 is rounded to float32 first, as by torch. Beyond the largest finite value the nearest is infinite; for
+    float8_e4m3fn, without infinity, the nearest is the largest.
     """
     with np.errstate(all="ignore"):
         narrow = values.astype(np.float32, copy=False)
@@ -292,7 +292,7 @@ def round_to(values: Array, dtype: str) -> Array:
 
 
 def _find_neighbours(values: Array, nearest: Array, dtype: str) -> tuple[Array, Array]:
-    """Return the two values of a float type around each value, the one nearer to zero first."""
+    """Return the two values of a float type around each value, the value nearer to zero first."""
     with np.errstate(all="ignore"):
         if dtype != "float32":
             values = values.astype(np.float32, copy=False)
@@ -304,7 +304,7 @@ def _find_neighbours(values: Array, nearest: Array, dtype: str) -> tuple[Array, 
 
 
 def _step(values: Array, dtype: str, direction: int) -> Array:
-    """Return the next values of a float type, away from zero (1) or towards it (-1); the values are of that type."""
+    """Return the next values of a float type, away from zero (1) or towards zero (-1); the values are of this type."""
     if dtype in ("float16", "float32"):
         own = values.astype(dtype)
         toward = np.copysign(own.dtype.type(np.inf if direction > 0 else 0), own)
@@ -319,9 +319,9 @@ def _step(values: Array, dtype: str, direction: int) -> Array:
 
 
 def _list_magnitudes(dtype: str) -> Array:
-    """Return the values from 0 up, by the code, and last what torch stores beyond the largest.
+    """Return the values from 0 up, by the code, and last the value stored by torch beyond the largest.
 
-    That is infinity, NaN for the types without a negative zero, and the largest value for float8_e4m3fn.
+    The last value is infinity, NaN for the types without a negative zero, and the largest value for float8_e4m3fn.
     """
     exponent_bits, mantissa_bits, _, special = SMALL_FLOATS[dtype]
     table: Array = build_small_float_table(dtype)[: 1 << (exponent_bits + mantissa_bits)]

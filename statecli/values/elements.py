@@ -81,9 +81,9 @@ class Element(NamedTuple):
     """Storage and decoding of an element type.
 
     Attributes:
-        stored: numpy's name of one stored item.
-        items: Stored items of one element (2 for complex32).
-        values: Values in one stored item (2 for float4).
+        stored: numpy's name of a stored item.
+        items: Stored items of an element (2 for complex32).
+        values: Values in a stored item (2 for float4).
         table: Value or values of each stored item; None if the item is the value, or for `shift`.
         shift: True for bfloat16, the upper half of a float32.
         half: True for float16, decoded faster than by its table.
@@ -201,7 +201,7 @@ _HALF_BITS = np.array(0x8FFFE000, np.uint32).view(np.int32)[()]
 
 
 class Arena:
-    """One block of memory for many buffers.
+    """A block of memory for many buffers.
 
     numpy asks for huge pages if an array has four megabytes or more. Buffers on huge pages miss neither the page table
     nor the second-level cache; misses cost a quarter of the time.
@@ -278,7 +278,7 @@ class Decoder:
         return out.view(np.complex64) if kind.items == 2 else out
 
     def count_codes(self, block: Array, counts: Array) -> None:
-        """Add to `counts` how often each code occurs in a block of one-byte items."""
+        """Add the number of occurrences of each code in a block of one-byte items to `counts`."""
         index = self._gather(block.view(np.uint8), np.dtype(np.intp).str)
         np.add(counts, np.bincount(index, minlength=counts.size), out=counts)
 

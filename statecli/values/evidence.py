@@ -21,10 +21,10 @@ _MIN_EQUAL_PAIRS = 16
 
 @with_denormals
 def measure_bits(sample: Sequence[TensorData], name: str) -> float:
-    """Return the bits of information in one element, by a small sample; 0 for equal values, or if it is unreadable.
+    """Return the bits of information in an element, by a small sample; 0 for equal values or an unreadable sample.
 
-    Two elements of the sample are equal with a probability of 2 to the power of minus the bits. If few or none are
-    equal, the sample does not show that, so the bits are not more than the elements need to be written.
+    Two elements of the sample are equal with a probability of 2 to the power of minus the bits. If few or no elements
+    are equal, the sample does not show the bits; so the bits are limited to the size of an element.
     """
     try:
         values = np.concatenate([read_all_values(part, name) for part in sample])
@@ -56,7 +56,7 @@ def _count_written_bits(values: Array) -> float:
 
 
 def measure_evidence(bits: float, elements: int, exceptions: int) -> float:
-    """Return the bits by which so many equal elements are more than chance, if one element has `bits`.
+    """Return the bits of evidence in so many equal elements beyond chance, if an element has `bits`.
 
     The probability of as many or more equal elements is at most 2 to the power of minus the result (Chernoff bound).
     """

@@ -1,4 +1,4 @@
-"""Compute `Facts` of a checkpoint's tensors, in one pass over their bytes, for the rules about values.
+"""Compute `Facts` of a checkpoint's tensors, in a single pass over their bytes, for the rules about values.
 
 tensors ──▶ tasks (some megabytes of a tensor, plain data) ──▶ facts of each task ──▶ added up, in any order
 """
@@ -80,8 +80,8 @@ class FactsTask(WholeTask, frozen=True, gc=False):
 def read_facts(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: Progress | None = None) -> list[Facts]:
     """Return the facts of each tensor, in order; tensors at the same place are read once.
 
-    An error of a tensor is in its facts only. `jobs` is the number of processes, 0 for one a core. Checksums are not
-    verified.
+    An error of a tensor is in its facts only. `jobs` is the number of processes, 0 for a process per core. Checksums
+    are not verified.
     """
     before = read_versions({storage.path for tensor in tensors for storage in tensor.ranges if storage.path})
     pieces: dict[TensorData, int] = {}

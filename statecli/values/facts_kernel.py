@@ -1,8 +1,8 @@
-"""Compute the `Facts` of one block of stored elements: NaN and infinities, range, whether all are equal, digest.
+"""Compute the `Facts` of a block of stored elements: NaN and infinities, range, whether all are equal, digest.
 
 Floats are not decoded for this: without the sign, the bits of an IEEE float are an integer in the order of the numbers,
 NaN above infinity above all others, and denormals below the smallest normal number. One-byte types are counted by code.
-`_native.c`, if compiled, does the same in one pass.
+`_native.c`, if compiled, does the same in a single pass.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compare blocks on a GPU by torch, with the same results as the kernels for the CPU.
 
-Bytes are read and compared here. Blocks that differ are sent as stored, and widened to float64 and summed on the GPU.
+Bytes are read and compared here. Differing blocks are sent as stored, and widened to float64 and summed on the GPU.
 Blocks that need more than plain sums (NaN, infinities, integers, complex values, extreme sizes) are summed by the numpy
 kernels. So the two agree on every count, and on every sum but for the order of its additions.
 """

@@ -1,4 +1,4 @@
-"""Compute how the differences of one tensor are spread."""
+"""Compute the distribution of the differences of a tensor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tally two blocks of values: which elements differ, by how much, and which are not finite.
+"""Tally two blocks of values: differing elements, size of the differences, and nonfinite elements.
 
-Blocks are done in one pass by `compiled_kernel`, or without it, if float32 can represent the sums, by numpy in reused
-buffers that fit a core's second-level cache. What neither can sum is widened to float64.
+Blocks are done in a single pass by `compiled_kernel`, or without it, if float32 can represent the sums, by numpy in
+reused buffers that fit a core's second-level cache. Blocks that neither can sum are widened to float64.
 
 numpy's sums use ufuncs only: IEEE 754 and a fixed order of the terms determine every bit. BLAS (`dot`, `vecdot`) and
 `einsum` may be faster, but add in as many lanes as the processor or their release chooses.
@@ -301,7 +301,7 @@ def _sum_products(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
 
 
 def compare_bits(before: Array, after: Array, items: int) -> Array:
-    """Return which elements differ in their stored bits, NaN included; `items` stored items make one element."""
+    """Return a mask of elements with other stored bits, NaN included; `items` stored items make an element."""
     size = before.dtype.itemsize
     word = f"u{min(size, 8)}"
     return compare_elements(before.view(word), after.view(word), items * max(size // 8, 1))

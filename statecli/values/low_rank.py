@@ -1,4 +1,4 @@
-"""Measure an update of low rank against the weight that it is added to."""
+"""Measure an update of low rank against the weight before the update."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ _MAX_RESIDUAL = 0.05
 
 
 class MergeResult(msgspec.Struct, frozen=True, gc=False):
-    """How a weight differs from the weight before with the update.
+    """Difference of a weight from the weight before with the update.
 
     Attributes:
         elements: Elements checked.
         exceptions: Elements that differ by more than rounding.
         factor: The factor of the update.
-        max_abs: Largest difference of the elements that are not exceptions.
+        max_abs: Largest difference of the elements without exceptions.
         fitting_factor: With exceptions, another factor that explains the change, or None.
     """
 
@@ -38,8 +38,8 @@ class MergeResult(msgspec.Struct, frozen=True, gc=False):
 class MergeTask(DataTask, frozen=True, gc=False):
     """Check whether after [rows, columns] is before + factor * left [rows, rank] @ right [rank, columns], rounded.
 
-    All four have strides. `factor` is None if it is not known: then the best one is used. The result is None if the
-    update has a value that is not finite.
+    All four have strides. `factor` None: unknown, and the best factor is used. The result is None if the update has a
+    value that is not finite.
     """
 
     before: TensorData
@@ -91,7 +91,7 @@ def _check(task: MergeTask, left: Array, right: Array, factor: float) -> MergeRe
 def _fit_factor(task: MergeTask, left: Array, right: Array) -> float | None:
     """Return the factor by least squares; None if no factor explains the change.
 
-    A factor alpha / rank or alpha / sqrt(rank) with a whole alpha is preferred, because rounding moves the best one.
+    A factor alpha / rank or alpha / sqrt(rank) with a whole alpha is preferred, because rounding moves the best factor.
     """
     products = squares = own = 0.0
     for start, stop, before, after in iter_row_blocks(task.before, task.after, task.name):

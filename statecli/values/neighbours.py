@@ -1,4 +1,4 @@
-"""Read small tensors that lie next to each other in a file: one read serves hundreds of them."""
+"""Read small tensors next to each other in a file: a single read serves hundreds of tensors."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Neighbour(NamedTuple):
 
 
 def read_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of each tensor that one read serves with others, in the order of the files.
+    """Yield the number and the bytes of each tensor read together with others, in the order of the files.
 
-    Runs with an error are left out, because reading each tensor alone finds the one to name.
+    Runs with an error are left out, because reading each tensor alone finds the tensor to name.
     """
     with keep_files_open():
         for run in group_into_runs(sorted(neighbours), _is_in_run):
@@ -68,7 +68,7 @@ def group_into_runs(items: Iterable[_Item], is_in_run: Callable[[_Item, _Item, _
 
 
 def read_run(path: str, begin: int, end: int) -> bytes:
-    """Return the bytes of a file from `begin` to `end`. Raises UnreadableError if it is gone or ends before `end`."""
+    """Return the bytes of a file from `begin` to `end`. Raises UnreadableError if the file is gone or too short."""
     into = np.empty(end - begin, np.uint8)
     with open_range(ByteRange(path, begin, end - begin), "tensors") as source:
         source.read(0, into)

@@ -30,7 +30,7 @@ class _OpenFile:
 
 
 class OpenFiles:
-    """Open files by path. At most `MAX_OPEN_FILES` stay open after their readers, the last used ones."""
+    """Open files by path. At most `MAX_OPEN_FILES` stay open after their readers, the last used files."""
 
     def __init__(self) -> None:
         self._files: dict[str, _OpenFile] = {}
@@ -75,6 +75,6 @@ def keep_files_open() -> Iterator[None]:
 
 
 def borrow_file(path: str) -> AbstractContextManager[File]:
-    """Open a file for a block, or lend the one that `keep_files_open` keeps. Raises `UnreadableError`."""
+    """Open a file for a block, or lend the file kept by `keep_files_open`. Raises `UnreadableError`."""
     opened = _batch_files.get()
     return closing(open_file(path)) if opened is None or files.reads_are_requests(path) else opened.borrow(path)

@@ -33,8 +33,8 @@ _TYPES = frozenset(
 def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
     """Return the bytes of the elements of each tensor.
 
-    None if one of them needs more than a read (strides, a scale, another store), together they are too large, a read
-    fails, or a checksum is wrong: the reader of all tensors then finds the tensor to name.
+    None if a tensor needs more than a read (strides, a scale, another store), all together are too large, a read fails,
+    or a checksum is wrong: the reader of all tensors then finds the tensor to name.
     """
     most = MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_TIMES)
     if sum([tensor.nbytes for tensor in tensors]) > most:
@@ -95,7 +95,7 @@ def _check(content: bytes, checksum: int) -> None:
 
 
 def _locate(tensor: TensorInfo) -> _Place | None:
-    """Return the place of the tensor's bytes; None if it needs more than a read."""
+    """Return the place of the tensor's bytes; None if the tensor needs more than a read."""
     data = tensor.data
     if data is None or tensor.parts or tensor.damage is not None or not _is_plain(data):
         return None

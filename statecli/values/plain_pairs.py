@@ -15,10 +15,10 @@ from statecli.values.tally import BLOCK_ELEMENTS, EQUAL, Tally
 def compare_plain_pairs(
     before: Sequence[TensorInfo], after: Sequence[TensorInfo], options: CompareOptions
 ) -> list[Delta] | None:
-    """Return how the values of each pair differ, as `compare.compare_pairs` does.
+    """Return the differences of the values of each pair, like `compare.compare_pairs`.
 
-    None if that must compare the pairs: one of them needs more than a read, has two dtypes, or its sums are beyond the
-    compiled kernel (NaN, infinities).
+    None if only `compare_pairs` can compare the pairs: a pair needs more than a read, has two dtypes, or its sums are
+    beyond the compiled kernel (NaN, infinities).
     """
     if options.device != "cpu" or not all(map(_is_alike, before, after)):
         return None

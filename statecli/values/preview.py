@@ -1,4 +1,4 @@
-"""Read a few values or bytes of a tensor, and how its values are spread: for a person who looks at one tensor."""
+"""Read a few values or bytes of a tensor, and the distribution of its values, for a person who looks at the tensor."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_first_values(data: TensorData, name: str, count: int) -> list[Number]:
 
 @with_denormals
 def find_first_unusual(data: TensorData, name: str) -> dict[str, tuple[int, ...]]:
-    """Return the index of the first NaN and of the first infinity, as far as there are such values.
+    """Return the index of the first NaN and of the first infinity, as far as present.
 
     Raises `UnreadableError` if the elements are not numbers.
     """
@@ -67,7 +67,7 @@ def find_first_unusual(data: TensorData, name: str) -> dict[str, tuple[int, ...]
 
 
 def _narrow(data: TensorData, count: int) -> TensorData:
-    """Return the start of a tensor with at least `count` elements, or all of it; quantized tensors stay whole."""
+    """Return the start of a tensor with at least `count` elements, or of the whole; quantized tensors stay whole."""
     if data.quantizer is not None or 0 in data.shape or prod(data.shape) <= count:
         return data
     shape = list(data.shape)

@@ -1,4 +1,4 @@
-"""Measure the error of a quantized weight after it is dequantized, against the weight before."""
+"""Measure the error of a quantized weight after dequantizing, against the weight before."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class QuantizedError(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         relative: ‖W - Q‖ / ‖W‖.
         by_channel: The same after Q is multiplied by the best factor for each input channel, which minimizes the error:
-            AWQ and SmoothQuant move such factors into the layer before. They are positive and differ by channel;
-            if the best ones do not, this is `relative`.
-        changed: Number of elements that differ after Q is rounded to the dtype of W.
+            AWQ and SmoothQuant move such factors into the layer before. Such factors are positive and differ by
+            channel; if the best factors do not, `by_channel` is `relative`.
+        changed: Number of differing elements after rounding Q to the dtype of W.
     """
 
     relative: float

@@ -1,4 +1,4 @@
-"""Read the bytes of one storage: in one range of a file, compressed, quantized, or in pieces of several files.
+"""Read the bytes of a storage: in one range of a file, compressed, quantized, or in pieces of several files.
 
 Local and remote files are read alike.
 """
@@ -37,7 +37,7 @@ class _RemoteFacts:
     """Facts from reading remote files during this command, because asking again would take requests.
 
     Attributes:
-        tensors: The tensor of each archive with one tensor.
+        tensors: The tensor of each archive with a single tensor.
         crc32: CRC-32 of inflated bytes, by path and offset.
     """
 
@@ -165,7 +165,7 @@ def _is_in_order(data: TensorData) -> bool:
 
 
 def is_run(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Return True if a box of an array is one run of elements: full along all axes after the first longer than 1."""
+    """Return True if a box of an array is a run of elements: full along all axes after the first longer than 1."""
     axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
     return shape[axis + 1 :] == whole[axis + 1 :]
 
@@ -180,7 +180,7 @@ def element_width(dtype: str) -> int:
 
 
 class Range:
-    """The bytes of one range of an open file. `what` names the tensor in messages."""
+    """The bytes of a range of an open file. `what` names the tensor in messages."""
 
     def __init__(self, where: ByteRange, what: str, file: File) -> None:
         self.size = where.length
@@ -429,7 +429,7 @@ def _split_into_boxes(
 def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
     """Open the range's bytes, unpacked and assembled, for reading. `what` names the storage in messages.
 
-    Raises `UnreadableError` if a file is gone or cannot be read, `MalformedError` if unpacking fails.
+    Raises `UnreadableError` if a file is missing or unreadable, `MalformedError` if unpacking fails.
     """
     if where.length < 0 or where.offset < 0:
         raise MalformedError(

@@ -1,4 +1,4 @@
-"""Estimate the factor between two tensors from a few of their elements, whatever a few wrong ones are."""
+"""Estimate the factor between two tensors from a few of their elements, in spite of a few wrong elements."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MAX_DISTANCE_OF_SMALL_FLOATS = 0.15
 
 @with_denormals
 def estimate_factor(before: Sequence[TensorData], after: Sequence[TensorData], name: str) -> float | None:
-    """Return after / before of two small samples, one array or more each; None if most ratios are not near each other.
+    """Return after / before of two small samples of one or more arrays; None if most ratios are not near each other.
 
-    Elements with a zero or a value that is not finite on either side say nothing. None if a sample cannot be read.
+    Elements with a zero or a value that is not finite on either side say nothing. None for an unreadable sample.
     """
     try:
         old, new = (np.concatenate([read_all_values(part, name) for part in side]) for side in (before, after))

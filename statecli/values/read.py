@@ -1,8 +1,8 @@
 """Read a tensor's values chunk by chunk, in any format.
 
-A `TensorData` is plain data: path, offset, length, strides; ranges.py reads its bytes. Memory stays bounded however big
-the tensor is: contiguous elements are read a chunk at a time, others (a transposed matrix) in bands, each in one pass
-through the file.
+A `TensorData` is plain data: path, offset, length, strides; ranges.py reads its bytes. Memory stays bounded for any
+size of the tensor: contiguous elements are read a chunk at a time, other elements (a transposed matrix) in bands, each
+in a single pass through the file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_DIMENSIONS = 31
 
 
 class Affine(msgspec.Struct, frozen=True, gc=False):
-    """(q - zero_point) * scale: one scale and zero point, or a pair for each index along `axis`. float64 arrays."""
+    """(q - zero_point) * scale: a scale and zero point, or a pair for each index along `axis`. float64 arrays."""
 
     scales: Array
     zero_points: Array
@@ -197,7 +197,7 @@ def read_items(view: Strided) -> Iterator[Array]:
     """Yield the stored items of all elements in logical (C) order and native byte order, flat.
 
     Each chunk has at most `CHUNK_ELEMENTS` items and is valid until the next. Elements of quantized types in shared
-    bytes are yielded as one code each. Raises `UnreadableError` for a type with unknown items.
+    bytes are yielded as a code each. Raises `UnreadableError` for a type with unknown items.
     """
     element = require_element(view.dtype)
     if 0 in view.shape:
@@ -229,7 +229,7 @@ def _read_raw_blocks(view: Strided, element: Element, limit: int) -> Iterator[Ar
 
 
 def count_codes(view: Strided, decoder: Decoder) -> Array:
-    """Return how often each of the 256 codes of a one-byte type occurs; packed values are counted by the byte."""
+    """Return the occurrences of each of the 256 codes of a one-byte type; packed values are counted by the byte."""
     element, counts = Element("u1"), np.zeros(256, np.int64)
     for block in _read_raw_blocks(view, element, CHUNK_ELEMENTS):
         decoder.count_codes(block, counts)
@@ -239,7 +239,7 @@ def count_codes(view: Strided, decoder: Decoder) -> Array:
 def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
     """Yield the stored items as numpy views in order, with an additional axis if an element has several items.
 
-    One view for memory. For a file, a view into a buffer for each band.
+    A single view for memory. For a file, a view into a buffer for each band.
     """
     dtype = np.dtype(element.stored).newbyteorder(">" if view.big_endian else "=")
     size = element.size
@@ -372,7 +372,7 @@ def to_values(view: Strided, items: Array, start: int, decoder: Decoder) -> Arra
 
 
 def dequantize(codes: Array, zero_points: Array, scales: Array, decoder: Decoder) -> Array:
-    """Return (code - zero point) * scale, one scale each or one for all, rounded to float32 where torch rounds."""
+    """Return (code - zero point) * scale, a scale for each or for all, rounded to float32 where torch rounds."""
     out = decoder.buffer("dequantized", "f4", codes.size).reshape(codes.shape)
     with np.errstate(all="ignore"):
         np.subtract(codes, zero_points, out=out, dtype=np.float64, casting="same_kind")
@@ -396,7 +396,7 @@ def _dequantize_chunk(view: Strided, affine: Affine, chunk: Array, start: int, d
 
 
 def read_all_values(data: TensorData, name: str = "tensor") -> Any:
-    """Return every value of a small tensor as one flat numpy array.
+    """Return every value of a small tensor as a flat numpy array.
 
     For bigger tensors use `open_view` and `read_values`.
     """

@@ -1,4 +1,4 @@
-"""Find for each of several tensors the one of another checkpoint that is most like it, by a sample of each."""
+"""Find for each of several tensors the most similar tensor of another checkpoint, by a sample of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIN_CORRELATION, _MIN_LEAD = 0.8, 0.25
 
 
 def find_most_similar(samples: Sequence[TensorInfo], others: Sequence[TensorInfo]) -> list[int | None]:
-    """Return for each sample the number of the one of `others` that clearly correlates most; None without one.
+    """Return for each sample the number of the sample of `others` with the clearly best correlation, or None.
 
     All have real numbers and the same shape. Raises UnreadableError as `read_all_values` does.
     """

@@ -1,4 +1,4 @@
-"""Compare small neighbouring tensors: one read of each file serves hundreds of pairs.
+"""Compare small neighbouring tensors: a single read of each file serves hundreds of pairs.
 
 Planning a task for a pair of any size costs a tenth of a millisecond. `compare` handles every other pair, and all
 errors, damage and tolerances.
@@ -35,7 +35,7 @@ class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 def compare_small_pairs(pairs: Sequence[tuple[TensorInfo, TensorInfo]], options: CompareOptions) -> dict[int, Tally]:
-    """Return the tallies of the compared pairs, by the number of the pair: a task must compare the others."""
+    """Return the tallies of the compared pairs, by the number of the pair: a task must compare the other pairs."""
     candidates = [item for n, pair in enumerate(pairs) if (item := _build_candidate(n, *pair))]
     tallies: dict[int, Tally] = {}
     with keep_files_open():

@@ -143,11 +143,11 @@ class _Side(NamedTuple):
         self.require(inside, f"stores indices outside its shape {list(self.shape)}")
 
     def read_integers(self, name: str) -> Array:
-        """Return all of one part as int64, flat."""
+        """Return the whole part as int64, flat."""
         return np.asarray(self.read_part(name), np.int64)
 
     def read_part(self, name: str) -> Array:
-        """Return all of one part, flat. Raises `UnreadableError` if an element has several numbers."""
+        """Return the whole part, flat. Raises `UnreadableError` if an element has several numbers."""
         values = read_all_values(self.parts[name], f"{self.tensor.fqn}: {name}")
         if values.size != math.prod(self.parts[name].shape):
             raise UnreadableError(f"statecli does not compare {self.tensor.dtype} values of sparse tensors")
@@ -237,7 +237,7 @@ def _expand_compressed(side: _Side, count: int, size: int, stored: int) -> Array
 
 
 def _expand_dense(places: Array, dense: tuple[int, ...]) -> Array:
-    """Return the flat index of each element of the dense blocks at these places."""
+    """Return the flat index of each element of the dense blocks at `places`."""
     size = math.prod(dense)
     return np.asarray((places.reshape(-1, 1) * size + np.arange(size)).reshape(-1))
 

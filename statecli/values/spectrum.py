@@ -31,8 +31,8 @@ def compute_spectra(
 ) -> dict[tuple[str, str], Spectrum]:
     """Return the spectrum of each matrix of the model, by section and name, in the order of `tensors`.
 
-    The matrices with the fewest operations are computed first, as far as MAX_OPERATIONS reaches. Tied ones are computed
-    once.
+    The matrices with the fewest operations are computed first, as far as MAX_OPERATIONS reaches. Tied matrices are
+    computed once.
     """
     matrices = [tensor for tensor in tensors if tensor.kind in MODEL_KINDS and len(tensor.shape or ()) > 1]
     spectra: dict[tuple[str, str], Spectrum] = {}
@@ -71,7 +71,7 @@ def _count_operations(tensor: TensorInfo) -> int:
 
 
 def _explain(tensor: TensorInfo) -> str | None:
-    """Return why a matrix has no spectrum, before it is read; None if it may have one."""
+    """Return why a matrix has no spectrum, before reading; None if a spectrum is possible."""
     if tensor.damage is not None:
         return tensor.damage
     if tensor.data is None:

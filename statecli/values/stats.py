@@ -56,7 +56,7 @@ def _summarize_chunks(chunks: Iterable[Array], decoder: Decoder) -> Facts:
 
 
 def summarize_view(view: Strided, decoder: Decoder) -> Facts:
-    """Return the summary of one strided view, each stored element read once.
+    """Return the summary of a strided view, each stored element read once.
 
     Raises `UnreadableError` if the elements are not numbers, or overlap too much.
     """
@@ -94,10 +94,10 @@ def _scaled_code_values(view: Strided, decoder: Decoder) -> Array:
 
 @with_denormals
 def read_stats(tensor: TensorInfo, decoder: Decoder | None = None) -> Stats:
-    """Return the statistics of one tensor of a checkpoint, read from its file.
+    """Return the statistics of a tensor of a checkpoint, read from its file.
 
-    A tensor that cannot be read as numbers has a `reason`. Checksums: see `fill_stats`. A missing or truncated file
-    raises `UnreadableError` or `MalformedError`, because numbers from this file would mean nothing.
+    A tensor without numbers has a `reason`. Checksums: see `fill_stats`. A missing or truncated file raises
+    `UnreadableError` or `MalformedError`, because numbers from this file would mean nothing.
     """
     decoder = decoder or Decoder()
     if tensor.layout.startswith("sparse"):

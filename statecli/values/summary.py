@@ -53,10 +53,10 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         only: The stored bytes of an element if all elements are equal bit for bit, else None.
         digest: Equal for pieces whose elements are equal; None if not known.
         reason: Why the elements were not read as numbers.
-        damaged: True if the bytes could not be read at all.
+        damaged: True for unreadable bytes.
         contradiction: Why the indices of a sparse tensor do not fit its shape.
-        typical: Size of a float near the largest: the fourth largest of a sample of each block, and the largest of
-            these over all blocks; None if not known.
+        typical: Size of a float near the largest: the fourth largest of a sample of each block, and the largest such
+            value over all blocks; None if not known.
     """
 
     elements: int = 0
@@ -129,7 +129,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
 
 
 def join_reasons(reason: str | None, more: str) -> str:
-    """Return both reasons in one line, or the second alone."""
+    """Return both reasons in a line, or the second alone."""
     return f"{reason}; {more}" if reason else more
 
 
@@ -137,7 +137,7 @@ def join_reasons(reason: str | None, more: str) -> str:
 
 
 def summarize_chunk(chunk: Array, decoder: Decoder) -> Facts:
-    """Return the summary of one flat chunk of real or complex values."""
+    """Return the summary of a flat chunk of real or complex values."""
     if chunk.dtype.kind == "c":
         return _count_complex(chunk)
     is_zero = np.equal(chunk, 0, out=decoder.buffer("mask", "?", chunk.size))

@@ -1,7 +1,7 @@
 """Mergeable sums of the differences of two tensors' values, for a block, a task or a tensor.
 
 Blocks of float32 (also decoded from float16, bfloat16 and float8) are summed `TERMS_PER_SUM` products at a time, and
-these sums in float64; products of two bfloat16 are exact. The result is within 1e-6 of a sum in float64 throughout, at
+the sums in float64; products of two bfloat16 are exact. The result is within 1e-6 of a sum in float64 throughout, at
 twice the speed. A block beyond float32 (NaN, infinities, squares that overflow or vanish) is computed again in float64.
 A block beyond float64 is scaled by a power of two, which changes no digit.
 """
@@ -71,11 +71,11 @@ class Tally(NamedTuple):
     """Sums over the positions that are finite on both sides (`finite` of them), and counts over all positions.
 
     Attributes:
-        first: Flat index of the first changed element in C order; None if none changed.
-        sum_abs: |Δ|, scaled as `Wide` is.
+        first: Flat index of the first changed element in C order; None without a change.
+        sum_abs: |Δ|, scaled like `Wide`.
         squares, before, after, product: Δ², before², after², before · after.
         left_out: Number of positions not finite on both sides.
-        lost: How many of these changed.
+        lost: Number of changed positions among `left_out`.
     """
 
     changed: int = 0
@@ -95,7 +95,7 @@ class Tally(NamedTuple):
     lost: int = 0
 
     def merge(self, other: Tally) -> Tally:
-        """Return the sums of both. The order of additions decides the last digit, so callers keep it fixed."""
+        """Return the sums of both. The order of additions decides the last digit, so callers keep the order fixed."""
         return Tally(
             self.changed + other.changed,
             _min_index(self.first, other.first),
@@ -151,7 +151,7 @@ class Tally(NamedTuple):
         return None if self.first is None else _unravel(self.first, shape)
 
     def _representable(self, value: float | None) -> float | None:
-        """Return a value that float64 represents; None for infinity, and for a 0 that was rounded down."""
+        """Return a value in the range of float64; None for infinity, and for a 0 from rounding down."""
         if value is None or not math.isfinite(value) or (self.squares.mantissa and not value):
             return None
         return value

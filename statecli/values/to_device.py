@@ -34,7 +34,7 @@ CHUNK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Arrival:
-    """Whether one storage came back unchanged.
+    """Result of copying a storage to the device and back.
 
     Attributes:
         followed: True if the bytes came back equal; None if inconclusive.
