@@ -3,7 +3,7 @@
 Listing tensors requires a sound file; this module reports the code run by loading. It reads records not opened by any
 reader of tensors: each record of an archive, bytes after a STOP, pickles and archives inside strings and records,
 arrays of objects, archives with a false directory. Anything not read to its end is reported (`ScannedPickle.unread`).
-One pickle is read by `imported_names.Scanner`.
+`imported_names.Scanner` reads each pickle.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tupl
 
 
 def _list_files(path: str) -> list[str]:
-    """Return the files of a folder's model, or the file itself, each with the shards if it is an index."""
+    """Return the files of a folder's model, or the file itself, each with the shards of an index."""
     try:
         own = [files.join(path, name) for name in _list_members(path)] if files.is_folder(path) else [path]
         return list(dict.fromkeys(file for name in own for file in (name, *_list_shards(name))))
@@ -201,7 +201,7 @@ def _list_members(path: str) -> list[str]:
 
 
 def _list_shards(path: str) -> list[str]:
-    """Return the shards that the reader of tensors opens for an index, which it recognises by the content."""
+    """Return the shards opened for an index by the reader of tensors, which recognises an index by the content."""
     try:
         source = Source(path)
     except UnreadableError:  # the scan of the file itself meets the same
@@ -226,7 +226,7 @@ def _iter_shards(path: str, data: bytes) -> Iterator[str]:
 
 
 def _find_other_uses(whole: Region, *, has_zip_at_end: bool) -> Iterator[Hazard]:
-    """Yield the hazards of a file that loaders take by its first or last bytes, or by its name, whatever else it is."""
+    """Yield the hazards of a file that loaders recognise by its first or last bytes or by its name, in any format."""
     head = whole.head
     if (reason := find_code_in_text(whole.path, whole)) is not None:
         yield Hazard(reason, help=_TEXT_HELP)
@@ -280,7 +280,7 @@ def _is_empty(path: str) -> bool:
 
 
 def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
-    """Return the byte ranges read from an archive of one tensor."""
+    """Return the byte ranges read from an archive of a single tensor."""
     return [(archive.offset, _FIRST), (archive.offset + max(0, archive.length - _LAST), _LAST)]
 
 
@@ -323,7 +323,7 @@ class _Piece(NamedTuple):
 
 
 class FileScan:
-    """Scan of one file, piece by piece."""
+    """Scan of a file, piece by piece."""
 
     def __init__(self, source: Source) -> None:
         self.whole = Region(source, 0, source.size)
@@ -428,7 +428,7 @@ class FileScan:
         self.steps.take(Budget.PICKLES)
 
     def _compute_digest(self, regions: Sequence[Region], names: Sequence[str] = ()) -> str:
-        """Return the SHA-256 of these bytes; "" if the file's scan has already digested _MAX_DIGESTED.
+        """Return the SHA-256 of the regions; "" if the file's scan has already digested _MAX_DIGESTED.
 
         `names`: the names of the regions, if the names decide on the code to run.
         """
@@ -442,7 +442,7 @@ class FileScan:
         self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why, digest=digest))
 
     def _scan_piece(self, piece: _Piece) -> None:
-        """Scan one piece by its first bytes."""
+        """Scan a piece by its first bytes."""
         head = piece.region.head
         if piece.depth > MAX_NESTING:
             self._add_unread(
@@ -573,8 +573,8 @@ class FileScan:
     def _scan_tar(self, piece: _Piece) -> None:
         """Scan the members of a tar, as torch.save wrote before 0.1.10, and report the file as not read to its end.
 
-        torch.load tries tarfile first, whatever else the file is. In `storages` and `tensors`, it unpickles more data
-        than the first pickles.
+        torch.load tries tarfile first, for every file. In `storages` and `tensors`, torch.load unpickles more data than
+        the first pickles.
         """
         region = piece.region
         self._add_unread(piece, f"{_TAR}, and statecli may not have found all of them")
@@ -660,7 +660,7 @@ class FileScan:
     def _find_idle_storages(region: Region, archive: Archive, numbered: Collection[str]) -> dict[str, int]:
         """Return the numbered storages that begin neither as a pickle nor as an archive or an array.
 
-        The values are the pieces that each counts as: none if the bytes are digits.
+        The values are numbers of pieces for each storage: 0 for bytes of digits.
         """
         if len(archive.records) == 1:  # torch.hub gives the only record to torch.load
             return {}
@@ -676,7 +676,7 @@ class FileScan:
         return idle
 
     def _is_npz(self, archive: Archive) -> bool:
-        """Return whether numpy writes an archive and records of these names; torch.hub keeps no `.npy` files."""
+        """Return whether numpy writes an archive and records with these names; torch.hub keeps no `.npy` files."""
         is_named = self.whole.path.lower().endswith(".npz")
         return is_named and all(_ARRAY_NAME.fullmatch(name) for name in archive.records)
 
@@ -726,7 +726,7 @@ class FileScan:
             reads(self._read_code(piece, record, name), name)
 
     def _read_code(self, piece: _Piece, record: Record, name: str) -> Region:
-        """Return the content of a code record; report a record that zlib cannot inflate, because torch may read it."""
+        """Return the content of a code record; report a record that zlib cannot inflate, because torch may."""
         region = piece.region.get_part(record.data_offset, record.compressed_size)
         if record.method == STORED:
             return region
@@ -831,7 +831,7 @@ class FileScan:
         self._add_pickle(code)
 
     def _report_modules(self, pieces: list[_Piece]) -> None:
-        """Report Python files of torch.package, because these shadow any module named by a pickle of the archive."""
+        """Report Python files of torch.package, because they shadow modules named by pickles of the archive."""
         first = pieces[0]
         name = Mention(
             first.where.removesuffix(".py"),
@@ -924,7 +924,7 @@ class FileScan:
             self.pieces.append(piece)
 
     def _scan_lone_tar(self, region: Region, name: str, deflated: bool) -> None:
-        """Scan the only member of an archive as a tar: torch.load, to which torch.hub gives it, tries that first."""
+        """Scan the only member of an archive as a tar: torch.hub gives it to torch.load, which tries tar first."""
         # Half of the size is inflated at least; an honest array is inflated no further.
         head = _inflate_beginning(region, 2 * tar_archive.BLOCK, self.steps) if deflated else region.head
         if tar_archive.parse_header(head[: tar_archive.BLOCK]) is not None:
@@ -932,7 +932,7 @@ class FileScan:
             self._scan_tar(_Piece(content, name, 0, sure=True, hidden=False))
 
     def _salvage(self, piece: _Piece) -> None:
-        """Queue the records with a local header, whatever the directory says."""
+        """Queue the records with a local header, in spite of the directory."""
         region, at = piece.region, 0
         other = self.whole.head[:1] == b"\x80" or safetensors.sniff("", self.whole.head)
         own = set() if piece.depth or other else set(_USUAL_PICKLES)
@@ -978,8 +978,8 @@ def _is_harmful(pickle: ScannedPickle, is_script: bool) -> bool:
 def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[ScannedPickle]:
     """Set `by_torch_load` on the pickles unpickled by `torch.load` of the file.
 
-    These are `data.pkl` of an archive without `constants.pkl` (torch.jit.load reads an archive with `constants.pkl`),
-    or the first five pickles of a legacy file.
+    The pickles are `data.pkl` of an archive without `constants.pkl` (torch.jit.load reads an archive with
+    `constants.pkl`), or the first five pickles of a legacy file.
     """
     usual = [n for n, pickle in enumerate(pickles) if not pickle.hidden and pickle.doer is None]
     if whole.head.startswith(_ZIP):
@@ -993,9 +993,9 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[S
 
 
 def _read_cache_key(region: Region, use: RecordUse) -> tuple[RecordUse, bytes] | None:
-    """Return a small pickle's cache key: tensors of one shape have equal pickles.
+    """Return a small pickle's cache key: tensors of the same shape have equal pickles.
 
-    The key has the bytes, and what the name of the record says about the use of the pickle by a program.
+    The key has the bytes, and the use of the pickle by a program according to the record's name.
     """
     if region.base is None or region.size > _ARRAY_HEADER_BYTES or use.is_example:
         return None
@@ -1003,9 +1003,9 @@ def _read_cache_key(region: Region, use: RecordUse) -> tuple[RecordUse, bytes] |
 
 
 def _split_consecutive_archives(region: Region) -> list[Region]:
-    """Split bytes into consecutive archives, one for each tensor as torch.distributed.checkpoint writes them.
+    """Split bytes into consecutive archives, one for each tensor, as written by torch.distributed.checkpoint.
 
-    The end records of an archive give its beginning. None unless all of the bytes are accounted for.
+    The end records of an archive give its beginning. [] unless all of the bytes are accounted for.
     """
     parts: list[Region] = []
     end = region.size
@@ -1051,8 +1051,8 @@ def _may_be_pickle(name: str, head: bytes, size: int) -> bool:
 def _inflate_beginning(region: Region, size: int, steps: Steps, most: int = _ARRAY_HEADER_BYTES) -> bytes:
     """Return the inflated form of the first `size` bytes of a compressed record, at most `most` bytes.
 
-    More is read if these bytes inflate to less than half of their number, because any number of empty blocks may come
-    first.
+    More bytes are read if the first bytes inflate to less than half of their number, because any number of empty blocks
+    may come first.
     """
     inflater, opening, at = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
     while at < region.size and not inflater.eof and (not at or len(opening) < min(most, size // 2)):

@@ -40,7 +40,7 @@ class Misfit(NamedTuple):
 
 
 def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_cpp: bool) -> Iterator[Misfit]:
-    """Yield the storages with a record of another size; `in_cpp` for a pickle that torch reads in C++.
+    """Yield the storages with a record of another size; `in_cpp` for a pickle read by torch in C++.
 
     `torch.load` compares both. `torch.jit.load` and `torch.export.load` (torch/csrc/jit/serialization/unpickler.cpp,
     opcode BINPERSID) make a storage of the claimed size over the record, so that its tensor reads and writes other
