@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # accelerate has no types for mypy
     """Report tensors without an update, frozen tensors that moved, and differences between saved files and the model.
 
-    The tracker compares the model after the first optimizer step with a snapshot before it, as the callbacks of
-    transformers and Lightning do. It logs no values.
+    The tracker compares the model after the first optimizer step with a snapshot before the step, like the callbacks of
+    transformers and Lightning. The tracker logs no values.
 
     Args:
         model: The model, not wrapped: before `prepare`, or `accelerator.unwrap_model(model)`.
@@ -70,7 +70,7 @@ class StatecliTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]  # a
         """Ignore the values."""
 
     def finish(self) -> None:
-        """Report what no step has changed; `Accelerator.end_training` calls this."""
+        """Report parameters unchanged by every step; called by `Accelerator.end_training`."""
         self.check.finish(self.model)
 
     def check_saved(self, folder: str | os.PathLike[str]) -> None:

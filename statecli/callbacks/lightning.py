@@ -24,8 +24,8 @@ except ImportError:  # the package of older projects
 class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightning may be missing where mypy runs
     """Report tensors without an update, frozen tensors that moved, and differences between saved files and the model.
 
-    The checks are those of `statecli.callbacks.transformers.StatecliCallback`. Files of `ModelCheckpoint` are checked
-    when the next batch begins or the training ends; files of `trainer.save_checkpoint(path)` are not.
+    The checks are the same as in `statecli.callbacks.transformers.StatecliCallback`. Files of `ModelCheckpoint` are
+    checked when the next batch begins or the training ends; files of `trainer.save_checkpoint(path)` are not.
 
     Args:
         fail: End the training with AssertionError at a finding; False warns.
@@ -62,11 +62,11 @@ class StatecliCallback(Callback):  # type: ignore[misc, unused-ignore]  # Lightn
             self.check.finish_step(pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report what no step has changed."""
+        """Report parameters unchanged by every step."""
         self.check.finish(pl_module)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Take a snapshot of what the file must hold; the file is written after this hook."""
+        """Take a snapshot of the required contents of the file; the file is written after this hook."""
         if trainer.is_global_zero:
             self._saved = Snapshot(pl_module)
 

@@ -67,7 +67,7 @@ class TrainingCheck:
             self.report(["cannot check the updates: this process holds no elements of the model"])
 
     def record_rates(self, optimizers: Iterable[Any]) -> None:
-        """Record the learning rates before `optimizer.step()`, because a scheduler changes them after it."""
+        """Record the learning rates before `optimizer.step()`, because a scheduler changes them after the step."""
         if self._before is not None:
             groups = [group for optimizer in optimizers for group in optimizer.param_groups]
             self._rates |= {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}

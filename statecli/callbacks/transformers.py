@@ -20,9 +20,9 @@ from statecli.callbacks.training_check import TrainingCheck
 class StatecliCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # transformers has no types for mypy
     """Report tensors without an update, frozen tensors that moved, and differences between saved files and the model.
 
-    The callback compares the model after the first optimizer step with a snapshot before it. For this time it needs as
-    much additional memory as the model. A parameter with a gradient or a learning rate of zero is compared again in
-    later steps. At each save the callback compares the file with the model.
+    The callback compares the model after the first optimizer step with a snapshot before the step. For this time the
+    callback needs as much additional memory as the model. A parameter with a gradient or a learning rate of zero is
+    compared again in later steps. At each save the callback compares the file with the model.
 
     Args:
         fail: End the training with AssertionError at a finding; False warns.
@@ -48,7 +48,7 @@ class StatecliCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
         self.check.finish_step(model)
 
     def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
-        """Report what no step has changed."""
+        """Report parameters unchanged by every step."""
         self.check.finish(model)
 
     def on_save(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:

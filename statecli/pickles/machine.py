@@ -6,9 +6,9 @@ keys of a file and recurse over them: a few hundred bytes hang them for ever, tw
 
 Opcodes, memo entries, containers, stack and nesting of marks each have a budget.
 
-The 28 opcodes written by torch for each tensor are read in one step if exactly as torch writes them (`_RECORD`), and
-the entries that follow by `_native.c`, if compiled. `read_pickle(..., fast=False)` reads every opcode by itself and is
-the reference for the tests.
+The 28 opcodes written by torch for each tensor are read in a single step if exactly as written by torch (`_RECORD`),
+and the entries that follow by `_native.c`, if compiled. `read_pickle(..., fast=False)` reads every opcode by itself and
+is the reference for the tests.
 """
 
 from __future__ import annotations
@@ -184,9 +184,9 @@ class Machine(MachineState):
         return pos
 
     def take_record(self, match: re.Match[bytes]) -> bool:
-        """Do the operations of a matched `_RECORD`; return False if the opcodes do more than the match says.
+        """Do the operations of a matched `_RECORD`; return False if the opcodes do more than the match.
 
-        They do more if a memo entry is not the next one, or if the record reads an entry that it writes.
+        The opcodes do more if a memo entry is out of order, or if the record reads an entry written by itself.
         """
         tag, kind, n, key, p0, location, numel, p1, offset, size, p2, stride, p3, grad, hooks, p4, p5, p6 = (
             match.groups()
@@ -218,7 +218,7 @@ class Machine(MachineState):
     def take_similar_records(self, pos: int) -> int:
         """Read the entries from byte `pos` on whose calls are those of the last record; return the byte after them.
 
-        Each entry counts as the opcodes that the machine reads without this method.
+        Each entry counts as its opcodes in a reading without this method.
         """
         tensor = self.stack[-1]
         hooks = tensor.args[-1].cls

@@ -49,14 +49,14 @@ CALLABLE_TYPES = frozenset([Global, Obj])
 
 
 def is_enum_call(function: Value, args: Value) -> bool:
-    """Return whether TorchScript writes such a call: for a member of an Enum, with the value itself as arguments."""
+    """Return whether TorchScript writes the call: for a member of an Enum, with the value itself as arguments."""
     return (
         type(args) in (int, float, str) and type(function) is Global and f"{function.module}.".startswith("__torch__.")
     )
 
 
 class MachineState:
-    """State of one parse.
+    """State of a parse.
 
     `stack` holds the values above the last mark, `metastack` the stacks below each mark. `memo` holds the entries
     0..n-1, as numbered by every pickler; `sparse_memo` the entries out of this order.
@@ -100,7 +100,7 @@ class MachineState:
 
     @property
     def opcodes(self) -> int:
-        """Number of opcodes read; a record of a tensor counts as one."""
+        """Number of opcodes read; a record of a tensor counts as a single opcode."""
         return self._bursts * BURST_OPCODES + (BURST_OPCODES - length_hint(self._remaining)) % BURST_OPCODES
 
     def make_error(self, pos: int, text: str) -> MalformedError:

@@ -54,7 +54,7 @@ class Obj(msgspec.Struct, eq=False):
 
 
 class Key(msgspec.Struct, eq=False):
-    """A dictionary key that must not be hashed as it is: a tuple, a float, a node, a huge integer.
+    """A dictionary key that must not be hashed unchanged: a tuple, a float, a node, a huge integer.
 
     A key equals the keys that Python takes for the same key, by `plain`: a number, text, bytes, or ("token", bytes) for
     a container or a huge integer. None where only the node itself is the same.
@@ -99,7 +99,7 @@ class Pickle(msgspec.Struct, eq=False):
     """One pickle: its `root`, the `globals` and the storages in order of first mention.
 
     `end` is the first byte after the pickle, `duplicate_keys` up to 100
-    dictionary keys that were set twice; the last value wins, as in torch.
+    dictionary keys set twice; the last value wins, as in torch.
     """
 
     root: Value

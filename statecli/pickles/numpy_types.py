@@ -14,7 +14,7 @@ _TEXT = compile_on_use(r"U(\d{1,6})", re.ASCII)
 
 
 class NumberType(NamedTuple):
-    """A type of numbers, as numpy writes it: `f4`."""
+    """A type of numbers in numpy's notation: `f4`."""
 
     code: str
     is_big_endian: bool
@@ -45,7 +45,7 @@ def is_number_or_date(dtype: Value) -> bool:
 
 
 def read_text(dtype: Value, data: bytes) -> str | None:
-    """Return the text in the bytes of a scalar; None if the call makes no type of texts as numpy writes it."""
+    """Return the text in the bytes of a scalar; None if the call does not make a type of texts as written by numpy."""
     if type(dtype) is not Obj or type(dtype.cls) is not Global or dtype.cls.qualified != "numpy.dtype":
         return None
     code, state = dtype.args[0] if dtype.args else None, dtype.state

@@ -38,11 +38,11 @@ _LAYER = compile_on_use(r"(?:^|[.\[])(\d{1,6})(?=[.\]]|$)")
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """One bar.
+    """A bar.
 
-    `mood` is "" for a value, "unusual" for one that stands out, "most" and "least" for several values in one bar,
+    `mood` is "" for a value, "unusual" for a value that stands out, "most" and "least" for several values in a bar,
     "zero", "odd" (not finite) or "boundless" (no measure); bars of the last three are not to scale. `tensor` is the
-    section and name of the tensor that the bar leads to.
+    section and name of the tensor behind the bar.
     """
 
     x: float
@@ -79,10 +79,10 @@ class Box(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A point of a line. `left` and `width` are the strip in which the mouse shows the title.
+    """A point of a line. `left` and `width` are the strip where the mouse shows the title.
 
-    `mood` is "" or "odd": an alarm, as a red point, or as a strip from the bottom to the top if the value is not known.
-    `tensor` is the section and name of the tensor that the point leads to.
+    `mood` is "" or "odd": an alarm, as a red point, or as a strip from the bottom to the top if the value is unknown.
+    `tensor` is the section and name of the tensor behind the point.
     """
 
     x: float
@@ -238,7 +238,7 @@ def _build_name_ticks(labels: Sequence[str], plot: Box) -> tuple[Tick, ...]:
 
 
 def _choose_scale(finite: Sequence[float]) -> Scale | None:
-    """Return a scale by orders of magnitude, or a linear one if a value is negative; None if all are zero."""
+    """Return a scale by orders of magnitude, or a linear scale if a value is negative; None if all are zero."""
     positive = [value for value in finite if value > 0]
     if any(value < 0 for value in finite):
         return build_linear_scale(min(finite), max(0.0, *finite))

@@ -1,11 +1,11 @@
 """`-f github`: annotations of a workflow's run, read by the runner from the step's standard output.
 
-The findings of one source line are one annotation, and repeated layers are folded. GitHub shows ten errors, ten
+The findings of a source line are a single annotation, and repeated layers are folded. GitHub shows ten errors, ten
 warnings and ten notices of a step and drops the rest silently. So if there are more than ten, findings in files without
-lines are one annotation for each rule, at the first of their targets. If there are still more than ten, the last
-annotation counts the rest. A target that was not checked completely is a warning, because the exit status does not
-show it. `-q` leaves only failures and such warnings; the last line is then what was not checked, and a configuration
-that weakens something.
+lines are an annotation for each rule, at the first of their targets. If there are still more than ten, the last
+annotation counts the rest. An incompletely checked target is a warning, because the exit status does not show the
+omission. `-q` leaves only failures and these warnings; the last line then shows the unchecked parts, and a
+configuration that weakens checks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "
 
 
 class _Annotation(msgspec.Struct, frozen=True):
-    """One annotation for `count` findings of one rule or one source line."""
+    """An annotation for `count` findings of a rule or a source line."""
 
     rule: str
     message: str
@@ -69,7 +69,7 @@ def list_annotated_messages(report: Report) -> set[str]:
 
 
 def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
-    """Return an annotation for each target; targets that failed for a common reason share the first one."""
+    """Return an annotation for each target; targets that failed for a common reason share the first annotation."""
     rules = {Severity.ERROR: CANNOT_READ.name, Severity.WARNING: NOT_CHECKED.name}
     different = {
         trouble.message if trouble.severity is Severity.ERROR else trouble.target: trouble

@@ -1,4 +1,4 @@
-"""`-f json`: one document with a line for each tensor, for reading, grep and diff by people and programs."""
+"""`-f json`: a document with a line for each tensor, for reading, grep and diff by people and programs."""
 
 from __future__ import annotations
 

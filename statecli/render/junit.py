@@ -1,4 +1,4 @@
-"""`-f junit`: JUnit's XML, as Jenkins, GitLab and pytest read it: a suite for each target, a case for each check.
+"""`-f junit`: JUnit's XML for Jenkins, GitLab and pytest: a suite for each target, a case for each check.
 
 Characters without a place in XML 1.0 are escaped. `-q` leaves nothing out, because programs read this output.
 """

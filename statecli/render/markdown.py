@@ -129,7 +129,7 @@ def _format_problem_lines(problems: Sequence[Problem], *, quiet: bool) -> list[s
 
 
 def _format_help(label: str, help_lines: Sequence[str]) -> list[str]:
-    """Return several lines to paste as a block, which the budget keeps or drops as a whole; others as list items."""
+    """Return several lines to paste as a block, kept or dropped as a whole by the budget; other help as list items."""
     if label == "fix" and len(help_lines) > 1:
         block = "".join(f"    {line}\n" for line in _format_block(help_lines))
         return [f"  - {label}:\n\n{block}"]
@@ -212,7 +212,7 @@ def _find_brackets(words: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def _format_words_as_code(words: str) -> str:
-    """Return a code span, with the punctuation at the end after it."""
+    """Return a code span, with the final punctuation after the span."""
     text = words.rstrip(".,;:") or words
     return _format_code(text) + words[len(text) :]
 

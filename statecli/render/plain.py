@@ -79,13 +79,13 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
 
 
 def _escape_patch_line(line: str) -> str:
-    """Return the line as `git apply` needs it: with its tabs, and with the end of a line of Windows."""
+    """Return the line for `git apply`: with its tabs, and with the end of a line of Windows."""
     end = "\r" * line.endswith("\r")
     return "\t".join(map(escape_line, line.removesuffix("\r").split("\t"))) + end
 
 
 def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterator[Problem]:
-    """Yield the problems without those in rows; each finding is a problem if the command does not group them.
+    """Yield the problems outside the rows; each finding is a problem if the command does not group them.
 
     `page` is the page already built; None if `quiet` needed none.
     """
@@ -108,7 +108,7 @@ def format_problem(problem: Problem | Finding) -> str:
 
 
 def _build_outline_table(page: Page) -> Table:
-    """Return the page's rows as one table, each group under its own row; remarks, if any, in the last column."""
+    """Return the page's rows as a single table, each group under its own row; remarks, if any, in the last column."""
     rows: list[tuple[str, ...]] = []
     remarks = any(line.remark for group in page.groups for line in group.lines)
     columns = (*page.columns, Column("")) if remarks else page.columns
@@ -145,7 +145,7 @@ def align_rows(table: Table) -> Iterator[list[str]]:
 
 
 def _format_column(cells: Sequence[Cell], empty_text: str) -> Sequence[str]:
-    """Return the texts of cells of one column. There may be millions, most of them equal, and half of them empty."""
+    """Return the texts of a column's cells: perhaps millions, most of them equal, and half of them empty."""
     types = set(map(type, cells))
     if types <= {str} or types <= {int} or types <= {type(None)}:  # 0.0 equals -0.0
         if cells.count(cells[0]) == len(cells):
@@ -165,5 +165,5 @@ def _format_cell(cell: Cell, empty_text: str) -> str:
 
 
 def _pack_column(texts: Sequence[str]) -> str:
-    """Return the texts of some rows as one text, a third of the memory: equal texts once, others between tabs."""
+    """Return the texts of some rows as a single text, a third of the memory: equal texts once, else between tabs."""
     return texts[0] if texts.count(texts[0]) == len(texts) else "\t".join(texts)  # no text contains a tab

@@ -93,7 +93,7 @@ def _build_notification(trouble: Trouble) -> dict[str, Any]:
 def _build_results(report: Report, problems: Sequence[Problem], index: dict[str, int]) -> Iterator[dict[str, Any]]:
     """Yield a result for each problem and each accepted finding; `problems` has both.
 
-    If any is suppressed, all others have an empty `suppressions`, as the standard requires.
+    If any result is suppressed, all other results have an empty `suppressions`, as the standard requires.
     """
     reasons = [*[None] * (len(problems) - len(report.accepted)), *(reason for _, reason in report.accepted)]
     merged_findings = number_fingerprints(problem.merge_findings() for problem in problems)
@@ -121,7 +121,7 @@ def _build_result(finding: Finding, index: int) -> dict[str, Any]:
 
 
 def _build_related_location(finding: Finding) -> dict[str, Any]:
-    """Return the place of one tensor of a problem, with its own message."""
+    """Return the place of a tensor of a problem, with its own message."""
     return {**_build_location(finding), "message": {"text": _escape_text(f"{finding.rule}: {finding.message}")}}
 
 

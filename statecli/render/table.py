@@ -114,7 +114,7 @@ class _Layout:
         return False
 
     def _hoist_grouped_column(self) -> bool:
-        """Move a column with one ordinary value in each group to a text above the table; False if there is none."""
+        """Move a column with a single ordinary value in each group to a text above the table; False without any."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             column = self.page.columns[c]
@@ -126,7 +126,7 @@ class _Layout:
         return False
 
     def _hoist_column_of_each_group(self) -> bool:
-        """Move a column with one value in each group to the headings of the groups; False if there is none."""
+        """Move a column with a single value in each group to the headings of the groups; False without any."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
             shared = self.page.columns[c].shared_format
@@ -177,7 +177,7 @@ class _Layout:
         return self.format_row(names) if len(names) > 1 else []
 
     def format_row(self, cells: tuple[str, ...]) -> list[str]:
-        """Return the lines of one row of the table. A name too long for its column has its own first line."""
+        """Return the lines of a row of the table. A name too long for its column has its own first line."""
         name = cells[0]
         lines: list[str] = []
         if self.name_width == 0 or self.cell_len(name) > self.name_width:
@@ -227,7 +227,7 @@ class _Layout:
 
 
 class _PageWriter:
-    """Write a report for one width."""
+    """Write a report for a given width."""
 
     def __init__(self, report: Report, options: RenderOptions) -> None:
         self.report = report
@@ -374,7 +374,7 @@ class _PageWriter:
         return max(ends)
 
     def measure_remark_column(self, line: Line) -> int:
-        """Return the column of the remark: after the other columns, or after the name if all others are empty."""
+        """Return the column of the remark: after the other columns, or after the name if the rest is empty."""
         has_cells = any(line.cells[c] for c in self.layout.columns)
         widths = [self.layout.widths[c] for c in self.layout.columns] if has_cells else []
         return INDENT + self.layout.name_width + sum(width + self.layout.gap for width in widths) + GAP
@@ -441,7 +441,7 @@ class _PageWriter:
                 self.write_problem_body(problem)
 
     def write_problem_head(self, problem: Problem) -> None:
-        """Write severity, rule, message, and the source line at the right margin, or below if there is no room."""
+        """Write severity, rule, message, and the source line at the right margin, or below without room."""
         style = {"error": "bold red", "warning": "yellow"}.get(problem.severity.value, "dim")
         head = f"{problem.severity.value}[{problem.rule}]: {problem.message}"
         place = format_origin(problem.origin) if problem.origin is not UNSET else ""
