@@ -1,4 +1,4 @@
-"""Formats: disk -> ModelState, one module each.
+"""Formats: disk -> ModelState, a module for each format.
 
 A module has NAME, TRAITS, `sniff(path, head)` and `read`; `registry` lists the format in FILES or in FOLDERS. A module
 of FILES reads a single file: `read(path, section)`. A module of FOLDERS reads several files through a function,
@@ -109,7 +109,7 @@ def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
 
 
 def _read_format(format: Format, path: str, section: str | None) -> ModelState:
-    """Read with one format; on a fault, confirm the file first, because a deferred check may be the cause."""
+    """Read with a format; on a fault, confirm the file first, because a deferred check may be the cause."""
     try:
         state = format.read(path, _make_file_reader(section) if format in FOLDERS else section)
     except MalformedError:

@@ -139,7 +139,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what l
 
 
 class _Folder:
-    """One reading of a folder."""
+    """A reading of a folder."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -556,7 +556,7 @@ def _convert_parameter_ids(optimizer: dict[Any, Any]) -> None:
 
 
 class _Container(NamedTuple):
-    """A dict created here and its parent; anything else at a path was saved as one value."""
+    """A dict created here and its parent; anything else at a path was saved as a single value."""
 
     above: dict[Any, Any]
     key: str | int | None
@@ -566,7 +566,7 @@ class _Container(NamedTuple):
 def _find_container(
     root: dict[Any, Any], steps: list[str | int], containers: dict[int, _Container]
 ) -> dict[Any, Any] | None:
-    """The dict at a path, made where there is none; None where a value stands in the way."""
+    """Return the dict at a path, created if missing; None if a value stands in the way."""
     node = root
     for step in steps:
         if step not in node:

@@ -288,7 +288,7 @@ class Model:
     def _fill(
         self, tensor: TensorInfo, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]
     ) -> TensorInfo:
-        """The tensor with its real shape and values, where ZeRO 3 left it without any."""
+        """Return the tensor with its real shape and values, if ZeRO 3 left the tensor without values."""
         own = self.facts.shared.get(tensor.fqn, tensor.fqn)
         shape = self.shapes.get(own)
         if tensor.shape != (0,) or shape in (None, (0,)):

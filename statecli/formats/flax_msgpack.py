@@ -333,7 +333,7 @@ def _is_split(node: Any, depth: int = 0) -> bool:
 
 
 def _is_whole(key: str, node: Any) -> bool:
-    """Whether a map is one section; the params of a TrainState may be all variables: {"params": {"params": ...}}."""
+    """Return if a map is a section; the params of a TrainState may be all variables: {"params": {"params": ...}}."""
     alone = _PARAMS.search(key) is not None and type(node) is dict and "params" not in node
     return alone or _OPTIMIZER.search(key) is not None or not _is_split(node)
 

@@ -90,7 +90,7 @@ def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
 
 
 def _read_row(fqn: str, record: Record, source: Source, archive: Archive, *, verify: bool) -> TensorInfo:
-    """The row of one array. With `verify` its checksum is checked, else only where its header contradicts its size."""
+    """Return the row of an array. With `verify` its checksum is checked, else if header and size contradict."""
     try:
         header = npy_array.read_header(lambda length: _read_head(record, source, length))
         if verify:

@@ -31,8 +31,8 @@ class Format:
     """A format and its reader.
 
     Attributes:
-        name: The name that a state has as its `format`; with `_` for `-` the name of the reader's module.
-        beginnings: Every file begins with one of these; empty if only the reader can decide.
+        name: The `format` of a state; with `_` for `-` the name of the reader's module.
+        beginnings: Every file begins with any of these texts; empty if only the reader can decide.
     """
 
     def __init__(self, name: str, *beginnings: bytes) -> None:

@@ -319,7 +319,7 @@ class _Reader:
         return contents
 
     def _open_single(self, name: str) -> Tensor | str:
-        """The tensor, or why there is none."""
+        """Return the tensor, or why there is no tensor."""
         record = find_record(self.archive, name)
         if record is None:
             return f"record {name!r} is not in the file"

@@ -33,7 +33,7 @@ def list_config_files(path: str, names: Collection[str]) -> list[str]:
 
 
 def add_config_files(path: str, state: ModelState) -> ModelState:
-    """The state of the folder `path` with the settings in these files, each below the name of its file."""
+    """Return the state of the folder `path` with the settings in its files, each below the name of its file."""
     settings = state.metadata
     oddities = []
     for stem, longest in SETTINGS_FILES.items():
@@ -74,7 +74,7 @@ def _parse_settings(stem: str, raw: bytes) -> Settings:
 
 
 def _words(key: str, value: Any) -> Any:
-    """A short list of words as one text: `architectures`, `target_modules`."""
+    """Return a short list of words as a single text: `architectures`, `target_modules`."""
     if type(value) is not list or not value or len(value) > 16:
         return value
     if not all(type(item) is str and item.isprintable() and "," not in item for item in value):

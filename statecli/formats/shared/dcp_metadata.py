@@ -368,7 +368,7 @@ def _shown_state(node: Any, names: frozenset[str]) -> Mapping[str, Any] | None:
 
 
 def _has_only(node: Obj, part: str) -> bool:
-    """Whether an object has nothing but one part of `Obj`."""
+    """Return whether an object has a single part of `Obj` and nothing else."""
     parts = {"args": node.args, "kwargs": node.kwargs, "state": node.state, "items": node.items, "elems": node.elems}
     return not any(value for name, value in parts.items() if name != part)
 

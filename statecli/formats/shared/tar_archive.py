@@ -1,8 +1,8 @@
 """Members of a tar archive as Python's tarfile finds them: torch.save wrote such archives before 0.1.10 (2017).
 
-statecli reads no tensors of such an archive. torch.load still tries every file as one: it unpickles the members
-`storages`, `tensors` and `pickle`. Sources: torch/serialization.py of torch 2.13 (`legacy_load` in `_legacy_load`),
-Python's tarfile.
+statecli reads no tensors of such an archive. torch.load still tries every file as a tar archive: it unpickles the
+members `storages`, `tensors` and `pickle`. Sources: torch/serialization.py of torch 2.13 (`legacy_load` in
+`_legacy_load`), Python's tarfile.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def has_pickles(source: Source) -> bool:
 
 
 class FoundMember(NamedTuple):
-    """A member of any tar archive: its header, what extended headers say of it, and the place of its data."""
+    """A member of any tar archive: its header, the contents of its extended headers, and the place of its data."""
 
     header: TarInfo
     extended: bytes

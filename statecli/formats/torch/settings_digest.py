@@ -89,7 +89,7 @@ class Digests:
         return self._reading.decoder.get_attributes(tensor)
 
     def is_leaf(self, node: Any) -> bool:
-        """Whether there is no setting below."""
+        """Return whether the node has no setting below."""
         if type(node) in _SCALARS or type(node) in (Global, bytes):
             return True
         if self.is_tensor(node):

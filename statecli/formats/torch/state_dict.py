@@ -47,7 +47,7 @@ def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, d
 
 
 def _read_local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[str, Any]:
-    """One module's metadata as plain values, as deep as torch writes any ({"spectral_norm": {"weight.version": 1}})."""
+    """Return a module's metadata as plain values, as deep as torch's ({"spectral_norm": {"weight.version": 1}})."""
     attributes: dict[str, Any] = {}
     for key, value in local.items():
         below = as_mapping(value)

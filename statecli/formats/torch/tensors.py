@@ -285,7 +285,7 @@ class Decoder:
     # One method a rebuild function; the argument orders are torch's.
 
     def find_whole(self, node: Any) -> WholeTensor | None:
-        """Return the tensor rebuilt by `node` if it has all elements of its storage, and the layout of an earlier one.
+        """Return the tensor rebuilt by `node` if it has all elements of its storage, in an earlier layout.
 
         None for all other nodes, which `tensor` decodes.
         """
@@ -303,7 +303,7 @@ class Decoder:
     def _match_layout(self, args: tuple[Any, ...]) -> WholeTensor | None:
         """Return a tensor that has all elements of its storage, with the layout of a tensor decoded before; else None.
 
-        Each value that differs between the tensors of a file is checked here; the others are those of the layout.
+        Each value that differs between the tensors of a file is checked here; the other values are from the layout.
         """
         if len(args) != 6 or type(args[0]) is not Persistent or args[1] != 0 or type(args[1]) is not int:
             return None
@@ -491,7 +491,7 @@ class Decoder:
         return tensor
 
     def _drop_own_data(self, attributes: Mapping[str, Any], tensor: Tensor, fqn: str) -> Mapping[str, Any]:
-        """Return the attributes without `data` and `requires_grad`, if they are those of the tensor itself.
+        """Return the attributes without `data` and `requires_grad`, if equal to the tensor's own.
 
         `Params4bit.__getstate__` of bitsandbytes 0.50 adds both, and `module`, the layer with the parameter.
         """
