@@ -273,7 +273,7 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
 _LETTERS = {letter: status.value for status, letter in STATUS_LETTERS.items() if letter.strip()}
 
 
-def _build_legend(groups: Sequence[Group], columns: tuple[Column, ...]) -> tuple[str, ...]:
+def _build_legend(diff: Diff, groups: Sequence[Group], columns: tuple[Column, ...]) -> tuple[str, ...]:
     """Return the meanings of the signs in the rows."""
     lines = [line for group in groups for line in group.lines]
     letters = {line.cells[0].strip()[:2].strip() for line in lines}
