@@ -56,7 +56,7 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
 
 
 def show_installation() -> int:
-    """Write the version of statecli and of what it runs on; return 0."""
+    """Write the versions of statecli, of Python and of the libraries; return 0."""
     from statecli.cli import version_details
 
     streams.open_stdout().text("".join(f"{line}\n" for line in version_details.describe_installation()))
@@ -135,7 +135,7 @@ class _CommandLine(Caller):
         return console.show_steps(count, enabled=self._enabled, color=self._color)
 
     def check_command(self, options: Options) -> None:
-        """Raise UsageError for an output that would overwrite a file of the command that `merge` repeats."""
+        """Raise UsageError for an output that would overwrite a file of the command repeated by `merge`."""
         for output in self._outputs:
             output_files.check_output(output, options)
 

@@ -104,7 +104,7 @@ def _join_lines(completion: Completion, candidates: Iterable[tuple[str, str]]) -
 
 
 def _join_words(words: Sequence[str]) -> list[str]:
-    """Join the words split by Bash at `:` and `=`: `net.py`, `:`, `Net` are one word. A last empty word is new."""
+    """Join the words split by Bash at `:` and `=`: `net.py`, `:`, `Net` are a single word. A last empty word is new."""
     joined: list[str] = []
     is_open = False
     for word in words:
@@ -123,7 +123,7 @@ def _unquote(word: str) -> str:
 
 
 def complete(words: Sequence[str], current: str) -> Completion:
-    """Return the candidates for the word `current` after these words, which have no quotes."""
+    """Return the candidates for the word `current` after `words`, without quotes."""
     completion = _find_candidates(words, current)
     matching = (candidate for candidate in completion.candidates if candidate[0].startswith(current))
     return completion._replace(candidates=tuple(dict.fromkeys(matching)))
@@ -169,7 +169,7 @@ def _complete_argument(command: str, words: Sequence[str], current: str) -> Comp
 
 
 def _list_options(parameters: Iterable[Parameter], words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option that may be given after these words, by its full spelling."""
+    """Yield each possible option after `words`, by its full spelling."""
     for parameter in parameters:
         is_given = not parameter.repeatable and any(spelling in words for spelling in parameter.spellings)
         if not (parameter.is_target or parameter.hidden or is_given):

@@ -240,7 +240,7 @@ def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
     from rich.text import Text
 
     class _Speed(TransferSpeedColumn):
-        """The speed; nothing as long as there is none, where rich writes a red question mark."""
+        """The speed; nothing for an unknown speed, in place of rich's red question mark."""
 
         def render(self, task: Task) -> Text:
             return Text("") if (task.finished_speed or task.speed) is None else super().render(task)

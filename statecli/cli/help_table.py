@@ -135,7 +135,7 @@ def format_operand(target: Parameter) -> str:
 
 
 def format_term(option: Parameter) -> str:
-    """Return the flags of an option, short ones first, with its placeholder: `-o, --output FILE`."""
+    """Return the flags of an option, short flags first, with its placeholder: `-o, --output FILE`."""
     flags = ", ".join(sorted(option.flags, key=len))
     return f"{flags} {format_placeholder(option)}".rstrip()
 
@@ -162,7 +162,7 @@ def format_text(option: Parameter) -> str:
 
 
 def encode_pages() -> str:
-    """Return the text of `help_pages.txt`: each page as `help_page.read_page` returns it, below its name."""
+    """Return the text of `help_pages.txt`: each page, as returned by `help_page.read_page`, below its name."""
     return "".join(f"# {name}\n{encode_page(build_page(name))}" for name in ("", *GROUPS, *COMMANDS))
 
 

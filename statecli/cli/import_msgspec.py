@@ -1,4 +1,4 @@
-"""Import msgspec without modules that it imports and does not use: they take a seventh of the start of a command."""
+"""Import msgspec without its unused imports, which take a seventh of the start of a command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _DeferredModule(ModuleType):
             setattr(self, function, self._forward(function))
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the module itself. Raises AttributeError for what Python sets on every module."""
+        """Return an attribute of the module itself. Raises AttributeError for names set on every module by Python."""
         if name.startswith("__"):  # read by the import system, and by code that looks through sys.modules
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:

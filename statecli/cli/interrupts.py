@@ -1,9 +1,9 @@
-"""Ctrl-C ends the command with status 130 at once, wherever the main thread is.
+"""Ctrl-C ends the command with status 130 at once, at any place of the main thread.
 
 `KeyboardInterrupt` alone is not enough: raised in a callback of the interpreter (a weak reference, an import), the
-exception is printed and lost; libraries catch it and raise another error; a long operator delays it. So a thread waits
-for the signal at a pipe and ends the process. Operators of torch and numpy let the thread run; other C code may hold
-the interpreter lock and delay the end.
+exception is printed and lost; libraries catch the exception and raise another error; a long operator delays the
+exception. So a thread waits for the signal at a pipe and ends the process. Operators of torch and numpy let the thread
+run; other C code may hold the interpreter lock and delay the end.
 """
 
 from __future__ import annotations

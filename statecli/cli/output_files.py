@@ -43,8 +43,8 @@ class OutputTarget(msgspec.Struct, frozen=True):
 def list_outputs(options: Any) -> tuple[OutputTarget, ...]:
     """Return the outputs of a run; the output of `-f` is last, because its reader may close the pipe early.
 
-    Raises UsageError for an unknown format, a report without a file, two outputs in one file, a missing folder, and a
-    file that the command reads.
+    Raises UsageError for an unknown format, a report without a file, two outputs in the same file, a missing folder,
+    and a file read by the command.
     """
     reports = [_parse_report(text) for text in getattr(options, "report", ())]
     output = getattr(options, "output", None)
@@ -83,7 +83,7 @@ def _parse_report(text: str) -> OutputTarget:
 
 
 def check_distinct(targets: Sequence[OutputTarget]) -> None:
-    """Raise UsageError for two outputs in one file."""
+    """Raise UsageError for two outputs in the same file."""
     first_by_path: dict[object, OutputTarget] = {}
     for target in targets:
         if target.path is None:

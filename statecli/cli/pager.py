@@ -1,6 +1,6 @@
 """Show a result longer than the terminal in a pager, as git does: `STATECLI_PAGER`, else `PAGER`, else `less`.
 
-An empty value or `cat` switches the pager off. Nothing is paged in pipes, in CI, and where nobody can press a key.
+An empty value or `cat` switches the pager off. Nothing is paged in pipes, in CI, and without a keyboard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def find_pager(descriptor: int) -> str | None:
 
 
 def show(data: bytes, descriptor: int) -> bool:
-    """Show the text in a pager if it is longer than the terminal; return False if it is to be written directly."""
+    """Show the text in a pager if it is longer than the terminal; return False for a text to write directly."""
     command = find_pager(descriptor)
     if command is None or not _is_longer_than_screen(data, descriptor):
         return False

@@ -11,10 +11,10 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def write_samples(folder: str) -> list[str]:
-    """Copy the samples into the folder, which is made if it is missing; return lines about what was written.
+    """Copy the samples into the folder, created if missing; return lines about the written files.
 
-    A file that is there already stays as it is. Raises UsageError if one has another text, before anything is written,
-    and OSError if the folder cannot be written.
+    An existing file stays unchanged. Raises UsageError if a file has another text, before anything is written, and
+    OSError if the folder cannot be written.
     """
     source = _find_samples()
     names = sorted(name for name in os.listdir(source) if name.endswith(".py"))
@@ -37,7 +37,7 @@ def write_samples(folder: str) -> list[str]:
 
 
 def _find_samples() -> str:
-    """Return the folder of the samples: in the package if it is installed, next to it in a clone."""
+    """Return the folder of the samples: inside an installed package, next to the package in a clone."""
     for path in (os.path.join(_PACKAGE, "samples"), os.path.join(os.path.dirname(_PACKAGE), "sample_models")):
         if os.path.isdir(path):
             return path

@@ -187,7 +187,7 @@ def _create_sender(pipe: int, mark: bytes) -> Send:
 
 
 def _end_with(parent: int) -> None:
-    """Have Linux end this process when the parent is killed. Other systems let it run to its end."""
+    """Have Linux end this process when the parent is killed. Other systems let this process run to its end."""
     if sys.platform != "linux":
         return
     import ctypes

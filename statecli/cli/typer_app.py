@@ -55,7 +55,7 @@ class _Group(typer.core.TyperGroup):
 
 
 def _refuse_command(context: typer.Context, command: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Report the nonexistent command of `help`, after the help of the others has been shown."""
+    """Report the nonexistent command of `help`, after the help of the other commands."""
     root = context.find_root()
     root.command.main([*(command or ()), "--help"], prog_name=root.info_name, standalone_mode=False)
 

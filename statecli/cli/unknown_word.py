@@ -49,7 +49,7 @@ def find_ambiguous_word(words: Sequence[str]) -> str | None:
 
 
 def describe_unknown_word(words: Sequence[str]) -> str | None:
-    """Return an error for an unknown command or long option; None without one.
+    """Return an error for an unknown command or long option; None without such a word.
 
     A word behind an option that takes a value may be the value.
     """
@@ -75,7 +75,7 @@ def describe_unknown_word(words: Sequence[str]) -> str | None:
 
 
 def find_command(words: Sequence[str]) -> str:
-    """Return the name of the command at the beginning of a command line; "" without one."""
+    """Return the name of the command at the beginning of a command line; "" without a command."""
     commands = _read_commands()
     return next((name for name in (" ".join(words[:2]), *words[:1]) if name in commands), "")
 
@@ -143,7 +143,7 @@ def _describe_unknown_command(word: str, commands: Iterable[str]) -> str:
 def _find_similar_flags(flag: str, options: Sequence[_Option]) -> list[str]:
     """Return up to three flags that begin with the word, or are similar in whole or in their last word.
 
-    Old spellings count too. Compared without the dashes, because these would make all flags similar. A last word that
+    Old spellings count too. Compared without the dashes, because dashes would make all flags similar. A last word that
     is a choice, as in --config-json, is left to `_find_similar_choices`.
     """
     from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""`statecli --version -v`: what a report of a bug needs to say about an installation."""
+"""`statecli --version -v`: the facts about an installation for the report of a bug."""
 
 from __future__ import annotations
 

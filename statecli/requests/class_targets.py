@@ -1,6 +1,6 @@
 """Name each model class of a command in full: the configuration file of a folder, and the options of the class.
 
-The name goes wherever the target goes (workers, shards, reports), and can be typed as it is shown:
+The name accompanies the target (workers, shards, reports), and can be typed as shown:
 `net.py:Net --config-json net.json`.
 """
 

@@ -18,7 +18,7 @@ from statecli.requests.options import InspectOptions, VerifyOptions
 def add_fix_command(
     report: Report, state: ModelState, spec: ModelSpec, options: InspectOptions | VerifyOptions
 ) -> Report:
-    """Return the report with the command that writes its fixes, if `statecli fix` can write one of them."""
+    """Return the report with the command that writes its fixes, if `statecli fix` can write any fix."""
     names = {finding.fqn for finding in report.findings if finding.severity is not Severity.NOTE}
     fixes = {row.fix for row in state.tensors if row.fqn in names and row.kind is Kind.UNREGISTERED and row.fix}
     if not any(read_fix(fix).is_editable() for fix in fixes):

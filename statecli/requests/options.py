@@ -78,7 +78,7 @@ class Option(msgspec.Struct, frozen=True):
         argument: Name of the argument in Python, if not the name of the field.
         suggestions: Values that completion offers, if others are possible too.
         aliases: Older spellings, which still work and are not listed.
-        hidden: True for an option that is accepted and not listed.
+        hidden: True for an accepted but unlisted option.
         minimum: Smallest number; None for any number.
         names: What the value names, for completion. An output never replaces a file that the command reads.
         may_be_empty: True for a glob or an expression on names of tensors, where an empty name is possible.

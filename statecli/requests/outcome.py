@@ -43,7 +43,7 @@ class Outcome(msgspec.Struct, frozen=True):
         reported: True if the report for people contains the failures.
         notes: Findings for standard error.
         warning: A line for standard error about the command line itself.
-        saved: A line for a terminal about the content, after it was saved to a file; "" without a line.
+        saved: A line for a terminal about the content, after saving to a file; "" without a line.
         files: Files to write before the report.
         plain: True if the report is plain text, whatever `--output-format` says.
     """

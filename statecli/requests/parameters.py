@@ -1,4 +1,4 @@
-"""The table of options as parsers, the Python API and the documents read it, derived from the classes of options."""
+"""The table of options for parsers, the Python API and the documents, derived from the classes of options."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Parameter(Option, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The only possible values; () if there are others."""
+        """The only possible values; () if there are other values."""
         return tuple(choice.value for choice in self.type) if issubclass(self.type, Enum) else ()
 
 
@@ -115,7 +115,7 @@ def list_given(options: Options) -> list[Parameter]:
 
 
 def list_texts(options: Options, is_wanted: Callable[[Parameter], bool]) -> list[str]:
-    """Return the texts that are values of parameters, or items of these values."""
+    """Return the texts among the values of parameters, or among their items."""
     values = [getattr(options, each.field) for each in parameters_of(type(options)) if is_wanted(each)]
     items = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
     return [item for item in items if isinstance(item, str)]
@@ -149,7 +149,7 @@ def check_standard_input(options: Options) -> None:
 
 
 def name_division(options: Options) -> str:
-    """Return the option that divides the reading of values, with its value, for a message; "" without one."""
+    """Return the option that divides the reading of values, with its value, for a message; "" without any."""
     if (executor := getattr(options, "executor", None)) is not None:
         from statecli.workers import executors
 

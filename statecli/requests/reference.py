@@ -20,7 +20,7 @@ def run(options: RulesOptions | ConfigOptions | SchemaOptions, caller: Caller) -
 
 
 def _run_rules(options: RulesOptions) -> Outcome:
-    """List the rules, or those of a group, or explain a rule."""
+    """List the rules, or the rules of a group, or explain a rule."""
     from statecli.report import rules
 
     known = rules.list_rules(_list_plugin_rules(options.plugin))

@@ -14,7 +14,7 @@ COMPLETE_OUTPUTS = (Output.JSON, Output.JSONL, Output.CSV)
 
 
 def check_rows(options: InspectOptions | DiffOptions) -> None:
-    """Raise UsageError for options of which the command would ignore one."""
+    """Raise UsageError if the command would ignore an option."""
     options.selection.check()
     top, lines, order = name_row_options(options)
     tree = option("--tree") if options.tree else ""
@@ -45,7 +45,7 @@ def name_row_options(options: InspectOptions | DiffOptions) -> tuple[str, str, s
 
 
 def refuse_contradictions(pairs: Iterable[tuple[str, str]]) -> None:
-    """Raise UsageError for the first pair of options that are both given; "" is an option that is not given."""
+    """Raise UsageError for the first pair of two given options; "" is a missing option."""
     for first, second in pairs:
         if first and second:
             raise UsageError(f"{first} and {second} contradict each other; leave one of them out")

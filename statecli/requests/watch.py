@@ -1,4 +1,4 @@
-"""Run `statecli watch`: options in, lines out, one for each checkpoint."""
+"""Run `statecli watch`: options in, lines out, a line for each checkpoint."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     statecli diff A B --shard 1/2 ──▶ shard file 1 ┐
     statecli diff A B --shard 2/2 ──▶ shard file 2 ┴──▶ statecli merge ──▶ the output of `statecli diff A B`
 
-Each shard reads all headers, plans all tasks of the value passes as the whole command does, and does its own
-(`partition.py`). A shard file (`shard_file.py`) has their results. `merge` runs the command once more, and looks each
-result up instead of computing it. Shards of a checkpoint are something else: files of `formats/sharded.py`.
+Each shard reads all headers, plans all tasks of the value passes as the whole command does, and does its own tasks
+(`partition.py`). A shard file (`shard_file.py`) has their results. `merge` runs the command again, and looks up each
+result instead of computing. Shards of a checkpoint are something else: files of `formats/sharded.py`.
 """

@@ -15,14 +15,14 @@ MAX_SHARDS = 100_000
 
 
 class Partition:
-    """The tasks of one shard in all passes of a command. An uneven pass is evened out by the next."""
+    """The tasks of a shard in all passes of a command. An uneven pass is evened out by the next."""
 
     def __init__(self, index: int, count: int) -> None:
         self._index = index
         self._loads = [(0, shard) for shard in range(1, count + 1)]
 
     def select_tasks(self, sizes: Sequence[int], group_keys: Sequence[object] | None) -> list[int]:
-        """Return the numbers of the tasks of this shard, given the bytes of each. Equal keys are in one shard."""
+        """Return the numbers of the tasks of this shard, given the bytes of each. Equal keys are in the same shard."""
         mine: list[int] = []
         # The largest runs go first, each to the shard with the fewest bytes.
         for size, tasks in sorted(self._group_into_runs(sizes, group_keys), key=lambda run: -run[0]):

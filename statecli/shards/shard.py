@@ -1,4 +1,4 @@
-"""Do one shard of a command's work: `--shard 3/8`."""
+"""Do a shard of a command's work: `--shard 3/8`."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Shard:
 
 @contextmanager
 def use_shard(text: str, command: str, options: dict[str, Any]) -> Iterator[Shard]:
-    """Do only the tasks of one shard while the block runs; the options are those with an effect on the result."""
+    """Do only the tasks of a shard while the block runs; the options are those with an effect on the result."""
     shard = Shard(text, command, options)
     with pool.use_result_store(shard):
         yield shard
