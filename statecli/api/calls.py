@@ -228,7 +228,7 @@ def diff(before: Any, after: Any, **arguments: Any) -> Diff:
 
 
 def _name_side(side: Any, saved: SavedObjects, snapshots: dict[str, StateDigests]) -> object:
-    """Return the text of one side of a diff: the path of a live object's file, or the name of a snapshot."""
+    """Return the text of a side of a diff: the path of a live object's file, or the name of a snapshot."""
     if not isinstance(side, Snapshot):
         return save_if_live(side, saved)
     if side.path is not None:
@@ -317,7 +317,7 @@ def _use_python_reason(check: Check) -> Check:
 
 
 def _keep_unchanged(device: str, model: Any = None) -> AbstractContextManager[None]:
-    """Return a context that restores torch's settings, and the model, after model code; an empty one without torch."""
+    """Return a context that restores torch's settings, and the model, after model code; empty without torch."""
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:

@@ -43,7 +43,7 @@ def call(
 
 
 def map_flags(arguments: Collection[str]) -> dict[str, str]:
-    """Return the flags and targets of the command line that have one of the arguments in Python, with that argument."""
+    """Return the flags and targets of the command line for the given arguments in Python, with the argument of each."""
     parameters = [parameter for options in COMMANDS.values() for parameter in parameters_of(options)]
     spellings = [(flag, each.argument) for each in parameters for flag in each.spellings or (each.metavar,)]
     return {flag: argument for flag, argument in spellings if argument in arguments}

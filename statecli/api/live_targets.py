@@ -1,4 +1,4 @@
-"""Live objects as targets: a model, a state_dict or an optimizer is saved to memory-backed storage for one call.
+"""Live objects as targets: a model, a state_dict or an optimizer is saved to memory-backed storage for a call.
 
 Commands read byte ranges of files, in several processes. So an object is written with `torch.save` to a temporary file,
 in /dev/shm if its free memory is enough and in the temporary folder otherwise. In results and errors the name of the
@@ -56,7 +56,7 @@ def name_object(target: object) -> str:
 
 
 class SavedObjects:
-    """The objects of one call, each in a file of its own."""
+    """The objects of a call, each in a file of its own."""
 
     def __init__(self) -> None:
         self._folders: list[str] = []

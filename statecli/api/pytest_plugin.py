@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 class ModelItem(pytest.Item):
-    """The test of one model class."""
+    """The test of a model class."""
 
     def __init__(self, *, spec: str, **more: Any) -> None:
         super().__init__(**more)

@@ -1,4 +1,4 @@
-"""State of a live object at one time, to compare with later."""
+"""State of a live object at some time, for a later comparison."""
 
 from __future__ import annotations
 

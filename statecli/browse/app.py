@@ -442,7 +442,7 @@ class Browser(App[None]):
         self._show_panel()
 
     def action_diff(self) -> None:
-        """Compare the tensor with the second target; ask for the target if there is none."""
+        """Compare the tensor with the second target; ask for a missing target."""
         row = self.model.current
         if self.model.difference is None and not self._progress:
             self._ask(asks_for_target=True)
@@ -622,7 +622,7 @@ class Browser(App[None]):
         self._show()
 
     def action_mark(self) -> None:
-        """Mark the row, and go to the next; from an open module to the row after its last one."""
+        """Mark the row, and go to the next; from an open module to the row after its last row."""
         removed = self.model.toggle_mark()
         self.action_move(self.model.find_next_row() - self.model.cursor)
         if removed:

@@ -35,7 +35,7 @@ class Column(str, enum.Enum):
 
 
 class Contents(Protocol):
-    """What cells are made of: the model of the screen."""
+    """Contents of the cells: the model of the screen."""
 
     @property
     def tensors(self) -> Sequence[TensorInfo]:
@@ -123,7 +123,7 @@ def choose_columns(
     sort: Column | None,
     widths: Mapping[Column, int] = WIDTHS,
 ) -> list[Column]:
-    """Return the columns that fit, in order; the sorted one and the change are always there.
+    """Return the columns that fit, in order; the sorted column and the change are always included.
 
     Args:
         width: Cells of the list.
@@ -142,7 +142,7 @@ def choose_columns(
 
 
 def format_cell(contents: Contents, position: int, column: Column) -> str:
-    """Return the text of a tensor's cell; "" for what is not read."""
+    """Return the text of a tensor's cell; "" for unread values."""
     tensor = contents.tensors[position]
     if column is Column.KIND:
         return format_kind(tensor)

@@ -53,7 +53,7 @@ class Difference:
         return self._changes.get(position)
 
     def has_pair(self, position: int) -> bool:
-        """Return True if the values of the tensor can be compared with those of another."""
+        """Return True if the values of the tensor can be compared with another tensor."""
         change = self._changes.get(position)
         return change is not None and change.before is not None and change.after is not None
 
@@ -62,7 +62,7 @@ class Difference:
         return [n for n in positions if self.has_pair(n) and n not in self.outcomes]
 
     def compare(self, position: int) -> Outcome:
-        """Compare the values of a tensor with those after. Requires `has_pair`."""
+        """Compare the values of a tensor with the values after. Requires `has_pair`."""
         change = self._changes[position]
         assert change.before is not None  # noqa: S101 - see `has_pair`
         assert change.after is not None  # noqa: S101
@@ -119,7 +119,7 @@ class Difference:
         return change.section, ".".join(parts[:end])
 
     def get_order(self, position: int) -> float | None:
-        """Return the share of the layer, for the order; infinity for a change without one, None if not known."""
+        """Return the share of the layer, for the order; infinity for a change without a share, None if not known."""
         if not self.has_pair(position):
             return math.inf
         outcome = self.outcomes.get(position)
@@ -179,7 +179,7 @@ class Difference:
         return f"{len(outcomes):,} compared: {', '.join([*texts, *ties])}"
 
     def _build_diff(self) -> Diff:
-        """Return the diff with the outcomes, as `statecli diff` builds it."""
+        """Return the diff with the outcomes, as built by `statecli diff`."""
         outcomes = {id(self._changes[position]): outcome for position, outcome in self.outcomes.items()}
         changes = tuple(_add_outcome(change, outcomes.get(id(change))) for change in self._diff.changes)
         notes = tuple(note for note in self._diff.notes if note.kind is not OddityKind.VALUES_NOT_COMPARED)

@@ -1,6 +1,6 @@
 """Filter of the list: `attn dtype:bf16 size>1MB nan>0 !bias` as tests of tensors. All words must match.
 
-The words are those of `core/filter_language.py`, the same as on the page of `statecli report` (`render/filter.js`).
+The words are defined in `core/filter_language.py`, the same as on the page of `statecli report` (`render/filter.js`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Marks(Protocol):
 
 
 class Filter:
-    """Filter of the tensors of one state; the texts of the names are kept for the next key."""
+    """Filter of the tensors of a state; the texts of the names are kept for the next key."""
 
     def __init__(self, tensors: Sequence[TensorInfo], marks: Marks, *, by_section: bool, is_class: bool) -> None:
         self._tensors = tensors

@@ -61,7 +61,7 @@ def write_globs(state: ModelState, marked: Set[int], weights: RowsByPart) -> Glo
 
 
 def _list_names(state: ModelState) -> list[str]:
-    """Return the name of each tensor as a glob matches it: behind its section if there are several."""
+    """Return the name of each tensor as matched by a glob: behind its section if there are several sections."""
     by_section = len(state.sections) > 1
     return [glob_names(tensor.fqn, tensor.section, by_section=by_section)[-1] for tensor in state.tensors]
 
@@ -76,7 +76,7 @@ def _select(state: ModelState, globs: Sequence[str], weights: RowsByPart) -> set
 
 
 def _escape_glob(name: str) -> str:
-    """Return a glob for a name, with `?` for each control character of a terminal, so nobody pastes the character."""
+    """Return a glob for a name; `?` stands for each control character, because a terminal would run a pasted one."""
     if name.isascii() and name.isprintable() and not _SPECIAL & set(name):
         return name
     return "".join(

@@ -39,7 +39,7 @@ class LayerColumn(msgspec.Struct, frozen=True):
     Attributes:
         name: Name behind the number of the layer: `attn.q.weight`.
         title: The distinguishing part of the name: `q`.
-        positions: Position of the tensor of each layer; None without one.
+        positions: Position of the tensor of each layer; None without a tensor.
         rms: Root mean square by position, or the relative change.
         median_rms: Median of the layers.
         outliers: Text of each outlier, by position.
@@ -150,7 +150,7 @@ def _shorten(names: Sequence[str]) -> list[str]:
 
 
 def list_widths(table: LayerTable) -> list[int]:
-    """Return the cells of each column, with the space before it."""
+    """Return the cells of each column, with the space before the column."""
     return [min(max(MIN_CELLS, len(escape_name(column.title))), MAX_CELLS) + 1 for column in table.columns]
 
 

@@ -1,4 +1,4 @@
-"""Tree of the names of a state, built as far as it is open: modules, equal layers joined, and tensors."""
+"""Tree of the names of a state, built only for open modules: modules, equal layers joined, and tensors."""
 
 from __future__ import annotations
 

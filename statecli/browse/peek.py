@@ -126,7 +126,7 @@ def read_histogram(tensor: TensorInfo, stats: Stats, versions: Versions) -> Valu
 
 
 def read_first_unusual(tensor: TensorInfo, stats: Stats, versions: Versions) -> Mapping[str, tuple[int, ...]]:
-    """Return the index of the first NaN and of the first infinity; empty if there are none or they cannot be read."""
+    """Return the index of the first NaN and of the first infinity; empty if there are none or unreadable."""
     if tensor.data is None or not (stats.nan or stats.inf):
         return {}
     from statecli.values.preview import find_first_unusual

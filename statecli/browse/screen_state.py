@@ -270,7 +270,7 @@ class Model:
         return node.key in self._open
 
     def toggle_node(self) -> bool:
-        """Open or close the node at the cursor; return False if it is a tensor."""
+        """Open or close the node at the cursor; return False for a tensor."""
         row = self.current
         if row is None or row.node is None or row.tensor is not None:
             return False
@@ -279,7 +279,7 @@ class Model:
         return True
 
     def open_node(self) -> None:
-        """Open the node at the cursor; go to its first row if it is open."""
+        """Open the node at the cursor; go to its first row if already open."""
         row = self.current
         if row is not None and row.node is not None and row.tensor is None:
             if self.is_open(row.node):
@@ -288,7 +288,7 @@ class Model:
                 self.toggle_node()
 
     def close_node(self) -> None:
-        """Close the node at the cursor, or go to the node above it."""
+        """Close the node at the cursor, or go to its parent."""
         row = self.current
         if row is None or row.node is None:
             return
@@ -476,7 +476,7 @@ class Model:
         )
 
     def get_number(self, position: int, column: Column) -> float | None:
-        """Return the number of a statistic or of the change; None if it is not known."""
+        """Return the number of a statistic or of the change; None if not known."""
         if column is Column.CHANGE:
             return self.difference.get_order(position) if self.difference else None
         stats = self.stats.get(position)
@@ -488,7 +488,7 @@ class Model:
         return self.filter_problem or "the target has no tensors"
 
     def describe_stats(self, width: int) -> str:
-        """Return `88 read: 1 NaN in h.3.w; 2 outliers, first h.7.w`, in so many characters if it can."""
+        """Return `88 read: 1 NaN in h.3.w; 2 outliers, first h.7.w`, in at most `width` characters if possible."""
         kinds = {kind: own for kind, own in self.unusual.list_kinds(self.listed).items() if own}
         failed = sum(self.stats[position].reason is not None for position in self.listed)
         start = f"statistics of {len(self.listed):,} read: "

@@ -274,7 +274,7 @@ def shorten_numbers(label: str, width: int) -> str:
 
 
 def _fit(text: str, width: int) -> str:
-    """Return the text in exactly so many cells; the middle of a longer one is left out."""
+    """Return the text in exactly `width` cells; the middle of a longer text is left out."""
     if text.isascii():
         return truncate_middle(text, width).ljust(width)
     while cell_len(text) > width and len(text) > 1:

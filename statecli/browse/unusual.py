@@ -62,7 +62,7 @@ class UnusualValues:
         return list_roles(replace(self._tensors[n], stats=self._stats[n]) for n in sorted(self._stats))
 
     def list_kinds(self, positions: Collection[int]) -> dict[str, list[int]]:
-        """Return those of the tensors with `nan`, with `inf`, and each `outlier`, in order."""
+        """Return the tensors with `nan`, with `inf`, and each `outlier`, in order."""
         own = set(positions)
         kinds = (("nan", self._nan), ("inf", self._inf), ("outlier", self.outliers.keys()))
         return {kind: sorted(own & unusual) for kind, unusual in kinds}

@@ -34,7 +34,7 @@ class Reader:
             self._start()
 
     def read_list(self, steps: Iterator[Apply] | None) -> None:
-        """Run the steps one after the other instead of an earlier list; None ends that list."""
+        """Run the steps in order instead of an earlier list; None ends that list."""
         with self._changed:
             self._list = steps
             self._start()
@@ -50,7 +50,7 @@ class Reader:
         return self._is_running or self._job is not None or self._list is not None
 
     def close(self) -> None:
-        """End the thread after its present step, without waiting for it."""
+        """End the thread after its present step, without waiting for the step."""
         with self._changed:
             self._ends = True
             self._changed.notify()

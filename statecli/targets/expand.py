@@ -239,7 +239,7 @@ def _expand_folder(path: str) -> Iterator[_Candidate]:
 
 
 class _Walk(NamedTuple):
-    """One walk: the typed folder and the folders entered by a link, all without links, and the budget of a URL.
+    """A walk: the typed folder and the folders entered by a link, all without links, and the budget of a URL.
 
     `named` are folders named for a loader by an adjacent file, and walked even if they belong to a tool.
     """

@@ -77,7 +77,7 @@ _HUB_MODEL = compile_on_use(r"torch[._-]?hub:(?P<repository>[\w.-]+/[\w.-]+(?::[
 
 
 def _find_configuration(path: str) -> str | None:
-    """Return the configuration file of a target that is a model class; None for any other file, folder or URL.
+    """Return the configuration file of a target for a model class; None for any other file, folder or URL.
 
     A folder is a class only if it has no weights. Of files, `config.json` and `modules.json` are classes. A file on
     this disk has to name a class.
@@ -100,7 +100,7 @@ def _find_configuration(path: str) -> str | None:
 
 
 def name_class(text: str) -> str:
-    """Return the configuration file of a folder or repository; any other text, or a folder without one, unchanged."""
+    """Return the configuration file of a folder or repository; any other text or folder unchanged."""
     path, _ = split_class_options(text)
     if files.get_name(path) in _CONFIGURATION or not files.is_folder(path):
         return text

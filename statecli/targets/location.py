@@ -22,7 +22,7 @@ from statecli.targets.section_of_target import split_section
 
 
 class Location(msgspec.Struct, frozen=True):
-    """A place in a file. `path` is as the user typed it or as Python found the module."""
+    """A place in a file. `path` is as typed by the user or as found by Python for the module."""
 
     path: str
     line: int | None = None
@@ -100,7 +100,7 @@ def has_repository(folder: str) -> bool:
 
 
 def find_repository_root(folder: str) -> str:
-    """Return the root of the git repository around an absolute folder; the folder itself if there is no repository."""
+    """Return the root of the git repository around an absolute folder; the folder itself without a repository."""
     root = folder
     while not os.path.lexists(os.path.join(root, ".git")):
         if root == os.path.dirname(root):
@@ -179,7 +179,7 @@ def find_bytes(tensor: TensorInfo) -> Place | None:
 def compute_fingerprint(finding: Finding) -> str:
     """Return a digest of the rule, target, section, tensor, `about` and content, the same in every run.
 
-    A target is named from the root of its repository, from wherever and however the user typed it.
+    A target is named from the root of its repository, for any current folder and spelling.
     """
     import hashlib  # loads OpenSSL, which no other use of a finding has to wait for
 

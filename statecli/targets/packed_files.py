@@ -165,7 +165,7 @@ class _Stream(NamedTuple):
 class _Unpacked:
     """The content of a compressed file, with a window kept in memory.
 
-    The first bytes are unpacked one by one, so that all bytes before damage are seen, as a loader may see them.
+    The first bytes are unpacked one by one, so that all bytes before damage are seen, as in a loader.
     """
 
     def __init__(self, source: Source) -> None:
@@ -311,7 +311,7 @@ def _open_lzma(properties: int, size: bytes) -> Any:
 
 
 def _list_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of the decompressors for damaged data; lzma is imported only if it unpacks."""
+    """Return the errors of the decompressors for damaged data; lzma is imported only for unpacking."""
     errors = (zlib.error, OSError, EOFError, ValueError, MemoryError)
     return (*errors, lzma.LZMAError) if (lzma := sys.modules.get("lzma")) else errors
 

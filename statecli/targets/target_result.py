@@ -1,4 +1,4 @@
-"""One audited, failed or skipped target, with its findings."""
+"""An audited, failed or skipped target, with its findings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LockCount(msgspec.Struct, frozen=True):
 
 
 class TargetResult(msgspec.Struct, frozen=True):
-    """Result for one target. `reason` says why a target failed or was skipped; other fields are for audited targets.
+    """Result for one target. `reason`: why a target failed or was skipped; other fields are for audited targets.
 
     `not_checked` lists skipped files and unread values. `bytes` is the size of the tensors as in `inspect`: tensors
     with a shared storage count once. `unregistered` are the rows of a class's unregistered tensors. `lock_count` is

@@ -60,7 +60,7 @@ class Engine(Protocol):
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
         """Call `deliver` once for each batch, in any order, in this thread. An exception in `deliver` ends all batches.
 
-        An error of one task or one worker is delivered. Raises `StateError` if no worker can do any batch.
+        An error of a task or a worker is delivered. Raises `StateError` if no worker can do any batch.
         """
 
 
@@ -160,9 +160,9 @@ def run_tasks(
     """Return the result of each task, in order, as returned by `function(shared, batch)` for its batch.
 
     `function` must be importable by its name; `shared`, tasks and results are plain data. `jobs` is the number of
-    workers: 0 for one a core, 1 for this process. `on_batch` is called with the tasks of each batch, in any order.
-    `absent` stands for the result of a task done by another process. `derived`: the tasks follow from the results of
-    earlier tasks. Tasks with equal `group_keys`, a key a task, are done by the same shard.
+    workers: 0 for a worker per core, 1 for this process. `on_batch` is called with the tasks of each batch, in any
+    order. `absent` stands for the result of a task done by another process. `derived`: the tasks follow from the
+    results of earlier tasks. Tasks with equal `group_keys`, a key a task, are done by the same shard.
 
     An error of a task is its result. If a worker is killed, the result of its tasks is this error, and all other tasks
     are done; with `raise_errors`, the first error is raised. Ctrl-C stops all workers.
@@ -268,7 +268,8 @@ def _submit_to_process(
 def _iter_completed(executor: Executor, futures: Collection[Future[_Result]]) -> Iterator[Future[_Result]]:
     """Yield the futures as they end. Raises _NoWorkers if the thread that delivers them has ended before.
 
-    That thread starts another one. If the system starts no more threads, it ends, and no future ever does.
+    The delivering thread starts another thread. If the system starts no more threads, the delivering thread ends, and
+    no future ever does.
     """
     from concurrent.futures import FIRST_COMPLETED, wait
 
@@ -441,7 +442,7 @@ def _process_executor(jobs: int) -> Iterator[Executor]:
 
 @contextmanager
 def _hide_refused_threads() -> Iterator[None]:
-    """Print no traceback of a thread that ends because the system starts no other; `_iter_completed` finds it."""
+    """Print no traceback of a thread that ends because the system starts no other; `_iter_completed` finds the end."""
     before = threading.excepthook
 
     def print_others(error: threading.ExceptHookArgs) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Task(Protocol):
-    """One unit of work on tensor values: a frozen struct of plain data, with a small result.
+    """A unit of work on tensor values: a frozen struct of plain data, with a small result.
 
     Workers receive tasks pickled. The package that plans a task also has the function for the task.
     """

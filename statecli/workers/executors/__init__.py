@@ -1,7 +1,7 @@
 """Executors: engines named by `--executor` or `executor=` for the tasks on tensor values.
 
     threads[:N]              threads of this process
-    processes[:N]            forked processes of this machine, whatever the size of the work
+    processes[:N]            forked processes of this machine, for any size of the work
     dask:tcp://HOST:PORT     workers of a Dask cluster
     mpi                      the other ranks of this MPI job
     ray[:ADDRESS]            workers of a Ray cluster; without an address a cluster of this machine
