@@ -35,7 +35,7 @@ def _build_issue(row: TensorInfo, what: str, severity: Severity | None = None, h
 
 
 def _describe_consequences(row: TensorInfo) -> str:
-    """Return the omissions for a tensor: `not in state_dict(), not moved by .to()`; "" without omissions."""
+    """Describe the consequences for a tensor: `not in state_dict(), not moved by .to()`; "" without consequences."""
     parts = ["not in state_dict()"] if row.saved is False else []
     parts += ["not moved by .to()"] if row.moves is False else []
     return ", ".join(parts)

@@ -23,8 +23,8 @@ class OverwrittenParameters:
 def find_overwritten(run: Training) -> OverwrittenParameters:
     """Call forward once with the parameters unchanged, and twice with other values in the written parameters.
 
-    A projected update (to a norm, to a range) survives in part, for either of two opposite updates. Updates are as
-    large as the values, so that rounding does not swallow updates. The values are restored afterwards.
+    A projected update (to a norm, to a range) survives in part, at least for one of two opposite updates. Updates are
+    as large as the values, so that rounding does not swallow updates. The values are restored afterwards.
     """
     parameters = {name: run.seen[name].tensor for name in sorted(run.written) if name in run.seen}
     parameters = {name: values for name, values in parameters.items() if training_rounds.is_strided(values)}
