@@ -128,7 +128,7 @@ def _run() -> None:
 
         raise Verdict(0)
     # Imported here, so that Ctrl-C during the imports exits with 130 too.
-    from statecli.cli import exit_status, interrupts
+    from statecli.cli import interrupts, process_exit
 
     interrupts.handle_interrupts()
     words = sys.argv[1:]
@@ -143,7 +143,7 @@ def _run() -> None:
     from statecli.storage import files
 
     if len(words) == 2 and _VERSION_WORDS & set(words) and set(words) & set(VERBOSE_FLAGS):
-        exit_status.run_body_and_exit(command_runner.show_installation, debug=False)
+        process_exit.run_body_and_exit(command_runner.show_installation, debug=False)
 
     files.forget_command()
     # Before anything can print a URL, which may hold a password or a signature.
@@ -155,21 +155,21 @@ def _run() -> None:
     options = parser.parse(words)
     if options is not None:
         command_runner.run_and_exit(options)
-    exit_status.run_body_and_exit(_run_typer, debug=False)
+    process_exit.run_body_and_exit(_run_typer, debug=False)
 
 
 def _answer_early(words: Sequence[str]) -> None:
     """Exit with the help that the words request, or with an error for an unknown word: neither needs the commands."""
-    from statecli.cli import exit_status, help_page, streams, unknown_word
+    from statecli.cli import help_page, process_exit, streams, unknown_word
 
     if unknown_word.find_ambiguous_word(words) is not None:
         return
     command = help_page.find_help_request(words)
     if command is not None:
-        exit_status.run_body_and_exit(lambda: help_page.show_help(command, words), debug=False)
+        process_exit.run_body_and_exit(lambda: help_page.show_help(command, words), debug=False)
     mistake = unknown_word.describe_unknown_word(words)
     if mistake is not None:
-        exit_status.run_body_and_exit(lambda: streams.print_error(mistake, debug=False), debug=False)
+        process_exit.run_body_and_exit(lambda: streams.print_error(mistake, debug=False), debug=False)
 
 
 def _run_typer() -> int:

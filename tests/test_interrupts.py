@@ -32,7 +32,7 @@ print("still here")
 """
 TURNED = """
 import os, signal
-from statecli.cli import exit_status, interrupts
+from statecli.cli import process_exit, interrupts
 from statecli.core.errors import UnreadableError
 interrupts.handle_interrupts()
 def run():
@@ -40,7 +40,7 @@ def run():
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
         raise UnreadableError("a worker was killed") from None
-exit_status.run_body_and_exit(run, debug=False)
+process_exit.run_body_and_exit(run, debug=False)
 """
 
 

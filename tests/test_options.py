@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import statecli as api
+from statecli.core import early_flags
 from statecli.core.errors import UsageError
 from statecli.requests import options
 from statecli.requests.parameters import parameters_of
@@ -22,7 +23,11 @@ def _checkpoint(in_tmp_path):
 
 def test_each_flag_is_defined_once():
     """Commands share the definition, also if their help or their type of a value differs."""
-    flags = re.findall(r'Option\(\s*\("(--[a-z-]+)"', Path(options.__file__).read_text(encoding="utf-8"))
+    text = Path(options.__file__).read_text(encoding="utf-8")
+    flags = re.findall(r'Option\(\s*\("(--[a-z-]+)"', text)
+    names = re.findall(r"Option\(\s*\(?([A-Z_]+)\b", text)
+    values = [getattr(early_flags, name) for name in names]
+    flags += [value if isinstance(value, str) else value[0] for value in values]
     assert len(flags) == len(set(flags))
     assert set(flags) == {
         parameter.flags[0] for kind in options.COMMANDS.values() for parameter in parameters_of(kind) if parameter.flags

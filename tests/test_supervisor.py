@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statecli.__main__ import names_model_code
-from statecli.cli import exit_status
+from statecli.cli import process_exit
 from statecli.core.errors import UsageError
 from statecli.live.spec import parse_spec
 
@@ -393,7 +393,7 @@ def test_a_system_exit_that_python_wraps_is_no_verdict(capsys):
             raise RuntimeError("Error calling __set_name__") from done
 
     with pytest.raises(SystemExit) as ended:
-        exit_status.run_body_and_exit(body, debug=False)
+        process_exit.run_body_and_exit(body, debug=False)
     assert ended.value.code == 2
     assert "model code raised SystemExit(0); there is no result" in capsys.readouterr().err
 

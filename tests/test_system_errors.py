@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli import formats
-from statecli.cli import exit_status
+from statecli.cli import process_exit
 from statecli.core.errors import OutputError, UnreadableError
 from statecli.file_scan.scan import scan_pickles
 from statecli.workers import pool
@@ -161,8 +161,8 @@ def test_only_a_write_to_standard_output_is_an_error_of_standard_output():
     ):
         given = (*error.args, *filter(None, [getattr(error, "filename", None)]))
         raised = f"raise {type(error).__name__}{given!r}"
-        program = f"from statecli.cli import exit_status\ndef run(): {raised}\n"
-        done = _program(program + "exit_status.run_body_and_exit(run, debug=False)")
+        program = f"from statecli.cli import process_exit\ndef run(): {raised}\n"
+        done = _program(program + "process_exit.run_body_and_exit(run, debug=False)")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith(f"statecli: {line}")
 
@@ -174,7 +174,7 @@ def test_output_error_is_the_line_about_standard_output(capsys):
         raise OutputError("cannot write to standard output: No space left on device")
 
     with pytest.raises(SystemExit) as done:
-        exit_status.run_body_and_exit(run, debug=False)
+        process_exit.run_body_and_exit(run, debug=False)
     assert done.value.code == 2
     assert capsys.readouterr().err == "statecli: cannot write to standard output: No space left on device\n"
 

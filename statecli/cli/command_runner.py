@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
-from statecli.cli import console, exit_status, output_files, streams
+from statecli.cli import console, output_files, process_exit, streams
 from statecli.cli.output_files import OutputTarget
 from statecli.core.color import Color
 from statecli.core.errors import StateError, UsageError, option
@@ -37,7 +37,7 @@ from statecli.requests.run import run
 
 def run_and_exit(options: Options) -> NoReturn:
     """Run the command and exit with its status."""
-    exit_status.run_body_and_exit(lambda: execute(options), debug=getattr(options, "debug", False))
+    process_exit.run_body_and_exit(lambda: execute(options), debug=getattr(options, "debug", False))
 
 
 def execute(options: Options, extra: ExtraInputs | None = None) -> int:

@@ -239,7 +239,7 @@ def _call_spec(
     if not isinstance(model, nn.Module):
         raise function_result.explain_result(spec, Scope.around(spec, loaded.module, obj), model)
     if any(type(value) is str for value in (*spec.args, *spec.kwargs.values())) and spec.config is None:
-        from statecli.live import stored_text
+        from statecli.live import module_arguments
 
-        stored_text.check_stored_texts(spec, loaded.module, model)
+        module_arguments.check_stored_texts(spec, loaded.module, model)
     return model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import MissingDependency, StateError, UnreadableError
 from statecli.core.installed_package import install_extra
-from statecli.storage import redact, session
+from statecli.storage import lifetime, redact
 from statecli.storage.credentials import InvalidUrl
 from statecli.storage.limits import Settings, settings
 from statecli.storage.masked_url import parse_url
@@ -42,7 +42,7 @@ def send(url: str, headers: dict[str, str]) -> BaseHTTPResponse:
     except ImportError as missing:
         raise MissingDependency(f"URLs need the package urllib3: {install_extra('remote')}") from missing
     try:
-        pools = session.for_process(_Pools).open(*_find_proxy(url))
+        pools = lifetime.for_process(_Pools).open(*_find_proxy(url))
     except urllib3.exceptions.ProxySchemeUnknown:
         error: StateError | Transient = UnreadableError(f"{_PROXY} has an unsupported URL: write http://HOST:PORT")
     except ValueError:

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.storage import local, session
+from statecli.storage import lifetime, local
 from statecli.storage.local import (
     STANDARD_INPUT,
     LocalStore,
@@ -50,7 +50,7 @@ def store_for(path: str) -> Store:
     if path == STANDARD_INPUT:
         from statecli.storage.standard_input import StandardInputStore  # few commands read standard input
 
-        return session.for_process(StandardInputStore)
+        return lifetime.for_process(StandardInputStore)
     return _remote_store() if is_remote(path) else _LOCAL
 
 
@@ -250,7 +250,7 @@ def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> st
 
 def forget_command() -> None:
     """Begin another command: everything is requested again."""
-    session.forget_command()
+    lifetime.forget_command()
 
 
 def is_anything_remote() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from statecli.core.errors import UsageError
-from statecli.storage import session
+from statecli.storage import lifetime
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 def settings() -> Settings:
     """Return the settings of this command. Raises UsageError for a variable that is not a number."""
-    return session.for_command(_read_environment)
+    return lifetime.for_command(_read_environment)
 
 
 def _read_environment() -> Settings:

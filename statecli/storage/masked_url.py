@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.storage import redact, session
+from statecli.storage import lifetime, redact
 from statecli.storage.url import find_query, split_url
 
 _SHOWN_PARAMETERS = "file filename name path rev revision ref version versionid generation branch raw download dl"
@@ -59,7 +59,7 @@ class _TypedUrls:
 
 def typed_urls() -> dict[str, TypedUrl]:
     """Return the URLs of this process by their masked names, kept after a command so that a name stays usable."""
-    return session.for_process(_TypedUrls).by_name
+    return lifetime.for_process(_TypedUrls).by_name
 
 
 def parse_url(url: str) -> PlainUrl:

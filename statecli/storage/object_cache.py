@@ -16,7 +16,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import prefetch_progress, session
+from statecli.storage import lifetime, prefetch_progress
 from statecli.storage.checksums import Checksums
 from statecli.storage.object_store import ObjectStore, Unfetched, confirm_version
 from statecli.storage.parallel import run_in_threads
@@ -327,7 +327,7 @@ class Handle:
         file.add_reader()
 
     def fill(self, offset: int, into: memoryview, ahead: int) -> int:
-        part = session.for_command(_ValueReads).windows.read(self._file, offset, len(into), ahead)
+        part = lifetime.for_command(_ValueReads).windows.read(self._file, offset, len(into), ahead)
         into[: len(part)] = part
         return len(part)
 
@@ -442,7 +442,7 @@ class _ValueReads:
 @contextmanager
 def expect_values(ranges: Iterable[tuple[RemoteFile, int, int]]) -> Iterator[None]:
     """Fetch neighbours together while the block reads these (file, offset, length) in this thread in order."""
-    reads = session.for_command(_ValueReads)
+    reads = lifetime.for_command(_ValueReads)
     windows = reads.windows
     if windows.is_at_work:  # inside another block, whose ranges include these
         yield

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import NamedTuple, Protocol, cast
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import session
+from statecli.storage import lifetime
 from statecli.storage.store import FileVersion
 from statecli.storage.url import SERVERS, split_url
 
@@ -85,7 +85,7 @@ class _Stores:
 
 def open_store(url: str) -> ObjectStore:
     """Return the store for a URL, the same for all its URLs. Raises MissingDependency, UnreadableError."""
-    return session.for_command(_Stores).open(url)
+    return lifetime.for_command(_Stores).open(url)
 
 
 def _filesystem_key(url: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
-from statecli.storage import session
+from statecli.storage import lifetime
 
 #: Takes the number of files; the block gets a function to call after each file.
 Watch = Callable[[int], AbstractContextManager[Callable[[], None]]]
@@ -38,7 +38,7 @@ class FetchedValues:
 
 def count_fetched_values() -> FetchedValues:
     """Return the count of this command."""
-    return session.for_command(FetchedValues)
+    return lifetime.for_command(FetchedValues)
 
 
 _request: ContextVar[FetchedValues | None] = ContextVar("request", default=None)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.storage import session
+from statecli.storage import lifetime
 
 #: Text in the place of a secret.
 MARK = "…"
@@ -61,7 +61,7 @@ class Secrets:
 
 def secrets() -> Secrets:
     """Return the secrets of this process."""
-    return session.for_process(Secrets)
+    return lifetime.for_process(Secrets)
 
 
 def hide(*words: str, sure: bool = True) -> None:

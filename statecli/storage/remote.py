@@ -4,7 +4,7 @@
                                                            ▲
                       object_cache.py (the fetched bytes of a file) ── retry.py (requests again after an error)
 
-The store's knowledge of a file or a folder is valid for one command; see `session`.
+The store's knowledge of a file or a folder is valid for one command; see `lifetime`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeGuard
 import msgspec
 
 from statecli.core.errors import StateError, UnreadableError
-from statecli.storage import masked_url, object_cache, session, unlisted_folder, url, url_glob
+from statecli.storage import lifetime, masked_url, object_cache, unlisted_folder, url, url_glob
 from statecli.storage.object_cache import Handle, RemoteFile
 from statecli.storage.object_store import Listing, Missing, Unsure, open_store
 from statecli.storage.parallel import run_in_threads
@@ -278,14 +278,14 @@ class RemoteStore:
 
 def remote_store() -> RemoteStore:
     """Return the store of this command."""
-    return session.for_command(RemoteStore)
+    return lifetime.for_command(RemoteStore)
 
 
 def accept_access(access: Access) -> None:
     """Take over what another process knows. A worker lives on after a command, and forgets the old command here."""
     store = remote_store()
     if store.command != access.command:
-        session.forget_command()
+        lifetime.forget_command()
         store = remote_store()
         store.command = access.command
     masked_url.typed_urls().update(access.urls)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import redact, session
+from statecli.storage import lifetime, redact
 from statecli.storage.limits import settings
 from statecli.storage.url import split_url
 
@@ -53,7 +53,7 @@ def retry(attempt: Callable[[], _Result], url: str) -> _Result:
 
     Raises UnreadableError if all attempts did, now or earlier for this URL. Other errors are raised at once.
     """
-    failures, server = session.for_command(_Failures), _find_server(url)
+    failures, server = lifetime.for_command(_Failures), _find_server(url)
     retries = 0 if server in failures.servers else settings().retries
     redact.filter_logs()
     for count in range(retries + 1):

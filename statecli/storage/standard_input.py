@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import IO
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import session
+from statecli.storage import lifetime
 from statecli.storage.local import LocalFile, LocalStore, version_of
 from statecli.storage.store import FileVersion
 
@@ -52,14 +52,14 @@ class StandardInputStore(LocalStore):
 
     def version(self, path: str) -> FileVersion | None:  # noqa: ARG002 - see the class
         """See `Store.version`: of the copy, or of the redirected file."""
-        return version_of(os.fstat(session.for_process(_Spool).fd))
+        return version_of(os.fstat(lifetime.for_process(_Spool).fd))
 
 
 class StandardInput(LocalFile):
     """The whole of standard input, as an open file."""
 
     def __init__(self) -> None:
-        spool = session.for_process(_Spool)
+        spool = lifetime.for_process(_Spool)
         self._fd = os.dup(spool.fd)
         self.size = os.fstat(self._fd).st_size
 

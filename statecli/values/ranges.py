@@ -19,7 +19,7 @@ from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import Box, ByteRange, TensorData, TensorInfo
-from statecli.storage import files, session
+from statecli.storage import files, lifetime
 from statecli.storage.files import File
 from statecli.values.elements import Array, find_element
 from statecli.values.ggml_blocks import dequantize_blocks, explain_unreadable_blocks, find_ggml_type
@@ -155,7 +155,7 @@ def _iter_remote_archives(sources: Iterable[ByteRange | TensorData]) -> Iterator
         elif (
             where.is_archive
             and files.reads_are_requests(where.path)
-            and where not in session.for_command(_RemoteFacts).tensors
+            and where not in lifetime.for_command(_RemoteFacts).tensors
         ):
             yield where
 
@@ -248,7 +248,7 @@ class Inflated(Range):
         if self._at == self.size and not self._is_at_end():
             raise self._length_error(f"more than {self.size}")
         if self._at == self.size and self._keeps_crc:
-            session.for_command(_RemoteFacts).crc32[self._where.path, self._where.offset] = self._crc
+            lifetime.for_command(_RemoteFacts).crc32[self._where.path, self._where.offset] = self._crc
 
     def _is_at_end(self) -> bool:
         """Return True if nothing more is inflated; the end of the last block may still be unread."""
@@ -476,7 +476,7 @@ def _read_archive(where: ByteRange, name: str) -> TensorData:
     from statecli.formats import torch_zip
 
     assert where.packing is not None  # noqa: S101 - narrows the type
-    cache = session.for_command(_RemoteFacts).tensors if files.reads_are_requests(where.path) else {}
+    cache = lifetime.for_command(_RemoteFacts).tensors if files.reads_are_requests(where.path) else {}
     try:
         if where not in cache:
             cache[where] = torch_zip.read_single(where.path, where.offset, where.packing.length)
@@ -492,7 +492,7 @@ def _cached_crc(where: ByteRange) -> int | None:
     """Return the CRC-32 of a range, if known without reading all bytes again."""
     if where.packing is None or not files.reads_are_requests(where.path):
         return files.find_crc32(where.path, where.offset, where.length)
-    return session.for_command(_RemoteFacts).crc32.get((where.path, where.offset))
+    return lifetime.for_command(_RemoteFacts).crc32.get((where.path, where.offset))
 
 
 def read_chunks(where: ByteRange, name: str, size: int) -> Iterator[tuple[int, Array]]:

@@ -366,7 +366,7 @@ def test_ctrl_c_while_dask_works(workers, tmp_path):
 
 THREADS = """
 import os, sys, time
-from statecli.cli import exit_status, interrupts
+from statecli.cli import process_exit, interrupts
 from statecli.workers import pool
 class Task(int): size = pool.MIN_BYTES_FOR_WORKERS
 def endless(shared, batch):
@@ -377,7 +377,7 @@ def run():
         pool.run_tasks(endless, None, [Task(1), Task(2), Task(3)], absent=None)
 interrupts.handle_interrupts()
 try:
-    exit_status.run_body_and_exit(run, debug=False)
+    process_exit.run_body_and_exit(run, debug=False)
 except SystemExit as done:
     from statecli.__main__ import _exit_process
     _exit_process(done.code)

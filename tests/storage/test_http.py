@@ -705,11 +705,11 @@ def secure(served, tmp_path):
 @pytest.fixture
 def no_pools():
     """Forget connection pools, so that certificates are read again."""
-    from statecli.storage import connections, session
+    from statecli.storage import connections, lifetime
 
-    session.for_process(connections._Pools).__init__()
+    lifetime.for_process(connections._Pools).__init__()
     yield
-    session.for_process(connections._Pools).__init__()
+    lifetime.for_process(connections._Pools).__init__()
 
 
 def test_a_certificate_that_nobody_vouches_for_is_one_line(secure, inspect_error, no_pools):

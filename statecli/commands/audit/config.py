@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from statecli.commands.audit.judged_folder import is_judged_with
+from statecli.commands.audit.audited_folders import is_judged_with
 from statecli.commands.audit.plugins import Plugin, PluginRequest, join_rules
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import UnreadableError, UsageError, option

@@ -21,7 +21,7 @@ from contextlib import suppress
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 
-from statecli.commands.audit.judged_folder import contains_folder, is_at_target, is_below
+from statecli.commands.audit.audited_folders import contains_folder, is_at_target, is_below
 from statecli.commands.audit.plugins import PluginRequest
 from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use

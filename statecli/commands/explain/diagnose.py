@@ -11,7 +11,6 @@ from statecli.commands.explain import special_files
 from statecli.commands.explain.align import Pair, Shape, align_names
 from statecli.commands.explain.certainty import Names, list_undecided_pairs
 from statecli.commands.explain.computed_weights import find_computed_weights
-from statecli.commands.explain.doubts import list_doubts_about_rest
 from statecli.commands.explain.initial_values import describe_initial_values
 from statecli.commands.explain.model_code import build_model_code
 from statecli.commands.explain.proof import LoadResult, load_as_is, try_recipe
@@ -20,6 +19,7 @@ from statecli.commands.explain.rename_text import describe_renames
 from statecli.commands.explain.renaming import Step, apply_steps, find_steps
 from statecli.commands.explain.result import NO_CODE, Cause, Diagnosis, Evidence
 from statecli.commands.explain.source import ModelEntries, read_entries
+from statecli.commands.explain.wrong_value_risks import list_doubts_about_rest
 from statecli.core import quoting
 from statecli.core.dtypes import is_floating
 from statecli.core.lazy_pattern import compile_on_use

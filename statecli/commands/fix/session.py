@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from statecli.commands.fix import git_status, other_classes
 from statecli.commands.fix.defects import Defect, find_defects
-from statecli.commands.fix.judge import Names, compare_proofs, judge
+from statecli.commands.fix.edit_check import Names, compare_proofs, judge
 from statecli.commands.fix.line_diff import list_blocks
 from statecli.commands.fix.measure import Failure, Measurement, measure, measure_edit
 from statecli.commands.fix.project_copy import Project

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging, rules
+from statecli.commands.verify import check_builder, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.core.finding import Severity
@@ -75,7 +75,7 @@ def find_changed_attributes(subject: ModelUnderTest) -> list[ChangedAttribute]:
         module = subject.build_used()
         initial = _copy_attributes(module)
         try:
-            with judging.keep_class_attributes(module):
+            with check_builder.keep_class_attributes(module):
                 subject.call(module, training=training)
                 before, values = _read_attributes(module), _copy_attributes(module)
                 subject.call(module, seed=1, training=training)
@@ -148,7 +148,7 @@ def build_attribute_fix(attribute: ChangedAttribute) -> str:
         fix = (
             f"do not change {name} in forward: pass {name} as an input and return the next value, or register a buffer"
         )
-    return judging.address_to_library(attribute.owner, fix)
+    return check_builder.address_to_library(attribute.owner, fix)
 
 
 def choose_attribute_severity(attribute: ChangedAttribute) -> Severity | None:

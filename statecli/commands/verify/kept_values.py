@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging
+from statecli.commands.verify import check_builder
 from statecli.commands.verify.changing_attributes import ATOM_TYPES, OWN_ATTRIBUTES
 from statecli.live import tensor_bits
 from statecli.live.installed_code import is_installed_file
@@ -166,7 +166,7 @@ class _Reader:
 
     def encode_tensor(self, tensor: torch.Tensor) -> _TensorValue:
         self.tensors.append(tensor)
-        return _TensorValue(judging.copy_values(tensor), tensor.requires_grad)
+        return _TensorValue(check_builder.copy_values(tensor), tensor.requires_grad)
 
     def _add(self, path: str, value: Any, depth: int) -> None:
         if len(self._parts) > _MAX_VALUES:
@@ -336,7 +336,7 @@ def keep_shared_values(module: nn.Module) -> Iterator[None]:
         with suppress(Exception):
             before[slot] = (value, copy.deepcopy(value), read_object(value))
     try:
-        with judging.keep_class_attributes(module):
+        with check_builder.keep_class_attributes(module):
             yield
     finally:
         present = dict(_iter_shared_slots(module))

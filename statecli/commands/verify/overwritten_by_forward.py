@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from statecli.commands.verify import judging, training_rounds
+from statecli.commands.verify import check_builder, training_rounds
 from statecli.commands.verify.training_rounds import Training
 from statecli.core.errors import ModelError
 from statecli.live import tensor_bits
@@ -37,7 +37,7 @@ def find_overwritten(run: Training) -> OverwrittenParameters:
             frozenset(name for name in parameters if _are_all_same(unchanged[name], up[name], down[name]))
         )
     except ModelError as error:
-        return OverwrittenParameters(why_not=judging.get_reason(run.subject, error))
+        return OverwrittenParameters(why_not=check_builder.get_reason(run.subject, error))
     finally:
         _write_values(parameters, start)
 

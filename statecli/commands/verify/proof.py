@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from statecli.commands.verify import judging
+from statecli.commands.verify import check_builder
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name
 from statecli.core.errors import ModelError
@@ -23,16 +23,16 @@ class Proof(ABC):
         self._columns: dict[str, dict[str, Cell]] = {column: {} for column in columns}
         self._cells = self._columns[columns[0]]
         self._findings: list[Finding] = []
-        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
+        self._reasons: list[str] = check_builder.list_unreachable_tensors(subject)
 
     def check(self) -> Check:
         """Run the proof and return its check, without columns that have no cell."""
         try:
             self._run()
         except ModelError as error:
-            self._reasons.append(judging.get_reason(self._subject, error))
+            self._reasons.append(check_builder.get_reason(self._subject, error))
         columns = {column: cells for column, cells in self._columns.items() if cells}
-        return judging.build_check(self._name, self._how, columns, self._findings, self._reasons)
+        return check_builder.build_check(self._name, self._how, columns, self._findings, self._reasons)
 
     def report(
         self,
@@ -40,11 +40,13 @@ class Proof(ABC):
         message: str,
         fqn: str | None,
         *,
-        help: judging.Help = None,
+        help: check_builder.Help = None,
         severity: Severity | None = None,
     ) -> None:
-        """Add a finding; see `judging.build_finding`."""
-        self._findings.append(judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity))
+        """Add a finding; see `check_builder.build_finding`."""
+        self._findings.append(
+            check_builder.build_finding(self._subject, rule, message, fqn, help=help, severity=severity)
+        )
 
     @abstractmethod
     def _run(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from statecli.commands.verify import judging
+from statecli.commands.verify import check_builder
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure
@@ -41,12 +41,12 @@ def _call_as(subject: ModelUnderTest, dtype: torch.dtype, names: set[str], *, tr
     assert subject.inputs is not None  # noqa: S101 - `find_recast` has looked
     module = subject.build_used(values=True)
     args, kwargs = tree_map(lambda leaf: _cast_input(leaf, dtype), subject.inputs.make(seed=0))
-    with judging.keep_class_attributes(module), torch.no_grad():
+    with check_builder.keep_class_attributes(module), torch.no_grad():
         with subject.user_code("casting the model"):
             module = move_model(module, dtype)
         recorder = _CastRecorder(dtype)
         for name, tensor in measure.map_tensors(module).items():
-            if name in names and tensor.dtype != dtype and not judging.is_lazy_tensor(tensor):
+            if name in names and tensor.dtype != dtype and not check_builder.is_lazy_tensor(tensor):
                 recorder.names[storage(tensor)[0]] = name
         with subject.user_code(f"calling the model as {dtype}"), recorder:
             module.train(training)(*args, **kwargs)

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from statecli.commands.verify import judging
+from statecli.commands.verify import check_builder
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_bits
@@ -43,7 +43,7 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
         return frozenset()
     tensors = measure.map_tensors(module)
     created = {name: tensors[name] for name in subject.created_by_forward if name in tensors}
-    values_before = {name: (tensor, judging.copy_values(tensor)) for name, tensor in created.items()}
+    values_before = {name: (tensor, check_builder.copy_values(tensor)) for name, tensor in created.items()}
     put_back = tensor_bits.build_restore(
         created.values()
     )  # all instances share some, the user's too: a memo, a dict of the class
@@ -141,14 +141,14 @@ def _try_conversions(subject: ModelUnderTest, conversions: Iterable[_Conversion]
             result.recreated = _find_recreated(subject, conversion, result.read)
             break
         except ModelError as error:
-            result.reason = fake_gpu.describe_failure(judging.get_reason(subject, error), error.__cause__)
+            result.reason = fake_gpu.describe_failure(check_builder.get_reason(subject, error), error.__cause__)
     result.recreated -= result.read
     return result
 
 
 def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read: set[str]) -> frozenset[str]:
     module = subject.build_used(values=conversion.values)
-    with judging.keep_class_attributes(module), conversion.context(), torch.no_grad():
+    with check_builder.keep_class_attributes(module), conversion.context(), torch.no_grad():
         with subject.user_code("moving the model"):
             module = move_model(module, conversion.destination)
         before = measure.map_tensors(module)

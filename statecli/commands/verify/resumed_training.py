@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from statecli.commands.verify import check_builder, kept_values, save_roundtrip
 from statecli.commands.verify import inputs as inputs_of
-from statecli.commands.verify import judging, kept_values, save_roundtrip
 from statecli.commands.verify.kept_values import CopiedValues, Parts, Slot, Values, list_differing_parts
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.training_rounds import compute_loss, find_floating_outputs
@@ -132,11 +132,11 @@ class Trainer:
             module = self._subject.build_fresh(values=True, seed=_SEED)
             with self._subject.user_code("setting the model to train mode"):
                 module.train()
-            names = frozenset(judging.read_state_dict(self._subject, module))
+            names = frozenset(check_builder.read_state_dict(self._subject, module))
             initial = kept_values.read_values(module, without=names)
             lines = self._subject.origins.continue_for_instance()
             with lines.record():
-                if any(map(judging.is_lazy_tensor, module.parameters())):
+                if any(map(check_builder.is_lazy_tensor, module.parameters())):
                     self._subject.call(module, training=True)
                 session = self._start(module)
                 for step in range(STEPS_BEFORE):
@@ -191,7 +191,7 @@ class Trainer:
         args, kwargs = self._copy_call(step)
         with self._subject.user_code(f"calling the model in train mode in step {step + 1}"):
             found = find_floating_outputs(session.module(*args, **kwargs))
-        outputs = [copied for output in found if (copied := judging.copy_values(output)) is not None]
+        outputs = [copied for output in found if (copied := check_builder.copy_values(output)) is not None]
         loss = compute_loss(found)
         if session.optimizer is None or session.scheduler is None:
             return outputs
@@ -222,7 +222,9 @@ class Trainer:
             with torch.no_grad(), self._subject.user_code("calling the model in eval mode"):
                 args, kwargs = self._copy_call(STEPS)
                 found = find_floating_outputs(module.eval()(*args, **kwargs))
-            record.eval_outputs = [copied for output in found if (copied := judging.copy_values(output)) is not None]
+            record.eval_outputs = [
+                copied for output in found if (copied := check_builder.copy_values(output)) is not None
+            ]
         except ModelError:
             pass
         return record
@@ -230,7 +232,7 @@ class Trainer:
     # --- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save(self, session: _Session) -> Checkpoint:
-        state = judging.read_state_dict(self._subject, session.module)
+        state = check_builder.read_state_dict(self._subject, session.module)
         with self._subject.user_code("saving the state_dict"):
             model, _ = save_roundtrip.copy_state_dict(state)
         return Checkpoint(

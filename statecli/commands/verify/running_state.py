@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from statecli.commands.verify import judging
+from statecli.commands.verify import check_builder
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure, tensor_bits
@@ -50,7 +50,7 @@ def call_once(
     tensors = {name: tensor for name, tensor in measure.map_tensors(module).items() if name in names}
     put_back = tensor_bits.build_restore(tensors.values())  # all instances share some, as of a class attribute
     try:
-        with judging.keep_class_attributes(module):
+        with check_builder.keep_class_attributes(module):
             for tensor in tensors.values() if sign else ():
                 _change(tensor, sign)
             before = _copy_all(tensors)
@@ -62,7 +62,7 @@ def call_once(
 
 
 def _copy_all(tensors: Values) -> dict[str, torch.Tensor]:
-    copies = {name: judging.copy_values(tensor) for name, tensor in tensors.items()}
+    copies = {name: check_builder.copy_values(tensor) for name, tensor in tensors.items()}
     return {name: values for name, values in copies.items() if values is not None}
 
 

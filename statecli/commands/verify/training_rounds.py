@@ -22,8 +22,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
+from statecli.commands.verify import check_builder
 from statecli.commands.verify import inputs as inputs_of
-from statecli.commands.verify import judging
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure, tensor_bits
@@ -154,7 +154,7 @@ class Training:
         """Map the FQN of each row with a shape to its tensor."""
         rows = self.subject.rows_by_fqn()
         tensors = measure.map_tensors(self.module).items()
-        return {name: tensor for name, tensor in tensors if name in rows and not judging.is_lazy_tensor(tensor)}
+        return {name: tensor for name, tensor in tensors if name in rows and not check_builder.is_lazy_tensor(tensor)}
 
 
 def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Optimizer]) -> tuple[Training, str | None]:
@@ -167,7 +167,7 @@ def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Opti
         run = Training(subject, subject.build_fresh(values=True), made_by)
         with subject.user_code("setting the model to train mode"):
             run.module.train()
-        if any(map(judging.is_lazy_tensor, measure.map_tensors(run.module).values())):
+        if any(map(check_builder.is_lazy_tensor, measure.map_tensors(run.module).values())):
             subject.call(run.module)
         _start_training(run)
         why_not = None
@@ -420,7 +420,7 @@ def _measure_in_mode(run: Training, mode: str, only: list[nn.Module] | None) -> 
         with start_round(run):
             return GradientsInMode(_measure_peaks(run, mode, only))
     except ModelError as error:
-        return GradientsInMode({}, judging.get_reason(run.subject, error))
+        return GradientsInMode({}, check_builder.get_reason(run.subject, error))
     finally:
         run.rounds += 1
         for module_, training in modes:

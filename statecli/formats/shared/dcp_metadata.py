@@ -21,7 +21,7 @@ from statecli.pickles.errors import TruncatedPickle
 from statecli.pickles.graph import as_mapping, as_sequence, get_attributes, get_name
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR, Machine, read_pickle
 from statecli.pickles.nodes import Global, Key, Obj
-from statecli.storage import session
+from statecli.storage import lifetime
 
 #: Of one `.metadata`, which takes 250 bytes for each chunk.
 MAX_METADATA = 256 * 2**20
@@ -115,7 +115,7 @@ class _Scanned(dict[str, tuple[bytes, Metadata]]):
 
 def parse_for_scan(data: bytes, what: str) -> Metadata:
     """Parse as `parse_metadata` does, and keep the result for its next call: an audit also reads the tensors."""
-    scanned = session.for_command(_Scanned)
+    scanned = lifetime.for_command(_Scanned)
     scanned.clear()
     scanned[what] = data, parse_metadata(data, what)
     return scanned[what][1]
@@ -126,7 +126,7 @@ def parse_metadata(data: bytes, what: str) -> Metadata:
 
     Raises MalformedError for a pickle of anything else, UnreadableError for an unknown version.
     """
-    scanned = session.for_command(_Scanned).pop(what, None)
+    scanned = lifetime.for_command(_Scanned).pop(what, None)
     if scanned is not None and scanned[0] == data:
         return scanned[1]
     if not data:

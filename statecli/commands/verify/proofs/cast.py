@@ -21,7 +21,7 @@ import msgspec
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging, recast_by_forward, recreated_by_forward, rules
+from statecli.commands.verify import check_builder, recast_by_forward, recreated_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
@@ -47,7 +47,7 @@ _CASTS: tuple[_Cast, ...] = (
 def prove(subject: ModelUnderTest, dtype: str | None) -> Check:
     """Cast an instance to `dtype`, or in turn to three. Raises UsageError for dtypes that torch casts no module to."""
     casts = _CASTS if dtype is None else (_parse_dtype(dtype),)
-    return judging.check_empty_model(subject, Name.CAST) or _Proof(subject, casts).check()
+    return check_builder.check_empty_model(subject, Name.CAST) or _Proof(subject, casts).check()
 
 
 def _parse_dtype(text: str) -> _Cast:
@@ -94,16 +94,16 @@ class _Proof:
     def __init__(self, subject: ModelUnderTest, ways: tuple[_Cast, ...]) -> None:
         self._subject, self._ways = subject, ways
         self._steps: dict[str, _TensorCasts] = {}
-        self._reasons: list[str] = judging.list_unreachable_tensors(subject)
+        self._reasons: list[str] = check_builder.list_unreachable_tensors(subject)
         self._casts_done: list[str] = []
         self._findings: list[Finding] = []
         self._recreated_each_time: frozenset[str] | None = None
         self._recreated_for_dtype: recreated_by_forward.RecreatedTensors | None = None
         self._cast_model = nn.Module()
         self._tensors: dict[str, torch.Tensor] = {}
-        self._stand_in = judging.measure_stand_in_move(subject)
+        self._stand_in = check_builder.measure_stand_in_move(subject)
         self._recomputed = self._stand_in.recomputed
-        self._memos = judging.find_memos(subject)
+        self._memos = check_builder.find_memos(subject)
 
     def check(self) -> Check:
         module: nn.Module | None = None
@@ -114,7 +114,7 @@ class _Proof:
             if cells[row.fqn].verdict is Verdict.PASSED:
                 cells.update(self._fail_stale_aliases(row))
         how = ", ".join(self._casts_done or [called for called, _, _ in self._ways])
-        return judging.build_check(Name.CAST, how, {"casts": cells}, self._findings, self._reasons)
+        return check_builder.build_check(Name.CAST, how, {"casts": cells}, self._findings, self._reasons)
 
     # --- one way ---------------------------------------------------------------------------------------------------
 
@@ -123,14 +123,16 @@ class _Proof:
         try:
             start = self._build_fresh() if module is None else module
         except ModelError as error:
-            self._reasons.append(judging.get_reason(self._subject, error))
+            self._reasons.append(check_builder.get_reason(self._subject, error))
             return None
         if is_scripted(start) and cast[0] == ".bfloat16()":  # a ScriptModule has none of its own
             cast = _parse_dtype("bfloat16")
         before = {name: tensor.dtype for name, tensor in self._tensors.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what the cells say
-            returned, raised = judging.run_user_code(self._subject, f"{cast[0]} of the model", lambda: cast[2](start))
+            returned, raised = check_builder.run_user_code(
+                self._subject, f"{cast[0]} of the model", lambda: cast[2](start)
+            )
         if raised:
             self._reasons.append(raised)
             return None
@@ -176,13 +178,13 @@ class _Proof:
     def _build_cell(self, row: TensorInfo) -> Cell:
         steps = self._steps.get(row.fqn)
         if steps is None:
-            return judging.build_inconclusive_cell("; ".join(self._reasons) or judging.ABSENT_REASON)
+            return check_builder.build_inconclusive_cell("; ".join(self._reasons) or check_builder.ABSENT_REASON)
         before = _format_dtype(steps.before)
         if not steps.dtypes:
             return (
-                judging.build_inconclusive_cell("the tensor could not be cast", before=before)
+                check_builder.build_inconclusive_cell("the tensor could not be cast", before=before)
                 if not self._casts_done
-                else judging.skip_cell("the model removes the tensor during the cast", before=before)
+                else check_builder.skip_cell("the model removes the tensor during the cast", before=before)
             )
         fault = steps.fault()
         if fault is None:
@@ -200,7 +202,7 @@ class _Proof:
             what = f"{what}; {recast_by_forward.RECAST_REASON}" if effect else what
         message, help = f"{row.fqn}: {what}", self._help(rule, row, steps)
         self._findings.append(
-            judging.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)
+            check_builder.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)
         )
         return Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
 
@@ -212,7 +214,7 @@ class _Proof:
         some = [dtype for dtype in dtypes if dtype is not torch.float16]  # which some operators lack on the CPU
         return recast_by_forward.find_recast(self._subject, names, some or dtypes)
 
-    def _help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> judging.Help:
+    def _help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> check_builder.Help:
         """Return the fix for a row without a fix."""
         if rule == rules.IMAGINARY_LOST:
             return _AS_REAL
@@ -221,7 +223,7 @@ class _Proof:
         if row.kind is Kind.UNREGISTERED:
             return None if row.fix else _IN_APPLY
         methods = [called.lstrip(".").partition("(")[0] for called in steps.wrong]
-        return judging.suggest_in_own_method(
+        return check_builder.suggest_in_own_method(
             self._subject, self._cast_model, row.fqn, (*methods, "_apply"), _OWN_METHOD_HELP[rule.name]
         )
 
@@ -230,26 +232,26 @@ class _Proof:
         measured = {"before": _format_dtype(steps.before), "after": steps.after()}
         harmless = self._describe_harmless(row)
         if harmless:
-            return judging.skip_cell(harmless, **measured)
+            return check_builder.skip_cell(harmless, **measured)
         if row.fqn not in self._subject.created_by_forward:
             return None
         again = self._find_recreated_for_dtype()
         if again.reason is None or row.fqn in again.read:
             return None
-        return judging.build_inconclusive_cell(
+        return check_builder.build_inconclusive_cell(
             f"statecli does not know whether forward creates the tensor again: {again.reason}", **measured
         )
 
     def _describe_harmless(self, row: TensorInfo) -> str | None:
         if row.fqn in self._recomputed:
-            return judging.RECOMPUTED_REASON
+            return check_builder.RECOMPUTED_REASON
         if row.fqn in self._memos:
-            return judging.MEMO_REASON
+            return check_builder.MEMO_REASON
         if row.fqn in self._subject.created_by_forward and row.fqn in self._find_recreated_each_time():
             return recreated_by_forward.EACH_TIME_REASON
         if row.fqn in self._subject.created_by_forward and row.fqn in self._find_recreated_for_dtype().recreated:
             return recreated_by_forward.ELSEWHERE_REASON.format("dtype")
-        if row.kind is Kind.UNREGISTERED and row.moves and judging.has_own_apply(self._cast_model, row.fqn):
+        if row.kind is Kind.UNREGISTERED and row.moves and check_builder.has_own_apply(self._cast_model, row.fqn):
             return "the class's own _apply moves the tensor and keeps its dtype"
         if kind := self._held_by_tensors.get(row.fqn):
             return f"the .to() of the model calls {kind}.to, which keeps the dtype"
@@ -298,7 +300,7 @@ class _Proof:
             self._findings.append(
                 msgspec.structs.replace(stale_view, message=what)
                 if stale_view
-                else judging.build_finding(self._subject, STALE_VIEW, what, name, severity=severity)
+                else check_builder.build_finding(self._subject, STALE_VIEW, what, name, severity=severity)
             )
             cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
         return cells
@@ -357,7 +359,7 @@ def _find_declining_modules(module: nn.Module, called: str, followed: list[str])
 def _copy_integers(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a copy of values to keep; None for tensors to be cast, and without values to copy."""
     with torch._C.DisableTorchFunctionSubclass():
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or judging.is_lazy_tensor(tensor):
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or check_builder.is_lazy_tensor(tensor):
             return None
         try:
             return tensor.detach().clone()

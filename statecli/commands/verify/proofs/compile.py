@@ -22,7 +22,7 @@ from torch import nn
 from torch._dynamo import guards
 from torch.utils._pytree import tree_leaves
 
-from statecli.commands.verify import judging, rules
+from statecli.commands.verify import check_builder, rules
 from statecli.commands.verify.changing_attributes import (
     ChangedAttribute,
     build_attribute_fix,
@@ -55,7 +55,7 @@ MAX_TENSORS = 100
 
 def prove(subject: ModelUnderTest) -> Check:
     """Call compiled instances several times in both modes, change their tensors, and compare with equal instances."""
-    missing = judging.check_without_values(subject, Name.COMPILE, HOW, "compute with")
+    missing = check_builder.check_without_values(subject, Name.COMPILE, HOW, "compute with")
     if missing is not None:
         return missing
     if subject.inputs is None:
@@ -115,7 +115,7 @@ class _Proof(Proof):
         """Call the instances; return the attributes that make torch.compile capture the model at each call."""
         pair = _CompiledPair(self._subject.build_used(values=True), self._subject.build_used(values=True))
         failures: list[list[str]] = []
-        with judging.keep_class_attributes(pair.module):
+        with check_builder.keep_class_attributes(pair.module):
             for number in range(CALLS):
                 start = len(pair.failures)
                 for attribute in found:
@@ -211,7 +211,7 @@ class _Proof(Proof):
             elif row.fqn in names:
                 self._cells[row.fqn] = Cell(Verdict.PASSED)
             else:
-                self._cells[row.fqn] = judging.skip_cell(
+                self._cells[row.fqn] = check_builder.skip_cell(
                     "not checked: the check sets new values and compares the outputs, and can set new values only in "
                     "plain floating-point tensors"
                 )

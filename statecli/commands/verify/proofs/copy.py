@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging, rules, save_roundtrip
+from statecli.commands.verify import check_builder, rules, save_roundtrip
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core import move_rules
@@ -33,7 +33,7 @@ from statecli.live.walk import walk
 
 def prove(subject: ModelUnderTest) -> Check:
     """Copy an instance both ways."""
-    return judging.check_empty_model(subject, Name.COPY) or _Proof(subject).check()
+    return check_builder.check_empty_model(subject, Name.COPY) or _Proof(subject).check()
 
 
 _NON_LEAF_HELP = "compute the tensor in forward, or store it with .detach()"
@@ -69,7 +69,7 @@ class _Proof:
         try:
             module = self._build_instance()
         except ModelError as error:
-            return judging.build_check(Name.COPY, "", {}, (), [judging.get_reason(self._subject, error)])
+            return check_builder.build_check(Name.COPY, "", {}, (), [check_builder.get_reason(self._subject, error)])
         self._tensors = measure.map_tensors(module)
         self._module, self._class_attributes = module, _find_class_attributes(module)
         self._flat_weights = _find_flat_weights(module)
@@ -81,7 +81,7 @@ class _Proof:
             )
         self._copy(module)
         self._pickle(module)
-        return judging.build_check(Name.COPY, self._how, self._columns, self._findings.values(), self._reasons)
+        return check_builder.build_check(Name.COPY, self._how, self._columns, self._findings.values(), self._reasons)
 
     def _build_instance(self) -> nn.Module:
         """Build an instance; if instances are copies and copying fails, return the model itself, which is only read."""
@@ -101,7 +101,7 @@ class _Proof:
             return None
         module = self._subject.build_fresh()
         before = _find_non_leaves(module)
-        _, raised = judging.run_user_code(
+        _, raised = check_builder.run_user_code(
             self._subject, "calling the model", lambda: self._subject.call(module, grad=True)
         )
         if raised:
@@ -110,18 +110,22 @@ class _Proof:
         return module
 
     def _copy(self, module: nn.Module) -> None:
-        copied_model, raised = judging.run_user_code(self._subject, "copying the model", lambda: copy.deepcopy(module))
+        copied_model, raised = check_builder.run_user_code(
+            self._subject, "copying the model", lambda: copy.deepcopy(module)
+        )
         if raised is None:
             self._columns["copied"] = self._compare(copied_model, "a deep copy")
             return
         reasons = self._fail_uncopyable_tensors() or self._fail_obstacles(module)
         if not reasons:
-            if any(map(judging.is_lazy_tensor, self._tensors.values())):
+            if any(map(check_builder.is_lazy_tensor, self._tensors.values())):
                 self._reasons.append(raised)  # a buffer without a shape yet has no deep copy
             else:
                 self._fail(rules.NOT_COPYABLE, None, f"copy.deepcopy of the model fails: {raised}")
         for row in self._get_rows():
-            self._columns["copied"].setdefault(row.fqn, judging.build_inconclusive_cell(next(iter(reasons), raised)))
+            self._columns["copied"].setdefault(
+                row.fqn, check_builder.build_inconclusive_cell(next(iter(reasons), raised))
+            )
 
     def _fail_uncopyable_tensors(self) -> list[str]:
         """Fail tensors that cannot be copied even alone; return a reason for each."""
@@ -129,7 +133,7 @@ class _Proof:
         uncopyable = {
             name: tensor_
             for name, tensor_ in self._tensors.items()
-            if not judging.is_lazy_tensor(tensor_) and not _is_copyable(tensor_)
+            if not check_builder.is_lazy_tensor(tensor_) and not _is_copyable(tensor_)
         }
         for name, tensor in uncopyable.items():
             operation = get_grad_fn_name(tensor)
@@ -160,16 +164,18 @@ class _Proof:
         return reasons
 
     def _pickle(self, module: nn.Module) -> None:
-        pickled, raised = judging.run_user_code(
+        pickled, raised = check_builder.run_user_code(
             self._subject, "pickling the model", lambda: save_roundtrip.copy_module(module)
         )
         if raised is None:
             self._columns["pickled"] = self._compare(pickled, "a pickled copy")
         elif why := _describe_unpicklable(module, raised):
             self._how = f"copy.deepcopy of the module; the copy with pickle was not checked, because {why}"
-            self._columns["pickled"] = {row.fqn: judging.skip_cell(why) for row in self._get_rows()}
+            self._columns["pickled"] = {row.fqn: check_builder.skip_cell(why) for row in self._get_rows()}
         else:
-            self._columns["pickled"] = {row.fqn: judging.build_inconclusive_cell(raised) for row in self._get_rows()}
+            self._columns["pickled"] = {
+                row.fqn: check_builder.build_inconclusive_cell(raised) for row in self._get_rows()
+            }
             self._reasons.append(raised)
 
     def _get_rows(self) -> tuple[TensorInfo, ...]:
@@ -189,21 +195,21 @@ class _Proof:
     def _build_cell(self, row: TensorInfo, copied_tensors: dict[str, torch.Tensor], what: str) -> Cell:
         original, other = self._tensors.get(row.fqn), copied_tensors.get(row.fqn)
         if original is None:
-            return judging.build_inconclusive_cell(judging.ABSENT_REASON)
+            return check_builder.build_inconclusive_cell(check_builder.ABSENT_REASON)
         if row.fqn in self._class_attributes:
-            return judging.skip_cell("class attribute, shared by all instances")
+            return check_builder.skip_cell("class attribute, shared by all instances")
         if other is None:
             return self._judge_absent(row, what)
         if _share_storage(original, other):
             message = f"{what} shares memory with the original, so training the copy also changes the original"
             return self._build_failed_cell(rules.SHARED_WITH_COPY, row, message)
-        if judging.is_lazy_tensor(original):
-            return judging.skip_cell("uninitialized: no values before the first forward")
+        if check_builder.is_lazy_tensor(original):
+            return check_builder.skip_cell("uninitialized: no values before the first forward")
         same = tensor_bits.is_same(original, other)
         if same is None and original.device.type == "meta":
             return Cell(Verdict.PASSED)
         if same is None:
-            return judging.build_inconclusive_cell("the values cannot be compared")
+            return check_builder.build_inconclusive_cell("the values cannot be compared")
         return (
             Cell(Verdict.PASSED)
             if same
@@ -213,10 +219,10 @@ class _Proof:
     def _judge_absent(self, row: TensorInfo, what: str) -> Cell:
         if row.persistent is not None or row.kind.value == "parameter":
             return self._build_failed_cell(rules.LOST_BY_COPY, row, f"{what} of the model lacks this tensor")
-        return judging.skip_cell(f"the class leaves the tensor out of {what}")
+        return check_builder.skip_cell(f"the class leaves the tensor out of {what}")
 
     def _build_failed_cell(self, rule: Rule, row: TensorInfo, message: str) -> Cell:
-        help = judging.suggest_in_own_method(
+        help = check_builder.suggest_in_own_method(
             self._subject, self._module, row.fqn, _COPY_METHODS, "copy the tensor in {}"
         )
         self._fail(rule, row.fqn, f"{row.fqn}: {message}", help)
@@ -227,17 +233,17 @@ class _Proof:
         rule: Rule,
         fqn: str | None,
         message: str,
-        help: judging.Help = None,
+        help: check_builder.Help = None,
         *,
         severity: Severity | None = None,
     ) -> None:
         """Add a finding for each tensor and rule once, from the first copy with the fault."""
-        finding = judging.build_finding(self._subject, rule, message, fqn, help=help, severity=severity)
+        finding = check_builder.build_finding(self._subject, rule, message, fqn, help=help, severity=severity)
         self._findings.setdefault((rule.name, fqn), finding)
 
     def _fail_broken_ties(self, copied_tensors: dict[str, torch.Tensor], cells: dict[str, Cell], what: str) -> None:
         """Fail the later name of each tie parted by the copy, and each further name that refers to the original."""
-        for names in judging.iter_shared_groups(
+        for names in check_builder.iter_shared_groups(
             {n: t for n, t in self._tensors.items() if n in copied_tensors and n not in self._class_attributes}
         ):
             first = names[0]
@@ -334,6 +340,6 @@ def _find_class_attributes(module: nn.Module) -> frozenset[str]:
 
 
 def _share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
-    if judging.is_lazy_tensor(first) or judging.is_lazy_tensor(second):
+    if check_builder.is_lazy_tensor(first) or check_builder.is_lazy_tensor(second):
         return first is second
     return first.numel() > 0 and storage(first)[0] == storage(second)[0]

@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 
-from statecli.commands.verify import judging, rules
+from statecli.commands.verify import check_builder, rules
 from statecli.commands.verify.changing_attributes import (
     ChangedAttribute,
     build_attribute_fix,
@@ -56,7 +56,7 @@ _CONSEQUENCES = {
 
 def prove(subject: ModelUnderTest) -> Check:
     """Export an instance, and compare the constants of the program with the tensors of the instance."""
-    empty = judging.check_empty_model(subject, Name.EXPORT)
+    empty = check_builder.check_empty_model(subject, Name.EXPORT)
     if empty is not None:
         return empty
     if subject.inputs is None:
@@ -83,13 +83,13 @@ class _Proof(Proof):
         for row in self._subject.state.tensors:
             tensor = tensors.get(row.fqn)
             if tensor is None:
-                self._cells[row.fqn] = judging.build_inconclusive_cell(judging.ABSENT_REASON)
+                self._cells[row.fqn] = check_builder.build_inconclusive_cell(check_builder.ABSENT_REASON)
             elif row.fqn in recomputed:
-                self._cells[row.fqn] = judging.skip_cell(judging.RECOMPUTED_REASON)
+                self._cells[row.fqn] = check_builder.skip_cell(check_builder.RECOMPUTED_REASON)
             elif row.kind is not Kind.UNREGISTERED or id(tensor) in registered:
                 self._cells[row.fqn] = Cell(Verdict.PASSED)
             elif (target := constants.get(_get_key(tensor))) is None:
-                self._cells[row.fqn] = judging.skip_cell("forward does not read the tensor")
+                self._cells[row.fqn] = check_builder.skip_cell("forward does not read the tensor")
             else:
                 self._fail(row, self._find_reader(program, target))
         self._judge_views(module, tensors, program)
@@ -159,7 +159,7 @@ class _Proof(Proof):
             try:
                 place = self._find_difference(attribute)
             except ModelError as error:
-                self._reasons.append(f"{attribute.fqn}: {judging.get_reason(self._subject, error)}")
+                self._reasons.append(f"{attribute.fqn}: {check_builder.get_reason(self._subject, error)}")
                 continue
             if place is not None:
                 self._report_number(attribute, place)
@@ -204,7 +204,7 @@ def export_model(subject: ModelUnderTest, module: nn.Module) -> ExportedProgram:
     assert subject.inputs is not None  # noqa: S101 - prove has looked
     args, kwargs = subject.inputs.make(seed=0)
     with (
-        judging.keep_class_attributes(module),
+        check_builder.keep_class_attributes(module),
         silence(),
         subject.user_code("torch.export.export()"),
         use_seed(0, module),

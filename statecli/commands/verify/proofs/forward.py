@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from statecli.commands.verify import judging, recreated_by_forward
+from statecli.commands.verify import check_builder, recreated_by_forward
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proofs import move
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Name, Verdict
@@ -227,7 +227,7 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
     inputs = subject.inputs.make(seed=0)
     try:
         with (
-            judging.keep_class_attributes(module),
+            check_builder.keep_class_attributes(module),
             trial.context(watch) as record,
             torch.set_grad_enabled(trial.backward),
         ):
@@ -245,7 +245,7 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
             after = measure.map_tensors(module)
             run.replaced = frozenset(name for name, tensor in tensors.items() if after.get(name, tensor) is not tensor)
     except ModelError as error:
-        run.raised = fake_gpu.describe_failure(judging.get_reason(subject, error), error.__cause__)
+        run.raised = fake_gpu.describe_failure(check_builder.get_reason(subject, error), error.__cause__)
         run.refused = _find_refused(error.__cause__)
         _record_torch_error(run, error.__cause__)
     return run
@@ -288,7 +288,7 @@ def _locate_error(error: BaseException | None) -> Place | None:
 
 def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -> dict[str, torch.Tensor]:
     tensors = {
-        name: tensor for name, tensor in measure.map_tensors(module).items() if not judging.is_lazy_tensor(tensor)
+        name: tensor for name, tensor in measure.map_tensors(module).items() if not check_builder.is_lazy_tensor(tensor)
     }
     excused = [name for name, tensor in tensors.items() if tensor in record]
     run.watch.add_names(tensors.items())
@@ -337,10 +337,12 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
     reasons += dict.fromkeys(
         _describe_cuda_check(_format_place(subject, place)) for run in reported_runs for place in run.cuda_checks
     )
-    empty_check = judging.check_empty_model(subject, Name.FORWARD)
+    empty_check = check_builder.check_empty_model(subject, Name.FORWARD)
     if empty_check is not None and not findings and not reasons:
         return empty_check
-    return judging.build_check(Name.FORWARD, _describe_runs(last, backward), {"forward": cells}, findings, reasons)
+    return check_builder.build_check(
+        Name.FORWARD, _describe_runs(last, backward), {"forward": cells}, findings, reasons
+    )
 
 
 def _is_of_graph(mismatch: Mismatch) -> bool:
@@ -399,7 +401,7 @@ def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: _Run, blamed: dic
     device = run.devices.get(row.fqn)
     if not run.has_proved:
         why = "the call did not finish" if run.raised is not None else _describe_cuda_check()
-        return judging.build_inconclusive_cell(why, after=device)
+        return check_builder.build_inconclusive_cell(why, after=device)
     if device is None or device == run.trial.device_name:
         return Cell(Verdict.PASSED, after=device)
     if row.fqn in run.watch.copied_by_forward:
@@ -410,8 +412,8 @@ def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: _Run, blamed: dic
     if row.fqn in run.watch.read_elsewhere:
         return Cell(Verdict.PASSED, after=device, reason=f"left on {device}{_describe_harmless(subject, row.fqn, run)}")
     if row.fqn in run.replaced:
-        return judging.skip_cell(f"left on {device}; {recreated_by_forward.REPLACED_REASON}", after=device)
-    return judging.skip_cell(f"left on {device}; this forward does not read the tensor", after=device)
+        return check_builder.skip_cell(f"left on {device}; {recreated_by_forward.REPLACED_REASON}", after=device)
+    return check_builder.skip_cell(f"left on {device}; this forward does not read the tensor", after=device)
 
 
 def _build_failed_cell(run: _Run, fqn: str, finding: Finding) -> Cell:
@@ -454,7 +456,7 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, run: _R
             f"forward combines tensors on several devices{where}",
             "call .to(x.device) on the tensors that are on the cpu",
         )
-    return judging.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
+    return check_builder.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
 
 
 def _build_mixed_finding(
@@ -473,10 +475,10 @@ def _build_mixed_finding(
     row = subject.rows_by_fqn().get(mismatch.source.fqn or "")
     if row is not None and row.origin is not None:
         message += f"; assigned at {format_origin(row.origin)}"
-    return judging.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
+    return check_builder.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
 
 
-def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tuple[str, judging.Help]:
+def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tuple[str, check_builder.Help]:
     """Return the description of a tensor left on `device`, and the fix; None for the fix of the tensor's row."""
     is_on = f"{'a tensor computed from this variable is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
@@ -497,7 +499,7 @@ def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tu
     if source.how is How.COMPUTED:
         return f"a tensor that forward computes{place} is on {device}", help
     origin = Origin(tensor_sources.format_file(source.place[0], subject.target), source.place[1])
-    return f"a tensor created in forward{place} is on {device}", judging.PlacedHelp(help, origin)
+    return f"a tensor created in forward{place} is on {device}", check_builder.PlacedHelp(help, origin)
 
 
 def _format_place(subject: ModelUnderTest, place: Place | None) -> str:

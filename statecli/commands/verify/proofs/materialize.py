@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging, rules
+from statecli.commands.verify import check_builder, rules
 from statecli.commands.verify.init_methods import INIT_METHODS, is_inside, list_init_methods
 from statecli.commands.verify.inputs import use_seed
 from statecli.commands.verify.model_under_test import ModelUnderTest
@@ -37,7 +37,7 @@ HOW = "build on meta, to_empty(), init methods, load_state_dict()"
 
 def prove(subject: ModelUnderTest) -> Check:
     """Materialize two instances built on meta, and compare them with each other and with a really built instance."""
-    return judging.check_without_values(subject, Name.MATERIALIZE, HOW, "load") or _Proof(subject).check()
+    return check_builder.check_without_values(subject, Name.MATERIALIZE, HOW, "load") or _Proof(subject).check()
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ class _Proof(Proof):
     def _run(self) -> None:
         built = self._subject.build_fresh(values=not self._subject.rebuilds)
         self._built = measure.map_tensors(built)
-        if any(map(judging.is_lazy_tensor, self._built.values())):
+        if any(map(check_builder.is_lazy_tensor, self._built.values())):
             self._reasons.append(
                 "the model has lazy parameters without a shape, for which to_empty() cannot allocate memory"
             )
             return
-        self._state = judging.read_state_dict(self._subject, built)
+        self._state = check_builder.read_state_dict(self._subject, built)
         first, second = (self._materialize(pattern) for pattern in (_NAN, _ONES))
         if first is None or second is None:
             return
@@ -122,7 +122,7 @@ class _Proof(Proof):
             with torch.device("meta"):
                 return self._subject.build_fresh()
         except ModelError as error:
-            rule, why = rules.NOT_BUILT_ON_META, judging.get_reason(self._subject, error)
+            rule, why = rules.NOT_BUILT_ON_META, check_builder.get_reason(self._subject, error)
             message = f"the constructor fails on meta: {why.removeprefix('building the model raised ')}"
             self.report(rule, message, None, help=rule.fix)
             return None
@@ -132,18 +132,18 @@ class _Proof(Proof):
         module = self._build_on_meta()
         if module is None:
             return None
-        before = judging.list_storage_keys(
+        before = check_builder.list_storage_keys(
             tensor for tensor in measure.map_tensors(module).values() if tensor.device.type != "meta"
         )
         result = _Materialized(module)
-        with judging.keep_class_attributes(module), use_seed(0, module), torch.no_grad():
+        with check_builder.keep_class_attributes(module), use_seed(0, module), torch.no_grad():
             with self._subject.user_code("to_empty()"):
                 module.to_empty(device="cpu")
             for tensor in (*module.parameters(), *module.buffers()):
                 if storage(tensor)[0] not in before:
                     pattern.fill(tensor)
             for path, name, method in list_init_methods(module, self._state):
-                _, raised = judging.run_user_code(self._subject, f"{name} of {path or 'the model'}", method)
+                _, raised = check_builder.run_user_code(self._subject, f"{name} of {path or 'the model'}", method)
                 if raised is not None:
                     result.raised.setdefault(path, raised)
             with self._subject.user_code("load_state_dict(strict=True) with the model's state_dict"):
@@ -155,17 +155,17 @@ class _Proof(Proof):
 
     def _find_faults(self, first: _Materialized, second: _Materialized) -> dict[str, tuple[Rule, str]]:
         """Fill the cells of all tensors, except of tensors returned with a rule and a message."""
-        recomputed = judging.measure_stand_in_move(self._subject).recomputed
+        recomputed = check_builder.measure_stand_in_move(self._subject).recomputed
         faults: dict[str, tuple[Rule, str]] = {}
         for row in self._subject.state.tensors:
             name = row.fqn
             if name in recomputed:
-                self._cells[name] = judging.skip_cell(judging.RECOMPUTED_REASON)
+                self._cells[name] = check_builder.skip_cell(check_builder.RECOMPUTED_REASON)
             elif name in self._subject.created_by_forward:
-                self._cells[name] = judging.skip_cell("the first forward creates the tensor")
+                self._cells[name] = check_builder.skip_cell("the first forward creates the tensor")
             elif name not in first.tensors or name not in second.tensors or name not in self._built:
-                why = judging.ABSENT_REASON
-                self._cells[name] = judging.build_inconclusive_cell(why)
+                why = check_builder.ABSENT_REASON
+                self._cells[name] = check_builder.build_inconclusive_cell(why)
             else:
                 fault = self._judge(row, first, second)
                 if fault is not None:
@@ -181,7 +181,7 @@ class _Proof(Proof):
             return rules.LEFT_ON_META, _LEFT_ON_META + (_NEEDS_INIT if needs_init else "")
         same = tensor_bits.is_same(*tensors)
         if same is None:
-            self._cells[name] = judging.build_inconclusive_cell("the values cannot be compared")
+            self._cells[name] = check_builder.build_inconclusive_cell("the values cannot be compared")
         elif same:
             if not self._is_built_otherwise(row, tensors[0]):
                 self._cells[name] = Cell(Verdict.PASSED)
@@ -196,7 +196,7 @@ class _Proof(Proof):
                 if raised is None
                 else f"not initialized, because {raised}"
             )
-            self._cells[name] = judging.build_inconclusive_cell(why)
+            self._cells[name] = check_builder.build_inconclusive_cell(why)
         return None
 
     def _is_reproduced(self, name: str, tensor: torch.Tensor) -> bool:
@@ -280,7 +280,7 @@ def _describe_fix(module: nn.Module, name: str, rule: Rule) -> str:
         mend = f"add a method reset_parameters() to {owner.__name__} that computes {attribute}, and call it in __init__"
     else:
         mend = f"compute {attribute} also in {owner.__name__}.{own}()"
-    return judging.address_to_library(owner, mend)
+    return check_builder.address_to_library(owner, mend)
 
 
 def _is_close(first: torch.Tensor, second: torch.Tensor) -> bool:

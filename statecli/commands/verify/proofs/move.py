@@ -1,8 +1,8 @@
 """Prove `move`: really move the model, and read the device of each tensor before and after.
 
 Whether a tensor follows is read from its device. Ties and further names are judged by a stand-in (see
-`judging.measure_stand_in_move`), because a move to meta makes a new object for each name, unlike a move to CUDA. Only
-the stand-in can judge tensors already on the device.
+`check_builder.measure_stand_in_move`), because a move to meta makes a new object for each name, unlike a move to CUDA.
+Only the stand-in can judge tensors already on the device.
 
 Every tensor left behind fails, class attributes too, because forward reads class attributes through the instance. Not
 judged:
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from statecli.commands.verify import judging, recreated_by_forward, rules
+from statecli.commands.verify import check_builder, recreated_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
@@ -59,7 +59,7 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
         compare_on_cpu(subject, moved)
     if moved.has_own_move and device_.type in ("cpu", "meta"):
         _try_way_back_on_fake_gpu(subject, moved)
-    return judging.check_empty_model(subject, Name.MOVE) or judge_move(subject, str(device_), moved)
+    return check_builder.check_empty_model(subject, Name.MOVE) or judge_move(subject, str(device_), moved)
 
 
 def prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
@@ -67,7 +67,7 @@ def prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
     moved = move_to_fake_gpu(subject)
     if moved.has_own_move:
         compare_on_cpu(subject, moved)
-    return judging.check_empty_model(subject, Name.MOVE) or judge_move(subject, fake_gpu.DISPLAY_NAME, moved)
+    return check_builder.check_empty_model(subject, Name.MOVE) or judge_move(subject, fake_gpu.DISPLAY_NAME, moved)
 
 
 def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
@@ -125,7 +125,7 @@ def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuCon
             elif moved.has_own_move:
                 _move_back(subject, module, moved)
     except ModelError as error:
-        moved.reasons.append(fake_gpu.describe_failure(judging.get_reason(subject, error), error.__cause__))
+        moved.reasons.append(fake_gpu.describe_failure(check_builder.get_reason(subject, error), error.__cause__))
     return moved
 
 
@@ -177,12 +177,12 @@ class MoveResult:
 def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returned: object) -> Finding:
     what = "None" if returned is None else f"a {type(returned).__name__}"
     message = f"{owner.__name__}.to returns {what}, so model = model.to(...) loses the model"
-    return judging.build_finding(
+    return check_builder.build_finding(
         subject,
         rules.TO_RETURNS_NO_MODEL,
         message,
         None,
-        help=judging.place_at_method(subject, owner.to, "end the method with: return self"),
+        help=check_builder.place_at_method(subject, owner.to, "end the method with: return self"),
     )
 
 
@@ -194,10 +194,10 @@ def judge_move(subject: ModelUnderTest, device_name: str, moved: MoveResult) -> 
 class _Proof:
     def __init__(self, subject: ModelUnderTest, device_name: str, moved: MoveResult) -> None:
         self._subject, self._device_name = subject, device_name
-        self._stand_in: ModelState = judging.measure_stand_in_move(subject)
+        self._stand_in: ModelState = check_builder.measure_stand_in_move(subject)
         self._follows_device = {row.fqn: row.moves for row in self._stand_in.tensors}
         self._recomputed = self._stand_in.recomputed
-        self._memos = judging.find_memos(subject)
+        self._memos = check_builder.find_memos(subject)
         self._moved = moved
         self._recreated_each_time: frozenset[str] | None = None
         self._recreated_on_device: recreated_by_forward.RecreatedTensors | None = None
@@ -212,19 +212,19 @@ class _Proof:
                 f"all tensors are already on {self._device_name}; statecli copied them to new memory with _apply, and "
                 f"{how}"
             )
-        reasons = [*self._moved.reasons, *judging.list_unreachable_tensors(self._subject)]
-        return judging.build_check(Name.MOVE, how, {"moves": cells}, self._findings, reasons)
+        reasons = [*self._moved.reasons, *check_builder.list_unreachable_tensors(self._subject)]
+        return check_builder.build_check(Name.MOVE, how, {"moves": cells}, self._findings, reasons)
 
     # --- one tensor ----------------------------------------------------------------------------------------------
 
     def _build_cell(self, row: TensorInfo) -> Cell:
         before, after = self._moved.before.get(row.fqn), self._moved.after.get(row.fqn)
         if before is None:
-            return judging.build_inconclusive_cell(judging.ABSENT_REASON)
+            return check_builder.build_inconclusive_cell(check_builder.ABSENT_REASON)
         if not self._moved.after or before == self._device_name:
             return self._judge_by_stand_in(row, before)
         if after is None:
-            return judging.skip_cell("the model removes the tensor during the move", before=before)
+            return check_builder.skip_cell("the model removes the tensor during the move", before=before)
         if after != self._device_name:
             return self._judge_left_behind(
                 row, before, after, f"left on {after} when the model moves to {self._device_name}"
@@ -237,7 +237,7 @@ class _Proof:
             note = next(
                 (oddity.message for oddity in self._stand_in.oddities if oddity.kind is OddityKind.NOT_MEASURED), None
             )
-            return judging.build_inconclusive_cell(
+            return check_builder.build_inconclusive_cell(
                 note or "statecli does not know whether the tensor moves with the model", before=before
             )
         if not follows:
@@ -257,12 +257,12 @@ class _Proof:
     def _judge_left_behind(self, row: TensorInfo, before: str, after: str, what: str) -> Cell:
         harmless = self._describe_harmless(row)
         if harmless:
-            return judging.skip_cell(harmless, before=before, after=after)
+            return check_builder.skip_cell(harmless, before=before, after=after)
         why_inconclusive = (
             self._find_recreated_on_device().reason if row.fqn in self._subject.created_by_forward else None
         )
         if why_inconclusive and row.fqn not in self._find_recreated_on_device().read:
-            return judging.build_inconclusive_cell(
+            return check_builder.build_inconclusive_cell(
                 f"statecli does not know whether forward creates the tensor again: {why_inconclusive}",
                 before=before,
                 after=after,
@@ -272,18 +272,18 @@ class _Proof:
     def _fail(self, rule: Rule, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
         """Fail a tensor. `mend`: the fix in the class's own `_apply` or `to`, if there is no better help."""
         effect = measure_effect(row, is_harmless=lambda: self._subject.forward_passed)
-        help: judging.Help = None
+        help: check_builder.Help = None
         if row.fqn in self._subject.created_by_forward:
             effect = Effect.LOSS  # the next forward on the device reads what the first one left on the CPU
             help = recreated_by_forward.HELP.format("device")
         elif not row.fix:
-            help = judging.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, mend)
+            help = check_builder.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, mend)
         severity, message = None, f"{row.fqn}: {what}"
         if rule == LEFT_BEHIND:
             severity = decide_tensor_severity(row, effect)
             message += "; forward ran without an error after the move" if effect is Effect.HARMLESS else ""
         self._findings.append(
-            judging.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)
+            check_builder.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)
         )
         return Cell(Verdict.FAILED, before, after, what)
 
@@ -294,9 +294,9 @@ class _Proof:
 
     def _describe_harmless(self, row: TensorInfo) -> str | None:
         if row.fqn in self._recomputed:
-            return judging.RECOMPUTED_REASON
+            return check_builder.RECOMPUTED_REASON
         if row.fqn in self._memos:
-            return judging.MEMO_REASON
+            return check_builder.MEMO_REASON
         if row.fqn not in self._subject.created_by_forward:
             return None
         if self._recreated_each_time is None:
@@ -333,7 +333,7 @@ def _move_model(subject: ModelUnderTest, device: torch.device) -> MoveResult:
     try:
         module = subject.build_used()
     except ModelError as error:
-        moved.reasons.append(judging.get_reason(subject, error))
+        moved.reasons.append(check_builder.get_reason(subject, error))
         return moved
     tensors = measure.map_tensors(module)
     moved.before = _list_devices(tensors)
@@ -355,7 +355,9 @@ def _move_there(
     subject: ModelUnderTest, module: nn.Module, device: torch.device, moved: MoveResult
 ) -> nn.Module | None:
     """Return the moved model; None if the move raised."""
-    returned, raised = judging.run_user_code(subject, f'moving the model to "{device}"', lambda: module.to(device))
+    returned, raised = check_builder.run_user_code(
+        subject, f'moving the model to "{device}"', lambda: module.to(device)
+    )
     if raised:
         moved.reasons.append(raised)
         return None
@@ -373,12 +375,12 @@ def _move_there_and_back(
 ) -> None:
     # Only Parameters, which are left undrawn: what else there is has its values, and may be shared by all instances.
     tensor_bits.perturb(tensor for tensor in tensors.values() if type(tensor) is nn.Parameter)
-    before = {name: judging.copy_values(tensor) for name, tensor in tensors.items()}
+    before = {name: check_builder.copy_values(tensor) for name, tensor in tensors.items()}
     there = _move_there(subject, module, device, moved)
     if there is None:
         return
     moved.call += " and back"
-    returned, raised = judging.run_user_code(subject, "moving the model back", lambda: there.to("cpu"))
+    returned, raised = check_builder.run_user_code(subject, "moving the model back", lambda: there.to("cpu"))
     if raised:
         moved.reasons.append(raised)
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from statecli.commands.verify import judging, kept_values, rules
+from statecli.commands.verify import check_builder, kept_values, rules
 from statecli.commands.verify.kept_values import Parts, Slot, Values, list_differing_parts
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
@@ -41,7 +41,7 @@ MAX_SLOTS = 16
 def prove(subject: ModelUnderTest, optimizer: str | type = RESUME_OPTIMIZER) -> Check:
     """Compare a resumed training with one that was never interrupted. Raises UsageError for an unknown optimizer."""
     made_by = find_optimizer_class(optimizer)
-    skipped = judging.check_without_values(subject, Name.RESUME, HOW, "train")
+    skipped = check_builder.check_without_values(subject, Name.RESUME, HOW, "train")
     if skipped is not None:
         return skipped
     if subject.inputs is None:
@@ -68,7 +68,7 @@ class _Proof(Proof):
             self._find_causes(trainer, training, loaded, lost)
         for row in self._subject.state.tensors:
             if row.fqn in self._subject.state.recomputed:
-                self._cells[row.fqn] = judging.skip_cell(judging.RECOMPUTED_REASON)
+                self._cells[row.fqn] = check_builder.skip_cell(check_builder.RECOMPUTED_REASON)
             elif not self._reasons:
                 self._cells.setdefault(row.fqn, Cell(Verdict.PASSED))
 
@@ -105,7 +105,7 @@ class _Proof(Proof):
             return lost
         for slot in own:
             for row in self._list_rows(slot, list_differing_parts(training.values.get(slot), loaded.get(slot))):
-                self._cells[row.fqn] = judging.skip_cell(SAVED_ON_REQUEST)
+                self._cells[row.fqn] = check_builder.skip_cell(SAVED_ON_REQUEST)
         return others
 
     def _is_of_metric(self, slot: Slot) -> bool:
@@ -160,7 +160,7 @@ class _Proof(Proof):
         row: TensorInfo,
         consequence: str,
         case: str,
-        fix: judging.Help,
+        fix: check_builder.Help,
         *,
         is_changed: bool,
         is_saved: bool,
@@ -181,11 +181,11 @@ class _Proof(Proof):
         self.report(rule, message, row.fqn, help=help, severity=rule.cases[case])
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason="not restored by a load")
 
-    def _build_tensor_fix(self, row: TensorInfo) -> judging.PlacedHelp | None:
+    def _build_tensor_fix(self, row: TensorInfo) -> check_builder.PlacedHelp | None:
         """Return the row's fix with a buffer in the checkpoint: the values at the save are not those of __init__."""
         if row.fix is None or "persistent=False" not in row.fix:
             return None
-        return judging.place_at_line(row.origin, row.fix.replace(", persistent=False", ""))
+        return check_builder.place_at_line(row.origin, row.fix.replace(", persistent=False", ""))
 
     def _report_value(
         self,
@@ -206,9 +206,9 @@ class _Proof(Proof):
         message = f"{name}: {loss}, because state_dict() does not contain the value: {consequence}"
         fix = self._build_fix(slot, part, training)
         if slot.place == "module":
-            fix = judging.address_to_library(type(training.module.get_submodule(slot.path)), fix)
+            fix = check_builder.address_to_library(type(training.module.get_submodule(slot.path)), fix)
         origin = self._find_line(slot, training)
-        help = judging.PlacedHelp(f"{fix}; assigned at {format_origin(origin)}" if origin else fix, origin)
+        help = check_builder.PlacedHelp(f"{fix}; assigned at {format_origin(origin)}" if origin else fix, origin)
         rule = rules.LOST_BY_RESUMING
         self.report(rule, message, name, help=help, severity=rule.cases[case])
 

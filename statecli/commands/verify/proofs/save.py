@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_iter
 
-from statecli.commands.verify import judging, rules, running_state, save_roundtrip
-from statecli.commands.verify.judging import Help
+from statecli.commands.verify import check_builder, rules, running_state, save_roundtrip
+from statecli.commands.verify.check_builder import Help
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
@@ -39,14 +39,14 @@ HOW = "save state_dict() (torch.save, safetensors), load in a new instance"
 
 def prove(subject: ModelUnderTest) -> Check:
     """Save an instance and load the checkpoint into another instance."""
-    return judging.check_without_values(subject, Name.SAVE, HOW, "save") or _Proof(subject).check()
+    return check_builder.check_without_values(subject, Name.SAVE, HOW, "save") or _Proof(subject).check()
 
 
 class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest) -> None:
         super().__init__(subject, Name.SAVE, HOW, "saved", "restored", "safetensors")
         self._saved, self._restored, self._plain = self._columns.values()
-        self._recomputed = judging.measure_stand_in_move(subject).recomputed
+        self._recomputed = check_builder.measure_stand_in_move(subject).recomputed
         #: What B should hold by name, and the names of which that proves nothing since B held it before the load.
         self._expected: dict[str, torch.Tensor] = {}
         self._unproved: set[str] = set()
@@ -74,7 +74,7 @@ class _Proof(Proof):
     def _write(self, source: nn.Module, blank: Mapping[str, torch.Tensor]) -> Any:
         """Overwrite A, and return its state_dict after `torch.save` and `torch.load`. `blank`: the tensors of B."""
         tensors = measure.map_tensors(source)
-        shared = judging.list_storage_keys(tensors.values()) & judging.list_storage_keys(blank.values())
+        shared = check_builder.list_storage_keys(tensors.values()) & check_builder.list_storage_keys(blank.values())
         self._overwritten = tensor_bits.perturb(tensors.values())
         self._expected = {name: _copy_if_shared(tensor, shared) for name, tensor in tensors.items()}
         with self._subject.user_code("state_dict()"):
@@ -95,7 +95,7 @@ class _Proof(Proof):
             name: tensor
             for name, tensor in self._expected.items()
             if name in blank
-            and not judging.is_lazy_tensor(tensor)
+            and not check_builder.is_lazy_tensor(tensor)
             and tensor.numel() > 0
             and (tensor.numel() <= _FEW_ELEMENTS or storage(tensor)[0] not in self._overwritten)
         }
@@ -105,14 +105,16 @@ class _Proof(Proof):
         """Return True if a strict load succeeds. torch's own load fills B before an error; other loads may not."""
         self._loaded = loaded
         doing = "load_state_dict(strict=True) with the model's state_dict"
-        _, raised = judging.run_user_code(self._subject, doing, lambda: target.load_state_dict(loaded, strict=True))
+        _, raised = check_builder.run_user_code(
+            self._subject, doing, lambda: target.load_state_dict(loaded, strict=True)
+        )
         if raised is None:
             return True
         by_torch = re.search(r"Error\(s\) in loading state_dict for \w+: (.*)", raised)
         why = by_torch[1] if by_torch else raised.removeprefix(f"{doing} raised ")
         new = (row for row in self._subject.state.tensors if row.appeared and f'"{row.fqn}"' in why)
         places = (row.origin for row in new if row.origin)
-        help = next((judging.place_at_line(place, _IN_CONSTRUCTOR) for place in places), None)
+        help = next((check_builder.place_at_line(place, _IN_CONSTRUCTOR) for place in places), None)
         message = f"load_state_dict(strict=True) refuses the model's own state_dict: {why}"
         self.report(rules.NOT_LOADABLE, message, None, help=help)
         self._unloadable = None if by_torch else f"load_state_dict raised {why}"
@@ -124,10 +126,10 @@ class _Proof(Proof):
         """Fill the cells of a saved tensor; return False for a tensor that was not saved."""
         name, expected = row.fqn, self._expected.get(row.fqn)
         if expected is None:
-            self._saved[name] = judging.build_inconclusive_cell(judging.ABSENT_REASON)
+            self._saved[name] = check_builder.build_inconclusive_cell(check_builder.ABSENT_REASON)
             return True
-        if judging.is_lazy_tensor(expected):
-            self._saved[name] = judging.skip_cell("uninitialized: no values before the first forward")
+        if check_builder.is_lazy_tensor(expected):
+            self._saved[name] = check_builder.skip_cell("uninitialized: no values before the first forward")
             return True
         restored_tensor = restored.get(name)
         same = False if restored_tensor is None else tensor_bits.is_same(expected, restored_tensor)
@@ -148,14 +150,14 @@ class _Proof(Proof):
         same = False if there is None else tensor_bits.is_same(expected, there)
         self._saved[name] = Cell(Verdict.PASSED)
         if self._unloadable:
-            self._restored[name] = judging.build_inconclusive_cell(self._unloadable)
+            self._restored[name] = check_builder.build_inconclusive_cell(self._unloadable)
         elif same is not False:
             why = (
                 "the values cannot be compared"
                 if same is None
                 else "statecli cannot check this tensor, because it cannot write test values into the tensor"
             )
-            self._restored[name] = judging.build_inconclusive_cell(why)
+            self._restored[name] = check_builder.build_inconclusive_cell(why)
         elif tensor_bits.is_same(expected, entry) is False:
             cast = f"the tensor cast to {entry.dtype}, with other values".replace("torch.", "")
             other = "other values under this name" if entry.dtype == expected.dtype else cast
@@ -175,16 +177,18 @@ class _Proof(Proof):
         if self._again is None:
             self._again = {}
             other = self._subject.build_fresh()
-            ours = judging.list_storage_keys(measure.map_tensors(self._target).values())
+            ours = check_builder.list_storage_keys(measure.map_tensors(self._target).values())
             tensor_bits.perturb(
                 (tensor for tensor in measure.map_tensors(other).values() if storage(tensor)[0] not in ours), phase=100
             )
-            loads = judging.run_user_code(self._subject, "", lambda: other.load_state_dict(self._loaded, strict=True))
+            loads = check_builder.run_user_code(
+                self._subject, "", lambda: other.load_state_dict(self._loaded, strict=True)
+            )
             self._again = measure.map_tensors(other) if loads[1] is None else {}
         return there is not None and name in self._again and tensor_bits.is_same(there, self._again[name]) is True
 
     def _suggest_in_own_method(self, fqn: str, methods: tuple[str, ...], mend: str) -> Help:
-        return judging.suggest_in_own_method(self._subject, self._target, fqn, methods, mend)
+        return check_builder.suggest_in_own_method(self._subject, self._target, fqn, methods, mend)
 
     # --- what was not saved --------------------------------------------------------------------------------------
 
@@ -232,9 +236,9 @@ class _Proof(Proof):
     def _judge_without_rebuilding(self, row: TensorInfo) -> Cell | None:
         """Return the cell of a tensor if the verdict needs no second build, else None."""
         if row.fqn in self._recomputed:
-            return judging.skip_cell(f"{_describe_unsaved(row)}; {judging.RECOMPUTED_REASON}")
+            return check_builder.skip_cell(f"{_describe_unsaved(row)}; {check_builder.RECOMPUTED_REASON}")
         if row.fqn in self._subject.created_by_forward:
-            return judging.skip_cell(f"{_describe_unsaved(row)}; the first forward creates the tensor again")
+            return check_builder.skip_cell(f"{_describe_unsaved(row)}; the first forward creates the tensor again")
         if row.kind is Kind.PARAMETER or row.persistent:
             message = f"{row.fqn}: registered, but not in state_dict(), so a checkpoint lacks the tensor"
             help = self._suggest_in_own_method(row.fqn, _SAVE_METHODS, _KEEP_HELP) or _OWN_STATE_DICT
@@ -245,19 +249,19 @@ class _Proof(Proof):
         if self._subject.rebuilds:
             return None
         if row.persistent is False:
-            return judging.skip_cell(_describe_unsaved(row))
+            return check_builder.skip_cell(_describe_unsaved(row))
         why = (
             "statecli built only one instance, and cannot check whether the constructor creates an equal tensor in a "
             "new instance"
         )
-        return judging.build_inconclusive_cell(f"{_describe_unsaved(row)}; {why}")
+        return check_builder.build_inconclusive_cell(f"{_describe_unsaved(row)}; {why}")
 
     def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:
         if rebuild in (Rebuild.IDENTICAL, Rebuild.SHARED):
-            return judging.skip_cell(f"{_describe_unsaved(row)}; the constructor creates an equal tensor")
+            return check_builder.skip_cell(f"{_describe_unsaved(row)}; the constructor creates an equal tensor")
         if rebuild in (Rebuild.ABSENT, Rebuild.UNKNOWN):
             why = "the tensors of two instances cannot be compared"
-            return judging.build_inconclusive_cell(f"{_describe_unsaved(row)}; {why}")
+            return check_builder.build_inconclusive_cell(f"{_describe_unsaved(row)}; {why}")
         message = f"{row.fqn}: {RANDOM_VALUE}"
         help = PERSISTENT if row.persistent is False else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
@@ -298,12 +302,12 @@ class _Safetensors:
         try:
             from safetensors.torch import load, save
         except ImportError:
-            columns.update((name, judging.skip_cell("safetensors is not installed")) for name in names)
+            columns.update((name, check_builder.skip_cell("safetensors is not installed")) for name in names)
             return
         raised = self._load(lambda entries: load(save(entries)), strictly)
         if raised:
             self._proof._reasons.append(raised)
-            columns.update((name, judging.build_inconclusive_cell(raised)) for name in names)
+            columns.update((name, check_builder.build_inconclusive_cell(raised)) for name in names)
             return
         tensors = measure.map_tensors(self._target)
         for name in names:
@@ -319,14 +323,14 @@ class _Safetensors:
         if same:
             return self._build_same_cell()
         if same is None:
-            return judging.build_inconclusive_cell("the values cannot be compared")
+            return check_builder.build_inconclusive_cell("the values cannot be compared")
         message = "has other values after it is saved as safetensors and loaded"
         self._proof.report(rules.CHANGED_BY_SAFETENSORS, f"{name}: {message}", name)
         return Cell(Verdict.FAILED, reason=message)
 
     def _build_same_cell(self) -> Cell:
         """Return the cell of a tensor with equal bits; no proof if safetensors does not write the file as a whole."""
-        return judging.skip_cell(self._why_incomplete) if self._why_incomplete else Cell(Verdict.PASSED)
+        return check_builder.skip_cell(self._why_incomplete) if self._why_incomplete else Cell(Verdict.PASSED)
 
     def _load(self, through: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]], strictly: bool) -> str | None:
         """Load the altered entries into B; return the reason for a failure, or None.
@@ -339,7 +343,7 @@ class _Safetensors:
         taken = self._list_accepted()
         subject = self._proof._subject
         doing = "safetensors.torch.save of the state_dict"
-        back, raised = judging.run_user_code(subject, doing, lambda: _find_altered(through, taken))
+        back, raised = check_builder.run_user_code(subject, doing, lambda: _find_altered(through, taken))
         if raised or not back:
             return raised
         self._altered = back
@@ -347,13 +351,17 @@ class _Safetensors:
         tensor_bits.perturb((tensors[name] for name in taken if name in tensors), phase=100)
         whole = {**self._entries, **back}
         doing = "load_state_dict() with the entries read from safetensors"
-        _, raised = judging.run_user_code(subject, doing, lambda: self._target.load_state_dict(whole, strict=True))
+        _, raised = check_builder.run_user_code(
+            subject, doing, lambda: self._target.load_state_dict(whole, strict=True)
+        )
         return raised if strictly else None  # it raises what it raised before
 
     def _list_accepted(self) -> dict[str, torch.Tensor]:
         entries = self._entries.items()
         return {
-            name: value for name, value in entries if name not in self._refused and not judging.is_lazy_tensor(value)
+            name: value
+            for name, value in entries
+            if name not in self._refused and not check_builder.is_lazy_tensor(value)
         }
 
     def _refuse(self, rule: Rule, name: str, what: str, help: str) -> None:
@@ -373,7 +381,7 @@ class _Safetensors:
 
     def _refuse_shared(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
         tensors = self._list_accepted()
-        for names in judging.iter_shared_groups(tensors):
+        for names in check_builder.iter_shared_groups(tensors):
             if _is_accepted(through, {name: tensors[name] for name in names}):
                 continue
             for name in names[1:]:
@@ -384,7 +392,7 @@ class _Safetensors:
         for name, tensor in self._entries.items():
             if (
                 name in self._refused
-                or judging.is_lazy_tensor(tensor)
+                or check_builder.is_lazy_tensor(tensor)
                 or not _is_unusual(tensor)
                 or _is_accepted(through, {name: tensor})
             ):
@@ -482,7 +490,7 @@ def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[]
 
     Yields a function to restore the memory meanwhile.
     """
-    second_keys = judging.list_storage_keys(measure.map_tensors(second).values())
+    second_keys = check_builder.list_storage_keys(measure.map_tensors(second).values())
     shared = [tensor for tensor in measure.map_tensors(first).values() if storage(tensor)[0] in second_keys]
     restore = tensor_bits.build_restore(shared)
     try:
@@ -494,7 +502,7 @@ def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[]
 def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tensor:
     """Return the tensor, or a copy if B shares its memory, because a load would change this memory."""
     with torch._C.DisableTorchFunctionSubclass():
-        if judging.is_lazy_tensor(tensor):
+        if check_builder.is_lazy_tensor(tensor):
             return tensor
         return tensor.detach().clone() if storage(tensor)[0] in shared else tensor.detach()
 

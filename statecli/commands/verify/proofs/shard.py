@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from statecli.commands.verify import judging, rules
+from statecli.commands.verify import check_builder, rules
 from statecli.commands.verify.compiler_output import silence
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
@@ -46,7 +46,7 @@ _NOTHING_TO_TRAIN = "doesn't have any parameter that requires a gradient"
 
 def prove(subject: ModelUnderTest) -> Check:
     """Wrap an instance by DDP and another by fully_shard, and judge each tensor."""
-    missing = judging.check_without_values(subject, Name.SHARD, HOW, "synchronize")
+    missing = check_builder.check_without_values(subject, Name.SHARD, HOW, "synchronize")
     return missing or _Proof(subject).check()
 
 
@@ -59,7 +59,7 @@ class _Proof(Proof):
         self._metrics: MetricStates | None = None
 
     def _run(self) -> None:
-        if any(map(judging.is_lazy_tensor, measure.map_tensors(self._subject.build_fresh()).values())):
+        if any(map(check_builder.is_lazy_tensor, measure.map_tensors(self._subject.build_fresh()).values())):
             self._reasons.append("the model has lazy parameters without a shape, which cannot be sharded")
             return
         with _use_fake_group(), silence():
@@ -89,7 +89,7 @@ class _Proof(Proof):
             return frozenset(name for name, tensor in seen if tensor.numel() and bool((tensor == 1).all()))
         except ModelError as error:
             if _NOTHING_TO_TRAIN not in str(error):
-                self._reasons.append(judging.get_reason(self._subject, error))
+                self._reasons.append(check_builder.get_reason(self._subject, error))
             return None
         finally:
             put_back()
@@ -137,7 +137,7 @@ class _Proof(Proof):
     ) -> None:
         why = self._find_exemption(row)
         if why is not None:
-            self._fsdp[row.fqn] = self._ddp[row.fqn] = judging.skip_cell(why)
+            self._fsdp[row.fqn] = self._ddp[row.fqn] = check_builder.skip_cell(why)
             return
         left_out = {
             wrapper: cells
@@ -148,7 +148,7 @@ class _Proof(Proof):
             if names is not None and row.fqn not in names and not (names is broadcast and row.fqn in self._unseen)
         }
         if broadcast is not None and row.fqn in self._unseen and row.kind is not Kind.UNREGISTERED:
-            self._ddp[row.fqn] = judging.build_inconclusive_cell(
+            self._ddp[row.fqn] = check_builder.build_inconclusive_cell(
                 "statecli cannot check whether the ranks are synchronized, because it cannot write test values into "
                 "the tensor"
             )
@@ -159,7 +159,7 @@ class _Proof(Proof):
 
     def _find_exemption(self, row: TensorInfo) -> str | None:
         if row.fqn in self._subject.state.recomputed:
-            return judging.RECOMPUTED_REASON
+            return check_builder.RECOMPUTED_REASON
         if row.kind is Kind.UNREGISTERED and self._metrics and self._metrics.is_synchronized(row.fqn):
             return SYNCHRONIZED
         if row.fqn in self._subject.created_by_forward:

@@ -11,9 +11,9 @@ import torch
 from msgspec.structs import replace
 
 from statecli.commands.verify import (
+    check_builder,
     gradient_graph,
     hidden_states,
-    judging,
     overwritten_by_forward,
     rules,
     training_rounds,
@@ -104,7 +104,9 @@ class _StepVerdicts:
     def fail(self, rule: Rule, fqn: str, why: str, help: str, severity: Severity | None = None) -> Cell:
         """A failed cell and its finding."""
         message = f"{fqn}: {why}"
-        self.findings.append(judging.build_finding(self.run.subject, rule, message, fqn, help=help, severity=severity))
+        self.findings.append(
+            check_builder.build_finding(self.run.subject, rule, message, fqn, help=help, severity=severity)
+        )
         return Cell(Verdict.FAILED, reason=why.removeprefix(_NO_GRADIENT))
 
 
@@ -126,7 +128,7 @@ def prove(subject: ModelUnderTest, optimizer: str | type = STEP_OPTIMIZER) -> Ch
         return Check(Name.STEP, Verdict.INCONCLUSIVE, reason=why)
     run, why_not = training_rounds.train_fresh_instance(subject, optimizer_type)
     if why_not:
-        return judging.build_check(Name.STEP, _describe_training(run), {}, [], [why_not])
+        return check_builder.build_check(Name.STEP, _describe_training(run), {}, [], [why_not])
     return _judge_training(run)
 
 
@@ -183,7 +185,7 @@ def _judge_training(run: Training) -> Check:
         "forward updates": _list_changed_by_forward(run),
     }
     columns = {name: cells for name, cells in all_columns.items() if cells}
-    check = judging.build_check(Name.STEP, _describe_training(run), columns, verdicts.findings, [])
+    check = check_builder.build_check(Name.STEP, _describe_training(run), columns, verdicts.findings, [])
     if run.seen or check.verdict is Verdict.FAILED:
         return check
     return replace(check, verdict=Verdict.SKIPPED, reason="no tensor of the model requires grad")
@@ -198,24 +200,24 @@ def _judge_gradient(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
     if seen.peak is not None:
         return Cell(Verdict.PASSED, after=f"{seen.peak:.3g}")
     if not seen.trained:
-        return judging.skip_cell("gets no gradient")
+        return check_builder.skip_cell("gets no gradient")
     if any(peak is not None for peak in seen.peaks):
         return _judge_zero(verdicts, name, seen)
     if verdicts.run.is_up_to_chance(name):
         return _judge_by_chance(verdicts.run, name)
     sibling = _find_chosen_sibling(verdicts, name)
     if sibling:
-        return judging.build_inconclusive_cell(_describe_not_chosen(sibling))
+        return check_builder.build_inconclusive_cell(_describe_not_chosen(sibling))
     inputs, paths = verdicts.run.subject.inputs, verdicts.gradient_paths
     if paths and name not in paths.used and inputs and not inputs.chosen_by_user:
-        return judging.build_inconclusive_cell(_NOT_REACHED)
+        return check_builder.build_inconclusive_cell(_NOT_REACHED)
     return _judge_no_gradient(verdicts, name)
 
 
 def _judge_not_finite(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
     what = "NaN" if any(peak is not None and math.isnan(peak) for peak in seen.peaks) else "infinite"
     if not verdicts.run.finite:
-        return judging.build_inconclusive_cell(
+        return check_builder.build_inconclusive_cell(
             f"the gradient is {what}, and the output of forward is not finite either: {_OTHER_INPUTS_HELP}"
         )
     why = f"the gradient has {what} elements in training round {seen.first_bad_round}, although all outputs are finite"
@@ -237,11 +239,11 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
             f"because a batch norm cancels the effect of the parameter; {cancelled:.3g} with the batch norms in "
             "eval mode"
         )
-        return judging.skip_cell(f"the gradient is zero in each of {_format_rounds(run)}, {what}")
+        return check_builder.skip_cell(f"the gradient is zero in each of {_format_rounds(run)}, {what}")
     if run.is_up_to_chance(name):
         return _judge_by_chance(run, name)
     if reason := _explain_zero(verdicts, name, seen):
-        return judging.build_inconclusive_cell(reason)
+        return check_builder.build_inconclusive_cell(reason)
     if verdicts.has_zero_state(name):
         why = "the gradient is zero: the hidden state starts at zero, so one call gives this weight no gradient"
         severity = rules.ZERO_GRADIENT.cases["hidden state of zeros"]
@@ -278,12 +280,12 @@ def _judge_by_chance(run: Training, name: str) -> Cell:
     gradients = f"{'zero' if 0 in run.seen[name].peaks else 'no'} gradient in each of {_format_rounds(run)}"
     if run.in_eval and run.in_eval.peaks.get(name):
         help = "lower the drop rate, or give a larger input"
-        return judging.build_inconclusive_cell(
+        return check_builder.build_inconclusive_cell(
             f"{gradients}, but the parameter has a gradient in eval mode: in train mode, dropout may have left the "
             f"parameter out in each round; {help}"
         )
     why = (run.in_eval and run.in_eval.why_not) or "no gradient in eval mode either"
-    return judging.build_inconclusive_cell(
+    return check_builder.build_inconclusive_cell(
         f"{gradients}; forward draws random numbers, and eval mode does not show whether they are the cause: {why}"
     )
 
@@ -296,7 +298,7 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
             f"no gradient in {rounds}, but the parameter has a gradient in a later round: forward does not always use "
             "the parameter"
         )
-        return judging.build_inconclusive_cell(reason)
+        return check_builder.build_inconclusive_cell(reason)
     why, help = _find_cause(paths, name, cut_off=verdicts.run.is_cut_off)
     return verdicts.fail(rules.NO_GRADIENT, name, _NO_GRADIENT + why, help)
 
@@ -365,7 +367,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
     if not seen.trained:
         return _judge_left_out(verdicts, name, seen)
     if seen.peak is None:
-        return judging.skip_cell("gets no gradient, so the optimizer does not update it")
+        return check_builder.skip_cell("gets no gradient, so the optimizer does not update it")
     if name in verdicts.overwritten.names:
         why, help = (
             "overwritten by forward, so each update is lost",
@@ -374,18 +376,18 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
         return verdicts.fail(rules.OVERWRITTEN_BY_FORWARD, name, why, help)
     if name in verdicts.run.written and verdicts.overwritten.why_not:
         why_not = verdicts.overwritten.why_not
-        return judging.build_inconclusive_cell(
+        return check_builder.build_inconclusive_cell(
             f"forward writes to the parameter, and statecli does not know whether an update is kept: {why_not}"
         )
     if seen.updated:
         return Cell(Verdict.PASSED, after="changed")
     if seen.updated is None:
-        return judging.build_inconclusive_cell("the values cannot be compared")
+        return check_builder.build_inconclusive_cell("the values cannot be compared")
     if seen.lost_peak is not None:
         dtype = str(seen.tensor.dtype).removeprefix("torch.")
         update = training_rounds.MIN_LEARNING_RATE
         reason = f"an update of {update} is rounded away: too small for values of {seen.lost_peak:.3g} in {dtype}"
-        return judging.build_inconclusive_cell(reason)
+        return check_builder.build_inconclusive_cell(reason)
     why = f"has a gradient, but {verdicts.run.made_by.__name__} does not change the tensor"
     return verdicts.fail(
         rules.NOT_UPDATED, name, why, "look for a hook of the module or the optimizer that undoes the update"
@@ -400,7 +402,7 @@ def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
             rules.NOT_IN_OPTIMIZER, name, why, "change the values in place, or give the new tensor another name"
         )
     if seen.peak is None and verdicts.tensors.get(name) is not seen.tensor:
-        return judging.skip_cell("forward replaces the tensor without reading it")
+        return check_builder.skip_cell("forward replaces the tensor without reading it")
     row = verdicts.run.subject.rows_by_fqn()[name]
     why = {
         Kind.BUFFER: "buffer with requires_grad=True, which no optimizer trains",
@@ -423,9 +425,9 @@ def _suggest_registration(row: TensorInfo) -> str:
 def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
     causes = verdicts.run.changed_by.get(name)
     if causes is None:
-        return judging.skip_cell(f"frozen, and unchanged in {_format_rounds(verdicts.run)}")
+        return check_builder.skip_cell(f"frozen, and unchanged in {_format_rounds(verdicts.run)}")
     if "step" not in causes:
-        return judging.skip_cell(_CHANGED_BY_FORWARD)
+        return check_builder.skip_cell(_CHANGED_BY_FORWARD)
     tied = verdicts.run.subject.rows_by_fqn()[name].tied_to
     shares = f", because it shares memory with {tied[0]}" if tied else ""
     why = f"frozen, but the step of the optimizer changes the tensor{shares}"
