@@ -102,9 +102,9 @@ def main() -> None:
     except KeyboardInterrupt:
         _exit_process(130)
     except SystemExit as done:
-        from statecli.core.exit_code import Verdict
+        from statecli.core.exit_code import CommandExit
 
-        if not isinstance(done, Verdict):
+        if not isinstance(done, CommandExit):
             raise SystemExit(2) from done
         if done.code == 130:
             _exit_process(130)
@@ -124,9 +124,9 @@ def _run() -> None:
         sys.stderr.write(f"statecli: {problem}\n")
         raise SystemExit(2)
     if len(sys.argv) == 2 and sys.argv[1] in _VERSION_WORDS and _print_version():
-        from statecli.core.exit_code import Verdict
+        from statecli.core.exit_code import CommandExit
 
-        raise Verdict(0)
+        raise CommandExit(0)
     # Imported here, so that Ctrl-C during the imports exits with 130 too.
     from statecli.cli import interrupts, process_exit
 

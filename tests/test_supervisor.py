@@ -30,7 +30,7 @@ pytestmark = [
 PROGRAM = """
 import atexit, ctypes, os, posix, signal, subprocess, sys, threading, time
 from statecli.cli import streams, supervisor
-from statecli.core.exit_code import Verdict
+from statecli.core.exit_code import CommandExit
 supervisor.INTERRUPT_TIMEOUT_S = 0.3  # for a loop that ignores interrupts
 def overwrite():
     for n in range(3, 30):
@@ -49,7 +49,7 @@ def command():
     streams.open_stdout().text("result\\n")
     streams.print_error("a note", debug=False)
     {late}
-    raise Verdict(1)
+    raise CommandExit(1)
 raise SystemExit(supervisor.run(command))
 """
 #: A class that `--to meta` fails.

@@ -17,15 +17,11 @@ from statecli.core.units import format_number
 from statecli.report.change_text import STATUS_LETTERS, combine_relative_change
 from statecli.report.diff import summarize_diff
 from statecli.report.tie_changes import describe_ties
-from statecli.values.compare import NotCompared, Pair, compare_pairs
+from statecli.values.compare import NotCompared, Pair, PairOutcome, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 
 #: Section and name of a layer.
 LayerKey = tuple[str, str]
-#: How the values of a pair differ, or why that is not known.
-Outcome = Delta | NotCompared | StateError
-
-
 #: Tensors of the largest module whose changes are combined: it is done each time the row is drawn.
 MAX_COMBINED = 1000
 
@@ -43,7 +39,7 @@ class Difference:
     def __init__(self, diff: Diff, changes: dict[int, Change], versions: Versions) -> None:
         self.other, self._diff, self._versions = diff.after.target, diff, versions
         self.only_after = tuple(change.fqn for change in diff.changes if change.before is None)
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, PairOutcome] = {}
         self.summary = ""
         self._changes = changes
         self._layer_norms: dict[LayerKey, float] = {}
@@ -61,7 +57,7 @@ class Difference:
         """Return the positions with a pair that was not compared."""
         return [n for n in positions if self.has_pair(n) and n not in self.outcomes]
 
-    def compare(self, position: int) -> Outcome:
+    def compare(self, position: int) -> PairOutcome:
         """Compare the values of a tensor with the values after. Requires `has_pair`."""
         change = self._changes[position]
         assert change.before is not None  # noqa: S101 - see `has_pair`
@@ -186,7 +182,7 @@ class Difference:
         return msgspec.structs.replace(self._diff, changes=changes, notes=notes)
 
 
-def _add_outcome(change: Change, outcome: Outcome | None) -> Change:
+def _add_outcome(change: Change, outcome: PairOutcome | None) -> Change:
     if isinstance(outcome, StateError):
         return msgspec.structs.replace(change, not_compared=str(outcome))
     if isinstance(outcome, NotCompared):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from statecli.cli import interrupts, streams
 from statecli.core.errors import StateError
-from statecli.core.exit_code import Verdict
+from statecli.core.exit_code import CommandExit
 
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run_body_and_exit(body: Callable[[], int], *, debug: bool) -> NoReturn:
         ended = error.__cause__
         code = _print_exit(ended, debug) if isinstance(ended, SystemExit) else streams.print_crash(error, debug)
     streams.flush_stderr()
-    raise Verdict(130 if interrupts.was_interrupted else code)
+    raise CommandExit(130 if interrupts.was_interrupted else code)
 
 
 def _print_exit(done: SystemExit, debug: bool) -> int:

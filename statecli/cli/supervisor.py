@@ -30,7 +30,7 @@ from contextlib import suppress
 from typing import IO, Any, NoReturn, Protocol
 
 from statecli.cli import pager
-from statecli.core.exit_code import Verdict
+from statecli.core.exit_code import CommandExit
 from statecli.core.terminal_width import get_terminal_width, is_terminal
 
 #: Seconds for a child to end after its verdict: exit handlers, threads and processes of the model.
@@ -159,7 +159,7 @@ def _run_child(command: Callable[[], None], pipe: int, mark: bytes, parent: int)
     code = 2
     try:
         command()
-    except Verdict as done:
+    except CommandExit as done:
         code = done.code
     except SystemExit:  # raised by the model's code
         pass

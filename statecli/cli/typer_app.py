@@ -18,7 +18,7 @@ from statecli.cli.mistakes import describe_mistake
 from statecli.cli.unknown_word import find_ambiguous_word
 from statecli.core.early_flags import HELP_FLAGS, VERSION_FLAGS
 from statecli.core.errors import UsageError
-from statecli.core.exit_code import Verdict
+from statecli.core.exit_code import CommandExit
 from statecli.core.terminal_width import get_requested_width, get_terminal_width
 from statecli.core.version import __version__
 from statecli.requests.options import COMMANDS
@@ -131,7 +131,7 @@ def run() -> int:
     before = sys.stdout
     try:
         code = build_command().main(prog_name="statecli", standalone_mode=False)
-    except Verdict as done:
+    except CommandExit as done:
         return done.code
     except SystemExit as done:
         # Typer exits only before a command runs (help) and for a closed pipe; model code may raise SystemExit later.

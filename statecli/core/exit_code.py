@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 
-class Verdict(SystemExit):
-    """Exit of the process with the command's own exit code; any other SystemExit is not a verdict."""
+class CommandExit(SystemExit):
+    """Exit of the process with the command's own exit code; any other SystemExit comes from model code."""
 
     code: int
 

@@ -67,7 +67,7 @@ class NotCompared(msgspec.Struct, frozen=True, gc=False):
     reshaped: bool = False
 
 
-Outcome = Delta | NotCompared | StateError
+PairOutcome = Delta | NotCompared | StateError
 #: Called with a name and the bytes of one side that were compared.
 Progress = Callable[[str, int], None]
 
@@ -84,7 +84,7 @@ def compare_pairs(
     progress: Progress | None = None,
     seen: Mapping[str, FileVersion | None] | None = None,
     derived: bool = False,
-) -> list[Outcome]:
+) -> list[PairOutcome]:
     """Return the outcome of each pair, in order. An error of a file is the outcome of its pairs only.
 
     Recorded checksums are verified for tensors that differ, so that damage is not reported as training.
@@ -127,7 +127,7 @@ def _to_delta(total: Tally, pair: Pair) -> Delta:
 
 def _compare_by_tasks(
     pairs: Sequence[Pair], options: CompareOptions, jobs: int, progress: Progress | None, *, derived: bool
-) -> Iterator[Outcome]:
+) -> Iterator[PairOutcome]:
     """Yield the outcome of each pair, in order, by tasks of the pair."""
     plans = list(_plan_pairs(pairs, options))
     results = _Results(len(pairs), options)
@@ -153,7 +153,7 @@ def _compare_by_tasks(
         yield _prefer_error(pair, results.outcome(n, pair) if isinstance(plan, list) else plan, damaged)
 
 
-def _prefer_error(pair: Pair, outcome: Outcome, errors: Mapping[str | ByteRange, StateError]) -> Outcome:
+def _prefer_error(pair: Pair, outcome: PairOutcome, errors: Mapping[str | ByteRange, StateError]) -> PairOutcome:
     return outcome if isinstance(outcome, NotCompared) else _find_error(pair, errors) or outcome
 
 
@@ -207,7 +207,7 @@ class _Results:
                 for start, count in result.equal if isinstance(result, Comparison) else ():
                     yield msgspec.structs.replace(task, start=start, count=count, norm=True)
 
-    def outcome(self, number: int, pair: Pair) -> Outcome:
+    def outcome(self, number: int, pair: Pair) -> PairOutcome:
         total = Tally()
         # Added up in the order of the elements, whatever the order in which they were done.
         for _, result in sorted(self._results_of_pair[number], key=lambda entry: (entry[0].name, entry[0].start)):

@@ -60,7 +60,7 @@ class Expectations(msgspec.Struct, frozen=True):
         return bool(self.only or self.frozen or self.changed or self.cast or self.adapter is not None)
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ExpectationResults(msgspec.Struct, frozen=True):
     """The findings for exit status 1, the inconclusive expectations for exit status 2, and the met expectations."""
 
     findings: list[Finding]
@@ -261,7 +261,9 @@ def report_differences(entries: Iterable[Entry]) -> list[Finding]:
     return [entry.finding(entry.rule) for entry in entries if entry.difference and entry.rule]
 
 
-def check_expectations(expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]) -> Verdict:
+def check_expectations(
+    expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]
+) -> ExpectationResults:
     """Return the failed expectations, the inconclusive globs and the met expectations.
 
     Raises:
@@ -294,7 +296,7 @@ def check_expectations(expected: Expectations, entries: Sequence[Entry], targets
         else:
             findings.append(_unchanged_finding(glob, matched, targets))
     met = () if inconclusive else tuple(_list_met(expected, entries))
-    return Verdict(findings, inconclusive, met)
+    return ExpectationResults(findings, inconclusive, met)
 
 
 def _list_met(expected: Expectations, entries: Sequence[Entry]) -> Iterator[MetExpectation]:

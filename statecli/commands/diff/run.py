@@ -187,7 +187,7 @@ def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> M
 PAIRS_AT_ONCE = 1 << 15
 
 
-class _Outcome(msgspec.Struct, frozen=True, gc=False):
+class _PairResult(msgspec.Struct, frozen=True, gc=False):
     """Outcome of comparing a pair's values; empty for values equal or not compared.
 
     `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows. `has_codes`: one side holds
@@ -206,7 +206,7 @@ class _Outcome(msgspec.Struct, frozen=True, gc=False):
     changed_file: str | None = None
 
 
-_EQUAL = _Outcome()
+_EQUAL = _PairResult()
 
 
 class _Comparison:
@@ -413,7 +413,7 @@ class _Comparison:
 
     # --- what differs -----------------------------------------------------------------------------------------------
 
-    def _outcomes(self, matches: Sequence[Match], progress: Progress | None) -> list[_Outcome]:
+    def _outcomes(self, matches: Sequence[Match], progress: Progress | None) -> list[_PairResult]:
         outcomes = [_EQUAL] * len(matches)
         to_compare: list[int] = []
         unpaired: list[tuple[int, TensorInfo]] = []
@@ -426,7 +426,7 @@ class _Comparison:
             elif match.way is MatchedBy.BYTES:
                 continue  # equal bit for bit: that is how they were found
             elif _has_no_values(match.before) and _has_no_values(match.after):
-                outcomes[n] = _Outcome(not_compared="neither side has values")
+                outcomes[n] = _PairResult(not_compared="neither side has values")
             else:
                 to_compare.append(n)
         if self.digests:
@@ -442,13 +442,13 @@ class _Comparison:
         self,
         to_compare: Sequence[int],
         matches: Sequence[Match],
-        outcomes: list[_Outcome],
+        outcomes: list[_PairResult],
         progress: Progress | None,
     ) -> None:
         deltas = self._compare_without_numpy([matches[n] for n in to_compare])
         if deltas is not None:
             for n, delta in zip(to_compare, deltas, strict=True):
-                outcomes[n] = _Outcome(delta) if delta.changed else _EQUAL
+                outcomes[n] = _PairResult(delta) if delta.changed else _EQUAL
             return
         with require_numpy():
             from statecli.values.compare import Pair, compare_pairs
@@ -472,7 +472,9 @@ class _Comparison:
         deltas = compare_plain_pairs(before, after, self.request.how)
         return None if find_changed(versions) else deltas
 
-    def _compare_digests(self, to_compare: Sequence[int], matches: Sequence[Match], outcomes: list[_Outcome]) -> None:
+    def _compare_digests(
+        self, to_compare: Sequence[int], matches: Sequence[Match], outcomes: list[_PairResult]
+    ) -> None:
         pairs = [(old, new) for n in to_compare if (old := matches[n].before) and (new := matches[n].after)]
         before = self.digests.find_digests([old for old, _ in pairs])
         after = self.digests.find_digests([new for _, new in pairs])
@@ -480,15 +482,15 @@ class _Comparison:
             if old_digest is None or new_digest is None:
                 why = "one side has no values" if old_digest != new_digest else "neither side has values"
                 inconclusive = self._cannot_tell(new, why) if old_digest != new_digest else None
-                outcomes[n] = _Outcome(not_compared=why, inconclusive=inconclusive)
+                outcomes[n] = _PairResult(not_compared=why, inconclusive=inconclusive)
             elif old.dtype != new.dtype:
                 why = "the dtypes differ, and a snapshot has only digests"
                 inconclusive = self._cannot_tell(new, why) if Field.DTYPE in self.request.ignore else None
-                outcomes[n] = _Outcome(not_compared=why, inconclusive=inconclusive)
+                outcomes[n] = _PairResult(not_compared=why, inconclusive=inconclusive)
             elif old_digest != new_digest:
-                outcomes[n] = _Outcome(differs=True)
+                outcomes[n] = _PairResult(differs=True)
 
-    def _check(self, unpaired: Sequence[tuple[int, TensorInfo]], outcomes: list[_Outcome]) -> None:
+    def _check(self, unpaired: Sequence[tuple[int, TensorInfo]], outcomes: list[_PairResult]) -> None:
         """Check unpaired tensors for damage, because a damaged tensor is not an added tensor."""
         with require_numpy():
             from statecli.values.compare import check_checksums
@@ -496,26 +498,28 @@ class _Comparison:
         errors = check_checksums([row for _, row in unpaired], jobs=self.request.jobs)
         for (n, row), row_errors in zip(unpaired, errors, strict=True):
             if row_errors:
-                outcomes[n] = _Outcome(not_compared="could not be read", error=str(row_errors[0]))
+                outcomes[n] = _PairResult(not_compared="could not be read", error=str(row_errors[0]))
             elif id(row) in self.inconclusive:
-                outcomes[n] = _Outcome(error=str(self.inconclusive[id(row)]))
+                outcomes[n] = _PairResult(error=str(self.inconclusive[id(row)]))
 
-    def _of_two_shapes(self, after: TensorInfo, why: str = "the shapes differ", *, reshaped: bool = False) -> _Outcome:
+    def _of_two_shapes(
+        self, after: TensorInfo, why: str = "the shapes differ", *, reshaped: bool = False
+    ) -> _PairResult:
         if Field.SHAPE not in self.request.ignore:
-            return _Outcome(not_compared=why, reshaped=reshaped)
+            return _PairResult(not_compared=why, reshaped=reshaped)
         # If shapes are ignored, it is undefined which values correspond.
-        return _Outcome(not_compared=why, inconclusive=self._cannot_tell(after, why))
+        return _PairResult(not_compared=why, inconclusive=self._cannot_tell(after, why))
 
-    def _outcome(self, result: object, before: TensorInfo, after: TensorInfo) -> _Outcome:
+    def _outcome(self, result: object, before: TensorInfo, after: TensorInfo) -> _PairResult:
         """Return the outcome of a pair.
 
         An inconclusive pair, neither equal nor different, is an error unless both are the same bytes of a file.
         """
         if isinstance(result, Delta):
-            return _Outcome(result) if result.changed else _EQUAL
+            return _PairResult(result) if result.changed else _EQUAL
         if isinstance(result, StateError):
             changed_file = result.path if isinstance(result, FileChanged) else None
-            return _Outcome(not_compared="could not be read", error=str(result), changed_file=changed_file)
+            return _PairResult(not_compared="could not be read", error=str(result), changed_file=changed_file)
         reason = str(getattr(result, "reason", result))
         if getattr(result, "reshaped", False):
             return self._of_two_shapes(after, reason, reshaped=True)
@@ -524,8 +528,8 @@ class _Comparison:
         from statecli.core.quantized_weights import split_codes
 
         if (split_codes(before) is None) is not (split_codes(after) is None):
-            return _Outcome(not_compared=reason, has_codes=True)
-        return _Outcome(not_compared=reason, inconclusive=self._cannot_tell(after, reason))
+            return _PairResult(not_compared=reason, has_codes=True)
+        return _PairResult(not_compared=reason, inconclusive=self._cannot_tell(after, reason))
 
     def _cannot_tell(self, row: TensorInfo, why: str) -> str:
         files = " and ".join(dict.fromkeys((self.before.target, self.after.target)))
@@ -533,7 +537,7 @@ class _Comparison:
         return f"{message}; exclude the tensor with -x, or give --ignore values"
 
     def _changes(
-        self, matches: Sequence[Match], differing: Sequence[tuple[Field, ...]], outcomes: Sequence[_Outcome]
+        self, matches: Sequence[Match], differing: Sequence[tuple[Field, ...]], outcomes: Sequence[_PairResult]
     ) -> tuple[list[Change], list[Broken]]:
         changes: list[Change] = []
         broken: list[Broken] = []
@@ -552,7 +556,7 @@ class _Comparison:
             changes.append(self._change(match, fields, outcome))
         return changes, broken
 
-    def _change(self, match: Match, fields: tuple[Field, ...], outcome: _Outcome) -> Change:
+    def _change(self, match: Match, fields: tuple[Field, ...], outcome: _PairResult) -> Change:
         row, before, after = match.shown, match.before, match.after
         if outcome.delta is not None or outcome.has_codes or outcome.differs:
             fields = _add_values(fields)
@@ -735,7 +739,7 @@ class _Comparison:
         broken: Sequence[Broken],
         setting_changes: Sequence[ScalarChange],
         settings: Sequence[str],
-    ) -> expectations.Verdict:
+    ) -> expectations.ExpectationResults:
         """Check the expectations; without any, each difference is a finding."""
         targets = self.before.target, self.after.target
         expected = self.request.expected
@@ -744,7 +748,7 @@ class _Comparison:
         tensors = expectations.tensor_entries(changes, broken, targets, sectioned=self.sectioned, values=self.values)
         entries = chain(tensors, expectations.setting_entries(setting_changes, settings, targets))
         if not expected:
-            return expectations.Verdict([*loaded, *expectations.report_differences(entries)])
+            return expectations.ExpectationResults([*loaded, *expectations.report_differences(entries)])
         verdict = expectations.check_expectations(expected, list(entries), targets)
         reported = {item.fqn for item in broken}
         inconclusive = [item for item in verdict.inconclusive if item.fqn not in reported]
