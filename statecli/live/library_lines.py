@@ -13,7 +13,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from statecli.live.installed_code import is_installed_file
 
@@ -29,7 +29,7 @@ def hide_library_lines() -> Iterator[None]:
     """Drop libraries' lines on stderr, warnings, and log entries below ERROR while the block runs."""
     stderr, handle, show = sys.stderr, logging.Logger.handle, warnings.showwarning
     if stderr is not None:
-        sys.stderr = _OwnLines(stderr)
+        sys.stderr = _OwnLines.wrap(stderr)
     logging.Logger.handle = _wrap_handle(handle)  # type: ignore[method-assign]
     warnings.showwarning = _wrap_warning(show)
     try:
@@ -40,10 +40,26 @@ def hide_library_lines() -> Iterator[None]:
 
 
 class _OwnLines:
-    """The stream of stderr, without the lines of libraries."""
+    """The stream of stderr, without the lines of libraries.
+
+    The latest one is kept: `print` in a thread of the model may still use the stream after the block, and Python before
+    3.14 does not keep the stream for `print` (github.com/python/cpython/issues/130163).
+    """
+
+    _latest: ClassVar[_OwnLines | None] = None
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+
+    @classmethod
+    def wrap(cls, stream: Any) -> Any:
+        """Return the stream without the lines of libraries: the same object for the same stream."""
+        if isinstance(stream, cls):
+            return stream
+        latest = cls._latest
+        if latest is None or latest._stream is not stream:
+            latest = cls._latest = cls(stream)
+        return latest
 
     def write(self, text: str) -> int:
         return len(text) if _is_by_library(sys._getframe(1)) else self._stream.write(text)

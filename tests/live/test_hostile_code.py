@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
 from statecli.core.errors import ModelError
 from statecli.live.build import build
+from statecli.live.library_lines import hide_library_lines
 from statecli.live.spec import parse_spec
 
 from ..forked_python import run_python
@@ -179,6 +182,18 @@ def test_only_the_result_is_on_stdout_until_the_process_ends(write):
     assert [t["fqn"] for t in json.loads(run.stdout)["tensors"]] == ["fc.weight", "fc.bias"]
     assert all(word in run.stderr for word in ("BYE", "DEL", "TICK", "TOCK"))
     assert run.returncode == 0
+
+
+def test_the_stream_that_a_thread_of_the_model_prints_to_is_kept():
+    """Python may use a freed stream if another thread replaces it during `print`, which crashes the process."""
+    streams = []
+    for _ in range(2):
+        with hide_library_lines():
+            streams.append(weakref.ref(sys.stderr))
+            with hide_library_lines():
+                assert sys.stderr is streams[-1]()
+        gc.collect()
+    assert streams[0]() is streams[1]() is not None
 
 
 def test_the_output_file_is_where_it_was_asked_for(write):
