@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from statecli.commands.resume_check import run as resume_run  # noqa: E402
-from statecli.commands.resume_check.record import RunRecord  # noqa: E402
 from statecli.commands.resume_check.result import Answer, State  # noqa: E402
 from statecli.core.errors import ModelError  # noqa: E402
+
+from ..forked_python import run_command  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "script.py"
 HELP = {
@@ -36,31 +38,11 @@ HELP = {
 
 @pytest.fixture(autouse=True)
 def run_forked(monkeypatch):
-    """Run the script in a fork of this process, with torch imported, instead of a new process."""
+    """Run the script in a fork of a process with torch imported, instead of a new process."""
     if not hasattr(os, "fork"):
         pytest.skip("needs POSIX")
-
-    def run_child(arguments: list[str]) -> RunRecord:
-        from statecli.commands.resume_check import recorder
-
-        child = os.fork()
-        if child == 0:
-            torch.set_num_threads(1)
-            recorder.main(arguments)
-            os._exit(0)
-        os.waitpid(child, 0)
-        return msgspec.json.decode(Path(arguments[-1]).read_bytes(), type=RunRecord)
-
-    monkeypatch.setattr(resume_run, "run_child", run_child)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def used_optimizer():
-    """Step once, because the first step of a process imports much of torch; each fork then has the imports."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.AdamW([parameter])
-    parameter.grad = torch.zeros(1)
-    optimizer.step()
+    forked = SimpleNamespace(run=run_command, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(resume_run, "subprocess", forked)
 
 
 def check(name: str, steps: int = 4):
