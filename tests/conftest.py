@@ -28,7 +28,7 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= LEAST_FREE_B
 os.environ["STATECLI_PAGER"] = "cat"
 
 # No test is timed: a machine may be busy. `make fuzz` tries more examples, for any time.
-settings.register_profile("statecli", deadline=None, max_examples=30)
+settings.register_profile("statecli", deadline=None, max_examples=20)
 settings.load_profile("statecli")
 
 # A script's background job (`make test &`) ignores SIGINT; the processes that the tests interrupt would inherit it.
