@@ -389,3 +389,7 @@ def test_a_wrappers_note_names_the_file_that_has_the_prefix():
     first, second = state("module.a", "module.b", target="one.pt"), state("a", "b", target="two.pt")
     assert list_notes(first, second) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]
     assert list_notes(second, first) == ["stripped the prefix 'module.' from the names of 2 tensors of one.pt"]
+    for before, after in ((first, second), (second, first)):
+        tensors = pairing.pair_tensors(before, after, ())
+        assert [note.name for note in tensors.notes] == ["wrapper-prefix"]
+        assert tensors.stripped == (pairing.StrippedPrefix("module.", 2, "one.pt", before is first),)
