@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from statecli.cli import console, output_files, process_exit, streams
 from statecli.cli.output_files import OutputTarget
-from statecli.core.color import Color
 from statecli.core.errors import StateError, UsageError, option
 from statecli.core.model_state import ModelState
+from statecli.core.output import Color
 from statecli.core.progress import Progress
 from statecli.render import Output
 from statecli.requests.options import (

@@ -10,8 +10,8 @@ import os
 from itertools import pairwise, takewhile
 
 from statecli.cli import streams
-from statecli.core.color import Color
 from statecli.core.early_flags import COLOR_FLAG, HELP_FLAGS
+from statecli.core.output import Color
 
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The output formats by name; `render` has a module for each."""
+"""The output formats by name (`render` has a module for each), their colours, and the orders of their rows."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ class Output(str, Enum):
     JUNIT = "junit"
     GITHUB = "github"
     GITLAB = "gitlab"
+
+
+class Color(str, Enum):
+    """When to use colours. `auto`: on a terminal, unless NO_COLOR is set."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 class TensorOrder(str, Enum):

@@ -16,7 +16,6 @@ from statecli.core.finding import Severity
 from statecli.core.run_scope import Configuration
 from statecli.report import View
 from statecli.report.audit import build_audit_report, list_inconclusive
-from statecli.report.rules import describe_former_names
 from statecli.requests.accepted_findings import check_reason
 from statecli.requests.options import AuditOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
@@ -51,9 +50,15 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
         failures=list(dict.fromkeys((*failed, *unjudged))),
         reported=True,
         notes=[*([] if options.verbose else fixed), *notes],
-        warning=describe_former_names(request.rule_names, request.known_rules, "audit"),
+        warning=_describe_former_names(request) if request.rule_names else None,
         files=files,
     )
+
+
+def _describe_former_names(request: Request) -> str | None:
+    from statecli.report import rules  # imported here, because most audits name no rule
+
+    return rules.describe_former_names(request.rule_names, request.known_rules, "audit")
 
 
 def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> Request:

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
-from statecli.core.color import Color
 from statecli.core.compared_fields import Field
 from statecli.core.digest_algorithm import Algorithm
 from statecli.core.early_flags import COLOR_FLAG, PLUGIN_FLAG, TIMEOUT_FLAG, VERBOSE_FLAGS
@@ -26,7 +25,7 @@ from statecli.core.option_defaults import (
     RESUME_OPTIMIZER,
     STEP_OPTIMIZER,
 )
-from statecli.core.output import ChangeOrder, Output, TensorOrder
+from statecli.core.output import ChangeOrder, Color, Output, TensorOrder
 from statecli.core.proof_names import DEFAULT_PROOFS, Name
 from statecli.core.selection import Selection
 
