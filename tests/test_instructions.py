@@ -14,7 +14,6 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 #: Rows of `benchmarks/rows.py` -> multiples of the instructions of `python -c pass`, with Python 3.11.
 LIMITS = {
-    "help": 2.02,
     "start": 5.46,
     "diff-small": 7.08,
     "list-2k": 7.36,

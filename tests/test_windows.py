@@ -173,13 +173,12 @@ def test_parts_are_merged(folder):
     assert merged.stdout == run(folder, *["diff", "before.pt", "after.pt", "-f", "json"]).stdout
 
 
-def test_a_training_is_resumed(folder):
+def test_a_training_is_resumed(folder, monkeypatch):
     """resume-check starts other processes; they lack the names too."""
     (folder / "sitecustomize.py").write_text(REMOVE.format(libraries="import torch"))
     shutil.copy(ROOT / "tests" / "resume_check" / "script.py", folder)
-    line = [sys.executable, "-W", "ignore", "-m", "statecli", *["resume-check", "script.py::main", "--steps", "4"]]
-    environment = os.environ | {"PYTHONPATH": str(folder)}
-    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    done = run(folder, "resume-check", "script.py::main", "--steps", "4", libraries="import torch")
     assert (done.returncode, done.stderr) == (0, "")
     assert "equal" in done.stdout
 
