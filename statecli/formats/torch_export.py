@@ -336,7 +336,7 @@ class _Reader:
         try:
             root, reading = self._read_inner(record)
         except UnreadableError as error:
-            raise type(error)(quoting.append_reason(f"record {record.name!r}", error)) from None
+            raise type(error)(quoting.append_reason(f"record {record.name!r}", error)) from error.__cause__
         for fqn, node in get_text_items(root).items():
             tensor = reading.tensor(node, fqn)
             if tensor is None:

@@ -30,7 +30,7 @@ from statecli.core.errors import UnreadableError
 from statecli.core.model_state import Evidence, Kind
 from statecli.core.oddity_kind import OddityKind
 from statecli.file_scan.scan import scan_pickles
-from statecli.formats import torch_export
+from statecli.formats import torch_export, torch_zip
 from statecli.pickle_scan.export_expressions import describe_cost, is_plain_expression, is_plain_guard
 from statecli.pickle_scan.program_schema import Judgement, iter_texts
 from statecli.pickle_scan.step_budget import Steps
@@ -1746,6 +1746,20 @@ def test_an_unreadable_archive_in_it_names_itself(parts, tmp_path):
         read(path)
     (line,) = str(refused.value).splitlines()
     assert line.startswith(f"{path}: record 'x/data/weights/model.pt': file is truncated: its 11 bytes ")
+
+
+def test_an_error_of_the_system_is_the_cause_of_an_unreadable_record(parts, tmp_path, monkeypatch):
+    """git caches a text about a fault of the file, but not about a disk that fails; the cause distinguishes both."""
+    failure = OSError(5, "Input/output error")
+
+    def fail(*_):
+        raise UnreadableError("cannot be read") from failure
+
+    monkeypatch.setattr(torch_zip, "read_contents", fail)
+    path = build_archive(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": b"PK\3\4"})
+    with pytest.raises(UnreadableError) as refused:
+        read(path)
+    assert refused.value.__cause__.__cause__ is failure
 
 
 # --- torch.package ---------------------------------------------------------------------------------------------------
