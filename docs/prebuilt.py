@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import python_signatures
+
 from statecli.cli import help_table
 from statecli.report import rule_texts
 from statecli.report.documents import schemas
@@ -28,6 +30,7 @@ def build_files() -> dict[Path, str]:
         PACKAGE / "cli" / "known_options.txt": help_table.encode_options(),
         PACKAGE / "report" / "rule_texts.json": rule_texts.encode_rule_texts(DICTIONARY.values()),
         PACKAGE / "report" / "documents" / "schemas.txt": schemas.encode_schemas(),
+        **python_signatures.build_sources(PACKAGE),
     }
 
 

@@ -139,6 +139,7 @@ def inspect(
     model: str | None = None,
     stats: bool = False,
     inputs: "Any" = None,
+    ignore: "Iterable[str] | None" = (),
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | KindName] | KindName | None" = (),
@@ -147,7 +148,6 @@ def inspect(
     init_device: str | None = None,
     config_json: "str | os.PathLike[str] | None" = None,
     trust_remote_code: bool = False,
-    ignore: "Iterable[str] | None" = (),
     executor: "str | Executor | None" = None,
 ) -> "Inspection":
     """List every tensor of a checkpoint, a model class or a live model.
@@ -165,6 +165,7 @@ def inspect(
             Inf of each tensor, in float64.
         inputs: Arguments of forward, as in `verify`. The result then includes tensors that forward creates or
             changes. None: forward is not called.
+        ignore: Rules or rule groups that are not reported.
         include: Globs; only tensors whose name matches one are listed.
         exclude: Globs; tensors whose name matches one are left out.
         kind: Kinds to list: "parameter", "buffer", "unregistered", "optimizer" or "other".
@@ -173,7 +174,6 @@ def inspect(
         init_device: Device on which a class is built; None for "cpu", and for "meta" if a config.json names the class.
         config_json: JSON file with the settings of a class whose constructor takes a config object.
         trust_remote_code: Run the Python files that come with a checkpoint. Use this only if you trust the author.
-        ignore: Rules or rule groups that are not reported.
         executor: Engine that reads values for `stats`, as in `diff`.
 
     Returns:
@@ -210,17 +210,17 @@ def diff(
     changed: "Iterable[str] | None" = (),
     cast: bool = False,
     adapter: "str | os.PathLike[str] | None" = None,
+    device: str = "cpu",
+    jobs: int = 0,
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | KindName] | KindName | None" = (),
     dtype: "Iterable[str] | None" = (),
     shape: "Iterable[str] | None" = (),
-    device: str = "cpu",
-    jobs: int = 0,
-    executor: "str | Executor | None" = None,
     init_device: str | None = None,
     config_json: "str | os.PathLike[str] | None" = None,
     trust_remote_code: bool = False,
+    executor: "str | Executor | None" = None,
 ) -> "Diff":
     """Compare two checkpoints, live objects or model classes, in any pair.
 
@@ -247,18 +247,18 @@ def diff(
         changed: Globs; for each, at least one tensor must change.
         cast: A tensor that differs must be a cast of the tensor before, each value rounded to the nearest.
         adapter: Path of a LoRA adapter: `after` must equal `before` plus the adapter, up to rounding.
+        device: Device that compares values: "cpu" or "cuda:0".
+        jobs: Number of processes (threads for URLs) that read values; 0 means one per core.
         include: Globs; only tensors whose name matches one are compared.
         exclude: Globs; tensors whose name matches one are left out.
         kind: Kinds to compare, as in `inspect`.
         dtype: Globs of dtypes to compare.
         shape: Shapes to compare.
-        device: Device that compares values: "cpu" or "cuda:0".
-        jobs: Number of processes (threads for URLs) that read values; 0 means one per core.
-        executor: Engine that reads values: "threads:2", "processes:4", "dask:tcp://HOST:PORT", "mpi", "ray", or an
-            Executor of concurrent.futures, which stays open.
         init_device: Device on which a class is built; None for "cpu", and for "meta" if a config.json names the class.
         config_json: File with the settings of a class, as in `inspect`.
         trust_remote_code: Run the Python files of a checkpoint, as in `inspect`.
+        executor: Engine that reads values: "threads:2", "processes:4", "dask:tcp://HOST:PORT", "mpi", "ray", or an
+            Executor of concurrent.futures, which stays open.
 
     Returns:
         The differences. `changes` has each pair of tensors, with statistics of after - before in float64 such as
@@ -285,14 +285,14 @@ def lock(
     *,
     digest: "Algorithm | DigestName" = "blake3",
     weights_only: bool = False,
+    jobs: int = 0,
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | KindName] | KindName | None" = (),
-    jobs: int = 0,
-    executor: "str | Executor | None" = None,
     init_device: str | None = None,
     config_json: "str | os.PathLike[str] | None" = None,
     trust_remote_code: bool = False,
+    executor: "str | Executor | None" = None,
 ) -> "Lock":
     """Compute a digest of each tensor of one target or of several targets.
 
@@ -300,14 +300,14 @@ def lock(
         targets: A target as in `inspect`, or several targets. Live objects are saved as in `diff`.
         digest: Hash algorithm for tensor values: "blake3" or "sha256".
         weights_only: Lock only tensors, not settings and other files of a folder.
+        jobs: Number of processes that read values, as in `diff`.
         include: Globs; only tensors whose name matches one are locked.
         exclude: Globs; tensors whose name matches one are left out.
         kind: Kinds to lock, as in `inspect`.
-        jobs: Number of processes that read values, as in `diff`.
-        executor: Engine that reads values, as in `diff`.
         init_device: Device on which a class is built, as in `inspect`.
         config_json: File with the settings of a class, as in `inspect`.
         trust_remote_code: Run the Python files of a checkpoint, as in `inspect`.
+        executor: Engine that reads values, as in `diff`.
 
     Returns:
         The lock. `str(lock)` is the text of the lock file, for `statecli audit --lock FILE`.
@@ -333,16 +333,16 @@ def audit(
     ignore: "Iterable[str] | None" = (),
     plugins: "Iterable[str] | None" = (),
     fail_on: "Severity | SeverityName | None" = None,
-    values: bool | None = None,
     lock: "str | os.PathLike[str] | None" = None,
     against: "Target | None" = None,
     config: "str | os.PathLike[str] | None" = None,
     no_config: bool = False,
     allow_empty: bool = False,
+    values: bool | None = None,
     jobs: int = 0,
-    executor: "str | Executor | None" = None,
     config_json: "str | os.PathLike[str] | None" = None,
     trust_remote_code: bool = False,
+    executor: "str | Executor | None" = None,
 ) -> "Audit":
     """Check checkpoints, live objects and model classes against rules.
 
@@ -356,16 +356,16 @@ def audit(
         ignore: Rules or rule groups that do not run.
         plugins: Modules or Python files with further rules. They are imported.
         fail_on: Lowest severity in `Audit.failing`: "note", "warning" or "error"; None for the configured one.
-        values: True reads the values of all tensors, False of none; None only of small local files.
         lock: Lock file; the targets are checked against it.
         against: Target with the expected tensors, dtypes and shapes.
         config: File of the configuration; None for the nearest statecli.toml or pyproject.toml.
         no_config: Use no configuration.
         allow_empty: Accept that there is nothing to audit.
+        values: True reads the values of all tensors, False of none; None only of small local files.
         jobs: Number of processes that read values, as in `diff`.
-        executor: Engine that reads values, as in `diff`.
         config_json: File with the settings of a class, as in `inspect`.
         trust_remote_code: Run the Python files of a checkpoint, as in `inspect`.
+        executor: Engine that reads values, as in `diff`.
 
     Returns:
         The results of the targets. `findings` has all findings, `failing` those of `fail_on` or a higher severity.
@@ -386,10 +386,10 @@ def audit(
 def merge(
     parts: "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]",
     *,
+    jobs: int = 0,
     code: "Iterable[str] | None" = (),
     url: "Iterable[str] | None" = (),
     copies: bool = False,
-    jobs: int = 0,
     executor: "str | Executor | None" = None,
 ) -> "Inspection | Diff":
     """Merge the parts that `--shard 1/N` to `--shard N/N` wrote, and return the result of the whole command.
@@ -398,10 +398,10 @@ def merge(
 
     Args:
         parts: The files of all parts in any order, or a glob.
+        jobs: Number of processes for the rest of the work, as in `diff`.
         code: Classes and plugins that the parts name and that may be imported.
         url: Full URLs, with their passwords or signatures, of the checkpoints that the parts read.
         copies: Accept parts made from separate copies of the files; check only the sizes and samples of the copies.
-        jobs: Number of processes for the rest of the work, as in `diff`.
         executor: Engine for the rest of the work, as in `diff`.
 
     Returns:
@@ -427,10 +427,10 @@ def verify(
     dtype: "str | torch.dtype | None" = None,
     optimizer: "str | type[torch.optim.Optimizer] | None" = None,
     inputs: "Any" = None,
+    ignore: "Iterable[str] | None" = (),
     include: "Iterable[str] | None" = (),
     exclude: "Iterable[str] | None" = (),
     kind: "Iterable[Kind | KindName] | KindName | None" = (),
-    ignore: "Iterable[str] | None" = (),
     config_json: "str | os.PathLike[str] | None" = None,
     trust_remote_code: bool = False,
 ) -> "Verification":
@@ -450,10 +450,10 @@ def verify(
             (args, kwargs); a function that returns one of these. Or texts DTYPE:SHAPE<BOUND with the shape in
             elements: "2x3", ("2x3", "ids=int64:2x16<30522"), {"x": "2x3"}. None: the inputs that the model carries
             (`dummy_inputs`, `example_input_array`); without them, step and forward are skipped.
+        ignore: Rules or rule groups that are not reported.
         include: Globs; only tensors whose name matches one are shown.
         exclude: Globs; tensors whose name matches one are left out.
         kind: Kinds to show, as in `inspect`.
-        ignore: Rules or rule groups that are not reported.
         config_json: File with the settings of a class, as in `inspect`.
         trust_remote_code: Run the Python files of a checkpoint, as in `inspect`.
 

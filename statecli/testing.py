@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import statecli
 
 if TYPE_CHECKING:
+    import os
+
     import torch
     from torch import nn
 
@@ -38,11 +40,13 @@ def assert_state_follows(
     dtype: str | torch.dtype | None = None,
     optimizer: str | type[torch.optim.Optimizer] | None = None,
     inputs: Any = None,
+    ignore: Iterable[str] | None = (),
     include: Iterable[str] | None = (),
     exclude: Iterable[str] | None = (),
     kind: Iterable[Kind | KindName] | KindName | None = (),
+    config_json: str | os.PathLike[str] | None = None,
+    trust_remote_code: bool = False,
     fail_on: Severity | SeverityName = "warning",
-    ignore: Iterable[str] | None = (),
 ) -> Verification:
     """Verify a model, and raise AssertionError if its state does not follow.
 
@@ -56,11 +60,13 @@ def assert_state_follows(
         dtype: Dtype to cast to.
         optimizer: Optimizer of the training step.
         inputs: Arguments of forward, as in `statecli.verify`. Without inputs some checks are skipped.
+        ignore: Rules or rule groups that are not reported.
         include: Globs; only tensors whose name matches one are tested.
         exclude: Globs; tensors whose name matches one are left out.
         kind: Kinds to test, as in `statecli.inspect`.
+        config_json: File with the settings of a class, as in `statecli.inspect`.
+        trust_remote_code: Run the Python files of a checkpoint, as in `statecli.inspect`.
         fail_on: Lowest severity that fails: "note", "warning" or "error".
-        ignore: Rules or rule groups that are not reported.
 
     Returns:
         The result of `statecli.verify`.
@@ -70,24 +76,15 @@ def assert_state_follows(
             `checks` was skipped, or all were. The message is the table of `statecli verify`.
         StateError: The model could not be tested.
     """
+    arguments = dict(locals())
+    del arguments["fail_on"]
     __tracebackhide__ = True  # pytest shows the caller's line
     from statecli.api.calls import build_options
     from statecli.core.finding import Severity
     from statecli.requests.options import VerifyOptions
 
     requested = build_options(VerifyOptions, {"target": "", "check": checks}).check
-    verification = statecli.verify(
-        model,
-        checks=requested,
-        device=device,
-        dtype=dtype,
-        optimizer=optimizer,
-        inputs=inputs,
-        include=include,
-        exclude=exclude,
-        kind=kind,
-        ignore=ignore,
-    )
+    verification = statecli.verify(**arguments | {"checks": requested})
     message = describe_failure(verification, requested, Severity(fail_on))
     if message:
         raise AssertionError(message)

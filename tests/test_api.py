@@ -16,7 +16,6 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy
 import pytest
 import torch
@@ -751,64 +750,30 @@ LITERALS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "enumeration"),
+    ("command", "left_out"),
     [
-        ("CheckName", Name),
-        ("KindName", Kind),
-        ("FieldName", Field),
-        ("SeverityName", Severity),
-        ("DigestName", Algorithm),
+        ("inspect", {"cuda", "as_class", "fail_on", "distributions", "spectra", "parts", "top", "output"}),
+        ("audit", {"no_values", "frozen_only", "weights_only", "include", "kind", "init_device", "as_found"}),
+        ("verify", {"init_device", "fail_on", "baseline", "timeout", "report"}),
     ],
 )
-def test_the_literals_are_the_values_of_the_enumeration(name, enumeration):
-    """A type checker accepts the same words as the functions."""
-    assert typing.get_args(LITERALS[name]) == tuple(member.value for member in enumeration)
+def test_options_of_the_shell_have_no_argument(command, left_out):
+    """Python gets the result as an object, and passes the model itself."""
+    parameters = inspect.signature(getattr(statecli, command)).parameters
+    assert left_out <= {parameter.argument for parameter in parameters_of(COMMANDS[command])}
+    assert not left_out & parameters.keys()
 
 
-#: Options of the text and of its files: Python gets the result as an object.
-SHOWN = (
-    *("all", "quiet", "verbose", "top", "lines", "tree", "sort", "unchanged", "name_only", "name_status"),
-    *("output_format", "output", "report", "color", "no_progress", "debug", "distributions", "spectra"),
-)
-#: Options of a process and of its exit status; a finding is accepted by leaving it out of `findings`.
-OF_PROCESSES = ("timeout", "shard", "baseline", "write_baseline", "reason", "as_found")
-#: Options without an argument of a function, besides these, and why.
-WITHOUT_ARGUMENT = {
-    "inspect": {
-        "cuda": "to='cuda'",
-        "as_class": "the path of the config.json",
-        "parts": "rows of the text",
-        "fail_on": "findings",
-    },
-    "audit": {
-        "no_values": "values=False",
-        **dict.fromkeys(("frozen_only", "weights_only"), "a gate of CI"),
-        **dict.fromkeys(("include", "exclude", "kind", "init_device"), "the rules are about whole checkpoints"),
-    },
-    "verify": {"init_device": "pass the model itself", "fail_on": "the verdicts"},
-}
-#: Arguments with another name or default than the option.
-OTHER_NAMES = {"verify": {"target": "model"}}
-OTHER_DEFAULTS = {("audit", "values"): None}
-
-
-@pytest.mark.parametrize("command", ["inspect", "diff", "lock", "audit", "merge", "verify"])
-def test_the_arguments_are_those_of_the_options(command):
-    """Names and defaults, without the options of the text: a new option is an argument, or is listed here."""
-    names = OTHER_NAMES.get(command, {})
-    expected = {}
-    for parameter in parameters_of(COMMANDS[command]):
-        default = getattr(parameter.default, "value", parameter.default)
-        default = inspect.Parameter.empty if default is msgspec.NODEFAULT else default
-        name = names.get(parameter.field, parameter.argument)
-        # `inputs` is one argument for two options, with objects too.
-        expected[name] = OTHER_DEFAULTS.get((command, name), None if name == "inputs" else default)
-    left_out = WITHOUT_ARGUMENT.get(command, {})
-    assert left_out.keys() <= expected.keys()
-    signature = inspect.signature(getattr(statecli, command)).parameters
-    assert {name: parameter.default for name, parameter in signature.items()} == {
-        name: default for name, default in expected.items() if name not in (*SHOWN, *OF_PROCESSES, *left_out)
-    }
+def test_the_signatures_accept_what_the_options_accept():
+    """Each argument is converted to the field of its option; the defaults of Python give the defaults of the table."""
+    for command in ("inspect", "diff", "lock", "audit", "merge", "verify"):
+        known = {parameter.argument: parameter for parameter in parameters_of(COMMANDS[command])}
+        for name, argument in inspect.signature(getattr(statecli, command)).parameters.items():
+            default = known[name].default
+            if argument.default is inspect.Parameter.empty:
+                assert known[name].is_required
+            elif (command, name) != ("audit", "values") and name != "inputs":
+                assert argument.default == getattr(default, "value", default), (command, name)
 
 
 def test_a_class_gets_its_settings(in_tmp_path):

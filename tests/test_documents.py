@@ -30,6 +30,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import pictures  # noqa: E402 - the documents are not a package
 import prebuilt  # noqa: E402
+import python_signatures  # noqa: E402
 import screenshots  # noqa: E402
 import shown  # noqa: E402
 import site_pages  # noqa: E402
@@ -264,6 +265,41 @@ def test_the_files_of_the_package_are_those_of_the_table():
     """`make docs` writes them."""
     for path, text in prebuilt.build_files().items():
         assert path.read_text("utf-8") == text, path
+
+
+def test_a_new_option_becomes_an_argument():
+    """With the help of the option as its description; another function of the module stays."""
+    source = """def other(
+    a: int,
+) -> None: ...
+
+
+def inspect(
+    target: "Target",
+    *,
+    gone: bool = False,
+    stats: bool = False,
+) -> "Inspection":
+    \"\"\"List tensors.
+
+    Args:
+        target: A path,
+            or a URL.
+        gone: No longer there.
+        stats: Read values.
+
+    Returns:
+        The state.
+    \"\"\"
+"""
+    arguments = [
+        python_signatures.Argument("target", "Target", None, "A target."),
+        python_signatures.Argument("new", "int", "0", "Count the new things."),
+        python_signatures.Argument("stats", "bool", "False", "Also read values."),
+    ]
+    assert python_signatures.write_signature(source, "inspect", arguments) == source.replace(
+        "    gone: bool = False,\n", "    new: int = 0,\n"
+    ).replace("        gone: No longer there.\n", "        new: Count the new things.\n")
 
 
 @pytest.mark.parametrize("theme", pictures.THEMES)

@@ -75,6 +75,8 @@ class Option(msgspec.Struct, frozen=True):
         metavar: Placeholder of the value in the help; "" for a flag, a number or a choice of few words.
         group: Heading in the help.
         argument: Name of the argument in Python, if not the name of the field.
+        python_type: Annotation of the argument in Python, if a value has other types there.
+        shell_only: Commands whose function in Python has no such argument, although the option is not about the output.
         suggestions: Values that completion offers, if others are possible too.
         aliases: Older spellings, which still work and are not listed.
         hidden: True for an accepted but unlisted option.
@@ -89,6 +91,8 @@ class Option(msgspec.Struct, frozen=True):
     metavar: str = ""
     group: Group = Group.TASK
     argument: str | None = None
+    python_type: str = ""
+    shell_only: tuple[str, ...] = ()
     suggestions: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     hidden: bool = False
@@ -99,9 +103,19 @@ class Option(msgspec.Struct, frozen=True):
     command_help: dict[str, str] = {}
 
 
-def build_target(metavar: str, help_text: str = "", names: Names | None = Names.TARGET) -> Option:
+#: Commands with a function in Python.
+FUNCTIONS = ("inspect", "diff", "lock", "audit", "merge", "verify")
+
+
+def build_target(
+    metavar: str,
+    help_text: str = "",
+    names: Names | None = Names.TARGET,
+    argument: str | None = None,
+    python_type: str = "",
+) -> Option:
     """Return the row of a target, a word of the command line without a flag."""
-    return Option((), help_text, metavar, names=names)
+    return Option((), help_text, metavar, names=names, argument=argument, python_type=python_type)
 
 
 # Options of several commands.
@@ -114,6 +128,7 @@ Include = Annotated[
         "GLOB",
         Group.TENSORS,
         may_be_empty=True,
+        shell_only=("audit",),
     ),
 ]
 Exclude = Annotated[
@@ -124,6 +139,7 @@ Exclude = Annotated[
         "GLOB",
         Group.TENSORS,
         may_be_empty=True,
+        shell_only=("audit",),
     ),
 ]
 Kinds = Annotated[
@@ -133,6 +149,7 @@ Kinds = Annotated[
         "Use only tensors of this kind: parameter, buffer, unregistered, optimizer or other (repeatable).",
         "KIND",
         Group.TENSORS,
+        shell_only=("audit",),
     ),
 ]
 _DTYPE = Option(
@@ -164,6 +181,7 @@ InitDevice = Annotated[
         "DEVICE",
         Group.PROCESS,
         suggestions=("cpu", "cuda", "meta"),
+        shell_only=("audit", "verify"),
     ),
 ]
 FromConfig = Annotated[
@@ -175,6 +193,7 @@ FromConfig = Annotated[
         argument="as_class",
         group=Group.PROCESS,
         aliases=("--class",),
+        shell_only=FUNCTIONS,
     ),
 ]
 ConfigJson = Annotated[
@@ -345,13 +364,33 @@ Colors = Annotated[
     ),
 ]
 NoProgress = Annotated[
-    bool, Option(("--no-progress",), "Do not show a progress bar on standard error.", group=Group.PROCESS)
+    bool,
+    Option(
+        ("--no-progress",),
+        "Do not show a progress bar on standard error.",
+        group=Group.PROCESS,
+        shell_only=FUNCTIONS,
+    ),
 ]
 Timeout = Annotated[
     float | None,
-    Option((TIMEOUT_FLAG,), "Stop the command after SECONDS, with exit status 2.", "SECONDS", Group.PROCESS),
+    Option(
+        (TIMEOUT_FLAG,),
+        "Stop the command after SECONDS, with exit status 2.",
+        "SECONDS",
+        Group.PROCESS,
+        shell_only=FUNCTIONS,
+    ),
 ]
-Debug = Annotated[bool, Option(("--debug",), "Show the Python traceback of an error.", group=Group.PROCESS)]
+Debug = Annotated[
+    bool,
+    Option(
+        ("--debug",),
+        "Show the Python traceback of an error.",
+        group=Group.PROCESS,
+        shell_only=FUNCTIONS,
+    ),
+]
 Jobs = Annotated[
     int,
     Option(
@@ -371,6 +410,7 @@ Executor = Annotated[
         "ENGINE",
         Group.DISTRIBUTION,
         suggestions=("threads", "processes", "dask:", "mpi", "ray"),
+        python_type="str | Executor | None",
     ),
 ]
 Shard = Annotated[
@@ -381,6 +421,7 @@ Shard = Annotated[
         "join the files with statecli merge.",
         "I/N",
         Group.DISTRIBUTION,
+        shell_only=FUNCTIONS,
     ),
 ]
 Config = Annotated[
@@ -411,12 +452,20 @@ TensorsOnly = Annotated[
         argument="weights_only",
         aliases=("--weights-only",),
         command_help={"lock": "Lock only tensors, not settings and other files of the folder."},
+        shell_only=("audit",),
     ),
 ]
-Targets = Annotated[tuple[str, ...], build_target("TARGET", "Checkpoints, folders, globs or model classes.")]
+Targets = Annotated[
+    tuple[str, ...],
+    build_target("TARGET", "Checkpoints, folders, globs or model classes.", python_type="Target | Iterable[Target]"),
+]
 
 
-_FAIL_ON = Option(("--fail-on",), "Exit with status 1 if a finding has this severity or a higher one.")
+_FAIL_ON = Option(
+    ("--fail-on",),
+    "Exit with status 1 if a finding has this severity or a higher one.",
+    shell_only=("inspect", "verify"),
+)
 FailOn = Annotated[Severity, _FAIL_ON]
 _IGNORE = Option(
     ("--ignore",),
@@ -433,6 +482,7 @@ BaselineFile = Annotated[
         "Accept the findings listed in FILE: they do not make the command fail.",
         "FILE",
         names=Names.INPUT,
+        shell_only=FUNCTIONS,
     ),
 ]
 WriteBaseline = Annotated[
@@ -443,6 +493,7 @@ WriteBaseline = Annotated[
         "FILE",
         names=Names.OUTPUT,
         contradicts_shard=True,
+        shell_only=FUNCTIONS,
     ),
 ]
 ForwardInputs = Annotated[
@@ -457,6 +508,7 @@ ForwardInputs = Annotated[
             "inspect": "Call forward with a tensor of SHAPE, such as 2x3, and also list the tensors that forward "
             "creates (repeatable: one per argument). Write 'int64:2x16<30522' for integers below 30522."
         },
+        python_type="Any",
     ),
 ]
 ForwardInputsFrom = Annotated[
@@ -473,9 +525,18 @@ ForwardInputsFrom = Annotated[
             "inspect": "Call forward with the arguments that the function MAKE in FILE.PY returns, and also list the "
             "tensors that forward creates. Use this if --input cannot describe the arguments."
         },
+        python_type="Any",
     ),
 ]
-Reason = Annotated[str | None, Option(("--reason",), "Reason to record with --write-baseline.", "TEXT")]
+Reason = Annotated[
+    str | None,
+    Option(
+        ("--reason",),
+        "Reason to record with --write-baseline.",
+        "TEXT",
+        shell_only=FUNCTIONS,
+    ),
+]
 
 
 InspectedTarget = Annotated[
@@ -485,6 +546,7 @@ InspectedTarget = Annotated[
         "A checkpoint, a folder with a checkpoint, or - for standard input. Or a model: file.py:Class, "
         "package.module:Class(arg=1), file.py:make (a function that builds the model), timm:resnet50, or a folder "
         "or config.json that names the class.",
+        python_type="Target",
     ),
 ]
 ModelClass = Annotated[
@@ -522,6 +584,7 @@ Spectra = Annotated[
             "report": "Show the singular values of the matrices. Starts with the smallest matrix, and leaves out the "
             "matrices that are not done after about a minute. Includes --stats."
         },
+        shell_only=FUNCTIONS,
     ),
 ]
 
@@ -592,9 +655,18 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             "DEVICE",
             suggestions=("cuda", "cpu", "meta"),
             contradicts_shard=True,
+            python_type="str | torch.device | None",
         ),
     ] = None
-    cuda: Annotated[bool, Option(("--cuda",), "Same as --to cuda.", contradicts_shard=True)] = False
+    cuda: Annotated[
+        bool,
+        Option(
+            ("--cuda",),
+            "Same as --to cuda.",
+            contradicts_shard=True,
+            shell_only=FUNCTIONS,
+        ),
+    ] = False
     from_config: FromConfig = False
     model: ModelClass = None
     stats: Stats = False
@@ -604,6 +676,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             ("--distributions",),
             "Add a histogram, quantiles and the first values of each tensor to JSON and HTML. Reads the values twice, "
             "and includes --stats.",
+            shell_only=FUNCTIONS,
         ),
     ] = False
     spectra: Spectra = False
@@ -640,9 +713,19 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
     """Compare two checkpoints: names, dtypes, shapes and values. Exit with status 1 if they differ."""
 
     before: Annotated[
-        str, build_target("BEFORE", "A checkpoint, a folder with a checkpoint, or a model class: file.py:Class.")
+        str,
+        build_target(
+            "BEFORE",
+            "A checkpoint, a folder with a checkpoint, or a model class: file.py:Class.",
+            python_type="Target | Snapshot",
+        ),
     ]
-    after: Annotated[str, build_target("AFTER", "The checkpoint or class to compare with, in any format.")]
+    after: Annotated[
+        str,
+        build_target(
+            "AFTER", "The checkpoint or class to compare with, in any format.", python_type="Target | Snapshot"
+        ),
+    ]
     map: Annotated[
         tuple[str, ...],
         Option(
@@ -721,6 +804,7 @@ class DiffOptions(ListOptions, frozen=True, kw_only=True):
             "Check a merge: fail unless AFTER equals BEFORE plus this LoRA adapter, up to rounding.",
             "ADAPTER",
             names=Names.TARGET,
+            python_type="str | os.PathLike[str] | None",
         ),
     ] = None
     sort: Annotated[
@@ -745,6 +829,8 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             "MODEL",
             "A model: file.py:Class, package.module:Class(arg=1), file.py:make (a function that builds the model), "
             "timm:resnet50, or a folder or config.json that names the class.",
+            argument="model",
+            python_type="str | nn.Module",
         ),
     ]
     check: Annotated[
@@ -764,6 +850,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             "[default: cuda if torch has a GPU, else fake-cuda]",
             group=Group.TASK,
             suggestions=("cuda", "fake-cuda", "cpu", "meta"),
+            python_type="str | torch.device | None",
         ),
     ] = None
     dtype: Annotated[
@@ -774,6 +861,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             metavar="DTYPE",
             group=Group.TASK,
             suggestions=("float64", "float32", "float16", "bfloat16"),
+            python_type="str | torch.dtype | None",
         ),
     ] = None
     optimizer: Annotated[
@@ -784,6 +872,7 @@ class VerifyOptions(SharedOptions, frozen=True, kw_only=True):
             f"{RESUME_OPTIMIZER} for the check resume]",
             "NAME",
             suggestions=("sgd", "adam", "adamw"),
+            python_type="str | type[torch.optim.Optimizer] | None",
         ),
     ] = None
     input: ForwardInputs = ()
@@ -832,9 +921,15 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             group=Group.VALUES,
         ),
     ] = False
-    no_values: Annotated[bool, Option(("--no-values",), "Do not read the values of tensors.", group=Group.VALUES)] = (
-        False
-    )
+    no_values: Annotated[
+        bool,
+        Option(
+            ("--no-values",),
+            "Do not read the values of tensors.",
+            group=Group.VALUES,
+            shell_only=FUNCTIONS,
+        ),
+    ] = False
     lock: Annotated[
         str | None,
         Option(
@@ -850,6 +945,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             ("--frozen-only",),
             "Compare only frozen tensors with the lock file. These are parameters with requires_grad=False, and "
             "tensors that match policy.frozen in the configuration.",
+            shell_only=FUNCTIONS,
         ),
     ] = False
     tensors_only: TensorsOnly = False
@@ -860,6 +956,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             "Check that each target has the tensors, dtypes and shapes of CHECKPOINT.",
             "CHECKPOINT",
             names=Names.TARGET,
+            python_type="Target | None",
         ),
     ] = None
     baseline: BaselineFile = None
@@ -1023,7 +1120,15 @@ class BrowseOptions(Options, frozen=True, kw_only=True):
 class MergeOptions(OutputOptions, frozen=True, kw_only=True):
     """Merge the parts that --shard wrote. Output and exit status are those of the command without --shard."""
 
-    parts: Annotated[tuple[str, ...], build_target("PART", "The N files that --shard 1/N to N/N wrote.", Names.INPUT)]
+    parts: Annotated[
+        tuple[str, ...],
+        build_target(
+            "PART",
+            "The N files that --shard 1/N to N/N wrote.",
+            Names.INPUT,
+            python_type="str | os.PathLike[str] | Iterable[str | os.PathLike[str]]",
+        ),
+    ]
     allow_code: Annotated[
         tuple[str, ...],
         Option(
