@@ -42,7 +42,7 @@ from statecli.values.ranges import (
 )
 from statecli.values.read import explain_not_numeric, explain_overlap, find_piece, is_plain, open_view, read_items
 from statecli.values.small_pairs import compare_small_pairs
-from statecli.values.tally import Tally
+from statecli.values.tally import EQUAL, Tally
 from statecli.workers import pool
 from statecli.workers.task import Piece, WholeTask
 
@@ -208,7 +208,7 @@ class _Results:
                     yield msgspec.structs.replace(task, start=start, count=count, norm=True)
 
     def outcome(self, number: int, pair: Pair) -> PairOutcome:
-        total = Tally()
+        total = EQUAL
         # Added up in the order of the elements, whatever the order in which they were done.
         for _, result in sorted(self._results_of_pair[number], key=lambda entry: (entry[0].name, entry[0].start)):
             if isinstance(result, StateError):

@@ -146,7 +146,7 @@ class Worker:
         element = require_element(before.dtype)
         if explain_not_numeric(before.dtype):
             return Tally(left_out=task.count)
-        total = Tally()
+        total = EQUAL
         for start, count in self._split_into_blocks(task):
             raw = self._read_block(0, before, element, start, count, task).view(element.stored)
             tally = tally_stored(raw, raw, (before.dtype, before.dtype))

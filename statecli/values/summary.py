@@ -7,12 +7,15 @@ squares: neither overflows if the values do not, and data far from zero loses no
 from __future__ import annotations
 
 import math
+from operator import add, or_
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from statecli.core.model_state import Stats
 from statecli.values.elements import MAX_UNSCALED, Array, Decoder
+from statecli.values.merging import Rule, choose_given, choose_largest, choose_smallest, keep_if_equal, merge_fields
 
 #: Digests of blocks add up modulo 2 ** 64.
 MASK = (1 << 64) - 1
@@ -79,23 +82,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         """Return the facts of both."""
         if not other.elements or not self.elements:
             return other if not self.elements else self
-        return Facts(
-            self.elements + other.elements,
-            self.nan + other.nan,
-            self.inf + other.inf,
-            self.minus_inf + other.minus_inf,
-            self.zeros + other.zeros,
-            self.denormal + other.denormal,
-            min((value for value in (self.low, other.low) if value is not None), default=None),
-            max((value for value in (self.high, other.high) if value is not None), default=None),
-            self.only if self.only == other.only else None,
-            None if self.digest is None or other.digest is None else self.digest + other.digest & MASK,
-            self.reason or other.reason,
-            self.damaged or other.damaged,
-            max((value for value in (self.typical, other.typical) if value is not None), default=None),
-            self.moments.merge(other.moments),
-            self.contradiction or other.contradiction,
-        )
+        return Facts(*merge_fields(_MERGE_RULES, astuple(self), astuple(other)))
 
     def repeat(self, count: int) -> Facts:
         """Return the facts of the same elements `count` times over, in an unknown order; `count` is at least 1."""
@@ -126,6 +113,29 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
             inf=self.inf,
             reason=reason,
         )
+
+
+def _add_digests(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b & MASK
+
+
+_MERGE_RULES: dict[str, Rule] = {
+    "elements": add,
+    "nan": add,
+    "inf": add,
+    "minus_inf": add,
+    "zeros": add,
+    "denormal": add,
+    "low": choose_smallest,
+    "high": choose_largest,
+    "only": keep_if_equal,
+    "digest": _add_digests,
+    "reason": choose_given,
+    "damaged": or_,
+    "typical": choose_largest,
+    "moments": Moments.merge,
+    "contradiction": choose_given,
+}
 
 
 def join_reasons(reason: str | None, more: str) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from operator import add
 from typing import NamedTuple
 
 from statecli.core.dtypes import unravel_index
 from statecli.values.delta import ZERO_BEFORE, Delta
+from statecli.values.merging import Rule, choose_smallest, merge_fields
 
 #: Elements compared at a time: with both sides decoded they fit a core's second-level cache.
 BLOCK_ELEMENTS = 64 * 1024
@@ -59,10 +61,6 @@ class Wide(NamedTuple):
             return math.copysign(math.inf, self.mantissa)
 
 
-def _min_index(a: int | None, b: int | None) -> int | None:
-    return min(a, b) if a is not None and b is not None else a if b is None else b
-
-
 def _mantissa_at(sum_: Wide, exponent: int) -> float:
     return math.ldexp(sum_.mantissa, 2 * (sum_.exponent - exponent))
 
@@ -96,23 +94,7 @@ class Tally(NamedTuple):
 
     def merge(self, other: Tally) -> Tally:
         """Return the sums of both. The order of additions decides the last digit, so callers keep the order fixed."""
-        return Tally(
-            self.changed + other.changed,
-            _min_index(self.first, other.first),
-            self.finite + other.finite,
-            max(self.max_abs, other.max_abs),
-            self.sum_abs.add(other.sum_abs),
-            self.squares.add(other.squares),
-            self.before.add(other.before),
-            self.after.add(other.after),
-            self.product.add(other.product),
-            self.nan_before + other.nan_before,
-            self.nan_after + other.nan_after,
-            self.inf_before + other.inf_before,
-            self.inf_after + other.inf_after,
-            self.left_out + other.left_out,
-            self.lost + other.lost,
-        )
+        return other if self is EQUAL else Tally(*merge_fields(_MERGE_RULES, self, other))
 
     def shift(self, start: int) -> Tally:
         """Return the tally of the same block beginning at element `start`."""
@@ -187,6 +169,24 @@ class Tally(NamedTuple):
         shift = 2 * self.product.exponent - self.before.exponent - self.after.exponent
         return max(-1.0, min(1.0, math.ldexp(self.product.mantissa / norms, shift)))
 
+
+_MERGE_RULES: dict[str, Rule] = {
+    "changed": add,
+    "first": choose_smallest,
+    "finite": add,
+    "max_abs": max,
+    "sum_abs": Wide.add,
+    "squares": Wide.add,
+    "before": Wide.add,
+    "after": Wide.add,
+    "product": Wide.add,
+    "nan_before": add,
+    "nan_after": add,
+    "inf_before": add,
+    "inf_after": add,
+    "left_out": add,
+    "lost": add,
+}
 
 #: The tally of equal elements, shared by most tasks, because a tally has 15 fields.
 EQUAL = Tally()
