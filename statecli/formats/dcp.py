@@ -40,6 +40,7 @@ from statecli.formats.shared.tiling import Box as Region
 from statecli.formats.shared.tiling import find_fault
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.tensors import Tensor
+from statecli.pickle_scan.one_pickle import begins_as_pickle
 from statecli.pickles.graph import as_sequence
 from statecli.pickles.nodes import Global, Pickle
 from statecli.storage import checkpoint_folder, files
@@ -84,8 +85,6 @@ def sniff(path: str, head: bytes) -> bool:
 
 def _is_metadata(path: str) -> bool:
     """Return whether the file has the name of metadata and is a pickle: torch.distributed.checkpoint unpickles any."""
-    from statecli.pickle_scan.one_pickle import begins_as_pickle
-
     if not METADATA_NAME.fullmatch(files.get_name(path)):
         return False
     try:

@@ -16,6 +16,7 @@ from statecli.core.errors import ModelError
 from statecli.core.python_names import list_factories, map_classes, takes_configuration
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
+from statecli.formats.shared import config_files
 from statecli.live import config_guards
 from statecli.live.object_scope import Scope
 from statecli.live.spec import ModelSpec
@@ -137,8 +138,6 @@ def _list_configuration_classes(namespaces: tuple[types.ModuleType, ...]) -> lis
 
 def build_from_json(spec: ModelSpec, path: str, config_class: type) -> Any:
     """Build a configuration from a file. Raises ModelError, UsageError."""
-    from statecli.formats.shared import config_files
-
     folder, name = files.split(path)
     document = config_files.read_document(folder or ".", name)
     if not _has_from_dict(config_class):
@@ -221,8 +220,6 @@ class JsonConfiguration(NamedTuple):
 
 def describe_configuration(spec: ModelSpec, module: types.ModuleType, callee: Any) -> JsonConfiguration:
     """Return how `resolve_arguments` builds the configuration of `--config-json`. Raises ModelError."""
-    from statecli.formats.shared import config_files
-
     path = spec.options.config_json
     assert path is not None  # noqa: S101 - the caller has such a spec
     argument, config_class = find_configuration(Scope.around(spec, module, callee), callee)

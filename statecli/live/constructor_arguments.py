@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from statecli.core.errors import ModelError
 from statecli.core.units import join_names
+from statecli.live import configured_model
 from statecli.live.argument_errors import NUMBERS, find_missing_arguments
 from statecli.live.configuration_argument import (
     build_from_json,
@@ -108,8 +109,6 @@ def _resolve(scope: Scope, value: Any) -> Any:
 
 
 def _call_class(scope: Scope, call: ObjectCall) -> Any:
-    from statecli.live import configured_model
-
     spec, callee = scope.spec, scope.find(call.callee)
     owner, name = getattr(callee.value, "__module__", ""), getattr(callee.value, "__qualname__", "")
     configured = configured_model.resolve_config(ModelSpec(spec.text, owner, False, name, call.args, call.kwargs, True))

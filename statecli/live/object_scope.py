@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from statecli.core.errors import ModelError
 from statecli.core.quoting import quote_for_shell
+from statecli.core.target_suggestions import split_module_name
 from statecli.live import search_path
 from statecli.live.builder_function import write_builder
 from statecli.live.module_names import list_names
@@ -116,7 +117,6 @@ class Scope:
         value: Any = getattr(self.find_namespace(named), first, _MISSING)
         if value is not _MISSING and (not rest or _has(value, rest)):
             return FoundObject(_get(value, rest) if rest else value, _find_owner(value, rest))
-        from statecli.core.target_suggestions import split_module_name
 
         with search_path.use_installed_only():
             split = split_module_name(named.name) if rest and not _is_standard(first) else None

@@ -14,6 +14,7 @@ from typing import Any
 from statecli.core.errors import UsageError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
+from statecli.live import code_arguments
 from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.spec_objects import ObjectCall, ObjectName
 from statecli.storage import files
@@ -113,7 +114,6 @@ def _parse_call(text: str, rest: str) -> ast.Call:
 def _write_function(base: str, call: ast.Call) -> str:
     if f".{_COLON}." in ast.unparse(call):
         return "write a function that builds the model, and give this function instead: build.py:make"
-    from statecli.live import code_arguments
 
     return code_arguments.write_function(base, call)
 

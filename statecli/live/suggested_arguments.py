@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from statecli.core.errors import ModelError
 from statecli.core.python_names import SEQUENCES, TYPES, takes_object, write_example
+from statecli.core.target_suggestions import find_example
 from statecli.live.configuration_argument import find_class, is_configuration, list_parameters
 from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
@@ -141,7 +142,6 @@ def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth
         return _write_subclass(found, scope, is_sequence=bool(words & SEQUENCES))
     if words & TYPES:
         return ObjectName(found.__name__)
-    from statecli.core.target_suggestions import find_example
 
     known = find_example(found.__module__)
     if known is not None and f":{found.__name__}(" in known:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from statecli.core.quoting import quote_for_shell
+from statecli.live import hf_auto
 from statecli.live.exception_text import get_exception_text
 from statecli.live.spec import ModelSpec
 from statecli.live.working_line import Advice
@@ -22,7 +23,6 @@ def suggest_model(spec: ModelSpec, error: BaseException) -> Advice | None:
     library: Any = sys.modules.get("transformers.pipelines")
     if library is None or (spec.module, spec.attribute) != ("transformers", "pipeline"):
         return None
-    from statecli.live import hf_auto
 
     tasks, text = library.SUPPORTED_TASKS, get_exception_text(error)
     typed = spec.kwargs.get("task", spec.args[0] if spec.args else "")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
-from statecli.live import model_registries
+from statecli.live import hf_auto, model_registries
 from statecli.live.configuration_argument import list_parameters
 from statecli.live.downloads import ALLOW, iter_causes
 from statecli.live.object_scope import spell
@@ -60,8 +60,6 @@ def _write_loaded_class(spec: ModelSpec, callee: Any) -> str | None:
 
 def _write_class_of_repository(callee: Any, repository: str) -> str | None:
     """Return the class of transformers for a repository, by the repository's name; None if unknown."""
-    from statecli.live import hf_auto
-
     transformers = sys.modules.get("transformers")
     if transformers is None:
         return None

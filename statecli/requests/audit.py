@@ -14,7 +14,7 @@ from statecli.commands.lock.lock_file import Lock
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Severity
 from statecli.core.run_scope import Configuration
-from statecli.report import View
+from statecli.report import View, rules
 from statecli.report.audit import build_audit_report, list_inconclusive
 from statecli.requests.accepted_findings import check_reason
 from statecli.requests.options import AuditOptions
@@ -56,8 +56,6 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
 
 
 def _describe_former_names(request: Request) -> str | None:
-    from statecli.report import rules  # imported here, because most audits name no rule
-
     return rules.describe_former_names(request.rule_names, request.known_rules, "audit")
 
 

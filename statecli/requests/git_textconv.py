@@ -22,6 +22,7 @@ from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.storage.byte_source import Source
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
+from statecli.values.norm import sum_squares
 from statecli.values.require_numpy import require_numpy
 
 #: Hexadecimal digits of a digest in the text. With half as many, an afternoon finds two tensors with equal digests.
@@ -113,7 +114,6 @@ def _describe_tensors(tensors: tuple[TensorInfo, ...], *, by_section: bool) -> I
 
 def _format_norms(tensors: tuple[TensorInfo, ...]) -> list[str]:
     """Return the L2 norm of the finite values of each tensor in text, with the number of all others; `-` if unknown."""
-    from statecli.values.norm import sum_squares
     from statecli.values.stats import fill_stats
 
     try:

@@ -11,6 +11,7 @@ import msgspec
 
 from statecli.core.rule import Rule
 from statecli.rules.audit_rule import AuditRule
+from statecli.rules.dictionary import RULES
 
 
 class Plugin(msgspec.Struct, frozen=True):
@@ -41,7 +42,6 @@ class PluginRequest(msgspec.Struct, frozen=True):
 def join_rules(plugins: Iterable[Plugin]) -> tuple[AuditRule, ...]:
     """Return the rules of statecli, and then the rules of the plugins."""
     # Imported here, because `statecli config` needs no rules.
-    from statecli.rules.dictionary import RULES
 
     return (*RULES, *(rule for plugin in plugins for rule in plugin.rules))
 

@@ -9,7 +9,7 @@ import msgspec
 
 from statecli.core.errors import UnreadableError
 from statecli.core.units import format_number
-from statecli.storage import files
+from statecli.storage import files, json_object
 from statecli.storage.byte_source import read_small_file
 from statecli.storage.checkpoint_names import SETTINGS_FILES
 
@@ -71,8 +71,6 @@ def _read_log(folder: str) -> list[Any]:
 
     Raises UnreadableError for a file that cannot be read.
     """
-    from statecli.storage import json_object
-
     path = files.join(folder, "trainer_state.json")
     raw = read_small_file(path, SETTINGS_FILES["trainer_state"]) if files.is_file(path) else b"{}"
     entries, _ = json_object.parse_object(raw, "it")

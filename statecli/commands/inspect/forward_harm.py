@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from statecli.commands.inspect.harm import Harm
 from statecli.commands.verify import rules
 from statecli.commands.verify.result import Check, Name, Verdict, Verification
+from statecli.commands.verify.run import FAKE_CUDA, Request, verify_model
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.move_rules import LEFT_BEHIND, UNKNOWN_FORWARD
@@ -32,7 +33,6 @@ def measure_harm(called: CalledModel, state: ModelState) -> Mapping[str, Harm]:
     if not rows:
         return {}
     from statecli.commands.verify import first_forward
-    from statecli.commands.verify.run import FAKE_CUDA, Request, verify_model
 
     subject = first_forward.add_inputs(called.subject, called.inputs, None)
     verification = verify_model(subject, Request(state.target, checks=_PROOFS, device=FAKE_CUDA))

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from statecli import formats
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.commands.diff.settings import compare_settings, list_format_keys, select_section_settings
+from statecli.commands.lock.lock_file import LockedSettings
 from statecli.core.digest_algorithm import Algorithm, load_hasher
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
@@ -28,6 +29,7 @@ from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source, read_small_file
 from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILES
 from statecli.storage.zip_archive import Archive
+from statecli.targets.expand import is_named_as_checkpoint, is_reached, list_members, skip_subfolder
 from statecli.targets.section_of_target import split_section
 
 if TYPE_CHECKING:
@@ -124,8 +126,6 @@ def _is_same_lock(path: str, lock_file: str) -> bool:
 
 def find_companion_files(folder: str) -> list[str]:
     """Return the files of the folder that change the model, also in subfolders other than targets."""
-    from statecli.targets.expand import list_members, skip_subfolder
-
     companions: list[str] = []
     of_model = {files.join(folder, path) for path in list_members(folder)}
     seen: set[str] = set()
@@ -172,8 +172,6 @@ def find_pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[
 
     A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change its results.
     """
-    from statecli.targets.expand import is_reached
-
     around = (
         folder for text in targets for folder in islice(files.iter_parents(split_section(text)[0]), PIPELINE_DEPTH)
     )
@@ -192,8 +190,6 @@ def _changes_model(path: str, name: str) -> bool:
 
 def _is_weights(name: str) -> bool:
     """Return True for a target, or for a state of the training read by a folder's reader."""
-    from statecli.targets.expand import is_named_as_checkpoint
-
     # `scheduler.py` is code of the model, and `scheduler_config.json` its settings.
     is_state = checkpoint_folder.COMPANIONS.match(name) is not None and name.lower().endswith(CHECKPOINT_SUFFIXES)
     return is_state or is_named_as_checkpoint(name)
@@ -324,8 +320,6 @@ def _find_differences(digests: Mapping[str, str], locked: Mapping[str, str]) -> 
 
 def lock_settings(state: ModelState) -> LockedSettings:
     """Return the lines of a lock for the settings of a checkpoint; without a format if there are no settings."""
-    from statecli.commands.lock.lock_file import LockedSettings
-
     settings = select_lockable_settings(state, split_section(state.target)[1])
     if not settings.values and not settings.beside:
         return LockedSettings()

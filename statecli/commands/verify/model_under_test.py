@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from statecli import live
-from statecli.commands.verify.inputs import NO_INPUT, MissingInput
+from statecli.commands.verify import copy_model
+from statecli.commands.verify.inputs import NO_INPUT, MissingInput, use_seed
 from statecli.commands.verify.result import Check, CheckWithoutInputs, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.live import measure
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
 from statecli.live.spec import ModelSpec
@@ -103,8 +105,6 @@ class ModelUnderTest:
         """
         import torch
 
-        from statecli.commands.verify.inputs import use_seed
-
         assert self.inputs is not None  # noqa: S101 - callers have looked
         args, kwargs = self.inputs.make(seed=seed)
         # A frozen ScriptModule has no mode.
@@ -119,8 +119,6 @@ class ModelUnderTest:
 
 def prepare_built_model(built: BuiltModel, target: str) -> ModelUnderTest:
     """Prepare a model named by a spec: call its constructor for each instance, or copy the only instance."""
-    from statecli.live import measure
-
     measure.check_no_freed_storage(built.module, target)
     try:
         renames = _find_name_mismatch(built.module, built.build_again())
@@ -152,8 +150,6 @@ def prepare_live_model(module: nn.Module) -> ModelUnderTest:
 
     If the model cannot be copied, `build_fresh` raises a ModelError with the reason, and no move is measured.
     """
-    from statecli.live import measure
-
     name = type(module).__name__
     measure.check_no_freed_storage(module, name)
     return _prepare_copies(module, name, wrap_live_model(module))
@@ -169,8 +165,6 @@ def _prepare_copies(module: nn.Module, target: str, wrapped: BuiltModel) -> Mode
     def build_fresh(*, values: bool = False, seed: int = 0) -> nn.Module:  # noqa: ARG001 - there is no constructor to seed
         with wrapped.user_code("copying the model"):
             return copy_model.copy_live_model(module, values=values, contents=contents)
-
-    from statecli.commands.verify import copy_model
 
     contents = copy_model.list_contents(module)
     try:

@@ -30,12 +30,14 @@ from statecli.commands.verify.result import (
     list_reasons,
     summarize_reasons,
 )
+from statecli.core import target_suggestions
 from statecli.core.errors import ModelError, UnreadableError, UsageError
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import SAMPLE_INPUT_NOTE, ModelState
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import report_stage
 from statecli.core.selection import Selection, select
+from statecli.core.target_suggestions import Suggestion
 from statecli.live.model_errors import describe_model_error
 from statecli.storage import checkpoint_folder, files
 from statecli.targets import load
@@ -153,9 +155,6 @@ def _has_checkpoint(folder: str) -> bool:
 
 def explain_wrong_target(target: str) -> UsageError:
     """Return an error with the reason why a target is not a model class, and a suggestion."""
-    from statecli.core import target_suggestions
-    from statecli.core.target_suggestions import Suggestion
-
     if target.endswith(".py") and os.path.isfile(target):
         return target_suggestions.describe_python_file(target).build_error(UsageError, target)
     if files.is_remote(target) or os.path.exists(target):
