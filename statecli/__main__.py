@@ -11,6 +11,7 @@ import time
 
 from statecli.core import posix
 from statecli.core.early_flags import PLUGIN_FLAG, TIMEOUT_FLAG, VERBOSE_FLAGS, VERSION_FLAGS
+from statecli.core.exit_code import CommandExit
 from statecli.core.installed_package import describe_unusable_installation
 from statecli.core.version import __version__
 from statecli.live import search_path
@@ -102,8 +103,6 @@ def main() -> None:
     except KeyboardInterrupt:
         _exit_process(130)
     except SystemExit as done:
-        from statecli.core.exit_code import CommandExit
-
         if not isinstance(done, CommandExit):
             raise SystemExit(2) from done
         if done.code == 130:
@@ -124,8 +123,6 @@ def _run() -> None:
         sys.stderr.write(f"statecli: {problem}\n")
         raise SystemExit(2)
     if len(sys.argv) == 2 and sys.argv[1] in _VERSION_WORDS and _print_version():
-        from statecli.core.exit_code import CommandExit
-
         raise CommandExit(0)
     # Imported here, so that Ctrl-C during the imports exits with 130 too.
     from statecli.cli import interrupts, process_exit

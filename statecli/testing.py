@@ -15,6 +15,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import statecli
+from statecli import render
+from statecli.api import calls, errors
+from statecli.api.calls import build_options
+from statecli.api.result_views import build_report
+from statecli.commands.diff.result import Field, Status, TransformationKind
+from statecli.commands.verify.result import Verdict
+from statecli.core.finding import Severity
+from statecli.core.model_state import Kind
+from statecli.core.units import join_names, plural
+from statecli.report import View, verify
+from statecli.requests.options import VerifyOptions
 
 if TYPE_CHECKING:
     import os
@@ -79,10 +90,6 @@ def assert_state_follows(
     arguments = dict(locals())
     del arguments["fail_on"]
     __tracebackhide__ = True  # pytest shows the caller's line
-    from statecli.api.calls import build_options
-    from statecli.core.finding import Severity
-    from statecli.requests.options import VerifyOptions
-
     requested = build_options(VerifyOptions, {"target": "", "check": checks}).check
     verification = statecli.verify(**arguments | {"checks": requested})
     message = describe_failure(verification, requested, Severity(fail_on))
@@ -123,8 +130,6 @@ def assert_only_changed(
         StateError: Nothing could be compared, or a glob matches no tensor.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
-    from statecli.api import calls, errors
-
     options = {"only": globs, "changed": () if allow_unchanged else globs, "exclude": exclude}
     names = {"only": "globs", "changed": "globs"}
     diff = errors.call(calls.diff, {"before": before, "after": after, **options}, names)
@@ -181,10 +186,6 @@ def assert_loaded(
 
 def describe_unloaded(diff: Diff) -> list[str]:
     """Return a line for each way in which tensors of a checkpoint (before) are not in a model (after)."""
-    from statecli.commands.diff.result import Status
-    from statecli.core.model_state import Kind
-    from statecli.core.units import join_names, plural
-
     optimizer_only = all(change.kind is Kind.OPTIMIZER for change in diff.changes)
     changes = [c for c in diff.changes if optimizer_only or c.kind is not Kind.OPTIMIZER]
     loaded = {change.fqn for change in changes if _is_loaded(change)}
@@ -216,8 +217,6 @@ def describe_unloaded(diff: Diff) -> list[str]:
 
 def _is_loaded(change: Change) -> bool:
     """Return True for equal tensors, and for values cast to another dtype without an exception."""
-    from statecli.commands.diff.result import Field, Status, TransformationKind
-
     done = change.transformation
     is_cast = done is not None and done.kind is TransformationKind.CAST and not done.exceptions
     is_cast = is_cast or (change.fields == (Field.DTYPE,) and change.not_compared is None)
@@ -226,8 +225,6 @@ def _is_loaded(change: Change) -> bool:
 
 def _describe_diff_failure(diff: Diff, problems: list[str]) -> str:
     """Return the problems, and the table of a terminal."""
-    from statecli.api.result_views import build_report
-
     shown = problems[:_PROBLEM_LINES]
     if len(problems) > len(shown):
         shown.append(f"and {len(problems) - len(shown):,} more")
@@ -236,9 +233,6 @@ def _describe_diff_failure(diff: Diff, problems: list[str]) -> str:
 
 def describe_failure(verification: Verification, requested: Iterable[Name], fail_on: Severity) -> str:
     """Return a line about the failed checks and the table of a terminal; "" if all is well."""
-    from statecli.commands.verify.result import Verdict
-    from statecli.report import View, verify
-
     inconclusive = verify.list_inconclusive(verification, tuple(requested))
     failing = [finding for finding in verification.findings if finding.severity.is_at_least(fail_on)]
     bad = bool(failing) or any(check.verdict is Verdict.INCONCLUSIVE for check in verification.checks)
@@ -256,7 +250,5 @@ _TABLE_COLUMNS = 100
 
 
 def _format_table(report: Report) -> str:
-    from statecli import render
-
     options = render.RenderOptions(terminal=True, width=_TABLE_COLUMNS)
     return render.format_report(report, render.Output.TABLE, options)

@@ -30,6 +30,7 @@ from contextlib import suppress
 from typing import IO, Any, NoReturn, Protocol
 
 from statecli.cli import pager
+from statecli.core.escaping import escape_line
 from statecli.core.exit_code import CommandExit
 from statecli.core.terminal_width import get_terminal_width, is_terminal
 
@@ -85,8 +86,6 @@ class Child:
     def name_model(self, name: str) -> None:
         """Name the model whose code runs from now on, for the message about a crash."""
         if name != self._model:
-            from statecli.core.escaping import escape_line
-
             self._model = name
             self._send(_MODEL, escape_line(name).encode("utf-8", "backslashreplace"))
 

@@ -21,7 +21,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.python_names import PRETRAINED_EXAMPLES, SEQUENCES, takes_configuration, takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
-from statecli.live import downloads
+from statecli.live import documented_example, downloads
 from statecli.live.configuration_argument import is_configuration, is_of_transformers, list_parameters
 from statecli.live.exception_text import get_exception_text
 from statecli.live.object_scope import Scope, spell
@@ -158,8 +158,6 @@ def _list_named(callee: Any, error: BaseException) -> list[tuple[str, Any]]:
 
 
 def _list_documented(spec: ModelSpec, callee: Any) -> list[str]:
-    from statecli.live import documented_example
-
     return documented_example.list_lines(spec, callee, Scope.around(spec, sys.modules[spec.module], callee))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
-from statecli.live import hf_auto, library_models
+from statecli.live import hf_auto, library_models, sentence_model
 from statecli.live.config_document import Library, find_config_file, find_library, read_document
 from statecli.live.spec import ClassOptions, ModelSpec
 from statecli.storage import files
@@ -157,8 +157,6 @@ def build_configured(name: str | None, library: str, config: str, trusts_code: b
         config, "" if name is None or library != Library.TRANSFORMERS.value else _spell_default(name, config)
     )
     if files.get_name(config) == MODULES:
-        from statecli.live import sentence_model
-
         return sentence_model.build_sentence_model(config)
     document = read_document(config)
     if name is None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from statecli.core.errors import ModelError
 from statecli.core.quoting import quote_for_shell
 from statecli.core.target_suggestions import split_module_name
-from statecli.live import search_path
+from statecli.live import code_arguments, search_path
 from statecli.live.builder_function import write_builder
 from statecli.live.module_names import list_names
 from statecli.live.spec import ModelSpec
@@ -154,8 +154,6 @@ class Scope:
             return Advice("an argument is a number, a string in quotes, or a class such as torch.nn.Linear(2, 3)")
         line = spell(self.spec, self.rewrite)
         if line == spell(self.spec):
-            from statecli.live import code_arguments
-
             call = code_arguments.parse_call(f"f({format_call(self.spec.args, self.spec.kwargs)})")
             return Advice(code_arguments.write_function(self.spec.base, call))
         quoted = spell(self.spec, replace(self, quotes_names=True).rewrite)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from statecli.core import move_rules, registration_rules
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding
 from statecli.core.model_state import ModelState
-from statecli.requests.options import COMMAND_NAMES, InspectOptions, VerifyOptions
+from statecli.requests.options import InspectOptions, VerifyOptions
 from statecli.requests.outcome import OutputFile
+from statecli.targets.target_result import Accepted, drop_accepted
 
 if TYPE_CHECKING:
     from statecli.commands.verify.result import Verification
-    from statecli.targets.target_result import Accepted
-
-_REGISTRATION_RULES = frozenset(rule.name for rule in registration_rules.RULES)
-_TIE_RULES = {rule.name: rule for rule in (move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE)}
 
 
 def check_options(options: InspectOptions | VerifyOptions) -> None:
     """Raise UsageError for an unknown rule, and for a baseline to write without a reason."""
-    expand_ignored(options)
+    if options.ignore:
+        from statecli.requests import match_accepted
+
+        match_accepted.expand_ignored(options)
     check_reason(options.write_baseline, options.reason)
 
 
@@ -37,26 +36,13 @@ def check_reason(path: str | None, reason: str | None) -> None:
         raise UsageError(f"{option('--reason')}: works only with {option('--write-baseline', 'FILE')}; give both")
 
 
-def expand_ignored(options: InspectOptions | VerifyOptions) -> frozenset[str]:
-    """Return the rules of `--ignore`. Raises UsageError for a name that is not a rule or a rule group."""
-    if not options.ignore:
-        return frozenset()
-    # Both are imported here, because most commands ignore no rule.
-    from statecli.commands.audit import config
-    from statecli.rules.dictionary import DICTIONARY
-
-    known, command = DICTIONARY.values(), COMMAND_NAMES[type(options)]
-    return frozenset(config.expand_rules(options.ignore, option("--ignore"), known, command))
-
-
 def describe_former_names(options: InspectOptions | VerifyOptions) -> str | None:
     """Return a warning about former names of rules in `--ignore`; None without one."""
     if not options.ignore:
         return None
-    from statecli.report import rules  # imported here for the same reason
-    from statecli.rules.dictionary import DICTIONARY
+    from statecli.requests import match_accepted
 
-    return rules.describe_former_names(options.ignore, DICTIONARY.values(), COMMAND_NAMES[type(options)])
+    return match_accepted.describe_former_names(options)
 
 
 def list_accepted(
@@ -66,76 +52,11 @@ def list_accepted(
 
     Raises UnreadableError and MalformedError for an unreadable baseline.
     """
-    accepted = _list_ignored(findings, state, options)
-    if options.baseline is None and options.write_baseline is None:
-        return accepted, ()
-    # They are imported here, because most runs have no baseline.
-    from statecli.commands.audit import baseline
-    from statecli.commands.audit.result import Audit
-    from statecli.targets.target_result import Accepted, Status, TargetResult
+    if not options.ignore and options.baseline is None and options.write_baseline is None:
+        return (), ()
+    from statecli.requests import match_accepted
 
-    causes = list(_name_causes(drop_accepted(findings, accepted), state))
-    # No rule counts as complete, because other commands report other findings of the same tensors.
-    audit = Audit((TargetResult(state.target, Status.AUDITED, findings=tuple(cause for _, cause in causes)),))
-    paths = (options.baseline, baseline.find_existing_file(options.write_baseline))
-    accepted_before = baseline.join_baselines(paths, plugin_rules=None)
-    files: tuple[OutputFile, ...] = ()
-    if options.write_baseline is not None:
-        accepted_before = baseline.build_baseline(audit, accepted_before, options.reason or "", unfiltered=False)
-        files = (OutputFile(options.write_baseline, baseline.encode_baseline(accepted_before, options.write_baseline)),)
-    if accepted_before is None:
-        return accepted, files
-    reasons = {
-        id(entry.finding): entry.reason
-        for entry in baseline.accept_findings(audit, accepted_before, unfiltered=False).targets[0].accepted
-    }
-    in_baseline = (Accepted(finding, reasons[id(cause)]) for finding, cause in causes if id(cause) in reasons)
-    return (*accepted, *in_baseline), files
-
-
-def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tuple[Finding, Finding]]:
-    """Yield each finding, with audit's finding for the same cause; itself without a common cause."""
-    from statecli.report.problems import group_findings
-
-    rows = {tensor.fqn: tensor for tensor in state.tensors}
-    for problem in group_findings(findings, state.tensors):
-        names = [finding.fqn for finding in problem.findings if finding.rule == problem.rule]
-        for finding in problem.findings:
-            row = rows.get(finding.fqn or "")
-            if problem.rule in _REGISTRATION_RULES and row is not None:
-                cause = registration_rules.choose_rule(row)
-                yield finding, cause.finding(finding.message, target=state.target, fqn=finding.fqn)
-            elif problem.rule in _TIE_RULES:
-                fqn = finding.fqn if finding.fqn in names else names[0]
-                yield finding, _TIE_RULES[problem.rule].finding(finding.message, target=state.target, fqn=fqn)
-            else:
-                yield finding, finding
-
-
-def _list_ignored(
-    findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
-) -> tuple[Accepted, ...]:
-    """Return the findings of ignored rules, and of problems with an ignored rule's name."""
-    ignored = expand_ignored(options)
-    if not ignored:
-        return ()
-    from statecli.report.problems import group_findings
-    from statecli.targets.target_result import Accepted
-
-    problems = group_findings(findings, state.tensors)
-    return tuple(
-        Accepted(finding, f"--ignore {rule}")
-        for problem in problems
-        for finding in problem.findings
-        for rule in [problem.rule if problem.rule in ignored else finding.rule]
-        if rule in ignored
-    )
-
-
-def drop_accepted(findings: Iterable[Finding], accepted: Iterable[Accepted]) -> tuple[Finding, ...]:
-    """Return the findings not accepted."""
-    dropped = {id(entry.finding) for entry in accepted}
-    return tuple(finding for finding in findings if id(finding) not in dropped)
+    return match_accepted.match_accepted(findings, state, options)
 
 
 def drop_accepted_of_checks(verification: Verification, accepted: Sequence[Accepted]) -> Verification:

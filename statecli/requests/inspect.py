@@ -11,7 +11,6 @@ from statecli.report.inspect import build_inspect_report
 from statecli.requests.accepted_findings import (
     check_options,
     describe_former_names,
-    drop_accepted,
     list_accepted,
 )
 from statecli.requests.options import InspectOptions
@@ -20,6 +19,7 @@ from statecli.requests.parameters import refuse_division
 from statecli.requests.row_options import build_row_view, check_rows
 from statecli.requests.unsafe_calls import add_unsafe_calls
 from statecli.targets.load import find_class_spec
+from statecli.targets.target_result import drop_accepted
 
 
 def prepare(options: InspectOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature

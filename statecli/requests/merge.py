@@ -15,9 +15,10 @@ from statecli.core.version import __version__
 from statecli.requests.options import AuditOptions, MergeOptions
 from statecli.requests.parameters import list_given, list_texts, parameters_of
 from statecli.requests.shard_options import OUTPUT_OPTIONS, SHARDED_COMMANDS, ShardedOptions
+from statecli.shards import check_results, shard_file, tasks
 from statecli.storage import files
 from statecli.targets import load
-from statecli.values.require_numpy import require_numpy
+from statecli.values import kernels
 from statecli.workers import pool
 from statecli.workers.file_identity import identify_files
 
@@ -40,8 +41,6 @@ def use_parts(merge: MergeOptions) -> Iterator[ShardedOptions]:
     Raises `UnreadableError` for a file of another kind, and for missing parts; `UsageError` for an option unknown to
     the command.
     """
-    with require_numpy():
-        from statecli.shards import shard_file
     parts = [shard_file.read_file(path) for path in _expand_globs(merge.parts)]
     options = _restore_options(parts[0].path, parts[0].head, merge)
     for part in parts:
@@ -71,8 +70,6 @@ def _expand_globs(texts: Sequence[str]) -> list[str]:
 
 def _check_same_run(part: ShardFile, first: ShardFile) -> None:
     """Raise EngineError for a part of another statecli, UnreadableError for a part of another command than `first`."""
-    from statecli.values import kernels
-
     head, first_head = part.head, first.head
     maker = f"statecli {head.statecli} with the {head.kernel} compute kernel"
     own = f"statecli {__version__} with the {kernels.kernel_name()} compute kernel"
@@ -285,8 +282,6 @@ class _MergedResults:
             raise UnreadableError(f"{parts[0].path}: {why}; {_REDO_ADVICE}")
 
     def _add(self, part: int, key: Key, stored: StoredResult) -> None:
-        from statecli.shards import tasks
-
         earlier = self._get_stored(key) if key in self._owners else stored
         if earlier is not stored and not _is_same(earlier.result, stored.result):
             where = f"{self._parts[part].path}: line {stored.line}"
@@ -303,8 +298,6 @@ class _MergedResults:
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         """See `pool.ResultStore`."""
-        from statecli.shards import tasks
-
         keys = tasks.compute_keys(work)
         self._passes += not work.derived
         missing = [n for n, key in enumerate(keys) if key not in self._owners]
@@ -317,8 +310,6 @@ class _MergedResults:
 
     def _raise_missing(self, keys: Sequence[Key], task: Any) -> NoReturn:
         """Raise UnreadableError for a task without a result: the parts or the target have changed."""
-        from statecli.shards import tasks
-
         where = ": ".join(filter(None, (next(iter(task.paths), ""), task.name)))
         if tasks.digest_of_pass(keys) in self._plan:
             raise UnreadableError(
@@ -328,8 +319,6 @@ class _MergedResults:
 
     def _look_up(self, key: Key, task: Any) -> Any:
         """Return the result of the task. Raises UnreadableError for a result impossible for the task."""
-        from statecli.shards import check_results, tasks
-
         stored = self._get_stored(key)
         result = stored.result
         field = check_results.find_invalid_field(task, result)

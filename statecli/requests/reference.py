@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from statecli.core.rule import Rule
+from statecli.report import config, rules
+from statecli.report.documents.schema_texts import read_schema
+from statecli.report.rules import describe_former_names
 from statecli.requests.options import ConfigOptions, ListOutput, RulesOptions, SchemaOptions
 from statecli.requests.outcome import Caller, Outcome
 
@@ -21,8 +24,6 @@ def run(options: RulesOptions | ConfigOptions | SchemaOptions, caller: Caller) -
 
 def _run_rules(options: RulesOptions) -> Outcome:
     """List the rules, or the rules of a group, or explain a rule."""
-    from statecli.report import rules
-
     known = rules.list_rules(_list_plugin_rules(options.plugin))
     listed = known if options.name is None else tuple(rule for rule in known if rule.about == options.name)
     if options.name is None or listed:
@@ -46,8 +47,6 @@ def _list_plugin_rules(names: Sequence[str]) -> tuple[Rule, ...]:
 def _run_config(options: ConfigOptions, caller: Caller) -> Outcome:
     """Show the configuration in force."""
     from statecli.commands.audit.config import list_settings, load_config
-    from statecli.report import config
-    from statecli.report.rules import describe_former_names
 
     loaded = load_config(options.config, no_config=options.no_config)
     caller.check_files([] if loaded.path is None else [loaded.path])
@@ -57,6 +56,4 @@ def _run_config(options: ConfigOptions, caller: Caller) -> Outcome:
 
 def _run_schema(options: SchemaOptions) -> Outcome:
     """Describe the JSON of a command."""
-    from statecli.report.documents.schema_texts import read_schema
-
     return Outcome(options.command, content=(read_schema(options.command),))

@@ -25,6 +25,8 @@ from statecli.requests.options import (
 )
 from statecli.requests.outcome import MAX_FAILURE_LINES, Caller, ExtraInputs, Outcome
 from statecli.requests.parameters import check_inputs, check_standard_input, check_values
+from statecli.requests.report import build_inspect_options
+from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:
     from statecli.requests.shard_options import ShardedOptions
@@ -49,14 +51,13 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
     check_standard_input(options)
     check_inputs(options)
     if isinstance(options, MergeOptions):
-        from statecli.requests.merge import use_parts
+        with require_numpy():
+            from statecli.requests.merge import use_parts
 
         with use_parts(options) as command:
             caller.check_command(command)
             return run(command, caller, extra)
     if isinstance(options, ReportOptions):
-        from statecli.requests.report import build_inspect_options
-
         return run(build_inspect_options(options), caller, extra)
     if isinstance(options, (RulesOptions, ConfigOptions, SchemaOptions)):
         from statecli.requests import reference
@@ -89,8 +90,9 @@ def _use_shard(options: Options) -> AbstractContextManager[Shard | None]:
     text = getattr(options, "shard", None)
     if text is None:
         return nullcontext()
-    from statecli.requests import shard_options
-    from statecli.shards import shard
+    with require_numpy():
+        from statecli.requests import shard_options
+        from statecli.shards import shard
 
     sharded = cast("ShardedOptions", options)
     shard_options.check_options(sharded, text)

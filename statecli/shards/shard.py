@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import StateError, UnreadableError, UsageError, option
 from statecli.core.version import __version__
+from statecli.shards import shard_file, tasks
 from statecli.shards.partition import MAX_SHARDS, Partition
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_version
+from statecli.values import kernels
 from statecli.workers import pool
 from statecli.workers.file_identity import identify_files
 
@@ -54,8 +56,6 @@ class Shard:
 
         Derived tasks are done by the shard that derived them: only this shard has the earlier results.
         """
-        from statecli.shards import tasks
-
         keys, sizes = tasks.compute_keys(work), [task.size for task in work.tasks]
         mine = list(range(len(keys))) if work.derived else self._select_tasks(work, keys, sizes)
         if work.on_batch and len(mine) < len(keys):
@@ -70,8 +70,6 @@ class Shard:
         return results
 
     def _select_tasks(self, work: Work, keys: Sequence[Key], sizes: Sequence[int]) -> list[int]:
-        from statecli.shards import tasks
-
         self._pass_digests.append(tasks.digest_of_pass(keys))
         self._tasks.update(keys)
         new_paths = {path for task in work.tasks for path in task.paths}.difference(self._versions)
@@ -79,8 +77,6 @@ class Shard:
         return self._partition.select_tasks(sizes, work.group_keys)
 
     def _record(self, key: Key, task: Task, result: Any, *, derived: bool) -> None:
-        from statecli.shards import shard_file, tasks
-
         if tasks.has_failed(result):
             self.failed.append((task.name, str(getattr(result, "reason", result))))
         self._lines[key] = shard_file.build_line(key, task.name, task.size, result, derived=derived)
@@ -90,9 +86,6 @@ class Shard:
 
         Raises `UnreadableError` for a file that changed meanwhile, because its results are of neither state.
         """
-        from statecli.shards import shard_file
-        from statecli.values import kernels
-
         # A file that changes while it is sampled is reported too.
         files = identify_files(self._versions)
         for path in (*find_changed(self._versions), *changed_files):

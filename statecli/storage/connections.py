@@ -13,6 +13,7 @@ from statecli.storage import lifetime, redact
 from statecli.storage.credentials import InvalidUrl
 from statecli.storage.limits import Settings, settings
 from statecli.storage.masked_url import parse_url
+from statecli.storage.minimum_speed import POOLS, Stalled
 from statecli.storage.retry import ConnectionCut, Transient
 
 if TYPE_CHECKING:
@@ -99,8 +100,6 @@ def _create_pool(scheme: str, proxy: str | None, how: Settings) -> PoolManager:
 
 
 def _limit_pace(pools: PoolManager) -> PoolManager:
-    from statecli.storage.minimum_speed import POOLS
-
     redact.filter_logs()
     pools.pool_classes_by_scheme = POOLS
     return pools
@@ -155,8 +154,6 @@ def translate_error(why: Exception) -> StateError | Transient:
             f"the server does not answer: no connection in {min(CONNECT_TIMEOUT_S, settings().timeout):g} s"
         )
     if isinstance(why, exceptions.ReadTimeoutError):
-        from statecli.storage.minimum_speed import Stalled
-
         problem = str(why.__cause__) if isinstance(why.__cause__, Stalled) else "nothing came"
         limit = f"in {settings().timeout:g} s (STATECLI_TIMEOUT sets this limit)"
         return Transient(f"the server stalls: {problem} {limit}")

@@ -16,6 +16,7 @@ from statecli.core.installed_package import MODEL_LIBRARIES
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
+from statecli.live import search_path
 from statecli.live.misspelt_arguments import MisspeltArguments
 from statecli.live.spec import AUTO, ModelSpec, correct_package, parse_spec, split_class_options
 from statecli.storage import checkpoint_folder, files
@@ -129,7 +130,6 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
         split_loaded_class,
         split_module_name,
     )
-    from statecli.live import search_path
 
     imported = find_imported_name(text)
     if imported is not None:

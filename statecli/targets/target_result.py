@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 import msgspec
@@ -69,3 +70,9 @@ class TargetResult(msgspec.Struct, frozen=True):
     def own_reason(self) -> str | None:
         """The reason without a leading target name."""
         return self.reason and self.reason.removeprefix(f"{self.target}: ")
+
+
+def drop_accepted(findings: Iterable[Finding], accepted: Iterable[Accepted]) -> tuple[Finding, ...]:
+    """Return the findings not accepted."""
+    dropped = {id(entry.finding) for entry in accepted}
+    return tuple(finding for finding in findings if id(finding) not in dropped)
