@@ -45,9 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Exclude the libraries' objects from garbage collections, because they cost 0.3 s each; collect less often."""
+    _collect_and_freeze()
+    gc.set_threshold(20_000, 20, 100)
+
+
+def _collect_and_freeze() -> None:
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5_000, 20, 20)
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,18 @@ class Result:
 #: Modules forgotten since the last garbage collection, and the number of them that starts a collection.
 FORGOTTEN_MODULES: list[str] = []
 MAX_FORGOTTEN_MODULES = 100
+#: Modules of libraries imported since then that start one: their objects are frozen too.
+MAX_NEW_MODULES = 200
+
+
+@pytest.fixture(scope="session")
+def modules_at_collection():
+    """The modules that were imported at the last garbage collection."""
+    return set(sys.modules)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget_built_modules(tmp_path_factory):
+def forget_built_modules(tmp_path_factory, modules_at_collection):
     """Forget the modules of a test file's own files: another file may import other modules of the same names.
 
     Their classes are freed, because each build of a model replaces methods in all subclasses of nn.Module.
@@ -83,9 +95,11 @@ def forget_built_modules(tmp_path_factory):
     for name in names:
         del sys.modules[name]
     FORGOTTEN_MODULES.extend(names)
-    if len(FORGOTTEN_MODULES) > MAX_FORGOTTEN_MODULES:
+    new = sys.modules.keys() - modules_at_collection
+    if len(FORGOTTEN_MODULES) > MAX_FORGOTTEN_MODULES or len(new) > MAX_NEW_MODULES:
         FORGOTTEN_MODULES.clear()
-        gc.collect()
+        modules_at_collection.update(new)
+        _collect_and_freeze()
 
 
 @pytest.fixture
