@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+_Number = TypeVar("_Number", bound=float)
+_Value = TypeVar("_Value")
 
 #: Merges the values of a field in two summaries.
 Rule = Callable[[Any, Any], Any]
@@ -14,21 +17,21 @@ def merge_fields(rules: Mapping[str, Rule], one: Iterable[Any], other: Iterable[
     return [rule(a, b) for rule, a, b in zip(rules.values(), one, other, strict=True)]
 
 
-def choose_smallest(a: Any, b: Any) -> Any:
+def choose_smallest(a: _Number | None, b: _Number | None) -> _Number | None:
     """Return the smaller value; None is an unknown value."""
     return min(a, b) if a is not None and b is not None else a if b is None else b
 
 
-def choose_largest(a: Any, b: Any) -> Any:
+def choose_largest(a: _Number | None, b: _Number | None) -> _Number | None:
     """Return the larger value; None is an unknown value."""
     return max(a, b) if a is not None and b is not None else a if b is None else b
 
 
-def choose_given(a: Any, b: Any) -> Any:
+def choose_given(a: _Value, b: _Value) -> _Value:
     """Return the first value that is given."""
     return a or b
 
 
-def keep_if_equal(a: Any, b: Any) -> Any:
+def keep_if_equal(a: _Value | None, b: _Value | None) -> _Value | None:
     """Return the value that both have; None if they differ."""
     return a if a == b else None
