@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -33,6 +34,8 @@ from typing import Any, NoReturn
 
 NUMBER = struct.Struct("<q")
 DESCRIPTORS = 3
+MADV_COLLAPSE = 25
+HUGE_PAGE_BYTES = 2 << 20
 
 
 class Server:
@@ -149,6 +152,24 @@ def _replace_path_entries(before: str, after: str) -> None:
         sys.path[:] = [*new, *(entry for entry in sys.path if entry not in old)]
 
 
+def use_huge_pages() -> None:
+    """Move the memory of this process to huge pages: a fork copies an entry for each page, 55,000 of them for torch.
+
+    This takes 11 of the 20 ms of a process. A system without MADV_COLLAPSE (Linux 6.1) keeps its pages.
+    """
+    try:
+        with open("/proc/self/maps") as lines:
+            mappings = [line.split() for line in lines]
+    except FileNotFoundError:
+        return
+    advise = ctypes.CDLL(None).madvise
+    for addresses, access, *_, name in ([*mapping, ""][:6] for mapping in mappings):
+        if access == "rw-p" and name in ("", "[heap]"):
+            first, last = (int(address, 16) for address in addresses.split("-"))
+            for page in range(-(-first // HUGE_PAGE_BYTES), last // HUGE_PAGE_BYTES):
+                advise(ctypes.c_void_p(page * HUGE_PAGE_BYTES), ctypes.c_size_t(HUGE_PAGE_BYTES), MADV_COLLAPSE)
+
+
 def run(request: dict[str, Any]) -> None:
     """Run the code of a request as Python would."""
     if request["session"] != "same":
@@ -221,6 +242,7 @@ if __name__ == "__main__":
     server = Server(sys.argv[1])
     gc.collect()
     gc.freeze()
+    use_huge_pages()
     os.write(1, b"ready\n")
     request = server.serve()
     del server
