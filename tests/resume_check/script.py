@@ -283,3 +283,8 @@ def few(steps, save_to):
 
 def many(steps, save_every, save_to, checkpoint, rate):
     """Takes an argument without a default."""
+
+
+def printing(**options):
+    print("print of the script")
+    plain(**options)

@@ -226,9 +226,10 @@ def test_json_has_each_state(statecli):
     assert [row["state"] for row in result.json["states"]] == [state.value for state in State]
 
 
-def test_a_script_runs_in_a_process_of_its_own(monkeypatch, statecli):
-    """The prints of the script go to standard error."""
-    monkeypatch.undo()
-    result = statecli("resume-check", f"{SCRIPT}::plain", "-f", "plain")
+def test_prints_of_the_script_go_to_standard_error(statecli, capfd):
+    """Standard output has only the table. tests/test_windows.py runs a script in new processes."""
+    result = statecli("resume-check", f"{SCRIPT}::printing", "-f", "plain")
     assert result.code == 0
     assert result.out.startswith("state")
+    assert "print of the script" not in result.out
+    assert capfd.readouterr() == ("", "print of the script\n" * 2)
