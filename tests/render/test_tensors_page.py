@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import struct
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from tests.forked_python import run_python
 from tests.render.browser import CHROMEDRIVER, CHROMIUM, Browser
 
 pytestmark = [
@@ -60,8 +59,8 @@ def browser(tmp_path_factory):
 
 
 def save_page(target, path, *options):
-    command = [sys.executable, "-m", "statecli", "inspect", target, "-f", "html", "-o", path, *options]
-    assert subprocess.run(command, capture_output=True, check=False).returncode in (0, 1)
+    command = ["-m", "statecli", "inspect", target, "-f", "html", "-o", path, *options]
+    assert run_python(command, "statecli").returncode in (0, 1)
     return path
 
 
@@ -456,8 +455,8 @@ def test_a_wide_table_keeps_its_remarks_legible(browser, tmp_path):
         "        self.scale = nn.Parameter(torch.ones(1)) * 2\n"
         "    def forward(self, x):\n        return self.fc(x) * self.scale\n"
     )
-    command = [sys.executable, "-m", "statecli", "verify", "net.py:Net", "--input", "4x2", "-o", "net.html"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    command = ["-m", "statecli", "verify", "net.py:Net", "--input", "4x2", "-o", "net.html"]
+    assert run_python(command, cwd=tmp_path).returncode == 1
     widths = "return [...document.querySelectorAll('td.remark')].map((e) => e.offsetWidth)"
     browser.show(tmp_path / "net.html")
     assert browser.run("const t = document.querySelector('.scroll'); return t.scrollWidth - t.clientWidth") == 0
@@ -522,8 +521,8 @@ def test_the_first_nan_and_the_parameter_of_a_moment_are_shown(browser, tmp_path
     moments = {n: {"exp_avg": torch.ones_like(tensor)} for n, tensor in enumerate(model.values())}
     optimizer = {"state": moments, "param_groups": [{"params": [0, 1]}]}
     torch.save({"model": model, "optimizer": optimizer}, tmp_path / "net.pt")
-    command = [sys.executable, "-m", "statecli", "report", tmp_path / "net.pt", "--stats", "-o", tmp_path / "net.html"]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    command = ["-m", "statecli", "report", tmp_path / "net.pt", "--stats", "-o", tmp_path / "net.html"]
+    assert run_python(command, "statecli").returncode == 0
     browser.show(tmp_path / "net.html")
     facts = browser.post("/execute/async", script=FACTS, args=["model: a"])
     assert "first NaN at[1,0]" in facts
@@ -541,8 +540,8 @@ def changes(tmp_path_factory):
     after = {name: tensor * (1.5 if name.startswith("h.3.") else 1.001) for name, tensor in before.items()}
     torch.save(before, folder / "a.pt")
     torch.save(after, folder / "b.pt")
-    command = [sys.executable, "-m", "statecli", "diff", "a.pt", "b.pt", "-f", "html", "-o", "diff.html"]
-    assert subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode == 1
+    command = ["-m", "statecli", "diff", "a.pt", "b.pt", "-f", "html", "-o", "diff.html"]
+    assert run_python(command, "statecli", cwd=folder).returncode == 1
     return folder / "diff.html"
 
 
