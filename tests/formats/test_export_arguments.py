@@ -107,7 +107,7 @@ class Asserted(nn.Module):
 
 
 NORMED = nn.utils.parametrizations.weight_norm(nn.Linear(8, 4))
-IMAGE, SEQUENCE, ROWS = torch.rand(2, 8, 4, 4), torch.rand(2, 2, 8), torch.rand(4, 8)
+IMAGE, SEQUENCE, ROWS = torch.rand(2, 8, 4, 4), torch.rand(1, 2, 8), torch.rand(4, 8)
 HONEST = {
     "lstm": (nn.LSTM(8, 6, 2, bidirectional=True), SEQUENCE),
     "lstm with a projection": (nn.LSTM(8, 6, 2, proj_size=3, batch_first=True), SEQUENCE),
