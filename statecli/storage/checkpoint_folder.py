@@ -17,6 +17,7 @@ from statecli.storage import files as on_disk
 from statecli.storage import json_object
 from statecli.storage.byte_source import read_small_file
 from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILES, SINGLE, TAR_SUFFIXES
+from statecli.storage.store import FolderEntries
 
 #: Most inner folders that are searched for weights, for a message that names them.
 MAX_INNER = 200
@@ -155,12 +156,12 @@ def _choose(path: str, weights: list[str], indexes: list[str]) -> str:
 
 def list_files(path: str) -> list[str]:
     """Return the sorted names of the files in a folder; empty for a folder that may not be listed."""
-    return _list(path)[0] if on_disk.may_list(path) else []
+    return _list(path).files if on_disk.may_list(path) else []
 
 
 def list_folders(path: str) -> list[str]:
     """Return the sorted names of the folders in a folder; empty for a folder that may not be listed."""
-    return _list(path)[1] if on_disk.may_list(path) else []
+    return _list(path).folders if on_disk.may_list(path) else []
 
 
 #: Folders of tools, which an audit of a folder enters only if a file in them has the name of a checkpoint.
@@ -303,16 +304,11 @@ def find_configuration(path: str) -> str | None:
     return config
 
 
-def _list(path: str) -> tuple[list[str], list[str]]:
-    """Return the sorted names of the files and of the folders in a folder."""
-    files: list[str] = []
-    folders: list[str] = []
+def _list(path: str) -> FolderEntries:
     try:
-        for name in sorted(on_disk.list_names(path)):
-            (folders if on_disk.is_folder(on_disk.join(path, name)) else files).append(name)
+        return on_disk.list_entries(path)
     except OSError as error:
         raise UnreadableError(f"cannot be listed: {(error.strerror or 'unknown error').lower()}") from error
-    return files, folders
 
 
 def _explain_folder(path: str, names: list[str], folders: list[str]) -> UnreadableError:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from statecli.core import posix
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.storage.store import FileVersion, Guard
+from statecli.storage.store import FileVersion, FolderEntries, Guard
 from statecli.storage.url import is_remote
 
 #: Name of standard input, as a target.
@@ -140,6 +140,14 @@ class LocalStore:
         """See `Store.list_names`. Raises OSError."""
         return os.listdir(folder)
 
+    def list_entries(self, folder: str) -> FolderEntries:
+        """See `Store.list_entries`. Raises OSError. The system reports the kind with the name, without a `stat`."""
+        entries = FolderEntries([], [])
+        with os.scandir(folder) as listed:
+            for entry in sorted(listed, key=lambda entry: entry.name):
+                (entries.folders if _is_folder(entry) else entries.files).append(entry.name)
+        return entries
+
     def may_list(self, folder: str) -> bool:
         return os.access(folder, os.R_OK)
 
@@ -186,6 +194,13 @@ class LocalStore:
 
     def confirm_guards(self, path: str) -> None:
         """See `Store.confirm_guards`: a local file checks them at once."""
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 class LocalFile:

@@ -23,7 +23,7 @@ from statecli.storage.object_store import Listing, Missing, Unsure, open_store
 from statecli.storage.parallel import run_in_threads
 from statecli.storage.prefetch_progress import report_prefetch
 from statecli.storage.retry import retry
-from statecli.storage.store import FileVersion
+from statecli.storage.store import FileVersion, FolderEntries
 
 _FILE, _FOLDER, _MISSING = "file", "folder", "missing"
 
@@ -110,6 +110,13 @@ class RemoteStore:
     def list_names(self, folder: str) -> list[str]:
         """See `Store.list_names`. Raises UnreadableError."""
         return list(self._list(folder).folders)
+
+    def list_entries(self, folder: str) -> FolderEntries:
+        """See `Store.list_entries`. Raises UnreadableError."""
+        entries = FolderEntries([], [])
+        for name in sorted(self.list_names(folder)):
+            (entries.folders if self.is_folder(url.join(folder, name)) else entries.files).append(name)
+        return entries
 
     def may_list(self, folder: str) -> bool:
         folder = url.make_absolute(folder)

@@ -54,6 +54,13 @@ class FileVersion(NamedTuple):
     marker: str | None
 
 
+class FolderEntries(NamedTuple):
+    """The sorted names of the files and of the folders in a folder."""
+
+    files: list[str]
+    folders: list[str]
+
+
 class Guard(msgspec.Struct, frozen=True, gc=False):
     """Bytes `start` to `stop`, placed by a directory, without proof so far.
 
@@ -148,6 +155,9 @@ class Store(Protocol):
 
     def list_names(self, folder: str) -> list[str]:
         """Return the names in a folder."""
+
+    def list_entries(self, folder: str) -> FolderEntries:
+        """Return the names in a folder by their kind; each name that is not a folder counts as a file."""
 
     def may_list(self, folder: str) -> bool:
         """Return False if the folder may be entered and not listed."""

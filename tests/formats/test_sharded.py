@@ -310,7 +310,7 @@ def test_a_folder_that_vanishes(folder, monkeypatch):
     def raise_missing(path: str) -> list[str]:
         raise FileNotFoundError(2, "No such file")
 
-    monkeypatch.setattr(os, "listdir", raise_missing)
+    monkeypatch.setattr(os, "scandir", raise_missing)
     with pytest.raises(UnreadableError, match=r"^[^\n]*cannot be listed: no such file$"):
         formats.read(str(folder))
 
