@@ -9,6 +9,7 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -90,23 +91,35 @@ def test_the_functions_of_a_module_have_the_parameters_of_its_protocol():
                 assert len(inspect.signature(getattr(module, name)).parameters) == count, f"{module.__name__}.{name}"
 
 
+class ImportStatement(NamedTuple):
+    node: ast.Import | ast.ImportFrom
+    in_function: bool
+    for_types: bool
+
+    def list_modules(self):
+        """Return the imported modules; of `from . import name` none."""
+        if isinstance(self.node, ast.Import):
+            return [alias.name for alias in self.node.names]
+        return [] if self.node.level else [self.node.module]
+
+
 @functools.cache
 def imports(path):
-    """(module, whether at import time) of each import statement."""
-    inner = {
-        id(node)
-        for function in nodes(path)
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for node in ast.walk(function)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-    }
-    imported = []
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            imported += [(alias.name, id(node) not in inner) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            imported.append((node.module or "", id(node) not in inner))
-    return imported
+    """Return each import statement of a file. Only statements contain statements."""
+    found, todo = [], [(node, False, False) for node in parse(path).body]
+    while todo:
+        node, in_function, for_types = todo.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(ImportStatement(node, in_function, for_types))
+        in_function = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for_types = for_types or (isinstance(node, ast.If) and dotted_name(node.test) == "TYPE_CHECKING")
+        for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+            todo += [(child, in_function, for_types) for child in getattr(node, field, ())]
+    return found
+
+
+def list_modules(path):
+    return [module for statement in imports(path) for module in statement.list_modules()]
 
 
 def allowed_top(path):
@@ -119,40 +132,23 @@ def allowed_top(path):
 def test_heavy_packages_stay_in_their_rooms():
     """torch in live/, values/ and two commands, numpy in values/, rich in browse/, at import time."""
     for path in MODULES:
-        at_top = {module.partition(".")[0] for module, top in imports(path) if top}
-        typed = _type_checking_only(path)
-        assert (at_top & {"torch", "numpy", "rich"}) - typed <= allowed_top(path), path
-
-
-def _type_checking_only(path):
-    names = set()
-    for node in nodes(path):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Import):
-                    names |= {alias.name.partition(".")[0] for alias in inner.names}
-                elif isinstance(inner, ast.ImportFrom):
-                    names.add((inner.module or "").partition(".")[0])
-    return names
+        at_top = [statement for statement in imports(path) if not statement.in_function and not statement.for_types]
+        packages = {module.partition(".")[0] for statement in at_top for module in statement.list_modules()}
+        assert packages & {"torch", "numpy", "rich"} <= allowed_top(path), path
 
 
 @functools.cache
 def _own_imports(path, *, in_functions):
     """Return the modules of ours that a file imports at its top, or only in functions; not imports for types."""
-    modules, todo = set(), [(node, False) for node in parse(path).body]
-    while todo:
-        node, inside = todo.pop()
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+    modules = set()
+    for statement in imports(path):
+        if statement.for_types or statement.in_function is not in_functions:
             continue
-        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        todo += [(child, inside) for child in ast.iter_child_nodes(node)]
-        if inside is not in_functions:
-            continue
-        if isinstance(node, ast.ImportFrom):
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            modules |= names & _files_by_module().keys() or {node.module}
-        elif isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
+        names = statement.list_modules()
+        if isinstance(statement.node, ast.ImportFrom):
+            inner = {f"{statement.node.module}.{alias.name}" for alias in statement.node.names}
+            names = inner & _files_by_module().keys() or names
+        modules.update(names)
     return modules & _files_by_module().keys()
 
 
@@ -215,10 +211,11 @@ def private_imports(tree_nodes, package):
 def test_the_first_waist_imports_nothing_of_ours():
     """All other modules depend on model_state.py; model_state.py imports two modules, and they import nothing."""
     below = {"statecli.core.format_traits", "statecli.core.oddity_kind"}
-    used = {module for module, _ in imports(PACKAGE / "core" / "model_state.py")}
+    used = set(list_modules(PACKAGE / "core" / "model_state.py"))
     assert {module for module in used if module.startswith("statecli")} == below
     for name in ("format_traits", "oddity_kind"):
-        assert not [module for module, _ in imports(PACKAGE / "core" / f"{name}.py") if module.startswith("statecli")]
+        modules = list_modules(PACKAGE / "core" / f"{name}.py")
+        assert not [module for module in modules if module.startswith("statecli")]
 
 
 def decides_by(tree_nodes, attribute, is_name):
@@ -372,7 +369,7 @@ def test_nothing_unpickles_or_evaluates():
     """
     ours = {PACKAGE / "commands" / "verify" / "save_roundtrip.py", PACKAGE / "workers" / "executors" / "batch.py"}
     for path in MODULES:
-        named = {module.partition(".")[0] for module, _ in imports(path)}
+        named = {module.partition(".")[0] for module in list_modules(path)}
         forbidden = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "zipfile"}
         assert path in ours or not named & forbidden, path
         for node in nodes(path):
@@ -462,7 +459,7 @@ def test_every_module_that_a_docstring_names_exists():
     others = {"net.py", "setup.py"}  # examples, and the build of the package
     modules = {path.name for path in MODULES}
     for path in MODULES:
-        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        text = ast.get_docstring(parse(path)) or ""
         assert {*re.findall(r"`(\w+\.py)`", text)} - others <= modules, path
 
 
@@ -486,7 +483,7 @@ def test_every_skip_has_a_row():
     first_cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     listed = [reason for cell in first_cells for reason in re.findall(r"`([^`]+)`", cell)]
     texts = [path.read_text() for path in (root / "tests").rglob("*.py")]
-    trees = [ast.parse(text) for text in texts if "skip" in text]
+    trees = [ast.parse(text) for text in texts if re.search(r"\.(?:importor)?skip(?:if)?\(", text)]
     assert sorted(listed) == sorted({reason for tree in trees for reason in skip_reasons(tree)})
 
 
