@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
+
+from .forked_python import write_command
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
@@ -21,14 +23,22 @@ RESULTS = {
     "statecli.lock(model)": "statecli.lock/1",
     "statecli.inspect({'<b>bold</b>': torch.ones(1)})": "&lt;b&gt;bold&lt;/b&gt;",
 }
+#: A kernel in a fork of a process with torch imported. It ends if this variable does not name its parent.
+KERNEL = """
+import os
+del os.environ["JPY_PARENT_PID"]
+from ipykernel import kernelapp
+kernelapp.launch_new_instance()
+"""
 
 
 def run_cells(folder):
     """Run the cells; return their outputs by source. The kernel is this interpreter, whatever kernels are installed."""
     spec = folder / "jupyter" / "kernels" / "here"
     spec.mkdir(parents=True)
-    argv = f'["{sys.executable}", "-m", "ipykernel_launcher", "-f", "{{connection_file}}"]'
-    (spec / "kernel.json").write_text(f'{{"argv": {argv}, "display_name": "here", "language": "python"}}')
+    write_command(spec / "kernel.sh", "-c", KERNEL, libraries="torch")
+    argv = [str(spec / "kernel.sh"), "-f", "{connection_file}"]
+    (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "here", "language": "python"}))
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     sources = [*(block.strip() for block in blocks[:3]), *RESULTS, "statecli.inspect('missing.pt')"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
