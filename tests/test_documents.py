@@ -6,7 +6,6 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +24,8 @@ from statecli.formats import FORMATS
 from statecli.report.documents.schemas import DOCUMENTS
 from statecli.rules.dictionary import DICTIONARY
 from statecli.rules.policy_config import Policy
+
+from .forked_python import run_code
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -136,9 +137,8 @@ def test_an_example_runs(statecli, desk, line):
 def test_the_remedy_for_a_checkpoint_that_does_not_load_loads_it():
     """The code of the how-to runs where its other examples run."""
     (code,) = blocks(PAGES["docs/how-to/load-state-dict-fails.md"], "python")
-    program = "import sys; sys.path.insert(0, '')\n" + code + "\nassert model.head.weight.equal(state['head.weight'])"
     with shown.sample_folder():
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        done = run_code(code + "\nassert model.head.weight.equal(state['head.weight'])")
     assert done.returncode == 0, done.stderr
 
 
