@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from statecli.storage import checkpoint_names
 
-from .forked_python import write_command
+from .forked_python import run_python, write_command
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
@@ -51,8 +51,18 @@ def test_the_hooks_are_valid():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def locked_folder(tmp_path_factory):
+    """A folder with a checkpoint and its lock."""
+    folder = tmp_path_factory.mktemp("locked")
+    save_file({"fc.weight": torch.eye(3), "fc.bias": torch.arange(3.0)}, folder / "m.safetensors")
+    words = ["-m", "statecli", "lock", "m.safetensors", "-o", "statecli.lock.json"]
+    run_python(words, "statecli", cwd=folder, check=True)
+    return folder
+
+
 @pytest.fixture
-def repository(tmp_path, monkeypatch):
+def repository(locked_folder, tmp_path, monkeypatch):
     """A repository with a locked checkpoint; `statecli` and `python3` are run by this interpreter."""
     bin = tmp_path / "bin"
     bin.mkdir()
@@ -60,11 +70,8 @@ def repository(tmp_path, monkeypatch):
         write_command(bin / name, *words)
     monkeypatch.setenv("PATH", f"{bin}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
-    folder = tmp_path / "repository"
-    folder.mkdir()
+    folder = shutil.copytree(locked_folder, tmp_path / "repository")
     monkeypatch.chdir(folder)
-    save_file({"fc.weight": torch.eye(3), "fc.bias": torch.arange(3.0)}, "m.safetensors")
-    assert run("statecli", "lock", "m.safetensors", "-o", "statecli.lock.json").returncode == 0
     return folder
 
 
