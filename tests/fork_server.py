@@ -2,11 +2,12 @@
 
 Usage: python fork_server.py SOCKET MODULE...
 
-A request is a JSON object with the fields `words`, `cwd`, `environment` and `session`, and descriptors 0, 1 and 2 of
-the process. The words are those after `python`: `-c CODE ARG...`, `-m MODULE ARG...` or `SCRIPT ARG...`, after
-`-W ignore`, `-E` or `-I`. The answer is the process id, and later the status as `os.waitpid` returns it. The server
-kills a process whose client has closed the connection. An empty request joins the server, which ends when the last
-connection that joined is closed. The server has one thread, because a fork copies only the thread that calls it.
+A request is a dict in the format of `marshal` with the fields `words`, `cwd`, `environment` and `session`, and
+descriptors 0, 1 and 2 of the process. The words are those after `python`: `-c CODE ARG...`, `-m MODULE ARG...` or
+`SCRIPT ARG...`, after `-W ignore`, `-E` or `-I`. The answer is the process id, and later the status as `os.waitpid`
+returns it. The server kills a process whose client has closed the connection. An empty request joins the server, which
+ends when the last connection that joined is closed. The server has one thread, because a fork copies only the thread
+that calls it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import fcntl
 import gc
 import importlib
 import io
-import json
+import marshal
 import os
 import runpy
 import select
@@ -82,7 +83,7 @@ class Server:
             connection.sendall(NUMBER.pack(os.getpid()))
             return None
         with connection.makefile("rb") as stream:
-            request: dict[str, Any] = json.loads(stream.read(*NUMBER.unpack(size)))
+            request: dict[str, Any] = marshal.loads(stream.read(*NUMBER.unpack(size)))  # noqa: S302  # the tests' own
         pid = os.fork()
         if pid == 0:
             self._leave(connection)

@@ -8,7 +8,7 @@ tested: imported modules, options of the interpreter, limits of memory, finalize
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import select
 import shlex
@@ -108,7 +108,7 @@ class ForkedProcess(subprocess.Popen[Any]):
         descriptors = [number if pipe == -1 else pipe for number, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(find_server(self._libraries).path)
-        body = json.dumps(request).encode()
+        body = marshal.dumps(request)
         socket.send_fds(self._connection, [_NUMBER.pack(len(body))], descriptors)
         self._connection.sendall(body)
         self.pid = self._receive()
