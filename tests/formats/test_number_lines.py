@@ -6,11 +6,7 @@ Each pickle runs `touch` when loaded: the oracle loads the pickle in a separate 
 from __future__ import annotations
 
 import pickle
-import resource
-import signal
 import struct
-import subprocess
-import sys
 import zipfile
 
 import pytest
@@ -18,6 +14,8 @@ import pytest
 from statecli.commands.audit.run import Request, audit
 from statecli.pickle_scan.imported_names import Scanner
 from statecli.pickles.machine import Machine
+
+from ..forked_python import run_python
 
 CALL = b"0cposix\nsystem\n(S'touch PWNED'\ntR."
 # Kind of the line -> opcodes that push a value.
@@ -44,18 +42,16 @@ LOAD_IN_PYTHON = "import pickle; pickle._Unpickler(open('x', 'rb')).load()"
 LOAD_ARRAY = "import numpy; numpy.load('x', allow_pickle=True)"
 
 
-def limit() -> None:
-    """Leave 4 GiB of memory and five seconds to a process."""
-    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-    resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+#: Leaves 4 GiB of memory, and five seconds or 0.2 seconds of CPU time, to a process.
+LIMIT_MEMORY = "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+LIMIT = LIMIT_MEMORY + "resource.setrlimit(resource.RLIMIT_CPU, (5, 5))\n"
+LIMIT_TIME = LIMIT_MEMORY + "import signal; signal.setitimer(signal.ITIMER_VIRTUAL, 0.2)\n"
 
 
 def load(program, data, folder):
     """Load the bytes in another process; return whether the command in the bytes ran."""
     (folder / "x").write_bytes(data)
-    subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, preexec_fn=limit, capture_output=True, check=False, timeout=30
-    )
+    run_python(["-c", LIMIT + program], "statecli", cwd=folder, timeout=30)
     return (folder / "PWNED").exists()
 
 
@@ -128,24 +124,11 @@ BOMBS = {
 def test_a_bomb_of_protocol_0_is_reported(name, tmp_path):
     """The pickle has no names and does not begin with PROTO; bytes after the pickle do not change the result."""
     oracle = f"import pickle\ntry: pickle.loads({BOMBS[name]!r})\nexcept MemoryError: open('PWNED', 'w')"
-    process = subprocess.run(
-        [sys.executable, "-c", oracle],
-        cwd=tmp_path,
-        preexec_fn=limit_time,
-        capture_output=True,
-        check=False,
-        timeout=30,
-    )
+    process = run_python(["-c", LIMIT_TIME + oracle], "statecli", cwd=tmp_path, timeout=30)
     assert process.returncode < 0 or (tmp_path / "PWNED").exists()
     for rest in (b"", b"other"):
         (tmp_path / "vocab.bin").write_bytes(BOMBS[name] + rest)
         assert "allocation-bomb" in rules_of(tmp_path)
-
-
-def limit_time() -> None:
-    """Leave 4 GiB of memory and 0.4 s of CPU time to a process."""
-    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0.4)  # ends the process also after exec
 
 
 def test_an_integer_with_a_leading_zero_is_octal():
