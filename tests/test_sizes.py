@@ -29,7 +29,7 @@ def test_inspect_and_audit_say_the_same_size(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(state_dict, "model.pt")
     assert sizes.sum_bytes(statecli.inspect("model.pt").state.tensors) == size
-    result = run_python(["-m", "statecli", "audit", "model.pt", "-f", "json"])
+    result = run_python(["-m", "statecli", "audit", "model.pt", "-f", "json"], "statecli")
     assert json.loads(result.stdout)["targets"][0]["bytes"] == size
 
 

@@ -278,7 +278,7 @@ def test_what_is_compiled_is_told(tmp_path):
 
 def run(*arguments):
     """Run `statecli` with the arguments of a user."""
-    return run_python(["-m", "statecli", *arguments])
+    return run_python(["-m", "statecli", *arguments], "statecli")
 
 
 @each_layout
@@ -1431,14 +1431,14 @@ def test_symbols_are_counted_by_their_numbers(symbol, parts, tmp_path):
     assert any("counts in steps of 1 up to the number in the symbol" in message for _, message in actual_findings)
 
 
-#: Loads the first file, which imports what a load needs, and then each file within half a second of CPU time.
+#: Loads the first file, which imports what a load needs, and then each file within 0.3 seconds of CPU time.
 LOAD_EACH = """
 import os, signal, sys, torch
 torch.export.load(sys.argv[1])
 for path in sys.argv[1:]:
     pid = os.fork()
     if pid == 0:
-        signal.setitimer(signal.ITIMER_PROF, 0.5)
+        signal.setitimer(signal.ITIMER_PROF, 0.3)
         torch.export.load(path)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

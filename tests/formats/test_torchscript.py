@@ -364,7 +364,7 @@ def test_the_modules_own_state_dict_is_the_same(net, tmp_path, statecli):
 
 def run(*arguments):
     """Run `statecli` with the arguments of a user."""
-    return run_python(["-m", "statecli", *arguments])
+    return run_python(["-m", "statecli", *arguments], "statecli")
 
 
 def test_an_audit_finds_only_lite_bytecode_in_ordinary_ones(tmp_path):
