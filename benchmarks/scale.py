@@ -248,7 +248,8 @@ def plan(folder: Path) -> None:
 
 def _tasks(folder: Path) -> int:
     """How many there are: all are handed out, and none is done."""
-    from statecli.commands.diff.run import Request, compare_targets
+    from statecli.commands.diff.request import Request
+    from statecli.commands.diff.run import compare_targets
     from statecli.core import errors
     from statecli.workers import pool
     from statecli.workers.executors.dask import MAX_BATCH_BYTES

@@ -24,8 +24,9 @@ from torch import nn
 
 import statecli
 from statecli.commands.audit.result import Audit
-from statecli.commands.diff import run
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Diff, Field
+from statecli.commands.diff.run import compare_targets
 from statecli.commands.inspect import run as inspection
 from statecli.commands.lock.lock_file import Lock
 from statecli.commands.verify import run as proofs
@@ -507,7 +508,7 @@ def test_diff_of_files_is_the_commands_own(tmp_path):
     torch.save({"w": torch.zeros(3)}, tmp_path / "a.pt")
     torch.save({"w": torch.tensor([0.0, 0.5, 0.0])}, tmp_path / "b.pt")
     diff = statecli.diff(tmp_path / "a.pt", tmp_path / "b.pt", jobs=1)
-    assert diff == run.compare_targets(run.Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), jobs=1))
+    assert diff == compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), jobs=1))
     assert diff.changes[0].values.max_abs == 0.5
     assert statecli.diff(tmp_path / "a.pt", tmp_path / "b.pt", atol=1).findings == ()
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from statecli.browse.peek import Versions
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Change, Diff, Field, Status
-from statecli.commands.diff.run import Request, compare_states
+from statecli.commands.diff.run import compare_states
 from statecli.core.errors import StateError
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind

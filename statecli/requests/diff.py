@@ -6,8 +6,9 @@ import math
 
 from msgspec.structs import asdict, replace
 
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Field
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.run import compare_targets
 from statecli.commands.diff.snapshot import refuse_value_options
 from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use

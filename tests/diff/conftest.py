@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Change, Diff, Status
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.run import compare_targets
 
 #: Writes an object, gives the path: `save({"w": t}, "a.pt")`.
 Save = Callable[[Any, str], str]

@@ -16,8 +16,9 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from statecli.commands.diff import run
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Field, Status
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.run import compare_targets
 from statecli.core.errors import NothingMatched, UnreadableError
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
@@ -452,12 +453,12 @@ def test_one_weight_of_a_real_model(minilm, save):
 
 def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypatch):
     """Large files are read by two processes with the same result; an unreadable file is reported in one line."""
-    import statecli.commands.diff.run as module
+    from statecli.commands.diff import read_targets
 
     state = {f"l.{i}.w": torch.randn(3) for i in range(20)}
     after = {**state, "l.3.w": torch.zeros(3)}
     alone = diff(state, after)
-    monkeypatch.setattr(module, "MIN_BYTES_FOR_PROCESS", 0)
+    monkeypatch.setattr(read_targets, "MIN_BYTES_FOR_PROCESS", 0)
     monkeypatch.setattr(pool, "can_fork", lambda: True)
     paths = alone.before.target, alone.after.target
     beside = compare_targets(Request(*paths))
@@ -470,9 +471,9 @@ def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypa
 
 def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
     """A lone surrogate in a text next to the tensors is compared too."""
-    import statecli.commands.diff.run as module
+    from statecli.commands.diff import read_targets
 
-    monkeypatch.setattr(module, "MIN_BYTES_FOR_PROCESS", 0)
+    monkeypatch.setattr(read_targets, "MIN_BYTES_FOR_PROCESS", 0)
     monkeypatch.setattr(pool, "can_fork", lambda: True)
     state = {"model": {"w": torch.ones(2)}, "run": "a"}
     result = diff({**state, "run": "\ud800"}, state)
@@ -531,14 +532,14 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
     """The file version is taken before the header is read: an old header with new bytes is not a valid state."""
     for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
         torch.save({"w": torch.full((4,), value)}, tmp_path / f"{name}.pt")
-    read = run._read_both
+    read = run.read_both
 
     def and_replace(*args):
         both = read(*args)
         (tmp_path / "c.pt").replace(tmp_path / "b.pt")
         return both
 
-    monkeypatch.setattr(run, "_read_both", and_replace)
+    monkeypatch.setattr(run, "read_both", and_replace)
     diff = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
     assert [broken.fqn for broken in diff.broken] == ["w"]
     assert "b.pt: w: changed while statecli read it" in diff.broken[0].message

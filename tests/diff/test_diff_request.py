@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Field
-from statecli.commands.diff.run import Request
 from statecli.core.errors import UsageError
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Field
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.run import compare_targets
 from statecli.core.errors import NothingMatched
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Field, Status
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.run import compare_targets
 from statecli.core.errors import NothingMatched, UsageError
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.request import Request
+from statecli.commands.diff.run import compare_targets
 from statecli.core.selection import Selection
 
 from .conftest import notes, rules

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Field
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.run import compare_targets
 
 MODELS = '''
 import torch

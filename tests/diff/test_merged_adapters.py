@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import TransformationKind
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.run import compare_targets
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

@@ -9,8 +9,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from statecli.commands.diff import renames
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Field, Status
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.run import compare_targets
 from statecli.core.model_state import TensorInfo
 from statecli.core.selection import Selection
 

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 
 from statecli import formats
 from statecli.commands.diff import settings as scalars
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import ScalarChange, Status
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.run import compare_targets
 from statecli.core.model_state import Kind, ModelState, Settings
 from statecli.core.selection import Selection
 

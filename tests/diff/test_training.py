@@ -7,8 +7,9 @@ import random
 import pytest
 import torch
 
-from statecli.commands.diff import run
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff import change_details, value_comparison
+from statecli.commands.diff.request import Request
+from statecli.commands.diff.run import compare_targets
 from statecli.commands.diff.transformations.training import is_training
 
 KINDS = (
@@ -74,9 +75,10 @@ def test_the_search_would_find_nothing(save, monkeypatch, suffix):
             change_two(rng, before, after, names)
         request = Request(save(before, f"a{seed}.{suffix}"), save(after, f"b{seed}.{suffix}"), jobs=1)
         with monkeypatch.context() as patch:
-            patch.setattr(run, "is_training", lambda changes: skipped.append(is_training(changes)) or skipped[-1])
+            note = lambda changes: skipped.append(is_training(changes)) or skipped[-1]  # noqa: E731
+            patch.setattr(change_details, "is_training", note)
             light = compare_targets(request)
-            patch.setattr(run, "is_training", lambda _: False)
-            patch.setattr(run, "compare_plain_pairs", lambda *_: None)
+            patch.setattr(change_details, "is_training", lambda _: False)
+            patch.setattr(value_comparison, "compare_plain_pairs", lambda *_: None)
             assert light == compare_targets(request), seed
     assert 15 < sum(skipped) < 50

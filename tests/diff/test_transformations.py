@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Field, Rounding, Status, TransformationKind
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff.run import compare_targets
 from statecli.commands.diff.transformations.views import locate, narrow, take_rows
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.core.tensor_parts import replace_data

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from statecli import formats
-from statecli.commands.diff import run
-from statecli.commands.diff.run import Request, compare_targets
+from statecli.commands.diff import read_targets
+from statecli.commands.diff.request import Request
+from statecli.commands.diff.run import compare_targets
 from statecli.core.model_state import Evidence, Kind, ModelState
 from statecli.targets.load import read_checkpoint
 from statecli.values.stats import StatsTask, stats_batch
@@ -100,15 +101,15 @@ def target(request, tmp_path) -> str:
 @pytest.fixture
 def second_process(monkeypatch) -> None:
     """Let another process read the second of two files, however small the file is."""
-    monkeypatch.setattr(run, "MIN_BYTES_FOR_PROCESS", 0)
+    monkeypatch.setattr(read_targets, "MIN_BYTES_FOR_PROCESS", 0)
     monkeypatch.setattr(pool, "can_fork", lambda: True)
 
 
 def test_every_state_survives_the_round_trip(target):
     """For each format, unpacking the worker's data gives the state that was read, with all fields."""
     expected = read_checkpoint(target)
-    packed = run.pack_checkpoint(target)
-    assert run.unpack_checkpoint(packed) == expected
+    packed = read_targets.pack_checkpoint(target)
+    assert read_targets.unpack_checkpoint(packed) == expected
     assert pickle.loads(pickle.dumps(expected)) == expected
 
 

@@ -91,7 +91,7 @@ def test_each_share_reads_its_own(statecli, shares, computed_tasks, monkeypatch)
     The unsharded command compares small files and neighbours without a task; here each pair gets a task.
     """
     monkeypatch.setattr("statecli.values.compare.compare_small_pairs", lambda *_: {})
-    monkeypatch.setattr("statecli.commands.diff.run.compare_plain_pairs", lambda *_: None)
+    monkeypatch.setattr("statecli.commands.diff.value_comparison.compare_plain_pairs", lambda *_: None)
     assert statecli("diff", "a.safetensors", "b.safetensors").code == 1
     whole = sum(count for name, count in computed_tasks)
     computed_tasks.clear()

@@ -12,8 +12,9 @@ import msgspec
 
 from statecli import formats, live
 from statecli.commands.diff.pairing import pair_sections
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Diff, Inconclusive
-from statecli.commands.diff.run import Request, compare_states
+from statecli.commands.diff.run import compare_states
 from statecli.core.errors import MalformedError, UnreadableError, UsageError
 from statecli.core.model_state import Kind, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind

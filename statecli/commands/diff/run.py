@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
-from statecli import formats, live
-from statecli.commands.diff import changed_fields, expectations, load_check, pairing, renames, suggest_map
+from statecli.commands.diff import (
+    change_details,
+    changed_fields,
+    expectations,
+    load_check,
+    pairing,
+    renames,
+    suggest_map,
+)
 from statecli.commands.diff import settings as scalars
 from statecli.commands.diff.module_versions import compare_versions
-from statecli.commands.diff.near_zero import find_near_zero
 from statecli.commands.diff.optimizer_names import (
     OptimizerPair,
     pair_optimizer_states,
@@ -23,76 +28,41 @@ from statecli.commands.diff.optimizer_names import (
     unify_settings,
 )
 from statecli.commands.diff.pairing import Match, MatchedBy
+from statecli.commands.diff.read_targets import list_target_paths, read_both
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import (
     Broken,
     Change,
     Diff,
     Field,
-    Histogram,
     Inconclusive,
     ScalarChange,
     Status,
     TransformationKind,
 )
 from statecli.commands.diff.snapshot import NOTE, SnapshotDigests, StateDigests
-from statecli.commands.diff.transformations.training import is_training
+from statecli.commands.diff.value_comparison import PairResult, ValueComparison
 from statecli.core import quoting
 from statecli.core.errors import NothingMatched, StateError
 from statecli.core.finding import Finding
 from statecli.core.float_mode import with_denormals
 from statecli.core.garbage_collector import pause_gc
-from statecli.core.model_state import Kind, ModelState, NoteKind, Oddity, TensorInfo
+from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
-from statecli.core.selection import Selection, glob_names, suggest_glob
+from statecli.core.selection import glob_names, suggest_glob
 from statecli.core.units import plural
 from statecli.storage import files
-from statecli.storage.file_version import CHANGED, FileChanged, FileVersion, find_changed, read_versions
+from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
 from statecli.targets import load
 from statecli.targets.section_of_target import split_section
-from statecli.values.delta import CompareOptions, Delta
-from statecli.values.plain_pairs import compare_plain_pairs
+from statecli.values.delta import CompareOptions
 from statecli.values.require_numpy import require_numpy
 from statecli.workers import pool
 
 if TYPE_CHECKING:
     from statecli.commands.explain.result import Explanation
     from statecli.live.built_model import BuiltModel
-
-
-class Request(msgspec.Struct, frozen=True):
-    """A request for a diff. Globs of an option are a union.
-
-    Attributes:
-        before, after: The targets.
-        jobs: Number of workers; 0 for a worker per core.
-        histograms: Number of the most changed tensors, with a histogram of the differences each.
-        prefixes: Strip prefixes of wrappers even if no renames are detected.
-    """
-
-    before: str
-    after: str
-    how: CompareOptions = CompareOptions()
-    values: bool = True
-    renames: bool = True
-    prefixes: bool = False
-    map: tuple[str, ...] = ()
-    ignore: tuple[Field, ...] = ()
-    only: tuple[str, ...] = ()
-    frozen: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    cast: bool = False
-    adapter: str | None = None
-    selection: Selection = Selection()
-    init_device: str | None = None
-    jobs: int = 0
-    ranks: bool = False
-    histograms: int = 0
-
-    @property
-    def expected(self) -> expectations.Expectations:
-        """The expectations for the exit status, if there are any."""
-        return expectations.Expectations(self.only, self.frozen, self.changed, self.cast, self.adapter)
 
 
 def compare_targets(
@@ -106,9 +76,9 @@ def compare_targets(
     """
     built: dict[str, BuiltModel] = {}
     # Files that another process reads are opened there, so their versions are recorded before.
-    seen = read_versions(_target_paths(request))
+    seen = read_versions(list_target_paths(request))
     with files.record_opened_files() as opened:
-        before, after = _read_both(request, built, snapshots or {})
+        before, after = read_both(request, built, snapshots or {})
     digests = SnapshotDigests([*(snapshots or {}).values()])
     return compare_states(request, before, after, built, {**seen, **opened}, progress, digests)
 
@@ -132,83 +102,6 @@ def compare_states(
         return _Comparison(request, before, after, built, seen, digests or SnapshotDigests([])).diff(progress)
 
 
-#: Bytes of each file, at least, for reading the second in another process, which costs a fiftieth of a second. A long
-#: pickle takes time, but only reading shows its length.
-MIN_BYTES_FOR_PROCESS = 8 << 20
-
-
-def _read_both(
-    request: Request, built: dict[str, BuiltModel], snapshots: Mapping[str, StateDigests]
-) -> tuple[ModelState, ModelState]:
-    if snapshots:
-        states = [
-            snapshots[text].state if text in snapshots else _read_target(text, request, built)
-            for text in (request.before, request.after)
-        ]
-        return states[0], states[1]
-    sides = (request.before, request.after), (request.after, request.before)
-    both = [text if os.path.lexists(text) else load.resolve_auto_class(text, other) for text, other in sides]
-    paths = _target_paths(request)
-    large = all(os.path.isfile(path) and os.path.getsize(path) >= MIN_BYTES_FOR_PROCESS for path in paths)
-    if not large or request.jobs == 1 or not pool.can_fork() or formats.read_traits(paths[1]).is_header_and_tensors:
-        return _read_target(both[0], request, built), _read_target(both[1], request, built)
-    with pool.run_in_background(pack_checkpoint, both[1]) as after:
-        before, raw = _read_target(both[0], request, built), after()
-    return before, unpack_checkpoint(raw) or _read_target(both[1], request, built)
-
-
-def _target_paths(request: Request) -> list[str]:
-    return [split_section(text)[0] for text in (request.before, request.after)]
-
-
-def pack_checkpoint(text: str) -> bytes:
-    """Read a checkpoint and return its state as bytes; b"" where msgpack cannot hold a 65-bit integer, a surrogate."""
-    try:
-        return msgspec.msgpack.encode(load.read_checkpoint(text))
-    except (OverflowError, UnicodeEncodeError):
-        return b""
-
-
-def unpack_checkpoint(packed: bytes) -> ModelState | None:
-    """Return the state packed by `pack_checkpoint`; None for b""."""
-    return msgspec.msgpack.decode(packed, type=ModelState) if packed else None
-
-
-def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> ModelState:
-    """Return the state of a target; the module of a class is added to `built`."""
-    spec = load.find_class_spec(text)
-    if spec is None:
-        return load.read_checkpoint(text)
-    built[text] = load.build_model(spec, init_device=request.init_device, values=False)
-    return live.read(built[text], text)
-
-
-#: Pairs whose values are compared together: their tasks and results take a kilobyte a pair.
-PAIRS_AT_ONCE = 1 << 15
-
-
-class _PairResult(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of comparing a pair's values; empty for values equal or not compared.
-
-    `reshaped`: the shapes of a nested tensor's inner tensors differ, as only reading shows. `has_codes`: one side holds
-    codes and scales, so that it may be compared after dequantizing. `differs`: the digests of the values differ.
-    `changed_file`: the file that changed meanwhile, if `error` is about this. `inconclusive`: why it is unknown whether
-    the values differ.
-    """
-
-    delta: Delta | None = None
-    not_compared: str | None = None
-    error: str | None = None
-    inconclusive: str | None = None
-    reshaped: bool = False
-    has_codes: bool = False
-    differs: bool = False
-    changed_file: str | None = None
-
-
-_EQUAL = _PairResult()
-
-
 class _Comparison:
     """A run, from two states to a `Diff`."""
 
@@ -223,7 +116,7 @@ class _Comparison:
     ) -> None:
         self.digests = digests
         self.request, self.before, self.after, self.built, self.seen = request, before, after, built, seen
-        self.selection = request.selection
+        self.selection, self.targets = request.selection, (before.target, after.target)
         classes = load_check.is_class(before), load_check.is_class(after)
         self.any_class, self.loads = any(classes), classes[0] is not classes[1]
         self.model = before if classes[0] else after
@@ -256,12 +149,14 @@ class _Comparison:
             why = "the filters exclude all tensors" if all_matches else "neither side contains a tensor"
             self._note("settings-alone", f"{why}; statecli compared only {plural(len(settings), 'setting')}")
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
-        outcomes = self._outcomes(matches, progress)
+        outcomes = self._compare_values(matches, progress)
         changes, broken = self._changes(matches, differing, outcomes)
-        changes, unmerged = self._check_merge(changes)
-        changes, undecided = self._settle_codes(self._explain(changes))
+        changes, unmerged = change_details.check_merge(changes, self.before, self.adapter, self.request.jobs)
+        if self.values and not self.digests:
+            changes = change_details.explain_changes(changes, self.request, self.sections, self.after.metadata.values)
+        changes, undecided = change_details.settle_codes(changes, self.targets)
         broken += [*unmerged, *undecided]
-        changes = self._estimate_ranks(changes)
+        changes = change_details.estimate_ranks(changes, self.request)
         setting_changes = self._drop_explained_settings(setting_changes, changes)
         load_result = self._check_load(all_matches, states, changes)
         loading = self._explain_load() if load_result.findings else None
@@ -269,7 +164,7 @@ class _Comparison:
             self.notes = [note for note in self.notes if note.kind not in suggest_map.NOTES]
         del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
         verdict = self._findings(load_result.findings, changes, broken, setting_changes, settings)
-        histograms = self._histograms(changes)
+        histograms = change_details.compute_difference_histograms(changes, self.request.histograms)
         return Diff(
             before=self.before,
             after=self.after,
@@ -413,131 +308,14 @@ class _Comparison:
 
     # --- what differs -----------------------------------------------------------------------------------------------
 
-    def _outcomes(self, matches: Sequence[Match], progress: Progress | None) -> list[_PairResult]:
-        outcomes = [_EQUAL] * len(matches)
-        to_compare: list[int] = []
-        unpaired: list[tuple[int, TensorInfo]] = []
-        for n, match in enumerate(matches if self.values else ()):
-            if match.before is None or match.after is None:
-                unpaired.append((n, match.shown))
-            elif changed_fields.effective_shape(match.before) != changed_fields.effective_shape(match.after):
-                outcomes[n] = self._of_two_shapes(match.shown)
-                unpaired += [(n, match.before), (n, match.after)]
-            elif match.way is MatchedBy.BYTES:
-                continue  # equal bit for bit: that is how they were found
-            elif _has_no_values(match.before) and _has_no_values(match.after):
-                outcomes[n] = _PairResult(not_compared="neither side has values")
-            else:
-                to_compare.append(n)
-        if self.digests:
-            self._compare_digests(to_compare, matches, outcomes)
-            return outcomes
-        if to_compare:
-            self._compare(to_compare, matches, outcomes, progress)
-        if unpaired:
-            self._check(unpaired, outcomes)
-        return outcomes
-
-    def _compare(
-        self,
-        to_compare: Sequence[int],
-        matches: Sequence[Match],
-        outcomes: list[_PairResult],
-        progress: Progress | None,
-    ) -> None:
-        deltas = self._compare_without_numpy([matches[n] for n in to_compare])
-        if deltas is not None:
-            for n, delta in zip(to_compare, deltas, strict=True):
-                outcomes[n] = _PairResult(delta) if delta.changed else _EQUAL
-            return
-        with require_numpy():
-            from statecli.values.compare import Pair, compare_pairs
-
-        total = sum(before.nbytes for n in to_compare if (before := matches[n].before))
-        advance = progress(total) if progress else None
-        for start in range(0, len(to_compare), PAIRS_AT_ONCE):
-            numbers = to_compare[start : start + PAIRS_AT_ONCE]
-            pairs = [Pair(old, new) for n in numbers if (old := matches[n].before) and (new := matches[n].after)]
-            results = compare_pairs(pairs, self.request.how, jobs=self.request.jobs, progress=advance, seen=self.seen)
-            for n, pair, result in zip(numbers, pairs, results, strict=True):
-                outcomes[n] = self._outcome(result, pair.before, pair.after)
-
-    def _compare_without_numpy(self, matches: Sequence[Match]) -> list[Delta] | None:
-        """Return how the values of small pairs differ; None if numpy must compare them."""
-        if pool.is_distributed():
-            return None
-        before = [match.before for match in matches if match.before is not None]
-        after = [match.after for match in matches if match.after is not None]
-        versions = {**read_versions(where.path for tensor in before + after for where in tensor.ranges), **self.seen}
-        deltas = compare_plain_pairs(before, after, self.request.how)
-        return None if find_changed(versions) else deltas
-
-    def _compare_digests(
-        self, to_compare: Sequence[int], matches: Sequence[Match], outcomes: list[_PairResult]
-    ) -> None:
-        pairs = [(old, new) for n in to_compare if (old := matches[n].before) and (new := matches[n].after)]
-        before = self.digests.find_digests([old for old, _ in pairs])
-        after = self.digests.find_digests([new for _, new in pairs])
-        for n, (old, new), old_digest, new_digest in zip(to_compare, pairs, before, after, strict=True):
-            if old_digest is None or new_digest is None:
-                why = "one side has no values" if old_digest != new_digest else "neither side has values"
-                inconclusive = self._cannot_tell(new, why) if old_digest != new_digest else None
-                outcomes[n] = _PairResult(not_compared=why, inconclusive=inconclusive)
-            elif old.dtype != new.dtype:
-                why = "the dtypes differ, and a snapshot has only digests"
-                inconclusive = self._cannot_tell(new, why) if Field.DTYPE in self.request.ignore else None
-                outcomes[n] = _PairResult(not_compared=why, inconclusive=inconclusive)
-            elif old_digest != new_digest:
-                outcomes[n] = _PairResult(differs=True)
-
-    def _check(self, unpaired: Sequence[tuple[int, TensorInfo]], outcomes: list[_PairResult]) -> None:
-        """Check unpaired tensors for damage, because a damaged tensor is not an added tensor."""
-        with require_numpy():
-            from statecli.values.compare import check_checksums
-
-        errors = check_checksums([row for _, row in unpaired], jobs=self.request.jobs)
-        for (n, row), row_errors in zip(unpaired, errors, strict=True):
-            if row_errors:
-                outcomes[n] = _PairResult(not_compared="could not be read", error=str(row_errors[0]))
-            elif id(row) in self.inconclusive:
-                outcomes[n] = _PairResult(error=str(self.inconclusive[id(row)]))
-
-    def _of_two_shapes(
-        self, after: TensorInfo, why: str = "the shapes differ", *, reshaped: bool = False
-    ) -> _PairResult:
-        if Field.SHAPE not in self.request.ignore:
-            return _PairResult(not_compared=why, reshaped=reshaped)
-        # If shapes are ignored, it is undefined which values correspond.
-        return _PairResult(not_compared=why, inconclusive=self._cannot_tell(after, why))
-
-    def _outcome(self, result: object, before: TensorInfo, after: TensorInfo) -> _PairResult:
-        """Return the outcome of a pair.
-
-        An inconclusive pair, neither equal nor different, is an error unless both are the same bytes of a file.
-        """
-        if isinstance(result, Delta):
-            return _PairResult(result) if result.changed else _EQUAL
-        if isinstance(result, StateError):
-            changed_file = result.path if isinstance(result, FileChanged) else None
-            return _PairResult(not_compared="could not be read", error=str(result), changed_file=changed_file)
-        reason = str(getattr(result, "reason", result))
-        if getattr(result, "reshaped", False):
-            return self._of_two_shapes(after, reason, reshaped=True)
-        if before.data == after.data and before.parts == after.parts and (before.data or before.parts):
-            return _EQUAL
-        from statecli.core.quantized_weights import split_codes
-
-        if (split_codes(before) is None) is not (split_codes(after) is None):
-            return _PairResult(not_compared=reason, has_codes=True)
-        return _PairResult(not_compared=reason, inconclusive=self._cannot_tell(after, reason))
-
-    def _cannot_tell(self, row: TensorInfo, why: str) -> str:
-        files = " and ".join(dict.fromkeys((self.before.target, self.after.target)))
-        message = f"{files}: {row.fqn}: statecli does not know whether the values differ: {why}"
-        return f"{message}; exclude the tensor with -x, or give --ignore values"
+    def _compare_values(self, matches: Sequence[Match], progress: Progress | None) -> list[PairResult]:
+        if not self.values:
+            return [PairResult()] * len(matches)
+        comparison = ValueComparison(self.request, self.targets, self.seen, self.digests, self.inconclusive)
+        return comparison.compare(matches, progress)
 
     def _changes(
-        self, matches: Sequence[Match], differing: Sequence[tuple[Field, ...]], outcomes: Sequence[_PairResult]
+        self, matches: Sequence[Match], differing: Sequence[tuple[Field, ...]], outcomes: Sequence[PairResult]
     ) -> tuple[list[Change], list[Broken]]:
         changes: list[Change] = []
         broken: list[Broken] = []
@@ -556,7 +334,7 @@ class _Comparison:
             changes.append(self._change(match, fields, outcome))
         return changes, broken
 
-    def _change(self, match: Match, fields: tuple[Field, ...], outcome: _PairResult) -> Change:
+    def _change(self, match: Match, fields: tuple[Field, ...], outcome: PairResult) -> Change:
         row, before, after = match.shown, match.before, match.after
         if outcome.delta is not None or outcome.has_codes or outcome.differs:
             fields = _add_values(fields)
@@ -574,71 +352,6 @@ class _Comparison:
             outcome.delta,
             outcome.not_compared,
         )
-
-    def _check_merge(self, changes: list[Change]) -> tuple[list[Change], list[Broken]]:
-        """Return the changes with the effects of a merge of the adapter, and the pairs that could not be checked."""
-        if self.adapter is None or pool.is_partial():
-            return changes, []
-        with require_numpy():
-            from statecli.commands.diff.transformations.merges import check_adapter
-
-        merge = check_adapter(changes, self.before, self.adapter, jobs=self.request.jobs)
-        for n, transformation in merge.transformations.items():
-            changes[n] = replace(changes[n], transformation=transformation)
-        return changes, merge.broken
-
-    def _explain(self, changes: list[Change]) -> list[Change]:
-        """Return the changes with the transformations of their tensors."""
-        if (
-            not self.values
-            or self.digests
-            or not any(change.fields or change.status is not Status.IDENTICAL for change in changes)
-            or (not pool.is_distributed() and is_training(changes))
-        ):
-            return changes
-        with require_numpy():
-            from statecli.commands.diff.transformations.find import find_transformations
-
-        return find_transformations(
-            changes,
-            self.sections,
-            self.after.metadata.values,
-            expects_casts=self.request.cast,
-            jobs=self.request.jobs,
-        )
-
-    def _estimate_ranks(self, changes: list[Change]) -> list[Change]:
-        """Return the changes with the rank of the difference of each matrix, if requested."""
-        if not self.request.ranks or pool.is_partial() or all(change.values is None for change in changes):
-            return changes
-        with require_numpy():
-            from statecli.commands.diff.change_ranks import estimate_change_ranks
-
-        ranks = estimate_change_ranks(changes, jobs=self.request.jobs)
-        return [
-            change
-            if n not in ranks or change.values is None
-            else replace(change, values=replace(change.values, rank=ranks[n]))
-            for n, change in enumerate(changes)
-        ]
-
-    def _settle_codes(self, changes: Sequence[Change]) -> tuple[list[Change], list[Broken]]:
-        """Return the changes, and an error for each pair of a weight and codes that could not be dequantized."""
-        settled: list[Change] = []
-        undecided: list[Broken] = []
-        for change in changes:
-            if change.not_compared is None or Field.VALUES not in change.fields:
-                settled.append(change)
-            elif change.transformation is not None:
-                settled.append(replace(change, not_compared=None))
-            else:
-                assert change.after is not None  # noqa: S101 - both sides have values
-                message = self._cannot_tell(change.after, change.not_compared)
-                undecided.append(Inconclusive(change.fqn, change.section, message))
-                fields = tuple(field for field in change.fields if field is not Field.VALUES)
-                if fields:
-                    settled.append(replace(change, fields=fields))
-        return settled, undecided
 
     def _drop_explained_settings(self, settings: list[ScalarChange], changes: Sequence[Change]) -> list[ScalarChange]:
         """Return the settings that differ, without attributes of quantized tensors and settings of an adapter alone.
@@ -684,23 +397,6 @@ class _Comparison:
     def _is_wanted_setting(self, name: str) -> bool:
         return not self.selection.selects_by_tensor and self._is_wanted_name(name)
 
-    def _histograms(self, changes: Sequence[Change]) -> tuple[Histogram, ...]:
-        if not self.request.histograms:
-            return ()
-        from statecli.values.compare import Pair
-        from statecli.values.histogram import compute_histograms
-
-        # The values of codes are not numbers, so they have no largest difference.
-        spread = (
-            c for c in changes if (d := c.values) and d.max_abs is not None and c.before and c.after and d.elements > 1
-        )
-        # Parameters come first, because counters and moments change most; those that start near zero come last of them.
-        most = sorted(spread, key=partial(_order_change, find_near_zero(changes)), reverse=True)
-        most = most[: self.request.histograms]
-        pairs = [Pair(c.before, c.after) for c in most if c.before and c.after]
-        spreads = compute_histograms(pairs, [c.values for c in most if c.values])
-        return tuple(Histogram(c.fqn, c.section, *bins) for c, bins in zip(most, spreads, strict=True) if bins)
-
     def _moving(self) -> list[Broken]:
         """Return errors for files changed during their reading, unless reported by a pair."""
         paths = [path for path in find_changed(self.seen) if path not in self.changed_files]
@@ -741,15 +437,16 @@ class _Comparison:
         settings: Sequence[str],
     ) -> expectations.ExpectationResults:
         """Check the expectations; without any, each difference is a finding."""
-        targets = self.before.target, self.after.target
         expected = self.request.expected
         if not expected:
             changes, settings = self._differing(changes), ()
-        tensors = expectations.tensor_entries(changes, broken, targets, sectioned=self.sectioned, values=self.values)
-        entries = chain(tensors, expectations.setting_entries(setting_changes, settings, targets))
+        tensors = expectations.tensor_entries(
+            changes, broken, self.targets, sectioned=self.sectioned, values=self.values
+        )
+        entries = chain(tensors, expectations.setting_entries(setting_changes, settings, self.targets))
         if not expected:
             return expectations.ExpectationResults([*loaded, *expectations.report_differences(entries)])
-        verdict = expectations.check_expectations(expected, list(entries), targets)
+        verdict = expectations.check_expectations(expected, list(entries), self.targets)
         reported = {item.fqn for item in broken}
         inconclusive = [item for item in verdict.inconclusive if item.fqn not in reported]
         return replace(verdict, inconclusive=inconclusive)
@@ -783,12 +480,6 @@ def _merge_renames(matches: Sequence[Match], renames: Sequence[Match]) -> list[M
     )
 
 
-def _has_no_values(row: TensorInfo) -> bool:
-    """Return True on meta or before initialization: there are no values, rather than unreadable values."""
-    is_empty = row.device == "meta" or row.note_kind is NoteKind.UNINITIALIZED
-    return is_empty and row.data is None and not row.parts
-
-
 def _find_status(match: Match, fields: tuple[Field, ...]) -> Status:
     if match.before is None:
         return Status.ADDED
@@ -797,16 +488,6 @@ def _find_status(match: Match, fields: tuple[Field, ...]) -> Status:
     if match.way is MatchedBy.BYTES:
         return Status.RENAMED
     return Status.CHANGED if fields else Status.IDENTICAL
-
-
-def _order_change(near_zero: frozenset[int], change: Change) -> tuple[bool, bool, float, float]:
-    """Return a sort key.
-
-    Tensors that were zero before, as most biases, come last: their relative change is undefined.
-    """
-    delta = change.values or Delta()
-    is_parameter = change.kind is Kind.PARAMETER
-    return is_parameter, id(change) not in near_zero, delta.relative_l2 or 0.0, delta.max_abs or 0.0
 
 
 #: Oddities about tensors that a reader left out.

@@ -9,8 +9,9 @@ import tempfile
 
 import msgspec
 
-from statecli.commands.diff import run as diff_run
+from statecli.commands.diff import request as diff_request
 from statecli.commands.diff.result import Diff, Status
+from statecli.commands.diff.run import compare_targets
 from statecli.commands.resume_check import rules
 from statecli.commands.resume_check.compare import compare_runs, describe_missing, find_run_difference
 from statecli.commands.resume_check.record import RunRecord
@@ -157,7 +158,7 @@ class _Comparison:
     def _compare_ends(self, last: str) -> list[Finding]:
         """Compare the last checkpoints, if each state at the first step was equal."""
         other = self._find_checkpoint("resumed", self._steps)
-        diff = diff_run.compare_targets(diff_run.Request(last, other, renames=False))
+        diff = compare_targets(diff_request.Request(last, other, renames=False))
         name = _find_first_change(diff)
         if name is None:
             return []

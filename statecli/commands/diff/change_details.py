@@ -1,0 +1,118 @@
+"""Add to the changed tensors what was done to them: transformations, a merged adapter, ranks, histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from statecli.commands.diff.near_zero import find_near_zero
+from statecli.commands.diff.request import Request
+from statecli.commands.diff.result import Broken, Change, Field, Histogram, Inconclusive, Status
+from statecli.commands.diff.transformations.training import is_training
+from statecli.commands.diff.value_comparison import describe_unknown
+from statecli.core.model_state import Kind, ModelState
+from statecli.values.delta import Delta
+from statecli.values.require_numpy import require_numpy
+from statecli.workers import pool
+
+
+def check_merge(
+    changes: list[Change], before: ModelState, adapter: ModelState | None, jobs: int
+) -> tuple[list[Change], list[Broken]]:
+    """Return the changes with the effects of a merge of the adapter, and the pairs that could not be checked."""
+    if adapter is None or pool.is_partial():
+        return changes, []
+    with require_numpy():
+        from statecli.commands.diff.transformations.merges import check_adapter
+
+    merge = check_adapter(changes, before, adapter, jobs=jobs)
+    for n, transformation in merge.transformations.items():
+        changes[n] = replace(changes[n], transformation=transformation)
+    return changes, merge.broken
+
+
+def explain_changes(
+    changes: list[Change], request: Request, sections: Mapping[str, str], settings: Mapping[str, Any]
+) -> list[Change]:
+    """Return the changes with the transformations of their tensors; `settings` are those of after."""
+    if not any(change.fields or change.status is not Status.IDENTICAL for change in changes) or (
+        not pool.is_distributed() and is_training(changes)
+    ):
+        return changes
+    with require_numpy():
+        from statecli.commands.diff.transformations.find import find_transformations
+
+    return find_transformations(
+        changes,
+        sections,
+        settings,
+        expects_casts=request.cast,
+        jobs=request.jobs,
+    )
+
+
+def estimate_ranks(changes: list[Change], request: Request) -> list[Change]:
+    """Return the changes with the rank of the difference of each matrix, if requested."""
+    if not request.ranks or pool.is_partial() or all(change.values is None for change in changes):
+        return changes
+    with require_numpy():
+        from statecli.commands.diff.change_ranks import estimate_change_ranks
+
+    ranks = estimate_change_ranks(changes, jobs=request.jobs)
+    return [
+        change
+        if n not in ranks or change.values is None
+        else replace(change, values=replace(change.values, rank=ranks[n]))
+        for n, change in enumerate(changes)
+    ]
+
+
+def settle_codes(changes: Sequence[Change], targets: tuple[str, str]) -> tuple[list[Change], list[Broken]]:
+    """Return the changes, and an error for each pair of a weight and codes that could not be dequantized."""
+    settled: list[Change] = []
+    undecided: list[Broken] = []
+    for change in changes:
+        if change.not_compared is None or Field.VALUES not in change.fields:
+            settled.append(change)
+        elif change.transformation is not None:
+            settled.append(replace(change, not_compared=None))
+        else:
+            assert change.after is not None  # noqa: S101 - both sides have values
+            message = describe_unknown(targets, change.after, change.not_compared)
+            undecided.append(Inconclusive(change.fqn, change.section, message))
+            fields = tuple(field for field in change.fields if field is not Field.VALUES)
+            if fields:
+                settled.append(replace(change, fields=fields))
+    return settled, undecided
+
+
+def compute_difference_histograms(changes: Sequence[Change], count: int) -> tuple[Histogram, ...]:
+    """Return the histograms of the `count` most changed tensors."""
+    if not count:
+        return ()
+    from statecli.values.compare import Pair
+    from statecli.values.histogram import compute_histograms
+
+    # The values of codes are not numbers, so they have no largest difference.
+    spread = (
+        c for c in changes if (d := c.values) and d.max_abs is not None and c.before and c.after and d.elements > 1
+    )
+    # Parameters come first, because counters and moments change most; those that start near zero come last of them.
+    most = sorted(spread, key=partial(_order_change, find_near_zero(changes)), reverse=True)
+    most = most[:count]
+    pairs = [Pair(c.before, c.after) for c in most if c.before and c.after]
+    spreads = compute_histograms(pairs, [c.values for c in most if c.values])
+    return tuple(Histogram(c.fqn, c.section, *bins) for c, bins in zip(most, spreads, strict=True) if bins)
+
+
+def _order_change(near_zero: frozenset[int], change: Change) -> tuple[bool, bool, float, float]:
+    """Return a sort key.
+
+    Tensors that were zero before, as most biases, come last: their relative change is undefined.
+    """
+    delta = change.values or Delta()
+    is_parameter = change.kind is Kind.PARAMETER
+    return is_parameter, id(change) not in near_zero, delta.relative_l2 or 0.0, delta.max_abs or 0.0

@@ -1,0 +1,72 @@
+"""Read both targets of a diff; a large second file is read in another process meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecli import formats, live
+from statecli.commands.diff.request import Request
+from statecli.commands.diff.snapshot import StateDigests
+from statecli.core.model_state import ModelState
+from statecli.targets import load
+from statecli.targets.section_of_target import split_section
+from statecli.workers import pool
+
+if TYPE_CHECKING:
+    from statecli.live.built_model import BuiltModel
+
+#: Bytes of each file, at least, for reading the second in another process, which costs a fiftieth of a second. A long
+#: pickle takes time, but only reading shows its length.
+MIN_BYTES_FOR_PROCESS = 8 << 20
+
+
+def read_both(
+    request: Request, built: dict[str, BuiltModel], snapshots: Mapping[str, StateDigests]
+) -> tuple[ModelState, ModelState]:
+    """Return the states of both targets; the modules of classes are added to `built`."""
+    if snapshots:
+        states = [
+            snapshots[text].state if text in snapshots else _read_target(text, request, built)
+            for text in (request.before, request.after)
+        ]
+        return states[0], states[1]
+    sides = (request.before, request.after), (request.after, request.before)
+    both = [text if os.path.lexists(text) else load.resolve_auto_class(text, other) for text, other in sides]
+    paths = list_target_paths(request)
+    large = all(os.path.isfile(path) and os.path.getsize(path) >= MIN_BYTES_FOR_PROCESS for path in paths)
+    if not large or request.jobs == 1 or not pool.can_fork() or formats.read_traits(paths[1]).is_header_and_tensors:
+        return _read_target(both[0], request, built), _read_target(both[1], request, built)
+    with pool.run_in_background(pack_checkpoint, both[1]) as after:
+        before, raw = _read_target(both[0], request, built), after()
+    return before, unpack_checkpoint(raw) or _read_target(both[1], request, built)
+
+
+def list_target_paths(request: Request) -> list[str]:
+    """Return both targets without their sections."""
+    return [split_section(text)[0] for text in (request.before, request.after)]
+
+
+def pack_checkpoint(text: str) -> bytes:
+    """Read a checkpoint and return its state as bytes; b"" where msgpack cannot hold a 65-bit integer, a surrogate."""
+    try:
+        return msgspec.msgpack.encode(load.read_checkpoint(text))
+    except (OverflowError, UnicodeEncodeError):
+        return b""
+
+
+def unpack_checkpoint(packed: bytes) -> ModelState | None:
+    """Return the state packed by `pack_checkpoint`; None for b""."""
+    return msgspec.msgpack.decode(packed, type=ModelState) if packed else None
+
+
+def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> ModelState:
+    """Return the state of a target; the module of a class is added to `built`."""
+    spec = load.find_class_spec(text)
+    if spec is None:
+        return load.read_checkpoint(text)
+    built[text] = load.build_model(spec, init_device=request.init_device, values=False)
+    return live.read(built[text], text)

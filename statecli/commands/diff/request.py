@@ -1,0 +1,45 @@
+"""The request for a diff."""
+
+from __future__ import annotations
+
+import msgspec
+
+from statecli.commands.diff import expectations
+from statecli.commands.diff.result import Field
+from statecli.core.selection import Selection
+from statecli.values.delta import CompareOptions
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request for a diff. Globs of an option are a union.
+
+    Attributes:
+        before, after: The targets.
+        jobs: Number of workers; 0 for a worker per core.
+        histograms: Number of the most changed tensors, with a histogram of the differences each.
+        prefixes: Strip prefixes of wrappers even if no renames are detected.
+    """
+
+    before: str
+    after: str
+    how: CompareOptions = CompareOptions()
+    values: bool = True
+    renames: bool = True
+    prefixes: bool = False
+    map: tuple[str, ...] = ()
+    ignore: tuple[Field, ...] = ()
+    only: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    cast: bool = False
+    adapter: str | None = None
+    selection: Selection = Selection()
+    init_device: str | None = None
+    jobs: int = 0
+    ranks: bool = False
+    histograms: int = 0
+
+    @property
+    def expected(self) -> expectations.Expectations:
+        """The expectations for the exit status, if there are any."""
+        return expectations.Expectations(self.only, self.frozen, self.changed, self.cast, self.adapter)
