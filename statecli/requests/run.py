@@ -65,11 +65,12 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
         return reference.run(options, caller)
     if isinstance(options, ClassOptions) and extra.model is None:
         options = name_classes(options)
-    engine, share = _use_engine(options), _use_shard(options)
+    engine = _use_engine(options)
+    _check_shard(options)
     name = COMMAND_NAMES[type(options)].replace("-", "_").replace(" ", "_")
     module = cast(CommandModule, import_module(f"statecli.requests.{name}"))
     request = module.prepare(options, caller, extra)
-    with engine, share as mine:
+    with engine, _use_shard(options) as mine:
         outcome = module.run(options, request, caller, extra)
     return outcome if mine is None else _build_shard_outcome(mine, outcome)
 
@@ -85,8 +86,16 @@ def _use_engine(options: Options) -> AbstractContextManager[None]:
     return executors.use_executor(executor)
 
 
+def _check_shard(options: Options) -> None:
+    """Raise UsageError for an option that contradicts `--shard`, before anything is read."""
+    if (text := getattr(options, "shard", None)) is not None:
+        from statecli.requests import shard_options
+
+        shard_options.check_options(cast("ShardedOptions", options), text)
+
+
 def _use_shard(options: Options) -> AbstractContextManager[Shard | None]:
-    """Return a context with the work restricted to `--shard`. Raises UsageError before anything is read."""
+    """Return a context with the work restricted to `--shard`."""
     text = getattr(options, "shard", None)
     if text is None:
         return nullcontext()
@@ -94,9 +103,8 @@ def _use_shard(options: Options) -> AbstractContextManager[Shard | None]:
         from statecli.requests import shard_options
         from statecli.shards import shard
 
-    sharded = cast("ShardedOptions", options)
-    shard_options.check_options(sharded, text)
-    return shard.use_shard(text, COMMAND_NAMES[type(options)], shard_options.select_options(sharded))
+    selected = shard_options.select_options(cast("ShardedOptions", options))
+    return shard.use_shard(text, COMMAND_NAMES[type(options)], selected)
 
 
 def _build_shard_outcome(shard: Shard, outcome: Outcome) -> Outcome:

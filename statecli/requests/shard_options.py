@@ -9,7 +9,7 @@ import msgspec
 from statecli.core.errors import UsageError, option
 from statecli.requests.options import COMMANDS, AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions
 from statecli.requests.parameters import list_given, parameters_of
-from statecli.shards.shard import parse_shard
+from statecli.shards.partition import parse_shard
 
 ShardedOptions: TypeAlias = InspectOptions | DiffOptions | AuditOptions | LockOptions
 #: Commands that take `--shard`.

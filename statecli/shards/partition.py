@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Iterator, Sequence
 
+from statecli.core.errors import UsageError, option
 from statecli.workers.pool import TASK_OVERHEAD_BYTES
 
 #: Runs of neighbouring tasks that each shard gets of a pass: more are more even, fewer need fewer seeks.
@@ -12,6 +14,16 @@ RUNS_PER_SHARD = 16
 
 #: Largest number of shards: more than anybody has processes.
 MAX_SHARDS = 100_000
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return the number of a shard and the number of shards. Raises UsageError."""
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+    index, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= index <= count <= MAX_SHARDS:
+        form = f"write I/N, e.g. 2/8 for the second of 8 shards (at most {MAX_SHARDS} shards)"
+        raise UsageError(f"{option('--shard', text)}: {form}")
+    return index, count
 
 
 class Partition:

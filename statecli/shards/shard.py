@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from statecli.core.errors import StateError, UnreadableError, UsageError, option
+from statecli.core.errors import StateError, UnreadableError
 from statecli.core.version import __version__
 from statecli.shards import shard_file, tasks
-from statecli.shards.partition import MAX_SHARDS, Partition
+from statecli.shards.partition import Partition, parse_shard
 from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_version
 from statecli.values import kernels
 from statecli.workers import pool
@@ -21,16 +20,6 @@ if TYPE_CHECKING:
     from statecli.shards.tasks import Key
     from statecli.workers.pool import Work
     from statecli.workers.task import Task
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """Return the number of a shard and the number of shards. Raises UsageError."""
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
-    index, count = map(int, match.groups()) if match else (0, 0)
-    if not 1 <= index <= count <= MAX_SHARDS:
-        form = f"write I/N, e.g. 2/8 for the second of 8 shards (at most {MAX_SHARDS} shards)"
-        raise UsageError(f"{option('--shard', text)}: {form}")
-    return index, count
 
 
 class Shard:
