@@ -736,11 +736,13 @@ def test_certificates_that_are_none_are_one_line(secure, inspect_error, monkeypa
 
 
 def test_https_to_a_server_without_it_is_one_line(server, secure, inspect_error, no_pools):
-    """The message suggests http://. The other way round, the message is a line too."""
+    """The message suggests http://, and the other way round https://."""
     assert inspect_error(server.url(NAME).replace("http:", "https:")).endswith(
         "; if the server does not use TLS, write http://"
     )
-    assert "the connection was cut" in inspect_error(secure.url(NAME).replace("https:", "http:"))
+    why = inspect_error(secure.url(NAME).replace("https:", "http:"))
+    assert "the connection was cut before an answer came, in each of 5 attempts" in why
+    assert "; if the server uses TLS, write https://, then try again" in why
 
 
 def test_what_is_secure_does_not_become_insecure(secure, server, inspect_error, monkeypatch, no_pools):
