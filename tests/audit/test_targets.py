@@ -325,7 +325,7 @@ LATE = build_late_pickle(100_000)
         ("vectorizer.z", zlib.compress(LATE)),
         ("vectorizer.gz", gzip.compress(LATE)),
         ("a.bz2", bz2.compress(LATE)),
-        ("a.xz", lzma.compress(build_late_pickle(1_000_000))),
+        ("a.xz", lzma.compress(build_late_pickle(1_000_000), preset=0)),
         ("lines.gz", gzip.compress(build_late_pickle(50_000, b"V"))),
         ("head.gz", gzip.compress(build_late_pickle(4088))),
         ("many.gz", gzip.compress(b"X\xa0\x0f\0\0" + b"a" * 4000 + b"0" + LATE)),
