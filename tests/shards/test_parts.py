@@ -521,7 +521,7 @@ def test_an_endless_line_is_refused(parts, refusal, monkeypatch):
 
 def test_a_part_is_held_once(tmp_path):
     """Reading a part file of many tasks takes less memory than twice the file's size."""
-    wide, count = Wide(1.2345678, 3), 20_000
+    wide, count = Wide(1.2345678, 3), 5_000
     comparison = Comparison(Tally(5, 3, 600, 1.5, *[wide] * 5))
     head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), count, count, {})
     numbers = (
