@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -32,6 +34,27 @@ def open_model(path):
     """The model of the screen for a file."""
     inspection = inspect(Request(str(path)))
     return Model(inspection.state, list_rows_by_part(inspection.weights))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _parse_styles_once():
+    """Cache the parsed styles of textual: each of 123 screens parses the same styles of all widgets, twice."""
+    if importlib.util.find_spec("textual") is None:
+        yield
+        return
+    from textual.css.stylesheet import Stylesheet
+
+    parse, cached = Stylesheet._parse_rules, {}
+
+    def parse_once(self, css, read_from, **options):
+        key = (css, read_from, *options.items(), *self._variables.items())
+        if key not in cached:
+            cached[key] = parse(self, css, read_from, **options)
+        return cached[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stylesheet, "_parse_rules", parse_once)
+        yield
 
 
 @pytest.fixture
