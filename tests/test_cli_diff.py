@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -307,11 +306,12 @@ def test_ctrl_c_ends_130():
     """The process ends at once, with nothing on stdout or stderr, and no process is left running."""
     _sparse("a.safetensors", 20 << 30)
     _sparse("b.safetensors", 20 << 30)
-    code = "from statecli.__main__ import main; main()"
-    words = [sys.executable, "-c", code, "diff", "a.safetensors", "b.safetensors"]
-    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    time.sleep(2)
-    assert run.poll() is None
+    words = ["-m", "statecli", "diff", "a.safetensors", "b.safetensors", "--jobs", "2"]
+    run = start_python(words, "statecli", session="new", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while str(run.pid) not in subprocess.check_output(["ps", "-A", "-o", "ppid="], text=True).split():
+        assert run.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.2)
     os.killpg(run.pid, signal.SIGINT)
     assert run.wait(5) == 130
     assert run.stdout.read() == run.stderr.read() == b""  # ends only when every process has closed them
