@@ -466,6 +466,10 @@ def test_two_mistakes_are_two_errors_in_every_output(statecli, in_tmp_path, tmp_
         assert "2 errors" in texts[output], output
     assert table.splitlines()[-1] == texts["plain"].splitlines()[-1] == "2 errors: exit status 1"
     assert len(table.splitlines()) <= 45
+    # A line that counts one hidden consequence would take the same room as the consequence.
+    assert "on cpu while the rest is on cuda:0, in addmm at big.py:12, 13" in table
+    assert "more (--all)" not in table
+    assert "blocks[{0..11}].* (96 tensors)" in table
     xml = texts["junit"]
     assert 'failures="2" errors="0"' in xml
     assert [line.split(' name="')[1].split('"')[0] for line in xml.splitlines() if "<testcase" in line] == [
@@ -491,14 +495,10 @@ def test_a_layer_that_forward_does_not_read_takes_no_screen(
     assert len(table.splitlines()) <= 45, table
 
 
-def test_the_lines_of_one_consequence_are_joined(statecli, in_tmp_path, tmp_path, monkeypatch):
-    """A line that counts one hidden consequence would take the same room as the consequence."""
+def test_all_shows_each_tensor_of_a_line(statecli, in_tmp_path, tmp_path, monkeypatch):
+    """The lines of one consequence are joined without the option."""
     (tmp_path / "big.py").write_text(BIG)
     monkeypatch.setenv("COLUMNS", "100")
-    text = statecli("verify", "big.py:Big", "--input", "int64:2x8<20", "-f", "table").out
-    assert "on cpu while the rest is on cuda:0, in addmm at big.py:12, 13" in text
-    assert "more (--all)" not in text
-    assert "blocks[{0..11}].* (96 tensors)" in text
     assert "blocks[7].down.bias" in statecli("verify", "big.py:Big", "-f", "table", "--all").out
 
 
