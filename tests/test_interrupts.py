@@ -78,7 +78,8 @@ OPERATOR = """
 import _thread, os, signal, sys
 import torch
 from statecli.cli import interrupts
-matrix = torch.randn(7000, 7000)
+matrix = torch.randn(3000, 3000)
+interrupts.FORCED_EXIT_DELAY_S = 0.1
 interrupts.handle_interrupts()
 _thread.start_new_thread(lambda: os.kill(os.getpid(), signal.SIGINT), ())
 while True:
@@ -90,7 +91,7 @@ while True:
 
 
 def test_an_interrupt_inside_one_long_operator_ends_the_process():
-    """The main thread is in C for minutes, and runs no handler of Python's."""
+    """The main thread is in C for twenty seconds, and runs no handler of Python's."""
     done = ran(OPERATOR)
     assert (done.returncode, done.stderr) == (130, "")
 

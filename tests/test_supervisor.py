@@ -328,7 +328,7 @@ def test_a_model_that_crashes_is_one_line_and_2():
 
 def test_a_model_that_loops_ends_at_the_timeout():
     """The limit applies to the whole command."""
-    code, out, err = inspect_model("--timeout", "1", constructor="\n        while True: pass")
+    code, out, err = inspect_model("--timeout", "1", constructor="\n        while True: signal.sigtimedwait([], 1)")
     assert (code, out) == (2, "")
     assert err.endswith("stopped after 1 s (--timeout), before the end; there is no result\n")
 
