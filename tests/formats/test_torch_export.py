@@ -320,7 +320,8 @@ def test_a_class_is_asked_of_its_state_dict_alone(program, tmp_path):
     source = Path(__file__).read_text()
     start, end = source.index("class Block("), source.index('@pytest.fixture(scope="module")')
     (tmp_path / "net.py").write_text("import torch\nfrom torch import nn\n\n\n" + source[start:end])
-    done = run("inspect", new(program, tmp_path / "x.pt2"), "--model", f"{tmp_path / 'net.py'}:Net", "-f", "json")
+    words = ["inspect", new(program, tmp_path / "x.pt2"), "--model", f"{tmp_path / 'net.py'}:Net", "-f", "json"]
+    done = run_python(["-m", "statecli", *words])
     assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
 
 
