@@ -258,25 +258,30 @@ def test_the_smoke_script_prints_every_schema():
     assert {f"schema {name}" for name in schemas.DOCUMENTS} <= lines
 
 
-def test_the_release_check_has_a_cell_for_each_interpreter_and_each_extra():
+@pytest.fixture(scope="module")
+def cells():
+    """The names of the cells of the release check."""
+    return [cell.name for cell in release_check.list_cells()]
+
+
+def test_the_release_check_has_a_cell_for_each_interpreter_and_each_extra(cells):
     """The interpreters of the classifiers, and the extras of users in their lowest releases."""
     prefix = "Programming Language :: Python :: 3."
     versions = [f"3.{name.removeprefix(prefix)}" for name in PROJECT["classifiers"] if name.startswith(prefix)]
     assert list(release_check.PYTHONS) == versions
-    names = [cell.name for cell in release_check.list_cells()]
     for version in versions:
-        assert sum(f"Python {version}," in name for name in names) == 1
+        assert sum(f"Python {version}," in name for name in cells) == 1
     assert {*release_check.EXTRAS, "values", "test"} == set(PROJECT["optional-dependencies"])
-    assert len(names) == len(set(names))
+    assert len(cells) == len(set(cells))
 
 
-def test_ci_installs_the_lowest_and_the_newest_dependencies():
+def test_ci_installs_the_lowest_and_the_newest_dependencies(cells):
     """The cells use every interpreter of the machine, and do not download torch."""
     (word,) = re.findall(r"make release-check CELL=(\w+)", (ROOT / ".ci" / "run").read_text("utf-8"))
-    cells = [cell.name for cell in release_check.list_cells() if word in cell.name]
-    assert [name for name in cells if "lowest" in name] == ["lowest dependencies, wheel, values"]
-    assert [name.split()[3] for name in cells if "newest" in name] == [f"{python}," for python in release_check.PYTHONS]
-    assert all(name.endswith("values") for name in cells)
+    names = [name for name in cells if word in name]
+    assert [name for name in names if "lowest" in name] == ["lowest dependencies, wheel, values"]
+    assert [name.split()[3] for name in names if "newest" in name] == [f"{python}," for python in release_check.PYTHONS]
+    assert all(name.endswith("values") for name in names)
 
 
 def test_alternatives_of_schemas_have_one_order():

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tools.tests_of_change import ALWAYS, FORMATS, TESTS, select_tests
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_each_module_has_tests(monkeypatch):
-    """A new room without a folder of tests needs a row of `TESTS`."""
-    monkeypatch.chdir(ROOT)
+@pytest.fixture(scope="module")
+def tests_by_module():
+    """The selected tests of each module."""
     modules = sorted(str(path.relative_to(ROOT)) for path in Path(ROOT / "statecli").rglob("*.py"))
-    assert modules
-    assert [module for module in modules if not select_tests(module)] == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        return {module: select_tests(module) for module in modules}
 
 
-def test_each_selected_test_exists(monkeypatch):
+def test_each_module_has_tests(tests_by_module):
+    """A new room without a folder of tests needs a row of `TESTS`."""
+    assert tests_by_module
+    assert [module for module, tests in tests_by_module.items() if not tests] == []
+
+
+def test_each_selected_test_exists(tests_by_module, monkeypatch):
     """pytest refuses the whole run if a file does not exist, for example after a rename."""
     monkeypatch.chdir(ROOT)
-    modules = [str(path.relative_to(ROOT)) for path in Path(ROOT / "statecli").rglob("*.py")]
-    selected = {test for module in modules for test in select_tests(module)}
+    selected = {test for tests in tests_by_module.values() for test in tests}
     selected |= {*ALWAYS, *FORMATS, *(test for tests in TESTS.values() for test in tests)}
     assert [test for test in sorted(selected) if not Path(test).exists()] == []
 
