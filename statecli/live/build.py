@@ -40,17 +40,20 @@ if TYPE_CHECKING:
     from statecli.live.assignment_lines import Origins
 
 
-def build(spec: ModelSpec, *, init_device: str = "cpu", values: bool = False) -> BuiltModel:
+def build(
+    spec: ModelSpec, *, init_device: str = "cpu", values: bool = False, loaded: LoadedObject | None = None
+) -> BuiltModel:
     """Import and call the class or function named by `spec`.
 
-    Without `values` large random initial values are not drawn (see `skip_random_init`). Raises MissingDependency
-    without torch, UsageError for a device unknown to torch, ModelError for an error of the user's code.
+    `loaded`: the object of the spec, if it was imported before. Without `values` large random initial values are not
+    drawn (see `skip_random_init`). Raises MissingDependency without torch, UsageError for a device unknown to torch,
+    ModelError for an error of the user's code.
     """
     torch = import_torch()
     _check_device(torch, init_device)
     with hide_library_lines():  # advice imports classes too
         try:
-            return _build_model(spec, init_device, values)
+            return _build_model(spec, init_device, values, loaded)
         except ModelError as error:
             if spec.is_file:
                 raise
@@ -95,13 +98,13 @@ def _build_line(text: str) -> object:
     return _build_model(spec, "cpu", values=False)
 
 
-def _build_model(spec: ModelSpec, init_device: str, values: bool) -> BuiltModel:
+def _build_model(spec: ModelSpec, init_device: str, values: bool, loaded: LoadedObject | None = None) -> BuiltModel:
     from statecli.live import torch_settings
     from statecli.live.assignment_lines import Origins
 
     origins = Origins(get_typed_paths(spec))
     report_stage(f"importing {spec.module if spec.config is None else 'the library of ' + spec.config}")
-    loaded = load_with_module(spec)
+    loaded = loaded or load_with_module(spec)
     _check_class(spec, loaded.value)
     function_result.check_function(spec, loaded.value)
     report_stage(f"building {spec.attribute if spec.config is None else spec.text}")
@@ -109,7 +112,9 @@ def _build_model(spec: ModelSpec, init_device: str, values: bool) -> BuiltModel:
     with torch_settings.keep_settings_and_grad_mode():
         module = _build_once(spec, loaded, init_device, origins, values)
         settings_after_init = torch_settings.read_settings()
-    return BuiltModel(spec, module, origins, init_device, values, make, settings_after_init=settings_after_init)
+    return BuiltModel(
+        spec, module, origins, init_device, values, make, loaded=loaded, settings_after_init=settings_after_init
+    )
 
 
 def import_torch() -> Any:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from statecli.live.assignment_lines import Origins
+    from statecli.live.import_model import LoadedObject
     from statecli.live.torch_settings import Settings
 
 
@@ -27,6 +28,7 @@ class BuiltModel:
         origins: The line of each assignment.
         values: Whether large random initial values were drawn.
         make_instance: Builds another instance from `values` and a seed.
+        loaded: The object of the spec and its module; None if no spec was imported.
         settings_after_init: torch's settings as the constructor left them; None if no constructor was run.
         original: The live model copied to `module`: its tensors are listed, and only the copy is moved.
     """
@@ -37,6 +39,7 @@ class BuiltModel:
     init_device: str
     values: bool
     make_instance: Callable[[bool, int], nn.Module]
+    loaded: LoadedObject | None = field(default=None, kw_only=True)
     settings_after_init: Settings | None = field(default=None, kw_only=True)
     original: nn.Module | None = field(default=None, kw_only=True)
 

@@ -25,6 +25,7 @@ from statecli.targets.section_of_target import split_section
 if TYPE_CHECKING:
     from statecli.core.target_suggestions import ModuleName
     from statecli.live.built_model import BuiltModel
+    from statecli.live.import_model import LoadedObject
 
 LoadedNames = dict[str, tuple[str, ...]]
 
@@ -234,15 +235,18 @@ def _filter_section(state: ModelState, section: str) -> ModelState:
     return replace(state, sections=matching, tensors=tensors)
 
 
-def build_model(spec: ModelSpec, *, init_device: str | None, values: bool) -> BuiltModel:
+def build_model(
+    spec: ModelSpec, *, init_device: str | None, values: bool, loaded: LoadedObject | None = None
+) -> BuiltModel:
     """Build the module named by the spec.
 
-    `init_device`: None for meta if the model is built from a configuration, and for the cpu otherwise.
+    `init_device`: None for meta if the model is built from a configuration, and for the cpu otherwise. `loaded`: the
+    object of the spec, if it was imported before.
     """
     from statecli.live import build
 
     device = init_device or ("cpu" if spec.config is None else "meta")
-    return build.build(spec, init_device=device, values=values)
+    return build.build(spec, init_device=device, values=values, loaded=loaded)
 
 
 def read_class_state(

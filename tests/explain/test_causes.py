@@ -51,6 +51,16 @@ def test_other_names_are_proved_and_load(desk, net, explain, run_lines, change):
     assert same(run_lines(document["diagnosis"]["code"]), state)
 
 
+@pytest.mark.parametrize("command", ["diff", "explain"])
+def test_the_file_of_the_class_is_imported_once(desk, net, statecli, command):
+    """The imported class is also built with other arguments, and named in the printed lines."""
+    torch.save(net["Net"](width=16).state_dict(), "wide.pt")
+    with (desk / "net.py").open("a") as file:
+        file.write("\nwith open('imports.txt', 'a') as file:\n    file.write('one ')\n")
+    assert "width 8 → 16" in statecli(command, "net.py:Net", "wide.pt").out
+    assert (desk / "imports.txt").read_text() == "one "
+
+
 def test_a_checkpoint_that_fits_loads_as_it_is(desk, net, explain):
     """The checkpoint has either of the two formats."""
     state = net["Net"]().state_dict()

@@ -100,7 +100,7 @@ class _Matching(msgspec.Struct, frozen=True):
 
 def diagnose(subject: Subject) -> Diagnosis:
     """Return the causes, and the lines that load the checkpoint with the result of their proof."""
-    special = special_files.recognize(subject.checkpoint, subject.entries.names, subject.built.spec)
+    special = special_files.recognize(subject.checkpoint, subject.entries.names, subject.built)
     if special is not None:
         return special
     codes = _list_codes(subject)
@@ -220,7 +220,7 @@ def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
             else "too many modules differ"
         )
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
-    model_code = build_model_code(subject.built.spec)
+    model_code = build_model_code(subject.built.spec, subject.built.loaded)
     recipe = Recipe(
         subject.entries.source,
         model_code,

@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from keyword import iskeyword
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from statecli.commands.explain.renaming import format_text
 from statecli.live import configured_model, model_registries
 from statecli.live.config_document import Library, find_config_file, read_document
 from statecli.live.configuration_argument import describe_configuration
-from statecli.live.import_model import LoadedObject, find_import_folder, load_object, load_with_module
+from statecli.live.import_model import LoadedObject, find_import_folder, load_with_module
 from statecli.live.object_scope import Scope
 from statecli.live.spec import ModelSpec, split_class_options
 from statecli.live.spec_objects import ObjectCall, ObjectName, format_call, map_items
@@ -25,11 +25,14 @@ from statecli.storage import files
 from statecli.storage.checkpoint_folder import CONFIG, MODULES
 
 
-def build_model_code(spec: ModelSpec) -> ModelCode:
-    """Return the lines that import the class and its arguments, and the expression that builds the model."""
+def build_model_code(spec: ModelSpec, loaded: LoadedObject | None = None) -> ModelCode:
+    """Return the lines that import the class and its arguments, and the expression that builds the model.
+
+    `loaded`: the object of the spec, if it was imported before.
+    """
     if spec.config is not None:
         return _build_configured_code(spec)
-    loaded = load_with_module(spec)
+    loaded = loaded or load_with_module(spec)
     is_instance = not spec.called and not isinstance(loaded.value, type) and hasattr(loaded.value, "load_state_dict")
     if not spec.is_file and model_registries.find_builder(spec, loaded.module) is not None:
         module, function = model_registries.format_builder(spec)
@@ -187,10 +190,10 @@ def _build_configured_code(spec: ModelSpec) -> ModelCode:
     return ModelCode((imports,), f"{builder}({', '.join(filter(None, [configuration, arguments]))})", (), doubt)
 
 
-def change_argument(spec: ModelSpec, name: str, value: int) -> ModelSpec:
+def change_argument(spec: ModelSpec, loaded: LoadedObject | None, name: str, value: int) -> ModelSpec:
     """Return the spec with another value of an argument."""
     kwargs, args = dict(spec.kwargs), list(spec.args)
-    names = list_parameters(spec)
+    names = _list_positional(_get_parameters(spec, loaded))
     position = names.index(name) if name in names else len(args)
     if name not in kwargs and position < len(args):
         args[position] = value
@@ -201,29 +204,29 @@ def change_argument(spec: ModelSpec, name: str, value: int) -> ModelSpec:
     return replace(spec, text=text, args=tuple(args), kwargs=kwargs, called=True)
 
 
-def list_parameters(spec: ModelSpec) -> list[str]:
-    """Return the names of the positional parameters; [] if the object has no signature."""
+def _list_positional(parameters: Iterable[inspect.Parameter]) -> list[str]:
     return [
         parameter.name
-        for parameter in _get_parameters(spec)
+        for parameter in parameters
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
 
 
-def list_integer_arguments(spec: ModelSpec) -> Iterator[tuple[str, int]]:
+def list_integer_arguments(spec: ModelSpec, loaded: LoadedObject | None) -> Iterator[tuple[str, int]]:
     """Yield the integer arguments of the call with their values, given or default."""
-    names = list_parameters(spec)
-    given = dict(zip(names, spec.args, strict=False)) | spec.kwargs
-    for parameter in _get_parameters(spec):
+    parameters = _get_parameters(spec, loaded)
+    given = dict(zip(_list_positional(parameters), spec.args, strict=False)) | spec.kwargs
+    for parameter in parameters:
         value = given.get(parameter.name, parameter.default)
         if type(value) is int and parameter.kind is not parameter.POSITIONAL_ONLY:
             yield parameter.name, value
 
 
-def _get_parameters(spec: ModelSpec) -> list[inspect.Parameter]:
-    if spec.config is not None:
+def _get_parameters(spec: ModelSpec, loaded: LoadedObject | None) -> list[inspect.Parameter]:
+    """Return the parameters of the object; [] if the object has no signature."""
+    if spec.config is not None or loaded is None:
         return []
     try:
-        return list(inspect.signature(load_object(spec)).parameters.values())
+        return list(inspect.signature(loaded.value).parameters.values())
     except (TypeError, ValueError):
         return []

@@ -44,7 +44,7 @@ def find_resized(subject: Subject, diagnosis: Diagnosis) -> Diagnosis | None:
 def _propose_changes(subject: Subject, spec: ModelSpec) -> Iterator[Change]:
     """Yield arguments whose value is a size of the class that the checkpoint has another size for, likeliest first."""
     sizes = _count_sizes(subject)
-    for name, value in list_integer_arguments(spec):
+    for name, value in list_integer_arguments(spec, subject.built.loaded):
         for (old, new), _ in sizes.most_common():
             if old == value:
                 yield name, value, new
@@ -98,9 +98,9 @@ def _count_children(names: Iterable[str]) -> dict[str, int]:
 
 def _try(subject: Subject, spec: ModelSpec, changes: Sequence[Change]) -> Diagnosis | None:
     for name, _, value in changes:
-        spec = change_argument(spec, name, value)
+        spec = change_argument(spec, subject.built.loaded, name, value)
     try:
-        built = load.build_model(spec, init_device="meta", values=False)
+        built = load.build_model(spec, init_device="meta", values=False, loaded=subject.built.loaded)
         model = live.read(built, spec.text)
         other = build_subject(model, built, subject.checkpoint)
     except (ModelError, UsageError):

@@ -15,7 +15,7 @@ from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState
 from statecli.core.units import plural
-from statecli.live.spec import ModelSpec
+from statecli.live.built_model import BuiltModel
 from statecli.storage.checkpoint_folder import CONFIG
 from statecli.targets.section_of_target import split_section
 
@@ -36,11 +36,11 @@ _QUANTIZED = {
 }
 
 
-def recognize(state: ModelState, names: Sequence[str], spec: ModelSpec) -> Diagnosis | None:
+def recognize(state: ModelState, names: Sequence[str], built: BuiltModel) -> Diagnosis | None:
     """Return the diagnosis of a file that has no plain weights of a model; None for other files."""
     adapter = list_adapter_names(names)
     if adapter:
-        return _diagnose_adapter(state, names, adapter, spec)
+        return _diagnose_adapter(state, names, adapter, built)
     quantized = find_quantized_names(names)
     if quantized is not None:
         return _diagnose_quantized(state, quantized.names, quantized.library)
@@ -77,7 +77,7 @@ def list_adapter_names(names: Iterable[str]) -> list[str]:
     return [name for name in names if _ADAPTER.search(name)]
 
 
-def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence[str], spec: ModelSpec) -> Diagnosis:
+def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence[str], built: BuiltModel) -> Diagnosis:
     alone = len(adapter) == len(names)
     what = (
         "the file has a LoRA adapter without the base model"
@@ -95,7 +95,7 @@ def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence
             else "; merge the adapter with PEFT (merge_and_unload) and save the model again"
         )
         return Diagnosis((evidence,), proof=f"{NO_CODE}{why}")
-    model = build_model_code(spec)
+    model = build_model_code(built.spec, built.loaded)
     code = (
         "from peft import PeftModel",
         *model.imports,
