@@ -93,15 +93,19 @@ class _CompiledPair:
 
 class _Proof(Proof):
     def _run(self) -> None:
-        changed = find_changed_attributes(self._subject)
+        changed, found = find_changed_attributes(self._subject), list[ChangedAttribute]()
         for training in (False, True):
-            self._run_until_found(changed, training=training)
+            self._run_until_found(changed, found, training=training)
 
-    def _run_until_found(self, changed: list[ChangedAttribute], *, training: bool) -> None:
-        """Run with the attributes found so far put back before each call, because torch names only a single reason."""
+    def _run_until_found(
+        self, changed: list[ChangedAttribute], found: list[ChangedAttribute], *, training: bool
+    ) -> None:
+        """Add to `found` the attributes that make torch.compile capture the model at each call.
+
+        The attributes found so far are put back before each call, because torch names only a single reason.
+        """
         if training and not self._runs_in_train_mode():
             return
-        found: list[ChangedAttribute] = []
         while True:
             with _use_compiler():
                 guilty = self._capture(changed, found, training=training)
@@ -171,14 +175,12 @@ class _Proof(Proof):
 
     def _judge_captures(self, changed: list[ChangedAttribute], failures: list[list[str]]) -> list[ChangedAttribute]:
         """Report and return attributes that are a reason of each capture after the first calls."""
-        reported = {finding.fqn for finding in self._findings}
         late = failures[_FIRST_CALLS:]
         if not all(late):
             return []
         guilty = [attribute for attribute in changed if all(_find_reasons(attribute, reasons) for reasons in late)]
         for attribute in guilty:
-            if attribute.fqn not in reported:
-                self._report_number(attribute, _find_reasons(attribute, late[-1])[0])
+            self._report_number(attribute, _find_reasons(attribute, late[-1])[0])
         if not guilty:
             condition = _shorten(late[-1][0])
             self._reasons.append(
