@@ -608,7 +608,9 @@ def test_mismatches_of_one_call_are_found_in_one_run(monkeypatch):
 
     check = forward.prove(live(make, (3,)), FAKE)
     assert sorted(finding_names(check)) == sorted(f"many[{at}]" for at in range(40))
-    assert len(runs) == 6  # eval mode, train mode, backward: each with a stopped and a complete run
+    assert (
+        len(runs) == 4
+    )  # a stopped and a complete run in eval mode, then a complete run in train mode and of backward
 
 
 def test_train_mode_is_called_too():

@@ -172,7 +172,7 @@ def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
     runs = _run_trials(subject, trials)
     if runs[0].raised is not None:
         subject.call(subject.build_used(values=True))
-    train = _run_trials(subject, [replace(trial, training=True) for trial in trials])
+    train = _run_trials(subject, [replace(trial, training=True) for trial in trials], runs[0].watch)
     if train[0].raised is not None:
         try:
             subject.call(subject.build_used(values=True).train(), training=True)
@@ -190,23 +190,23 @@ def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
         return None
     if subject.original is not None and any(map(fake_gpu.has_hooks, subject.original.parameters())):
         return None  # a copy of a live model lacks them
-    return _run_until_not_refused(subject, replace(train.trial, backward=True))
+    return _run_until_not_refused(subject, replace(train.trial, backward=True), train.watch)
 
 
-def _run_trials(subject: ModelUnderTest, trials: list[_Trial]) -> list[_Run]:
-    """Return a run for each trial up to the first complete run; the last run is first."""
+def _run_trials(subject: ModelUnderTest, trials: list[_Trial], known: DeviceWatch | None = None) -> list[_Run]:
+    """Return a run for each trial up to the first complete run; the last run is first. `known` is of another mode."""
     runs: list[_Run] = []
     for trial in trials:
-        runs.insert(0, _run_until_not_refused(subject, trial))
+        runs.insert(0, _run_until_not_refused(subject, trial, known))
         if runs[0].raised is None:
             break
     return runs
 
 
-def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial) -> _Run:
-    """Return the first complete run, with all earlier refused mismatches carried over."""
-    carried_over: frozenset[Mismatch] = frozenset()
-    uncaught_calls: frozenset[CallStack] = frozenset()
+def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial, known: DeviceWatch | None = None) -> _Run:
+    """Return the first complete run, with all earlier refused mismatches carried over, also those of `known`."""
+    carried_over: frozenset[Mismatch] = (known and known.carried_over) or frozenset()
+    uncaught_calls: frozenset[CallStack] = known.uncaught_calls if known else frozenset()
     caught: frozenset[Mismatch] = frozenset()
     end = time.monotonic() + _CAREFUL_RUNS_S
     while time.monotonic() < end:
