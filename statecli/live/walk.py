@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import nn
 
@@ -151,8 +152,7 @@ _GENERATED_ATTRIBUTES = frozenset(["_abc_impl", "_fields", "_field_defaults"])
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"])
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
+class Step(msgspec.Struct, frozen=True, eq=False):
     """A step from a holder to a held object. Names are built from chains of steps, and only for tensors."""
 
     parent: Step | None
@@ -177,8 +177,7 @@ class Step:
         return steps[::-1]
 
 
-@dataclass(frozen=True, eq=False)
-class RegisteredName:
+class RegisteredName(msgspec.Struct, frozen=True, eq=False):
     """A registered name. `tensor` is None for `register_parameter(name, None)`.
 
     `key` is the name in `state_dict()`; `fqn` equals `key` unless two tensors have the same key.
@@ -193,8 +192,7 @@ class RegisteredName:
     attribute: str
 
 
-@dataclass(frozen=True, eq=False)
-class UnregisteredTensor:
+class UnregisteredTensor(msgspec.Struct, frozen=True, eq=False):
     """Tensor under an unregistered name.
 
     `owner` is the nearest registered module and `steps` lead from `owner` to the tensor; the first step is always an
@@ -561,6 +559,8 @@ def _list_module(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
                 held_by_tensors |= _list_ids_moved_by(value)
             yield f".{name}", value, "registered"
     for name, value in list(own_dict(module).items()):
+        if id(type(value)) in _ATOM_TYPES or (type(value) is dict and not value):
+            continue  # most attributes of a module are flags and empty dicts of hooks
         if id(value) in held_by_tensors:
             continue  # listed below the tensor, because its `.to` may move the object (`quant_state`)
         if name in registered:
@@ -742,10 +742,14 @@ def _find_declared_slots(kind: type) -> tuple[tuple[str, Any], ...]:
 
 def _list_class_attributes(obj: Any, kind: type, classes: dict[int, type]) -> Iterator[tuple[str, Any, str]]:
     """Yield tensors and containers in the class bodies of user classes, once per class."""
-    for base in filter(_is_user_class, _mro_of(kind)):
+    if id(kind) in classes:
+        return  # and with it all its bases
+    for base in _mro_of(kind):
         if id(base) in classes:
             continue
         classes[id(base)] = base
+        if not _is_user_class(base):
+            continue
         for name, value in list(_dict_of(base).items()):
             if (name.startswith("__") and not _is_code(value)) or _is_closed(type(value)) or _is_empty(value):
                 continue
