@@ -72,22 +72,15 @@ class Result:
 #: Modules forgotten since the last garbage collection, and the number of them that starts a collection.
 FORGOTTEN_MODULES: list[str] = []
 MAX_FORGOTTEN_MODULES = 100
-#: Modules of libraries imported since then that start one: their objects are frozen too.
+#: Modules of libraries imported since then, and the number of them that starts one: their objects are frozen too.
+NEW_MODULES: list[str] = []
 MAX_NEW_MODULES = 200
-
-
 #: The modules after the last test file: asking each of thousands of modules for its file takes 7 ms.
 KNOWN_MODULES: dict[str, Any] = {}
 
 
-@pytest.fixture(scope="session")
-def modules_at_collection():
-    """The modules that were imported at the last garbage collection."""
-    return set(sys.modules)
-
-
 @pytest.fixture(scope="module", autouse=True)
-def forget_built_modules(tmp_path_factory, modules_at_collection):
+def forget_built_modules(tmp_path_factory):
     """Forget the modules of a test file's own files: another file may import other modules of the same names.
 
     Their classes are freed, because each build of a model replaces methods in all subclasses of nn.Module.
@@ -102,10 +95,10 @@ def forget_built_modules(tmp_path_factory, modules_at_collection):
     KNOWN_MODULES.clear()
     KNOWN_MODULES.update(sys.modules)
     FORGOTTEN_MODULES.extend(names)
-    new = sys.modules.keys() - modules_at_collection
-    if len(FORGOTTEN_MODULES) > MAX_FORGOTTEN_MODULES or len(new) > MAX_NEW_MODULES:
+    NEW_MODULES.extend(new.keys() - names)
+    if len(FORGOTTEN_MODULES) > MAX_FORGOTTEN_MODULES or len(NEW_MODULES) > MAX_NEW_MODULES:
         FORGOTTEN_MODULES.clear()
-        modules_at_collection.update(new)
+        NEW_MODULES.clear()
         _collect_and_freeze()
 
 
