@@ -29,11 +29,20 @@ _STATECLI = (
     *("statecli.cli.command_runner", "statecli.cli.parser", "statecli.cli.typer_app", "statecli.formats.safetensors"),
     *("statecli.formats.torch_zip", "statecli.formats.torch_export", "statecli.formats.torchscript"),
     *("statecli.requests.audit", "statecli.requests.diff", "statecli.requests.inspect", "statecli.values.stats"),
-    *("statecli.report.audit", "statecli.report.diff", "statecli.report.inspect"),
+    *("statecli.report.audit", "statecli.report.diff", "statecli.report.inspect", "statecli.render.json"),
+    *("statecli.render.plain", "statecli.formats.npz", "statecli.values.facts", "statecli.values.digest"),
+    *("statecli.requests.lock", "statecli.cli.git_driver", "statecli.cli.import_msgspec", "statecli.cli.supervisor"),
+)
+#: Modules of commands that build a class: their import takes 0.03 s in an inspection, 0.04 s in a verification.
+_LIVE = (
+    *("statecli.live.suggest_fix", "statecli.live.configured_model", "statecli.live.fake_gpu_values"),
+    *("statecli.live.model_reader", "safetensors.torch", "torch._subclasses.schema_check_mode"),
+    *("statecli.requests.verify", "statecli.report.verify", "statecli.commands.verify.copy_model"),
+    *(f"statecli.commands.verify.proofs.{name}" for name in ("move", "cast", "save", "copy", "step", "forward")),
 )
 #: Modules imported first by a server, by the name that `run_python` and `start_python` take.
 LIBRARIES = {
-    "torch": ("torch", "torch.distributed.checkpoint", "torch.export", "torch._dynamo", "numpy", *_STATECLI),
+    "torch": ("torch", "torch.distributed.checkpoint", "torch.export", "torch._dynamo", "numpy", *_STATECLI, *_LIVE),
     "statecli": ("numpy", *_STATECLI),
     "dask": ("numpy", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"),
 }
