@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file, save_model
 from statecli import formats
 from statecli.core.errors import UnreadableError
 from statecli.formats import sharded
+from statecli.storage import files
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -313,6 +314,15 @@ def test_a_folder_that_vanishes(folder, monkeypatch):
     monkeypatch.setattr(os, "scandir", raise_missing)
     with pytest.raises(UnreadableError, match=r"^[^\n]*cannot be listed: no such file$"):
         formats.read(str(folder))
+
+
+def test_entries_are_files_unless_they_lead_to_a_folder(tmp_path):
+    """A link has the kind of its target; a link that leads nowhere or to itself counts as a file."""
+    (tmp_path / "z").mkdir()
+    (tmp_path / "b").touch()
+    for name, to in (("folder", "z"), ("file", "b"), ("gone", "nothing"), ("loop", "loop")):
+        (tmp_path / name).symlink_to(to)
+    assert files.list_entries(str(tmp_path)) == (["b", "file", "gone", "loop"], ["folder", "z"])
 
 
 # Invalid indexes.
