@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 
 import pytest
@@ -38,6 +39,24 @@ def list_entries(cache_home):
 
 def log(statecli, folder, *words):
     return statecli("log", folder, "-f", "json", *words).json
+
+
+@pytest.fixture(scope="module")
+def first_cache(tmp_path_factory):
+    """A folder for the entries of a first run; the document of the run is next to them."""
+    return tmp_path_factory.mktemp("first")
+
+
+@pytest.fixture
+def first(statecli, saved_runs, cache_home, first_cache):
+    """Return the document of a first run, whose entries are in the cache. The run is made once."""
+    document, entries = first_cache / "document.json", first_cache / "statecli"
+    if document.exists():
+        shutil.copytree(entries, cache_home / "statecli")
+    else:
+        document.write_text(json.dumps(log(statecli, saved_runs("plain"))))
+        shutil.copytree(cache_home / "statecli", entries)
+    return json.loads(document.read_text())
 
 
 def test_each_checkpoint_is_read_once_for_its_norm_and_once_for_the_pair(statecli, saved_runs, values_read):
@@ -125,9 +144,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
-def test_a_damaged_entry_is_ignored(statecli, saved_runs, cache_home, content):
+def test_a_damaged_entry_is_ignored(statecli, saved_runs, cache_home, first, content):
     """The values are read again, and the result equals the first run's."""
-    first = log(statecli, saved_runs("plain"))
     for entry in list_entries(cache_home):
         spoil(entry, content)
     result = statecli("log", saved_runs("plain"), "-f", "json")
@@ -146,9 +164,8 @@ def test_entries_are_the_users_own(statecli, saved_runs, cache_home):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: modes of files")
 @pytest.mark.parametrize("kind", ["link", "group writes", "folder", "fifo"])
-def test_an_entry_that_others_could_have_written_is_not_read(statecli, saved_runs, cache_home, tmp_path, kind):
+def test_an_entry_that_others_could_have_written_is_not_read(statecli, saved_runs, cache_home, tmp_path, first, kind):
     """A symbolic link, a folder, or a pipe (whose read would block) is not read either."""
-    first = log(statecli, saved_runs("plain"))
     for number, entry in enumerate(list_entries(cache_home)):
         data = json.loads(entry.read_text())
         forged = json.dumps(data | {"items": [[1e6, 0, 0]] * len(data["items"])})

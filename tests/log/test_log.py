@@ -20,10 +20,28 @@ def norm_of(state):
     return flatten(state).nan_to_num(0.0).norm().item()
 
 
+@pytest.fixture(scope="module")
+def results():
+    """The results of `log_run` by layout."""
+    return {}
+
+
+@pytest.fixture
+def log_run(statecli, saved_runs, results):
+    """Return a function that returns the result of `log` for a layout; each layout is read once."""
+
+    def find(layout):
+        if layout not in results:
+            results[layout] = statecli("log", saved_runs(layout), "-f", "json")
+        return results[layout]
+
+    return find
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_norms_and_changes_are_those_of_torch(statecli, saved_runs, training, layout):
+def test_norms_and_changes_are_those_of_torch(log_run, training, layout):
     """The figures agree in every layout of a run, in the order of the steps."""
-    result = statecli("log", saved_runs(layout), "-f", "json")
+    result = log_run(layout)
     assert result.code == 0, result
     rows = result.json["checkpoints"][:12]
     assert [row["norm"] for row in rows] == pytest.approx([norm_of(state) for state in training.states], rel=1e-12)
@@ -32,9 +50,9 @@ def test_norms_and_changes_are_those_of_torch(statecli, saved_runs, training, la
     assert [row["relative_change"] for row in rows[1:]] == pytest.approx(changes, rel=1e-6)
 
 
-def test_cosines_are_those_of_torch(statecli, saved_runs, training):
+def test_cosines_are_those_of_torch(log_run, training):
     """The cosine covers the tensors that are finite in both checkpoints."""
-    rows = statecli("log", saved_runs("plain"), "-f", "json").json["checkpoints"]
+    rows = log_run("plain").json["checkpoints"]
     for row, old, new in zip(rows[1:9], training.states, training.states[1:], strict=False):
         cosine = torch.nn.functional.cosine_similarity(flatten(old), flatten(new), dim=0).item()
         assert row["cosine"] == pytest.approx(cosine, abs=1e-9)
@@ -50,33 +68,33 @@ def test_cosines_are_those_of_torch(statecli, saved_runs, training):
         ("dcp", "step", range(100, 1300, 100)),
     ],
 )
-def test_the_step_comes_from_the_checkpoint_or_else_from_its_name(statecli, saved_runs, layout, source, steps):
+def test_the_step_comes_from_the_checkpoint_or_else_from_its_name(log_run, layout, source, steps):
     """The JSON names the source of the step."""
-    rows = statecli("log", saved_runs(layout), "-f", "json").json["checkpoints"]
+    rows = log_run(layout).json["checkpoints"]
     assert [row["step"] for row in rows] == [{"number": step, "source": source} for step in steps]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_tensor_that_becomes_nan_is_named_once(statecli, saved_runs, layout):
+def test_a_tensor_that_becomes_nan_is_named_once(log_run, layout):
     """Only the row of the first checkpoint with the NaN names the tensor."""
-    rows = statecli("log", saved_runs(layout), "-f", "json").json["checkpoints"]
+    rows = log_run(layout).json["checkpoints"]
     born = [(n, row["became_nan"]) for n, row in enumerate(rows) if row["became_nan"]]
     assert born == [(9, ["layers.2.0.weight"])]
     assert [row["nan"] for row in rows[8:12]] == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_frozen_layer_has_stopped_since_its_last_change(statecli, saved_runs, layout):
+def test_a_frozen_layer_has_stopped_since_its_last_change(log_run, layout):
     """Both modules of layers.1 last changed at step 600; a copy of the last checkpoint stops no other module."""
-    document = statecli("log", saved_runs(layout), "-f", "json").json
+    document = log_run(layout).json
     stopped = {module["name"]: module["last_moved"] for module in document["modules"] if module["stopped"]}
     assert stopped == {"layers.1.0": 5, "layers.1.1": 5}
     assert document["checkpoints"][5]["stopped"] == ["layers.1.0", "layers.1.1"]
 
 
-def test_settings_that_changed_are_in_the_row(statecli, saved_runs):
+def test_settings_that_changed_are_in_the_row(statecli, saved_runs, log_run):
     """The halved learning rate is shown; counters that change at each checkpoint are not in the table."""
-    result = statecli("log", saved_runs("trainer"), "-f", "json")
+    result = log_run("trainer")
     changed = {row["step"]["number"]: [entry["key"] for entry in row["settings"]] for row in result.json["checkpoints"]}
     assert "optimizer.param_groups.0.lr" in changed[800]
     assert not any("optimizer.param_groups.0.lr" in keys for step, keys in changed.items() if step != 800)
@@ -86,9 +104,9 @@ def test_settings_that_changed_are_in_the_row(statecli, saved_runs):
     assert "trainer_state.epoch" not in shown
 
 
-def test_optimizer_state_is_not_part_of_the_norm(statecli, saved_runs):
+def test_optimizer_state_is_not_part_of_the_norm(log_run):
     """A note names the sections left out."""
-    document = statecli("log", saved_runs("lightning"), "-f", "json").json
+    document = log_run("lightning").json
     assert {tuple(row["other_sections"]) for row in document["checkpoints"]} == {("optimizer_states.0",)}
     assert "optimizer_states.0" in next(note["message"] for note in document["notes"] if "norm" in note["message"])
 
