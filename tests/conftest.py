@@ -72,7 +72,8 @@ class Result:
 #: Modules forgotten since the last garbage collection, and the number of them that starts a collection.
 FORGOTTEN_MODULES: list[str] = []
 MAX_FORGOTTEN_MODULES = 100
-#: Modules of libraries imported since then, and the number of them that starts one: their objects are frozen too.
+#: Modules of libraries imported since the last freeze, and the number of them that starts the next. It comes before the
+#: next test file: after one, it would keep the classes of models that are still alive.
 NEW_MODULES: list[str] = []
 MAX_NEW_MODULES = 200
 #: The modules after the last test file: asking each of thousands of modules for its file takes 7 ms.
@@ -85,6 +86,9 @@ def forget_built_modules(tmp_path_factory):
 
     Their classes are freed, because each build of a model replaces methods in all subclasses of nn.Module.
     """
+    if len(NEW_MODULES) > MAX_NEW_MODULES:
+        NEW_MODULES.clear()
+        _collect_and_freeze()
     yield
     folder = str(tmp_path_factory.getbasetemp())
     new = {name: module for name, module in sys.modules.items() if module is not KNOWN_MODULES.get(name)}
@@ -96,10 +100,9 @@ def forget_built_modules(tmp_path_factory):
     KNOWN_MODULES.update(sys.modules)
     FORGOTTEN_MODULES.extend(names)
     NEW_MODULES.extend(new.keys() - names)
-    if len(FORGOTTEN_MODULES) > MAX_FORGOTTEN_MODULES or len(NEW_MODULES) > MAX_NEW_MODULES:
+    if len(FORGOTTEN_MODULES) > MAX_FORGOTTEN_MODULES:
         FORGOTTEN_MODULES.clear()
-        NEW_MODULES.clear()
-        _collect_and_freeze()
+        gc.collect()
 
 
 @pytest.fixture
