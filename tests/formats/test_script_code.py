@@ -589,6 +589,8 @@ def test_quantized_modules_of_torch_are_clean(kind, tmp_path):
 def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
     """Save a scripted quantized convolution, with its numbers in a state or, frozen, in a tensor; then set `groups`."""
     convolution = torch.ao.nn.quantized.Conv2d(4, 4, 3)
+    weight = torch.quantize_per_tensor(torch.ones(4, 4, 3, 3), 1.0, 0, torch.qint8)
+    convolution.set_weight_bias(weight, convolution.bias())  # which torch leaves as the memory is
     if not frozen:
         convolution.groups = groups
     scripted = torch.jit.script(nn.Sequential(convolution).eval())

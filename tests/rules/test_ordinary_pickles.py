@@ -338,6 +338,19 @@ def test_an_ordinary_checkpoint_is_clean(name, writer, tmp_path, monkeypatch):
     assert list_findings(tmp_path / "a.pt") == []
 
 
+def set_weights(*modules):
+    """Set the weights of quantized modules: torch leaves them as the memory is, which may hold a pickle."""
+    for module in modules:
+        weight = module.weight()
+        ones = torch.ones(weight.shape)
+        if isinstance(module, torch.ao.nn.quantized.Embedding):
+            scales, zeros = torch.ones(len(ones)), torch.zeros(len(ones))
+            module.set_weight(torch.quantize_per_channel(ones, scales, zeros, 0, weight.dtype))
+        else:
+            module.set_weight_bias(torch.quantize_per_tensor(ones, 1.0, 0, weight.dtype), module.bias())
+    return nn.Sequential(*modules)
+
+
 WHOLE = {
     "Sequential": model,
     "Transformer": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, activation="gelu"), 1),
@@ -350,8 +363,8 @@ WHOLE = {
     "pruned": lambda: prune.l1_unstructured(nn.Linear(2, 2), "weight", 1),
     "a copy": lambda: copy.deepcopy(model()),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyConv2d(3, 1), nn.LazyBatchNorm2d()),
-    "quantized embedding": lambda: torch.ao.nn.quantized.Embedding(10, 12),
-    "quantized convolutions": lambda: nn.Sequential(
+    "quantized embedding": lambda: set_weights(torch.ao.nn.quantized.Embedding(10, 12)),
+    "quantized convolutions": lambda: set_weights(
         torch.ao.nn.quantized.Conv1d(2, 2, 1),
         torch.ao.nn.quantized.Conv2d(4, 4, 3, stride=2, padding=1, groups=2),
         torch.ao.nn.quantized.Conv3d(2, 2, 1),
