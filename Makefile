@@ -10,8 +10,9 @@ WORKERS := -n 2 --dist worksteal
 # These tests mostly wait: for a worker that is stopped, for a key, for a slow server, for git or a browser. A process
 # of their own waits for them, while the workers compute.
 WAITING := $(addprefix tests/,test_cli_verify.py test_interrupts.py test_supervisor.py test_git.py \
-	test_integrations.py test_pull_request_comment.py browse/test_screen.py browse/test_terminal.py \
-	executors/test_lost.py executors/test_same.py render/test_tensors_page.py \
+	test_integrations.py test_pull_request_comment.py test_system_errors.py test_windows.py audit/test_plugins.py \
+	browse/test_screen.py browse/test_terminal.py executors/test_asked.py executors/test_lost.py executors/test_same.py \
+	fix/test_files.py formats/test_number_lines.py render/test_tensors_page.py \
 	$(addprefix storage/test_,audits.py http.py http_hostile.py lost.py progress.py s3.py))
 # Python compiles what is imported, once: compiling all of torch and transformers takes a minute. Where the environment
 # forbids Python to keep what it compiled, each process of the tests would compile torch and statecli again.
