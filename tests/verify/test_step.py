@@ -337,6 +337,21 @@ def test_nothing_in_the_output_requires_grad(train):
     assert set(rules(check)) == {"used.weight", "used.bias"}
 
 
+def test_an_output_that_refuses_arithmetic(train):
+    """A subclass of Tensor runs the user's code for each operator of the loss."""
+    odd = """
+class Odd(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.isfinite:
+            raise ValueError("not a number")
+        return super().__torch_function__(func, types, args, kwargs or {})
+"""
+    check = train(linear(forward="return self.used(x).as_subclass(Odd)") + odd)
+    assert check.verdict is Verdict.INCONCLUSIVE
+    assert check.reason.startswith("computing a loss from the output raised ValueError: not a number (net.py:")
+
+
 def test_a_forward_that_raises(train):
     """The reason has the model's own error and line."""
     check = train(linear(forward="raise ValueError('needs labels in training')"))

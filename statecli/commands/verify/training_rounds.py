@@ -274,8 +274,9 @@ def _train_round(run: Training) -> str | None:
         return None
     if not outputs:
         return "forward returns no floating-point tensor, so statecli cannot compute a loss"
-    run.finite = run.finite and all(bool(torch.isfinite(_widen(output)).all()) for output in outputs)
-    loss = compute_loss(outputs)
+    with run.subject.user_code("computing a loss from the output"):  # which may be of a class of the user
+        run.finite = run.finite and all(bool(torch.isfinite(_widen(output)).all()) for output in outputs)
+        loss = compute_loss(outputs)
     run.is_cut_off = not loss.requires_grad
     if loss.requires_grad:
         with run.subject.user_code(f"backward{_format_round(run.rounds)}"):
