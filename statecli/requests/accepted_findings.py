@@ -37,7 +37,7 @@ def check_reason(path: str | None, reason: str | None) -> None:
 
 
 def describe_former_names(options: InspectOptions | VerifyOptions) -> str | None:
-    """Return a warning about former names of rules in `--ignore`; None without one."""
+    """Return a warning about former names of rules in `--ignore`; None if all names are current."""
     if not options.ignore:
         return None
     from statecli.requests import match_accepted

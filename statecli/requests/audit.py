@@ -50,13 +50,9 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
         failures=list(dict.fromkeys((*failed, *unjudged))),
         reported=True,
         notes=[*([] if options.verbose else fixed), *notes],
-        warning=_describe_former_names(request) if request.rule_names else None,
+        warning=rules.describe_former_names(request.rule_names, request.known_rules, "audit"),
         files=files,
     )
-
-
-def _describe_former_names(request: Request) -> str | None:
-    return rules.describe_former_names(request.rule_names, request.known_rules, "audit")
 
 
 def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> Request:

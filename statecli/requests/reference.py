@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from statecli.core.rule import Rule
 from statecli.report import config, rules
 from statecli.report.documents.schema_texts import read_schema
-from statecli.report.rules import describe_former_names
 from statecli.requests.options import ConfigOptions, ListOutput, RulesOptions, SchemaOptions
 from statecli.requests.outcome import Caller, Outcome
 
@@ -51,7 +50,7 @@ def _run_config(options: ConfigOptions, caller: Caller) -> Outcome:
     loaded = load_config(options.config, no_config=options.no_config)
     caller.check_files([] if loaded.path is None else [loaded.path])
     report = config.build_config_report(list_settings(loaded), loaded.path)
-    return Outcome(loaded, report, warning=describe_former_names(loaded.config.rule_names, loaded.rules, "audit"))
+    return Outcome(loaded, report, warning=rules.describe_former_names(loaded.config.rule_names, loaded.rules, "audit"))
 
 
 def _run_schema(options: SchemaOptions) -> Outcome:

@@ -407,7 +407,7 @@ def _is_other_server(at: str, url: str) -> bool:
 
 
 def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transient | UnreadableError:
-    """Return the error with the name of the responsible server after a redirect; without one, with advice about TLS."""
+    """Return the error with the name of the responsible server after a redirect, otherwise with advice about TLS."""
     was_redirected = at != credentials.strip_user(url)
     if not was_redirected and isinstance(why, ConnectionCut) and url[:5].lower() == "http:":
         return ConnectionCut(f"{why} before an answer came; if the server uses TLS, write https://", why.after)
