@@ -178,12 +178,12 @@ def _compute_gap(before: Array, after: Array, wide_before: Array, wide_after: Ar
 
     `wide_before` and `wide_after` are the same values, widened.
     """
-    gap = _magnitude(wide_after[finite] - wide_before[finite])
-    for integers, partner, rounded in ((before, after, wide_after.real), (after, before, wide_before.real)):
+    difference = wide_after[finite] - wide_before[finite]
+    # A difference of 0 or 2 can be 1: float64 represents odd integers only up to 2 ** 53.
+    for integers, sign in ((before, -1), (after, 1)):
         if integers.dtype.kind in "iu" and integers.dtype.itemsize == 8:
-            loss = _rounding_loss(integers, rounded)[finite]
-            gap = _hypotenuse(loss, gap) if partner.dtype.kind == "c" else gap + loss
-    return gap
+            difference += sign * _compute_rounding_error(integers[finite])
+    return _magnitude(difference)
 
 
 def _magnitude(values: Array) -> Array:
@@ -199,15 +199,14 @@ def _hypotenuse(legs_a: Array, legs_b: Array) -> Array:
     return hypotenuse
 
 
-def _rounding_loss(integers: Array, real: Array) -> Array:
-    """Return the exact distance of 64-bit integers to `real` where they round to `real` in float64, else 0."""
-    rounded = integers.astype(np.float64) == real
-    top = rounded & (real >= 2.0**63)
-    low = np.where(rounded & ~top, real, 0).astype(np.int64).view(np.uint64)
-    high = np.where(top, real - 2.0**63, 0).astype(np.uint64) + (top.astype(np.uint64) << np.uint64(63))
-    # Modulo 2 ** 64, which is much larger than the distance.
-    distance = (integers.view(np.uint64) - low - high).view(np.int64)
-    return np.where(rounded, np.abs(distance), 0).astype(np.float64)
+def _compute_rounding_error(integers: Array) -> Array:
+    """Return exactly what float64 lacks of 64-bit integers: `integers` minus their conversion to float64."""
+    rounded = integers.astype(np.float64)
+    top = rounded >= 2.0**63
+    low = np.where(top, 0, rounded).astype(np.int64).view(np.uint64)
+    high = np.where(top, rounded - 2.0**63, 0).astype(np.uint64) + (top.astype(np.uint64) << np.uint64(63))
+    # Modulo 2 ** 64, which is much larger than the error.
+    return (integers.view(np.uint64) - low - high).view(np.int64).astype(np.float64)
 
 
 def _find_changed(before: Array, after: Array, finite: Array, gap: Array, options: CompareOptions) -> Array:

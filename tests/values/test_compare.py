@@ -7,7 +7,7 @@ import math
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from msgspec.structs import replace
 
 torch = pytest.importorskip("torch")
@@ -570,9 +570,11 @@ def test_a_big_integer_beside_a_complex_value(pair_states, complex_):
         assert (delta.changed, delta.first, delta.max_abs) == (3, (0,), 1.0)
 
 
+@example(whole=[9_999_999_999_999_017], nudge=1, dtype=np.float64)
+@example(whole=[2**53 + 1, 2**64 - 1], nudge=-2, dtype=np.complex128)
 @given(
     whole=st.lists(st.integers(-(2**63), 2**64 - 1), min_size=1, max_size=6),
-    nudge=st.integers(-2, 2),
+    nudge=st.integers(-(2**54), 2**54) | st.integers(-2, 2),
     dtype=st.sampled_from([np.float64, np.complex128, np.int64, np.uint64]),
 )
 def test_integers_beside_anything(whole, nudge, dtype):
