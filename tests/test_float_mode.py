@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import statecli as api
-from statecli.commands.audit.run import Request as AuditRequest
-from statecli.commands.audit.run import audit
+from statecli.commands.audit.run import Request as AuditRequest, audit
 from statecli.core.errors import StateError
 from statecli.core.float_mode import flushes_denormals, keep_denormals
 from statecli.values import compiled_kernel, facts, facts_kernel

@@ -7,8 +7,7 @@ import time
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from statecli import formats
 from statecli.core import tied_tensors

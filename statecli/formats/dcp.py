@@ -36,8 +36,7 @@ from statecli.formats.shared.dcp_metadata import (
     parse_for_scan,
     parse_metadata,
 )
-from statecli.formats.shared.tiling import Box as Region
-from statecli.formats.shared.tiling import find_fault
+from statecli.formats.shared.tiling import Box as Region, find_fault
 from statecli.formats.torch.objects import build_state
 from statecli.formats.torch.tensors import Tensor
 from statecli.pickle_scan.one_pickle import begins_as_pickle

@@ -19,8 +19,7 @@ from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Box, Boxes, ByteRange, ModelState, Oddity, Settings, TensorData, TensorInfo
 from statecli.formats.safetensors import TRAITS as SHARD_TRAITS
-from statecli.formats.shared.tiling import Box as Region
-from statecli.formats.shared.tiling import find_fault
+from statecli.formats.shared.tiling import Box as Region, find_fault
 from statecli.storage import checkpoint_folder, files, json_object
 
 NAME = "dcp-safetensors"

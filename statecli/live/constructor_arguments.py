@@ -8,8 +8,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from dataclasses import replace as replace_scope
+from dataclasses import dataclass, replace as replace_scope
 from difflib import get_close_matches
 from typing import Any
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from statecli.commands.audit import baseline, config, required_rules, unused_settings
-from statecli.commands.audit import run as audit_run
+from statecli.commands.audit import baseline, config, required_rules, run as audit_run, unused_settings
 from statecli.commands.audit.baseline import Baseline
 from statecli.commands.audit.config import Config, LoadedConfig
 from statecli.commands.audit.request import Request

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from statecli.commands.lock import lock_file
-from statecli.commands.lock import run as lock_run
+from statecli.commands.lock import lock_file, run as lock_run
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import plural
 from statecli.requests.options import LockOptions

@@ -13,8 +13,7 @@ from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity
 from statecli.core.quoting import quote_for_shell
-from statecli.storage import files as on_disk
-from statecli.storage import json_object
+from statecli.storage import files as on_disk, json_object
 from statecli.storage.byte_source import read_small_file
 from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILES, SINGLE, TAR_SUFFIXES
 from statecli.storage.store import FolderEntries

@@ -22,8 +22,7 @@ from statecli.values.live_tensor import format_first_line
 from statecli.values.ranges import check_crc, read_chunks
 
 if TYPE_CHECKING:
-    from torch import device as Device
-    from torch import dtype as DType
+    from torch import device as Device, dtype as DType
 
 #: Called after each tensor with its name and its bytes.
 Progress = Callable[[str, int], None]

@@ -7,8 +7,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec import UNSET
 
 from statecli.commands.audit import baseline

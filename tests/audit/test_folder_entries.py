@@ -12,8 +12,7 @@ import torch.package
 from safetensors.torch import save_file
 
 from statecli.commands.audit.run import Request, audit
-from statecli.commands.inspect.run import Request as Inspect
-from statecli.commands.inspect.run import inspect
+from statecli.commands.inspect.run import Request as Inspect, inspect
 from statecli.storage import files
 from statecli.targets import tool_folders
 from statecli.targets.expand import ModelFolders, expand_targets

@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 
 from statecli.commands.audit import unused_settings
 from statecli.commands.audit.run import Request, audit
-from statecli.commands.lock import lock_file
-from statecli.commands.lock import run as lock
+from statecli.commands.lock import lock_file, run as lock
 from statecli.core.errors import UsageError
 from statecli.requests import audit as audit_requests
 from statecli.requests.options import AuditOptions

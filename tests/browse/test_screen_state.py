@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from statecli.browse.columns import Column, choose_columns
 from statecli.browse.globs import write_globs

@@ -9,8 +9,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from safetensors.torch import load_file, save_file
 
 from statecli.commands.diff.request import Request

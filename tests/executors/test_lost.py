@@ -21,8 +21,7 @@ from statecli.storage import files
 from statecli.values.compare import Pair, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 from statecli.workers import pool
-from statecli.workers.executors import batch as parcel
-from statecli.workers.executors import dask, use_executor
+from statecli.workers.executors import batch as parcel, dask, use_executor
 from statecli.workers.executors.futures import ExecutorEngine
 
 from ..forked_python import start_python

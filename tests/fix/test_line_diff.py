@@ -6,8 +6,7 @@ import difflib
 import subprocess
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from statecli.commands.fix.line_diff import format_unified_diff, list_blocks
 

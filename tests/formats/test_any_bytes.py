@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 from statecli import formats
 from statecli.core.errors import UnreadableError
 
-from . import test_megatron, zero
-from . import test_same_everywhere as same
+from . import test_megatron, test_same_everywhere as same, zero
 
 
 def zero_2(folder: Path) -> Path:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from statecli import formats
 from statecli.core import parameter_or_buffer

@@ -9,8 +9,7 @@ import zipfile
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.formats import torch_legacy, torch_zip

@@ -14,8 +14,7 @@ from collections import OrderedDict, defaultdict
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from statecli.core.errors import MalformedError
 from statecli.pickle_scan.one_pickle import PickleReader

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file, save_model
 

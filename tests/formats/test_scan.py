@@ -24,8 +24,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from safetensors.torch import save_file
 
 from statecli import formats
@@ -859,8 +858,7 @@ def test_two_archives_in_a_file_are_one_archive(tmp_path, name, statecli):
 
 def test_two_archives_in_an_item_are_one_archive(tmp_path, statecli):
     """The item is beyond the number of items that the reader of tensors opens."""
-    from torch.distributed.checkpoint import metadata as dcp_metadata
-    from torch.distributed.checkpoint import save as save_dcp
+    from torch.distributed.checkpoint import metadata as dcp_metadata, save as save_dcp
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     folder = tmp_path / "ckpt"

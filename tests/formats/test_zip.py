@@ -10,8 +10,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.serialization import skip_data
 
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError

@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from statecli.core.errors import UsageError
 from statecli.live.spec import ModelSpec, parse_spec

@@ -11,8 +11,7 @@ from statecli.render import Output, RenderOptions, format_report, table
 from statecli.render._ansi import paint as paint_ansi
 from statecli.report import Column, Group, Line, Page, Report, Table, build_problem
 
-from ..audits import failed_target, finding, target
-from ..audits import render_audit as audited
+from ..audits import failed_target, finding, render_audit as audited, target
 from ..changes import add_tensor, diff, nudge_tensor, recast, rename_tensor, render_diff, same, tensor
 
 PROBLEM = build_problem(finding())

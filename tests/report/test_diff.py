@@ -20,9 +20,7 @@ from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import Kind, Oddity
 from statecli.core.output import ChangeOrder
 from statecli.render import Output
-from statecli.report import Bars, Spread
-from statecli.report import change_text as changed
-from statecli.report import diff as diffing
+from statecli.report import Bars, Spread, change_text as changed, diff as diffing
 from statecli.report.diff import DiffView, NameList, build_diff_report
 from statecli.report.documents import diff as documents
 from statecli.values.delta import CompareOptions

@@ -8,16 +8,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec import UNSET
 from safetensors.torch import save_file, save_model
 
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
 from statecli.commands.verify.result import Name
-from statecli.commands.verify.run import Request as Verification
-from statecli.commands.verify.run import run as verify
+from statecli.commands.verify.run import Request as Verification, run as verify
 from statecli.core.finding import Severity
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.core.selection import Selection

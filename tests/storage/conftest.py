@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from statecli.storage import files, redact, retry
-from statecli.storage import masked_url as names
+from statecli.storage import files, masked_url as names, redact, retry
 
 from .gcs import CloudStorage
 from .hub import Hub

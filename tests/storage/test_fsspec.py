@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from safetensors.torch import save_file
 
 from statecli.core.errors import UnreadableError
-from statecli.storage import files, retry
-from statecli.storage import object_store as stores
+from statecli.storage import files, object_store as stores, retry
 from statecli.storage.fsspec_store import check_length, parse_range
 
 fsspec = pytest.importorskip("fsspec")

@@ -18,8 +18,7 @@ from email.utils import format_datetime
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from safetensors.torch import save_file
 from urllib3.exceptions import ReadTimeoutError
 

@@ -7,11 +7,9 @@ import string
 from urllib.parse import quote
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
-from statecli.storage import files
-from statecli.storage import masked_url as names
+from statecli.storage import files, masked_url as names
 from statecli.storage.masked_url import mask_url, unmask_url
 
 SECRET = "Zq7Kx9"  # noqa: S105 - it opens nothing; no other part of these URLs contains it

@@ -13,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from statecli.storage import files
-from statecli.storage import object_store as stores
+from statecli.storage import files, object_store as stores
 from statecli.storage.s3 import _list_folder
 
 from .conftest import SECRET

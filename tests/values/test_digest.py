@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from blake3 import blake3
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.torch import save_file
 
 from statecli import formats

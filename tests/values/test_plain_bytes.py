@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from blake3 import blake3
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import save_file
 
 from statecli import formats

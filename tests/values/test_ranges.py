@@ -10,8 +10,7 @@ from math import prod
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from statecli.core.errors import ChecksumMismatch, MalformedError
 from statecli.core.model_state import Box, Boxes, ByteRange, Packing, TensorData, TensorInfo

@@ -11,8 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.model_state import ByteRange, Quantizer, TensorData

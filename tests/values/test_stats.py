@@ -10,14 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.model_state import ByteRange, ModelState, NoteKind, Stats, TensorData, TensorInfo
-from statecli.values import read
-from statecli.values import stats as module
+from statecli.values import read, stats as module
 from statecli.values.elements import MAX_UNSCALED, Decoder
 from statecli.values.stats import compute_live_stats, fill_stats, read_stats
 from statecli.values.summary import Facts, Moments, summarize_chunk

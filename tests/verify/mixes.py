@@ -13,8 +13,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
-from statecli.commands.verify import first_forward
-from statecli.commands.verify import model_under_test as subjects
+from statecli.commands.verify import first_forward, model_under_test as subjects
 from statecli.commands.verify.inputs import Inputs
 from statecli.live.assignment_lines import Origins
 from statecli.live.build import build

@@ -8,8 +8,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 import statecli
@@ -26,8 +25,7 @@ from statecli.core.input_text import InputSpec, parse_input
 from statecli.live.assignment_lines import Origins
 from statecli.live.build import build
 from statecli.live.built_model import BuiltModel
-from statecli.live.spec import ModelSpec
-from statecli.live.spec import parse_spec as parse_spec
+from statecli.live.spec import ModelSpec, parse_spec as parse_spec
 
 from ..zoo import SMALL, make
 

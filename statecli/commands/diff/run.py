@@ -17,9 +17,9 @@ from statecli.commands.diff import (
     load_check,
     pairing,
     renames,
+    settings as scalars,
     suggest_map,
 )
-from statecli.commands.diff import settings as scalars
 from statecli.commands.diff.module_versions import compare_versions
 from statecli.commands.diff.optimizer_names import (
     OptimizerPair,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import structs
 
-from statecli.commands.verify import inputs as given
-from statecli.commands.verify import live_model, model_under_test
+from statecli.commands.verify import inputs as given, live_model, model_under_test
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.core.model_state import ModelState, Oddity, TensorInfo

@@ -11,8 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from statecli.commands.verify import inputs as inputs_of
-from statecli.commands.verify import training_rounds
+from statecli.commands.verify import inputs as inputs_of, training_rounds
 from statecli.commands.verify.training_rounds import Training
 from statecli.core.errors import ModelError
 from statecli.live.tensors import storage

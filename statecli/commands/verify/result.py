@@ -11,8 +11,7 @@ from msgspec import structs
 
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import ModelState, Oddity
-from statecli.core.proof_names import DEFAULT_PROOFS as DEFAULT_PROOFS
-from statecli.core.proof_names import Name as Name
+from statecli.core.proof_names import DEFAULT_PROOFS as DEFAULT_PROOFS, Name as Name
 from statecli.core.result_views import ResultViews
 
 if TYPE_CHECKING:

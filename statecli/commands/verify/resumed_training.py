@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from statecli.commands.verify import check_builder, kept_values, save_roundtrip
-from statecli.commands.verify import inputs as inputs_of
+from statecli.commands.verify import check_builder, inputs as inputs_of, kept_values, save_roundtrip
 from statecli.commands.verify.kept_values import CopiedValues, Parts, Slot, Values, list_differing_parts
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.training_rounds import compute_loss, find_floating_outputs

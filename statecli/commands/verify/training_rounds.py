@@ -22,8 +22,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
-from statecli.commands.verify import check_builder
-from statecli.commands.verify import inputs as inputs_of
+from statecli.commands.verify import check_builder, inputs as inputs_of
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure, tensor_bits

@@ -13,8 +13,7 @@ from statecli.core.run_scope import Configuration, NotChecked
 from statecli.core.version import __version__
 from statecli.report import Problem
 from statecli.report.documents.shared import AcceptedRow, ProblemRow, build_accepted_rows, build_problem_row
-from statecli.targets.target_result import Skipped
-from statecli.targets.target_result import Status as AuditStatus
+from statecli.targets.target_result import Skipped, Status as AuditStatus
 
 
 class AuditSummary(msgspec.Struct, frozen=True):

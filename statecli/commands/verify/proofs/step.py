@@ -14,11 +14,11 @@ from statecli.commands.verify import (
     check_builder,
     gradient_graph,
     hidden_states,
+    inputs as inputs_of,
     overwritten_by_forward,
     rules,
     training_rounds,
 )
-from statecli.commands.verify import inputs as inputs_of
 from statecli.commands.verify.inputs import Inputs
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
