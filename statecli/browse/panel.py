@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import nsmallest
 from typing import TYPE_CHECKING, NamedTuple
 
+from statecli import values
 from statecli.browse.editor import describe_editor
 from statecli.browse.peek import find_data, reads_automatically
 from statecli.browse.screen_state import Model, Row
@@ -311,7 +312,6 @@ def format_hex(raw: bytes, width: int) -> Iterator[Line]:
 
 def _describe_difference(model: Model, position: int, *, is_reading: bool) -> Iterator[Line]:
     from statecli.report.change_text import STATUS_LETTERS, describe_change
-    from statecli.values.compare import NotCompared
 
     difference = model.difference
     if difference is None:
@@ -331,7 +331,7 @@ def _describe_difference(model: Model, position: int, *, is_reading: bool) -> It
         yield Line("comparing …" if is_reading else "d: compare the values", "dim")
     elif isinstance(outcome, StateError):
         yield Line(escape_sentence(str(outcome)), "bad")
-    elif isinstance(outcome, NotCompared):
+    elif isinstance(outcome, values.compare.NotCompared):
         yield Line(f"values not compared: {escape_sentence(outcome.reason)}", "dim")
     elif not outcome.changed:
         yield Line("values: identical", "good")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from statecli import values
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.model_state import Stats, TensorData, TensorInfo
 from statecli.storage import files
 from statecli.storage.file_version import FileVersion, read_version
-from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:
     from statecli.values.preview import ValueHistogram
@@ -85,16 +85,14 @@ def read_peek(tensor: TensorInfo, versions: Versions) -> Peek:
     part = find_data(tensor)
     if tensor.damage is not None or part is None:
         return Peek(error=tensor.damage)
-    values, raw, error = None, None, None
+    numbers, raw, error = None, None, None
     try:
-        with require_numpy():
-            from statecli.values.preview import read_first_bytes, read_first_values
         versions.check(tensor)
-        raw = read_first_bytes(part[1], tensor.fqn, FIRST_BYTES)
-        values = tuple(read_first_values(part[1], tensor.fqn, FIRST_VALUES))
+        raw = values.preview.read_first_bytes(part[1], tensor.fqn, FIRST_BYTES)
+        numbers = tuple(values.preview.read_first_values(part[1], tensor.fqn, FIRST_VALUES))
     except StateError as caught:
         error = str(caught)
-    return Peek(values, raw, error)
+    return Peek(numbers, raw, error)
 
 
 def read_statistics(tensor: TensorInfo, versions: Versions) -> Stats:
@@ -102,10 +100,10 @@ def read_statistics(tensor: TensorInfo, versions: Versions) -> Stats:
     if tensor.damage is not None:
         return Stats(reason=tensor.damage)
     try:
-        with require_numpy():
-            from statecli.values.stats import StatsTask, stats_batch
         versions.check(tensor)
-        (result,) = stats_batch(None, [StatsTask(tensor, tuple(dict.fromkeys(tensor.ranges)))])
+        (result,) = values.stats.stats_batch(
+            None, [values.stats.StatsTask(tensor, tuple(dict.fromkeys(tensor.ranges)))]
+        )
         return Stats(reason=str(result)) if isinstance(result, StateError) else result
     except StateError as error:
         return Stats(reason=str(error))
@@ -116,11 +114,9 @@ def read_histogram(tensor: TensorInfo, stats: Stats, versions: Versions) -> Valu
     # The stored values of a sparse tensor are not all of its values.
     if tensor.data is None or stats.min is None or stats.max is None:
         return None
-    from statecli.values.preview import compute_value_histogram
-
     try:
         versions.check(tensor)
-        return compute_value_histogram(tensor.data, tensor.fqn, stats.min, stats.max)
+        return values.preview.compute_value_histogram(tensor.data, tensor.fqn, stats.min, stats.max)
     except StateError:
         return None  # the statistics have reported the error
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from importlib import metadata
 
+from statecli import values
 from statecli.core.installed_package import DISTRIBUTION
 from statecli.core.version import __version__
 
@@ -34,8 +35,7 @@ def describe_installation() -> Iterator[str]:
 
 
 def _describe_kernel() -> str:
-    from statecli.values.compiled_kernel import native
-
+    native = values.compiled_kernel.native
     if native is not None:
         return f"compiled, {native.instruction_set()}"
     return "numpy: the compiled kernel is missing" if _find_version("numpy") else "none: numpy is not installed"

@@ -1,6 +1,7 @@
 """Describe live models as `ModelState`: build a class, walk its tensors, measure which follow a move and get saved.
 
-Importing this package imports nothing; calling its functions imports torch.
+Importing this package imports nothing; calling its functions imports torch. Its modules are imported when they are
+first used (`live.build.build(…)` after `from statecli import live`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,26 @@ if TYPE_CHECKING:
     import torch
 
     from statecli.core.model_state import ModelState, Stats
+    from statecli.live import (
+        build as build,
+        config_document as config_document,
+        configured_model as configured_model,
+        hf_auto as hf_auto,
+        import_model as import_model,
+        measure as measure,
+        quantized_parameters as quantized_parameters,
+        rebuild as rebuild,
+        weights_only as weights_only,
+    )
     from statecli.live.built_model import BuiltModel
     from statecli.live.load_state_dict_api import Answer, Entries
+else:
+
+    def __getattr__(name):
+        """Import a module of this package."""
+        from statecli.core.import_on_use import import_submodule
+
+        return import_submodule(__name__, name)
 
 
 def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:

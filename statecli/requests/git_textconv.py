@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from statecli import values
 from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import MissingDependency, StateError
 from statecli.core.escaping import escape
@@ -23,7 +24,6 @@ from statecli.storage.byte_source import Source
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
 from statecli.values.norm import sum_squares
-from statecli.values.require_numpy import require_numpy
 
 #: Hexadecimal digits of a digest in the text. With half as many, an afternoon finds two tensors with equal digests.
 DIGEST_DIGITS = 32
@@ -99,10 +99,7 @@ def _is_fault_of_file(error: BaseException | None) -> bool:
 
 
 def _describe_tensors(tensors: tuple[TensorInfo, ...], *, by_section: bool) -> Iterator[str]:
-    with require_numpy():
-        from statecli.values.digest import compute_digests
-
-    digests = compute_digests(tensors, Algorithm.BLAKE3)
+    digests = values.digest.compute_digests(tensors, Algorithm.BLAKE3)
     rows = []
     for tensor, digest, norm in zip(tensors, digests, _format_norms(tensors), strict=True):
         name = f"{tensor.section}.{tensor.fqn}" if by_section else tensor.fqn
@@ -114,10 +111,8 @@ def _describe_tensors(tensors: tuple[TensorInfo, ...], *, by_section: bool) -> I
 
 def _format_norms(tensors: tuple[TensorInfo, ...]) -> list[str]:
     """Return the L2 norm of the finite values of each tensor in text, with the number of all others; `-` if unknown."""
-    from statecli.values.stats import fill_stats
-
     try:
-        filled = fill_stats(ModelState("", "", tensors)).tensors
+        filled = values.stats.fill_stats(ModelState("", "", tensors)).tensors
     except StateError:  # a checksum that does not fit: the digests are of the bytes as they are
         return ["norm -"] * len(tensors)
     texts = []

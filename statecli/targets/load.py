@@ -35,9 +35,7 @@ def find_class_spec(text: str) -> ModelSpec | None:
     try:
         return _find_class_spec(text)
     except MisspeltArguments as error:
-        from statecli.live import build
-
-        raise build.correct_spelling(error) from error
+        raise live.build.correct_spelling(error) from error
 
 
 def _find_class_spec(text: str) -> ModelSpec | None:
@@ -47,9 +45,7 @@ def _find_class_spec(text: str) -> ModelSpec | None:
         config = _find_configuration(path)
         if config is None:
             return None
-        from statecli.live import configured_model
-
-        return configured_model.name_config(text, config, options)
+        return live.configured_model.name_config(text, config, options)
     spec = parse_spec(text)
     if spec is None:
         return _parse_hub_model(text) or _parse_dotted_name(text)
@@ -60,9 +56,7 @@ def _find_class_spec(text: str) -> ModelSpec | None:
     spec = replace(spec, is_library=True)
     if package in _REGISTRIES:
         return spec
-    from statecli.live import configured_model
-
-    return configured_model.resolve_config(spec)
+    return live.configured_model.resolve_config(spec)
 
 
 #: Libraries whose classes are built from a configuration file, and those that build models by name.
@@ -96,9 +90,7 @@ def _find_configuration(path: str) -> str | None:
         config = path
     if config is None:
         return None
-    from statecli.live import config_document
-
-    return config if config_document.names_model(config) else None
+    return config if live.config_document.names_model(config) else None
 
 
 def name_class(text: str) -> str:
@@ -166,9 +158,7 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
 
 def _is_in_library(name: ModuleName) -> bool:
     """Return True for a function or module of a library of models; the end of a file's name is neither."""
-    from statecli.live import import_model
-
-    return name.module.partition(".")[0] in MODEL_LIBRARIES and import_model.has_attribute(name)
+    return name.module.partition(".")[0] in MODEL_LIBRARIES and live.import_model.has_attribute(name)
 
 
 def resolve_auto_class(text: str, checkpoint: str) -> str:
@@ -178,9 +168,7 @@ def resolve_auto_class(text: str, checkpoint: str) -> str:
     """
     if text != AUTO:
         return text
-    from statecli.live import configured_model
-
-    return configured_model.build_spec_text(split_section(checkpoint)[0])
+    return live.configured_model.build_spec_text(split_section(checkpoint)[0])
 
 
 def read_checkpoint(text: str) -> ModelState:
@@ -243,10 +231,8 @@ def build_model(
     `init_device`: None for meta if the model is built from a configuration, and for the cpu otherwise. `loaded`: the
     object of the spec, if it was imported before.
     """
-    from statecli.live import build
-
     device = init_device or ("cpu" if spec.config is None else "meta")
-    return build.build(spec, init_device=device, values=values, loaded=loaded)
+    return live.build.build(spec, init_device=device, values=values, loaded=loaded)
 
 
 def read_class_state(
@@ -260,7 +246,5 @@ def read_class_state(
     if spec is None:
         option_text = option("--model", text)
         raise UsageError(f"{option_text}: must be a class; write file.py:Class, package.module:Class or auto")
-    from statecli.live import hf_auto
-
     built = build_model(spec, init_device=init_device, values=False)
-    return live.read(built, text), {} if spec.config is None else hf_auto.map_loaded_names(built.module, names)
+    return live.read(built, text), {} if spec.config is None else live.hf_auto.map_loaded_names(built.module, names)

@@ -1,6 +1,7 @@
 """Tensor values at memory speed: the place of their bytes, their meaning, and their arrival on a device.
 
-Importing this package imports nothing. Its modules need numpy (`to_device` also torch, when called):
+Importing this package imports nothing: its modules need numpy, which may not be installed, and are imported when they
+are first used (`values.stats.fill_stats(…)` after `from statecli import values`):
 
     elements.py      stored bytes -> numbers: every element type torch can save
     ranges.py        a `ByteRange` -> its bytes: plain, compressed, quantized, or in pieces of several files
@@ -19,3 +20,31 @@ Importing this package imports nothing. Its modules need numpy (`to_device` also
                      otherwise; gpu_kernel.py: the same on a GPU
     histogram.py     how the differences of one tensor are spread
 """
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+if TYPE_CHECKING:
+    from statecli.values import (
+        compare as compare,
+        compiled_kernel as compiled_kernel,
+        digest as digest,
+        distribution as distribution,
+        facts as facts,
+        histogram as histogram,
+        preview as preview,
+        ranges as ranges,
+        read as read,
+        spectrum as spectrum,
+        stats as stats,
+        to_device as to_device,
+    )
+else:
+
+    def __getattr__(name):
+        """Import a module of this package. Raises MissingDependency if it needs numpy, which is not installed."""
+        from statecli.core.import_on_use import import_submodule
+        from statecli.values.require_numpy import require_numpy
+
+        with require_numpy():
+            return import_submodule(__name__, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from statecli import values
 from statecli.commands.audit.extra_states import locate_storage
 from statecli.core import quoting
 from statecli.core.model_state import Hazard, ModelState, Place, ScannedPickle, TensorInfo
@@ -44,9 +45,7 @@ def _explain_unsafe(tensor: TensorInfo) -> str | None:
 
 def _read_letters(tensor: TensorInfo) -> str:
     """Return the elements as characters, as HQQ does; other numbers than characters as `?`."""
-    from statecli.values import read  # loads numpy
-
     assert tensor.data is not None  # noqa: S101 - the caller has looked
-    with read.open_view(tensor.data, tensor.fqn) as view:
-        numbers = [int(number) for items in read.read_items(view) for number in items.tolist()]
+    with values.read.open_view(tensor.data, tensor.fqn) as view:
+        numbers = [int(number) for items in values.read.read_items(view) for number in items.tolist()]
     return "".join(chr(number) if 0 <= number < 0x110000 else "?" for number in numbers)

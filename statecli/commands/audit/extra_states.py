@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from statecli import values
 from statecli.core import quoting
 from statecli.core.model_state import ModelState, Place, ScannedPickle, TensorInfo
 from statecli.file_scan.scan import scan_bytes
@@ -37,8 +38,6 @@ def locate_storage(tensor: TensorInfo, state: ModelState) -> Place:
 
 def read_bytes(tensor: TensorInfo) -> bytes:
     """Return the elements in C order, as `tensor.numpy().tobytes()` does."""
-    from statecli.values import read  # loads numpy
-
     assert tensor.data is not None  # noqa: S101 - the caller has looked
-    with read.open_view(tensor.data, tensor.fqn) as view:
-        return b"".join(items.tobytes() for items in read.read_items(view))
+    with values.read.open_view(tensor.data, tensor.fqn) as view:
+        return b"".join(items.tobytes() for items in values.read.read_items(view))

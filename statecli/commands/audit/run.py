@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from statecli import values
 from statecli.commands.audit import lock_check, references, unreadable_values
 from statecli.commands.audit.baseline import accept_findings, build_baseline, encode_baseline
 from statecli.commands.audit.config import map_to_rules
@@ -44,7 +45,6 @@ from statecli.targets.expand import ModelFolders, expand_targets, is_named_as_ch
 from statecli.targets.location import add_places, make_relative_name
 from statecli.targets.section_of_target import split_section
 from statecli.targets.target_result import Accepted, Skipped, Status, TargetResult
-from statecli.values.require_numpy import require_numpy
 
 
 @files.read_strictly()
@@ -375,9 +375,9 @@ class _Run:
             if model
             else None
         )
-        values = bool(policy.must_change or policy.must_not_change)
+        needs_values = bool(policy.must_change or policy.must_not_change)
         reference_diff = (
-            references.compare_with_checkpoint(side, self._get_side(reference_text), values=values)
+            references.compare_with_checkpoint(side, self._get_side(reference_text), values=needs_values)
             if reference_text
             else None
         )
@@ -411,19 +411,16 @@ class _Run:
         unread_because = self.budget.explain_unread(subject.target, subject.state.tensors)
         if unread_because is not None:
             return replace(subject, unread_because=unread_because)
-        with require_numpy():
-            from statecli.values.compare import check_checksums
-            from statecli.values.facts import read_facts
         tensors = subject.state.tensors
         size = sum(tensor.nbytes for tensor in tensors)
         progress = self.progress(size) if self.progress and self.request.values else None
-        facts = read_facts(tensors, jobs=jobs, progress=progress)
-        errors = tuple(check_checksums(tensors, jobs=jobs))
-        values = tuple(
+        facts = values.facts.read_facts(tensors, jobs=jobs, progress=progress)
+        errors = tuple(values.compare.check_checksums(tensors, jobs=jobs))
+        checked = tuple(
             unreadable_values.discard_corrupt_facts(*entry) for entry in zip(tensors, facts, errors, strict=True)
         )
         requested = bool(self.request.values)
-        return replace(subject, values=values, checksum_errors=errors, values_requested=requested)
+        return replace(subject, values=checked, checksum_errors=errors, values_requested=requested)
 
 
 def _can_check_unreadable(rule: AuditRule, subject: Subject) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from statecli import values
 from statecli.commands.diff.near_zero import find_near_zero
 from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Broken, Change, Field, Histogram, Inconclusive, Status
@@ -93,9 +94,6 @@ def compute_difference_histograms(changes: Sequence[Change], count: int) -> tupl
     """Return the histograms of the `count` most changed tensors."""
     if not count:
         return ()
-    from statecli.values.compare import Pair
-    from statecli.values.histogram import compute_histograms
-
     # The values of codes are not numbers, so they have no largest difference.
     spread = (
         c for c in changes if (d := c.values) and d.max_abs is not None and c.before and c.after and d.elements > 1
@@ -103,8 +101,8 @@ def compute_difference_histograms(changes: Sequence[Change], count: int) -> tupl
     # Parameters come first, because counters and moments change most; those that start near zero come last of them.
     most = sorted(spread, key=partial(_order_change, find_near_zero(changes)), reverse=True)
     most = most[:count]
-    pairs = [Pair(c.before, c.after) for c in most if c.before and c.after]
-    spreads = compute_histograms(pairs, [c.values for c in most if c.values])
+    pairs = [values.compare.Pair(c.before, c.after) for c in most if c.before and c.after]
+    spreads = values.histogram.compute_histograms(pairs, [c.values for c in most if c.values])
     return tuple(Histogram(c.fqn, c.section, *bins) for c, bins in zip(most, spreads, strict=True) if bins)
 
 

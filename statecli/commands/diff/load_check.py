@@ -82,13 +82,11 @@ def pair_as_loaded(
     """
     if built is None or built.spec.config is None:
         return matches, []
-    from statecli.live import hf_auto
-
     model_rows = {id(tensor) for tensor in model.tensors}
     swapped = any(id(match.before) in model_rows for match in matches)
     rows = {row.fqn: row for match in matches if (row := match.after if swapped else match.before)}
     registered = {row.fqn: row for match in matches if (row := match.before if swapped else match.after)}
-    loads = hf_auto.map_loaded_names(built.module, rows)
+    loads = live.hf_auto.map_loaded_names(built.module, rows)
     single = _select_one_to_one(loads, rows).items()
     pairs = [(rows[name], registered[other]) for name, other in single if other in registered]
     taken = {id(row) for pair in pairs for row in pair}

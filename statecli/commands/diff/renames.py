@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from statecli import values
 from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import ChecksumMismatch, StateError
@@ -86,11 +87,11 @@ def _split_by_fingerprint(
     """Yield the groups split by the fingerprints of their bytes; adds unreadable rows to `failed`."""
     if not groups:
         return
-    from statecli.values.compare import compute_fingerprints
-
     rows = [(n, side, row) for n, group in enumerate(groups) for side in (0, 1) for row in group[side]]
     equal: dict[tuple[int, int], tuple[Rows, Rows]] = {}
-    fingerprints = compute_fingerprints([row for _, _, row in rows], jobs=jobs, group_keys=[n for n, _, _ in rows])
+    fingerprints = values.compare.compute_fingerprints(
+        [row for _, _, row in rows], jobs=jobs, group_keys=[n for n, _, _ in rows]
+    )
     for (n, side, row), fingerprint in zip(rows, fingerprints, strict=True):
         if isinstance(fingerprint, StateError):
             failed[id(row)] = fingerprint
@@ -129,10 +130,8 @@ def _confirm_pairs(
     """
     if not pairs:
         return
-    from statecli.values.compare import Pair, compare_pairs
-
-    outcomes = compare_pairs(
-        [Pair(old, new) for old, new in pairs], CompareOptions(bitwise=True), jobs=jobs, derived=True
+    outcomes = values.compare.compare_pairs(
+        [values.compare.Pair(old, new) for old, new in pairs], CompareOptions(bitwise=True), jobs=jobs, derived=True
     )
     for pair, outcome in zip(pairs, outcomes, strict=True):
         try:
@@ -155,10 +154,8 @@ def _has_same_last_name(before: TensorInfo, after: TensorInfo) -> bool:
 
 def is_constant(row: TensorInfo) -> bool:
     """Return True if all elements are equal bit for bit, or if there are no elements; for parts, in each part."""
-    from statecli.values.ranges import resolve_data
-
     parts = [row.data] if row.data is not None else [data for _, data in row.parts]
-    return all(_is_fill(resolve_data(data, row.fqn), row) for data in parts)
+    return all(_is_fill(values.ranges.resolve_data(data, row.fqn), row) for data in parts)
 
 
 def _is_fill(data: TensorData, row: TensorInfo) -> bool:
@@ -173,8 +170,6 @@ def _truncate(data: TensorData, size: int) -> TensorData:
 
 def _is_repeated(data: TensorData, row: TensorInfo) -> bool:
     """Return True if each element equals the next along every dimension."""
-    from statecli.values.compare import Pair, compare_pairs
-
     strides = data.strides or contiguous_strides(data.shape)
     pairs = []
     for dim, size in enumerate(data.shape):
@@ -182,6 +177,6 @@ def _is_repeated(data: TensorData, row: TensorInfo) -> bool:
             shape = (*data.shape[:dim], size - 1, *data.shape[dim + 1 :])
             first = replace(data, shape=shape, strides=strides)
             second = replace(first, offset=data.offset + strides[dim])
-            pairs.append(Pair(replace_data(row, first), replace_data(row, second)))
-    outcomes = compare_pairs(pairs, CompareOptions(bitwise=True), jobs=1, derived=True)
+            pairs.append(values.compare.Pair(replace_data(row, first), replace_data(row, second)))
+    outcomes = values.compare.compare_pairs(pairs, CompareOptions(bitwise=True), jobs=1, derived=True)
     return all(map(_is_equal, outcomes))

@@ -57,7 +57,6 @@ from statecli.storage.file_version import CHANGED, FileVersion, find_changed, re
 from statecli.targets import load
 from statecli.targets.section_of_target import split_section
 from statecli.values.delta import CompareOptions
-from statecli.values.require_numpy import require_numpy
 from statecli.workers import pool
 
 if TYPE_CHECKING:
@@ -257,8 +256,7 @@ class _Comparison:
             self.notes += notes
         self.sectioned = len({match.shown.section for match in matches}) > 1
         if self.values and self.request.renames and not self.digests:
-            with require_numpy():
-                same = renames.find_renames(matches, paired.sections, self._is_wanted_row, jobs=self.request.jobs)
+            same = renames.find_renames(matches, paired.sections, self._is_wanted_row, jobs=self.request.jobs)
             # A shard knows only the renames of its own tensors, and all shards must have the same pairs.
             if not pool.is_partial():
                 self.inconclusive = same.inconclusive

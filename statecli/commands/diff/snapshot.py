@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from statecli import values
 from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import UsageError, option
 from statecli.core.model_state import ModelState, TensorInfo
-from statecli.values.require_numpy import require_numpy
 
 #: Algorithm of the digests, which are never stored.
 _ALGORITHM = Algorithm.BLAKE3
@@ -40,10 +40,7 @@ def take_digests(state: ModelState) -> StateDigests:
 
 def compute_digests(tensors: Sequence[TensorInfo]) -> list[str | None]:
     """Return the digest of each tensor; None for a tensor without values. Raises UnreadableError."""
-    with require_numpy():
-        from statecli.values import digest
-
-    return digest.compute_digests(tensors, _ALGORITHM)
+    return values.digest.compute_digests(tensors, _ALGORITHM)
 
 
 class SnapshotDigests:

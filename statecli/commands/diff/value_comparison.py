@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from statecli import values
 from statecli.commands.diff import changed_fields
 from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.commands.diff.request import Request
@@ -17,7 +18,6 @@ from statecli.core.progress import Progress
 from statecli.storage.file_version import FileChanged, FileVersion, find_changed, read_versions
 from statecli.values.delta import Delta
 from statecli.values.plain_pairs import compare_plain_pairs
-from statecli.values.require_numpy import require_numpy
 from statecli.workers import pool
 
 #: Pairs whose values are compared together: their tasks and results take a kilobyte a pair.
@@ -102,16 +102,17 @@ class ValueComparison:
             for n, delta in zip(to_compare, deltas, strict=True):
                 outcomes[n] = PairResult(delta) if delta.changed else _EQUAL
             return
-        with require_numpy():
-            from statecli.values.compare import Pair, compare_pairs
-
         total = sum(before.nbytes for n in to_compare if (before := matches[n].before))
         advance = progress(total) if progress else None
         for start in range(0, len(to_compare), PAIRS_AT_ONCE):
             numbers = to_compare[start : start + PAIRS_AT_ONCE]
-            pairs = [Pair(old, new) for n in numbers if (old := matches[n].before) and (new := matches[n].after)]
+            pairs = [
+                values.compare.Pair(old, new)
+                for n in numbers
+                if (old := matches[n].before) and (new := matches[n].after)
+            ]
             request, seen = self._request, self._seen
-            results = compare_pairs(pairs, request.how, jobs=request.jobs, progress=advance, seen=seen)
+            results = values.compare.compare_pairs(pairs, request.how, jobs=request.jobs, progress=advance, seen=seen)
             for n, pair, result in zip(numbers, pairs, results, strict=True):
                 outcomes[n] = self._outcome(result, pair.before, pair.after)
 
@@ -145,10 +146,7 @@ class ValueComparison:
 
     def _check(self, unpaired: Sequence[tuple[int, TensorInfo]], outcomes: list[PairResult]) -> None:
         """Check unpaired tensors for damage, because a damaged tensor is not an added tensor."""
-        with require_numpy():
-            from statecli.values.compare import check_checksums
-
-        errors = check_checksums([row for _, row in unpaired], jobs=self._request.jobs)
+        errors = values.compare.check_checksums([row for _, row in unpaired], jobs=self._request.jobs)
         for (n, row), row_errors in zip(unpaired, errors, strict=True):
             if row_errors:
                 outcomes[n] = PairResult(not_compared="could not be read", error=str(row_errors[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from statecli import live
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import join_names
@@ -63,14 +64,14 @@ def _split_by_rebuilding(
         return [], []
     if elements > MAX_BUILT_ELEMENTS:
         return [], names
-    from statecli.live.rebuild import Rebuild, compare_builds
-
     try:
         on_cpu = load.build_model(built.spec, init_device="cpu", values=True) if built.init_device == "meta" else built
-        rebuilds = compare_builds(
+        rebuilds = live.rebuild.compare_builds(
             lambda seed: on_cpu.build_again(values=True, seed=seed), {row.fqn: row.elements for row in tensors}
         )
     except (ModelError, UsageError):
         return [], names
-    drawn = [name for name in names if rebuilds[name] is Rebuild.DIFFERENT]
-    return drawn, [name for name in names if rebuilds[name] in (Rebuild.ABSENT, Rebuild.UNKNOWN)]
+    drawn = [name for name in names if rebuilds[name] is live.rebuild.Rebuild.DIFFERENT]
+    return drawn, [
+        name for name in names if rebuilds[name] in (live.rebuild.Rebuild.ABSENT, live.rebuild.Rebuild.UNKNOWN)
+    ]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from statecli import formats
+from statecli import formats, live
 from statecli.commands.explain.recipe import Loader, Source
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, NoteKind, StateDict, TensorInfo
@@ -109,9 +109,7 @@ def get_last_parts(name: str) -> tuple[str, ...]:
 def _list_refused(state: ModelState) -> tuple[str, ...]:
     if not state.globals:
         return ()
-    from statecli.live import weights_only
-
-    return tuple(weights_only.list_refused_names(name for name, _ in state.globals))
+    return tuple(live.weights_only.list_refused_names(name for name, _ in state.globals))
 
 
 def _find_source(

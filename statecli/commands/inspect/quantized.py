@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from statecli import live
 from statecli.core.errors import UnreadableError
 from statecli.core.logical_weights import LogicalWeight, StoredShape, count_bits, describe_subclass, describe_weight
 from statecli.core.model_state import ModelState, TensorData, TensorInfo
@@ -47,17 +48,15 @@ def list_weights(state: ModelState) -> tuple[LogicalWeight, ...]:
 
 def list_live_weights(module: nn.Module, state: ModelState) -> tuple[LogicalWeight, ...]:
     """Return the quantized weights of a live model, whose rows are in the state."""
-    from statecli.live import quantized_parameters as live
-
     quantized = find_quantized_by_section(state.tensors)
-    sizes = live.read_sizes(module)
+    sizes = live.quantized_parameters.read_sizes(module)
     stored = [weight.parts.get(Part.SHAPE) for weight in quantized]
     shapes = [sizes.get(row.fqn) if row is not None else None for row in stored]
     weights = [
         describe_weight(weight, StoredShape(shape) if shape and min(shape) > 0 else None)
         for weight, shape in zip(quantized, shapes, strict=True)
     ]
-    own = live.read_quantized_parameters(module)
+    own = live.quantized_parameters.read_quantized_parameters(module)
     rows = {row.fqn: row for row in state.tensors}
     return (*weights, *(_describe_parameter(own[fqn], rows[fqn], state) for fqn in own if fqn in rows))
 

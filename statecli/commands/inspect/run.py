@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli import live as modules
+from statecli import live, values
 from statecli.commands.inspect import rules
 from statecli.commands.inspect.harm import Harm
 from statecli.commands.inspect.quantized_rows import list_rows_by_part
@@ -27,9 +27,9 @@ from statecli.core.value_spectrum import Spectrum
 from statecli.live.spec import ModelSpec
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
-from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from statecli.commands.verify.forward_effects import CalledModel
@@ -140,9 +140,8 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any =
         if request.to is not None or request.input or request.inputs is not None or python_inputs is not None:
             raise
         why = str(error).removeprefix(f"{request.target}: ")
-        stats_of = _measure_stats if request.stats else None
-        state = modules.read_without_move(
-            model_under_test.wrap_live_model(module), request.target, why, stats_of=stats_of
+        state = live.read_without_move(
+            model_under_test.wrap_live_model(module), request.target, why, stats_of=_choose_measure(request)
         )
         from statecli.commands.inspect.quantized import list_live_weights
 
@@ -158,16 +157,14 @@ def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any 
     """
     calls_forward = request.input or request.inputs is not None or python_inputs is not None
     if calls_forward or request.to not in (None, "meta"):
-        from statecli.live.measure import check_no_freed_storage
-
-        check_no_freed_storage(built.module, request.target)
+        live.measure.check_no_freed_storage(built.module, request.target)
     ran = _call_model(built, request, python_inputs)
     built = ran.built if ran else built
-    measure = _measure_stats if request.stats else None
+    measure = _choose_measure(request)
     if request.to is None:
-        state = modules.read(built, request.target, stats_of=measure)
+        state = live.read(built, request.target, stats_of=measure)
     else:
-        state = modules.move(built, request.target, request.to, stats_of=measure)
+        state = live.move(built, request.target, request.to, stats_of=measure)
     from statecli.commands.inspect.quantized import list_live_weights
 
     weights = list_live_weights(built.listed_module, state)
@@ -192,11 +189,8 @@ def _call_model(built: BuiltModel, request: Request, python_inputs: Any) -> Call
     return forward_effects.call_built_model(built, request.target, request.input, request.inputs, python_inputs)
 
 
-def _measure_stats(tensor: Any) -> Stats:
-    with require_numpy():
-        from statecli.values.stats import compute_live_stats
-
-    return compute_live_stats(tensor)
+def _choose_measure(request: Request) -> Callable[[torch.Tensor], Stats] | None:
+    return values.stats.compute_live_stats if request.stats else None
 
 
 def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspection:
@@ -218,25 +212,15 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
         findings = list(_select_findings(findings, full_state, state, request))
     size = sum(tensor.nbytes for tensor in state.tensors)
     if request.stats:
-        with require_numpy():
-            from statecli.values.stats import fill_stats
-
-        state = fill_stats(state, progress(size) if progress else None)
+        state = values.stats.fill_stats(state, progress(size) if progress else None)
     distributions: Mapping[tuple[str, str], Distribution] = {}
     if request.distributions:
-        from statecli.values.distribution import compute_distributions
-
-        distributions = compute_distributions(state.tensors, progress(size) if progress else None)
+        distributions = values.distribution.compute_distributions(state.tensors, progress(size) if progress else None)
     spectra: Mapping[tuple[str, str], Spectrum] = {}
     if request.spectra:
-        from statecli.values.spectrum import compute_spectra
-
-        spectra = compute_spectra(state.tensors, progress(size) if progress else None)
+        spectra = values.spectrum.compute_spectra(state.tensors, progress(size) if progress else None)
     if request.to:
-        with require_numpy():
-            from statecli.values.to_device import place_on_device
-
-        state = place_on_device(state, request.to, progress(size) if progress else None)
+        state = values.to_device.place_on_device(state, request.to, progress(size) if progress else None)
         findings.extend(_report_left_behind(state, request.to, {}))
     return Inspection(state, tuple(findings), request.to, weights=weights, distributions=distributions, spectra=spectra)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from statecli import values
 from statecli.commands.diff.pairing import pair_sections
 from statecli.commands.lock.lock_file import Lock, LockedTarget, LockedTensor
 from statecli.commands.lock.run import RELIABLE_EVIDENCE, is_bookkeeping, view_key
@@ -18,7 +19,6 @@ from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.selection import Selection, glob_names, matches_any
 from statecli.storage import files
 from statecli.targets.location import make_relative_name
-from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:
     from statecli.core.progress import Progress
@@ -221,11 +221,8 @@ def _compare_values(
     if not tensors:
         yield from pairs
         return
-    with require_numpy():
-        from statecli.values.digest import compute_digests
-
     report = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
-    digests = compute_digests(tensors, request.lock.digest, jobs=request.jobs, progress=report)
+    digests = values.digest.compute_digests(tensors, request.lock.digest, jobs=request.jobs, progress=report)
     digest_of_tensor = {id(tensor): digest for tensor, digest in zip(tensors, digests, strict=True)}
     for pair in pairs:
         yield _add_digest(pair, digest_of_tensor[id(pair.tensor)]) if id(pair.tensor) in digest_of_tensor else pair

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli import live
+from statecli import live, values
 from statecli.commands.diff.pairing import count_tensors
 from statecli.commands.lock import rules
 from statecli.commands.lock.companion_files import compute_companion_digests, find_pipeline_folders, lock_settings
@@ -26,7 +26,6 @@ from statecli.targets.location import make_relative_name, resolve_name
 from statecli.targets.section_of_target import split_section
 from statecli.targets.target_result import Status
 from statecli.values.plain_bytes import read_plain_bytes
-from statecli.values.require_numpy import require_numpy
 from statecli.workers import pool
 
 if TYPE_CHECKING:
@@ -161,13 +160,9 @@ def _compute_digests(
     if contents is not None:
         new = load_hasher(request.digest)
         return [new(content).hexdigest() for content in contents]
-    with require_numpy():
-        from statecli.values.compare import check_checksums
-        from statecli.values.digest import compute_digests
-
     report = progress(sum(tensor.nbytes for tensor in tensors)) if progress else None
-    digests = compute_digests(tensors, request.digest, jobs=request.jobs, progress=report)
-    for error in (error for errors in check_checksums(tensors, jobs=request.jobs) for error in errors):
+    digests = values.digest.compute_digests(tensors, request.digest, jobs=request.jobs, progress=report)
+    for error in (error for errors in values.compare.check_checksums(tensors, jobs=request.jobs) for error in errors):
         raise error
     return digests
 

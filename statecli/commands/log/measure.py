@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
+from statecli import values
 from statecli.commands.diff.pairing import Match, pair_tensors
 from statecli.commands.log.cache import Cache
 from statecli.commands.log.checkpoints import read_state
@@ -22,7 +23,6 @@ from statecli.storage.file_version import read_versions, refuse_changed
 from statecli.storage.store import FileVersion
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.norm import sum_squares
-from statecli.values.require_numpy import require_numpy
 
 #: Bounds of cached figures.
 Square = Annotated[float, msgspec.Meta(ge=0)]
@@ -117,10 +117,7 @@ def _list_paths(model: ModelState) -> set[str]:
 
 
 def _read_figures(model: ModelState) -> list[Figures]:
-    with require_numpy():
-        from statecli.values.stats import fill_stats
-
-    return [_to_figures(tensor, tensor.stats or Stats()) for tensor in fill_stats(model).tensors]
+    return [_to_figures(tensor, tensor.stats or Stats()) for tensor in values.stats.fill_stats(model).tensors]
 
 
 def _to_figures(tensor: TensorInfo, stats: Stats) -> Figures:
@@ -154,15 +151,12 @@ def compare_checkpoints(before: Measured, after: Measured, cache: Cache) -> list
 
 
 def _read_changes(matches: Sequence[Match], seen: Mapping[str, FileVersion | None]) -> list[TensorChange]:
-    with require_numpy():
-        from statecli.values.compare import Pair, compare_pairs
-
     pairs = {
-        n: Pair(old, new)
+        n: values.compare.Pair(old, new)
         for n, match in enumerate(matches)
         if (old := match.before) and (new := match.after) and old.shape == new.shape
     }
-    compared = compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), seen=seen)
+    compared = values.compare.compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), seen=seen)
     outcomes = dict(zip(pairs, compared, strict=True))
     return [_to_change(outcomes.get(n), match) for n, match in enumerate(matches)]
 
