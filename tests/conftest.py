@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.constants_ast import constants_from_module
 
 from statecli.cli import interrupts
 
@@ -43,15 +44,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name != "test_zoo.py")
 
 
-def pytest_collection_finish() -> None:
+#: A run of as many tests gains more by huge pages than moving the memory takes.
+MANY_TESTS = 2_000
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Exclude the libraries' objects from garbage collections, because they cost 0.3 s each; collect less often."""
-    _collect_and_freeze()
+    _collect_and_freeze(session)
     gc.set_threshold(20_000, 20, 100)
 
 
-def _collect_and_freeze() -> None:
+def _collect_and_freeze(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
+    if len(session.items) >= MANY_TESTS and sys.platform == "linux":
+        from .fork_server import use_huge_pages
+
+        use_huge_pages()  # the tests of models take 5 % less time
 
 
 @dataclass(frozen=True)
@@ -81,14 +90,14 @@ KNOWN_MODULES: dict[str, Any] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget_built_modules(tmp_path_factory):
+def forget_built_modules(request, tmp_path_factory):
     """Forget the modules of a test file's own files: another file may import other modules of the same names.
 
     Their classes are freed, because each build of a model replaces methods in all subclasses of nn.Module.
     """
     if len(NEW_MODULES) > MAX_NEW_MODULES:
         NEW_MODULES.clear()
-        _collect_and_freeze()
+        _collect_and_freeze(request.session)
     yield
     folder = str(tmp_path_factory.getbasetemp())
     new = {name: module for name, module in sys.modules.items() if module is not KNOWN_MODULES.get(name)}
@@ -96,6 +105,8 @@ def forget_built_modules(tmp_path_factory):
     names = [name for name, file in files.items() if name.startswith("_statecli_") or str(file).startswith(folder)]
     for name in names:
         del sys.modules[name]
+    if names:
+        constants_from_module.cache_clear()  # hypothesis keeps each module whose constants were read
     KNOWN_MODULES.clear()
     KNOWN_MODULES.update(sys.modules)
     FORGOTTEN_MODULES.extend(names)
