@@ -578,7 +578,7 @@ def test_a_big_integer_beside_a_complex_value(pair_states, complex_):
     dtype=st.sampled_from([np.float64, np.complex128, np.int64, np.uint64]),
 )
 def test_integers_beside_anything(whole, nudge, dtype):
-    """Changed elements and the largest difference are checked against Python's exact integers."""
+    """Changed elements and differences are checked against Python's exact integers."""
     low, high = (-(2**63), 2**63 - 1) if min(whole) < 0 else (0, 2**64 - 1)
     exact = [min(max(n, low), high) for n in whole]
     before = np.array(exact, np.int64 if low else np.uint64)
@@ -591,7 +591,9 @@ def test_integers_beside_anything(whole, nudge, dtype):
     gaps = [abs(first - second) for first, second in zip(exact, others, strict=True)]
     values = kernels.tally_values(before, after, CompareOptions(), Decoder())
     assert values.changed == sum(gap > 0 for gap in gaps)
-    assert values.max_abs == pytest.approx(float(max(gaps)), rel=1e-15)
+    delta = values.to_delta((len(exact),))
+    figures = (max(gaps), sum(gaps) / len(gaps), math.sqrt(sum(gap**2 for gap in gaps)))
+    assert (delta.max_abs, delta.mean_abs, delta.l2) == pytest.approx(figures, rel=1e-14)
 
 
 def test_a_uint64_beside_an_int64(pair_states):
