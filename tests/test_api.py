@@ -257,6 +257,12 @@ def test_the_callers_grad_mode_changes_nothing(mode):
     assert wanted["step"] == "passed"
 
 
+def test_a_reason_in_a_result_names_the_argument():
+    """A reason is in the words of Python, as an error is; on the command line it names the option."""
+    (check,) = statecli.verify(nn.Linear(4, 2), inputs=(torch.ones(2, 9),), checks=["forward"]).checks
+    assert check.reason.endswith("takes 4 values in the last dimension: inputs='2x4'")
+
+
 def test_what_each_instance_counts_is_its_own():
     """The proofs call forward of copies only."""
     model = Plain()

@@ -8,6 +8,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 from statecli.core.errors import EngineError, MissingDependency, StateError, UnreadableError
+from statecli.core.python_arguments import ARGUMENTS
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import parameters_of
 from statecli.storage import files
@@ -25,21 +26,26 @@ def call(
 ) -> _Result:
     """Return `function(**arguments)`. Errors of statecli are raised again from here, in the words of the arguments.
 
+    So are the reasons in the result.
+
     After an error `arguments` is empty, so that a traceback with variables shows no URL as typed. `names`: arguments
     that have another name in the caller's function.
     """
     files.forget_command()
+    flags = {flag: names.get(argument, argument) for flag, argument in map_flags(arguments).items()}
+    token = ARGUMENTS.set(flags)
     try:
         return function(**arguments)
     except StateError as error:
-        flags = map_flags(arguments)
-        error.use_arguments({flag: names.get(argument, argument) for flag, argument in flags.items()})
+        error.use_arguments(flags)
         error.args = tuple(files.remove_secrets(arg) if isinstance(arg, str) else arg for arg in error.args)
         cause = None if isinstance(error, _PACKAGE_ERRORS) else error.__cause__
         user_frames = _skip_own_frames(cause.__traceback__) if cause is not None else None
         arguments.clear()
         error.__context__ = None
         raise error.with_traceback(None) from (cause.with_traceback(user_frames) if cause and user_frames else None)
+    finally:
+        ARGUMENTS.reset(token)
 
 
 def map_flags(arguments: Collection[str]) -> dict[str, str]:

@@ -123,17 +123,23 @@ def option(flag: str, value: object = None, *, quoted: bool = False) -> str:
     return f"{_BEGIN}{flag}{_SEPARATOR}{on_line}{_SEPARATOR}{in_python}{_END}"
 
 
-def spell_options(text: str, arguments: Mapping[str, str] = {}) -> str:
+def spell_options(text: str, arguments: Mapping[str, str] | None = None) -> str:
     """Return a text with its options as Python arguments.
 
-    `arguments`: flags, each with its argument. Other options are spelled for the command line.
+    `arguments`: flags, each with its argument; None for those of the Python function that runs. Other options are
+    spelled for the command line.
     """
+    if _BEGIN not in text:
+        return text
+    from statecli.core.python_arguments import ARGUMENTS  # the shortest start has no error
+
+    names = ARGUMENTS.get() if arguments is None else arguments
 
     def spell(match: re.Match[str]) -> str:
         flag, on_line, in_python = match.groups()
-        return arguments[flag] + in_python if flag in arguments else flag + on_line
+        return names[flag] + in_python if flag in names else flag + on_line
 
-    return _OPTION.sub(spell, text) if _BEGIN in text else text
+    return _OPTION.sub(spell, text)
 
 
 class UsageError(StateError):

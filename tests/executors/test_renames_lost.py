@@ -14,7 +14,7 @@ import statecli as package
 from statecli.core.errors import UnreadableError
 from statecli.values import compare
 
-LOST = "--executor Losing: a worker stopped during a task (OSError)"
+LOST = "executor='Losing': a worker stopped during a task (OSError)"
 
 
 @pytest.fixture(autouse=True)
