@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from statecli.commands.diff.snapshot import StateDigests
     from statecli.commands.inspect.run import Inspection
     from statecli.commands.lock.lock_file import Lock
-    from statecli.commands.verify.result import Check, Verification
+    from statecli.commands.verify.result import Verification
 
 _Options = TypeVar("_Options", AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions, VerifyOptions)
 
@@ -300,20 +300,8 @@ def verify(model: Any, inputs: Any, checks: Any = (), **arguments: Any) -> Verif
     options = build_options(VerifyOptions, {"target": model, "check": checks, **arguments})
     live = model if is_live_model(model) else None
     with nullcontext() if live is not None else _keep_unchanged(options.device or ""):
-        return _use_python_words(_get_result(run(options, extra=ExtraInputs(model=live, inputs=inputs))))
-
-
-def _use_python_words(verification: Verification) -> Verification:
-    """Return the verification with advice about inputs for Python in place of that for the command line."""
-    return replace(verification, checks=tuple(map(_use_python_reason, verification.checks)))
-
-
-def _use_python_reason(check: Check) -> Check:
-    from statecli.commands.verify.result import Check, CheckWithoutInputs
-
-    if not isinstance(check, CheckWithoutInputs):
-        return check
-    return Check(check.check, check.verdict, check.how, check.python_reason, check.columns, check.findings)
+        verification: Verification = _get_result(run(options, extra=ExtraInputs(model=live, inputs=inputs)))
+    return verification
 
 
 def _keep_unchanged(device: str, model: Any = None) -> AbstractContextManager[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
@@ -24,9 +25,9 @@ _PACKAGE_ERRORS = (EngineError, MissingDependency, UnreadableError)
 def call(
     function: Callable[..., _Result], arguments: dict[str, Any], names: Mapping[str, str] = MappingProxyType({})
 ) -> _Result:
-    """Return `function(**arguments)`. Errors of statecli are raised again from here, in the words of the arguments.
+    """Return `function(**arguments)`. Errors of statecli are raised again from here.
 
-    So are the reasons in the result.
+    Errors, and reasons in the result, name arguments of the function in place of options.
 
     After an error `arguments` is empty, so that a traceback with variables shows no URL as typed. `names`: arguments
     that have another name in the caller's function.
@@ -50,9 +51,13 @@ def call(
 
 def map_flags(arguments: Collection[str]) -> dict[str, str]:
     """Return the flags and targets of the command line for the given arguments in Python, with the argument of each."""
+    return {flag: argument for flag, argument in _list_spellings() if argument in arguments}
+
+
+@cache
+def _list_spellings() -> list[tuple[str, str]]:
     parameters = [parameter for options in COMMANDS.values() for parameter in parameters_of(options)]
-    spellings = [(flag, each.argument) for each in parameters for flag in each.spellings or (each.metavar,)]
-    return {flag: argument for flag, argument in spellings if argument in arguments}
+    return [(flag, each.argument) for each in parameters for flag in each.spellings or (each.metavar,)]
 
 
 def _skip_own_frames(trace: TracebackType | None) -> TracebackType | None:

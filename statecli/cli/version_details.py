@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Iterator
 from importlib import metadata
 
-from statecli import values
 from statecli.core.installed_package import DISTRIBUTION
 from statecli.core.version import __version__
+from statecli.values.compiled_kernel import native
 
 #: Packages whose versions change what statecli finds or how fast it is.
 PACKAGES = (
@@ -35,7 +35,6 @@ def describe_installation() -> Iterator[str]:
 
 
 def _describe_kernel() -> str:
-    native = values.compiled_kernel.native
     if native is not None:
         return f"compiled, {native.instruction_set()}"
     return "numpy: the compiled kernel is missing" if _find_version("numpy") else "none: numpy is not installed"

@@ -131,7 +131,7 @@ def spell_options(text: str, arguments: Mapping[str, str] | None = None) -> str:
     """
     if _BEGIN not in text:
         return text
-    from statecli.core.python_arguments import ARGUMENTS  # the shortest start has no error
+    from statecli.core.python_arguments import ARGUMENTS  # the shortest start raises no error
 
     names = ARGUMENTS.get() if arguments is None else arguments
 

@@ -1,7 +1,7 @@
 """Import the modules of a package when they are first used, because they need numpy or torch.
 
-The two libraries take longer to import than most commands take, and may not be installed. A package with
-`__getattr__` is imported at the top of a file; its modules are its attributes: `values.stats.fill_stats(…)`.
+The two libraries take longer to import than most commands take, and may not be installed. A file imports the package at
+its top, and uses its modules as attributes: `values.stats.fill_stats(…)`. The package's `__getattr__` imports them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The arguments of the Python function that runs, so that reasons in its result name them in place of options."""
+"""The arguments of the running Python function. Reasons in its result name arguments in place of options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 
-#: Flags, each with its argument; empty for a command line.
-ARGUMENTS: ContextVar[Mapping[str, str]] = ContextVar("arguments", default={})  # noqa: B039 - nobody changes it
+#: Flag -> argument; empty for a command line.
+ARGUMENTS: ContextVar[Mapping[str, str]] = ContextVar("arguments", default=MappingProxyType({}))

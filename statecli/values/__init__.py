@@ -27,7 +27,6 @@ TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
     from statecli.values import (
         compare as compare,
-        compiled_kernel as compiled_kernel,
         digest as digest,
         distribution as distribution,
         facts as facts,
@@ -43,6 +42,8 @@ else:
 
     def __getattr__(name):
         """Import a module of this package. Raises MissingDependency if it needs numpy, which is not installed."""
+        if name.startswith("_"):  # _native, which the start of a diff imports, needs no numpy
+            raise AttributeError(name)
         from statecli.core.import_on_use import import_submodule
         from statecli.values.require_numpy import require_numpy
 

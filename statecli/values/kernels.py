@@ -179,7 +179,7 @@ def _compute_gap(before: Array, after: Array, wide_before: Array, wide_after: Ar
     `wide_before` and `wide_after` are the same values, widened.
     """
     difference = wide_after[finite] - wide_before[finite]
-    # A difference of 0 or 2 can be 1: float64 represents odd integers only up to 2 ** 53.
+    # Add the rounding errors of the conversion, because float64 represents odd integers only up to 2 ** 53.
     for integers, sign in ((before, -1), (after, 1)):
         if integers.dtype.kind in "iu" and integers.dtype.itemsize == 8:
             difference += sign * _compute_rounding_error(integers[finite])
@@ -200,7 +200,7 @@ def _hypotenuse(legs_a: Array, legs_b: Array) -> Array:
 
 
 def _compute_rounding_error(integers: Array) -> Array:
-    """Return exactly what float64 lacks of 64-bit integers: `integers` minus their conversion to float64."""
+    """Return 64-bit integers minus their conversion to float64, exactly."""
     rounded = integers.astype(np.float64)
     top = rounded >= 2.0**63
     low = np.where(top, 0, rounded).astype(np.int64).view(np.uint64)

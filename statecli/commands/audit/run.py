@@ -416,11 +416,11 @@ class _Run:
         progress = self.progress(size) if self.progress and self.request.values else None
         facts = values.facts.read_facts(tensors, jobs=jobs, progress=progress)
         errors = tuple(values.compare.check_checksums(tensors, jobs=jobs))
-        checked = tuple(
+        sound_facts = tuple(
             unreadable_values.discard_corrupt_facts(*entry) for entry in zip(tensors, facts, errors, strict=True)
         )
         requested = bool(self.request.values)
-        return replace(subject, values=checked, checksum_errors=errors, values_requested=requested)
+        return replace(subject, values=sound_facts, checksum_errors=errors, values_requested=requested)
 
 
 def _can_check_unreadable(rule: AuditRule, subject: Subject) -> bool:

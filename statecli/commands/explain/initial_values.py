@@ -71,7 +71,6 @@ def _split_by_rebuilding(
         )
     except (ModelError, UsageError):
         return [], names
-    drawn = [name for name in names if rebuilds[name] is live.rebuild.Rebuild.DIFFERENT]
-    return drawn, [
-        name for name in names if rebuilds[name] in (live.rebuild.Rebuild.ABSENT, live.rebuild.Rebuild.UNKNOWN)
-    ]
+    kinds = live.rebuild.Rebuild
+    drawn = [name for name in names if rebuilds[name] is kinds.DIFFERENT]
+    return drawn, [name for name in names if rebuilds[name] in (kinds.ABSENT, kinds.UNKNOWN)]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.input_text import COMPLEX, DEFAULT_BOUND, INTEGERS, InputSpec, parse_inputs
+from statecli.core.python_arguments import ARGUMENTS
 from statecli.live import spec as specs
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
@@ -42,6 +43,8 @@ class MissingInput:
     remark: str = ""
 
     def __str__(self) -> str:
+        if "--input" in ARGUMENTS.get():
+            return self.describe_for_python()
         shape = self.shape or "SHAPE"
         quoted = f"'{shape}'" if "<" in shape else shape
         return f"no input given: --input {quoted} or --input-from FILE.PY:MAKE{self.remark}"

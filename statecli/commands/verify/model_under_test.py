@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from statecli import live
 from statecli.commands.verify import copy_model
 from statecli.commands.verify.inputs import NO_INPUT, MissingInput, use_seed
-from statecli.commands.verify.result import Check, CheckWithoutInputs, Name, Verdict
+from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.live import measure
@@ -81,9 +81,7 @@ class ModelUnderTest:
 
     def skip_without_inputs(self, name: Name, how: str = "") -> Check:
         """Return the check of a proof that calls forward, without inputs."""
-        missing = self.why_no_inputs
-        in_python = missing.describe_for_python()
-        return CheckWithoutInputs(name, Verdict.SKIPPED, how, str(missing), python_reason=in_python)
+        return Check(name, Verdict.SKIPPED, how, str(self.why_no_inputs))
 
     def find_home(self) -> str:
         """Return the device where the author calls the model: of its first parameter, or of its first buffer."""

@@ -78,12 +78,6 @@ class Check(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
-class CheckWithoutInputs(Check, frozen=True):
-    """Result of a proof that calls forward, if there are no inputs; `python_reason` has the words of the Python API."""
-
-    python_reason: str = ""
-
-
 #: The order in which one verdict stands for several.
 WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
 
