@@ -171,6 +171,9 @@ class Browser(App[None]):
         self._reader = Reader(lambda apply: self.post_message(self.Read(apply)))
         self._list = TensorList(model)
         self._line = Input(id="line", select_on_focus=False)
+        self._facts = Static(id="facts")
+        self._panel = VerticalScroll(self._facts, id="panel", can_focus=False)
+        self._title, self._status = Static(id="title"), Static(id="status")
         self._shows_panel: bool | None = None
         self._asks_for_target = False
         self._message = ""
@@ -184,18 +187,15 @@ class Browser(App[None]):
 
     def compose(self) -> ComposeResult:
         """Build the widgets."""
-        yield Static(id="title")
-        with Horizontal():
-            yield self._list
-            with VerticalScroll(id="panel", can_focus=False):
-                yield Static(id="facts")
+        yield self._title
+        yield Horizontal(self._list, self._panel)
         yield self._line
-        yield Static(id="status")
+        yield self._status
 
     def on_mount(self) -> None:
         """Show the first screen; begin to read the second target."""
         self.theme = "ansi-dark"
-        for widget in (self._list, self.query_one("#panel", VerticalScroll)):
+        for widget in (self._list, self._panel):
             widget.vertical_scrollbar.renderer = TrackRender  # type: ignore[misc] # of this bar only
         self._rest = self.set_timer(REST_S, self._read_current)
         self._line.display = False
@@ -232,7 +232,7 @@ class Browser(App[None]):
 
     def _lay_out(self) -> None:
         width = self.size.width
-        panel = self.query_one("#panel")
+        panel = self._panel
         panel.display = self._has_panel()
         cells = min(int(width * PANEL_SHARE), MAX_PANEL_CELLS_WITH_STATS if self.model.shows_stats else MAX_PANEL_CELLS)
         panel.styles.width = max(cells, MIN_PANEL_CELLS) if panel.display else 0
@@ -263,7 +263,7 @@ class Browser(App[None]):
             parts.append(model.describe_order())
         if model.marked:
             parts.append(model.describe_marks())
-        self.query_one("#title", Static).update(Text("  ".join(parts), no_wrap=True, overflow="ellipsis"), layout=False)
+        self._title.update(Text("  ".join(parts), no_wrap=True, overflow="ellipsis"), layout=False)
         problem = "" if self._progress else escape_sentence(model.filter_problem)
         hints = self._message or _KEYS_LINE
         wraps = self.size.height >= MIN_HEIGHT_WITH_LINES and not self._progress
@@ -277,14 +277,14 @@ class Browser(App[None]):
             text.append("\n".join(textwrap.wrap(hints, width, max_lines=MAX_MESSAGE_LINES, placeholder=" …")))
         else:
             text.append(self._progress or hints)
-        status = self.query_one("#status", Static)
         height = text.plain.count("\n") + 1
-        if status.styles.height is None or status.styles.height.value != height:
-            status.styles.height = height
-        status.update(text, layout=False)
+        styles = self._status.styles
+        if styles.height is None or styles.height.value != height:
+            styles.height = height
+        self._status.update(text, layout=False)
 
     def _show_panel(self) -> None:
-        panel = self.query_one("#panel", VerticalScroll)
+        panel = self._panel
         if not panel.display:
             return
         row = self.model.current
@@ -296,7 +296,7 @@ class Browser(App[None]):
         text = Text(no_wrap=False, overflow="fold")
         for line in lines:
             text.append(f"{line.text}\n", style=_STYLES[line.style])
-        self.query_one("#facts", Static).update(text)
+        self._facts.update(text)
 
     def _say(self, message: str) -> None:
         self._message = message
@@ -555,7 +555,7 @@ class Browser(App[None]):
 
     def on_tensor_list_moved(self) -> None:
         """Show the row at the cursor."""
-        self.query_one("#panel").scroll_home(animate=False)
+        self._panel.scroll_home(animate=False)
         self._show()
 
     def on_tensor_list_activated(self) -> None:
@@ -590,7 +590,7 @@ class Browser(App[None]):
 
     def action_scroll_panel(self, by: int) -> None:
         """Scroll the panel."""
-        self.query_one("#panel").scroll_relative(y=by * 8, animate=False)
+        self._panel.scroll_relative(y=by * 8, animate=False)
 
     def action_sort(self, by: int) -> None:
         """Sort by the next column; after the last, show the tree again."""

@@ -80,12 +80,13 @@ class LayerView(ModalScreen[int | None]):
         super().__init__()
         self._model, self._tables = model, tables
         self._table, self._measure, self._first = 0, tables[0].measures[0], 0
+        self._shown = Static()
         self._unusual = [table.list_unusual(model.stats) for table in tables]
         self._show_table(next((number for number, cells in enumerate(self._unusual) if cells), 0))
 
     def compose(self) -> ComposeResult:
         """Build the widgets."""
-        yield Static(id="layers")
+        yield self._shown
 
     def on_mount(self) -> None:
         """Draw."""
@@ -170,7 +171,7 @@ class LayerView(ModalScreen[int | None]):
         measure = f"  m: {other.value}" if other is not self._measure else ""
         tables = f"  tab: next table (of {len(self._tables)})" if len(self._tables) > 1 else ""
         text.append(_fit(f"↑ ↓ ← →  enter: go to the tensor{measure}{tables}  esc: back", width).rstrip("\n"))
-        self.query_one("#layers", Static).update(text)
+        self._shown.update(text)
 
     def _format_title(self, table: LayerTable) -> str:
         """Return `h: RMS of 12 layers; 1 unusual: layer 7 q (outlier)`; of two targets with their names."""

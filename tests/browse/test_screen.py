@@ -272,6 +272,23 @@ def test_o_says_what_it_orders_by_and_goes_back(in_folder):
     assert kept == drive("first.safetensors", *keys_of("/norm"), "enter", look=rows_of)
 
 
+def test_values_that_arrive_while_the_screen_closes_end_nothing(in_folder):
+    """The widgets are gone then, but a result or the timer of the cursor may still wait in the queue."""
+
+    async def close_and_deliver():
+        app = Browser(open_model("second.safetensors"), Versions({}), run_read_other)
+        async with app.run_test() as pilot:
+            await settle(pilot)
+        arrived = []
+        with app._context():
+            app.on_browser_read(Browser.Read(lambda: arrived.append(1)))
+            app._read_current()
+            app.on_tensor_list_moved()
+        return arrived
+
+    assert asyncio.run(close_and_deliver()) == [1]
+
+
 def test_closed_modules_show_what_stands_out_in_them(in_folder):
     """After the statistics were read: NaN of a layer, in the tree and in the panel."""
     assert "! NaN" not in drive("second.safetensors")
