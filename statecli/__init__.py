@@ -21,6 +21,7 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["statecli
     except OSError:  # the current folder has been removed, and Python has not put it on the path
         pass
 
+from statecli import api as _api
 from statecli.core.errors import (
     MalformedError,
     MissingDependency,
@@ -124,11 +125,11 @@ __tracebackhide__ = True  # pytest shows the caller's line
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> "Any":
-        import importlib
-
         home = next((module for module, names in _TYPES.items() if name in names), None)
         if home is None:
             raise AttributeError(f"module 'statecli' has no attribute {name!r}")
+        import importlib  # Python asks for the name of each package that a module imports
+
         return getattr(importlib.import_module(home), name)
 
 
@@ -189,9 +190,7 @@ def inspect(
     """
     arguments = dict(locals())
     del target, model
-    from statecli.api import calls, errors
-
-    return errors.call(calls.inspect, arguments)
+    return _api.errors.call(_api.calls.inspect, arguments)
 
 
 def diff(
@@ -275,9 +274,7 @@ def diff(
     """
     arguments = dict(locals())
     del before, after
-    from statecli.api import calls, errors
-
-    return errors.call(calls.diff, arguments)
+    return _api.errors.call(_api.calls.diff, arguments)
 
 
 def lock(
@@ -320,9 +317,7 @@ def lock(
     """
     arguments = dict(locals())
     del targets
-    from statecli.api import calls, errors
-
-    return errors.call(calls.lock, arguments)
+    return _api.errors.call(_api.calls.lock, arguments)
 
 
 def audit(
@@ -378,9 +373,7 @@ def audit(
     """
     arguments = dict(locals())
     del targets, against
-    from statecli.api import calls, errors
-
-    return errors.call(calls.audit, arguments)
+    return _api.errors.call(_api.calls.audit, arguments)
 
 
 def merge(
@@ -414,9 +407,7 @@ def merge(
     """
     arguments = dict(locals())
     del parts, code, url
-    from statecli.api import calls, errors
-
-    return errors.call(calls.merge, arguments)
+    return _api.errors.call(_api.calls.merge, arguments)
 
 
 def verify(
@@ -469,6 +460,4 @@ def verify(
     """
     arguments = dict(locals())
     del model
-    from statecli.api import calls, errors
-
-    return errors.call(calls.verify, arguments)
+    return _api.errors.call(_api.calls.verify, arguments)

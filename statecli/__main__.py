@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
 import gc
 import os
 import sys
 import time
 
+from statecli import cli, storage
 from statecli.core import posix
 from statecli.core.early_flags import PLUGIN_FLAG, TIMEOUT_FLAG, VERBOSE_FLAGS, VERSION_FLAGS
 from statecli.core.exit_code import CommandExit
 from statecli.core.installed_package import describe_unusable_installation
+from statecli.core.relative_entries import drop_relative_entries
 from statecli.core.version import __version__
-from statecli.live import search_path
 
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
@@ -33,11 +33,9 @@ def command() -> None:
 
     Every crash is exit code 2, except a failed start of Python, before the first line here, which is 1.
     """
-    search_path.drop_relative_entries()
+    drop_relative_entries()
     if sys.argv[1:2] == ["__complete"]:
-        from statecli.cli import completion
-
-        completion.answer(sys.argv[2:])
+        cli.completion.answer(sys.argv[2:])
         return
     has_model_code = names_model_code(sys.argv[1:])
     if posix.CAN_FORK and (has_model_code or _is_memory_limited()):
@@ -76,9 +74,7 @@ def _is_memory_limited() -> bool:
 
 def _run_supervised() -> int:
     try:
-        from statecli.cli import supervisor
-
-        return supervisor.run(main)
+        return cli.supervisor.run(main)
     except Exception as error:  # noqa: BLE001  # no process, or no memory for the import: a crash is never 1
         _complain(error)
         return 2
@@ -124,56 +120,45 @@ def _run() -> None:
         raise SystemExit(2)
     if len(sys.argv) == 2 and sys.argv[1] in _VERSION_WORDS and _print_version():
         raise CommandExit(0)
-    # Imported here, so that Ctrl-C during the imports exits with 130 too.
-    from statecli.cli import interrupts, process_exit
-
-    interrupts.handle_interrupts()
+    # First of all imports, so that Ctrl-C during the imports exits with 130 too.
+    cli.interrupts.handle_interrupts()
     words = sys.argv[1:]
     may_have_secrets = any(":" in word for word in words)
     if not may_have_secrets:
         _answer_early(words)
     if not names_model_code(words):
-        from statecli.cli import import_msgspec
-
-        import_msgspec.import_msgspec()
-    from statecli.cli import command_runner, parser
-    from statecli.storage import files
-
+        cli.import_msgspec.import_msgspec()
     if len(words) == 2 and _VERSION_WORDS & set(words) and set(words) & set(VERBOSE_FLAGS):
-        process_exit.run_body_and_exit(command_runner.show_installation, debug=False)
+        cli.process_exit.run_body_and_exit(cli.command_runner.show_installation, debug=False)
 
-    files.forget_command()
+    storage.files.forget_command()
     # Before anything can print a URL, which may hold a password or a signature.
-    sys.argv[1:] = words = [*map(files.mask_urls, words)]
+    sys.argv[1:] = words = [*map(storage.files.mask_urls, words)]
     if may_have_secrets:
         _answer_early(words)
     if any("://" in word for word in words):
         posix.use_one_malloc_arena()  # many threads read a remote file
-    options = parser.parse(words)
+    options = cli.parser.parse(words)
     if options is not None:
-        command_runner.run_and_exit(options)
-    process_exit.run_body_and_exit(_run_typer, debug=False)
+        cli.command_runner.run_and_exit(options)
+    cli.process_exit.run_body_and_exit(_run_typer, debug=False)
 
 
 def _answer_early(words: Sequence[str]) -> None:
     """Exit with the help that the words request, or with an error for an unknown word: neither needs the commands."""
-    from statecli.cli import help_page, process_exit, streams, unknown_word
-
-    if unknown_word.find_ambiguous_word(words) is not None:
+    if cli.unknown_word.find_ambiguous_word(words) is not None:
         return
-    command = help_page.find_help_request(words)
+    command = cli.help_page.find_help_request(words)
     if command is not None:
-        process_exit.run_body_and_exit(lambda: help_page.show_help(command, words), debug=False)
-    mistake = unknown_word.describe_unknown_word(words)
+        cli.process_exit.run_body_and_exit(lambda: cli.help_page.show_help(command, words), debug=False)
+    mistake = cli.unknown_word.describe_unknown_word(words)
     if mistake is not None:
-        process_exit.run_body_and_exit(lambda: streams.print_error(mistake, debug=False), debug=False)
+        cli.process_exit.run_body_and_exit(lambda: cli.streams.print_error(mistake, debug=False), debug=False)
 
 
 def _run_typer() -> int:
     """Answer a line that neither `_answer_early` nor `parser` answers. Raises UsageError for a mistake."""
-    from statecli.cli.typer_app import run
-
-    return run()
+    return cli.typer_app.run()
 
 
 def _print_version() -> bool:
@@ -188,12 +173,14 @@ def _print_version() -> bool:
 
 def _complain(error: BaseException) -> None:
     """Write a line about an error of the process, with as few means as possible."""
-    with contextlib.suppress(BaseException):
+    try:
         if isinstance(error, MemoryError):
             os.write(2, b"statecli: not enough memory; there is no result\n")
         else:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:1000]
             os.write(2, f"statecli: cannot run: {text}\n".encode("ascii", "backslashreplace"))
+    except BaseException:  # noqa: BLE001  # the exit status remains
+        return
 
 
 def _exit_after_timeout(code: int, started: _thread.LockType) -> None:
@@ -209,8 +196,10 @@ def _exit_process(code: int) -> None:
     if parent is not None:
         parent.conclude(code)
     for stream in (sys.stdout, sys.stderr) if code != 130 else (sys.stderr,):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
             stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed, or broken: the exit status remains
+            continue
     _kill_children()
     os._exit(code)
 

@@ -153,14 +153,58 @@ def _own_imports(path, *, in_functions):
 
 
 @functools.cache
+def _imports_on_use(path):
+    """Return the modules that a file uses as attributes of their package, which imports them then: `live.build`."""
+    files, packages = _files_by_module(), {}
+    for statement in imports(path):
+        if isinstance(statement.node, ast.ImportFrom):
+            names = {
+                alias.asname or alias.name: f"{statement.node.module}.{alias.name}" for alias in statement.node.names
+            }
+            packages |= {name: module for name, module in names.items() if module in files}
+    modules = set()
+    for node in nodes(path):
+        first, _, rest = dotted_name(node).partition(".") if isinstance(node, ast.Attribute) else ("", "", "")
+        if first in packages:
+            steps = rest.split(".")
+            modules |= {".".join([packages[first], *steps[:length]]) for length in range(1, len(steps) + 1)}
+    return modules & files.keys()
+
+
+@functools.cache
 def _files_by_module():
     parts = {path: path.relative_to(PACKAGE.parent).with_suffix("").parts for path in MODULES}
     return {".".join(names).removesuffix(".__init__"): path for path, names in parts.items()}
 
 
+#: Module and imported module -> what the function chooses. Other modules are used through their package.
+IMPORTED_IN_FUNCTIONS = {
+    ("statecli.api.pytest_plugin", "statecli.testing"): "the first test of a model, in a run of pytest",
+    ("statecli.browse.run", "statecli.browse.app"): "the screen, if textual is installed",
+    ("statecli.cli.command_runner", "statecli.browse.run"): "a command",
+    ("statecli.cli.command_runner", "statecli.render.github"): "an output",
+    ("statecli.cli.completion", "statecli.report.documents.schema_texts"): "words to complete",
+    ("statecli.cli.completion", "statecli.rules.dictionary"): "words to complete",
+    ("statecli.cli.completion", "statecli.targets.load"): "words to complete",
+    ("statecli.cli.console", "statecli.render.plain"): "an output",
+    ("statecli.formats", "statecli.formats.torch.settings"): "a format",
+    ("statecli.formats", "statecli.formats.unsupported"): "a format",
+    ("statecli.workers.executors", "statecli.workers.executors.dask"): "an engine",
+    ("statecli.workers.executors", "statecli.workers.executors.futures"): "an engine",
+    ("statecli.workers.executors", "statecli.workers.executors.mpi"): "an engine",
+    ("statecli.workers.executors", "statecli.workers.executors.ray"): "an engine",
+}
+
+
 def test_an_import_in_a_function_spares_a_module():
     """Our own modules are imported in functions for a light start only, never to hide a circle or by habit."""
     files = _files_by_module()
+    in_functions = {
+        (name, module)
+        for name, path in files.items()
+        for module in _own_imports(path, in_functions=True) - _own_imports(path, in_functions=False)
+    }
+    assert in_functions == IMPORTED_IN_FUNCTIONS.keys()
 
     def loaded_with(name):
         loaded, todo = set(), [name]
@@ -183,13 +227,15 @@ def test_an_import_in_a_function_spares_a_module():
 
 
 def test_imports_have_no_circle_and_stay_out_of_other_packages():
-    """import-linter looks for circles among packages and in the two upper levels. Also imports in functions count.
+    """import-linter looks for circles among packages and in the two upper levels.
+
+    Also imports in functions count, and modules that are used through their package.
 
     A name that begins with `_` belongs to the package around it: no other package imports it.
     """
     names = _files_by_module()
     both = {
-        name: _own_imports(path, in_functions=False) | _own_imports(path, in_functions=True)
+        name: _own_imports(path, in_functions=False) | _own_imports(path, in_functions=True) | _imports_on_use(path)
         for name, path in names.items()
     }
     graphlib.TopologicalSorter({name: modules - {name} for name, modules in both.items()}).prepare()

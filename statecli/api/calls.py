@@ -20,6 +20,7 @@ from statecli.api.live_targets import (
     use_saved_objects,
 )
 from statecli.api.snapshot import Snapshot
+from statecli.commands import verify as verify_package
 from statecli.core.errors import UsageError, option
 from statecli.requests.options import (
     AuditOptions,
@@ -310,6 +311,4 @@ def _keep_unchanged(device: str, model: Any = None) -> AbstractContextManager[No
 
     if importlib.util.find_spec("torch") is None:
         return nullcontext()
-    from statecli.commands.verify import live_model
-
-    return live_model.keep_unchanged(model, cuda=device.startswith("cuda"))
+    return verify_package.live_model.keep_unchanged(model, cuda=device.startswith("cuda"))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from statecli.core.errors import StateError, UsageError
+from statecli.core.errors import MissingDependency, StateError, UsageError
 from statecli.core.installed_package import install_extra
 from statecli.core.model_state import ModelState, Oddity, TensorInfo
 from statecli.core.oddity_kind import OddityKind
@@ -115,8 +115,6 @@ def get_state_dict(target: Any) -> Any:
 
 
 def _import_torch() -> Any:
-    from statecli.core.errors import MissingDependency
-
     try:
         import torch
     except ImportError as error:

@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from rich.text import Text
@@ -21,6 +20,7 @@ from textual.widgets import Input, Static
 
 from statecli.browse import editor, peek
 from statecli.browse.columns import SORT_ORDER, Column
+from statecli.browse.difference import Difference, pair_states
 from statecli.browse.help import format_help
 from statecli.browse.layers import VALUE_MEASURES, Measure, build_tables
 from statecli.browse.overlays import LayerView, Overlay
@@ -36,10 +36,6 @@ from statecli.core.escaping import escape_name, escape_sentence
 from statecli.core.model_state import ModelState
 from statecli.core.units import format_size, plural
 from statecli.report.layer_roles import MIN_LAYERS
-from statecli.values.require_numpy import require_numpy
-
-if TYPE_CHECKING:
-    from statecli.browse.difference import Difference
 
 #: Reads a second target. Raises StateError.
 ReadOther = Callable[[str], ModelState]
@@ -407,8 +403,6 @@ class Browser(App[None]):
 
         def job() -> Apply:
             try:
-                with require_numpy():
-                    from statecli.browse.difference import pair_states
                 difference = pair_states(self.model.state, read(), self._versions)
             except StateError as error:
                 return partial(self._end_pairing, escape_sentence(str(error)))

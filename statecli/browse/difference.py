@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from statecli import values
 from statecli.browse.peek import Versions
 from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Change, Diff, Field, Status
@@ -18,8 +20,10 @@ from statecli.core.units import format_number
 from statecli.report.change_text import STATUS_LETTERS, combine_relative_change
 from statecli.report.diff import summarize_diff
 from statecli.report.tie_changes import describe_ties
-from statecli.values.compare import NotCompared, Pair, PairOutcome, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
+
+if TYPE_CHECKING:
+    from statecli.values.compare import PairOutcome
 
 #: Section and name of a layer.
 LayerKey = tuple[str, str]
@@ -64,10 +68,10 @@ class Difference:
         assert change.before is not None  # noqa: S101 - see `has_pair`
         assert change.after is not None  # noqa: S101
         if change.before.shape != change.after.shape:
-            return NotCompared("the shapes differ", reshaped=True)
+            return values.compare.NotCompared("the shapes differ", reshaped=True)
         # One job: workers are forked, and a fork of a process with a screen and threads may hang.
-        pairs = [Pair(change.before, change.after)]
-        (outcome,) = compare_pairs(pairs, CompareOptions(), jobs=1, seen=self._versions.known)
+        pairs = [values.compare.Pair(change.before, change.after)]
+        (outcome,) = values.compare.compare_pairs(pairs, CompareOptions(), jobs=1, seen=self._versions.known)
         return outcome
 
     def measure_change(self, positions: Sequence[int]) -> float | None:
@@ -186,7 +190,7 @@ class Difference:
 def _add_outcome(change: Change, outcome: PairOutcome | None) -> Change:
     if isinstance(outcome, StateError):
         return msgspec.structs.replace(change, not_compared=str(outcome))
-    if isinstance(outcome, NotCompared):
+    if isinstance(outcome, values.compare.NotCompared):
         return change if outcome.reshaped else msgspec.structs.replace(change, not_compared=outcome.reason)
     if outcome is None or not outcome.changed:
         return change

@@ -28,6 +28,7 @@ from statecli.core.units import (
     format_yes_no,
     plural,
 )
+from statecli.report.change_text import STATUS_LETTERS, describe_change
 
 if TYPE_CHECKING:
     from statecli.values.preview import ValueHistogram
@@ -311,8 +312,6 @@ def format_hex(raw: bytes, width: int) -> Iterator[Line]:
 
 
 def _describe_difference(model: Model, position: int, *, is_reading: bool) -> Iterator[Line]:
-    from statecli.report.change_text import STATUS_LETTERS, describe_change
-
     difference = model.difference
     if difference is None:
         return

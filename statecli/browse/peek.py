@@ -125,10 +125,8 @@ def read_first_unusual(tensor: TensorInfo, stats: Stats, versions: Versions) -> 
     """Return the index of the first NaN and of the first infinity; empty if there are none or unreadable."""
     if tensor.data is None or not (stats.nan or stats.inf):
         return {}
-    from statecli.values.preview import find_first_unusual
-
     try:
         versions.check(tensor)
-        return find_first_unusual(tensor.data, tensor.fqn)
+        return values.preview.find_first_unusual(tensor.data, tensor.fqn)
     except StateError:
         return {}  # the statistics have reported the error

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
+from statecli import cli, requests
 from statecli.cli import console, output_files, process_exit, streams
 from statecli.cli.output_files import OutputTarget
 from statecli.core.errors import StateError, UsageError, option
@@ -57,9 +58,7 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
 
 def show_installation() -> int:
     """Write the versions of statecli, of Python and of the libraries; return 0."""
-    from statecli.cli import version_details
-
-    streams.open_stdout().text("".join(f"{line}\n" for line in version_details.describe_installation()))
+    streams.open_stdout().text("".join(f"{line}\n" for line in cli.version_details.describe_installation()))
     return 0
 
 
@@ -150,23 +149,17 @@ class _CommandLine(Caller):
 
 
 def _print_completion_script(options: CompletionOptions) -> int:
-    from statecli.cli import completion
-
-    streams.open_stdout().text(completion.read_script(options.shell))
+    streams.open_stdout().text(cli.completion.read_script(options.shell))
     return 0
 
 
 def _write_samples(options: SamplesOptions) -> int:
-    from statecli.cli import samples
-
     check_values(options)
-    streams.open_stdout().text("".join(f"{line}\n" for line in samples.write_samples(options.folder)))
+    streams.open_stdout().text("".join(f"{line}\n" for line in cli.samples.write_samples(options.folder)))
     return 0
 
 
 def _watch_run(options: WatchOptions) -> int:
-    from statecli.requests import watch
-
     check_values(options)
     streams.reserve_stdout()
 
@@ -174,7 +167,7 @@ def _watch_run(options: WatchOptions) -> int:
         streams.open_stdout().text(f"{line}\n")
         streams.flush_stdout()  # also in a pipe, because the next line may come in an hour
 
-    return watch.run(options, write)
+    return requests.watch.run(options, write)
 
 
 def _browse(options: BrowseOptions) -> int:
@@ -189,58 +182,51 @@ def _browse(options: BrowseOptions) -> int:
 
 
 def _set_up_git(options: GitSetupOptions) -> int:
-    from statecli.cli import git_setup
-
-    change = git_setup.remove if options.remove else git_setup.set_up
+    change = cli.git_setup.remove if options.remove else cli.git_setup.set_up
     streams.open_stdout().text("".join(f"{line}\n" for line in change(everywhere=options.everywhere)))
     return 0
 
 
 def _convert_for_git(options: GitTextconvOptions) -> int:
     """Write a line for each tensor, or for an error; always return 0, because git aborts for any other status."""
-    from statecli.cli import git_driver
-
     try:
         content = run(options).content
     except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
-        content = (f"{git_driver.describe_failure(error)}\n".encode(),)
+        content = (f"{cli.git_driver.describe_failure(error)}\n".encode(),)
     console.write_pieces(content, None)
     return 0
 
 
 def _show_in_git_diff(options: GitExternalDiffOptions) -> int:
     """Write the table of a file for `git diff`; always return 0, because git stops for any other status."""
-    from statecli.cli import git_driver
-
     os.environ["STATECLI_PAGER"] = "cat"  # git has a pager for all files together
-    color = Color.ALWAYS if git_driver.use_color_of_git() else Color.NEVER
+    color = Color.ALWAYS if cli.git_driver.use_color_of_git() else Color.NEVER
 
     def compare(before: str, after: str, name: str) -> int:
         shown = DiffOptions(before=before, after=after, output_format=Output.TABLE, color=color, no_progress=True)
         return execute(shown, ExtraInputs(name=name))
 
     try:
-        for line in git_driver.compare_for_git(options.arguments, compare):
+        for line in cli.git_driver.compare_for_git(options.arguments, compare):
             streams.open_stdout().text(f"{line}\n")
     except UsageError:
         raise
     except StateError as error:
         streams.open_stdout().text(f"{error}\n")
     except Exception as error:  # noqa: BLE001  # a bug of ours must not end somebody's git diff
-        streams.open_stdout().text(f"{git_driver.describe_failure(error)}\n")
+        streams.open_stdout().text(f"{cli.git_driver.describe_failure(error)}\n")
     return 0
 
 
 def _show_in_difftool(options: GitDifftoolOptions) -> int:
     """Write the difference of two files; always return 0, because git would ask whether to continue."""
-    from statecli.cli import git_driver
 
     def compare(before: str, after: str, name: str) -> int:
         return execute(DiffOptions(before=before, after=after), ExtraInputs(name=name))
 
     # Opened for each line, because a comparison reserves stdout.
     try:
-        for line in git_driver.compare_files(options.before, options.after, compare, options.name):
+        for line in cli.git_driver.compare_files(options.before, options.after, compare, options.name):
             streams.open_stdout().text(f"{line}\n")
     except StateError as error:
         streams.open_stdout().text(f"{error}\n")

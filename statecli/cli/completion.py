@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from statecli import core
 from statecli.cli.help_table import GROUPS, HELP_OPTION, VERSION_OPTION, list_commands
 from statecli.cli.unknown_word import find_command
 from statecli.core.lazy_pattern import compile_on_use
@@ -241,13 +242,13 @@ def _list_functions(current: str) -> Candidates:
 
 def _list_names_in_file(current: str, *, want_classes: bool) -> Iterator[tuple[str, str]]:
     """Yield `net.py:Net` for the start of a target: the names defined by the file, without an import."""
-    from statecli.core import python_names
-
     path = current.partition(":")[0]
     file = path if path.endswith(".py") else f"{path.replace('.', os.sep)}.py"
     if (":" in current or path.endswith(".py")) and os.path.isfile(file):
-        models = [model.name for model in python_names.list_model_classes(file)] if want_classes else ()
-        names = models or (python_names.list_classes(file) if want_classes else python_names.list_factories(file))
+        models = [model.name for model in core.python_names.list_model_classes(file)] if want_classes else ()
+        names = models or (
+            core.python_names.list_classes(file) if want_classes else core.python_names.list_factories(file)
+        )
         yield from ((f"{path}:{name}", "") for name in names)
 
 

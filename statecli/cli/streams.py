@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from statecli import storage
 from statecli.cli import interrupts, pager
 from statecli.core.errors import OutputError, StateError, UnreadableError, UsageError, option
 from statecli.core.escaping import escape_line, truncate_middle
@@ -254,9 +255,7 @@ def _describe_system_error(error: OSError) -> str:
 
 
 def _scrub(text: str) -> str:
-    from statecli.storage import redact as secrets
-
-    return secrets.scrub(text)
+    return storage.redact.scrub(text)
 
 
 def print_line(text: str, *, direct: bool = False) -> None:

@@ -9,6 +9,7 @@ import os
 from functools import cache
 from itertools import takewhile
 
+from statecli import core
 from statecli.cli.help_page import OTHER_WORDS
 from statecli.core.early_flags import HELP_FLAGS
 
@@ -124,9 +125,7 @@ def _describe_target(word: str, is_only_word: bool) -> str | None:
     is_class = colon and module and name.partition("(")[0].replace(".", "").isidentifier()
     if not (is_class or "://" in word or os.path.lexists(word)) or (word in _SIMILAR_COMMANDS and not is_only_word):
         return None
-    from statecli.core.quoting import quote_for_shell
-
-    return f"No such command {word!r}; did you mean: statecli inspect {quote_for_shell(word)}"
+    return f"No such command {word!r}; did you mean: statecli inspect {core.quoting.quote_for_shell(word)}"
 
 
 def _describe_unknown_command(word: str, commands: Iterable[str]) -> str:

@@ -1,1 +1,23 @@
-"""Shared nouns of all packages: state, findings, errors, dtypes, and text safe to print."""
+"""Shared nouns of all packages: state, findings, errors, dtypes, and text safe to print.
+
+Modules that few runs need are imported when they are first used (`core.quoting.quote_for_shell(…)`).
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+if TYPE_CHECKING:
+    from statecli.core import (
+        input_text as input_text,
+        model_kinds as model_kinds,
+        python_arguments as python_arguments,
+        python_names as python_names,
+        quantized_layouts as quantized_layouts,
+        quantized_weights as quantized_weights,
+        quoting as quoting,
+        target_suggestions as target_suggestions,
+    )
+else:
+    from statecli.core.import_on_use import import_on_use
+
+    __getattr__ = import_on_use(__name__)

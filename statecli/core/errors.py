@@ -22,6 +22,7 @@
 
 from __future__ import annotations
 
+from statecli import core
 from statecli.core.lazy_pattern import compile_on_use
 
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
@@ -131,9 +132,7 @@ def spell_options(text: str, arguments: Mapping[str, str] | None = None) -> str:
     """
     if _BEGIN not in text:
         return text
-    from statecli.core.python_arguments import ARGUMENTS  # the shortest start raises no error
-
-    names = ARGUMENTS.get() if arguments is None else arguments
+    names = core.python_arguments.ARGUMENTS.get() if arguments is None else arguments
 
     def spell(match: re.Match[str]) -> str:
         flag, on_line, in_python = match.groups()

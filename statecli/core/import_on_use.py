@@ -1,7 +1,7 @@
-"""Import the modules of a package when they are first used, because they need numpy or torch.
+"""Import the modules of a package when they are first used, because few runs need them, or because they need torch.
 
-The two libraries take longer to import than most commands take, and may not be installed. A file imports the package at
-its top, and uses its modules as attributes: `values.stats.fill_stats(…)`. The package's `__getattr__` imports them.
+A file imports the package at its top, and uses its modules as attributes: `live.build.build(…)`. The `__getattr__` of
+the package imports the module. The package lists its modules of this kind for type checkers.
 """
 
 from __future__ import annotations
@@ -10,14 +10,32 @@ import sys
 
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
 
-def import_submodule(package: str, name: str) -> ModuleType:
-    """Return the module of this name in the package, for a package's `__getattr__`.
+def import_on_use(
+    package: str, within: Callable[[], AbstractContextManager[object]] | None = None
+) -> Callable[[str], ModuleType]:
+    """Return a `__getattr__` for the package, which imports the package's module of a name.
 
-    Raises AttributeError if the package has no such module, and what importing the module raises.
+    `within` makes a context for the import: `require_numpy`. The function raises AttributeError if the package has no
+    such module, and what importing the module raises.
     """
+
+    def __getattr__(name: str) -> ModuleType:
+        if name.startswith("_"):  # Python asks for names such as __path__; values._native needs no numpy
+            raise AttributeError(name)
+        if within is None:
+            return _import_submodule(package, name)
+        with within():
+            return _import_submodule(package, name)
+
+    return __getattr__
+
+
+def _import_submodule(package: str, name: str) -> ModuleType:
     module = f"{package}.{name}"
     try:
         __import__(module)  # importlib would add a tenth to the shortest start

@@ -16,6 +16,7 @@ MISSING_ENTRY = Rule(
     why="`load_state_dict(strict=True)` fails with a missing key. With `strict=False` the tensor silently keeps its "
     "initial values.",
     example="a head that was renamed in the code after the checkpoint was written.",
+    heading="{} keys of {} are missing",
     fix="save the checkpoint again from the current class, or map the old name to the new name before loading.",
     cases={"accepted by the class": Severity.NOTE},
 )
@@ -27,6 +28,7 @@ UNEXPECTED_ENTRY = Rule(
     summary="The checkpoint has a key that the model class or reference checkpoint does not have.",
     why="`load_state_dict(strict=True)` fails with an unexpected key. With `strict=False` the key is silently ignored.",
     example="a checkpoint for inference still has the weights of an auxiliary loss.",
+    heading="{} keys are unexpected",
     fix="leave the tensor out when saving, or add the module of the tensor to the class.",
     cases={"accepted by the class": Severity.NOTE},
 )
@@ -38,6 +40,7 @@ SHAPE_MISMATCH = Rule(
     summary="A tensor's shape differs from the model class or the reference checkpoint.",
     why="`load_state_dict` raises a size mismatch, with or without `strict`.",
     example="an embedding for 30,522 words, although the class was built for 30,528.",
+    heading="{} tensors have another shape",
     fix="build the class with the sizes of the checkpoint, or resize the tensor before saving.",
 )
 WRAPPER_PREFIX = Rule(

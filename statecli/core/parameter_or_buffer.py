@@ -15,6 +15,7 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
+from statecli import core
 from statecli.core.dtypes import INTEGER_DTYPES
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, OptimizerFacts, OptimizerGroup, TensorInfo
@@ -129,14 +130,12 @@ def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[tuple[str, str
     """
     if not may_be_quantized(tensors):
         return {}
-    from statecli.core.quantized_layouts import Layout, Part
-    from statecli.core.quantized_weights import find_quantized_by_section
-
+    layouts = core.quantized_layouts
     kinds = {}
-    for weight in find_quantized_by_section(tensors):
+    for weight in core.quantized_weights.find_quantized_by_section(tensors):
         for part, row in weight.parts.items():
-            is_buffer = weight.layout in (Layout.GPTQ, Layout.AWQ) or (
-                part is not Part.CODES and (weight.layout is Layout.BITSANDBYTES or weight.divisor != 1)
+            is_buffer = weight.layout in (layouts.Layout.GPTQ, layouts.Layout.AWQ) or (
+                part is not layouts.Part.CODES and (weight.layout is layouts.Layout.BITSANDBYTES or weight.divisor != 1)
             )
             kinds[row.section, row.fqn] = Kind.BUFFER if is_buffer else Kind.PARAMETER
     return kinds

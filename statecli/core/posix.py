@@ -7,7 +7,6 @@ Other modules use these functions instead of `os.pread` and the like. `cli.super
 from __future__ import annotations
 
 import _thread
-import contextlib
 import os
 
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
@@ -60,6 +59,7 @@ def use_one_malloc_arena() -> None:
 
     Otherwise each thread has an arena, and each arena keeps the memory of freed values: 40 MB in 16 threads.
     """
+    import contextlib  # the shortest start imports this module
     import ctypes
 
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -90,5 +90,7 @@ def discard_typed_keys(terminal: IO[str]) -> None:
         import termios
     except ImportError:
         return
+    import contextlib
+
     with contextlib.suppress(termios.error, OSError, ValueError):
         termios.tcflush(terminal, termios.TCIFLUSH)

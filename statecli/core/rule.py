@@ -48,6 +48,8 @@ class Rule(msgspec.Struct, frozen=True):
         cases: Severity of each case with another severity, by the name of the case. `core/severity.py` decides about
             tensors that are not registered or do not move.
         plugin: The module or file of a rule of an organisation, as named by the user.
+        heading: Heading of several findings with one cause; "" for a heading made of the summary. The first `{}` is the
+            number of tensors, the second the class or the options.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Rule(msgspec.Struct, frozen=True):
     fix: str
     cases: Mapping[str, Severity] = {}
     plugin: str | None = None
+    heading: str = ""
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -6,6 +6,7 @@ import os
 import re
 import zlib
 
+from statecli import core, pickle_scan
 from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
@@ -70,9 +71,6 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
     A file that begins like text may be a pickle of protocol 0 or 1.
     """
     description = describe_content(path, head, size)
-    # Imported here, because most commands refuse no file.
-    from statecli.pickle_scan.one_pickle import begins_as_pickle
-
     with Source(path) as source:
         if not head.startswith(b"PK\3\4") and zip_archive.ends_as_zip(source):
             return UnreadableError(
@@ -90,13 +88,11 @@ def explain_refusal(path: str, head: bytes, size: int) -> UnreadableError:
                 "compiled code; compile the model again instead"
             )
         if description in (_TEXT, _UNKNOWN):
-            description = _PICKLE if begins_as_pickle(source) else description
+            description = _PICKLE if pickle_scan.one_pickle.begins_as_pickle(source) else description
     if description == _PICKLE:
         return BarePickle(f"is {description}")
     if description == _TEXT and path.endswith(".py"):
-        from statecli.core.target_suggestions import describe_python_file
-
-        return describe_python_file(path).build_error(UnreadableError)
+        return core.target_suggestions.describe_python_file(path).build_error(UnreadableError)
     if description == _TEXT:
         return UnreadableError("is not a checkpoint (text file)")
     if description == _JSON and b'"statecli.lock/' in head[:200]:

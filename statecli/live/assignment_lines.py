@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from statecli.core.model_state import Origin
-from statecli.live.installed_code import is_installed_file
+from statecli.live.installed_code import format_path, is_installed_file
 from statecli.live.walk import own_dict
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -149,17 +149,3 @@ def _find_caller(frame: FrameType | None) -> tuple[str, int] | None:
 def is_skipped_frame(filename: str) -> bool:
     """Return True for a file of torch, of this program or of a wrapper, whose lines are never a user's."""
     return filename.startswith((_TORCH, _HERE)) or filename.endswith(_WRAPPER_FILES)
-
-
-def format_path(filename: str, typed_paths: dict[str, str]) -> str:
-    """Return `filename` as typed, else relative to the current directory, else to its sys.path entry."""
-    absolute = os.path.abspath(filename)
-    if absolute in typed_paths:
-        return typed_paths[absolute]
-    roots = [os.getcwd(), *sorted({os.path.abspath(entry or ".") for entry in sys.path}, key=len, reverse=True)]
-    if is_installed_file(absolute):
-        roots = [*roots[1:], roots[0]]
-    for root in roots:
-        if absolute.startswith(root.rstrip(os.sep) + os.sep):
-            return os.path.relpath(absolute, root)
-    return os.path.basename(absolute)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from statecli import live
 from statecli.core.errors import MissingDependency, ModelError, StateError, UsageError
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.installed_package import install_extra
@@ -99,19 +100,16 @@ def _build_line(text: str) -> object:
 
 
 def _build_model(spec: ModelSpec, init_device: str, values: bool, loaded: LoadedObject | None = None) -> BuiltModel:
-    from statecli.live import torch_settings
-    from statecli.live.assignment_lines import Origins
-
-    origins = Origins(get_typed_paths(spec))
+    origins = live.assignment_lines.Origins(get_typed_paths(spec))
     report_stage(f"importing {spec.module if spec.config is None else 'the library of ' + spec.config}")
     loaded = loaded or load_with_module(spec)
     _check_class(spec, loaded.value)
     function_result.check_function(spec, loaded.value)
     report_stage(f"building {spec.attribute if spec.config is None else spec.text}")
     make = functools.partial(_build_once, spec, loaded, init_device, None)
-    with torch_settings.keep_settings_and_grad_mode():
+    with live.torch_settings.keep_settings_and_grad_mode():
         module = _build_once(spec, loaded, init_device, origins, values)
-        settings_after_init = torch_settings.read_settings()
+        settings_after_init = live.torch_settings.read_settings()
     return BuiltModel(
         spec, module, origins, init_device, values, make, loaded=loaded, settings_after_init=settings_after_init
     )
@@ -176,21 +174,18 @@ def _build_once(
     spec: ModelSpec, loaded: LoadedObject, init_device: str, origins: Origins | None, values: bool, seed: int = 0
 ) -> nn.Module:
     """Build an instance; if the constructor fails without random initial values, build again with them."""
-    from statecli.live import torch_settings
-    from statecli.live.skip_random_init import SkippedFills, skip_random_fills
-
-    skipped_fills = SkippedFills()
+    skipped_fills = live.skip_random_init.SkippedFills()
     doing = "building the model on meta" if init_device == "meta" else "building the model"
     with protect_process(spec), report_as_model_error(spec, doing, callee=loaded.value):
         if not values:
-            start = torch_settings.read_settings()
+            start = live.torch_settings.read_settings()
             try:
-                with skip_random_fills(skipped_fills):
+                with live.skip_random_init.skip_random_fills(skipped_fills):
                     return _call_spec(spec, loaded, init_device, origins, seed)
             except Exception:  # of any kind: the constructor may have failed because values were not drawn
                 if not skipped_fills.count:
                     raise
-                torch_settings.apply_settings(start)
+                live.torch_settings.apply_settings(start)
         return _call_spec(spec, loaded, init_device, origins, seed)
 
 

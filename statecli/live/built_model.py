@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from statecli import live
 from statecli.core.errors import ModelError
 from statecli.live.model_errors import report_as_model_error
 from statecli.live.spec import ModelSpec
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """Model held by statecli alone: `live.read` and `live.move` overwrite its values.
+    """Model held by statecli alone: `model_reader.read` and `move` overwrite its values.
 
     Attributes:
         origins: The line of each assignment.
@@ -53,9 +54,7 @@ class BuiltModel:
 
         Raises ModelError if the spec names an object that exists only once.
         """
-        from statecli.live import torch_settings
-
-        with torch_settings.keep_settings_and_grad_mode():
+        with live.torch_settings.keep_settings_and_grad_mode():
             instance = self.make_instance(self.values if values is None else values, seed)
         if instance is self.module:
             raise ModelError(
@@ -73,10 +72,8 @@ class BuiltModel:
         """
         import torch
 
-        from statecli.live import torch_settings
-
         with (
-            torch_settings.keep_settings(self.settings_after_init),
+            live.torch_settings.keep_settings(self.settings_after_init),
             protect_process(self.spec),
             report_as_model_error(self.spec, doing),
             torch._C._EnableTorchFunction(),

@@ -1,4 +1,4 @@
-"""Tell the user's own source files from installed libraries, where the user changes nothing."""
+"""Recognize files of installed libraries, in which the user changes nothing, and name files as the user does."""
 
 from __future__ import annotations
 
@@ -43,3 +43,17 @@ def _list_recorded_packages(root: str) -> frozenset[str]:
     except (OSError, UnicodeDecodeError):
         return frozenset()
     return frozenset(packages)
+
+
+def format_path(filename: str, typed_paths: dict[str, str]) -> str:
+    """Return `filename` as typed, else relative to the current directory, else to its sys.path entry."""
+    absolute = os.path.abspath(filename)
+    if absolute in typed_paths:
+        return typed_paths[absolute]
+    roots = [os.getcwd(), *sorted({os.path.abspath(entry or ".") for entry in sys.path}, key=len, reverse=True)]
+    if is_installed_file(absolute):
+        roots = [*roots[1:], roots[0]]
+    for root in roots:
+        if absolute.startswith(root.rstrip(os.sep) + os.sep):
+            return os.path.relpath(absolute, root)
+    return os.path.basename(absolute)

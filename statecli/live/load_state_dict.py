@@ -27,8 +27,14 @@ from statecli.live.load_state_dict_api import Answer, Entries
 from statecli.live.tensors import is_lazy
 
 
-def load(built: BuiltModel, entries: Entries, *, by_from_pretrained: bool) -> Answer:
-    """See `statecli.live.load`."""
+def load(built: BuiltModel, entries: Entries, *, by_from_pretrained: bool = True) -> Answer:
+    """Return the answer of a strict `load_state_dict` to a state_dict of these names, shapes and dtypes.
+
+    Runs the module's own hooks and overrides; torch's code copies no element. Raises ModelError if the model's code
+    fails on tensors without values, or torch cannot create a tensor: the answer is then inconclusive.
+
+    `by_from_pretrained`: leave out the objections overcome by `from_pretrained` of a model of transformers.
+    """
     with built.user_code("load_state_dict()"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what meta tensors are not: nobody loads them
         module = _get_instance(built)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from statecli import live
 from statecli.core.errors import ModelError
 from statecli.live.built_model import BuiltModel
 from statecli.live.move_model import get_moved_model, move_model
@@ -180,18 +181,17 @@ def try_fake_gpu_move(built: BuiltModel) -> dict[str, bool] | None:
 
     Tries without values first, then with values, because the model's code may read them.
     """
-    from statecli.live import fake_gpu, fake_gpu_values  # import torch's fake tensors, which few commands need
-
-    for context, values in ((fake_gpu.use_fake_gpu, False), (fake_gpu_values.use_fake_gpu_with_values, True)):
+    for context, values in ((live.fake_gpu.use_fake_gpu, False), (live.fake_gpu_values.use_fake_gpu_with_values, True)):
         try:
             module = built.build_again(values=values)
             with (
-                fake_gpu.watch_move(context) as record,
-                built.user_code(f"moving the model to {fake_gpu.DISPLAY_NAME}"),
+                live.fake_gpu.watch_move(context) as record,
+                built.user_code(f"moving the model to {live.fake_gpu.DISPLAY_NAME}"),
             ):
-                moved_module = move_model(module, fake_gpu.DEVICE)
+                moved_module = move_model(module, live.fake_gpu.DEVICE)
                 return {
-                    name: fake_gpu.follows_device(tensor, record) for name, tensor in iter_tensors(walk(moved_module))
+                    name: live.fake_gpu.follows_device(tensor, record)
+                    for name, tensor in iter_tensors(walk(moved_module))
                 }
         except (
             ModelError,

@@ -19,7 +19,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.live import argument_errors, downloads, torchscript_errors, transformers_tasks, without_download
 from statecli.live.exception_text import get_exception_text
-from statecli.live.installed_code import is_installed_file
+from statecli.live.installed_code import format_path, is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
 from statecli.live.suggested_arguments import set_argument
@@ -211,16 +211,12 @@ def describe_model_error(error: BaseException) -> str | None:
     place = _find_deepest_user_line(error)
     if place is None:
         return None
-    from statecli.live.assignment_lines import format_path
-
     return f"{type(error).__name__}: {format_exception(error)} ({format_path(place[0], {})}:{place[1]})"
 
 
 def _format_place(spec: ModelSpec, place: tuple[str, int] | None) -> str:
     if place is None or place[0].startswith("<"):
         return ""
-    from statecli.live.assignment_lines import format_path
-
     return f" ({format_path(place[0], get_typed_paths(spec))}:{place[1]})"
 
 

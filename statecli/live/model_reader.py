@@ -6,8 +6,8 @@ import io
 import itertools
 import types
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 
 import torch
@@ -34,6 +34,7 @@ from statecli.core.units import plural
 from statecli.live import attribute_source, measure, suggest_fix
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
+from statecli.live.library_lines import hide_library_lines
 from statecli.live.move_model import move_model
 from statecli.live.quantized_parameters import find_holding_tensor, has_lost_class
 from statecli.live.rebuild import Rebuild, compare_builds
@@ -200,8 +201,20 @@ def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:
 _MAX_DRAWN_BYTES = 512 * 1024**2
 
 
+@contextmanager
+def _read_quietly() -> Iterator[None]:
+    """Hide lines that libraries print, and call torch without the operators of tensor subclasses."""
+    with hide_library_lines(), torch._C.DisableTorchFunctionSubclass():
+        yield
+
+
+@_read_quietly()
 def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None) -> ModelState:
-    """See `statecli.live.read`."""
+    """Describe every tensor of a built model: registered tensors in the order of its state_dict, then the rest.
+
+    Measures `moves` and `saved`, and so overwrites the values of the instance. `stats_of` is called with each tensor
+    before. Raises ModelError.
+    """
     table = _build_table(built)
     _measure_stats(table, stats_of)
     trial = _try_move(table)
@@ -211,10 +224,14 @@ def read(built: BuiltModel, target: str, *, stats_of: Callable[[torch.Tensor], S
     return _build_state(table, target)
 
 
+@_read_quietly()
 def read_without_move(
     built: BuiltModel, target: str, why_not: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
 ) -> ModelState:
-    """See `statecli.live.read_without_move`."""
+    """Describe a live model that a copy would change; `why_not` is noted as the reason without a measured move.
+
+    Raises ModelError.
+    """
     table = _build_table(built)
     _measure_stats(table, stats_of)
     table.oddities.append(Oddity(OddityKind.NOT_MEASURED.value, f"cannot check which tensors move: {why_not}"))
@@ -278,10 +295,15 @@ def _measure_stats(table: _Table, stats_of: Callable[[torch.Tensor], Stats] | No
         row.stats = stats_of(row.tensor) if stats_of and not is_lazy(row.tensor) else None
 
 
+@_read_quietly()
 def move(
     built: BuiltModel, target: str, device: str, *, stats_of: Callable[[torch.Tensor], Stats] | None = None
 ) -> ModelState:
-    """See `statecli.live.move`."""
+    """Describe a built model, call `module.to(device)`, and fill `after` of each tensor.
+
+    Raises UsageError if the move would prove nothing or the device does not exist, ModelError if the model's own code
+    fails.
+    """
     device_ = parse_device("--to", device, devices="cuda, cuda:1 or meta", anywhere="meta")
     table = _build_table(built)
     _check_move(table, target, device_)

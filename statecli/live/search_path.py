@@ -11,31 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-#: The folder that contains the package `statecli`: site-packages, or a checkout.
-_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-#: What `drop_relative_entries` took off the path. Typed code may still import from there.
-_dropped: list[str] = []
-
-
-def drop_relative_entries() -> None:
-    """Take the relative entries of `sys.path` and PYTHONPATH off the path, for the rest of the process."""
-    setting = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
-    with suppress(OSError):  # the current folder has been removed, and a relative entry leads nowhere
-        relative = {
-            os.path.abspath(entry) for entry in setting.split(os.pathsep) if setting and not os.path.isabs(entry)
-        }
-        # Python has made the entries of PYTHONPATH absolute.
-        dropped = [
-            entry for entry in sys.path if not os.path.isabs(entry) or os.path.abspath(entry) in relative - {_HOME}
-        ]
-        sys.path[:] = [entry for entry in sys.path if entry not in dropped]
-        _dropped.extend(dropped)
+from statecli.core.relative_entries import DROPPED, HOME
 
 
 @contextmanager
 def use_folder(folder: str) -> Iterator[None]:
     """Import from `folder` first while the block runs, and from the entries dropped by `drop_relative_entries`."""
-    added = [folder, *_dropped]
+    added = [folder, *DROPPED]
     sys.path[:0] = added
     try:
         yield
@@ -51,7 +33,7 @@ def use_installed_only(*folders: str) -> Iterator[None]:
     before = list(sys.path)
     with suppress(OSError):  # the current folder may have been removed
         folders = (os.getcwd(), *folders)
-    excluded = set(map(os.path.realpath, folders)) - {os.path.realpath(_HOME)}
+    excluded = set(map(os.path.realpath, folders)) - {os.path.realpath(HOME)}
     kept = [entry for entry in before if os.path.isabs(entry) and os.path.realpath(entry) not in excluded]
     sys.path[:] = kept
     try:
@@ -68,7 +50,7 @@ def use_folder_last(folder: str = os.curdir) -> Iterator[None]:
     """
     with use_installed_only():
         kept = list(sys.path)
-        sys.path.extend(_dropped)
+        sys.path.extend(DROPPED)
         with suppress(OSError):  # the current folder may have been removed
             sys.path.append(os.path.abspath(folder))
         try:

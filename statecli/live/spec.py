@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from statecli import live
 from statecli.core.installed_package import MODEL_LIBRARIES
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
@@ -112,7 +113,5 @@ def parse_spec(text: str) -> ModelSpec | None:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if parenthesis:
-        from statecli.live.spec_arguments import parse_arguments
-
-        args, kwargs = parse_arguments(text, f"{module}:{attribute}", rest)
+        args, kwargs = live.spec_arguments.parse_arguments(text, f"{module}:{attribute}", rest)
     return ModelSpec(text, module, is_file, attribute, args, kwargs, bool(parenthesis), options)

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from statecli.live import assignment_lines
 from statecli.live.assignment_lines import is_skipped_frame
-from statecli.live.installed_code import is_installed_file
+from statecli.live.installed_code import format_path, is_installed_file
 from statecli.live.spec import parse_spec
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -218,4 +217,4 @@ def format_file(filename: str, target: str) -> str:
     """Return a file name as typed in `target`, else relative to the current folder or sys.path."""
     spec = parse_spec(target)
     typed = {os.path.abspath(spec.module): spec.module} if spec is not None and spec.is_file else {}
-    return assignment_lines.format_path(filename, typed)
+    return format_path(filename, typed)

@@ -11,6 +11,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import NamedTuple, Protocol
 
+from statecli import pickle_scan
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import files
 
@@ -101,12 +102,8 @@ def find_code_in_text(path: str, source: Readable) -> str | None:
     if source.size > _MAX_TEXT_BYTES:
         return f"statecli searches for code only in text of at most {_MAX_TEXT_BYTES >> 20} MB, and this file has more"
     content = source.read(0, source.size)
-    if signs is _YAML_SIGNS:
-        # Imported here, because every command imports this module.
-        from statecli.pickle_scan import yolo_activation
-
-        if yolo_activation.has_code(content):
-            return "Ultralytics evaluates the value of `activation` as Python code"
+    if signs is _YAML_SIGNS and pickle_scan.yolo_activation.has_code(content):
+        return "Ultralytics evaluates the value of `activation` as Python code"
     text = _decode(content)
     escape, changed = _ESCAPE if signs is _JSON_SIGNS else _TAG_ESCAPE, 1
     for _ in range(_MAX_DECODINGS):

@@ -27,7 +27,17 @@ from statecli.core.run_scope import Configuration, NotChecked
 from statecli.core.units import describe_configuration, describe_not_checked, plural
 
 if TYPE_CHECKING:
+    from statecli.report import (
+        problems as problems,
+        source_lines as source_lines,
+        tensor_list as tensor_list,
+        tree as tree,
+    )
     from statecli.report.tensor_list import TensorList
+else:
+    from statecli.core.import_on_use import import_on_use
+
+    __getattr__ = import_on_use(__name__)
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -372,7 +382,7 @@ class RuleText(msgspec.Struct, frozen=True):
     """Rule for outputs: a line, and the whole explanation for outputs with room.
 
     `about` is the group of the rule (`storage`); `commands` are the commands with findings of the rule. `plugin`
-    is the plugin of a rule of an organisation.
+    is the plugin of a rule of an organisation. `heading` heads several findings, see `Rule`.
     """
 
     name: str
@@ -382,6 +392,7 @@ class RuleText(msgspec.Struct, frozen=True):
     about: str = ""
     commands: tuple[str, ...] = ()
     plugin: str | None = None
+    heading: str = ""
 
 
 class Outcome(str, Enum):

@@ -32,6 +32,7 @@ from statecli.report import (
     Page,
     Problem,
     Report,
+    RuleText,
     Table,
     Trouble,
     View,
@@ -40,6 +41,7 @@ from statecli.report import (
 )
 from statecli.report.documents.audit import build_audit_document
 from statecli.report.problems import format_counts, format_severities, group_accepted, group_findings
+from statecli.rules.dictionary import RULES
 from statecli.targets import location
 from statecli.targets.target_result import Status, TargetResult
 
@@ -79,7 +81,7 @@ def build_audit_report(audit: Audit, view: View) -> Report:
         show_all=view.unfold,
         problems=group_problems,
         has_several_targets=len(audit.targets) > 1,
-        rules=lambda: rule_texts.list_audit_rule_texts(
+        rules=lambda: _list_rule_texts(
             audit.ran, (*audit.findings, *(finding for finding, _ in accepted), *group_problems()), audit.plugin_rules
         ),
         cases=lambda: (
@@ -433,3 +435,14 @@ def _format_verdict(audit: Audit, problems: Collection[Problem], hint: str) -> s
         f"{plural(len(audit.ran), 'rule')} ran" + (f", {not_run:,} skipped{hint}" if not_run else "") + disabled
     )
     return "; ".join(filter(None, (*parts, describe_configuration(audit.configuration))))
+
+
+def _list_rule_texts(
+    ran: Iterable[str], findings: Iterable[Finding | Problem], plugin_rules: Sequence[Rule] = ()
+) -> tuple[RuleText, ...]:
+    """Return the rules of an audit: the rules that ran, and the rules of other findings."""
+    findings = tuple(findings)
+    shown = set(ran) | {finding.rule for finding in findings}
+    audit_rules = tuple(rule_texts.describe_rule(rule) for rule in (*RULES, *plugin_rules) if rule.name in shown)
+    names = {rule.name for rule in audit_rules}
+    return (*audit_rules, *rule_texts.list_rule_texts(finding for finding in findings if finding.rule not in names))

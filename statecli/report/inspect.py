@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from statecli import report
 from statecli.commands.inspect.quantized_rows import describe_defect, fold_tensors, select_weights
 from statecli.commands.inspect.run import Inspection
 from statecli.core import quoting, sizes
@@ -53,6 +54,7 @@ from statecli.report import (
     RowView,
     Table,
     Trouble,
+    documents,
     fold,
     folder_settings,
     junit_cases,
@@ -123,9 +125,7 @@ def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severit
 def _group_findings(findings: Sequence[Finding], tensors: Sequence[TensorInfo]) -> tuple[Problem, ...]:
     if not findings:
         return ()
-    from statecli.report.problems import group_findings
-
-    return group_findings(findings, tensors)
+    return report.problems.group_findings(findings, tensors)
 
 
 def _describe_accepted(
@@ -134,27 +134,21 @@ def _describe_accepted(
     """Return the notes about accepted findings, and the number of their problems."""
     if not accepted:
         return (), 0
-    from statecli.report.problems import build_accepted_notes, group_accepted
-
-    problems = group_accepted(accepted, tensors, group_problems())
-    return tuple(build_accepted_notes(accepted, problems)), sum(map(len, problems.values()))
+    problems = report.problems.group_accepted(accepted, tensors, group_problems())
+    return tuple(report.problems.build_accepted_notes(accepted, problems)), sum(map(len, problems.values()))
 
 
 def _build_document(
     inspection: Inspection, problems: Sequence[Problem], accepted: Sequence[Accepted]
 ) -> InspectDocument:
-    from statecli.report.documents.inspect import build_inspect_document
-
     totals = sizes.sum_by_kind(inspection.state.tensors)
-    return build_inspect_document(
+    return documents.inspect.build_inspect_document(
         inspection, problems, totals, _format_verdict(inspection, problems, accepted), accepted
     )
 
 
 def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
     """Return the list of tensors for a page; names of tied tensors are links there, not remarks."""
-    from statecli.report.tensor_list import build_tensor_list
-
     state = _fold_weights(inspection).state
     outliers = {key: text for role in list_roles(state.tensors) for key, text in role.describe_outliers().items()}
     reported = {finding.fqn for finding in inspection.findings}
@@ -173,7 +167,7 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
         return list_problem_words(tensor, is_outlier=(tensor.section, tensor.fqn) in outliers)
 
     rows = arrange_naturally(state.tensors) if view.sort is None else arrange_tensors(state.tensors, view)
-    tensor_list = build_tensor_list(
+    tensor_list = report.tensor_list.build_tensor_list(
         rows,
         describe_row,
         list_row_problems,
@@ -215,9 +209,6 @@ def _build_page(
     rows: bool = True,
 ) -> Page:
     """Return the page; tensors with accepted findings need no fix. Without `rows` the page has no subtitle."""
-    from statecli.report import tree
-    from statecli.report.problems import select_fixes
-
     accepted_names = {entry.finding.fqn for entry in accepted}
     fixes = _list_fixes(_select_tensors_to_fix(inspection, view, accepted_names))
     verdict = _format_page_verdict(problems, inspection, accepted)
@@ -228,10 +219,12 @@ def _build_page(
     columns: tuple[Column, ...] = ()
     groups: tuple[Group, ...] = ()
     if rows:
-        columns = tree.COLUMNS if view.tree else _list_columns(inspection, view)
+        columns = report.tree.COLUMNS if view.tree else _list_columns(inspection, view)
         noun = "row" if _count_hidden_parts(inspection) else "tensor"
         groups = (
-            tree.build_tree_groups(state, view.unfold, noun) if view.tree else _build_groups(inspection, columns, view)
+            report.tree.build_tree_groups(state, view.unfold, noun)
+            if view.tree
+            else _build_groups(inspection, columns, view)
         )
         groups = tuple(limit_lines(group, view) for group in groups)
     return Page(
@@ -244,7 +237,7 @@ def _build_page(
             *(sentence.text for sentence in unusual),
             *((verdict,) if problems else ()),
         ),
-        fixes=select_fixes(fixes, problems),
+        fixes=report.problems.select_fixes(fixes, problems),
         problems=problems,
         verdict=verdict,
         unusual=unusual,
@@ -263,16 +256,14 @@ def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection, ac
         are_registered = state.traits.is_class and count and not unregistered
         but = f", except {len(names):,} of quantized weights" if names else ""
         return f"no problems: {plural(count, 'tensor')}, all registered{but}" if are_registered else ""
-    from statecli.report.problems import format_severities
-
     if calls := _list_unsafe_calls(inspection.findings):
         more = f" and {plural(len(calls) - 1, 'more function')}" if len(calls) > 1 else ""
         command = f"statecli audit {escape(quoting.quote_for_shell(state.target))}"
         what = f"loading the file imports or calls {quoting.name(calls[0])}{more}"
-        return f"{format_severities(problems)}: {what}; {command} lists all calls"
+        return f"{report.problems.format_severities(problems)}: {what}; {command} lists all calls"
     are = "is" if unregistered == 1 else "are"
     why = f": {unregistered:,} of {plural(count, 'tensor')} {are} not registered" if unregistered else ""
-    return f"{format_severities(problems)}{why}"
+    return f"{report.problems.format_severities(problems)}{why}"
 
 
 def _list_unsafe_calls(findings: Iterable[Finding]) -> list[str]:

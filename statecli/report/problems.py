@@ -15,9 +15,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec import UNSET
 
+from statecli import report
+from statecli.commands import verify
 from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
+from statecli.core.load_rules import LOAD_HELP
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, UNKNOWN_FORWARD, UNTIED_BY_MOVE, map_tied_names
 from statecli.core.registration_rules import (
@@ -32,7 +34,7 @@ from statecli.core.rule import Rule
 from statecli.core.run_scope import NotChecked
 from statecli.core.severity import find_worst_severity, is_trainable
 from statecli.core.units import format_origin, format_shape, join_names, plural
-from statecli.report import Fix, Line, Page, Problem, Report, fold
+from statecli.report import Fix, Line, Page, Problem, Report, fold, rule_texts
 from statecli.targets.location import is_installed
 from statecli.targets.target_result import Accepted
 
@@ -70,25 +72,19 @@ MAX_NAMES = 3
 @functools.cache
 def _list_tie_rules() -> frozenset[str]:
     """Return the rules of a tie broken by a move, and the rules of other proofs about the same tie."""
-    from statecli.commands.verify import rules  # a checkpoint without findings is listed without the rules of verify
-
-    other_proofs = (rules.UNTIED_BY_COPY, rules.SHARED_WITH_COPY, rules.DEVICE_MISMATCH, rules.SHARED_IN_SAFETENSORS)
+    other_proofs = (
+        verify.rules.UNTIED_BY_COPY,
+        verify.rules.SHARED_WITH_COPY,
+        verify.rules.DEVICE_MISMATCH,
+        verify.rules.SHARED_IN_SAFETENSORS,
+    )
     return BROKEN_TIES | {rule.name for rule in other_proofs}
 
 
-@functools.cache
-def _map_headings() -> dict[str, str]:
-    """Return the rules whose findings share a cause across source lines -> a heading for several findings."""
-    from statecli.commands.diff import rules  # as above
-
-    return {
-        MISSING_ENTRY.name: "{} keys of {} are missing",
-        UNEXPECTED_ENTRY.name: "{} keys are unexpected",
-        SHAPE_MISMATCH.name: "{} tensors have another shape",
-        rules.OUTSIDE_ONLY.name: "{} tensors differ, but do not match {}",
-        rules.FROZEN_CHANGED.name: "{} tensors differ, but match {}",
-        "lock-mismatch": "{} tensors do not match the lock",
-    }
+def _find_heading(rule: str) -> str:
+    """Return the text that heads several findings of the rule; "" for a rule without such a text."""
+    text = rule_texts.read_rule_texts().get(rule)
+    return "" if text is None else text.heading
 
 
 def group_findings(
@@ -213,7 +209,7 @@ def _count_not_checked(entries: Iterable[NotChecked]) -> list[str]:
 
 
 def _get_cause(finding: Finding) -> object:
-    line = None if finding.rule in _map_headings() else finding.origin
+    line = None if _find_heading(finding.rule) else finding.origin
     return finding.rule, finding.target, finding.severity, line, finding.help
 
 
@@ -427,9 +423,7 @@ def _read_source(origin: Origin | None) -> str:
     """Return the source line; of a statement on several lines its lines without comments, as a single line."""
     if origin is None:
         return ""
-    from statecli.report import source_lines
-
-    return source_lines.read_statement(origin)
+    return report.source_lines.read_statement(origin)
 
 
 # --- everything else -------------------------------------------------------------------------------------------------
@@ -467,9 +461,7 @@ def _build_problem(findings: Sequence[Finding], plugin_rules: Sequence[Rule] = (
     )
     if title := _describe_group(first, names):
         return msgspec.structs.replace(problem, message=title)
-    from statecli.rules.dictionary import DICTIONARY  # listing a checkpoint without findings does not import the rules
-
-    known = DICTIONARY | {rule.name: rule for rule in plugin_rules}
+    known = rule_texts.read_rule_texts() | {rule.name: rule_texts.describe_rule(rule) for rule in plugin_rules}
     summary = known[first.rule].summary if first.rule in known else first.rule
     return msgspec.structs.replace(problem, message=_summarize(summary, len(findings)))
 
@@ -500,8 +492,8 @@ def _make_plural(text: str) -> str:
 
 def _describe_group(first: Finding, names: Sequence[str]) -> str | None:
     """Return `3 keys of net.py:Net are missing`; None for a rule without a text for several names."""
-    template = _map_headings().get(first.rule)
-    if template is None or len(names) < 2:
+    template = _find_heading(first.rule)
+    if not template or len(names) < 2:
         return None
     owner = _OWNER.search(first.message)
     count = f"{len(names):,}"
@@ -513,7 +505,7 @@ def _describe_group(first: Finding, names: Sequence[str]) -> str | None:
 def _shorten_message(finding: Finding) -> str:
     """Return the message without the text in the heading of several findings."""
     for pattern, text in _SHORTER:
-        if finding.rule in _map_headings() and pattern.search(finding.message):
+        if _find_heading(finding.rule) and pattern.search(finding.message):
             return pattern.sub(text, finding.message)
     return finding.message
 

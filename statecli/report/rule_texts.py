@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -21,6 +22,7 @@ def list_rule_texts(findings: Iterable[Finding | Problem]) -> tuple[RuleText, ..
     return tuple(RuleText(name, finding.severity, texts[name].summary) for name, finding in first.items())
 
 
+@functools.cache
 def read_rule_texts() -> dict[str, RuleText]:
     """Return every rule of statecli by its name, the rules of `audit` first.
 
@@ -40,17 +42,6 @@ def encode_rule_texts(rules: Iterable[Rule]) -> str:
 
 def describe_rule(rule: Rule) -> RuleText:
     """Return all parts of a rule shown in outputs."""
-    return RuleText(rule.name, rule.severity, rule.summary, rule.explanation, rule.group, rule.commands, rule.plugin)
-
-
-def list_audit_rule_texts(
-    ran: Iterable[str], findings: Iterable[Finding | Problem], plugin_rules: Sequence[Rule] = ()
-) -> tuple[RuleText, ...]:
-    """Return the rules of an audit: the rules that ran, and the rules of other findings."""
-    from statecli.rules.dictionary import RULES
-
-    findings = tuple(findings)
-    shown = set(ran) | {finding.rule for finding in findings}
-    audit_rules = tuple(describe_rule(rule) for rule in (*RULES, *plugin_rules) if rule.name in shown)
-    names = {rule.name for rule in audit_rules}
-    return (*audit_rules, *list_rule_texts(finding for finding in findings if finding.rule not in names))
+    return RuleText(
+        rule.name, rule.severity, rule.summary, rule.explanation, rule.group, rule.commands, rule.plugin, rule.heading
+    )

@@ -2,4 +2,26 @@
 
 `options.py` defines each option once, `parameters.py` reads that table, `run.py` does the common
 steps of commands, and a module for each command turns its options into a request and its result into an outcome.
+
+Modules that few runs need are imported when they are first used (`requests.shard_options.check_options(…)`).
 """
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+if TYPE_CHECKING:
+    from statecli.requests import (
+        audit as audit,
+        fix_command as fix_command,
+        match_accepted as match_accepted,
+        merge as merge,
+        reference as reference,
+        shard_options as shard_options,
+        sharded_run as sharded_run,
+        unsafe_calls as unsafe_calls,
+        watch as watch,
+    )
+else:
+    from statecli.core.import_on_use import import_on_use
+
+    __getattr__ = import_on_use(__name__)

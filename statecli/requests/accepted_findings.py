@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from statecli import requests
 from statecli.core.errors import UsageError, option
 from statecli.core.finding import Finding
 from statecli.core.model_state import ModelState
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 def check_options(options: InspectOptions | VerifyOptions) -> None:
     """Raise UsageError for an unknown rule, and for a baseline to write without a reason."""
     if options.ignore:
-        from statecli.requests import match_accepted
-
-        match_accepted.expand_ignored(options)
+        requests.match_accepted.expand_ignored(options)
     check_reason(options.write_baseline, options.reason)
 
 
@@ -40,9 +39,7 @@ def describe_former_names(options: InspectOptions | VerifyOptions) -> str | None
     """Return a warning about former names of rules in `--ignore`; None if all names are current."""
     if not options.ignore:
         return None
-    from statecli.requests import match_accepted
-
-    return match_accepted.describe_former_names(options)
+    return requests.match_accepted.describe_former_names(options)
 
 
 def list_accepted(
@@ -54,9 +51,7 @@ def list_accepted(
     """
     if not options.ignore and options.baseline is None and options.write_baseline is None:
         return (), ()
-    from statecli.requests import match_accepted
-
-    return match_accepted.match_accepted(findings, state, options)
+    return requests.match_accepted.match_accepted(findings, state, options)
 
 
 def drop_accepted_of_checks(verification: Verification, accepted: Sequence[Accepted]) -> Verification:

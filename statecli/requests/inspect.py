@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from statecli import requests
 from statecli.commands.inspect.run import Inspection, Request, inspect, inspect_live_model
 from statecli.core.errors import UsageError, option
+from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.report.inspect import build_inspect_report
 from statecli.requests.accepted_findings import (
@@ -17,7 +19,6 @@ from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 from statecli.requests.parameters import refuse_division
 from statecli.requests.row_options import build_row_view, check_rows
-from statecli.requests.unsafe_calls import add_unsafe_calls
 from statecli.targets.load import find_class_spec
 from statecli.targets.target_result import drop_accepted
 
@@ -67,9 +68,7 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
     inspection = replace(inspection, findings=drop_accepted(inspection.findings, accepted), accepted=accepted)
     report = build_inspect_report(inspection, build_row_view(options), options.fail_on)
     if report.findings and extra.model is None and (spec := find_class_spec(options.target)) is not None:
-        from statecli.requests.fix_command import add_fix_command
-
-        report = add_fix_command(report, inspection.state, spec, options)
+        report = requests.fix_command.add_fix_command(report, inspection.state, spec, options)
     return Outcome(
         inspection,
         report,
@@ -82,4 +81,6 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
 def _inspect(request: Request, progress: Progress | None, extra: ExtraInputs) -> Inspection:
     if extra.model is not None:
         return inspect_live_model(extra.model, request, extra.inputs)
-    return add_unsafe_calls(inspect(request, progress, extra.inputs))
+    inspection = inspect(request, progress, extra.inputs)
+    has_foreign_names = any(oddity.kind is OddityKind.FOREIGN_GLOBALS for oddity in inspection.state.oddities)
+    return requests.unsafe_calls.add_unsafe_calls(inspection) if has_foreign_names else inspection

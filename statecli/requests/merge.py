@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from statecli import requests
 from statecli.core.errors import EngineError, StateError, UnreadableError, UsageError, option
 from statecli.core.version import __version__
 from statecli.requests.options import AuditOptions, MergeOptions
@@ -219,9 +220,7 @@ def _check_code(options: ShardedOptions, allowed: Sequence[str]) -> None:
     plugins = set(options.plugin) if isinstance(options, AuditOptions) else set()
     _refuse_code(plugins.difference(allowed))
     if isinstance(options, AuditOptions):
-        from statecli.requests import audit
-
-        names.append(audit.load_config(options).config.policy.reference or "")
+        names.append(requests.audit.load_config(options).config.policy.reference or "")
     specs = {text for text in names if text and load.find_class_spec(text) is not None}
     specs |= {text for text in (getattr(options, name, None) for name in ("model", "input_from")) if text}
     _refuse_code(specs.difference(allowed))

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec.structs import asdict
 
+from statecli import core, workers
 from statecli.core.errors import UsageError, option
 from statecli.requests.options import COMMAND_NAMES, Group, Names, Option, Options
 from statecli.storage.files import STANDARD_INPUT
@@ -128,9 +129,7 @@ def check_inputs(options: Options) -> None:
         both = f"{option('--input')} and {option('--input-from')}"
         raise UsageError(f"{both} contradict each other; leave one of them out")
     if texts:
-        from statecli.core.input_text import parse_inputs
-
-        parse_inputs(texts)
+        core.input_text.parse_inputs(texts)
 
 
 def check_standard_input(options: Options) -> None:
@@ -151,9 +150,7 @@ def check_standard_input(options: Options) -> None:
 def name_division(options: Options) -> str:
     """Return the option that divides the reading of values, with its value, for a message; "" without any."""
     if (executor := getattr(options, "executor", None)) is not None:
-        from statecli.workers import executors
-
-        return option("--executor", executors.executor_name(executor))
+        return option("--executor", workers.executors.executor_name(executor))
     shard = getattr(options, "shard", None)
     return "" if shard is None else option("--shard", shard)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from statecli.commands import audit
 from statecli.core.rule import Rule
 from statecli.report import config, rules
 from statecli.report.documents.schema_texts import read_schema
@@ -38,18 +39,14 @@ def _list_plugin_rules(names: Sequence[str]) -> tuple[Rule, ...]:
     """Return the rules of typed plugins."""
     if not names:
         return ()
-    from statecli.commands.audit import import_plugin, plugins
-
-    return plugins.list_entries(import_plugin.import_plugins(plugins.PluginRequest(tuple(names))))
+    return audit.plugins.list_entries(audit.import_plugin.import_plugins(audit.plugins.PluginRequest(tuple(names))))
 
 
 def _run_config(options: ConfigOptions, caller: Caller) -> Outcome:
     """Show the configuration in force."""
-    from statecli.commands.audit.config import list_settings, load_config
-
-    loaded = load_config(options.config, no_config=options.no_config)
+    loaded = audit.config.load_config(options.config, no_config=options.no_config)
     caller.check_files([] if loaded.path is None else [loaded.path])
-    report = config.build_config_report(list_settings(loaded), loaded.path)
+    report = config.build_config_report(audit.config.list_settings(loaded), loaded.path)
     return Outcome(loaded, report, warning=rules.describe_former_names(loaded.config.rule_names, loaded.rules, "audit"))
 
 

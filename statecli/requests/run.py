@@ -8,11 +8,9 @@ command is imported when the command runs, because a start takes less time witho
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
-from statecli.core.error_causes import group_by_cause
-from statecli.core.units import plural
+from statecli import requests, workers
 from statecli.requests.class_targets import ClassOptions, name_classes
 from statecli.requests.options import (
     COMMAND_NAMES,
@@ -23,10 +21,9 @@ from statecli.requests.options import (
     RulesOptions,
     SchemaOptions,
 )
-from statecli.requests.outcome import MAX_FAILURE_LINES, Caller, ExtraInputs, Outcome
+from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.requests.parameters import check_inputs, check_standard_input, check_values
 from statecli.requests.report import build_inspect_options
-from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:
     from statecli.requests.shard_options import ShardedOptions
@@ -51,28 +48,23 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
     check_standard_input(options)
     check_inputs(options)
     if isinstance(options, MergeOptions):
-        with require_numpy():
-            from statecli.requests.merge import use_parts
-
-        with use_parts(options) as command:
+        with requests.merge.use_parts(options) as command:
             caller.check_command(command)
             return run(command, caller, extra)
     if isinstance(options, ReportOptions):
         return run(build_inspect_options(options), caller, extra)
     if isinstance(options, (RulesOptions, ConfigOptions, SchemaOptions)):
-        from statecli.requests import reference
-
-        return reference.run(options, caller)
+        return requests.reference.run(options, caller)
     if isinstance(options, ClassOptions) and extra.model is None:
         options = name_classes(options)
     engine = _use_engine(options)
     _check_shard(options)
     name = COMMAND_NAMES[type(options)].replace("-", "_").replace(" ", "_")
-    module = cast(CommandModule, import_module(f"statecli.requests.{name}"))
+    module = cast(CommandModule, getattr(requests, name))
     request = module.prepare(options, caller, extra)
     with engine, _use_shard(options) as mine:
         outcome = module.run(options, request, caller, extra)
-    return outcome if mine is None else _build_shard_outcome(mine, outcome)
+    return outcome if mine is None else requests.sharded_run.build_outcome(mine, outcome)
 
 
 def _use_engine(options: Options) -> AbstractContextManager[None]:
@@ -80,40 +72,19 @@ def _use_engine(options: Options) -> AbstractContextManager[None]:
     executor = getattr(options, "executor", None)
     if executor is None:
         return nullcontext()
-    from statecli.workers import executors
-
-    executors.check_executor(executor, jobs=getattr(options, "jobs", 0), device=getattr(options, "device", "cpu"))
-    return executors.use_executor(executor)
+    workers.executors.check_executor(
+        executor, jobs=getattr(options, "jobs", 0), device=getattr(options, "device", "cpu")
+    )
+    return workers.executors.use_executor(executor)
 
 
 def _check_shard(options: Options) -> None:
     """Raise UsageError for an option that contradicts `--shard`, before anything is read."""
     if (text := getattr(options, "shard", None)) is not None:
-        from statecli.requests import shard_options
-
-        shard_options.check_options(cast("ShardedOptions", options), text)
+        requests.shard_options.check_options(cast("ShardedOptions", options), text)
 
 
 def _use_shard(options: Options) -> AbstractContextManager[Shard | None]:
     """Return a context with the work restricted to `--shard`."""
     text = getattr(options, "shard", None)
-    if text is None:
-        return nullcontext()
-    with require_numpy():
-        from statecli.requests import shard_options
-        from statecli.shards import shard
-
-    selected = shard_options.select_options(cast("ShardedOptions", options))
-    return shard.use_shard(text, COMMAND_NAMES[type(options)], selected)
-
-
-def _build_shard_outcome(shard: Shard, outcome: Outcome) -> Outcome:
-    """Return the outcome of one shard: its shard file, because only all shards together have a report."""
-    from statecli.commands.diff.result import Diff
-
-    changed_files = outcome.result.changed_files if isinstance(outcome.result, Diff) else ()
-    causes = [message for message, _ in group_by_cause(dict.fromkeys(shard.failed))]
-    failures = causes[:MAX_FAILURE_LINES]
-    if len(causes) > MAX_FAILURE_LINES:
-        failures.append(f"and {plural(len(causes) - MAX_FAILURE_LINES, 'more task')} that failed")
-    return Outcome(outcome.result, content=shard.part(changed_files), failures=failures, warning=outcome.warning)
+    return nullcontext() if text is None else requests.sharded_run.use_shard(cast("ShardedOptions", options), text)

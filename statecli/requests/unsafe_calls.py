@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from statecli import file_scan, pickle_scan, rules
 from statecli.commands.inspect.run import Inspection
 from statecli.core.finding import Finding
 from statecli.core.model_state import ModelState
-from statecli.core.oddity_kind import OddityKind
 from statecli.targets.section_of_target import split_section
 
 
@@ -26,18 +26,11 @@ def add_unsafe_calls(inspection: Inspection) -> Inspection:
 
 
 def _may_be_unsafe(state: ModelState) -> bool:
-    if not any(oddity.kind is OddityKind.FOREIGN_GLOBALS for oddity in state.oddities):
-        return False
-    from statecli.pickle_scan import known_names
-
-    return any(known_names.may_be_harmful(qualified) for qualified, _ in state.globals)
+    return any(pickle_scan.known_names.may_be_harmful(qualified) for qualified, _ in state.globals)
 
 
 def _find_unsafe_calls(state: ModelState) -> Iterator[Finding]:
-    from statecli.file_scan.scan import scan_pickles
-    from statecli.rules.audit_subject import Subject
-    from statecli.rules.pickles import unsafe_global
-
+    unsafe_global = rules.pickles.unsafe_global
     path, _ = split_section(state.target)
-    subject = Subject(state.target, state, pickles=scan_pickles(path))
+    subject = rules.audit_subject.Subject(state.target, state, pickles=file_scan.scan.scan_pickles(path))
     return (unsafe_global.build_finding(issue, state.target) for issue in unsafe_global.find(subject))

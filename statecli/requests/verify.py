@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from statecli import requests
 from statecli.commands.verify import run as verify_run
 from statecli.commands.verify.result import DEFAULT_PROOFS, Name
 from statecli.commands.verify.run import Request
@@ -65,9 +66,7 @@ def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraIn
     verification = replace(verification, requested=options.check, accepted=accepted)
     report = build_verify_report(verification, View(unfold=options.all, verbose=options.verbose), options.fail_on)
     if report.findings and extra.model is None and (spec := find_class_spec(options.target)) is not None:
-        from statecli.requests.fix_command import add_fix_command
-
-        report = add_fix_command(report, verification.state, spec, options)
+        report = requests.fix_command.add_fix_command(report, verification.state, spec, options)
     return Outcome(
         verification,
         report,

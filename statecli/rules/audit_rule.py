@@ -100,12 +100,14 @@ def rule(
     *needs: Need,
     commands: tuple[str, ...] = ("audit",),
     cases: Mapping[str, Severity] | None = None,
+    heading: str = "",
 ) -> Callable[[Find], AuditRule]:
     """Decorate a generator function: its name with dashes becomes the rule's name, its docstring the explanation.
 
     The docstring has a summary and three paragraphs, which begin with `Why: `, `Example: ` and `Fix: `, in this order.
     Raises ValueError for another docstring. `needs` are functions that return why a subject cannot be judged.
-    `commands` report the rule. `cases` are the severities of cases with another severity, by their names.
+    `commands` report the rule. `cases` are the severities of cases with another severity, by their names. `heading` is
+    the heading of several findings, see `Rule`.
     """
 
     def build(find: Find) -> AuditRule:
@@ -115,9 +117,8 @@ def rule(
             form = "a summary, and then paragraphs that begin with 'Why: ', 'Example: ' and 'Fix: '"
             raise ValueError(f"the docstring of {find.__name__} must have {form}")
         summary, why, example, fix = explanation.groups()
-        return AuditRule(
-            *(name, group, commands, severity, summary, why, example, fix, cases or {}), find=find, needs=needs
-        )
+        texts = (name, group, commands, severity, summary, why, example, fix, cases or {})
+        return AuditRule(*texts, heading=heading, find=find, needs=needs)
 
     return build
 

@@ -20,7 +20,7 @@ from statecli.rules.audit_subject import Subject, needs_lock, needs_locked_compa
 _RESTORE_FILE = "restore the file, or run `statecli lock` again if the change is intended"
 
 
-@rule(Severity.ERROR, needs_lock)
+@rule(Severity.ERROR, needs_lock, heading="{} tensors do not match the lock")
 def lock_mismatch(subject: Subject) -> Iterator[Issue]:
     """A tensor is not in the lock file, is missing from the checkpoint, or differs from the lock file.
 

@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from statecli import core
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
@@ -314,9 +315,7 @@ def _explain_folder(path: str, names: list[str], folders: list[str]) -> Unreadab
     """Return the error about a folder without weights; of a Python package, with its model classes."""
     problem = _describe_folder(path, names, folders)
     if not problem and not on_disk.is_remote(path) and any(name.endswith(".py") for name in names):
-        from statecli.core.target_suggestions import suggest_classes_in
-
-        classes = suggest_classes_in(path)
+        classes = core.target_suggestions.suggest_classes_in(path)
         if classes.choices or classes.advice:
             text = "is a folder without a checkpoint, but with Python files"
             return classes.build_error(

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
+from statecli import storage
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import lifetime, local
 from statecli.storage.local import (
@@ -48,17 +49,13 @@ _LOCAL = LocalStore()
 def store_for(path: str) -> Store:
     """Return the store of the path."""
     if path == STANDARD_INPUT:
-        from statecli.storage.standard_input import StandardInputStore  # few commands read standard input
-
-        return lifetime.for_process(StandardInputStore)
+        return lifetime.for_process(storage.standard_input.StandardInputStore)
     return _remote_store() if is_remote(path) else _LOCAL
 
 
 def _remote_store() -> RemoteStore:
     # A command that reads local files alone does not import threads, locks and msgspec for URLs.
-    from statecli.storage.remote import remote_store
-
-    return remote_store()
+    return storage.remote.remote_store()
 
 
 def _remote_store_in_use() -> RemoteStore | None:
@@ -197,18 +194,22 @@ def mask_urls(text: str) -> str:
         return option + equals + _hide_typo(url2pathname(value[7:].removeprefix("localhost")))
     if is_remote(value) and os.path.lexists(value):
         return text
-    from statecli.storage.masked_url import mask_url, mask_urls_in
-
     # A glob such as `*://me:pw@host/*` is not a URL, and hides its password as a misspelt URL does.
-    return option + equals + (mask_url(value) if is_remote(value) else mask_urls_in(_hide_typo(value)))
+    return (
+        option
+        + equals
+        + (
+            storage.masked_url.mask_url(value)
+            if is_remote(value)
+            else storage.masked_url.mask_urls_in(_hide_typo(value))
+        )
+    )
 
 
 def _hide_typo(text: str) -> str:
     """Return the text; hide a possible password, unless the text names a file."""
     if ":" in text and _TYPO.match(text) and not os.path.lexists(text.partition("#")[0]):
-        from statecli.storage.masked_url import hide_in_typo
-
-        hide_in_typo(text)
+        storage.masked_url.hide_in_typo(text)
     return text
 
 
@@ -216,27 +217,21 @@ def remove_secrets(text: str) -> str:
     """Return the text without typed secrets, as in `https:/me:pw@host`, not a URL."""
     if "statecli.storage.redact" not in sys.modules:
         return text
-    from statecli.storage.redact import remove_secrets
-
-    return remove_secrets(text)
+    return storage.redact.remove_secrets(text)
 
 
 def unmask_urls(text: str) -> str:
     """Return the text with the URLs as typed: for a model's own arguments, never for output."""
     if "://" not in text or "statecli.storage.masked_url" not in sys.modules:
         return text
-    from statecli.storage.masked_url import unmask_urls_in
-
-    return unmask_urls_in(text)
+    return storage.masked_url.unmask_urls_in(text)
 
 
 def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> str | None:
     """Return advice if a URL without its `#section` names no file, because the name of a file may contain `#`."""
     if not section or not is_remote(path):
         return None
-    from statecli.storage.object_store import Missing
-
-    if not isinstance(error, Missing):
+    if not isinstance(error, storage.object_store.Missing):
         return None
     advice = (
         "if # belongs to the file name, write %23"
@@ -272,6 +267,4 @@ def export_access() -> Access | None:
 def import_access(access: Access | None) -> None:
     """Take over the data returned by `export_access` in another process."""
     if access is not None:
-        from statecli.storage.remote import accept_access
-
-        accept_access(access)
+        storage.remote.accept_access(access)

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
-from statecli import formats
+from statecli import formats, pickle_scan
 from statecli.core import quoting
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
@@ -503,7 +503,4 @@ def _is_checkpoint(path: str, source: Source) -> bool:
         return True
     if zip_archive.ends_as_zip(source):
         return True
-    # Every command imports this module; only a walk over a folder needs the pickle reader.
-    from statecli.pickle_scan.one_pickle import begins_as_pickle
-
-    return begins_as_pickle(source)
+    return pickle_scan.one_pickle.begins_as_pickle(source)

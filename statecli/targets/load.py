@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from statecli import formats, live
+from statecli import core, formats, live
 from statecli.core import parameter_or_buffer
 from statecli.core.errors import MalformedError, UnreadableError, UsageError, option
 from statecli.core.installed_package import MODEL_LIBRARIES
@@ -115,25 +115,17 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
     The name is of an installed package, and has a call or is the name of a class, or a library of models defines the
     name. It may stand in an import or in code.
     """
-    from statecli.core.target_suggestions import (
-        find_imported_name,
-        find_model_in_code,
-        is_layer,
-        split_inner_module,
-        split_loaded_class,
-        split_module_name,
-    )
-
-    imported = find_imported_name(text)
+    suggestions = core.target_suggestions
+    imported = suggestions.find_imported_name(text)
     if imported is not None:
         spec = _parse_dotted_name(imported)
         return spec and replace(spec, text=text)
-    written = find_model_in_code(text)
+    written = suggestions.find_model_in_code(text)
     if written is not None:
         spec = _find_class_spec(written)
         return spec and replace(spec, text=text)
     layer = text.removeprefix("nn.")
-    if layer[:1].isupper() and layer.isidentifier() and is_layer(layer):
+    if layer[:1].isupper() and layer.isidentifier() and suggestions.is_layer(layer):
         spec = parse_spec(f"torch.nn:{layer}")
         return spec and replace(spec, text=text)
     if layer != text and layer[:1].isupper() and not os.path.isfile("nn.py"):
@@ -145,9 +137,9 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
     path = correct_package(match["path"])
     with search_path.use_installed_only():
         split = (
-            split_module_name(path)
-            or split_loaded_class(path)
-            or split_inner_module(path, is_called=bool(match["call"]))
+            suggestions.split_module_name(path)
+            or suggestions.split_loaded_class(path)
+            or suggestions.split_inner_module(path, is_called=bool(match["call"]))
         )
     is_class = match["call"] or _CLASS_NAME.fullmatch(match["name"])
     if split is None or not (is_class or _is_in_library(split)):
@@ -190,14 +182,10 @@ def read_whole_checkpoint(text: str) -> ModelState:
     """
     path, section = split_section(text)
     if not files.is_remote(path) and not files.exists(path):
-        from statecli.core.target_suggestions import suggest_for_missing
-
         problem = "cannot be opened: no such file or directory"
-        raise suggest_for_missing(path).build_error(UnreadableError, path, problem)
+        raise core.target_suggestions.suggest_for_missing(path).build_error(UnreadableError, path, problem)
     if path.endswith(".py") and os.path.isfile(path):
-        from statecli.core.target_suggestions import describe_python_file
-
-        raise describe_python_file(path).build_error(UnreadableError, path)
+        raise core.target_suggestions.describe_python_file(path).build_error(UnreadableError, path)
     return parameter_or_buffer.classify_tensors(formats.read(path, section))
 
 
@@ -247,4 +235,6 @@ def read_class_state(
         option_text = option("--model", text)
         raise UsageError(f"{option_text}: must be a class; write file.py:Class, package.module:Class or auto")
     built = build_model(spec, init_device=init_device, values=False)
-    return live.read(built, text), {} if spec.config is None else live.hf_auto.map_loaded_names(built.module, names)
+    return live.model_reader.read(built, text), {} if spec.config is None else live.hf_auto.map_loaded_names(
+        built.module, names
+    )

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from statecli import pickle_scan
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.formats import registry
@@ -121,10 +122,9 @@ def _begins_as_checkpoint(source: Source, read_head: Callable[[int], bytes]) -> 
     is_checkpoint = tar_archive.is_written_by_torch(head) or any(format.sniff("", head) for format in registry.FILES)
     if is_checkpoint or _PICKLE.match(head):
         return True
-    from statecli.pickle_scan.one_pickle import Region, begins_as_pickle, is_cut_off  # as in `expand`
-
-    while not begins_as_pickle(region := Region(source, 0, len(head), head)):
-        if len(head) < length or not is_cut_off(region):
+    one_pickle = pickle_scan.one_pickle
+    while not one_pickle.begins_as_pickle(region := one_pickle.Region(source, 0, len(head), head)):
+        if len(head) < length or not one_pickle.is_cut_off(region):
             return False
         length *= _HEAD_GROWTH
         if length > MAX_UNPACKED_BYTES:

@@ -26,10 +26,13 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
     from statecli.values import (
+        change_rank as change_rank,
         compare as compare,
+        data_task as data_task,
         digest as digest,
         distribution as distribution,
         facts as facts,
+        gpu_kernel as gpu_kernel,
         histogram as histogram,
         preview as preview,
         ranges as ranges,
@@ -39,13 +42,7 @@ if TYPE_CHECKING:
         to_device as to_device,
     )
 else:
+    from statecli.core.import_on_use import import_on_use
+    from statecli.values.require_numpy import require_numpy
 
-    def __getattr__(name):
-        """Import a module of this package. Raises MissingDependency if it needs numpy, which is not installed."""
-        if name.startswith("_"):  # _native, which the start of a diff imports, needs no numpy
-            raise AttributeError(name)
-        from statecli.core.import_on_use import import_submodule
-        from statecli.values.require_numpy import require_numpy
-
-        with require_numpy():
-            return import_submodule(__name__, name)
+    __getattr__ = import_on_use(__name__, require_numpy)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from statecli import values
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError, UnreadableError
 from statecli.core.float_mode import with_denormals
@@ -280,8 +281,7 @@ def _remote_ranges(task: CompareTask) -> Iterator[ByteRange | TensorData]:
 def _run_on_device(
     options: CompareOptions, tasks: list[CompareTask], on_batch: Callable[[Sequence[CompareTask]], None]
 ) -> list[Comparison | StateError]:
-    from statecli.values import gpu_kernel
-
+    gpu_kernel = values.gpu_kernel
     device = gpu_kernel.resolve_device(options.device)
     results = []
     for batch in pool.split_into_batches(tasks):

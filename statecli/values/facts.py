@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from statecli import values
 from statecli.core.digest_algorithm import Algorithm
 from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError
@@ -287,9 +288,7 @@ def _confirm_digests(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs
     suspects = [n for group in groups.values() if len({_content_key(tensors[n]) for n in group}) > 1 for n in group]
     if not suspects:
         return list(facts)
-    from statecli.values.digest import compute_digests
-
-    digests = compute_digests([tensors[n] for n in suspects], Algorithm.SHA256, jobs=jobs, derived=True)
+    digests = values.digest.compute_digests([tensors[n] for n in suspects], Algorithm.SHA256, jobs=jobs, derived=True)
     confirmed = list(facts)
     for n, digest in zip(suspects, digests, strict=True):
         confirmed[n] = replace(facts[n], digest=int(digest or "0", 16))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from statecli import live
 from statecli.core.errors import UnreadableError
 from statecli.values.elements import Array
 from statecli.values.read import Affine, Strided
@@ -62,12 +63,10 @@ def build_view(tensor: Any) -> Strided:
 def _storage_bytes(tensor: Any) -> Array:
     """Return the whole storage of a CPU tensor as bytes, valid as long as the tensor is not resized."""
     torch: Any = sys.modules["torch"]
-    from statecli.live.tensors import has_memory, is_freed  # imports torch
-
     storage = tensor.untyped_storage()
-    if is_freed(tensor):
+    if live.tensors.is_freed(tensor):
         raise UnreadableError(f"its storage was freed and has only {storage.nbytes():,} bytes")
-    if storage.device.type != "cpu" or not has_memory(storage):
+    if storage.device.type != "cpu" or not live.tensors.has_memory(storage):
         raise UnreadableError(f"a {type(tensor).__name__} has no data in memory")
     memory: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return memory

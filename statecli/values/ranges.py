@@ -19,6 +19,7 @@ from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableError
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import Box, ByteRange, TensorData, TensorInfo
+from statecli.formats import torch_zip
 from statecli.storage import files, lifetime
 from statecli.storage.files import File
 from statecli.values.elements import Array, find_element
@@ -473,8 +474,6 @@ def locate_storage(where: ByteRange, what: str) -> ByteRange:
 
 
 def _read_archive(where: ByteRange, name: str) -> TensorData:
-    from statecli.formats import torch_zip
-
     assert where.packing is not None  # noqa: S101 - narrows the type
     cache = lifetime.for_command(_RemoteFacts).tensors if files.reads_are_requests(where.path) else {}
     try:

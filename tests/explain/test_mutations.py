@@ -154,7 +154,7 @@ def run_all(mutations):
         spec = load.find_class_spec(f"real_classes.py:{name}")
         assert spec is not None
         built = build_on_meta(spec)
-        model = live.read(built, spec.text)
+        model = live.model_reader.read(built, spec.text)
         for mutation, change in list(mutations.items())[number % 2 :: 2]:
             changed = change(state, random.Random(name + mutation))  # noqa: S311
             torch.save(changed, "other.pt")

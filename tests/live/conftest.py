@@ -31,8 +31,8 @@ def write(in_tmp_path) -> Callable[..., str]:
 @pytest.fixture
 def inspect(write: Callable[..., str]) -> Callable[..., ModelState]:
     """Return a function that reads the class defined in a source text."""
-    from statecli.live import move, read
     from statecli.live.build import build
+    from statecli.live.model_reader import move, read
     from statecli.live.spec import parse_spec
 
     def inspect_one(source: str, call: str = "Net", *, to: str | None = None, **options: object) -> ModelState:
@@ -48,9 +48,9 @@ def inspect(write: Callable[..., str]) -> Callable[..., ModelState]:
 @pytest.fixture
 def read_live() -> Callable[..., ModelState]:
     """Return a function that reads the model of a factory, without a file."""
-    from statecli.live import read
     from statecli.live.assignment_lines import Origins
     from statecli.live.built_model import BuiltModel
+    from statecli.live.model_reader import read
     from statecli.live.spec import ModelSpec
 
     def read_one(make: Callable[[], object]) -> ModelState:

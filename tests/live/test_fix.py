@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 from statecli.core.model_state import Kind
-from statecli.live import read
 from statecli.live.build import build
+from statecli.live.model_reader import read
 from statecli.live.spec import parse_spec
 
 HEADER = """

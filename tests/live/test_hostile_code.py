@@ -44,7 +44,7 @@ def test_no_torch_function_of_a_subclass_is_asked(inspect, to):
 
 def test_no_torch_function_is_asked_for_values(write):
     """The statistics are computed from the stored values of the tensor."""
-    from statecli.live import read
+    from statecli.live.model_reader import read
     from statecli.values.live_tensor import build_view, get_stored_values
 
     target = write(RAISING)

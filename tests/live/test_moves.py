@@ -310,8 +310,8 @@ def test_old_spectral_norm_is_no_stale_view(read_live):
 def test_stats_are_taken_before_the_values_go(inspect, write):
     """`stats_of` gets each tensor with its values, before the measurement overwrites them."""
     from statecli.core.model_state import Stats
-    from statecli.live import read
     from statecli.live.build import build
+    from statecli.live.model_reader import read
     from statecli.live.spec import parse_spec
 
     target = write(PLAIN)

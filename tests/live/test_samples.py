@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 
 from statecli.core.model_state import Kind
-from statecli.live import move, read
 from statecli.live.build import build
+from statecli.live.model_reader import move, read
 from statecli.live.spec import parse_spec
 
 from ..forked_python import run_python

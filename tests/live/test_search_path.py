@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import statecli
+from statecli.core import relative_entries
 from statecli.live import search_path
 
 from ..forked_python import run_python
@@ -108,8 +109,8 @@ def test_relative_entries_of_pythonpath_are_dropped(tmp_path, monkeypatch, entry
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/a", entry]))
     monkeypatch.setattr(sys, "path", ["/a", os.getcwd(), "", "/b"])
-    monkeypatch.setattr(search_path, "_dropped", [])
-    search_path.drop_relative_entries()
+    monkeypatch.setattr(relative_entries, "DROPPED", [])
+    relative_entries.drop_relative_entries()
     assert sys.path == ["/a", "/b"]
 
 
@@ -153,6 +154,6 @@ def test_the_folder_of_statecli_itself_counts_as_installed(monkeypatch):
     monkeypatch.chdir(home)
     monkeypatch.setenv("PYTHONPATH", ".")
     monkeypatch.setattr(sys, "path", ["/a", home])
-    search_path.drop_relative_entries()
+    relative_entries.drop_relative_entries()
     with search_path.use_installed_only():
         assert sys.path == ["/a", home]

@@ -5,4 +5,21 @@
 `run.py` is a run, `request.py` its arguments, `config.py` the project's configuration, `result.py` the types of the
 result. `references.py`, `lock_check.py` and `baseline.py` compare targets with a class or another checkpoint, with a
 lock, and with accepted findings. The rules are in `statecli/rules/`.
+
+Modules that few audits need are imported when they are first used (`audit.import_plugin.import_plugins(…)` after
+`from statecli.commands import audit`).
 """
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+if TYPE_CHECKING:
+    from statecli.commands.audit import (
+        config as config,
+        import_plugin as import_plugin,
+        plugins as plugins,
+    )
+else:
+    from statecli.core.import_on_use import import_on_use
+
+    __getattr__ = import_on_use(__name__)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from statecli.commands import audit
 from statecli.commands.audit.audited_folders import is_judged_with
 from statecli.commands.audit.plugins import Plugin, PluginRequest, join_rules
 from statecli.core.dtypes import ELEMENT_BITS
@@ -170,9 +171,7 @@ def load_config(
 def _load_plugins(request: PluginRequest) -> tuple[Plugin, ...]:
     if not request.typed and not request.configured:
         return ()
-    from statecli.commands.audit import import_plugin  # most audits have no plugins
-
-    return import_plugin.import_plugins(request)
+    return audit.import_plugin.import_plugins(request)
 
 
 def _is_judged(path: str, targets: Iterable[str]) -> bool:

@@ -50,7 +50,7 @@ def read_side(text: str, init_device: str | None) -> Side:
             state = load.read_checkpoint(text)
         return Side(text, state, None, opened)
     built = load.build_model(spec, init_device=init_device, values=False)
-    return Side(text, live.read(built, text), built)
+    return Side(text, live.model_reader.read(built, text), built)
 
 
 def _find_only_model(folder: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from statecli import values
+from statecli.commands import diff
+from statecli.commands.diff import transformations
 from statecli.commands.diff.near_zero import find_near_zero
 from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Broken, Change, Field, Histogram, Inconclusive, Status
@@ -16,7 +18,6 @@ from statecli.commands.diff.transformations.training import is_training
 from statecli.commands.diff.value_comparison import describe_unknown
 from statecli.core.model_state import Kind, ModelState
 from statecli.values.delta import Delta
-from statecli.values.require_numpy import require_numpy
 from statecli.workers import pool
 
 
@@ -26,10 +27,7 @@ def check_merge(
     """Return the changes with the effects of a merge of the adapter, and the pairs that could not be checked."""
     if adapter is None or pool.is_partial():
         return changes, []
-    with require_numpy():
-        from statecli.commands.diff.transformations.merges import check_adapter
-
-    merge = check_adapter(changes, before, adapter, jobs=jobs)
+    merge = transformations.merges.check_adapter(changes, before, adapter, jobs=jobs)
     for n, transformation in merge.transformations.items():
         changes[n] = replace(changes[n], transformation=transformation)
     return changes, merge.broken
@@ -43,10 +41,7 @@ def explain_changes(
         not pool.is_distributed() and is_training(changes)
     ):
         return changes
-    with require_numpy():
-        from statecli.commands.diff.transformations.find import find_transformations
-
-    return find_transformations(
+    return transformations.find.find_transformations(
         changes,
         sections,
         settings,
@@ -59,10 +54,7 @@ def estimate_ranks(changes: list[Change], request: Request) -> list[Change]:
     """Return the changes with the rank of the difference of each matrix, if requested."""
     if not request.ranks or pool.is_partial() or all(change.values is None for change in changes):
         return changes
-    with require_numpy():
-        from statecli.commands.diff.change_ranks import estimate_change_ranks
-
-    ranks = estimate_change_ranks(changes, jobs=request.jobs)
+    ranks = diff.change_ranks.estimate_change_ranks(changes, jobs=request.jobs)
     return [
         change
         if n not in ranks or change.values is None

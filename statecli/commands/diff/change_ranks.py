@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from statecli import values
 from statecli.commands.diff.result import Change
 from statecli.commands.diff.transformations.views import flatten, get_data, locate
 from statecli.core.dtypes import SPACING
-from statecli.values.change_rank import MAX_COLUMNS, RankTask
-from statecli.values.data_task import compute_derived
+
+if TYPE_CHECKING:
+    from statecli.values.change_rank import RankTask
 
 
 def estimate_change_ranks(changes: Sequence[Change], *, jobs: int) -> dict[int, int]:
     """Return the ranks by the number of the change; of float matrices with other values, and of kernels as matrices."""
     tasks = {n: task for n, change in enumerate(changes) if (task := _build_task(change)) is not None}
-    ranks = zip(tasks, compute_derived(list(tasks.values()), jobs), strict=True)
+    ranks = zip(tasks, values.data_task.compute_derived(list(tasks.values()), jobs), strict=True)
     return {n: rank for n, rank in ranks if isinstance(rank, int)}
 
 
@@ -29,6 +32,6 @@ def _build_task(change: Change) -> RankTask | None:
     ):
         return None
     old, new = flatten(locate(before, change.fqn)), flatten(locate(after, change.fqn))
-    if old is None or new is None or min(new.shape) < 2 or new.shape[1] > MAX_COLUMNS:
+    if old is None or new is None or min(new.shape) < 2 or new.shape[1] > values.change_rank.MAX_COLUMNS:
         return None
-    return RankTask(change.fqn, old, new) if old.dtype in SPACING and new.dtype in SPACING else None
+    return values.change_rank.RankTask(change.fqn, old, new) if old.dtype in SPACING and new.dtype in SPACING else None

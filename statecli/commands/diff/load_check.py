@@ -211,7 +211,7 @@ def check_load(
     """
     load = _Load(matches, before, after, model)
     try:
-        answer = live.load(built, load.entries())
+        answer = live.load_state_dict.load(built, load.entries())
     except ModelError as error:
         message = f"{load.checkpoint.target}: cannot call load_state_dict: {error}"
         return LoadCheck(tuple(load.wrappers()), (), (Broken("(load_state_dict)", load.section, message),))

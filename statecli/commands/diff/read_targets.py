@@ -69,4 +69,4 @@ def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> M
     if spec is None:
         return load.read_checkpoint(text)
     built[text] = load.build_model(spec, init_device=request.init_device, values=False)
-    return live.read(built[text], text)
+    return live.model_reader.read(built[text], text)

@@ -10,8 +10,8 @@ from statecli.core.finding import Severity
 from statecli.core.rule import Rule
 
 
-def _rule(name: str, summary: str, why: str, example: str, fix: str) -> Rule:
-    return Rule(name, "diff", ("diff",), Severity.ERROR, summary, why, example, fix)
+def _rule(name: str, summary: str, why: str, example: str, fix: str, heading: str = "") -> Rule:
+    return Rule(name, "diff", ("diff",), Severity.ERROR, summary, why, example, fix, heading=heading)
 
 
 ADDED = _rule(
@@ -59,6 +59,7 @@ OUTSIDE_ONLY = _rule(
     summary="A tensor or setting changed, although `--may-change` does not allow the change.",
     why="the training or conversion changed more than `--may-change` allows.",
     example="`--may-change 'head.*'` is given, and `encoder.bias` differs.",
+    heading="{} tensors differ, but do not match {}",
     fix="""freeze the other layers with `requires_grad_(False)` and `eval()`, or allow an
 intended change with another `--may-change GLOB`.""",
 )
@@ -67,6 +68,7 @@ FROZEN_CHANGED = _rule(
     summary="A tensor that matches `--must-not-change` has changed.",
     why="a layer that should be frozen was trained, or was saved from another run.",
     example="`--must-not-change 'backbone.*'` is given, and the running mean of a BatchNorm in the backbone differs.",
+    heading="{} tensors differ, but match {}",
     fix="call `requires_grad_(False)` and `eval()` on the frozen layers. BatchNorm updates its statistics in "
     "train mode.",
 )

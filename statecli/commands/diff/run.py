@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from statecli.commands import explain
 from statecli.commands.diff import (
     change_details,
     changed_fields,
@@ -421,10 +422,8 @@ class _Comparison:
         """Return the cause of all findings about loading, if the options select all tensors."""
         if not self.loads or self.selection or self.request.expected or self.request.map:
             return None
-        from statecli.commands.explain.run import explain_states
-
         checkpoint = self.after if self.model is self.before else self.before
-        return explain_states(self.model, self.built[self.model.target], checkpoint)
+        return explain.run.explain_states(self.model, self.built[self.model.target], checkpoint)
 
     def _findings(
         self,

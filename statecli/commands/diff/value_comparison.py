@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from statecli import values
+from statecli import core, values
 from statecli.commands.diff import changed_fields
 from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.commands.diff.request import Request
@@ -176,8 +176,7 @@ class ValueComparison:
             return self._of_two_shapes(after, reason, reshaped=True)
         if before.data == after.data and before.parts == after.parts and (before.data or before.parts):
             return _EQUAL
-        from statecli.core.quantized_weights import split_codes
-
+        split_codes = core.quantized_weights.split_codes
         if (split_codes(before) is None) is not (split_codes(after) is None):
             return PairResult(not_compared=reason, has_codes=True)
         return PairResult(not_compared=reason, inconclusive=describe_unknown(self._targets, after, reason))

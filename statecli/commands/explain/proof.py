@@ -54,7 +54,9 @@ def _load(entries: ModelEntries, names: Mapping[str, str], built: BuiltModel, *,
     metadata = state_dict.metadata if keeps_metadata else None
     as_saved = state_dict.is_module and keeps_metadata
     try:
-        answer = live.load(built, Entries(tensors, state_dict.others, metadata, as_saved), by_from_pretrained=False)
+        answer = live.load_state_dict.load(
+            built, Entries(tensors, state_dict.others, metadata, as_saved), by_from_pretrained=False
+        )
     except ModelError as error:
         return LoadResult(error=str(error))
     return LoadResult(answer)

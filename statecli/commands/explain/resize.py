@@ -101,7 +101,7 @@ def _try(subject: Subject, spec: ModelSpec, changes: Sequence[Change]) -> Diagno
         spec = change_argument(spec, subject.built.loaded, name, value)
     try:
         built = load.build_model(spec, init_device="meta", values=False, loaded=subject.built.loaded)
-        model = live.read(built, spec.text)
+        model = live.model_reader.read(built, spec.text)
         other = build_subject(model, built, subject.checkpoint)
     except (ModelError, UsageError):
         return None

@@ -28,7 +28,7 @@ def explain_targets(request: Request, spec: ModelSpec) -> Explanation:
     """Build the class, read the checkpoint, and explain. Raises StateError if either cannot be read."""
     checkpoint = load.read_checkpoint(request.checkpoint)
     built = build_on_meta(spec, request.init_device)
-    model = live.read(built, request.model)
+    model = live.model_reader.read(built, request.model)
     return explain_states(model, built, checkpoint)
 
 

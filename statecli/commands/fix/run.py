@@ -10,6 +10,7 @@ import os
 
 import msgspec
 
+from statecli.commands import fix
 from statecli.commands.fix.project_copy import find_project
 from statecli.commands.fix.result import Fixes
 from statecli.commands.verify import run as verify_run
@@ -48,10 +49,8 @@ def run(request: Request) -> Fixes:
     check_libcst()
     project = find_project(spec, find_editable_file(spec))
     import_torch()
-    from statecli.commands.fix.session import repair  # imports torch and libcst
-
     report_stage(f"verifying {spec.text}")
-    return repair(project, request.verify, write=request.write)
+    return fix.session.repair(project, request.verify, write=request.write)
 
 
 def find_editable_file(spec: ModelSpec) -> str:

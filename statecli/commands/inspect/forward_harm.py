@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from statecli.commands import verify
 from statecli.commands.inspect.harm import Harm
 from statecli.commands.verify import rules
 from statecli.commands.verify.result import Check, Name, Verdict, Verification
@@ -32,9 +33,7 @@ def measure_harm(called: CalledModel, state: ModelState) -> Mapping[str, Harm]:
     rows = [row for row in state.tensors if _depends_on_forward(row)]
     if not rows:
         return {}
-    from statecli.commands.verify import first_forward
-
-    subject = first_forward.add_inputs(called.subject, called.inputs, None)
+    subject = verify.first_forward.add_inputs(called.subject, called.inputs, None)
     verification = verify_model(subject, Request(state.target, checks=_PROOFS, device=FAKE_CUDA))
     return {row.fqn: _read_harm(row, verification) for row in rows}
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecli import live, values
+from statecli import core, live, values
+from statecli.commands import inspect as inspect_package, verify
 from statecli.commands.inspect import rules
 from statecli.commands.inspect.harm import Harm
 from statecli.commands.inspect.quantized_rows import list_rows_by_part
@@ -132,20 +133,16 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any =
 
     A model without a copy is listed without measuring a move.
     """
-    from statecli.commands.verify import live_model, model_under_test
-
     try:
-        built = live_model.build_copy(module)
+        built = verify.live_model.build_copy(module)
     except ModelError as error:
         if request.to is not None or request.input or request.inputs is not None or python_inputs is not None:
             raise
         why = str(error).removeprefix(f"{request.target}: ")
-        state = live.read_without_move(
-            model_under_test.wrap_live_model(module), request.target, why, stats_of=_choose_measure(request)
+        state = live.model_reader.read_without_move(
+            verify.model_under_test.wrap_live_model(module), request.target, why, stats_of=_choose_measure(request)
         )
-        from statecli.commands.inspect.quantized import list_live_weights
-
-        weights = list_live_weights(module, state)
+        weights = inspect_package.quantized.list_live_weights(module, state)
         return Inspection(select(state, request.selection, request.target), weights=weights)
     return inspect_built_model(built, request, python_inputs)
 
@@ -162,19 +159,15 @@ def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any 
     built = ran.built if ran else built
     measure = _choose_measure(request)
     if request.to is None:
-        state = live.read(built, request.target, stats_of=measure)
+        state = live.model_reader.read(built, request.target, stats_of=measure)
     else:
-        state = live.move(built, request.target, request.to, stats_of=measure)
-    from statecli.commands.inspect.quantized import list_live_weights
-
-    weights = list_live_weights(built.listed_module, state)
+        state = live.model_reader.move(built, request.target, request.to, stats_of=measure)
+    weights = inspect_package.quantized.list_live_weights(built.listed_module, state)
     parts = list_rows_by_part(weights) if request.selection else {}
     state = select(ran.mark_state(state) if ran else state, request.selection, request.target, parts)
     harm: Mapping[str, Harm] = {}
     if ran:
-        from statecli.commands.inspect.forward_harm import measure_harm
-
-        harm = measure_harm(ran, state)
+        harm = inspect_package.forward_harm.measure_harm(ran, state)
     own = _report_left_behind(state, request.to, harm) if request.to else _report_unregistered(state, harm, weights)
     findings = (*own, *_report_random_buffers(state), *_report_broken_ties(state))
     return Inspection(state, findings, request.to, ran.inputs.text if ran else None, weights)
@@ -184,9 +177,7 @@ def _call_model(built: BuiltModel, request: Request, python_inputs: Any) -> Call
     """Call the model once; None if the request has no inputs."""
     if not request.input and request.inputs is None and python_inputs is None:
         return None
-    from statecli.commands.verify import forward_effects
-
-    return forward_effects.call_built_model(built, request.target, request.input, request.inputs, python_inputs)
+    return verify.forward_effects.call_built_model(built, request.target, request.input, request.inputs, python_inputs)
 
 
 def _choose_measure(request: Request) -> Callable[[torch.Tensor], Stats] | None:
@@ -200,9 +191,7 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
         text = load.resolve_auto_class(request.model, request.target)
         names = [tensor.fqn for tensor in state.tensors if tensor.kind in MODEL_KINDS]
         model, renamed = load.read_class_state(text, init_device=request.init_device, names=names)
-        from statecli.core.model_kinds import classify_by_model
-
-        state, findings = classify_by_model(state, model, renamed)
+        state, findings = core.model_kinds.classify_by_model(state, model, renamed)
     else:
         state = add_unstored_ties(state)
     full_state = state
@@ -229,9 +218,7 @@ def _list_weights(state: ModelState) -> tuple[LogicalWeight, ...]:
     """Return the quantized weights of a checkpoint."""
     if not may_be_quantized(state.tensors) and not any(row.parts for row in state.tensors):
         return ()
-    from statecli.commands.inspect.quantized import list_weights
-
-    return list_weights(state)
+    return inspect_package.quantized.list_weights(state)
 
 
 def _select_findings(
@@ -298,9 +285,7 @@ def _report_random_buffers(state: ModelState) -> Iterator[Finding]:
     """Yield a finding for each buffer that neither a checkpoint nor the constructor restores."""
     for tensor in state.tensors:
         if tensor.persistent is False and tensor.rebuilt is False and tensor.kind is Kind.BUFFER:
-            from statecli.commands.verify.rules import LOST_BY_SAVING
-
-            yield LOST_BY_SAVING.finding(
+            yield verify.rules.LOST_BY_SAVING.finding(
                 f"{tensor.fqn}: {registration_rules.RANDOM_VALUE}",
                 target=state.target,
                 fqn=tensor.fqn,

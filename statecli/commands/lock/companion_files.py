@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from statecli import formats
+from statecli import formats, pickle_scan
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.commands.diff.settings import compare_settings, list_format_keys, select_section_settings
 from statecli.commands.lock.lock_file import LockedSettings
@@ -197,14 +197,13 @@ def _is_weights(name: str) -> bool:
 
 def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
     """Return the digest of each archive record compiled or interpreted by torch."""
-    from statecli.pickle_scan.archive_records import Use, classify_records
-
+    Use = pickle_scan.archive_records.Use
     programs = (Use.PROGRAM, Use.SCRIPT, Use.BYTECODE, Use.OLD_SCRIPT, Use.COMPILED)
     with Source(path) as source:
         if not source.head.startswith(b"PK"):
             return {}
         archive = Archive(source)
-        use_of = classify_records(archive).use_of
+        use_of = pickle_scan.archive_records.classify_records(archive).use_of
         records = [record for record in archive.records.values() if use_of(record) in programs]
         # The top folder of an archive has the name of the file that it was first saved to.
         return {

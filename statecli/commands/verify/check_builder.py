@@ -140,7 +140,7 @@ def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
         lambda _, seed: subject.build_used(seed=seed),
         subject=subject,
     )
-    return live.read(called_model, subject.target)
+    return live.model_reader.read(called_model, subject.target)
 
 
 #: Reason of a tensor that an instance built for a proof does not have.

@@ -41,7 +41,7 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
     shapeless = {fqn for fqn, row in rows_before.items() if row.shape is None}
     if not shapeless and measure.map_tensors(module).keys() <= tensors_before.keys():
         return subject
-    state_after = live.read(
+    state_after = live.model_reader.read(
         BuiltModel(ModelSpec(name, "", False, name), module, origins, "cpu", True, lambda _, __: module), name
     )
     rows = forward_effects.mark_rows(state_after.tensors, subject.state.tensors)

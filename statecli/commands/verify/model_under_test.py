@@ -122,7 +122,7 @@ def prepare_built_model(built: BuiltModel, target: str) -> ModelUnderTest:
         renames = _find_name_mismatch(built.module, built.build_again())
     except ModelError:
         return _prepare_copies(built.module, target, built)
-    state = live.read(built, target)
+    state = live.model_reader.read(built, target)
     return ModelUnderTest(
         target, state, built.build_again, built.user_code, rebuilds=True, origins=built.origins, name_mismatch=renames
     )
@@ -174,9 +174,9 @@ def _prepare_copies(module: nn.Module, target: str, wrapped: BuiltModel) -> Mode
             make_instance=lambda values, _: build_fresh(values=values),
         )
     except ModelError as error:
-        state = live.read_without_move(wrapped, target, str(error).removeprefix(f"{target}: "))
+        state = live.model_reader.read_without_move(wrapped, target, str(error).removeprefix(f"{target}: "))
     else:
-        state = live.read(built, target)
+        state = live.model_reader.read(built, target)
     # What torch recomputes before each forward finds its parameters again.
     recomputed = state.recomputed
     cut = tuple(name for name in copy_model.find_non_leaves(contents) if name not in recomputed)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 from msgspec.structs import replace
 
+from statecli.commands import verify
+from statecli.commands.verify import proofs
 from statecli.commands.verify.result import (
     DEFAULT_PROOFS,
     Cell,
@@ -83,15 +84,13 @@ Proof = Callable[["ModelUnderTest", Request], Check]
 
 def _prove(name: Name, subject: ModelUnderTest, request: Request) -> Check:
     """Run the `prove` of the module of this name in `proofs`."""
-    proof = cast(ProofModule, importlib.import_module(f"statecli.commands.verify.proofs.{name.value}"))
+    proof = cast(ProofModule, getattr(proofs, name.value))
     return proof.prove(subject, *(_ARGUMENTS[name](request) if name in _ARGUMENTS else ()))
 
 
 def _prove_step(subject: ModelUnderTest, request: Request) -> Check:
-    from statecli.commands.verify.proofs import step
-
     check = _prove(Name.STEP, subject, request)
-    return check if Name.STEP in request.checks else step.skip_unreached(check)
+    return check if Name.STEP in request.checks else proofs.step.skip_unreached(check)
 
 
 def _get_optimizer(request: Request) -> tuple[str | type, ...]:
@@ -177,26 +176,23 @@ def build_model_under_test(request: Request, python_inputs: Any = None) -> Model
     if spec is None:
         raise explain_wrong_target(request.target)
     built = load.build_model(spec, init_device=request.init_device, values=False)
-    # These import torch, which `target.model` misses in a line.
-    from statecli.commands.verify import first_forward, inputs, model_under_test
-
     if python_inputs is None:
-        inputs_found, why_not = inputs.find_inputs(request.input, request.inputs, built)
+        inputs_found, why_not = verify.inputs.find_inputs(request.input, request.inputs, built)
     else:
-        from statecli.commands.verify import live_model
-
-        inputs_found, why_not = live_model.find_live_inputs(python_inputs, built)
-    return first_forward.add_inputs(model_under_test.prepare_built_model(built, request.target), inputs_found, why_not)
+        inputs_found, why_not = verify.live_model.find_live_inputs(python_inputs, built)
+    return verify.first_forward.add_inputs(
+        verify.model_under_test.prepare_built_model(built, request.target), inputs_found, why_not
+    )
 
 
 def verify_live_model(model: nn.Module, request: Request, python_inputs: Any = None) -> Verification:
     """Run the proofs on copies of a live model. `python_inputs`: see `live_model.find_live_inputs`."""
-    from statecli.commands.verify import first_forward, live_model, model_under_test
-
-    with live_model.keep_unchanged(model, cuda=(request.device or "").startswith("cuda")):
-        subject = model_under_test.prepare_live_model(model)
-        inputs, why_not = live_model.find_live_inputs(python_inputs, model_under_test.wrap_live_model(model))
-        return verify_model(first_forward.add_inputs(subject, inputs, why_not), request)
+    with verify.live_model.keep_unchanged(model, cuda=(request.device or "").startswith("cuda")):
+        subject = verify.model_under_test.prepare_live_model(model)
+        inputs, why_not = verify.live_model.find_live_inputs(
+            python_inputs, verify.model_under_test.wrap_live_model(model)
+        )
+        return verify_model(verify.first_forward.add_inputs(subject, inputs, why_not), request)
 
 
 def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:

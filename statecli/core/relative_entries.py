@@ -1,0 +1,31 @@
+"""Take relative entries off Python's search path when the process starts, because the current folder may be hostile.
+
+The start of every command imports this module, so it imports only what Python has loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+#: The folder that contains the package `statecli`: site-packages, or a checkout.
+HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+#: What `drop_relative_entries` took off the path. Typed code may still import from there.
+DROPPED: list[str] = []
+
+
+def drop_relative_entries() -> None:
+    """Take the relative entries of `sys.path` and PYTHONPATH off the path, for the rest of the process."""
+    setting = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
+    try:
+        relative = {
+            os.path.abspath(entry) for entry in setting.split(os.pathsep) if setting and not os.path.isabs(entry)
+        }
+        # Python has made the entries of PYTHONPATH absolute.
+        dropped = [
+            entry for entry in sys.path if not os.path.isabs(entry) or os.path.abspath(entry) in relative - {HOME}
+        ]
+    except OSError:  # the current folder has been removed, and a relative entry leads nowhere
+        return
+    sys.path[:] = [entry for entry in sys.path if entry not in dropped]
+    DROPPED.extend(dropped)

@@ -1,0 +1,28 @@
+"""Run a command as one shard (`--shard 1/4`): a part of the work, and a shard file instead of a report."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from statecli.commands.diff.result import Diff
+from statecli.core.error_causes import group_by_cause
+from statecli.core.units import plural
+from statecli.requests.options import COMMAND_NAMES
+from statecli.requests.outcome import MAX_FAILURE_LINES, Outcome
+from statecli.requests.shard_options import ShardedOptions, select_options
+from statecli.shards import shard
+
+
+def use_shard(options: ShardedOptions, text: str) -> AbstractContextManager[shard.Shard]:
+    """Return a context with the work restricted to the shard `text`."""
+    return shard.use_shard(text, COMMAND_NAMES[type(options)], select_options(options))
+
+
+def build_outcome(mine: shard.Shard, outcome: Outcome) -> Outcome:
+    """Return the outcome of one shard: its shard file, because only all shards together have a report."""
+    changed_files = outcome.result.changed_files if isinstance(outcome.result, Diff) else ()
+    causes = [message for message, _ in group_by_cause(dict.fromkeys(mine.failed))]
+    failures = causes[:MAX_FAILURE_LINES]
+    if len(causes) > MAX_FAILURE_LINES:
+        failures.append(f"and {plural(len(causes) - MAX_FAILURE_LINES, 'more task')} that failed")
+    return Outcome(outcome.result, content=mine.part(changed_files), failures=failures, warning=outcome.warning)
