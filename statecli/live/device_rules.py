@@ -11,7 +11,7 @@ CUDA apply:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,10 @@ ANY_DEVICE_OPERATORS = _split_words(
     "_pack_padded_sequence _pad_packed_sequence tensor_split slice_scatter select_scatter diagonal_scatter "
     "as_strided_scatter _ctc_loss ctc_loss record_stream _assert_async _assert_tensor_metadata bernoulli_ "
     "linspace logspace"
+)
+#: Types of arguments without tensors: most arguments of operators. A search of torch's in a tree takes 10 us.
+PLAIN_TYPES = frozenset(
+    [int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format]
 )
 #: Operators that read `self` at indices, which may be on the CPU while `self` is not.
 _INDEXING_OPERATORS = _split_words(
@@ -136,7 +140,7 @@ class DeviceWatch:
 
     def find_refused(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """Return the tensors for which CUDA would refuse the operator; record each, or raise `Refused`."""
-        tensors = list(_iter_tensors((args, kwargs)))
+        tensors = list_tensors(*args, *kwargs.values())
         elsewhere = [tensor for tensor in tensors if tensor.device != self.device]
         if not elsewhere:
             return []
@@ -155,7 +159,7 @@ class DeviceWatch:
             return []
         argument_name, message = CPU_ONLY_ARGUMENTS[name]
         values = [value for argument, value in _bind_arguments(func, args, kwargs) if argument.name == argument_name]
-        refused = [tensor for tensor in _iter_tensors(values) if tensor.device == self.device]
+        refused = [tensor for tensor in list_tensors(*values) if tensor.device == self.device]
         place = tensor_sources.get_place(tensor_sources.find_user_frame())
         sources = [self.get_source(tensor) or Source() for tensor in refused]
         faults = [Mismatch(value, "", argument_name, name.strip("_"), place, Fault.NOT_ON_CPU) for value in sources]
@@ -169,7 +173,7 @@ class DeviceWatch:
             return False
         requested_device = kwargs.get("device")
         if requested_device != self.device and not any(
-            tensor.device == self.device for tensor in _iter_tensors((args, kwargs))
+            tensor.device == self.device for tensor in list_tensors(*args, *kwargs.values())
         ):
             return False
         place = tensor_sources.get_place(tensor_sources.find_user_frame())
@@ -181,10 +185,10 @@ class DeviceWatch:
 
     def record_results(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record the sources of the results. A tensor written in place also gets the sources of the inputs."""
-        tensors = list(_iter_tensors(out))
+        tensors = list_tensors(out)
         if not tensors:
             return
-        inputs = [] if get_operator_name(func) in _LIFT_OPERATORS else list(_iter_tensors((args, kwargs)))
+        inputs = [] if get_operator_name(func) in _LIFT_OPERATORS else list_tensors(*args, *kwargs.values())
         is_drawn = kwargs.get("generator") is not None
         for tensor in tensors:
             source = self.get_source(tensor) or self._derive_source(func, tensor, inputs, is_drawn)
@@ -304,7 +308,7 @@ def find_strays(func: Any, args: Any, kwargs: Any, device: torch.device, moved: 
     name = get_operator_name(func)
     if name in ANY_DEVICE_OPERATORS or name.endswith("_like") or name.startswith("new_"):
         return []
-    tensors = list(_iter_tensors((args, kwargs)))
+    tensors = list_tensors(*args, *kwargs.values())
     if name.startswith("_foreach_"):
         return _find_strays_in_lists(func, args, kwargs, device, moved)
     if name in _INDEXING_OPERATORS:
@@ -336,7 +340,7 @@ def _find_scalar_ids(func: Any, args: Any, kwargs: Any, elsewhere: list[torch.Te
     else:
         scalar_arguments = values.keys()  # what another library's operator takes is not known
     scalar_ids = {
-        id(tensor) for key in scalar_arguments for tensor in _iter_tensors(values.get(key)) if not tensor.dim()
+        id(tensor) for key in scalar_arguments for tensor in list_tensors(values.get(key)) if not tensor.dim()
     }
     ids = {id(tensor) for tensor in elsewhere} & scalar_ids
     return ids if base_name not in ONE_CPU_SCALAR_OPERATORS or len(ids) < 2 else set()  # "too many CPU scalars"
@@ -363,7 +367,7 @@ def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.devic
         for argument, value in _bind_arguments(func, args, kwargs)
         if argument.name != _SCALARS_ARGUMENT
     ]
-    lists = [list(_iter_tensors(value)) for _, value in bound_arguments if isinstance(value, (list, tuple))]
+    lists = [list_tensors(*value) for _, value in bound_arguments if isinstance(value, (list, tuple))]
     strays_by_id: dict[int, torch.Tensor] = {}
     for index in range(max(map(len, lists), default=0)):
 
@@ -387,7 +391,7 @@ def _select_for_indexing(
     if not _is_on_device(table, device, moved):
         # The indices are right: the table (and the values written to it) is elsewhere.
         return [table, *(tensor for tensor in tensors if _is_on_device(tensor, device, moved))]
-    values = _iter_tensors((args[2:], kwargs.get("values")))
+    values = list_tensors(*args[2:], kwargs.get("values"))
     return [table, *(tensor for tensor in values if tensor.dim())]
 
 
@@ -438,8 +442,20 @@ def _get_storage_id(tensor: torch.Tensor) -> int | None:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
-def _iter_tensors(tree: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor))
+def list_tensors(*values: Any) -> list[torch.Tensor]:
+    """Return the tensors among arguments or results of an operator, and in their lists."""
+    tensors: list[torch.Tensor] = []
+    for value in values:
+        kind = type(value)
+        if kind in PLAIN_TYPES:
+            continue
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif kind is list or kind is tuple:
+            tensors += list_tensors(*value)
+        else:
+            tensors += [leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor)]
+    return tensors
 
 
 def get_operator_name(func: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.live.device_rules import DeviceWatch, DeviceWatchMode
+from statecli.live.device_rules import PLAIN_TYPES, DeviceWatch, DeviceWatchMode
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
 from statecli.live.tensor_sources import Place, is_user_code
@@ -152,12 +152,23 @@ class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
         self._mode = mode
 
     def run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func not in self._mode.lift_fns:
+        if func not in self._mode.lift_fns and _has_real_tensor((*args, *kwargs.values())):
             args, kwargs = tree_map_only(torch.Tensor, self._convert, (args, kwargs))
         return func(*args, **kwargs)
 
     def _convert(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._mode.from_tensor(tensor)
+
+
+def _has_real_tensor(values: Iterable[Any]) -> bool:
+    """Return True if arguments of an operator hold a real tensor, or anything else but fake tensors and plain data."""
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor or kind in PLAIN_TYPES:
+            continue
+        if (kind is not list and kind is not tuple) or _has_real_tensor(value):
+            return True
+    return False
 
 
 @contextlib.contextmanager

@@ -11,9 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from statecli.live.device_rules import ANY_DEVICE_OPERATORS, DeviceWatch, DeviceWatchMode, get_operator_name
+from statecli.live.device_rules import (
+    ANY_DEVICE_OPERATORS,
+    DeviceWatch,
+    DeviceWatchMode,
+    get_operator_name,
+    list_tensors,
+)
 from statecli.live.fake_gpu import DEVICE, MoveRecord, patch_torch
 
 
@@ -63,11 +69,10 @@ def use_fake_gpu_with_values(watch: DeviceWatch) -> Iterator[MoveRecord]:
 
 def _run_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     """Run `func` on the CPU data; results that are arguments (in place, out=) stay the same objects."""
-    is_on_device = _is_result_on_device(func, args, kwargs)
-    wrappers = {
-        id(tensor.cpu_data): tensor for tensor in tree_iter((args, kwargs)) if isinstance(tensor, FakeGpuTensor)
-    }
-    given_ids = {id(tensor) for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+    tensors = list_tensors(*args, *kwargs.values())
+    is_on_device = _is_result_on_device(func, args, kwargs, tensors)
+    wrappers = {id(tensor.cpu_data): tensor for tensor in tensors if isinstance(tensor, FakeGpuTensor)}
+    given_ids = set(map(id, tensors))
     args, kwargs = tree_map_only(FakeGpuTensor, lambda tensor: tensor.cpu_data, (args, kwargs))
     args, kwargs = tree_map_only(torch.device, _replace_fake_device, (args, kwargs))
     out = _compute(func, args, kwargs)
@@ -89,7 +94,7 @@ def _compute(func: Any, args: Any, kwargs: Any) -> Any:
     except (NotImplementedError, RuntimeError) as error:
         if "not implemented for '" not in str(error) or func._schema.is_mutable:
             raise
-    dtype = next(tensor.dtype for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor))
+    dtype = list_tensors(*args, *kwargs.values())[0].dtype
     args, kwargs = tree_map_only(
         torch.Tensor, lambda tensor: tensor.double() if tensor.dtype is dtype else tensor, (args, kwargs)
     )
@@ -103,17 +108,15 @@ def _replace_fake_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == DEVICE.type else device
 
 
-def _is_result_on_device(func: Any, args: Any, kwargs: Any) -> bool:
+def _is_result_on_device(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> bool:
     """Whether the results are on `DEVICE`: as requested, else as `self` if devices may mix, else as any tensor."""
     requested_device = kwargs.get("device")
     if requested_device is not None:
         return torch.device(requested_device).type == DEVICE.type
     if get_operator_name(func) == "device_put":
         return torch.device(args[1]).type == DEVICE.type
-    tensors = [tensor for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor)]
-    if get_operator_name(func) in ANY_DEVICE_OPERATORS:
-        tensors = tensors[:1]
-    return any(isinstance(tensor, FakeGpuTensor) for tensor in tensors)
+    deciding = tensors[:1] if get_operator_name(func) in ANY_DEVICE_OPERATORS else tensors
+    return any(isinstance(tensor, FakeGpuTensor) for tensor in deciding)
 
 
 def _check_shape_unchanged(wrapper: FakeGpuTensor, func: Any) -> FakeGpuTensor:

@@ -152,7 +152,7 @@ _GENERATED_ATTRIBUTES = frozenset(["_abc_impl", "_fields", "_field_defaults"])
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"])
 
 
-class Step(msgspec.Struct, frozen=True, eq=False):
+class Step(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A step from a holder to a held object. Names are built from chains of steps, and only for tensors."""
 
     parent: Step | None
@@ -177,7 +177,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
         return steps[::-1]
 
 
-class RegisteredName(msgspec.Struct, frozen=True, eq=False):
+class RegisteredName(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A registered name. `tensor` is None for `register_parameter(name, None)`.
 
     `key` is the name in `state_dict()`; `fqn` equals `key` unless two tensors have the same key.
@@ -309,8 +309,11 @@ def is_scripted(module: nn.Module) -> bool:
     return issubclass(type(module), torch.jit.ScriptModule)
 
 
-def _read_registry(module: nn.Module, name: str) -> list[tuple[str, Any]]:
-    entries = own_dict(module).get(name)
+def _read_registry(module: nn.Module, name: str, own: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the entries of a registry of the module; `own` is its instance dict."""
+    entries = own.get(name)
+    if type(entries) is dict:
+        return list(entries.items())
     if entries is None:
         # ScriptModules keep theirs in C++ and hand it out through a property of torch's own.
         entries = getattr(module, name, {}) if is_scripted(module) else {}
@@ -334,13 +337,14 @@ def _collect_registered(root: nn.Module, result: WalkResult) -> None:
             result.cycles.append(prefix.rstrip("."))
             continue
         result.modules.append((prefix, module))
-        names += 1 + _collect_own_tensors(prefix, module, result)
+        own = own_dict(module)
+        names += 1 + _collect_own_tensors(prefix, module, own, result)
         if names > MAX_NAMES:
             raise ModelError(
                 f"the model registers more than {MAX_NAMES:,} tensor names, the limit of statecli, at "
                 f"{prefix.rstrip('.') or 'the model'}"
             )
-        children = [(n, child) for n, child in _read_registry(module, "_modules") if child is not None]
+        children = [(n, child) for n, child in _read_registry(module, "_modules", own) if child is not None]
         if children and depth >= MAX_DEPTH:
             # A name grows with each level: the names of deeper trees are quadratic, and torch recurses over them.
             result.unopened.append((prefix.rstrip("."), f"nests more than {MAX_DEPTH:,} modules"))
@@ -352,10 +356,10 @@ def _collect_registered(root: nn.Module, result: WalkResult) -> None:
         stack += [(f"{prefix}{n}.", child, depth + 1) for n, child in reversed(children)]
 
 
-def _collect_own_tensors(prefix: str, module: nn.Module, result: WalkResult) -> int:
-    non_persistent = own_dict(module).get("_non_persistent_buffers_set") or ()
-    parameters = _read_registry(module, "_parameters")
-    buffers = _read_registry(module, "_buffers")
+def _collect_own_tensors(prefix: str, module: nn.Module, own: dict[str, Any], result: WalkResult) -> int:
+    non_persistent = own.get("_non_persistent_buffers_set") or ()
+    parameters = _read_registry(module, "_parameters", own)
+    buffers = _read_registry(module, "_buffers", own)
     for name, tensor in parameters:
         fqn = prefix + name if tensor is None else result.unique_name(prefix + name, tensor)
         result.registered.append(RegisteredName(fqn, prefix + name, tensor, True, True, module, name))
@@ -407,7 +411,7 @@ class _Search:
     def _drain(self) -> None:
         while self._queue:
             step = self._queue.popleft()
-            steps_on = list(_open_object(step, self._classes))
+            steps_on = _open_object(step, self._classes)
             for next_step in steps_on:
                 self._meet(next_step)
             if (
@@ -489,77 +493,101 @@ def _is_closed(kind: type) -> bool:
     return module in ("torch.autograd.graph", "torch._C._functions", "torch._C._autograd")
 
 
-def _open_object(step: Step, classes: dict[int, type]) -> Iterator[Step]:
-    """Yield a step to each object held directly by `step.value`, except objects without room for tensors."""
+def _open_object(step: Step, classes: dict[int, type]) -> list[Step]:
+    """Return a step to each object held directly by `step.value`, except objects without room for tensors."""
     obj, kind = step.value, type(step.value)
     # Hooks are numbered by a counter of the whole process: their place in the dict is what stays the same.
     numbered = step.label.endswith("_hooks") and step.parent is not None and _is_module(step.parent.value)
     after_dot = step.parent is not None and step.label.endswith(".")
-    contents = _list_contents(obj, kind, numbered)
-    for label, value, how in itertools.chain(contents, _list_class_attributes(obj, kind, classes)):
-        if not _is_closed(type(value)) and not _is_empty(value):
-            dotted = label[1:] if after_dot and label[:1] == "." else label
-            yield Step(step, dotted, value, step.depth + 1, how)
+    depth = step.depth + 1
+    listers = [list_contents(obj, numbered) for list_contents in _find_listers(kind)]
+    if id(kind) not in classes:
+        listers.append(_list_class_attributes(obj, kind, classes))
+    return [
+        Step(step, label[1:] if after_dot and label[:1] == "." else label, value, depth, how)
+        for contents in listers
+        for label, value, how in contents
+        if not (id(type(value)) in _ATOM_TYPES or _is_closed(type(value)) or _is_empty(value))
+    ]
 
 
 def _is_empty(obj: Any) -> bool:
     """Whether `obj` is an empty container, as most dicts of hooks in a module are, or a function without contents."""
-    if type(obj) is types.FunctionType:  # the methods of a class of transformers are most of what a walk would open
+    kind = type(obj)
+    if kind is types.FunctionType:  # the methods of a class of transformers are most of what a walk would open
         defaults = (*(obj.__defaults__ or ()), *(obj.__kwdefaults__ or {}).values())
         return not obj.__closure__ and not obj.__dict__ and all(_is_closed(type(value)) for value in defaults)
-    return id(type(obj)) in _CONTAINER_TYPES and not obj and not own_dict(obj)
+    # Of these types only OrderedDict takes attributes.
+    return id(kind) in _CONTAINER_TYPES and not obj and (kind is not collections.OrderedDict or not obj.__dict__)
 
 
 def _is_module(obj: Any) -> bool:
     return issubclass(type(obj), nn.Module)
 
 
-def _list_contents(obj: Any, kind: type, numbered: bool) -> Iterator[tuple[str, Any, str]]:
-    if issubclass(kind, nn.Module):
-        yield from _list_module(obj)
-    elif issubclass(kind, dict):
-        yield from _list_dict(obj, numbered)
-        yield from _list_default_factory(obj)
-    elif issubclass(kind, (list, tuple, collections.deque)):
-        yield from _list_sequence(obj, kind)
-    elif issubclass(kind, (set, frozenset)):
-        yield from _list_set(obj, kind)
-    elif id(kind) in _TRANSPARENT_TYPES:
-        # Since Python 3.12 the type itself may be among them.
-        held = [value for value in gc.get_referents(obj) if value is not kind]
-        yield from ((f"[#{i}]", value, "item") for i, value in enumerate(held))
-        return
-    elif issubclass(kind, types.FunctionType):
-        yield from _list_function(obj)
-    elif issubclass(kind, functools.partial):
-        yield from _list_partial(obj)
-    elif kind is types.BuiltinMethodType:
-        # `tensor.add` kept as a callable holds the tensor.
-        yield (".__self__", obj.__self__, "attribute")
-    elif kind is types.MethodType:
-        yield ".__self__", obj.__self__, "attribute"
-        yield ".__func__", obj.__func__, "attribute"
-        return
-    elif issubclass(kind, BaseException):
-        yield ".args", BaseException.__dict__["args"].__get__(obj), "attribute"
-    elif _is_object_array(kind):
-        yield from _list_array(obj)
-    if not issubclass(kind, nn.Module):
-        yield from ((f".{name}", value, "attribute") for name, value in list(own_dict(obj).items()))
-    yield from _list_slots(obj, kind)
+#: Lists what an object holds: (label, value, how). `numbered`: the keys of a dict are counters.
+_Contents = Iterable[tuple[str, Any, str]]
 
 
-def _list_module(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
+@cache_by_type
+def _find_listers(kind: type) -> tuple[Callable[[Any, bool], _Contents], ...]:
+    """Return the functions that list all contents of objects of this type."""
+    if id(kind) in _TRANSPARENT_TYPES:
+        return (_list_referents,)
+    if kind is types.MethodType:
+        return (_list_method,)
+    listers: list[Callable[[Any, bool], _Contents]] = [
+        list_contents for base, list_contents in _LISTERS if issubclass(kind, base)
+    ][:1]
+    if not listers and kind is types.BuiltinMethodType:
+        listers = [_list_builtin_method]
+    elif not listers and _is_object_array(kind):
+        listers = [_list_array]
+    if issubclass(kind, collections.defaultdict):
+        listers.append(_list_default_factory)
+    if not issubclass(kind, nn.Module) and _find_dict_getter(kind) is not None:
+        listers.append(_list_attributes)
+    if _find_declared_slots(kind):
+        listers.append(_list_slots)
+    return tuple(listers)
+
+
+def _list_referents(obj: Any, _: bool) -> _Contents:
+    # Since Python 3.12 the type itself may be among them.
+    held = [value for value in gc.get_referents(obj) if value is not type(obj)]
+    return [(f"[#{i}]", value, "item") for i, value in enumerate(held)]
+
+
+def _list_method(method: types.MethodType, _: bool) -> _Contents:
+    return [(".__self__", method.__self__, "attribute"), (".__func__", method.__func__, "attribute")]
+
+
+def _list_builtin_method(method: types.BuiltinMethodType, _: bool) -> _Contents:
+    # `tensor.add` kept as a callable holds the tensor.
+    return [(".__self__", method.__self__, "attribute")]
+
+
+def _list_exception(error: BaseException, _: bool) -> _Contents:
+    return [(".args", BaseException.__dict__["args"].__get__(error), "attribute")]
+
+
+def _list_attributes(obj: Any, _: bool) -> _Contents:
+    return [(f".{name}", value, "attribute") for name, value in list(own_dict(obj).items())]
+
+
+def _list_module(module: nn.Module, _: bool) -> Iterator[tuple[str, Any, str]]:
+    own = own_dict(module)
     registered = set()
     held_by_tensors: set[int] = set()
     for registry in ("_parameters", "_buffers", "_modules"):
-        for name, value in _read_registry(module, registry):
+        for name, value in _read_registry(module, registry, own):
             if value is not None:
                 registered.add(name)
-                held_by_tensors |= _list_ids_moved_by(value)
+                if issubclass(type(value), torch.Tensor):
+                    held_by_tensors |= _list_ids_moved_by(value)
             yield f".{name}", value, "registered"
-    for name, value in list(own_dict(module).items()):
-        if id(type(value)) in _ATOM_TYPES or (type(value) is dict and not value):
+    for name, value in list(own.items()):
+        if id(type(value)) in _ATOM_TYPES or _is_empty(value):
             continue  # most attributes of a module are flags and empty dicts of hooks
         if id(value) in held_by_tensors:
             continue  # listed below the tensor, because its `.to` may move the object (`quant_state`)
@@ -575,16 +603,16 @@ def _list_module(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
         )
 
 
-def _list_ids_moved_by(tensor: Any) -> set[int]:
+def _list_ids_moved_by(tensor: torch.Tensor) -> set[int]:
     """Return the ids of the objects in attributes of a tensor that belong to the tensor, such as a `quant_state`.
 
     These are the objects of a class with a `.to` of its own, and objects of bitsandbytes, whose class may be lost.
     """
-    is_moving = has_own_to(type(tensor))
-    attributes = own_dict(tensor).values() if issubclass(type(tensor), torch.Tensor) else ()
+    attributes = own_dict(tensor)
+    is_moving = bool(attributes) and has_own_to(type(tensor))
     return {
         id(value)
-        for value in attributes
+        for value in attributes.values()
         if (is_moving or _is_of_bitsandbytes(type(value))) and not (_is_closed(type(value)) or _is_module(value))
     }
 
@@ -642,10 +670,9 @@ def _list_dict(mapping: dict[Any, Any], numbered: bool) -> Iterator[tuple[str, A
             yield f".keys()[#{i}]", key, "key"
 
 
-def _list_default_factory(mapping: Any) -> Iterator[tuple[str, Any, str]]:
-    if issubclass(type(mapping), collections.defaultdict):
-        member = collections.defaultdict.__dict__["default_factory"]
-        yield ".default_factory", member.__get__(mapping), "attribute"
+def _list_default_factory(mapping: Any, _: bool) -> _Contents:
+    member = collections.defaultdict.__dict__["default_factory"]
+    return [(".default_factory", member.__get__(mapping), "attribute")]
 
 
 @cache_by_type
@@ -654,7 +681,7 @@ def _is_object_array(kind: type) -> bool:
     return numpy is not None and issubclass(kind, numpy.ndarray)
 
 
-def _list_array(array: Any) -> Iterator[tuple[str, Any, str]]:
+def _list_array(array: Any, _: bool) -> Iterator[tuple[str, Any, str]]:
     """Yield the contents of an array of Python objects as nested lists; arrays of numbers hold no tensor."""
     kind = sys.modules["numpy"].ndarray
     if kind.__dict__["dtype"].__get__(array).hasobject:
@@ -672,7 +699,8 @@ def _format_literal(key: Any) -> str | None:
     return None
 
 
-def _list_sequence(obj: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
+def _list_sequence(obj: Any, _: bool) -> Iterator[tuple[str, Any, str]]:
+    kind = type(obj)
     base = next(base for base in (list, tuple, collections.deque) if issubclass(kind, base))
     fields = _find_namedtuple_fields(kind)
     for i, value in enumerate(list(base.__iter__(obj))):
@@ -689,8 +717,8 @@ def _find_namedtuple_fields(kind: type) -> tuple[str, ...]:
     return ()
 
 
-def _list_set(obj: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
-    base = set if issubclass(kind, set) else frozenset
+def _list_set(obj: Any, _: bool) -> Iterator[tuple[str, Any, str]]:
+    base = set if issubclass(type(obj), set) else frozenset
     # A set's order is that of addresses; sorted by what can be said of a member without running its code.
     members = sorted(base.__iter__(obj), key=_get_sort_key)
     yield from ((f"[#{i}]", value, "item") for i, value in enumerate(members))
@@ -702,7 +730,7 @@ def _get_sort_key(obj: Any) -> tuple[str, str]:
     return type(obj).__name__, ""
 
 
-def _list_function(function: types.FunctionType) -> Iterator[tuple[str, Any, str]]:
+def _list_function(function: types.FunctionType, _: bool) -> Iterator[tuple[str, Any, str]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         value = gc.get_referents(cell)  # an empty cell raises on .cell_contents
         if value:
@@ -713,7 +741,7 @@ def _list_function(function: types.FunctionType) -> Iterator[tuple[str, Any, str
         yield f".__kwdefaults__[{name!r}]", value, "default"
 
 
-def _list_partial(partial: functools.partial[Any]) -> Iterator[tuple[str, Any, str]]:
+def _list_partial(partial: functools.partial[Any], _: bool) -> Iterator[tuple[str, Any, str]]:
     members = functools.partial.__dict__
     yield ".func", members["func"].__get__(partial), "argument"
     for i, value in enumerate(members["args"].__get__(partial)):
@@ -722,8 +750,8 @@ def _list_partial(partial: functools.partial[Any]) -> Iterator[tuple[str, Any, s
         yield f".keywords[{name!r}]", value, "argument"
 
 
-def _list_slots(obj: Any, kind: type) -> Iterator[tuple[str, Any, str]]:
-    for name, member in _find_declared_slots(kind):
+def _list_slots(obj: Any, _: bool) -> Iterator[tuple[str, Any, str]]:
+    for name, member in _find_declared_slots(type(obj)):
         try:
             yield f".{name}", member.__get__(obj), "attribute"
         except AttributeError:
@@ -740,10 +768,20 @@ def _find_declared_slots(kind: type) -> tuple[tuple[str, Any], ...]:
     return tuple(members)
 
 
+#: The function for the contents of the first of these types that a type is derived from.
+_LISTERS: tuple[tuple[Any, Callable[[Any, bool], _Contents]], ...] = (
+    (nn.Module, _list_module),
+    (dict, _list_dict),
+    ((list, tuple, collections.deque), _list_sequence),
+    ((set, frozenset), _list_set),
+    (types.FunctionType, _list_function),
+    (functools.partial, _list_partial),
+    (BaseException, _list_exception),
+)
+
+
 def _list_class_attributes(obj: Any, kind: type, classes: dict[int, type]) -> Iterator[tuple[str, Any, str]]:
     """Yield tensors and containers in the class bodies of user classes, once per class."""
-    if id(kind) in classes:
-        return  # and with it all its bases
     for base in _mro_of(kind):
         if id(base) in classes:
             continue
@@ -763,11 +801,12 @@ def _is_code(value: Any) -> bool:
 
 
 def _is_shadowed(obj: Any, name: str) -> bool:
-    if name in own_dict(obj):
+    own = own_dict(obj)
+    if name in own:
         return True
     registries = ("_parameters", "_buffers", "_modules") if _is_module(obj) else ()
     return any(
-        name == registered_name for registry in registries for registered_name, _ in _read_registry(obj, registry)
+        name == registered_name for registry in registries for registered_name, _ in _read_registry(obj, registry, own)
     )
 
 
