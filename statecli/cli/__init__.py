@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+
 if TYPE_CHECKING:
     from statecli.cli import (
         command_runner as command_runner,
@@ -22,6 +23,4 @@ if TYPE_CHECKING:
         version_details as version_details,
     )
 else:
-    from statecli.core.import_on_use import import_on_use
-
     __getattr__ = import_on_use(__name__)

@@ -5,7 +5,8 @@ Modules that few runs need are imported when they are first used (`core.quoting.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+
 if TYPE_CHECKING:
     from statecli.core import (
         input_text as input_text,
@@ -18,6 +19,4 @@ if TYPE_CHECKING:
         target_suggestions as target_suggestions,
     )
 else:
-    from statecli.core.import_on_use import import_on_use
-
     __getattr__ = import_on_use(__name__)

@@ -6,7 +6,8 @@ Importing this package imports nothing. Most of its modules import torch, so the
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+
 if TYPE_CHECKING:
     from statecli.live import (
         assignment_lines as assignment_lines,
@@ -29,6 +30,4 @@ if TYPE_CHECKING:
         weights_only as weights_only,
     )
 else:
-    from statecli.core.import_on_use import import_on_use
-
     __getattr__ = import_on_use(__name__)

@@ -5,7 +5,8 @@ Modules that few runs need are imported when they are first used (`pickle_scan.o
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+
 if TYPE_CHECKING:
     from statecli.pickle_scan import (
         archive_records as archive_records,
@@ -14,6 +15,4 @@ if TYPE_CHECKING:
         yolo_activation as yolo_activation,
     )
 else:
-    from statecli.core.import_on_use import import_on_use
-
     __getattr__ = import_on_use(__name__)

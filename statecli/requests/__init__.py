@@ -8,7 +8,8 @@ Modules that few runs need are imported when they are first used (`requests.shar
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+
 if TYPE_CHECKING:
     from statecli.requests import (
         audit as audit,
@@ -22,6 +23,4 @@ if TYPE_CHECKING:
         watch as watch,
     )
 else:
-    from statecli.core.import_on_use import import_on_use
-
     __getattr__ = import_on_use(__name__)

@@ -23,7 +23,9 @@ are first used (`values.stats.fill_stats(…)` after `from statecli import value
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+from statecli.values.require_numpy import require_numpy
+
 if TYPE_CHECKING:
     from statecli.values import (
         change_rank as change_rank,
@@ -42,7 +44,4 @@ if TYPE_CHECKING:
         to_device as to_device,
     )
 else:
-    from statecli.core.import_on_use import import_on_use
-    from statecli.values.require_numpy import require_numpy
-
     __getattr__ = import_on_use(__name__, require_numpy)

@@ -12,7 +12,8 @@ Modules that few audits need are imported when they are first used (`audit.impor
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+
 if TYPE_CHECKING:
     from statecli.commands.audit import (
         config as config,
@@ -20,6 +21,4 @@ if TYPE_CHECKING:
         plugins as plugins,
     )
 else:
-    from statecli.core.import_on_use import import_on_use
-
     __getattr__ = import_on_use(__name__)

@@ -9,14 +9,11 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+
 if TYPE_CHECKING:
     from statecli.commands.diff import (
         change_ranks as change_ranks,
-        result as result,
-        rules as rules,
     )
 else:
-    from statecli.core.import_on_use import import_on_use
-
     __getattr__ = import_on_use(__name__)

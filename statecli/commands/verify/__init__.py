@@ -6,7 +6,8 @@ Modules that import torch are imported when they are first used (`verify.live_mo
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+
 if TYPE_CHECKING:
     from statecli.commands.verify import (
         first_forward as first_forward,
@@ -17,6 +18,4 @@ if TYPE_CHECKING:
         rules as rules,
     )
 else:
-    from statecli.core.import_on_use import import_on_use
-
     __getattr__ = import_on_use(__name__)

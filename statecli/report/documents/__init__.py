@@ -5,13 +5,11 @@ Rows of tensors are `Rows` in fields of type tuple, because each row is encoded 
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+
 if TYPE_CHECKING:
     from statecli.report.documents import (
         inspect as inspect,
-        schema_texts as schema_texts,
     )
 else:
-    from statecli.core.import_on_use import import_on_use
-
     __getattr__ = import_on_use(__name__)

@@ -6,14 +6,13 @@ kind from names, shapes and statistics, and `values/element_checks.py` reads the
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing takes a tenth of the shortest start
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+from statecli.values.require_numpy import require_numpy
+
 if TYPE_CHECKING:
     from statecli.commands.diff.transformations import (
         find as find,
         merges as merges,
     )
 else:
-    from statecli.core.import_on_use import import_on_use
-    from statecli.values.require_numpy import require_numpy
-
     __getattr__ = import_on_use(__name__, require_numpy)
