@@ -128,7 +128,7 @@ if not TYPE_CHECKING:
         home = next((module for module, names in _TYPES.items() if name in names), None)
         if home is None:
             raise AttributeError(f"module 'statecli' has no attribute {name!r}")
-        import importlib  # Python asks for the name of each package that a module imports
+        import importlib  # not above: `from statecli import live` first asks here for the name
 
         return getattr(importlib.import_module(home), name)
 

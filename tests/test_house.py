@@ -112,9 +112,10 @@ def imports(path):
         if isinstance(node, ast.Import | ast.ImportFrom):
             found.append(ImportStatement(node, in_function, for_types))
         in_function = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for_types = for_types or (isinstance(node, ast.If) and dotted_name(node.test) == "TYPE_CHECKING")
+        checks_types = isinstance(node, ast.If) and dotted_name(node.test) == "TYPE_CHECKING"
         for field in ("body", "orelse", "handlers", "finalbody", "cases"):
-            todo += [(child, in_function, for_types) for child in getattr(node, field, ())]
+            only_types = for_types or (checks_types and field == "body")
+            todo += [(child, in_function, only_types) for child in getattr(node, field, ())]
     return found
 
 
@@ -244,7 +245,8 @@ def test_a_package_lists_the_modules_that_are_used_through_it():
 def test_imports_have_no_circle_and_stay_out_of_other_packages():
     """import-linter looks for circles among packages and in the two upper levels.
 
-    Also imports in functions count, and modules that are used through their package.
+    Also imports in functions count, and modules that are used through their package, but not the modules of commands
+    and proofs, which are chosen by `getattr`.
 
     A name that begins with `_` belongs to the package around it: no other package imports it.
     """

@@ -73,12 +73,26 @@ def test_placing_without_torch_is_one_line(files):
     assert "pip install 'torch-statecli[torch]'" in result.stderr
 
 
-def test_stats_without_numpy_is_one_line(files):
-    """--stats needs numpy, and the line names numpy."""
-    words = ["-c", CHILD.format(modules={"numpy"}), "inspect", str(files / "a.pt"), "--stats"]
-    result = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "pip install 'torch-statecli[values]'" in result.stderr
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("inspect", "a.safetensors", "--stats"),
+        ("diff", "a.safetensors", "b.safetensors", "-v"),
+        ("diff", "a.safetensors", "b.safetensors", "--shard", "1/2"),
+        ("merge", "part"),
+    ],
+    ids=lambda args: args[-1],
+)
+def test_what_reads_values_without_numpy_is_one_line(tmp_path, args):
+    """Small tensors are compared without numpy, but neither their ranks nor a part of the work."""
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        save_file({"weight": torch.full((8, 8), value)}, tmp_path / f"{name}.safetensors")
+    (tmp_path / "part").write_bytes(b"")
+    # A process that is forked from one of the tests has imported numpy.
+    words = ["-c", CHILD.format(modules={"numpy"}), *args]
+    result = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert "needs numpy, which is not installed: pip install 'torch-statecli[values]'" in result.stderr
 
 
 def test_the_check_can_fail(files):

@@ -13,7 +13,7 @@ from statecli.browse.peek import Versions
 from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.commands.diff.run import compare_states
-from statecli.core.errors import StateError
+from statecli.core.errors import MissingDependency, StateError
 from statecli.core.model_state import ModelState
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import format_number
@@ -67,11 +67,14 @@ class Difference:
         change = self._changes[position]
         assert change.before is not None  # noqa: S101 - see `has_pair`
         assert change.after is not None  # noqa: S101
-        if change.before.shape != change.after.shape:
-            return values.compare.NotCompared("the shapes differ", reshaped=True)
-        # One job: workers are forked, and a fork of a process with a screen and threads may hang.
-        pairs = [values.compare.Pair(change.before, change.after)]
-        (outcome,) = values.compare.compare_pairs(pairs, CompareOptions(), jobs=1, seen=self._versions.known)
+        try:
+            if change.before.shape != change.after.shape:
+                return values.compare.NotCompared("the shapes differ", reshaped=True)
+            # One job: workers are forked, and a fork of a process with a screen and threads may hang.
+            pairs = [values.compare.Pair(change.before, change.after)]
+            (outcome,) = values.compare.compare_pairs(pairs, CompareOptions(), jobs=1, seen=self._versions.known)
+        except MissingDependency as error:  # names and headers are compared without numpy
+            return error
         return outcome
 
     def measure_change(self, positions: Sequence[int]) -> float | None:
@@ -188,11 +191,13 @@ class Difference:
 
 
 def _add_outcome(change: Change, outcome: PairOutcome | None) -> Change:
+    if outcome is None:
+        return change
     if isinstance(outcome, StateError):
         return msgspec.structs.replace(change, not_compared=str(outcome))
     if isinstance(outcome, values.compare.NotCompared):
         return change if outcome.reshaped else msgspec.structs.replace(change, not_compared=outcome.reason)
-    if outcome is None or not outcome.changed:
+    if not outcome.changed:
         return change
     status = Status.CHANGED if change.status is Status.IDENTICAL else change.status
     return msgspec.structs.replace(change, values=outcome, status=status, fields=(*change.fields, Field.VALUES))

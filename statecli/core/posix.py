@@ -59,7 +59,7 @@ def use_one_malloc_arena() -> None:
 
     Otherwise each thread has an arena, and each arena keeps the memory of freed values: 40 MB in 16 threads.
     """
-    import contextlib  # the shortest start imports this module
+    import contextlib  # not at the top, because the shortest start runs without contextlib
     import ctypes
 
     with contextlib.suppress(AttributeError, OSError, TypeError):

@@ -367,7 +367,7 @@ def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.devic
         for argument, value in _bind_arguments(func, args, kwargs)
         if argument.name != _SCALARS_ARGUMENT
     ]
-    lists = [list_tensors(*value) for _, value in bound_arguments if isinstance(value, (list, tuple))]
+    lists = [list_tensors(value) for _, value in bound_arguments if isinstance(value, (list, tuple))]
     strays_by_id: dict[int, torch.Tensor] = {}
     for index in range(max(map(len, lists), default=0)):
 

@@ -92,9 +92,10 @@ def _compute(func: Any, args: Any, kwargs: Any) -> Any:
     try:
         return func(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
-        if "not implemented for '" not in str(error) or func._schema.is_mutable:
+        tensors = list_tensors(*args, *kwargs.values())
+        if "not implemented for '" not in str(error) or func._schema.is_mutable or not tensors:
             raise
-    dtype = list_tensors(*args, *kwargs.values())[0].dtype
+    dtype = tensors[0].dtype
     args, kwargs = tree_map_only(
         torch.Tensor, lambda tensor: tensor.double() if tensor.dtype is dtype else tensor, (args, kwargs)
     )

@@ -203,7 +203,7 @@ _MAX_DRAWN_BYTES = 512 * 1024**2
 
 @contextmanager
 def _read_quietly() -> Iterator[None]:
-    """Hide lines that libraries print, and call torch without the operators of tensor subclasses."""
+    """Hide lines that libraries print, and read tensors without asking `__torch_function__` of their classes."""
     with hide_library_lines(), torch._C.DisableTorchFunctionSubclass():
         yield
 

@@ -752,7 +752,8 @@ def _get_captured_name(step: Step) -> str:
         return named[1]
     function: types.FunctionType = step.parent.value
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return arguments[int(named[2]) - len(function.__defaults__ or ())]
+    defaults = function.__defaults__  # may be of a class of the user
+    return arguments[int(named[2]) - (0 if defaults is None else tuple.__len__(defaults))]
 
 
 def _describe_reader(unregistered: UnregisteredTensor, site: _Site, name: str) -> str:

@@ -153,7 +153,10 @@ _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent
 
 
 class Step(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A step from a holder to a held object. Names are built from chains of steps, and only for tensors."""
+    """A step from a holder to a held object. Names are built from chains of steps, and only for tensors.
+
+    `gc=False`, here and below: nothing in a model refers to a step, so no cycle passes through one.
+    """
 
     parent: Step | None
     label: str
@@ -289,7 +292,10 @@ def walk_registered(root: nn.Module) -> list[RegisteredName]:
 
 
 def own_dict(obj: Any) -> dict[str, Any]:
-    """Return the instance dict, read through Python's own slot; empty if the object has none."""
+    """Return the instance dict, read through Python's own slot; empty if the object has none.
+
+    The dict may be of a class of the user: call the methods of `dict` itself.
+    """
     getter = _find_dict_getter(type(obj))
     return {} if getter is None else getter.__get__(obj)
 
@@ -311,7 +317,7 @@ def is_scripted(module: nn.Module) -> bool:
 
 def _read_registry(module: nn.Module, name: str, own: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return the entries of a registry of the module; `own` is its instance dict."""
-    entries = own.get(name)
+    entries = dict.get(own, name)
     if type(entries) is dict:
         return list(entries.items())
     if entries is None:
@@ -357,7 +363,7 @@ def _collect_registered(root: nn.Module, result: WalkResult) -> None:
 
 
 def _collect_own_tensors(prefix: str, module: nn.Module, own: dict[str, Any], result: WalkResult) -> int:
-    non_persistent = own.get("_non_persistent_buffers_set") or ()
+    non_persistent = dict.get(own, "_non_persistent_buffers_set") or ()
     parameters = _read_registry(module, "_parameters", own)
     buffers = _read_registry(module, "_buffers", own)
     for name, tensor in parameters:
@@ -459,7 +465,7 @@ class _Search:
             self._result.unregistered.append(UnregisteredTensor(fqn, tensor, owner, rank, tuple(chain[start + 1 :])))
 
 
-#: Types whose contents `_contents` knows how to list.
+#: Types whose contents `_find_listers` knows how to list.
 _OPENED_TYPES = (
     *(nn.Module, torch.Tensor, dict, list, tuple, collections.deque, set, frozenset, functools.partial, BaseException),
     *(types.FunctionType, types.BuiltinMethodType, types.MethodType),
@@ -515,35 +521,45 @@ def _is_empty(obj: Any) -> bool:
     """Whether `obj` is an empty container, as most dicts of hooks in a module are, or a function without contents."""
     kind = type(obj)
     if kind is types.FunctionType:  # the methods of a class of transformers are most of what a walk would open
-        defaults = (*(obj.__defaults__ or ()), *(obj.__kwdefaults__ or {}).values())
-        return not obj.__closure__ and not obj.__dict__ and all(_is_closed(type(value)) for value in defaults)
+        return _is_empty_function(obj)
     # Of these types only OrderedDict takes attributes.
-    return id(kind) in _CONTAINER_TYPES and not obj and (kind is not collections.OrderedDict or not obj.__dict__)
+    takes_attributes = kind is collections.OrderedDict
+    return id(kind) in _CONTAINER_TYPES and not obj and not (takes_attributes and dict.__len__(obj.__dict__))
+
+
+def _is_empty_function(function: types.FunctionType) -> bool:
+    if function.__closure__ or dict.__len__(function.__dict__):
+        return False
+    # Both may be of a class of the user.
+    positional, by_name = function.__defaults__, function.__kwdefaults__
+    return (positional is None or all(_is_closed(type(value)) for value in tuple.__iter__(positional))) and (
+        by_name is None or all(_is_closed(type(value)) for value in dict.values(by_name))
+    )
 
 
 def _is_module(obj: Any) -> bool:
     return issubclass(type(obj), nn.Module)
 
 
-#: Lists what an object holds: (label, value, how). `numbered`: the keys of a dict are counters.
+#: What an object holds: (label, value, how).
 _Contents = Iterable[tuple[str, Any, str]]
+#: Lists what an object holds; True: the keys of a dict are counters.
+_Lister = Callable[[Any, bool], _Contents]
 
 
 @cache_by_type
-def _find_listers(kind: type) -> tuple[Callable[[Any, bool], _Contents], ...]:
+def _find_listers(kind: type) -> tuple[_Lister, ...]:
     """Return the functions that list all contents of objects of this type."""
     if id(kind) in _TRANSPARENT_TYPES:
         return (_list_referents,)
     if kind is types.MethodType:
         return (_list_method,)
-    listers: list[Callable[[Any, bool], _Contents]] = [
-        list_contents for base, list_contents in _LISTERS if issubclass(kind, base)
-    ][:1]
+    listers: list[_Lister] = [list_contents for base, list_contents in _LISTERS if issubclass(kind, base)][:1]
     if not listers and kind is types.BuiltinMethodType:
         listers = [_list_builtin_method]
     elif not listers and _is_object_array(kind):
         listers = [_list_array]
-    if issubclass(kind, collections.defaultdict):
+    if listers == [_list_dict] and issubclass(kind, collections.defaultdict):
         listers.append(_list_default_factory)
     if not issubclass(kind, nn.Module) and _find_dict_getter(kind) is not None:
         listers.append(_list_attributes)
@@ -572,7 +588,7 @@ def _list_exception(error: BaseException, _: bool) -> _Contents:
 
 
 def _list_attributes(obj: Any, _: bool) -> _Contents:
-    return [(f".{name}", value, "attribute") for name, value in list(own_dict(obj).items())]
+    return [(f".{name}", value, "attribute") for name, value in list(dict.items(own_dict(obj)))]
 
 
 def _list_module(module: nn.Module, _: bool) -> Iterator[tuple[str, Any, str]]:
@@ -586,7 +602,7 @@ def _list_module(module: nn.Module, _: bool) -> Iterator[tuple[str, Any, str]]:
                 if issubclass(type(value), torch.Tensor):
                     held_by_tensors |= _list_ids_moved_by(value)
             yield f".{name}", value, "registered"
-    for name, value in list(own.items()):
+    for name, value in list(dict.items(own)):
         if id(type(value)) in _ATOM_TYPES or _is_empty(value):
             continue  # most attributes of a module are flags and empty dicts of hooks
         if id(value) in held_by_tensors:
@@ -609,10 +625,10 @@ def _list_ids_moved_by(tensor: torch.Tensor) -> set[int]:
     These are the objects of a class with a `.to` of its own, and objects of bitsandbytes, whose class may be lost.
     """
     attributes = own_dict(tensor)
-    is_moving = bool(attributes) and has_own_to(type(tensor))
+    is_moving = has_own_to(type(tensor))
     return {
         id(value)
-        for value in attributes.values()
+        for value in dict.values(attributes)
         if (is_moving or _is_of_bitsandbytes(type(value))) and not (_is_closed(type(value)) or _is_module(value))
     }
 
@@ -639,7 +655,7 @@ _SCRIPT_ATTRIBUTE = "_actual_script_module"
 def _get_script_object(module: nn.Module) -> Any:
     """Return the C++ object of a ScriptModule; None before its creation."""
     own = own_dict(module)
-    return own_dict(own.get(_SCRIPT_ATTRIBUTE, module)).get("_c")
+    return dict.get(own_dict(dict.get(own, _SCRIPT_ATTRIBUTE, module)), "_c")
 
 
 def _list_script_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -735,10 +751,11 @@ def _list_function(function: types.FunctionType, _: bool) -> Iterator[tuple[str,
         value = gc.get_referents(cell)  # an empty cell raises on .cell_contents
         if value:
             yield f".__closure__[{name!r}]", value[0], "closure"
-    for i, value in enumerate(function.__defaults__ or ()):
+    positional, by_name = function.__defaults__, function.__kwdefaults__
+    for i, value in enumerate(tuple.__iter__(positional) if positional is not None else ()):
         yield f".__defaults__[{i}]", value, "default"
-    for name, value in (function.__kwdefaults__ or {}).items():
-        yield f".__kwdefaults__[{name!r}]", value, "default"
+    for name, value in dict.items(by_name) if by_name is not None else ():
+        yield f".__kwdefaults__[{_format_literal(name)}]", value, "default"
 
 
 def _list_partial(partial: functools.partial[Any], _: bool) -> Iterator[tuple[str, Any, str]]:
@@ -769,7 +786,7 @@ def _find_declared_slots(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 #: The function for the contents of the first of these types that a type is derived from.
-_LISTERS: tuple[tuple[Any, Callable[[Any, bool], _Contents]], ...] = (
+_LISTERS: tuple[tuple[Any, _Lister], ...] = (
     (nn.Module, _list_module),
     (dict, _list_dict),
     ((list, tuple, collections.deque), _list_sequence),
@@ -802,7 +819,7 @@ def _is_code(value: Any) -> bool:
 
 def _is_shadowed(obj: Any, name: str) -> bool:
     own = own_dict(obj)
-    if name in own:
+    if dict.__contains__(own, name):
         return True
     registries = ("_parameters", "_buffers", "_modules") if _is_module(obj) else ()
     return any(

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec import UNSET
 
-from statecli import report
+from statecli import report as report_package
 from statecli.commands import verify
 from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
@@ -34,7 +34,7 @@ from statecli.core.rule import Rule
 from statecli.core.run_scope import NotChecked
 from statecli.core.severity import find_worst_severity, is_trainable
 from statecli.core.units import format_origin, format_shape, join_names, plural
-from statecli.report import Fix, Line, Page, Problem, Report, fold, rule_texts
+from statecli.report import Fix, Line, Page, Problem, Report, RuleText, fold, rule_texts
 from statecli.targets.location import is_installed
 from statecli.targets.target_result import Accepted
 
@@ -81,10 +81,15 @@ def _list_tie_rules() -> frozenset[str]:
     return BROKEN_TIES | {rule.name for rule in other_proofs}
 
 
-def _find_heading(rule: str) -> str:
+def _map_rules(plugin_rules: Sequence[Rule]) -> Mapping[str, RuleText]:
+    """Return the text of each rule, also of plugins, by the name of the rule."""
+    known = rule_texts.read_rule_texts()
+    return known | {rule.name: rule_texts.describe_rule(rule) for rule in plugin_rules} if plugin_rules else known
+
+
+def _find_heading(rule: str, rules: Mapping[str, RuleText]) -> str:
     """Return the text that heads several findings of the rule; "" for a rule without such a text."""
-    text = rule_texts.read_rule_texts().get(rule)
-    return "" if text is None else text.heading
+    return rules[rule].heading if rule in rules else ""
 
 
 def group_findings(
@@ -105,23 +110,23 @@ def group_findings(
             cause = causes[row.fqn] = _get_registration_cause(row)
             rows_by_cause.setdefault(cause, []).append(row)
     ties = map_tied_names((finding for finding in findings if finding.rule in BROKEN_TIES), rows)
-    imports, tie_rules = _map_imports(findings), _list_tie_rules()
+    imports, tie_rules, rules = _map_imports(findings), _list_tie_rules(), _map_rules(plugin_rules)
     groups: dict[object, list[Finding]] = {}
     for finding in findings:
         first = ties.get(finding.fqn) if finding.rule in tie_rules else _find_same_import(finding, imports)
         row_cause = None if finding.rule in LOAD_HELP else causes.get(finding.fqn or "")
-        groups.setdefault(row_cause or _get_cause(first or finding), []).append(finding)
+        groups.setdefault(row_cause or _get_cause(first or finding, rules), []).append(finding)
     problems = []
     for cause, group in groups.items():
         group_rows = rows_by_cause.get(cause)
         if group_rows:
             problems.append(_build_registration_problem(group, group_rows))
         elif any(finding.rule in BROKEN_TIES for finding in group):
-            problems.append(_build_tie_problem(group))
+            problems.append(_build_tie_problem(group, rules))
         elif any(finding.rule in _IMPORT_RULES for finding in group):
-            problems.append(_build_import_problem(group))
+            problems.append(_build_import_problem(group, rules))
         else:
-            problems.append(_build_problem(group, plugin_rules))
+            problems.append(_build_problem(group, rules))
     return tuple(sorted(problems, key=lambda problem: -problem.severity.rank))
 
 
@@ -208,8 +213,8 @@ def _count_not_checked(entries: Iterable[NotChecked]) -> list[str]:
     return [f"{plural(count, noun)} not checked" for noun, count in counts.items()]
 
 
-def _get_cause(finding: Finding) -> object:
-    line = None if _find_heading(finding.rule) else finding.origin
+def _get_cause(finding: Finding, rules: Mapping[str, RuleText]) -> object:
+    line = None if _find_heading(finding.rule, rules) else finding.origin
     return finding.rule, finding.target, finding.severity, line, finding.help
 
 
@@ -226,12 +231,12 @@ def _split_element(fqn: str) -> tuple[str, str]:
 # --- ties ------------------------------------------------------------------------------------------------------------
 
 
-def _build_tie_problem(findings: Sequence[Finding]) -> Problem:
+def _build_tie_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
     """Return the broken tie with the findings of other proofs as its consequences."""
     ties = [finding for finding in findings if finding.rule in BROKEN_TIES]
     starts = {finding.fqn: finding.message for finding in reversed(ties)}
     first = [finding for finding in ties if finding.message == starts[finding.fqn]]
-    problem = _build_problem(first)
+    problem = _build_problem(first, rules)
     effects = dict.fromkeys(
         _strip_name(finding, f"{starts.get(finding.fqn)}; ")
         for finding in findings
@@ -273,10 +278,10 @@ def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
     return reported[0] if all(reported) else None
 
 
-def _build_import_problem(findings: Sequence[Finding]) -> Problem:
+def _build_import_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
     """Return the problem of an import, with the refused load as its consequence."""
     refused = [finding for finding in findings if finding.rule == _REFUSED_LOAD]
-    problem = _build_problem([finding for finding in findings if finding.rule != _REFUSED_LOAD])
+    problem = _build_problem([finding for finding in findings if finding.rule != _REFUSED_LOAD], rules)
     effects = (_REFUSED_EFFECT,) if refused else ()
     return msgspec.structs.replace(problem, findings=tuple(findings), effects=(*problem.effects, *effects))
 
@@ -423,13 +428,13 @@ def _read_source(origin: Origin | None) -> str:
     """Return the source line; of a statement on several lines its lines without comments, as a single line."""
     if origin is None:
         return ""
-    return report.source_lines.read_statement(origin)
+    return report_package.source_lines.read_statement(origin)
 
 
 # --- everything else -------------------------------------------------------------------------------------------------
 
 
-def _build_problem(findings: Sequence[Finding], plugin_rules: Sequence[Rule] = ()) -> Problem:
+def _build_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
     first = findings[0]
     origin = first.origin or None
     if origin is not None and (is_installed(origin) or any(other.origin != first.origin for other in findings)):
@@ -453,16 +458,15 @@ def _build_problem(findings: Sequence[Finding], plugin_rules: Sequence[Rule] = (
         text = next(iter(texts))
         text = text if len(names) == 1 else _make_plural(text.replace("this tensor", "these tensors"))
         return msgspec.structs.replace(problem, message=f"{_fold_names(names)}: {text}")
-    messages = [Line((_shorten_message(finding),)) for finding in findings]
+    messages = [Line((_shorten_message(finding, rules),)) for finding in findings]
     folded = list(fold.fold_messages(messages))
     effects = tuple(line.cells[0] for line, _ in folded)
     problem = msgspec.structs.replace(
         problem, effects=effects, effect_counts=tuple(len(positions) for _, positions in folded)
     )
-    if title := _describe_group(first, names):
+    if title := _describe_group(first, names, rules):
         return msgspec.structs.replace(problem, message=title)
-    known = rule_texts.read_rule_texts() | {rule.name: rule_texts.describe_rule(rule) for rule in plugin_rules}
-    summary = known[first.rule].summary if first.rule in known else first.rule
+    summary = rules[first.rule].summary if first.rule in rules else first.rule
     return msgspec.structs.replace(problem, message=_summarize(summary, len(findings)))
 
 
@@ -490,9 +494,9 @@ def _make_plural(text: str) -> str:
     return text.replace(" but is ", " but are ", 1).replace(" but still points ", " but still point ", 1)
 
 
-def _describe_group(first: Finding, names: Sequence[str]) -> str | None:
+def _describe_group(first: Finding, names: Sequence[str], rules: Mapping[str, RuleText]) -> str | None:
     """Return `3 keys of net.py:Net are missing`; None for a rule without a text for several names."""
-    template = _find_heading(first.rule)
+    template = _find_heading(first.rule, rules)
     if not template or len(names) < 2:
         return None
     owner = _OWNER.search(first.message)
@@ -502,10 +506,10 @@ def _describe_group(first: Finding, names: Sequence[str]) -> str | None:
     return template.format(count, owner[owner.lastindex or 0])
 
 
-def _shorten_message(finding: Finding) -> str:
+def _shorten_message(finding: Finding, rules: Mapping[str, RuleText]) -> str:
     """Return the message without the text in the heading of several findings."""
     for pattern, text in _SHORTER:
-        if _find_heading(finding.rule) and pattern.search(finding.message):
+        if _find_heading(finding.rule, rules) and pattern.search(finding.message):
             return pattern.sub(text, finding.message)
     return finding.message
 

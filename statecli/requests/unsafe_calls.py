@@ -16,7 +16,8 @@ from statecli.targets.section_of_target import split_section
 def add_unsafe_calls(inspection: Inspection) -> Inspection:
     """Add a finding for each harmful function that loading the file imports or calls.
 
-    Only a file whose reader listed a harmful name is scanned, because a scan costs more than the list of tensors.
+    Call it for a file with names that torch does not know. Only a file with a harmful name among them is scanned,
+    because a scan costs more than the list of tensors.
     Raises UnreadableError if bytes of a remote file could not be fetched.
     """
     state = inspection.state

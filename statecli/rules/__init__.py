@@ -1,6 +1,6 @@
 """The rules of `audit`, a module for each subject; `dictionary` joins them with the rules of the other commands.
 
-Importing this package imports nothing.
+Importing this package imports no rule.
 """
 
 from __future__ import annotations

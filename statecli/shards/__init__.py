@@ -7,3 +7,11 @@ Each shard reads all headers, plans all tasks of the value passes as the whole c
 (`partition.py`). A shard file (`shard_file.py`) has their results. `merge` runs the command again, and looks up each
 result instead of computing. Shards of a checkpoint are something else: files of `formats/sharded.py`.
 """
+
+from __future__ import annotations
+
+from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
+from statecli.values.require_numpy import require_numpy
+
+if not TYPE_CHECKING:
+    __getattr__ = import_on_use(__name__, require_numpy)

@@ -194,16 +194,10 @@ def mask_urls(text: str) -> str:
         return option + equals + _hide_typo(url2pathname(value[7:].removeprefix("localhost")))
     if is_remote(value) and os.path.lexists(value):
         return text
+    if is_remote(value):
+        return option + equals + storage.masked_url.mask_url(value)
     # A glob such as `*://me:pw@host/*` is not a URL, and hides its password as a misspelt URL does.
-    return (
-        option
-        + equals
-        + (
-            storage.masked_url.mask_url(value)
-            if is_remote(value)
-            else storage.masked_url.mask_urls_in(_hide_typo(value))
-        )
-    )
+    return option + equals + storage.masked_url.mask_urls_in(_hide_typo(value))
 
 
 def _hide_typo(text: str) -> str:

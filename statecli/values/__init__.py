@@ -1,6 +1,6 @@
 """Tensor values at memory speed: the place of their bytes, their meaning, and their arrival on a device.
 
-Importing this package imports nothing: its modules need numpy, which may not be installed, and are imported when they
+Importing this package imports no numpy: its modules need numpy, which may not be installed, and are imported when they
 are first used (`values.stats.fill_stats(…)` after `from statecli import values`):
 
     elements.py      stored bytes -> numbers: every element type torch can save
@@ -24,7 +24,7 @@ are first used (`values.stats.fill_stats(…)` after `from statecli import value
 from __future__ import annotations
 
 from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
-from statecli.values.require_numpy import require_numpy
+from statecli.values.require_numpy import require_numpy as _require_numpy  # the module keeps its name
 
 if TYPE_CHECKING:
     from statecli.values import (
@@ -44,4 +44,4 @@ if TYPE_CHECKING:
         to_device as to_device,
     )
 else:
-    __getattr__ = import_on_use(__name__, require_numpy)
+    __getattr__ = import_on_use(__name__, _require_numpy)

@@ -467,6 +467,16 @@ def test_every_output_shows_a_finding_of_a_plugin(statecli, desk, output):
     assert "reference/rules/acme" not in result.out
 
 
+def test_a_rule_of_a_plugin_may_have_a_heading(statecli, desk):
+    """Several findings are a problem with this heading; without a heading, with the summary."""
+    save_file({"a": torch.ones(1), "b": torch.ones(2)}, desk / "models" / "a.safetensors")
+    body = "yield from (Issue(f'{row.fqn}: is {row.nbytes} bytes', row.fqn) for row in subject.state.tensors)"
+    text = HEAD + RULE.format(name="acme_size", body=body).replace("ERROR)", "ERROR, heading='{} tensors are small')")
+    write_plugin(Path("acme_here.py"), text=text, listed="acme_size,")
+    result = statecli("audit", "../models/a.safetensors", "--plugin", "./acme_here.py")
+    assert (result.code, "2 tensors are small" in result.out) == (1, True), result.err
+
+
 def test_rules_lists_and_explains_the_rules_of_a_plugin(statecli, desk):
     """The explanation has no link to the documentation of statecli."""
     write_plugin(Path("acme_here.py"), ISSUE)

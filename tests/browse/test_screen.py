@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from statecli.commands.inspect.run import Request, inspect
-from statecli.core.errors import UsageError
+from statecli.core.errors import MissingDependency, UsageError
 from statecli.core.model_state import ModelState, Origin, Stats, TensorInfo
 from statecli.core.selection import Selection, select
 from statecli.requests.options import BrowseOptions
@@ -270,6 +270,18 @@ def test_o_says_what_it_orders_by_and_goes_back(in_folder):
         assert drive("first.safetensors", *["down"] * 3, "o", back, look=lambda app: app.model.cursor) == 3
     kept = drive("first.safetensors", *keys_of("/norm"), "enter", "o", "escape", look=rows_of)
     assert kept == drive("first.safetensors", *keys_of("/norm"), "enter", look=rows_of)
+
+
+def test_without_numpy_names_are_compared_with_a_second_target(in_folder, monkeypatch):
+    """The panel says what to install, and the screen stays."""
+    from statecli.values import compare
+
+    def refuse(*_, **__):
+        raise MissingDependency("reading values needs numpy, which is not installed: pip install numpy")
+
+    monkeypatch.setattr(compare, "compare_pairs", refuse)
+    screen = drive("first.safetensors", "t", "down", other="second.safetensors", size=(200, 40))
+    assert "needs numpy" in screen
 
 
 def test_values_that_arrive_while_the_screen_closes_end_nothing(in_folder):

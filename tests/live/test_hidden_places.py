@@ -32,6 +32,38 @@ PLACES = [
 ]
 
 
+OWN_DICTS = """
+class Loud(dict):
+    def refuse(self, *arguments):
+        raise SystemExit("user code ran")
+    __len__ = __bool__ = __iter__ = __contains__ = get = items = keys = values = refuse
+
+class LoudTuple(tuple):
+    def refuse(self, *arguments):
+        raise SystemExit("user code ran")
+    __len__ = __bool__ = __iter__ = refuse
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.weight.__dict__ = Loud(z=torch.ones(3))
+        def call(x=None, *, y=None): pass
+        call.__defaults__, call.__kwdefaults__ = LoudTuple([torch.ones(4)]), Loud(y=torch.ones(5))
+        call.__dict__ = Loud(tag=torch.ones(6))
+        self.call = call
+        self.hooks = collections.OrderedDict()
+        self.hooks.__dict__ = Loud(w=torch.ones(7))
+"""
+
+
+def test_attributes_in_a_dict_of_the_users_class_run_no_code(inspect):
+    """`__dict__` and the defaults of a function may be of a class whose methods are the user's."""
+    state = inspect("import collections\n" + OWN_DICTS)
+    names = ["weight", "weight.z", "call.__defaults__[0]", "call.__kwdefaults__['y']", "call.tag", "hooks.w"]
+    assert [row.fqn for row in state.tensors] == names
+
+
 @pytest.mark.parametrize(("value", "name"), PLACES)
 def test_it_is_found(inspect, value, name):
     """A tensor in an object of the standard library is a row, and does not follow a move."""

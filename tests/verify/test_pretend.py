@@ -75,6 +75,15 @@ def test_a_moved_model_gives_what_it_gives():
     torch.testing.assert_close(out.cpu_data, expected)
 
 
+def test_an_operator_without_tensors_that_the_cpu_lacks_is_torchs_error():
+    """There is no dtype of an argument to compute in another dtype."""
+    with (
+        fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)),
+        pytest.raises((NotImplementedError, RuntimeError), match="not implemented for 'ComplexFloat'"),
+    ):
+        torch.randperm(4, dtype=torch.complex64)
+
+
 def test_in_place_gives_the_same_object():
     """`x.add_(1)` returns x, a view shares memory with its base, and `out=` returns the given tensor."""
     with fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)):

@@ -41,8 +41,6 @@ class PluginRequest(msgspec.Struct, frozen=True):
 
 def join_rules(plugins: Iterable[Plugin]) -> tuple[AuditRule, ...]:
     """Return the rules of statecli, and then the rules of the plugins."""
-    # Imported here, because `statecli config` needs no rules.
-
     return (*RULES, *(rule for plugin in plugins for rule in plugin.rules))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from statecli import values
+from statecli.commands.diff import transformations
 from statecli.commands.diff.result import Change
-from statecli.commands.diff.transformations.views import flatten, get_data, locate
 from statecli.core.dtypes import SPACING
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ def estimate_change_ranks(changes: Sequence[Change], *, jobs: int) -> dict[int, 
 
 
 def _build_task(change: Change) -> RankTask | None:
-    before, after = get_data(change.before), get_data(change.after)
+    views = transformations.views
+    before, after = views.get_data(change.before), views.get_data(change.after)
     if (
         change.values is None
         or change.values.l2 is None
@@ -31,7 +32,7 @@ def _build_task(change: Change) -> RankTask | None:
         or before.shape != after.shape
     ):
         return None
-    old, new = flatten(locate(before, change.fqn)), flatten(locate(after, change.fqn))
+    old, new = (views.flatten(views.locate(data, change.fqn)) for data in (before, after))
     if old is None or new is None or min(new.shape) < 2 or new.shape[1] > values.change_rank.MAX_COLUMNS:
         return None
     return values.change_rank.RankTask(change.fqn, old, new) if old.dtype in SPACING and new.dtype in SPACING else None

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from statecli.commands.diff.transformations import (
         find as find,
         merges as merges,
+        views as views,
     )
 else:
     __getattr__ = import_on_use(__name__, require_numpy)
