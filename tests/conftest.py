@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 from hypothesis.internal.constants_ast import constants_from_module
 
@@ -42,6 +43,20 @@ ROOT = Path(__file__).parent.parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run test_zoo.py first: at the end of a run the workers share its tests, and each would prove all its models."""
     items.sort(key=lambda item: item.path.name != "test_zoo.py")
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Send the main process nothing about the start, setup and teardown of a test, unless they fail.
+
+    These are three of six messages for each of 18,000 tests, and take 0.7 ms.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 #: Number of tests from which huge pages save more time than moving the memory takes.
