@@ -65,23 +65,26 @@ def explain_process_link(path: str) -> str | None:
     The link may lead a loader elsewhere than the audit: `/proc/self/cwd` is the folder where the program runs. A path
     with the folder's own name, as `/dev/stdin`, was typed by the user.
     """
-    here, links = "/", 0
+    here, links = "", 0  # the root is ""
     # Without a current folder, which may have been removed, a relative path leads nowhere.
     whole = path if os.path.isabs(path) or not os.path.exists(os.curdir) else os.path.join(os.getcwd(), path)
     pending = whole.split("/")[::-1] if os.sep == "/" else []
     while pending and links <= _MAX_LINKS:
         step = pending.pop()
-        here = os.path.dirname(here) if step == os.pardir else os.path.join(here, "" if step == os.curdir else step)
-        here = here.rstrip("/") or "/"
-        if (folder := _get_process_folder(here, is_last=not any(pending))) is not None:
+        parent = here.rpartition("/")[0] if step == os.pardir else here
+        here = parent if step in ("", os.curdir, os.pardir) else f"{here}/{step}"
+        is_of_system = here.startswith(_PROCESS_FOLDERS)
+        if is_of_system and (folder := _get_process_folder(here, is_last=not any(pending))) is not None:
             different = "which points to a different file in each process; replace the link with the file"
             return f"is reached by a link through {folder}, {different}" if links else None
+        if here == parent:
+            continue
         try:
             lead = os.readlink(here)
         except (OSError, ValueError):  # not a link
             continue
         links += 1
-        here = "/" if lead.startswith("/") else os.path.dirname(here)
+        here = "" if lead.startswith("/") else parent
         pending.extend(lead.split("/")[::-1])
     return None
 
