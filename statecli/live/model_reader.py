@@ -49,14 +49,7 @@ from statecli.live.tensors import (
     may_overlap,
     read_facts,
 )
-from statecli.live.walk import (
-    RegisteredName,
-    UnregisteredTensor,
-    WalkResult,
-    count_constants_in_code,
-    has_own_to,
-    walk,
-)
+from statecli.live.walk import RegisteredName, UnregisteredTensor, WalkResult, count_constants_in_code, has_own_to, walk
 
 #: Attributes of a model that hold what it may be called with; Lightning keeps the second behind the first.
 _INPUT_ATTRIBUTES = ("example_input_array", "_example_input_array", "dummy_inputs")

@@ -16,14 +16,7 @@ from typing import Any, TypeVar
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Hazard
-from statecli.pickle_scan import (
-    array_texts,
-    composer_model,
-    evaluated_texts,
-    known_names,
-    random_states,
-    texts_as_code,
-)
+from statecli.pickle_scan import array_texts, composer_model, evaluated_texts, known_names, random_states, texts_as_code
 from statecli.pickle_scan.checkpoint_paths import (
     check_lightning_path,
     check_mmengine_path,

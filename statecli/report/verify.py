@@ -43,13 +43,7 @@ from statecli.report import (
     rule_texts,
 )
 from statecli.report.documents.verify import build_verify_document, count_verdicts, find_worst_verdicts
-from statecli.report.problems import (
-    MAX_NAMES,
-    build_accepted_notes,
-    format_severities,
-    group_accepted,
-    group_findings,
-)
+from statecli.report.problems import MAX_NAMES, build_accepted_notes, format_severities, group_accepted, group_findings
 from statecli.targets.location import add_places
 
 #: The sign of each verdict; a tensor without a cell gets the sign of SKIPPED.

@@ -10,11 +10,7 @@ from statecli.core.errors import UsageError, option
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.report.inspect import build_inspect_report
-from statecli.requests.accepted_findings import (
-    check_options,
-    describe_former_names,
-    list_accepted,
-)
+from statecli.requests.accepted_findings import check_options, describe_former_names, list_accepted
 from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 from statecli.requests.parameters import refuse_division

@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from statecli import storage
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import lifetime, local
-from statecli.storage.local import (
-    STANDARD_INPUT,
-    LocalStore,
-    record_opened_files,
-)
+from statecli.storage.local import STANDARD_INPUT, LocalStore, record_opened_files
 from statecli.storage.store import MAX_FOLDER_DEPTH, File, FileVersion, Guard, Store
 from statecli.storage.url import is_remote, is_web, split_url
 

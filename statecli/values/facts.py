@@ -22,14 +22,7 @@ from statecli.values import facts_kernel, sparse
 from statecli.values.compare_task import rechunk
 from statecli.values.elements import Array, Decoder, find_element, require_element
 from statecli.values.ggml_blocks import find_ggml_type, to_readable
-from statecli.values.ranges import (
-    Range,
-    iter_paths,
-    prefetch,
-    prefetch_archive_ends,
-    resolve_data,
-    sort_by_place,
-)
+from statecli.values.ranges import Range, iter_paths, prefetch, prefetch_archive_ends, resolve_data, sort_by_place
 from statecli.values.read import (
     Strided,
     explain_not_numeric,

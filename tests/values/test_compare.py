@@ -20,10 +20,7 @@ from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableErr
 from statecli.core.model_state import ByteRange, Quantizer, TensorData, TensorInfo  # noqa: E402
 from statecli.values import compare, compare_task, gpu_kernel, kernels  # noqa: E402
 from statecli.values.compare import NotCompared, Pair, compare_pairs, compute_fingerprints  # noqa: E402
-from statecli.values.delta import (  # noqa: E402
-    CompareOptions,
-    Delta,
-)
+from statecli.values.delta import CompareOptions, Delta  # noqa: E402
 from statecli.values.elements import Decoder  # noqa: E402
 from statecli.values.histogram import compute_histograms  # noqa: E402
 

@@ -15,10 +15,7 @@ from statecli import formats  # noqa: E402
 from statecli.core.errors import ChecksumMismatch, MalformedError  # noqa: E402
 from statecli.values import compare, sparse  # noqa: E402
 from statecli.values.compare import NotCompared, Pair, compare_pairs  # noqa: E402
-from statecli.values.delta import (  # noqa: E402
-    CompareOptions,
-    Delta,
-)
+from statecli.values.delta import CompareOptions, Delta  # noqa: E402
 
 from ..formats.attacks import Call  # noqa: E402
 

@@ -12,14 +12,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import statecli
-from statecli.commands.verify.inputs import (
-    Inputs,
-    _build_from_texts,
-    find_inputs,
-    iter_leaves,
-    map_tensors,
-    use_seed,
-)
+from statecli.commands.verify.inputs import Inputs, _build_from_texts, find_inputs, iter_leaves, map_tensors, use_seed
 from statecli.core.errors import ModelError, UsageError
 from statecli.core.input_text import InputSpec, parse_input
 from statecli.live.assignment_lines import Origins

@@ -15,10 +15,6 @@ from __future__ import annotations
 from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
 
 if TYPE_CHECKING:
-    from statecli.commands.audit import (
-        config as config,
-        import_plugin as import_plugin,
-        plugins as plugins,
-    )
+    from statecli.commands.audit import config as config, import_plugin as import_plugin, plugins as plugins
 else:
     __getattr__ = import_on_use(__name__)

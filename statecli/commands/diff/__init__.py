@@ -12,8 +12,6 @@ from __future__ import annotations
 from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
 
 if TYPE_CHECKING:
-    from statecli.commands.diff import (
-        change_ranks as change_ranks,
-    )
+    from statecli.commands.diff import change_ranks as change_ranks
 else:
     __getattr__ = import_on_use(__name__)

@@ -22,12 +22,7 @@ from statecli.commands.diff import (
     suggest_map,
 )
 from statecli.commands.diff.module_versions import compare_versions
-from statecli.commands.diff.optimizer_names import (
-    OptimizerPair,
-    pair_optimizer_states,
-    pair_optimizers,
-    unify_settings,
-)
+from statecli.commands.diff.optimizer_names import OptimizerPair, pair_optimizer_states, pair_optimizers, unify_settings
 from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.commands.diff.read_targets import list_target_paths, read_both
 from statecli.commands.diff.request import Request

@@ -5,9 +5,6 @@ from __future__ import annotations
 from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
 
 if TYPE_CHECKING:
-    from statecli.commands.inspect import (
-        forward_harm as forward_harm,
-        quantized as quantized,
-    )
+    from statecli.commands.inspect import forward_harm as forward_harm, quantized as quantized
 else:
     __getattr__ = import_on_use(__name__)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
 
 if TYPE_CHECKING:
-    from statecli.report.documents import (
-        inspect as inspect,
-    )
+    from statecli.report.documents import inspect as inspect
 else:
     __getattr__ = import_on_use(__name__)

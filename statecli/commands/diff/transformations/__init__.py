@@ -10,10 +10,6 @@ from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
 from statecli.values.require_numpy import require_numpy
 
 if TYPE_CHECKING:
-    from statecli.commands.diff.transformations import (
-        find as find,
-        merges as merges,
-        views as views,
-    )
+    from statecli.commands.diff.transformations import find as find, merges as merges, views as views
 else:
     __getattr__ = import_on_use(__name__, require_numpy)

@@ -13,14 +13,7 @@ from statecli.commands.diff.transformations.resizes import find_axis
 from statecli.commands.diff.transformations.views import get_data, locate, name_rounding, narrow, permute
 from statecli.core.errors import StateError
 from statecli.core.model_state import TensorData
-from statecli.values.element_checks import (
-    MAX_LISTED_ROWS,
-    CheckResult,
-    CheckTask,
-    Operation,
-    can_copy,
-    check_elements,
-)
+from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
 from statecli.values.row_digests import RowTask, compute_row_digests
 
 #: Places with added or removed rows, at most: more are another order of the rows.

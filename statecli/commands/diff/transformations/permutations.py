@@ -8,22 +8,9 @@ from collections.abc import Sequence
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits
 from statecli.commands.diff.transformations.training import was_replaced
-from statecli.commands.diff.transformations.views import (
-    get_sampled,
-    locate,
-    name_rounding,
-    permute,
-    select,
-)
+from statecli.commands.diff.transformations.views import get_sampled, locate, name_rounding, permute, select
 from statecli.core.model_state import TensorData
-from statecli.values.element_checks import (
-    MAX_LISTED_ROWS,
-    CheckResult,
-    CheckTask,
-    Operation,
-    can_copy,
-    check_elements,
-)
+from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
 from statecli.values.row_digests import RowTask, compute_row_digests
 
 #: Part of the rows that may be nowhere before.

@@ -14,11 +14,7 @@ from statecli.commands.diff.transformations.views import get_data
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.model_state import TensorInfo
 from statecli.core.quantized_layouts import DEFAULT_BLOCK, FLOAT8_DTYPES, Layout, Part
-from statecli.core.quantized_weights import (
-    QuantizedWeight,
-    find_quantized_weights,
-    split_codes,
-)
+from statecli.core.quantized_weights import QuantizedWeight, find_quantized_weights, split_codes
 from statecli.values.data_task import compute_derived
 from statecli.values.delta import Delta
 from statecli.values.dequantize import DequantizeRule
