@@ -55,7 +55,18 @@ def test_checkpoints_are_read_without_torch(files, name, options):
 
 
 @pytest.mark.parametrize(
-    "args", [("inspect", "net.py:Net"), ("inspect", "a.pt", "--model", "net.py:Net"), ("verify", "net.py:Net")], ids=str
+    "args",
+    [
+        ("inspect", "net.py:Net"),
+        ("inspect", "a.pt", "--model", "net.py:Net"),
+        ("verify", "net.py:Net"),
+        ("lock", "net.py:Net"),
+        ("audit", "net.py:Net"),
+        ("fix", "net.py:Net"),
+        ("explain", "a.pt", "net.py:Net"),
+        ("diff", "a.pt", "net.py:Net"),
+    ],
+    ids=str,
 )
 def test_a_class_without_torch_is_one_line(files, args):
     """The line names the package to install; the exit status is 2."""
@@ -93,6 +104,14 @@ def test_what_reads_values_without_numpy_is_one_line(tmp_path, args):
     result = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
     assert "needs numpy, which is not installed: pip install 'torch-statecli[values]'" in result.stderr
+
+
+def test_a_url_without_urllib3_is_one_line():
+    """torch installs fsspec, but not urllib3."""
+    words = ["-c", CHILD.format(modules={"urllib3"}), "inspect", "http://127.0.0.1:1/a.pt"]
+    result = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    line = "statecli: URLs need the package urllib3: pip install 'torch-statecli[remote]'\n"
+    assert (result.returncode, result.stderr) == (2, line)
 
 
 def test_the_check_can_fail(files):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from statecli.storage import (
         files as files,
         masked_url as masked_url,
+        minimum_speed as minimum_speed,
         object_store as object_store,
         redact as redact,
         remote as remote,

@@ -7,13 +7,13 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
+from statecli import storage
 from statecli.core.errors import MissingDependency, StateError, UnreadableError
 from statecli.core.installed_package import install_extra
 from statecli.storage import lifetime, redact
 from statecli.storage.credentials import InvalidUrl
 from statecli.storage.limits import Settings, settings
 from statecli.storage.masked_url import parse_url
-from statecli.storage.minimum_speed import POOLS, Stalled
 from statecli.storage.retry import ConnectionCut, Transient
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _create_pool(scheme: str, proxy: str | None, how: Settings) -> PoolManager:
 
 def _limit_pace(pools: PoolManager) -> PoolManager:
     redact.filter_logs()
-    pools.pool_classes_by_scheme = POOLS
+    pools.pool_classes_by_scheme = storage.minimum_speed.POOLS
     return pools
 
 
@@ -154,7 +154,7 @@ def translate_error(why: Exception) -> StateError | Transient:
             f"the server does not answer: no connection in {min(CONNECT_TIMEOUT_S, settings().timeout):g} s"
         )
     if isinstance(why, exceptions.ReadTimeoutError):
-        problem = str(why.__cause__) if isinstance(why.__cause__, Stalled) else "nothing came"
+        problem = str(why.__cause__) if isinstance(why.__cause__, storage.minimum_speed.Stalled) else "nothing came"
         limit = f"in {settings().timeout:g} s (STATECLI_TIMEOUT sets this limit)"
         return Transient(f"the server stalls: {problem} {limit}")
     if isinstance(why, exceptions.SSLError):

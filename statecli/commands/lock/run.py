@@ -114,7 +114,8 @@ def _read_target(text: str, request: Request) -> LockInput:
     if spec is None:
         state = load.select_section(load.read_whole_checkpoint(text), text)
     else:
-        state = live.model_reader.read(load.build_model(spec, init_device=request.init_device, values=False), text)
+        built = load.build_model(spec, init_device=request.init_device, values=False)  # says that torch is missing
+        state = live.model_reader.read(built, text)
     tensors = tuple(tensor for tensor in state.tensors if not is_bookkeeping(tensor))
     kept = len(state.tensors) - len(tensors)
     state = msgspec.structs.replace(state, tensors=tensors) if kept else state
