@@ -128,7 +128,7 @@ if not TYPE_CHECKING:
         home = next((module for module, names in _TYPES.items() if name in names), None)
         if home is None:
             raise AttributeError(f"module 'statecli' has no attribute {name!r}")
-        import importlib  # not above: `from statecli import live` first asks here for the name
+        import importlib  # not above, because `from statecli import live` looks for `live` here first
 
         return getattr(importlib.import_module(home), name)
 

@@ -530,10 +530,16 @@ def _is_empty(obj: Any) -> bool:
 def _is_empty_function(function: types.FunctionType) -> bool:
     if function.__closure__ or dict.__len__(function.__dict__):
         return False
-    # Both may be of a class of the user.
+    positional, by_name = _get_defaults(function)
+    return all(_is_closed(type(value)) for value in positional) and all(_is_closed(type(value)) for _, value in by_name)
+
+
+def _get_defaults(function: types.FunctionType) -> tuple[Iterable[Any], Iterable[tuple[str, Any]]]:
+    """Return the defaults by position and by name. The tuple and the dict around them may be of the user's classes."""
     positional, by_name = function.__defaults__, function.__kwdefaults__
-    return (positional is None or all(_is_closed(type(value)) for value in tuple.__iter__(positional))) and (
-        by_name is None or all(_is_closed(type(value)) for value in dict.values(by_name))
+    return (
+        () if positional is None else tuple.__iter__(positional),
+        () if by_name is None else dict.items(by_name),
     )
 
 
@@ -751,10 +757,10 @@ def _list_function(function: types.FunctionType, _: bool) -> Iterator[tuple[str,
         value = gc.get_referents(cell)  # an empty cell raises on .cell_contents
         if value:
             yield f".__closure__[{name!r}]", value[0], "closure"
-    positional, by_name = function.__defaults__, function.__kwdefaults__
-    for i, value in enumerate(tuple.__iter__(positional) if positional is not None else ()):
+    positional, by_name = _get_defaults(function)
+    for i, value in enumerate(positional):
         yield f".__defaults__[{i}]", value, "default"
-    for name, value in dict.items(by_name) if by_name is not None else ():
+    for name, value in by_name:
         yield f".__kwdefaults__[{_format_literal(name)}]", value, "default"
 
 

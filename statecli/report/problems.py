@@ -508,8 +508,8 @@ def _describe_group(first: Finding, names: Sequence[str], rules: Mapping[str, Ru
 
 def _shorten_message(finding: Finding, rules: Mapping[str, RuleText]) -> str:
     """Return the message without the text in the heading of several findings."""
-    for pattern, text in _SHORTER:
-        if _find_heading(finding.rule, rules) and pattern.search(finding.message):
+    for pattern, text in _SHORTER if _find_heading(finding.rule, rules) else ():
+        if pattern.search(finding.message):
             return pattern.sub(text, finding.message)
     return finding.message
 

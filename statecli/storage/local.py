@@ -73,8 +73,7 @@ def explain_process_link(path: str) -> str | None:
         step = pending.pop()
         parent = here.rpartition("/")[0] if step == os.pardir else here
         here = parent if step in ("", os.curdir, os.pardir) else f"{here}/{step}"
-        is_of_system = here.startswith(_PROCESS_FOLDERS)
-        if is_of_system and (folder := _get_process_folder(here, is_last=not any(pending))) is not None:
+        if (folder := _get_process_folder(here, is_last=not any(pending))) is not None:
             different = "which points to a different file in each process; replace the link with the file"
             return f"is reached by a link through {folder}, {different}" if links else None
         if here == parent:
@@ -91,6 +90,8 @@ def explain_process_link(path: str) -> str | None:
 
 def _get_process_folder(path: str, *, is_last: bool) -> str | None:
     """Return the folder of the system around an absolute path; `is_last`: the path ends here."""
+    if not path.startswith(_PROCESS_FOLDERS):
+        return None
     if f"{path}/".startswith(f"{_MEMORY_FOLDER}/") or (_MEMORY_FOLDER.startswith(f"{path}/") and not is_last):
         return None
     return next((folder for folder in _PROCESS_FOLDERS if f"{path}/".startswith(f"{folder}/")), None)
