@@ -84,12 +84,6 @@ _ACTIONS = {
     "g": "end(-1)",
     "end": "end(1)",
     "G": "end(1)",
-    "right": "open",
-    "l": "open",
-    "left": "close",
-    "h": "close",
-    "enter": "toggle_module",
-    "asterisk": "open_all",
     "left_square_bracket": "scroll_panel(-1)",
     "right_square_bracket": "scroll_panel(1)",
     "slash": "filter",
@@ -97,19 +91,28 @@ _ACTIONS = {
     "o": "sort(1)",
     "O": "sort(-1)",
     "r": "reverse",
-    "t": "flat",
     "s": "stats",
     "S": "list_stats",
     "L": "layers",
     "d": "diff",
     "D": "list_diff",
     "space": "mark",
-    "a": "mark_all",
     "u": "clear_marks",
     "y": "copy",
     "e": "edit",
     "v": "panel",
     "question_mark": "help",
+}
+#: The keys on the list that only change the model.
+_CHANGES: dict[str, Callable[[Model], None]] = {
+    "right": Model.open_node,
+    "l": Model.open_node,
+    "left": Model.close_node,
+    "h": Model.close_node,
+    "enter": Model.toggle_node,
+    "asterisk": Model.open_all,
+    "t": Model.toggle_flat,
+    "a": Model.mark_found,
 }
 #: The action of each key in the line.
 _LINE_ACTIONS = {
@@ -221,8 +224,16 @@ class Browser(App[None]):
             self.exit()
         elif self._line.display:
             await self._type(event)
-        elif event.key in _ACTIONS:
-            await self.run_action(_ACTIONS[event.key])
+        else:
+            await self._act(event.key)
+
+    async def _act(self, key: str) -> None:
+        """Do what a key on the list does."""
+        if key in _CHANGES:
+            _CHANGES[key](self.model)
+            self._show()
+        elif key in _ACTIONS:
+            await self.run_action(_ACTIONS[key])
 
     # --- what is shown ------------------------------------------------------------------------------------------
 
@@ -285,7 +296,10 @@ class Browser(App[None]):
             return
         row = self.model.current
         if row is None:
-            lines = [Line(self.model.explain_nothing(), "dim"), Line("esc removes the filter", "dim")]
+            lines = [
+                Line(self.model.filter_problem or "the target has no tensors", "dim"),
+                Line("esc removes the filter", "dim"),
+            ]
         else:
             width = max(panel.scrollable_content_region.width, 8)
             lines = describe_row(self.model, row, width, is_reading=row.tensor == self._reading)
@@ -315,20 +329,13 @@ class Browser(App[None]):
         position, tensor = row.tensor, self.model.tensors[row.tensor]
         if (not tensor.ranges and tensor.data is None) or position == self._reading:
             return  # without values, or the user asked for more of them, and they are read now
-        compares = self._compares(position)
-        if position not in self.model.peeks or compares or self._wants_stats(position):
-            self._reading = position if compares or self._wants_stats(position) else None
-            self._reader.read(partial(self._read, position, with_stats=self._wants_stats(position), compares=compares))
+        difference, is_automatic = self.model.difference, peek.reads_automatically(tensor)
+        with_stats = is_automatic and position not in self._complete
+        compares = is_automatic and difference is not None and bool(difference.list_missing([position]))
+        if position not in self.model.peeks or compares or with_stats:
+            self._reading = position if compares or with_stats else None
+            self._reader.read(partial(self._read, position, with_stats=with_stats, compares=compares))
             self._show_panel()
-
-    def _wants_stats(self, position: int) -> bool:
-        return position not in self._complete and peek.reads_automatically(self.model.tensors[position])
-
-    def _compares(self, position: int) -> bool:
-        difference = self.model.difference
-        if difference is None or not difference.has_pair(position) or position in difference.outcomes:
-            return False
-        return peek.reads_automatically(self.model.tensors[position])
 
     def _read(self, position: int, *, with_stats: bool, compares: bool) -> Apply:
         """Read values in the thread of the reader."""
@@ -391,7 +398,6 @@ class Browser(App[None]):
         self._progress = ""
         self.model.unusual.find_outliers()
         self.model.regroup()
-        self.model.refresh_order()
         self._message = end()
         self._list.show_rows()
 
@@ -428,7 +434,7 @@ class Browser(App[None]):
 
     def _compare(self, position: int) -> None:
         difference = self.model.difference
-        if difference is None or not difference.has_pair(position) or position in difference.outcomes:
+        if difference is None or not difference.list_missing([position]):
             return
         self._rest.stop()  # its job would take the place of this one
         self._reading = position
@@ -554,32 +560,13 @@ class Browser(App[None]):
 
     def on_tensor_list_activated(self) -> None:
         """Open or close the module that was clicked."""
-        self.action_toggle_module()
+        self.model.toggle_node()
+        self._show()
 
     def on_tensor_list_heading(self, message: TensorList.Heading) -> None:
         """Sort by the column whose heading was clicked, or reverse its order."""
         is_same = message.column is self.model.sort
         self.model.sort_by(message.column, descending=not self.model.is_descending if is_same else None)
-        self._show()
-
-    def action_open(self) -> None:
-        """Open the module at the cursor."""
-        self.model.open_node()
-        self._show()
-
-    def action_close(self) -> None:
-        """Close the module at the cursor, or go to the module above."""
-        self.model.close_node()
-        self._show()
-
-    def action_toggle_module(self) -> None:
-        """Open or close the module at the cursor."""
-        self.model.toggle_node()
-        self._show()
-
-    def action_open_all(self) -> None:
-        """Open or close all modules below the cursor."""
-        self.model.open_all()
         self._show()
 
     def action_scroll_panel(self, by: int) -> None:
@@ -610,22 +597,12 @@ class Browser(App[None]):
         self._message = f"{self.model.describe_order()}  r: reverse  esc: tree"
         self._show()
 
-    def action_flat(self) -> None:
-        """Switch between tree and list."""
-        self.model.toggle_flat()
-        self._show()
-
     def action_mark(self) -> None:
         """Mark the row, and go to the next; from an open module to the row after its last row."""
         removed = self.model.toggle_mark()
         self.action_move(self.model.find_next_row() - self.model.cursor)
         if removed:
             self._say(f"{plural(removed, 'mark')} removed")
-
-    def action_mark_all(self) -> None:
-        """Mark all listed tensors."""
-        self.model.mark_found()
-        self._show()
 
     def action_clear_marks(self) -> None:
         """Remove all marks, also of hidden tensors."""
@@ -688,8 +665,8 @@ class Browser(App[None]):
         """Show a text. A key of the list closes the text and acts on the list."""
 
         def act(key: str | None) -> None:
-            if key in _ACTIONS and key not in _CLOSING_KEYS:
-                self.call_later(self.run_action, _ACTIONS[key])
+            if key is not None and key not in _CLOSING_KEYS:
+                self.call_later(self._act, key)
 
         self.push_screen(Overlay(text), act)
 

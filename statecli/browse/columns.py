@@ -1,18 +1,9 @@
-"""Columns of the list: the text of each cell, the key of each order, and which columns fit."""
+"""Columns of the list: their widths, their orders, and which columns fit."""
 
 from __future__ import annotations
 
 import enum
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
-
-from statecli.core.model_state import Kind, Stats, TensorInfo
-from statecli.core.natural_order import make_natural_key
-from statecli.core.units import format_count, format_kind, format_number, format_shape, format_size
-
-#: Significant digits of a statistic in the list.
-DIGITS = 4
+from collections.abc import Mapping
 
 
 class Column(str, enum.Enum):
@@ -32,27 +23,6 @@ class Column(str, enum.Enum):
     MEAN = "mean"
     STD = "std"
     CHANGE = "change"
-
-
-class Contents(Protocol):
-    """Contents of the cells: the model of the screen."""
-
-    @property
-    def tensors(self) -> Sequence[TensorInfo]:
-        """The tensors of the target."""
-
-    @property
-    def stats(self) -> Mapping[int, Stats]:
-        """Statistics that were read, by position."""
-
-    def get_name(self, position: int, /) -> str:
-        """Return the name of a tensor."""
-
-    def get_number(self, position: int, column: Column, /) -> float | None:
-        """Return the number of a statistic or of the change."""
-
-    def format_change(self, position: int, /) -> str:
-        """Return the text of the change."""
 
 
 #: Columns of the statistics, which are read on demand.
@@ -133,58 +103,9 @@ def choose_columns(
     chosen: list[Column] = []
     rest = width - max(MIN_NAME_CELLS, min(names, int(width * MAX_NAME_SHARE)))
     for column in dict.fromkeys([*first, *_PRIORITY]):
-        if column is None or column not in available or column is Column.NAME:
+        if column not in available:
             continue
         if widths[column] + 1 <= rest or column in first or not chosen:
             chosen.append(column)
             rest -= widths[column] + 1
     return [column for column in available if column in chosen]
-
-
-def format_cell(contents: Contents, position: int, column: Column) -> str:
-    """Return the text of a tensor's cell; "" for unread values."""
-    tensor = contents.tensors[position]
-    if column is Column.KIND:
-        return format_kind(tensor)
-    if column is Column.DTYPE:
-        return tensor.dtype
-    if column is Column.SHAPE:
-        return format_shape(tensor.shape)
-    if column is Column.ELEMENTS:
-        return format_count(tensor.elements)
-    if column is Column.SIZE:
-        return format_size(tensor.nbytes)
-    if column is Column.CHANGE:
-        return contents.format_change(position)
-    stats = contents.stats.get(position)
-    return "" if stats is None else format_number(getattr(stats, column.value), DIGITS)
-
-
-#: Sort key of a value that is not known: behind all others.
-_LAST = (2, 0.0)
-
-
-def make_sort_key(contents: Contents, column: Column, *, descending: bool) -> Callable[[int], object]:
-    """Return the sort key of a position. Values that are not known come last in both directions."""
-    sign = -1 if descending else 1
-    tensors = contents.tensors
-    if column is Column.SIZE:
-        return lambda position: sign * tensors[position].nbytes
-    if column is Column.ELEMENTS:
-        return lambda position: sign * tensors[position].elements
-    if column is Column.CHANGE or column in STATISTICS:
-
-        def make_number_key(position: int) -> object:
-            value = contents.get_number(position, column)
-            if value is None:
-                return _LAST
-            # The state of an optimizer changes with each step, and says little.
-            is_late = column is Column.CHANGE and tensors[position].kind is Kind.OPTIMIZER
-            return int(is_late), (-math.inf if math.isnan(value) else sign * value)
-
-        return make_number_key
-    if column is Column.SHAPE:
-        return lambda position: tensors[position].shape or ()
-    if column is Column.NAME:
-        return lambda position: make_natural_key(contents.get_name(position))
-    return lambda position: format_cell(contents, position, column)

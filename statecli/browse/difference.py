@@ -37,6 +37,7 @@ class Difference:
     Attributes:
         other: Text of the other target.
         only_after: Names of the other target alone.
+        changes: Changes of names and headers, by position in the target.
         outcomes: Results for the values, by position in the target.
         summary: The line of `statecli diff`; "" before all pairs were compared.
     """
@@ -46,16 +47,12 @@ class Difference:
         self.only_after = tuple(change.fqn for change in diff.changes if change.before is None)
         self.outcomes: dict[int, PairOutcome] = {}
         self.summary = ""
-        self._changes = changes
+        self.changes = changes
         self._layer_norms: dict[LayerKey, float] = {}
-
-    def get_change(self, position: int) -> Change | None:
-        """Return the change of names and headers."""
-        return self._changes.get(position)
 
     def has_pair(self, position: int) -> bool:
         """Return True if the values of the tensor can be compared with another tensor."""
-        change = self._changes.get(position)
+        change = self.changes.get(position)
         return change is not None and change.before is not None and change.after is not None
 
     def list_missing(self, positions: Iterable[int]) -> list[int]:
@@ -64,7 +61,7 @@ class Difference:
 
     def compare(self, position: int) -> PairOutcome:
         """Compare the values of a tensor with the values after. Requires `has_pair`."""
-        change = self._changes[position]
+        change = self.changes[position]
         assert change.before is not None  # noqa: S101 - see `has_pair`
         assert change.after is not None  # noqa: S101
         try:
@@ -91,7 +88,7 @@ class Difference:
         if not any(delta.changed for delta in deltas):
             return 0.0
         changes = [
-            msgspec.structs.replace(self._changes[position], values=self.outcomes[position]) for position in positions
+            msgspec.structs.replace(self.changes[position], values=self.outcomes[position]) for position in positions
         ]
         combined = combine_relative_change(changes)
         return math.inf if combined is None else combined
@@ -117,7 +114,7 @@ class Difference:
 
     def _find_layer(self, position: int) -> LayerKey:
         """Return the section, and the name up to the first number; without a number, the name of the module."""
-        change = self._changes[position]
+        change = self.changes[position]
         parts = change.fqn.split(".")
         end = next((n for n, part in enumerate(parts[:-1], 1) if part.isdecimal()), len(parts) - 1)
         return change.section, ".".join(parts[:end])
@@ -136,7 +133,7 @@ class Difference:
 
     def format_change(self, position: int) -> str:
         """Return the relative change, `=` for equal values, `?` for values not compared yet, after git's letter."""
-        change = self._changes.get(position)
+        change = self.changes.get(position)
         if change is None or change.after is None:
             return STATUS_LETTERS[Status.REMOVED]
         outcome = self.outcomes.get(position)
@@ -171,7 +168,7 @@ class Difference:
 
     def describe_outcomes(self) -> str:
         """Return the line of `statecli diff`; before all pairs were compared, `87 compared: 2 changed`."""
-        pairs = sum(map(self.has_pair, self._changes))
+        pairs = sum(map(self.has_pair, self.changes))
         outcomes = self.outcomes.values()
         if len(outcomes) == pairs:
             self.summary = summarize_diff(self._build_diff())
@@ -179,12 +176,12 @@ class Difference:
         differ = sum(isinstance(outcome, Delta) and bool(outcome.changed) for outcome in outcomes)
         failed = sum(not isinstance(outcome, Delta) for outcome in outcomes)
         texts = [f"{differ:,} changed", *([f"{failed:,} not compared"] if failed else [])]
-        ties = describe_ties(self._changes.values())
+        ties = describe_ties(self.changes.values())
         return f"{len(outcomes):,} compared: {', '.join([*texts, *ties])}"
 
     def _build_diff(self) -> Diff:
         """Return the diff with the outcomes, as built by `statecli diff`."""
-        outcomes = {id(self._changes[position]): outcome for position, outcome in self.outcomes.items()}
+        outcomes = {id(self.changes[position]): outcome for position, outcome in self.outcomes.items()}
         changes = tuple(_add_outcome(change, outcomes.get(id(change))) for change in self._diff.changes)
         notes = tuple(note for note in self._diff.notes if note.kind is not OddityKind.VALUES_NOT_COMPARED)
         return msgspec.structs.replace(self._diff, changes=changes, notes=notes)

@@ -18,19 +18,15 @@ _COLON_EDITORS = {
     "helix": (),
     "zed": (),
 }
-_DEFAULT = "vi"
 
 
 def find_editor() -> list[str]:
     """Return the words of `$VISUAL` or `$EDITOR`, or `vi`."""
-    for name in ("VISUAL", "EDITOR"):
-        text = os.environ.get(name, "").strip()
-        if text:
-            try:
-                return shlex.split(text)
-            except ValueError:  # an open quote
-                return [text]
-    return [_DEFAULT]
+    text = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip() or "vi"
+    try:
+        return shlex.split(text)
+    except ValueError:  # an open quote
+        return [text]
 
 
 def describe_editor() -> str:

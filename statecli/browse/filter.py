@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence, Set
+from functools import cached_property
 
 import msgspec
 from msgspec.structs import replace
 
+from statecli.browse.unusual import UnusualValues
 from statecli.core.filter_language import LANGUAGE, MAX_VALUES_OF_ANSWER
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Kind, Stats, TensorInfo
+from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.name_pattern import compile_name_pattern, has_braces
 from statecli.core.selection import Selection, glob_names, matches_any, split_sizes
 from statecli.core.units import join_names
@@ -58,32 +59,16 @@ class WrongWord(Exception):
     """A word is not of the language."""
 
 
-class Marks(Protocol):
-    """Marks of the user, and facts from the values read so far."""
-
-    @property
-    def marked(self) -> set[int]:
-        """Positions that the user marked."""
-
-    @property
-    def stats(self) -> Mapping[int, Stats]:
-        """Statistics that were read, by position."""
-
-    @property
-    def outliers(self) -> Mapping[int, str]:
-        """Text of each outlier, by position."""
-
-
 class Filter:
-    """Filter of the tensors of a state; the texts of the names are kept for the next key."""
+    """Filter of the tensors of a state; the texts of the names are kept for the next key.
 
-    def __init__(self, tensors: Sequence[TensorInfo], marks: Marks, *, by_section: bool, is_class: bool) -> None:
-        self._tensors = tensors
-        self._marks = marks
-        self._by_section = by_section
-        self._is_class = is_class
-        self._names: list[str] | None = None
-        self._dtypes: tuple[TensorInfo, ...] | None = None
+    `unusual` has the values read so far, and `marked` the positions that the user marked.
+    """
+
+    def __init__(self, state: ModelState, unusual: UnusualValues, marked: Set[int]) -> None:
+        self._tensors, self._unusual, self._marked = state.tensors, unusual, marked
+        self._by_section = len(state.sections) > 1
+        self._is_class = state.traits.is_class
 
     def find(self, text: str) -> Found:
         """Return the tensors that match all words of the text. A wrong word is ignored, and is the problem."""
@@ -115,7 +100,7 @@ class Filter:
             if not value:
                 raise WrongWord(_answer("value", word=word, sign=sign))
             return self._test_field(field, value)
-        if any(word.lower() in name for name in self._list_names()):
+        if any(word.lower() in name for name in self._names):
             return self._test_any(word)
         if field in LANGUAGE.texts:
             raise WrongWord(_answer("text", word=word, field=field))
@@ -146,8 +131,8 @@ class Filter:
             return tensor.section or "(top level)"
         if field == "device":
             return tensor.device or "-"
-        tensor = replace(tensor, stats=self._marks.stats.get(position))
-        outlier = self._marks.outliers.get(position, "")
+        tensor = replace(tensor, stats=self._unusual.stats.get(position))
+        outlier = self._unusual.outliers.get(position, "")
         return describe_list_remark(tensor, outlier, RowView(), live=self._is_class, is_reported=False)
 
     def _test_any(self, word: str) -> Test:
@@ -155,7 +140,7 @@ class Filter:
         tests = [self._test_name(word)]
         lower = word.lower()
         by_dtype = Selection(dtype=(word,))
-        if any(by_dtype.selects_layout(tensor) for tensor in self._list_dtypes()):
+        if any(by_dtype.selects_layout(tensor) for tensor in self._dtypes):
             tests.append(self._test_layout(by_dtype))
         if lower in [kind.value for kind in Kind]:
             tests.append(self._test_field("kind", word))
@@ -166,21 +151,20 @@ class Filter:
         elif lower in map(str.lower, PROBLEM_WORDS):
             tests.append(lambda position: lower in map(str.lower, self._list_problems(position)))
         if lower == "marked":
-            tests.append(lambda position: position in self._marks.marked)
+            tests.append(lambda position: position in self._marked)
         return tests[0] if len(tests) == 1 else lambda position: any(test(position) for test in tests)
 
     def _list_problems(self, position: int) -> tuple[str, ...]:
-        tensor = replace(self._tensors[position], stats=self._marks.stats.get(position))
-        return list_problem_words(tensor, is_outlier=position in self._marks.outliers)
+        tensor = replace(self._tensors[position], stats=self._unusual.stats.get(position))
+        return list_problem_words(tensor, is_outlier=position in self._unusual.outliers)
 
-    def _list_dtypes(self) -> Sequence[TensorInfo]:
-        """Return a tensor of each dtype."""
-        if self._dtypes is None:
-            self._dtypes = tuple({tensor.dtype: tensor for tensor in self._tensors}.values())
-        return self._dtypes
+    @cached_property
+    def _dtypes(self) -> Sequence[TensorInfo]:
+        """A tensor of each dtype."""
+        return tuple({tensor.dtype: tensor for tensor in self._tensors}.values())
 
     def _test_name(self, word: str) -> Test:
-        lower, names = word.lower(), self._list_names()
+        lower, names = word.lower(), self._names
         is_glob = bool(_GLOB_CHARACTERS & set(word))
         if not is_glob and not has_braces(word):
             return lambda position: lower in names[position]
@@ -196,15 +180,11 @@ class Filter:
 
         return matches
 
-    def _list_names(self) -> list[str]:
-        if self._names is None:
-            self._names = [
-                "\n".join(
-                    (glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1], *tensor.aliases)
-                ).lower()
-                for tensor in self._tensors
-            ]
-        return self._names
+    @cached_property
+    def _names(self) -> list[str]:
+        """The names of each tensor, in lower case."""
+        names = (glob_names(tensor.fqn, tensor.section, by_section=self._by_section)[-1] for tensor in self._tensors)
+        return ["\n".join((name, *tensor.aliases)).lower() for name, tensor in zip(names, self._tensors, strict=True)]
 
     def _test_layout(self, selection: Selection) -> Test:
         """Return a test by dtype or shape, decided once for each dtype and shape."""
@@ -242,8 +222,7 @@ class Filter:
             return self._tensors[position].nbytes
         if field == "elements":
             return self._tensors[position].elements
-        stats = self._marks.stats.get(position)
-        number: float | None = getattr(stats, field, None) if stats is not None else None
+        number: float | None = getattr(self._unusual.stats.get(position), field, None)
         return number
 
     # --- why nothing matches ------------------------------------------------------------------------------------
@@ -263,20 +242,13 @@ class Filter:
         if field in LANGUAGE.spectra:
             return f"{word}: browse does not compute singular values; use statecli report --spectra"
         by_values = field in LANGUAGE.statistics or bare in ("problem", "nan", "inf", "outlier")
-        if by_values and len(self._marks.stats) < len(self._tensors):
-            read = f"{len(self._marks.stats):,} of {len(self._tensors):,}"
+        if by_values and len(self._unusual.stats) < len(self._tensors):
+            read = f"{len(self._unusual.stats):,} of {len(self._tensors):,}"
             return f"{word}: only {read} tensors have statistics; press esc, then S to read all statistics"
         if field in LANGUAGE.choices:
-            return _answer(
-                "choice",
-                word=word,
-                field=field,
-                values=join_names(list(self._list_values(field)), MAX_VALUES_OF_ANSWER),
-            )
+            values = sorted({self._get_text(field, position) for position in range(len(self._tensors))})
+            return _answer("choice", word=word, field=field, values=join_names(values, MAX_VALUES_OF_ANSWER))
         return _answer("alternatives" if _ALTERNATIVES.search(bare) else "word", word=word)
-
-    def _list_values(self, field: str) -> Iterator[str]:
-        yield from sorted({self._get_text(field, position) for position in range(len(self._tensors))})
 
 
 def _find_field(parts: re.Match[str]) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from statecli.browse.columns import Contents
+from statecli.browse.screen_state import Model
 from statecli.core.escaping import escape_name
 from statecli.core.model_state import Stats, TensorInfo
-from statecli.core.units import format_number, plural
+from statecli.core.units import format_number, join_names, plural
 from statecli.report import fold
 from statecli.report.layer_roles import Role
 
@@ -86,9 +86,8 @@ class LayerTable(msgspec.Struct, frozen=True):
         numbers = ", ".join(
             plural(count, kind) if kind == "outlier" else f"{count:,} {kind}" for kind, count in counts.items()
         )
-        names = [f"layer {self.layers[cell.row]} {self.columns[cell.column].title}" for cell in cells[:3]]
-        more = f" and {len(cells) - 3:,} more" if len(cells) > 3 else ""
-        return f"{numbers}: {', '.join(names)}{more}"
+        names = [f"layer {self.layers[cell.row]} {self.columns[cell.column].title}" for cell in cells]
+        return f"{numbers}: {join_names(names, 3)}"
 
 
 def build_tables(
@@ -167,18 +166,18 @@ def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
     return range(first, last)
 
 
-def format_cell(contents: Contents, column: LayerColumn, row: int, measure: Measure) -> str:
+def format_cell(model: Model, column: LayerColumn, row: int, measure: Measure) -> str:
     """Return the number of a tensor, with `!` for an outlier; nan or inf for a tensor with NaN or infinity."""
     position = column.positions[row]
     if position is None:
         return ""
-    kind = describe_unusual(column, row, contents.stats)
+    kind = describe_unusual(column, row, model.stats)
     if measure is Measure.CHANGE:
-        text = contents.format_change(position)
+        text = model.format_change(position)
     elif kind not in ("", "outlier"):
         text = kind
     else:
-        text = format_number(_measure(column, position, measure, contents.stats[position]), 3)
+        text = format_number(_measure(column, position, measure, model.stats[position]), 3)
     return f"! {text}" if kind else text
 
 

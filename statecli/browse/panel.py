@@ -31,6 +31,7 @@ from statecli.core.units import (
 from statecli.report.change_text import STATUS_LETTERS, describe_change
 
 if TYPE_CHECKING:
+    from statecli.browse.difference import Difference
     from statecli.values.preview import ValueHistogram
 
 #: The number of a line behind the name of a file.
@@ -155,7 +156,7 @@ def _describe_tensor(model: Model, position: int, width: int, *, is_reading: boo
     yield from _describe_facts(tensor, is_class=model.state.traits.is_class)
     if model.difference is not None:
         yield Line("")
-        yield from _describe_difference(model, position, is_reading=is_reading)
+        yield from _describe_difference(model.difference, position, is_reading=is_reading)
     yield Line("")
     yield from _describe_values(model, position, width, is_reading=is_reading)
 
@@ -311,12 +312,9 @@ def format_hex(raw: bytes, width: int) -> Iterator[Line]:
 # --- the difference ---------------------------------------------------------------------------------------------------
 
 
-def _describe_difference(model: Model, position: int, *, is_reading: bool) -> Iterator[Line]:
-    difference = model.difference
-    if difference is None:
-        return
+def _describe_difference(difference: Difference, position: int, *, is_reading: bool) -> Iterator[Line]:
     yield Line(f"difference with {escape_name(difference.other)}", "bold")
-    change = difference.get_change(position)
+    change = difference.changes.get(position)
     if change is None or change.after is None:
         yield Line("D removed: not in the second target", "bad")
         return

@@ -44,24 +44,19 @@ class Peek(msgspec.Struct, frozen=True):
 
 
 class Versions:
-    """Versions of the local files when their headers were read."""
+    """Versions of the local files when their headers were read, `known` by path."""
 
     def __init__(self, versions: Mapping[str, FileVersion | None]) -> None:
-        self._versions = dict(versions)
-
-    @property
-    def known(self) -> Mapping[str, FileVersion | None]:
-        """The versions by path."""
-        return self._versions
+        self.known = dict(versions)
 
     def add(self, versions: Mapping[str, FileVersion | None]) -> None:
         """Add files whose headers were read later; the first version of a file stays."""
-        self._versions = {**versions, **self._versions}
+        self.known = {**versions, **self.known}
 
     def check(self, tensor: TensorInfo) -> None:
         """Raise UnreadableError if a file of the tensor changed since."""
         for path in {where.path for where in tensor.ranges if where.path}:
-            if path in self._versions and read_version(path) != self._versions[path]:
+            if path in self.known and read_version(path) != self.known[path]:
                 raise UnreadableError(_CHANGED.format(path=path))
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from statecli.browse.columns import DESCENDING, LEFT, STATISTICS, Column, make_sort_key
+from statecli.browse.columns import DESCENDING, LEFT, STATISTICS, Column
 from statecli.browse.filter import Filter
 from statecli.browse.globs import GlobText, RowsByPart, write_globs
 from statecli.browse.outline import Node, NodeKey, build_roots
@@ -18,11 +19,12 @@ from statecli.browse.unusual import UnusualValues, describe_count
 from statecli.core import sizes
 from statecli.core.escaping import escape_name
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import ModelState, Stats, TensorInfo
+from statecli.core.model_state import Kind, ModelState, Stats, TensorInfo
+from statecli.core.natural_order import make_natural_key
 from statecli.core.parameter_or_buffer import match_optimizer_entries
 from statecli.core.selection import glob_names
 from statecli.core.short_names import CommonEnds, find_common_ends, shorten_name
-from statecli.core.units import format_fqn
+from statecli.core.units import format_count, format_fqn, format_kind, format_number, format_shape, format_size
 from statecli.report import fold
 from statecli.report.layer_roles import Role, list_roles
 
@@ -38,6 +40,10 @@ MAX_DESCRIBED_AGAIN = 200
 
 #: Characters of a name in a message, at least.
 _MIN_NAME = 12
+#: Significant digits of a statistic in the list.
+_DIGITS_OF_STATISTICS = 4
+#: Sort key of a value that is not known: behind all others.
+_LAST = (2, 0.0)
 
 #: Numbers in a name; a longer one is cut, so that `int` takes it.
 _DIGITS = compile_on_use(r"([0-9]{1,18})")
@@ -65,6 +71,7 @@ class Model:
         difference: Comparison with a second target; None without one.
         unusual: Tensors with NaN, infinity, and outliers, as far as statistics were read.
         marked: Marked positions.
+        found: Positions that match the filter, in the order of the target.
         shows_stats: Whether the list has columns of statistics.
         listed: Positions whose statistics were read for the list.
         cursor: Index of the selected row.
@@ -90,8 +97,8 @@ class Model:
         self._before_sort = 0
         self._weights = weights
         self._by_section = len(state.sections) > 1
-        self._filter = Filter(self.tensors, self, by_section=self._by_section, is_class=state.traits.is_class)
-        self._found: Sequence[int] = list(range(len(self.tensors)))
+        self._filter = Filter(state, self.unusual, self.marked)
+        self.found: Sequence[int] = list(range(len(self.tensors)))
         self._common_ends: CommonEnds | None = None
         self._roots: list[Node] = []
         self._open: set[NodeKey] = set()
@@ -107,7 +114,6 @@ class Model:
         self._descriptions: dict[NodeKey, Any] = {}
         self._sizes: dict[NodeKey, int] = {}
         self._dtypes: dict[NodeKey, str] = {}
-        self._ranks: list[int] | None = None
         self.total_bytes = sizes.sum_bytes(self.tensors)
         self.name_cells = 0
         self._open_first_levels()
@@ -124,16 +130,6 @@ class Model:
     def count(self) -> int:
         """Number of rows."""
         return len(self._rows) if self.shows_tree else len(self._positions)
-
-    @property
-    def outliers(self) -> Mapping[int, str]:
-        """Text of each outlier among the tensors whose statistics were read, by position."""
-        return self.unusual.outliers
-
-    @property
-    def found(self) -> Sequence[int]:
-        """Positions that match the filter, in the order of the target."""
-        return self._found
 
     def get_row(self, number: int) -> Row:
         """Return a row."""
@@ -161,7 +157,7 @@ class Model:
     def find_common_ends(self) -> CommonEnds:
         """Return the common start and end of all listed names, for a narrow list to leave out."""
         if self._common_ends is None:
-            self._common_ends = find_common_ends([escape_name(self.get_name(position)) for position in self._found])
+            self._common_ends = find_common_ends([escape_name(self.get_name(position)) for position in self.found])
         return self._common_ends
 
     def set_filter(self, text: str) -> None:
@@ -169,7 +165,7 @@ class Model:
         current = self.current
         self.filter_text, self._before_sort = text, 0
         selected = self._filter.find(text)
-        self._found, self.filter_problem = selected.positions, selected.problem
+        self.found, self.filter_problem = selected.positions, selected.problem
         self._common_ends = None
         self._update(current)
 
@@ -193,13 +189,12 @@ class Model:
             return ""
         if self.sort in LEFT:
             return f"by {self.sort.value}, {'Z to A' if self.is_descending else 'A to Z'}"
-        if self.sort is Column.CHANGE:
-            return f"by ‖Δ‖/‖layer‖, {'largest' if self.is_descending else 'smallest'} first"
-        return f"by {self.sort.value}, {'largest' if self.is_descending else 'smallest'} first"
+        what = "‖Δ‖/‖layer‖" if self.sort is Column.CHANGE else self.sort.value
+        return f"by {what}, {'largest' if self.is_descending else 'smallest'} first"
 
     def reveal(self, position: int) -> None:
         """Select a tensor; remove the filter if the tensor is hidden."""
-        if position not in self._found:
+        if position not in self.found:
             self.set_filter("")
         self.select_position(position)
 
@@ -220,19 +215,17 @@ class Model:
         self._update(current)
 
     def regroup(self) -> None:
-        """Join equal modules again after a comparison of values: only modules with about the same change."""
-        if self.difference is None:
-            return
-        self.difference.measure_layers()
-        current = self.current
-        self._descriptions.clear()
-        self._roots = build_roots(self.tensors, range(len(self.tensors)), self.difference.measure_change)
-        self._update(current)
+        """Sort again, after values were read, and join equal modules only if they changed about as much.
 
-    def refresh_order(self) -> None:
-        """Sort again, after values were read. The cursor stays, in a list on its tensor."""
-        if not self.shows_tree:
-            self._update(self.current)
+        The cursor stays, in a list on its tensor.
+        """
+        current = self.current
+        if self.difference is not None:
+            self.difference.measure_layers()
+            self._descriptions.clear()
+            self._roots = build_roots(self.tensors, range(len(self.tensors)), self.difference.measure_change)
+        if self.difference is not None or not self.shows_tree:
+            self._update(current)
 
     def get_node_bytes(self, node: Node) -> int:
         """Return the bytes of a module, or of a single module of joined equal modules, shared storage counted once."""
@@ -247,9 +240,6 @@ class Model:
             dtypes = {self.tensors[position].dtype for position in node.positions}
             self._dtypes[node.key] = f"{len(dtypes)} dtypes" if len(dtypes) > 1 else dtypes.pop()
         return self._dtypes[node.key]
-
-    def _list_children(self, node: Node) -> list[Node]:
-        return self._sort_nodes(node.list_children(self.tensors))
 
     def _sort_nodes(self, nodes: list[Node]) -> list[Node]:
         return nodes if self.sort is None else sorted(nodes, key=self.get_node_bytes, reverse=self.is_descending)
@@ -269,14 +259,12 @@ class Model:
         """Return True if the rows below the node are shown."""
         return node.key in self._open
 
-    def toggle_node(self) -> bool:
-        """Open or close the node at the cursor; return False for a tensor."""
+    def toggle_node(self) -> None:
+        """Open or close the node at the cursor, unless it is a tensor."""
         row = self.current
-        if row is None or row.node is None or row.tensor is not None:
-            return False
-        self._open ^= {row.node.key}
-        self._update()
-        return True
+        if row is not None and row.node is not None and row.tensor is None:
+            self._open ^= {row.node.key}
+            self._update()
 
     def open_node(self) -> None:
         """Open the node at the cursor; go to its first row if already open."""
@@ -323,7 +311,7 @@ class Model:
             path.append(node)
             nodes = node.list_children(self.tensors)
         self._open.update(node.key for node in path[:-1])
-        self._rows = list(self._list_rows(self._roots, 0))
+        self._rows = list(self._list_rows())
         self.cursor = next((n for n, (_, node) in enumerate(self._rows) if node is path[-1]), 0)
 
     def _open_first_levels(self) -> None:
@@ -341,13 +329,14 @@ class Model:
                     below += children
             level = below
 
-    def _list_rows(self, nodes: Sequence[Node], depth: int) -> Iterator[tuple[int, Node]]:
-        stack = [(depth, node) for node in reversed(self._sort_nodes(list(nodes)))]
+    def _list_rows(self) -> Iterator[tuple[int, Node]]:
+        stack = [(0, node) for node in reversed(self._sort_nodes(self._roots))]
         while stack:
             depth, node = stack.pop()
             yield depth, node
             if node.tensor is None and self.is_open(node):
-                stack.extend((depth + 1, child) for child in reversed(self._list_children(node)))
+                children = self._sort_nodes(node.list_children(self.tensors))
+                stack.extend((depth + 1, child) for child in reversed(children))
 
     def _select_row(self, row: Row) -> None:
         """Move the cursor to a row of the tree at its present place, or to the joined modules around the row."""
@@ -359,41 +348,71 @@ class Model:
     def _update(self, current: Row | None = None) -> None:
         """List the rows again; the cursor stays on the current row."""
         if self.shows_tree:
-            self._rows = list(self._list_rows(self._roots, 0))
+            self._rows = list(self._list_rows())
             self.name_cells = max((2 * depth + 2 + self._measure_label(node) for depth, node in self._rows), default=0)
         else:
-            self.name_cells = max((self._name_lengths[position] for position in self._found), default=0)
-            self._positions = sorted(self._found, key=self._rank_names().__getitem__)
+            self.name_cells = max((self._name_lengths[position] for position in self.found), default=0)
+            self._positions = sorted(self.found, key=self._ranks.__getitem__)
             if self.sort is not None:
-                key = make_sort_key(self, self.sort, descending=self.is_descending)
-                is_text = self.sort in (Column.NAME, Column.KIND, Column.DTYPE, Column.SHAPE)
-                self._positions.sort(key=key, reverse=is_text and self.is_descending)  # type: ignore[arg-type]
+                is_reversed = self.sort in LEFT and self.is_descending
+                self._positions.sort(key=self._make_sort_key(self.sort), reverse=is_reversed)
         if current is not None and self.shows_tree and current.node is not None:
             self._select_row(current)
         elif current is not None:
             self.select_position(current.positions[0])
         self.cursor = max(0, min(self.cursor, self.count - 1))
 
-    def _rank_names(self) -> list[int]:
-        """Return the place of each tensor in lists: the order of the target, but numbers ascend (2 before 10)."""
-        if self._ranks is None:
-            ranks: dict[tuple[int, str], int] = {}
+    def _make_sort_key(self, column: Column) -> Callable[[int], Any]:
+        """Return the sort key of a position. Values that are not known come last in both directions."""
+        sign, tensors = -1 if self.is_descending else 1, self.tensors
+        if column is Column.SIZE:
+            return lambda position: sign * tensors[position].nbytes
+        if column is Column.ELEMENTS:
+            return lambda position: sign * tensors[position].elements
+        if column is Column.SHAPE:
+            return lambda position: tensors[position].shape or ()
+        if column is Column.NAME:
+            return lambda position: make_natural_key(self.get_name(position))
+        if column in LEFT:
+            return lambda position: self.format_cell(position, column)
 
-            @cache  # modules, and the last parts of names, are few
-            def make_key(text: str) -> tuple[int, ...]:
-                parts = _DIGITS.split(text)
-                return tuple(
-                    int(part) if n % 2 else ranks.setdefault((n, part), len(ranks)) for n, part in enumerate(parts)
-                )
+        def make_number_key(position: int) -> object:
+            value = self._get_number(position, column)
+            if value is None:
+                return _LAST
+            # The state of an optimizer changes with each step, and says little.
+            is_late = column is Column.CHANGE and tensors[position].kind is Kind.OPTIMIZER
+            return int(is_late), (-math.inf if math.isnan(value) else sign * value)
 
-            keys = []
-            for tensor in self.tensors:
-                module, _, leaf = tensor.fqn.rpartition(".")
-                keys.append(make_key(tensor.section) + make_key(module) + make_key(leaf))
-            self._ranks = [0] * len(keys)
-            for rank, position in enumerate(sorted(range(len(keys)), key=keys.__getitem__)):
-                self._ranks[position] = rank
-        return self._ranks
+        return make_number_key
+
+    def _get_number(self, position: int, column: Column) -> float | None:
+        """Return the number of a statistic or of the change; None if not known."""
+        if column is Column.CHANGE:
+            return self.difference.get_order(position) if self.difference else None
+        number: float | None = getattr(self.stats.get(position), column.value, None)
+        return number
+
+    @cached_property
+    def _ranks(self) -> list[int]:
+        """The place of each tensor in lists: the order of the target, but numbers ascend (2 before 10)."""
+        first_places: dict[tuple[int, str], int] = {}
+
+        @cache  # modules, and the last parts of names, are few
+        def make_key(text: str) -> tuple[int, ...]:
+            return tuple(
+                int(part) if n % 2 else first_places.setdefault((n, part), len(first_places))
+                for n, part in enumerate(_DIGITS.split(text))
+            )
+
+        keys = []
+        for tensor in self.tensors:
+            module, _, leaf = tensor.fqn.rpartition(".")
+            keys.append(make_key(tensor.section) + make_key(module) + make_key(leaf))
+        ranks = [0] * len(keys)
+        for rank, position in enumerate(sorted(range(len(keys)), key=keys.__getitem__)):
+            ranks[position] = rank
+        return ranks
 
     def _measure_label(self, node: Node) -> int:
         owner = self.get_owner(node.tensor) if node.tensor is not None else None
@@ -406,9 +425,7 @@ class Model:
         if not self.count:
             return 0
         positions = set(self.get_row(self.cursor if number is None else number).positions)
-        is_marked = positions <= self.marked
-        self.marked = self.marked - positions if is_marked else self.marked | positions
-        return len(positions) if is_marked else 0
+        return self._toggle_marks(positions)
 
     def find_next_row(self) -> int:
         """Return the next row that is not below the row at the cursor; the same row after the last."""
@@ -420,18 +437,24 @@ class Model:
 
     def mark_found(self) -> None:
         """Mark all tensors that the list shows; remove their marks if all of them are marked."""
-        matches = set(self._found)
-        self.marked = self.marked - matches if matches <= self.marked else self.marked | matches
+        self._toggle_marks(set(self.found))
+
+    def _toggle_marks(self, positions: set[int]) -> int:
+        if positions <= self.marked:
+            self.marked -= positions
+            return len(positions)
+        self.marked |= positions
+        return 0
 
     def clear_marks(self) -> int:
         """Remove all marks; return how many there were."""
         count = len(self.marked)
-        self.marked = set()
+        self.marked.clear()
         return count
 
     def count_hidden_marks(self) -> int:
         """Return how many marked tensors the filter hides."""
-        return len(self.marked) - self.count_marked(self._found)
+        return len(self.marked) - self.count_marked(self.found)
 
     def describe_marks(self) -> str:
         """Return `52 marked (40 hidden)`: hidden by the filter; "" without marks."""
@@ -446,7 +469,7 @@ class Model:
     def list_copied(self) -> set[int]:
         """Return the marked tensors; without marks all that the filter lists, without a filter the row's."""
         if self.marked or self.filter_text.strip():
-            return self.marked or set(self._found)
+            return self.marked or set(self.found)
         return set(self.current.positions if self.current else ())
 
     def write_globs(self) -> GlobText:
@@ -464,8 +487,8 @@ class Model:
         """Return the listed tensors with a number in their names whose statistics, or changes, were not read."""
         difference = self.difference
         if difference is None:
-            return [n for n in self._found if n not in self.stats and _has_number(self.tensors[n])]
-        return [n for n in difference.list_missing(self._found) if _has_number(self.tensors[n])]
+            return [n for n in self.found if n not in self.stats and _has_number(self.tensors[n])]
+        return [n for n in difference.list_missing(self.found) if _has_number(self.tensors[n])]
 
     def list_change_roles(self) -> tuple[Role, ...]:
         """Return the roles of the layers whose changes are known: the RMS of a tensor is its relative change."""
@@ -474,18 +497,6 @@ class Model:
             for n, tensor in enumerate(self.tensors)
             for change in (self.difference.measure_change((n,)) if self.difference else None,)
         )
-
-    def get_number(self, position: int, column: Column) -> float | None:
-        """Return the number of a statistic or of the change; None if not known."""
-        if column is Column.CHANGE:
-            return self.difference.get_order(position) if self.difference else None
-        stats = self.stats.get(position)
-        number: float | None = getattr(stats, column.value) if stats is not None else None
-        return number
-
-    def explain_nothing(self) -> str:
-        """Return why the list is empty."""
-        return self.filter_problem or "the target has no tensors"
 
     def describe_stats(self, width: int) -> str:
         """Return `88 read: 1 NaN in h.3.w; 2 outliers, first h.7.w`, in at most `width` characters if possible."""
@@ -505,6 +516,24 @@ class Model:
             for count, name in zip(counts, names, strict=True)
         ]
         return f"{start}{'; '.join(texts)}{end}"
+
+    def format_cell(self, position: int, column: Column) -> str:
+        """Return the text of a tensor's cell; "" for unread values."""
+        tensor = self.tensors[position]
+        if column is Column.KIND:
+            return format_kind(tensor)
+        if column is Column.DTYPE:
+            return tensor.dtype
+        if column is Column.SHAPE:
+            return format_shape(tensor.shape)
+        if column is Column.ELEMENTS:
+            return format_count(tensor.elements)
+        if column is Column.SIZE:
+            return format_size(tensor.nbytes)
+        if column is Column.CHANGE:
+            return self.format_change(position)
+        stats = self.stats.get(position)
+        return "" if stats is None else format_number(getattr(stats, column.value), _DIGITS_OF_STATISTICS)
 
     def format_change(self, position: int) -> str:
         """Return the text of the column change."""

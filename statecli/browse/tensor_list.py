@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from statecli.browse.columns import LEFT, Column, choose_columns, format_cell, list_widths
+from statecli.browse.columns import LEFT, Column, choose_columns, list_widths
 from statecli.browse.screen_state import Model, Row
 from statecli.core import sizes
 from statecli.core.escaping import escape_name, truncate_middle
@@ -219,7 +219,7 @@ class TensorList(ScrollView, can_focus=True):
 
     def _format_cells(self, row: Row, columns: list[Column]) -> list[str]:
         if row.tensor is not None:
-            return [escape_name(format_cell(self._model, row.tensor, column)) for column in columns]
+            return [escape_name(self._model.format_cell(row.tensor, column)) for column in columns]
         return [self._format_module_cell(row, column) for column in columns]
 
     def _format_module_cell(self, row: Row, column: Column) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -32,11 +32,12 @@ class UnusualValues:
     """Positions of the tensors with NaN, with infinity, and of the outliers.
 
     Attributes:
+        stats: Statistics that were read, by position.
         outliers: Text of each outlier, `outlier: RMS 4.1, the median of 12 layers is 0.02`, by position.
     """
 
     def __init__(self, tensors: Sequence[TensorInfo], stats: Mapping[int, Stats]) -> None:
-        self._tensors, self._stats = tensors, stats
+        self._tensors, self.stats = tensors, stats
         self._nan: set[int] = set()
         self._inf: set[int] = set()
         self.outliers: dict[int, str] = {}
@@ -44,7 +45,7 @@ class UnusualValues:
 
     def add(self, position: int) -> None:
         """Take the statistics of a tensor into account. Outliers are found by `find_outliers`."""
-        stats = self._stats[position]
+        stats = self.stats[position]
         for numbers, count in ((self._nan, stats.nan), (self._inf, stats.inf)):
             if count:
                 numbers.add(position)
@@ -52,14 +53,14 @@ class UnusualValues:
 
     def find_outliers(self) -> None:
         """Find the outliers among all layers whose statistics were read."""
-        positions = {(self._tensors[n].section, self._tensors[n].fqn): n for n in self._stats}
+        positions = {(self._tensors[n].section, self._tensors[n].fqn): n for n in self.stats}
         texts = (role.describe_outliers() for role in self.list_roles())
         self.outliers = {positions[key]: text for role in texts for key, text in role.items()}
         self._signs.clear()
 
     def list_roles(self) -> tuple[Role, ...]:
         """Return the roles of the layers whose statistics were read."""
-        return list_roles(replace(self._tensors[n], stats=self._stats[n]) for n in sorted(self._stats))
+        return list_roles(replace(self._tensors[n], stats=self.stats[n]) for n in sorted(self.stats))
 
     def list_kinds(self, positions: Collection[int]) -> dict[str, list[int]]:
         """Return the tensors with `nan`, with `inf`, and each `outlier`, in order."""
@@ -67,25 +68,20 @@ class UnusualValues:
         kinds = (("nan", self._nan), ("inf", self._inf), ("outlier", self.outliers.keys()))
         return {kind: sorted(own & unusual) for kind, unusual in kinds}
 
-    def list_sentences(self, positions: Collection[int]) -> tuple[NamedTensors, ...]:
-        """Return the sentences about some of the tensors, as on the page of `inspect --stats`."""
-        if not self._has_any():
-            return ()
-        sentences = []
-        for kind, unusual in self.list_kinds(positions).items():
+    def list_sentences(self, positions: Collection[int]) -> Iterator[NamedTensors]:
+        """Yield the sentences about some of the tensors, as on the page of `inspect --stats`."""
+        for kind, unusual in self.list_kinds(positions).items() if self._has_any() else ():
             names = tuple(format_fqn(self._tensors[position].fqn) for position in unusual)
             if names:
                 verb = _VERBS[kind][len(names) > 1]
-                sentences.append(NamedTensors(f"{plural(len(names), 'tensor')} {verb}", names, ""))
-        return tuple(sentences)
+                yield NamedTensors(f"{plural(len(names), 'tensor')} {verb}", names, "")
 
     def sign(self, key: NodeKey | None, positions: Collection[int]) -> str:
         """Return `! NaN, outlier` for a row; "" if nothing stands out there. `key`: the module of the row, if any."""
         if not self._has_any():
             return ""
-        cached = self._signs.get(key) if key is not None else None
-        if cached is not None:
-            return cached
+        if key is not None and key in self._signs:
+            return self._signs[key]
         words = [_WORDS[kind] for kind, unusual in self.list_kinds(positions).items() if unusual]
         sign = f"! {', '.join(words)}" if words else ""
         if key is not None:

@@ -55,6 +55,6 @@ def test_values_that_were_not_read_are_no_answer(text):
 def test_the_own_marks_are_a_word():
     """`marked` finds the tensors that the user marked."""
     model = Model(build_state(), {})
-    model.marked = {2, 5}
+    model.marked.update({2, 5})
     model.set_filter("marked")
     assert model.found == [2, 5]

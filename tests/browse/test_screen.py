@@ -27,7 +27,7 @@ from textual import events
 
 from statecli.browse import editor, run
 from statecli.browse.app import Browser
-from statecli.browse.columns import Column, format_cell
+from statecli.browse.columns import Column
 from statecli.browse.help import format_help
 from statecli.browse.panel import _describe_stats
 from statecli.browse.peek import Versions
@@ -783,7 +783,7 @@ def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
     save_file({"wte.weight": torch.ones(4, 2), "scale": torch.ones(2)}, "tied.safetensors")
     options = BrowseOptions(target="tied.safetensors", model="net.py:Net")
     model = Model(run._read("tied.safetensors", options).state, {})
-    assert [format_cell(model, n, Column.KIND) for n in range(2)] == ["buffer", "parameter"]
+    assert [model.format_cell(n, Column.KIND) for n in range(2)] == ["buffer", "parameter"]
     tied = msgspec.structs.replace(model.tensors[1], aliases=("lm_head.weight",))
     model = Model(msgspec.structs.replace(model.state, tensors=(model.tensors[0], tied)), {})
     for text in ("lm_head", "*_head.w*", "lm_{head,x}"):

@@ -385,8 +385,7 @@ def test_statistics_filter_once_they_are_read():
     model = build_layers()
     assert find_names(model, "nan>0") == []
     assert (
-        model.explain_nothing()
-        == "nan>0: only 0 of 24 tensors have statistics; press esc, then S to read all statistics"
+        model.filter_problem == "nan>0: only 0 of 24 tensors have statistics; press esc, then S to read all statistics"
     )
     model.set_filter("")
     for position in range(24):
