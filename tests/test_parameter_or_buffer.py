@@ -11,7 +11,7 @@ from torch import nn
 
 from statecli import formats
 from statecli.core import parameter_or_buffer
-from statecli.core.model_state import Evidence, Kind, OptimizerFacts, OptimizerGroup, TensorInfo
+from statecli.core.model_state import Evidence, Kind, ModelState, OptimizerFacts, OptimizerGroup, TensorInfo
 from statecli.targets.load import read_checkpoint
 
 
@@ -319,8 +319,9 @@ def test_what_is_forced_is_true_whatever_was_frozen(tensor_shapes, data):
 
 def test_a_buffer_name_counts_only_as_the_last_component():
     """`running_mean` is a buffer; a weight in a module of this name is not."""
-    assert parameter_or_buffer.is_buffer_by_convention(TensorInfo("bn.running_mean", "float32", (1,), 1, 4))
-    assert not parameter_or_buffer.is_buffer_by_convention(TensorInfo("running_mean.weight", "float32", (1,), 1, 4))
+    tensors = tuple(TensorInfo(fqn, "float32", (1,), 1, 4) for fqn in ("bn.running_mean", "running_mean.weight"))
+    classified = parameter_or_buffer.classify_tensors(ModelState("x.pt", "torch-zip", tensors))
+    assert [tensor.kind for tensor in classified.tensors] == [Kind.BUFFER, Kind.PARAMETER]
 
 
 MODEL = """

@@ -11,6 +11,7 @@ from statecli.core.errors import option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.python_names import ModelClass, ModelFactory
 from statecli.core.quoting import quote_for_shell
+from statecli.core.similar_paths import list_names
 from statecli.core.units import join_names
 
 #: A class, at the start of a line.
@@ -112,7 +113,7 @@ def _find_transformers_config(name: str, models_folder: str) -> str | None:
     The class is the annotation in the model's own `__init__`, or the configuration whose name begins like the model's.
     """
     stem, folder = "", ""
-    for candidate in _list_folders(models_folder):
+    for candidate in (os.path.join(models_folder, name) for name in sorted(list_names(models_folder)) if name != _AUTO):
         for config in _CLASS.findall(_read_code(candidate, "configuration_")):
             start = config.removesuffix("Config")
             if start != config and name.startswith(start) and len(start) > len(stem):
@@ -129,21 +130,12 @@ def _find_transformers_config(name: str, models_folder: str) -> str | None:
     return annotation[1] if annotation else f"{stem}Config" if re.match(r"\s*config\s*(?:,|$)", own_init[1]) else None
 
 
-def _list_folders(path: str) -> list[str]:
-    try:
-        return [os.path.join(path, name) for name in sorted(os.listdir(path)) if name != _AUTO]
-    except OSError:
-        return []
-
-
 def _read_code(folder: str, start: str) -> str:
     """Return the text of the Python files whose name begins with `start`."""
-    try:
-        paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.startswith(start)]
-    except OSError:
-        return ""
     texts = []
-    for path in (path for path in paths if path.endswith(".py")):
-        with open(path, encoding="utf-8", errors="replace") as file:
+    for name in sorted(list_names(folder)):
+        if not (name.startswith(start) and name.endswith(".py")):
+            continue
+        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
             texts.append(file.read())
     return "\n".join(texts)

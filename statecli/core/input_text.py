@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,9 +104,7 @@ def _parse_shape(text: str, shape_text: str, *, scalar: bool) -> tuple[int, ...]
         problem = f"{shape_text!r} is not a shape" if shape_text else "the shape is missing"
         raise UsageError(f"{option('--input', text)}: {problem}; write {_EXAMPLES}")
     sizes = tuple(map(int, re.split("[x×]", shape_text)))
-    elements = 1
-    for size in sizes:
-        elements *= size
+    elements = math.prod(sizes)
     if elements > _MAX_ELEMENTS:
         problem = f"the input would have {elements:,} elements, more than the limit of {_MAX_ELEMENTS:,}"
         raise UsageError(f"{option('--input', text)}: {problem}")

@@ -168,16 +168,12 @@ def _records_devices(tensors: list[TensorInfo]) -> bool:
     return any(tensor.device is not None for tensor in tensors)
 
 
-def _is_in_state_dict(tensor: TensorInfo) -> bool:
-    return tensor.persistent is not False and tensor.saved is not False
-
-
 def _list_ties_left_out(present: set[str], registered: dict[str, TensorInfo]) -> list[tuple[str, str]]:
     """Return each tied name left out on purpose by safetensors' save_model and save_pretrained, and the kept name."""
     ties = []
     for fqn, tensor in registered.items():
         kept_name = next((name for name in tensor.tied_to if name in present), None)
-        if fqn not in present and _is_in_state_dict(tensor) and kept_name:
+        if fqn not in present and tensor.is_in_state_dict and kept_name:
             ties.append((fqn, kept_name))
     return ties
 
@@ -189,20 +185,16 @@ def _note_tie_left_out(fqn: str, kept_name: str, section: str) -> Oddity:
     return Oddity("tied-entry-left-out", message, fqn)
 
 
-def _format_section(state: ModelState, section: str) -> str:
-    """Return the target's name, with the section if the file has several."""
-    return f"{state.target}#{section}" if section and len(state.sections) > 1 else state.target
-
-
 def _report_missing(
     missing: dict[str, TensorInfo], present: set[str], state: ModelState, model: ModelState, section: str
 ) -> list[Finding]:
     findings = []
+    where = f"{state.target}#{section}" if section and len(state.sections) > 1 else state.target
     for fqn, tensor in missing.items():
-        if not _is_in_state_dict(tensor):
+        if not tensor.is_in_state_dict:
             continue
         tie = next((f", tied to {name}, which is present" for name in tensor.tied_to if name in present), "")
         what = f"{model.target} registers this {tensor.kind.value} ({_format_shape(tensor)}{tie})"
-        message = f"{fqn}: missing: {what}, but {_format_section(state, section)} does not contain this tensor"
+        message = f"{fqn}: missing: {what}, but {where} does not contain this tensor"
         findings.append(_report_entry(load_rules.MISSING_ENTRY, message, state, section, fqn, tensor))
     return findings

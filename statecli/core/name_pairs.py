@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from functools import lru_cache
 
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
@@ -24,11 +24,11 @@ def match_names(before: Sequence[str], after: Sequence[str]) -> list[Link]:
     links: list[Link] = match_equal_names(before, after)
     if len(links) in (len(before), len(after)):
         return links
-    for strip in (_strip_outer, _strip_all):
+    for prefixes in (WRAPPER_PREFIXES[:-1], WRAPPER_PREFIXES):
         left, right = _find_unmatched(before, after, links)
         if not left or not right:
             return links
-        links += _match_cores(strip, (before, after), (left, right))
+        links += _match_cores(prefixes, (before, after), (left, right))
     return links or _match_common_prefix(before, after)
 
 
@@ -58,9 +58,9 @@ def _unique_keys(names: Sequence[str]) -> Sequence[Hashable]:
 
 
 def _match_cores(
-    strip: Callable[[str], str], names: tuple[Sequence[str], Sequence[str]], open_: tuple[set[int], set[int]]
+    prefixes: tuple[str, ...], names: tuple[Sequence[str], Sequence[str]], open_: tuple[set[int], set[int]]
 ) -> list[Link]:
-    old_cores, new_cores = (_index_unique(list(map(strip, side))) for side in names)
+    old_cores, new_cores = (_index_unique([_strip_prefixes(name, prefixes) for name in side]) for side in names)
     links: list[Link] = []
     for core, n in old_cores.items():
         partner = new_cores.get(core)
@@ -85,17 +85,6 @@ def _match_common_prefix(before: Sequence[str], after: Sequence[str]) -> list[Li
             links = match_equal_names([name[len(prefix) :] for name in names], other_names)
             return [(b, a, ("", prefix)) if swapped else (a, b, (prefix, "")) for a, b, _ in links]
     return []
-
-
-_OUTER = WRAPPER_PREFIXES[:-1]
-
-
-def _strip_outer(name: str) -> str:
-    return _strip_prefixes(name, _OUTER)
-
-
-def _strip_all(name: str) -> str:
-    return _strip_prefixes(name, WRAPPER_PREFIXES)
 
 
 def _strip_prefixes(name: str, prefixes: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
@@ -77,6 +77,7 @@ WRAPPER_ATTRIBUTES = (
 )
 #: Prefixes that wrappers put before every name. The last one is also the name of a submodule in half of all models.
 WRAPPER_PREFIXES = ("module.", *(f"{name}." for name in WRAPPER_ATTRIBUTES), "model.")
+_UNAMBIGUOUS_PREFIXES = WRAPPER_PREFIXES[:-1]
 
 #: Kinds of tensors that belong to a model.
 MODEL_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
@@ -141,18 +142,8 @@ def _find_registered_parts(tensors: Sequence[TensorInfo]) -> dict[tuple[str, str
     return kinds
 
 
-def is_buffer_by_convention(tensor: TensorInfo) -> bool:
-    """Return True for untrainable dtypes (integers, bool) and for names that are always buffers.
-
-    A quantized weight is neither.
-    """
-    if tensor.dtype in INTEGER_DTYPES or _is_buffer_name(tensor.fqn.rpartition(".")[2]):
-        return True
-    return _SPECTRAL_NORM_VECTOR.search(tensor.fqn) is not None if tensor.fqn.endswith(("._u", "._v")) else False
-
-
 def _find_buffers_by_convention(rows: list[int], tensors: Sequence[TensorInfo]) -> set[int]:
-    """Return the rows that are buffers by convention, and the vectors of the old spectral_norm.
+    """Return the rows with untrainable dtypes (integers, bool) or names of buffers, and the vectors of spectral_norm.
 
     The vectors of spectral_norm stand next to `weight_orig`; the `weight_v` of weight_norm is trained.
     """
@@ -176,7 +167,7 @@ def _find_buffers_by_convention(rows: list[int], tensors: Sequence[TensorInfo]) 
         for row in vectors:
             section, fqn = tensors[row].section, tensors[row].fqn
             is_vector = fqn.endswith(("weight_u", "weight_v")) and (section, f"{fqn[:-2]}_orig") in weight_orig_names
-            if is_vector or is_buffer_by_convention(tensors[row]):
+            if is_vector or tensors[row].dtype in INTEGER_DTYPES or _SPECTRAL_NORM_VECTOR.search(fqn):
                 buffers.add(row)
     return buffers
 
@@ -307,7 +298,7 @@ def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[T
     a loss with parameters may own the group, and its ids would make parameters of the model's buffers. Shapes cannot
     reveal ids that fit the entries in order and belong partly to another model.
     """
-    names = {name for group in optimizer.groups for name in group.names or _select_texts(group.params)}
+    names = {name for group in optimizer.groups for name in group.names or group.params if isinstance(name, str)}
     if names:
         by_name = {row for row in rows if tensors[row].fqn in names or _strip_wrappers(tensors[row].fqn) in names}
         present = {tensors[row].fqn for row in by_name} | {_strip_wrappers(tensors[row].fqn) for row in by_name}
@@ -377,17 +368,9 @@ def _match_shape_counts(optimizer: OptimizerFacts, rows: list[int], tensors: Seq
     return set() if unknown else {row for row in rows if trained[tensors[row].shape] == present[tensors[row].shape]}
 
 
-def _select_texts(params: Iterable[int | str]) -> list[str]:
-    return [param for param in params if isinstance(param, str)]
-
-
 def _strip_wrappers(fqn: str) -> str:
-    changed = True
-    while changed:
-        changed = False
-        for prefix in WRAPPER_PREFIXES[:-1]:
-            if fqn.startswith(prefix):
-                fqn, changed = fqn[len(prefix) :], True
+    while fqn.startswith(_UNAMBIGUOUS_PREFIXES):
+        fqn = fqn.partition(".")[2]
     return fqn
 
 

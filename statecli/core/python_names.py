@@ -86,13 +86,13 @@ def list_model_factories(path: str) -> Iterator[ModelFactory]:
     returns = _ReturnedModels(functions, classes, frozenset(_list_module_names(classes)))
     for name in list_factories(path):
         if returns.has_model(name):
-            yield ModelFactory(name, frozenset(_list_called_names(functions[name])))
+            calls = (node for node in ast.walk(functions[name]) if isinstance(node, ast.Call))
+            yield ModelFactory(name, frozenset(ast.unparse(call.func) for call in calls))
 
 
 def list_definitions(path: str) -> Iterator[str]:
     """Yield the name of each class and function of a file."""
-    kinds = (ast.ClassDef, ast.FunctionDef)
-    yield from (node.name for node in _parse(path) if isinstance(node, kinds))
+    yield from (node.name for node in _parse(path) if isinstance(node, (ast.ClassDef, ast.FunctionDef)))
 
 
 def list_exported(path: str) -> list[str]:
@@ -159,10 +159,8 @@ def find_syntax_error(path: str) -> SyntaxError | None:
     """Return the error of a file that is not in Python's syntax; None for a correct or unreadable file."""
     try:
         _parse_file(path)
-    except SyntaxError as error:
-        return error
-    except _PARSE_ERRORS:
-        pass
+    except _PARSE_ERRORS as error:
+        return error if isinstance(error, SyntaxError) else None
     return None
 
 
@@ -260,18 +258,8 @@ class _ReturnedModels(NamedTuple):
         return (name[:1].isupper() and not name.endswith(_OTHER_ENDS)) or "model" in name
 
 
-def _list_called_names(function: ast.FunctionDef) -> Iterator[str]:
-    calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
-    yield from (ast.unparse(call.func) for call in calls)
-
-
 def _format_annotation(argument: ast.arg) -> str:
     return ast.unparse(argument.annotation).strip("'\"") if argument.annotation is not None else ""
-
-
-def _takes_object(argument: ast.arg, classes: Mapping[str, ast.ClassDef]) -> bool:
-    annotation = _format_annotation(argument)
-    return annotation in classes or takes_object(argument.arg, annotation)
 
 
 def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDef]) -> str | None:
@@ -319,17 +307,17 @@ class _CallWriter:
 
     def _write_value(self, argument: ast.arg, callers: tuple[str, ...]) -> str:
         class_name = _find_class(argument, callers[-1], self.classes)
-        words = set(re.findall(r"\w+", _format_annotation(argument)))
+        annotation = _format_annotation(argument)
+        words = set(re.findall(r"\w+", annotation))
         if class_name is not None and words & TYPES:
             return class_name
         if class_name is not None and class_name not in callers:
             call = self.write_call(class_name, callers)
             return f"[{call}]" if words & SEQUENCES else call
-        example = write_example(argument.arg, _format_annotation(argument)) if self.has_examples else None
-        if example is not None:
-            return example
-        self.takes_object = self.takes_object or _takes_object(argument, self.classes)
-        return "..."
+        example = write_example(argument.arg, annotation) if self.has_examples else None
+        if example is None and (annotation in self.classes or takes_object(argument.arg, annotation)):
+            self.takes_object = True
+        return example or "..."
 
 
 def _list_init_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.arg]:

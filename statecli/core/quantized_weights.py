@@ -102,7 +102,9 @@ def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
         counts = Counter(id(names) for names in layouts.values() if names is not None)
         if not counts:
             continue
-        matrices = {row.fqn.rpartition(".")[0] for row in rows if len(row.shape or ()) > 1 and _is_other(row)}
+        # A matrix outside all layouts may be codes of an unknown layout.
+        others = (row for row in rows if len(row.shape or ()) > 1 and _split(row.fqn)[1] not in _LAST_NAMES)
+        matrices = {row.fqn.rpartition(".")[0] for row in others}
         for module in [module for module, names in layouts.items() if names is None and module not in matrices]:
             for names in (names for names in LAYOUTS if counts[id(names)] and names.owner):
                 scales = next((name for name, part in names.required.items() if part is Part.SCALES), "")
@@ -221,11 +223,6 @@ def _split(fqn: str) -> tuple[str, str]:
         return fqn.removesuffix("_scale_inv"), "_scale_inv"
     module, _, name = fqn.rpartition(".")
     return module, name
-
-
-def _is_other(row: TensorInfo) -> bool:
-    """Return True for a tensor outside all layouts: the tensor may be codes of an unknown layout."""
-    return _split(row.fqn)[1] not in _LAST_NAMES
 
 
 def _find_layout(named: Mapping[str, TensorInfo]) -> LayoutNames | None:

@@ -45,11 +45,6 @@ def format_code(code: str) -> str:
     return repr(f"{'|' if plain[0] in 'SVO' or plain[1:] == '1' else '>' if order == '>' else '<'}{plain}")
 
 
-def format_shape(shape: tuple[int, ...]) -> str:
-    """Format the shape of a field as Python prints a tuple."""
-    return f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
-
-
 def name_dtype(code: str, fields: str) -> str:
     """Return the dtype `numpy V8 [('lr', '<f4'), ('wd', '<f4')]`; the end of a long dtype is a digest."""
     if len(fields) > MAX_CHARACTERS:

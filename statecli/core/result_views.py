@@ -22,13 +22,11 @@ class ResultViews:
 
         Of a Lock, the lock file.
         """
-        text: str = _views().format_text(self)
-        return text
+        return str(_views().format_text(self))
 
     def _repr_html_(self) -> str:
         """The content of the page that `-f html` writes, without charts, for a notebook."""
-        text: str = _views().format_html(self)
-        return text
+        return str(_views().format_html(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of the command (`-f json`) as a dict; of a Lock, the lock file."""

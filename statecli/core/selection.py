@@ -155,11 +155,6 @@ def _matches_shape(shape: tuple[int, ...] | None, text: str) -> bool:
     return all(wanted in ("*", str(size)) for wanted, size in zip(sizes, shape, strict=True))
 
 
-def _format_shape(shape: tuple[int, ...]) -> str:
-    """Return the shape as typed: `3x4`, `[]`."""
-    return "x".join(map(str, shape)) or "[]"
-
-
 def split_sizes(text: str) -> list[str]:
     """Split `2x3`, `2,3`, `[2, 3]` or `(2, 3)` into sizes; `[]` and `()` have none."""
     text = "".join(text.split())
@@ -175,7 +170,7 @@ def _describe_nothing_selected(selection: Selection, tensors: Sequence[TensorInf
         return f"{nothing}; the target has the dtypes {names(sorted(dtypes))}"
     shapes = dict.fromkeys(tensor.shape for tensor in tensors if tensor.shape is not None)
     if selection.shape and not any(_matches_shape(shape, text) for text in selection.shape for shape in shapes):
-        return f"{nothing}; the target has the shapes {names([_format_shape(shape) for shape in shapes])}"
+        return f"{nothing}; the target has the shapes {names(['x'.join(map(str, shape)) or '[]' for shape in shapes])}"
     fqns = [tensor.fqn for tensor in tensors]
     longer = next(filter(None, (suggest_glob(glob, fqns) for glob in selection.include)), "")
     if longer:

@@ -26,13 +26,6 @@ class CommonEnds(NamedTuple):
     end: int = 0
 
 
-class Piece(NamedTuple):
-    """A part of a name; a list shows `…` in place of a cut part."""
-
-    text: str
-    is_cut: bool
-
-
 def find_common_ends(names: Sequence[str]) -> CommonEnds:
     """Return the ends that all names share, as `model.` and `.weight`; nothing for a single name."""
     if len(names) < 2:
@@ -52,14 +45,9 @@ def _count_common(first: str, second: str) -> int:
 
 
 def shorten_name(name: str, ends: CommonEnds, width: int) -> str:
-    """Return the name, cut to the width with `…`."""
-    return "".join("…" if piece.is_cut else piece.text for piece in cut_name(name, ends, width))
-
-
-def cut_name(name: str, ends: CommonEnds, width: int) -> list[Piece]:
-    """Return the pieces of a name that fit in so many characters: its numbers stay as long as possible."""
+    """Return the name, cut to the width with `…`: its numbers stay as long as possible."""
     if len(name) <= width:
-        return [Piece(name, is_cut=False)]
+        return name
     keeps = bytearray(b"\1" * len(name))
     for start, end in _list_cuts(name, ends):
         if _measure(keeps) <= width:
@@ -71,7 +59,8 @@ def cut_name(name: str, ends: CommonEnds, width: int) -> list[Piece]:
         keeps[start:end] = bytes(end - start)
     if (excess := _measure(keeps) - width) > 0:
         keeps[:] = bytes(len(name) - max(1, width - 1)) + b"\1" * max(1, width - 1)
-    return list(_split(name, keeps))
+    runs = (run.span() for run in re.finditer(b"\0+|\1+", keeps))
+    return "".join(name[start:end] if keeps[start] else "…" for start, end in runs)
 
 
 def _list_cuts(name: str, ends: CommonEnds) -> Iterator[tuple[int, int]]:
@@ -101,8 +90,3 @@ def _find_longest_text(name: str, keeps: bytearray) -> tuple[int, int] | None:
 def _measure(keeps: bytearray) -> int:
     """Return the number of shown characters: the kept characters, and `…` for each cut range."""
     return sum(keeps) + len(re.findall(b"\0+", keeps))
-
-
-def _split(name: str, keeps: bytearray) -> Iterator[Piece]:
-    for run in re.finditer(b"\0+|\1+", keeps):
-        yield Piece(name[run.start() : run.end()], is_cut=not keeps[run.start()])

@@ -32,13 +32,13 @@ def find_similar_paths(path: str, extension: str = "") -> list[str]:
         # An empty name is the root, or stands between two slashes.
         exact = os.path.join(parent, folder) if folder else parent or os.sep
         if not os.path.isdir(exact):
-            names = [near for near in _list_names(parent) if os.path.isdir(os.path.join(parent, near))]
+            names = [near for near in list_names(parent) if os.path.isdir(os.path.join(parent, near))]
             similar = _choose_similar(folder, names)
             if not similar:
                 return []
             exact = os.path.join(parent, similar[0])
         parent = exact
-    names = [near for near in _list_names(parent) if near.endswith(extension)]
+    names = [near for near in list_names(parent) if near.endswith(extension)]
     longer = sorted(near for near in names if os.path.splitext(near)[0] == name)
     exact_names = [name] if name in names else longer[:_MAX_PATHS]
     return [os.path.join(parent, near) for near in exact_names or _choose_similar(name, names)]
@@ -51,7 +51,8 @@ def _choose_similar(name: str, names: list[str]) -> list[str]:
     return same[:1] or get_close_matches(name, names, 1, _SIMILARITY)
 
 
-def _list_names(folder: str) -> list[str]:
+def list_names(folder: str) -> list[str]:
+    """Return the names in a folder; [] for an unreadable folder."""
     try:
         return os.listdir(folder or os.curdir)
     except OSError:

@@ -6,7 +6,7 @@ of storages, which the rules `oversized-storage` and `too-large` count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -23,55 +23,35 @@ class Totals(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class _StorageSum:
-    """Sum of tensors, with at most the size of each storage."""
-
-    def __init__(self) -> None:
-        self._tensors = self._elements = self._bytes = 0
-        self._seen: set[tuple[object, ...]] = set()
-        self._taken: dict[object, int] = {}
-
-    def add_all(self, tensors: Iterable[TensorInfo]) -> None:
-        """Add tensors; nearly all of them are the only tensor of their storage."""
-        plain = list(tensors)
-        rare = [tensor for tensor in plain if tensor.tied_to or tensor.storage_bytes is not None]
-        if rare:
-            plain = [tensor for tensor in plain if not tensor.tied_to and tensor.storage_bytes is None]
-            for tensor in rare:
-                self._add(tensor)
-        self._tensors += len(plain)
-        self._elements += sum([tensor.elements for tensor in plain])
-        self._bytes += sum([tensor.nbytes for tensor in plain])
-
-    def _add(self, tensor: TensorInfo) -> None:
-        self._tensors += 1
+def _sum(tensors: Sequence[TensorInfo]) -> Totals:
+    """Return the sums, with at most the size of each storage; nearly all tensors are the only one of their storage."""
+    rare = [tensor for tensor in tensors if tensor.tied_to or tensor.storage_bytes is not None]
+    plain = [tensor for tensor in tensors if not tensor.tied_to and tensor.storage_bytes is None] if rare else tensors
+    total_elements, total_bytes = sum([tensor.elements for tensor in plain]), sum([tensor.nbytes for tensor in plain])
+    seen: set[tuple[object, ...]] = set()
+    taken: dict[object, int] = {}
+    for tensor in rare:
         size, elements = tensor.nbytes, tensor.elements
-        if tensor.layout == "strided" and tensor.storage_bytes is not None and size > tensor.storage_bytes:
-            size = tensor.storage_bytes  # expanded: stride 0 repeats what is stored once
+        whole = tensor.storage_bytes if tensor.layout == "strided" and tensor.storage_bytes is not None else size
+        size = min(size, whole)  # expanded: stride 0 repeats what is stored once
         if tensor.tied_to:
             view = (tensor.storage, tensor.storage_offset, tensor.shape)
-            if view in self._seen:
-                return
-            self._seen.add(view)
+            if view in seen:
+                continue
+            seen.add(view)
             # A sparse tensor has several storages; `storage` identifies the one that holds its values.
-            whole = tensor.storage_bytes if tensor.layout == "strided" and tensor.storage_bytes is not None else size
-            taken = self._taken.get(tensor.storage, 0)
-            size = max(0, min(size, whole - taken))
-            self._taken[tensor.storage] = taken + size
+            size = max(0, min(size, whole - taken.get(tensor.storage, 0)))
+            taken[tensor.storage] = taken.get(tensor.storage, 0) + size
             # Elements of the storage that were already counted are not counted again.
             elements = tensor.elements * size // tensor.nbytes
-        self._elements += elements
-        self._bytes += size
-
-    def totals(self) -> Totals:
-        return Totals(self._tensors, self._elements, self._bytes)
+        total_elements += elements
+        total_bytes += size
+    return Totals(len(tensors), total_elements, total_bytes)
 
 
 def sum_bytes(tensors: Iterable[TensorInfo]) -> int:
     """Return the size of all tensors together, in bytes."""
-    storage_sum = _StorageSum()
-    storage_sum.add_all(tensors)
-    return storage_sum.totals().bytes
+    return _sum(list(tensors)).bytes
 
 
 def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
@@ -79,12 +59,7 @@ def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
 
     Storage shared by tensors of two kinds counts for each kind.
     """
-    sums = {kind: _StorageSum() for kind in Kind}
+    by_kind: dict[Kind, list[TensorInfo]] = {kind: [] for kind in Kind}
     for kind, run in groupby(tensors, key=attrgetter("kind")):
-        sums[kind].add_all(run)
-    totals_by_kind = {kind: kind_totals.totals() for kind, kind_totals in sums.items()}
-    return {
-        kind.value: kind_totals
-        for kind, kind_totals in totals_by_kind.items()
-        if kind is not Kind.OTHER or kind_totals.tensors
-    }
+        by_kind[kind].extend(run)
+    return {kind.value: _sum(own) for kind, own in by_kind.items() if own or kind is not Kind.OTHER}

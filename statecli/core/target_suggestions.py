@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from statecli.core.errors import StateError
 from statecli.core.installed_package import MODEL_LIBRARIES, install_module
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
-from statecli.core.similar_paths import suggest_similar_paths
+from statecli.core.similar_paths import list_names, suggest_similar_paths
 
 #: `package.Class`, with a call behind it: a class is named after a colon.
 _DOTTED = compile_on_use(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
@@ -187,11 +187,6 @@ def _describe_missing_folder(path: str) -> str:
     return f"the folder {missing} does not exist" if missing and "@" not in missing else ""
 
 
-def _find_organization(name: str) -> str:
-    start = name.partition("-")[0].lower()
-    return f"{_ORGANIZATION_OF_START.get(start, 'ORGANIZATION')}/"
-
-
 def suggest_repository(path: str) -> str:
     """Return how to name a repository of the Hugging Face hub, for a text that may be a repository's name; else ""."""
     dot, extension = path.rpartition(".")[1:]
@@ -201,8 +196,9 @@ def suggest_repository(path: str) -> str:
         return ""
     registry, slash, name = path.partition("/")
     in_registry = f"for a model of {registry}, write {registry}:{name}; " if slash and registry in _REGISTRIES else ""
-    hub = f"hf://{'' if slash else _find_organization(path)}{path}"
-    return f"{in_registry}for a repository of the Hugging Face hub, write {hub}"
+    start = path.partition("-")[0].lower()
+    organization = "" if slash else f"{_ORGANIZATION_OF_START.get(start, 'ORGANIZATION')}/"
+    return f"{in_registry}for a repository of the Hugging Face hub, write hf://{organization}{path}"
 
 
 def _suggest_for_attribute(file: str, name: str, call: str) -> Suggestion:
@@ -247,10 +243,7 @@ def find_example(module: str) -> str | None:
 
 
 def _list_python_files(folder: str) -> list[str]:
-    try:
-        files = sorted(name for name in os.listdir(folder or os.curdir) if name.endswith(".py"))
-    except OSError:
-        return []
+    files = sorted(name for name in list_names(folder) if name.endswith(".py"))
     return [os.path.join(folder, name) for name in files[:_MAX_FILES]]
 
 
@@ -392,16 +385,11 @@ def _suggest_transformers(name: str, call: str) -> Suggestion | None:
 def _list_names(path: str, module: str | None = None) -> Suggestion:
     """Return the builders of a model in a file: classes, then functions; and how to build the other classes."""
     models, factories = list(python_names.list_model_classes(path)), list(python_names.list_model_factories(path))
-    names = [*_list_specs(models, module or path), *(f"{module or path}:{factory.name}" for factory in factories)]
-    advice = build_function.describe_unspellable(models, factories, module or path)
-    return Suggestion("", tuple(names), advice)
-
-
-def _list_specs(models: Iterable[python_names.ModelClass], module: str) -> Iterator[str]:
-    """Yield `net.py:Net`, or `'net.py:Net(size=...)'`, for each class that a command line can build."""
-    for model in models:
-        if not model.takes_object:
-            yield quote_for_shell(f"{module}:{model.call if model.required else model.name}")
+    module = module or path
+    spellable = (model for model in models if not model.takes_object)
+    specs = [quote_for_shell(f"{module}:{model.call if model.required else model.name}") for model in spellable]
+    names = (*specs, *(f"{module}:{factory.name}" for factory in factories))
+    return Suggestion("", names, build_function.describe_unspellable(models, factories, module))
 
 
 class ModuleName(NamedTuple):

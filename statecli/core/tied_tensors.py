@@ -29,8 +29,6 @@ def fill_tied_to(state: ModelState) -> ModelState:
         if tensor.storage is not None and tensor.nbytes:
             groups.setdefault(tensor.storage, []).append(position)
     shared = [group for group in groups.values() if len(group) > 1]
-    if not shared:
-        return state
     tensors = list(state.tensors)
     for group in shared:
         listed = group if len(group) <= MAX_LISTED_NAMES + 1 else group[:2]
@@ -49,13 +47,13 @@ def find_tie_line(tensors: Iterable[TensorInfo]) -> Origin | None:
 def _add_names(
     tensor: TensorInfo, own_position: int, group: list[tuple[int, TensorInfo]], other_count: int
 ) -> TensorInfo:
-    names = tuple(_name_from_section(tensor, other) for position, other in group if position != own_position)
+    names = tuple(
+        other.fqn if other.section == tensor.section else f"{other.section}#{other.fqn}"
+        for position, other in group
+        if position != own_position
+    )
     if other_count <= MAX_LISTED_NAMES:
         return replace(tensor, tied_to=names)
     names = names[:1]
     more = f"shares its storage with {other_count} other tensors"
     return replace(tensor, tied_to=names, note=f"{tensor.note}; {more}" if tensor.note else more)
-
-
-def _name_from_section(tensor: TensorInfo, other: TensorInfo) -> str:
-    return other.fqn if other.section == tensor.section else f"{other.section}#{other.fqn}"

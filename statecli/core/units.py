@@ -43,11 +43,6 @@ def format_fqn(fqn: str) -> str:
     return fqn or "''"
 
 
-def format_flag(value: bool | None) -> str:
-    """Return `yes` or `no`, or `-` if the source does not record the flag."""
-    return format_yes_no(value) or "-"
-
-
 def format_yes_no(value: bool | None) -> str | None:
     """Return `yes` or `no`, or None if the source does not record the flag."""
     return None if value is None else "yes" if value else "no"
@@ -62,22 +57,21 @@ def format_number(value: float | int | None, digits: int = 6) -> str:
 
 def format_size(count: int) -> str:
     """Return bytes in decimal units: `90.9 MB`."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            return f"{count} B" if unit == "B" else f"{size:.3g} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{count} B"
+    return _format_scaled(count, ("B", "kB", "MB", "GB", "TB"))
 
 
 def format_count(count: int) -> str:
     """Return a number of elements as parameters are counted: `22.7 M`, `1.5 B`."""
-    size = float(count)
-    for unit in ("", "K", "M", "B", "T"):
-        if size < 999.5 or unit == "T":
-            return str(count) if not unit else f"{size:.3g} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
-        size /= 1000
-    return str(count)
+    return _format_scaled(count, ("", "K", "M", "B", "T"))
+
+
+def _format_scaled(count: int, units: tuple[str, ...]) -> str:
+    """Format the count with the first unit that leaves at most three digits; `units` are thousands of each other."""
+    size, power = float(count), 0
+    while size >= 999.5 and power < len(units) - 1:
+        size, power = size / 1000, power + 1
+    text = str(count) if not power else f"{size:.3g}" if size < 99.95 else f"{size:.0f}"
+    return f"{text} {units[power]}" if units[power] else text
 
 
 def plural(count: int, noun: str) -> str:

@@ -9,11 +9,11 @@ from statecli.commands.diff.result import Change, Diff, Field, Status
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import (
     format_count,
-    format_flag,
     format_fqn,
     format_number,
     format_shape,
     format_size,
+    format_yes_no,
     join_names,
     plural,
 )
@@ -92,7 +92,7 @@ _FIELD_TEXTS: dict[Field, Callable[[TensorInfo], str]] = {
     Field.DTYPE: lambda t: t.dtype,
     Field.SHAPE: _format_shape,
     Field.KIND: lambda t: t.kind.value,
-    Field.REQUIRES_GRAD: lambda t: format_flag(t.requires_grad),
+    Field.REQUIRES_GRAD: lambda t: format_yes_no(t.requires_grad) or "-",
     Field.DEVICE: lambda t: t.device or "-",
 }
 

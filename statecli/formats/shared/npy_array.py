@@ -200,7 +200,7 @@ def _parse_layout(descr: Any) -> _Layout:
         base = _parse_layout(descr[0])
         shape = descr[1] if type(descr[1]) is tuple else (descr[1],)
         if all(type(count) is int for count in shape) and prod(shape) * base.size <= MAX_ELEMENTS:
-            dtype = f"{base.dtype}, {record_dtypes.format_shape(shape)}"
+            dtype = f"{base.dtype}, {shape}"
             return _Layout(dtype, prod(shape) * base.size, base.has_objects)
     raise MalformedError("its descr is not a dtype code or a list of fields")
 

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from statecli.core.errors import MalformedError
-from statecli.core.record_dtypes import Field, format_code, format_fields, format_shape, name_dtype
+from statecli.core.record_dtypes import Field, format_code, format_fields, name_dtype
 from statecli.pickles.graph import as_mapping, get_name, read_raw_bytes
 from statecli.pickles.nodes import Obj
 
@@ -67,7 +67,7 @@ class _Layouts:
         shape = part[1] if type(part[1]) is tuple else (part[1],)
         if any(type(count) is not int or not 0 <= count < 2**63 for count in shape):
             raise _malformed("the shape of a field is not a tuple of sizes")
-        return _Layout(f"{element.dtype}, {format_shape(shape)}", prod(shape) * element.size)
+        return _Layout(f"{element.dtype}, {shape}", prod(shape) * element.size)
 
     def _read_fields(self, state: tuple[Any, ...], depth: int) -> _Layout:
         names, entries, size = state[3], as_mapping(state[4]), state[5]
