@@ -165,7 +165,8 @@ class Browser(App[None]):
         self, model: Model, versions: Versions, read_other: ReadOther, other: ModelState | None = None
     ) -> None:
         super().__init__(ansi_color=True)
-        self.model, self.copied, self.failure = model, "", None
+        self.model, self.copied = model, ""
+        self.failure: Exception | None = None
         self._versions, self._read_other, self._other = versions, read_other, other
         self._reader = Reader(lambda apply: self.post_message(self.Read(apply)))
         self._list = TensorList(model)
@@ -181,8 +182,6 @@ class Browser(App[None]):
         self._reading: int | None = None
         self._complete: set[int] = set()
         self._total = f"{plural(len(model.tensors), 'tensor')}, {format_size(sizes.sum_bytes(model.tensors))}"
-
-    failure: Exception | None
 
     def compose(self) -> ComposeResult:
         """Build the widgets."""
@@ -228,7 +227,6 @@ class Browser(App[None]):
             await self._act(event.key)
 
     async def _act(self, key: str) -> None:
-        """Do what a key on the list does."""
         if key in _CHANGES:
             _CHANGES[key](self.model)
             self._show()

@@ -35,13 +35,6 @@ def check_reason(path: str | None, reason: str | None) -> None:
         raise UsageError(f"{option('--reason')}: works only with {option('--write-baseline', 'FILE')}; give both")
 
 
-def describe_former_names(options: InspectOptions | VerifyOptions) -> str | None:
-    """Return a warning about former names of rules in `--ignore`; None if all names are current."""
-    if not options.ignore:
-        return None
-    return requests.match_accepted.describe_former_names(options)
-
-
 def list_accepted(
     findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
 ) -> tuple[tuple[Accepted, ...], tuple[OutputFile, ...]]:

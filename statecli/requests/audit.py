@@ -18,7 +18,7 @@ from statecli.report.audit import build_audit_report, list_inconclusive
 from statecli.requests.accepted_findings import check_reason
 from statecli.requests.options import AuditOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, OutputFile
-from statecli.requests.parameters import name_division
+from statecli.requests.parameters import refuse_contradictions, refuse_division
 from statecli.targets.load import find_class_spec
 from statecli.targets.target_result import Status
 
@@ -94,11 +94,10 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
         request, [key for key in required_rules.RULES_BY_OPTION if getattr(options, key)], loaded
     )
     compares_values = request.policy.must_change or request.policy.must_not_change
-    divided = name_division(options)
-    if divided and not (request.values or request.lock or compares_values):
-        raise UsageError(
-            f"{divided}: splits the reading of tensor values, but this command does not read values; add "
-            f"{option('--values')} or {option('--lock', 'FILE')}"
+    if not (request.values or request.lock or compares_values):
+        advice = f"add {option('--values')} or {option('--lock', 'FILE')}"
+        refuse_division(
+            options, f"splits the reading of tensor values, but this command does not read values; {advice}"
         )
     return request
 
@@ -127,20 +126,17 @@ def list_configured_files(options: AuditOptions, loaded: LoadedConfig) -> list[s
 def _decide_values(options: AuditOptions, configured: Config) -> bool | None:
     """Return True to read all values, False to read none, None for the default limit."""
     if options.values and options.no_values:
-        raise UsageError(
-            f"{option('--no-values')} and {option('--values')} contradict each other; leave one of them out"
-        )
-    if options.values or options.no_values:
-        return options.values
-    return configured.values
+        refuse_contradictions([(option("--no-values"), option("--values"))])
+    return options.values if options.values or options.no_values else configured.values
 
 
 def _read_lock(path: str | None, options: AuditOptions) -> Lock | None:
-    if options.frozen_only and path is None:
-        raise UsageError(f"{option('--frozen-only')}: works only with a lock; add {option('--lock', 'FILE')}")
-    if options.tensors_only and path is None:
-        raise UsageError(f"{option('--tensors-only')}: works only with a lock; add {option('--lock', 'FILE')}")
-    return None if path is None else lock_file.read_lock(path)
+    if path is not None:
+        return lock_file.read_lock(path)
+    if options.frozen_only or options.tensors_only:
+        flag = "--frozen-only" if options.frozen_only else "--tensors-only"
+        raise UsageError(f"{option(flag)}: works only with a lock; add {option('--lock', 'FILE')}")
+    return None
 
 
 def _read_baseline(options: AuditOptions, loaded: LoadedConfig) -> Baseline | None:

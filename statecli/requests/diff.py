@@ -16,14 +16,8 @@ from statecli.render import Output
 from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
 from statecli.requests.options import CUDA, DiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
-from statecli.requests.parameters import name_division
-from statecli.requests.row_options import (
-    COMPLETE_OUTPUTS,
-    build_row_view,
-    check_rows,
-    name_row_options,
-    refuse_contradictions,
-)
+from statecli.requests.parameters import name_division, refuse_contradictions
+from statecli.requests.row_options import COMPLETE_OUTPUTS, build_row_view, check_rows, name_row_options
 from statecli.targets import load
 from statecli.values.delta import CompareOptions
 
@@ -75,32 +69,30 @@ def prepare(options: DiffOptions, caller: Caller, extra: ExtraInputs) -> Request
 
 
 def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
-    """Return pairs of given options of which the command would ignore either."""
+    """Return pairs of options of which the command would ignore either; "" is a missing option."""
     name_only, name_status = _name_if(options.name_only, "--name-only"), _name_if(options.name_status, "--name-status")
     names = name_only or name_status
     output = option("-f", options.output_format.value) if options.output_format is not None else ""
-    unchanged = _name_if(options.unchanged, "--unchanged")
-    rows = _name_if(options.tree, "--tree") or next(filter(None, name_row_options(options)), "")
+    tree, unchanged = _name_if(options.tree, "--tree"), _name_if(options.unchanged, "--unchanged")
+    cast, tolerance = _name_if(options.cast, "--cast"), _name_tolerance(options)
+    tolerance_or_dtype = tolerance or (option("--ignore", "dtype") if Field.DTYPE in options.ignore else "")
     without_values = _name_if(options.metadata_only, "--metadata-only")
     if not without_values and Field.VALUES in options.ignore:
         without_values = option("--ignore", "values")
+    rows = next(filter(None, name_row_options(options)), "")
     is_complete = options.output_format in COMPLETE_OUTPUTS
-    pairs = [
-        (_name_if(options.bitwise, "--bitwise"), _name_tolerance(options)),
+    return [
+        (_name_if(options.bitwise, "--bitwise"), tolerance),
         (without_values, _name_value_option(options)),
-        (_name_if(options.cast, "--cast"), _name_tolerance(options) or _name_ignored_dtype(options)),
-        (
-            option("--adapter", options.adapter) if options.adapter is not None else "",
-            _name_if(options.cast, "--cast") or _name_tolerance(options) or _name_ignored_dtype(options),
-        ),
+        (cast, tolerance_or_dtype),
+        (_name_adapter(options), cast or tolerance_or_dtype),
         (name_only, name_status),
         (names, output if options.output_format not in (None, Output.TABLE, Output.PLAIN) else ""),
-        (_name_if(options.tree, "--tree"), unchanged),
-        (names, _name_if(options.quiet, "--quiet") or rows),
+        (tree, unchanged),
+        (names, _name_if(options.quiet, "--quiet") or tree or rows),
         (name_status, unchanged),
-        (_name_if(options.tree, "--tree") or _name_if(options.all, "--all"), output if is_complete else ""),
+        (tree or _name_if(options.all, "--all"), output if is_complete else ""),
     ]
-    return [(first, second) for first, second in pairs if first and second]
 
 
 def _name_if(given: object, flag: str) -> str:
@@ -108,8 +100,8 @@ def _name_if(given: object, flag: str) -> str:
     return option(flag) if given else ""
 
 
-def _name_ignored_dtype(options: DiffOptions) -> str:
-    return option("--ignore", "dtype") if Field.DTYPE in options.ignore else ""
+def _name_adapter(options: DiffOptions) -> str:
+    return option("--adapter", options.adapter) if options.adapter is not None else ""
 
 
 def _name_tolerance(options: DiffOptions) -> str:
@@ -119,8 +111,7 @@ def _name_tolerance(options: DiffOptions) -> str:
 def _name_value_option(options: DiffOptions) -> str:
     """Return the first given option about the comparison of values, or ""."""
     named = _name_if(options.bitwise, "--bitwise") or _name_tolerance(options) or _name_if(options.cast, "--cast")
-    named = named or ("" if options.adapter is None else option("--adapter", options.adapter))
-    return named or name_division(options)
+    return named or _name_adapter(options) or name_division(options)
 
 
 def _check_classes(options: DiffOptions) -> None:

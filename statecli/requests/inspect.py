@@ -10,10 +10,10 @@ from statecli.core.errors import UsageError, option
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.report.inspect import build_inspect_report
-from statecli.requests.accepted_findings import check_options, describe_former_names, list_accepted
+from statecli.requests.accepted_findings import check_options, list_accepted
 from statecli.requests.options import InspectOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
-from statecli.requests.parameters import refuse_division
+from statecli.requests.parameters import refuse_contradictions, refuse_division
 from statecli.requests.row_options import build_row_view, check_rows
 from statecli.targets.load import find_class_spec
 from statecli.targets.target_result import drop_accepted
@@ -23,9 +23,7 @@ def prepare(options: InspectOptions, caller: Caller, extra: ExtraInputs) -> Requ
     """Return the request. Raises UsageError for contradictory options."""
     check_rows(options)
     if options.cuda and options.to not in (None, "cuda"):
-        raise UsageError(
-            f"{option('--cuda')} and {option('--to', options.to)} contradict each other; leave one of them out"
-        )
+        refuse_contradictions([(option("--cuda"), option("--to", options.to))])
     for name, is_given in (("--distributions", options.distributions), ("--spectra", options.spectra)):
         if not is_given or (extra.model is None and options.shard is None):
             continue
@@ -70,7 +68,7 @@ def run(options: InspectOptions, request: Request, caller: Caller, extra: ExtraI
         report,
         failures=describe_failures(inspection.broken, "read"),
         files=files,
-        warning=describe_former_names(options),
+        warning=requests.match_accepted.describe_former_names(options) if options.ignore else None,
     )
 
 

@@ -23,8 +23,6 @@ _TIE_RULES = {rule.name: rule for rule in (move_rules.STALE_VIEW, move_rules.UNT
 
 def expand_ignored(options: InspectOptions | VerifyOptions) -> frozenset[str]:
     """Return the rules of `--ignore`. Raises UsageError for a name that is not a rule or a rule group."""
-    if not options.ignore:
-        return frozenset()
     known, command = DICTIONARY.values(), COMMAND_NAMES[type(options)]
     return frozenset(config.expand_rules(options.ignore, option("--ignore"), known, command))
 
@@ -84,9 +82,9 @@ def _list_ignored(
     findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
 ) -> tuple[Accepted, ...]:
     """Return the findings of ignored rules, and of problems with an ignored rule's name."""
-    ignored = expand_ignored(options)
-    if not ignored:
+    if not options.ignore:
         return ()
+    ignored = expand_ignored(options)
     problems = group_findings(findings, state.tensors)
     return tuple(
         Accepted(finding, f"--ignore {rule}")

@@ -99,7 +99,6 @@ _TARGETS = tuple(
 
 
 def _describe_option(head: Head, name: str) -> str:
-    """Return the value of an option in words."""
     if name in _TARGETS:
         targets = [text for field in _TARGETS for text in _to_sequence(head.options.get(field, ()))]
         return f"of {' and '.join(map(str, targets))[:200]}"

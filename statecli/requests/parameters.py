@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
@@ -122,12 +122,18 @@ def list_texts(options: Options, is_wanted: Callable[[Parameter], bool]) -> list
     return [item for item in items if isinstance(item, str)]
 
 
+def refuse_contradictions(pairs: Iterable[tuple[str, str]]) -> None:
+    """Raise UsageError for the first pair of two given options; "" is a missing option."""
+    for first, second in pairs:
+        if first and second:
+            raise UsageError(f"{first} and {second} contradict each other; leave one of them out")
+
+
 def check_inputs(options: Options) -> None:
     """Raise UsageError for an unreadable text of `--input`, and for `--input-from` too, before torch is imported."""
     texts = getattr(options, "input", ())
     if texts and getattr(options, "input_from", None):
-        both = f"{option('--input')} and {option('--input-from')}"
-        raise UsageError(f"{both} contradict each other; leave one of them out")
+        refuse_contradictions([(option("--input"), option("--input-from"))])
     if texts:
         core.input_text.parse_inputs(texts)
 

@@ -19,11 +19,12 @@ def run(options: RulesOptions | ConfigOptions | SchemaOptions, caller: Caller) -
     """Run the command of the options."""
     if isinstance(options, RulesOptions):
         return _run_rules(options)
-    return _run_config(options, caller) if isinstance(options, ConfigOptions) else _run_schema(options)
+    if isinstance(options, ConfigOptions):
+        return _run_config(options, caller)
+    return Outcome(options.command, content=(read_schema(options.command),))
 
 
 def _run_rules(options: RulesOptions) -> Outcome:
-    """List the rules, or the rules of a group, or explain a rule."""
     known = rules.list_rules(_list_plugin_rules(options.plugin))
     listed = known if options.name is None else tuple(rule for rule in known if rule.about == options.name)
     if options.name is None or listed:
@@ -36,20 +37,13 @@ def _run_rules(options: RulesOptions) -> Outcome:
 
 
 def _list_plugin_rules(names: Sequence[str]) -> tuple[Rule, ...]:
-    """Return the rules of typed plugins."""
     if not names:
         return ()
     return audit.plugins.list_entries(audit.import_plugin.import_plugins(audit.plugins.PluginRequest(tuple(names))))
 
 
 def _run_config(options: ConfigOptions, caller: Caller) -> Outcome:
-    """Show the configuration in force."""
     loaded = audit.config.load_config(options.config, no_config=options.no_config)
     caller.check_files([] if loaded.path is None else [loaded.path])
     report = config.build_config_report(audit.config.list_settings(loaded), loaded.path)
     return Outcome(loaded, report, warning=rules.describe_former_names(loaded.config.rule_names, loaded.rules, "audit"))
-
-
-def _run_schema(options: SchemaOptions) -> Outcome:
-    """Describe the JSON of a command."""
-    return Outcome(options.command, content=(read_schema(options.command),))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from statecli.core.errors import UsageError, option
+from statecli.core.errors import option
 from statecli.render import Output
 from statecli.report import RowView
 from statecli.requests.options import DiffOptions, InspectOptions
+from statecli.requests.parameters import refuse_contradictions
 
 #: Outputs with every tensor, whatever the options of rows say.
 COMPLETE_OUTPUTS = (Output.JSON, Output.JSONL, Output.CSV)
@@ -42,10 +41,3 @@ def name_row_options(options: InspectOptions | DiffOptions) -> tuple[str, str, s
         option("-n", options.lines) if options.lines is not None else "",
         option("--sort", options.sort.value) if options.sort is not None else "",
     )
-
-
-def refuse_contradictions(pairs: Iterable[tuple[str, str]]) -> None:
-    """Raise UsageError for the first pair of two given options; "" is a missing option."""
-    for first, second in pairs:
-        if first and second:
-            raise UsageError(f"{first} and {second} contradict each other; leave one of them out")

@@ -58,7 +58,8 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
     if isinstance(options, ClassOptions) and extra.model is None:
         options = name_classes(options)
     engine = _use_engine(options)
-    _check_shard(options)
+    if (shard := getattr(options, "shard", None)) is not None:
+        requests.shard_options.check_options(cast("ShardedOptions", options), shard)
     name = COMMAND_NAMES[type(options)].replace("-", "_").replace(" ", "_")
     module = cast(CommandModule, getattr(requests, name))
     request = module.prepare(options, caller, extra)
@@ -76,12 +77,6 @@ def _use_engine(options: Options) -> AbstractContextManager[None]:
         executor, jobs=getattr(options, "jobs", 0), device=getattr(options, "device", "cpu")
     )
     return workers.executors.use_executor(executor)
-
-
-def _check_shard(options: Options) -> None:
-    """Raise UsageError for an option that contradicts `--shard`, before anything is read."""
-    if (text := getattr(options, "shard", None)) is not None:
-        requests.shard_options.check_options(cast("ShardedOptions", options), text)
 
 
 def _use_shard(options: Options) -> AbstractContextManager[Shard | None]:

@@ -8,7 +8,7 @@ import msgspec
 
 from statecli.core.errors import UsageError, option
 from statecli.requests.options import COMMANDS, AuditOptions, DiffOptions, InspectOptions, LockOptions, MergeOptions
-from statecli.requests.parameters import list_given, parameters_of
+from statecli.requests.parameters import list_given, parameters_of, refuse_contradictions
 from statecli.shards.partition import parse_shard
 
 ShardedOptions: TypeAlias = InspectOptions | DiffOptions | AuditOptions | LockOptions
@@ -38,9 +38,7 @@ def check_options(options: ShardedOptions, shard: str) -> None:
     contradictory = [option(each.flags[0]) for each in parameters if each.contradicts_shard]
     if isinstance(options, DiffOptions) and options.device != "cpu":
         contradictory.append(option("--device", options.device))
-    for other in contradictory:
-        both = f"{other} and {option('--shard', shard)}"
-        raise UsageError(f"{both} contradict each other; leave one of them out")
+    refuse_contradictions([(other, option("--shard", shard)) for other in contradictory])
 
 
 def select_options(options: ShardedOptions) -> dict[str, Any]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from msgspec.structs import replace
 
 from statecli import file_scan, pickle_scan, rules
 from statecli.commands.inspect.run import Inspection
-from statecli.core.finding import Finding
-from statecli.core.model_state import ModelState
 from statecli.targets.section_of_target import split_section
 
 
@@ -21,17 +17,10 @@ def add_unsafe_calls(inspection: Inspection) -> Inspection:
     Raises UnreadableError if bytes of a remote file could not be fetched.
     """
     state = inspection.state
-    if not _may_be_unsafe(state):
+    if not any(pickle_scan.known_names.may_be_harmful(qualified) for qualified, _ in state.globals):
         return inspection
-    return replace(inspection, findings=(*inspection.findings, *_find_unsafe_calls(state)))
-
-
-def _may_be_unsafe(state: ModelState) -> bool:
-    return any(pickle_scan.known_names.may_be_harmful(qualified) for qualified, _ in state.globals)
-
-
-def _find_unsafe_calls(state: ModelState) -> Iterator[Finding]:
-    unsafe_global = rules.pickles.unsafe_global
     path, _ = split_section(state.target)
     subject = rules.audit_subject.Subject(state.target, state, pickles=file_scan.scan.scan_pickles(path))
-    return (unsafe_global.build_finding(issue, state.target) for issue in unsafe_global.find(subject))
+    rule = rules.pickles.unsafe_global
+    findings = (rule.build_finding(issue, state.target) for issue in rule.find(subject))
+    return replace(inspection, findings=(*inspection.findings, *findings))

@@ -12,12 +12,7 @@ from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.report import View
 from statecli.report.verify import build_verify_report, list_inconclusive
-from statecli.requests.accepted_findings import (
-    check_options,
-    describe_former_names,
-    drop_accepted_of_checks,
-    list_accepted,
-)
+from statecli.requests.accepted_findings import check_options, drop_accepted_of_checks, list_accepted
 from statecli.requests.options import CUDA, VerifyOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.targets.load import find_class_spec
@@ -74,5 +69,5 @@ def run(options: VerifyOptions, request: Request, caller: Caller, extra: ExtraIn
         findings_first=True,
         reported=True,
         files=files,
-        warning=describe_former_names(options),
+        warning=requests.match_accepted.describe_former_names(options) if options.ignore else None,
     )

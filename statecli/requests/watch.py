@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
@@ -61,8 +60,8 @@ def _shorten_growing_histories(row: CheckpointRow, grown_before: frozenset[str])
     if log is None or not log.is_growth:
         return row
     shown = [replace(change, detail=f"loss {format_loss(log.losses[-1])}")] if log.losses else []
-    others = [(shown if other is change else [other]) for other in row.settings]
-    return replace(row, settings=tuple(chain.from_iterable(others)))
+    settings = (setting for other in row.settings for setting in (shown if other is change else [other]))
+    return replace(row, settings=tuple(settings))
 
 
 def format_line(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> str:
