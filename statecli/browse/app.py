@@ -63,8 +63,6 @@ If the text is not in the clipboard, select the text with the mouse (in some
 terminals with Shift). If you quit, statecli prints the text. esc: back"""
 #: Follows the first line of `_COPIED` if the filter hides marked tensors.
 _HIDDEN_MARKS = "{shown:,} shown and {hidden:,} hidden tensors are marked; u clears all marks\n"
-#: The same without marks but with a filter.
-_ALL_LISTED = "to copy fewer, mark them with space\n"
 #: Keys that only close a text over the list.
 _CLOSING_KEYS = ("q", "escape", "enter", "question_mark")
 
@@ -578,15 +576,11 @@ class Browser(App[None]):
         at = columns.index(self.model.sort) if self.model.sort in columns else 0
         at = (at + by) % len(columns)
         self.model.sort_by(columns[at])
-        self._message = self._describe_order(columns[at], columns[(at + 1) % len(columns)], columns[at - 1])
-        self._show()
-
-    def _describe_order(self, column: Column | None, following: Column | None, previous: Column | None) -> str:
-        """Return `by size, largest first  o: by nan  O: tree  r: reverse  esc: tree`."""
-        if column is None:
-            return "tree, in the order in which the target lists the tensors"
+        following, previous = columns[(at + 1) % len(columns)], columns[at - 1]
         names = ["tree" if other is None else f"by {other.value}" for other in (following, previous)]
-        return f"{self.model.describe_order()}  o: {names[0]}  O: {names[1]}  r: reverse  esc: tree"
+        order = f"{self.model.describe_order()}  o: {names[0]}  O: {names[1]}  r: reverse  esc: tree"
+        self._message = order if columns[at] else "tree, in the order in which the target lists the tensors"
+        self._show()
 
     def action_reverse(self) -> None:
         """Reverse the order."""
@@ -624,7 +618,7 @@ class Browser(App[None]):
         hidden = self.model.count_hidden_marks()
         marks = _HIDDEN_MARKS.format(shown=count - hidden, hidden=hidden) if hidden else ""
         if not is_marked and self.model.filter_text.strip():
-            marks = _ALL_LISTED
+            marks = "to copy fewer, mark them with space\n"
         which = "marked tensor" if is_marked else "listed tensor" if marks else "tensor"
         self._open_overlay(_COPIED.format(count=plural(count, which), marks=marks, text=written.text))
 

@@ -147,7 +147,7 @@ class Difference:
             sign = "nan/inf" if _changes_nonfinite(outcome) else STATUS_LETTERS[Status.CHANGED]
         else:
             sign = format_number(outcome.relative_l2, 3)
-        letter = STATUS_LETTERS[change.status].strip() if isinstance(outcome, Delta) or sign != "=" else ""
+        letter = STATUS_LETTERS[change.status].strip()
         return sign if sign[0].isdigit() or sign == "nan/inf" else f"{letter} {sign}".strip()
 
     def format_changes(self, positions: Sequence[int]) -> str:

@@ -140,12 +140,11 @@ def _shorten(names: Sequence[str]) -> list[str]:
     parts = [name.split(".") for name in names]
     while len({entry[-1] for entry in parts}) == 1 and min(map(len, parts)) > 1:
         parts = [entry[:-1] for entry in parts]
-    longest = max(map(len, parts))
-    for count in range(1, longest + 1):
+    for count in range(1, max(map(len, parts)) + 1):
         short = [".".join(entry[-count:]) for entry in parts]
         if len(set(short)) == len(short):
-            return short
-    return [".".join(entry) for entry in parts]
+            break
+    return short
 
 
 def list_widths(table: LayerTable) -> list[int]:

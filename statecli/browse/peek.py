@@ -22,8 +22,6 @@ FIRST_BYTES = 64
 #: Largest local tensor whose statistics are read without being asked for: a few hundredths of a second.
 MAX_AUTOMATIC_BYTES = 16 << 20
 
-_CHANGED = "{path}: the file changed after statecli read its header; quit and run statecli browse again"
-
 
 class Peek(msgspec.Struct, frozen=True):
     """First values of a tensor, and facts about all values.
@@ -57,7 +55,8 @@ class Versions:
         """Raise UnreadableError if a file of the tensor changed since."""
         for path in {where.path for where in tensor.ranges if where.path}:
             if path in self.known and read_version(path) != self.known[path]:
-                raise UnreadableError(_CHANGED.format(path=path))
+                advice = "quit and run statecli browse again"
+                raise UnreadableError(f"{path}: the file changed after statecli read its header; {advice}")
 
 
 def find_data(tensor: TensorInfo) -> tuple[str, TensorData] | None:

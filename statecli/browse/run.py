@@ -25,8 +25,6 @@ from statecli.requests.options import BrowseOptions
 from statecli.storage import files
 from statecli.targets import load
 
-_NEEDS_TEXTUAL = f"statecli browse needs the package textual: {install_extra('tui')}"
-
 
 def browse(
     options: BrowseOptions,
@@ -42,7 +40,7 @@ def browse(
     try:
         import textual  # noqa: F401 - only whether it can be imported
     except ImportError as error:
-        raise MissingDependency(_NEEDS_TEXTUAL) from error
+        raise MissingDependency(f"statecli browse needs the package textual: {install_extra('tui')}") from error
     from statecli.browse.app import Browser  # imports textual
 
     reserve_stdout()

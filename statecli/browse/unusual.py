@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
 from msgspec.structs import replace
 
@@ -38,17 +38,15 @@ class UnusualValues:
 
     def __init__(self, tensors: Sequence[TensorInfo], stats: Mapping[int, Stats]) -> None:
         self._tensors, self.stats = tensors, stats
-        self._nan: set[int] = set()
-        self._inf: set[int] = set()
+        self._positions: dict[str, set[int]] = {"nan": set(), "inf": set()}
         self.outliers: dict[int, str] = {}
         self._signs: dict[NodeKey, str] = {}
 
     def add(self, position: int) -> None:
         """Take the statistics of a tensor into account. Outliers are found by `find_outliers`."""
-        stats = self.stats[position]
-        for numbers, count in ((self._nan, stats.nan), (self._inf, stats.inf)):
-            if count:
-                numbers.add(position)
+        for kind, positions in self._positions.items():
+            if getattr(self.stats[position], kind):
+                positions.add(position)
                 self._signs.clear()
 
     def find_outliers(self) -> None:
@@ -65,8 +63,8 @@ class UnusualValues:
     def list_kinds(self, positions: Collection[int]) -> dict[str, list[int]]:
         """Return the tensors with `nan`, with `inf`, and each `outlier`, in order."""
         own = set(positions)
-        kinds = (("nan", self._nan), ("inf", self._inf), ("outlier", self.outliers.keys()))
-        return {kind: sorted(own & unusual) for kind, unusual in kinds}
+        kinds: dict[str, Set[int]] = {**self._positions, "outlier": self.outliers.keys()}
+        return {kind: sorted(own & unusual) for kind, unusual in kinds.items()}
 
     def list_sentences(self, positions: Collection[int]) -> Iterator[NamedTensors]:
         """Yield the sentences about some of the tensors, as on the page of `inspect --stats`."""
@@ -89,4 +87,4 @@ class UnusualValues:
         return sign
 
     def _has_any(self) -> bool:
-        return bool(self._nan or self._inf or self.outliers)
+        return bool(self.outliers) or any(self._positions.values())
