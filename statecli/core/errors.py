@@ -86,13 +86,11 @@ class StateError(Exception):
 
 #: How a message about a truncated file begins.
 TRUNCATED = "file is truncated"
-#: How it ends, for a finding that has this advice as its help.
-_COPY_AGAIN = "; copy or download the file again"
 
 
 def strip_copy_advice(message: str) -> str:
-    """Return the message of an error without the advice to copy the file again."""
-    return message.removesuffix(_COPY_AGAIN)
+    """Return the message of an error without the advice to copy the file again, for a finding with this help."""
+    return message.removesuffix("; copy or download the file again")
 
 
 #: Choices that a sentence names, and that a list has.

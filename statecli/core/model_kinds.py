@@ -6,7 +6,7 @@ Entries not accepted by `load_state_dict` of the class are returned as findings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -42,20 +42,22 @@ def classify_by_model(
     ]
     if not entries:
         raise NothingMatched(f"{state.target}: contains no model tensors to compare with {model.target}")
+    # A pickle records devices, and hence shared memory; safetensors does not.
+    records_devices = any(tensor.device is not None for tensor in tensors)
     for section in dict.fromkeys(tensors[n].section for n in entries):
         section_rows = [n for n in entries if tensors[n].section == section]
         names_by_row, prefixed = _pair_names(section_rows, tensors, registered, renamed)
         if prefixed:
             findings.append(_report_prefix(prefixed, [tensors[n].fqn for n in section_rows], state, section, model))
-        present = {name for row_names in names_by_row.values() for name in row_names}
         occurrences = Counter(name for row_names in names_by_row.values() for name in row_names)
+        present = occurrences.keys()
         for n in section_rows:
             registration = registered.get(names_by_row[n][0])
             if registration is not None and (len(names_by_row[n]) > 1 or occurrences[names_by_row[n][0]] > 1):
                 registration = replace(registration, shape=None)
             tensors[n], entry_findings = _compare_entry(tensors[n], registration, state, model)
             findings.extend(entry_findings)
-        ties = _list_ties_left_out(present, registered) if not _records_devices(tensors) else []
+        ties = [] if records_devices else _list_ties_left_out(present, registered)
         notes += [_note_tie_left_out(name, kept, section) for name, kept in ties]
         for n in section_rows:
             if own := [name for name, kept in ties if kept in names_by_row[n]]:
@@ -163,12 +165,7 @@ def _format_shape(tensor: TensorInfo) -> str:
     return str(list(tensor.shape)) if tensor.shape is not None else "no shape"
 
 
-def _records_devices(tensors: list[TensorInfo]) -> bool:
-    """Return True if the format records devices, hence shared memory: a pickle does, safetensors does not."""
-    return any(tensor.device is not None for tensor in tensors)
-
-
-def _list_ties_left_out(present: set[str], registered: dict[str, TensorInfo]) -> list[tuple[str, str]]:
+def _list_ties_left_out(present: Set[str], registered: dict[str, TensorInfo]) -> list[tuple[str, str]]:
     """Return each tied name left out on purpose by safetensors' save_model and save_pretrained, and the kept name."""
     ties = []
     for fqn, tensor in registered.items():
@@ -186,7 +183,7 @@ def _note_tie_left_out(fqn: str, kept_name: str, section: str) -> Oddity:
 
 
 def _report_missing(
-    missing: dict[str, TensorInfo], present: set[str], state: ModelState, model: ModelState, section: str
+    missing: dict[str, TensorInfo], present: Set[str], state: ModelState, model: ModelState, section: str
 ) -> list[Finding]:
     findings = []
     where = f"{state.target}#{section}" if section and len(state.sections) > 1 else state.target

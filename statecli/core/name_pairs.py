@@ -25,16 +25,12 @@ def match_names(before: Sequence[str], after: Sequence[str]) -> list[Link]:
     if len(links) in (len(before), len(after)):
         return links
     for prefixes in (WRAPPER_PREFIXES[:-1], WRAPPER_PREFIXES):
-        left, right = _find_unmatched(before, after, links)
+        left = set(range(len(before))).difference(old for old, _, _ in links)
+        right = set(range(len(after))).difference(new for _, new, _ in links)
         if not left or not right:
             return links
         links += _match_cores(prefixes, (before, after), (left, right))
     return links or _match_common_prefix(before, after)
-
-
-def _find_unmatched(before: Sequence[str], after: Sequence[str], links: list[Link]) -> tuple[set[int], set[int]]:
-    matched = {old for old, _, _ in links}, {new for _, new, _ in links}
-    return set(range(len(before))) - matched[0], set(range(len(after))) - matched[1]
 
 
 def match_equal_names(before: Sequence[str], after: Sequence[str]) -> list[Link]:

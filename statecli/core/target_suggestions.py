@@ -93,23 +93,19 @@ class Suggestion(NamedTuple):
 
 def suggest_for_missing(path: str) -> Suggestion:
     """Return `did you mean weights.pt?` or how to name a class, for a nonexistent path; else nothing."""
-    url = _ONE_SLASH.fullmatch(path)
-    if url is not None:
+    if url := _ONE_SLASH.fullmatch(path):
         return Suggestion(f"did you mean {url['scheme']}://{url['rest']}?")
-    hub = _HUB_NAME.fullmatch(path)
-    if hub is not None:
+    if hub := _HUB_NAME.fullmatch(path):
         return Suggestion(suggest_repository(hub["name"]))
     module, colon, name = path.partition(":")
     if colon and os.path.isfile(f"{module}.py"):
         return Suggestion(f"did you mean {quote_for_shell(f'{module}.py:{name}')}?")
-    corrected = _correct_punctuation(path)
-    if corrected is not None:
+    if corrected := _correct_punctuation(path):
         return corrected
     attribute = _FILE_ATTRIBUTE.match(path)
     if attribute is not None and os.path.isfile(attribute["file"]):
         return _suggest_for_attribute(attribute["file"], attribute["name"], attribute["call"] or "")
-    imported = find_imported_name(path)
-    if imported is not None:
+    if imported := find_imported_name(path):
         return suggest_for_missing(imported)
     dotted = _DOTTED.match(path)
     suggestion = _suggest_name(dotted["path"].split("."), dotted["call"] or "") if dotted else None
@@ -117,8 +113,7 @@ def suggest_for_missing(path: str) -> Suggestion:
         return suggestion
     if os.path.isfile(f"{path}.py"):
         return _suggest_names_of_file(f"{path}.py")
-    near = suggest_similar_paths(path)
-    if near:
+    if near := suggest_similar_paths(path):
         return Suggestion(near)
     if dotted is None:
         return Suggestion(suggest_repository(path.rstrip("/")) or _describe_missing_folder(path))
@@ -209,8 +204,7 @@ def _suggest_for_attribute(file: str, name: str, call: str) -> Suggestion:
 
 def describe_python_file(path: str) -> Suggestion:
     """Return `is a Python file, not a checkpoint; name a class in it: net.py:Net`."""
-    error = python_names.find_syntax_error(path)
-    if error is not None:
+    if error := python_names.find_syntax_error(path):
         return Suggestion(f"is a Python file with {_describe_syntax_error(error)}")
     what, names = "is a Python file, not a checkpoint", _list_names(path)
     if names.choices:
@@ -254,9 +248,9 @@ def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
         file = f"{folder}.py"
         if not os.path.isfile(file):
             if rest and os.path.isdir(folder):
-                defining = [name for name in _list_python_files(folder) if rest in python_names.list_definitions(name)]
-                if defining:
-                    return _suggest_colon(defining[0], rest, call, defining[0])
+                for name in _list_python_files(folder):
+                    if rest in python_names.list_definitions(name):
+                        return _suggest_colon(name, rest, call, name)
             continue
         if rest and parts[end] in python_names.list_definitions(file):
             return _suggest_colon(file, rest, call, file)
@@ -284,8 +278,7 @@ def _suggest_colon(module: str, name: str, call: str, file: str | None) -> Sugge
 
 
 def _suggest_names_of_file(path: str) -> Suggestion:
-    error = python_names.find_syntax_error(path)
-    if error is not None:
+    if error := python_names.find_syntax_error(path):
         return Suggestion(f"{path} is a Python file with {_describe_syntax_error(error)}")
     names = _list_names(path)
     if names.choices:
@@ -322,8 +315,7 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
         defined = [
             f"{file}:{name}{call}" for file in _list_python_files("") if name in python_names.list_definitions(file)
         ]
-        in_library = None if defined else _suggest_transformers(name, call)
-        if in_library is not None:
+        if not defined and (in_library := _suggest_transformers(name, call)):
             return in_library
         if call and not defined and _find_layer(name):
             return _suggest_layer(name, call)

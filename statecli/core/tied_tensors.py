@@ -31,10 +31,16 @@ def fill_tied_to(state: ModelState) -> ModelState:
     shared = [group for group in groups.values() if len(group) > 1]
     tensors = list(state.tensors)
     for group in shared:
-        listed = group if len(group) <= MAX_LISTED_NAMES + 1 else group[:2]
-        names = [(position, tensors[position]) for position in listed]
+        is_long = len(group) > MAX_LISTED_NAMES + 1
+        listed = [(position, tensors[position]) for position in (group[:2] if is_long else group)]
         for position in group:
-            tensors[position] = _add_names(tensors[position], position, names, len(group) - 1)
+            tensor = tensors[position]
+            others = (other for place, other in listed if place != position)
+            names = tuple(o.fqn if o.section == tensor.section else f"{o.section}#{o.fqn}" for o in others)
+            if is_long:
+                more = f"shares its storage with {len(group) - 1} other tensors"
+                tensor = replace(tensor, note=f"{tensor.note}; {more}" if tensor.note else more)
+            tensors[position] = replace(tensor, tied_to=names[:1] if is_long else names)
     return replace(state, tensors=tuple(tensors))
 
 
@@ -42,18 +48,3 @@ def find_tie_line(tensors: Iterable[TensorInfo]) -> Origin | None:
     """Return the source line that tied the tensors: the last of their lines in the file of the first tensor."""
     origins = [tensor.origin for tensor in tensors if tensor.origin is not None]
     return max((o for o in origins if o.file == origins[0].file), key=lambda origin: origin.line, default=None)
-
-
-def _add_names(
-    tensor: TensorInfo, own_position: int, group: list[tuple[int, TensorInfo]], other_count: int
-) -> TensorInfo:
-    names = tuple(
-        other.fqn if other.section == tensor.section else f"{other.section}#{other.fqn}"
-        for position, other in group
-        if position != own_position
-    )
-    if other_count <= MAX_LISTED_NAMES:
-        return replace(tensor, tied_to=names)
-    names = names[:1]
-    more = f"shares its storage with {other_count} other tensors"
-    return replace(tensor, tied_to=names, note=f"{tensor.note}; {more}" if tensor.note else more)

@@ -158,8 +158,7 @@ def load_config(options: AuditOptions) -> LoadedConfig:
 def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Configuration:
     """Return the file of the configuration and its lenient settings, unless an option overrides them."""
     configured = loaded.config
-    is_selected = bool(configured.select) and not options.select
-    selected = config.expand_rules(configured.select, "select", loaded.rules) if is_selected else ()
+    selected = () if options.select else config.expand_rules(configured.select, "select", loaded.rules)
     ignored = config.expand_rules(configured.ignore, "ignore", loaded.rules)
     names = [rule.name for rule in loaded.rules]
     disabled = [name for name in names if (selected and name not in selected) or name in ignored]

@@ -35,10 +35,7 @@ def describe_former_names(options: InspectOptions | VerifyOptions) -> str | None
 def match_accepted(
     findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
 ) -> tuple[tuple[Accepted, ...], tuple[OutputFile, ...]]:
-    """Return the accepted findings, each with its reason, and the baseline to write, if any.
-
-    Raises UnreadableError and MalformedError for an unreadable baseline.
-    """
+    """See `accepted_findings.list_accepted`."""
     accepted = _list_ignored(findings, state, options)
     if options.baseline is None and options.write_baseline is None:
         return accepted, ()
