@@ -451,8 +451,8 @@ def test_only_main_catches_our_errors():
         api/errors api/live_targets browse/app browse/peek callbacks/training_check
         cli/command_runner cli/process_exit cli/git_driver commands/audit/run commands/diff/renames
         commands/log/checkpoints commands/log/follow commands/bisect/run commands/watch/run workers/executors/batch
-        workers/executors/futures values/compare values/compare_task values/data_task values/histogram values/facts
-        values/digest values/evidence values/ratios values/stats workers/pool live/working_line
+        workers/executors/futures values/compare values/histogram values/facts values/evidence values/ratios
+        values/stats workers/pool workers/task live/working_line
         requests/git_textconv
     """
     keeps = {PACKAGE / f"{name}.py" for name in places.split()}

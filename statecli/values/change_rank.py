@@ -37,11 +37,6 @@ class RankTask(DataTask, frozen=True, gc=False):
     before: TensorData
     after: TensorData
 
-    @property
-    def all_data(self) -> tuple[TensorData, ...]:
-        """All tensors of the task."""
-        return self.before, self.after
-
     def compute(self) -> int | None:
         """Return the result."""
         height, width = self.after.shape

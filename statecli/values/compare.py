@@ -29,7 +29,7 @@ from statecli.values.compare_task import TASK_ELEMENTS, CompareTask, Comparison,
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.elements import find_element
 from statecli.values.ggml_blocks import explain_unreadable_blocks, find_ggml_type, to_readable, to_stored_blocks
-from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, read_neighbours
+from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, find_neighbour, read_neighbours
 from statecli.values.ranges import (
     check_crc,
     element_width,
@@ -45,7 +45,7 @@ from statecli.values.read import explain_not_numeric, explain_overlap, find_piec
 from statecli.values.small_pairs import compare_small_pairs
 from statecli.values.tally import EQUAL, Tally
 from statecli.workers import pool
-from statecli.workers.task import Piece, WholeTask
+from statecli.workers.task import Piece, WholeTask, catch_error
 
 #: Pairs that are planned together: the ends of remote archives that hold their tensors are fetched at once.
 PAIRS_PLANNED_TOGETHER = 512
@@ -69,8 +69,6 @@ class NotCompared(msgspec.Struct, frozen=True, gc=False):
 
 
 PairOutcome = Delta | NotCompared | StateError
-#: Called with a name and the bytes of one side that were compared.
-Progress = Callable[[str, int], None]
 
 
 # --- all pairs ---------------------------------------------------------------------------------------------------
@@ -82,7 +80,7 @@ def compare_pairs(
     options: CompareOptions,
     *,
     jobs: int = 0,
-    progress: Progress | None = None,
+    progress: pool.Progress | None = None,
     seen: Mapping[str, FileVersion | None] | None = None,
     derived: bool = False,
 ) -> list[PairOutcome]:
@@ -111,7 +109,7 @@ def compare_pairs(
     return [_prefer_error(pair, outcome, stale) for pair, outcome in zip(pairs, outcomes, strict=True)]
 
 
-def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: Progress | None) -> dict[int, Tally]:
+def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: pool.Progress | None) -> dict[int, Tally]:
     """Return the tallies of small adjacent pairs, by the number of the pair. These pairs need no tasks."""
     if options.device != "cpu" or pool.is_distributed():
         return {}
@@ -127,7 +125,7 @@ def _to_delta(total: Tally, pair: Pair) -> Delta:
 
 
 def _compare_by_tasks(
-    pairs: Sequence[Pair], options: CompareOptions, jobs: int, progress: Progress | None, *, derived: bool
+    pairs: Sequence[Pair], options: CompareOptions, jobs: int, progress: pool.Progress | None, *, derived: bool
 ) -> Iterator[PairOutcome]:
     """Yield the outcome of each pair, in order, by tasks of the pair."""
     plans = list(_plan_pairs(pairs, options))
@@ -247,7 +245,7 @@ def _run_tasks(
     tasks: list[CompareTask],
     options: CompareOptions,
     jobs: int,
-    progress: Progress | None = None,
+    progress: pool.Progress | None = None,
     *,
     derived: bool = False,
 ) -> TaskResults:
@@ -362,7 +360,7 @@ def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | Non
     intact = _find_intact_neighbours(tasks)
     others = [task for n, task in enumerate(tasks) if n not in intact]
     with prefetch(*(task.storage for task in others)):
-        errors = iter([_checksum_error(task) for task in others])
+        errors = iter([catch_error(check_crc, task.storage, task.name) for task in others])
     return [None if n in intact else next(errors) for n in range(len(tasks))]
 
 
@@ -377,14 +375,6 @@ def _find_intact_neighbours(tasks: Sequence[ChecksumTask]) -> set[int]:
         and not files.reads_are_requests(storage.path)
     ]
     return {n for n, data in read_neighbours(neighbours) if zlib.crc32(data) == tasks[n].storage.crc32}
-
-
-def _checksum_error(task: ChecksumTask) -> StateError | None:
-    try:
-        check_crc(task.storage, task.name)
-    except StateError as error:
-        return error
-    return None
 
 
 def _find_error(pair: Pair, errors: Mapping[str | ByteRange, StateError]) -> StateError | None:
@@ -609,28 +599,24 @@ def fingerprint_batch(_: None, tasks: Sequence[FingerprintTask]) -> list[int | S
     fingerprints = _find_fingerprints_of_neighbours(tasks)
     others = [task for n, task in enumerate(tasks) if n not in fingerprints]
     with prefetch(*(data for task in others for data in task.parts)):
-        rest = iter([_compute_fingerprint(task) for task in others])
+        rest = iter([catch_error(_compute_fingerprint, task) for task in others])
     return [fingerprints[n] if n in fingerprints else next(rest) for n in range(len(tasks))]
 
 
 def _find_fingerprints_of_neighbours(tasks: Sequence[FingerprintTask]) -> dict[int, int]:
     """Return the fingerprints of small tensors next to each other on disk, by number: a single read serves many."""
-    neighbours = []
-    for n, task in enumerate(tasks):
-        data = task.parts[0] if len(task.parts) == 1 else None
-        if data is None or data.quantizer is not None or data.storage.crc32 is not None:
-            continue
-        piece, length = find_piece(data), math.prod(data.shape) * element_width(data.dtype)
-        if piece is not None and 0 < length <= MAX_TENSOR_BYTES and not files.reads_are_requests(piece.path):
-            neighbours.append(Neighbour(piece.path, piece.offset, length, n))
+    neighbours = [
+        neighbour
+        for n, task in enumerate(tasks)
+        if len(task.parts) == 1
+        and task.parts[0].storage.crc32 is None
+        and (neighbour := find_neighbour(n, task.parts[0])) is not None
+    ]
     return {n: zlib.crc32(data) for n, data in read_neighbours(neighbours)}
 
 
-def _compute_fingerprint(task: FingerprintTask) -> int | StateError | None:
-    try:
-        checksums = [_compute_crc(data, task.name) for data in task.parts]
-    except StateError as error:
-        return error
+def _compute_fingerprint(task: FingerprintTask) -> int | None:
+    checksums = [_compute_crc(data, task.name) for data in task.parts]
     if not checksums or None in checksums:
         return None
     return checksums[0] if len(checksums) == 1 else zlib.crc32(repr(checksums).encode())

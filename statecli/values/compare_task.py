@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 
 import msgspec
 import numpy as np
@@ -31,7 +32,7 @@ from statecli.values.read import (
     to_values,
 )
 from statecli.values.tally import BLOCK_ELEMENTS, EQUAL, Tally
-from statecli.workers.task import Piece
+from statecli.workers.task import Piece, catch_error
 
 #: Elements in a task.
 TASK_ELEMENTS = 128 * BLOCK_ELEMENTS
@@ -94,21 +95,13 @@ class Worker:
         )
         self._files = OpenFiles()
 
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the files."""
         self._files.close()
 
     def compare_all(self, tasks: Sequence[CompareTask]) -> list[Comparison | StateError]:
         """Return the result or the error of each task."""
-        results: list[Comparison | StateError] = []
-        for task in tasks:
-            try:
-                results.append(self.compare(task))
-            except StateError as error:
-                results.append(error)
-        return results
+        return [catch_error(self.compare, task) for task in tasks]
 
     def compare(self, task: CompareTask) -> Comparison:
         """Return the result of a task. Raises `UnreadableError` or `MalformedError`, naming file and tensor."""
@@ -124,12 +117,15 @@ class Worker:
     def _compare_pieces(self, task: CompareTask, before: Piece, after: Piece) -> Comparison:
         before_element, after_element = require_element(before.dtype), require_element(after.dtype)
         is_same_type = before.dtype == after.dtype
-        total, equal = EQUAL, _Runs()
+        total = EQUAL
+        equal: list[tuple[int, int]] = []
         for start, count in self._split_into_blocks(task):
             before_bytes = self._read_block(0, before, before_element, start, count, task)
             after_bytes = self._read_block(1, after, after_element, start, count, task)
             if is_same_type and self._is_equal(before_bytes.size):
-                equal.add(start, count)
+                if equal and sum(equal[-1]) == start:  # neighbouring blocks are joined
+                    start, count = equal[-1][0], equal.pop()[1] + count
+                equal.append((start, count))
                 continue
             total = total.merge(
                 self._tally_block(
@@ -140,7 +136,7 @@ class Worker:
                     start,
                 )
             )
-        return Comparison(total, equal.to_tuple())
+        return Comparison(total, tuple(equal))
 
     def _tally_norm(self, task: CompareTask, before: Piece) -> Tally:
         element = require_element(before.dtype)
@@ -176,7 +172,8 @@ class Worker:
 
     def _split_into_blocks(self, task: CompareTask) -> Iterator[tuple[int, int]]:
         end = task.start + task.count
-        step = max(min(self.block, self._raw[0].size // max(map(_element_size, (task.before, task.after)))), 1)
+        size = max(require_element(side.dtype).size for side in (task.before, task.after))
+        step = max(min(self.block, self._raw[0].size // size), 1)
         return ((start, min(step, end - start)) for start in range(task.start, end, step))
 
     def _is_equal(self, size: int) -> bool:
@@ -303,33 +300,12 @@ def _get_arena() -> Arena:
     return arena
 
 
-class _Runs:
-    """Runs of elements, in which neighbouring blocks are joined."""
-
-    def __init__(self) -> None:
-        self._runs: list[list[int]] = []
-
-    def add(self, start: int, count: int) -> None:
-        if self._runs and sum(self._runs[-1]) == start:
-            self._runs[-1][1] += count
-        else:
-            self._runs.append([start, count])
-
-    def to_tuple(self) -> tuple[tuple[int, int], ...]:
-        return tuple((start, count) for start, count in self._runs)
-
-
-def _element_size(side: Piece | TensorData) -> int:
-    """Return the bytes of an element."""
-    return require_element(side.dtype).size
-
-
 @with_denormals
 def run_batch(how: CompareOptions, tasks: Sequence[CompareTask]) -> list[Comparison | StateError]:
     """Return the result or the error of each task of a batch."""
     sides = [side for task in tasks for side in (task.before, task.after) if isinstance(side, TensorData)]
     spans = (span for task in tasks for span in _remote_spans(task))
-    with keep_files_open(), prefetch_archive_ends(*sides), files.expect_values(spans), Worker(how) as worker:
+    with keep_files_open(), prefetch_archive_ends(*sides), files.expect_values(spans), closing(Worker(how)) as worker:
         return worker.compare_all(tasks)
 
 
@@ -339,4 +315,5 @@ def _remote_spans(task: CompareTask) -> Iterator[tuple[str, int, int]]:
         if isinstance(side, TensorData):
             yield from iter_places(side) if files.reads_are_requests(side.storage.path) else ()
         elif files.reads_are_requests(side.path):
-            yield side.path, side.offset + task.start * _element_size(side), task.count * _element_size(side)
+            size = require_element(side.dtype).size
+            yield side.path, side.offset + task.start * size, task.count * size

@@ -6,26 +6,28 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from msgspec.structs import astuple
+
 from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.elements import require_element
 from statecli.values.ranges import iter_paths, prefetch
 from statecli.workers import pool
-from statecli.workers.task import Task, WholeTask
+from statecli.workers.task import Task, WholeTask, catch_error
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 
 
 class DataTask(WholeTask, frozen=True, gc=False):
-    """Base of tasks that read all elements of the tensors of `all_data`."""
+    """Base of tasks that read all elements of the tensors among their fields."""
 
     name: str
 
     @property
     def all_data(self) -> tuple[TensorData, ...]:
         """All tensors of the task."""
-        raise NotImplementedError
+        return tuple(value for value in astuple(self) if isinstance(value, TensorData))
 
     @property
     def size(self) -> int:
@@ -70,23 +72,11 @@ class ComputedTask(Task, Protocol[_Result_co]):
         """Return the result. Raises StateError for a tensor that cannot be read."""
 
 
-def compute_each(tasks: Sequence[ComputedTask[_Result_co]]) -> list[_Result_co | StateError]:
+@with_denormals
+def derived_batch(_: None, tasks: Sequence[ComputedTask[_Result_co]]) -> list[_Result_co | StateError]:
     """Return the result or the error of each task of a batch; the bytes of all tasks are requested together."""
     with prefetch(*(data for task in tasks for data in task.all_data)):
-        return [_compute_or_error(task) for task in tasks]
-
-
-def _compute_or_error(task: ComputedTask[_Result_co]) -> _Result_co | StateError:
-    try:
-        return task.compute()
-    except StateError as error:
-        return error
-
-
-@with_denormals
-def derived_batch(_: None, tasks: Sequence[ComputedTask[Any]]) -> list[Any]:
-    """Return the result or the error of each task of a batch."""
-    return compute_each(tasks)
+        return [catch_error(task.compute) for task in tasks]
 
 
 def compute_derived(tasks: Sequence[ComputedTask[_Result_co]], jobs: int) -> list[_Result_co | StateError]:

@@ -13,7 +13,6 @@ scheme, and its scale and zero point, per tensor or per channel.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -25,19 +24,17 @@ from statecli.core.dtypes import contiguous_strides
 from statecli.core.errors import StateError, UnreadableError, option
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import Quantizer, TensorData, TensorInfo
-from statecli.storage import files
 from statecli.values.data_task import TensorTask
 from statecli.values.elements import COMPLEX, NUMPY_TYPES, Array, find_element, require_element
-from statecli.values.ggml_blocks import find_ggml_type, to_stored_blocks
-from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, read_neighbours
-from statecli.values.ranges import element_width, prefetch, sort_by_place
-from statecli.values.read import Strided, explain_overlap, find_piece, is_packed, open_view, read_items
+from statecli.values.ggml_blocks import to_stored_blocks
+from statecli.values.neighbours import find_neighbour, read_neighbours
+from statecli.values.ranges import prefetch, sort_by_place
+from statecli.values.read import Strided, explain_overlap, is_packed, open_view, read_items
 from statecli.workers import pool
+from statecli.workers.task import catch_error
 
 #: Bytes read and hashed at a time, measured: more or less is not faster.
 BLOCK_BYTES = 256 << 10
-#: Called with the name of the last tensor of a batch and the bytes that were read for the batch.
-Progress = Callable[[str, int], None]
 
 
 @with_denormals
@@ -46,7 +43,7 @@ def compute_digests(
     algorithm: Algorithm,
     *,
     jobs: int = 0,
-    progress: Progress | None = None,
+    progress: pool.Progress | None = None,
     derived: bool = False,
 ) -> list[str | None]:
     """Return the digest of each tensor in hexadecimal; None if the source has no values of the tensor.
@@ -97,7 +94,9 @@ def digest_batch(algorithm: Algorithm, tasks: Sequence[DigestTask]) -> list[str 
     others = (tensor for n, tensor in enumerate(tensors) if n not in digests)
     parts = (data for tensor in others for _, data in (("", tensor.data), *tensor.parts) if data is not None)
     with prefetch(*parts):
-        return [digests.get(n) or _digest_or_error(tensor, new) for n, tensor in enumerate(tensors)]
+        return [
+            digests[n] if n in digests else catch_error(_digest_tensor, tensor, new) for n, tensor in enumerate(tensors)
+        ]
 
 
 def _digest_neighbours(tensors: Sequence[TensorInfo], new: Callable[..., Any]) -> dict[int, str]:
@@ -106,26 +105,12 @@ def _digest_neighbours(tensors: Sequence[TensorInfo], new: Callable[..., Any]) -
     All other tensors are left out, and the tensors of a file with an error: reading each alone finds the tensor to
     name.
     """
-    neighbours = [item for n, tensor in enumerate(tensors) if (item := _find_neighbour(n, tensor)) is not None]
+    neighbours = [
+        neighbour
+        for n, tensor in enumerate(tensors)
+        if tensor.data is not None and not tensor.parts and (neighbour := find_neighbour(n, tensor.data)) is not None
+    ]
     return {number: str(new(data).hexdigest()) for number, data in read_neighbours(neighbours)}
-
-
-def _find_neighbour(number: int, tensor: TensorInfo) -> Neighbour | None:
-    data = tensor.data
-    if data is None or tensor.parts or tensor.nbytes > MAX_TENSOR_BYTES:
-        return None
-    piece = find_piece(data)
-    if piece is None or files.reads_are_requests(piece.path) or find_ggml_type(data.storage) is not None:
-        return None
-    length = math.prod(data.shape) * element_width(data.dtype)
-    return Neighbour(piece.path, piece.offset, length, number) if 0 < length <= MAX_TENSOR_BYTES else None
-
-
-def _digest_or_error(tensor: TensorInfo, new: Callable[..., Any]) -> str | StateError:
-    try:
-        return _digest_tensor(tensor, new)
-    except StateError as error:
-        return error
 
 
 def _content_key(tensor: TensorInfo) -> Any:

@@ -17,8 +17,8 @@ from statecli.core.errors import StateError
 from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.compare_task import rechunk
-from statecli.values.data_task import DataTask, compute_each
-from statecli.values.elements import SMALL_FLOATS, Array, build_small_float_table, require_element
+from statecli.values.data_task import DataTask, derived_batch
+from statecli.values.elements import COMPLEX_PARTS, SMALL_FLOATS, Array, build_small_float_table, require_element
 from statecli.values.read import Strided, open_view, read_items, read_values
 from statecli.values.tally import BLOCK_ELEMENTS
 from statecli.workers import pool
@@ -34,8 +34,6 @@ _FLOAT_BITS = {
     "float8_e4m3fnuz": 8,
     "float8_e5m2fnuz": 8,
 }
-#: Type of both parts of a complex type.
-_PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
 #: Rows that differ whose numbers are kept.
 MAX_LISTED_ROWS = 8
 
@@ -87,11 +85,6 @@ class CheckTask(DataTask, frozen=True, gc=False):
     max_exceptions: float = math.inf
 
     @property
-    def all_data(self) -> tuple[TensorData, ...]:
-        """Both sides."""
-        return self.before, self.after
-
-    @property
     def size(self) -> int:
         """Bytes of the wider side."""
         return math.prod(self.before.shape) * max(require_element(s.dtype).size for s in (self.before, self.after))
@@ -109,9 +102,9 @@ def can_copy(before: str, after: str) -> bool:
 
 def can_cast(before: str, after: str) -> bool:
     """Return True if values of a float type are rounded when they are stored in the other, or both parts of complex."""
-    if (before in _PARTS) is not (after in _PARTS):
+    if (before in COMPLEX_PARTS) is not (after in COMPLEX_PARTS):
         return False
-    wide, narrow = _FLOAT_BITS.get(_PARTS.get(before, before)), _FLOAT_BITS.get(_PARTS.get(after, after))
+    wide, narrow = _FLOAT_BITS.get(COMPLEX_PARTS.get(before, before)), _FLOAT_BITS.get(COMPLEX_PARTS.get(after, after))
     return before != after and wide is not None and narrow is not None and wide >= narrow
 
 
@@ -128,16 +121,15 @@ def check_elements(
     return pool.run_tasks(check_elements_batch, None, tasks, jobs=jobs, absent=CheckResult(), derived=derived)
 
 
-@with_denormals
 def check_elements_batch(_: None, tasks: Sequence[CheckTask]) -> list[CheckResult | StateError]:
     """Return the result or the error of each task of a batch."""
-    return compute_each(tasks)
+    return derived_batch(None, tasks)
 
 
 def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
     """Check for the nearest values; only a tensor with exceptions is read again for the other ways to round."""
     elements = exceptions = changed = 0
-    parts, dtype = (2, _PARTS[task.after.dtype]) if task.after.dtype in _PARTS else (1, task.after.dtype)
+    parts, dtype = (2, COMPLEX_PARTS[task.after.dtype]) if task.after.dtype in COMPLEX_PARTS else (1, task.after.dtype)
     for old, new in _pair_parts(before, after):
         nearest = round_to(old, dtype)
         elements += old.size // parts

@@ -15,17 +15,13 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from statecli.core.dtypes import VALUES_PER_BYTE
-from statecli.core.errors import MissingDependency, UnreadableError
-from statecli.core.ggml_types import BLOCK_SIZES
-from statecli.core.installed_package import install_extra
-from statecli.core.lazy_pattern import compile_on_use
+import numpy as np
+import numpy.typing as npt
 
-try:
-    import numpy as np
-    import numpy.typing as npt
-except ImportError as missing:  # pragma: no cover - numpy is a dependency; this is for trimmed installations
-    raise MissingDependency(f"reading tensor values needs numpy: {install_extra('values')}") from missing
+from statecli.core.dtypes import VALUES_PER_BYTE
+from statecli.core.errors import UnreadableError
+from statecli.core.ggml_types import BLOCK_SIZES
+from statecli.core.lazy_pattern import compile_on_use
 
 Array = npt.NDArray[Any]
 
@@ -67,7 +63,9 @@ _PACKED_VALUES: dict[str, int] = {**VALUES_PER_BYTE, "float4_e2m1fn_x2": 2}
 #: Quantized types: their values need a scale.
 QUANTIZED = frozenset(["qint8", "quint8", "qint32", "quint4x2", "quint2x4"])
 
-COMPLEX = frozenset(["complex128", "complex64", "complex32"])
+#: Complex types -> the type of their two parts.
+COMPLEX_PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
+COMPLEX = frozenset(COMPLEX_PARTS)
 
 #: Types without numbers: whole elements are equal or different, nothing else is known. dtype -> numpy's name.
 OPAQUE = {"bits8": "u1", "bits16": "u2", "bits1x8": "u1", "bits2x4": "u1", "bits4x2": "u1"}

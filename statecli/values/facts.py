@@ -6,7 +6,7 @@ tensors ──▶ tasks (some megabytes of a tensor, plain data) ──▶ facts
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -40,8 +40,6 @@ from statecli.workers.task import WholeTask
 
 #: Bytes of a task.
 TASK_BYTES = 16 << 20
-#: Called with the name of the last tensor of a batch and the bytes of the batch.
-Progress = Callable[[str, int], None]
 
 
 class FactsTask(WholeTask, frozen=True, gc=False):
@@ -71,7 +69,7 @@ class FactsTask(WholeTask, frozen=True, gc=False):
 
 
 @with_denormals
-def read_facts(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: Progress | None = None) -> list[Facts]:
+def read_facts(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: pool.Progress | None = None) -> list[Facts]:
     """Return the facts of each tensor, in order; tensors at the same place are read once.
 
     An error of a tensor is in its facts only. `jobs` is the number of processes, 0 for a process per core. Checksums
@@ -135,7 +133,7 @@ def _is_sliceable(data: TensorData) -> bool:
     return plain and is_seekable and not by_channel and not is_packed(data.dtype)
 
 
-def _run_tasks(tasks: Sequence[FactsTask], jobs: int, progress: Progress | None) -> list[Facts]:
+def _run_tasks(tasks: Sequence[FactsTask], jobs: int, progress: pool.Progress | None) -> list[Facts]:
     tasks = sort_by_place(list(tasks), lambda task: (task.data,))
     results = pool.run_tasks(
         facts_of_batch, None, tasks, jobs=jobs, on_batch=pool.report_batches(progress), absent=Facts()
@@ -278,7 +276,8 @@ def _confirm_digests(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs
         if tensor_facts.digest and tensor_facts.elements and tensor_facts.only is None:
             key = (tensor.section, tensor.dtype, tensor.shape, tensor_facts.digest)
             groups.setdefault(key, []).append(n)
-    suspects = [n for group in groups.values() if len({_content_key(tensors[n]) for n in group}) > 1 for n in group]
+    contents = [{(tensors[n].data, tensors[n].parts) for n in group} for group in groups.values()]
+    suspects = [n for group, content in zip(groups.values(), contents, strict=True) if len(content) > 1 for n in group]
     if not suspects:
         return list(facts)
     digests = values.digest.compute_digests([tensors[n] for n in suspects], Algorithm.SHA256, jobs=jobs, derived=True)
@@ -286,7 +285,3 @@ def _confirm_digests(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs
     for n, digest in zip(suspects, digests, strict=True):
         confirmed[n] = replace(facts[n], digest=int(digest or "0", 16))
     return confirmed
-
-
-def _content_key(tensor: TensorInfo) -> object:
-    return tensor.data, tensor.parts

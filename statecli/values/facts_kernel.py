@@ -16,6 +16,7 @@ import numpy as np
 from statecli.values.compiled_kernel import native as _native
 from statecli.values.elements import (
     COMPLEX,
+    COMPLEX_PARTS,
     SMALL_FLOATS,
     Array,
     Decoder,
@@ -36,8 +37,6 @@ FLOAT_LAYOUTS = {
     "float16": ("i2", 0x7C00, 0x0400),
     "bfloat16": ("i2", 0x7F80, 0x0080),
 }
-#: Complex types -> the type of their two parts.
-COMPLEX_PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
 
 
 def count_block_elements(dtype: str) -> int:

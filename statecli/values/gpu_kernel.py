@@ -7,6 +7,7 @@ kernels. So the two agree on every count, and on every sum but for the order of 
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -106,5 +107,5 @@ def run_batch_on_device(
     options: CompareOptions, tasks: tuple[CompareTask, ...], device: Any
 ) -> list[Comparison | StateError]:
     """Return the result of `compare_task.run_batch`, computed on a device of torch."""
-    with DeviceWorker(options, device) as worker:
+    with closing(DeviceWorker(options, device)) as worker:
         return worker.compare_all(tasks)

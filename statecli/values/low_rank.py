@@ -22,11 +22,6 @@ class LowRankTask(DataTask, frozen=True, gc=False):
     a: TensorData
     b: TensorData
 
-    @property
-    def all_data(self) -> tuple[TensorData, ...]:
-        """All tensors of the task."""
-        return self.weight, self.a, self.b
-
     def compute(self) -> float | None:
         """Return the result."""
         a = read_all_values(self.a, self.name).astype(np.float64).reshape(self.a.shape)

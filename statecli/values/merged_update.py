@@ -48,11 +48,6 @@ class MergeTask(DataTask, frozen=True, gc=False):
     right: TensorData
     factor: float | None = None
 
-    @property
-    def all_data(self) -> tuple[TensorData, ...]:
-        """All four tensors."""
-        return self.before, self.after, self.left, self.right
-
     def compute(self) -> MergeResult | None:
         """Return the result."""
         with np.errstate(all="ignore"):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from math import prod
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from statecli.core.errors import UnreadableError
-from statecli.core.model_state import ByteRange
+from statecli.core.model_state import ByteRange, TensorData
+from statecli.storage import files
 from statecli.values.open_files import keep_files_open
-from statecli.values.ranges import open_range
+from statecli.values.ranges import element_width, open_range
+from statecli.values.read import find_piece
 
 #: Largest tensor, in bytes, that is read so. A read of its own costs little more for a larger one.
 MAX_TENSOR_BYTES = 64 << 10
@@ -30,6 +33,15 @@ class Neighbour(NamedTuple):
     offset: int
     length: int
     number: int
+
+
+def find_neighbour(number: int, data: TensorData) -> Neighbour | None:
+    """Return the bytes of a small tensor whose elements stand in a local file as they are; None for other tensors."""
+    length = prod(data.shape) * element_width(data.dtype)
+    piece = find_piece(data) if 0 < length <= MAX_TENSOR_BYTES else None
+    if piece is None or files.reads_are_requests(piece.path):
+        return None
+    return Neighbour(piece.path, piece.offset, length, number)
 
 
 def read_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[tuple[int, bytes]]:

@@ -50,13 +50,6 @@ class _RemoteFacts:
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def _truncated_error(where: ByteRange, name: str, size: int) -> MalformedError:
-    return MalformedError(
-        f"{where.path}: {name}: ends at byte {where.offset + where.length}, but the file has {size} bytes: it is "
-        "truncated, or changed while statecli read it; copy the file again"
-    )
-
-
 def fill_buffer(buffer: Array, file: File, offset: int, where: ByteRange, name: str) -> None:
     """Read bytes from `offset` on until `buffer` is full; `where` is the range of the bytes.
 
@@ -69,7 +62,10 @@ def fill_buffer(buffer: Array, file: File, offset: int, where: ByteRange, name: 
         except UnreadableError as error:
             raise type(error)(f"{where.path}: {name}: {error}") from error
         if not count:
-            raise _truncated_error(where, name, file.measure())
+            raise MalformedError(
+                f"{where.path}: {name}: ends at byte {where.offset + where.length}, but the file has {file.measure()} "
+                "bytes: it is truncated, or changed while statecli read it; copy the file again"
+            )
         filled += count
 
 
@@ -91,7 +87,9 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, in
         if where.boxes is not None:
             whole = where.boxes.shape
             yield from iter_places(*(box.data for box in where.boxes.boxes if is_run(box.data.shape, whole)))
-        elif isinstance(source, TensorData) and not (source.inline is None and _is_in_order(source)):
+        elif isinstance(source, TensorData) and (
+            source.inline is not None or source.strides not in (None, contiguous_strides(source.shape))
+        ):
             continue
         elif where.is_archive:
             with suppress(UnreadableError):  # reading it raises the same error later
@@ -159,10 +157,6 @@ def _iter_remote_archives(sources: Iterable[ByteRange | TensorData]) -> Iterator
             and where not in lifetime.for_command(_RemoteFacts).tensors
         ):
             yield where
-
-
-def _is_in_order(data: TensorData) -> bool:
-    return data.strides is None or tuple(data.strides) == contiguous_strides(data.shape)
 
 
 def is_run(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:

@@ -101,16 +101,10 @@ def _read_affine(quantizer: Quantizer, name: str) -> Affine:
     if quantizer.scales is None:
         scale, zero = quantizer.scale, quantizer.zero_point
         return Affine(np.array([1.0 if scale is None else scale]), np.array([float(zero or 0)]))
-    scales = _read_vector(quantizer.scales, f"{name}: scales")
-    zeros = _read_vector(quantizer.zero_points, f"{name}: zero points") if quantizer.zero_points else np.zeros(1)
-    return Affine(scales, zeros, quantizer.axis or 0)
-
-
-def _read_vector(data: TensorData, name: str) -> Array:
-    """Return all of a small tensor as float64."""
-    with open_view(data, name) as view:
-        parts = [chunk.astype(np.float64) for chunk in read_values(view)]
-    return np.concatenate(parts) if parts else np.zeros(0)
+    scales, zeros = read_all_values(quantizer.scales, f"{name}: scales"), np.zeros(1)
+    if quantizer.zero_points:
+        zeros = read_all_values(quantizer.zero_points, f"{name}: zero points")
+    return Affine(scales.astype(np.float64), zeros.astype(np.float64), quantizer.axis or 0)
 
 
 # --- geometry ------------------------------------------------------------------------------------------------------
@@ -205,12 +199,12 @@ def read_items(view: Strided) -> Iterator[Array]:
     if is_packed(view.dtype):
         yield from _read_codes(view, element.values)
         return
-    buffer = _Buffer()
+    buffers = Decoder()
     for block in _read_raw_blocks(view, element, max(CHUNK_ELEMENTS // (element.items * element.values), 1)):
         if block.flags.c_contiguous and block.flags.aligned and block.dtype.isnative:
             yield block.reshape(-1)
             continue
-        flat = buffer.take(block.nbytes)[: block.nbytes].view(element.stored)
+        flat = buffers.buffer("items", "u1", block.nbytes).view(element.stored)
         np.copyto(flat.reshape(block.shape), block)
         yield flat
 
@@ -253,10 +247,10 @@ def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
         return
     in_order = steps == tuple(sorted(steps, reverse=True))
     limit = CHUNK_ELEMENTS if in_order else max(BAND_BYTES // size, 1)
-    buffer = _Buffer()
+    buffers = Decoder()
     for index in _iter_block_indices(shape, limit):
         at, part = _locate_block(index, shape, steps)
-        memory, compact = _gather(view.memory, view.offset * size + at, part, steps, size, buffer)
+        memory, compact = _gather(view.memory, view.offset * size + at, part, steps, size, buffers)
         yield np.ndarray((*part, *more), dtype, memory.data, 0, (*compact, *step))
 
 
@@ -274,7 +268,7 @@ def _locate_block(
 
 
 def _gather(
-    source: Range, at: int, shape: tuple[int, ...], steps: Sequence[int], size: int, buffer: _Buffer
+    source: Range, at: int, shape: tuple[int, ...], steps: Sequence[int], size: int, buffers: Decoder
 ) -> tuple[Array, tuple[int, ...]]:
     """Read the elements, each once; return the memory with the elements, and their strides in this memory, in bytes."""
     order = sorted((axis for axis, step in enumerate(steps) if step and shape[axis] > 1), key=lambda axis: -steps[axis])
@@ -283,24 +277,12 @@ def _gather(
     compact = [step * size for step in contiguous_strides(sizes)]
     if len(order) > 1 and compact[-2] % 1024 == 0:
         compact = [step + step // compact[-2] * CACHE_LINE_BYTES for step in compact[:-1]] + compact[-1:]
-    memory = buffer.take(sizes[0] * compact[0] if order else size)
+    memory = buffers.buffer("items", "u1", sizes[0] * compact[0] if order else size)
     # The type does not matter, only that numpy moves so many bytes at once.
     word = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.get(size, f"V{size}")
     source.gather(at, np.ndarray(tuple(sizes), word, memory.data, 0, tuple(compact)), [steps[axis] for axis in order])
     stride_of_axis = dict(zip(order, compact, strict=True))
     return memory, tuple(stride_of_axis.get(axis, 0) for axis in range(len(shape)))
-
-
-class _Buffer:
-    """Reused memory."""
-
-    def __init__(self) -> None:
-        self._memory: Array = np.empty(0, np.uint8)
-
-    def take(self, size: int) -> Array:
-        if self._memory.size < size:
-            self._memory = np.empty(size, np.uint8)
-        return self._memory
 
 
 def _read_codes(view: Strided, per: int) -> Iterator[Array]:

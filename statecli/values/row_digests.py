@@ -29,11 +29,6 @@ class RowTask(DataTask, frozen=True, gc=False):
     dtype: str | None = None
     is_strong: bool = False
 
-    @property
-    def all_data(self) -> tuple[TensorData, ...]:
-        """The tensor."""
-        return (self.data,)
-
     def compute(self) -> tuple[int, ...]:
         """Return the checksums."""
         elements = math.prod(self.data.shape[1:])
@@ -42,7 +37,8 @@ class RowTask(DataTask, frozen=True, gc=False):
                 rows = rechunk(read_items(view), elements * require_element(self.data.dtype).items)
             else:
                 rows = rechunk((_round(block, self.dtype) for block in read_values(view)), elements)
-            return tuple(map(_digest_strongly if self.is_strong else _digest_weakly, rows))
+            digest = _digest_strongly if self.is_strong else zlib.crc32
+            return tuple(digest(row.data) for row in rows)
 
 
 def compute_row_digests(tasks: Sequence[RowTask], *, jobs: int = 0) -> list[tuple[int, ...] | StateError]:
@@ -51,12 +47,8 @@ def compute_row_digests(tasks: Sequence[RowTask], *, jobs: int = 0) -> list[tupl
     return [tuple(result) if isinstance(result, list) else result for result in results]  # executors return lists
 
 
-def _digest_weakly(row: Array) -> int:
-    return zlib.crc32(row.data)
-
-
-def _digest_strongly(row: Array) -> int:
-    return int.from_bytes(hashlib.blake2b(row.data, digest_size=8).digest(), "little")
+def _digest_strongly(row: memoryview) -> int:
+    return int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little")
 
 
 def _round(values: Array, dtype: str) -> Array:

@@ -7,7 +7,7 @@ the occurrences of each code are counted: the statistics follow exactly from the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -34,9 +34,7 @@ from statecli.values.read import (
 )
 from statecli.values.summary import Facts, Moments, join_reasons, summarize_chunk, summarize_codes
 from statecli.workers import pool
-
-#: Called after each tensor with its name and its bytes.
-Progress = Callable[[str, int], None]
+from statecli.workers.task import catch_error
 
 #: One-byte types whose codes are counted, because that is faster than decoding. Not bool and the plain integers: they
 #: are decoded as fast, and if all values are equal, counting stalls on a single counter.
@@ -45,14 +43,6 @@ COUNTED_TYPES = frozenset(
 )
 #: Elements of the smallest tensor whose codes are counted.
 MIN_ELEMENTS_TO_COUNT = 1 << 12
-
-
-def _summarize_chunks(chunks: Iterable[Array], decoder: Decoder) -> Facts:
-    total = Facts()
-    with np.errstate(all="ignore"):
-        for chunk in chunks:
-            total = total.merge(summarize_chunk(chunk, decoder))
-    return total
 
 
 def summarize_view(view: Strided, decoder: Decoder) -> Facts:
@@ -78,7 +68,11 @@ def summarize_view(view: Strided, decoder: Decoder) -> Facts:
         and not (view.affine and view.affine.axis is not None)
     ):
         return summarize_codes(count_codes(view, decoder), _scaled_code_values(view, decoder)).repeat(times)
-    return _summarize_chunks(read_values(view, decoder), decoder).repeat(times)
+    total = Facts()
+    with np.errstate(all="ignore"):
+        for chunk in read_values(view, decoder):
+            total = total.merge(summarize_chunk(chunk, decoder))
+    return total.repeat(times)
 
 
 def _scaled_code_values(view: Strided, decoder: Decoder) -> Array:
@@ -180,7 +174,7 @@ class StatsTask(TensorTask, frozen=True, gc=False):
 
 
 @with_denormals
-def fill_stats(state: ModelState, progress: Progress | None = None) -> ModelState:
+def fill_stats(state: ModelState, progress: pool.Progress | None = None) -> ModelState:
     """Return `state` with every tensor's `stats`. Each storage's checksum is verified once, tied tensors are read once.
 
     Raises `MalformedError` for a storage that is truncated or contradicts its checksum, and `UnreadableError` for a
@@ -242,11 +236,7 @@ def stats_batch(_: None, tasks: Iterable[StatsTask]) -> list[Stats | StateError]
 
 
 def _read_checked_stats(task: StatsTask, decoder: Decoder) -> Stats | StateError:
-    result: Stats | StateError
-    try:
-        result = read_stats(task.tensor, decoder)
-    except StateError as error:
-        result = error
+    result = catch_error(read_stats, task.tensor, decoder)
     try:  # after the statistics, because reading a remote storage once gives both
         for storage in task.storages:
             check_crc(storage, task.tensor.fqn)

@@ -125,12 +125,9 @@ class Tally(NamedTuple):
             inf_before=self.inf_before,
             inf_after=self.inf_after,
             left_out=self.left_out,
-            first=self._first_index(shape),
+            first=None if self.first is None else _unravel(self.first, shape),
             reason=reason,
         )
-
-    def _first_index(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        return None if self.first is None else _unravel(self.first, shape)
 
     def _representable(self, value: float | None) -> float | None:
         """Return a value in the range of float64; None for infinity, and for a 0 from rounding down."""

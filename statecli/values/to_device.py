@@ -62,7 +62,10 @@ def place_on_device(state: ModelState, device: str, progress: Progress | None = 
     checked: set[ByteRange] = set()
     placed = []
     for tensor in state.tensors:
-        _check_storages_once(tensor, checked)
+        for storage in tensor.ranges:
+            if storage not in checked:
+                check_crc(storage, tensor.fqn)
+                checked.add(storage)
         placed.append(_place_tensor(tensor, target, arrivals))
         if progress:
             progress(tensor.fqn, tensor.nbytes)
@@ -76,13 +79,6 @@ def place_on_device(state: ModelState, device: str, progress: Progress | None = 
             ),
         )
     return msgspec.structs.replace(state, tensors=tuple(placed), oddities=oddities)
-
-
-def _check_storages_once(tensor: TensorInfo, checked: set[ByteRange]) -> None:
-    for storage in tensor.ranges:
-        if storage not in checked:
-            check_crc(storage, tensor.fqn)
-            checked.add(storage)
 
 
 def resolve_device(device: str) -> Device:
@@ -136,17 +132,12 @@ def _place_tensor(tensor: TensorInfo, device: Device, cache: dict[tuple[ByteRang
         after = After(device=None, followed=None)
         return _add_note(msgspec.structs.replace(tensor, after=after), "no bytes to load")
     arrivals = [_send_once(data, tensor.fqn, device, cache) for data in holders]
-    followed = _combine_followed([arrival.followed for arrival in arrivals])
+    answers = [arrival.followed for arrival in arrivals]
+    followed = False if False in answers else None if None in answers else True
     refused = any(arrival.refused for arrival in arrivals)
     after = After(device=None if refused else str(device), followed=followed)
     notes = [arrival.note for arrival in arrivals if arrival.note]
     return _add_note(msgspec.structs.replace(tensor, after=after), notes[0] if notes else None)
-
-
-def _combine_followed(answers: list[bool | None]) -> bool | None:
-    if False in answers:
-        return False
-    return None if None in answers else True
 
 
 def _add_note(tensor: TensorInfo, more: str | None) -> TensorInfo:
@@ -176,7 +167,8 @@ def _place_on_meta(data: TensorData, name: str) -> Arrival:
     except (RuntimeError, OverflowError, TypeError) as error:
         return Arrival(False, format_first_line(error), refused=True)
     if data.storage.crc32 is None:
-        _read_through(data.storage, name)
+        for _ in read_chunks(data.storage, name, CHUNK_BYTES):
+            pass
         return Arrival(
             tensor.is_meta,
             "statecli read the bytes, but did not compare them on the device, because a meta tensor has no data",
@@ -185,11 +177,6 @@ def _place_on_meta(data: TensorData, name: str) -> Arrival:
         tensor.is_meta,
         "the checksum is correct; statecli did not compare the bytes on the device, because a meta tensor has no data",
     )
-
-
-def _read_through(where: ByteRange, what: str) -> None:
-    for _ in read_chunks(where, what, CHUNK_BYTES):
-        pass
 
 
 def _plain_dtype(torch: Any, dtype: DType) -> DType:

@@ -47,6 +47,8 @@ _Shared = TypeVar("_Shared")
 
 #: Does a batch: takes what all tasks share and the tasks, returns a result or an error for each, in order.
 Function = Callable[[_Shared, tuple[_Task, ...]], Sequence[_Result | StateError]]
+#: Takes the name of a tensor, the last of a batch, and the bytes that were read.
+Progress = Callable[[str, int], None]
 #: Takes the number of a batch and its outcome: a result for each task, or one error for all of them.
 Deliver = Callable[[int, "Sequence[Any] | StateError"], None]
 
@@ -179,7 +181,7 @@ def run_tasks(
     return results
 
 
-def report_batches(progress: Callable[[str, int], None] | None) -> Callable[[Sequence[Task]], None]:
+def report_batches(progress: Progress | None) -> Callable[[Sequence[Task]], None]:
     """Return a function that reports each batch as progress, under the name of its last task."""
 
     def report(batch: Sequence[Task]) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
+
+from statecli.core.errors import StateError
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class Task(Protocol):
@@ -46,3 +51,13 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     path: str
     offset: int
     dtype: str
+
+
+def catch_error(
+    function: Callable[_Arguments, _Result], *arguments: _Arguments.args, **keywords: _Arguments.kwargs
+) -> _Result | StateError:
+    """Return the result of a call, or its StateError: an error of a task is the result of the task."""
+    try:
+        return function(*arguments, **keywords)
+    except StateError as error:
+        return error

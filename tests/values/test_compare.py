@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 
 import hypothesis.strategies as st
 import numpy as np
@@ -449,7 +450,7 @@ def test_torch_adds_up_to_the_same(pair_states, dtype):
     pairs = pair_states({"t": before}, {"t": after})
     (expected,) = compare_pairs(pairs, CompareOptions())
     tasks = compare._plan_or_error(0, pairs[0], CompareOptions())
-    with gpu_kernel.DeviceWorker(CompareOptions(), torch.device("cpu")) as worker:
+    with closing(gpu_kernel.DeviceWorker(CompareOptions(), torch.device("cpu"))) as worker:
         (result,) = worker.compare_all(tasks)
     delta = result.tally.to_delta((70_000,))
     assert (delta.changed, delta.first) == (expected.changed, expected.first)
