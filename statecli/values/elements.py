@@ -110,7 +110,8 @@ def find_element(dtype: str) -> Element | None:
     if dtype == "bfloat16":
         return Element("u2", shift=True)
     if dtype in ("float16", "complex32"):
-        return Element("u2", items=2 if dtype == "complex32" else 1, table=_build_half_table(), half=True)
+        table = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
+        return Element("u2", items=2 if dtype == "complex32" else 1, table=table, half=True)
     if dtype in _PACKED_VALUES:
         return Element("u1", values=_PACKED_VALUES[dtype], table=_build_packed_table(dtype))
     if dtype == "bool":
@@ -177,11 +178,6 @@ def _build_exponent_table() -> Array:
     table = np.full(256, np.nan, np.float32)
     table[:255] = np.ldexp(np.float64(1), np.arange(255) - 127)
     return table
-
-
-def _build_half_table() -> Array:
-    """Return all 65,536 float16 values."""
-    return np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 def _build_packed_table(dtype: str) -> Array:

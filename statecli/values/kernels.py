@@ -46,7 +46,7 @@ def tally_values(
     with np.errstate(all="ignore"):
         if before.dtype == after.dtype == np.float32 and not (options.atol or options.rtol):
             if values > 1 and changed is None:
-                changed = compare_elements(before, after, values)
+                changed = _any_in_element(before != after, values)
             tally = _tally_float32(before, after, decoder, changed)
             if tally is not None:
                 return tally
@@ -303,12 +303,7 @@ def compare_bits(before: Array, after: Array, items: int) -> Array:
     """Return a mask of elements with other stored bits, NaN included; `items` stored items make an element."""
     size = before.dtype.itemsize
     word = f"u{min(size, 8)}"
-    return compare_elements(before.view(word), after.view(word), items * max(size // 8, 1))
-
-
-def compare_elements(before: Array, after: Array, items: int) -> Array:
-    """Return which elements differ, if each has `items` values."""
-    return _any_in_element(before != after, items)
+    return _any_in_element(before.view(word) != after.view(word), items * max(size // 8, 1))
 
 
 def _any_in_element(differ: Array, items: int) -> Array:

@@ -498,13 +498,6 @@ def read_chunks(where: ByteRange, name: str, size: int) -> Iterator[tuple[int, A
             yield start, chunk
 
 
-def _compute_crc(where: ByteRange, name: str) -> int:
-    checksum = 0
-    for _, chunk in read_chunks(where, name, WINDOW_BYTES):
-        checksum = zlib.crc32(chunk.data, checksum)
-    return checksum
-
-
 def check_crc(where: ByteRange, name: str = "storage") -> None:
     """Compare the range's bytes with the CRC-32 recorded by its container, if any.
 
@@ -513,8 +506,11 @@ def check_crc(where: ByteRange, name: str = "storage") -> None:
     where = locate_storage(where, name)
     if where.crc32 is None:
         return
-    cached = _cached_crc(where)
-    computed = _compute_crc(where, name) if cached is None else cached
+    computed = _cached_crc(where)
+    if computed is None:
+        computed = 0
+        for _, chunk in read_chunks(where, name, WINDOW_BYTES):
+            computed = zlib.crc32(chunk.data, computed)
     if computed != where.crc32:
         difference = f"recorded 0x{where.crc32:08x}, computed 0x{computed:08x}"
         raise ChecksumMismatch(

@@ -49,7 +49,9 @@ def compare_sparse(before: TensorInfo, after: TensorInfo, options: CompareOption
         UnreadableError: Too many stored values, a type without numbers, or a sum that torch does not have either.
     """
     shape = after.shape or ()
-    if _has_same_parts(before, after):
+    parts = zip(before.parts, after.parts, strict=True)
+    # Tensors with equal parts are equal, whatever their size and meaning.
+    if all(a[0] == b[0] and is_same_data(a[1], b[1], f"{after.fqn}: {a[0]}") for a, b in parts):
         return Delta(elements=math.prod(shape))
     (old_places, old), (new_places, new) = _read_entries(before), _read_entries(after)
     union = np.union1d(old_places, new_places)
@@ -92,12 +94,6 @@ def is_same_data(before: TensorData, after: TensorData, name: str) -> bool:
             raise UnreadableError(reason)
         both = zip_longest(rechunk(read(before_view)), rechunk(read(after_view)))
         return all(np.array_equal(x.view("u1"), y.view("u1")) if alike else np.array_equal(x, y) for x, y in both)
-
-
-def _has_same_parts(before: TensorInfo, after: TensorInfo) -> bool:
-    """Return True for equal parts, and so equal tensors, of any size and meaning."""
-    both = zip(before.parts, after.parts, strict=True)
-    return all(a[0] == b[0] and is_same_data(a[1], b[1], f"{after.fqn}: {a[0]}") for a, b in both)
 
 
 def explain_invalid_indices(tensor: TensorInfo) -> str | None:
