@@ -30,7 +30,7 @@ def passing(name):
     """Return a proof that passes for each tensor."""
 
     def prove(subject, _request):
-        cells = {fqn: Cell(Verdict.PASSED) for fqn in subject.rows_by_fqn()}
+        cells = {fqn: Cell(Verdict.PASSED) for fqn in subject.rows_by_fqn}
         return Check(name, Verdict.PASSED, f"a {name.value}", columns=(Column(f"{name.value}s", cells),))
 
     return prove
@@ -54,8 +54,10 @@ def proofs(monkeypatch):
     """Every proof passes, except for those given: `proofs(step=ending(...))`."""
 
     def set_proofs(**others):
-        for name in Name:
-            monkeypatch.setitem(proving.PROOFS, name, others.get(name.value, passing(name)))
+        def prove(name, subject, request):
+            return others.get(name.value, passing(name))(subject, request)
+
+        monkeypatch.setattr(proving, "_prove", prove)
 
     set_proofs()
     return set_proofs

@@ -9,10 +9,9 @@ Without a GPU `live/fake_gpu.py` and `live/fake_gpu_values.py` fake one. Importi
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 
     from statecli.commands.verify.model_under_test import ModelUnderTest
 
-__all__ = ["Request", "run", "verify_live_model", "verify_model"]
-
 #: A pretended GPU: tensors that claim to be on CUDA.
 FAKE_CUDA = "fake-cuda"
 
@@ -72,25 +69,11 @@ class Request(msgspec.Struct, frozen=True):
     selection: Selection = Selection()
 
 
-class ProofModule(Protocol):
-    """A module in `proofs`."""
-
-    def prove(self, subject: ModelUnderTest, *arguments: object) -> Check: ...
-
-
-#: A proof of a model as asked for.
-Proof = Callable[["ModelUnderTest", Request], Check]
-
-
 def _prove(name: Name, subject: ModelUnderTest, request: Request) -> Check:
     """Run the `prove` of the module of this name in `proofs`."""
-    proof = cast(ProofModule, getattr(proofs, name.value))
-    return proof.prove(subject, *(_ARGUMENTS[name](request) if name in _ARGUMENTS else ()))
-
-
-def _prove_step(subject: ModelUnderTest, request: Request) -> Check:
-    check = _prove(Name.STEP, subject, request)
-    return check if Name.STEP in request.checks else proofs.step.skip_unreached(check)
+    prove: Callable[..., Check] = getattr(proofs, name.value).prove
+    check = prove(subject, *(_ARGUMENTS[name](request) if name in _ARGUMENTS else ()))
+    return proofs.step.skip_unreached(check) if name is Name.STEP and name not in request.checks else check
 
 
 def _get_optimizer(request: Request) -> tuple[str | type, ...]:
@@ -105,8 +88,6 @@ _ARGUMENTS: dict[Name, Callable[[Request], tuple[object, ...]]] = {
     Name.FORWARD: lambda request: (choose_device(request),),
     Name.RESUME: _get_optimizer,
 }
-#: Every proof there is, in the order of `Name`.
-PROOFS: dict[Name, Proof] = {name: functools.partial(_prove, name) for name in Name} | {Name.STEP: _prove_step}
 
 
 def choose_device(request: Request) -> str:
@@ -206,7 +187,7 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
         state = replace(subject.state, tensors=tuple(row for row in subject.state.tensors if not row.is_input))
         subject = dataclasses.replace(subject, state=state)
     try:
-        return _doubt_unlike_copies(_add_carried_inputs(PROOFS[name](subject, request), inputs), subject.state)
+        return _doubt_unlike_copies(_add_carried_inputs(_prove(name, subject, request), inputs), subject.state)
     except ModelError as error:
         return Check(name, Verdict.INCONCLUSIVE, reason=str(error).removeprefix(f"{subject.target}: "))
     except Exception as error:
