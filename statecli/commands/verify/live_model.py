@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -117,13 +117,13 @@ def keep_unchanged(module: nn.Module | None = None, *, cuda: bool = False) -> It
     tensor, and all values except parameters'. Proofs work only on copies, but a copy's code may know the original, for
     instance by a global name.
     """
-    with ExitStack() as stack:
-        stack.enter_context(torch_settings.keep_settings())
-        stack.enter_context(_keep_generators(cuda))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        if module is not None:
-            stack.enter_context(_keep_model(module))
+    with (
+        torch_settings.keep_settings(),
+        _keep_generators(cuda),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        nullcontext() if module is None else _keep_model(module),
+    ):
         yield
 
 
@@ -131,7 +131,8 @@ def keep_unchanged(module: nn.Module | None = None, *, cuda: bool = False) -> It
 def _keep_generators(cuda: bool) -> Iterator[None]:
     if cuda and torch.cuda.is_available():
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    state, on_cuda = inputs.get_random_state(), _read_cuda_states()
+    is_cuda_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    state, on_cuda = inputs.get_random_state(), torch.cuda.get_rng_state_all() if is_cuda_used else []
     try:
         yield
     finally:
@@ -140,97 +141,64 @@ def _keep_generators(cuda: bool) -> Iterator[None]:
             torch.cuda.set_rng_state_all(on_cuda)
 
 
-def _read_cuda_states() -> list[torch.Tensor]:
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.cuda.get_rng_state_all() if is_used else []
-
-
 @contextmanager
 def _keep_model(module: nn.Module) -> Iterator[None]:
     with torch._C.DisableTorchFunctionSubclass():
         result = walk(module)
         tensors = [tensor for _, tensor in measure.iter_tensors(result)]
-        # Not module.modules(), which recurses.
-        modules = list(
-            {id(part): part for part in (*(part for _, part in result.modules), *result.modules_beyond_limit)}.values()
-        )
-        restores = [
-            _save_modes(modules),
-            _save_registries(modules),
-            _save_memory(tensors),
-            _save_values(tensors),
-            _save_gradients(tensors),
-        ]
+    # Not module.modules(), which recurses.
+    modules = {id(part): part for part in (*(part for _, part in result.modules), *result.modules_beyond_limit)}
+    with _keep_tensors(tensors), _keep_modules(modules.values()):
+        yield
+
+
+@contextmanager
+def _keep_modules(modules: Collection[nn.Module]) -> Iterator[None]:
+    """Restore the modes and the registrations."""
+    with torch._C.DisableTorchFunctionSubclass():
+        modes = [(part, part.training) for part in modules if hasattr(part, "training")]
+        registries: list[Any] = [registry for part in modules for registry in (part._parameters, part._buffers)]
+        # A ScriptModule's registry lies in C++.
+        entries_of = [(registry, dict(registry)) for registry in registries if isinstance(registry, dict)]
     try:
         yield
     finally:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            for restore in restores:
-                restore()
+            for part, training in modes:
+                part.training = training
+            for registry, entries in entries_of:
+                if list(map(id, registry.values())) != list(map(id, entries.values())):
+                    registry.clear()
+                    registry.update(entries)
 
 
-def _save_modes(modules: Iterable[nn.Module]) -> Callable[[], None]:
-    modes = [(part, part.training) for part in modules if hasattr(part, "training")]
-
-    def restore() -> None:
-        for part, training in modes:
-            part.training = training
-
-    return restore
-
-
-def _save_registries(modules: Iterable[nn.Module]) -> Callable[[], None]:
-    registries: list[Any] = [registry for part in modules for registry in (part._parameters, part._buffers)]
-    entries_by_registry = [
-        (registry, dict(registry)) for registry in registries if isinstance(registry, dict)
-    ]  # a ScriptModule's lies in C++
-
-    def restore() -> None:
-        for registry, entries in entries_by_registry:
-            if list(map(id, registry.values())) != list(map(id, entries.values())):
-                registry.clear()
-                registry.update(entries)
-
-    return restore
-
-
-def _save_memory(tensors: list[torch.Tensor]) -> Callable[[], None]:
-    memory = [(tensor, tensor.data) for tensor in tensors if type(tensor) is torch.nn.Parameter]
-
-    def restore() -> None:
-        for tensor, data in memory:
-            if (tensor.device, tensor.dtype) != (data.device, data.dtype):
-                tensor.data = data
-
-    return restore
-
-
-def _save_values(tensors: list[torch.Tensor]) -> Callable[[], None]:
-    values = [(tensor, tensor.detach().clone()) for tensor in tensors if _is_small(tensor)]
-
-    def restore() -> None:
-        for tensor, value in values:
-            if tensor_bits.is_same(tensor, value) is False:  # its count of writes misses those of BatchNorm's kernels
-                tensor.copy_(value)
-
-    return restore
-
-
-def _save_gradients(tensors: list[torch.Tensor]) -> Callable[[], None]:
-    """Save and remove the gradients, so that no new gradient is added."""
-    gradients = [(tensor, tensor.requires_grad, tensor.grad) for tensor in tensors if tensor.is_leaf]
-    for tensor, _, grad in gradients:
-        if grad is not None:
-            tensor.grad = None
-
-    def restore() -> None:
-        for tensor, requires_grad, grad in gradients:
-            if tensor.requires_grad is not requires_grad:
-                tensor.requires_grad_(requires_grad)
-            if tensor.grad is not grad:
-                tensor.grad = grad
-
-    return restore
+@contextmanager
+def _keep_tensors(tensors: list[torch.Tensor]) -> Iterator[None]:
+    """Restore memory, values and gradients. Gradients are removed before the block, so that no new one is added."""
+    with torch._C.DisableTorchFunctionSubclass():
+        memory = [(tensor, tensor.data) for tensor in tensors if type(tensor) is torch.nn.Parameter]
+        values = [(tensor, tensor.detach().clone()) for tensor in tensors if _is_small(tensor)]
+        gradients = [(tensor, tensor.requires_grad, tensor.grad) for tensor in tensors if tensor.is_leaf]
+        for tensor, _, grad in gradients:
+            if grad is not None:
+                tensor.grad = None
+    try:
+        yield
+    finally:
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            for tensor, data in memory:
+                if (tensor.device, tensor.dtype) != (data.device, data.dtype):
+                    tensor.data = data
+            for tensor, value in values:
+                if (
+                    tensor_bits.is_same(tensor, value) is False
+                ):  # its count of writes misses those of BatchNorm's kernels
+                    tensor.copy_(value)
+            for tensor, requires_grad, grad in gradients:
+                if tensor.requires_grad is not requires_grad:
+                    tensor.requires_grad_(requires_grad)
+                if tensor.grad is not grad:
+                    tensor.grad = grad
 
 
 #: Bytes up to which what is not a parameter is kept next to the model. More is a table that forward reads.
