@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, prune  # noqa: E402
 from statecli.commands.verify import check_builder, copy_model  # noqa: E402
 from statecli.core.errors import ModelError  # noqa: E402
 from statecli.live import measure  # noqa: E402
-from statecli.live.tensors import find_leaves  # noqa: E402
+from statecli.live.tensors import find_leaves, is_lazy  # noqa: E402
 
 
 def holding(**attributes):
@@ -83,13 +83,11 @@ def test_a_copy_is_the_same_and_apart(name, values):
     assert list(before) == list(after)
     for first, second in ((before[key], after[key]) for key in before):
         assert facts(first) == facts(second)
-        if not check_builder.is_lazy_tensor(first):
+        if not is_lazy(first):
             assert form(first) == form(second)
             assert first.is_meta or torch.equal(first.detach().to_dense(), second.detach().to_dense())  # they are small
-    stored = [tensor for tensor in before.values() if not check_builder.is_lazy_tensor(tensor)]
-    copied_storages = check_builder.list_storage_keys(
-        tensor for tensor in after.values() if not check_builder.is_lazy_tensor(tensor)
-    )
+    stored = [tensor for tensor in before.values() if not is_lazy(tensor)]
+    copied_storages = check_builder.list_storage_keys(tensor for tensor in after.values() if not is_lazy(tensor))
     assert check_builder.list_storage_keys(stored).isdisjoint(copied_storages) or name == "empty"
     assert list(check_builder.iter_shared_groups(before)) == list(check_builder.iter_shared_groups(after))
 

@@ -123,7 +123,7 @@ def test_what_is_replaced_is_put_back():
 
 def test_the_move_finds_what_stays():
     """The plain tensor fails with its line and its fix; the others follow to a device shown as `cuda:0 (fake)`."""
-    check = move.prove_on_fake_gpu(sample("net:Net"))
+    check = move.prove(sample("net:Net"), move.FAKE_CUDA)
     assert cells(check) == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
     (finding,) = check.findings
     assert (finding.rule, finding.fqn) == ("left-behind", "table")
@@ -133,7 +133,7 @@ def test_the_move_finds_what_stays():
 
 def test_the_move_finds_the_stale_view():
     """A second name of a buffer is reported; a second name of a parameter is not."""
-    check = move.prove_on_fake_gpu(live(Names))
+    check = move.prove(live(Names), move.FAKE_CUDA)
     assert [(finding.rule, finding.fqn) for finding in check.findings] == [("stale-view", "old")]
 
 
@@ -142,13 +142,13 @@ def test_the_move_finds_the_stale_view():
 )
 def test_what_is_registered_follows(name):
     """All tensors of a correct sample follow, including tied weights."""
-    check = move.prove_on_fake_gpu(sample(name))
+    check = move.prove(sample(name), move.FAKE_CUDA)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_a_model_on_meta_is_moved_too():
     """The move needs no data: a model built on meta has the same verdicts."""
-    check = move.prove_on_fake_gpu(sample("net:Net", init_device="meta"))
+    check = move.prove(sample("net:Net", init_device="meta"), move.FAKE_CUDA)
     assert cells(check) == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
 
 
@@ -183,7 +183,7 @@ class OwnTo(nn.Module):
 )
 def test_overridden_moves_run(make):
     """The class's own `_apply` or `.to` moves the plain tensor; an RNN's flat weights and a lazy parameter follow."""
-    check = move.prove_on_fake_gpu(live(make))
+    check = move.prove(live(make), move.FAKE_CUDA)
     assert set(cells(check).values()) == {"passed"}, check
 
 
@@ -197,7 +197,7 @@ def test_a_parameter_that_an_autograd_graph_holds():
             self.same = [self.weight]
             self.graph = self.weight * 2
 
-    assert cells(move.prove_on_fake_gpu(live(Held))) == {"weight": "passed", "graph": "failed"}
+    assert cells(move.prove(live(Held), move.FAKE_CUDA)) == {"weight": "passed", "graph": "failed"}
 
 
 class Sparse(nn.Module):
@@ -211,7 +211,7 @@ class Sparse(nn.Module):
 
 def test_what_cannot_be_moved_without_data_is_moved_with_it():
     """FakeTensorMode does not support sparse tensors on the fake device, so the model is moved with data."""
-    assert cells(move.prove_on_fake_gpu(live(Sparse))) == {"kept": "passed", "lost": "failed"}
+    assert cells(move.prove(live(Sparse), move.FAKE_CUDA)) == {"kept": "passed", "lost": "failed"}
 
 
 def test_a_move_that_raises_is_inconclusive():
@@ -223,7 +223,7 @@ def test_a_move_that_raises_is_inconclusive():
                 raise ValueError("not to be moved")
             return super()._apply(fn, recurse)
 
-    check = move.prove_on_fake_gpu(live(lambda: Broken(2, 2)))
+    check = move.prove(live(lambda: Broken(2, 2)), move.FAKE_CUDA)
     assert check.findings == ()
     assert "not to be moved" in check.reason
     assert check.verdict is Verdict.INCONCLUSIVE

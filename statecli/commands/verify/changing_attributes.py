@@ -10,17 +10,18 @@ from __future__ import annotations
 import copy
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import nn
 
 from statecli.commands.verify import check_builder, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.proof import Proof
 from statecli.core.errors import ModelError
-from statecli.core.finding import Severity
 from statecli.live.metric_states import CALL_OUTSIDE, is_metric
 
 #: Types whose values are compared.
@@ -121,26 +122,35 @@ def _encode(value: object, depth: int) -> object:
     if isinstance(value, _OPAQUE_TYPES) or depth == 0:
         return type(value).__name__
     if isinstance(value, dict):
-        entries = [(_encode(key, 1), _encode(value[key], depth - 1)) for key in _limit(value)]
+        entries = [(_encode(key, 1), _encode(value[key], depth - 1)) for key in islice(tuple(value), _MAX_ENTRIES)]
         return ("dict", len(value), entries)
     if isinstance(value, (list, tuple, deque)):
-        return (type(value).__name__, len(value), [_encode(entry, depth - 1) for entry in _limit(value)])
+        return (
+            type(value).__name__,
+            len(value),
+            [_encode(entry, depth - 1) for entry in islice(tuple(value), _MAX_ENTRIES)],
+        )
     if isinstance(value, (set, frozenset)):
-        return ("set", len(value), sorted(repr(entry) for entry in _limit(value) if type(entry) in ATOM_TYPES))
+        return (
+            "set",
+            len(value),
+            sorted(repr(entry) for entry in islice(tuple(value), _MAX_ENTRIES) if type(entry) in ATOM_TYPES),
+        )
     state = getattr(value, "__dict__", None)
     if type(state) is dict:
         return (type(value).__name__, _encode(state, depth - 1))
     return type(value).__name__
 
 
-def _limit(values: Iterable[object]) -> Iterator[object]:
-    return (value for _, value in zip(range(_MAX_ENTRIES), tuple(values), strict=False))
+def report_changed_attribute(proof: Proof, attribute: ChangedAttribute, message: str) -> None:
+    """Report an attribute; of a metric as a note, because no compiled model needs its count."""
+    rule, is_of_metric = rules.CHANGING_ATTRIBUTE, is_metric(attribute.owner)
+    help = CALL_OUTSIDE if is_of_metric else _build_fix(attribute)
+    proof.report(rule, message, attribute.fqn, help=help, severity=rule.cases["of a metric"] if is_of_metric else None)
 
 
-def build_attribute_fix(attribute: ChangedAttribute) -> str:
-    """Return the line that registers a number, or the advice for a container or for a metric."""
-    if is_metric(attribute.owner):
-        return CALL_OUTSIDE
+def _build_fix(attribute: ChangedAttribute) -> str:
+    """Return the line that registers a number, or the advice for a container."""
     name, value = attribute.name, attribute.initial
     if type(value) in (bool, int, float):
         fix = f'self.register_buffer("{name}", torch.tensor({value!r})), and change the buffer in place in forward'
@@ -149,8 +159,3 @@ def build_attribute_fix(attribute: ChangedAttribute) -> str:
             f"do not change {name} in forward: pass {name} as an input and return the next value, or register a buffer"
         )
     return check_builder.address_to_library(attribute.owner, fix)
-
-
-def choose_attribute_severity(attribute: ChangedAttribute) -> Severity | None:
-    """Return a note for the count of a metric, which no compiled model needs; None for the severity of the rule."""
-    return rules.CHANGING_ATTRIBUTE.cases["of a metric"] if is_metric(attribute.owner) else None

@@ -267,7 +267,7 @@ def build_finding(
     its tensor has the line and the help of this problem.
     """
     text, origin = (help.text, help.origin) if isinstance(help, PlacedHelp) else (help, None)
-    row = None if origin else subject.rows_by_fqn().get(fqn or "")
+    row = None if origin else subject.rows_by_fqn.get(fqn or "")
     tie = move_rules.map_broken_ties(subject.state).get(fqn or "") if row is None or rule is UNTIED_BY_COPY else None
     if tie is not None:
         text, origin = text or tie.help, origin or tie.origin or None
@@ -319,11 +319,6 @@ def check_without_values(subject: ModelUnderTest, name: Name, how: str, use: str
 def list_unreachable_tensors(subject: ModelUnderTest) -> list[str]:
     """Return messages about tensors in compiled code of a ScriptModule, out of reach of the proofs."""
     return [oddity.message for oddity in subject.state.oddities if oddity.kind is OddityKind.SCRIPT_MODULE]
-
-
-def is_lazy_tensor(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has no values yet; see `statecli.live.tensors.is_lazy`."""
-    return is_lazy(tensor)
 
 
 def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:

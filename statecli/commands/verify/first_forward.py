@@ -36,10 +36,12 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
         remark = f"; forward does not accept {inputs.text}: {reason}"
         return replace(subject, inputs=None, why_no_inputs=MissingInput(remark=remark))
     name = subject.target
-    subject = replace(subject, reassigned_by_forward=_find_reassigned(module, tensors_before))
-    rows_before = subject.rows_by_fqn()
+    after = measure.map_tensors(module)
+    reassigned = (name for name, tensor in after.items() if tensors_before.get(name, tensor) is not tensor)
+    subject = replace(subject, reassigned_by_forward=frozenset(reassigned))
+    rows_before = subject.rows_by_fqn
     shapeless = {fqn for fqn, row in rows_before.items() if row.shape is None}
-    if not shapeless and measure.map_tensors(module).keys() <= tensors_before.keys():
+    if not shapeless and after.keys() <= tensors_before.keys():
         return subject
     state_after = live.model_reader.read(
         BuiltModel(ModelSpec(name, "", False, name), module, origins, "cpu", True, lambda _, __: module), name
@@ -68,10 +70,3 @@ def _call_once(subject: ModelUnderTest) -> tuple[nn.Module, Origins, dict[str, t
         return build_and_call(values=False)
     except ModelError:
         return build_and_call(values=True)
-
-
-def _find_reassigned(module: nn.Module, there: dict[str, torch.Tensor]) -> frozenset[str]:
-    """Return the names to which forward assigned another tensor."""
-    return frozenset(
-        name for name, tensor in measure.map_tensors(module).items() if there.get(name, tensor) is not tensor
-    )

@@ -6,7 +6,7 @@ Caches by device, attention maps, lazy parameters: none exists when the construc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from inspect import getattr_static
@@ -79,26 +79,23 @@ def call_built_model(
         raise ModelError(f"{target}: {why_not}")
     subject = model_under_test.prepare_built_model(built, target)
     subject = dataclasses.replace(subject, inputs=inputs_found.move(subject.find_home()))
-    in_training, oddities = _find_changed_in_training(
-        subject
-    )  # first: its instance is gone when the one that stays is built
-    module, origins, in_eval = _call_first(subject)
-    changed = {
-        **dict.fromkeys(in_training, CHANGED_BY_FORWARD_IN_TRAINING),
-        **dict.fromkeys(in_eval, CHANGED_BY_FORWARD),
-    }
-    called_built = dataclasses.replace(
-        built, module=module, original=None, origins=origins, make_instance=_build_instance_maker(subject)
-    )
-    return CalledModel(called_built, subject.state, changed, subject, inputs_found, oddities)
-
-
-def _call_first(subject: ModelUnderTest) -> tuple[nn.Module, Origins, list[str]]:
-    """Return a called instance, the lines of forward's assignments, and the names changed by forward."""
+    # First, because its instance is gone when the one that stays is built.
+    in_training, oddities = _find_changed_in_training(subject)
     module = subject.build_fresh(values=True)
     before = _Snapshot(module)
     origins = call_and_record(subject, module)
-    return module, origins, before.find_changed(module)
+    changed = {
+        **dict.fromkeys(in_training, CHANGED_BY_FORWARD_IN_TRAINING),
+        **dict.fromkeys(before.find_changed(module), CHANGED_BY_FORWARD),
+    }
+
+    def make(values: bool, seed: int) -> nn.Module:
+        instance = subject.build_fresh(values=values, seed=seed)
+        subject.call(instance)
+        return instance
+
+    called_built = dataclasses.replace(built, module=module, original=None, origins=origins, make_instance=make)
+    return CalledModel(called_built, subject.state, changed, subject, inputs_found, oddities)
 
 
 def call_and_record(subject: ModelUnderTest, module: nn.Module) -> Origins:
@@ -145,17 +142,6 @@ def _find_gone(before: ModelState, state: ModelState) -> list[Oddity]:
     names_left = {row.fqn for row in state.tensors} | {alias for row in state.tensors for alias in row.aliases}
     gone_names = [row.fqn for row in before.tensors if row.fqn not in names_left]
     return [Oddity("gone-after-forward", f"the first forward removes {fqn}", fqn) for fqn in gone_names]
-
-
-def _build_instance_maker(subject: ModelUnderTest) -> Callable[[bool, int], nn.Module]:
-    """Return a function to build another called instance, for `BuiltModel.make_instance`."""
-
-    def make(values: bool, seed: int) -> nn.Module:
-        module = subject.build_fresh(values=values, seed=seed)
-        subject.call(module)
-        return module
-
-    return make
 
 
 # --- what forward changes -----------------------------------------------------------------------------------

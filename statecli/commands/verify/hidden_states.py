@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -30,9 +31,7 @@ def find_zero_states(run: Training) -> tuple[str, ...]:
             others.add(name)
 
     handles = [
-        module.register_forward_pre_hook(
-            lambda module, args, kwargs, name=name: record(name, module, args, kwargs), with_kwargs=True
-        )
+        module.register_forward_pre_hook(functools.partial(record, name), with_kwargs=True)
         for name, module in modules.items()
     ]
     try:

@@ -44,15 +44,11 @@ class MissingInput:
 
     def __str__(self) -> str:
         if "--input" in ARGUMENTS.get():
-            return self.describe_for_python()
+            shape = self.shape or "2x3"
+            return f"no input given: pass inputs='{shape}', tensors, or a function that returns tensors{self.remark}"
         shape = self.shape or "SHAPE"
         quoted = f"'{shape}'" if "<" in shape else shape
         return f"no input given: --input {quoted} or --input-from FILE.PY:MAKE{self.remark}"
-
-    def describe_for_python(self) -> str:
-        """Return the reason with an argument in place of the options."""
-        shape = self.shape or "2x3"
-        return f"no input given: pass inputs='{shape}', tensors, or a function that returns tensors{self.remark}"
 
 
 @dataclass(frozen=True)
@@ -453,13 +449,6 @@ def _list_children(value: Any) -> list[Any] | None:
     return None
 
 
-def _iter_generators(module: nn.Module) -> Iterator[torch.Generator]:
-    import torch
-
-    for part in module.modules():
-        yield from (value for value in vars(part).values() if isinstance(value, torch.Generator))
-
-
 @contextmanager
 def use_seed(seed: int, module: nn.Module | None = None) -> Iterator[None]:
     """Seed the random generators of torch, Python and numpy while the block runs, and restore them afterwards.
@@ -471,7 +460,8 @@ def use_seed(seed: int, module: nn.Module | None = None) -> Iterator[None]:
     numpy: Any = sys.modules.get("numpy")
     before = get_random_state()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    generators = {id(generator): generator for generator in _iter_generators(module)} if module is not None else {}
+    attributes = [value for part in (() if module is None else module.modules()) for value in vars(part).values()]
+    generators = {id(value): value for value in attributes if isinstance(value, torch.Generator)}
     states = [(generator, generator.get_state()) for generator in generators.values()]
     with torch.random.fork_rng(devices=list(gpus)):
         try:

@@ -71,12 +71,9 @@ class ModelUnderTest:
     name_mismatch: str | None = None
     original: nn.Module | None = None
 
-    def rows_by_fqn(self) -> Mapping[str, TensorInfo]:
-        """Return the rows of all tensors by FQN."""
-        return self._rows
-
     @functools.cached_property
-    def _rows(self) -> dict[str, TensorInfo]:
+    def rows_by_fqn(self) -> Mapping[str, TensorInfo]:
+        """The rows of all tensors by FQN."""
         return {tensor.fqn: tensor for tensor in self.state.tensors}
 
     def skip_without_inputs(self, name: Name, how: str = "") -> Check:
@@ -130,17 +127,11 @@ def prepare_built_model(built: BuiltModel, target: str) -> ModelUnderTest:
 
 def _find_name_mismatch(first: nn.Module, second: nn.Module) -> str | None:
     """Describe different registered names of two instances; None if the names are equal."""
-    names, second_names = _list_registered_names(first), _list_registered_names(second)
-    differing = [name for name in (*names, *second_names) if not (name in names and name in second_names)]
-    return (
-        (f"statecli cannot compare two instances of the class, because only one has {differing[0]}")
-        if differing
-        else None
-    )
-
-
-def _list_registered_names(module: nn.Module) -> dict[str, None]:
-    return dict.fromkeys(entry.fqn for entry in walk(module).registered)
+    names, second_names = (dict.fromkeys(entry.fqn for entry in walk(module).registered) for module in (first, second))
+    for name in (*names, *second_names):
+        if not (name in names and name in second_names):
+            return f"statecli cannot compare two instances of the class, because only one has {name}"
+    return None
 
 
 def prepare_live_model(module: nn.Module) -> ModelUnderTest:

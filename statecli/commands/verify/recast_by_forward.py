@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_iter
 
-from statecli.commands.verify import check_builder
+from statecli.commands.verify import check_builder, recreated_by_forward
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure
 from statecli.live.move_model import move_model
-from statecli.live.tensors import storage
+from statecli.live.tensors import is_lazy, storage
 
 #: Added to the message about such a tensor.
 RECAST_REASON = "forward casts the tensor at each call"
@@ -40,21 +40,17 @@ def find_recast(subject: ModelUnderTest, names: Iterable[str], dtypes: Iterable[
 def _call_as(subject: ModelUnderTest, dtype: torch.dtype, names: set[str], *, training: bool) -> _CastRecorder:
     assert subject.inputs is not None  # noqa: S101 - `find_recast` has looked
     module = subject.build_used(values=True)
-    args, kwargs = tree_map(lambda leaf: _cast_input(leaf, dtype), subject.inputs.make(seed=0))
+    args, kwargs = recreated_by_forward.convert_inputs(subject.inputs.make(seed=0), dtype)
     with check_builder.keep_class_attributes(module), torch.no_grad():
         with subject.user_code("casting the model"):
             module = move_model(module, dtype)
         recorder = _CastRecorder(dtype)
         for name, tensor in measure.map_tensors(module).items():
-            if name in names and tensor.dtype != dtype and not check_builder.is_lazy_tensor(tensor):
+            if name in names and tensor.dtype != dtype and not is_lazy(tensor):
                 recorder.names[storage(tensor)[0]] = name
         with subject.user_code(f"calling the model as {dtype}"), recorder:
             module.train(training)(*args, **kwargs)
     return recorder
-
-
-def _cast_input(leaf: Any, dtype: torch.dtype) -> Any:
-    return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
 class _CastRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

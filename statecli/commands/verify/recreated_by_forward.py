@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -27,6 +27,9 @@ from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_bits
 from statecli.live.device_rules import DeviceWatch
 from statecli.live.move_model import move_model
 from statecli.live.tensors import storage
+
+if TYPE_CHECKING:
+    from statecli.commands.verify.inputs import Call
 
 EACH_TIME_REASON = "every forward replaces the tensor without reading the old value"
 REPLACED_REASON = "forward replaces the tensor without reading the old value"
@@ -80,6 +83,40 @@ class RecreatedTensors:
     reason: str | None = None
 
 
+class Recreation:
+    """Tensors that forward creates again at each call, or after a change of `aspect`: "device" or "dtype".
+
+    Both are measured for the first tensor created by forward; `measure_change` measures the change.
+    """
+
+    def __init__(self, subject: ModelUnderTest, aspect: str, measure_change: Callable[[], RecreatedTensors]) -> None:
+        self._subject, self._aspect, self._measure_change = subject, aspect, measure_change
+
+    @functools.cached_property
+    def _each_time(self) -> frozenset[str]:
+        return find_recreated_each_time(self._subject)
+
+    @functools.cached_property
+    def _after_change(self) -> RecreatedTensors:
+        return self._measure_change()
+
+    def explain_harmless(self, fqn: str) -> str | None:
+        """Return how forward replaces a tensor; None for a tensor that forward has not created, or does not replace."""
+        if fqn not in self._subject.created_by_forward:
+            return None
+        if fqn in self._each_time:
+            return EACH_TIME_REASON
+        return ELSEWHERE_REASON.format(self._aspect) if fqn in self._after_change.recreated else None
+
+    def explain_unknown(self, fqn: str) -> str | None:
+        """Return why statecli does not know whether forward replaces a tensor; None if it is known."""
+        if fqn not in self._subject.created_by_forward:
+            return None
+        if self._after_change.reason is None or fqn in self._after_change.read:
+            return None
+        return f"statecli does not know whether forward creates the tensor again: {self._after_change.reason}"
+
+
 @dataclass(frozen=True)
 class _Conversion:
     """A move or cast of a model.
@@ -97,11 +134,17 @@ class _Conversion:
     context: Callable[[], AbstractContextManager[object]]
     values: bool = True
 
-    def convert(self, leaf: Any) -> Any:
-        """Convert an input as the model is converted."""
-        if isinstance(self.destination, torch.dtype):
-            return leaf.to(self.destination) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-        return leaf.to(self.destination) if callable(getattr(leaf, "to", None)) else leaf
+
+def convert_inputs(call: Call, destination: torch.device | torch.dtype) -> Call:
+    """Return arguments converted like the model: cast, or moved, also other objects with a `to` (a batch)."""
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(destination, torch.dtype):
+            return leaf.to(destination) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+        return leaf.to(destination) if callable(getattr(leaf, "to", None)) else leaf
+
+    args, kwargs = tree_map(convert, call)
+    return args, kwargs
 
 
 def find_recreated_for_dtype(subject: ModelUnderTest, dtype: torch.dtype) -> RecreatedTensors:
@@ -158,7 +201,8 @@ def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read: set[
             if name in before and not conversion.has_arrived(before[name])
         }
         with subject.user_code(f"calling the model {conversion.description}"), ReadRecorder(left_behind, read):
-            args, kwargs = tree_map(conversion.convert, subject.inputs.make(seed=0))  # type: ignore[union-attr]
+            call = subject.inputs.make(seed=0)  # type: ignore[union-attr]
+            args, kwargs = convert_inputs(call, conversion.destination)
             module.eval()(*args, **kwargs)
         after = measure.map_tensors(module)
     known_ids = {id(tensor) for tensor in before.values()}

@@ -22,6 +22,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.training_rounds import compute_loss, find_floating_outputs
 from statecli.core.errors import ModelError
 from statecli.live.assignment_lines import Origins
+from statecli.live.tensors import is_lazy
 
 #: Steps before the save: the second begins with what the first has left.
 STEPS_BEFORE = 2
@@ -135,7 +136,7 @@ class Trainer:
             initial = kept_values.read_values(module, without=names)
             lines = self._subject.origins.continue_for_instance()
             with lines.record():
-                if any(map(check_builder.is_lazy_tensor, module.parameters())):
+                if any(map(is_lazy, module.parameters())):
                     self._subject.call(module, training=True)
                 session = self._start(module)
                 for step in range(STEPS_BEFORE):

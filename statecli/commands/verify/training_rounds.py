@@ -26,7 +26,7 @@ from statecli.commands.verify import check_builder, inputs as inputs_of
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure, tensor_bits
-from statecli.live.tensors import storage
+from statecli.live.tensors import is_lazy, storage
 from statecli.live.walk import walk
 
 #: Rounds of forward, backward and step at most.
@@ -151,9 +151,9 @@ class Training:
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """Map the FQN of each row with a shape to its tensor."""
-        rows = self.subject.rows_by_fqn()
+        rows = self.subject.rows_by_fqn
         tensors = measure.map_tensors(self.module).items()
-        return {name: tensor for name, tensor in tensors if name in rows and not check_builder.is_lazy_tensor(tensor)}
+        return {name: tensor for name, tensor in tensors if name in rows and not is_lazy(tensor)}
 
 
 def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Optimizer]) -> tuple[Training, str | None]:
@@ -166,7 +166,7 @@ def train_fresh_instance(subject: ModelUnderTest, made_by: type[torch.optim.Opti
         run = Training(subject, subject.build_fresh(values=True), made_by)
         with subject.user_code("setting the model to train mode"):
             run.module.train()
-        if any(map(check_builder.is_lazy_tensor, measure.map_tensors(run.module).values())):
+        if any(map(is_lazy, measure.map_tensors(run.module).values())):
             subject.call(run.module)
         _start_training(run)
         why_not = None
@@ -197,13 +197,9 @@ def _keep_random_state(seed: int) -> Iterator[None]:
 def start_round(run: Training) -> Iterator[None]:
     """Prepare the next round: set its seed and clear the gradients of the last."""
     with _keep_random_state(FIRST_ROUND_SEED + run.rounds):
-        _clear_gradients(run)
+        for seen in run.seen.values():
+            seen.tensor.grad = None
         yield
-
-
-def _clear_gradients(run: Training) -> None:
-    for seen in run.seen.values():
-        seen.tensor.grad = None
 
 
 # --- a round ------------------------------------------------------------------------------------------------
@@ -259,7 +255,7 @@ def _run_round(run: Training) -> str | None:
 
 
 def _train_round(run: Training) -> str | None:
-    copies = _copy_tensors(run.map_tensors(), run._held)
+    copies = {name: copy_values(tensor) for name, tensor in run.map_tensors().items() if id(tensor) not in run._held}
     marks = {name: _ParameterMark(seen.tensor) for name, seen in run.seen.items() if seen.trained}
     with _record_calls() as gave:
         outputs = find_floating_outputs(call_forward(run))
@@ -472,11 +468,8 @@ def _record_calls() -> Iterator[dict[int, bool]]:
 
 
 def _is_empty_output(output: Any) -> bool:
-    tensors = [
-        tensor
-        for tensor in (output if type(output) in (tuple, list) else (output,))
-        if isinstance(tensor, torch.Tensor)
-    ]
+    outputs = output if type(output) in (tuple, list) else (output,)
+    tensors = [tensor for tensor in outputs if isinstance(tensor, torch.Tensor)]
     return bool(tensors) and not any(tensor.numel() for tensor in tensors)
 
 
@@ -568,10 +561,6 @@ def _note_writes(run: Training, marks: dict[str, _ParameterMark]) -> None:
         run.written |= {name} if written else set()
         if changed:
             run.changed_by.setdefault(name, set()).add("forward")
-
-
-def _copy_tensors(of: dict[str, torch.Tensor], without: frozenset[int]) -> dict[str, torch.Tensor]:
-    return {name: copy_values(tensor) for name, tensor in of.items() if id(tensor) not in without}
 
 
 def copy_values(tensor: torch.Tensor) -> torch.Tensor:

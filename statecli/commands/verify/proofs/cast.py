@@ -23,6 +23,7 @@ from torch import nn
 
 from statecli.commands.verify import check_builder, recast_by_forward, recreated_by_forward, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
+from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError, UsageError, option
 from statecli.core.finding import Finding
@@ -33,6 +34,7 @@ from statecli.core.severity import decide_tensor_severity, is_trainable, measure
 from statecli.live import measure, tensor_bits
 from statecli.live.move_model import get_moved_model
 from statecli.live.quantized_parameters import find_holding_tensor
+from statecli.live.tensors import is_lazy
 from statecli.live.walk import has_own_to, is_scripted, walk
 
 #: What is called, as a person writes it, the dtype that floating-point tensors have afterwards, and the call.
@@ -79,42 +81,38 @@ class _TensorCasts:
 
     def fault(self) -> tuple[Rule, str] | None:
         """The first broken rule and an explanation, with the ways followed by the tensor."""
-        for rule, what in self.wrong.values():
-            followed_casts = [called for called in self.dtypes if called not in self.wrong and called != self.declined]
-            return (
-                rule,
-                f"{what}, although {followed_casts[0]} changes its dtype"
-                if followed_casts and rule == rules.KEEPS_DTYPE
-                else what,
-            )
-        return None
+        if not self.wrong:
+            return None
+        rule, what = next(iter(self.wrong.values()))
+        followed_casts = [called for called in self.dtypes if called not in self.wrong and called != self.declined]
+        if followed_casts and rule == rules.KEEPS_DTYPE:
+            what = f"{what}, although {followed_casts[0]} changes its dtype"
+        return rule, what
 
 
-class _Proof:
+class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest, ways: tuple[_Cast, ...]) -> None:
-        self._subject, self._ways = subject, ways
+        super().__init__(subject, Name.CAST, "", "casts")
+        self._ways = ways
         self._steps: dict[str, _TensorCasts] = {}
-        self._reasons: list[str] = check_builder.list_unreachable_tensors(subject)
         self._casts_done: list[str] = []
-        self._findings: list[Finding] = []
-        self._recreated_each_time: frozenset[str] | None = None
-        self._recreated_for_dtype: recreated_by_forward.RecreatedTensors | None = None
+        self._recreation = recreated_by_forward.Recreation(subject, "dtype", self._find_recreated_for_dtype)
         self._cast_model = nn.Module()
         self._tensors: dict[str, torch.Tensor] = {}
         self._stand_in = check_builder.measure_stand_in_move(subject)
         self._recomputed = self._stand_in.recomputed
         self._memos = check_builder.find_memos(subject)
 
-    def check(self) -> Check:
+    def _run(self) -> None:
         module: nn.Module | None = None
         for way in self._ways:
             module = self._cast(module, way)
-        cells = {row.fqn: self._build_cell(row) for row in self._subject.state.tensors}
+        self._how = ", ".join(self._casts_done or [called for called, _, _ in self._ways])
         for row in self._subject.state.tensors:
-            if cells[row.fqn].verdict is Verdict.PASSED:
-                cells.update(self._fail_stale_aliases(row))
-        how = ", ".join(self._casts_done or [called for called, _, _ in self._ways])
-        return check_builder.build_check(Name.CAST, how, {"casts": cells}, self._findings, self._reasons)
+            self._cells[row.fqn] = self._build_cell(row)
+        for row in self._subject.state.tensors:
+            if self._cells[row.fqn].verdict is Verdict.PASSED:
+                self._fail_stale_aliases(row)
 
     # --- one way ---------------------------------------------------------------------------------------------------
 
@@ -201,9 +199,7 @@ class _Proof:
             severity = decide_tensor_severity(row, effect)
             what = f"{what}; {recast_by_forward.RECAST_REASON}" if effect else what
         message, help = f"{row.fqn}: {what}", self._help(rule, row, steps)
-        self._findings.append(
-            check_builder.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)
-        )
+        self.report(rule, message, row.fqn, severity=severity, help=help)
         return Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
 
     @functools.cached_property
@@ -233,24 +229,16 @@ class _Proof:
         harmless = self._describe_harmless(row)
         if harmless:
             return check_builder.skip_cell(harmless, **measured)
-        if row.fqn not in self._subject.created_by_forward:
-            return None
-        again = self._find_recreated_for_dtype()
-        if again.reason is None or row.fqn in again.read:
-            return None
-        return check_builder.build_inconclusive_cell(
-            f"statecli does not know whether forward creates the tensor again: {again.reason}", **measured
-        )
+        unknown = self._recreation.explain_unknown(row.fqn)
+        return check_builder.build_inconclusive_cell(unknown, **measured) if unknown else None
 
     def _describe_harmless(self, row: TensorInfo) -> str | None:
         if row.fqn in self._recomputed:
             return check_builder.RECOMPUTED_REASON
         if row.fqn in self._memos:
             return check_builder.MEMO_REASON
-        if row.fqn in self._subject.created_by_forward and row.fqn in self._find_recreated_each_time():
-            return recreated_by_forward.EACH_TIME_REASON
-        if row.fqn in self._subject.created_by_forward and row.fqn in self._find_recreated_for_dtype().recreated:
-            return recreated_by_forward.ELSEWHERE_REASON.format("dtype")
+        if (replaced := self._recreation.explain_harmless(row.fqn)) is not None:
+            return replaced
         if row.kind is Kind.UNREGISTERED and row.moves and check_builder.has_own_apply(self._cast_model, row.fqn):
             return "the class's own _apply moves the tensor and keeps its dtype"
         if kind := self._held_by_tensors.get(row.fqn):
@@ -265,20 +253,11 @@ class _Proof:
             fqn: type(holder).__name__ for fqn, holder in entries if holder is not None and has_own_to(type(holder))
         }
 
-    def _find_recreated_each_time(self) -> frozenset[str]:
-        if self._recreated_each_time is None:
-            self._recreated_each_time = recreated_by_forward.find_recreated_each_time(self._subject)
-        return self._recreated_each_time
-
     def _find_recreated_for_dtype(self) -> recreated_by_forward.RecreatedTensors:
-        if self._recreated_for_dtype is None:
-            doubles = any(
-                self._steps[name].before is torch.float64 for name in self._subject.created_by_forward & {*self._steps}
-            )
-            self._recreated_for_dtype = recreated_by_forward.find_recreated_for_dtype(
-                self._subject, torch.float32 if doubles else torch.float64
-            )
-        return self._recreated_for_dtype
+        created = self._subject.created_by_forward & {*self._steps}
+        doubles = any(self._steps[name].before is torch.float64 for name in created)
+        dtype = torch.float32 if doubles else torch.float64
+        return recreated_by_forward.find_recreated_for_dtype(self._subject, dtype)
 
     # --- further names -----------------------------------------------------------------------------------------------
 
@@ -286,9 +265,8 @@ class _Proof:
     def _stale_views(self) -> dict[str | None, Finding]:
         return map_stale_views(self._stand_in)
 
-    def _fail_stale_aliases(self, row: TensorInfo) -> dict[str, Cell]:
+    def _fail_stale_aliases(self, row: TensorInfo) -> None:
         """Fail further names of a cast tensor that still refer to the old memory."""
-        cells: dict[str, Cell] = {}
         for name in row.aliases:
             steps = self._steps.get(name)
             fault = steps.fault() if steps else None
@@ -296,14 +274,12 @@ class _Proof:
                 continue
             stale_view = self._stale_views.get(name)
             what = f"{stale_view.message if stale_view else f'{name} is another name of {row.fqn}'}; {name} {fault[1]}"
-            severity = STALE_VIEW.cases["trained"] if is_trainable(row) else None
-            self._findings.append(
-                msgspec.structs.replace(stale_view, message=what)
-                if stale_view
-                else check_builder.build_finding(self._subject, STALE_VIEW, what, name, severity=severity)
-            )
-            cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
-        return cells
+            if stale_view:
+                self._findings.append(msgspec.structs.replace(stale_view, message=what))
+            else:
+                severity = STALE_VIEW.cases["trained"] if is_trainable(row) else None
+                self.report(STALE_VIEW, what, name, severity=severity)
+            self._cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
 
 
 _AS_REAL = (
@@ -359,7 +335,7 @@ def _find_declining_modules(module: nn.Module, called: str, followed: list[str])
 def _copy_integers(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a copy of values to keep; None for tensors to be cast, and without values to copy."""
     with torch._C.DisableTorchFunctionSubclass():
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or check_builder.is_lazy_tensor(tensor):
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or is_lazy(tensor):
             return None
         try:
             return tensor.detach().clone()

@@ -25,9 +25,8 @@ from torch.utils._pytree import tree_leaves
 from statecli.commands.verify import check_builder, rules
 from statecli.commands.verify.changing_attributes import (
     ChangedAttribute,
-    build_attribute_fix,
-    choose_attribute_severity,
     find_changed_attributes,
+    report_changed_attribute,
 )
 from statecli.commands.verify.compiler_output import find_frames, format_reader, silence
 from statecli.commands.verify.model_under_test import ModelUnderTest
@@ -56,11 +55,9 @@ MAX_TENSORS = 100
 def prove(subject: ModelUnderTest) -> Check:
     """Call compiled instances several times in both modes, change their tensors, and compare with equal instances."""
     missing = check_builder.check_without_values(subject, Name.COMPILE, HOW, "compute with")
-    if missing is not None:
-        return missing
-    if subject.inputs is None:
-        return subject.skip_without_inputs(Name.COMPILE, HOW)
-    return _Proof(subject, Name.COMPILE, HOW, "compiled").check()
+    if missing is None and subject.inputs is None:
+        missing = subject.skip_without_inputs(Name.COMPILE, HOW)
+    return missing or _Proof(subject, Name.COMPILE, HOW, "compiled").check()
 
 
 @dataclass
@@ -95,23 +92,15 @@ class _Proof(Proof):
     def _run(self) -> None:
         changed, found = find_changed_attributes(self._subject), list[ChangedAttribute]()
         for training in (False, True):
-            self._run_until_found(changed, found, training=training)
-
-    def _run_until_found(
-        self, changed: list[ChangedAttribute], found: list[ChangedAttribute], *, training: bool
-    ) -> None:
-        """Add to `found` the attributes that make torch.compile capture the model at each call.
-
-        The attributes found so far are put back before each call, because torch names only a single reason.
-        """
-        if training and not self._runs_in_train_mode():
-            return
-        while True:
-            with _use_compiler():
-                guilty = self._capture(changed, found, training=training)
-            if not guilty:
+            if training and not self._runs_in_train_mode():
                 return
-            found += guilty
+            # The attributes found so far are put back before each call, because torch names only a single reason.
+            while True:
+                with _use_compiler():
+                    guilty = self._capture(changed, found, training=training)
+                if not guilty:
+                    break
+                found += guilty
 
     def _capture(
         self, changed: list[ChangedAttribute], found: list[ChangedAttribute], *, training: bool
@@ -195,8 +184,7 @@ class _Proof(Proof):
             f"{attribute.fqn}: torch.compile compiles the model again for each new value{where}; "
             f"after {GRAPHS_OF_A_FUNCTION} compilations, it runs the model uncompiled"
         )
-        help, severity = build_attribute_fix(attribute), choose_attribute_severity(attribute)
-        self.report(rules.CHANGING_ATTRIBUTE, message, attribute.fqn, help=help, severity=severity)
+        report_changed_attribute(self, attribute, message)
 
     # --- tensors -------------------------------------------------------------------------------------------------
 
@@ -215,7 +203,7 @@ class _Proof(Proof):
             else:
                 self._cells[row.fqn] = check_builder.skip_cell(
                     "not checked: the check sets new values and compares the outputs, and can set new values only in "
-                    "plain floating-point tensors"
+                    "plain floating-point tensors",
                 )
 
     def _find_kept(self, pair: _CompiledPair, names: list[str]) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from statecli.commands.verify import check_builder, rules, save_roundtrip
+from statecli.commands.verify.changing_attributes import OWN_ATTRIBUTES
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core import move_rules
@@ -27,7 +28,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import TensorInfo
 from statecli.core.rule import Rule
 from statecli.live import measure, tensor_bits
-from statecli.live.tensors import get_grad_fn_name, storage
+from statecli.live.tensors import get_grad_fn_name, is_lazy, storage
 from statecli.live.walk import walk
 
 
@@ -53,7 +54,7 @@ _BY_DESIGN = {
 
 class _Proof:
     def __init__(self, subject: ModelUnderTest) -> None:
-        self._subject = subject
+        self._subject, self._rows = subject, subject.state.tensors
         self._reasons: list[str] = []
         self._findings: dict[tuple[str, str | None], Finding] = {}
         self._columns: dict[str, dict[str, Cell]] = {"copied": {}, "pickled": {}}
@@ -118,22 +119,22 @@ class _Proof:
             return
         reasons = self._fail_uncopyable_tensors() or self._fail_obstacles(module)
         if not reasons:
-            if any(map(check_builder.is_lazy_tensor, self._tensors.values())):
+            if any(map(is_lazy, self._tensors.values())):
                 self._reasons.append(raised)  # a buffer without a shape yet has no deep copy
             else:
                 self._fail(rules.NOT_COPYABLE, None, f"copy.deepcopy of the model fails: {raised}")
-        for row in self._get_rows():
+        for row in self._rows:
             self._columns["copied"].setdefault(
                 row.fqn, check_builder.build_inconclusive_cell(next(iter(reasons), raised))
             )
 
     def _fail_uncopyable_tensors(self) -> list[str]:
         """Fail tensors that cannot be copied even alone; return a reason for each."""
-        rows, reasons = self._subject.rows_by_fqn(), []
+        rows, reasons = self._subject.rows_by_fqn, []
         uncopyable = {
             name: tensor_
             for name, tensor_ in self._tensors.items()
-            if not check_builder.is_lazy_tensor(tensor_) and not _is_copyable(tensor_)
+            if not is_lazy(tensor_) and not _is_copyable(tensor_)
         }
         for name, tensor in uncopyable.items():
             operation = get_grad_fn_name(tensor)
@@ -171,15 +172,10 @@ class _Proof:
             self._columns["pickled"] = self._compare(pickled, "a pickled copy")
         elif why := _describe_unpicklable(module, raised):
             self._how = f"copy.deepcopy of the module; the copy with pickle was not checked, because {why}"
-            self._columns["pickled"] = {row.fqn: check_builder.skip_cell(why) for row in self._get_rows()}
+            self._columns["pickled"] = {row.fqn: check_builder.skip_cell(why) for row in self._rows}
         else:
-            self._columns["pickled"] = {
-                row.fqn: check_builder.build_inconclusive_cell(raised) for row in self._get_rows()
-            }
+            self._columns["pickled"] = {row.fqn: check_builder.build_inconclusive_cell(raised) for row in self._rows}
             self._reasons.append(raised)
-
-    def _get_rows(self) -> tuple[TensorInfo, ...]:
-        return self._subject.state.tensors
 
     # --- one copy ------------------------------------------------------------------------------------------------
 
@@ -188,7 +184,7 @@ class _Proof:
             self._reasons.append(f"{what} of the model is a {type(module).__name__}, not a module")
             return {}
         copied_tensors = measure.map_tensors(module)
-        cells = {row.fqn: self._build_cell(row, copied_tensors, what) for row in self._get_rows()}
+        cells = {row.fqn: self._build_cell(row, copied_tensors, what) for row in self._rows}
         self._fail_broken_ties(copied_tensors, cells, what)
         return cells
 
@@ -203,7 +199,7 @@ class _Proof:
         if _share_storage(original, other):
             message = f"{what} shares memory with the original, so training the copy also changes the original"
             return self._build_failed_cell(rules.SHARED_WITH_COPY, row, message)
-        if check_builder.is_lazy_tensor(original):
+        if is_lazy(original):
             return check_builder.skip_cell("uninitialized: no values before the first forward")
         same = tensor_bits.is_same(original, other)
         if same is None and original.device.type == "meta":
@@ -290,13 +286,10 @@ def _find_obstacles(subject: ModelUnderTest, module: nn.Module) -> dict[str, str
     raised: dict[str, str] = {}
     for prefix, module_ in module.named_modules():
         for name, value in vars(module_).items():
-            why = None if name in _TORCH_ATTRIBUTES else _try_to_copy(subject, value, ChainMap({}, memo))
+            why = None if name in OWN_ATTRIBUTES else _try_to_copy(subject, value, ChainMap({}, memo))
             if why:
                 raised[f"{prefix}.{name}" if prefix else name] = why
     return raised
-
-
-_TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
 def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any]) -> str | None:
@@ -340,6 +333,6 @@ def _find_class_attributes(module: nn.Module) -> frozenset[str]:
 
 
 def _share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
-    if check_builder.is_lazy_tensor(first) or check_builder.is_lazy_tensor(second):
+    if is_lazy(first) or is_lazy(second):
         return first is second
     return first.numel() > 0 and storage(first)[0] == storage(second)[0]

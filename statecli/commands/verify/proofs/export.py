@@ -20,12 +20,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 
-from statecli.commands.verify import check_builder, rules
+from statecli.commands.verify import check_builder
 from statecli.commands.verify.changing_attributes import (
     ChangedAttribute,
-    build_attribute_fix,
-    choose_attribute_severity,
     find_changed_attributes,
+    report_changed_attribute,
 )
 from statecli.commands.verify.compiler_output import find_frames, format_reader, silence
 from statecli.commands.verify.inputs import use_seed
@@ -56,12 +55,10 @@ _CONSEQUENCES = {
 
 def prove(subject: ModelUnderTest) -> Check:
     """Export an instance, and compare the constants of the program with the tensors of the instance."""
-    empty = check_builder.check_empty_model(subject, Name.EXPORT)
-    if empty is not None:
-        return empty
-    if subject.inputs is None:
-        return subject.skip_without_inputs(Name.EXPORT, HOW)
-    return _Proof(subject, Name.EXPORT, HOW, "exported").check()
+    skipped = check_builder.check_empty_model(subject, Name.EXPORT)
+    if skipped is None and subject.inputs is None:
+        skipped = subject.skip_without_inputs(Name.EXPORT, HOW)
+    return skipped or _Proof(subject, Name.EXPORT, HOW, "exported").check()
 
 
 class _Proof(Proof):
@@ -136,15 +133,14 @@ class _Proof(Proof):
             severity, why = rule.cases["kept"], "the first forward computes the tensor"
         else:
             effect = measure_effect(
-                row, is_lost=lambda: self._is_running_state(row), is_harmless=lambda: bool(row.rebuilt)
+                row,
+                is_lost=lambda: bool(find_running_state(self._subject, (row.fqn,))),
+                is_harmless=lambda: bool(row.rebuilt),
             )
             severity, why = decide_tensor_severity(row, effect), _CONSEQUENCES[effect]
         message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {what}: {why}"
         self.report(rule, message, row.fqn, severity=severity)
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason=f"a constant{self._format_place(place)}")
-
-    def _is_running_state(self, row: TensorInfo) -> bool:
-        return bool(find_running_state(self._subject, (row.fqn,)))
 
     def _find_reader(self, program: ExportedProgram, target: str) -> Place | None:
         """Return the line of the first operator that reads a constant."""
@@ -189,8 +185,7 @@ class _Proof(Proof):
             f"{attribute.fqn}: forward changes the attribute, but the exported program has a fixed value{where}; "
             "state_dict() does not contain the attribute"
         )
-        help, severity = build_attribute_fix(attribute), choose_attribute_severity(attribute)
-        self.report(rules.CHANGING_ATTRIBUTE, message, attribute.fqn, help=help, severity=severity)
+        report_changed_attribute(self, attribute, message)
 
     def _format_place(self, place: Place | None) -> str:
         return format_reader(self._subject, place)

@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from statecli.commands.verify import check_builder, recreated_by_forward
 from statecli.commands.verify.model_under_test import ModelUnderTest
@@ -46,6 +45,7 @@ from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
 from statecli.live.move_model import move_model
 from statecli.live.tensor_sources import CallStack, Fault, How, Mismatch, Place, Refused, Source, is_user_code
+from statecli.live.tensors import is_lazy
 
 #: How torch's own checks put it: "Expected all tensors to be on the same device", "are not at the same device".
 _SAME_DEVICE = compile_on_use(r"\b(on|at) the same device\b")
@@ -236,7 +236,7 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
             run.cuda_checks = record.cuda_checks
             tensors = _record_devices(run, module, record)
             with subject.user_code(f"calling the model on {trial.device_name}"):
-                args, kwargs = tree_map(lambda leaf: _move_input(leaf, trial.device), inputs)
+                args, kwargs = recreated_by_forward.convert_inputs(inputs, trial.device)
                 outputs = module.train(trial.training)(*args, **kwargs)
             if trial.backward:
                 run.mismatches_of_forward = tuple(watch.mismatches)
@@ -287,9 +287,7 @@ def _locate_error(error: BaseException | None) -> Place | None:
 
 
 def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -> dict[str, torch.Tensor]:
-    tensors = {
-        name: tensor for name, tensor in measure.map_tensors(module).items() if not check_builder.is_lazy_tensor(tensor)
-    }
+    tensors = {name: tensor for name, tensor in measure.map_tensors(module).items() if not is_lazy(tensor)}
     excused = [name for name, tensor in tensors.items() if tensor in record]
     run.watch.add_names(tensors.items())
     run.watch.excuse(excused)
@@ -297,11 +295,6 @@ def _record_devices(run: _Run, module: nn.Module, record: fake_gpu.MoveRecord) -
         excused, run.trial.device_name
     )
     return tensors
-
-
-def _move_input(leaf: Any, device: torch.device) -> Any:
-    """Move an input to `device`: a tensor, or an object with a `to` (a batch)."""
-    return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -472,7 +465,7 @@ def _build_mixed_finding(
     if name is not None and mismatch.source.derived:
         what = f"{who} computes a tensor on {mismatch.device} from {name}"
         message = f"{name}: {what}, and combines this tensor with {other} on {device}, in {mismatch.operator}{where}"
-    row = subject.rows_by_fqn().get(mismatch.source.fqn or "")
+    row = subject.rows_by_fqn.get(mismatch.source.fqn or "")
     if row is not None and row.origin is not None:
         message += f"; assigned at {format_origin(row.origin)}"
     return check_builder.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)

@@ -30,7 +30,7 @@ from statecli.core.rule import Rule
 from statecli.core.units import plural
 from statecli.live import measure, tensor_bits
 from statecli.live.rebuild import Rebuild, compare_builds
-from statecli.live.tensors import storage
+from statecli.live.tensors import is_lazy, storage
 
 HOW = "build on meta, to_empty(), init methods, load_state_dict()"
 
@@ -94,7 +94,7 @@ class _Proof(Proof):
     def _run(self) -> None:
         built = self._subject.build_fresh(values=not self._subject.rebuilds)
         self._built = measure.map_tensors(built)
-        if any(map(check_builder.is_lazy_tensor, self._built.values())):
+        if any(map(is_lazy, self._built.values())):
             self._reasons.append(
                 "the model has lazy parameters without a shape, for which to_empty() cannot allocate memory"
             )
@@ -232,7 +232,7 @@ class _Proof(Proof):
         return frozenset(names) - read
 
     def _fail(self, rule: Rule, name: str, message: str, module: nn.Module, *, is_read: bool) -> None:
-        row = self._subject.rows_by_fqn()[name]
+        row = self._subject.rows_by_fqn[name]
         severity = None
         if not is_read:
             message, severity = f"{message}; forward does not read the tensor", rule.cases["not read"]

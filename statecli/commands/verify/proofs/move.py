@@ -52,22 +52,15 @@ _MOVE_METHODS = ("to", "cuda", "_apply")
 def prove(subject: ModelUnderTest, device: str) -> Check:
     """Move an instance to `device` and, if it has values, back. Raises UsageError for a missing device."""
     if device == FAKE_CUDA:
-        return prove_on_fake_gpu(subject)
-    device_ = parse_device(device)
-    moved = _move_model(subject, device_)
-    if moved.has_own_move and device_.type == "meta":
+        moved, device_name, kind = move_to_fake_gpu(subject), fake_gpu.DISPLAY_NAME, FAKE_CUDA
+    else:
+        destination = parse_device(device)
+        moved, device_name, kind = _move_model(subject, destination), str(destination), destination.type
+    if moved.has_own_move and kind in (FAKE_CUDA, "meta"):
         compare_on_cpu(subject, moved)
-    if moved.has_own_move and device_.type in ("cpu", "meta"):
+    if moved.has_own_move and kind in ("cpu", "meta"):
         _try_way_back_on_fake_gpu(subject, moved)
-    return check_builder.check_empty_model(subject, Name.MOVE) or judge_move(subject, str(device_), moved)
-
-
-def prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
-    """Proof `move` of a fake CUDA device: column `moves`, the rules of a real move. Needs no values."""
-    moved = move_to_fake_gpu(subject)
-    if moved.has_own_move:
-        compare_on_cpu(subject, moved)
-    return check_builder.check_empty_model(subject, Name.MOVE) or judge_move(subject, fake_gpu.DISPLAY_NAME, moved)
+    return check_builder.check_empty_model(subject, Name.MOVE) or _Proof(subject, device_name, moved).check()
 
 
 def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
@@ -92,7 +85,7 @@ def _move_plain_model(subject: ModelUnderTest) -> MoveResult | None:
     except ModelError:
         return None  # reported by the fake GPU
     tensors = measure.map_tensors(module)
-    if has_own_move(module) or not all(map(_is_plain_on_cpu, tensors.values())):
+    if measure.has_own_move(module, module.modules()) or not all(map(_is_plain_on_cpu, tensors.values())):
         return None
     try:
         trial = measure.try_fresh_memory(module)
@@ -112,7 +105,7 @@ def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuCon
     try:
         module = subject.build_used(values=values)
         moved.before = {name: str(tensor.device) for name, tensor in measure.map_tensors(module).items()}
-        moved.has_own_move = has_own_move(module)
+        moved.has_own_move = measure.has_own_move(module, module.modules())
         with context(DeviceWatch(fake_gpu.DEVICE)) as record:
             with subject.user_code(f"moving the model to {fake_gpu.DISPLAY_NAME}"):
                 moved_module = moved.record_returned(subject, module, module.to(fake_gpu.DEVICE))
@@ -135,11 +128,6 @@ def _move_back(subject: ModelUnderTest, module: nn.Module, moved: MoveResult) ->
     back = {name: fake_gpu.describe_device(tensor) for name, tensor in measure.map_tensors(module).items()}
     moved.stuck = find_stuck(moved.after, back, fake_gpu.DISPLAY_NAME)
     moved.call += " and back"
-
-
-def has_own_move(module: nn.Module) -> bool:
-    """Return True if code outside of torch takes part in `module.to`."""
-    return measure.has_own_move(module, module.modules())
 
 
 def parse_device(text: str) -> torch.device:
@@ -186,12 +174,9 @@ def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returne
     )
 
 
-def judge_move(subject: ModelUnderTest, device_name: str, moved: MoveResult) -> Check:
-    """Judge each tensor by its devices; `device_name` is the requested device."""
-    return _Proof(subject, device_name, moved).check()
-
-
 class _Proof:
+    """Judge each tensor by its devices; `device_name` is the requested device."""
+
     def __init__(self, subject: ModelUnderTest, device_name: str, moved: MoveResult) -> None:
         self._subject, self._device_name = subject, device_name
         self._stand_in: ModelState = check_builder.measure_stand_in_move(subject)
@@ -199,8 +184,9 @@ class _Proof:
         self._recomputed = self._stand_in.recomputed
         self._memos = check_builder.find_memos(subject)
         self._moved = moved
-        self._recreated_each_time: frozenset[str] | None = None
-        self._recreated_on_device: recreated_by_forward.RecreatedTensors | None = None
+        self._recreation = recreated_by_forward.Recreation(
+            subject, "device", lambda: recreated_by_forward.find_recreated_on_device(subject, device_name)
+        )
         self._findings: list[Finding] = [moved.lost_model] if moved.lost_model else []
 
     def check(self) -> Check:
@@ -258,15 +244,9 @@ class _Proof:
         harmless = self._describe_harmless(row)
         if harmless:
             return check_builder.skip_cell(harmless, before=before, after=after)
-        why_inconclusive = (
-            self._find_recreated_on_device().reason if row.fqn in self._subject.created_by_forward else None
-        )
-        if why_inconclusive and row.fqn not in self._find_recreated_on_device().read:
-            return check_builder.build_inconclusive_cell(
-                f"statecli does not know whether forward creates the tensor again: {why_inconclusive}",
-                before=before,
-                after=after,
-            )
+        unknown = self._recreation.explain_unknown(row.fqn)
+        if unknown:
+            return check_builder.build_inconclusive_cell(unknown, before=before, after=after)
         return self._fail(LEFT_BEHIND, row, what, before, after, "call super() in {} and move this tensor too")
 
     def _fail(self, rule: Rule, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
@@ -297,22 +277,7 @@ class _Proof:
             return check_builder.RECOMPUTED_REASON
         if row.fqn in self._memos:
             return check_builder.MEMO_REASON
-        if row.fqn not in self._subject.created_by_forward:
-            return None
-        if self._recreated_each_time is None:
-            self._recreated_each_time = recreated_by_forward.find_recreated_each_time(self._subject)
-        if row.fqn in self._recreated_each_time:
-            return recreated_by_forward.EACH_TIME_REASON
-        return (
-            recreated_by_forward.ELSEWHERE_REASON.format("device")
-            if row.fqn in self._find_recreated_on_device().recreated
-            else None
-        )
-
-    def _find_recreated_on_device(self) -> recreated_by_forward.RecreatedTensors:
-        if self._recreated_on_device is None:
-            self._recreated_on_device = recreated_by_forward.find_recreated_on_device(self._subject, self._device_name)
-        return self._recreated_on_device
+        return self._recreation.explain_harmless(row.fqn)
 
     # --- ties and views ------------------------------------------------------------------------------------------
 
@@ -343,7 +308,7 @@ def _move_model(subject: ModelUnderTest, device: torch.device) -> MoveResult:
             "--init-device cpu"
         )
         return moved
-    moved.has_own_move = has_own_move(module)
+    moved.has_own_move = measure.has_own_move(module, module.modules())
     if device.type == "meta":
         _move_there(subject, module, device, moved)
     else:

@@ -42,11 +42,9 @@ def prove(subject: ModelUnderTest, optimizer: str | type = RESUME_OPTIMIZER) -> 
     """Compare a resumed training with one that was never interrupted. Raises UsageError for an unknown optimizer."""
     made_by = find_optimizer_class(optimizer)
     skipped = check_builder.check_without_values(subject, Name.RESUME, HOW, "train")
-    if skipped is not None:
-        return skipped
-    if subject.inputs is None:
-        return subject.skip_without_inputs(Name.RESUME, HOW)
-    return _Proof(subject, made_by).check()
+    if skipped is None and subject.inputs is None:
+        skipped = subject.skip_without_inputs(Name.RESUME, HOW)
+    return skipped or _Proof(subject, made_by).check()
 
 
 class _Proof(Proof):
@@ -150,7 +148,7 @@ class _Proof(Proof):
         """Return the rows of the differing tensors in a slot."""
         if slot.place != "module":
             return []
-        rows = self._subject.rows_by_fqn()
+        rows = self._subject.rows_by_fqn
         return [rows[f"{slot.fqn}{part}"] for part in differing if f"{slot.fqn}{part}" in rows]
 
     # --- findings ------------------------------------------------------------------------------------------------

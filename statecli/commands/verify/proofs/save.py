@@ -32,7 +32,7 @@ from statecli.core.rule import Rule
 from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS
 from statecli.live import measure, tensor_bits
 from statecli.live.rebuild import Rebuild, compare_builds
-from statecli.live.tensors import storage
+from statecli.live.tensors import is_lazy, storage
 
 HOW = "save state_dict() (torch.save, safetensors), load in a new instance"
 
@@ -95,7 +95,7 @@ class _Proof(Proof):
             name: tensor
             for name, tensor in self._expected.items()
             if name in blank
-            and not check_builder.is_lazy_tensor(tensor)
+            and not is_lazy(tensor)
             and tensor.numel() > 0
             and (tensor.numel() <= _FEW_ELEMENTS or storage(tensor)[0] not in self._overwritten)
         }
@@ -128,7 +128,7 @@ class _Proof(Proof):
         if expected is None:
             self._saved[name] = check_builder.build_inconclusive_cell(check_builder.ABSENT_REASON)
             return True
-        if check_builder.is_lazy_tensor(expected):
+        if is_lazy(expected):
             self._saved[name] = check_builder.skip_cell("uninitialized: no values before the first forward")
             return True
         restored_tensor = restored.get(name)
@@ -358,11 +358,7 @@ class _Safetensors:
 
     def _list_accepted(self) -> dict[str, torch.Tensor]:
         entries = self._entries.items()
-        return {
-            name: value
-            for name, value in entries
-            if name not in self._refused and not check_builder.is_lazy_tensor(value)
-        }
+        return {name: value for name, value in entries if name not in self._refused and not is_lazy(value)}
 
     def _refuse(self, rule: Rule, name: str, what: str, help: str) -> None:
         self._refused[name] = what
@@ -392,7 +388,7 @@ class _Safetensors:
         for name, tensor in self._entries.items():
             if (
                 name in self._refused
-                or check_builder.is_lazy_tensor(tensor)
+                or is_lazy(tensor)
                 or not _is_unusual(tensor)
                 or _is_accepted(through, {name: tensor})
             ):
@@ -502,7 +498,7 @@ def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[]
 def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tensor:
     """Return the tensor, or a copy if B shares its memory, because a load would change this memory."""
     with torch._C.DisableTorchFunctionSubclass():
-        if check_builder.is_lazy_tensor(tensor):
+        if is_lazy(tensor):
             return tensor
         return tensor.detach().clone() if storage(tensor)[0] in shared else tensor.detach()
 

@@ -34,7 +34,7 @@ from statecli.core.severity import decide_tensor_severity, measure_effect
 from statecli.live import measure, tensor_bits
 from statecli.live.metric_states import SYNCHRONIZED, MetricStates
 from statecli.live.rebuild import Rebuild, compare_builds
-from statecli.live.tensors import storage
+from statecli.live.tensors import is_lazy, storage
 from statecli.live.walk import walk
 
 HOW = "fully_shard() and DistributedDataParallel on rank 0 of 2 (fake process group)"
@@ -59,7 +59,7 @@ class _Proof(Proof):
         self._metrics: MetricStates | None = None
 
     def _run(self) -> None:
-        if any(map(check_builder.is_lazy_tensor, measure.map_tensors(self._subject.build_fresh()).values())):
+        if any(map(is_lazy, measure.map_tensors(self._subject.build_fresh()).values())):
             self._reasons.append("the model has lazy parameters without a shape, which cannot be sharded")
             return
         with _use_fake_group(), silence():
@@ -150,7 +150,7 @@ class _Proof(Proof):
         if broadcast is not None and row.fqn in self._unseen and row.kind is not Kind.UNREGISTERED:
             self._ddp[row.fqn] = check_builder.build_inconclusive_cell(
                 "statecli cannot check whether the ranks are synchronized, because it cannot write test values into "
-                "the tensor"
+                "the tensor",
             )
         for cells in (self._fsdp, *((self._ddp,) if broadcast is not None else ())):
             cells.setdefault(row.fqn, Cell(Verdict.PASSED))

@@ -29,6 +29,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.option_defaults import STEP_OPTIMIZER
 from statecli.core.rule import Rule
+from statecli.core.units import plural
 
 _DIGITS = compile_on_use(r"\d+")
 #: Says so in a message; in the column of gradients it goes without saying.
@@ -161,11 +162,7 @@ def _describe_training(run: Training) -> str:
     with_inputs = f"on {inputs.text}" if inputs else ""
     if not run.seen:
         return f"forward in train mode {with_inputs}"
-    return f"{_format_rounds(run)} of training (forward, backward, {run.made_by.__name__}) {with_inputs}"
-
-
-def _format_rounds(run: Training) -> str:
-    return f"{run.rounds} round{'s' if run.rounds != 1 else ''}"
+    return f"{plural(run.rounds, 'round')} of training (forward, backward, {run.made_by.__name__}) {with_inputs}"
 
 
 def _judge_training(run: Training) -> Check:
@@ -218,7 +215,7 @@ def _judge_not_finite(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> C
     what = "NaN" if any(peak is not None and math.isnan(peak) for peak in seen.peaks) else "infinite"
     if not verdicts.run.finite:
         return check_builder.build_inconclusive_cell(
-            f"the gradient is {what}, and the output of forward is not finite either: {_OTHER_INPUTS_HELP}"
+            f"the gradient is {what}, and the output of forward is not finite either: {_OTHER_INPUTS_HELP}",
         )
     why = f"the gradient has {what} elements in training round {seen.first_bad_round}, although all outputs are finite"
     help = (
@@ -239,7 +236,7 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
             f"because a batch norm cancels the effect of the parameter; {cancelled:.3g} with the batch norms in "
             "eval mode"
         )
-        return check_builder.skip_cell(f"the gradient is zero in each of {_format_rounds(run)}, {what}")
+        return check_builder.skip_cell(f"the gradient is zero in each of {plural(run.rounds, 'round')}, {what}")
     if run.is_up_to_chance(name):
         return _judge_by_chance(run, name)
     if reason := _explain_zero(verdicts, name, seen):
@@ -248,7 +245,7 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
         why = "the gradient is zero: the hidden state starts at zero, so one call gives this weight no gradient"
         severity = rules.ZERO_GRADIENT.cases["hidden state of zeros"]
         return verdicts.fail(rules.ZERO_GRADIENT, name, why, _HIDDEN_STATE_HELP, severity)
-    why = f"the gradient is all zeros in each of {_format_rounds(run)}"
+    why = f"the gradient is all zeros in each of {plural(run.rounds, 'round')}"
     if run.in_eval is not None:
         why += " and in eval mode, without dropout"
     help = "look for a factor of zero, for terms that cancel out, and for a hook that changes the gradient"
@@ -262,11 +259,13 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
         what = "NaN and infinite values of the output do not count in the loss"
         return f"the gradient is zero, but {what}: {_OTHER_INPUTS_HELP}"
     if seen.idle:
-        when = f" in {seen.idle} of {_format_rounds(run)}, and the gradient is zero in the others"
+        when = f" in {seen.idle} of {plural(run.rounds, 'round')}, and the gradient is zero in the others"
         return _describe_not_chosen(_find_sibling(verdicts, name), when if seen.idle < run.rounds else "")
     if run.still_growing:
         why = "another parameter got its first gradient in the last round"
-        return f"the gradient is zero in each of {_format_rounds(run)}; more rounds may be needed, because {why}"
+        return (
+            f"the gradient is zero in each of {plural(run.rounds, 'round')}; more rounds may be needed, because {why}"
+        )
     if run.in_running and run.in_running.why_not:
         return (
             "the gradient is zero, perhaps because a batch norm cancels it; statecli could not check this: "
@@ -277,23 +276,23 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
 
 def _judge_by_chance(run: Training, name: str) -> Cell:
     """Judge a leaf without gradient in a forward with random numbers, unless eval mode shows a fault."""
-    gradients = f"{'zero' if 0 in run.seen[name].peaks else 'no'} gradient in each of {_format_rounds(run)}"
+    gradients = f"{'zero' if 0 in run.seen[name].peaks else 'no'} gradient in each of {plural(run.rounds, 'round')}"
     if run.in_eval and run.in_eval.peaks.get(name):
         help = "lower the drop rate, or give a larger input"
         return check_builder.build_inconclusive_cell(
             f"{gradients}, but the parameter has a gradient in eval mode: in train mode, dropout may have left the "
-            f"parameter out in each round; {help}"
+            f"parameter out in each round; {help}",
         )
     why = (run.in_eval and run.in_eval.why_not) or "no gradient in eval mode either"
     return check_builder.build_inconclusive_cell(
-        f"{gradients}; forward draws random numbers, and eval mode does not show whether they are the cause: {why}"
+        f"{gradients}; forward draws random numbers, and eval mode does not show whether they are the cause: {why}",
     )
 
 
 def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
     paths = verdicts.gradient_paths
     if paths and name in paths.late_names:
-        rounds = _format_rounds(verdicts.run)
+        rounds = plural(verdicts.run.rounds, "round")
         reason = (
             f"no gradient in {rounds}, but the parameter has a gradient in a later round: forward does not always use "
             "the parameter"
@@ -377,7 +376,7 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
     if name in verdicts.run.written and verdicts.overwritten.why_not:
         why_not = verdicts.overwritten.why_not
         return check_builder.build_inconclusive_cell(
-            f"forward writes to the parameter, and statecli does not know whether an update is kept: {why_not}"
+            f"forward writes to the parameter, and statecli does not know whether an update is kept: {why_not}",
         )
     if seen.updated:
         return Cell(Verdict.PASSED, after="changed")
@@ -403,7 +402,7 @@ def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
         )
     if seen.peak is None and verdicts.tensors.get(name) is not seen.tensor:
         return check_builder.skip_cell("forward replaces the tensor without reading it")
-    row = verdicts.run.subject.rows_by_fqn()[name]
+    row = verdicts.run.subject.rows_by_fqn[name]
     why = {
         Kind.BUFFER: "buffer with requires_grad=True, which no optimizer trains",
         Kind.UNREGISTERED: "requires grad but is not registered, so no optimizer trains it",
@@ -425,10 +424,10 @@ def _suggest_registration(row: TensorInfo) -> str:
 def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
     causes = verdicts.run.changed_by.get(name)
     if causes is None:
-        return check_builder.skip_cell(f"frozen, and unchanged in {_format_rounds(verdicts.run)}")
+        return check_builder.skip_cell(f"frozen, and unchanged in {plural(verdicts.run.rounds, 'round')}")
     if "step" not in causes:
         return check_builder.skip_cell(_CHANGED_BY_FORWARD)
-    tied = verdicts.run.subject.rows_by_fqn()[name].tied_to
+    tied = verdicts.run.subject.rows_by_fqn[name].tied_to
     shares = f", because it shares memory with {tied[0]}" if tied else ""
     why = f"frozen, but the step of the optimizer changes the tensor{shares}"
     return verdicts.fail(rules.FROZEN_UPDATED, name, why, "clone the frozen tensor, or freeze both tensors")
