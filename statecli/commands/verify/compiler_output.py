@@ -30,10 +30,10 @@ def silence() -> Iterator[None]:
         logging.disable(level)
 
 
-def find_frames(trace: str) -> list[Place]:
-    """Return the lines outside of torch in a trace, the deepest last."""
-    frames = [(match["file"], int(match["line"])) for match in _FRAME.finditer(trace)]
-    return [place for place in frames if tensor_sources.is_user_code(place[0])]
+def find_place(trace: str) -> Place | None:
+    """Return the deepest line outside of torch in a trace."""
+    places = [(match["file"], int(match["line"])) for match in _FRAME.finditer(trace)]
+    return next((place for place in reversed(places) if tensor_sources.is_user_code(place[0])), None)
 
 
 def format_reader(subject: ModelUnderTest, place: Place | None) -> str:

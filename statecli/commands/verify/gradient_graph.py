@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from statecli.core.errors import ModelError
 from statecli.live.tensors import storage
 
 Storages = set[int | str]
+Gradients = tuple[torch.Tensor | None, ...]
 #: The operators by which Python gets hold of values: item() and bool(), indices by a mask.
 _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
@@ -110,6 +112,11 @@ class _Graph:
     parents: dict[Any, list[tuple[Any, int]]] = field(default_factory=dict)
     gives_gradient: dict[Any, tuple[bool, ...]] = field(default_factory=dict)
 
+    def record(self, node: Any, input_gradients: Gradients, output_gradients: Gradients) -> None:
+        """Record which inputs of a node got a gradient, if the node got one."""
+        if any(gradient is not None for gradient in output_gradients):
+            self.gives_gradient[node] = tuple(gradient is not None for gradient in input_gradients)
+
     def find_blocking_node(self, node: Any) -> str | None:
         """Return the nearest operation on the way to `node` whose backward gives no gradient, or None."""
         pending, seen = [node], {node}
@@ -136,7 +143,7 @@ def _run_backward(run: Training, output: Any) -> _Graph:
         return graph
     graph.parents[loss.grad_fn] = []
     for node in _iter_nodes(loss.grad_fn, graph):
-        node.register_hook(_build_hook(graph, node))
+        node.register_hook(functools.partial(graph.record, node))
     with run.subject.user_code("backward"):
         loss.backward()  # type: ignore[no-untyped-call]
     return graph
@@ -151,13 +158,3 @@ def _iter_nodes(root: Any, graph: _Graph) -> Iterator[Any]:
             if child is not None:
                 graph.parents.setdefault(child, []).append((node, index))
         yield node
-
-
-def _build_hook(graph: _Graph, node: Any) -> Any:
-    def note(
-        input_gradients: tuple[torch.Tensor | None, ...], output_gradients: tuple[torch.Tensor | None, ...]
-    ) -> None:
-        if any(gradient is not None for gradient in output_gradients):
-            graph.gives_gradient[node] = tuple(gradient is not None for gradient in input_gradients)
-
-    return note

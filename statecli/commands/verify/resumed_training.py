@@ -88,28 +88,21 @@ class SavedTraining:
     lines: Origins
 
 
-@dataclass(frozen=True)
-class Effect:
-    """First difference between two trainings: `kind` is output, eval, tensor, optimizer or random."""
-
-    kind: str
-    step: int = STEPS
-    name: str = ""
-
-
-def find_effect(first: Record, second: Record, *, without: Collection[Slot] = ()) -> Effect | None:
-    """Return the first difference in outputs, registered tensors, the optimizer or random numbers, or None."""
+def find_effect(first: Record, second: Record, *, without: Collection[Slot] = ()) -> str | None:
+    """Describe the first difference in outputs, registered tensors, the optimizer or random numbers; None if equal."""
     for step, outputs in enumerate(zip(first.outputs, second.outputs, strict=True), STEPS_BEFORE + 1):
         if _differ(*outputs):
-            return Effect("output", step)
+            return f"the output of step {step} differs"
     for slot in (slot for slot in first.values if slot in first.registered and slot not in without):
         if list_differing_parts(first.values[slot], second.values.get(slot)):
-            return Effect("tensor", name=slot.fqn)
+            return f"{slot.fqn} differs after step {STEPS}"
     if list_differing_parts(first.optimizer, second.optimizer):
-        return Effect("optimizer")
+        return f"the state of the optimizer differs after step {STEPS}"
     if list_differing_parts(first.random, second.random):
-        return Effect("random")
-    return Effect("eval") if _differ(first.eval_outputs, second.eval_outputs) else None
+        return f"the random numbers differ after step {STEPS}"
+    if _differ(first.eval_outputs, second.eval_outputs):
+        return f"the output in eval mode differs after step {STEPS}"
+    return None
 
 
 def _differ(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:

@@ -28,7 +28,7 @@ from statecli.commands.verify.changing_attributes import (
     find_changed_attributes,
     report_changed_attribute,
 )
-from statecli.commands.verify.compiler_output import find_frames, format_reader, silence
+from statecli.commands.verify.compiler_output import find_place, format_reader, silence
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
@@ -178,8 +178,7 @@ class _Proof(Proof):
         return guilty
 
     def _report_number(self, attribute: ChangedAttribute, reason: str) -> None:
-        place = next(iter(find_frames(reason)[::-1]), None)
-        where = format_reader(self._subject, place)
+        where = format_reader(self._subject, find_place(reason))
         message = (
             f"{attribute.fqn}: torch.compile compiles the model again for each new value{where}; "
             f"after {GRAPHS_OF_A_FUNCTION} compilations, it runs the model uncompiled"

@@ -26,7 +26,7 @@ from statecli.commands.verify.changing_attributes import (
     find_changed_attributes,
     report_changed_attribute,
 )
-from statecli.commands.verify.compiler_output import find_frames, format_reader, silence
+from statecli.commands.verify.compiler_output import find_place, format_reader, silence
 from statecli.commands.verify.inputs import use_seed
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
@@ -256,5 +256,4 @@ def _describe_nodes(program: ExportedProgram) -> list[str]:
 
 def _locate(node: Any) -> Place | None:
     """Return the deepest line outside of torch that ran an operator."""
-    frames = find_frames(node.meta.get("stack_trace") or "")
-    return frames[-1] if frames else None
+    return find_place(node.meta.get("stack_trace") or "")

@@ -18,15 +18,7 @@ from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.proofs.step import find_optimizer_class
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
-from statecli.commands.verify.resumed_training import (
-    STEPS,
-    STEPS_BEFORE,
-    Effect,
-    Record,
-    SavedTraining,
-    Trainer,
-    find_effect,
-)
+from statecli.commands.verify.resumed_training import STEPS, STEPS_BEFORE, Record, SavedTraining, Trainer, find_effect
 from statecli.core import registration_rules
 from statecli.core.model_state import Kind, Origin, TensorInfo
 from statecli.core.option_defaults import RESUME_OPTIMIZER
@@ -109,14 +101,14 @@ class _Proof(Proof):
     def _is_of_metric(self, slot: Slot) -> bool:
         return slot.place == "module" and self._metrics is not None and self._metrics.has(slot.fqn)
 
-    def _explain_unknown_cause(self, trainer: Trainer, training: SavedTraining, effect: Effect) -> str:
+    def _explain_unknown_cause(self, trainer: Trainer, training: SavedTraining, effect: str) -> str:
         if find_effect(training.record, trainer.train().record) is not None:
             return (
                 "two training runs with the same seed differ, so statecli cannot compare a resumed run; look for code "
                 "that uses the time, threads, uuid or an unseeded random generator"
             )
         return (
-            f"after the load, {_describe_effect(effect)}, but no attribute of the model explains the difference; "
+            f"after the load, {effect}, but no attribute of the model explains the difference; "
             "look for an iterator, or an object of a library written in C"
         )
 
@@ -130,9 +122,7 @@ class _Proof(Proof):
         if effect is None and (not (remains and is_changed) or is_harmless):
             return
         differing = list_differing_parts(training.values.get(slot), loaded.get(slot))
-        consequence = (
-            _describe_effect(effect) if effect else ("in the steps that statecli ran, no output depends on the value")
-        )
+        consequence = effect or "in the steps that statecli ran, no output depends on the value"
         rows = self._list_rows(slot, differing)
         if rows:
             running = all(part in loaded.get(slot, {}) for part in differing)
@@ -242,18 +232,6 @@ def _is_of_torch(slot: Slot, training: SavedTraining) -> bool:
 def _list_differing(first: Values, second: Values, among: Collection[Slot] | None = None) -> list[Slot]:
     slots = dict.fromkeys((*first, *second)) if among is None else among
     return [slot for slot in slots if list_differing_parts(first.get(slot), second.get(slot))]
-
-
-def _describe_effect(effect: Effect) -> str:
-    if effect.kind == "output":
-        return f"the output of step {effect.step} differs"
-    if effect.kind == "tensor":
-        return f"{effect.name} differs after step {effect.step}"
-    if effect.kind == "optimizer":
-        return f"the state of the optimizer differs after step {effect.step}"
-    if effect.kind == "random":
-        return f"the random numbers differ after step {effect.step}"
-    return f"the output in eval mode differs after step {effect.step}"
 
 
 #: Characters of a value that a message shows.
