@@ -386,7 +386,7 @@ def test_an_example_that_raises(tmp_path):
     actual, why_not = find_inputs((), None, build(parse_spec(f"{tmp_path}/net.py:Net")))
     assert actual is None
     assert "reading the example inputs of the model raised OSError: no such data" in str(why_not)
-    assert "net.py:7" in why_not.describe_for_python()
+    assert "net.py:7" in why_not.remark
 
 
 # --- containers ---------------------------------------------------------------------------------------------
