@@ -8,6 +8,7 @@ options may follow: `net.py:Net --config-json net.json`, `folder --trust-remote-
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -71,8 +72,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 def split_class_options(text: str) -> tuple[str, ClassOptions]:
-    """Return the text without the options at its end, and the options."""
-    if " --" not in text:
+    """Return the text without the options at its end, and the options.
+
+    The path of a file or folder has no options: a stranger may have named a folder `model --trust-remote-code`.
+    """
+    if " --" not in text or os.path.lexists(text):
         return text, ClassOptions()
     match = _OPTIONS.match(text)
     assert match is not None  # noqa: S101 - the expression matches any text

@@ -6,6 +6,7 @@ The name accompanies the target (workers, shards, reports), and can be typed as 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -74,6 +75,11 @@ def _add_class_options(options: ClassOptions) -> ClassOptions:
         raise _build_error(options, given)
     if options.config_json is not None:
         _check_configuration(options.config_json, given)
+    for text in given:
+        if os.path.lexists(text + suffix):
+            raise UsageError(
+                f"{text}: a file or folder is called {text + suffix!r}, like this model with its options; rename it"
+            )
     changes: dict[str, object] = {name: text + suffix for name, text in texts.items() if _is_class(text)}
     if targets:
         changes["targets"] = tuple(text + suffix if _is_class(text) else text for text in targets)

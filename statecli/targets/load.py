@@ -40,9 +40,8 @@ def find_class_spec(text: str) -> ModelSpec | None:
 
 def _find_class_spec(text: str) -> ModelSpec | None:
     model, options = split_class_options(text)
-    if os.path.lexists(text) or files.is_remote(model) or os.path.lexists(model):
-        path = text if os.path.lexists(text) else model
-        config = _find_configuration(path)
+    if files.is_remote(model) or os.path.lexists(model):
+        config = _find_configuration(model)
         if config is None:
             return None
         return live.configured_model.name_config(text, config, options)

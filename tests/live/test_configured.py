@@ -248,6 +248,22 @@ def test_trusted_code_of_the_folder_is_built(real, statecli, monkeypatch, tmp_pa
     assert result.rows()["layer.weight"]["shape"] == [4, 4]
 
 
+def test_the_name_of_a_folder_is_never_an_option(real, statecli, tmp_path):
+    """A stranger's folder that ends like the option runs nothing, and never takes the place of a trusted folder."""
+    name, auto_map = "mine --trust-remote-code", {"AutoConfig": "mine.MineConfig", "AutoModel": "mine.Mine"}
+    configure(name, architectures=["Mine"], model_type="mine", auto_map=auto_map)
+    Path(name, "mine.py").write_text('open("ran", "w").close()\n')
+    assert "which statecli runs only with --trust-remote-code" in statecli("inspect", name).err
+    configure("mine", architectures=["Mine"], model_type="mine", auto_map=auto_map)
+    refused = statecli("inspect", "mine", "--trust-remote-code")
+    assert (refused.code, refused.err) == (
+        2,
+        "statecli: mine: a file or folder is called 'mine --trust-remote-code', like this model with its options; "
+        "rename it\n",
+    )
+    assert not Path("ran").exists()
+
+
 def test_other_calls_of_a_library_are_the_users_own(real, statecli):
     """A folder with weights is loaded by from_pretrained, as the user typed."""
     settings = real.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"})
