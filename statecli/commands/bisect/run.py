@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -44,11 +45,9 @@ def bisect_run(request: Request) -> Bisection:
     """
     prober = _Prober(request)
     run = order_run_by_names(request.targets)
-    try:
-        if run is not None:
+    if run is not None:
+        with suppress(_WrongOrder):
             return _search(request, run, prober)
-    except _WrongOrder:
-        prober.check_order = False
     run = order_run(request.targets)
     prober.check_order = False
     note = Oddity(
@@ -70,7 +69,7 @@ class _Prober:
         #: Whether the order is that of the names, so that a setting may contradict it.
         self.check_order = True
         self._steps: dict[int, dict[str, int]] = {}
-        self._steps_of_path: dict[str, dict[str, int]] = {}
+        self.steps_of_path: dict[str, dict[str, int]] = {}
 
     def decide(self, number: int, checkpoint: Checkpoint) -> Probe:
         """Return the probe of the checkpoint at this place of the order."""
@@ -93,7 +92,7 @@ class _Prober:
                 reads_values=condition.measure is not Measure.CHANGED,
             )
             steps = self._steps[number] = find_steps(measured.whole)
-            self._steps_of_path[checkpoint.path] = steps
+            self.steps_of_path[checkpoint.path] = steps
             holds, evidence = self._decide(measured)
         except UsageError:
             raise
@@ -101,14 +100,9 @@ class _Prober:
             return Probe(checkpoint.path, checkpoint.step, None, error=str(error))
         return Probe(checkpoint.path, checkpoint.step, holds, evidence)
 
-    def find_steps_in_settings(self) -> dict[str, Step]:
-        """Return the steps of the read checkpoints, if all of them have the same counter, as in `statecli log`."""
-        key = self.find_counter()
-        return {} if key is None else {path: Step(steps[key], key) for path, steps in self._steps_of_path.items()}
-
     def find_counter(self) -> str | None:
         """Return the setting that counts steps in each read checkpoint; None without a counter."""
-        read = self._steps_of_path.values()
+        read = self.steps_of_path.values()
         return next((key for key in STEP_KEYS if read and all(key in steps for steps in read)), None)
 
     def _refuse_other_order(self) -> None:
@@ -236,9 +230,12 @@ def _build(
     target, text = ", ".join(request.targets), request.condition.text
     message = f"{quoting.quote(text)} is false at the last checkpoint"
     findings = (rules.NEVER_HOLDS.finding(message, target=target),) if answer is Answer.NEVER else ()
-    places = {checkpoint.path: checkpoint.step for checkpoint in run.checkpoints} | prober.find_steps_in_settings()
-    if prober.check_order and (source := prober.find_counter()) is not None:
-        note = f"the step is the setting {source}; the checkpoints are in the order of their names"
+    places = {checkpoint.path: checkpoint.step for checkpoint in run.checkpoints}
+    counter = prober.find_counter()
+    if counter is not None:  # the steps are those of `statecli log`
+        places |= {path: Step(steps[counter], counter) for path, steps in prober.steps_of_path.items()}
+    if prober.check_order and counter is not None:
+        note = f"the step is the setting {counter}; the checkpoints are in the order of their names"
         notes = [Oddity("step-source", note), *notes[1:]]  # the first note of a run is its source
     probes = {path: replace(probe, step=places.get(probe.path, probe.step)) for path, probe in prober.probes.items()}
     first, last_before = (None if end is None else probes[end.path] for end in (first, last_before))

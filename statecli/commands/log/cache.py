@@ -27,7 +27,7 @@ from statecli.storage.store import FileVersion
 _Item = TypeVar("_Item")
 
 #: Version of the entries; part of each key.
-FORMAT = "statecli.log-cache/1"
+FORMAT = "statecli.log-cache/2"
 #: Bytes of an entry that is read, and of all entries together.
 MAX_ENTRY_BYTES = 64 << 20
 MAX_CACHE_BYTES = 256 << 20

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 import msgspec
+from msgspec.structs import replace
 
 from statecli.commands.log.result import NAME_SOURCE, Step
 from statecli.commands.log.steps import choose_steps, find_step_in_name, find_steps
@@ -78,8 +79,7 @@ def order_run_by_names(texts: Sequence[str]) -> Run | None:
     if len(set(present)) < len(present) or 2 * len(present) < len(numbers):
         return None
     steps = [None if number is None else Step(number, NAME_SOURCE) for number in numbers]
-    entries = [msgspec.structs.replace(entry, step=step) for entry, step in zip(listed, steps, strict=True)]
-    return _sort(entries, texts)
+    return _sort([replace(entry, step=step) for entry, step in zip(listed, steps, strict=True)], texts)
 
 
 def shorten_paths(paths: Sequence[str]) -> list[str]:
@@ -108,17 +108,16 @@ def read_state(path: str) -> ModelState:
 def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
     """Return the run without stepless checkpoints of a walk, if other checkpoints have a step."""
     named = {text for text in texts if not files.is_folder(text) and not files.is_glob(text)}
-    stepped = [entry for entry in entries if entry.step is not None]
-    is_left_out = {
+    has_steps = any(entry.step is not None for entry in entries)
+    left_out = [
         entry.path
-        for entry in (entries if stepped else ())
+        for entry in (entries if has_steps else ())
         if entry.step is None and entry.path not in named and entry.error is None
-    }
-    kept = [entry for entry in entries if entry.path not in is_left_out]
-    ordered = sorted(kept, key=_sort_key)
+    ]
+    kept = {entry.path for entry in entries}.difference(left_out)
+    ordered = sorted((entry for entry in entries if entry.path in kept), key=_sort_key)
     notes = [Oddity("step-source", _describe_sources(ordered))]
-    if is_left_out:
-        left_out = [entry.path for entry in entries if entry.path in is_left_out]
+    if left_out:
         message = f"{plural(len(left_out), 'checkpoint')} left out, because no step is known: {quoting.names(left_out)}"
         notes.append(Oddity("no-step", f"{message}; to include a checkpoint, give its path"))
     return Run(tuple(ordered), tuple(notes))

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from statecli.commands.diff.result import ScalarChange
 from statecli.commands.diff.settings import compare_settings
 from statecli.commands.log.cache import Cache
 from statecli.commands.log.checkpoints import Checkpoint
@@ -18,6 +17,7 @@ from statecli.commands.log.measure import (
     compare_checkpoints,
     compute_distance,
     list_counted,
+    map_figures,
     measure_checkpoint,
 )
 from statecli.commands.log.result import CheckpointRow, ModuleRow
@@ -38,18 +38,16 @@ class _Sums(msgspec.Struct):
     squares: float | None = 0.0
     before: float | None = 0.0
     change: float | None = 0.0
-    pairs: int = 0
-    any_changed: bool = False
-    any_unknown: bool = False
     has_nan: bool = False
     previous_name: str | None = None
+    parameters_changed: list[bool | None] = []
 
     @property
     def has_changed(self) -> bool | None:
         """Whether a parameter changed since the checkpoint before; None if not known."""
-        if self.any_changed:
+        if True in self.parameters_changed:
             return True
-        return False if self.pairs and not self.any_unknown else None
+        return False if self.parameters_changed and None not in self.parameters_changed else None
 
 
 class _Module(msgspec.Struct):
@@ -58,7 +56,6 @@ class _Module(msgspec.Struct):
     norms: list[float | None]
     changes: list[float | None]
     elements: int = 0
-    first_moved: int | None = None
     last_moved: int | None = None
     has_nan: bool = False
     is_known: bool = True
@@ -80,20 +77,19 @@ class Follower:
 
     def add(self, checkpoint: Checkpoint) -> CheckpointRow:
         """Measure the checkpoint, compare its values with the last readable checkpoint, and return its row."""
+        measured: Measured | None = None
+        pairs: Sequence[ComparedPair] = ()
         try:
             if checkpoint.error is not None:
-                row = CheckpointRow(checkpoint.path, checkpoint.step, error=checkpoint.error)
-                pairs: Sequence[ComparedPair] = ()
-                measured = None
-            else:
-                measured = measure_checkpoint(checkpoint.path, self._cache)
-                deleted = self._find_deleted()
-                if self._last is None or deleted:
-                    self._last, pairs = None, ()
-                else:
-                    pairs = compare_checkpoints(self._last, measured, self._cache)
-                row = self._build_row(checkpoint, measured, pairs)
-                row = replace(row, not_compared=(*row.not_compared, *deleted))
+                raise StateError(checkpoint.error)
+            measured = measure_checkpoint(checkpoint.path, self._cache)
+            deleted = self._find_deleted()
+            if deleted:
+                self._last = None
+            if self._last is not None:
+                pairs = compare_checkpoints(self._last, measured, self._cache)
+            row = self._build_row(checkpoint, measured, pairs)
+            row = replace(row, not_compared=(*row.not_compared, *deleted))
         except StateError as error:
             measured, pairs = None, ()
             row = CheckpointRow(checkpoint.path, checkpoint.step, error=str(error))
@@ -112,7 +108,7 @@ class Follower:
         return (f"{self._last.whole.target}: was deleted before statecli could compare it with the next checkpoint",)
 
     def _build_row(self, checkpoint: Checkpoint, now: Measured, pairs: Sequence[ComparedPair]) -> CheckpointRow:
-        counted = [(now.model.tensors[n], now.figures[n]) for n in list_counted(now.model)]
+        counted = list_counted(now)
         squares = [figures.squares for _, figures in counted if figures.squares is not None]
         row = CheckpointRow(
             checkpoint.path,
@@ -142,7 +138,7 @@ class Follower:
             changed=sum(_has_changed(pair) is True for pair in pairs),
             added=tuple(pair.match.shown.fqn for pair in pairs if pair.match.before is None),
             removed=tuple(pair.match.shown.fqn for pair in pairs if pair.match.after is None),
-            settings=self._compare_settings(now),
+            settings=tuple(compare_settings(self._last.whole, now.whole, (None, None))[0][:MAX_SETTINGS]),
             not_compared=(*row.not_compared, *reasons),
         )
 
@@ -158,11 +154,6 @@ class Follower:
                 self._not_finite.add(key)
                 names.append(tensor.fqn)
         return tuple(names)
-
-    def _compare_settings(self, now: Measured) -> tuple[ScalarChange, ...]:
-        assert self._last is not None  # noqa: S101 - narrows the type
-        changes, _, _ = compare_settings(self._last.whole, now.whole, (None, None))
-        return tuple(changes[:MAX_SETTINGS])
 
     # --- modules ------------------------------------------------------------------------------------------------------
 
@@ -183,7 +174,6 @@ class Follower:
                 continue
             module.elements, module.has_nan = entry.elements, entry.has_nan
             if entry.has_changed:
-                module.first_moved = self._count if module.first_moved is None else module.first_moved
                 module.last_moved, module.is_known = self._count, True
             elif entry.has_changed is None and pairs:
                 module.is_known = False
@@ -201,30 +191,21 @@ class Follower:
 
     def list_modules(self) -> tuple[ModuleRow, ...]:
         """Return the modules of the last readable checkpoint, in its order."""
-        last = self._find_last_comparison()
-        rows = []
-        for name in self._order:
-            module = self._modules[name]
-            has_stopped = module.last_moved is not None and module.last_moved < last and module.is_known
-            rows.append(
-                ModuleRow(
-                    name,
-                    module.elements,
-                    tuple(module.norms),
-                    tuple(module.changes),
-                    module.last_moved,
-                    has_stopped,
-                    module.has_nan,
-                )
+        modules = {name: self._modules[name] for name in self._order}
+        # The last checkpoint with a comparison that counts.
+        last = max((n for m in modules.values() for n, value in enumerate(m.changes) if value is not None), default=0)
+        return tuple(
+            ModuleRow(
+                name,
+                module.elements,
+                tuple(module.norms),
+                tuple(module.changes),
+                module.last_moved,
+                module.last_moved is not None and module.last_moved < last and module.is_known,
+                module.has_nan,
             )
-        return tuple(rows)
-
-    def _find_last_comparison(self) -> int:
-        """Return the index of the last checkpoint with a comparison that counts."""
-        compared = (
-            n for name in self._order for n, value in enumerate(self._modules[name].changes) if value is not None
+            for name, module in modules.items()
         )
-        return max(compared, default=0)
 
 
 def _has_changed(pair: ComparedPair) -> bool | None:
@@ -245,17 +226,16 @@ def _compute_relative(sums: _Sums) -> float | None:
 
 def _sum_modules(last: Measured | None, now: Measured, pairs: Sequence[ComparedPair]) -> dict[str, _Sums]:
     sums: dict[str, _Sums] = {}
-    counted = list_counted(now.model)
-    for n in counted:
-        tensor, figures = now.model.tensors[n], now.figures[n]
+    counted = list_counted(now)
+    for tensor, figures in counted:
         entry = sums.setdefault(tensor.fqn.rpartition(".")[0], _Sums())
         entry.elements += tensor.elements
         entry.squares = _add(entry.squares, figures.squares)
         entry.has_nan = entry.has_nan or bool(figures.nan or figures.inf)
     if last is None:
         return sums
-    old_figures = {id(tensor): figures for tensor, figures in zip(last.model.tensors, last.figures, strict=True)}
-    is_counted = {id(now.model.tensors[n]) for n in counted}
+    old_figures = map_figures(last)
+    is_counted = {id(tensor) for tensor, _ in counted}
     for pair in pairs:
         old, new = pair.match.before, pair.match.after
         if old is None or new is None or id(new) not in is_counted:
@@ -264,10 +244,7 @@ def _sum_modules(last: Measured | None, now: Measured, pairs: Sequence[ComparedP
         entry = sums[name]
         if entry.previous_name != name:
             entry.previous_name = old.fqn.rpartition(".")[0]
-        changed = _has_changed(pair)
-        entry.pairs += 1
-        entry.any_changed = entry.any_changed or bool(changed)
-        entry.any_unknown = entry.any_unknown or changed is None
+        entry.parameters_changed.append(_has_changed(pair))
         entry.change = _add(entry.change, pair.change.squares)
         entry.before = _add(entry.before, old_figures[id(old)].squares)
     return sums

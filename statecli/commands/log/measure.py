@@ -47,12 +47,10 @@ class TensorChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         differs: True if the values differ; None if unknown: then `reason` is set.
         squares: Sum of the squares of the difference, over positions finite on both sides; None if not known.
-        left_out: Number of positions not finite on both sides.
     """
 
     differs: bool | None = False
     squares: Square | None = 0.0
-    left_out: Count = 0
     reason: str | None = None
 
 
@@ -92,35 +90,25 @@ def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, read
     """
     with files.record_opened_files() as opened:
         whole = read_state(path)
-        model = _select_names(select_model(whole), glob)
+        model = select_model(whole)
+        if glob is not None:
+            model = replace(model, tensors=tuple(row for row in model.tensors if matches_any((row.fqn,), [glob])))
         damage = next((tensor.damage for tensor in model.tensors if tensor.damage), None)
         if damage is not None:
             raise UnreadableError(damage)
-        versions = {**read_versions(_list_paths(model)), **opened}
+        paths = {where.path for tensor in model.tensors for where in tensor.ranges if where.path}
+        versions = {**read_versions(paths), **opened}
         key = cache.make_key([model], versions)
         figures = cache.load(key, Figures, len(model.tensors)) if reads_values else [Figures()] * len(model.tensors)
         if figures is None:
-            figures = _read_figures(model)
+            figures = [_to_figures(tensor) for tensor in values.stats.fill_stats(model).tensors]
             refuse_changed({path: version for path, version in versions.items() if version is not None})
             cache.store(key, figures)
     return Measured(whole, model, versions, tuple(figures))
 
 
-def _select_names(model: ModelState, glob: str | None) -> ModelState:
-    if glob is None:
-        return model
-    return replace(model, tensors=tuple(tensor for tensor in model.tensors if matches_any((tensor.fqn,), [glob])))
-
-
-def _list_paths(model: ModelState) -> set[str]:
-    return {where.path for tensor in model.tensors for where in tensor.ranges if where.path}
-
-
-def _read_figures(model: ModelState) -> list[Figures]:
-    return [_to_figures(tensor, tensor.stats or Stats()) for tensor in values.stats.fill_stats(model).tensors]
-
-
-def _to_figures(tensor: TensorInfo, stats: Stats) -> Figures:
+def _to_figures(tensor: TensorInfo) -> Figures:
+    stats = tensor.stats or Stats()
     squares = sum_squares(stats, tensor.elements)
     counts = stats.nan or 0, stats.inf or 0
     return Figures(None, *counts, squares) if isinstance(squares, str) else Figures(squares, *counts)
@@ -163,31 +151,31 @@ def _read_changes(matches: Sequence[Match], seen: Mapping[str, FileVersion | Non
 
 def _to_change(outcome: object, match: Match) -> TensorChange:
     if outcome is None:
-        return TensorChange(True, None, reason="its shape changed")
+        return TensorChange(True, None, "its shape changed")
     if isinstance(outcome, Delta):
         if not outcome.changed:
             return TensorChange()
         squares = None if outcome.l2 is None else outcome.l2**2
         is_known = squares is not None and math.isfinite(squares)
-        return TensorChange(True, squares if is_known else None, outcome.left_out, None if is_known else outcome.reason)
+        return TensorChange(True, squares, None) if is_known else TensorChange(True, None, outcome.reason)
     reason = str(outcome) if isinstance(outcome, StateError) else str(getattr(outcome, "reason", outcome))
-    return TensorChange(None, None, reason=f"{match.shown.fqn}: {reason}")
+    return TensorChange(None, None, f"{match.shown.fqn}: {reason}")
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
 
 
-def list_counted(model: ModelState) -> list[int]:
-    """Return the numbers of the parameters of the model; of tensors at the same place, the first."""
+def list_counted(measured: Measured) -> list[tuple[TensorInfo, Figures]]:
+    """Return the parameters of the model with their figures; of tensors at the same place, the first."""
     seen: set[object] = set()
-    numbers: list[int] = []
-    for n, tensor in enumerate(model.tensors):
+    counted: list[tuple[TensorInfo, Figures]] = []
+    for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True):
         place = (tensor.data, tensor.parts) if tensor.data or tensor.parts else (tensor.section, tensor.fqn)
         is_codes = tensor.dtype in INTEGER_DTYPES  # of a quantized weight: the norm of codes says nothing
         if tensor.kind is Kind.PARAMETER and not is_codes and place not in seen:
             seen.add(place)
-            numbers.append(n)
-    return numbers
+            counted.append((tensor, figures))
+    return counted
 
 
 class Distance(msgspec.Struct, frozen=True):
@@ -208,19 +196,17 @@ class Distance(msgspec.Struct, frozen=True):
 
 def compute_distance(before: Measured, after: Measured, pairs: Sequence[ComparedPair]) -> Distance:
     """Return the distance of two models, from the figures and changes of their parameters."""
-    old_figures, new_figures = _figures_by_tensor(before), _figures_by_tensor(after)
-    counted = {id(after.model.tensors[n]) for n in list_counted(after.model)}
+    old_figures = map_figures(before)
+    new_figures = {id(tensor): figures for tensor, figures in list_counted(after)}
     change = norm_before = finite_before = finite_after = finite_change = 0.0
     compared = count = finite_count = 0
     for pair in pairs:
         old, new, difference = pair.match.before, pair.match.after, pair.change
-        if old is None or new is None or id(new) not in counted:
+        if old is None or new is None or id(new) not in new_figures:
             continue
         compared += 1
-        if difference.squares is None:
-            continue
         figures = old_figures[id(old)], new_figures[id(new)]
-        if figures[0].squares is None or figures[1].squares is None:
+        if difference.squares is None or figures[0].squares is None or figures[1].squares is None:
             continue
         count += 1
         change += difference.squares
@@ -240,5 +226,6 @@ def compute_distance(before: Measured, after: Measured, pairs: Sequence[Compared
     return Distance(math.sqrt(change), relative, cosine, compared - finite_count)
 
 
-def _figures_by_tensor(measured: Measured) -> dict[int, Figures]:
+def map_figures(measured: Measured) -> dict[int, Figures]:
+    """Return the figures of each tensor of the model by its `id`."""
     return {id(tensor): figures for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True)}

@@ -47,12 +47,14 @@ def log_run(request: Request, steps: Steps = lambda count: nullcontext(lambda: N
             advance()
     modules = follower.list_modules()
     rows = _add_stopped(rows, modules)
+    others = list(dict.fromkeys(name for row in rows for name in row.other_sections))
+    note = Oddity("sections-left-out", f"the norm does not count these sections: {quoting.names(others)}")
     return Log(
         target=", ".join(request.targets),
         rows=tuple(rows),
         modules=modules,
         findings=tuple(_report(rows)),
-        notes=(*run.notes, *_list_notes(rows)),
+        notes=(*run.notes, *([note] if others else ())),
         changing=_find_changing(rows),
     )
 
@@ -67,29 +69,17 @@ def _add_stopped(rows: Sequence[CheckpointRow], modules: Sequence[ModuleRow]) ->
 
 def _report(rows: Sequence[CheckpointRow]) -> Iterator[Finding]:
     for row in rows:
-        yield from report_new_nan(row)
+        for name in row.became_nan:
+            message = f"{quoting.name(name)}: has contained NaN or an infinity since {_describe_place(row)}"
+            yield rules.BECAME_NAN.finding(message, target=row.path, fqn=name)
         for name in row.stopped:
-            message = f"{quoting.name(name)}: unchanged, bit for bit, since {describe_place(row)}"
+            message = f"{quoting.name(name)}: unchanged, bit for bit, since {_describe_place(row)}"
             yield rules.STOPPED.finding(message, target=row.path, about=name)
 
 
-def report_new_nan(row: CheckpointRow) -> Iterator[Finding]:
-    """Yield a finding for each tensor that has NaN or an infinity for the first time."""
-    for name in row.became_nan:
-        message = f"{quoting.name(name)}: has contained NaN or an infinity since {describe_place(row)}"
-        yield rules.BECAME_NAN.finding(message, target=row.path, fqn=name)
-
-
-def describe_place(row: CheckpointRow) -> str:
+def _describe_place(row: CheckpointRow) -> str:
     """Return the step of a checkpoint in words, or its path."""
     return row.path if row.step is None else f"step {row.step.number}"
-
-
-def _list_notes(rows: Sequence[CheckpointRow]) -> Iterator[Oddity]:
-    counts = Counter(name for row in rows for name in row.other_sections)
-    if counts:
-        message = f"the norm does not count these sections: {quoting.names(list(counts))}"
-        yield Oddity("sections-left-out", message)
 
 
 def _find_changing(rows: Sequence[CheckpointRow]) -> tuple[str, ...]:

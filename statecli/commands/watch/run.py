@@ -15,7 +15,7 @@ import msgspec
 from statecli.commands.log.cache import Cache
 from statecli.commands.log.checkpoints import Checkpoint, read_state, shorten_paths
 from statecli.commands.log.follow import Follower
-from statecli.commands.log.result import CheckpointRow, Step
+from statecli.commands.log.result import CheckpointRow
 from statecli.commands.log.steps import find_step, find_step_in_name, find_steps
 from statecli.core.errors import StateError
 from statecli.core.natural_order import make_natural_key
@@ -96,7 +96,7 @@ def watch_run(
 
 def _skip_earlier(finished: Sequence[str], candidates: dict[str, _Candidate], targets: Sequence[str]) -> list[str]:
     """Return the last of the finished checkpoints with a step; the other checkpoints are done."""
-    stepped = [path for path in finished if find_step_in_name(_shorten(path, targets)) is not None]
+    stepped = [path for path in finished if _find_number(path, targets) is not None]
     kept = (stepped or finished)[-1]
     for path in finished:
         candidates[path].is_done = path != kept
@@ -134,25 +134,22 @@ def _order(paths: Sequence[str], targets: Sequence[str]) -> list[str]:
     """Return the paths in the order of the numbers in their names."""
 
     def make_key(path: str) -> tuple[int, str]:
-        number = find_step_in_name(_shorten(path, targets))
+        number = _find_number(path, targets)
         return -1 if number is None else number, make_natural_key(path)
 
     return sorted(paths, key=make_key)
 
 
-def _shorten(path: str, targets: Sequence[str]) -> str:
-    """Return the path below the typed folder."""
+def _find_number(path: str, targets: Sequence[str]) -> int | None:
+    """Return the step in the path below the typed folder."""
     folder = next((target.rstrip("/") for target in targets if path.startswith(f"{target.rstrip('/')}/")), "")
-    return path[len(folder) + 1 :] if folder else shorten_paths([path])[0]
+    return find_step_in_name(path[len(folder) + 1 :] if folder else shorten_paths([path])[0])
 
 
 def _measure(path: str, follower: Follower, targets: Sequence[str]) -> CheckpointRow:
+    number = _find_number(path, targets)
     try:
         steps = find_steps(read_state(path))
     except StateError as error:
-        return CheckpointRow(path, _find_step(path, {}, targets), error=str(error))
-    return follower.add(Checkpoint(path, _find_step(path, steps, targets)))
-
-
-def _find_step(path: str, steps: dict[str, int], targets: Sequence[str]) -> Step | None:
-    return find_step(steps, find_step_in_name(_shorten(path, targets)))
+        return CheckpointRow(path, find_step({}, number), error=str(error))
+    return follower.add(Checkpoint(path, find_step(steps, number)))
