@@ -50,13 +50,9 @@ def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
     if len(first.steps) != len(second.steps):
         return f"the first run takes {plural(len(first.steps), 'step')}, the second run takes {len(second.steps)}"
     for step, (own, other) in enumerate(zip(first.steps, second.steps, strict=True), 1):
-        for what, pair in (
-            ("the parameters differ", (own.parameters, other.parameters)),
-            ("the batches differ", (own.batches, other.batches)),
-            ("the gradients differ", (own.gradients, other.gradients)),
-        ):
-            if pair[0] != pair[1]:
-                return f"{what} at step {step}"
+        for what in ("parameters", "batches", "gradients"):
+            if getattr(own, what) != getattr(other, what):
+                return f"the {what} differ at step {step}"
     return None
 
 
@@ -81,9 +77,7 @@ def describe_missing(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at:
         sampler = "save the state of the sampler, for example with StatefulDataLoader of torchdata"
         end = f"continue with the next batch: {skip}{'' if key else f', or {sampler}'}"
     elif thing in whole.dict_averages:
-        end = (
-            f"copy the saved tensors into {thing}" if key else f"save {thing}, and copy the saved tensors into {thing}"
-        )
+        end = f"{'' if key else f'save {thing}, and '}copy the saved tensors into {thing}"
     elif key:
         end = f"call {thing}.load_state_dict({loaded})" if loaded else f"load it with {thing}.load_state_dict()"
     else:
@@ -111,18 +105,14 @@ def _describe_missing_random(row: StateRow, whole: RunRecord, keys: SavedKeys, s
     get_calls: list[str] = []
     for generator in generators:
         if generator in own:
-            key, get_call, set_name = (
-                keys.find_generator(generator),
-                f"{generator}.get_state()",
-                f"{generator}.set_state",
-            )
+            key, calls = keys.find_generator(generator), (f"{generator}.get_state()", f"{generator}.set_state")
         else:
-            key, (get_call, set_name) = free_keys.get(generator, vague), _RANDOM_CALLS[generator]
+            key, calls = free_keys.get(generator, vague), _RANDOM_CALLS[generator]
         if key is None:
-            get_calls.append(get_call)
+            get_calls.append(calls[0])
         else:
             saved.append(key.text)
-            set_calls.append(f"{set_name}({key.expression if generator in (*free_keys, *own) else ''})")
+            set_calls.append(f"{calls[1]}({key.expression if generator in (*free_keys, *own) else ''})")
     when = f"right before step {saved_at + 1}"
     ends = [f"call {' and '.join(set_calls)} {when}"] if set_calls else []
     ends += [f"save {' and '.join(get_calls)}, and set the state again {when}"] if get_calls else []
@@ -223,11 +213,8 @@ def _compare_chance(
         position = next((number for number, step in enumerate(steps, 1) if step.batches == after.batches), None)
         if position is None and differing:
             return [StateRow(State.DATA, None), lost]
-        evidence = (
-            f"the first batch is the batch of step {position}"
-            if position
-            else "the first batch is not a batch of the uninterrupted run"
-        )
+        which = f"the batch of step {position}" if position else "not a batch of the uninterrupted run"
+        evidence = f"the first batch is {which}"
         return [StateRow(State.DATA, resumed=False, evidence=evidence), StateRow(State.RANDOM, None)]
     data = StateRow(State.DATA, True if before.batches else None)
     if is_model_equal and _list_differing(before.gradients, after.gradients) and differing:

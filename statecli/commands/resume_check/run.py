@@ -8,9 +8,10 @@ import sys
 import tempfile
 
 import msgspec
+from msgspec.structs import replace
 
 from statecli.commands.diff import request as diff_request
-from statecli.commands.diff.result import Diff, Status
+from statecli.commands.diff.result import Status
 from statecli.commands.diff.run import compare_targets
 from statecli.commands.resume_check import rules
 from statecli.commands.resume_check.compare import compare_runs, describe_missing, find_run_difference
@@ -102,26 +103,17 @@ class _Comparison:
         findings = [
             self._build_finding(row, whole, checkpoint) for row in rows if row.resumed is False
         ] or self._compare_ends(last)
+        result = ResumeCheck(self._target, self._steps, self._saved_at, Answer.EQUAL, rows)
         if not findings:
-            return self._build_result(Answer.EQUAL, rows)
+            return result
         difference = find_run_difference(whole, self._run("again"))
         if difference is not None:
             reason = (
                 f"two uninterrupted runs differ ({difference}), so statecli cannot check the resumed run; seed every "
                 "random generator, and call torch.use_deterministic_algorithms(True)"
             )
-            return self._build_result(Answer.INCONCLUSIVE, (), reason=reason)
-        return self._build_result(Answer.DIFFERENT, rows, findings=tuple(findings))
-
-    def _build_result(
-        self,
-        answer: Answer,
-        rows: tuple[StateRow, ...],
-        *,
-        reason: str | None = None,
-        findings: tuple[Finding, ...] = (),
-    ) -> ResumeCheck:
-        return ResumeCheck(self._target, self._steps, self._saved_at, answer, rows, reason, findings)
+            return replace(result, answer=Answer.INCONCLUSIVE, states=(), reason=reason)
+        return replace(result, answer=Answer.DIFFERENT, findings=tuple(findings))
 
     # --- the script ----------------------------------------------------------------------------------------------
 
@@ -159,20 +151,15 @@ class _Comparison:
         """Compare the last checkpoints, if each state at the first step was equal."""
         other = self._find_checkpoint("resumed", self._steps)
         diff = compare_targets(diff_request.Request(last, other, renames=False))
-        name = _find_first_change(diff)
+        kinds = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
+        differing = (change for change in diff.changes if change.status is not Status.IDENTICAL)
+        name = next((change.fqn for change in differing if change.kind in kinds), None)
         if name is None:
             return []
         message = (
             f"{name}: differs after step {self._steps}, although all states are equal in step {self._saved_at + 1}"
         )
         return [rules.RESUMED_DIFFERENTLY.finding(message, target=self._target, fqn=name)]
-
-
-def _find_first_change(diff: Diff) -> str | None:
-    """Return the first tensor of a model or an optimizer that differs."""
-    kinds = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
-    changes = (change for change in diff.changes if change.status is not Status.IDENTICAL and change.kind in kinds)
-    return next((change.fqn for change in changes), None)
 
 
 def run_child(arguments: list[str]) -> RunRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from statecli.commands.resume_check.result import State
@@ -90,22 +90,28 @@ class SavedKey(NamedTuple):
         return "" if self.file else "checkpoint" + "".join(f"[{key!r}]" for key in self.path)
 
 
-class SavedKeys(NamedTuple):
+class SavedKeys:
     """Keys of a checkpoint by their state, and keys without a known state.
 
     Attributes:
         states: The keys of each state, certain keys first.
         generators: The state of each random generator, by its name in `StepRecord.random`.
         torch_states: Each value that may be the state of a generator of torch.
-        others: Keys of values that may be a state.
         is_readable: False if statecli cannot read the checkpoint, so that all states are possible.
     """
 
-    states: Mapping[State, tuple[SavedKey, ...]] = {}
-    generators: Mapping[str, SavedKey] = {}
-    others: tuple[SavedKey, ...] = ()
-    is_readable: bool = True
-    torch_states: tuple[SavedKey, ...] = ()
+    def __init__(self) -> None:
+        self.states: dict[State, list[SavedKey]] = {}
+        self.generators: dict[str, SavedKey] = {}
+        self.torch_states: list[SavedKey] = []
+        self.is_readable = True
+        self._others: dict[SavedKey, None] = {}
+
+    @property
+    def others(self) -> tuple[SavedKey, ...]:
+        """Keys of values that may be a state."""
+        taken = {SavedKey(key.path[:1], key.file) for key in self.generators.values() if _is_in_list(key.path)}
+        return tuple(key for key in self._others if key not in taken)
 
     def find_generator(self, variable: str) -> SavedKey | None:
         """Return the key of a torch.Generator, which has the name of its variable."""
@@ -130,62 +136,15 @@ class SavedKeys(NamedTuple):
         wanted = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDERS))
         return next(wanted, keys[0] if keys else None)
 
-    def describe_lack(self, word: str, step: int) -> str:
-        """Return the clause about a state without a key in the checkpoint of this step."""
-        checkpoint = f"the checkpoint of step {step}"
-        if not self.is_readable:
-            return f"statecli cannot read {checkpoint}, and does not know whether the file has the {word}"
-        others = join_names([key.text for key in self.others], _MAX_NAMES)
-        known = f" under a known key (other keys: {others})" if others else ""
-        return f"{checkpoint} has no {word}{known}"
-
-
-def read_keys(checkpoint: str) -> SavedKeys:
-    """Read the keys of a checkpoint; of a folder the names of its files, and the keys of files with other names."""
-    collector = _Collector()
-    if not os.path.isdir(checkpoint):
-        read = _read_file(checkpoint)
-        collector.is_readable = read is not None
-        if read is not None:
-            collector.add_keys(read)
-            collector.add_generators(read, "")
-        return collector.build()
-    for name in sorted(os.listdir(checkpoint)):
-        state = _classify(name)
-        if state is not None:
-            collector.add(state, SavedKey((), name))
-        may_hold_more = state in (None, State.RANDOM) and name.endswith(_FILE_ENDS)
-        read = _read_file(os.path.join(checkpoint, name)) if may_hold_more else None
-        if read is not None:
-            collector.add_generators(read, name)
-        if read is not None and state is None:
-            collector.add_keys(read, name)
-    return collector.build()
-
-
-class _Collector:
-    def __init__(self) -> None:
-        self.is_readable = True
-        self._states: dict[State, dict[SavedKey, None]] = {}
-        self._generators: dict[str, SavedKey] = {}
-        self._torch_states: list[SavedKey] = []
-        self._others: dict[SavedKey, None] = {}
-
-    def build(self) -> SavedKeys:
-        states = {state: tuple(keys) for state, keys in self._states.items()}
-        taken = {SavedKey(key.path[:1], key.file) for key in self._generators.values() if _is_in_list(key.path)}
-        others = tuple(key for key in self._others if key not in taken)
-        return SavedKeys(states, self._generators, others, self.is_readable, tuple(self._torch_states))
-
     def add(self, state: State, key: SavedKey) -> None:
-        self._states.setdefault(state, {})[key] = None
+        self.states.setdefault(state, []).append(key)
 
     def add_generators(self, read: ModelState, file: str) -> None:
         """Add the states of random generators in a file."""
         for generator, path in _iter_generators(read):
-            self._generators.setdefault(generator, SavedKey(path, file))
+            self.generators.setdefault(generator, SavedKey(path, file))
             if generator == "torch":
-                self._torch_states.append(SavedKey(path, file))
+                self.torch_states.append(SavedKey(path, file))
 
     def add_keys(self, read: ModelState, file: str = "") -> None:
         """Add the first keys of a file, and its states of a known structure."""
@@ -199,6 +158,38 @@ class _Collector:
                 self.add(named_state, key)
             elif name not in known and _NO_STATE.isdisjoint(_split_words(name)):
                 self._others[key] = None
+
+    def describe_lack(self, word: str, step: int) -> str:
+        """Return the clause about a state without a key in the checkpoint of this step."""
+        checkpoint = f"the checkpoint of step {step}"
+        if not self.is_readable:
+            return f"statecli cannot read {checkpoint}, and does not know whether the file has the {word}"
+        others = join_names([key.text for key in self.others], _MAX_NAMES)
+        known = f" under a known key (other keys: {others})" if others else ""
+        return f"{checkpoint} has no {word}{known}"
+
+
+def read_keys(checkpoint: str) -> SavedKeys:
+    """Read the keys of a checkpoint; of a folder the names of its files, and the keys of files with other names."""
+    keys = SavedKeys()
+    if not os.path.isdir(checkpoint):
+        read = _read_file(checkpoint)
+        keys.is_readable = read is not None
+        if read is not None:
+            keys.add_keys(read)
+            keys.add_generators(read, "")
+        return keys
+    for name in sorted(os.listdir(checkpoint)):
+        state = _classify(name)
+        if state is not None:
+            keys.add(state, SavedKey((), name))
+        may_hold_more = state in (None, State.RANDOM) and name.endswith(_FILE_ENDS)
+        read = _read_file(os.path.join(checkpoint, name)) if may_hold_more else None
+        if read is not None:
+            keys.add_generators(read, name)
+        if read is not None and state is None:
+            keys.add_keys(read, name)
+    return keys
 
 
 def _is_in_list(path: Path) -> bool:
