@@ -130,11 +130,8 @@ def _read(place: tuple[str, int, int]) -> bytes | None:
 def _parse_shape(raw: bytes, dtype: str) -> StoredShape | None:
     """Return the shape in the JSON text of bitsandbytes, or in the integers of compressed-tensors."""
     if dtype in _INTEGER_FORMATS:
-        size = struct.calcsize(_INTEGER_FORMATS[dtype])
-        shape, block = (
-            struct.unpack(f"<{len(raw) // size}{_INTEGER_FORMATS[dtype]}", raw[: len(raw) // size * size]),
-            None,
-        )
+        letter = _INTEGER_FORMATS[dtype]
+        shape, block = struct.unpack_from(f"<{len(raw) // struct.calcsize(letter)}{letter}", raw), None
     else:
         try:
             state = msgspec.json.decode(raw, type=_State)

@@ -85,8 +85,7 @@ def describe_parts(weight: LogicalWeight) -> str:
 
 def describe_defect(weight: LogicalWeight) -> str:
     """Return the defect of the tensors, or the lack of a shape; "" for a sound weight."""
-    unknown = "shape not stored" if weight.shape is None and not weight.defect else ""
-    return weight.defect or unknown
+    return weight.defect or ("shape not stored" if weight.shape is None else "")
 
 
 def _key(row: TensorInfo) -> tuple[str, str]:

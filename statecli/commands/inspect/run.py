@@ -100,7 +100,7 @@ def inspect(request: Request, progress: Progress | None = None, python_inputs: A
             f"{option('--init-device', request.init_device)}: {request.target} is not a model class, "
             "so statecli does not build a model; leave the option out"
         )
-    if request.input or request.inputs is not None or python_inputs is not None:
+    if _has_inputs(request, python_inputs):
         option_text = (
             option("--input", request.input[0]) if request.input else option("--input-from", request.inputs or None)
         )
@@ -128,7 +128,7 @@ def _inspect_class(request: Request, spec: ModelSpec, python_inputs: Any) -> Ins
     )
 
 
-def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any = None) -> Inspection:
+def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any) -> Inspection:
     """Inspect a live model without changing the model: a copy is moved and called.
 
     A model without a copy is listed without measuring a move.
@@ -136,7 +136,7 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any =
     try:
         built = verify.live_model.build_copy(module)
     except ModelError as error:
-        if request.to is not None or request.input or request.inputs is not None or python_inputs is not None:
+        if request.to is not None or _has_inputs(request, python_inputs):
             raise
         why = str(error).removeprefix(f"{request.target}: ")
         state = live.model_reader.read_without_move(
@@ -147,16 +147,19 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any =
     return inspect_built_model(built, request, python_inputs)
 
 
-def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any = None) -> Inspection:
+def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any) -> Inspection:
     """Inspect a built model and overwrite its values after `request.stats` has read them.
 
     Raises ModelError if forward or a move would read a freed storage.
     """
-    calls_forward = request.input or request.inputs is not None or python_inputs is not None
+    calls_forward = _has_inputs(request, python_inputs)
     if calls_forward or request.to not in (None, "meta"):
         live.measure.check_no_freed_storage(built.module, request.target)
-    ran = _call_model(built, request, python_inputs)
-    built = ran.built if ran else built
+    ran: CalledModel | None = None
+    if calls_forward:
+        inputs = request.input, request.inputs, python_inputs
+        ran = verify.forward_effects.call_built_model(built, request.target, *inputs)
+        built = ran.built
     measure = _choose_measure(request)
     if request.to is None:
         state = live.model_reader.read(built, request.target, stats_of=measure)
@@ -165,19 +168,14 @@ def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any 
     weights = inspect_package.quantized.list_live_weights(built.listed_module, state)
     parts = list_rows_by_part(weights) if request.selection else {}
     state = select(ran.mark_state(state) if ran else state, request.selection, request.target, parts)
-    harm: Mapping[str, Harm] = {}
-    if ran:
-        harm = inspect_package.forward_harm.measure_harm(ran, state)
+    harm = inspect_package.forward_harm.measure_harm(ran, state) if ran else {}
     own = _report_left_behind(state, request.to, harm) if request.to else _report_unregistered(state, harm, weights)
     findings = (*own, *_report_random_buffers(state), *_report_broken_ties(state))
     return Inspection(state, findings, request.to, ran.inputs.text if ran else None, weights)
 
 
-def _call_model(built: BuiltModel, request: Request, python_inputs: Any) -> CalledModel | None:
-    """Call the model once; None if the request has no inputs."""
-    if not request.input and request.inputs is None and python_inputs is None:
-        return None
-    return verify.forward_effects.call_built_model(built, request.target, request.input, request.inputs, python_inputs)
+def _has_inputs(request: Request, python_inputs: Any) -> bool:
+    return bool(request.input) or request.inputs is not None or python_inputs is not None
 
 
 def _choose_measure(request: Request) -> Callable[[torch.Tensor], Stats] | None:
@@ -195,7 +193,8 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
     else:
         state = add_unstored_ties(state)
     full_state = state
-    weights = _list_weights(full_state)
+    is_quantized = may_be_quantized(state.tensors) or any(row.parts for row in state.tensors)
+    weights = inspect_package.quantized.list_weights(state) if is_quantized else ()
     state = select(state, request.selection, request.target, list_rows_by_part(weights) if request.selection else {})
     if state is not full_state:
         findings = list(_select_findings(findings, full_state, state, request))
@@ -212,13 +211,6 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
         state = values.to_device.place_on_device(state, request.to, progress(size) if progress else None)
         findings.extend(_report_left_behind(state, request.to, {}))
     return Inspection(state, tuple(findings), request.to, weights=weights, distributions=distributions, spectra=spectra)
-
-
-def _list_weights(state: ModelState) -> tuple[LogicalWeight, ...]:
-    """Return the quantized weights of a checkpoint."""
-    if not may_be_quantized(state.tensors) and not any(row.parts for row in state.tensors):
-        return ()
-    return inspect_package.quantized.list_weights(state)
 
 
 def _select_findings(

@@ -8,9 +8,8 @@ Files about the course of the training (`trainer_state.json`), the optimizer and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 from statecli import formats, pickle_scan
 from statecli.commands.diff.result import ScalarChange, Status
 from statecli.commands.diff.settings import compare_settings, list_format_keys, select_section_settings
-from statecli.commands.lock.lock_file import LockedSettings
+from statecli.commands.lock.lock_file import LockedSettings, LockedTarget
 from statecli.core.digest_algorithm import Algorithm, load_hasher
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
@@ -31,9 +30,6 @@ from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILE
 from statecli.storage.zip_archive import Archive
 from statecli.targets.expand import is_named_as_checkpoint, is_reached, list_members, skip_subfolder
 from statecli.targets.section_of_target import split_section
-
-if TYPE_CHECKING:
-    from statecli.commands.lock.lock_file import LockedSettings, LockedTarget
 
 #: Files that change nothing which the model computes: what counts the training, and documents.
 BOOKKEEPING = frozenset(["trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"])
@@ -156,7 +152,7 @@ def find_companion_files(folder: str) -> list[str]:
             if files.is_folder(place):
                 is_entered = skip_subfolder(place) is None or (path in modules and not files.is_link(place))
                 pending.append((path, depth + 1, is_entered and (is_walked or not inner)))
-            elif _changes_model(files.join(folder, path), name):
+            elif _changes_model(place, name):
                 companions.append(path)
         if len(seen) > MAX_FOLDERS:
             raise UnreadableError(f"{folder}: has more than {MAX_FOLDERS:,} folders; lock its subfolders separately")
@@ -280,17 +276,16 @@ def _compare_settings(
     before = to_state(locked) if locked.format else replace(to_state(locked), traits=state.traits)
     changes, _, _ = compare_settings(before, current, (None, None))
     files_of_both = frozenset(locked.beside) & current.metadata.beside
-    counted = tuple(change for change in changes if _is_comparable(change, state, locked, files_of_both))
+    is_same_format = formats.is_in_container(state, locked.format)
+    counted = tuple(
+        change
+        for change in changes
+        if is_same_format or change.status is Status.CHANGED or change.key.partition(".")[0] in files_of_both
+    )
     beside = tuple(f"{name}." for name in frozenset(locked.beside) - files_of_both)
     left = len(changes) - len(counted) + sum(bool(beside) and key.startswith(beside) for key in locked.values)
     origin = "was made from another format or from a folder" if locked.format else "has no settings"
     return counted, (NotChecked("setting", left, f"not compared, because the lock {origin}"),) if left else ()
-
-
-def _is_comparable(change: ScalarChange, state: ModelState, locked: LockedSettings, both: frozenset[str]) -> bool:
-    if change.status is Status.CHANGED or formats.is_in_container(state, locked.format):
-        return True
-    return change.key.partition(".")[0] in both
 
 
 def compare_files(
@@ -308,13 +303,8 @@ def compare_files(
         return CompanionChanges(not_checked=(NotChecked("file", len(digests), reason),) if digests else ())
     digests = digests or {}
     compared = () if is_file else tuple(files.join(folder, name) for name in digests if name in locked)
-    return CompanionChanges(files=tuple(_find_differences(digests, locked)), compared=compared)
-
-
-def _find_differences(digests: Mapping[str, str], locked: Mapping[str, str]) -> Iterator[FileChange]:
-    for name in sorted({*digests, *locked}):
-        if digests.get(name) != locked.get(name):
-            yield FileChange(name, locked.get(name), digests.get(name))
+    changes = (FileChange(name, locked.get(name), digests.get(name)) for name in sorted({*digests, *locked}))
+    return CompanionChanges(files=tuple(item for item in changes if item.locked != item.found), compared=compared)
 
 
 def lock_settings(state: ModelState) -> LockedSettings:

@@ -225,7 +225,12 @@ def _compare_values(
     digests = values.digest.compute_digests(tensors, request.lock.digest, jobs=request.jobs, progress=report)
     digest_of_tensor = {id(tensor): digest for tensor, digest in zip(tensors, digests, strict=True)}
     for pair in pairs:
-        yield _add_digest(pair, digest_of_tensor[id(pair.tensor)]) if id(pair.tensor) in digest_of_tensor else pair
+        if pair.locked is None or id(pair.tensor) not in digest_of_tensor:
+            yield pair
+            continue
+        digest = digest_of_tensor[id(pair.tensor)]
+        differ = pair.differ if digest == pair.locked.digest else (*pair.differ, "values")
+        yield replace(pair, differ=differ, digest=digest)
 
 
 def _has_values(pair: LockMatch, state: ModelState) -> bool:
@@ -233,9 +238,3 @@ def _has_values(pair: LockMatch, state: ModelState) -> bool:
     if pair.locked is None or pair.tensor is None or pair.locked.digest is None or state.traits.is_class:
         return False
     return "dtype" not in pair.differ and "shape" not in pair.differ
-
-
-def _add_digest(pair: LockMatch, digest: str | None) -> LockMatch:
-    assert pair.locked is not None  # noqa: S101 - it has values
-    differ = pair.differ if digest == pair.locked.digest else (*pair.differ, "values")
-    return replace(pair, differ=differ, digest=digest)
