@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from statecli.commands.diff.result import Change, Status, Transformation, TransformationKind
 from statecli.commands.diff.transformations.lora import LoraUpdate, parse_adapter
@@ -13,13 +12,6 @@ from statecli.core.errors import StateError
 from statecli.core.model_state import Scalar, TensorData, TensorInfo
 from statecli.values.data_task import compute_derived
 from statecli.values.low_rank import LowRankTask
-
-
-class _Measured(NamedTuple):
-    number: int
-    weight: TensorInfo
-    update: LoraUpdate
-    task: LowRankTask
 
 
 def find_adapters(
@@ -32,18 +24,18 @@ def find_adapters(
         return {}
     number_of = {row.fqn: n for n, row in added}
     weights = {row.fqn: row for change in everything if (row := change.before) is not None}
-    measured: list[_Measured] = []
-    for update in updates:
-        weight = weights.get(f"{update.module}.weight")
-        task = _build_task(weight, update) if weight is not None else None
-        if weight is not None and task is not None:
-            measured.append(_Measured(number_of[update.b.fqn], weight, update, task))
-    results = compute_derived([pair.task for pair in measured], jobs)
+    measured = [
+        (weight, update, task)
+        for update in updates
+        if (weight := weights.get(f"{update.module}.weight")) is not None
+        if (task := _build_task(weight, update)) is not None
+    ]
+    results = compute_derived([task for *_, task in measured], jobs)
     adapters: dict[int, Transformation] = {}
-    for (number, weight, update, task), relative in zip(measured, results, strict=True):
+    for (weight, update, task), relative in zip(measured, results, strict=True):
         if not isinstance(relative, StateError):
             scale = 1.0 if update.scale is None else update.scale
-            adapters[number] = Transformation(
+            adapters[number_of[update.b.fqn]] = Transformation(
                 TransformationKind.ADAPTER,
                 math.prod(task.weight.shape),
                 sources=(weight.fqn, update.a.fqn),

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
+
+from statecli.core.model_state import TensorData
+from statecli.values.row_digests import RowTask, compute_row_digests
+
+#: A name, and the tensors before and after.
+RowPair = tuple[str, TensorData, TensorData]
+
+
+def compute_digests_of_pairs(
+    pairs: Mapping[int, RowPair], *, jobs: int, is_strong: bool = False
+) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the checksums of the rows of both sides, without unreadable pairs; values are cast to the dtype after."""
+    tasks = [
+        RowTask(name, side, None if before.dtype == after.dtype else after.dtype, is_strong=is_strong)
+        for name, before, after in pairs.values()
+        for side in (before, after)
+    ]
+    digests = compute_row_digests(tasks, jobs=jobs)
+    both = zip(pairs, digests[::2], digests[1::2], strict=True)
+    return {n: (old, new) for n, old, new in both if isinstance(old, tuple) and isinstance(new, tuple)}
 
 
 class Segment(NamedTuple):
@@ -58,8 +78,8 @@ def _select_ascending(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int
     for n, (_, offset) in enumerate(offsets):
         at = bisect_right(ends, offset)
         previous.append(places[at - 1] if at else -1)
-        ends[at:] = [offset, *ends[at + 1 :]]
-        places[at:] = [n, *places[at + 1 :]]
+        ends[at : at + 1] = [offset]
+        places[at : at + 1] = [n]
     chosen: list[tuple[int, int]] = []
     n = places[-1] if places else -1
     while n >= 0:

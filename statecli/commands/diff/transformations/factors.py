@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
 from statecli.commands.diff.transformations.evidence import is_evident
@@ -95,7 +95,9 @@ def find_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
 def _iter_evident(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> Iterator[tuple[int, CheckTask, CheckResult]]:
     """Yield the number, the check and the result of each trial that fits all elements."""
     fitting = _try_samples(trials, jobs)
-    results = check_elements([_limit_exceptions(task) for _, task in fitting], jobs=jobs)
+    limits = [MAX_EXCEPTIONS * math.prod(task.after.shape) for _, task in fitting]
+    tasks = [replace(task, max_exceptions=limit) for (_, task), limit in zip(fitting, limits, strict=True)]
+    results = check_elements(tasks, jobs=jobs)
     for (n, task), result in zip(fitting, results, strict=True):
         if (
             isinstance(result, CheckResult)
@@ -120,10 +122,8 @@ def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int
         if own is not None and own.relative_l2 is not None and outcome.relative_l2 > _MAX_SHARE * own.relative_l2:
             continue
         if data is not None and outcome.cosine >= MAX_COSINE and is_evident(data, pair.after.fqn, outcome.elements):
-            kind = TransformationKind.TRANSPOSED
-            transposed[n] = Transformation(
-                kind, outcome.elements, relative_l2=outcome.relative_l2, cosine=outcome.cosine
-            )
+            kind, relative = TransformationKind.TRANSPOSED, outcome.relative_l2
+            transposed[n] = Transformation(kind, outcome.elements, relative_l2=relative, cosine=outcome.cosine)
     return transposed
 
 
@@ -181,10 +181,6 @@ def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tup
         if _fits(count, _MAX_SAMPLE_EXCEPTIONS) and (n not in best or count.exceptions < best[n][0]):
             best[n] = count.exceptions, task
     return [(n, task) for n, (_, task) in best.items()]
-
-
-def _limit_exceptions(task: CheckTask) -> CheckTask:
-    return msgspec.structs.replace(task, max_exceptions=MAX_EXCEPTIONS * math.prod(task.after.shape))
 
 
 def _fits(result: CheckResult, most: float) -> bool:

@@ -59,7 +59,7 @@ def find_transformations(
         return list(changes)
     quantized = find_quantized(changes, sections, jobs=jobs)
     # A cast with exceptions may be another tensor of a layer that moved: its norms differ little between layers.
-    exact = {n: cast for n, cast in casts.items() if not _is_tentative(cast)}
+    exact = {n: cast for n, cast in casts.items() if not cast.exceptions and cast.rounding is not Rounding.STOCHASTIC}
     inexact = {id(changes[n]): cast for n, cast in casts.items() if n not in exact}
     for n, transformation in {**exact, **resizes}.items():
         if explained[n].transformation is None:
@@ -115,10 +115,6 @@ def _list_searches(
         find_float_codes,
         _find_unrelated,
     )
-
-
-def _is_tentative(cast: Transformation) -> bool:
-    return bool(cast.exceptions) or cast.rounding is Rounding.STOCHASTIC
 
 
 def _is_inexact_resize(change: Change) -> bool:

@@ -7,14 +7,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from statecli.commands.diff.result import Change, Field, Transformation, TransformationKind
-from statecli.commands.diff.transformations.alignment import Segment, align_rows
+from statecli.commands.diff.transformations.alignment import Segment, align_rows, compute_digests_of_pairs
 from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.resizes import find_axis
 from statecli.commands.diff.transformations.views import get_data, locate, name_rounding, narrow, permute
-from statecli.core.errors import StateError
 from statecli.core.model_state import TensorData
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
-from statecli.values.row_digests import RowTask, compute_row_digests
 
 #: Places with added or removed rows, at most: more are another order of the rows.
 _MAX_PLACES = 64
@@ -40,14 +38,8 @@ def find_insertions(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
     The rows were added or removed in a single place before the end, or in several places.
     """
     pairs = {n: pair for n, change in enumerate(changes) if (pair := _build_pair(change)) is not None}
-    tasks = [RowTask(pair.name, side, _get_common_dtype(pair)) for pair in pairs.values() for side in pair[2:]]
-    digests = compute_row_digests(tasks, jobs=jobs)
-    candidates = [
-        (n, segments)
-        for n, before, after in zip(pairs, digests[::2], digests[1::2], strict=True)
-        if not isinstance(before, StateError) and not isinstance(after, StateError)
-        for segments in _list_alignments(before, after)
-    ]
+    digests = compute_digests_of_pairs({n: (pair.name, *pair[2:]) for n, pair in pairs.items()}, jobs=jobs)
+    candidates = [(n, segments) for n, both in digests.items() for segments in _list_alignments(*both)]
     best: dict[int, Transformation] = {}
     results = _check_alignments([(pairs[n], segments) for n, segments in candidates], jobs)
     for (n, _), done in zip(candidates, results, strict=True):
@@ -69,10 +61,6 @@ def _build_pair(change: Change) -> _Pair | None:
         return None
     axes = [axis, *(n for n in range(len(before.shape)) if n != axis)]
     return _Pair(change.fqn, axis, *(permute(locate(side, change.fqn), axes) for side in (before, after)))
-
-
-def _get_common_dtype(pair: _Pair) -> str | None:
-    return None if pair.before.dtype == pair.after.dtype else pair.after.dtype
 
 
 def _list_alignments(before: Sequence[int], after: Sequence[int]) -> Iterator[list[Segment]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations, permutations
+from itertools import accumulate, combinations, permutations
 from math import lgamma, log, prod
 from typing import NamedTuple
 
@@ -252,12 +252,9 @@ def _order_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, j
         return None
     ordered = sorted((row for row in parts if row not in lost), key=lambda row: start_of[row.number])
     for row in lost:
-        at = 0
-        for n, other in enumerate([*ordered, None]):
-            if other is None or start_of[other.number] != at:
-                ordered.insert(n, row)
-                break
-            at += other.data.shape[0]
+        ends = accumulate((other.data.shape[0] for other in ordered), initial=0)
+        gaps = (n for n, (other, end) in enumerate(zip(ordered, ends, strict=False)) if start_of[other.number] != end)
+        ordered.insert(next(gaps, len(ordered)), row)
     return ordered
 
 
@@ -279,10 +276,8 @@ def _build_copy_task(name: str, part: TensorData, of_whole: TensorData, kind: Tr
 
 
 def _check_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, jobs: int) -> Transformation | None:
-    tasks, start = [], 0
-    for part in parts:
-        tasks.append(_build_rows_task(whole, part, start, kind))
-        start += part.data.shape[0]
+    starts = accumulate((part.data.shape[0] for part in parts), initial=0)
+    tasks = [_build_rows_task(whole, part, start, kind) for part, start in zip(parts, starts, strict=False)]
     return _judge(check_elements(tasks, jobs=jobs), tasks, [part.fqn for part in parts], kind)
 
 

@@ -72,24 +72,13 @@ def parse_adapter(rows: Iterable[TensorInfo], settings: Mapping[str, Scalar]) ->
         alpha = _find_alpha(settings, module)
         scale = _compute_scale(settings, alpha, rank)
         updates.append(LoraUpdate(module, sides["A"], sides["B"], rank, is_embedding, scale, alpha))
-    # The rest replaces tensors of the model (`modules_to_save`, biases, which a base layer has too).
-    own = [row for row in rest if ".lora_" not in row.fqn and (".base_layer." not in row.fqn or _is_bias(row))]
-    replaced = {_name_replaced(row.fqn): row for row in own}
+    # The rest replaces tensors of the model (`modules_to_save`, biases trained with `bias="lora_only"` or `"all"`).
+    replaced = {
+        re.sub(r"\.modules_to_save(\.default)?(?=\.)|\.base_layer(?=\.)", "", row.fqn.removeprefix(_PREFIX)): row
+        for row in rest
+        if ".lora_" not in row.fqn and (".base_layer." not in row.fqn or row.fqn.endswith(".base_layer.bias"))
+    }
     return LoraAdapter(tuple(updates), replaced, unknown)
-
-
-def _name_replaced(name: str) -> str:
-    return re.sub(r"\.modules_to_save(\.default)?(?=\.)|\.base_layer(?=\.)", "", name.removeprefix(_PREFIX))
-
-
-def _is_bias(row: TensorInfo) -> bool:
-    """Return True for a bias that peft trained with `bias="lora_only"` or `"all"`."""
-    return row.fqn.endswith(".base_layer.bias")
-
-
-def _find_alpha(settings: Mapping[str, Scalar], module: str) -> float | None:
-    alpha = _find_alpha_pattern(settings, module, settings.get(f"{_CONFIG}.lora_alpha"))
-    return None if isinstance(alpha, bool) or not isinstance(alpha, int | float) else alpha
 
 
 def _compute_scale(settings: Mapping[str, Scalar], alpha: float | None, rank: int) -> float | None:
@@ -98,10 +87,12 @@ def _compute_scale(settings: Mapping[str, Scalar], alpha: float | None, rank: in
     return alpha / (math.sqrt(rank) if settings.get(f"{_CONFIG}.use_rslora") is True else rank)
 
 
-def _find_alpha_pattern(settings: Mapping[str, Scalar], module: str, default: Scalar) -> Scalar:
-    """Return the value of the first key that is the end of the module's name, as peft searches; None if unsure."""
+def _find_alpha(settings: Mapping[str, Scalar], module: str) -> float | None:
+    """Return the alpha of the first pattern that is the end of the module's name, as peft searches; None if unsure."""
     start = f"{_CONFIG}.alpha_pattern."
     patterns = {key.removeprefix(start): value for key, value in settings.items() if key.startswith(start)}
     if settings.get(start[:-1]) not in (None, "{}") or not all(map(_PLAIN_KEY.fullmatch, patterns)):
         return None  # a regular expression of the file is not run
-    return next((value for key, value in patterns.items() if f".{module}".endswith(f".{key}")), default)
+    default = settings.get(f"{_CONFIG}.lora_alpha")
+    alpha = next((value for key, value in patterns.items() if f".{module}".endswith(f".{key}")), default)
+    return None if isinstance(alpha, bool) or not isinstance(alpha, int | float) else alpha

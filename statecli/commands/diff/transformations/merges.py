@@ -116,7 +116,7 @@ def _build_tasks(change: Change, update: LoraUpdate) -> list[MergeTask] | str:
     if not all(data.dtype in SPACING for data in (*pair, a, b)):
         return f"the dtypes are {', '.join(dict.fromkeys(data.dtype for data in (*pair, a, b)))}"
     before, after, a, b = sides
-    if None in sides or before is None or after is None or a is None or b is None or a.shape[0] != b.shape[1]:
+    if before is None or after is None or a is None or b is None or a.shape[0] != b.shape[1]:
         return "the shapes of lora_A and lora_B do not match"
     shape = b.shape[0], a.shape[1]
     ways = [] if update.is_embedding or before.shape != shape else [(b, a)]

@@ -59,13 +59,10 @@ def find_moves(
     if sources:
         rows = {n: source.row for n, source in sources.items()}
         sources |= _confirm(changes, follow_layers(changes, everything, rows, sections), jobs, is_layer=True)
-    namesakes = find_namesakes(changes, everything, sources)
-    sources |= _confirm(changes, {n: row for n, row in namesakes.items() if _have_data(row, changes[n].after)}, jobs)
+    namesakes = find_namesakes(changes, everything, sources).items()
+    readable = {n: row for n, row in namesakes if get_data(row) is not None and get_data(changes[n].after) is not None}
+    sources |= _confirm(changes, readable, jobs)
     return build_moves(changes, sources, sections)
-
-
-def _have_data(*rows: TensorInfo | None) -> bool:
-    return all(get_data(row) is not None for row in rows)
 
 
 class Source(NamedTuple):
@@ -202,9 +199,7 @@ def _confirm(
 
 def _is_evident(change: Change, exceptions: int, ways: int) -> bool:
     data = get_data(change.after)
-    if data is None:
-        return False
-    return is_evident(locate(data, change.fqn), change.fqn, prod(data.shape), exceptions, ways)
+    return data is not None and is_evident(locate(data, change.fqn), change.fqn, prod(data.shape), exceptions, ways)
 
 
 def _build_cast_task(pair: Pair) -> CheckTask | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from statecli.commands.diff.result import Change, Status, TransformationKind
 from statecli.core.model_state import Stats, TensorInfo
@@ -12,13 +11,6 @@ from statecli.values.stats import compute_stats
 
 #: Kinds with elements that are nowhere before, such as new rows. Other kinds have such elements only as exceptions.
 _KINDS_WITH_NEW_ELEMENTS = (TransformationKind.RESIZED, TransformationKind.ADAPTER)
-
-
-class _Sides(NamedTuple):
-    """The tensors before and after of a transformation."""
-
-    before: list[TensorInfo]
-    after: list[TensorInfo]
 
 
 def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, Delta]:
@@ -49,10 +41,11 @@ def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, D
     return counts
 
 
-def _list_sides(changes: Sequence[Change]) -> dict[int, _Sides]:
+def _list_sides(changes: Sequence[Change]) -> dict[int, tuple[list[TensorInfo], list[TensorInfo]]]:
+    """Return the tensors before and after of each transformation that may have new elements, by number."""
     old = {(row.section, row.fqn): row for change in changes if (row := change.before) is not None}
     added = {(change.section, change.fqn): change.after for change in changes if change.status is Status.ADDED}
-    sides: dict[int, _Sides] = {}
+    sides = {}
     for n, change in enumerate(changes):
         done = change.transformation
         if done is None or change.values is not None or change.status is Status.IDENTICAL:
@@ -62,5 +55,5 @@ def _list_sides(changes: Sequence[Change]) -> dict[int, _Sides]:
             section = section if done.source_section is None else done.source_section
             before = [change.before, *(old.get((section, name)) for name in done.sources)]
             after = [change.after, *(added.get((change.section, name)) for name in done.sources)]
-            sides[n] = _Sides([row for row in before if row is not None], [row for row in after if row is not None])
+            sides[n] = [row for row in before if row is not None], [row for row in after if row is not None]
     return sides

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 
 from statecli.commands.diff.result import Change, Transformation, TransformationKind
+from statecli.commands.diff.transformations.alignment import compute_digests_of_pairs
 from statecli.commands.diff.transformations.evidence import MIN_BITS, count_bits
 from statecli.commands.diff.transformations.training import was_replaced
 from statecli.commands.diff.transformations.views import get_sampled, locate, name_rounding, permute, select
 from statecli.core.model_state import TensorData
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
-from statecli.values.row_digests import RowTask, compute_row_digests
 
 #: Part of the rows that may be nowhere before.
 _MAX_LOST_SHARE = 1 / 10
@@ -30,16 +30,10 @@ def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Tran
         sides = {
             n: pair for n, change in enumerate(changes) if n not in permuted and (pair := _list_sides(change, axis))
         }
-        tasks = [
-            RowTask(changes[n].fqn, data, None if pair[0].dtype == pair[1].dtype else pair[1].dtype, is_strong=True)
-            for n, pair in sides.items()
-            for data in pair
-        ]
-        digests = compute_row_digests(tasks, jobs=jobs)
-        for (n, pair), before, after in zip(sides.items(), digests[::2], digests[1::2], strict=True):
-            if isinstance(before, tuple) and isinstance(after, tuple):
-                done = _compare_rows(changes[n].fqn, pair, before, after, axis, jobs)
-                permuted |= {n: done} if done is not None else {}
+        pairs = {n: (changes[n].fqn, *pair) for n, pair in sides.items()}
+        for n, digests in compute_digests_of_pairs(pairs, jobs=jobs, is_strong=True).items():
+            done = _compare_rows(changes[n].fqn, sides[n], *digests, axis, jobs)
+            permuted |= {n: done} if done is not None else {}
     return permuted
 
 

@@ -151,21 +151,17 @@ def _find_pairs(changes: Sequence[Change], sections: Mapping[str, str]) -> list[
         if change.after is not None and not modules.isdisjoint(_list_modules(change.after.fqn)):
             after.setdefault(change.after.section, []).append(change.after)
     numbers = {id(change.after): n for n, change in enumerate(changes) if change.after is not None}
-    pairs = []
-    for section, rows in after.items():
-        for weight in find_quantized_weights(rows):
-            dense = before.get((section, weight.fqn))
-            pair = _build_pair(numbers[id(weight.codes)], weight, dense) if dense is not None else None
-            if pair is not None:
-                pairs.append(pair)
+    candidates = [
+        (numbers[id(weight.codes)], weight, dense)
+        for section, rows in after.items()
+        for weight in find_quantized_weights(rows)
+        if (dense := before.get((section, weight.fqn))) is not None
+    ]
     for n, change in enumerate(changes):
-        if change.status is Status.IDENTICAL:
-            continue
-        subclass = split_codes(change.after) if change.after is not None and change.before is not None else None
-        pair = _build_pair(n, subclass, change.before) if subclass is not None and change.before is not None else None
-        if pair is not None:
-            pairs.append(pair)
-    return pairs
+        if change.status is not Status.IDENTICAL and change.before is not None and change.after is not None:
+            subclass = split_codes(change.after)
+            candidates += [(n, subclass, change.before)] if subclass is not None else []
+    return [pair for candidate in candidates if (pair := _build_pair(*candidate)) is not None]
 
 
 def _may_be_dense(row: TensorInfo) -> bool:
@@ -290,5 +286,4 @@ def _has_unknown_codes(change: Change) -> bool:
         and after is not None
         and "float" in before.dtype
         and after.dtype in _CODES
-        and change.values is not None
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from statecli.commands.diff.result import Change, RowOrder, Transformation, TransformationKind
+from statecli.commands.diff.transformations.alignment import compute_digests_of_pairs
 from statecli.commands.diff.transformations.evidence import is_evident
 from statecli.commands.diff.transformations.training import MAX_EXCEPTIONS, was_replaced
 from statecli.commands.diff.transformations.views import (
@@ -22,7 +23,6 @@ from statecli.commands.diff.transformations.views import (
 )
 from statecli.core.model_state import TensorData
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
-from statecli.values.row_digests import RowTask, compute_row_digests
 
 #: Rows of a head, at least and at most: with four, the way there and the way back are the same.
 _MIN_HEAD, _MAX_HEAD = 6, 1024
@@ -40,16 +40,12 @@ def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, T
         if before.shape and before.shape[0] >= 2 * _MIN_HEAD and can_copy(before.dtype, after.dtype):
             sides[n] = locate(before, change.fqn), locate(after, change.fqn)
     sides = _select_with_ends(changes, sides, jobs)
-    tasks = [
-        RowTask(changes[n].fqn, side, None if pair[0].dtype == pair[1].dtype else pair[1].dtype)
-        for n, pair in sides.items()
-        for side in pair
+    digests = compute_digests_of_pairs({n: (changes[n].fqn, *pair) for n, pair in sides.items()}, jobs=jobs)
+    checks = [
+        (n, *best, _build_task(changes[n].fqn, sides[n], *best))
+        for n, both in digests.items()
+        for best in _find_orders(*both)
     ]
-    digests = compute_row_digests(tasks, jobs=jobs)
-    checks: list[tuple[int, int, RowOrder, CheckTask]] = []
-    for (n, pair), old, new in zip(sides.items(), digests[::2], digests[1::2], strict=True):
-        if isinstance(old, tuple) and isinstance(new, tuple):
-            checks += [(n, *best, _build_task(changes[n].fqn, pair, *best)) for best in _find_orders(old, new)]
     reordered: dict[int, Transformation] = {}
     results = check_elements([task for *_, task in checks], jobs=jobs)
     for (n, heads, order, task), result in zip(checks, results, strict=True):
