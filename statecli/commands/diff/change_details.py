@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from statecli import values
-from statecli.commands import diff
 from statecli.commands.diff import transformations
 from statecli.commands.diff.near_zero import find_near_zero
 from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Broken, Change, Field, Histogram, Inconclusive, Status
 from statecli.commands.diff.transformations.training import is_training
 from statecli.commands.diff.value_comparison import describe_unknown
+from statecli.core.dtypes import SPACING
 from statecli.core.model_state import Kind, ModelState
 from statecli.values.delta import Delta
 from statecli.workers import pool
+
+if TYPE_CHECKING:
+    from statecli.values.change_rank import RankTask
 
 
 def check_merge(
@@ -37,9 +40,8 @@ def explain_changes(
     changes: list[Change], request: Request, sections: Mapping[str, str], settings: Mapping[str, Any]
 ) -> list[Change]:
     """Return the changes with the transformations of their tensors; `settings` are those of after."""
-    if not any(change.fields or change.status is not Status.IDENTICAL for change in changes) or (
-        not pool.is_distributed() and is_training(changes)
-    ):
+    are_identical = all(change.status is Status.IDENTICAL for change in changes)
+    if are_identical or (not pool.is_distributed() and is_training(changes)):
         return changes
     return transformations.find.find_transformations(
         changes,
@@ -51,16 +53,29 @@ def explain_changes(
 
 
 def estimate_ranks(changes: list[Change], request: Request) -> list[Change]:
-    """Return the changes with the rank of the difference of each matrix, if requested."""
+    """Return the changes with the rank of the difference of each matrix, if requested: that of an adapter is low."""
     if not request.ranks or pool.is_partial() or all(change.values is None for change in changes):
         return changes
-    ranks = diff.change_ranks.estimate_change_ranks(changes, jobs=request.jobs)
-    return [
-        change
-        if n not in ranks or change.values is None
-        else replace(change, values=replace(change.values, rank=ranks[n]))
-        for n, change in enumerate(changes)
-    ]
+    tasks = {n: task for n, change in enumerate(changes) if (task := _build_rank_task(change)) is not None}
+    ranks = values.data_task.compute_derived(list(tasks.values()), request.jobs)
+    for n, rank in zip(tasks, ranks, strict=True):
+        if isinstance(rank, int) and (delta := changes[n].values) is not None:
+            changes[n] = replace(changes[n], values=replace(delta, rank=rank))
+    return changes
+
+
+def _build_rank_task(change: Change) -> RankTask | None:
+    """Return the task for a float matrix with other values, or for a kernel as a matrix; None for other tensors."""
+    views = transformations.views
+    before, after = views.get_data(change.before), views.get_data(change.after)
+    if change.values is None or change.values.l2 is None or before is None or after is None:
+        return None
+    if before.shape != after.shape:
+        return None
+    old, new = (views.flatten(views.locate(data, change.fqn)) for data in (before, after))
+    if old is None or new is None or min(new.shape) < 2 or new.shape[1] > values.change_rank.MAX_COLUMNS:
+        return None
+    return values.change_rank.RankTask(change.fqn, old, new) if old.dtype in SPACING and new.dtype in SPACING else None
 
 
 def settle_codes(changes: Sequence[Change], targets: tuple[str, str]) -> tuple[list[Change], list[Broken]]:
@@ -91,8 +106,7 @@ def compute_difference_histograms(changes: Sequence[Change], count: int) -> tupl
         c for c in changes if (d := c.values) and d.max_abs is not None and c.before and c.after and d.elements > 1
     )
     # Parameters come first, because counters and moments change most; those that start near zero come last of them.
-    most = sorted(spread, key=partial(_order_change, find_near_zero(changes)), reverse=True)
-    most = most[:count]
+    most = sorted(spread, key=partial(_order_change, find_near_zero(changes)), reverse=True)[:count]
     pairs = [values.compare.Pair(c.before, c.after) for c in most if c.before and c.after]
     spreads = values.histogram.compute_histograms(pairs, [c.values for c in most if c.values])
     return tuple(Histogram(c.fqn, c.section, *bins) for c, bins in zip(most, spreads, strict=True) if bins)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from statecli.commands.diff.pairing import Match
 from statecli.commands.diff.result import Change, Field, Status
@@ -20,32 +20,22 @@ def effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
     return tensor.shape
 
 
-def _has_other_shape(before: TensorInfo, after: TensorInfo) -> bool:
-    before_shape, after_shape = effective_shape(before), effective_shape(after)
-    return before_shape != after_shape and before_shape is not None and after_shape is not None
+def _iter_differing(before: TensorInfo, after: TensorInfo) -> Iterator[Field]:
+    """Yield the differing fields in the order of `Field`; tying and values need more than the two tensors."""
+    if before.dtype != after.dtype:
+        yield Field.DTYPE
+    if _differ_if_known(effective_shape(before), effective_shape(after)):
+        yield Field.SHAPE
+    if before.kind is not after.kind and before.evidence not in _GUESSES and after.evidence not in _GUESSES:
+        yield Field.KIND
+    if _differ_if_known(before.requires_grad, after.requires_grad):
+        yield Field.REQUIRES_GRAD
+    if _differ_if_known(before.device, after.device):
+        yield Field.DEVICE
 
 
-def _has_other_kind(before: TensorInfo, after: TensorInfo) -> bool:
-    return before.kind is not after.kind and before.evidence not in _GUESSES and after.evidence not in _GUESSES
-
-
-def _has_other_requires_grad(before: TensorInfo, after: TensorInfo) -> bool:
-    is_known = before.requires_grad is not None and after.requires_grad is not None
-    return is_known and before.requires_grad is not after.requires_grad
-
-
-def _is_on_other_device(before: TensorInfo, after: TensorInfo) -> bool:
-    return before.device != after.device and before.device is not None and after.device is not None
-
-
-#: Tests in the order of `Field`; tying and values need more than the two tensors.
-_FIELD_TESTS: tuple[tuple[Field, Callable[[TensorInfo, TensorInfo], bool]], ...] = (
-    (Field.DTYPE, lambda before, after: before.dtype != after.dtype),
-    (Field.SHAPE, _has_other_shape),
-    (Field.KIND, _has_other_kind),
-    (Field.REQUIRES_GRAD, _has_other_requires_grad),
-    (Field.DEVICE, _is_on_other_device),
-)
+def _differ_if_known(before: object, after: object) -> bool:
+    return before is not None and after is not None and before != after
 
 
 def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, devices: bool) -> list[tuple[Field, ...]]:
@@ -54,7 +44,6 @@ def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, de
     `devices` False: a side is a class, with the devices of its build.
     """
     left_out = {*ignore, *(() if devices else (Field.DEVICE,))}
-    tests = [(field, test) for field, test in _FIELD_TESTS if field not in left_out]
     retied = set() if Field.TYING in ignore else _find_retied(matches)
     fields_of_matches: list[tuple[Field, ...]] = []
     for n, match in enumerate(matches):
@@ -62,7 +51,8 @@ def find_changed_fields(matches: Sequence[Match], ignore: Sequence[Field], *, de
         if before is None or after is None or before.damage or after.damage:
             fields_of_matches.append(())
             continue
-        fields = () if _are_alike(before, after) else tuple([field for field, test in tests if test(before, after)])
+        differing = () if _are_alike(before, after) else _iter_differing(before, after)
+        fields = tuple([field for field in differing if field not in left_out])
         fields_of_matches.append((*fields, Field.TYING) if n in retied else fields)
     return fields_of_matches
 

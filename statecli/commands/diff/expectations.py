@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from statecli.commands.diff import changed_fields, rules, settings
+from statecli.commands.diff.pairing import list_names
+from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import (
     Broken,
     Change,
@@ -35,29 +37,6 @@ from statecli.core.rule import Rule
 from statecli.core.selection import glob_names, matches_any, suggest_glob
 from statecli.core.setting_paths import MORE
 from statecli.core.units import plural
-
-#: Names that one finding lists.
-MAX_NAMES_IN_MESSAGE = 3
-
-
-class Expectations(msgspec.Struct, frozen=True):
-    """The expectations of a command line.
-
-    Attributes:
-        only, frozen, changed: Globs of `--may-change`, `--must-not-change` and `--must-change`.
-        cast: True with `--cast`.
-        adapter: The target of `--adapter`.
-    """
-
-    only: tuple[str, ...] = ()
-    frozen: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    cast: bool = False
-    adapter: str | None = None
-
-    def __bool__(self) -> bool:
-        """Return True if there are any."""
-        return bool(self.only or self.frozen or self.changed or self.cast or self.adapter is not None)
 
 
 class ExpectationResults(msgspec.Struct, frozen=True):
@@ -108,14 +87,10 @@ class Entry(msgspec.Struct, frozen=True):
         return all(sides) if self.renamed else any(sides)
 
     def finding(self, rule: Rule, reason: str = "") -> Finding:
-        """Report the difference under `rule`, with `reason` before the description."""
-        message = f"{self.name}: {reason}{self.difference}"
+        """Report `reason` under `rule`, with the difference only without a reason or if the reason ends in a colon."""
+        difference = self.difference if not reason or reason.endswith(": ") else ""
+        message = f"{self.name}: {reason}{difference}"
         return rule.finding(message, target=self.target, fqn=self.name, section=self.section)
-
-    def report(self, rule: Rule, reason: str) -> Finding:
-        """Report `reason` under `rule`, with the difference only if the reason ends in a colon."""
-        kept = self if reason.endswith(": ") else msgspec.structs.replace(self, difference="")
-        return kept.finding(rule, reason)
 
 
 def tensor_entries(
@@ -150,6 +125,8 @@ def tensor_entries(
         yield Entry(tensor.fqn, tensor.section, targets[1], (names,), trained=None)
 
 
+#: Beginnings of the names of dtypes with rounded values.
+_FLOATS = ("float", "bfloat", "complex")
 #: Fields that a cast changes.
 _CAST_FIELDS = frozenset((Field.DTYPE, Field.VALUES))
 
@@ -161,12 +138,10 @@ def _explain_beyond_cast(change: Change) -> str:
     done = change.transformation
     if done is None or done.kind is not TransformationKind.CAST:
         is_exact = change.values is None and change.not_compared is None and change.status is Status.CHANGED
-        are_floats = all(side is not None and _is_float(side.dtype) for side in (change.before, change.after))
+        are_floats = all(side and side.dtype.startswith(_FLOATS) for side in (change.before, change.after))
         return "" if is_exact and are_floats and _CAST_FIELDS.issuperset(change.fields) else "is not a cast: "
     if done.exceptions:
-        verb = "differs" if done.exceptions == 1 else "differ"
-        count = f"{done.exceptions:,} of {done.elements:,} elements {verb}"
-        return f"{count} by more than rounding to {_name_dtype(change)}"
+        return f"{_count_exceptions(done)} to {_name_dtype(change)}"
     if not _CAST_FIELDS.issuperset(change.fields):
         return "changed by more than a cast: "
     if (lost := describe_lost_values(change)) is not None:
@@ -214,9 +189,12 @@ def explain_beyond_merge(change: Change) -> str:
     if not done.exceptions:
         return ""
     fitting = "" if done.fitting_factor is None else f"; {done.fitting_factor:.6g} × B·A fits"
+    return f"{_count_exceptions(done)} from {name_merged(done)}{fitting}"
+
+
+def _count_exceptions(done: Transformation) -> str:
     verb = "differs" if done.exceptions == 1 else "differ"
-    count = f"{done.exceptions:,} of {done.elements:,} elements {verb} by more than rounding"
-    return f"{count} from {name_merged(done)}{fitting}"
+    return f"{done.exceptions:,} of {done.elements:,} elements {verb} by more than rounding"
 
 
 def name_merged(done: Transformation) -> str:
@@ -226,10 +204,6 @@ def name_merged(done: Transformation) -> str:
 
 def _name_dtype(change: Change) -> str:
     return change.after.dtype if change.after is not None else ""
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat", "complex"))
 
 
 #: Fields that training or resizing changes. A lossless cast, another device or another requires_grad is not training.
@@ -256,37 +230,30 @@ def setting_entries(
         yield Entry(key, None, targets[1], ((key,),), rules.METADATA, difference, is_trained)
 
 
-def report_differences(entries: Iterable[Entry]) -> list[Finding]:
-    """Return a finding for each entry that differs: the verdict when nothing was expected."""
-    return [entry.finding(entry.rule) for entry in entries if entry.difference and entry.rule]
-
-
-def check_expectations(
-    expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]
-) -> ExpectationResults:
+def check_expectations(request: Request, entries: Sequence[Entry], targets: tuple[str, str]) -> ExpectationResults:
     """Return the failed expectations, the inconclusive globs and the met expectations.
 
     Raises:
         NothingMatched: A glob matches no compared tensor or setting.
     """
-    _require_matches(expected, entries, targets)
+    _require_matches(request, entries, targets)
     findings: list[Finding] = []
     for entry in entries:
-        if expected.adapter is not None and entry.beyond_merge:
-            findings.append(entry.report(rules.NOT_MERGED, entry.beyond_merge))
+        if request.adapter is not None and entry.beyond_merge:
+            findings.append(entry.finding(rules.NOT_MERGED, entry.beyond_merge))
         if not entry.difference:
             continue
-        if expected.only and not entry.stays_within(expected.only):
+        if request.only and not entry.stays_within(request.only):
             findings.append(
-                entry.finding(rules.OUTSIDE_ONLY, f"changed, but does not match --may-change {_quote(expected.only)}: ")
+                entry.finding(rules.OUTSIDE_ONLY, f"changed, but does not match --may-change {_quote(request.only)}: ")
             )
-        if entry.matches(expected.frozen):
-            forbidden = f"changed, but matches --must-not-change {_quote(expected.frozen)}: "
+        if entry.matches(request.frozen):
+            forbidden = f"changed, but matches --must-not-change {_quote(request.frozen)}: "
             findings.append(entry.finding(rules.FROZEN_CHANGED, forbidden))
-        if expected.cast and entry.beyond_cast:
-            findings.append(entry.report(rules.INEXACT_CAST, entry.beyond_cast))
-    inconclusive = list(_find_unlisted_settings(expected.frozen, entries))
-    for glob in expected.changed:
+        if request.cast and entry.beyond_cast:
+            findings.append(entry.finding(rules.INEXACT_CAST, entry.beyond_cast))
+    inconclusive = list(_find_unlisted_settings(request.frozen, entries))
+    for glob in request.changed:
         matched = [entry for entry in entries if entry.matches((glob,))]
         if any(entry.trained for entry in matched):
             continue
@@ -295,22 +262,22 @@ def check_expectations(
             inconclusive.append(_inconclusive_glob(glob, not_compared))
         else:
             findings.append(_unchanged_finding(glob, matched, targets))
-    met = () if inconclusive else tuple(_list_met(expected, entries))
+    met = () if inconclusive else tuple(_list_met(request, entries))
     return ExpectationResults(findings, inconclusive, met)
 
 
-def _list_met(expected: Expectations, entries: Sequence[Entry]) -> Iterator[MetExpectation]:
+def _list_met(request: Request, entries: Sequence[Entry]) -> Iterator[MetExpectation]:
     """Yield the met options about names, with the number of entries as evidence."""
-    if expected.only:
-        others = [entry for entry in entries if not entry.stays_within(expected.only)]
+    if request.only:
+        others = [entry for entry in entries if not entry.stays_within(request.only)]
         if _are_unchanged(others):
             evidence = f"the other {_count(others)} did not change" if others else "all compared names match"
-            yield MetExpectation(f"--may-change {_quote(expected.only)}", evidence)
-    for glob in expected.frozen:
+            yield MetExpectation(f"--may-change {_quote(request.only)}", evidence)
+    for glob in request.frozen:
         matched = [entry for entry in entries if entry.matches((glob,))]
         if _are_unchanged(matched):
             yield MetExpectation(f"--must-not-change {glob!r}", f"{_count(matched)} did not change")
-    for glob in expected.changed:
+    for glob in request.changed:
         matched = [entry for entry in entries if entry.matches((glob,))]
         changed = [entry for entry in matched if entry.trained]
         if changed:
@@ -343,11 +310,11 @@ def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> 
             yield Broken(MORE, "", f"{more.target}: cannot check --must-not-change {glob!r}: {why}")
 
 
-def _require_matches(expected: Expectations, entries: Sequence[Entry], targets: tuple[str, str]) -> None:
+def _require_matches(request: Request, entries: Sequence[Entry], targets: tuple[str, str]) -> None:
     options = (
-        ("--may-change", expected.only),
-        ("--must-not-change", expected.frozen),
-        ("--must-change", expected.changed),
+        ("--may-change", request.only),
+        ("--must-not-change", request.frozen),
+        ("--must-change", request.changed),
     )
     for flag, globs in options:
         for glob in globs:
@@ -359,21 +326,17 @@ def _require_matches(expected: Expectations, entries: Sequence[Entry], targets: 
 
 
 def _unchanged_finding(glob: str, matched: Sequence[Entry], targets: tuple[str, str]) -> Finding:
-    message = f"--must-change {glob!r}: no matching tensor changed: {_list_names(matched)}"
+    message = f"--must-change {glob!r}: no matching tensor changed: {list_names([entry.name for entry in matched])}"
     fqn, section = (matched[0].name, matched[0].section) if len(matched) == 1 else (None, None)
     return rules.UNCHANGED.finding(message, target=targets[1], fqn=fqn, section=section)
 
 
 def _inconclusive_glob(glob: str, not_compared: Sequence[Entry]) -> Broken:
     first = not_compared[0]
-    reason = f"the values of {_list_names(not_compared)} were not compared, and no other matching tensor changed"
+    names = list_names([entry.name for entry in not_compared])
+    reason = f"the values of {names} were not compared, and no other matching tensor changed"
     message = f"{first.target}: cannot check --must-change {glob!r}: {reason}"
     return Broken(first.name, first.section or "", message)
-
-
-def _list_names(entries: Sequence[Entry]) -> str:
-    more = f" and {len(entries) - MAX_NAMES_IN_MESSAGE} more" if len(entries) > MAX_NAMES_IN_MESSAGE else ""
-    return ", ".join(entry.name for entry in entries[:MAX_NAMES_IN_MESSAGE]) + more
 
 
 def _quote(globs: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli import live
-from statecli.commands.diff.pairing import Match, MatchedBy, count_tensors
+from statecli.commands.diff.pairing import Match, MatchedBy, count_tensors, list_names
 from statecli.commands.diff.result import Broken, Field
 from statecli.commands.diff.rules import LOAD_REFUSED
 from statecli.core import model_kinds
@@ -28,11 +28,6 @@ from statecli.live.load_state_dict_api import Answer, Entries
 
 if TYPE_CHECKING:
     from statecli.live.built_model import BuiltModel
-
-
-def is_class(state: ModelState) -> bool:
-    """Return True for the state of a live model class."""
-    return state.traits.is_class
 
 
 def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
@@ -190,11 +185,6 @@ class LoadCheck(msgspec.Struct, frozen=True):
     notes: tuple[Oddity, ...] = ()
     broken: tuple[Broken, ...] = ()
 
-    def select_names(self, is_selected: Callable[[str], bool]) -> LoadCheck:
-        """Return the result without findings on unselected names."""
-        selected = tuple(item for item in self.findings if item.fqn is None or is_selected(item.fqn))
-        return replace(self, findings=selected)
-
 
 def check_load(
     matches: Sequence[Match],
@@ -222,7 +212,7 @@ class _Load:
     """A checkpoint under the names used by the class."""
 
     def __init__(self, matches: Sequence[Match], before: ModelState, after: ModelState, model: ModelState) -> None:
-        swapped = is_class(before)
+        swapped = before.traits.is_class
         self.model, self.checkpoint = model, after if swapped else before
         self.pairs = [(m.after, m.before) if swapped else (m.before, m.after) for m in matches]
         self.prefixed = list(_list_prefixed_names(matches, swapped=swapped))
@@ -333,29 +323,29 @@ class _Load:
         target, model = self.checkpoint.target, self.model.target
         if filled := self._list_filled(answer):
             message = (
-                f"{target} lacks {_list_names(filled)}, but {model} loads the checkpoint: {_CODE} fills in or "
+                f"{target} lacks {list_names(filled)}, but {model} loads the checkpoint: {_CODE} fills in or "
                 "renames such keys"
             )
             yield Oddity("filled-in", message)
         if taken := self._list_taken(answer):
             message = (
-                f"{target} has {_list_names(taken)}, which {model} does not register, but {model} loads the "
+                f"{target} has {list_names(taken)}, which {model} does not register, but {model} loads the "
                 f"checkpoint: {_CODE} renames or drops such keys"
             )
             yield Oddity("taken-over", message)
         if adapted := self._list_adapted(answer):
-            message = f"{model} loads {_list_names(adapted)} although the shapes differ: {_CODE} adapts the shapes"
+            message = f"{model} loads {list_names(adapted)} although the shapes differ: {_CODE} adapts the shapes"
             yield Oddity("shape-adapted", message)
         yield from self._of_transformers(answer)
         if answer.extra:
             yield Oddity(
-                "extra-state", f"statecli did not test whether set_extra_state accepts {_list_names(answer.extra)}"
+                "extra-state", f"statecli did not test whether set_extra_state accepts {list_names(answer.extra)}"
             )
 
     def _of_transformers(self, answer: Answer) -> Iterator[Oddity]:
         target, model = self.checkpoint.target, self.model.target
         if answer.unsaved:
-            message = f"{target} lacks {_list_names(answer.unsaved)}, which {model} does not save or does not require"
+            message = f"{target} lacks {list_names(answer.unsaved)}, which {model} does not save or does not require"
             yield Oddity(
                 OddityKind.NOT_SAVED_BY_CLASS.value,
                 f"{message}: from_pretrained loads the checkpoint, but a strict load_state_dict fails",
@@ -364,11 +354,11 @@ class _Load:
             names = [self._own.get(name, name) for name in answer.unread]
             yield Oddity(
                 OddityKind.NOT_READ_BY_CLASS.value,
-                f"from_pretrained of {model} ignores {_list_names(names)}, but a strict load_state_dict fails",
+                f"from_pretrained of {model} ignores {list_names(names)}, but a strict load_state_dict fails",
             )
         if answer.converted:
             names = [self._own.get(name, name) for name in answer.converted]
-            message = f"transformers converts these names of {target} on load: {_list_names(names)}"
+            message = f"transformers converts these names of {target} on load: {list_names(names)}"
             yield Oddity(
                 OddityKind.CONVERTED_ON_LOAD.value,
                 f"{message}; statecli checked only that these entries have as many elements as the tensors of "
@@ -406,18 +396,11 @@ def _list_prefixed_names(matches: Iterable[Match], *, swapped: bool) -> Iterator
 
 
 _CODE = "the loading code of the class"
-#: Names that a note lists.
-MAX_NAMES_IN_NOTE = 3
 
 
 def _exclude(names: Iterable[str], others: Iterable[str]) -> list[str]:
     excluded = set(others)
     return [name for name in names if name not in excluded]
-
-
-def _list_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES_IN_NOTE} more" if len(names) > MAX_NAMES_IN_NOTE else ""
-    return ", ".join(names[:MAX_NAMES_IN_NOTE]) + more
 
 
 def _map_module_paths(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:

@@ -18,6 +18,9 @@ from statecli.core.natural_order import make_natural_key
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
 
+#: Names that a finding or a note lists.
+MAX_LISTED_NAMES = 3
+
 
 class MatchedBy(str, Enum):
     """How two tensors were found to be the same."""
@@ -252,6 +255,12 @@ def count_tensors(count: int) -> str:
     return f"{count} tensor" if count == 1 else f"{count} tensors"
 
 
+def list_names(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the rest."""
+    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    return ", ".join(names[:MAX_LISTED_NAMES]) + more
+
+
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
@@ -307,10 +316,9 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
             if tied is None:
                 continue
             row = match.shown
-            restored = replace(tied, fqn=row.fqn, section=tied.section)
-            replaced[id(match)] = Match(
-                *((row, restored) if present_side == "before" else (restored, row)), MatchedBy.TIE
-            )
+            restored = replace(tied, fqn=row.fqn)
+            sides = (row, restored) if present_side == "before" else (restored, row)
+            replaced[id(match)] = Match(*sides, MatchedBy.TIE)
             message = f"{state.target} does not have {row.fqn}; statecli compares the tied tensor {tied.fqn} instead"
             effect = f"a strict load_state_dict reports {row.fqn} as missing"
             notes.append(Oddity("tied-entry-left-out", f"{message}; {effect}", row.fqn))

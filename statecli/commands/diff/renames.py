@@ -135,7 +135,8 @@ def _confirm_pairs(
     )
     for pair, outcome in zip(pairs, outcomes, strict=True):
         try:
-            if _is_equal(outcome) and (_has_same_last_name(*pair) or not is_constant(pair[0])):
+            has_one_last_name = len({row.fqn.rpartition(".")[2] for row in pair}) == 1
+            if _is_equal(outcome) and (has_one_last_name or not is_constant(pair[0])):
                 yield pair
         except StateError as error:
             failed.update({id(row): error for row in pair})
@@ -146,10 +147,6 @@ def _is_equal(outcome: object) -> bool:
     if isinstance(outcome, StateError) and not isinstance(outcome, ChecksumMismatch):
         raise outcome
     return isinstance(outcome, Delta) and not outcome.changed
-
-
-def _has_same_last_name(before: TensorInfo, after: TensorInfo) -> bool:
-    return before.fqn.rpartition(".")[2] == after.fqn.rpartition(".")[2]
 
 
 def is_constant(row: TensorInfo) -> bool:

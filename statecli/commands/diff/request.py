@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from statecli.commands.diff import expectations
 from statecli.commands.diff.result import Field
 from statecli.core.selection import Selection
 from statecli.values.delta import CompareOptions
@@ -18,6 +17,7 @@ class Request(msgspec.Struct, frozen=True):
         jobs: Number of workers; 0 for a worker per core.
         histograms: Number of the most changed tensors, with a histogram of the differences each.
         prefixes: Strip prefixes of wrappers even if no renames are detected.
+        only, frozen, changed: Globs of `--may-change`, `--must-not-change` and `--must-change`.
     """
 
     before: str
@@ -40,6 +40,6 @@ class Request(msgspec.Struct, frozen=True):
     histograms: int = 0
 
     @property
-    def expected(self) -> expectations.Expectations:
-        """The expectations for the exit status, if there are any."""
-        return expectations.Expectations(self.only, self.frozen, self.changed, self.cast, self.adapter)
+    def has_expectations(self) -> bool:
+        """True if expectations decide the exit status, rather than any difference."""
+        return bool(self.only or self.frozen or self.changed or self.cast or self.adapter is not None)

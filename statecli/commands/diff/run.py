@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from statecli.commands import explain
@@ -21,7 +20,6 @@ from statecli.commands.diff import (
     settings as scalars,
     suggest_map,
 )
-from statecli.commands.diff.module_versions import compare_versions
 from statecli.commands.diff.optimizer_names import OptimizerPair, pair_optimizer_states, pair_optimizers, unify_settings
 from statecli.commands.diff.pairing import Match, MatchedBy
 from statecli.commands.diff.read_targets import list_target_paths, read_both
@@ -43,7 +41,7 @@ from statecli.core.errors import NothingMatched, StateError
 from statecli.core.finding import Finding
 from statecli.core.float_mode import with_denormals
 from statecli.core.garbage_collector import pause_gc
-from statecli.core.model_state import Kind, ModelState, Oddity, TensorInfo
+from statecli.core.model_state import Kind, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import Progress
 from statecli.core.selection import glob_names, suggest_glob
@@ -112,9 +110,9 @@ class _Comparison:
         self.digests = digests
         self.request, self.before, self.after, self.built, self.seen = request, before, after, built, seen
         self.selection, self.targets = request.selection, (before.target, after.target)
-        classes = load_check.is_class(before), load_check.is_class(after)
+        classes = before.traits.is_class, after.traits.is_class
         self.any_class, self.loads = any(classes), classes[0] is not classes[1]
-        self.model = before if classes[0] else after
+        self.model, self.checkpoint = (before, after) if classes[0] else (after, before)
         #: If a class would not load a prefix, the prefix is reported, not that all entries are missing.
         self.prefixes = request.renames or request.prefixes or self.loads
         self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
@@ -182,7 +180,7 @@ class _Comparison:
             changed_files=tuple(sorted(self.changed_files)),
             histograms=histograms,
             met=verdict.met,
-            expected=bool(self.request.expected),
+            expected=self.request.has_expectations,
             how=self._get_comparison(),
             ignored=self.request.ignore,
             loading=loading,
@@ -214,8 +212,7 @@ class _Comparison:
         """Return both states without tensors that the other cannot have."""
         if not self.loads:
             return self._select_from_files()
-        checkpoint = self.after if self.model is self.before else self.before
-        checkpoint, notes = load_check.select_model(checkpoint, self.model)
+        checkpoint, notes = load_check.select_model(self.checkpoint, self.model)
         checkpoint, more = load_check.select_expected(checkpoint)
         if not checkpoint.tensors:
             raise NothingMatched(f"{checkpoint.target}: contains no tensor that {self.model.target} would load")
@@ -252,7 +249,8 @@ class _Comparison:
             self.notes += notes
         self.sectioned = len({match.shown.section for match in matches}) > 1
         if self.values and self.request.renames and not self.digests:
-            same = renames.find_renames(matches, paired.sections, self._is_wanted_row, jobs=self.request.jobs)
+            is_selected = partial(self.selection.selects, by_section=self.sectioned)
+            same = renames.find_renames(matches, paired.sections, is_selected, jobs=self.request.jobs)
             # A shard knows only the renames of its own tensors, and all shards must have the same pairs.
             if not pool.is_partial():
                 self.inconclusive = same.inconclusive
@@ -269,10 +267,11 @@ class _Comparison:
         if not self.selection:
             return True
         rows = [row for row in (match.before, match.after) if row]
+        names = (name for row in rows for name in glob_names(row.fqn, row.section, by_section=self.sectioned))
         return (
             self.selection.selects_kind(self._kind(match))
             and any(map(self.selection.selects_layout, rows))
-            and self._is_wanted_name(*(name for row in rows for name in self._names(row)))
+            and self.selection.selects_name(tuple(names))
         )
 
     def _kind(self, match: Match) -> Kind:
@@ -282,15 +281,6 @@ class _Comparison:
         """
         by_class = match.before if self.loads and self.model is self.before else None
         return (by_class or match.shown).kind
-
-    def _is_wanted_row(self, row: TensorInfo) -> bool:
-        return self.selection.selects(row, by_section=self.sectioned)
-
-    def _names(self, row: TensorInfo) -> tuple[str, ...]:
-        return glob_names(row.fqn, row.section, by_section=self.sectioned)
-
-    def _is_wanted_name(self, *names: str) -> bool:
-        return self.selection.selects_name(names)
 
     def _describe_nothing_compared(self, count: int) -> str:
         both = f"{self.request.before} and {self.request.after}"
@@ -352,7 +342,7 @@ class _Comparison:
 
         An expectation judges all of them.
         """
-        if self.request.expected:
+        if self.request.has_expectations:
             return settings
         if any(c.transformation is not None and c.transformation.kind is TransformationKind.ADAPTER for c in changes):
             note, what, which = "adapter-settings", "setting", "that only the model or only the adapter has"
@@ -372,24 +362,23 @@ class _Comparison:
         if self.any_class:
             return [], []
         selected_sections = split_section(self.request.before)[1], split_section(self.request.after)[1]
-        paired = {} if any(selected_sections) else self.sections
         old_settings, new_settings = unify_settings(self.before, self.after, self.optimizers)
         states = replace(self.before, metadata=old_settings), replace(self.after, metadata=new_settings)
-        changes, names, notes = scalars.compare_settings(*states, selected_sections, paired)
+        changes, names, notes = scalars.compare_settings(*states, selected_sections, self.sections)
         old, new = selected_sections
-        versions = list(compare_versions(self.before, self.after, {old: new} if old and new else self.sections))
+        versions = list(scalars.compare_versions(self.before, self.after, {old: new} if old and new else self.sections))
         changes, names = [*changes, *versions], [*names, *(change.key for change in versions)]
         left_out = [change.key for change in changes if not self._is_wanted_setting(change.key)]
         if left_out:
-            differ = "setting differs" if len(left_out) == 1 else "settings differ"
-            message = f"{len(left_out)} {differ} but {'is' if len(left_out) == 1 else 'are'} not selected"
+            differ = "setting differs but is" if len(left_out) == 1 else "settings differ but are"
+            message = f"{len(left_out)} {differ} not selected"
             notes.append(Oddity("settings-left-out", f"{message}: {quoting.names(left_out)}"))
         self.notes += notes
         selected = [change for change in changes if self._is_wanted_setting(change.key)]
         return selected, [name for name in names if self._is_wanted_setting(name)]
 
     def _is_wanted_setting(self, name: str) -> bool:
-        return not self.selection.selects_by_tensor and self._is_wanted_name(name)
+        return not self.selection.selects_by_tensor and self.selection.selects_name((name,))
 
     def _moving(self) -> list[Broken]:
         """Return errors for files changed during their reading, unless reported by a pair."""
@@ -411,14 +400,19 @@ class _Comparison:
             return result
         rows = {name for match in all_matches for name in match.names}
         left = {name for change in changes for name in (change.fqn, change.renamed_from)}
-        return result.select_names(lambda name: name in left or (name not in rows and self._is_wanted_name(name)))
+        selects_name = self.selection.selects_name
+        selected = (
+            item
+            for item in result.findings
+            if item.fqn is None or item.fqn in left or (item.fqn not in rows and selects_name((item.fqn,)))
+        )
+        return replace(result, findings=tuple(selected))
 
     def _explain_load(self) -> Explanation | None:
         """Return the cause of all findings about loading, if the options select all tensors."""
-        if not self.loads or self.selection or self.request.expected or self.request.map:
+        if not self.loads or self.selection or self.request.has_expectations or self.request.map:
             return None
-        checkpoint = self.after if self.model is self.before else self.before
-        return explain.run.explain_states(self.model, self.built[self.model.target], checkpoint)
+        return explain.run.explain_states(self.model, self.built[self.model.target], self.checkpoint)
 
     def _findings(
         self,
@@ -429,16 +423,16 @@ class _Comparison:
         settings: Sequence[str],
     ) -> expectations.ExpectationResults:
         """Check the expectations; without any, each difference is a finding."""
-        expected = self.request.expected
-        if not expected:
+        if not self.request.has_expectations:
             changes, settings = self._differing(changes), ()
         tensors = expectations.tensor_entries(
             changes, broken, self.targets, sectioned=self.sectioned, values=self.values
         )
         entries = chain(tensors, expectations.setting_entries(setting_changes, settings, self.targets))
-        if not expected:
-            return expectations.ExpectationResults([*loaded, *expectations.report_differences(entries)])
-        verdict = expectations.check_expectations(expected, list(entries), self.targets)
+        if not self.request.has_expectations:
+            differing = (entry.finding(entry.rule) for entry in entries if entry.difference and entry.rule)
+            return expectations.ExpectationResults([*loaded, *differing])
+        verdict = expectations.check_expectations(self.request, list(entries), self.targets)
         reported = {item.fqn for item in broken}
         inconclusive = [item for item in verdict.inconclusive if item.fqn not in reported]
         return replace(verdict, inconclusive=inconclusive)
@@ -449,7 +443,7 @@ class _Comparison:
             return differing
         # The load check reports added and removed tensors and other shapes.
         rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in differing if c.before and c.after]
-        return [msgspec.structs.replace(c, fields=fields) for c, fields in rest if fields]
+        return [replace(c, fields=fields) for c, fields in rest if fields]
 
 
 def _list_stems(key: str) -> list[str]:
@@ -467,9 +461,8 @@ def _add_values(fields: tuple[Field, ...]) -> tuple[Field, ...]:
 def _merge_renames(matches: Sequence[Match], renames: Sequence[Match]) -> list[Match]:
     """Return the matches, with matches by bytes in place of their two halves."""
     renamed = {id(row) for match in renames for row in (match.before, match.after)}
-    return [match for match in matches if (match.before and match.after) or id(match.shown) not in renamed] + list(
-        renames
-    )
+    kept = (match for match in matches if (match.before and match.after) or id(match.shown) not in renamed)
+    return [*kept, *renames]
 
 
 def _find_status(match: Match, fields: tuple[Field, ...]) -> Status:
@@ -496,14 +489,11 @@ _REPORTED_ELSEWHERE = (OddityKind.METADATA_CUT, OddityKind.NONE_PARAMETER)
 
 def _inconclusive_settings(state: ModelState) -> list[Broken]:
     """Return errors for settings too many to read, because the rest may differ."""
-    oddities = [oddity for oddity in state.oddities if oddity.kind is OddityKind.METADATA_CUT]
+    why = "statecli does not know whether the remaining settings differ"
     return [
-        Inconclusive(
-            "(settings)",
-            "",
-            f"{state.target}: {oddity.message}: statecli does not know whether the remaining settings differ",
-        )
-        for oddity in oddities
+        Inconclusive("(settings)", "", f"{state.target}: {oddity.message}: {why}")
+        for oddity in state.oddities
+        if oddity.kind is OddityKind.METADATA_CUT
     ]
 
 
@@ -512,5 +502,5 @@ def _list_oddities(state: ModelState) -> Iterator[Oddity]:
     for oddity in state.oddities:
         if oddity.kind in _NOT_READ:
             yield Oddity(oddity.name, f"{state.target}: {oddity.message}: not compared", oddity.fqn)
-        elif oddity.kind not in _REPORTED_ELSEWHERE and not load_check.is_class(state):
+        elif oddity.kind not in _REPORTED_ELSEWHERE and not state.traits.is_class:
             yield Oddity(oddity.name, f"{state.target}: {oddity.message}", oddity.fqn)

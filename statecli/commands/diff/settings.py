@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
 
 from statecli import formats
 from statecli.commands.diff.result import ScalarChange, Status
@@ -48,29 +51,30 @@ def compare_settings(
         is_same = _is_number_and_text if after.traits.settings_are_text else _is_text_and_number
         old, new = Settings(old.values), Settings(new.values)
     old_values, new_values = _spell_keys(old, new), _spell_keys(new, old)
-    kinds = list(_compare_kinds(old, new))
+    # Containers of another kind on each side; the kind of the whole file is not a setting.
+    differing = [path for path, kind in old.kinds.items() if path and new.kinds.get(path, kind) != kind]
+    kinds = [ScalarChange(path, Status.CHANGED, old.kinds[path], new.kinds[path]) for path in differing]
     if MORE in old_values or MORE in new_values:
         if old_values.get(MORE) == new_values.get(MORE) and sections[0] == sections[1]:
             return [], [*old_values], _modules_note((*old_modules, *new_modules))
         old_values, new_values = _select_common(old_values, new_values), _select_common(new_values, old_values)
     changes: list[ScalarChange] = []
     format_only: list[str] = []
-    companions = _companion_files(before) | _companion_files(after)
+    companions = before.metadata.beside | after.metadata.beside
+    are_on_both = old_values.keys() == new_values.keys()
+    old_only = frozenset[str]() if are_on_both else _format_keys(before, after)
+    new_only = frozenset[str]() if are_on_both else _format_keys(after, before)
     keys = list(dict.fromkeys((*old_values, *new_values)))
     for key in keys:
         if key in old_values and key in new_values and is_same(old_values[key], new_values[key]):
             continue
-        if (key not in new_values and key in _format_keys(before, after)) or (
-            key not in old_values and key in _format_keys(after, before)
-        ):
+        if (key not in new_values and key in old_only) or (key not in old_values and key in new_only):
             file, dot, _ = key.partition(".")
             format_only.append(f"{file}.*" if dot and file in companions else key)
-        elif key == LOG_KEY and key in old_values and key in new_values:
-            log = compare_logs(before.target, after.target)
-            detail = None if log is None else log.describe()
-            changes.append(ScalarChange(key, Status.CHANGED, old_values[key], new_values[key], detail))
         else:
-            changes.append(_build_change(key, old_values, new_values))
+            is_log = key == LOG_KEY and key in old_values and key in new_values
+            log = compare_logs(before.target, after.target) if is_log else None
+            changes.append(_build_change(key, old_values, new_values, None if log is None else log.describe()))
     return kinds + changes, keys, [*_format_note(format_only), *_modules_note((*old_modules, *new_modules))]
 
 
@@ -87,19 +91,12 @@ def _modules_note(keys: Sequence[str]) -> list[Oddity]:
     return [Oddity("module-attributes", message)] if keys else []
 
 
-def _compare_kinds(old: Settings, new: Settings) -> Iterator[ScalarChange]:
-    """Yield containers of another kind on each side; the kind of the whole file is not a setting."""
-    for path, kind in old.kinds.items():
-        if path and new.kinds.get(path, kind) != kind:
-            yield ScalarChange(path, Status.CHANGED, kind, new.kinds[path])
-
-
-def _build_change(key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> ScalarChange:
-    if key not in before:
-        return ScalarChange(key, Status.ADDED, None, after[key])
-    if key not in after:
-        return ScalarChange(key, Status.REMOVED, before[key], None)
-    return ScalarChange(key, Status.CHANGED, before[key], after[key])
+def _build_change(
+    key: str, before: Mapping[str, Scalar], after: Mapping[str, Scalar], detail: str | None = None
+) -> ScalarChange:
+    """Return the change of a setting that differs between the settings of both sides."""
+    status = Status.ADDED if key not in before else Status.REMOVED if key not in after else Status.CHANGED
+    return ScalarChange(key, status, before.get(key), after.get(key), detail)
 
 
 def _select_common(own: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -164,10 +161,9 @@ def _find_shared_attributes(state: ModelState, other: ModelState) -> frozenset[s
         for key in other.metadata.values
         if key.startswith(start)
     }
-    starts = _attribute_prefixes(state)
     return frozenset(
         key
-        for start in starts
+        for start in _attribute_prefixes(state)
         for key in state.metadata.values
         if key.startswith(start) and key[len(start) :] in theirs
     )
@@ -191,11 +187,8 @@ def _rename_sections(
     moves = {f"{old}.": f"{new}." for old, new in paired.items() if old and new}
     before, after = _build_renaming(moves), _build_renaming({new: new for new in moves.values()})
     names = [new + key[len(old) :] for key in old_settings.values for old, new in [before(key)]]
-    if len(set(names)) < len(names):
-        return (
-            old_settings,
-            new_settings,
-        )  # a name is taken by another setting: removed and added are reported, and nothing is lost
+    if len(set(names)) < len(names):  # a name is taken: removed and added settings are reported, and nothing is lost
+        return old_settings, new_settings
     return rename(old_settings, before), rename(new_settings, after)
 
 
@@ -220,8 +213,8 @@ def _format_keys(state: ModelState, other: ModelState) -> frozenset[str]:
         keys |= state.metadata.values.keys()
     if traits.key_setting and traits.key_setting != other.traits.key_setting:
         keys |= frozenset(key for key in state.metadata.values if key.split(".")[-1] == traits.key_setting)
-    companions = tuple(f"{name}." for name in _companion_files(state))
-    if companions and not _companion_files(other):
+    companions = tuple(f"{name}." for name in state.metadata.beside)
+    if companions and not other.metadata.beside:
         keys |= frozenset(key for key in state.metadata.values if key.startswith(companions))
     return keys
 
@@ -245,11 +238,6 @@ def select_section_settings(state: ModelState, section: str | None) -> Settings:
     return _select_section(state, section, state)[0]
 
 
-def _companion_files(state: ModelState) -> frozenset[str]:
-    """Return the files with settings next to the weights of a folder; none for a single file."""
-    return state.metadata.beside
-
-
 def _is_same(before: Scalar, after: Scalar) -> bool:
     if isinstance(before, bool) is not isinstance(after, bool):
         return False
@@ -271,9 +259,8 @@ def _is_text_and_number(text: Scalar, value: Scalar) -> bool:
 
 def _is_number_and_text(value: Scalar, text: Scalar) -> bool:
     """Return True if a value of another format equals a text of safetensors."""
-    if formats.describe_text(str(text)) == value:
-        return True
-    return str(value) == str(text) and not str(value).startswith("'")
+    is_spelled_alike = str(value) == str(text) and not str(value).startswith("'")
+    return formats.describe_text(str(text)) == value or is_spelled_alike
 
 
 def describe_setting_change(change: ScalarChange) -> str:
@@ -296,3 +283,34 @@ def _format_json(value: Scalar, longest: int) -> str:
 
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+# --- versions of modules ----------------------------------------------------------------------------------------------
+
+
+def compare_versions(before: ModelState, after: ModelState, paired: Mapping[str, str]) -> Iterator[ScalarChange]:
+    """Yield the differing versions of modules in `_metadata`; `paired` maps sections of before to after.
+
+    An older version makes torch convert or rename tensors on load.
+    """
+    theirs = {state_dict.section: state_dict for state_dict in after.state_dicts}
+    for state_dict in before.state_dicts:
+        other = theirs.get(paired.get(state_dict.section, state_dict.section))
+        if other is not None and state_dict.metadata and other.metadata:
+            prefix = "_metadata" if len(after.sections) < 2 else f"{other.section}._metadata"
+            for path, local in state_dict.metadata.items():
+                for change in _compare_module(local, other.metadata.get(path, local)):
+                    yield replace(change, key=".".join(filter(None, (prefix, path, change.key))))
+
+
+def _compare_module(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[ScalarChange]:
+    """Yield the differences between two modules; a dict of versions as text."""
+    import json
+
+    before, after = (
+        {name: json.dumps(value) if isinstance(value, dict) else value for name, value in side.items()}
+        for side in (old, new)
+    )
+    for name in dict.fromkeys((*before, *after)):
+        if name not in before or name not in after or before[name] != after[name]:
+            yield _build_change(name, before, after)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations, islice, product
-from typing import NamedTuple
 
 from statecli.commands.diff import pairing
 from statecli.commands.diff.pairing import Match, count_tensors
@@ -38,32 +37,40 @@ def suggest_prefix_rule(
     """
     import shlex
 
-    unpaired = [match for match in matches if match.before is None or match.after is None]
-    if not unpaired:
-        return []
-    names = dict(zip(map(id, before.tensors), pairing.apply_map(before, rules), strict=True))
-    gone = {(sections.get(row.section), names[id(row)], row.shape) for match in unpaired if (row := match.before)}
-    new = {(row.section, row.fqn, row.shape) for match in unpaired if (row := match.after)}
-    old_prefixes, new_prefixes = _count_prefixes(gone, new), _count_prefixes(new, gone)
+    names = pairing.apply_map(before, rules)
+    gone, new = map(set, _list_unpaired(matches, sections, before, names))
     ranked = [
         (count, prefix, side)
-        for side, counts in enumerate((old_prefixes, new_prefixes))
+        for side, counts in enumerate((_count_prefixes(gone, new), _count_prefixes(new, gone)))
         for prefix, count in counts.most_common(1)
     ]
-    for count, prefix, side in sorted(ranked, reverse=True)[:1]:
-        if count < 2 or 2 * count <= min(len(gone), len(new)):
-            continue
-        rule = _build_prefix_rule(prefix, gone, new, names.values()) if side else f"^{re.escape(prefix)}="
-        pairs = partial(_count_pairs, before, after, prefixes=prefixes)
-        if pairs((*rules, rule)) >= pairs(rules) + count:
-            long, short = (after, before) if side else (before, after)
-            message = (
-                f"{count_tensors(count)} of {long.target} have the same names as in {short.target}, except for the "
-                f"prefix {prefix!r}"
-            )
-            advice = f"to compare these tensors, add --map {shlex.quote(rule)}"
-            return [Oddity(OddityKind.PREFIX_APART.value, f"{message}; {advice}")]
-    return []
+    count, prefix, side = max(ranked, default=(0, "", 0))
+    if count < 2 or 2 * count <= min(len(gone), len(new)):
+        return []
+    rule = _build_prefix_rule(prefix, gone, new, names) if side else f"^{re.escape(prefix)}="
+    pairs = partial(_count_pairs, before, after, prefixes=prefixes)
+    if pairs((*rules, rule)) < pairs(rules) + count:
+        return []
+    long, short = (after, before) if side else (before, after)
+    message = (
+        f"{count_tensors(count)} of {long.target} have the same names as in {short.target}, except for the "
+        f"prefix {prefix!r}"
+    )
+    advice = f"to compare these tensors, add --map {shlex.quote(rule)}"
+    return [Oddity(OddityKind.PREFIX_APART.value, f"{message}; {advice}")]
+
+
+def _list_unpaired(
+    matches: Sequence[Match], sections: Mapping[str, str], before: ModelState, names: Sequence[str]
+) -> tuple[list[_Key], list[_Key]]:
+    """Return the tensors without a partner on each side; `names` are the names of the tensors of `before`."""
+    name_of = dict(zip(map(id, before.tensors), names, strict=True))
+    gone = [row for match in matches if match.after is None and (row := match.before)]
+    new = [row for match in matches if match.before is None and (row := match.after)]
+    return (
+        [(sections.get(row.section), name_of[id(row)], row.shape) for row in gone],
+        [(row.section, row.fqn, row.shape) for row in new],
+    )
 
 
 def _count_prefixes(rows: Iterable[_Key], others: Collection[_Key]) -> Counter[str]:
@@ -112,15 +119,6 @@ _SYNONYMS = {"gamma": "weight", "beta": "bias", "weight": "gamma", "bias": "beta
 _MAX_REPLACED = 3
 
 
-class _Place(NamedTuple):
-    """A name without some of its components: its section, the parts before and after, and the shape of the tensor."""
-
-    section: str | None
-    start: tuple[str, ...]
-    end: tuple[str, ...]
-    shape: tuple[int, ...] | None
-
-
 def suggest_component_rules(
     matches: Sequence[Match],
     sections: Mapping[str, str],
@@ -139,10 +137,7 @@ def suggest_component_rules(
     """
     import shlex
 
-    unpaired = [match for match in matches if match.before is None or match.after is None]
-    names = dict(zip(map(id, before.tensors), pairing.apply_map(before, rules), strict=True))
-    gone = [(sections.get(row.section), names[id(row)], row.shape) for match in unpaired if (row := match.before)]
-    new = [(row.section, row.fqn, row.shape) for match in unpaired if (row := match.after)]
+    gone, new = _list_unpaired(matches, sections, before, pairing.apply_map(before, rules))
     counts = _count_replacements(gone, new, has_order=before.traits.keeps_order and after.traits.keeps_order)
     suggested: list[str] = []
     replaced: set[str] = set()
@@ -170,13 +165,14 @@ def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order:
     Several tensors of one shape in a place are paired by synonyms in the names of libraries, then by their order, if
     the files keep the order of saving.
     """
-    places: dict[_Place, tuple[list[str], list[str]]] = {}
+    # A place is a name without some of its components: its section, the parts before and after, and the shape.
+    places: dict[tuple[object, ...], tuple[list[str], list[str]]] = {}
     for side, rows in enumerate((gone, new)):
         for section, name, shape in rows:
             parts = name.split(".")[:MAX_PREFIX_PARTS]
             for start, stop in combinations(range(len(parts) + 1), 2):
                 if stop - start <= _MAX_REPLACED and not any(map(str.isdigit, parts[start:stop])):
-                    place = _Place(section, tuple(parts[:start]), tuple(parts[stop:]), shape)
+                    place = section, tuple(parts[:start]), tuple(parts[stop:]), shape
                     places.setdefault(place, ([], []))[side].append(".".join(parts[start:stop]))
     counts: Counter[tuple[str, str]] = Counter()
     for old, other in places.values():

@@ -132,17 +132,16 @@ class ValueComparison:
         after = self._digests.find_digests([new for _, new in pairs])
         for n, (old, new), old_digest, new_digest in zip(to_compare, pairs, before, after, strict=True):
             if old_digest is None or new_digest is None:
-                why = "one side has no values" if old_digest != new_digest else "neither side has values"
-                inconclusive = describe_unknown(self._targets, new, why) if old_digest != new_digest else None
-                outcomes[n] = PairResult(not_compared=why, inconclusive=inconclusive)
+                is_unknown = old_digest != new_digest
+                why = "one side has no values" if is_unknown else "neither side has values"
             elif old.dtype != new.dtype:
+                is_unknown = Field.DTYPE in self._request.ignore
                 why = "the dtypes differ, and a snapshot has only digests"
-                inconclusive = (
-                    describe_unknown(self._targets, new, why) if Field.DTYPE in self._request.ignore else None
-                )
-                outcomes[n] = PairResult(not_compared=why, inconclusive=inconclusive)
-            elif old_digest != new_digest:
-                outcomes[n] = PairResult(differs=True)
+            else:
+                outcomes[n] = PairResult(differs=old_digest != new_digest)
+                continue
+            inconclusive = describe_unknown(self._targets, new, why) if is_unknown else None
+            outcomes[n] = PairResult(not_compared=why, inconclusive=inconclusive)
 
     def _check(self, unpaired: Sequence[tuple[int, TensorInfo]], outcomes: list[PairResult]) -> None:
         """Check unpaired tensors for damage, because a damaged tensor is not an added tensor."""
