@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Bomb
-from statecli.pickle_scan.expected_calls import get_plain_name, iter_indirect_calls
+from statecli.pickle_scan.expected_calls import MAX_INDIRECT_CALLS, get_plain_name, iter_indirect_calls, list_parts
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
@@ -46,8 +46,6 @@ _TENSOR_OBJECT_BYTES = 640
 _MAX_SIZE = 2**62
 #: Numbers of a shape that count as a step.
 _DIMENSIONS_PER_STEP = 16
-#: Calls of calls that are followed.
-_MAX_INDIRECT_CALLS = 8
 
 _COPIERS = frozenset(
     [
@@ -129,7 +127,8 @@ class Allocations:
         if self._pattern_steps > _MAX_PATTERN_STEPS:
             why = f"needs more than {_MAX_PATTERN_STEPS:,} steps to compile regular expressions; loading may hang"
             yield Bomb(why, self._patterns[0].position)
-        yield from self._find_hash_bombs()
+        if (why := self._explain_slow_keys()) is not None:
+            yield Bomb(why, 0)
         deep = _find_too_deep_call(calls, self._steps) if len(calls) > _MAX_NESTING else None
         if deep is not None:
             why = (
@@ -189,7 +188,7 @@ class Allocations:
             self._patterns.append(name)
             self._pattern_steps += _count_pattern_steps(call.args[0])
         self._add_bytes(name, self._measure_call(plain, call.args))
-        for indirect in iter_indirect_calls(plain, call.args) if depth < _MAX_INDIRECT_CALLS else ():
+        for indirect in iter_indirect_calls(plain, call.args) if depth < MAX_INDIRECT_CALLS else ():
             if type(indirect.cls) is Global:
                 self._count_call(indirect, indirect.cls, depth + 1)
 
@@ -304,28 +303,23 @@ class Allocations:
             pairs = (pair for pair in elements if type(pair) in (list, tuple) and len(pair) == 2)
             self.add_keys(elements, (pair[0] for pair in pairs))
 
-    def _find_hash_bombs(self) -> Iterator[Bomb]:
+    def _explain_slow_keys(self) -> str | None:
+        """Return why hashing all keys takes too long, or crashes Python."""
         steps, hashes = 0, Counter[tuple[int, int]]()
         for holder, key in self._keys:
             size, depth = self._measure_expansion(key) if self._hashes.reads_contents(key) else (1, 0)
             steps += size
             if depth > _MAX_NESTING:
-                yield Bomb(
-                    f"hashes a key with more than {_MAX_NESTING:,} nested tuples; this crashes Python (stack overflow)",
-                    0,
+                return (
+                    f"hashes a key with more than {_MAX_NESTING:,} nested tuples; this crashes Python (stack overflow)"
                 )
-                return
             if steps > _MAX_HASH_STEPS:
-                yield Bomb(f"needs more than {_MAX_HASH_STEPS:,} steps to hash dictionary keys; loading may hang", 0)
-                return
+                return f"needs more than {_MAX_HASH_STEPS:,} steps to hash dictionary keys; loading may hang"
             hashes[holder, self._hashes.compute_hash(key)] += 1
-        for (_, _), count in hashes.most_common(1):
-            if count > _MAX_COLLISIONS:
-                why = (
-                    f"compares each of {count:,} keys with all others, because all keys have the same hash; "
-                    "loading may hang"
-                )
-                yield Bomb(why, 0)
+        count = max(hashes.values(), default=0)
+        if count <= _MAX_COLLISIONS:
+            return None
+        return f"compares each of {count:,} keys with all others, because all keys have the same hash; loading may hang"
 
     def _measure_expansion(self, root: Value) -> tuple[int, int]:
         """Return the number of values in a container, shared values counted each time, and the depth."""
@@ -384,30 +378,18 @@ def _list_owned_values(value: Value) -> Sequence[Value]:
     if type(value) is not Obj:
         return _list_children(value)
     name = get_plain_name(value.cls) if type(value.cls) is Global else ""
-    state = value.state if name.startswith(_CLASSES_WITHOUT_DICT) else None
-    return [*value.args, *(value.elems or ()), *_list_children(value.items), *_list_children(value.kwargs), state]
+    *parts, state = _list_children(value)
+    return [*parts, state if name.startswith(_CLASSES_WITHOUT_DICT) else None]
 
 
 _CONTAINER_TYPES = frozenset([Obj, list, tuple, dict, SetOf])
 
 
 def _list_children(value: Any) -> Sequence[Value]:
-    """Return the values of a container, or the parts of an object."""
-    if type(value) in (list, tuple):
-        return value  # type: ignore[no-any-return]
-    if type(value) is dict:
-        return [*(key.value for key in value if type(key) is Key), *value.values()]
-    if type(value) is SetOf:
-        return value.elems
-    if type(value) is Obj:
-        return [
-            *value.args,
-            *(value.elems or ()),
-            *_list_children(value.items),
-            *_list_children(value.kwargs),
-            value.state,
-        ]
-    return ()
+    """Return the values of a container, or the parts of an object, its state last."""
+    if type(value) is not Obj:
+        return list_parts(value)
+    return [*value.args, *(value.elems or ()), *list_parts(value.items), *list_parts(value.kwargs), value.state]
 
 
 class _KeyHashes:

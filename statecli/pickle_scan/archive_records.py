@@ -109,12 +109,10 @@ def classify_records(archive: Archive) -> RecordUses:
             return Use.COMPILED
         if name == _OLD_PROGRAM or (exported and name.startswith(_PROGRAMS)):
             return Use.PROGRAM
-        if packaged and not name.startswith(_NOT_PACKAGED):
-            read_otherwise = _classify_script_record(name) in (Use.BYTECODE, Use.OLD_SCRIPT)
-            return (
-                Use.MODULE if name.endswith(".py") else _classify_script_record(name) if read_otherwise else Use.PICKLE
-            )
         script = _classify_script_record(name)
+        if packaged and not name.startswith(_NOT_PACKAGED):
+            otherwise = script if script in (Use.BYTECODE, Use.OLD_SCRIPT) else Use.PICKLE
+            return Use.MODULE if name.endswith(".py") else otherwise
         if declared is None:  # the lite interpreter takes no notice of the configuration
             return Use.PICKLE if script is Use.OTHER else script
         if name in declared.objects or _OLD_PAYLOAD.fullmatch(name):

@@ -289,7 +289,7 @@ class Flow:
                 "is called by the pickle with a number or a shape that Python and numpy never write in this call; "
                 "loading may fill the memory",
             )
-        if name == "numpy.dtype" and not numpy_dtype_states.is_named_by_code(call):
+        if name == "numpy.dtype" and not numpy_dtype_states.get_code(call):
             self.note_misuse(
                 call.cls, "is called without a dtype code such as 'f4', so statecli does not know the dtype"
             )
@@ -447,22 +447,18 @@ class Flow:
             self._check_sparse_parts(name, args)
         if called.startswith(expected_calls.WITH_HOOKS):
             for part in args:
-                if (
-                    type(part) is Obj
-                    and self._get_root_name(part) == "collections.OrderedDict"
-                    and not self._is_empty(part)
-                ):
+                is_dict = type(part) is Obj and self._get_root_name(part) == "collections.OrderedDict"
+                if is_dict and kept_functions.pairs_of(part, self._get_root_name) != []:
                     self.note_misuse(
                         name,
                         "gets hooks from the pickle, which torch calls later; torch.save never writes hooks with "
                         "a tensor",
                     )
-        if called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args and type(args[0]) is Obj:
-            root = self.get_root(args[0])
-            if root is None or not expected_calls.is_tensor_data(get_plain_name(root)):
-                self.note_misuse(
-                    name, "gets an object from the pickle instead of tensor data, and calls methods of this object"
-                )
+        rebuilds = called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args
+        if rebuilds and type(args[0]) is Obj and not expected_calls.is_tensor_data(self._get_root_name(args[0]) or ""):
+            self.note_misuse(
+                name, "gets an object from the pickle instead of tensor data, and calls methods of this object"
+            )
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
         """Check that the parts of a sparse tensor are tensors of the file, whose indices `sparse-indices` checks.
@@ -472,15 +468,10 @@ class Flow:
         parts = args[1] if len(args) > 1 and type(args[1]) is tuple else ()
         if args and type(args[0]) is int:  # TorchScript: (layout, sizes, requires_grad, parts, hooks)
             parts = args[3:-1]
-        parts_and_names = [
-            (part, self._get_root_name(part)) for part in parts[: expected_calls.SPARSE_PARTS] if type(part) is Obj
-        ]
-        tensors = [part for part, name_of_part in parts_and_names if name_of_part != "torch.Size"]
+        objects = [part for part in parts[: expected_calls.SPARSE_PARTS] if type(part) is Obj]
+        tensors = [part for part in objects if self._get_root_name(part) != "torch.Size"]
         if not tensors or not all(part.args and type(part.args[0]) is Persistent for part in tensors):
             self.note_misuse(name, expected_calls.UNCHECKED_INDICES)
-
-    def _is_empty(self, hooks: Obj) -> bool:
-        return kept_functions.pairs_of(hooks, self._get_root_name) == []
 
     def _check_items(self, call: Obj) -> None:
         root = self.get_root(call)
@@ -638,10 +629,8 @@ class Flow:
         """Return True for a seed, an offset and a tensor, because torch reads all three without counting them."""
         if type(state) is not tuple or len(state) != 3 or type(state[0]) is not int:
             return False
-        root = self.get_root(state[2]) if type(state[2]) is Obj else None
-        rebuilt = root is not None and get_plain_name(root).startswith(
-            ("torch._utils._rebuild_", "torch._tensor._rebuild_")
-        )
+        name = self._get_root_name(state[2]) if type(state[2]) is Obj else None
+        rebuilt = (name or "").startswith(("torch._utils._rebuild_", "torch._tensor._rebuild_"))
         return type(state[1]) in (int, type(None)) and rebuilt
 
     def _check_attributes(self, root: Global, name: str, state: Value) -> None:
@@ -713,8 +702,7 @@ class Flow:
             elif known_names.is_configuration(called) or deferred_calls.is_callback(called):
                 self.note_misuse(value, why)
         elif type(value) is Obj:
-            root = self.get_root(value)
-            if name != "collections.defaultdict" or root is None or not self._is_factory(value, get_plain_name(root)):
+            if name != "collections.defaultdict" or not self._is_factory(value):
                 self.note_misuse(value, why)
                 self.note_misuse(
                     caller, "calls a function that another call returned, so statecli does not know what code runs"
@@ -724,21 +712,20 @@ class Flow:
                 caller, "calls a value that is not an imported name, so statecli does not know what code runs"
             )
 
-    def _is_factory(self, value: Obj, name: str) -> bool:
+    def _is_factory(self, value: Obj) -> bool:
         """Return True for a partial of a container as a defaultdict's factory for missing keys.
 
         The call happens during the load, if the defaultdict is in a place where a class looks up keys.
         """
         function = value.args[0] if value.args else None
         callee = value.state[0] if type(value.state) is tuple and value.state else function
-        return name == "functools.partial" and all(
+        return self._get_root_name(value) == "functools.partial" and all(
             deferred_calls.is_container(part, self._get_root_name) for part in (function, callee)
         )
 
     def _walk_values(self, holder: Value, values: Iterable[Value]) -> None:
         """Visit every name and pair in the values, down to the next call."""
-        root = self.get_root(holder)
-        holds = root is not None and get_plain_name(root) in expected_calls.HOOK_HOLDERS
+        holds = self._get_root_name(holder) in expected_calls.HOOK_HOLDERS
         seen = self._seen_in_hook_holders if holds else self._seen_values
         waiting = list(values)
         self.steps.take(Budget.FLOW, len(waiting))
@@ -758,16 +745,15 @@ class Flow:
                 waiting.extend(contents)
 
     def _check_hook_place(self, value: Obj, holds: bool) -> None:
-        root = self.get_root(value)
-        if not holds and root is not None and get_plain_name(root) in known_names.HOOK_CLASSES:
+        if not holds and self._get_root_name(value) in known_names.HOOK_CLASSES:
             self.note_misuse(
-                root,
+                value,
                 "is a hook that the pickle stores where torch keeps no hooks; statecli does not know which code "
                 "calls the hook, and with which arguments",
             )
         if id(value) in self._excused and not compiled_modules.is_module(value):
             self.note_misuse(
-                root,
+                value,
                 "is stored by the pickle where torch.compile never stores such an object; statecli does not know "
                 "which code calls the object",
             )
@@ -810,14 +796,15 @@ class Flow:
             return key.args[0] if len(key.args) == 1 and type(key.args[0]) is str else expected_calls.COMPUTED
         if name == packed_weights.TYPE_TAG:
             return self._text_of(key.args[0]) if key.args and type(key.args[0]) in (str, Obj) else None
-        if name in expected_calls.SCALARS and not numpy_dtype_states.is_number(key.args[0] if key.args else None):
+        code = numpy_dtype_states.get_code(key.args[0]) if name in expected_calls.SCALARS and key.args else ""
+        if name in expected_calls.SCALARS and code not in numpy_dtype_states.NUMBERS:
             return numpy_dtype_states.text_of(key.args) or expected_calls.COMPUTED
         return None
 
 
 def _is_dict(flow: Flow, value: Value) -> bool:
-    root = flow.get_root(value) if type(value) is Obj else None
-    return type(value) is dict or (root is not None and get_plain_name(root) in expected_calls.DICT_CLASSES)
+    is_object = type(value) is Obj and flow._get_root_name(value) in expected_calls.DICT_CLASSES
+    return is_object or type(value) is dict
 
 
 def _is_param_groups(flow: Flow, value: Value) -> bool:
@@ -833,9 +820,9 @@ def _is_optimizer_state(flow: Flow, value: Value) -> bool:
     items: Any = value.items or {} if type(value) is Obj else value
     arguments: Any = value.args if type(value) is Obj else ()
     flow.steps.take(Budget.FLOW, len(items))
-    return not any(map(expected_calls.holds_mappings, arguments)) and all(
-        type(kept) in (dict, list) for kept in items.values()
-    )
+    # Any other argument than a class may hold items: pickle writes them apart.
+    is_plain = all(type(argument) is Global or argument is None for argument in arguments)
+    return is_plain and all(type(kept) in (dict, list) for kept in items.values())
 
 
 #: What an optimizer looks up in what it is given.

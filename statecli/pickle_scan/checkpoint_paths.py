@@ -5,15 +5,13 @@ and MMCV 1 from the `hook_msgs` of its `meta`.
 Both accept other objects than texts: fsspec takes the attribute `path` of any object for the path, and Python opens
 bytes. So only a text, a path of pathlib and None are clean.
 Sources: lightning/pytorch/callbacks/model_checkpoint.py of 2.6; mmengine/hooks/checkpoint_hook.py of 0.10;
-mmcv/runner/hooks/evaluation.py of 1.7;
-fsspec/utils.py and implementations/local.py of 2025.
+mmcv/runner/hooks/evaluation.py of 1.7; fsspec/utils.py and implementations/local.py of 2025.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
@@ -94,12 +92,8 @@ def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str 
     elif _BEST_NAME.fullmatch(text):
         yield Hazard(what, is_error=False)
     else:
-        extent = (
-            "even if the path is a folder with files"
-            if library == "MMEngine"
-            else "even if the path is one of your own files"
-        )
-        why = f"{extent}; the usual name is best_*.pth"
+        extent = "a folder with files" if library == "MMEngine" else "one of your own files"
+        why = f"even if the path is {extent}; the usual name is best_*.pth"
         help = "check the path before you resume from the file"
         yield Hazard(f"{what}, {why}", is_error=False, needs_review=True, help=help)
 
@@ -117,29 +111,25 @@ def describe_computed_text(where: str) -> Hazard:
     return Hazard(f"{where} is a string that the pickle computes during loading, so statecli cannot check the string")
 
 
-class _Path(NamedTuple):
-    """The text of a path, None without a text to check; and the hazard of any other value than a path."""
+def _read_path(where: str, value: Value, use: str, steps: Steps) -> tuple[str | None, Hazard | None]:
+    """Return the text of a path, None without a text to check; and the hazard of any other value than a path.
 
-    text: str | None
-    hazard: Hazard | None = None
-
-
-def _read_path(where: str, value: Value, use: str, steps: Steps) -> _Path:
-    """Return the text of a path, also of a pathlib path. `use`: the action of a loader on the path, as `X deletes`."""
+    `use`: the action of a loader on the path, as `X deletes`.
+    """
     node = value.value if type(value) is Key else value
     is_pathlib = type(node) is Obj and split_call(node)[0].startswith("pathlib.")
     text = _read_pathlib(node) if is_pathlib else read_text(node)
     if node is None:
-        return _Path(None)
+        return None, None
     if text is COMPUTED_TEXT:
-        return _Path(None, describe_computed_text(where))
+        return None, describe_computed_text(where)
     if type(text) is not str or not (is_pathlib or is_plain_text(node)):
-        return _Path(None, Hazard(f"{where} is neither a string nor a path, so statecli cannot check which file {use}"))
+        return None, Hazard(f"{where} is neither a string nor a path, so statecli cannot check which file {use}")
     steps.take(Budget.TEXT, len(text))
     if len(text) > _MAX_PATH_CHARACTERS:
         why = f"has {len(text):,} characters, more than a path can have, so statecli does not check which file {use}"
-        return _Path(None, Hazard(f"{where} {why}"))
-    return _Path(text)
+        return None, Hazard(f"{where} {why}")
+    return text, None
 
 
 def _read_pathlib(node: Obj) -> Value:

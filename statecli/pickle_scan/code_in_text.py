@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from statecli import pickle_scan
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import files
+from statecli.storage.byte_source import Source
 
 #: Bytes of a text that are searched; a longer one may have anything.
 _MAX_TEXT_BYTES = 64 << 20
@@ -21,19 +22,6 @@ _MAX_TEXT_BYTES = 64 << 20
 _MAX_DECODINGS = 8
 #: Files of Ray that have pickles as digits: the state of an experiment and of its trials.
 _RAY_STATES = ("experiment_state*.json", "trial_metadata.json")
-
-
-class Readable(Protocol):
-    """An open file."""
-
-    @property
-    def size(self) -> int:
-        """Number of bytes."""
-        ...
-
-    def read(self, offset: int, length: int, /) -> bytes:
-        """Return bytes from an offset on."""
-        ...
 
 
 class _Sign(NamedTuple):
@@ -91,7 +79,7 @@ def _decode(text: bytes) -> bytes:
     return text if encoding.startswith("utf-8") else text.decode(encoding, "replace").encode()
 
 
-def find_code_in_text(path: str, source: Readable) -> str | None:
+def find_code_in_text(path: str, source: Source) -> str | None:
     """Return which library runs code of the text, and how; None for other files."""
     name = files.get_name(path)
     if any(fnmatchcase(name, pattern) for pattern in _RAY_STATES):

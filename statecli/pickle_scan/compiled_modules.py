@@ -18,7 +18,6 @@ from statecli.pickles.nodes import Global, Obj, Value
 
 _MODULE = "torch._dynamo.eval_frame.OptimizedModule"
 _CONTEXT = "torch._dynamo.eval_frame.OptimizeContext"
-_INDUCTOR = "torch._TorchCompileInductorWrapper"
 _PARTS = frozenset(
     [
         "torch._dynamo.convert_frame.CatchErrorsWrapper",
@@ -27,7 +26,7 @@ _PARTS = frozenset(
         "torch._dynamo.convert_frame.ConvertFrameBox",
         "torch._dynamo.repro.after_dynamo.WrapBackendDebug",
         "torch._dynamo.hooks.Hooks",
-        _INDUCTOR,
+        "torch._TorchCompileInductorWrapper",
         "torch._TorchCompileWrapper",
     ]
 )

@@ -56,14 +56,9 @@ def is_own_key(key: str) -> bool:
     return key in _OWN_KEYS
 
 
-def is_inert(text: str) -> bool:
-    """Return whether Python calls nothing when evaluating the text, or fails to parse the text."""
-    return _INERT.fullmatch(text) is not None
-
-
 def check_text(where: str, key: str, text: str) -> Hazard | None:
     """Return the hazard of a text that fairseq evaluates; None for a small literal and for plain words."""
-    if is_inert(text):
+    if _INERT.fullmatch(text):
         return None
     tree, is_error = parse(text), is_own_key(key)
     if tree is None:

@@ -84,7 +84,7 @@ def list_parts(value: Any) -> Sequence[Value]:
     if type(value) in (list, tuple):
         return value  # type: ignore[no-any-return]
     if type(value) is dict:
-        return [*value.values(), *(key.value for key in value if type(key) is Key)]
+        return [*(key.value for key in value if type(key) is Key), *value.values()]
     return value.elems if type(value) is SetOf else ()
 
 
@@ -93,16 +93,11 @@ def is_packable(name: str, state: Value, read: packed_weights.ReadStorage) -> bo
     if packed_weights.is_convolution(name):
         return packed_weights.is_convolution_state(state)
     if packed_weights.is_cpp_class(name):
-        return not packed_weights.is_known_class(name) or packed_weights.is_packed_state(
-            name.removeprefix(packed_weights.CPP_CLASS_PREFIX), state, read
-        )
+        return not packed_weights.is_known_class(name) or packed_weights.is_packed_state(name, state, read)
     if name == SCRIPT_OBJECT:
         if type(state) is not tuple or len(state) != 2 or type(state[1]) is not str:
             return False
-        of_class = state[1].removeprefix(packed_weights.CPP_CLASS_PREFIX)
-        return state[1].startswith(packed_weights.CPP_CLASS_PREFIX) and packed_weights.is_packed_state(
-            of_class, state[0], read
-        )
+        return packed_weights.is_cpp_class(state[1]) and packed_weights.is_packed_state(state[1], state[0], read)
     return True
 
 
@@ -317,11 +312,6 @@ def has_shape(name: str, args: tuple[Value, ...]) -> bool:
     """Return whether a new array gets a shape from its call: numpy writes an empty array and a shape in the state."""
     place = {"_reconstruct": 1, "_mareconstruct": 2}.get(name.rpartition(".")[2]) if name.startswith("numpy.") else None
     return place is not None and len(args) > place and args[place] != (0,)
-
-
-def holds_mappings(argument: Value) -> bool:
-    """Return whether an argument of a dict's constructor is anything but a class: pickle writes its items apart."""
-    return type(argument) is not Global and argument is not None
 
 
 #: Methods that rebuilding a tensor, and pickle itself, look up on what they are given.

@@ -17,6 +17,7 @@ from statecli.pickle_scan.export_numbers import ARITHMETIC, find_huge_numbers
 from statecli.pickle_scan.module_attributes import find_module_attribute
 from statecli.pickle_scan.program_schema import DictOf, ListOf, ProgramValue, iter_values
 from statecli.pickle_scan.step_budget import Budget, Steps
+from statecli.storage.json_object import get_field
 
 _Sizes = tuple[int | None, ...]
 #: Gates of a recurrent cell: rows of its weights for each row of its hidden state.
@@ -42,33 +43,31 @@ class _Node(NamedTuple):
     user_inputs: frozenset[str]
 
     def get_name(self, argument: str) -> str | None:
-        return _get_tensor_name(self.arguments.get(argument))
+        return _get_name(self.arguments.get(argument), "as_tensor")
 
     def get_sizes(self, argument: str) -> _Sizes | None:
         return self.sizes.get(self.get_name(argument) or "")
 
     def list_sizes(self, argument: str) -> list[_Sizes | None]:
-        value = self.arguments.get(argument)
-        tensors = value.get("as_tensors") if type(value) is dict else None
+        tensors = get_field(self.arguments, argument, "as_tensors")
         names = [child.get("name") for child in tensors if type(child) is dict] if type(tensors) is list else []
         return [self.sizes.get(name) if type(name) is str else None for name in names]
 
     def get_number(self, argument: str) -> int | None:
-        value = self.arguments.get(argument)
-        number = value.get("as_int") if type(value) is dict else None
+        number = get_field(self.arguments, argument, "as_int")
         return number if type(number) is int else None
 
     def is_true(self, argument: str) -> bool:
-        value = self.arguments.get(argument)
-        return type(value) is dict and value.get("as_bool") is True
+        return get_field(self.arguments, argument, "as_bool") is True
 
 
 def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
     """Yield the calls of the program whose arguments torch does not check. Raises OutOfSteps."""
     yield from _check_other_objects(document, steps)
-    yield from _check_types(document, steps)
+    if why := _find_wrong_type(document, steps):
+        yield Misuse("torch.export.load", why)
     user_inputs = frozenset(_list_user_inputs(document))
-    main = _find_main_graph(document)
+    main = get_field(document, "graph_module", "graph")
     for graph in _iter_graphs(document, steps):
         yield from (Misuse(*number) for number in find_huge_numbers(graph, graph is not main, steps))
         given = _list_given_objects(graph)
@@ -87,7 +86,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
             name = target.removeprefix(_ATEN).partition(".")[0]
             if target.startswith(_ATEN) and name in _CHECKS:
                 outputs = node.get("outputs")
-                results = [_get_tensor_name(output) for output in outputs] if type(outputs) is list else []
+                results = [_get_name(output, "as_tensor") for output in outputs] if type(outputs) is list else []
                 arguments = {entry["name"]: entry.get("arg") for entry in entries if type(entry.get("name")) is str}
                 if why := _CHECKS[name](_Node(arguments, results, sizes, user_inputs)):
                     yield Misuse(target, f"{why}; the call may read or overwrite memory outside the tensors")
@@ -120,7 +119,7 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
         if "as_custom_obj" in value and target.startswith(_CALLERS) and target not in _TAKERS_OF_OBJECTS:
             yield "gets an object from the file instead of a graph, and calls this object"
             return
-        if "as_custom_obj" in value and _get_object_name(value) not in given:
+        if "as_custom_obj" in value and _get_name(value, "as_custom_obj") not in given:
             yield (
                 "gets an object from the file that is not an input of the graph; torch compiles the object's repr() "
                 "as code"
@@ -265,35 +264,25 @@ def _is_kind(values: Sequence[Any], kind: str) -> bool:
     return len(values) == 1 and type(values[0]) is dict and kind in values[0]
 
 
-def _check_types(document: Any, steps: Steps) -> Iterator[Misuse]:
-    """Yield the first value of another type in place of a number, and the first name that is taken."""
+def _find_wrong_type(document: Any, steps: Steps) -> str | None:
+    """Return what is wrong with the first value of another type in place of a number, or the first name taken."""
     for place in iter_values(document, steps):
         value = place.value
         if type(value) is not list and place.key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
-            yield Misuse(
-                "torch.export.load",
-                "finds a string or an object in the file instead of a number, and may evaluate this value as code",
-            )
-            return
+            return "finds a string or an object in the file instead of a number, and may evaluate this value as code"
         if type(value) is not dict or isinstance(place.kind, DictOf):
             continue
-        graph = value.get("as_graph")
-        graph_name = graph.get("name") if type(graph) is dict else None
-        if type(graph_name) is str and find_module_attribute(graph_name):
-            yield Misuse(
-                "torch.export.load",
+        graph_name = _get_name(value, "as_graph")
+        if graph_name is not None and find_module_attribute(graph_name):
+            return (
                 f"finds a graph named {graph_name}, which is also the name of a module method; the compiled code may "
-                "call this method instead of the graph",
+                "call this method instead of the graph"
             )
-            return
         # An argument of a node has the name of a parameter, which may be `self`.
         for name in (value.get("name") if place.kind != "NamedArgument" else None, value.get("as_name")):
             if type(name) is str and name in TAKEN_NAMES:
-                yield Misuse(
-                    "torch.export.load",
-                    f"finds a value named {name}, which changes the meaning of {name} in the compiled code",
-                )
-                return
+                return f"finds a value named {name}, which changes the meaning of {name} in the compiled code"
+    return None
 
 
 def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
@@ -303,7 +292,7 @@ def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
     name the objects, and the objects of a node are judged with the node; a graph among the objects has outputs again. A
     dict of arguments has free keys, which are not fields.
     """
-    main = _find_main_graph(document)
+    main = get_field(document, "graph_module", "graph")
     given = _list_given_objects(main) if type(main) is dict else frozenset()
     stack: list[tuple[ProgramValue, frozenset[str] | None]] = [(ProgramValue("ExportedProgram", document), given)]
     while stack:
@@ -311,7 +300,7 @@ def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
         kind, value, _ = place
         steps.take(Budget.TEXT)
         may_be_object = place.may_be("Argument", "InputArgument") and "as_custom_obj" in value
-        if names is not None and may_be_object and _get_object_name(value) not in names:
+        if names is not None and may_be_object and _get_name(value, "as_custom_obj") not in names:
             yield Misuse("torch.export.unflatten", "compiles the repr() of an object from the file as code")
             return
         if kind == "Graph" and type(value) is dict:
@@ -319,12 +308,6 @@ def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
         is_call = kind in ("Graph", "Node")
         for child in place.list_children():
             stack.append((child, None if is_call and child.key == "inputs" else names))
-
-
-def _find_main_graph(document: Any) -> Any:
-    for key in ("graph_module", "graph"):
-        document = document.get(key) if type(document) is dict else None
-    return document
 
 
 def _is_custom_operator(name: str) -> bool:
@@ -335,13 +318,13 @@ def _is_custom_operator(name: str) -> bool:
 def _list_given_objects(graph: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the objects among the inputs of the graph."""
     inputs = graph.get("inputs")
-    names = (_get_object_name(value) for value in inputs) if type(inputs) is list else ()
+    names = (_get_name(value, "as_custom_obj") for value in inputs) if type(inputs) is list else ()
     return frozenset(name for name in names if name is not None)
 
 
-def _get_object_name(value: Any) -> str | None:
-    given = value.get("as_custom_obj") if type(value) is dict else None
-    name = given.get("name") if type(given) is dict else None
+def _get_name(value: Any, kind: str) -> str | None:
+    """Return the name of an argument of this kind; None for an argument of another kind."""
+    name = get_field(value, kind, "name")
     return name if type(name) is str else None
 
 
@@ -353,26 +336,16 @@ def _iter_graphs(document: Any, steps: Steps) -> Iterator[dict[str, Any]]:
 
 
 def _list_user_inputs(document: Any) -> Iterator[str]:
-    node = document
-    for key in ("graph_module", "signature", "input_specs"):
-        node = node.get(key) if type(node) is dict else None
-    for spec in node if type(node) is list else ():
-        given = spec.get("user_input") if type(spec) is dict else None
-        name = _get_tensor_name(given.get("arg")) if type(given) is dict else None
-        if name:
+    specs = get_field(document, "graph_module", "signature", "input_specs")
+    for spec in specs if type(specs) is list else ():
+        if name := _get_name(get_field(spec, "user_input", "arg"), "as_tensor"):
             yield name
-
-
-def _get_tensor_name(value: Any) -> str | None:
-    tensor = value.get("as_tensor") if type(value) is dict else None
-    name = tensor.get("name") if type(tensor) is dict else None
-    return name if type(name) is str else None
 
 
 def _read_sizes(meta: Any) -> _Sizes:
     """Return the sizes of a value; None for a symbolic size."""
-    sizes = meta.get("sizes") if type(meta) is dict else None
-    numbers = [size.get("as_int") if type(size) is dict else None for size in sizes] if type(sizes) is list else []
+    sizes = get_field(meta, "sizes")
+    numbers = [get_field(size, "as_int") for size in sizes] if type(sizes) is list else []
     return tuple(number if type(number) is int else None for number in numbers)
 
 
@@ -456,8 +429,7 @@ def _check_factory(node: _Node) -> str | None:
 
 
 def _check_fourier(node: _Node) -> str | None:
-    sizes, value = node.get_sizes("self"), node.arguments.get("dim")
-    dims = value.get("as_ints") if type(value) is dict else None
+    sizes, dims = node.get_sizes("self"), get_field(node.arguments, "dim", "as_ints")
     if type(dims) is list and sizes and all(type(dim) is int and 0 <= dim < len(sizes) for dim in dims):
         return None
     return "computes a Fourier transform over dimensions that its input does not have"

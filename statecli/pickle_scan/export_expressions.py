@@ -30,21 +30,17 @@ from statecli.pickle_scan.program_schema import Judgement, ProgramText
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: What expressions are made of, by the names that sympy and torch have for them.
-_EXPRESSION_FUNCTIONS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        Symbol Dummy Integer Rational Float Add Mul Pow Mod Max Min Abs And Or Not Xor Piecewise ExprCondPair
-        Eq Ne Lt Le Gt Ge Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan floor ceiling
-        FloorDiv ModularIndexing Where PythonMod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural
-        FloatPow FloatTrueDiv IntTrueDiv IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt RoundToInt
-        RoundDecimal ToFloat Identity BitwiseFn_bitwise_and BitwiseFn_bitwise_or BitwiseFn_bitwise_xor
-        OpaqueUnaryFn_sqrt OpaqueUnaryFn_cos OpaqueUnaryFn_cosh OpaqueUnaryFn_sin OpaqueUnaryFn_sinh
-        OpaqueUnaryFn_tan OpaqueUnaryFn_tanh OpaqueUnaryFn_asin OpaqueUnaryFn_acos OpaqueUnaryFn_atan
-        OpaqueUnaryFn_exp OpaqueUnaryFn_log OpaqueUnaryFn_asinh OpaqueUnaryFn_log2
-        """,
-    )
-)
+_EXPRESSION_NAMES = """
+    Symbol Dummy Integer Rational Float Add Mul Pow Mod Max Min Abs And Or Not Xor Piecewise ExprCondPair
+    Eq Ne Lt Le Gt Ge Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan floor ceiling
+    FloorDiv ModularIndexing Where PythonMod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural
+    FloatPow FloatTrueDiv IntTrueDiv IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt RoundToInt
+    RoundDecimal ToFloat Identity BitwiseFn_bitwise_and BitwiseFn_bitwise_or BitwiseFn_bitwise_xor
+    OpaqueUnaryFn_sqrt OpaqueUnaryFn_cos OpaqueUnaryFn_cosh OpaqueUnaryFn_sin OpaqueUnaryFn_sinh
+    OpaqueUnaryFn_tan OpaqueUnaryFn_tanh OpaqueUnaryFn_asin OpaqueUnaryFn_acos OpaqueUnaryFn_atan
+    OpaqueUnaryFn_exp OpaqueUnaryFn_log OpaqueUnaryFn_asinh OpaqueUnaryFn_log2
+"""
+_EXPRESSION_FUNCTIONS = frozenset(_EXPRESSION_NAMES.split())
 #: A number has no attribute, and so nothing behind its digits. sympy evaluates a text that is neither name nor number.
 _TOKEN = compile_on_use(
     r"[A-Za-z]\w*(?!')|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])"
@@ -129,17 +125,13 @@ _EXPONENT_FUNCTIONS = frozenset(
 #: Whose terms are added up, in Python and in sympy.
 _SUM_FUNCTIONS = frozenset(["Add", "Sub", "Max", "Min"])
 #: Function -> keywords that sympy writes for it. Their values are assumptions, a number or bits.
-_SYMBOL_KEYWORDS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        algebraic antihermitian commutative complex composite dummy_index even extended_negative extended_nonnegative
-        extended_nonpositive extended_nonzero extended_positive extended_real finite hermitian imaginary infinite
-        integer irrational negative noninteger nonnegative nonpositive nonzero odd positive prime rational real
-        transcendental zero
-        """,
-    )
-)
+_SYMBOL_KEYWORD_NAMES = """
+    algebraic antihermitian commutative complex composite dummy_index even extended_negative extended_nonnegative
+    extended_nonpositive extended_nonzero extended_positive extended_real finite hermitian imaginary infinite
+    integer irrational negative noninteger nonnegative nonpositive nonzero odd positive prime rational real
+    transcendental zero
+"""
+_SYMBOL_KEYWORDS = frozenset(_SYMBOL_KEYWORD_NAMES.split())
 _KEYWORDS = {"Symbol": _SYMBOL_KEYWORDS, "Dummy": _SYMBOL_KEYWORDS, "Float": frozenset(["precision"])}
 _NUMBER = compile_on_use(r"[-+]?[\d_]*\.?[\d_]*(?:[eE][-+]?([\d_]+))?")
 #: An exponent that no float of Python has: such numbers are zero or infinite for Python, not for sympy.
@@ -431,50 +423,37 @@ def _check_operator(text: str) -> ProgramCall | None:
                 "process; to remove this operator, call run_decompositions() before you save the program"
             )
         return ProgramCall(text, module or "torch", name, why, doer="the graph") if why else None
-    operator = f"{match[1]}::{match[2]}"
+    namespace, name, overload = match[1], match[2], match[3] or ""
+    operator = f"{namespace}::{name}"
     # An operator on graphs has no overloads: what follows its name is an attribute.
-    is_attribute = match[1] == "higher_order" if match[3] else False
-    if is_attribute or _ATTRIBUTE_OF_OVERLOAD.fullmatch(match[3] or "") or _ATTRIBUTE.fullmatch(match[1]):
-        return ProgramCall(
-            text,
-            f"torch.ops.{match[1]}",
-            match[2],
-            "is an attribute of an operator, not an operator; torch never writes this",
-            doer="the graph",
-        )
-    if match[1] == "aten" and match[3] and match[2] in _CHECKED:
+    is_attribute = namespace == "higher_order" and overload != ""
+    if is_attribute or _ATTRIBUTE_OF_OVERLOAD.fullmatch(overload) or _ATTRIBUTE.fullmatch(namespace):
+        why = "is an attribute of an operator, not an operator; torch never writes this"
+    elif namespace == "aten" and overload and name in _CHECKED:
         return None
-    if _ATTRIBUTE_OF_NAMESPACE.fullmatch(match[2]):
-        return ProgramCall(
-            text,
-            f"torch.ops.{match[1]}",
-            match[2],
-            "is an attribute of a namespace of operators, not an operator; torch never writes this",
-            doer="the graph",
-        )
-    why = program_operators.describe_harm(operator)
-    if program_operators.is_about_texts(operator, match[3] or ""):
-        why = why or (
-            "computes a string or a list, which no exported program does; torch's compiler writes the result into "
-            "source code"
-        )
-    if not match[3] and match[1] != "higher_order":
-        why = why or (
-            "has no overload name such as .default, which torch always writes; without this name, torch does not "
-            "match the arguments by name"
-        )
+    elif _ATTRIBUTE_OF_NAMESPACE.fullmatch(name):
+        why = "is an attribute of a namespace of operators, not an operator; torch never writes this"
+    else:
+        why = program_operators.describe_harm(operator)
+        if program_operators.is_about_texts(operator, overload):
+            why = why or (
+                "computes a string or a list, which no exported program does; torch's compiler writes the result into "
+                "source code"
+            )
+        if not overload and namespace != "higher_order":
+            why = why or (
+                "has no overload name such as .default, which torch always writes; without this name, torch does not "
+                "match the arguments by name"
+            )
     if why or not program_operators.is_listed(operator):
-        return ProgramCall(text, f"torch.ops.{match[1]}", match[2], why, doer="the graph")
+        return ProgramCall(text, f"torch.ops.{namespace}", name, why, doer="the graph")
     return None
 
 
 def _check_guard(text: str) -> ProgramCall | None:
     """Return the call of an unsafe input check, evaluated by a call of the program's module."""
-    why = (
-        describe_cost(text, has_symbols=False)
-        if is_plain_guard(text)
-        else f"compiles the guard {quoting.quote(text)} as Python code"
-    )
+    code = f"compiles the guard {quoting.quote(text)} as Python code"
+    why = describe_cost(text, has_symbols=False) if is_plain_guard(text) else code
     return ProgramCall(text, "builtins", "exec", why, doer="the module of the program") if why else None
 
 

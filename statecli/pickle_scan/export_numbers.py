@@ -40,10 +40,8 @@ def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> I
             result = _bound_result(target.rpartition(".")[2].lower(), _read_operands(node, bits, is_nested))
             total += max(0.0, result - _FLOAT_BITS)
             if result > _MAX_BITS or total > _MAX_TOTAL_BITS:
-                yield (
-                    target,
-                    (f"computes numbers of more than {_MAX_BITS:,} bits; the program may hang or fill the memory"),
-                )
+                why = f"computes numbers of more than {_MAX_BITS:,} bits; the program may hang or fill the memory"
+                yield target, why
                 return
         else:
             result = _SIZE_BITS if target.startswith("torch.ops.aten.sym_") else _ITEM_BITS

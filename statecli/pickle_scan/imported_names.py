@@ -19,7 +19,13 @@ from statecli.pickle_scan import debug_texts, known_names, plain_data, script_ne
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow
 from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
-from statecli.pickle_scan.expected_calls import REBUILD_SPARSE, get_plain_name, iter_indirect_calls, named_arguments
+from statecli.pickle_scan.expected_calls import (
+    MAX_INDIRECT_CALLS,
+    REBUILD_SPARSE,
+    get_plain_name,
+    iter_indirect_calls,
+    named_arguments,
+)
 from statecli.pickle_scan.nested_data import may_be_nested_data, may_be_nested_text
 from statecli.pickle_scan.packed_weights import CPP_CLASS_PREFIX, is_cpp_class
 from statecli.pickle_scan.script_types import ScriptTypes
@@ -63,8 +69,6 @@ _WITH_ATTRIBUTES = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuil
 _OF_TORCH = ("torch.", "torchao.", "collections.")
 #: torch.jit skips an import after this function, and takes the one after that for the skipped one.
 _REBUILD_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
-#: Calls that one call makes at once, at most.
-_MAX_INDIRECT_CALLS = 8
 #: Names that torch's reader in C++ takes for numbers: a call of a number is that of another name. Python can call
 #: the classes of storages.
 _SCHEME = compile_on_use(r"torch\.per_(?:tensor|channel)_\w+")
@@ -623,7 +627,7 @@ def _list_called_names(call: Obj) -> set[str]:
     """Return the names run by a call: its own, and names of functions among its arguments that are called at once."""
     names: set[str] = set()
     pending = [call]
-    while pending and len(names) < _MAX_INDIRECT_CALLS:
+    while pending and len(names) < MAX_INDIRECT_CALLS:
         inner = pending.pop()
         if type(inner.cls) is Global:
             name = get_plain_name(inner.cls)

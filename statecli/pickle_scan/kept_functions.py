@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import deferred_calls, known_names
+from statecli.pickle_scan.deferred_calls import Root
+from statecli.pickle_scan.expected_calls import is_clean
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles import safe_globals
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, Value
 
-#: The plain name that a call gives an object of.
-Root: TypeAlias = Callable[[Value], "str | None"]
 #: Keys and values of a dict, in the order in which they were set.
 Pairs: TypeAlias = list[tuple[Value, Value]]
 
@@ -157,12 +157,12 @@ class Attributes:
         name = self._root(value) or ""
         if type(value) is Global:
             is_constant = _CONSTANT.fullmatch(name) and name in safe_globals.list_allowed_names()
-            return not is_constant and _is_clean(name) and not known_names.is_member(name)
+            return not is_constant and is_clean(name) and not known_names.is_member(name)
         return type(value) is Obj and deferred_calls.is_callable(value, self._root)
 
     def _is_module(self, value: Value) -> bool:
         name = self._root(value) if type(value) is Obj else None
-        return value is None or (name is not None and (is_module_class(name) or not _is_clean(name)))
+        return value is None or (name is not None and (is_module_class(name) or not is_clean(name)))
 
     def _is_tensor(self, value: Value) -> bool:
         if value is None or type(value) is Persistent:
@@ -171,7 +171,7 @@ class Attributes:
         if name is None:
             return False
         named = name.startswith("torch.") and name.endswith(("Tensor", "Parameter", "Buffer"))
-        return named or name.startswith(_OF_TENSORS) or not _is_clean(name)
+        return named or name.startswith(_OF_TENSORS) or not is_clean(name)
 
     def _is_hook(self, value: Value) -> bool:
         """Return whether torch may call this with a module: a hook of torch, a function of tensors, somebody's own."""
@@ -181,15 +181,10 @@ class Attributes:
         if name == "functools.partial" and type(value) is Obj:
             state: Any = value.state
             functions: Sequence[Value] = (*value.args[:1], *(state[:1] if type(state) is tuple else ()))
-            return all(type(function) is Global and not _is_clean(self._root(function) or "") for function in functions)
-        if not _is_clean(name):
+            return all(type(function) is Global and not is_clean(self._root(function) or "") for function in functions)
+        if not is_clean(name):
             return True
         if type(value) is Obj:
             return name in known_names.HOOK_CLASSES
         of_tensors = name.startswith("torch.") and known_names.computes_tensors(name)
         return of_tensors or known_names.is_hook_of_lazy_module(*name.rpartition(".")[::2])
-
-
-def _is_clean(name: str) -> bool:
-    module, _, last = name.rpartition(".")
-    return known_names.is_clean(module, last)

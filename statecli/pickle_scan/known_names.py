@@ -128,20 +128,14 @@ _MAX_HARM_PARTS = max(name.count(".") for name in _HARMS) + 1
 #: Parts of the longest name that is looked up; a pickle may have names of any length.
 _MAX_NAME_PARTS = 32
 #: Packages of which nothing is clean that no list says is.
-_HARMFUL_PACKAGES = frozenset(
-    [
-        *qualify_names("torch", "utils hub"),
-        *qualify_names("torchvision", "io"),
-        *qualify_names("scipy", "io"),
-        *re.findall(
-            r"\w+",
-            "IPython aiohttp celery cloudpickle dill distutils fickling imp jax joblib keras lib2to3 mlflow modelscan"
-            " pandas paramiko picklescan pip pkg_resources popen2 requests setuptools sympy tensorflow test urllib2 uv"
-            " httplib commands _distutils_hack nbformat numba cffi _cffi_backend pexpect ptyprocess sh fabric invoke"
-            " psutil jinja2 mako werkzeug django flask nltk yaml ruamel jsonpickle",
-        ),
-    ]
+_HARMFUL_PACKAGE_NAMES = (
+    "IPython aiohttp celery cloudpickle dill distutils fickling imp jax joblib keras lib2to3 mlflow modelscan"
+    " pandas paramiko picklescan pip pkg_resources popen2 requests setuptools sympy tensorflow test urllib2 uv"
+    " httplib commands _distutils_hack nbformat numba cffi _cffi_backend pexpect ptyprocess sh fabric invoke"
+    " psutil jinja2 mako werkzeug django flask nltk yaml ruamel jsonpickle"
+    " torch.utils torch.hub torchvision.io scipy.io"
 )
+_HARMFUL_PACKAGES = frozenset(_HARMFUL_PACKAGE_NAMES.split())
 #: Classes of torch.fx, wherever they are imported to: what they hold becomes code when they are loaded.
 _GRAPH_CLASSES = frozenset(["GraphModule", "Graph", "CodeGen"])
 #: Classes of Python's by which other modules import them.
@@ -154,18 +148,13 @@ _C_MODULE_NAMES = {
     "pathlib._local": "pathlib",
 }
 #: Python's own modules: those of the Python that runs, and those of older and newer ones.
-_STANDARD_LIBRARY = frozenset(
-    [
-        *sys.stdlib_module_names,
-        *re.findall(
-            r"\w+",
-            "__builtin__ nt posix annotationlib compression asynchat asyncore audioop aifc binhex bsddb cgi cgitb chunk"
-            " commands crypt distutils dummy_threading formatter imghdr imp lib2to3 macpath mailcap msilib nis nntplib"
-            " nturl2path parser pipes popen2 smtpd sndhdr spwd string sunau symbol telnetlib test tkinter turtledemo uu"
-            " winreg xdrlib",
-        ),
-    ]
+_OTHER_MODULE_NAMES = (
+    "__builtin__ nt posix annotationlib compression asynchat asyncore audioop aifc binhex bsddb cgi cgitb chunk"
+    " commands crypt distutils dummy_threading formatter imghdr imp lib2to3 macpath mailcap msilib nis nntplib"
+    " nturl2path parser pipes popen2 smtpd sndhdr spwd string sunau symbol telnetlib test tkinter turtledemo uu"
+    " winreg xdrlib"
 )
+_STANDARD_LIBRARY = sys.stdlib_module_names | frozenset(_OTHER_MODULE_NAMES.split())
 
 
 def is_clean(module: str, name: str, *, called: bool = False) -> bool:
@@ -174,14 +163,13 @@ def is_clean(module: str, name: str, *, called: bool = False) -> bool:
     if may_be_named(whole) or _TENSOR_FUNCTION_PATTERN.fullmatch(whole):
         return not called
     # A class's module has all that it imports itself: behind another dot is every function there is.
-    if (
+    return (
         whole in DATA_NAMES
         or whole in safe_globals.list_allowed_names()
         or is_class(whole)
-        or ("." not in name and _DATA_PATTERN.fullmatch(whole))
-    ):
-        return True
-    return is_member(whole)
+        or ("." not in name and _DATA_PATTERN.fullmatch(whole) is not None)
+        or is_member(whole)
+    )
 
 
 def is_member(whole: str) -> bool:

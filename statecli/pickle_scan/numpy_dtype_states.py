@@ -42,7 +42,8 @@ _ALIGNMENTS = {"S": (1,), "a": (1,), "U": (4,)}
 _DEFAULT_ALIGNMENTS = (1, 2, 4, 8, 16, 32, 64)
 #: Values in the state of an array: before numpy 1.0, today, with a mask.
 _ARRAY_STATE_LENGTHS = (4, 5, 7)
-_NUMBERS = frozenset("?biufcMm")
+#: Codes of numbers and dates.
+NUMBERS = frozenset("?biufcMm")
 #: A type of dates says its unit behind the flags.
 _DATE_CODES = frozenset("Mm")
 
@@ -83,7 +84,7 @@ class ArrayTypes:
         if is_string_dtype(dtype):
             self._steps.take(Budget.FLOW, len(elements) if is_full else 0)
             return is_full and all(type(text) in _PLAIN_ARGUMENT_TYPES for text in elements)
-        if not is_dtype(dtype) or not is_named_by_code(dtype):
+        if not is_dtype(dtype) or not get_code(dtype):
             return False
         fill = state[6] if len(state) > 6 else None  # of a masked array
         if type(fill) is Obj and not (type(fill.cls) is Global and fill.cls.qualified.startswith("numpy.")):
@@ -161,31 +162,6 @@ def is_string_dtype(value: Value) -> bool:
     return is_plain and all(type(argument) in _PLAIN_ARGUMENT_TYPES for argument in value.args)
 
 
-def is_named_by_code(dtype: Obj) -> bool:
-    """Return True if the call names the type by a code, or by the class of a record, as numpy writes types."""
-    return _parse_code(dtype)[0] != ""
-
-
-def is_number(dtype: Value) -> bool:
-    """Return whether the elements of a type are numbers or dates."""
-    return _parse_code(dtype)[0] in _NUMBERS if type(dtype) is Obj else False
-
-
-def is_integer(dtype: Value) -> bool:
-    """Return whether the elements of a type are integers."""
-    return is_dtype(dtype) and _parse_code(dtype)[0] in ("i", "u")
-
-
-def is_text(dtype: Value) -> bool:
-    """Return whether the elements of a type are texts."""
-    return _parse_code(dtype)[0] == "U" if type(dtype) is Obj else False
-
-
-def is_object(dtype: Value) -> bool:
-    """Return whether the elements of a type are objects."""
-    return _parse_code(dtype)[0] == "O" if type(dtype) is Obj else False
-
-
 def text_of(scalar: tuple[Value, ...]) -> str | None:
     """Return the text of a scalar made by the arguments; None if unknown."""
     dtype, data = scalar if len(scalar) == 2 else (None, None)
@@ -261,11 +237,8 @@ def _has_valid_flags(state: tuple[Value, ...], code: str, has_objects: bool) -> 
 def count_elements(shape: Value) -> int | None:
     """Return the number of elements in an array of this shape; None for an invalid shape."""
     lengths = shape if type(shape) is tuple else (shape,)
-    if len(lengths) > _MAX_DIMENSIONS or not all(
-        type(length) is int and 0 <= length < _MAX_LENGTH for length in lengths
-    ):
-        return None
-    return math.prod(lengths)
+    is_valid = all(type(length) is int and 0 <= length < _MAX_LENGTH for length in lengths)
+    return math.prod(lengths) if is_valid and len(lengths) <= _MAX_DIMENSIONS else None
 
 
 def element_bytes(dtype: Obj, state: Value) -> int | None:
@@ -284,9 +257,9 @@ def is_swapped(dtype: Obj) -> bool:
     return type(first) is str and first.startswith((">", "!"))
 
 
-def get_code(dtype: Obj) -> str:
-    """Return the letter of the type; "" for a type without a code."""
-    return _parse_code(dtype)[0]
+def get_code(dtype: Value) -> str:
+    """Return the letter by which numpy names the type, V of a record; "" for a type without a code, and no type."""
+    return _parse_code(dtype)[0] if type(dtype) is Obj else ""
 
 
 def _parse_code(dtype: Obj) -> tuple[str, str]:

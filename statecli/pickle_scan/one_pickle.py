@@ -122,12 +122,12 @@ class PickleReader:
         scanner, failed = Scanner(data, where, self._steps), None
         if self._is_metadata and is_first:
             scanner.budget = METADATA_BUDGET_FACTOR
-        self._steps.unfinished = lambda: scanner.opcodes
+        self._steps.set_unfinished(lambda: scanner.opcodes)
         try:
             scanner.run(0)
         except MalformedError as error:
             failed = error.with_traceback(None)  # its frames refer back to the error, and keep the graph in memory
-        self._steps.unfinished = int
+        self._steps.set_unfinished(int)
         try:
             self._steps.take(Budget.OPCODES, scanner.opcodes // scanner.budget)
         except OutOfSteps as error:  # what was read is reported with its names

@@ -89,6 +89,7 @@ def is_packed_state(name: str, state: Value, read: ReadStorage) -> bool:
 
     `read` gives the bytes of a small storage by its key.
     """
+    name = name.removeprefix(CPP_CLASS_PREFIX)
     if name in _LINEAR:
         return True
     if name.endswith("OpContext"):

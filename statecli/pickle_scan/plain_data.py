@@ -137,7 +137,7 @@ class _Walk:
         if not any(type(key) is Key and type(key.value) is Obj for key in items):
             return items
         self._count(items)
-        return {read_text(key) if _is_text_key(key) else key: value for key, value in items.items()}
+        return {text if type(text := read_text(key)) is str else key: value for key, value in items.items()}
 
     def _get_spelled_items(self, node: Value) -> Mapping[Any, Any] | None:
         items = self.get_items(node)
@@ -301,7 +301,7 @@ class _Walk:
             hazard = evaluated_texts.check_text(where, key, text)
         elif text is COMPUTED_TEXT:
             hazard = describe_computed_text(where)
-        elif (evaluated_texts.is_own_key(key) or _is_raw_text(value)) and _is_bytes(value):
+        elif (evaluated_texts.is_own_key(key) or _read_bytes(value) is not None) and _is_bytes(value):
             hazard = Hazard(
                 f"{where} is bytes or an array instead of a string; fairseq evaluates the value as Python code"
             )
@@ -370,10 +370,7 @@ class _Walk:
 
     def _list_numbers(self, value: Value) -> Sequence[Any] | None:
         """Return the items yielded by Python for a value without a tensor, if possibly numbers; else None."""
-        raw = read_bytearray(value)
-        if raw is None:
-            raw = read_raw_bytes(value)
-        if raw is not None:
+        if (raw := _read_bytes(value)) is not None:
             return raw
         keys = [*(self._count(self.get_items(value)) or ())]
         return keys if any(type(key) is int for key in keys) else self._count(self.get_elements(value))
@@ -472,22 +469,20 @@ class _Walk:
         for name, value, limit in (("alpha", group.get("alpha"), _MAX_POWER), *(("betas", beta, 1) for beta in betas)):
             number = random_states.read_number(value)
             if type(number) is int and abs(number) > limit:
-                text = (
-                    f"integer with an absolute value above {limit}; the next optimizer step may compute a power "
-                    "of this number for hours"
+                yield Hazard(
+                    f"{self.describe_path(node)}[{name!r}]: integer with an absolute value above {limit}; the next "
+                    "optimizer step may compute a power of this number for hours"
                 )
-                yield Hazard(f"{self.describe_path(node)}[{name!r}]: {text}")
 
     def _check_milestones(self, node: Value, scheduler: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check the numbers of a MultiStepLR: a step at a milestone computes gamma to the power of its count."""
         counts = [count for counts in self.find_mappings(scheduler["milestones"]) for count in counts.values()]
         gamma = random_states.read_number(scheduler.get("gamma"))
         if type(gamma) is int and any((random_states.read_number(count) or 0) > _MAX_POWER for count in counts):
-            text = (
-                f"a count is above {_MAX_POWER} and gamma is an integer; computing gamma to the power of the count may "
-                "take hours"
+            yield Hazard(
+                f"{self.describe_path(node)}['milestones']: a count is above {_MAX_POWER} and gamma is an integer; "
+                "computing gamma to the power of the count may take hours"
             )
-            yield Hazard(f"{self.describe_path(node)}['milestones']: {text}")
 
     def _check_paths(self, path: str, state: Mapping[Any, Any]) -> Iterator[Hazard]:
         for key in _CHECKPOINT_PATHS:
@@ -574,29 +569,25 @@ def _iter_children(node: Value) -> Iterable[tuple[Value, Value]]:
     return [*attributes, *(node.items or {}).items(), *enumerate(node.elems or ())]
 
 
-def _is_text_key(key: Value) -> bool:
-    return type(key) is Key and type(read_text(key)) is str
-
-
 def _is_template(value: Value) -> bool:
     """Return True for a text or bytes formatted by `%`."""
-    text, raw = read_text(value), read_bytearray(value)
+    text = read_text(value)
     if type(text) is str:
         return "%" in text
-    return text is COMPUTED_TEXT or b"%" in (read_raw_bytes(value) or raw or b"")
+    return text is COMPUTED_TEXT or b"%" in (_read_bytes(value) or b"")
 
 
-def _is_raw_text(value: Value) -> bool:
-    """Return True for bytes and a bytearray, which Python evaluates as a text; an array may be an honest setting."""
-    return read_raw_bytes(value) is not None or read_bytearray(value) is not None
+def _read_bytes(value: Value) -> bytes | None:
+    """Return bytes or a bytearray, which Python evaluates as a text; None for an array, maybe an honest setting."""
+    raw = read_raw_bytes(value)
+    return read_bytearray(value) if raw is None else raw
 
 
 def _is_bytes(value: Value) -> bool:
     """Return True for bytes, and for other objects whose memory Python evaluates as bytes."""
     if type(value) is not Obj or random_states.read_number(value) is not None:
         return type(value) is bytes
-    is_array = split_call(value)[0].startswith(_ARRAYS)
-    return is_array or read_raw_bytes(value) is not None or read_bytearray(value) is not None
+    return split_call(value)[0].startswith(_ARRAYS) or _read_bytes(value) is not None
 
 
 def _is_true(value: Value) -> bool:

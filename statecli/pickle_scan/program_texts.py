@@ -125,17 +125,10 @@ def _are_origins(text: str) -> bool:
     """Return True if no name in the JSON ends a text of source; torch writes `<` and spaces of a `repr`."""
     if "\\" not in text and "'''" not in text:  # without escapes, JSON has no quote and no line break in a text
         return True
-    stack: list[Any] = []
     try:
-        stack.append(json.loads(text))
+        return not any(type(value) is str and _BREAKS_OF_VALUE.search(value) for value in _iter_json(text))
     except (ValueError, RecursionError):
         return False
-    while stack:
-        value = stack.pop()
-        if type(value) is str and _BREAKS_OF_VALUE.search(value):
-            return False
-        stack.extend(value.values() if type(value) is dict else value if type(value) is list else ())
-    return True
 
 
 def _are_annotations(text: str) -> bool:
@@ -144,18 +137,21 @@ def _are_annotations(text: str) -> bool:
     inductor writes the number of a stream into source unchanged.
     """
     try:
-        stack = [json.loads(text)]
+        dicts = [value for value in _iter_json(text) if type(value) is dict]
     except (ValueError, RecursionError):
         return False
+    return all(
+        _COMPILER_OPTIONS not in value and type(value.get(_STREAM)) in (int, bool, type(None)) for value in dicts
+    )
+
+
+def _iter_json(text: str) -> Iterator[Any]:
+    """Yield each value in a JSON document. Raises ValueError and RecursionError."""
+    stack = [json.loads(text)]
     while stack:
         value = stack.pop()
-        if type(value) is dict:
-            if _COMPILER_OPTIONS in value or type(value.get(_STREAM)) not in (int, bool, type(None)):
-                return False
-            stack.extend(value.values())
-        elif type(value) is list:
-            stack.extend(value)
-    return True
+        yield value
+        stack.extend(value.values() if type(value) is dict else value if type(value) is list else ())
 
 
 def find_end_of_raw_string(traces: list[str]) -> str | None:

@@ -156,4 +156,5 @@ def _is_integer_array(value: Value, root_name: RootName) -> bool:
         dtype = value.args[1]
     else:
         return False
-    return name.startswith("numpy.") and numpy_dtype_states.is_integer(dtype)
+    is_integer = numpy_dtype_states.is_dtype(dtype) and numpy_dtype_states.get_code(dtype) in ("i", "u")
+    return name.startswith("numpy.") and is_integer

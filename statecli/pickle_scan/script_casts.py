@@ -75,16 +75,13 @@ def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes,
         elif statement.startswith((f"{name} : {optional} = ", f"{name} = annotate({optional}, ")):
             is_declared = True
         else:
-            value = re.fullmatch(rf"{name} = (?:(?P<name>\w+)|\w+\.(?P<attribute>\w+)|{_cast_to(declared)})", statement)
+            cast = rf"unchecked_cast\({re.escape(declared)}, \w+\)"
+            value = re.fullmatch(rf"{name} = (?:(?P<name>\w+)|\w+\.(?P<attribute>\w+)|{cast})", statement)
             is_declared = value is not None and _is_value(value, declared, lines, types, seen | {name})
         if not is_declared:
             return False
         bindings += 1
     return bindings > 0
-
-
-def _cast_to(declared: str) -> str:
-    return rf"unchecked_cast\({re.escape(declared)}, \w+\)"
 
 
 def _is_value(value: re.Match[str], declared: str, lines: list[str], types: ScriptTypes, seen: frozenset[str]) -> bool:

@@ -89,24 +89,16 @@ CHARACTERS_PER_STEP = 6
 #: An object of a class that the archive defines.
 _SELF = compile_on_use(r"\(\s*self\s*:\s*__torch__\s*\.(?!\s*torch\s*\.\s*classes\b)")
 #: What unpacks a state, compares and refuses: it reads no memory by an index that a tensor holds, and makes none.
-_HARMLESS_BUILTINS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        if elif else return in not and or is assert raise annotate unchecked_cast uninitialized isinstance
-        int float bool str
-        """,
-    )
+_HARMLESS_BUILTIN_NAMES = (
+    "if elif else return in not and or is assert raise annotate unchecked_cast uninitialized isinstance int float bool "
+    "str"
 )
-_HARMLESS_METHODS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        eq ne lt le gt ge len __is__ __isnot__ __not__ __contains__ __getitem__ format list dim dtype device
-        detach clone contiguous t to unpack
-        """,
-    )
+_HARMLESS_BUILTINS = frozenset(_HARMLESS_BUILTIN_NAMES.split())
+_HARMLESS_METHOD_NAMES = (
+    "eq ne lt le gt ge len __is__ __isnot__ __not__ __contains__ __getitem__ format list dim dtype device detach clone "
+    "contiguous t to unpack"
 )
+_HARMLESS_METHODS = frozenset(_HARMLESS_METHOD_NAMES.split())
 _PACKING_OPERATOR = compile_on_use(
     r"(?:quantized|_quantized|prepacked|mkldnn_prepacked|xnnpack|rnn)::\w*(?:prepack|unpack|make_\w+_params)\w*"
     r"|prim::(?:RaiseException|unchecked_cast|dtype|device|data)"
@@ -185,7 +177,7 @@ def find_calls(code: bytes, steps: Steps, defined: Collection[str] | None = None
                 steps.take(Budget.TEXT)
                 function, following = following[1], next(functions, None)
             line, counted = line + text.count("\n", counted, at), at
-            yield Call(module, name, at, line, why, function == "__setstate__")
+            yield Call(module, name, at, line, why, function == _SETSTATE)
 
 
 def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] = ()) -> Iterator[tuple[int, Call]]:
@@ -392,8 +384,9 @@ def _find_packing_calls(function: _Function, source: _Source, record: str, steps
     whole = [
         match for match in _PACK_CALL.finditer(function.text) if _has_own_numbers(match["args"], assignments, steps)
     ]
-    assigned = [match for match in _ASSIGNMENT_FROM_STATE.finditer(function.text) if _is_read_from_state(match)]
-    assigned = assigned if function.name == _SETSTATE else []
+    assignments_from_state = _ASSIGNMENT_FROM_STATE.finditer(function.text) if function.name == _SETSTATE else ()
+    positions = packed_weights.DIVISOR_POSITIONS
+    assigned = [match for match in assignments_from_state if positions[match["name"]] == int(match["place"])]
     states = len(_STATE.findall(function.text)) - function.text.count("(state)[") - (function.name == _SETSTATE)
     counts = len(whole), len(assigned), function.name == _SETSTATE and states
     if counts != (len(packing), len(_DIVISOR_ASSIGNMENT.findall(function.text)), 0) or source.has_divisor_constant:
@@ -443,10 +436,6 @@ def _comes_from(expression: str, attribute: str, assignments: _Assignments, step
     )
 
 
-def _is_read_from_state(match: re.Match[str]) -> bool:
-    return packed_weights.DIVISOR_POSITIONS[match["name"]] == int(match["place"])
-
-
 def _is_harmless_call(path: list[str], name: str, assigned: Collection[str], *, is_method: bool) -> bool:
     if path[:1] == ["ops"]:
         return len(path) == 2 and _PACKING_OPERATOR.fullmatch(f"{path[1]}::{name}") is not None
@@ -478,7 +467,7 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
             follows = end_of_string >= 0 and _ONLY_SPACE.fullmatch(text, end_of_string, match.start())
             part = text[match.end() : at].removesuffix(match["quote"])
             joined, end_of_string = (joined + part if follows and len(joined) < _MAX_JOINED_CHARACTERS else part), at
-        method = match["method"] or (_unescape_text(joined) if match["quote"] else "")
+        method = match["method"] or (_ESCAPE.sub(_unescape, joined[:_MAX_JOINED_CHARACTERS]) if match["quote"] else "")
         if method in program_operators.HARMFUL_METHODS or (match["called"] and _is_foreign_method(method, defined)):
             yield "torch", method, match.start(), program_operators.describe_harm(f"aten::{method}")
         if match["glued"] or match["glued_to_number"] is not None:
@@ -494,10 +483,6 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
 def _is_foreign_method(name: str, defined: Collection[str]) -> bool:
     """Return whether a called method is neither of the archive nor of values, nor of torch's own classes."""
     return not (name in defined or name in _METHODS_OF_CLASSES or program_operators.is_listed(f"aten::{name}"))
-
-
-def _unescape_text(text: str) -> str:
-    return _ESCAPE.sub(_unescape, text[:_MAX_JOINED_CHARACTERS])
 
 
 def _unescape(escape: re.Match[str]) -> str:

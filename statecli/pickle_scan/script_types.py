@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.pickle_scan.packed_weights import TYPE_TAG, strip_tags
+from statecli.pickle_scan.packed_weights import TYPE_TAG, is_cpp_class, strip_tags
 from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, blank_strings
 from statecli.pickle_scan.script_nesting import MAX_TYPE_DEPTH
 from statecli.pickle_scan.step_budget import Budget, Steps
@@ -23,7 +23,7 @@ from statecli.pickles.nodes import Global, Key, Obj, Value
 _NOT_COMPARED = (
     "torch.jit.load does not compare the value with the declared type, so the code may read memory outside the value"
 )
-_ROOT, _IN_CPP = "__torch__", "__torch__.torch.classes."
+_ROOT = "__torch__"
 _RECORD = compile_on_use(r"(?:.*/)?code/(__torch__.*)\.py", re.DOTALL)
 _CLASS = compile_on_use(r"class (?P<name>\w+)(?:\((?P<base>\w+)\))?:", re.ASCII)
 _CLASS_TOKEN = compile_on_use(r"\bclass\b", re.ASCII)
@@ -220,7 +220,7 @@ def find_mismatch(
     checks: list[_Check] = []
     for target, state in built:
         name = _get_class(target)
-        if name is None or name.startswith(_IN_CPP):
+        if name is None or is_cpp_class(name):
             continue
         script_class = types.classes.get(name)
         if script_class is None or types.unread is not None:
@@ -253,8 +253,7 @@ def find_mismatch(
 
 def _is_sound_call(call: Obj, script_class: ScriptClass | None) -> bool:
     """Return whether a call makes an object in C++ too: of an Enum a known member by its value alone."""
-    is_enum = script_class is not None and script_class.base == "Enum"
-    if not is_enum or script_class is None:
+    if script_class is None or script_class.base != "Enum":
         return call.how != "enum"
     value = call.args[0] if call.how == "enum" else None
     texts = (f'"{value}"',) if type(value) is str else (repr(value), repr(value).removesuffix("0"))

@@ -64,31 +64,25 @@ class Steps:
         """Count steps. Raises OutOfSteps with the budget if the budget is exceeded."""
         taken = self.taken[budget] + count
         self.taken[budget] = taken
-        if taken > budget.limit and (budget is not Budget.FLOW or taken > self._flow_limit) and self._exceeds(budget):
+        if (
+            taken > budget.limit
+            and (budget is not Budget.FLOW or taken > self._flow_limit)
+            and taken > self.limit(budget)
+        ):
             self.exceeded = self.exceeded or OutOfSteps(
                 f"statecli stopped the scan at its limit of {self.limit(budget):,} {budget.noun}"
             )
             raise self.exceeded
 
-    @property
-    def unfinished(self) -> Callable[[], int]:
-        """Opcodes of the current pickle, taken at its end."""
-        return self._unfinished
-
-    @unfinished.setter
-    def unfinished(self, count: Callable[[], int]) -> None:
+    def set_unfinished(self, count: Callable[[], int]) -> None:
+        """Set the function that counts the opcodes of the current pickle, which are taken at its end."""
         self._unfinished, self._flow_limit = count, 0
-
-    def _exceeds(self, budget: Budget) -> bool:
-        limit = self.limit(budget)
-        if budget is Budget.FLOW:
-            self._flow_limit = limit
-        return self.taken[budget] > limit
 
     def limit(self, budget: Budget) -> int:
         """Return the number of steps of this kind allowed for the file, given the opcodes read so far."""
         if budget is not Budget.FLOW:
             return budget.limit
-        opcodes = self.taken[Budget.OPCODES] + self.unfinished()
+        opcodes = self.taken[Budget.OPCODES] + self._unfinished()
         by_length = min(FLOW_PER_OPCODE * opcodes, FLOW_PER_BYTE * self.taken[Budget.BYTES])
-        return budget.limit + int(by_length)
+        self._flow_limit = budget.limit + int(by_length)
+        return self._flow_limit

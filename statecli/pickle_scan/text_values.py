@@ -48,7 +48,7 @@ def is_plain_text(value: Value) -> bool:
         return type(value) is str
     name, args = split_call(value)
     if name in _SCALARS:
-        return len(args) == 2 and numpy_dtype_states.is_text(args[0])
+        return len(args) == 2 and numpy_dtype_states.get_code(args[0]) == "U"
     return name in TEXT_CLASSES and value.state is None and all(type(part) is str for part in args)
 
 
@@ -73,9 +73,10 @@ def _unwrap(node: Obj) -> Value:
         given = attributes.get("data") if name == _USER_STRING and "data" in attributes else args[0] if args else ""
         is_plain = len(args) <= 1 and not node.kwargs and type(given) in (str, Obj)
         return given if is_plain else COMPUTED_TEXT
-    if name in _SCALARS and len(args) == 2 and numpy_dtype_states.is_object(args[0]):
+    code = numpy_dtype_states.get_code(args[0]) if name in _SCALARS and len(args) == 2 else ""
+    if code == "O":
         return args[1]  # numpy gives back the object
-    if name in _SCALARS and len(args) == 2 and numpy_dtype_states.is_text(args[0]):
+    if code == "U":
         text = numpy_dtype_states.text_of(args)
         return COMPUTED_TEXT if text is None else text
     return attributes.get(_NODE_VALUE, node) if name.startswith(_OMEGACONF_NODES) else node

@@ -13,7 +13,6 @@ import ast
 import functools
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -205,33 +204,26 @@ def _list_registered_names() -> frozenset[str]:
     return frozenset(name.rpartition(".")[2] for name in names)
 
 
-class _Config(NamedTuple):
-    """A configuration: why the text is more than assignments of plain values, the texts at `type`, and the scopes."""
-
-    why: str | None
-    types: Iterable[str] = ()
-    scopes: Iterable[str] = ()
-
-
-def _read_config(text: str) -> _Config:
+def _read_config(text: str) -> tuple[str | None, Iterable[str], Iterable[str]]:
+    """Return why the text is more than assignments of plain values, the texts at `type`, and the scopes."""
     # MMEngine replaces `{{ ... }}` in the text before it is parsed. Python's parser normalizes names.
     if len(text) > _MAX_CONFIG_CHARACTERS or "{{" in text or unicode_forms.has_too_many_marks(text):
-        return _Config("is a configuration that statecli cannot check")
+        return "is a configuration that statecli cannot check", (), ()
     try:
         nodes = [*ast.walk(ast.parse(text))]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return _Config("is not valid Python code")
+        return "is not valid Python code", (), ()
     # `dict` may be given another meaning before it is called.
     if any(isinstance(node, ast.Name) and node.id == "dict" and isinstance(node.ctx, ast.Store) for node in nodes):
-        return _Config("assigns another value to the name dict")
+        return "assigns another value to the name dict", (), ()
     loading = next((node.id for node in nodes if isinstance(node, ast.Name) and node.id in _LOADING_NAMES), None)
     if loading:
-        return _Config(f"sets {loading}, which loads other files or modules")
+        return f"sets {loading}, which loads other files or modules", (), ()
     if not all(isinstance(node, _CONFIG_NODES) and _has_plain_keys(node) for node in nodes):
-        return _Config("has code other than assignments of plain values")
+        return "has code other than assignments of plain values", (), ()
     types = dict.fromkeys(name for node in nodes for name in _iter_texts(node, "type"))
     scopes = (name for node in nodes for name in (*_iter_texts(node, _SCOPE_KEY), *_iter_default_scopes(node)))
-    return _Config(None, types, dict.fromkeys(scopes))
+    return None, types, dict.fromkeys(scopes)
 
 
 def _has_plain_keys(node: ast.AST) -> bool:

@@ -82,11 +82,8 @@ def _skip_comments(text: str, position: int) -> int | None:
         line_end = text.find("\n", position, position + _MAX_CHARACTERS)
         if line_end < 0:
             return None
-        position = (
-            line_end
-            + len(text[line_end : line_end + _MAX_CHARACTERS])
-            - len(text[line_end : line_end + _MAX_CHARACTERS].lstrip())
-        )
+        following = text[line_end : line_end + _MAX_CHARACTERS]
+        position = line_end + len(following) - len(following.lstrip())
     return None
 
 

@@ -77,7 +77,6 @@ class Source:
         return self._file.read_cached(self.start + offset, length)
 
     def guard(self, guards: Iterable[files.Guard]) -> None:
-        """See `File.guard`."""
         at = self.start
         self._file.guard(
             replace(guard, header=at + guard.header, start=at + guard.start, stop=at + guard.stop) for guard in guards

@@ -128,11 +128,9 @@ def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:
         if (name.endswith(WEIGHTS) and not COMPANIONS.match(name)) or INDEX.search(name)
         if name not in members
     ]
-    return (
-        Oddity("other-weights", f"statecli did not read other weights in the same folder: {quoting.names(unread)}")
-        if unread
-        else None
-    )
+    if not unread:
+        return None
+    return Oddity("other-weights", f"statecli did not read other weights in the same folder: {quoting.names(unread)}")
 
 
 def _choose(path: str, weights: list[str], indexes: list[str]) -> str:
@@ -349,11 +347,7 @@ def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
         components = quoting.names([on_disk.join(path, name) for name in configured])
         return f"is a diffusers pipeline without weights; give one of its components as a model class: {components}"
     if inner:
-        looked = (
-            f" (statecli looked into the first {MAX_INNER} of {len(folders)} folders)"
-            if len(folders) > MAX_INNER
-            else ""
-        )
+        looked = f" (statecli looked into the first {MAX_INNER} of {len(folders)} folders)" * (len(folders) > MAX_INNER)
         return (
             "is a folder without a checkpoint, but with checkpoints in its subfolders; give one of the "
             f"subfolders: {quoting.names(inner)}{looked}"

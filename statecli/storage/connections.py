@@ -191,11 +191,7 @@ def _explain_tls_error(inner: object) -> UnreadableError:
         trust = "to trust other certificates, set SSL_CERT_FILE to the file that contains them"
         return UnreadableError(f"the server's certificate cannot be verified: {inner.verify_message}; {trust}")
     reason = getattr(inner, "reason", None)
-    wrong = (
-        "; if the server does not use TLS, write http://"
-        if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-        else ""
-    )
-    return UnreadableError(
-        f"the TLS connection failed: {str(reason or 'unknown error').replace('_', ' ').lower()}{wrong}"
-    )
+    may_be_plain = reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+    advice = "; if the server does not use TLS, write http://" if may_be_plain else ""
+    problem = str(reason or "unknown error").replace("_", " ").lower()
+    return UnreadableError(f"the TLS connection failed: {problem}{advice}")

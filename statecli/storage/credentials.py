@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -61,20 +62,12 @@ def _encode_basic(user: str, password: str) -> dict[str, str]:
 def strip_user(url: str) -> str:
     """Return the URL to request: without user and password, `#` percent-encoded, the scheme in lower case."""
     link = parse_url(url)
-    path = link.path
-    try:
-        path.partition("/")[0].encode("ascii")
-    except UnicodeEncodeError:
-        path = _encode_host(path)
-    return link.scheme.lower() + (path + ("" if link.query is None else f"?{link.query}")).replace("#", "%23")
-
-
-def _encode_host(path: str) -> str:
-    name, slash, rest = path.partition("/")
-    try:
-        return name.encode("idna").decode("ascii") + slash + rest
-    except UnicodeError:
-        return path
+    host, slash, rest = link.path.partition("/")
+    if not host.isascii():
+        with suppress(UnicodeError):
+            host = host.encode("idna").decode("ascii")
+    query = "" if link.query is None else f"?{link.query}"
+    return link.scheme.lower() + (host + slash + rest + query).replace("#", "%23")
 
 
 def parse_host(url: str) -> str:

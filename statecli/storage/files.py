@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from statecli import storage
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import lifetime, local
+from statecli.storage.lifetime import forget_command
 from statecli.storage.local import STANDARD_INPUT, LocalStore, record_opened_files
 from statecli.storage.store import MAX_FOLDER_DEPTH, File, FileVersion, Guard, Store
 from statecli.storage.url import is_remote, is_web, split_url
@@ -29,6 +30,7 @@ __all__ = [
     "File",
     "FileVersion",
     "Guard",
+    "forget_command",
     "is_remote",
     "record_opened_files",
     "split_url",
@@ -219,24 +221,14 @@ def unmask_urls(text: str) -> str:
 
 def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> str | None:
     """Return advice if a URL without its `#section` names no file, because the name of a file may contain `#`."""
-    if not section or not is_remote(path):
+    if not section or not is_remote(path) or not isinstance(error, storage.object_store.Missing):
         return None
-    if not isinstance(error, storage.object_store.Missing):
-        return None
-    advice = (
-        "if # belongs to the file name, write %23"
-        if is_web(split_url(path).scheme)
-        else f"if # belongs to the file name, add a section such as #model after the name: #{section}#model"
-    )
-    return f"statecli read #{section} as the name of a section; {advice}"
+    longer = f"add a section such as #model after the name: #{section}#model"
+    advice = "write %23" if is_web(split_url(path).scheme) else longer
+    return f"statecli read #{section} as the name of a section; if # belongs to the file name, {advice}"
 
 
 # --- commands and processes ------------------------------------------------------------------------------------------
-
-
-def forget_command() -> None:
-    """Begin another command: everything is requested again."""
-    lifetime.forget_command()
 
 
 def is_anything_remote() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -206,15 +206,9 @@ def _list_folder(instance: _Instance, url: str) -> Listing:
     path = instance.path(url)
     with instance.lock() as filesystem:
         entries = filesystem.ls(path, detail=True)
+    names = ((entry["name"].rstrip("/"), entry["type"] == "directory") for entry in entries)
     own = path.strip("/")
-    return create_listing(
-        {_entry_name(entry): entry["type"] == "directory" for entry in entries if entry["name"].strip("/") != own}
-    )
-
-
-def _entry_name(entry: Mapping[str, Any]) -> str:
-    name: str = entry["name"].rstrip("/").rpartition("/")[2]
-    return name
+    return create_listing({name.rpartition("/")[2]: is_folder for name, is_folder in names if name.lstrip("/") != own})
 
 
 def add_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefixes: Iterable[str]) -> None:

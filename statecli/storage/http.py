@@ -491,15 +491,10 @@ def _receive(
                 "the server ignores range requests and does not report the size of its answer; download the file first"
             )
     if length is not None and have != length:
-        _raise_cut(error, have, length)
+        was_cut = error is None or isinstance(error, ConnectionCut)
+        of = f" of {length:,}" if length >= 0 else ""
+        raise Transient(f"{'the connection was cut' if was_cut else f'{error},'} after {have:,}{of} bytes")
     return b"".join(parts)
-
-
-def _raise_cut(error: Exception | None, have: int, length: int) -> None:
-    of = f" of {length:,}" if length >= 0 else ""
-    if error is not None and not isinstance(error, ConnectionCut):
-        raise Transient(f"{error}, after {have:,}{of} bytes")
-    raise Transient(f"the connection was cut after {have:,}{of} bytes")
 
 
 def _refuse_surplus(response: BaseHTTPResponse) -> None:

@@ -157,12 +157,8 @@ class Hub:
         if why.status == 401 and has_token and code is None:
             return UnreadableError(f"the hub does not accept your token (HTTP 401): {_LOG_IN}")
         if code == "RepoNotFound" or why.status in (401, 404):
-            what = f"the repository {place.full_name} does not exist"
-            return _NoRepository(
-                f"{what}, or your token does not give access to it"
-                if has_token
-                else f"{what}, or is private: {_LOG_IN}"
-            )
+            other = "your token does not give access to it" if has_token else f"is private: {_LOG_IN}"
+            return _NoRepository(f"the repository {place.full_name} does not exist, or {other}")
         if why.status == 403:
             return UnreadableError(
                 f"access is refused (HTTP 403): your token does not give access to {place.full_name}"

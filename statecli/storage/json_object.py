@@ -78,6 +78,13 @@ def refuse_repeats(repeats: Iterable[Repeat], what: str) -> None:
         raise MalformedError(f"{what} has the key {quoting.quote(key)} twice; programs may read either value")
 
 
+def get_field(document: Any, *keys: str) -> Any:
+    """Return the value below these keys of objects inside one another; None without an object or a key."""
+    for key in keys:
+        document = document.get(key) if type(document) is dict else None
+    return document
+
+
 def is_deeper(node: Any, levels: int) -> bool:
     """Return True if lists and dicts are nested more than `levels` deep in `node`."""
     level = [node]

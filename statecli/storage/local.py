@@ -141,7 +141,6 @@ class LocalStore:
         return os.path.realpath(path)
 
     def list_names(self, folder: str) -> list[str]:
-        """See `Store.list_names`. Raises OSError."""
         return os.listdir(folder)
 
     def list_entries(self, folder: str) -> FolderEntries:
@@ -174,7 +173,6 @@ class LocalStore:
         return LocalFile(path)
 
     def size(self, path: str) -> int:
-        """See `Store.size`. Raises OSError."""
         return os.path.getsize(path)
 
     def version(self, path: str) -> FileVersion | None:
@@ -208,8 +206,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 class LocalFile:
-    """A regular file on disk. Read, not mapped: touched pages of a mapping count as the process's own memory, and a
-    process is killed if it touches mapped bytes of a truncated file.
+    """A regular file on disk: `File`. Read, not mapped: touched pages of a mapping count as the process's own memory,
+    and a process is killed if it touches mapped bytes of a truncated file.
     """
 
     __slots__ = ("_fd", "size")
@@ -228,12 +226,10 @@ class LocalFile:
             opened_here.setdefault(path, version_of(status))
 
     def read(self, offset: int, length: int) -> bytes:
-        """See `File.read`. Raises UnreadableError."""
         with _ReadErrors():
             return posix.read_at(self._fd, length, offset)
 
     def fill(self, offset: int, into: memoryview, ahead: int) -> int:  # noqa: ARG002 - the system reads ahead itself
-        """See `File.fill`. Raises UnreadableError."""
         with _ReadErrors():
             return posix.fill_at(self._fd, into, offset)
 
@@ -241,21 +237,17 @@ class LocalFile:
         """See `File.prefetch`."""
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        """See `File.read_cached`."""
         return self.read(offset, length)
 
     def guard(self, guards: Iterable[Guard]) -> None:
-        """See `File.guard`."""
         for guard in guards:
             guard.check(self.read(guard.header, guard.start - guard.header))
 
     def measure(self) -> int:
-        """See `File.measure`."""
         with _ReadErrors():
             return os.fstat(self._fd).st_size
 
     def close(self) -> None:
-        """See `File.close`."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

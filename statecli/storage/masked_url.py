@@ -50,16 +50,13 @@ class PlainUrl(NamedTuple):
     query: str | None
 
 
-class _TypedUrls:
+class _TypedUrls(dict[str, TypedUrl]):
     """URLs by their masked names, including the folders around each file."""
-
-    def __init__(self) -> None:
-        self.by_name: dict[str, TypedUrl] = {}
 
 
 def typed_urls() -> dict[str, TypedUrl]:
     """Return the URLs of this process by their masked names, kept after a command so that a name stays usable."""
-    return lifetime.for_process(_TypedUrls).by_name
+    return lifetime.for_process(_TypedUrls)
 
 
 def parse_url(url: str) -> PlainUrl:

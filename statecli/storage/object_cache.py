@@ -130,11 +130,8 @@ class RemoteFile:
         end = min(offset + length, self.size)
         guards = self._find_guards(offset, end)
         begin = min(offset, *(guard.header for guard in guards)) if guards else offset
-        data = (
-            self._read_span(begin, end)[offset - begin :]
-            if offset - begin <= MIN_REQUEST_BYTES
-            else self._read_span(offset, end)
-        )
+        start = begin if offset - begin <= MIN_REQUEST_BYTES else offset
+        data = self._read_span(start, end)[offset - start :]
         for guard in guards:
             self._confirm_guard(guard, self._read_span(guard.header, guard.start))
         real, stop = self._locate(offset, end)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TypeGuard
 
 import msgspec
@@ -108,11 +108,9 @@ class RemoteStore:
         return path
 
     def list_names(self, folder: str) -> list[str]:
-        """See `Store.list_names`. Raises UnreadableError."""
         return list(self._list(folder).folders)
 
     def list_entries(self, folder: str) -> FolderEntries:
-        """See `Store.list_entries`. Raises UnreadableError."""
         entries = FolderEntries([], [])
         for name in sorted(self.list_names(folder)):
             (entries.folders if self.is_folder(url.join(folder, name)) else entries.files).append(name)
@@ -155,7 +153,6 @@ class RemoteStore:
         return Handle(file)
 
     def size(self, path: str) -> int:
-        """See `Store.size`. Raises UnreadableError."""
         return self.open(path).size
 
     def version(self, path: str) -> None:
@@ -186,10 +183,8 @@ class RemoteStore:
             run_in_threads(_try_fetch, [(file, span) for file, spans in opened for span in file.missing_spans(spans)])
             yield
 
-    @contextmanager
-    def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
-        with object_cache.expect_values((self._file(path), offset, length) for path, offset, length in ranges):
-            yield
+    def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> AbstractContextManager[None]:
+        return object_cache.expect_values((self._file(path), offset, length) for path, offset, length in ranges)
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
         """See `Store.find_crc32`: of bytes read as values or cached."""

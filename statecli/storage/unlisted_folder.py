@@ -32,11 +32,8 @@ def try_usual_names(
     prefetch(list(paths.values()))
     errors = {name: _find_error(open_file(path)) for name, path in paths.items()}
     for name, error in _find_inconclusive(errors):
-        return (
-            UnreadableError(f"cannot check whether the folder contains {name}: {error}")
-            if isinstance(error, Unsure)
-            else error
-        )
+        doubt = UnreadableError(f"cannot check whether the folder contains {name}: {error}")
+        return doubt if isinstance(error, Unsure) else error
     present = {name: False for name, error in errors.items() if error is None}
     if present:
         names = ", ".join(list_usual_names())

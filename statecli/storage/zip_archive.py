@@ -320,16 +320,15 @@ class Archive:
                 f"the zip archive lists {end.records} records in {end.size} bytes, more than statecli's limits of "
                 f"{MAX_RECORDS} and {MAX_DIRECTORY}"
             )
-        count = 0
         records: dict[str, Record] = {}
-        for record in _parse_entries(self._source.read(end.offset, end.size)):
+        for count, record in enumerate(_parse_entries(self._source.read(end.offset, end.size)), 1):
             records[record.name] = record
-            count += 1
             if len(records) != count:
                 raise MalformedError(f"two records are named {record.name!r}; programs may read either record")
-        if count != end.records:
+        if len(records) != end.records:
             raise _damage_error(
-                f"its list of records (central directory) has {count} entries, but its end record says {end.records}"
+                f"its list of records (central directory) has {len(records)} entries, but its end record says "
+                f"{end.records}"
             )
         return records
 
@@ -439,9 +438,9 @@ def _refuse(record: Record, disk: int) -> None:
         raise UnreadableError(f"{record.name!r} is encrypted, and statecli cannot decrypt it")
     if record.method != STORED:
         raise _unsupported_error(record)
-    raise MalformedError(
-        f"the zip archive is damaged: {record.name!r} is stored without compression, but its list of records gives "
-        f"two sizes, {record.compressed_size} and {record.size} bytes; copy or download the file again"
+    raise _damage_error(
+        f"{record.name!r} is stored without compression, but its list of records gives two sizes, "
+        f"{record.compressed_size} and {record.size} bytes"
     )
 
 
@@ -512,9 +511,7 @@ def _damage_error(text: str) -> MalformedError:
 
 
 def _overlap_error(last: str, record: Record) -> MalformedError:
-    return MalformedError(
-        f"the zip archive is damaged: the records {last!r} and {record.name!r} overlap; copy or download the file again"
-    )
+    return _damage_error(f"the records {last!r} and {record.name!r} overlap")
 
 
 def _outside_error(name: str, end: int, records_end: int) -> MalformedError:
