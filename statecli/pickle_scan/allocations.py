@@ -127,8 +127,8 @@ class Allocations:
         if self._pattern_steps > _MAX_PATTERN_STEPS:
             why = f"needs more than {_MAX_PATTERN_STEPS:,} steps to compile regular expressions; loading may hang"
             yield Bomb(why, self._patterns[0].position)
-        if (why := self._explain_slow_keys()) is not None:
-            yield Bomb(why, 0)
+        if (reason := self._explain_slow_keys()) is not None:
+            yield Bomb(reason, 0)
         deep = _find_too_deep_call(calls, self._steps) if len(calls) > _MAX_NESTING else None
         if deep is not None:
             why = (

@@ -146,11 +146,8 @@ class Flow:
                 self.note_misuse(root, "gets its state from the pickle a second time; this runs a method of its class")
             name = get_plain_name(root) if root else ""
             own = target.how == "newobj" and name.startswith("accelerate.state.")
-            if not own and (
-                name in known_names.SHARED_OBJECTS
-                or name in known_names.SPELLING_FUNCTIONS
-                or expected_calls.may_return_shared_object(name)
-            ):
+            is_shared = name in known_names.SHARED_OBJECTS or name in known_names.SPELLING_FUNCTIONS
+            if not own and (is_shared or expected_calls.may_return_shared_object(name)):
                 self.note_misuse(
                     root, "returns an object that the whole Python process shares, and the pickle changes this object"
                 )
@@ -264,41 +261,33 @@ class Flow:
             if may_be_nested_data(data):
                 self.computed_data.append(data)
 
-    def _check_written_values(self, call: Obj, name: str) -> None:
-        """Check arguments trusted by C code to be as Python and numpy write them."""
+    def _explain_odd_values(self, call: Obj, name: str) -> str | None:
+        """Return why arguments trusted by C code are not as Python and numpy write them."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
-            self.note_misuse(
-                call.cls,
-                "has an error position outside its text, so printing this exception may read memory outside the text",
-            )
+            return "has an error position outside its text, so printing this exception may read memory outside the text"
         if not dates.has_valid_value(name, call):
-            self.note_misuse(
-                call.cls,
+            return (
                 "is built from bytes that are not a valid date or time; datetime does not check the bytes and may "
-                "read memory outside its tables",
+                "read memory outside its tables"
             )
         if name == numpy_dtype_states.STRING_DTYPE and not numpy_dtype_states.is_string_dtype(call):
-            self.note_misuse(
-                call.cls,
+            return (
                 "gets arguments from the pickle that numpy never saves for a string dtype, so statecli does not know "
-                "what the call does",
+                "what the call does"
             )
         if expected_calls.computes_number(name, call.args) or expected_calls.has_shape(name, call.args):
-            self.note_misuse(
-                call.cls,
+            return (
                 "is called by the pickle with a number or a shape that Python and numpy never write in this call; "
-                "loading may fill the memory",
+                "loading may fill the memory"
             )
         if name == "numpy.dtype" and not numpy_dtype_states.get_code(call):
-            self.note_misuse(
-                call.cls, "is called without a dtype code such as 'f4', so statecli does not know the dtype"
-            )
+            return "is called without a dtype code such as 'f4', so statecli does not know the dtype"
         if name in expected_calls.SCALARS and not self._array_types.is_sound_scalar(call.args):
-            self.note_misuse(
-                call.cls,
+            return (
                 "gets a value from the pickle whose dtype differs from the dtype argument of the call; numpy may use "
-                "bytes of the file as memory addresses",
+                "bytes of the file as memory addresses"
             )
+        return None
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
         """Check a call, and each inner call made at once with its arguments."""
@@ -338,7 +327,8 @@ class Flow:
             self.note_misuse(call.cls, expected_calls.UNCHECKED_INDICES)
         if name == expected_calls.POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
             self.note_misuse(call.cls, expected_calls.CONSTRUCTED)
-        self._check_written_values(call, name)
+        if why := self._explain_odd_values(call, name):
+            self.note_misuse(call.cls, why)
         self._check_computed_values(call, name)
         if name in expected_calls.CONVERTERS:
             if expected_calls.converts_object(name, call.args):
@@ -517,7 +507,8 @@ class Flow:
         if name == "functools.partial" and type(state) is tuple and state:
             self._check_callee(root, "functools.partial", 0, state[0])
             self._check_deferred_call(state[:1], *(*state[1:3], None, None)[:2])
-        self._check_state_of_class(root, name, state)
+        if why := self._explain_odd_state(name, state):
+            self.note_misuse(root, why)
         if exceptions.is_exception(name) and not exceptions.is_state(name, state):
             self.note_misuse(
                 root,
@@ -538,69 +529,49 @@ class Flow:
                 "gets an attribute from the pickle with the name of a dict method, such as items; a loader that "
                 "calls this method may get other entries than statecli shows",
             )
-        if (
-            type(parts[-1]) is dict
-            and len(parts) == 2
-            and is_clean(name)
-            and not name.startswith(expected_calls.SLOTTED_PREFIXES)
-        ):
+        sets_slots = len(parts) == 2 and type(parts[-1]) is dict
+        if sets_slots and is_clean(name) and not name.startswith(expected_calls.SLOTTED_PREFIXES):
             self.note_misuse(
                 root, "gets its attributes from the pickle one by one, which runs code of its class (property setters)"
             )
         for part in parts:
             self._check_attributes(root, name, part)
 
-    def _check_state_of_class(self, root: Global, name: str, state: Value) -> None:
-        """Check a state trusted by the class to be as its own library writes states."""
-        if (
-            name.startswith(expected_calls.MODULE_PREFIXES)
-            and ".rnn." in name
-            and type(state) is dict
-            and not expected_calls.is_layer_count(state.get("num_layers"))
-        ):
-            self.note_misuse(
-                root,
+    def _explain_odd_state(self, name: str, state: Value) -> str | None:
+        """Return why a state trusted by the class is not as its own library writes states."""
+        is_recurrent = name.startswith(expected_calls.MODULE_PREFIXES) and ".rnn." in name and type(state) is dict
+        if is_recurrent and not expected_calls.is_layer_count(state.get("num_layers")):
+            return (
                 "has an invalid num_layers (not a count, or more layers than memory can hold); loading may fill the "
-                "memory",
+                "memory"
             )
-        if (
-            kept_functions.is_module_class(name)
-            and not packed_weights.is_convolution(name)
-            and not kept_functions.has_modules(state, self._get_root_name)
-        ):
-            self.note_misuse(
-                root,
+        is_module = kept_functions.is_module_class(name) and not packed_weights.is_convolution(name)
+        if is_module and not kept_functions.has_modules(state, self._get_root_name):
+            return (
                 "is restored from a state without the dicts of parameters and submodules that each module has, "
-                "so statecli does not know what loading does",
+                "so statecli does not know what loading does"
             )
         if name == expected_calls.HOOK_HANDLE and not self._is_handle_state(state):
-            self.note_misuse(
-                root,
-                "is restored from a state that a hook never has; this changes the ids of all hooks registered later",
-            )
+            return "is restored from a state that a hook never has; this changes the ids of all hooks registered later"
         if name == expected_calls.POLYNOMIAL and not self._is_polynomial_state(state):
-            self.note_misuse(
-                root, "gets an object from the pickle instead of arrays and text, and calls methods of this object"
-            )
+            return "gets an object from the pickle instead of arrays and text, and calls methods of this object"
         if name in expected_calls.GENERATORS and not self._is_generator_state(state):
-            self.note_misuse(
-                root,
-                "is restored from a state that torch never saves; torch may use bytes of the file as memory addresses",
+            return (
+                "is restored from a state that torch never saves; torch may use bytes of the file as memory addresses"
             )
         if name.startswith(expected_calls.NUMPY_RANDOM) and not random_states.is_numpy_state(
             name, state, self._get_root_name
         ):
-            self.note_misuse(
-                root,
+            return (
                 "is restored from a state that numpy never saves; the next random draw may read memory outside the "
-                "state",
+                "state"
             )
         if name == "random.Random" and not random_states.is_python_state(state):
-            self.note_misuse(
-                root,
+            return (
                 "is restored from a state that Python never saves; a computation with its values may run code or "
-                "fill the memory",
+                "fill the memory"
             )
+        return None
 
     def _is_handle_state(self, state: Value) -> bool:
         """Return True for the dict of a hook, the hook's number in the dict, and other dicts.

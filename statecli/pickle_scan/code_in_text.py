@@ -7,9 +7,7 @@ hyperpyyaml 1.2 (core.py), PyYAML 6 (constructor.py), open_clip 3.3 (factory.py)
 
 from __future__ import annotations
 
-import re
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 from statecli import pickle_scan
 from statecli.core.lazy_pattern import compile_on_use
@@ -24,45 +22,28 @@ _MAX_DECODINGS = 8
 _RAY_STATES = ("experiment_state*.json", "trial_metadata.json")
 
 
-class _Sign(NamedTuple):
-    """Signs of a text from which a library runs code."""
-
-    pattern: re.Pattern[bytes]
-    library: str
-    action: str
-
-
-_JSON_SIGNS = (
-    _Sign(compile_on_use(rb"preprocessor_pkl|CLOUDPICKLE_FALLBACK"), "Ray", "unpickles text from this file"),
-    _Sign(
-        compile_on_use(rb"__enum__|default_factory_module"),
-        "torch.utils._pytree",
-        "imports any module that this file names",
-    ),
-    _Sign(compile_on_use(rb'"__kind__"\s*:'), "GluonTS", "calls any function that this file names"),
+#: What a library does with a text -> the sign of such a text.
+_JSON_SIGNS = {
+    "Ray unpickles text from this file": compile_on_use(rb"preprocessor_pkl|CLOUDPICKLE_FALLBACK"),
+    "torch.utils._pytree imports any module that this file names": compile_on_use(rb"__enum__|default_factory_module"),
+    "GluonTS calls any function that this file names": compile_on_use(rb'"__kind__"\s*:'),
     # Any true value: open_clip gives the arguments of a tokenizer to transformers.
-    _Sign(
-        compile_on_use(rb'"trust_remote_code"\s*:(?!\s*(?:false|null|""|0\s*[,}]))'),
-        "open_clip",
-        "lets transformers run Python code from a repository (trust_remote_code)",
+    "open_clip lets transformers run Python code from a repository (trust_remote_code)": compile_on_use(
+        rb'"trust_remote_code"\s*:(?!\s*(?:false|null|""|0\s*[,}]))'
     ),
-)
+}
 #: Tags of PyYAML for plain values: Lightning writes tuples into hparams.yaml.
 _PLAIN_TAGS = b"none bool str unicode bytes int long float complex list tuple dict".split()
-_YAML_SIGNS = (
+_YAML_SIGNS = {
     # A tuple and a reference are texts that are loaded again, and may compute such a tag.
-    _Sign(
-        compile_on_use(rb"(?<![\w!/])!(?:(?:apply|applyref|new|name|module|include):|(?:tuple|ref|copy)(?!\w))"),
-        "HyperPyYAML",
-        "calls any function that this file names",
+    "HyperPyYAML calls any function that this file names": compile_on_use(
+        rb"(?<![\w!/])!(?:(?:apply|applyref|new|name|module|include):|(?:tuple|ref|copy)(?!\w))"
     ),
     # `%TAG` gives any tag another name. Lines of YAML end in more ways than those of `re`.
-    _Sign(
-        compile_on_use(rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:%b)(?![\w/:]))|%%TAG" % b"|".join(_PLAIN_TAGS)),
-        "PyYAML",
-        "calls any function that this file names",
+    "PyYAML calls any function that this file names": compile_on_use(
+        rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:%b)(?![\w/:]))|%%TAG" % b"|".join(_PLAIN_TAGS)
     ),
-)
+}
 _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
 #: Printable characters of ASCII that JSON spells as an escape, also in a text within a text: a backslash may be one.
 _ESCAPE = compile_on_use(rb"(?<!\\)\\+u00([2-7][0-9a-fA-F])")
@@ -84,8 +65,8 @@ def find_code_in_text(path: str, source: Source) -> str | None:
     name = files.get_name(path)
     if any(fnmatchcase(name, pattern) for pattern in _RAY_STATES):
         return "Ray unpickles text from this file"
-    signs = _SUFFIXES.get(f".{name.rpartition('.')[2].lower()}", ())
-    if not signs:
+    signs = _SUFFIXES.get(f".{name.rpartition('.')[2].lower()}")
+    if signs is None:
         return None
     if source.size > _MAX_TEXT_BYTES:
         return f"statecli searches for code only in text of at most {_MAX_TEXT_BYTES >> 20} MB, and this file has more"
@@ -103,5 +84,4 @@ def find_code_in_text(path: str, source: Source) -> str | None:
             f"this file has text within text, with nested escapes on more than {_MAX_DECODINGS} levels, the limit "
             "of statecli"
         )
-    found = next((sign for sign in signs if sign.pattern.search(text)), None)
-    return None if found is None else f"{found.library} {found.action}"
+    return next((harm for harm, pattern in signs.items() if pattern.search(text)), None)

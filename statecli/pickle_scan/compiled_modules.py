@@ -81,14 +81,10 @@ def names_of(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
 def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
     """Return True if the call makes a module of a module and a context, and add both to `parts`."""
     parts[id(call)] = call
-    if (
-        not _has_only_arguments(call, "reduce")
-        or len(call.args) != 2
-        or call.state is not None
-        or type(call.args[1]) is not Obj
-    ):
+    is_plain = _has_only_arguments(call, "reduce") and len(call.args) == 2 and call.state is None
+    context = call.args[1] if is_plain else None
+    if type(context) is not Obj:
         return False
-    context = call.args[1]
     parts[id(context)] = context
     if get_name(context.cls) != _CONTEXT or not _has_only_arguments(context, "reduce") or len(context.args) != 3:
         return False
@@ -106,12 +102,9 @@ def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
 
 def _is_part(value: Value, parts: dict[int, Obj]) -> bool:
     """Return True for an object of the compiler with a state of plain values and other objects of the compiler."""
-    if (
-        type(value) is not Obj
-        or get_name(value.cls) not in _PARTS
-        or not _has_only_arguments(value, "newobj")
-        or value.args
-    ):
+    if type(value) is not Obj or get_name(value.cls) not in _PARTS:
+        return False
+    if value.args or not _has_only_arguments(value, "newobj"):
         return False
     if id(value) in parts or len(parts) > _MAX_PARTS:
         return id(value) in parts

@@ -55,7 +55,9 @@ def computes_bytes(name: str, call: Obj) -> bool:
         return bool(args or call.kwargs) and not (name == _BYTEARRAY and (is_text or is_literal) and not call.kwargs)
     if name in TEXT_CLASSES and name != "numpy.str_":
         is_written = not args or type(args[0]) is str or read_raw_bytes(args[0]) is not None
-        return not is_written or (len(args) > 1 and not _decodes_plainly(args[1]))
+        codec = args[1] if len(args) > 1 else _BYTEARRAY_CODEC
+        is_plain = type(codec) is str and codec.lower().replace("_", "-") in _TEXT_CODECS
+        return not (is_written and is_plain)
     if _NUMPY_CLASS.fullmatch(name):
         return bool(args or call.kwargs)
     if name == _SIZE:
@@ -134,10 +136,6 @@ def _order_by_rows(plane: bytes, shape: tuple[int, ...]) -> bytes:
     for index in range(last):
         ordered[index::last] = _order_by_rows(plane[index * block :][:block], shape[:-1])
     return bytes(ordered)
-
-
-def _decodes_plainly(codec: Value) -> bool:
-    return type(codec) is str and codec.lower().replace("_", "-") in _TEXT_CODECS
 
 
 def _is_numbers(value: Value) -> bool:

@@ -128,11 +128,8 @@ def is_callable(value: Value, root: Root) -> bool:
 
 def is_callback(name: str) -> bool:
     """Return True for a function or class that may be stored and is not called by serializers of data."""
-    return (
-        known_names.may_be_named(name)
-        and not known_names.computes_tensors(name)
-        and not name.startswith(("typing.", "types."))
-    )
+    is_stored = known_names.may_be_named(name) and not known_names.computes_tensors(name)
+    return is_stored and not name.startswith(("typing.", "types."))
 
 
 def _is_value(value: Value, root: Root) -> bool:

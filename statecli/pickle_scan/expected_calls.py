@@ -63,8 +63,7 @@ def is_layer_count(layers: Value) -> bool:
 
 def is_packed(name: str) -> bool:
     """Return whether C++ packs the state of a class of this name."""
-    packed = packed_weights.is_convolution(name) or packed_weights.is_cpp_class(name)
-    return packed or name == SCRIPT_OBJECT
+    return packed_weights.is_convolution(name) or packed_weights.is_cpp_class(name) or name == SCRIPT_OBJECT
 
 
 def is_state(name: str, state: Value) -> bool:
@@ -116,13 +115,8 @@ def is_clean(name: str) -> bool:
 @lru_cache(maxsize=1024)
 def may_return_shared_object(name: str) -> bool:
     """Return True for a clean function, unless known to make a new object: its result may be a shared object."""
-    last = name.rpartition(".")[2]
-    return (
-        last.lstrip("_")[:1].islower()
-        and name not in _NEW_OBJECT_MAKERS
-        and "._rebuild_" not in name
-        and is_clean(name)
-    )
+    is_function = name.rpartition(".")[2].lstrip("_")[:1].islower()
+    return is_function and name not in _NEW_OBJECT_MAKERS and "._rebuild_" not in name and is_clean(name)
 
 
 def keeps_arguments(how: str, name: str) -> bool:
@@ -133,10 +127,8 @@ def keeps_arguments(how: str, name: str) -> bool:
 
 def is_tensor_data(name: str) -> bool:
     """Return True if a tensor may be rebuilt from the result of this name."""
-    last = name.rpartition(".")[2]
-    return name.startswith(_TENSOR_DATA_PREFIXES) or (
-        name.startswith("torch.") and last.endswith(("Storage", "Tensor"))
-    )
+    is_class = name.startswith("torch.") and name.endswith(("Storage", "Tensor"))
+    return is_class or name.startswith(_TENSOR_DATA_PREFIXES)
 
 
 #: What gives tensors, their storages, layouts and arrays.

@@ -66,9 +66,14 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
     yield from _check_other_objects(document, steps)
     if why := _find_wrong_type(document, steps):
         yield Misuse("torch.export.load", why)
-    user_inputs = frozenset(_list_user_inputs(document))
+    specs = get_field(document, "graph_module", "signature", "input_specs")
+    given_by_user = [get_field(spec, "user_input", "arg") for spec in specs] if type(specs) is list else []
+    user_inputs = frozenset(filter(None, (_get_name(argument, "as_tensor") for argument in given_by_user)))
     main = get_field(document, "graph_module", "graph")
-    for graph in _iter_graphs(document, steps):
+    for place in iter_values(document, steps):
+        graph = place.value
+        if not place.may_be("Graph") or type(graph.get("nodes")) is not list:
+            continue
         yield from (Misuse(*number) for number in find_huge_numbers(graph, graph is not main, steps))
         given = _list_given_objects(graph)
         stated = graph.get("tensor_values")
@@ -80,7 +85,8 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
                 continue
             inputs = node.get("inputs")
             entries = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
-            yield from (Misuse(target, why) for why in _check_objects(target, inputs, given, steps))
+            if why := _explain_odd_object(target, inputs, given, steps):
+                yield Misuse(target, why)
             for check in (_check_callees, _check_messages, _check_enumerations):
                 yield from (Misuse(target, why) for why in check(target, entries))
             name = target.removeprefix(_ATEN).partition(".")[0]
@@ -98,8 +104,8 @@ _TEXTS_AND_OBJECTS = frozenset(
 )
 
 
-def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps) -> Iterator[str]:
-    """Yield why torch does not write an argument of a node: an object that becomes source, a text for a number.
+def _explain_odd_object(target: str, inputs: Any, given: frozenset[str], steps: Steps) -> str | None:
+    """Return why torch does not write an argument of a node: an object that becomes source, a text for a number.
 
     torch takes an object outside the values of the graph from the constants of the file, and writes its `repr`,
     possibly any text, into the source of `forward`. The operators of an operator get unchecked arguments.
@@ -114,21 +120,18 @@ def _check_objects(target: str, inputs: Any, given: frozenset[str], steps: Steps
             continue
         value = place.value
         if target.startswith(ARITHMETIC) and not _TEXTS_AND_OBJECTS.isdisjoint(value):
-            yield "gets a string or an object from the file instead of a number, and may evaluate this value as code"
-            return
+            return "gets a string or an object from the file instead of a number, and may evaluate this value as code"
         if "as_custom_obj" in value and target.startswith(_CALLERS) and target not in _TAKERS_OF_OBJECTS:
-            yield "gets an object from the file instead of a graph, and calls this object"
-            return
+            return "gets an object from the file instead of a graph, and calls this object"
         if "as_custom_obj" in value and _get_name(value, "as_custom_obj") not in given:
-            yield (
+            return (
                 "gets an object from the file that is not an input of the graph; torch compiles the object's repr() "
                 "as code"
             )
-            return
         operator = value.get("as_operator")
         if type(operator) is str and not _is_custom_operator(operator):
-            yield f"calls {operator} with arguments that statecli cannot check"
-            return
+            return f"calls {operator} with arguments that statecli cannot check"
+    return None
 
 
 #: Operators that call their arguments, and those among them that give an object to a method or an operator of its own.
@@ -328,29 +331,11 @@ def _get_name(value: Any, kind: str) -> str | None:
     return name if type(name) is str else None
 
 
-def _iter_graphs(document: Any, steps: Steps) -> Iterator[dict[str, Any]]:
-    """Yield each graph of the program, including its branches and loops."""
-    for place in iter_values(document, steps):
-        if place.may_be("Graph") and type(place.value.get("nodes")) is list:
-            yield place.value
-
-
-def _list_user_inputs(document: Any) -> Iterator[str]:
-    specs = get_field(document, "graph_module", "signature", "input_specs")
-    for spec in specs if type(specs) is list else ():
-        if name := _get_name(get_field(spec, "user_input", "arg"), "as_tensor"):
-            yield name
-
-
 def _read_sizes(meta: Any) -> _Sizes:
     """Return the sizes of a value; None for a symbolic size."""
     sizes = get_field(meta, "sizes")
     numbers = [get_field(size, "as_int") for size in sizes] if type(sizes) is list else []
     return tuple(number if type(number) is int else None for number in numbers)
-
-
-def _is_size(size: int | None, expected: int | None) -> bool:
-    return size is None or expected is None or size == expected
 
 
 def _check_recurrent(gates: int) -> Callable[[_Node], str | None]:
@@ -385,7 +370,7 @@ def _have_sizes(sizes: _Sizes | None, expected: _Sizes) -> bool:
     return (
         sizes is not None
         and len(sizes) == len(expected)
-        and all(_is_size(size, wanted) for size, wanted in zip(sizes, expected, strict=True))
+        and all(None in pair or pair[0] == pair[1] for pair in zip(sizes, expected, strict=True))
     )
 
 

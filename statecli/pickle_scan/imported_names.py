@@ -288,15 +288,12 @@ class Scanner(Machine):
 
     def _spell_name(self, function: Global, args: Value, pos: int) -> Any:
         """Return the meaning of a spelling call: a nested class, `type(None)`, `Optional[int]`, `int | str`."""
-        first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
+        pair: tuple[Any, Any] = args if type(args) is tuple and len(args) == 2 else (None, None)
+        first, second = pair
         name = get_plain_name(function)
         spelled: Any = None
-        if (
-            name == "builtins.getattr"
-            and type(first) is Global
-            and type(second) is str
-            and _IDENTIFIER.fullmatch(second)
-        ):
+        is_attribute = type(first) is Global and type(second) is str and _IDENTIFIER.fullmatch(second)
+        if name == "builtins.getattr" and is_attribute:
             if len(first.name) + len(second) <= _MAX_NAME_CHARACTERS:
                 spelled = self.intern_name(first.module, f"{first.name}.{second}", pos)
         elif name == "builtins.getattr" and type(first) is Obj and first.state is None:

@@ -203,7 +203,8 @@ def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
         return False
     if code not in _SIZED_CODES and not (size == alignment == -1 and subarray is None):
         return False
-    named = type(names) is tuple and type(fields) is dict and all(_is_key(fields, name) for name in names)
+    is_record = type(names) is tuple and type(fields) is dict
+    named = is_record and all(type(name) in (str, bytes) and name in fields for name in names)
     plain = names is None and fields is None
     is_ordered = type(order) is str and len(order) == 1 and order in ("|" if is_byte else "<>")
     return version in (3, 4) and is_ordered and (named or plain) and _has_unit(code, state)
@@ -215,10 +216,6 @@ def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
     if code not in _DATE_CODES:
         return not more or (len(more) == 1 and type(more[0]) is dict)
     return len(more) == 1 and type(more[0]) is tuple and [type(part) for part in more[0][1:]] == [tuple]
-
-
-def _is_key(fields: dict[Value, Value], name: Value) -> bool:
-    return type(name) in (str, bytes) and name in fields
 
 
 def _has_valid_flags(state: tuple[Value, ...], code: str, has_objects: bool) -> bool:

@@ -274,14 +274,12 @@ class _Walk:
         numbers = self._list_numbers(value)
         where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
         if numbers is None:
-            if not self._is_no_iterable_of_numbers(value):
-                yield Hazard(
-                    f"{where} is neither the name of a dtype nor a tensor; HQQ evaluates the value as Python code"
-                )
-        elif not all(type(number) is int and 0 <= number < 128 for number in numbers) or not texts_as_code.is_dtype(
-            "".join(map(chr, numbers))
-        ):
-            yield Hazard(f"{where} is not the name of a dtype; HQQ evaluates the value as Python code")
+            what, is_safe = "neither the name of a dtype nor a tensor", self._is_no_iterable_of_numbers(value)
+        else:
+            is_ascii = all(type(number) is int and 0 <= number < 128 for number in numbers)
+            what, is_safe = "not the name of a dtype", is_ascii and texts_as_code.is_dtype("".join(map(chr, numbers)))
+        if not is_safe:
+            yield Hazard(f"{where} is {what}; HQQ evaluates the value as Python code")
 
     def _is_no_iterable_of_numbers(self, value: Value) -> bool:
         """Return True for plain values, for texts as keys, for a dtype, and for a tensor, which `audit` checks."""
@@ -327,12 +325,10 @@ class _Walk:
                 elif type(text) in (Obj, Key):  # Composer formats any object as text
                     yield describe_computed_text(where)
 
-    def _find_nested(self, value: Value, *keys: str) -> Iterator[Mapping[Any, Any]]:
-        """Yield the mappings that a loader may find below the keys of a value in turn."""
-        mappings = [*self.find_mappings(value)]
-        for key in keys:
-            mappings = [inner for items in mappings for inner in self.find_mappings(items.get(key))]
-        yield from mappings
+    def _find_nested(self, value: Value, key: str) -> Iterator[Mapping[Any, Any]]:
+        """Yield the mappings that a loader may find below a key of a value."""
+        for items in self.find_mappings(value):
+            yield from self.find_mappings(items.get(key))
 
     def _find_updates(self, value: Value, key: str) -> Iterator[Value]:
         """Yield the values set at a key by `dict.update` from a mapping, or from a sequence of pairs."""

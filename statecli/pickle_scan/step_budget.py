@@ -64,15 +64,12 @@ class Steps:
         """Count steps. Raises OutOfSteps with the budget if the budget is exceeded."""
         taken = self.taken[budget] + count
         self.taken[budget] = taken
-        if (
-            taken > budget.limit
-            and (budget is not Budget.FLOW or taken > self._flow_limit)
-            and taken > self.limit(budget)
-        ):
-            self.exceeded = self.exceeded or OutOfSteps(
-                f"statecli stopped the scan at its limit of {self.limit(budget):,} {budget.noun}"
-            )
-            raise self.exceeded
+        if taken > budget.limit and (budget is not Budget.FLOW or taken > self._flow_limit):
+            limit = self.limit(budget)
+            if taken > limit:
+                text = f"statecli stopped the scan at its limit of {limit:,} {budget.noun}"
+                self.exceeded = self.exceeded or OutOfSteps(text)
+                raise self.exceeded
 
     def set_unfinished(self, count: Callable[[], int]) -> None:
         """Set the function that counts the opcodes of the current pickle, which are taken at its end."""

@@ -111,9 +111,8 @@ def _read_configured_name(path: str, names: Collection[str]) -> str | None:
     if CONFIG not in names:
         return None
     try:
-        config, _ = json_object.parse_object(
-            read_small_file(on_disk.join(path, CONFIG), SETTINGS_FILES["config"]), CONFIG
-        )
+        raw = read_small_file(on_disk.join(path, CONFIG), SETTINGS_FILES["config"])
+        config, _ = json_object.parse_object(raw, CONFIG)
     except UnreadableError:  # the reader of the settings notes the error
         return None
     named = config.get(WEIGHTS_KEY)

@@ -34,9 +34,8 @@ class _Links(HTMLParser):
             self.base = attributes.get("href")
         if tag == "a" and attributes.get("href"):
             self.hrefs.append(str(attributes["href"]).strip())
-        self.asks_password = self.asks_password or (
-            tag == "input" and (attributes.get("type") or "").lower() == "password"
-        )
+        if tag == "input" and (attributes.get("type") or "").lower() == "password":
+            self.asks_password = True
 
 
 def parse_names(page: str, url: str) -> dict[str, bool] | None:

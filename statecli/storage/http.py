@@ -349,7 +349,8 @@ def _has_same_path(url: str, requested: str) -> bool:
 
 def _refuse(answer: Answer, url: str) -> None:
     response = answer.response
-    status, where = response.status, _describe_server(answer, url)
+    status = response.status
+    where = f" from {credentials.parse_server(answer.url)}" if _is_other_server(answer.url, url) else ""
     if status in _BUSY:
         raise Transient(
             f"the server is busy (HTTP {status}{where})", _parse_retry_after(response.headers.get("Retry-After"))
@@ -395,11 +396,6 @@ def _describe_credentials(source: str | None, url: str) -> str:
     if parse_url(url).query is not None:
         return "the query was sent unchanged; a signature in the query may have expired"
     return "statecli sent no user name and no password"
-
-
-def _describe_server(answer: Answer, url: str) -> str:
-    """Return the server at the end of a redirect, for a message; empty for the server of the URL."""
-    return f" from {credentials.parse_server(answer.url)}" if _is_other_server(answer.url, url) else ""
 
 
 def _is_other_server(at: str, url: str) -> bool:

@@ -94,10 +94,11 @@ def mask_url(url: str) -> str:
 def _create_name(url: str) -> str:
     typed = typed_urls()
     hidden = redact.MARK
+    has_user = any(parse_url(link).user is not None for link in _CHAIN.split(url) if "://" in link)
     for count in range(2, 1_000_000):
         pairs = list(_name_folders(url, hidden))
         # URLs of one user share a mark; a signature belongs to one file.
-        distinct = pairs if _has_user(url) else pairs[:1]
+        distinct = pairs if has_user else pairs[:1]
         if all(typed.get(name, real) == real for name, real in distinct):
             break
         hidden = f"{redact.MARK}{count}"
@@ -106,10 +107,6 @@ def _create_name(url: str) -> str:
         for name, real in pairs:
             typed.setdefault(name, real)
     return pairs[0][0]
-
-
-def _has_user(url: str) -> bool:
-    return any(parse_url(link).user is not None for link in _CHAIN.split(url) if "://" in link)
 
 
 def _name_folders(url: str, hidden: str) -> Iterator[tuple[str, TypedUrl]]:

@@ -192,7 +192,9 @@ class Archive:
         if record.method == DEFLATED:
             limit = min(limit, MAX_INFLATED)
         if record.size > limit or record.compressed_size > limit:
-            raise _limit_error(record, limit)
+            is_packed = record.method == DEFLATED
+            what = "is compressed and takes {:,} bytes unpacked" if is_packed else "has {:,} bytes"
+            raise MalformedError(f"{record.name} {what.format(record.size)}, more than statecli's limit of {limit:,}")
         data = self._source.read(record.data_offset, record.compressed_size)
         if record.method == DEFLATED:
             data = _inflate(record, data)
@@ -593,15 +595,6 @@ def _unsupported_error(record: Record) -> UnreadableError:
         f"{record.name!r} is compressed with {method}, which statecli cannot unpack; save the file again without "
         "compression"
     )
-
-
-def _limit_error(record: Record, limit: int) -> MalformedError:
-    if record.method == DEFLATED:
-        return MalformedError(
-            f"{record.name} is compressed and takes {record.size:,} bytes unpacked, more than statecli's limit of "
-            f"{limit:,}"
-        )
-    return MalformedError(f"{record.name} has {record.size:,} bytes, more than statecli's limit of {limit:,}")
 
 
 def ends_as_zip(source: Source) -> bool:
