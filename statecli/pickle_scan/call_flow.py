@@ -32,6 +32,10 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickle_scan.text_values import TEXT_CLASSES
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 
+_COMPUTED_ATTRIBUTE = (
+    "gets an attribute whose name the pickle computes during loading, so statecli cannot check the name"
+)
+
 
 class _Roots(dict[int, "Global | None"]):
     """Names whose calls built the objects of a pickle, by the id of the object.
@@ -416,8 +420,8 @@ class Flow:
                     self._note_object(name)
                 self._check_attributes(name, called, part)
 
-    def _note_object(self, name: Global) -> None:
-        self.note_misuse(name, "gets an object from the pickle instead of plain data, and calls methods of this object")
+    def _note_object(self, name: Global, wanted: str = "plain data") -> None:
+        self.note_misuse(name, f"gets an object from the pickle instead of {wanted}, and calls methods of this object")
 
     def _check_rebuild(self, name: Global, called: str, args: Any) -> None:
         """Check that a tensor is rebuilt from a storage or a tensor; methods of other objects would be called."""
@@ -446,9 +450,7 @@ class Flow:
                     )
         rebuilds = called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args
         if rebuilds and type(args[0]) is Obj and not expected_calls.is_tensor_data(self._get_root_name(args[0]) or ""):
-            self.note_misuse(
-                name, "gets an object from the pickle instead of tensor data, and calls methods of this object"
-            )
+            self._note_object(name, "tensor data")
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
         """Check that the parts of a sparse tensor are tensors of the file, whose indices `sparse-indices` checks.
@@ -482,10 +484,7 @@ class Flow:
         elif call.items and name.endswith(".AttributeDict"):
             self._check_attributes(root, name, call.items)
         if name not in expected_calls.DICT_CLASSES and any(type(key) is Key for key in call.items or ()):
-            self.note_misuse(
-                root,
-                "gets an attribute whose name the pickle computes during loading, so statecli cannot check the name",
-            )
+            self.note_misuse(root, _COMPUTED_ATTRIBUTE)
 
     def _check_build(self, target: Obj, state: Value) -> None:
         root = self.get_root(target)
@@ -610,43 +609,29 @@ class Flow:
             return
         self._checked_attributes.add((id(root), id(state)))
         self.steps.take(Budget.FLOW, len(state) if type(state) is dict else 1)
-        is_of_torch = known_names.is_class(name)
         for key, value in state.items() if type(state) is dict else ():
-            if type(key) is Key and is_clean(name):
-                self.note_misuse(
-                    root,
-                    "gets an attribute whose name the pickle computes during loading, so statecli cannot check the "
-                    "name",
-                )
-            elif key in expected_calls.CLASS_ATTRIBUTES:
-                self.note_misuse(
-                    root,
-                    f"gets its {key} from the pickle, so its methods may do something else than the methods of its "
-                    "class",
-                )
-            elif key == "__overloads__" and value == {}:  # torch.jit.script sets it on each module
-                continue
-            elif type(value) in (dict, list, tuple) and expected_calls.is_dunder(key) and is_clean(name):
-                self.note_misuse(
-                    root,
-                    f"has the attribute {quoting.name(key)}, so other code may mistake the object for another type",
-                )
-            elif is_of_torch and type(key) is str:
-                if why := self._attributes_of_torch.misuse(name, key, value):
-                    self.note_misuse(root, why)
-                elif (
-                    name.startswith("torch.optim.")
-                    and key in _OPTIMIZER_ATTRIBUTES
-                    and not _OPTIMIZER_ATTRIBUTES[key](self, value)
-                ):
-                    self.note_misuse(
-                        root, f"gets an object from the pickle as its {key}, and calls methods of this object"
-                    )
-            elif self._hides_function(name, key, value) and is_clean(name):
-                self.note_misuse(
-                    root,
-                    f"has a function as its attribute {quoting.name(str(key))}, and other code may call this function",
-                )
+            if why := self._explain_odd_attribute(name, key, value):
+                self.note_misuse(root, why)
+
+    def _explain_odd_attribute(self, name: str, key: Value, value: Value) -> str | None:
+        """Return why no pickler gives an object of this class the attribute; None for an ordinary attribute."""
+        if type(key) is Key and is_clean(name):
+            return _COMPUTED_ATTRIBUTE
+        if key in expected_calls.CLASS_ATTRIBUTES:
+            return f"gets its {key} from the pickle, so its methods may do something else than the methods of its class"
+        if key == "__overloads__" and value == {}:  # torch.jit.script sets it on each module
+            return None
+        if type(value) in (dict, list, tuple) and expected_calls.is_dunder(key) and is_clean(name):
+            return f"has the attribute {quoting.name(key)}, so other code may mistake the object for another type"
+        if known_names.is_class(name) and type(key) is str:
+            fits = _OPTIMIZER_ATTRIBUTES.get(key) if name.startswith("torch.optim.") else None
+            why = self._attributes_of_torch.misuse(name, key, value)
+            if why or fits is None or fits(self, value):
+                return why
+            return f"gets an object from the pickle as its {key}, and calls methods of this object"
+        if self._hides_function(name, key, value) and is_clean(name):
+            return f"has a function as its attribute {quoting.name(str(key))}, and other code may call this function"
+        return None
 
     def _hides_function(self, holder: str, key: Value, value: Value) -> bool:
         """Return True if code finds the stored function as a method, or calls the function with other functions."""
@@ -691,7 +676,7 @@ class Flow:
         function = value.args[0] if value.args else None
         callee = value.state[0] if type(value.state) is tuple and value.state else function
         return self._get_root_name(value) == "functools.partial" and all(
-            deferred_calls.is_container(part, self._get_root_name) for part in (function, callee)
+            type(part) is Global and get_plain_name(part) in deferred_calls.CONTAINERS for part in (function, callee)
         )
 
     def _walk_values(self, holder: Value, values: Iterable[Value]) -> None:

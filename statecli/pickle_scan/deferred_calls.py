@@ -26,7 +26,8 @@ _TEXT_ARGUMENTS = frozenset(
         *("padding", "padding_mode", "reduction", "rounding_mode", "driver", "UPLO"),
     ]
 )
-_CONTAINERS = frozenset(
+#: Classes of containers and numbers that run none of their arguments.
+CONTAINERS = frozenset(
     [
         *known_names.qualify_names(
             "builtins", "dict list tuple set frozenset int float bool complex str bytes bytearray object"
@@ -87,7 +88,7 @@ class DeferredCalls:
             return words and not texts and self._all_fit((*args, *named.values()), _is_value)
         if function in ("builtins.bytes", "builtins.bytearray") and args:  # a number makes as many bytes
             return False
-        if function in _CONTAINERS or (known_names.is_class(function) and function not in known_names.HOOK_CLASSES):
+        if function in CONTAINERS or (known_names.is_class(function) and function not in known_names.HOOK_CLASSES):
             return self._all_fit((*args, *named.values()), _is_constructor_argument)
         return False
 
@@ -107,11 +108,6 @@ class DeferredCalls:
                 return False
         fitting |= seen
         return True
-
-
-def is_container(value: Value, root: Root) -> bool:
-    """Return True for the name of a class of containers or numbers that runs none of its arguments."""
-    return type(value) is Global and root(value) in _CONTAINERS
 
 
 def is_callable(value: Value, root: Root) -> bool:
@@ -142,5 +138,5 @@ def _is_value(value: Value, root: Root) -> bool:
 def _is_constructor_argument(value: Value, root: Root) -> bool:
     """Return True for a plain value, or a class, function or partial kept by a constructor."""
     name = root(value) or ""
-    kept = name == "functools.partial" or (type(value) is Global and (name in _CONTAINERS or is_callable(value, root)))
+    kept = name == "functools.partial" or (type(value) is Global and (name in CONTAINERS or is_callable(value, root)))
     return kept or _is_value(value, root)

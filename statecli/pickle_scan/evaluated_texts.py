@@ -25,13 +25,13 @@ _OWN_NAMES = (
     "transformer_sampling xformers_att_config left_pad_source left_pad_target decoder_zero_init "
     "pipeline_encoder_balance pipeline_decoder_balance pipeline_encoder_devices pipeline_decoder_devices"
 )
-_OWN_KEYS = frozenset(_OWN_NAMES.split())
+OWN_KEYS = frozenset(_OWN_NAMES.split())
 #: Keys that other libraries use too, for texts that are not evaluated.
 _SHARED_NAMES = (
     "encoder_layers decoder_layers encoder_attention decoder_attention self_attention gated_attention project_input "
     "downsample pretrained"
 )
-KEYS = _OWN_KEYS | frozenset(_SHARED_NAMES.split())
+KEYS = OWN_KEYS | frozenset(_SHARED_NAMES.split())
 
 #: A text that calls nothing, formats nothing and computes nothing large, whatever the names in it are.
 _INERT = compile_on_use(r"[^(\[{*<'\"]*")
@@ -51,16 +51,11 @@ _MAX_ELEMENTS = 10_000
 _HELP = "do not load the file with this library unless you trust its author"
 
 
-def is_own_key(key: str) -> bool:
-    """Return whether no other library uses the key."""
-    return key in _OWN_KEYS
-
-
 def check_text(where: str, key: str, text: str) -> Hazard | None:
     """Return the hazard of a text that fairseq evaluates; None for a small literal and for plain words."""
     if _INERT.fullmatch(text):
         return None
-    tree, is_error = parse(text), is_own_key(key)
+    tree, is_error = parse(text), key in OWN_KEYS
     if tree is None:
         why = "is not an expression that statecli can parse"
     elif not all(isinstance(node, _LITERAL_NODES) for node in ast.walk(tree)):

@@ -299,7 +299,7 @@ class _Walk:
             hazard = evaluated_texts.check_text(where, key, text)
         elif text is COMPUTED_TEXT:
             hazard = describe_computed_text(where)
-        elif (evaluated_texts.is_own_key(key) or _read_bytes(value) is not None) and _is_bytes(value):
+        elif (key in evaluated_texts.OWN_KEYS or _read_bytes(value) is not None) and _is_bytes(value):
             hazard = Hazard(
                 f"{where} is bytes or an array instead of a string; fairseq evaluates the value as Python code"
             )

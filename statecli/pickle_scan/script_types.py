@@ -118,8 +118,7 @@ def _read_class(base: str | None, lines: list[tuple[int, str]]) -> ScriptClass |
     methods: dict[str, str] = {}
     for place, (indent, line) in enumerate(lines):
         if indent == _INDENT and line.startswith("  def "):
-            rest = [other for depth, other in lines[place + 1 :] if depth >= 0]
-            text = _read_signature(line, rest)
+            text = _read_signature(other for _, other in lines[place:])
             if text is None:
                 return None
             methods[text[0]] = text[1]
@@ -127,14 +126,14 @@ def _read_class(base: str | None, lines: list[tuple[int, str]]) -> ScriptClass |
     return ScriptClass(base, attributes, methods, frozenset(members))
 
 
-def _read_signature(line: str, rest: list[str]) -> tuple[str, str] | None:
+def _read_signature(lines: Iterable[str]) -> tuple[str, str] | None:
     """Return the name of a method, and its parameters and result without the class of self and without defaults."""
-    parts = [line]
-    for other in rest:
-        if parts[-1].endswith(":"):
+    parts: list[str] = []
+    for line in lines:
+        parts.append(line.strip())
+        if line.endswith(":"):
             break
-        parts.append(other)
-    match = _SIGNATURE.fullmatch(" ".join(part.strip() for part in parts))
+    match = _SIGNATURE.fullmatch(" ".join(parts))
     return (match[1], _DEFAULT.sub("", match[2].replace(", )", ")"))) if match else None
 
 

@@ -68,11 +68,8 @@ class _Spool:
     """Descriptor readable at any position: of the redirected file, or of a copy of the pipe."""
 
     def __init__(self) -> None:
-        self._copy: IO[bytes] | None = None
-        self.fd = _FD
-        if not stat.S_ISREG(_require_open().st_mode):
-            self._copy = _copy_pipe()
-            self.fd = self._copy.fileno()
+        self._copy = None if stat.S_ISREG(_require_open().st_mode) else _copy_pipe()
+        self.fd = _FD if self._copy is None else self._copy.fileno()
 
 
 def _require_open() -> os.stat_result:
