@@ -72,7 +72,10 @@ class _Pools:
         """Return the connections for a scheme. Raises ValueError for an impossible proxy."""
         key = scheme, proxy, os.getpid(), settings()
         if key not in self._by_key:
-            self._by_key.setdefault(key, _create_pool(scheme, proxy, settings()))
+            redact.filter_logs()
+            pools = _create_pool(scheme, proxy, settings())
+            pools.pool_classes_by_scheme = storage.minimum_speed.POOLS
+            self._by_key.setdefault(key, pools)
         return self._by_key[key]
 
 
@@ -86,7 +89,7 @@ def _create_pool(scheme: str, proxy: str | None, how: Settings) -> PoolManager:
         **({"ssl_context": _load_certificates()} if "https" in (scheme, (proxy or "").partition(":")[0]) else {}),
     }
     if proxy is None:
-        return _limit_pace(urllib3.PoolManager(**options))
+        return urllib3.PoolManager(**options)
     link = parse_url(proxy)
     from urllib.parse import unquote
 
@@ -96,13 +99,7 @@ def _create_pool(scheme: str, proxy: str | None, how: Settings) -> PoolManager:
     manager = urllib3.ProxyManager(link.scheme + link.path, proxy_headers=headers, **options)
     if manager.proxy is None or not manager.proxy.host:
         raise ValueError
-    return _limit_pace(manager)
-
-
-def _limit_pace(pools: PoolManager) -> PoolManager:
-    redact.filter_logs()
-    pools.pool_classes_by_scheme = storage.minimum_speed.POOLS
-    return pools
+    return manager
 
 
 def _find_proxy(url: str) -> tuple[str, str | None]:
