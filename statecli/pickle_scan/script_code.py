@@ -198,9 +198,10 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
         for function in _split_functions(n, Strings(text, steps))
     ]
     for function in functions:
-        source = sources[function.number]
-        for find in (_find_computed_defaults, _find_computed_constants):
-            yield from ((function.number, call) for call in find(function, source, steps))
+        for part, why in _iter_evaluated_parts(function):
+            steps.take(Budget.TEXT, 1 + len(part.text) // CHARACTERS_PER_STEP)
+            calls_of_part = islice(_find_computing_calls(part, sources[function.number], ()), 1)
+            yield from ((function.number, call._replace(why=why)) for call in calls_of_part)
     if not has_setstate:
         return
     by_name: dict[str, list[_Function]] = {}
@@ -293,29 +294,21 @@ def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
         yield _Function(number, name, start, text[start:end])
 
 
-def _find_computed_defaults(function: _Function, source: _Source, steps: Steps) -> Iterator[Call]:
-    """Yield a call in the defaults of a function, which loading evaluates even if nothing calls the function.
+def _iter_evaluated_parts(function: _Function) -> Iterator[tuple[_Function, str]]:
+    """Yield the parts that loading evaluates even if nothing calls the function, with the harm of a call there.
 
-    A list of parameters names no value but defaults. `float("inf")` is a value.
+    They are the defaults of parameters, and constants of classes: `k : Final[int] = len(...)`. A list of parameters
+    names no value but defaults. `float("inf")` is a value.
     """
     parameters = _cut_parameters(function.text) if function.name else ""
     if "=" in parameters:
-        parameters = _ANNOTATION.sub(lambda match: " " * len(match[0]), parameters)
-        steps.take(Budget.TEXT, 1 + len(parameters) // CHARACTERS_PER_STEP)
-        calls = _find_computing_calls(function._replace(text=parameters), source, ())
-        yield from (call._replace(why=_DEFAULT_HARM) for call in islice(calls, 1))
-
-
-def _find_computed_constants(function: _Function, source: _Source, steps: Steps) -> Iterator[Call]:
-    """Yield a call in each constant of a class, which loading evaluates: `k : Final[int] = len(...)`."""
+        defaults = _ANNOTATION.sub(lambda match: " " * len(match[0]), parameters)
+        yield function._replace(text=defaults), _DEFAULT_HARM
     end = 0
     while match := _CONSTANT.search(function.text, end):
         statement = _cut_statement(function.text, match.end())
         end = match.end() + len(statement)
-        steps.take(Budget.TEXT, 1 + len(statement) // CHARACTERS_PER_STEP)
-        part = function._replace(at=function.at + match.end(), text=statement)
-        calls = _find_computing_calls(part, source, ())
-        yield from (call._replace(why=_CONSTANT_HARM) for call in islice(calls, 1))
+        yield function._replace(at=function.at + match.end(), text=statement), _CONSTANT_HARM
 
 
 def _cut_statement(text: str, start: int) -> str:
