@@ -64,7 +64,8 @@ class _NestedState(msgspec.Struct):
 
 def open_rows(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
     """Return the function that reads rows of the weight. Raises MalformedError if the shapes do not fit the layout."""
-    return _OPEN[rule.layout](rule, parts, name)
+    with np.errstate(all="ignore"):  # the file has any scales, also zero
+        return _OPEN[rule.layout](rule, parts, name)
 
 
 def _open_scaled(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
@@ -86,30 +87,41 @@ def _open_scaled(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: s
 def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
     values = _read(parts[Part.VALUES], name, (16,))
     state = _read_state(parts.get(Part.STATE), name)
-    scales = _read(parts[Part.SCALES], name)
+    scales = _read(parts[Part.SCALES], name).reshape(-1)
     if Part.NESTED_SCALES in parts:
-        table = _read(parts[Part.NESTED_VALUES], name, (256,))
-        nested = np.repeat(_read(parts[Part.NESTED_SCALES], name), max(state.nested_blocksize, 1))
-        if nested.size < scales.size:
-            raise MalformedError(
-                f"{name}: its scales are quantized too, but the file has the second-level scales of only "
-                f"{nested.size} of {scales.size} scales"
-            )
-        scales = table[scales.astype(np.intp)] * nested[: scales.size] + state.nested_offset
+        scales = _dequantize_scales(scales, parts, state, name)
     width, total = rule.shape[1], math.prod(rule.shape)
     if state.blocksize < 1 or scales.size * state.blocksize < total:
         raise MalformedError(
             f"{name}: has {scales.size} scales for {state.blocksize} values each, too few for its {total} values"
         )
+    blocksize = min(state.blocksize, total)  # the file has any number
     codes = _locate(parts[Part.CODES], name, ((total + 1) // 2, 1))
 
     def dequantize_rows(start: int, stop: int) -> Array:
         first, last = start * width, stop * width
         packed = read_rows(codes, name, first // 2, (last + 1) // 2).astype(np.uint8).reshape(-1)
         nibbles = np.stack([packed >> 4, packed & 15], axis=1).reshape(-1)[first % 2 :][: last - first]
-        return (values[nibbles] * scales[np.arange(first, last) // state.blocksize]).reshape(-1, width)
+        return (values[nibbles] * scales[np.arange(first, last) // blocksize]).reshape(-1, width)
 
     return dequantize_rows
+
+
+def _dequantize_scales(codes: Array, parts: Mapping[Part, TensorData], state: _NestedState, name: str) -> Array:
+    """Return the scales that bitsandbytes has quantized too."""
+    table = _read(parts[Part.NESTED_VALUES], name, (256,))
+    nested = _read(parts[Part.NESTED_SCALES], name).reshape(-1)
+    blocksize = min(max(state.nested_blocksize, 1), max(codes.size, 1))  # the file has any number
+    if nested.size * blocksize < codes.size:
+        raise MalformedError(
+            f"{name}: its scales are quantized too, but the file has the second-level scales of only "
+            f"{nested.size * blocksize} of {codes.size} scales"
+        )
+    positions = codes.astype(np.uint8)
+    if (positions != codes).any():
+        raise MalformedError(f"{name}: its scales are quantized too, but their codes are not numbers from 0 to 255")
+    scales: Array = table[positions] * nested[np.arange(codes.size) // blocksize] + state.nested_offset
+    return scales
 
 
 def _read_state(data: TensorData | None, name: str) -> _NestedState:
@@ -126,19 +138,17 @@ def _open_gptq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str
     height, width = rule.shape
     words = _read_words(parts[Part.CODES], name)
     scales = _read(parts[Part.SCALES], name)
-    if words.ndim != 2 or scales.ndim != 2 or words.shape[1] != height or words.shape[0] * 32 % width:
+    if words.ndim != 2 or scales.ndim != 2 or words.shape[1] != height or width < 1 or words.shape[0] * 32 % width:
         raise MalformedError(
             f"{name}: quantized codes of shape {list(words.shape)} do not fit a weight of {list(rule.shape)}"
         )
     bits = words.shape[0] * 32 // width
-    zeros = _unpack(_read_words(parts[Part.ZEROS], name), bits, height)
+    zeros = _unpack_zeros(_read_words(parts[Part.ZEROS], name), bits, scales, name)
     groups = _read_groups(parts.get(Part.GROUPS), name, scales.shape[0], width)
-    if zeros.shape != scales.shape:
-        raise MalformedError(f"{name}: zero points have shape {list(zeros.shape)}, but scales {list(scales.shape)}")
     zeros = zeros.astype(np.float64) + rule.zero_offset
 
     def dequantize_rows(start: int, stop: int) -> Array:
-        codes = _unpack(words[:, start:stop].T, bits, width)
+        codes = _unpack(words[:, start:stop].T, bits, width, name)
         return (codes - zeros[groups, start:stop].T) * scales[groups, start:stop].T
 
     return dequantize_rows
@@ -148,6 +158,8 @@ def _open_awq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str)
     height, width = rule.shape
     words = _read_words(parts[Part.CODES], name, (width, height // 8))
     scales = _read(parts[Part.SCALES], name)
+    if scales.ndim != 2 or scales.shape[1] != height:
+        raise MalformedError(f"{name}: scales of shape {list(scales.shape)} do not fit a weight of {list(rule.shape)}")
     zeros = _unpack_awq(_read_words(parts[Part.ZEROS], name, (scales.shape[0], height // 8)))
     groups = _read_groups(None, name, scales.shape[0], width)
 
@@ -162,27 +174,29 @@ def _open_awq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str)
 def _open_packed(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
     height, width = rule.shape
     count = parts[Part.CODES].shape[1]
-    bits = count * 32 // width
+    bits = count * 32 // max(width, 1)
     if not 1 <= bits <= 8 or -(-width * bits // 32) != count:
         raise MalformedError(
             f"{name}: quantized codes of shape {[height, count]} do not fit a weight of {list(rule.shape)}"
         )
-    scales = _read(parts[Part.SCALES], name).reshape(height, -1)
+    scales = _read_scales(parts, name, height)
     groups = _read_groups(parts.get(Part.GROUPS), name, scales.shape[1], width)
     zeros = np.full(scales.shape, 1 << (bits - 1))
     if Part.ZEROS in parts:
-        zeros = _unpack(_read_words(parts[Part.ZEROS], name).T, bits, height).T.reshape(scales.shape)
+        zeros = _unpack_zeros(_read_words(parts[Part.ZEROS], name).T, bits, scales.T, name).T
     codes = _locate(parts[Part.CODES], name, (height, count))
 
     def dequantize_rows(start: int, stop: int) -> Array:
         words = read_rows(codes, name, start, stop).astype(np.int32).view(np.uint32)
-        return (_unpack(words, bits, width) - zeros[start:stop, groups].astype(np.float64)) * scales[start:stop, groups]
+        return (_unpack(words, bits, width, name) - zeros[start:stop, groups].astype(np.float64)) * scales[
+            start:stop, groups
+        ]
 
     return dequantize_rows
 
 
 def _open_nvfp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
-    scales = _read(parts[Part.SCALES], name).reshape(rule.shape[0], -1)
+    scales = _read_scales(parts, name, rule.shape[0])
     if Part.GLOBAL_SCALE in parts:
         scales = scales / _read(parts[Part.GLOBAL_SCALE], name, (1,))
     else:
@@ -191,7 +205,7 @@ def _open_nvfp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: st
 
 
 def _open_mxfp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
-    scales = _read(parts[Part.SCALES], name).reshape(rule.shape[0], -1)
+    scales = _read_scales(parts, name, rule.shape[0])
     is_exponent = parts[Part.SCALES].dtype == "uint8"
     return _open_fp4(rule, parts, name, np.exp2(scales - _E8M0_BIAS) if is_exponent else scales)
 
@@ -231,6 +245,14 @@ def _read(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> 
     return values.reshape(data.shape if shape is None else shape)
 
 
+def _read_scales(parts: Mapping[Part, TensorData], name: str, height: int) -> Array:
+    """Return the scales of each row as a matrix. Raises MalformedError if the rows cannot have equally many."""
+    scales = _read(parts[Part.SCALES], name)
+    if scales.size % max(height, 1) or not scales.size:
+        raise MalformedError(f"{name}: {scales.size} scales do not divide {height} rows equally")
+    return scales.reshape(height, -1)
+
+
 def _read_words(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
     """Return the words of packed codes as uint32, in the shape of the part."""
     if shape is not None and data.shape != shape:
@@ -264,9 +286,9 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
     if data is None:
         if count < 1 or width % count:
             raise MalformedError(f"{name}: has {count} groups, which do not divide {width} input channels equally")
-        return np.arange(width) // (width // count)
+        return np.arange(width) // max(width // count, 1)
     groups = _read(data, name, (width,)).astype(np.intp)
-    if groups.min(initial=0) < 0 or groups.max(initial=0) >= count:
+    if width and not 0 <= groups.min() <= groups.max() < count:
         raise MalformedError(
             f"{name}: its input channels refer to groups {groups.min()} to {groups.max()}, but it has scales of only "
             f"{count} groups"
@@ -274,10 +296,21 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
     return groups
 
 
-def _unpack(words: Array, bits: int, count: int) -> Array:
+def _unpack_zeros(words: Array, bits: int, scales: Array, name: str) -> Array:
+    """Return the zero points. Raises MalformedError if there is not one for each scale."""
+    if words.ndim != 2 or words.shape[0] != scales.shape[0]:
+        raise MalformedError(
+            f"{name}: zero points of shape {list(words.shape)} do not fit scales of {list(scales.shape)}"
+        )
+    return _unpack(words, bits, scales.shape[1], name)
+
+
+def _unpack(words: Array, bits: int, count: int, name: str) -> Array:
     """Return the first `count` codes of each row of words: a stream of bits, lowest bits first."""
-    if not 1 <= bits <= 8 or words.shape[-1] * 32 < count * bits:
-        raise MalformedError(f"{words.shape[-1]} packed words are too few for {count} quantized codes of {bits} bits")
+    if not 1 <= bits <= 8 or words.shape[1] * 32 < count * bits:
+        raise MalformedError(
+            f"{name}: {words.shape[1]} packed words are too few for {count} quantized codes of {bits} bits"
+        )
     wide = words.astype(np.uint64)
     following = np.concatenate([wide[..., 1:], np.zeros_like(wide[..., :1])], axis=-1)
     pairs = wide | following << np.uint64(32)

@@ -15,6 +15,7 @@ import numpy as np
 from statecli.core.errors import MissingDependency, StateError, UsageError, option
 from statecli.core.float_mode import with_denormals
 from statecli.core.installed_package import install_extra
+from statecli.core.units import plural
 from statecli.values.compare_task import CompareTask, Comparison, Worker
 from statecli.values.delta import CompareOptions
 from statecli.values.elements import MAX_UNSCALED, Array
@@ -48,7 +49,7 @@ def resolve_device(name: str) -> Any:
     if (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
             f"{option('--device', name)}: the device does not exist, because this machine has "
-            f"{torch.cuda.device_count()} CUDA device(s)"
+            f"{plural(torch.cuda.device_count(), 'CUDA device')}"
         )
     return device
 

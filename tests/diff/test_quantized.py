@@ -313,18 +313,49 @@ def test_a_hostile_state_of_bitsandbytes(diff, dense, state):
     )
 
 
+def _damage(part: torch.Tensor) -> list[torch.Tensor]:
+    """Return the part in other shapes, and with other values."""
+    flat = part.reshape(-1)
+    shapes = [flat, flat[:1], flat[:0], flat[:3], flat[0].clone(), part.t() if part.dim() == 2 else part[None]]
+    values = [torch.full_like(part, -3 if part.dtype.is_signed else 255), torch.zeros_like(part)]
+    return [*shapes, *values, part.float() * 1000 + 0.5 if part.dtype is torch.uint8 else part]
+
+
+FORMS = sorted({key.partition(".")[0] for key in load_file(DATA)} - {"weight"})
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_damaged_part_never_ends_the_diff(diff, quantized_forms, weight, name):
+    """Each part of each layout in wrong shapes and with wrong values: an answer, or one line about the weight."""
+    parts = parts_of(quantized_forms, name)
+    for part in parts:
+        for damaged in _damage(parts[part]):
+            result = compare(diff, weight, parts | {part: damaged.contiguous()})
+            assert all(text.startswith("proj.weight: ") for _, text in result.broken), (part, damaged.shape)
+
+
+@pytest.mark.parametrize("state", [b'{"blocksize": 1000000000000000000000}', b'{"blocksize": 64}'])
+def test_a_state_with_huge_blocks_allocates_nothing(diff, quantized_forms, weight, state):
+    """The number of scales in a block of second-level scales is the file's: 16 GB for each of them before."""
+    parts = parts_of(quantized_forms, "nf4_double")
+    name = "weight.quant_state.bitsandbytes__nf4"
+    document = json.loads(bytes(parts[name].tolist())) | json.loads(state) | {"nested_blocksize": 1 << 62}
+    parts[name] = torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)
+    assert not compare(diff, weight, parts).broken
+
+
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_a_bit_stream_is_read_as_struct_reads_it(bits):
     rng = np.random.default_rng(bits)
     codes = rng.integers(0, 1 << bits, 64)
     stream = sum(int(code) << place * bits for place, code in enumerate(codes))
     words = np.array(struct.unpack(f"<{2 * bits}I", stream.to_bytes(8 * bits, "little")), np.uint32)
-    assert dequantize._unpack(words, bits, 64).tolist() == codes.tolist()
+    assert dequantize._unpack(words[None], bits, 64, "w")[0].tolist() == codes.tolist()
 
 
 def test_too_few_words_are_an_error():
-    with pytest.raises(MalformedError, match="too few for 17 quantized codes"):
-        dequantize._unpack(np.zeros(2, np.uint32), 4, 17)
+    with pytest.raises(MalformedError, match="^w: 2 packed words are too few for 17 quantized codes"):
+        dequantize._unpack(np.zeros((1, 2), np.uint32), 4, 17, "w")
 
 
 def test_only_whole_weights_are_found(diff, quantized_forms, weight):

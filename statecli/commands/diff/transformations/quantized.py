@@ -207,7 +207,7 @@ def _find_block(weight: QuantizedWeight, shape: tuple[int, int]) -> tuple[int, .
         return (1 << (-(-rows * columns // count) - 1).bit_length(),) if is_whole else None
     if weight.layout is Layout.SCALED:
         return _find_scaled_block(weight, shape, scales.shape or ()) if codes.shape == shape else None
-    groups = count // rows if count and count % rows == 0 else 0
+    groups = count // rows if rows and count % rows == 0 else 0
     return (1, columns // groups) if groups and columns % groups == 0 else None
 
 
