@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import statecli as api
+from statecli.core import configuration_fields
 from statecli.core.errors import UnreadableError, UsageError
 
 SOURCE = """
@@ -451,3 +452,28 @@ def test_a_group_of_rules_is_listed(statecli):
     names = [rule["name"] for rule in statecli("rules", "pickles", "-f", "json").json["rules"]]
     assert "unsafe-global" in names
     assert "nan" not in names
+
+
+DEEP = f"class Net(nn.Module):\n    def __init__(self, cfg: a{'.a' * 2000}): pass\n"
+VARIABLES = "".join(f"    x{n} = x{n - 1}\n" for n in range(1, 2000))
+CLASSES = "".join(f"class A{n}(A{n - 1}): pass\n" for n in range(1, 400))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        DEEP,
+        f"def make():\n    x0 = nn.Linear(1, 1)\n{VARIABLES}    return x1999\n",
+        f"class A0(nn.Module):\n    def __init__(self, cfg): pass\n{CLASSES}",
+    ],
+    ids=["a deep annotation", "a chain of variables", "a chain of classes"],
+)
+def test_odd_code_is_answered_at_once(in_tmp_path, statecli, monkeypatch, code):
+    """The file is only read, for a suggestion: these were internal errors, and 20 seconds for the classes."""
+    Path("odd.py").write_text(f"from torch import nn\n{code}")
+    written, write_code = [], configuration_fields.write_code
+    monkeypatch.setattr(configuration_fields, "write_code", lambda node: written.append(node) or write_code(node))
+    result = statecli("inspect", "odd.py")
+    assert result.code == 2
+    assert result.err.startswith("statecli: odd.py: is a Python file, not a checkpoint; ")
+    assert len(written) < 400 * 500

@@ -8,6 +8,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping, Set
 
+#: Classes of a file from which a class may derive. Odd code could have thousands.
+MAX_ANCESTORS = 50
+
 
 def list_read_fields(owner: str, argument: str, classes: Mapping[str, ast.ClassDef]) -> set[str]:
     """Return the attributes that `__init__` of the class `owner` reads from `argument` or `self.argument`.
@@ -34,11 +37,21 @@ def list_read_fields(owner: str, argument: str, classes: Mapping[str, ast.ClassD
 
 
 def find_init(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> ast.FunctionDef | None:
-    """Return the `__init__` of a class, or of its base class in the file."""
-    own = (part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
-    rest = {name: other for name, other in classes.items() if name != node.name}
-    bases = _list_bases(node, rest)
-    return next(own, None) or (find_init(rest[bases[0]], rest) if bases else None)
+    """Return the `__init__` of a class, or of the nearest class from which it derives in the file."""
+    parts = (part for ancestor in list_ancestors(node, classes) for part in ancestor.body)
+    return next((part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
+
+
+def list_ancestors(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.ClassDef]:
+    """Return the class and those of the file from which it derives, the nearest and the first base first."""
+    ancestors: dict[str, ast.ClassDef] = {}
+    pending = [node]
+    while pending and len(ancestors) < MAX_ANCESTORS:
+        ancestor = pending.pop()
+        if ancestor.name not in ancestors:
+            ancestors[ancestor.name] = ancestor
+            pending += [classes[base] for base in reversed(_list_bases(ancestor, classes))]
+    return list(ancestors.values())
 
 
 def _list_receivers(init: ast.FunctionDef, argument: str) -> list[str]:
@@ -49,7 +62,7 @@ def _list_receivers(init: ast.FunctionDef, argument: str) -> list[str]:
         if isinstance(node, ast.Call)
         and any(_is_argument(value, argument) for value in (*node.args, *(keyword.value for keyword in node.keywords)))
     ]
-    return [ast.unparse(call.func).partition("(")[0] for call in calls]
+    return [write_code(call.func).partition("(")[0] for call in calls]
 
 
 def _is_argument(node: ast.expr, argument: str) -> bool:
@@ -68,9 +81,8 @@ def fits(read: Set[str], fields: Set[str], *, is_complete: bool) -> bool:
 
 def list_class_fields(name: str, classes: Mapping[str, ast.ClassDef]) -> set[str]:
     """Return the fields, methods and arguments of a class and of its bases in the file."""
-    node = classes[name]
     fields: set[str] = set()
-    for part in node.body:
+    for part in (part for ancestor in list_ancestors(classes[name], classes) for part in ancestor.body):
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
             fields.add(part.target.id)
         elif isinstance(part, ast.Assign):
@@ -78,20 +90,25 @@ def list_class_fields(name: str, classes: Mapping[str, ast.ClassDef]) -> set[str
         elif isinstance(part, ast.FunctionDef):
             fields.add(part.name)
             fields.update(_list_own_attributes(part))
-    rest = {other: base for other, base in classes.items() if other != name}
-    return fields.union(*(list_class_fields(base, rest) for base in _list_bases(node, rest)))
+    return fields
 
 
 def has_all_fields(name: str, classes: Mapping[str, ast.ClassDef]) -> bool:
     """Return True if all bases of the class are in the file."""
-    node = classes[name]
-    rest = {other: base for other, base in classes.items() if other != name}
-    known = _list_bases(node, rest)
-    return len(known) == len(node.bases) and all(has_all_fields(base, rest) for base in known)
+    ancestors = list_ancestors(classes[name], classes)
+    return all(len(_list_bases(ancestor, classes)) == len(ancestor.bases) for ancestor in ancestors)
 
 
 def _list_bases(node: ast.ClassDef, classes: Iterable[str]) -> list[str]:
-    return [base for base in map(ast.unparse, node.bases) if base in classes]
+    return [base for base in map(write_code, node.bases) if base in classes]
+
+
+def write_code(node: ast.AST) -> str:
+    """Return the code of a part of a file; "" for code that is nested too deeply for Python to write."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return ""
 
 
 def _list_own_attributes(function: ast.FunctionDef) -> Iterable[str]:

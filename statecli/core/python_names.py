@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from statecli.core import configuration_fields
+from statecli.core.configuration_fields import write_code
 from statecli.core.lazy_pattern import compile_on_use
 
 #: Ends of the names of classes that hold settings.
@@ -85,9 +86,13 @@ def list_model_factories(path: str) -> Iterator[ModelFactory]:
     functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
     returns = _ReturnedModels(functions, classes, frozenset(_list_module_names(classes)))
     for name in list_factories(path):
-        if returns.has_model(name):
+        try:
+            is_model = returns.has_model(name)
+        except RecursionError:  # a chain of a thousand variables or functions
+            continue
+        if is_model:
             calls = (node for node in ast.walk(functions[name]) if isinstance(node, ast.Call))
-            yield ModelFactory(name, frozenset(ast.unparse(call.func) for call in calls))
+            yield ModelFactory(name, frozenset(write_code(call.func) for call in calls))
 
 
 def list_definitions(path: str) -> Iterator[str]:
@@ -98,7 +103,7 @@ def list_definitions(path: str) -> Iterator[str]:
 def list_exported(path: str) -> list[str]:
     """Return the names in `__all__` of a file; [] if the file has none."""
     for node in _parse(path):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+        if isinstance(node, ast.Assign) and write_code(node.targets[0]) == "__all__":
             return [str(item.value) for item in ast.walk(node.value) if isinstance(item, ast.Constant)]
     return []
 
@@ -181,7 +186,7 @@ def _parse_file(path: str) -> list[ast.stmt]:
 def _iter_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node
-        if isinstance(node, ast.If) and not re.search("__name__|TYPE_CHECKING", ast.unparse(node.test)):
+        if isinstance(node, ast.If) and not re.search("__name__|TYPE_CHECKING", write_code(node.test)):
             yield from _iter_statements([*node.body, *node.orelse])
         elif isinstance(node, ast.Try):
             yield from _iter_statements(node.body)
@@ -203,7 +208,7 @@ def _list_module_names(classes: Mapping[str, ast.ClassDef]) -> list[str]:
     """Return the classes that derive from a module: another module of the file, a class of torch.nn, `...Model`."""
     modules: list[str] = []
     for name, node in classes.items():
-        bases = [ast.unparse(base) for base in node.bases]
+        bases = [write_code(base) for base in node.bases]
         if any(base in modules or _is_module(base) for base in bases):
             modules.append(name)
     return modules
@@ -224,13 +229,13 @@ class _ReturnedModels(NamedTuple):
 
     def has_model(self, name: str, callers: tuple[str, ...] = ()) -> bool:
         function = self.functions[name]
-        annotation = ast.unparse(function.returns).strip("'\"") if function.returns is not None else ""
+        annotation = write_code(function.returns).strip("'\"") if function.returns is not None else ""
         if annotation in self.modules or _is_module(annotation):
             return True
         values: dict[str, list[ast.expr]] = {}
         for assignment in (node for node in ast.walk(function) if isinstance(node, ast.Assign)):
             for target in assignment.targets:
-                values.setdefault(ast.unparse(target), []).append(assignment.value)
+                values.setdefault(write_code(target), []).append(assignment.value)
         returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
         return any(self._is_model(value, values, (*callers, name)) for value in returned)
 
@@ -239,7 +244,7 @@ class _ReturnedModels(NamedTuple):
         if isinstance(value, ast.Name):
             rest = {name: others for name, others in values.items() if name != value.id}
             return any(self._is_model(other, rest, callers) for other in values.get(value.id, ()))
-        if not isinstance(value, ast.Call) or _OTHER_OWNERS.search(ast.unparse(value.func)):
+        if not isinstance(value, ast.Call) or _OTHER_OWNERS.search(write_code(value.func)):
             return False
         called = value.func
         while isinstance(called, ast.Attribute):
@@ -259,7 +264,7 @@ class _ReturnedModels(NamedTuple):
 
 
 def _format_annotation(argument: ast.arg) -> str:
-    return ast.unparse(argument.annotation).strip("'\"") if argument.annotation is not None else ""
+    return write_code(argument.annotation).strip("'\"") if argument.annotation is not None else ""
 
 
 def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDef]) -> str | None:
@@ -321,19 +326,17 @@ class _CallWriter:
 
 
 def _list_init_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.arg]:
-    """Return the required arguments of the class's own `__init__`, of its fields, or of the base class in the file."""
-    for part in node.body:
-        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
-            return _list_required_arguments(part.args, skip=1)
-    bases = [base for base in map(ast.unparse, node.bases) if base in classes and base != node.name]
-    inherited = (
-        _list_init_arguments(classes[bases[0]], {n: c for n, c in classes.items() if n != node.name}) if bases else []
-    )
-    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-        fields = [part for part in node.body if isinstance(part, ast.AnnAssign) and part.value is None]
-        own = [ast.arg(f.target.id, f.annotation) for f in fields if isinstance(f.target, ast.Name)]
-        return [*inherited, *(arg for arg in own if "ClassVar" not in _format_annotation(arg))]
-    return inherited
+    """Return the required arguments of the class's own `__init__`, of its fields, or of its bases in the file."""
+    required: list[ast.arg] = []
+    for ancestor in configuration_fields.list_ancestors(node, classes):
+        own_init = configuration_fields.find_init(ancestor, {})
+        if own_init is not None:
+            return [*_list_required_arguments(own_init.args, skip=1), *required]
+        if any("dataclass" in write_code(decorator) for decorator in ancestor.decorator_list):
+            fields = [part for part in ancestor.body if isinstance(part, ast.AnnAssign) and part.value is None]
+            own = [ast.arg(f.target.id, f.annotation) for f in fields if isinstance(f.target, ast.Name)]
+            required = [*(arg for arg in own if "ClassVar" not in _format_annotation(arg)), *required]
+    return required
 
 
 def _list_required_arguments(arguments: ast.arguments, skip: int = 0) -> list[ast.arg]:
