@@ -1,6 +1,7 @@
 """The opcodes of the `pickletools` module, protocols 0 to 5.
 
-Each handler takes the byte after the opcode and returns the byte after its argument.
+Each handler takes the byte after the opcode and returns the byte after its argument. `Machine._run_burst` does the most
+frequent opcodes itself, so they have no handler here.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from statecli.pickles.nodes import Global, Obj, Persistent, SetOf, Value, descri
 
 #: The highest pickle protocol there is (Python 3.8).
 HIGHEST_PROTOCOL = 5
-_U32 = struct.Struct("<I").unpack_from
+_U8 = struct.Struct("<B")
+_U32 = struct.Struct("<I")
 _U16 = struct.Struct("<H").unpack_from
 _I32 = struct.Struct("<i").unpack_from
-_U64 = struct.Struct("<Q").unpack_from
+_U64 = struct.Struct("<Q")
 _F64 = struct.Struct(">d").unpack_from
 
 Handler: TypeAlias = Callable[[MachineState, int], int]
@@ -52,7 +54,7 @@ def do_proto(m: MachineState, pos: int) -> int:
 
 
 def do_frame(m: MachineState, pos: int) -> int:
-    length: int = _U64(m.data, pos)[0]
+    length: int = _U64.unpack_from(m.data, pos)[0]
     m.has_frames = True
     start = pos + 8
     if m.frame_end != NO_FRAME:
@@ -61,12 +63,6 @@ def do_frame(m: MachineState, pos: int) -> int:
         raise m.make_truncated_error("a block (frame) runs past the end of the pickle")
     m.frame_end = start + length
     return start
-
-
-def do_mark(m: MachineState, pos: int) -> int:
-    m.metastack.append(m.stack)
-    m.stack = []
-    return pos
 
 
 def do_pop(m: MachineState, pos: int) -> int:
@@ -95,33 +91,25 @@ def _push_constant(value: Value) -> Handler:
     return push
 
 
-def do_text_int(m: MachineState, pos: int) -> int:
-    line, end = m.read_line(pos)
+def _push_line(parse: Callable[[MachineState, bytes, int], Value]) -> Handler:
+    """Return the handler of an opcode whose argument is a line of text."""
+
+    def push(m: MachineState, pos: int) -> int:
+        line, end = m.read_line(pos)
+        m.stack.append(parse(m, line, pos))
+        return end
+
+    return push
+
+
+def parse_int(m: MachineState, line: bytes, pos: int) -> int:
     # Protocol 0 writes True and False as these.
-    m.stack.append(line == b"01" if line in (b"00", b"01") else m.parse_c_integer(line, pos))
-    return end
-
-
-def do_text_long(m: MachineState, pos: int) -> int:
-    line, end = m.read_line(pos)
-    m.stack.append(m.parse_decimal(line.removesuffix(b"L"), pos))
-    return end
-
-
-def do_text_float(m: MachineState, pos: int) -> int:
-    line, end = m.read_line(pos)
-    m.stack.append(m.parse_float(line, pos))
-    return end
+    return line == b"01" if line in (b"00", b"01") else m.parse_c_integer(line, pos)
 
 
 def do_binint(m: MachineState, pos: int) -> int:
     m.stack.append(_I32(m.data, pos)[0])
     return pos + 4
-
-
-def do_binint1(m: MachineState, pos: int) -> int:
-    m.stack.append(m.data[pos])
-    return pos + 1
 
 
 def do_binint2(m: MachineState, pos: int) -> int:
@@ -156,25 +144,21 @@ def decode_python2_string(data: bytes) -> str | bytes:
         return data
 
 
-def do_text_string(m: MachineState, pos: int) -> int:
-    line, end = m.read_line(pos)
+def parse_string(m: MachineState, line: bytes, pos: int) -> str | bytes:
     line = line.strip()
     if len(line) < 2 or line[0] != line[-1] or line[0] not in b"'\"":
         raise m.make_error(pos, "a string has no quotes around it")
     try:
-        m.stack.append(decode_python2_string(escape_decode(line[1:-1])[0]))
+        return decode_python2_string(escape_decode(line[1:-1])[0])
     except ValueError as error:
         raise m.make_error(pos, "a string has an invalid escape sequence") from error
-    return end
 
 
-def do_text_unicode(m: MachineState, pos: int) -> int:
-    line, end = m.read_line(pos)
+def parse_unicode(m: MachineState, line: bytes, pos: int) -> str:
     try:
-        m.stack.append(str(line, "raw-unicode-escape"))
+        return str(line, "raw-unicode-escape")
     except UnicodeDecodeError as error:
         raise m.make_error(pos, "a string has an invalid escape sequence") from error
-    return end
 
 
 def do_binstring(m: MachineState, pos: int) -> int:
@@ -191,51 +175,17 @@ def do_short_binstring(m: MachineState, pos: int) -> int:
     return pos + 1 + length
 
 
-def do_binunicode(m: MachineState, pos: int) -> int:
-    length: int = _U32(m.data, pos)[0]
-    m.stack.append(m.read_text(pos + 4, pos + 4 + length))
-    return pos + 4 + length
+def _push_sized(length: struct.Struct, *, is_text: bool) -> Handler:
+    """Return the handler of an opcode whose argument is text or bytes after their length."""
+    unpack, width = length.unpack_from, length.size
 
+    def push(m: MachineState, pos: int) -> int:
+        start = pos + width
+        size: int = unpack(m.data, pos)[0]
+        m.stack.append(m.read_text(start, start + size) if is_text else m.read_bytes(start, size))
+        return start + size
 
-def do_short_binunicode(m: MachineState, pos: int) -> int:
-    length = m.data[pos]
-    m.stack.append(m.read_text(pos + 1, pos + 1 + length))
-    return pos + 1 + length
-
-
-def do_binunicode8(m: MachineState, pos: int) -> int:
-    length: int = _U64(m.data, pos)[0]
-    m.stack.append(m.read_text(pos + 8, pos + 8 + length))
-    return pos + 8 + length
-
-
-def do_binbytes(m: MachineState, pos: int) -> int:
-    length: int = _U32(m.data, pos)[0]
-    m.stack.append(m.read_bytes(pos + 4, length))
-    return pos + 4 + length
-
-
-def do_short_binbytes(m: MachineState, pos: int) -> int:
-    length = m.data[pos]
-    m.stack.append(m.read_bytes(pos + 1, length))
-    return pos + 1 + length
-
-
-def do_binbytes8(m: MachineState, pos: int) -> int:
-    length: int = _U64(m.data, pos)[0]
-    m.stack.append(m.read_bytes(pos + 8, length))
-    return pos + 8 + length
-
-
-def do_tuple(m: MachineState, pos: int) -> int:
-    items = tuple(m.pop_mark())
-    m.stack.append(items)
-    return pos
-
-
-def do_tuple1(m: MachineState, pos: int) -> int:
-    m.stack[-1] = (m.stack[-1],)
-    return pos
+    return push
 
 
 def do_tuple2(m: MachineState, pos: int) -> int:
@@ -333,36 +283,10 @@ def do_text_put(m: MachineState, pos: int) -> int:
     return end
 
 
-def do_binput(m: MachineState, pos: int) -> int:
-    m.put_memo(m.data[pos], m.stack[-1])
-    return pos + 1
-
-
-def do_long_binput(m: MachineState, pos: int) -> int:
-    m.put_memo(_U32(m.data, pos)[0], m.stack[-1])
-    return pos + 4
-
-
 def do_memoize(m: MachineState, pos: int) -> int:
     # `far` and `memo` never share an index while `far` holds any.
     m.put_memo(len(m.memo) + len(m.sparse_memo), m.stack[-1])
     return pos
-
-
-def do_text_get(m: MachineState, pos: int) -> int:
-    line, end = m.read_line(pos)
-    m.stack.append(m.get_memo(m.parse_decimal(line, pos), pos))
-    return end
-
-
-def do_binget(m: MachineState, pos: int) -> int:
-    m.stack.append(m.get_memo(m.data[pos], pos))
-    return pos + 1
-
-
-def do_long_binget(m: MachineState, pos: int) -> int:
-    m.stack.append(m.get_memo(_U32(m.data, pos)[0], pos))
-    return pos + 4
 
 
 def do_global(m: MachineState, pos: int) -> int:
@@ -392,12 +316,6 @@ def do_buffer(m: MachineState, pos: int) -> int:
         "the pickle needs data that is not in the file (an out-of-band buffer of pickle protocol 5), so the file "
         "cannot be loaded alone",
     )
-
-
-def do_reduce(m: MachineState, pos: int) -> int:
-    args = m.stack.pop()
-    m.stack[-1] = m.make_call(m.stack[-1], args, pos)
-    return pos
 
 
 def do_newobj(m: MachineState, pos: int) -> int:
@@ -459,59 +377,44 @@ def _make_persistent(m: MachineState, pid: Value) -> Value:
     return storage
 
 
-def do_text_persid(m: MachineState, pos: int) -> int:
-    line, end = m.read_line(pos)
-    m.stack.append(_make_persistent(m, decode_python2_string(line)))
-    return end
-
-
 def do_binpersid(m: MachineState, pos: int) -> int:
     m.stack[-1] = _make_persistent(m, m.stack[-1])
     return pos
 
 
 _OPCODES: dict[int, Handler] = {
-    0x28: do_mark,
     0x29: _push_constant(()),
     0x2E: do_stop,
     0x30: do_pop,
     0x31: do_pop_mark,
     0x32: do_dup,
-    0x42: do_binbytes,
-    0x43: do_short_binbytes,
-    0x46: do_text_float,
+    0x42: _push_sized(_U32, is_text=False),
+    0x43: _push_sized(_U8, is_text=False),
+    0x46: _push_line(lambda m, line, pos: m.parse_float(line, pos)),
     0x47: do_binfloat,
-    0x49: do_text_int,
+    0x49: _push_line(parse_int),
     0x4A: do_binint,
-    0x4B: do_binint1,
-    0x4C: do_text_long,
+    0x4C: _push_line(lambda m, line, pos: m.parse_decimal(line.removesuffix(b"L"), pos)),
     0x4D: do_binint2,
     0x4E: _push_constant(None),
-    0x50: do_text_persid,
+    0x50: _push_line(lambda m, line, _: _make_persistent(m, decode_python2_string(line))),
     0x51: do_binpersid,
-    0x52: do_reduce,
-    0x53: do_text_string,
+    0x53: _push_line(parse_string),
     0x54: do_binstring,
     0x55: do_short_binstring,
-    0x56: do_text_unicode,
-    0x58: do_binunicode,
+    0x56: _push_line(parse_unicode),
     0x5D: do_empty_list,
     0x61: do_append,
     0x62: do_build,
     0x63: do_global,
     0x64: do_dict,
     0x65: do_appends,
-    0x67: do_text_get,
-    0x68: do_binget,
+    0x67: _push_line(lambda m, line, pos: m.get_memo(m.parse_decimal(line, pos), pos)),
     0x69: do_inst,
-    0x6A: do_long_binget,
     0x6C: do_list,
     0x6F: do_obj,
     0x70: do_text_put,
-    0x71: do_binput,
-    0x72: do_long_binput,
     0x73: do_setitem,
-    0x74: do_tuple,
     0x75: do_setitems,
     0x7D: do_empty_dict,
     0x80: do_proto,
@@ -519,16 +422,15 @@ _OPCODES: dict[int, Handler] = {
     0x82: do_extension,
     0x83: do_extension,
     0x84: do_extension,
-    0x85: do_tuple1,
     0x86: do_tuple2,
     0x87: do_tuple3,
     0x88: _push_constant(True),
     0x89: _push_constant(False),
     0x8A: do_long1,
     0x8B: do_long4,
-    0x8C: do_short_binunicode,
-    0x8D: do_binunicode8,
-    0x8E: do_binbytes8,
+    0x8C: _push_sized(_U8, is_text=True),
+    0x8D: _push_sized(_U64, is_text=True),
+    0x8E: _push_sized(_U64, is_text=False),
     0x8F: do_empty_set,
     0x90: do_additems,
     0x91: do_frozenset,
@@ -536,7 +438,7 @@ _OPCODES: dict[int, Handler] = {
     0x93: do_stack_global,
     0x94: do_memoize,
     0x95: do_frame,
-    0x96: do_binbytes8,
+    0x96: _push_sized(_U64, is_text=False),
     0x97: do_buffer,
     0x98: do_buffer,
 }
