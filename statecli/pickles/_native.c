@@ -161,14 +161,6 @@ static int take_record(Cursor *cursor, Py_ssize_t next, Record *record) {
            take_put(cursor, &next) && take(cursor, 'R') && take_put(cursor, &next);
 }
 
-/* The tuple of these opcodes; the same object for the same opcodes. */
-static PyObject *shape_of(PyObject *shapes, Part opcodes) {
-    PyObject *raw = PyBytes_FromStringAndSize(opcodes.start, opcodes.length);
-    PyObject *shape = raw ? PyObject_GetItem(shapes, raw) : NULL;
-    Py_XDECREF(raw);
-    return shape;
-}
-
 static PyObject *text_of(Part part) {
     return PyUnicode_DecodeUTF8(part.start, part.length, NULL);
 }
@@ -198,11 +190,13 @@ static int add_name(const Machine *m, Part part) {
     return is_done;
 }
 
-/* Size and strides, which become entries of the memo. */
+/* Size or strides, which become an entry of the memo: the same tuple for the same opcodes. */
 static PyObject *add_shape(const Machine *m, Part opcodes, PyObject *empty) {
     if (!opcodes.length)
         return Py_NewRef(empty);
-    PyObject *shape = shape_of(m->shapes, opcodes);
+    PyObject *raw = PyBytes_FromStringAndSize(opcodes.start, opcodes.length);
+    PyObject *shape = raw ? PyObject_GetItem(m->shapes, raw) : NULL;
+    Py_XDECREF(raw);
     if (shape && PyList_Append(m->memo, shape))
         Py_CLEAR(shape);
     return shape;

@@ -18,15 +18,15 @@ GRAPH_MODULE = "torch.fx.graph_module.reduce_graph_module"
 #: Types with nothing below them.
 LEAF_TYPES = frozenset([str, int, float, bool, bytes, type(None), Global])
 
-
+#: Pickled with a dict; with anything else, a Counter counts it.
+_COUNTER = "collections.Counter"
 #: Classes of containers, by the place of the argument that a call of them fills the container from.
 _DICT_ARGUMENT_POSITIONS = {
     "collections.OrderedDict": 0,
     "collections.defaultdict": 1,
     "builtins.dict": 0,
+    _COUNTER: 0,
 }
-#: Pickled with a dict; with anything else, a Counter counts it.
-_COUNTER = "collections.Counter"
 _DEQUE = "collections.deque"
 #: The codec of the text as which protocol 2 writes bytes.
 PICKLED_CODEC = "latin1"
@@ -46,9 +46,9 @@ def as_mapping(node: Any) -> Mapping[Any, Any] | None:
 
 def _expand_mapping(node: Obj, copies: int) -> Mapping[Any, Any] | None:
     name = get_name(node.cls)
-    if name not in _DICT_ARGUMENT_POSITIONS and name != _COUNTER:
+    place = _DICT_ARGUMENT_POSITIONS.get(name)
+    if place is None:
         return node.items
-    place = _DICT_ARGUMENT_POSITIONS.get(name, 0)
     called = len(node.args) > place and node.how != "newobj"
     given = _expand_items(node.args[place], copies, pairs=name != _COUNTER) if called else {}
     if given is None:
@@ -81,8 +81,8 @@ def _expand_items(source: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any]
 def is_unknown_mapping(node: Obj) -> bool:
     """Return True for a call of a dict class with an argument whose items cannot be listed."""
     name = get_name(node.cls)
-    place = _DICT_ARGUMENT_POSITIONS.get(name, 0)
-    if (name not in _DICT_ARGUMENT_POSITIONS and name != _COUNTER) or node.how == "newobj" or len(node.args) <= place:
+    place = _DICT_ARGUMENT_POSITIONS.get(name)
+    if place is None or node.how == "newobj" or len(node.args) <= place:
         return False
     return _expand_items(node.args[place], MAX_NESTED_COPIES, pairs=name != _COUNTER) is None
 
@@ -114,12 +114,8 @@ def iter_loose_arguments(node: Obj) -> Iterator[tuple[int, Any]]:
     name, place = get_name(node.cls), None
     if name in _SEQUENCE_CLASSES and as_sequence(node) is not None and as_sequence(node) is not node.elems:
         place = 0
-    elif (
-        (name in _DICT_ARGUMENT_POSITIONS or name == _COUNTER)
-        and as_mapping(node) is not None
-        and as_mapping(node) is not node.items
-    ):
-        place = _DICT_ARGUMENT_POSITIONS.get(name, 0)
+    elif name in _DICT_ARGUMENT_POSITIONS and as_mapping(node) is not None and as_mapping(node) is not node.items:
+        place = _DICT_ARGUMENT_POSITIONS[name]
     return ((n, value) for n, value in enumerate(node.args) if n != place)
 
 
@@ -242,7 +238,7 @@ def is_module(node: Any) -> bool:
 
 def get_attribute(node: Obj, name: str) -> Any:
     """Return one attribute without copying all attributes, because many objects can share one state."""
-    if get_name(node.cls) == "torch.fx.graph_module.reduce_graph_module" and node.args:
+    if get_name(node.cls) == GRAPH_MODULE and node.args:
         states: tuple[Any, ...] = (node.args[0],)
     else:
         states = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state,)

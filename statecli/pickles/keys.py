@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
-from statecli.pickles.numpy_types import is_number_or_date, read_number_type, read_text
+from statecli.pickles.numpy_types import is_number_or_date, read_number, read_text
 
 #: hash(n) is n modulo 2**61 - 1, so larger integers can all be made to collide.
 _HASHABLE_INT_LIMIT = 2**60
@@ -117,11 +117,9 @@ def _parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
     name, first = _python_name(value.cls), value.args[0]
     if name == "builtins.complex" and all(type(number) in (int, float, bool) for number in value.args[:2]):
         return _COMPLEX, (*value.args, 0)[:2]
-    if name in _COMPARED_CLASSES and len(value.args) == 1 and type(first) in (tuple, list):
-        return _COMPARED_CLASSES[name], first
-    if name in _COMPARED_CLASSES and len(value.args) == 1 and type(first) is SetOf:
-        return _COMPARED_CLASSES[name], first.elems
-    return None
+    elements = first.elems if type(first) is SetOf else first
+    is_compared = name in _COMPARED_CLASSES and len(value.args) == 1 and type(elements) in (tuple, list)
+    return (_COMPARED_CLASSES[name], elements) if is_compared else None
 
 
 def _spelled(value: Value) -> Value:
@@ -153,13 +151,12 @@ def _encoded(call: Obj) -> Value:
 def _numpy_scalar(call: Obj) -> Value:
     """The number or text equal to a scalar of numpy; the call itself for another type."""
     dtype, data = call.args if len(call.args) == 2 else (None, None)
-    number = read_number_type(dtype)
-    raw, form = _spelled(data), _NUMPY_CODES.get(number.code) if number else None
-    if type(raw) is bytes and (text := read_text(dtype, raw)) is not None:
-        return text
-    if number is None or type(raw) is not bytes or form is None or struct.calcsize(form) != len(raw):
+    raw = _spelled(data)
+    if type(raw) is not bytes:
         return call
-    return struct.unpack((">" if number.is_big_endian else "<") + form, raw)[0]
+    text = read_text(dtype, raw)
+    value = read_number(dtype, raw) if text is None else text
+    return call if value is None else value
 
 
 def is_computed(key: Obj, tokens: Tokens) -> bool:
@@ -233,20 +230,6 @@ _MAY_EQUAL_TEXT = (
 _NEVER_EQUAL_TEXT = frozenset(
     ["builtins.object", "builtins.range", "builtins.slice", "builtins.getattr", "numpy.dtype"]
 )
-_NUMPY_CODES = {
-    "b1": "?",
-    "i1": "b",
-    "i2": "h",
-    "i4": "i",
-    "i8": "q",
-    "u1": "B",
-    "u2": "H",
-    "u4": "I",
-    "u8": "Q",
-    "f2": "e",
-    "f4": "f",
-    "f8": "d",
-}
 #: Two names of torch for one type of elements.
 _DTYPE_ALIASES = {
     f"torch.{alias}": f"torch.{name}"

@@ -128,7 +128,8 @@ class Machine(MachineState):
         data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.sparse_memo, self.handlers
         u32, size, fast, record, frame_end, op = _U32, len(data), self.fast, _RECORD.match, self.frame_end, 0
         try:
-            for _ in self._start_burst():
+            self._remaining = repeat(None, BURST_OPCODES)
+            for _ in self._remaining:
                 if pos >= frame_end:
                     frame_end = self.end_frame(pos)
                 op = data[pos]

@@ -94,10 +94,6 @@ class MachineState:
         self._bursts = 0
         self._remaining: Iterator[None] = repeat(None, 0)
 
-    def _start_burst(self) -> Iterator[None]:
-        self._remaining = repeat(None, BURST_OPCODES)
-        return self._remaining
-
     @property
     def opcodes(self) -> int:
         """Number of opcodes read; a record of a tensor counts as a single opcode."""

@@ -15,7 +15,14 @@ from statecli.pickles.python2_names import MODULES, rename_python2
 Value = Any  # what a pickle can build: the classes below, and None, bool, int, float, str, bytes, list, tuple, dict
 
 
-class Global(msgspec.Struct, eq=False):
+class _Node(msgspec.Struct, eq=False):
+    """A part of the graph. Its repr does not show the parts below, because they can be exponentially many."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
+class Global(_Node):
     """A name that the pickle would import, and the byte of its first mention. One object per name and load."""
 
     module: str
@@ -33,7 +40,7 @@ class Global(msgspec.Struct, eq=False):
         return f"<Global {self.qualified!r}>"
 
 
-class Obj(msgspec.Struct, eq=False):
+class Obj(_Node):
     """A call that the pickle would make, and the changes to its result.
 
     `cls` is the callee, nearly always a Global; `how` is reduce, newobj, obj or inst; enum for a member of an Enum of
@@ -49,11 +56,8 @@ class Obj(msgspec.Struct, eq=False):
     items: dict[Value, Value] | None = None
     elems: list[Value] | None = None
 
-    def __repr__(self) -> str:
-        return f"<Obj {self.how}>"
 
-
-class Key(msgspec.Struct, eq=False):
+class Key(_Node, eq=False):
     """A dictionary key that must not be hashed unchanged: a tuple, a float, a node, a huge integer.
 
     A key equals the keys that Python takes for the same key, by `plain`: a number, text, bytes, or ("token", bytes) for
@@ -62,9 +66,6 @@ class Key(msgspec.Struct, eq=False):
 
     value: Value
     plain: Value = None
-
-    def __repr__(self) -> str:
-        return "<Key>"
 
     def __hash__(self) -> int:
         return id(self.value) if self.plain is None else hash(self.plain)
@@ -77,25 +78,19 @@ class Key(msgspec.Struct, eq=False):
         return bool(self.plain is other.plain or self.plain == other.plain)
 
 
-class Persistent(msgspec.Struct, eq=False):
+class Persistent(_Node):
     """A persistent id, resolved by the container: torch's storages, `("storage", type, key, location, numel)`."""
 
     pid: Value
 
-    def __repr__(self) -> str:
-        return "<Persistent>"
 
-
-class SetOf(msgspec.Struct, eq=False):
+class SetOf(_Node):
     """A set or a frozenset, as the list of its elements."""
 
     elems: list[Value]
 
-    def __repr__(self) -> str:
-        return "<SetOf>"
 
-
-class Pickle(msgspec.Struct, eq=False):
+class Pickle(_Node):
     """One pickle: its `root`, the `globals` and the storages in order of first mention.
 
     `end` is the first byte after the pickle, `duplicate_keys` up to 100
@@ -107,9 +102,6 @@ class Pickle(msgspec.Struct, eq=False):
     end: int
     persistent: list[Persistent]
     duplicate_keys: list[Value]
-
-    def __repr__(self) -> str:
-        return f"<Pickle of {self.end} bytes>"
 
 
 _NOUNS: dict[type, str] = {

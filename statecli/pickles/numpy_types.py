@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from typing import NamedTuple
 
 from statecli.core.lazy_pattern import compile_on_use
@@ -11,6 +12,9 @@ from statecli.pickles.nodes import Global, Obj, Value
 _NUMBER = compile_on_use(r"[biufc]\d+", re.ASCII)
 _NUMBER_OR_DATE = compile_on_use(r"[<>|=]?[?biufcmM]\d*(?:\[\w+\])?", re.ASCII)
 _TEXT = compile_on_use(r"U(\d{1,6})", re.ASCII)
+#: numpy's codes of the numbers that `struct` reads.
+_STRUCT_CODES = {"f2": "e", "f4": "f", "f8": "d", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "b1": "?"}
+_STRUCT_CODES |= {"u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
 
 
 class NumberType(NamedTuple):
@@ -35,6 +39,15 @@ def read_number_type(node: Value) -> NumberType | None:
         return NumberType(code, False)
     is_plain = type(state) is tuple and len(state) >= 8 and state[2:5] == (None, None, None)
     return NumberType(code, state[1] == ">") if is_plain and state[1] in ("<", ">", "|", "=") else None
+
+
+def read_number(dtype: Value, data: bytes) -> Value:
+    """Return the number in the bytes of a scalar; None if the type is unknown or of another size."""
+    number = read_number_type(dtype)
+    if number is None or number.code not in _STRUCT_CODES:
+        return None
+    form = (">" if number.is_big_endian else "<") + _STRUCT_CODES[number.code]
+    return struct.unpack(form, data)[0] if struct.calcsize(form) == len(data) else None
 
 
 def is_number_or_date(dtype: Value) -> bool:

@@ -30,6 +30,4 @@ def rename_python2(module: str, name: str) -> tuple[str, str]:
         return module, name
     from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 
-    if (module, name) in NAME_MAPPING:
-        return NAME_MAPPING[module, name]
-    return IMPORT_MAPPING.get(module, module), name
+    return NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))

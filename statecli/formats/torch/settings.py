@@ -17,6 +17,7 @@ from statecli.core.setting_paths import MORE, format_path, read
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import MAX_SECTION_DEPTH
 from statecli.formats.torch.settings_digest import (
+    SCALARS,
     Digests,
     describe_kind,
     numpy_scalar,
@@ -40,7 +41,8 @@ MAX_BITS = 1_024
 #: Entries of containers that are looked at, those of a shared one each time.
 MAX_LOOKED_AT = 500_000
 
-_SCALARS = frozenset([str, int, float, bool, type(None)])
+#: A path, the letters of its keys' types, and the described value.
+_Setting = tuple[str, str, Scalar]
 _DIGEST = "sha256 [0-9a-f]{32}"
 #: Described values that are not texts: a number that JSON has not, an empty container, a digest, a name, a call.
 _TOLD = compile_on_use(
@@ -54,70 +56,59 @@ _LETTERS = {str: "t", int: "i", bool: "b", type(None): "n"}
 
 def collect_settings(root: Any, reading: Reading) -> Settings:
     """Settings by dotted path; tensors left out. Where they are too many, `MORE` has a digest of the whole file."""
-    collected = _CollectedSettings()
+    collected: list[_Setting] = []
+    kinds: dict[str, set[str]] = {}
     digests = Digests(reading)
     looked_at = 0
     root = _replace_tensor(root, digests)
     stack: list[tuple[str, str, Any, tuple[Any, ...]]] = [] if root is None else [("", "", root, (root,))]
     while stack:
         path, types, node, above = stack.pop()
-        collected.add_container(path, node)
+        kinds.setdefault(path, set()).add(describe_kind(node))
         below = []
         for step, letter, entry in _list_entries(node, digests):
             child = _replace_tensor(entry, digests)
             if child is None and entry is not None:
                 continue
             looked_at += 1
-            if len(path) > MAX_SETTING or len(collected.told) == MAX_METADATA or looked_at > MAX_LOOKED_AT:
+            if len(path) > MAX_SETTING or len(collected) == MAX_METADATA or looked_at > MAX_LOOKED_AT:
                 # Containers may hold each other and be shared without end; what they hold is one thing all the same.
-                return collected.settings(digests.of(root, "the file"))
+                return _build_settings(collected, kinds, digests.of(root, "the file"))
             where, letters = (f"{path}.{step}", f"{types}.{letter * len(step)}") if path else (step, letter * len(step))
             if _is_listed(child) and len(above) <= MAX_SECTION_DEPTH and not any(child is parent for parent in above):
                 below.append((where, letters, child, (*above, child)))
             else:
-                collected.told.append((where, letters, _describe_value(child, where, digests)))
+                collected.append((where, letters, _describe_value(child, where, digests)))
         stack.extend(reversed(below))
-    return collected.settings()
+    return _build_settings(collected, kinds)
 
 
 def _replace_tensor(node: Any, digests: Digests) -> Any:
     """Return the attributes of a tensor instead of the tensor, None for a tensor without; other nodes as they are."""
     if not digests.is_tensor(node):
         return node
-    attributes = digests.get_attributes(node)
+    attributes = digests.decoder.get_attributes(node)
     return digests.keep(attributes) if attributes else None
 
 
-class _CollectedSettings:
-    """Collected settings, before equal paths are distinguished."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str, Scalar]] = []
-        self._kinds: dict[str, set[str]] = {}
-
-    def add_container(self, path: str, node: Any) -> None:
-        self._kinds.setdefault(path, set()).add(describe_kind(node))
-
-    def settings(self, more: str | None = None) -> Settings:
-        """By path; of two paths with the same text, the path of other types than the text suggests is spelled out."""
-        values: dict[str, Scalar] = {}
-        spelled_types: dict[str, str] = {}
-        count = Counter(path for path, _, _ in self.told)
-        again: dict[str, list[Scalar]] = {}
-        for path, types, value in self.told:
-            key = path if count[path] == 1 else format_path(path, types)
-            if key == path and types != read(path):
-                spelled_types[key] = types
-            again.setdefault(key, []).append(value)
-        for key, same_key in again.items():
-            # Keys may be equal for us and not for Python: two of NaN.
-            for n, value in enumerate(sorted(same_key, key=repr)):
-                values[f"{key} ({n + 1})" if len(same_key) > 1 else key] = value
-        if more is not None:
-            values[MORE] = more
-        return Settings(
-            values, spelled_types, {path: " and ".join(sorted(kinds)) for path, kinds in self._kinds.items()}
-        )
+def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], more: str | None = None) -> Settings:
+    """By path; of two paths with the same text, the path of other types than the text suggests is spelled out."""
+    values: dict[str, Scalar] = {}
+    spelled_types: dict[str, str] = {}
+    count = Counter(path for path, _, _ in collected)
+    again: dict[str, list[Scalar]] = {}
+    for path, types, value in collected:
+        key = path if count[path] == 1 else format_path(path, types)
+        if key == path and types != read(path):
+            spelled_types[key] = types
+        again.setdefault(key, []).append(value)
+    for key, same_key in again.items():
+        # Keys may be equal for us and not for Python: two of NaN.
+        for n, value in enumerate(sorted(same_key, key=repr)):
+            values[f"{key} ({n + 1})" if len(same_key) > 1 else key] = value
+    if more is not None:
+        values[MORE] = more
+    return Settings(values, spelled_types, {path: " and ".join(sorted(of_path)) for path, of_path in kinds.items()})
 
 
 def _list_entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
@@ -125,7 +116,7 @@ def _list_entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]
     items = as_mapping(node)
     if items is not None:
         skip = {"state"} if is_optimizer(node) and _is_empty(items["state"]) else ()
-        entries = (item for item in items.items() if not digests.is_plain_tensor(item[1]) and item[0] not in skip)
+        entries = (item for item in items.items() if not digests.decoder.is_plain(item[1]) and item[0] not in skip)
         yield from ((*_format_step(key, digests), value) for key, value in entries)
     elif (elements := as_sequence(node)) is not None:
         yield from ((str(index), "i", value) for index, value in enumerate(elements))
@@ -198,7 +189,7 @@ def _is_listed(node: Any) -> bool:
 
 def _describe_value(node: Any, where: str, digests: Digests) -> Scalar:
     """Describe a scalar, a name or a short call verbatim; anything else by kind, length and digest."""
-    if type(node) in _SCALARS:
+    if type(node) in SCALARS:
         return _describe_scalar(node, digests)
     if type(node) is Global:
         return _name(node, digests)
@@ -252,7 +243,7 @@ def _name(node: Global, digests: Digests) -> str:
 
 def _describe_call(node: Obj) -> str | None:
     """Describe an object equal to a short call: `torch.device('cuda', 0)`."""
-    plain = all(type(arg) in _SCALARS for arg in node.args)
+    plain = all(type(arg) in SCALARS for arg in node.args)
     if not plain or node.state is not None or node.items is not None or node.elems is not None or node.kwargs:
         return None
     name = describe_kind(node)

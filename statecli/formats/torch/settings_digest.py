@@ -7,7 +7,6 @@ differently.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from statecli.pickles.graph import (
     read_raw_bytes,
 )
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf
-from statecli.pickles.numpy_types import read_number_type
+from statecli.pickles.numpy_types import read_number
 
 #: Entries that go into digests, those of a cycle each time they are looked at.
 MAX_DIGESTED = 2_000_000
@@ -33,10 +32,8 @@ _CONTAINER = 6
 #: Bytes of a leaf that is written as it is; of a longer one its hash, which is made once.
 _SHORT = 64
 
-_SCALARS = frozenset([str, int, float, bool, type(None)])
-#: numpy's type codes that `struct` reads.
-_NUMPY = {"f2": "e", "f4": "f", "f8": "d", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "b1": "?"}
-_NUMPY |= {"u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
+#: Types of JSON's scalars.
+SCALARS = frozenset([str, int, float, bool, type(None)])
 #: Containers whose arguments are their content, or nothing that `==` looks at: a default, a length to keep.
 _PLAIN = ("collections.", "builtins.", "torch.Size")
 
@@ -48,7 +45,7 @@ class Digests:
     """Digests of one file's settings. Each container, shared or not, is read once."""
 
     def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+        self._reading, self.decoder = reading, reading.decoder
         self._known: dict[int, bytes] = {}
         self._left = MAX_DIGESTED
         self._said = False
@@ -78,22 +75,14 @@ class Digests:
 
     def is_tensor(self, node: Any) -> bool:
         """Return whether the node is a tensor or a part of a tensor, not compared as a setting."""
-        return type(node) is Persistent or self._reading.decoder.is_tensor(node)
-
-    def is_plain_tensor(self, node: Any) -> bool:
-        """Return whether the node is a tensor that can have no attributes."""
-        return self._reading.decoder.is_plain(node)
-
-    def get_attributes(self, tensor: Any) -> dict[str, Any]:
-        """Return the Python attributes of a tensor, used as settings."""
-        return self._reading.decoder.get_attributes(tensor)
+        return type(node) is Persistent or self.decoder.is_tensor(node)
 
     def is_leaf(self, node: Any) -> bool:
         """Return whether the node has no setting below."""
-        if type(node) in _SCALARS or type(node) in (Global, bytes):
+        if type(node) in SCALARS or type(node) in (Global, bytes):
             return True
         if self.is_tensor(node):
-            return not self.get_attributes(node)
+            return not self.decoder.get_attributes(node)
         return type(node) is Obj and (read_raw_bytes(node) is not None or numpy_scalar(node) is not None)
 
     def _read(self, root: Any) -> None:
@@ -150,7 +139,7 @@ class Digests:
             return [(b"", (child,)) for child in node]
         is_tensor = self.is_tensor(node)
         parts: list[_Part] = (
-            [(b"attribute", pair) for pair in self.get_attributes(node).items()]
+            [(b"attribute", pair) for pair in self.decoder.get_attributes(node).items()]
             if is_tensor
             else list(_list_parts(node))
         )
@@ -159,7 +148,7 @@ class Digests:
 
     def _collect_below(self, parts: list[_Part]) -> list[Any]:
         return [
-            child for _, nodes in parts for child in nodes if type(child) not in _SCALARS and not self.is_leaf(child)
+            child for _, nodes in parts for child in nodes if type(child) not in SCALARS and not self.is_leaf(child)
         ]
 
     def _settle(self, together: list[tuple[Any, list[_Part]]]) -> None:
@@ -301,11 +290,8 @@ def numpy_scalar(node: Obj) -> Any:
     """The number in `numpy.core.multiarray.scalar(dtype('f8'), b'...')`, as best_metric often is; else None."""
     if not get_name(node.cls).endswith("multiarray.scalar") or len(node.args) != 2:
         return None
-    number, raw = read_number_type(node.args[0]), read_raw_bytes(node.args[1])
-    if number is None or raw is None or number.code not in _NUMPY:
-        return None
-    form = (">" if number.is_big_endian else "<") + _NUMPY[number.code]
-    return struct.unpack(form, raw)[0] if struct.calcsize(form) == len(raw) else None
+    raw = read_raw_bytes(node.args[1])
+    return None if raw is None else read_number(node.args[0], raw)
 
 
 def _join_framed(parts: Iterable[bytes]) -> bytes:

@@ -8,9 +8,8 @@ from typing import Any
 from statecli.core.model_state import StateDict
 from statecli.formats.torch.reading import Reading
 from statecli.formats.torch.sections import Section
+from statecli.formats.torch.settings_digest import SCALARS
 from statecli.pickles.graph import LEAF_TYPES, as_mapping, get_attributes
-
-_SCALARS = frozenset([str, int, float, bool, type(None)])
 
 
 def read_state_dict(section: Section, reading: Reading) -> StateDict:
@@ -51,18 +50,15 @@ def _read_local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[s
     attributes: dict[str, Any] = {}
     for key, value in local.items():
         below = as_mapping(value)
-        if type(key) is str and type(value) in _SCALARS:
+        if type(key) is str and type(value) in SCALARS:
             attributes[key] = value
         elif type(key) is str and below is not None and all(_is_plain(*item) for item in below.items()):
             attributes[key] = dict(below)
         else:
-            reading.add_oddity(
-                "state-dict-metadata",
-                f"_metadata of {path or 'the model'} holds a value that statecli does not read",
-                path,
-            )
+            message = f"_metadata of {path or 'the model'} holds a value that statecli does not read"
+            reading.add_oddity("state-dict-metadata", message, path)
     return attributes
 
 
 def _is_plain(key: Any, value: Any) -> bool:
-    return type(key) is str and type(value) in _SCALARS
+    return type(key) is str and type(value) in SCALARS
