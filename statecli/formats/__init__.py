@@ -8,7 +8,7 @@ of FILES reads a single file: `read(path, section)`. A module of FOLDERS reads s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -71,7 +71,7 @@ def _recognize(path: str) -> tuple[Format | None, bytes, int]:
     return find_format(path, head), head, size
 
 
-def _read_with_path(path: str, section: str | None = None) -> ModelState:
+def _read_with_path(path: str, section: str | None) -> ModelState:
     try:
         return _read(path, section)
     except UnreadableError as error:
@@ -102,7 +102,8 @@ def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
     if not format.traits.is_in_pieces or not files.is_folder(path):
         return ()
     try:
-        oddity = checkpoint_folder.find_other_weights(path, (*format.members(path), checkpoint_folder.LIGHTNING_META))
+        own = (*format.reader.members(path), checkpoint_folder.LIGHTNING_META)
+        oddity = checkpoint_folder.find_other_weights(path, own)
     except UnreadableError:  # which files are its own is not known
         return ()
     return (oddity,) if oddity else ()
@@ -111,17 +112,13 @@ def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
 def _read_format(format: Format, path: str, section: str | None) -> ModelState:
     """Read with a format; on a fault, confirm the file first, because a deferred check may be the cause."""
     try:
-        state = format.read(path, _make_file_reader(section) if format in FOLDERS else section)
+        state = format.reader.read(path, partial(_read_with_path, section=section) if format in FOLDERS else section)
     except MalformedError:
         files.confirm_guards(path)
         raise
     if any(tensor.damage for tensor in state.tensors):
         files.confirm_guards(path)
     return state
-
-
-def _make_file_reader(section: str | None) -> Callable[[str], ModelState]:
-    return lambda file: _read_with_path(file, section)
 
 
 def members(path: str) -> tuple[str, ...]:
@@ -131,7 +128,7 @@ def members(path: str) -> tuple[str, ...]:
     """
     # Above a URL there may be no folder that a server knows of.
     format = find_format(path, b"", is_folder=True)
-    return format.members(path) if format is not None else ()
+    return format.reader.members(path) if format is not None else ()
 
 
 def traits_of(format: str) -> FormatTraits:

@@ -52,14 +52,6 @@ class Format:
         """Return whether the file or folder `path` is of this format; `head` are the first bytes of a file."""
         return (not self.beginnings or head.startswith(self.beginnings)) and self.reader.sniff(path, head)
 
-    def read(self, path: str, argument: ReadArgument) -> ModelState:
-        """Read the file or folder."""
-        return self.reader.read(path, argument)
-
-    def members(self, path: str) -> tuple[str, ...]:
-        """Return the names of the files of the folder's own checkpoint."""
-        return self.reader.members(path)
-
 
 _ZIP = b"PK\3\4"
 #: In the order they are asked. A completeness test compares the folder with these tuples.
