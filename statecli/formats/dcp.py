@@ -43,7 +43,7 @@ from statecli.pickle_scan.one_pickle import begins_as_pickle
 from statecli.pickles.graph import as_sequence
 from statecli.pickles.nodes import Global, Pickle
 from statecli.storage import checkpoint_folder, files
-from statecli.storage.byte_source import Source, read_small_file
+from statecli.storage.byte_source import Source, add_subject_to_errors, read_small_file
 from statecli.storage.checkpoint_names import EXTRA_STATE, METADATA, METADATA_NAME
 
 NAME = "dcp"
@@ -53,9 +53,7 @@ TRAITS = FormatTraits(
     is_loaded_by_dcp=True,
 )
 
-#: The names of metadata, one for all or one for each rank.
 SUFFIX = ".distcp"
-#: The file in which Lightning keeps what is not a tensor of a model or an optimizer that it saves in shards.
 #: What is at the start of a pickle of metadata, and in how many bytes of it.
 _MARK = b"torch.distributed."
 MARKED = 64
@@ -137,8 +135,6 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what l
 
 
 class _Folder:
-    """A reading of a folder."""
-
     def __init__(self, path: str) -> None:
         self.path = path
         self.oddities: list[Oddity] = []
@@ -172,12 +168,8 @@ class _Folder:
             for reason in why
         )
         if others:
-            self.oddities.append(
-                Oddity(
-                    "other-metadata",
-                    f"statecli did not read other metadata files next to .metadata: {quoting.names(others)}",
-                )
-            )
+            message = f"statecli did not read other metadata files next to .metadata: {quoting.names(others)}"
+            self.oddities.append(Oddity("other-metadata", message))
         lost = dcp_ranks.parse_ranks([*bad, *missing])
         left = [name for name in unused if not dcp_ranks.parse_ranks([name]) & lost]
         if left:
@@ -195,8 +187,10 @@ class _Folder:
     def state(self) -> ModelState:
         """Return the contents of the folder as the saved nested dict."""
         items = _Items(self)
-        nodes = {fqn: items.node(fqn) for fqn in self.metadata.order if fqn not in self.metadata.tensors}
-        nodes = {fqn: nodes[fqn] if fqn in nodes else self._build_tensor(fqn) for fqn in self.metadata.order}
+        nodes = {
+            fqn: self._build_tensor(fqn) if fqn in self.metadata.tensors else items.node(fqn)
+            for fqn in self.metadata.order
+        }
         root = build_nested(nodes, self.metadata.paths)
         pickle = Pickle(root, self.globals, 0, [], [])
         state = build_state(pickle, self.storages, target=self.path, format=NAME, traits=TRAITS, oddities=self.oddities)
@@ -225,7 +219,8 @@ class _Folder:
             raise MalformedError(saved.wrong)
         chunks = [chunk for chunk in saved.chunks if 0 not in chunk.shape]
         places = _match_chunks(chunks, self.metadata.places.get(fqn, ()))
-        wrong = find_fault(saved.shape, _list_regions(chunks)) if 0 not in saved.shape else None
+        regions = [Region(start, tuple(map(add, start, shape))) for start, shape in chunks]
+        wrong = find_fault(saved.shape, regions) if 0 not in saved.shape else None
         if wrong:
             raise MalformedError(f"{wrong}; {self.instead}")
         for place in places:
@@ -293,7 +288,6 @@ class _Files:
             self._mark_unreadable(names, message, "do not load this checkpoint; save the checkpoint again")
 
     def _find_missing(self) -> str | None:
-        """Report the missing files."""
         names = [name for name in self.ends if name not in self.bad]
         files.prefetch(files.join(self.path, name) for name in names)
         missing = [name for name in names if not files.exists(files.join(self.path, name))]
@@ -362,13 +356,10 @@ class _Items:
         """Prefetch everything to be read from remote storage."""
         wanted: dict[str, list[tuple[int, int]]] = {}
         for stored in (stored for fqn in self.chosen for stored in self.folder.metadata.places.get(fqn, ())):
-            wanted.setdefault(stored.file, []).append((stored.offset, stored.length))
-        here = {
-            files.join(self.folder.path, name): spans
-            for name, spans in wanted.items()
-            if name in self.folder.files.sizes
-        }
-        with files.prefetch_ranges(here):
+            if stored.file in self.folder.files.sizes:
+                path = files.join(self.folder.path, stored.file)
+                wanted.setdefault(path, []).append((stored.offset, stored.length))
+        with files.prefetch_ranges(wanted):
             pass
 
     def node(self, fqn: str) -> Any:
@@ -413,19 +404,14 @@ def _read_metadata(path: str) -> tuple[dict[str, Metadata], dict[str, Unreadable
     bad: dict[str, UnreadableError] = {}
     for name in [METADATA] if METADATA in names else sorted(names, key=lambda name: (len(name), name)):
         try:
-            metadatas[name] = parse_metadata(_read_bytes(path, name), name)
+            with add_subject_to_errors(name):
+                data = read_small_file(files.join(path, name), MAX_METADATA)
+            metadatas[name] = parse_metadata(data, name)
         except UnreadableError as error:
             bad[name] = error
     if not metadatas:
         raise next(iter(bad.values()))
     return metadatas, bad
-
-
-def _read_bytes(path: str, name: str) -> bytes:
-    try:
-        return read_small_file(files.join(path, name), MAX_METADATA)
-    except UnreadableError as error:
-        raise type(error)(quoting.append_reason(name, error)) from error.__cause__
 
 
 def _holds_bytes(path: str) -> bool:
@@ -506,10 +492,6 @@ def _describe_chunks(shape: Sizes, chunks: Sequence[Chunk]) -> str | None:
         return None
     axes = [str(axis) for axis, size in enumerate(shape) if any(chunk.shape[axis] < size for chunk in chunks)]
     return f"{len(chunks)} chunks, cut along dimension{'s' * (len(axes) > 1)} {' and '.join(axes)}"
-
-
-def _list_regions(chunks: list[Chunk]) -> list[Region]:
-    return [Region(start, tuple(map(add, start, shape))) for start, shape in chunks]
 
 
 def build_nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> dict[Any, Any]:

@@ -11,7 +11,7 @@ runtime/engine.py (`_save_checkpoint`, `_save_zero_checkpoint`) of deepspeed 0.1
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from statecli.formats.shared.deepspeed_zero import (
     read_rank,
     read_shapes,
 )
-from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, read_small
+from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, note_separate_ranks, read_small
 from statecli.pickles.graph import as_mapping, as_sequence, get_text_items
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source
@@ -79,17 +79,17 @@ class Files(NamedTuple):
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
     """Return whether this is a folder of ranks' files, or contains such a folder and no weights of its own."""
-    names = checkpoint_folder.list_files(path) if files.is_folder(path) else []
-    if any(map(_MODEL.fullmatch, names)) or any(map(_OPTIMIZER.fullmatch, names)):
+    if not files.is_folder(path):
+        return False
+    if _has_ranks(path) or _find_misleading_tracker(path) is not None:
         return True
-    if files.is_folder(path) and (deepspeed_universal.is_universal(path) or _find_misleading_tracker(path) is not None):
-        return True
+    names = checkpoint_folder.list_files(path)
     if any(name in names or f"{name}.index.json" in names for name in SINGLE):
         return False
     if "zero_to_fp32.py" in names:
         return True
     alone = "latest" in names or not any(name.endswith(checkpoint_folder.WEIGHTS) for name in names)
-    return files.is_folder(path) and alone and bool(list_steps(path))
+    return alone and bool(list_steps(path))
 
 
 def list_steps(path: str) -> list[str]:
@@ -103,7 +103,6 @@ def _is_step(path: str) -> bool:
 
 def _resolve_step(path: str) -> str:
     """Return the folder in `path` with the ranks' files, "" for `path`. Raises MalformedError if missing."""
-    names = checkpoint_folder.list_files(path)
     if (misled := _find_misleading_tracker(path)) is not None:
         raise MalformedError(
             f"{misled[0]} points to {misled[1]}, which is not a plain folder in the checkpoint folder; DeepSpeed "
@@ -112,7 +111,7 @@ def _resolve_step(path: str) -> str:
     if _has_ranks(path):
         return ""
     folders = list_steps(path)
-    if (tracker := _find_tracker(names)) is not None:
+    if (tracker := _find_tracker(path)) is not None:
         return _resolve_latest(path, folders, tracker)
     if len(folders) == 1:
         return folders[0]
@@ -127,15 +126,13 @@ def _resolve_step(path: str) -> str:
     )
 
 
-def _find_tracker(names: Collection[str]) -> str | None:
+def _find_tracker(path: str) -> str | None:
+    names = checkpoint_folder.list_files(path)
     return next((name for name in TRACKERS if name in names), None)
 
 
 def _has_ranks(path: str) -> bool:
-    names = checkpoint_folder.list_files(path)
-    return any(
-        _MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name) for name in names
-    ) or deepspeed_universal.is_universal(path)
+    return _is_step(path) or any(map(_OPTIMIZER.fullmatch, checkpoint_folder.list_files(path)))
 
 
 def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
@@ -218,7 +215,7 @@ def members(path: str) -> tuple[str, ...]:
     files_by_rank, others = _group_files(path, tag)
     universal = (files.join(tag, way) for way in deepspeed_universal.members(files.join(path, tag)))
     ranks = (name for parts in files_by_rank.values() for part in parts for name in part.values())
-    tracker = _find_tracker(checkpoint_folder.list_files(path))
+    tracker = _find_tracker(path)
     return (*([tracker] if tracker else []), *ranks, *others, *universal)
 
 
@@ -365,34 +362,34 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     if masters:
         state = replace(state, format=f"{NAME} universal", traits=TRAITS)
     rows += _list_missing_ranks(state, len(files_by_rank))
+    oddities = list(state.oddities)
     if lacking := _list_missing_copies(path, tag, copied) if _is_universal(path, tag, files_by_rank) else []:
         rows += lacking
         text = (
             f"zero/ lacks {len(lacking)} files of these parameters: {quoting.names([row.fqn for row in lacking])}; "
             "copy the missing files"
         )
-        state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_SHARD.value, text)))
+        oddities.append(Oddity(OddityKind.MISSING_SHARD.value, text))
     if masters and not files_by_rank:
         text = (
             "the *_model_states.pt files are missing, so statecli cannot list the parameters outside zero/; copy the "
             "missing files"
         )
-        state = replace(state, oddities=(*state.oddities, Oddity(OddityKind.MISSING_RANK.value, text)))
+        oddities.append(Oddity(OddityKind.MISSING_RANK.value, text))
     if others:
-        what = (
+        text = (
             "statecli does not merge files of experts and pipeline stages, so these files were not read; to read one "
             f"of them, give its path: {quoting.names(others)}"
         )
-        state = replace(state, oddities=(*state.oddities, Oddity("not-read", what)))
-    steps = [folder for folder in list_steps(path) if folder != tag] if tag else []
-    if steps:
-        what = (
+        oddities.append(Oddity("not-read", text))
+    if steps := [folder for folder in list_steps(path) if folder != tag] if tag else []:
+        text = (
             f"statecli read only the checkpoint {quoting.name(tag)}; to read another checkpoint, give its folder: "
             f"{quoting.names(steps)}"
         )
-        state = replace(state, oddities=(*state.oddities, Oddity("other-checkpoints", what)))
+        oddities.append(Oddity("other-checkpoints", text))
     sections = dict.fromkeys((*state.sections, *(row.section for row in rows)))
-    return replace(state, tensors=(*state.tensors, *rows), sections=tuple(sections))
+    return replace(state, tensors=(*state.tensors, *rows), sections=tuple(sections), oddities=tuple(oddities))
 
 
 def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bool:
@@ -570,35 +567,26 @@ def _check_version(rank: Rank) -> Iterator[Oddity]:
     version = rank.items.get("ds_version")
     match = _VERSION.match(version) if type(version) is str else None
     if version is not None and (match is None or (int(match[1]), int(match[2])) > KNOWN):
-        versions = ".".join(map(str, KNOWN))
-        yield Oddity(
-            "deepspeed-version",
-            f"ds_version is {quoting.value(version)}, but statecli knows only versions up to {versions}",
-        )
+        newest = ".".join(map(str, KNOWN))
+        text = f"ds_version is {quoting.value(version)}, but statecli knows only versions up to {newest}"
+        yield Oddity("deepspeed-version", text)
 
 
 def _merge_ranks(states: list[ModelState], ranks: int) -> ModelState:
-    """Combine model-parallel ranks; no file records how their tensors fit together."""
     if ranks == 1:
         return states[0]
-    apart = Oddity(
-        "model-parallel",
-        f"statecli shows the {ranks} model-parallel ranks separately, because each rank has a different shard of the "
-        "tensors",
-    )
     return replace(
         states[0],
         tensors=tuple(tensor for state in states for tensor in state.tensors),
         sections=tuple(section for state in states for section in state.sections),
         metadata=join(state.metadata for state in states),
-        oddities=(*(oddity for state in states for oddity in state.oddities), apart),
+        oddities=(*(oddity for state in states for oddity in state.oddities), note_separate_ranks(ranks)),
         globals=tuple(dict.fromkeys(mention for state in states for mention in state.globals)),
         state_dicts=tuple(state_dict for state in states for state_dict in state.state_dicts),
     )
 
 
 def _list_missing_ranks(state: ModelState, ranks: int) -> list[TensorInfo]:
-    """A row for the missing model-parallel ranks."""
     claimed = next((value for key, value in state.metadata.values.items() if key.endswith("mp_world_size")), None)
     if type(claimed) is not int or claimed <= ranks:
         return []

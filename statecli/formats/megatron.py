@@ -20,7 +20,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Kind, ModelState, Oddity, Settings
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import drop_same, join, put_below
-from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, read_small
+from statecli.formats.shared.rank_folders import build_missing_row, merge_oddities, note_separate_ranks, read_small
 from statecli.storage import checkpoint_folder, files
 
 NAME = "megatron"
@@ -220,11 +220,7 @@ def _find_missing_ranks(path: str, states: dict[str, ModelState], failed: dict[s
 def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
     """Tensor-parallel ranks of one stage have parts of the same tensors."""
     if len(states) > 1:
-        yield Oddity(
-            "model-parallel",
-            f"statecli shows the {len(states)} model-parallel ranks separately, because each rank has a different "
-            "shard of the tensors",
-        )
+        yield note_separate_ranks(len(states))
     stages: dict[str | None, list[str]] = {}
     for name in states:
         match = _RANK.fullmatch(name)
@@ -246,10 +242,8 @@ def _compare_dtypes(first: str, ours: dict[str, str], other: str, theirs: dict[s
         alone = [fqn for fqn in has if fqn not in lacks]
         if alone:
             beside = other if name == first else first
-            yield Oddity(
-                "ranks-disagree",
-                f"these tensors are in {name} but not in {beside}: {quoting.names(alone)}; copy the folder again",
-            )
+            text = f"these tensors are in {name} but not in {beside}: {quoting.names(alone)}; copy the folder again"
+            yield Oddity("ranks-disagree", text)
     for fqn, dtype in ours.items():
         if theirs.get(fqn, dtype) != dtype:
             both = f"{dtype} in {first}, {theirs[fqn]} in {other}"

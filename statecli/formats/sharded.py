@@ -28,7 +28,7 @@ from statecli.core.setting_paths import is_same_setting, join, put_below, select
 from statecli.formats import deepspeed
 from statecli.formats.shared import config_files, rank_folders
 from statecli.storage import checkpoint_folder, files, json_object
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import Source, add_subject_to_errors
 from statecli.storage.checkpoint_names import SINGLE
 
 NAME = "sharded"
@@ -99,14 +99,11 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     state, beside = _read_indexed(index, path, "the index", read_file), _find_unnamed(index)
     if not beside:
         return state
-    return _add_oddities(
-        state,
-        Oddity(
-            OddityKind.UNNAMED_SHARDS.value,
-            "statecli did not read these weight files next to the shards, because the index does not list them: "
-            f"{quoting.names(beside)}",
-        ),
+    message = (
+        "statecli did not read these weight files next to the shards, because the index does not list them: "
+        f"{quoting.names(beside)}"
     )
+    return _add_oddities(state, Oddity(OddityKind.UNNAMED_SHARDS.value, message))
 
 
 def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> ModelState:
@@ -121,6 +118,7 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
     if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, choice.names)) is not None:
         raise UnreadableError(elsewhere)
     used: list[str] = []
+    oddities: list[Oddity] = []
     if checkpoint_folder.INDEX.search(choice.name):
         index = _read_index(where, choice.name)
         used, state = index.shards, _read_indexed(index, path, choice.name, read_file)
@@ -131,23 +129,19 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
         state = replace(read_file(where), target=path)
     beside = sorted({*choice.others, *checkpoint_folder.FOREIGN.intersection(choice.names)}.difference(used, others))
     if beside:
-        state = _add_oddities(
-            state,
-            Oddity("other-weights", f"statecli did not read other weights in the same folder: {quoting.names(beside)}"),
-        )
+        message = f"statecli did not read other weights in the same folder: {quoting.names(beside)}"
+        oddities.append(Oddity("other-weights", message))
     companions = [name for name in choice.names if checkpoint_folder.COMPANIONS.match(name) and name not in others]
     if unread := [name for name in companions if not name.endswith(".json")]:
-        state = _add_oddities(
-            state,
-            Oddity("companions", f"statecli did not read other files of the training run: {quoting.names(unread)}"),
-        )
+        message = f"statecli did not read other files of the training run: {quoting.names(unread)}"
+        oddities.append(Oddity("companions", message))
     if steps := deepspeed.list_steps(path):
         message = (
             f"statecli did not read DeepSpeed checkpoints of the same training run: {quoting.names(steps)}; to read "
             "one of these checkpoints, give its folder"
         )
-        state = _add_oddities(state, Oddity("other-weights", message))
-    return config_files.add_config_files(path, state)
+        oddities.append(Oddity("other-weights", message))
+    return config_files.add_config_files(path, _add_oddities(state, *oddities))
 
 
 def _list_series(match: re.Match[str]) -> list[str]:
@@ -176,7 +170,6 @@ def _read_series(path: str, names: list[str], read_file: ReadFile) -> ModelState
 
 
 def _add_missing_rows(state: ModelState, shards: Shards, rows: list[TensorInfo]) -> ModelState:
-    """Add rows for the missing parts, and the oddity for missing shards."""
     oddities = (Oddity(OddityKind.MISSING_SHARD.value, shards.missing),) if shards.absent else ()
     sections = tuple(dict.fromkeys((*state.sections, *(row.section for row in rows))))
     return replace(_add_oddities(state, *oddities), tensors=(*state.tensors, *rows), sections=sections)
@@ -236,13 +229,10 @@ def _read_index(path: str, what: str) -> Index:
 
 
 def _read_document(path: str, what: str) -> dict[str, Any]:
-    try:
-        with Source(path) as source:
-            if source.size > MAX_INDEX:
-                raise MalformedError(f"has {source.size} bytes, more than statecli's limit of {MAX_INDEX} for an index")
-            raw = source.read(0, source.size)
-    except UnreadableError as error:
-        raise type(error)(quoting.append_reason(what, error)) from error.__cause__
+    with add_subject_to_errors(what), Source(path) as source:
+        if source.size > MAX_INDEX:
+            raise MalformedError(f"has {source.size} bytes, more than statecli's limit of {MAX_INDEX} for an index")
+        raw = source.read(0, source.size)
     document, repeats = json_object.parse_object(raw, what)
     json_object.refuse_repeats(repeats, what)
     return document
@@ -460,15 +450,8 @@ def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddi
     # The dropped name of a tied tensor is a row of ours and no entry of the file.
     rows = [tensor for _, state in states for tensor in state.tensors if tensor.fqn not in weight_map]
     extra = [tensor.fqn for tensor in rows if tensor.note_kind is not NoteKind.STORED_ELSEWHERE]
-    if not extra:
-        return []
-    return [
-        Oddity(
-            OddityKind.NOT_IN_INDEX.value,
-            f"the index does not list these tensors of the shards: {quoting.names(extra)}",
-            extra[0],
-        )
-    ]
+    message = f"the index does not list these tensors of the shards: {quoting.names(extra)}"
+    return [Oddity(OddityKind.NOT_IN_INDEX.value, message, extra[0])] if extra else []
 
 
 def _check_total(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
@@ -483,12 +466,8 @@ def _check_total(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
     if claimed in (total, sum(tensor.nbytes for tensor in state.tensors)):
         return []
     differ = f"{abs(claimed - total)} {'more' if claimed > total else 'fewer'}"
-    return [
-        Oddity(
-            OddityKind.INDEX_TOTAL.value,
-            f"the index records a total of {claimed} bytes, {differ} than the tensors take ({total})",
-        )
-    ]
+    message = f"the index records a total of {claimed} bytes, {differ} than the tensors take ({total})"
+    return [Oddity(OddityKind.INDEX_TOTAL.value, message)]
 
 
 def members(path: str) -> tuple[str, ...]:

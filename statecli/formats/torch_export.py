@@ -41,7 +41,7 @@ from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.pickles.graph import get_text_items
 from statecli.pickles.nodes import Global, Obj, Persistent
 from statecli.storage import json_object as _json
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import Source, add_subject_to_errors
 from statecli.storage.zip_archive import STORED, Archive, Record, mentions
 
 NAME = "torch-export"
@@ -146,8 +146,6 @@ def _check(archive: Archive) -> None:
 
 
 class _Role(msgspec.Struct, frozen=True):
-    """Role of a name in a signature."""
-
     kind: Kind
     persistent: bool | None = None
 
@@ -164,8 +162,6 @@ _Payloads = dict[str, _Payload]
 
 
 class _Reader:
-    """Reader of an archive."""
-
     def __init__(self, archive: Archive) -> None:
         self.archive, self.path = archive, archive.path
         self.oddities = archive.oddities
@@ -333,20 +329,15 @@ class _Reader:
         """Read tensors in one archive of torch.save, a dict by name."""
         if not record.size:  # what is None was written as nothing
             return
-        try:
+        with add_subject_to_errors(f"record {record.name!r}"):
             root, reading = self._read_inner(record)
-        except UnreadableError as error:
-            raise type(error)(quoting.append_reason(f"record {record.name!r}", error)) from error.__cause__
         for fqn, node in get_text_items(root).items():
             tensor = reading.tensor(node, fqn)
             if tensor is None:
                 self._load_object(fqn, record.name)
             else:
-                _add_payload(
-                    payloads,
-                    fqn,
-                    _Payload(_rename_storage(tensor, record.name), is_weight, tensor.is_parameter or None),
-                )
+                payload = _Payload(_rename_storage(tensor, record.name), is_weight, tensor.is_parameter or None)
+                _add_payload(payloads, fqn, payload)
 
     def _read_inner(self, record: Record) -> tuple[Any, Reading]:
         """Return the root of the archive in a record, and the reading of its tensors."""
@@ -529,7 +520,6 @@ def _iter_inputs(program: Mapping[str, Any]) -> Iterator[tuple[str, Kind, dict[s
 
 
 def _collect_roles(program: Mapping[str, Any]) -> Iterator[tuple[str, _Role]]:
-    """Collect the roles of the module's names from the signature."""
     for fqn, kind, description in _iter_inputs(program):
         persistent = description.get("persistent") if kind is Kind.BUFFER else None
         yield fqn, _Role(kind, persistent if type(persistent) is bool else None)
@@ -577,9 +567,8 @@ def _build_row(fqn: str, payload: _Payload, role: _Role | None) -> Row:
     saved = {Kind.PARAMETER: True, Kind.BUFFER: role.persistent}.get(role.kind, False)
     literal = role.kind is Kind.UNREGISTERED and _LITERAL.fullmatch(fqn) is not None
     evidence = Evidence.ASSUMED if literal else Evidence.REGISTERED
-    row = Row(fqn, tensor, role.kind, evidence, role.persistent, saved, note=_NOTE if literal else None)
-    row.requires_grad = tensor.requires_grad
-    return row
+    note = _NOTE if literal else None
+    return Row(fqn, tensor, role.kind, evidence, role.persistent, saved, tensor.requires_grad, note=note)
 
 
 def _build_unnamed_row(fqn: str, payload: _Payload) -> Row:
@@ -589,9 +578,9 @@ def _build_unnamed_row(fqn: str, payload: _Payload) -> Row:
     if payload.is_parameter is None:
         return build_row(fqn, payload.tensor, Kind.PARAMETER, Evidence.ASSUMED)
     kind = Kind.PARAMETER if payload.is_parameter else Kind.BUFFER
-    row = Row(fqn, payload.tensor, kind, Evidence.REGISTERED, None if payload.is_parameter else True)
-    row.requires_grad = payload.tensor.requires_grad
-    return row
+    persistent = None if payload.is_parameter else True
+    grad = payload.tensor.requires_grad
+    return Row(fqn, payload.tensor, kind, Evidence.REGISTERED, persistent, requires_grad=grad)
 
 
 def _read_major_version(program: Mapping[str, Any]) -> int | None:

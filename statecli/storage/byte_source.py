@@ -5,11 +5,13 @@ Messages contain no path; the caller adds the path as typed by the user.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from msgspec.structs import replace
 
+from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.storage import files
 
@@ -110,6 +112,15 @@ def read_small_file(path: str, longest: int) -> bytes:
         return file.read(0, longest)
     finally:
         file.close()
+
+
+@contextmanager
+def add_subject_to_errors(what: str) -> Iterator[None]:
+    """Put the subject before the text of an UnreadableError of the block, as `quoting.append_reason` does."""
+    try:
+        yield
+    except UnreadableError as error:
+        raise type(error)(quoting.append_reason(what, error)) from error.__cause__
 
 
 class Window:

@@ -20,7 +20,7 @@ from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.settings_digest import Digests
 from statecli.formats.torch.tensors import Decoder
 from statecli.storage import files, json_object
-from statecli.storage.byte_source import read_small_file
+from statecli.storage.byte_source import add_subject_to_errors, read_small_file
 from statecli.storage.checkpoint_names import SETTINGS_FILES
 
 #: Lists that peft makes of sets, in an order that is another each time.
@@ -53,10 +53,8 @@ def add_config_files(path: str, state: ModelState) -> ModelState:
 
 def read_document(path: str, name: str) -> dict[str, Any]:
     """The object in a JSON file of the folder `path`. Raises UnreadableError; the message begins with the name."""
-    try:
+    with add_subject_to_errors(name):
         raw = read_small_file(files.join(path, name), SETTINGS_FILES["config"])
-    except UnreadableError as error:
-        raise type(error)(quoting.append_reason(name, error)) from error.__cause__
     entries, repeats = json_object.parse_object(raw, name)
     json_object.refuse_repeats(repeats, name)
     return entries

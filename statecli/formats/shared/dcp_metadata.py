@@ -148,13 +148,12 @@ def parse_metadata(data: bytes, what: str) -> Metadata:
         fields.get("state_dict_metadata"),
         f"{what} has no state_dict_metadata with a name for each tensor; save the checkpoint again",
     )
-    reader = _Reader()
-    tensors = {fqn: reader.tensor(node) for fqn, node in entries.items() if not _is_bytes(node)}
+    tensors = {fqn: _read_tensor(node) for fqn, node in entries.items() if not _is_bytes(node)}
     paths = dict(_read_paths(fields.get("planner_data")))
     # A rank's plan begins with what it shards; the planner's paths are in the order of the state_dict.
     order = list(dict.fromkeys([*(fqn for fqn in paths if fqn in entries), *entries]))
     foreign = [mention for mention in pickle.globals if mention.qualified not in NEEDED]
-    return Metadata(order, tensors, paths, reader.places(fields.get("storage_data"), what), foreign)
+    return Metadata(order, tensors, paths, _read_places(fields.get("storage_data"), what), foreign)
 
 
 class _Machine(Machine):
@@ -179,7 +178,6 @@ class _Machine(Machine):
         self.states.add(id(state))
 
     def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
-        """Set items as `Machine` does."""
         if id(target) in self.states:
             raise MalformedError(
                 f"{self.label} sets the contents of an object and later changes them; torch never writes this, so a "
@@ -197,7 +195,6 @@ class _Machine(Machine):
         return super().make_call(function, args, pos, how)
 
     def run(self, start: int = 0) -> None:
-        """Run as `Machine` does."""
         super().run(start)
         if not self.reaches:
             self.globals = {key: mention for key, mention in self.globals.items() if mention.qualified != _GETATTR}
@@ -252,105 +249,90 @@ def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
         )
 
 
-class _Reader:
-    """Reader of the nodes of one pickle, in which equal classes are one object."""
-
-    def __init__(self) -> None:
-        self._sizes: set[int] = set()
-
-    def tensor(self, node: Any) -> SavedTensor | str:
-        """Return a tensor, or a line with the reason for a malformed tensor."""
-        try:
-            return self._read_tensor(node)
-        except MalformedError as error:
-            return str(error)
-
-    def _read_tensor(self, node: Any) -> SavedTensor:
-        fields = _state(node)
+def _read_tensor(node: Any) -> SavedTensor | str:
+    """Return a tensor, or a line with the reason for a malformed tensor."""
+    fields = _state(node)
+    try:
         dtype, grad = _read_properties(fields.get("properties"))
-        shape = self.sizes(fields.get("size"), "shape")
-        if prod(shape) > MAX_ELEMENTS:
-            raise MalformedError(f"shape {quoting.shape(shape)} is impossible: more than 2^63 elements")
-        saved = SavedTensor(dtype, shape, grad, [])
-        try:
-            saved.chunks = self._read_chunks(fields.get("chunks"), shape)
-        except MalformedError as error:
-            saved.wrong = f"{error}; save the checkpoint again"
-        return saved
+        shape = _read_sizes(fields.get("size"), "shape")
+    except MalformedError as error:
+        return str(error)
+    if prod(shape) > MAX_ELEMENTS:
+        return f"shape {quoting.shape(shape)} is impossible: more than 2^63 elements"
+    try:
+        return SavedTensor(dtype, shape, grad, _read_chunks(fields.get("chunks"), shape))
+    except MalformedError as error:
+        return SavedTensor(dtype, shape, grad, [], f"{error}; save the checkpoint again")
 
-    def _read_chunks(self, node: Any, shape: Sizes) -> list[Chunk]:
-        if type(node) is not list:
-            raise MalformedError(".metadata lists no chunks of this tensor")
-        return [self._read_chunk(chunk, shape) for chunk in node]
 
-    def _read_chunk(self, node: Any, shape: Sizes) -> Chunk:
-        fields = _state(node)
-        start, size = self.sizes(fields.get("offsets"), "chunk"), self.sizes(fields.get("sizes"), "chunk")
-        if not len(start) == len(size) == len(shape):
-            raise MalformedError(
-                f"a chunk has {len(size)} sizes and {len(start)} offsets, but the tensor has {len(shape)} "
-                f"dimensions: {list(shape)[:8]}"
-            )
-        return Chunk(start, size)
+def _read_chunks(node: Any, shape: Sizes) -> list[Chunk]:
+    if type(node) is not list:
+        raise MalformedError(".metadata lists no chunks of this tensor")
+    return [_read_chunk(chunk, shape) for chunk in node]
 
-    def sizes(self, node: Any, what: str) -> Sizes:
-        """A torch.Size, or a tuple of sizes."""
-        if type(node) is Obj and self._is_size(node.cls):
-            node = node.args[0] if node.args else ()
-        numbers = tuple(node) if type(node) is list else node
-        if type(numbers) is not tuple or len(numbers) > MAX_DIMENSIONS:
-            raise MalformedError(f"its {what} is not a tuple of sizes")
-        for n in numbers:
-            if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
-                number = quoting.value(n) if type(n) is int else "a value that is not an integer"
-                raise MalformedError(f"its {what} holds {number}; expected integers from 0 to 2^63")
-        return numbers
 
-    def _is_size(self, cls: Any) -> bool:
-        if id(cls) in self._sizes:
-            return True
-        if get_name(cls) != "torch.Size":
-            return False
-        self._sizes.add(id(cls))
-        return True
+def _read_chunk(node: Any, shape: Sizes) -> Chunk:
+    fields = _state(node)
+    start, size = _read_sizes(fields.get("offsets"), "chunk"), _read_sizes(fields.get("sizes"), "chunk")
+    if not len(start) == len(size) == len(shape):
+        raise MalformedError(
+            f"a chunk has {len(size)} sizes and {len(start)} offsets, but the tensor has {len(shape)} "
+            f"dimensions: {list(shape)[:8]}"
+        )
+    return Chunk(start, size)
 
-    def places(self, node: Any, what: str) -> dict[str, list[Stored]]:
-        """Return the places of the items by name. Raises MalformedError for a record without a place.
 
-        Refuses dicts with entries not shown by the pickle, because the scanner looks at archives by these places.
-        """
-        items = _list_items(node)
-        if items is None and type(node) is Obj:
-            raise MalformedError(
-                f"{what} creates storage_data with a function call; torch never writes this, so the positions of the "
-                "tensors are unknown; save the checkpoint again"
-            )
-        if items is None:
-            raise MalformedError(
-                f"{what} has no storage_data, so the positions of the tensors are unknown; save the checkpoint again"
-            )
-        stored_by_name: dict[str, list[Stored]] = {}
-        for key, value in items.items():
-            index = _shown_state(key.value if type(key) is Key else key, _INDEX)
-            fqn = index.get("fqn") if index else None
-            if index is None or type(fqn) is not str:
-                raise MalformedError(f"{what} has a storage record without a tensor name; save the checkpoint again")
-            stored_by_name.setdefault(fqn, []).append(
-                self._read_stored(index.get("offset"), _shown_state(value, _PLACE), fqn)
-            )
-        return stored_by_name
+def _read_sizes(node: Any, what: str) -> Sizes:
+    """A torch.Size, or a tuple of sizes."""
+    # As `get_name(node.cls) == "torch.Size"`, in half the time: each chunk has two of these.
+    if type(node) is Obj and type(node.cls) is Global and (node.cls.module, node.cls.name) == ("torch", "Size"):
+        node = node.args[0] if node.args else ()
+    numbers = tuple(node) if type(node) is list else node
+    if type(numbers) is not tuple or len(numbers) > MAX_DIMENSIONS:
+        raise MalformedError(f"its {what} is not a tuple of sizes")
+    for n in numbers:
+        if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
+            number = quoting.value(n) if type(n) is int else "a value that is not an integer"
+            raise MalformedError(f"its {what} holds {number}; expected integers from 0 to 2^63")
+    return numbers
 
-    def _read_stored(self, start: Any, fields: Mapping[str, Any] | None, fqn: str) -> Stored:
-        fields = fields or {}
-        file, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
-        transforms = fields.get("transform_descriptors")
-        if type(file) is not str or type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
-            raise MalformedError(
-                f"{quoting.name(fqn)}: .metadata does not record the position of this tensor; save the checkpoint again"
-            )
-        streams: Any = transforms if type(transforms) in (list, tuple) else [transforms] if transforms else ()
-        names = tuple(stream if type(stream) is str else "?" for stream in streams)
-        return Stored(None if start is None else self.sizes(start, "chunk"), file, offset, length, names)
+
+def _read_places(node: Any, what: str) -> dict[str, list[Stored]]:
+    """Return the places of the items by name. Raises MalformedError for a record without a place.
+
+    Refuses dicts with entries not shown by the pickle, because the scanner looks at archives by these places.
+    """
+    items = _list_items(node)
+    if items is None and type(node) is Obj:
+        raise MalformedError(
+            f"{what} creates storage_data with a function call; torch never writes this, so the positions of the "
+            "tensors are unknown; save the checkpoint again"
+        )
+    if items is None:
+        raise MalformedError(
+            f"{what} has no storage_data, so the positions of the tensors are unknown; save the checkpoint again"
+        )
+    stored_by_name: dict[str, list[Stored]] = {}
+    for key, value in items.items():
+        index = _shown_state(key.value if type(key) is Key else key, _INDEX)
+        fqn = index.get("fqn") if index else None
+        if index is None or type(fqn) is not str:
+            raise MalformedError(f"{what} has a storage record without a tensor name; save the checkpoint again")
+        stored_by_name.setdefault(fqn, []).append(_read_stored(index.get("offset"), _shown_state(value, _PLACE), fqn))
+    return stored_by_name
+
+
+def _read_stored(start: Any, fields: Mapping[str, Any] | None, fqn: str) -> Stored:
+    fields = fields or {}
+    file, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
+    transforms = fields.get("transform_descriptors")
+    if type(file) is not str or type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
+        raise MalformedError(
+            f"{quoting.name(fqn)}: .metadata does not record the position of this tensor; save the checkpoint again"
+        )
+    streams: Any = transforms if type(transforms) in (list, tuple) else [transforms] if transforms else ()
+    names = tuple(stream if type(stream) is str else "?" for stream in streams)
+    return Stored(None if start is None else _read_sizes(start, "chunk"), file, offset, length, names)
 
 
 def _list_items(node: Any) -> Mapping[Any, Any] | None:

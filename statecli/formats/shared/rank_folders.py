@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from statecli.core import quoting
-from statecli.core.errors import MalformedError, UnreadableError
+from statecli.core.errors import MalformedError
 from statecli.core.model_state import Evidence, Kind, Oddity, TensorInfo
-from statecli.storage.byte_source import Source
+from statecli.storage.byte_source import Source, add_subject_to_errors
 
 
 def merge_oddities(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
@@ -24,15 +23,21 @@ def merge_oddities(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
 
 def read_small(path: str, what: str, most: int) -> bytes:
     """Read a pointer file. Raises UnreadableError for a file of more than `most` bytes."""
-    try:
-        with Source(path) as source:
-            if source.size > most:
-                raise MalformedError(
-                    f"has {source.size} bytes, but should contain only a folder name of at most {most} bytes"
-                )
-            return source.read(0, source.size)
-    except UnreadableError as error:
-        raise type(error)(quoting.append_reason(what, error)) from error.__cause__
+    with add_subject_to_errors(what), Source(path) as source:
+        if source.size > most:
+            raise MalformedError(
+                f"has {source.size} bytes, but should contain only a folder name of at most {most} bytes"
+            )
+        return source.read(0, source.size)
+
+
+def note_separate_ranks(count: int) -> Oddity:
+    """Note that model-parallel ranks are next to each other, because no file records how their tensors fit together."""
+    text = (
+        f"statecli shows the {count} model-parallel ranks separately, because each rank has a different shard of the "
+        "tensors"
+    )
+    return Oddity("model-parallel", text)
 
 
 def build_missing_row(fqn: str, section: str, why: str) -> TensorInfo:
