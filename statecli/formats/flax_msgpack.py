@@ -8,7 +8,8 @@ flax/serialization.py of flax 0.12. Arrays are passed over by their positions; n
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
@@ -176,13 +177,12 @@ class _Tree:
             return self._decode_complex(blob)
         return self._decode_scalar(blob, path) if blob.code == _SCALAR else self._read_raw(blob)
 
-    def _build_tensor(self, path: str, shape_and_dtype: Any, node: Any) -> Tensor:
+    def _build_tensor(self, path: str, decode: Callable[[Any], Tensor], node: Any) -> Tensor:
         """Build the tensor; a contradiction becomes `damage`."""
         try:
-            tensor: Tensor = shape_and_dtype(node)
+            return decode(node)
         except MalformedError as error:
             return mark_damaged(path, error)
-        return tensor
 
     def _decode_array(self, blob: Blob) -> Tensor:
         value = Parser(self._source, blob.offset, blob.offset + blob.length).value()
@@ -271,14 +271,10 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
         raise MalformedError("its chunks are not one-dimensional arrays of one numeric dtype")
     if elements != prod(shape):
         raise MalformedError(f"shape {quoting.shape(shape)} has {prod(shape)} elements, but its chunks have {elements}")
-    boxes, at = [], 0
-    for piece in pieces:
-        boxes.append(Box((at,), piece.data))
-        at += piece.elements
+    starts = accumulate((piece.elements for piece in pieces), initial=0)
+    boxes = tuple(Box((start,), piece.data) for start, piece in zip(starts, pieces, strict=False))
     size = elements * ELEMENT_BITS[dtype] // 8
-    whole = ByteRange(
-        pieces[0].data.storage.path, 0, size, boxes=Boxes((elements,), ELEMENT_BITS[dtype] // 8, tuple(boxes))
-    )
+    whole = ByteRange(pieces[0].data.storage.path, 0, size, boxes=Boxes((elements,), ELEMENT_BITS[dtype] // 8, boxes))
     note = f"in {len(pieces)} chunks"
     return Tensor(dtype, shape, elements, size, None, False, note=note, data=TensorData(whole, dtype, shape))
 
@@ -307,20 +303,17 @@ def _find_leaves(root: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
     """Find all tensors; a map with tensors is a section if some are named like flax's collections."""
     section = tuple(map(str, path))
     if not _is_split(root):
-        yield from (_Leaf(section, _to_texts(keys), tensor, path + keys) for keys, tensor in _find_model_level(root))
+        for keys, tensor in _find_model_level(root):
+            yield _Leaf(section, tuple(map(str, keys)), tensor, path + keys)
         return
     for key, child in root.items():
         if type(child) is Tensor:
             yield _Leaf(section, (str(key),), child, (*path, key), is_loose=True)
         elif _is_whole(str(key), child):
             for keys, tensor in _find_model_level(child):
-                yield _Leaf((*section, str(key)), _to_texts(keys), tensor, (*path, key, *keys))
+                yield _Leaf((*section, str(key)), tuple(map(str, keys)), tensor, (*path, key, *keys))
         else:
             yield from _find_leaves(child, (*path, key))
-
-
-def _to_texts(keys: tuple[Any, ...]) -> tuple[str, ...]:
-    return tuple(map(str, keys))
 
 
 def _is_split(node: Any, depth: int = 0) -> bool:

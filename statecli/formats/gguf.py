@@ -87,10 +87,8 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     """
     with Source(path) as source:
         header = _Header(source)
-        tensors, keys = (
-            header.read_number("Q", "the number of tensors"),
-            header.read_number("Q", "the number of metadata keys"),
-        )
+        tensors = header.read_number("Q", "the number of tensors")
+        keys = header.read_number("Q", "the number of metadata keys")
         if tensors > MAX_TENSORS or keys > MAX_KEYS:
             raise MalformedError(
                 f"the header claims {tensors} tensors and {keys} metadata keys, but statecli's limits are "
@@ -154,7 +152,6 @@ class _Header:
         return value
 
     def read_bytes(self, length: int, what: str) -> bytes:
-        """So many bytes."""
         raw = self.check_reach(self.at + length, what)[self.at : self.at + length]
         self.at += length
         return raw
@@ -174,13 +171,8 @@ class _Header:
         self.at = at
 
     def read_numbers(self, code: str, count: int, what: str) -> tuple[Any, ...]:
-        """So many numbers."""
         packed = self._structs[code]
         return tuple(value for (value,) in packed.iter_unpack(self.read_bytes(count * packed.size, what)))
-
-    def size(self, code: str) -> int:
-        """Bytes of one number."""
-        return self._structs[code].size
 
     def check_reach(self, end: int, what: str) -> bytes:
         """Return the header at least up to byte `end`. Raises MalformedError for a truncated or too long header."""
@@ -229,11 +221,8 @@ def _read_metadata(header: _Header, count: int) -> tuple[Settings, list[Oddity]]
         what = f"metadata {quoting.quote(key)}"
         value = _read_value(header, header.read_number("I", what), what)
         if key in values:
-            oddities.append(
-                Oddity(
-                    "metadata-set-twice", f"the metadata sets {quoting.quote(key)} twice; statecli shows the last value"
-                )
-            )
+            message = f"the metadata sets {quoting.quote(key)} twice; statecli shows the last value"
+            oddities.append(Oddity("metadata-set-twice", message))
         values[key] = value
     shown = {key: value.shown for key, value in values.items()}
     return Settings(shown, kinds={key: value.type for key, value in values.items()}), oddities
@@ -319,7 +308,6 @@ def _read_array(header: _Header, what: str) -> _Value:
 
 
 def _skip(header: _Header, kind: int, count: int, what: str, depth: int) -> None:
-    """Past the elements of an array."""
     if kind == TEXT:
         header.skip_texts(count, what)
     elif kind == ARRAY:
@@ -328,7 +316,7 @@ def _skip(header: _Header, kind: int, count: int, what: str, depth: int) -> None
         for _ in range(count):
             _skip(header, header.read_number("I", what), header.read_number("Q", what), what, depth + 1)
     else:
-        end = header.at + count * header.size(_code(kind, what))
+        end = header.at + count * struct.calcsize(f"={_code(kind, what)}")
         header.check_reach(end, what)
         header.at = end
 
@@ -374,12 +362,8 @@ def _note_part(metadata: Mapping[str, Scalar]) -> list[Oddity]:
     if type(count) is not int or type(number) is not int or count < 2:
         return []
     every = f" (the shards have {total:,} tensors in total)" if type(total) is int else ""
-    return [
-        Oddity(
-            OddityKind.ONE_PART.value,
-            f"this file is shard {number + 1} of {count}{every}; give the folder to read all shards as one model",
-        )
-    ]
+    message = f"this file is shard {number + 1} of {count}{every}; give the folder to read all shards as one model"
+    return [Oddity(OddityKind.ONE_PART.value, message)]
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
@@ -423,8 +407,13 @@ def _read_line(header: _Header, name: str) -> _Line:
 
 
 def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> TensorInfo:
+    elements = prod(line.shape)
+    data: TensorData | None = None
     if line.kind in TORCH_TYPES:
-        return _build_plain_row(line, ByteRange(path, start + line.offset, 0, big_endian=is_big_endian))
+        dtype, size = TORCH_TYPES[line.kind]
+        where = ByteRange(path, start + line.offset, elements * size, big_endian=is_big_endian and size > 1)
+        data = TensorData(where, dtype, line.shape)
+        return TensorInfo(line.name, dtype, line.shape, elements, elements * size, saved=True, data=data)
     name = QUANTIZED_TYPES.get(line.kind)
     if name is None:
         return _build_damaged_row(
@@ -434,10 +423,8 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
     if not line.shape or line.shape[-1] % values:
         rows = f"its last dimension must be a multiple of {values}"
         return _build_damaged_row(line, path, name, f"{name} {quoting.shape(line.shape)}: {rows}")
-    elements = prod(line.shape)
     nbytes = elements // values * size
     note = f"{values} values in {size} bytes"
-    data = None
     if is_big_endian:
         # How each type's blocks are turned round differs between the writers of such files.
         note += ", big-endian: statecli does not read the values"
@@ -445,14 +432,6 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
         where = ByteRange(path, start + line.offset, elements * 4, packing=Packing(f"{PACKING_PREFIX}{name}", nbytes))
         data = TensorData(where, "float32", line.shape)
     return TensorInfo(line.name, name, line.shape, elements, nbytes, saved=True, note=note, data=data)
-
-
-def _build_plain_row(line: _Line, where: ByteRange) -> TensorInfo:
-    dtype, size = TORCH_TYPES[line.kind]
-    elements = prod(line.shape)
-    where = ByteRange(where.path, where.offset, elements * size, big_endian=where.big_endian and size > 1)
-    data = TensorData(where, dtype, line.shape)
-    return TensorInfo(line.name, dtype, line.shape, elements, elements * size, saved=True, data=data)
 
 
 def _build_damaged_row(line: _Line, path: str, dtype: str, why: str) -> TensorInfo:

@@ -56,12 +56,8 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
             rows[fqn] = _mark_disputed(row, source.path) if is_disputed else row
         oddities = archive.oddities
         if others := [name for name in archive.records if name not in arrays]:
-            oddities.append(
-                Oddity(
-                    OddityKind.UNUSED_RECORDS.value,
-                    f"statecli did not read files in the archive that are not arrays: {quoting.names(others)}",
-                )
-            )
+            message = f"statecli did not read files in the archive that are not arrays: {quoting.names(others)}"
+            oddities.append(Oddity(OddityKind.UNUSED_RECORDS.value, message))
         return ModelState(path, NAME, tuple(rows.values()), oddities=tuple(oddities), traits=TRAITS)
 
 

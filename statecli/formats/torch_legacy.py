@@ -63,8 +63,7 @@ def read_contents(path: str) -> Contents:
     with Source(path) as source:
         magic, version, _, pickle, keys = _read_pickles(source)
         _check_version(magic.root, version.root)
-        elements = dict(_collect_declared(pickle))
-        storages = dict(_locate_storages(source, keys, elements))
+        storages = dict(_locate_storages(source, keys, _collect_declared(pickle)))
         end = max((storage.offset + storage.length for storage in storages.values()), default=keys.end)
         if end < source.size:
             left = source.size - end
@@ -110,7 +109,7 @@ def _check_version(magic: Any, version: Any) -> None:
         raise MalformedError(f"its format version is {shown_version}, but torch.save always writes {VERSION}")
 
 
-def _collect_declared(pickle: Pickle) -> Iterator[tuple[str, tuple[str, int]]]:
+def _collect_declared(pickle: Pickle) -> dict[str, tuple[str, int]]:
     """Storage key -> its dtype and number of elements, as the object's persistent ids say."""
     seen: dict[str, tuple[str, int]] = {}
     for persistent in pickle.persistent:
@@ -118,7 +117,7 @@ def _collect_declared(pickle: Pickle) -> Iterator[tuple[str, tuple[str, int]]]:
         if seen.setdefault(key, declared) != declared:
             first, second = (f"{numel} {dtype} elements" for dtype, numel in (seen[key], declared))
             raise MalformedError(f"storage {key!r} has two descriptions: {first} and {second}")
-    yield from seen.items()
+    return seen
 
 
 def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
@@ -132,13 +131,10 @@ def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
     dtype = STORAGE_DTYPES.get(kind.name) if type(kind) is Global else None
     if dtype is None:
         raise MalformedError("the type of a storage is not a storage class of torch; do not load the file")
-    if type(key) is not str or type(numel) is not int or numel < 0:
-        what = (
-            "number of elements of a storage is not a valid count"
-            if type(key) is str
-            else "key of a storage is not text"
-        )
-        raise MalformedError(f"the {what}; save the checkpoint again")
+    if type(key) is not str:
+        raise MalformedError("the key of a storage is not text; save the checkpoint again")
+    if type(numel) is not int or numel < 0:
+        raise MalformedError("the number of elements of a storage is not a valid count; save the checkpoint again")
     return key, (dtype, numel)
 
 

@@ -22,7 +22,7 @@ from statecli.core.format_traits import FormatTraits, combine_traits
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.core.oddity_kind import OddityKind
-from statecli.core.setting_paths import add_file
+from statecli.core.setting_paths import add_file, rename
 from statecli.formats import dcp, sharded
 from statecli.formats.shared import config_files
 from statecli.pickles import safe_globals
@@ -94,7 +94,6 @@ def members(path: str) -> tuple[str, ...]:
 
 
 def _list_within(path: str, name: str) -> tuple[str, ...]:
-    """List the file itself, or the files of a folder."""
     inner = files.join(path, name)
     return tuple(files.join(name, member) for member in dcp.members(inner)) if files.is_folder(inner) else (name,)
 
@@ -133,7 +132,6 @@ def _read_from_shards(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _read_part(path: str, name: str, section: str, read_file: ReadFile) -> ModelState:
-    """Read one file as the section of this name."""
     where = files.join(path, name)
     try:
         state = read_file(where)
@@ -208,13 +206,9 @@ def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
     match = _SHARDED.fullmatch(name)
     if match is None:
         return os.path.splitext(name)[0], settings
-    cut = len(match["what"]) + 1
-    own = Settings(
-        {key[cut:]: value for key, value in settings.values.items()},
-        {key[cut:]: types[cut:] for key, types in settings.types.items()},
-        {key[cut:]: kind for key, kind in settings.kinds.items() if key},
-    )
-    return match["what"] if match["number"] == "0" else name, own
+    what = match["what"]
+    own = rename(settings, lambda key: (f"{what}.", "") if key else None)
+    return what if match["number"] == "0" else name, own
 
 
 def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:

@@ -19,12 +19,10 @@ from statecli.storage.byte_source import HEAD_BYTES, Source
 
 #: What preceded GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian numbers.
 _GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
+#: What git-annex leaves for an unlocked file whose content is elsewhere.
 _ANNEX_POINTER = b"/annex/objects/"
 #: First bytes -> what the file is, and what to do about it.
 MAGIC: tuple[tuple[bytes, str], ...] = (
-    (b"version https://git-lfs", "a git-lfs pointer"),
-    # What git-annex leaves for an unlocked file whose content is elsewhere.
-    (_ANNEX_POINTER, "a pointer of git-annex"),
     (b"\x1f\x8b", "a gzip file: unpack it first (gunzip)"),
     (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first (unzstd)"),
     (b"\x04\x22\x4d\x18", "an LZ4 file: unpack it first (unlz4)"),
@@ -171,8 +169,7 @@ def _describe_wrapped(what: str, path: str, inner: bytes) -> str:
     """Describe the inner file too, if the inner file is an archive or a checkpoint."""
     kind, _, advice = what.partition(": ")
     stem = path.rpartition(".")[0]
-    takers = (format.name for format in registry.FILES if inner and format.sniff(stem, inner))
-    format_name = next(takers, None)
+    format_name = next((format.name for format in registry.FILES if inner and format.sniff(stem, inner)), None)
     if format_name is None and inner[257:262] == b"ustar":
         return f"{kind} that contains {describe_content('', inner, len(inner))}"
     return f"{kind} that contains a checkpoint ({format_name}): {advice}" if format_name else what

@@ -43,11 +43,8 @@ def is_universal(path: str) -> bool:
 
 
 def _list_parameters(path: str) -> list[str]:
-    return (
-        checkpoint_folder.list_folders(files.join(path, FOLDER))
-        if FOLDER in checkpoint_folder.list_folders(path)
-        else []
-    )
+    has_folder = FOLDER in checkpoint_folder.list_folders(path)
+    return checkpoint_folder.list_folders(files.join(path, FOLDER)) if has_folder else []
 
 
 def members(path: str) -> Iterator[str]:

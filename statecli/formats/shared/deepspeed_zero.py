@@ -57,12 +57,9 @@ class Rank(NamedTuple):
     def read_vectors(self, node: Any, what: str) -> list[Tensor]:
         """Return the vectors in a list. Raises MalformedError for any other item."""
         tensors = [self.decoder.tensor(element, what) for element in as_sequence(node) or ()]
-        vectors = [
-            tensor
-            for tensor in tensors
-            if tensor is not None and len(tensor.shape or ()) == 1 and tensor.data is not None
-        ]
-        if len(vectors) != len(tensors) or any(tensor.data.strides for tensor in vectors if tensor.data):
+        flat = [tensor for tensor in tensors if tensor is not None and len(tensor.shape or ()) == 1]
+        vectors = [tensor for tensor in flat if tensor.data is not None and not tensor.data.strides]
+        if len(vectors) != len(tensors):
             raise MalformedError(f"{what} contains an entry that is not a one-dimensional tensor")
         return vectors
 
@@ -296,11 +293,8 @@ class Layout:
         if self.stage == 3:
             wanted = sum(-(-prod(shape) // self.count) for shapes in trained for shape in shapes.values())
             available = sum(reference.lengths)
-            return (
-                None
-                if wanted == available
-                else f"the parameters need {wanted} elements in each rank, but each rank has {available}"
-            )
+            why = f"the parameters need {wanted} elements in each rank, but each rank has {available}"
+            return None if wanted == available else why
         step = 2 * self.count
         for group, shapes in enumerate(trained) if not self.lost else ():
             padding = sum(reference.aligned[group]) if group < len(reference.aligned) else 0
@@ -362,7 +356,6 @@ def _split_at_groups(ends: list[int], rank: int, at: int, count: int) -> Iterato
 
 
 def _join_views(folder: str, pieces: list[View], dtype: str, shape: Shape) -> TensorData:
-    """Join views of vectors into one tensor."""
     views = [
         TensorData(tensor.data.storage, dtype, (count,), tensor.data.offset + at)
         for tensor, at, count in pieces
@@ -416,11 +409,9 @@ def _find_fault(part: Part, views: list[View]) -> str | None:
     if len(dtypes) > 1:
         return f"its partitions have different dtypes: {' and '.join(dtypes)}"
     short = next((view for view in views if view[1] + view[2] > view[0].elements), None)
-    return (
-        f"a partition has only {short[0].elements} elements, but the parameter ends at element {short[1] + short[2]}"
-        if short
-        else None
-    )
+    if short is None:
+        return None
+    return f"a partition has only {short[0].elements} elements, but the parameter ends at element {short[1] + short[2]}"
 
 
 def _describe_partitions(ranks: list[int]) -> str | None:

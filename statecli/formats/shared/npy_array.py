@@ -229,13 +229,8 @@ def _parse_code(descr: str) -> Element:
     if kind in "?b":
         return Element("bool", size)
     if kind == "V":
-        more = (
-            ": perhaps bfloat16, which numpy saves as void"
-            if size == 2
-            else ": perhaps a float8 type, which numpy saves as void"
-            if size == 1
-            else ""
-        )
+        guess = {1: "a float8 type", 2: "bfloat16"}.get(size)
+        more = f": perhaps {guess}, which numpy saves as void" if guess else ""
         note = f"void of {size} byte{'s' * (size != 1)}{more}"
         return Element(f"numpy V{size}", size, note, is_number=bool(more))
     dtype = f"{_KINDS.get(kind)}{8 * size}"
@@ -263,7 +258,6 @@ class _Literal:
         self._tokens.reverse()
 
     def parse(self) -> Any:
-        """Parse the text as one value."""
         value = self._parse_value(0)
         if self._tokens:
             raise MalformedError("invalid .npy header: text follows the dict")

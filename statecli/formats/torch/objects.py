@@ -125,11 +125,11 @@ def _build_rows(section: Section, reading: Reading) -> Iterator[Row | TensorInfo
         return collect_module_rows(inner, reading, prefix="_orig_mod." if inner is not section.node else "")
     if section.role == "optimizer":
         return _build_optimizer_rows(section.node, reading)
-    if section.role == "moments":
-        return _build_state_rows(section, reading, Kind.OPTIMIZER, Evidence.OPTIMIZER)
-    if section.role == "other":
-        return _build_state_rows(section, reading, Kind.OTHER, Evidence.CONVENTION)
-    return _build_state_rows(section, reading, Kind.PARAMETER, Evidence.ASSUMED)
+    return _build_state_rows(section, reading, *_KINDS.get(section.role, (Kind.PARAMETER, Evidence.ASSUMED)))
+
+
+#: Kind and evidence of the entries of a dict, by the role of its section.
+_KINDS = {"moments": (Kind.OPTIMIZER, Evidence.OPTIMIZER), "other": (Kind.OTHER, Evidence.CONVENTION)}
 
 
 def _build_state_rows(section: Section, reading: Reading, kind: Kind, evidence: Evidence) -> Iterator[Row | TensorInfo]:

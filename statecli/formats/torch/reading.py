@@ -106,11 +106,8 @@ class Reading:
                 yield path, node, None
                 continue
             if depth == MAX_DEPTH:
-                self.add_oddity(
-                    OddityKind.TOO_DEEP.value,
-                    f"nesting is deeper than {MAX_DEPTH} levels; statecli does not list deeper levels",
-                    path,
-                )
+                message = f"nesting is deeper than {MAX_DEPTH} levels; statecli does not list deeper levels"
+                self.add_oddity(OddityKind.TOO_DEEP.value, message, path)
                 continue
             if len(path) > MAX_PREFIX:
                 raise MalformedError(

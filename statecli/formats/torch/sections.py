@@ -62,7 +62,6 @@ class Search:
         self.known: dict[int, bool] = {}
 
     def holds_tensor(self, node: Any) -> bool:
-        """Whether any does."""
         if id(node) not in self.known:
             self._search(node)
         return self.known.get(id(node), False)
@@ -228,12 +227,8 @@ def _should_descend(node: Any, search: Search) -> bool:
             if type(child) is list and any(is_optimizer(item) or is_module(item) for item in islice(child, 64)):
                 return True
             continue
-        if _is_extra_state(key) or not search.holds_tensor(child):
+        if (type(key) is str and key.endswith("_extra_state")) or not search.holds_tensor(child):
             continue
         if _looks_like_state(child, str(key)) or OTHER_WORDS.search(str(key)):
             return True
     return False
-
-
-def _is_extra_state(key: Any) -> bool:
-    return type(key) is str and key.endswith("_extra_state")

@@ -9,7 +9,9 @@ torch/_tensor.py of torch 2.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Any, NamedTuple
 
 import msgspec
@@ -165,7 +167,9 @@ class Decoder:
         A format without rebuild calls has its tensors in the graph.
         """
         if type(node) is Tensor:
-            return _check_sound(node, fqn)
+            if node.damage is not None:
+                raise MalformedError(f"{fqn}: {node.damage}")
+            return node
         if type(node) is not Obj:
             return self._decode_bare_storage(node, fqn) if type(node) is Persistent else None
         builder = self._find_builder(node.cls)
@@ -217,21 +221,22 @@ class Decoder:
             return {}
         builder, args = self._find_builder(node.cls), node.args
         if builder == self._build_parameter and args:
-            return {**self.get_attributes(args[0], depth + 1), **self._select_attributes(args[3:4])}
+            own = self._select_attributes(args[3]) if len(args) > 3 else {}
+            return {**self.get_attributes(args[0], depth + 1), **own}
         cls = get_name(args[1]) if builder == self._build_subclass and len(args) > 3 else ""
         if not cls or cls.startswith("torch.distributed."):
             return {}
-        attributes = self._select_attributes(args[3:4])
+        attributes = self._select_attributes(args[3])
         if cls.startswith("torch.nested."):  # the other attributes are parts and caches
             return {name: value for name, value in attributes.items() if name == "_ragged_idx"}
         is_wrapper = self._find_builder(args[0]) == self._build_wrapper
         return {name: value for name, value in attributes.items() if not (is_wrapper and value is _TENSOR)}
 
-    def _select_attributes(self, states: tuple[Any, ...]) -> dict[str, Any]:
+    def _select_attributes(self, state: Any) -> dict[str, Any]:
         """Select from the state of a rebuild call; a class with its own `__getstate__` may give the state any type."""
-        attributes = {name: value for state in states for name, value in get_state_attributes(state).items()}
+        attributes = get_state_attributes(state)
         if not attributes:
-            return {f"__state__{n or ''}": state for n, state in enumerate(states) if state}
+            return {"__state__": state} if state else {}
         marks = _MARKS if attributes.get("_is_buffer") is True else _MARKS[:2]
         return {
             name: _TENSOR if self.is_tensor(value) else value
@@ -249,13 +254,7 @@ class Decoder:
         """Raise MalformedError for a storage that contradicts the file, used by a tensor or not."""
         for storage in storages:
             pid = storage.pid
-            if (
-                id(pid) not in self.checked
-                and id(pid) not in self.whole
-                and type(pid) is tuple
-                and len(pid) >= 5
-                and pid[0] == "storage"
-            ):
+            if id(pid) not in self.whole and type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage":
                 self._resolve_storage(storage, "data.pkl")
 
     def require_tensor(self, node: Any, fqn: str, what: str) -> Tensor:
@@ -364,8 +363,10 @@ class Decoder:
         conjugate, negative = _decode_lazy_flags(flags, fqn)
         data = TensorData(where, dtype, shape, offset, strides, conjugate, negative) if where is not None else None
         size = nbytes(dtype, elements)
-        note = None if size >= length else _describe_partial(elements, capacity)
-        if elements > capacity:
+        note = None
+        if size < length and elements < capacity:
+            note = f"view: {elements} of the {capacity} elements of its storage"
+        elif elements > capacity:
             note = f"expanded: {elements} elements share {capacity} stored elements"
         return Tensor(
             dtype, shape, elements, size, device, grad, note=note, storage=key, storage_bytes=length, data=data
@@ -389,14 +390,10 @@ class Decoder:
 
     def _resolve_storage(self, node: Any, fqn: str) -> _StoredAs:
         """Return the storage of a persistent id, checked once."""
-        if type(node) is not Persistent:
-            raise MalformedError(
-                f"{fqn}: its storage is not recorded in the form that torch writes; save the checkpoint again"
-            )
-        cached = self.checked.get(id(node.pid))
+        pid = node.pid if type(node) is Persistent else None
+        cached = self.checked.get(id(pid))
         if cached is not None:
             return cached
-        pid = node.pid
         if type(pid) is not tuple or len(pid) < 5 or pid[0] != "storage":
             raise MalformedError(
                 f"{fqn}: its storage is not recorded in the form that torch writes; save the checkpoint again"
@@ -432,7 +429,7 @@ class Decoder:
             length = where.length
         # torch.load reads the bytes of a "meta" storage too where map_location names another device.
         storage = _StoredAs(key, dtype, location, where, length)
-        self.checked[id(node.pid)] = storage
+        self.checked[id(pid)] = storage
         return storage
 
     def _refuse_disputed(self, pid: tuple[Any, ...], fqn: str) -> None:
@@ -548,7 +545,7 @@ class Decoder:
             raise MalformedError(f"{fqn}: its quantizer is not a tuple of scheme, scale and zero point")
         name = get_name(scheme[0]).removeprefix("torch.")
         tensor.layout = "quantized"
-        tensor.note = _join(name.replace("_", " "), tensor.note)
+        tensor.note = "; ".join(filter(None, (name.replace("_", " "), tensor.note))) or None
         if tensor.data is not None:
             tensor.data = msgspec.structs.replace(tensor.data, quantizer=self._read_quantizer(name, scheme, fqn))
         return tensor
@@ -649,12 +646,6 @@ class Decoder:
         note = "uninitialized (lazy): it has no shape before the first forward"
         grad, kind = bool(args and args[0] is True), NoteKind.UNINITIALIZED
         return Tensor("unknown", None, 0, 0, None, grad, is_parameter=True, note=note, note_kind=kind)
-
-
-def _check_sound(cached: Tensor, fqn: str) -> Tensor:
-    if cached.damage is not None:
-        raise MalformedError(f"{fqn}: {cached.damage}")
-    return cached
 
 
 def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> None:
@@ -811,38 +802,19 @@ def _build_inline(
         raise MalformedError(
             f"a numpy array has memory order {_truncate_value(state[3])}; expected True (Fortran) or False (C)"
         )
-    strides = _columns_first(shape) if state[3] else None
+    strides = tuple(accumulate(shape, mul, initial=1))[:-1] if state[3] else None
     return TensorData(where, dtype, shape, strides=strides, inline=raw)
 
 
-def _columns_first(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in shape:
-        strides.append(step)
-        step *= size
-    return tuple(strides)
-
-
 _NUMPY_DTYPES: dict[str, str] = {
-    "f8": "float64",
-    "f4": "float32",
-    "f2": "float16",
-    "i8": "int64",
-    "i4": "int32",
-    "i2": "int16",
-    "i1": "int8",
-    "u8": "uint64",
-    "u4": "uint32",
-    "u2": "uint16",
-    "u1": "uint8",
     "b1": "bool",
-    "c16": "complex128",
-    "c8": "complex64",
+    **{f"i{size}": f"int{8 * size}" for size in (1, 2, 4, 8)},
+    **{f"u{size}": f"uint{8 * size}" for size in (1, 2, 4, 8)},
+    **{f"f{size}": f"float{8 * size}" for size in (2, 4, 8)},
+    **{f"c{size}": f"complex{8 * size}" for size in (8, 16)},
     # Of the machine: numpy calls them longdouble and clongdouble.
-    "f12": "numpy float96",
-    "f16": "numpy float128",
-    "c24": "numpy complex192",
-    "c32": "numpy complex256",
+    **{f"f{size}": f"numpy float{8 * size}" for size in (12, 16)},
+    **{f"c{size}": f"numpy complex{8 * size}" for size in (24, 32)},
 }
 
 
@@ -928,14 +900,6 @@ def _decode_lazy_flags(node: Any, fqn: str) -> tuple[bool, bool]:
         if type(key) is not str or (key in ("conj", "neg") and value is not True):
             raise MalformedError(f"{fqn}: the metadata of this tensor has an entry that torch does not write")
     return "conj" in (flags or ()), "neg" in (flags or ())
-
-
-def _describe_partial(elements: int, capacity: int) -> str | None:
-    return f"view: {elements} of the {capacity} elements of its storage" if elements < capacity else None
-
-
-def _join(*notes: str | None) -> str | None:
-    return "; ".join(note for note in notes if note) or None
 
 
 def _truncate_value(value: Any) -> str:

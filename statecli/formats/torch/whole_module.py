@@ -142,7 +142,7 @@ class _ModuleWalk:
         """Plain attributes of every module, including modules found in plain containers."""
         for path, node, _ in self.modules:  # grows while it is walked
             module_attributes = get_attributes(node)
-            states, packed = _list_metric_states(module_attributes), _packs(node)
+            states, packed = _list_metric_states(module_attributes), get_name(node.cls).startswith(_PACKING)
             for name, value in module_attributes.items():
                 if name in _REGISTRIES or type(value) in LEAF_TYPES or HOOKS.match(name):
                     continue
@@ -183,7 +183,9 @@ class _ModuleWalk:
         owner = self.storages.get(tensor.storage) if tensor.storage is not None else None
         same = self.nodes.get(id(node))
         # What a hook computes before each forward shares memory until the first: it is a tensor of its own then too.
-        if same is not None or (owner is not None and derived is None and _is_within(tensor, owner)):
+        # An alias sees no more of the storage than the registered tensor does.
+        is_alias = owner is not None and derived is None and tensor.elements <= owner.tensor.elements
+        if same is not None or is_alias:
             self.aliases.setdefault(id(same or owner), []).append(where)
             return
         if id(node) in self.seen:
@@ -208,15 +210,11 @@ class _ModuleWalk:
 
 
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"])
-
-
 #: torch's quantized modules keep weights in plain attributes, mostly packed by C++, and save them in code of their own.
 _PACKING = ("torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.quantized.")
 _PACKED = "stored and saved by a quantized module of torch"
 #: The note of what the function that builds a module is called with.
 _ARGUMENT = "an argument of the function that builds the module"
-
-
 #: The note of what torchmetrics keeps in plain attributes.
 _OF_A_METRIC = "state of a torchmetrics metric; the metric itself moves this state between devices"
 
@@ -227,15 +225,6 @@ def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
     if defaults is None or reductions is None or "_forward_cache" not in attributes:
         return frozenset()
     return frozenset([*map(_read_text, defaults), "_defaults", "_computed", "_forward_cache"])
-
-
-def _packs(module: Obj) -> bool:
-    return get_name(module.cls).startswith(_PACKING)
-
-
-def _is_within(tensor: Tensor, owner: Row) -> bool:
-    """Whether a plain attribute sees no more of a registered storage than the registered tensor does."""
-    return tensor.elements <= owner.tensor.elements
 
 
 #: Registered names from which old weight_norm, spectral_norm and pruning compute an attribute before each forward.
