@@ -124,7 +124,7 @@ class Machine(MachineState):
             )
 
     def _run_burst(self, pos: int) -> int:
-        """Read up to `_BURST` opcodes from byte `pos` on; return the byte after the last. Frequent opcodes are here."""
+        """Read up to `BURST_OPCODES` opcodes from byte `pos`, frequent ones here; return the byte after the last."""
         data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.sparse_memo, self.handlers
         u32, size, fast, record, frame_end, op = _U32, len(data), self.fast, _RECORD.match, self.frame_end, 0
         try:

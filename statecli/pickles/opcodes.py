@@ -284,7 +284,7 @@ def do_text_put(m: MachineState, pos: int) -> int:
 
 
 def do_memoize(m: MachineState, pos: int) -> int:
-    # `far` and `memo` never share an index while `far` holds any.
+    # `sparse_memo` and `memo` never share an index while `sparse_memo` holds any.
     m.put_memo(len(m.memo) + len(m.sparse_memo), m.stack[-1])
     return pos
 

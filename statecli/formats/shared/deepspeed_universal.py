@@ -108,4 +108,4 @@ def _read_tensor(path: str, parameter: str) -> Tensor | None:
     )
     if items is not None and tensor is None:
         raise MalformedError(f"holds no tensor {_PARAM!r}: convert the checkpoint again")
-    return None if tensor is None else replace(tensor)
+    return tensor

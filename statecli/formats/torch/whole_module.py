@@ -135,7 +135,7 @@ class _ModuleWalk:
             if tensor is not None:
                 self.rows.append(build_row(where, tensor, Kind.PARAMETER, Evidence.ASSUMED))
             else:
-                self.seen.discard(id(child))  # `registered` adds it again
+                self.seen.discard(id(child))  # `walk_registered` adds it again
                 self.walk_registered(strip_compile_wrapper(child), where + ".")
 
     def walk_plain(self) -> None:
