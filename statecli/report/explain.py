@@ -30,7 +30,6 @@ def build_explain_report(explanation: Explanation, view: View) -> Report:
         short_table=lambda: Table(_COLUMNS, (), has_findings=False),  # the problem has the same sentences
         page=lambda: Page("", (Column("name"),), (), (verdict,), problems=problems, verdict=verdict),
         findings=tuple(finding for problem in problems for finding in problem.findings),
-        notes=explanation.notes,
         show_all=view.unfold,
         problems=lambda: problems,
         rules=lambda: rule_texts.list_rule_texts(problems),

@@ -26,24 +26,12 @@ MAX_CANDIDATES = 200
 MAX_COMPARISONS = 1 << 20
 
 
-class Pair(msgspec.Struct, frozen=True):
-    """A name of the checkpoint and its name in the model."""
-
-    name: str
-    registered: str
-
-
 class Alignment(msgspec.Struct, frozen=True):
-    """All pairs, and the names on each side without a partner."""
+    """Name in the checkpoint -> name in the model, in the order of the checkpoint; the names without a partner."""
 
-    pairs: tuple[Pair, ...]
+    names: dict[str, str]
     unexpected: tuple[str, ...]
     missing: tuple[str, ...]
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Name in the checkpoint -> name in the model, in the order of the checkpoint."""
-        return {pair.name: pair.registered for pair in self.pairs}
 
 
 class _Node:
@@ -81,14 +69,13 @@ def align_names(checkpoint: Mapping[str, Shape], model: Mapping[str, Shape], *, 
         model: Shape of each name that the model registers, in its order.
         has_order: Whether the order may decide between equal candidates.
     """
-    alignment = _Aligner(has_order=has_order)
+    aligner = _Aligner(has_order=has_order)
     if checkpoint and model:
-        alignment.align(_build_tree(checkpoint), _build_tree(model))
-    taken, filled = {pair.name for pair in alignment.pairs}, {pair.registered for pair in alignment.pairs}
-    ordered = sorted(alignment.pairs, key=lambda pair: alignment.positions[pair.name])
+        aligner.align(_build_tree(checkpoint), _build_tree(model))
+    names, filled = aligner.names, set(aligner.names.values())
     return Alignment(
-        tuple(ordered),
-        tuple(name for name in checkpoint if name not in taken),
+        {name: names[name] for name in checkpoint if name in names},
+        tuple(name for name in checkpoint if name not in names),
         tuple(name for name in model if name not in filled),
     )
 
@@ -118,8 +105,7 @@ class _Aligner:
 
     def __init__(self, *, has_order: bool) -> None:
         self.has_order = has_order
-        self.pairs: list[Pair] = []
-        self.positions: dict[str, int] = {}
+        self.names: dict[str, str] = {}
 
     def align(self, checkpoint: _Node, model: _Node) -> None:
         """Pair the tensors below two modules that are each other's."""
@@ -135,17 +121,13 @@ class _Aligner:
             else:
                 stack.extend(self._pair_children(own, registered))
 
-    def _add(self, own: _Node, registered: _Node) -> None:
-        self.pairs.append(Pair(own.name, registered.name))
-        self.positions[own.name] = own.position
-
     def _add_equal(self, own: _Node, registered: _Node) -> None:
         """Add the tensors of two modules with the same names and shapes below them."""
         stack = [(own, registered)]
         while stack:
             first, second = stack.pop()
             if first.is_tensor:
-                self._add(first, second)
+                self.names[first.name] = second.name
             stack.extend((child, second.children[token]) for token, child in first.children.items())
 
     def _pair_children(self, own: _Node, registered: _Node) -> Iterator[tuple[_Node, _Node]]:

@@ -31,8 +31,8 @@ class UndecidedPair(msgspec.Struct, frozen=True):
 class Names(msgspec.Struct, frozen=True):
     """Pairs (name in the checkpoint -> name in the class), the names without a partner, and all shapes.
 
-    `transposed`: the names of the class whose tensors the lines transpose, with their names in the checkpoint.
-    `mismatched`: the names with a partner of another shape, which the lines do not load.
+    `transposed`: the pairs whose tensors the lines transpose. `mismatched`: the pairs of another shape, which the lines
+    do not load.
     """
 
     pairs: Mapping[str, str]
@@ -40,8 +40,8 @@ class Names(msgspec.Struct, frozen=True):
     missing: Sequence[str]
     own_shapes: Mapping[str, Shape]
     shapes: Mapping[str, Shape]
-    transposed: Mapping[str, str] = {}
-    mismatched: Mapping[str, str] = {}
+    transposed: Mapping[str, str]
+    mismatched: Mapping[str, str]
 
 
 def list_undecided_pairs(names: Names) -> list[UndecidedPair]:

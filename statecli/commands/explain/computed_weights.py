@@ -7,7 +7,7 @@ Sources: torch/nn/utils: weight_norm.py, spectral_norm.py, prune.py, parametriza
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from statecli.core.lazy_pattern import compile_on_use
@@ -31,11 +31,11 @@ class ComputedWeights(NamedTuple):
 
 
 def find_computed_weights(
-    pairs: Iterable[tuple[str, str]], stored: Collection[str], registered: Collection[str]
+    pairs: Mapping[str, str], stored: Collection[str], registered: Collection[str]
 ) -> ComputedWeights:
-    """Return the computed weights among pairs of a name in the file and a name of the class."""
+    """Return the computed weights among pairs: name in the file -> name of the class."""
     weights = ComputedWeights([], [])
-    for name, own in pairs:
+    for name, own in pairs.items():
         parts = _find_part(name, stored), _find_part(own, registered)
         if parts[0] is not None and parts[1] is None:
             weights.in_file.append(ComputedWeight(own, name, parts[0]))

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecli.commands.explain import special_files
-from statecli.commands.explain.align import Pair, Shape, align_names
+from statecli.commands.explain.align import align_names
 from statecli.commands.explain.certainty import Names, list_undecided_pairs
 from statecli.commands.explain.computed_weights import find_computed_weights
 from statecli.commands.explain.initial_values import describe_initial_values
@@ -44,27 +44,13 @@ class Subject(msgspec.Struct, frozen=True):
     entries: ModelEntries
     registered: dict[str, TensorInfo]
 
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        """The shape of each key of the class's state_dict."""
-        return {name: row.shape for name, row in self.registered.items()}
-
-
-def list_registered(model: ModelState) -> dict[str, TensorInfo]:
-    """Return the tensors of the class's state_dict by name, in order."""
-    return {row.fqn: row for row in model.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER) and row.is_in_state_dict}
-
 
 def build_subject(model: ModelState, built: BuiltModel, checkpoint: ModelState) -> Subject | None:
     """Return the two sides; None if the checkpoint has no model."""
-    registered = list_registered(model)
+    rows = (row for row in model.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER) and row.is_in_state_dict)
+    registered = {row.fqn: row for row in rows}
     entries = read_entries(checkpoint, list(registered))
     return None if entries is None else Subject(model, built, checkpoint, entries, registered)
-
-
-def load_whole(subject: Subject) -> LoadResult:
-    """Return the result of loading the whole object into the class."""
-    return load_as_is(subject.entries, subject.built)
 
 
 def is_loaded_as_is(subject: Subject) -> bool:
@@ -72,7 +58,7 @@ def is_loaded_as_is(subject: Subject) -> bool:
     source = subject.entries.source
     plain = source is None or (source.loader is not Loader.MODULE and not source.keys and not source.allowed)
     is_plain = plain and not subject.entries.refused and not _list_codes(subject)
-    return is_plain and load_whole(subject).is_accepted
+    return is_plain and load_as_is(subject.entries, subject.built).is_accepted
 
 
 def _list_codes(subject: Subject) -> list[TensorInfo]:
@@ -85,14 +71,14 @@ def _list_codes(subject: Subject) -> list[TensorInfo]:
 
 
 class _Matching(msgspec.Struct, frozen=True):
-    """Pairing of the names of the two sides: all pairs, pairs of other shapes, the rest, and ties.
+    """Pairing of the names of the two sides (file -> class): all pairs, pairs of other shapes, the rest, and ties.
 
     `transposed`: pairs whose matrix has rows and columns exchanged compared with the class.
     """
 
-    pairs: tuple[Pair, ...]
-    transposed: tuple[Pair, ...]
-    mismatched: tuple[Pair, ...]
+    pairs: dict[str, str]
+    transposed: dict[str, str]
+    mismatched: dict[str, str]
     unexpected: tuple[str, ...]
     missing: tuple[str, ...]
     ties: tuple[tuple[str, str], ...]
@@ -120,7 +106,7 @@ def diagnose(subject: Subject) -> Diagnosis:
 
 def _explain_computed_weights(subject: Subject, matching: _Matching) -> Diagnosis | None:
     """Return the diagnosis if one side has parts of weights that are whole on the other: no renaming helps."""
-    pairs = [(pair.name, pair.registered) for pair in (*matching.pairs, *matching.mismatched)]
+    pairs = matching.pairs | matching.mismatched
     computed = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
     target = subject.model.target
     for weights, has, place in ((computed.in_file, "the file", target), (computed.in_class, target, "the file")):
@@ -152,11 +138,15 @@ def _match(subject: Subject) -> _Matching:
         {name: subject.registered[full].shape for name, full in other.items()},
         has_order=subject.checkpoint.traits.keeps_order,
     )
-    pairs = [Pair(own[pair.name], other[pair.registered]) for pair in alignment.pairs]
-    transposed = [p for p in pairs if _is_transposed(rows[p.name], subject.registered[p.registered])]
-    fitting = [p for p in pairs if p in transposed or _has_shape(rows[p.name], subject.registered[p.registered])]
-    filled = {p.registered for p in fitting}
-    mismatched = [p for p in pairs if p.registered not in filled]
+    partners = {own[name]: other[registered] for name, registered in alignment.names.items()}
+    pairs, transposed, mismatched = dict[str, str](), dict[str, str](), dict[str, str]()
+    for name, registered in partners.items():
+        row, target = rows[name], subject.registered[registered]
+        if _is_transposed(row, target):
+            transposed[name] = registered
+        is_fitting = name in transposed or _has_shape(row, target)
+        (pairs if is_fitting else mismatched)[name] = registered
+    filled = set(pairs.values())
     missing = [other[name] for name in alignment.missing]
     ties = [
         (name, tied)
@@ -165,9 +155,9 @@ def _match(subject: Subject) -> _Matching:
     ]
     tied_names = {name for name, _ in ties}
     return _Matching(
-        tuple(fitting),
-        tuple(transposed),
-        tuple(mismatched),
+        pairs,
+        transposed,
+        mismatched,
         tuple(own[name] for name in alignment.unexpected),
         tuple(name for name in missing if name not in tied_names),
         tuple(ties),
@@ -180,9 +170,8 @@ def _join_weight_norm(name: str) -> str:
 
 
 def _is_transposed(row: TensorInfo, registered: TensorInfo) -> bool:
-    shape = row.shape
-    is_matrix = registered.kind is Kind.PARAMETER and shape is not None and len(shape) == 2
-    return is_matrix and shape is not None and shape[0] != shape[1] and shape[::-1] == registered.shape
+    shape = row.shape or ()
+    return registered.kind is Kind.PARAMETER and len(shape) == 2 and shape != shape[::-1] == registered.shape
 
 
 def _has_shape(row: TensorInfo, registered: TensorInfo) -> bool:
@@ -193,7 +182,8 @@ def _has_shape(row: TensorInfo, registered: TensorInfo) -> bool:
 
 
 def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
-    names = {pair.name: _choose_new_name(pair) for pair in (*matching.pairs, *matching.mismatched)}
+    pairs = matching.pairs | matching.mismatched
+    names = {name: _choose_new_name(name, registered) for name, registered in pairs.items()}
     steps = find_steps(names, matching.unexpected)
     in_order: tuple[str, ...] = ()
     if steps is None and _is_in_order(subject, matching):
@@ -206,9 +196,10 @@ def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
         )
         example = next(f"{a} → {b}" for a, b in names.items() if a != b)
         return Diagnosis((Evidence(Cause.OTHER_NAMES, message, len(names), example), *causes), proof=NO_CODE)
-    initial = (*(pair.registered for pair in matching.mismatched), *matching.missing)
-    dropped = [apply_steps(steps, name) for name in (*(p.name for p in matching.mismatched), *matching.unexpected)]
-    kept = [names[pair.name] for pair in matching.pairs]
+    initial = (*matching.mismatched.values(), *matching.missing)
+    unused = (*matching.mismatched, *matching.unexpected)
+    dropped = [apply_steps(steps, name) for name in unused]
+    kept = [names[name] for name in matching.pairs]
     if 2 * len(initial) > len(subject.registered):
         why = f"{len(initial)} of {len(subject.registered)} tensors would keep their initial values"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
@@ -229,32 +220,21 @@ def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
         left_out,
         matching.ties,
         initial,
-        tuple(names[pair.name] for pair in matching.transposed),
+        tuple(names[name] for name in matching.transposed),
     )
     result = try_recipe(recipe, subject.entries, subject.built)
-    diagnosis = Diagnosis(
-        causes,
-        recipe.format_code(),
-        _list_maps(steps),
-        not initial,
-        initial,
-        tuple(p.name for p in matching.mismatched) + matching.unexpected,
-    )
+    diagnosis = Diagnosis(causes, recipe.format_code(), _list_maps(steps), not initial, initial, unused)
     return _judge(diagnosis, subject, matching, result, model_code.doubt)
 
 
-def _choose_new_name(pair: Pair) -> str:
+def _choose_new_name(name: str, registered: str) -> str:
     """Return the name to load: torch's hook takes the older names of weight_norm, so they stay."""
-    match = _WEIGHT_NORM.search(pair.registered)
-    if match is None or _WEIGHT_NORM.search(pair.name):
-        return pair.registered
-    return _join_weight_norm(pair.registered)
+    return registered if _WEIGHT_NORM.search(name) else _join_weight_norm(registered)
 
 
 def _is_in_order(subject: Subject, matching: _Matching) -> bool:
-    pairs = matching.pairs
-    complete = len(pairs) == len(subject.registered) == len(subject.entries.rows)
-    return complete and [pair.registered for pair in pairs] == list(subject.registered)
+    is_complete = len(matching.pairs) == len(subject.entries.rows)
+    return is_complete and list(matching.pairs.values()) == list(subject.registered)
 
 
 def _list_maps(steps: Sequence[Step]) -> tuple[str, ...]:
@@ -276,7 +256,7 @@ def _judge(
     doubts = [*filter(None, [doubt_about_model]), *_list_doubts(subject, matching)]
     if doubts:
         return replace(diagnosis, proof=f"a load with this code succeeds on the meta device, but {'; '.join(doubts)}")
-    renamed = any(pair.name != pair.registered for pair in matching.pairs)
+    renamed = any(name != registered for name, registered in matching.pairs.items())
     strict = (
         "a strict load with this code succeeds on the meta device"
         if diagnosis.strict
@@ -288,16 +268,17 @@ def _judge(
 
 def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
     """Yield why the lines may load wrong values although the shapes fit."""
-    shapes = {row.fqn: row.shape for row in subject.entries.rows}
-    shapes |= {pair.name: subject.shapes[pair.registered] for pair in matching.transposed}
+    own_shapes = {row.fqn: row.shape for row in subject.entries.rows}
+    shapes = {name: row.shape for name, row in subject.registered.items()}
+    own_shapes |= {name: shapes[registered] for name, registered in matching.transposed.items()}
     sides = Names(
-        {pair.name: pair.registered for pair in matching.pairs},
+        matching.pairs,
         matching.unexpected,
         matching.missing,
+        own_shapes,
         shapes,
-        subject.shapes,
-        {pair.registered: pair.name for pair in matching.transposed},
-        {pair.name: pair.registered for pair in matching.mismatched},
+        matching.transposed,
+        matching.mismatched,
     )
     tied = (name for name, _ in matching.ties)
     undecided = list_undecided_pairs(replace(sides, missing=(*sides.missing, *tied)))
@@ -345,7 +326,7 @@ def _describe_objections(result: LoadResult) -> str:
 
 
 def _list_causes(subject: Subject, matching: _Matching, steps: Sequence[Step] | None) -> tuple[Evidence, ...]:
-    names = [pair.name for pair in (*matching.pairs, *matching.mismatched)]
+    names = list(matching.pairs | matching.mismatched)
     return (
         *special_files.list_file_causes(subject.checkpoint, subject.entries),
         *describe_renames(names, steps or (), subject.model.target),
@@ -370,8 +351,8 @@ def _list_shapes(subject: Subject, matching: _Matching) -> Iterable[Evidence]:
         (Cause.WIDTH, mismatched, f"{plural(len(mismatched), 'tensor')} of another shape"),
     ):
         if pairs:
-            name = pairs[0].registered
-            shapes = f"{list(rows[pairs[0].name].shape or ())} → {list(subject.registered[name].shape or ())}"
+            own, name = next(iter(pairs.items()))
+            shapes = f"{list(rows[own].shape or ())} → {list(subject.registered[name].shape or ())}"
             yield Evidence(cause, f"{what}, such as {name}", len(pairs), f"{name}: {shapes}")
 
 

@@ -162,7 +162,7 @@ class Recipe(msgspec.Struct, frozen=True):
             modules.append("import glob")
         if self.model is not None and any("json.load(" in line for line in self.model.lines):
             modules.append("import json")
-        if any(step.uses_re for step in self.steps) or _list_rules(self.steps):
+        if any("re.sub" in step.format_code("name") for step in self.steps) or _list_rules(self.steps):
             modules.append("import re")
         modules += [f"import {name.rpartition('.')[0]}" for name in self.source.allowed]
         if self.source.loader is not Loader.SAFETENSORS:

@@ -47,11 +47,6 @@ class Substitution(msgspec.Struct, frozen=True):
         return f"re.sub({format_raw(self.pattern)}, {format_raw(self.replacement)}, {name})"
 
     @property
-    def uses_re(self) -> bool:
-        """Return True if the code needs the module re."""
-        return "re.sub" in self.format_code("name")
-
-    @property
     def rules(self) -> tuple[str, ...]:
         """The texts of `--map` that rename in the same way."""
         return (f"{self.pattern}={self.replacement}",)
@@ -82,11 +77,6 @@ class Shift(msgspec.Struct, frozen=True):
         sign = "+" if self.delta > 0 else "-"
         change = f"{sign} {abs(self.delta)}" + (f" * (int(m[2]) >= {self.first})" if self.first > 0 else "")
         return f're.sub({format_raw(self.pattern)}, lambda m: f"{{m[1]}}{{int(m[2]) {change}}}", {name})'
-
-    @property
-    def uses_re(self) -> bool:
-        """Return True, because the code needs the module re."""
-        return True
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -157,22 +147,19 @@ def _remove_wrapper_parts(names: Mapping[str, str]) -> tuple[dict[str, str], tup
 class _Hunk(NamedTuple):
     """Components that are replaced, with the components before and after them."""
 
-    old: tuple[str, ...]
-    new: tuple[str, ...]
-    before: tuple[str, ...]
-    after: tuple[str, ...]
+    old: list[str]
+    new: list[str]
+    before: list[str]
+    after: list[str]
 
 
 def _find_hunks(name: str, new: str) -> list[_Hunk]:
     own, other = name.split("."), new.split(".")
-    matcher = SequenceMatcher(None, own, other, autojunk=False)
-    hunks = []
-    for tag, start, stop, new_start, new_stop in matcher.get_opcodes():
-        if tag != "equal":
-            hunks.append(
-                _Hunk(tuple(own[start:stop]), tuple(other[new_start:new_stop]), tuple(own[:start]), tuple(own[stop:]))
-            )
-    return hunks
+    return [
+        _Hunk(own[start:stop], other[new_start:new_stop], own[:start], own[stop:])
+        for tag, start, stop, new_start, new_stop in SequenceMatcher(None, own, other, autojunk=False).get_opcodes()
+        if tag != "equal"
+    ]
 
 
 def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Step, ...]]:
@@ -246,18 +233,14 @@ def _find_shifts(names: Mapping[str, str]) -> tuple[tuple[Step, ...], dict[str, 
 
 def _find_substitutions(names: Mapping[str, str], context: int) -> list[Step]:
     """Return a substitution for each replaced text, with `context` neighbouring components in the text."""
-    counts: dict[Substitution, int] = {}
-    for name, new in names.items():
-        for hunk in _find_hunks(name, new):
-            step = _build_substitution(hunk, context)
-            counts[step] = counts.get(step, 0) + 1
+    hunks = (hunk for name, new in names.items() for hunk in _find_hunks(name, new))
+    steps = dict.fromkeys(_build_substitution(hunk, context) for hunk in hunks)
     # A longer text first, because it may contain a shorter one.
-    return sorted(counts, key=lambda step: -len(step.pattern))
+    return sorted(steps, key=lambda step: -len(step.pattern))
 
 
 def _build_substitution(hunk: _Hunk, context: int) -> Substitution:
-    old, new = list(hunk.old), list(hunk.new)
-    before, after = list(hunk.before), list(hunk.after)
+    old, new, before, after = hunk
     wanted = context + (not old or not new)
     while wanted > 0 and after and not after[0].isdigit():
         old, new = [*old, after[0]], [*new, after[0]]

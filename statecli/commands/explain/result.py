@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-from statecli.core.model_state import ModelState, Oddity
+from statecli.core.model_state import ModelState
 
 #: Start of `Diagnosis.proof` without code; a reason or a remedy follows.
 NO_CODE = "no code to load the file"
@@ -103,7 +103,6 @@ class Explanation(msgspec.Struct, frozen=True):
         loads: The class loads the unchanged checkpoint by a strict load.
         diagnosis: None if the class loads the checkpoint, or nothing is known.
         alternatives: Other lines that load the checkpoint.
-        inconclusive: Why there is no answer: exit status 2.
         untied: Names of each tensor of the class that is several tensors in a loadable checkpoint.
     """
 
@@ -112,8 +111,6 @@ class Explanation(msgspec.Struct, frozen=True):
     loads: bool = False
     diagnosis: Diagnosis | None = None
     alternatives: tuple[Diagnosis, ...] = ()
-    notes: tuple[Oddity, ...] = ()
-    inconclusive: str = ""
     states: tuple[ModelState, ...] = ()
     untied: tuple[tuple[str, ...], ...] = ()
 

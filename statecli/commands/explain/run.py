@@ -21,24 +21,21 @@ class Request(msgspec.Struct, frozen=True):
 
     model: str
     checkpoint: str
-    init_device: str = "meta"
 
 
 def explain_targets(request: Request, spec: ModelSpec) -> Explanation:
     """Build the class, read the checkpoint, and explain. Raises StateError if either cannot be read."""
     checkpoint = load.read_checkpoint(request.checkpoint)
-    built = build_on_meta(spec, request.init_device)
+    built = build_on_meta(spec)
     model = live.model_reader.read(built, request.model)
     return explain_states(model, built, checkpoint)
 
 
-def build_on_meta(spec: ModelSpec, init_device: str = "meta") -> BuiltModel:
+def build_on_meta(spec: ModelSpec) -> BuiltModel:
     """Build the class on meta; on the CPU if its constructor reads values."""
     try:
-        return load.build_model(spec, init_device=init_device, values=False)
+        return load.build_model(spec, init_device="meta", values=False)
     except ModelError:
-        if init_device != "meta":
-            raise
         return load.build_model(spec, init_device="cpu", values=False)
 
 

@@ -9,9 +9,6 @@ from statecli.commands.explain.align import Shape
 from statecli.commands.explain.certainty import Names
 from statecli.core.units import plural
 
-#: Last components of kernels of TensorFlow and Flax, which are the transposes of torch's weights.
-_KERNELS = frozenset(["kernel"])
-
 
 def list_doubts_about_rest(rest: Names) -> Iterable[str]:
     """Yield a doubt of each kind."""
@@ -74,7 +71,7 @@ def _find_transposed_kernels(rest: Names) -> Iterable[str]:
     kernels = [
         name
         for name, own in rest.pairs.items()
-        if _leaf(name) in _KERNELS and _leaf(own) not in _KERNELS and len(rest.shapes.get(own) or ()) > 1
+        if _leaf(name) == "kernel" != _leaf(own) and len(rest.shapes.get(own) or ()) > 1
     ]
     if kernels:
         yield (
@@ -89,7 +86,7 @@ def _find_square_weights(rest: Names) -> Iterable[str]:
         name for name in rest.pairs.values() if len(shape := rest.shapes[name] or ()) == 2 and len(set(shape)) == 1
     ]
     if rest.transposed and square:
-        name = next(iter(rest.transposed))
+        name = next(iter(rest.transposed.values()))
         yield f"{plural(len(square), 'square weight')}, such as {square[0]}, may be transposed like {name}"
 
 

@@ -36,6 +36,6 @@ def build_explain_document(explanation: Explanation, verdict: str) -> ExplainDoc
         explanation.loads,
         explanation.diagnosis,
         explanation.alternatives,
-        explanation.notes,
+        (),
         verdict,
     )
