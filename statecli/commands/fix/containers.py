@@ -77,12 +77,9 @@ def _count_items_of_iterable(value: cst.BaseExpression) -> int | None:
 
 
 def _format_dict(source: Source, value: cst.BaseExpression, name: str, instance: str) -> str:
-    keys = (
-        [item.key for item in value.elements if isinstance(item, cst.DictElement)]
-        if isinstance(value, cst.Dict)
-        else []
-    )
-    if isinstance(value, cst.Dict) and len(keys) == len(value.elements):
+    elements = value.elements if isinstance(value, cst.Dict) else ()
+    keys = [item.key for item in elements if isinstance(item, cst.DictElement)]
+    if isinstance(value, cst.Dict) and len(keys) == len(elements):
         texts = [source.format(key) for key in keys]
         are_identifiers = all(
             isinstance(key, cst.SimpleString) and str(key.evaluated_value).isidentifier() for key in keys

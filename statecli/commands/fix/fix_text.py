@@ -38,12 +38,8 @@ class PrintedFix(msgspec.Struct, frozen=True):
     comments: tuple[str, ...]
     code: str
 
-    def has_comment(self, start: str) -> bool:
-        """Return True if a comment starts with a text."""
-        return self.find_comment(start) is not None
-
     def find_comment(self, start: str) -> str | None:
-        """Return the first comment that starts with a text."""
+        """Return the first comment that starts with a text; None without such a comment."""
         return next((line for line in self.comments if line.startswith(start)), None)
 
     def is_editable(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import libcst as cst
@@ -318,7 +318,9 @@ def express_with_attributes(source: Source, assigned: Assigned) -> str:
     if method is None:
         raise NoEdit("the class body, not a method, computes the value")
     instance = get_instance_name(method)
-    bound = _list_bound_names(value)
+    bound = {parameter.name.value for parameter in source.find(cst.Param, within=value)}
+    for loop in source.find(cst.CompFor, within=value):
+        bound |= {part.value for part in source.find(cst.Name, within=loop.target)}
     changes: dict[cst.CSTNode, cst.BaseExpression] = {}
     for node in source.find(cst.Name, within=value):
         if node.value in bound or node.value == instance or not _is_read(source, node):
@@ -328,7 +330,7 @@ def express_with_attributes(source: Source, assigned: Assigned) -> str:
             changes[node] = source.parse_expression(f"{instance}.{attribute}")
         elif not hasattr(builtins, node.value) and not _is_global(source, node.value):
             raise NoEdit(f"the value uses {node.value}, which the file does not define")
-    if any(isinstance(node, cst.NamedExpr) for node in source.find(cst.NamedExpr, within=value)):
+    if next(source.find(cst.NamedExpr, within=value), None) is not None:
         raise NoEdit("the value contains an assignment expression (:=)")
     by_id = {id(node): new for node, new in changes.items()}
     changed = value.visit(_ValueReplacer(lambda node: by_id.get(id(node)))) if changes else value
@@ -345,27 +347,6 @@ class _ValueReplacer(cst.CSTTransformer):
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
         return self._find_value(original_node) or updated_node
-
-
-def _list_bound_names(value: cst.CSTNode) -> set[str]:
-    """Return the names bound in an expression by comprehensions and lambdas."""
-    names: set[str] = set()
-    stack: list[cst.CSTNode] = [value]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, cst.CompFor):
-            names |= {part.value for part in _iter_names(node.target)}
-        if isinstance(node, cst.Param):
-            names.add(node.name.value)
-        stack.extend(node.children)
-    return names
-
-
-def _iter_names(node: cst.CSTNode) -> Iterator[cst.Name]:
-    if isinstance(node, cst.Name):
-        yield node
-    for child in node.children:
-        yield from _iter_names(child)
 
 
 def _is_read(source: Source, node: cst.Name) -> bool:
@@ -386,7 +367,7 @@ def _is_local(source: Source, method: cst.FunctionDef, name: str) -> bool:
         part.value == name
         for target in targets
         if not isinstance(target, cst.Attribute)
-        for part in _iter_names(target)
+        for part in source.find(cst.Name, within=target)
     )
 
 
@@ -394,7 +375,10 @@ def _is_global(source: Source, name: str) -> bool:
     return re.search(
         rf"(?m)^(?:from|import|def|class|async def)\b.*\b{name}\b|^{name}\b\s*[:=]", source.module.code
     ) is not None or any(
-        part.value == name for line in source.module.body if _is_import(line) for part in _iter_names(line)
+        part.value == name
+        for line in source.module.body
+        if _is_import(line)
+        for part in source.find(cst.Name, within=line)
     )
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from statecli.commands.fix.project_copy import Project, ProjectCopy, copy_project
 from statecli.commands.verify import run as verify_run
 from statecli.commands.verify.result import Verification
-from statecli.core.errors import ModelError, UsageError
+from statecli.core.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -49,10 +49,6 @@ class Measurement:
     attributes: dict[str, frozenset[str]] = field(default_factory=dict)
 
 
-class Failure(Exception):
-    """The edited model could not be measured; the message is the reason in one line."""
-
-
 def measure(
     project: Project,
     request: verify_run.Request,
@@ -69,16 +65,6 @@ def measure(
             return Measurement(verification, copy, *_measure_instance(subject, old), attributes)
         except ModelError as error:
             raise ModelError(copy.hide(str(error))) from error
-
-
-def measure_edit(
-    project: Project, request: verify_run.Request, contents: Mapping[str, bytes], old: Measurement
-) -> Measurement:
-    """Measure an edited model. Raises Failure with the reason if the model cannot be built or verified."""
-    try:
-        return measure(project, request, contents, old)
-    except (ModelError, UsageError) as error:
-        raise Failure(f"the fixed class cannot be checked: {error}") from error
 
 
 def _measure_instance(

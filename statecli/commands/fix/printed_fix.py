@@ -34,26 +34,26 @@ def apply_code(source: Source, text: str, attribute: str, line: int, names: Sequ
     # A value of several lines keeps its own nodes, with comments and indentation.
     value_text = get_value_text(source, assigned)
     fix = read_fix(text.replace(value_text, VALUE) if "\n" in value_text else text)
-    if fix.has_comment("# and replace "):
+    if fix.find_comment("# and replace "):
         raise NoEdit(f"the class needs another change first: {str(fix.find_comment('# and ')).removeprefix('# and ')}")
     if not fix.is_editable():
         raise NoEdit(BY_HAND)
-    has_place = any(fix.has_comment(start) for start in ("# at the end of ", "# after ", "# delete "))
+    has_place = any(fix.find_comment(start) for start in ("# at the end of ", "# after ", "# delete "))
     if _has_other_branch(source, assigned, attribute) and not has_place:
         changes = _register_at_end(source, fix, assigned, attribute, value_text)
     else:
         changes = _put_code(source, fix, assigned)
-    if fix.has_comment("# first delete the class attribute"):
+    if fix.find_comment("# first delete the class attribute"):
         changes = join_changes(changes, _delete_class_attribute(assigned.owner, attribute))
-    if fix.has_comment("# and read each tensor as getattr"):
+    if fix.find_comment("# and read each tensor as getattr"):
         changes = join_changes(changes, build_container_property(source, assigned, attribute, names))
-    if fix.has_comment("# and iterate over the items()"):
+    if fix.find_comment("# and iterate over the items()"):
         changes = join_changes(changes, _iterate_items(source, assigned, attribute))
-    if fix.has_comment("# the keys must be strings without dots"):
+    if fix.find_comment("# the keys must be strings without dots"):
         changes = join_changes(changes, _rename_keys(source, assigned, attribute, fix.code))
-    if fix.has_comment("# and write list + "):
+    if fix.find_comment("# and write list + "):
         changes = join_changes(changes, _convert_operands(source, assigned, attribute))
-    if fix.has_comment("# and import torch.nn"):
+    if fix.find_comment("# and import torch.nn"):
         changes = join_changes(changes, init_edits.add_import(source, "from torch import nn"))
     return changes
 
@@ -94,11 +94,11 @@ def _register_at_end(source: Source, fix: PrintedFix, assigned: Assigned, name: 
 
 def _put_code(source: Source, fix: PrintedFix, assigned: Assigned) -> Changes:
     owner = assigned.owner
-    if fix.has_comment(AT_END_OF_INIT.strip()) or fix.has_comment("# at the end of __post_init__:"):
+    if fix.find_comment(AT_END_OF_INIT.strip()) or fix.find_comment("# at the end of __post_init__:"):
         return init_edits.append_to_init(source, owner, assigned.method, fix.code)
-    if fix.has_comment(AFTER_LAST_ASSIGNMENT.strip()):
+    if fix.find_comment(AFTER_LAST_ASSIGNMENT.strip()):
         return init_edits.insert_after_line(source, assigned, fix.code)
-    if fix.has_comment(AFTER_SUPER_INIT.strip()) or fix.has_comment("# delete "):
+    if fix.find_comment(AFTER_SUPER_INIT.strip()) or fix.find_comment("# delete "):
         return init_edits.insert_after_super(source, owner, fix.code, assigned)
     return init_edits.replace_statement(source, assigned, fix.code)
 

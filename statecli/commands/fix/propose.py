@@ -93,11 +93,11 @@ def _register(defect: Defect, source: Source, attribute: str, filename: str) -> 
         name = _find_attribute(source, attribute, defect)
         yield printed_fix.apply_code(source, defect.fix, name, defect.line, defect.names)
         return
-    if fix.has_comment("# compute the tensor in forward"):
+    if fix.find_comment("# compute the tensor in forward"):
         yield from _compute_when_read(source, attribute, defect.line)
-    elif fix.has_comment("# to train the tensor, make the result an nn.Parameter"):
+    elif fix.find_comment("# to train the tensor, make the result an nn.Parameter"):
         yield from _detach(source, attribute, defect.line)
-    elif fix.has_comment("# leave the tensor unregistered, and move it where forward reads it"):
+    elif fix.find_comment("# leave the tensor unregistered, and move it where forward reads it"):
         yield from forward_edits.move_where_read(source, attribute, defect.line)
     elif (comment := fix.find_comment("# register the tensor once, as ")) is not None:
         yield from _register_once(defect, source, comment, filename)
@@ -151,18 +151,11 @@ def _replace_view(source: Source, name: str, line: int) -> Iterator[Changes]:
     _check_single_target(assigned, name)
     instance = get_instance_name(assigned.method)
     parsed = source.parse_expression(value)
-    bases = {node.attr.value for node in _walk_attributes(parsed) if is_attribute(node, instance)}
+    bases = {node.attr.value for node in source.find(cst.Attribute, within=parsed) if is_attribute(node, instance)}
     if not any(_changes_after_init(source, assigned, base) for base in bases):
         yield _add_property(source, assigned, name, value)
     code = f'{instance}.register_buffer("{name}", {value}.clone(), persistent=False)'
     yield init_edits.replace_statement(source, assigned, code)
-
-
-def _walk_attributes(node: cst.CSTNode) -> Iterator[cst.Attribute]:
-    if isinstance(node, cst.Attribute):
-        yield node
-    for child in node.children:
-        yield from _walk_attributes(child)
 
 
 def _changes_after_init(source: Source, assigned: Assigned, base: str) -> bool:

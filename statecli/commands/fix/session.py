@@ -11,14 +11,14 @@ from statecli.commands.fix import git_status, other_classes
 from statecli.commands.fix.defects import Defect, find_defects
 from statecli.commands.fix.edit_check import Names, compare_proofs, judge
 from statecli.commands.fix.line_diff import list_blocks
-from statecli.commands.fix.measure import Failure, Measurement, measure, measure_edit
+from statecli.commands.fix.measure import Measurement, measure
 from statecli.commands.fix.project_copy import Project
 from statecli.commands.fix.propose import propose_edits
 from statecli.commands.fix.result import ChangedFile, Edit, Fixes, ProofChange
 from statecli.commands.fix.source import NoEdit
 from statecli.commands.verify import run as verify_run
 from statecli.commands.verify.result import Check, Verdict
-from statecli.core.errors import UnreadableError
+from statecli.core.errors import ModelError, UnreadableError, UsageError
 from statecli.core.progress import report_stage
 from statecli.live.installed_code import is_installed_file
 
@@ -99,9 +99,9 @@ class Session:
             if conflict := other_classes.find_conflict(before_bytes, after_bytes):
                 return conflict
         try:
-            after = measure_edit(self.project, self.request, contents, self.first)
-        except Failure as failure:
-            return str(failure)
+            after = measure(self.project, self.request, contents, self.first)
+        except (ModelError, UsageError) as error:
+            return f"the fixed class cannot be checked: {error}"
         defects = [defect for defect, _, _ in edited]
         judgement = judge(defects, self.current, after, self.first, self.repaired)
         reason = judgement.reason or self._find_unbuildable(contents)
@@ -111,7 +111,8 @@ class Session:
             proofs = compare_proofs(defect, after)
             edit = self._build_edit(defect)
             before_text, after_text = _compare_lines(before_bytes, after_bytes)
-            keys = _select_keys(defect, judgement.new_keys)
+            names = Names(defect.names)
+            keys = tuple(key for key in judgement.new_keys if key in names)
             self.edits[defect.key] = replace(
                 edit, before=before_text, after=after_text, proofs=proofs, kept=True, new_keys=keys
             )
@@ -217,21 +218,11 @@ def _read_file(project: Project, path: str) -> bytes:
         raise UnreadableError(f"{project.format_path(path)}: cannot be read: {error.strerror}") from error
 
 
-def _select_keys(defect: Defect, keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the new names of the state_dict that belong to the defect."""
-    names = Names(defect.names)
-    return tuple(key for key in keys if key in names)
-
-
 def _compare_lines(before: bytes, after: bytes) -> tuple[str, str]:
     """Return the changed lines of a file, from the first to the last change, before and after."""
-    old, new = _split(before), _split(after)
+    old, new = (data.decode("utf-8", "replace").splitlines() for data in (before, after))
     changed = [block for block in list_blocks(old, new) if block.kind != "equal"]
     if not changed:
         return "", ""
     first, last = changed[0], changed[-1]
     return "\n".join(old[first.start : last.stop]), "\n".join(new[first.new_start : last.new_stop])
-
-
-def _split(data: bytes) -> list[str]:
-    return data.decode("utf-8", "replace").splitlines()
