@@ -13,7 +13,7 @@ import re
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import NamedTuple
@@ -441,6 +441,10 @@ class FileScan:
         digest = self._compute_digest([piece.region])
         self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why, digest=digest))
 
+    def _report_unread(self, region: Region, where: str, why: str) -> None:
+        """Report a record of code that was not read to its end."""
+        self._add_unread(_Piece(region, where, 0, hidden=False), why)
+
     def _scan_piece(self, piece: _Piece) -> None:
         """Scan a piece by its first bytes."""
         head = piece.region.head
@@ -484,7 +488,8 @@ class FileScan:
         is_script = piece.records is not None and piece.records.types is not None
         key = None if at or is_script or not piece.sure else _read_cache_key(piece.region, use)
         cached, storages = self.cached_pickles.get(key, (None, ())) if key else (None, ())
-        if cached is not None and self._find_misfit(piece, use, storages) is None:
+        records = piece.records
+        if cached is not None and (records is None or find_misfit(storages, use, records, self.steps) is None):
             self._add_pickle(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
             return cached.place.length
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
@@ -505,32 +510,34 @@ class FileScan:
             unread = unread or scanner.unfollowed
             why, exact = str(unread) if unread else None, region.base is not None
             protocol = scanner.data[1] if scanner.data[:1] == b"\x80" and len(scanner.data) > 1 else 0
+            bounds = region if scanner.end and not unread else piece.region.get_part(at, piece.region.size - at)
             pickle = ScannedPickle(
-                where, region.span, mentions, modules, piece.hidden, exact, why, protocol=protocol, bombs=bombs
-            )
-            pickle = structs.replace(
-                pickle,
-                refused_opcode=scanner.refused_opcode,
+                where,
+                region.span,
+                mentions,
+                modules,
+                piece.hidden,
+                exact,
+                why,
+                protocol=protocol,
+                bombs=bombs,
                 hazards=hazards,
                 uses_storages=bool(scanner.persistent),
                 sparse_tensors=scanner.count_sparse_tensors(),
+                digest=self._compute_digest([bounds]),
+                refused_opcode=scanner.refused_opcode,
             )
-            bounds = region if scanner.end and not unread else piece.region.get_part(at, piece.region.size - at)
-            self._add_pickle(structs.replace(pickle, digest=self._compute_digest([bounds])))
+            self._add_pickle(pickle)
             if (
                 key
                 and region.size == piece.region.size
                 and not (nested or unread or read or hazards)  # the text of a hazard has its place
                 and len(self.cached_pickles) < MAX_CACHED_PICKLES
             ):
-                self.cached_pickles[key] = self.pickles[-1], tuple(scanner.persistent)
+                self.cached_pickles[key] = pickle, tuple(scanner.persistent)
         for name, data in nested:
             self.pieces.append(_Piece(region.with_data(data), f"{where}, {name}", piece.depth + 1))
         return scanner.end
-
-    def _find_misfit(self, piece: _Piece, use: RecordUse, storages: Sequence[Persistent]) -> Hazard | None:
-        """Return the first storage that claims another size than its record has."""
-        return find_misfit(storages, use, piece.records, self.steps) if piece.records is not None else None
 
     def _read_storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:
         """Return the bytes of a small storage named by a pickle of the archive; add its key to the keys read."""
@@ -640,14 +647,11 @@ class FileScan:
             if use is Use.MODULE:
                 region = piece.region.get_part(record.data_offset, record.compressed_size)
                 modules.append(_Piece(region, name, piece.depth))
-        self._report_code_files(compiled, modules)
-        self.steps.take(Budget.PIECES, sum(idle.values()))  # last: a limit on storages hides no code
-
-    def _report_code_files(self, compiled: dict[str, list[_Piece]], modules: list[_Piece]) -> None:
         for folder_name, pieces in compiled.items():
             self._report_compiled(folder_name, pieces)
         if modules:
             self._report_modules(modules)
+        self.steps.take(Budget.PIECES, sum(idle.values()))  # last: a limit on storages hides no code
 
     def _report_zeros(self, piece: _Piece, zeros: int) -> None:
         if zeros > _MAX_ZEROS + _MAX_ZEROS_PER_BYTE * self.whole.size:
@@ -708,22 +712,19 @@ class FileScan:
         # zipfile ends a name at a NUL.
         sure = is_loaded or _PICKLE_SUFFIX.search(record.name.partition("\0")[0]) is not None
         copied = use is Use.STORAGE and not piece.depth
-        # torch.hub takes any file that ends as a zip with one member, and gives the member to torch.load.
-        alone = len(archive.records) == 1 and not piece.depth
         self._add_member(
-            region,
-            name,
-            piece.depth,
-            record.method != STORED,
-            sure,
-            not usual,
-            copied=copied,
-            alone=alone,
-            records=piece.records,
+            _Piece(region, name, piece.depth, sure, not usual, copied, piece.records),
+            deflated=record.method != STORED,
+            # torch.hub takes any file that ends as a zip with one member, and gives the member to torch.load.
+            alone=len(archive.records) == 1 and not piece.depth,
         )
-        reads = self._get_code_readers(piece.depth).get(use)
-        if reads:
-            reads(self._read_code(piece, record, name), name)
+        if use is Use.BYTECODE:
+            self._scan_bytecode(self._read_code(piece, record, name), name)
+        elif use is Use.OLD_SCRIPT:
+            why = "statecli cannot read the code of TorchScript files from torch 1.0"  # which may be in any record
+            self._report_unread(self._read_code(piece, record, name), name, why)
+        elif use is Use.PROGRAM and not piece.depth:  # torch loads no program in an archive inside an archive
+            self._scan_program(self._read_code(piece, record, name), name)
 
     def _read_code(self, piece: _Piece, record: Record, name: str) -> Region:
         """Return the content of a code record; report a record that zlib cannot inflate, because torch may."""
@@ -732,24 +733,16 @@ class FileScan:
             return region
         inflated, unread = _inflate(region, self.steps)
         if unread:
-            self._add_unread(_Piece(region, name, piece.depth, hidden=False), unread)
+            self._report_unread(region, name, unread)
         return inflated
-
-    def _get_code_readers(self, depth: int) -> dict[Use, Callable[[Region, str], None]]:
-        """Return the readers of code records; torch loads no program in an archive inside an archive."""
-        readers: dict[Use, Callable[[Region, str], None]]
-        readers = {Use.BYTECODE: self._scan_bytecode, Use.OLD_SCRIPT: self._report_old_script}
-        return readers if depth else {**readers, Use.PROGRAM: self._scan_program}
 
     def _scan_scripts(self, scripts: list[tuple[Region, str]]) -> ScriptTypes | None:
         """Scan the source texts of a TorchScript archive and return their classes; None without any text."""
         readable: list[tuple[Region, str, bytes]] = []
         for region, where in scripts:
             if region.size > MAX_CODE_BYTES:
-                self._add_unread(
-                    _Piece(region, where, 0, hidden=False),
-                    f"the code has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli",
-                )
+                why = f"the code has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli"
+                self._report_unread(region, where, why)
                 continue
             self.steps.take(Budget.BYTES, region.size)
             code = region.read(0, region.size)
@@ -758,7 +751,7 @@ class FileScan:
                     f"a statement of the code has more than {script_nesting.MAX_LINKS:,} operators, which crashes "
                     "torch.jit.load"
                 )
-                self._add_unread(_Piece(region, where, 0, hidden=False), why)
+                self._report_unread(region, where, why)
             readable.append((region, where, code))
         codes = [code for *_, code in readable]
         defined = script_code.list_functions(codes)
@@ -786,10 +779,8 @@ class FileScan:
     def _scan_bytecode(self, region: Region, where: str) -> None:
         """Scan code of the lite interpreter."""
         if region.size > MAX_CODE_BYTES:
-            self._add_unread(
-                _Piece(region, where, 0, hidden=False),
-                f"the bytecode has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli",
-            )
+            why = f"the bytecode has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli"
+            self._report_unread(region, where, why)
         else:
             data = region.read(0, region.size)
             self.steps.take(Budget.BYTES, len(data))
@@ -798,7 +789,7 @@ class FileScan:
                     f"a type in the bytecode has more than {script_nesting.MAX_TYPE_DEPTH} nested brackets, which "
                     "crashes torch"
                 )
-                self._add_unread(_Piece(region, where, 0, hidden=False), why)
+                self._report_unread(region, where, why)
             self._add_calls(region, where, script_code.find_bytecode_calls(data, self.steps))
         # torch 2.13 checks registers and operators, but not the number of an attribute (GET_ATTR).
         hazard = Hazard(_UNCHECKED_BYTECODE, False, True, _BYTECODE_HELP)
@@ -806,14 +797,8 @@ class FileScan:
 
     def _report_hazard(self, region: Region, where: str, hazard: Hazard) -> None:
         """Report harmful data in a record that is not a pickle."""
-        record = ScannedPickle(where, region.span, (), hazards=(hazard,), exact=region.base is not None)
-        self._add_pickle(structs.replace(record, digest=self._compute_digest([region])))
-
-    def _report_old_script(self, region: Region, where: str) -> None:
-        """Report a record of torch 1.0, whose code may be in any record."""
-        self._add_unread(
-            _Piece(region, where, 0, hidden=False), "statecli cannot read the code of TorchScript files from torch 1.0"
-        )
+        digest, exact = self._compute_digest([region]), region.base is not None
+        self._add_pickle(ScannedPickle(where, region.span, exact=exact, hazards=(hazard,), digest=digest))
 
     def _report_compiled(self, folder: str, pieces: list[_Piece]) -> None:
         """Report files of AOTInductor: its loader opens the library, or builds a library with commands in the files."""
@@ -824,37 +809,27 @@ class FileScan:
         why = None if libraries else "the AOTInductor loader runs compiler commands from the file"
         why = "the AOTInductor loader unpacks to a path outside its temporary folder" if escaping else why
         path, dot, suffix = main.where.rpartition(".")
-        name = Mention(path if dot else folder, suffix, 0, called=True, misuse=why)
-        exact = main.region.base is not None
-        digest = self._compute_digest([piece.region for piece in pieces], [piece.where for piece in pieces])
-        code = ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer="loading the file", digest=digest)
-        self._add_pickle(code)
+        self._add_code(main, Mention(path if dot else folder, suffix, 0, called=True, misuse=why), pieces)
 
     def _report_modules(self, pieces: list[_Piece]) -> None:
         """Report Python files of torch.package, because they shadow modules named by pickles of the archive."""
-        first = pieces[0]
-        name = Mention(
-            first.where.removesuffix(".py"),
-            "py",
-            0,
-            called=True,
-            misuse="torch.package runs as Python code",
-        )
+        module, why = pieces[0].where.removesuffix(".py"), "torch.package runs as Python code"
+        self._add_code(pieces[0], Mention(module, "py", 0, called=True, misuse=why), pieces)
+
+    def _add_code(self, main: _Piece, name: Mention, pieces: Sequence[_Piece]) -> None:
+        """Add the code that a load runs, at its main file and with the digest of all its files."""
         digest = self._compute_digest([piece.region for piece in pieces], [piece.where for piece in pieces])
-        exact = first.region.base is not None
-        self._add_pickle(
-            ScannedPickle(first.where, first.region.span, (name,), exact=exact, doer="loading the file", digest=digest)
-        )
+        exact, doer = main.region.base is not None, "loading the file"
+        self._add_pickle(ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer=doer, digest=digest))
 
     def _add_calls(self, region: Region, where: str, calls: Iterable[script_code.Call]) -> None:
-        digest = self._compute_digest([region])
+        digest, exact = self._compute_digest([region]), region.base is not None
         for call in calls:
             line = f"{where}, line {call.line}" if call.line else where
             doer = "loading the file" if call.on_load else "the code of the file"
             names = (Mention(call.module, call.name, call.at, called=True, misuse=call.why),)
-            exact = region.base is not None
-            code = ScannedPickle(line, region.span, names, exact=exact, doer=doer, uses_storages=True)
-            self._add_pickle(structs.replace(code, digest=digest))
+            code = ScannedPickle(line, region.span, names, exact=exact, doer=doer, uses_storages=True, digest=digest)
+            self._add_pickle(code)
 
     def _scan_program(self, region: Region, where: str) -> None:
         """Scan a program of torch.export: a load evaluates its sizes, compiles its names and imports its classes."""
@@ -865,33 +840,20 @@ class FileScan:
         except MalformedError as error:
             self._add_unread(_Piece(region, where, 0), str(error))
             return
-        digest = self._compute_digest([region])
+        digest, exact = self._compute_digest([region]), region.base is not None
         for number, call in enumerate(find_program_calls(document, self.steps)):
+            code = ScannedPickle(where, region.span, exact=exact, uses_storages=True, digest=digest)
             if isinstance(call, UnknownText):
                 hazard = Hazard(_UNKNOWN_TEXT.format(quoting.quote(call.key)), False, True, _UNKNOWN_TEXT_HELP)
-                code = ScannedPickle(where, region.span, (), hazards=(hazard,), exact=region.base is not None)
-                self._add_pickle(structs.replace(code, digest=digest, uses_storages=True))
+                self._add_pickle(structs.replace(code, hazards=(hazard,)))
                 continue
             at = max(data.find(json.dumps(call.text).encode()), 0) if number < _MAX_LOCATED_TEXTS else 0
-            names = (Mention(call.module, call.name, at, called=call.called, misuse=call.why),)
-            code = ScannedPickle(where, region.span, names, exact=region.base is not None, doer=call.doer)
-            self._add_pickle(structs.replace(code, digest=digest, uses_storages=True))
+            name = Mention(call.module, call.name, at, called=call.called, misuse=call.why)
+            self._add_pickle(structs.replace(code, names=(name,), doer=call.doer))
 
-    def _add_member(
-        self,
-        region: Region,
-        name: str,
-        depth: int,
-        deflated: bool,
-        sure: bool,
-        hidden: bool,
-        *,
-        copied: bool = False,
-        alone: bool = False,
-        is_salvaged: bool = False,
-        records: ArchiveRecords | None = None,
-    ) -> None:
+    def _add_member(self, piece: _Piece, *, deflated: bool, alone: bool = False, is_salvaged: bool = False) -> None:
         """Queue a record that is a pickle, begins like a pickle, or is alone in its archive."""
+        region, name, sure = piece.region, piece.where, piece.sure
         unread, opening = None, b""
         self.steps.take(Budget.PIECES)
         if alone:
@@ -910,14 +872,14 @@ class FileScan:
             region, unread = _inflate(region, self.steps)
             self.steps.take(Budget.BYTES, region.size)
         is_archive = region.head.startswith(_ZIP)
-        piece = _Piece(region, name, depth + 1 if is_archive else depth, sure, hidden, copied, records)
+        piece = piece._replace(region=region, depth=piece.depth + is_archive)
         if sure and not is_archive and not is_salvaged and ends_as_zip(region):
             # The reader of `torch._C._pickle_load_obj` looks for the last end record, whatever the first bytes are.
             self._add_unread(
                 piece,
                 "the record ends with a zip archive; some programs load this archive, others load the data before it",
             )
-            self._scan_archive(piece._replace(hidden=True, depth=depth + 1))
+            self._scan_archive(piece._replace(hidden=True, depth=piece.depth + 1))
         if sure or alone or (unread and not opening) or _may_be_pickle(name, region.head, region.size):
             if unread:
                 self._add_unread(piece, unread)
@@ -947,7 +909,8 @@ class FileScan:
                 name = str(raw, "utf-8", "backslashreplace")
                 last = name.rpartition("/")[2]
                 sure = _PICKLE_SUFFIX.search(name) is not None
-                self._add_member(rest, name, piece.depth, fields[3] != STORED, sure, last not in own, is_salvaged=True)
+                member = _Piece(rest, name, piece.depth, sure, last not in own)
+                self._add_member(member, deflated=fields[3] != STORED, is_salvaged=True)
                 own.discard(last)
             at += 4
 
