@@ -73,14 +73,14 @@ def _build_issue(subject: Subject, change: Change, what: str, help: str | None =
     return Issue(f"{section}{change.fqn}: {what}", change.fqn, change.section, help)
 
 
-def _reference_name(diff: Diff | None) -> str:
-    return diff.before.target if diff else ""
+def _reference_name(subject: Subject) -> str:
+    return subject.reference_diff.before.target if subject.reference_diff else ""
 
 
 def _describe_reference(subject: Subject, change: Change) -> str:
     """Return the name of the reference, with the section of the change if the reference has several."""
     has_sections = subject.reference_diff is not None and len(subject.reference_diff.before.sections) > 1
-    return _reference_name(subject.reference_diff) + (f"#{change.section}" if has_sections else "")
+    return _reference_name(subject) + (f"#{change.section}" if has_sections else "")
 
 
 @judges(MISSING_ENTRY, needs_class_or_reference)
@@ -98,9 +98,7 @@ def unexpected_entry(subject: Subject) -> Iterator[Issue]:
     yield from _report_load_findings(subject, UNEXPECTED_ENTRY)
     yield from _report_load_notes(subject, UNEXPECTED_ENTRY, OddityKind.NOT_READ_BY_CLASS)
     for change in _select_changes(subject, status=Status.ADDED):
-        yield _build_issue(
-            subject, change, f"unexpected; {_reference_name(subject.reference_diff)} does not have this tensor"
-        )
+        yield _build_issue(subject, change, f"unexpected; {_reference_name(subject)} does not have this tensor")
 
 
 def _format_shape(row: TensorInfo | None) -> str:
@@ -113,9 +111,7 @@ def shape_mismatch(subject: Subject) -> Iterator[Issue]:
     yield from _report_load_findings(subject, SHAPE_MISMATCH)
     for change in _select_changes(subject, Field.SHAPE):
         here, there = _format_shape(change.after), _format_shape(change.before)
-        yield _build_issue(
-            subject, change, f"shape {here} differs from {there} in {_reference_name(subject.reference_diff)}"
-        )
+        yield _build_issue(subject, change, f"shape {here} differs from {there} in {_reference_name(subject)}")
 
 
 @rule(Severity.WARNING, needs_class_or_reference, cases={"most tensors": Severity.NOTE})
@@ -133,8 +129,7 @@ def dtype_mismatch(subject: Subject) -> Iterator[Issue]:
     yield from _report_casts(subject)
     for change in _select_changes(subject, Field.DTYPE):
         if change.before and change.after:
-            reference = _reference_name(subject.reference_diff)
-            what = f"dtype {change.after.dtype} differs from {change.before.dtype} in {reference}"
+            what = f"dtype {change.after.dtype} differs from {change.before.dtype} in {_reference_name(subject)}"
             yield _build_issue(subject, change, what, f"cast the tensor to {change.before.dtype} before saving")
 
 
@@ -186,8 +181,7 @@ def broken_tie(subject: Subject) -> Iterator[Issue]:
     for change in _select_changes(subject, Field.TYING):
         if change.before and change.after:
             here, there = _describe_tie(change.after), _describe_tie(change.before)
-            reference = _reference_name(subject.reference_diff)
-            yield _build_issue(subject, change, f"{here}, but in {reference} the tensor {there}")
+            yield _build_issue(subject, change, f"{here}, but in {_reference_name(subject)} the tensor {there}")
 
 
 def _describe_tie(row: TensorInfo) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 from statecli.core.finding import Severity
@@ -119,24 +119,21 @@ def optimizer_orphan(subject: Subject) -> Iterator[Issue]:
     if not model_names:
         return
     for optimizer in subject.full_state.optimizers:
-        for name in sorted(_list_parameter_names(optimizer)):
-            if not any(
-                fqn == name or fqn.endswith(f".{name}") or name.endswith(f".{fqn}")
-                for fqn in _find_similar_names(name, model_names)
-            ):
-                message = f"{optimizer.section}: has state for {name}, which the model in this checkpoint does not have"
-                yield Issue(message, name, optimizer.section, "save the optimizer that was built from this model")
+        for name in _find_unmatched(sorted(_list_parameter_names(optimizer)), model_names):
+            message = f"{optimizer.section}: has state for {name}, which the model in this checkpoint does not have"
+            yield Issue(message, name, optimizer.section, "save the optimizer that was built from this model")
 
 
-def _is_same_name(name: str, other: str) -> bool:
-    """Return True for names that are equal, or equal without the prefix of a wrapper."""
-    return f".{name}".endswith(f".{other}") or f".{other}".endswith(f".{name}")
+def _find_unmatched(names: Iterable[str], others: set[str]) -> Iterator[str]:
+    """Yield the names that differ from all others in more than the prefix of a wrapper."""
+    tails = {tail for other in others for tail in _list_tails(other)}
+    return (name for name in names if name not in tails and others.isdisjoint(_list_tails(name)))
 
 
-def _find_similar_names(name: str, names: set[str]) -> Iterator[str]:
-    """Yield the names with the same last part as `name`: only such names can differ from `name` by a prefix."""
-    last = name.rpartition(".")[2]
-    return (fqn for fqn in names if fqn.rpartition(".")[2] == last)
+def _list_tails(name: str) -> list[str]:
+    """Return the name, and the name without each prefix that may be of a wrapper."""
+    parts = name.split(".")
+    return [".".join(parts[n:]) for n in range(len(parts))]
 
 
 @rule(Severity.WARNING, needs_optimizer_with_names)
@@ -151,10 +148,11 @@ def untracked_parameter(subject: Subject) -> Iterator[Issue]:
     Fix: `optimizer.add_param_group({"params": model.head.parameters()})`, or build the optimizer last.
     """
     trained = set().union(*map(_list_parameter_names, subject.full_state.optimizers))
-    for row in _select_model_tensors(subject):
-        if row.kind is not Kind.PARAMETER or not row.requires_grad or row.evidence is Evidence.OPTIMIZER:
-            continue
-        if trained and not any(_is_same_name(row.fqn, name) for name in _find_similar_names(row.fqn, trained)):
+    rows = _select_model_tensors(subject) if trained else []
+    untrained = set(_find_unmatched((row.fqn for row in rows), trained))
+    for row in rows:
+        is_trainable = row.kind is Kind.PARAMETER and row.requires_grad and row.evidence is not Evidence.OPTIMIZER
+        if is_trainable and row.fqn in untrained:
             text = "requires grad, but no optimizer in this checkpoint trains it"
             yield report_tensor(subject, row, text, "add the parameter to the optimizer, or freeze it")
 

@@ -11,7 +11,7 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import ChecksumMismatch
 from statecli.core.finding import Severity
-from statecli.core.model_state import ByteRange, Oddity, Place, TensorData, TensorInfo
+from statecli.core.model_state import Oddity, Place, TensorData, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, report_tensor, rule
@@ -131,14 +131,11 @@ def _alignment(dtype: str) -> int:
 
 
 def _needs_checksums(subject: Subject) -> str | None:
-    has_checksums = any(_has_checksum(where) for tensor in subject.state.tensors for where in tensor.ranges)
+    ranges = (where for tensor in subject.state.tensors for where in tensor.ranges)
+    # The checksum inside a nested archive is read with its data.
+    has_checksums = any(where.crc32 is not None or where.is_archive for where in ranges)
     has_checksums = has_checksums or any(odd.kind is OddityKind.CHECKSUM_MISMATCH for odd in subject.state.oddities)
     return None if has_checksums else "the file records no tensor checksums"
-
-
-def _has_checksum(where: ByteRange) -> bool:
-    """Return True if a checksum is recorded; the checksum inside a nested archive is read with its data."""
-    return where.crc32 is not None or where.is_archive
 
 
 @rule(Severity.ERROR, _needs_file, _needs_checksums, needs_values)

@@ -75,7 +75,8 @@ def _needs_checkpoint(subject: Subject) -> str | None:
 @judges(WRAPPER_PREFIX, _needs_checkpoint)
 def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
     """Yield a result for each section whose names have a part that a wrapper added."""
-    refused = [item for item in (subject.load_diff.findings if subject.load_diff else ()) if item.rule == _PREFIX]
+    findings = subject.load_diff.findings if subject.load_diff else ()
+    refused = [item for item in findings if item.rule == WRAPPER_PREFIX.name]
     loaded = _list_loaded_sections(subject) if refused else ()
     reported = {item.prefix for item in subject.load_diff.stripped} if subject.load_diff and refused else set()
     for section in subject.state.sections:
@@ -86,9 +87,6 @@ def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
                 yield convert_finding(_report_own_prefix(subject, section, prefixed))
     yield from map(convert_finding, refused)
     yield from _report_stripped_prefixes(subject, reported)
-
-
-_PREFIX = WRAPPER_PREFIX.name
 
 
 def _list_loaded_sections(subject: Subject) -> set[str]:
@@ -112,11 +110,6 @@ def _list_registered_names(subject: Subject) -> set[tuple[str, str]]:
     return {(here.section, here.fqn) for here, there in pairs if here and there and here.fqn == there.fqn}
 
 
-def _find_wrapper(fqn: str) -> str | None:
-    """Return the part of a name that only wrappers use, or None."""
-    return next((part for part in fqn.split(".")[:-1] if part in WRAPPER_ATTRIBUTES), None) if "_mod" in fqn else None
-
-
 def _list_model_names(subject: Subject, section: str) -> list[str]:
     return [row.fqn for row in subject.state.tensors if row.section == section and row.kind in MODEL]
 
@@ -127,9 +120,9 @@ def _list_prefixed_names(subject: Subject, section: str) -> list[PrefixedName]:
     prefix = next((outer for outer in _OUTER if all(name.startswith(outer) for name in names)), "")
     registered = _list_registered_names(subject)
     return [
-        PrefixedName(name, "", extra=prefix + _join_wrappers(name.removeprefix(prefix)))
+        PrefixedName(name, "", extra=extra)
         for name in names
-        if (prefix or _find_wrapper(name)) and (section, name) not in registered
+        if (extra := prefix + _join_wrappers(name.removeprefix(prefix))) and (section, name) not in registered
     ]
 
 
@@ -147,7 +140,8 @@ def _report_own_prefix(subject: Subject, section: str, prefixed: Sequence[Prefix
 
 def _join_wrappers(name: str) -> str:
     """Return the parts of a name that only wrappers use, as a prefix."""
-    return "".join(f"{part}." for part in name.split(".")[:-1] if part in WRAPPER_ATTRIBUTES)
+    parts = name.split(".")[:-1] if "_mod" in name else ()
+    return "".join(f"{part}." for part in parts if part in WRAPPER_ATTRIBUTES)
 
 
 @rule(Severity.WARNING)

@@ -39,10 +39,6 @@ def _merge_default_device(by_device: Mapping[str, list[TensorInfo]]) -> dict[str
     return merged
 
 
-def _describe_device(subject: Subject, device: str, tensors: list[TensorInfo]) -> str:
-    return f"{len(tensors):,} on {device} ({quoting.names([subject.name_of(tensor) for tensor in tensors])})"
-
-
 @rule(
     Severity.NOTE,
     _needs_recorded_devices,
@@ -115,7 +111,8 @@ _HELP = "register the tensors that did not move, or move the model to one device
 
 def _describe_devices(subject: Subject, by_device: Mapping[str, list[TensorInfo]], rarest: str) -> str:
     rest = ", ".join(f"{len(tensors):,} on {device}" for device, tensors in by_device.items() if device != rarest)
-    return f"tensors are on {len(by_device)} devices: {rest}, {_describe_device(subject, rarest, by_device[rarest])}"
+    names = [subject.name_of(tensor) for tensor in by_device[rarest]]
+    return f"tensors are on {len(by_device)} devices: {rest}, {len(names):,} on {rarest} ({quoting.names(names)})"
 
 
 RULES = (accelerator_device, mixed_devices)

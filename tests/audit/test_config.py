@@ -170,7 +170,7 @@ def test_a_pyproject_whose_entry_is_no_table_is_refused(load_text):
 def test_a_rule_s_own_name_beats_its_subject(order):
     """The order of the two entries does not matter."""
     said = [("shared-slices", "own"), ("storage", "subject")][::order]
-    to_rules = config.map_to_rules(said, "severity")
+    to_rules = config.map_to_rules(said, "severity", RULES)
     assert (to_rules["shared-slices"], to_rules["tied-tensors"]) == ("own", "subject")
 
 
@@ -182,7 +182,7 @@ def test_a_pyproject_without_a_table_is_refused_where_it_is_named(load_text):
 
 def test_a_subject_stands_for_all_of_its_rules():
     """`names` stands for each rule about names."""
-    expanded = config.expand_rules(("names",), "--select")
+    expanded = config.expand_rules(("names",), "--select", RULES)
     assert "case-collision" in expanded
     assert all(rule.group == "names" for rule in RULES if rule.name in expanded)
 

@@ -288,8 +288,7 @@ def _parse_table(table: Mapping[str, Any], path: str, request: PluginRequest) ->
             }
     config = _convert(normalized, Config, "", path)
     plugins = _load_plugins(replace(request, configured=config.plugins, config_path=path))
-    if config.rule_names:
-        _check_rules(config.rule_names, path, join_rules(plugins))
+    expand_rules(config.rule_names, path, join_rules(plugins))  # raises for an unknown name
     _check_dtypes(config.policy.dtype, path)
     for key, target_path in (
         ("lock", config.lock),
@@ -342,20 +341,12 @@ def _check_keys(table: Mapping[str, Any], type_: type[msgspec.Struct], path: str
             raise UsageError(f"{path}: unknown key {prefix + key!r}{suggest_names(key, fields)}")
 
 
-def _check_rules(names: Iterable[str], path: str, known: Collection[Rule]) -> None:
-    for name in names:
-        expand_rules((name,), path, known)
-
-
-def expand_rules(
-    names: Sequence[str], where: str, known: Collection[Rule] | None = None, command: str = "audit"
-) -> tuple[str, ...]:
-    """Return the rules for these names, from `known`, or from those of statecli: see `find_rules`.
+def expand_rules(names: Sequence[str], where: str, known: Collection[Rule], command: str = "audit") -> tuple[str, ...]:
+    """Return the rules in `known` for these names: see `find_rules`.
 
     Raises UsageError for any other name, with similar names.
     """
     rules: dict[str, None] = {}
-    known = join_rules(()) if known is None else known
     for name in names:
         matching = find_rules(name, known, command)
         if not matching:
@@ -365,9 +356,8 @@ def expand_rules(
     return tuple(rules)
 
 
-def map_to_rules(settings: Iterable[tuple[str, T]], where: str, known: Collection[Rule] | None = None) -> dict[str, T]:
+def map_to_rules(settings: Iterable[tuple[str, T]], where: str, known: Collection[Rule]) -> dict[str, T]:
     """Return the settings by rule: its own setting wins over its group's, a later setting over an earlier setting."""
-    known = join_rules(()) if known is None else known
     groups = {rule.group for rule in known}
     own_last = sorted(settings, key=lambda setting: setting[0] not in groups)
     return {rule: value for name, value in own_last for rule in expand_rules((name,), where, known)}

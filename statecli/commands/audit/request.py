@@ -75,8 +75,3 @@ class Request(msgspec.Struct, frozen=True):
     def checks_lock(self) -> bool:
         """Return whether a selected rule compares targets with a lock."""
         return any(rule.group == "lock" for rule in self.rules)
-
-    @property
-    def is_unfiltered(self) -> bool:
-        """Return whether no filter hides a tensor."""
-        return not self.selection

@@ -44,7 +44,7 @@ from statecli.targets import load
 from statecli.targets.expand import ModelFolders, expand_targets, is_named_as_checkpoint
 from statecli.targets.location import add_places, make_relative_name
 from statecli.targets.section_of_target import split_section
-from statecli.targets.target_result import Accepted, Skipped, Status, TargetResult
+from statecli.targets.target_result import Accepted, Skipped, Status, TargetResult, drop_accepted
 
 
 @files.read_strictly()
@@ -76,16 +76,15 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
     return (
         result
         if request.baseline is None
-        else accept_findings(result, request.baseline, unfiltered=request.is_unfiltered)
+        else accept_findings(result, request.baseline, unfiltered=not request.selection)
     )
 
 
 def accept_all(result: Audit, path: str, reason: str, request: Request) -> tuple[Audit, Iterator[bytes]]:
     """Return the audit with all its findings accepted, and the pieces of the baseline to be written to `path`."""
-    accepted = build_baseline(
-        result, request.baseline, reason, unfiltered=request.is_unfiltered, targets=request.targets
-    )
-    return accept_findings(result, accepted, unfiltered=request.is_unfiltered), encode_baseline(accepted, path)
+    unfiltered = not request.selection
+    accepted = build_baseline(result, request.baseline, reason, unfiltered=unfiltered, targets=request.targets)
+    return accept_findings(result, accepted, unfiltered=unfiltered), encode_baseline(accepted, path)
 
 
 class _Run:
@@ -301,17 +300,14 @@ class _Run:
         is_other_pickle = (
             isinstance(error, BarePickle) and text not in self.user_targets and not is_named_as_checkpoint(text)
         )
-        status = Status.SKIPPED if is_filtered_out or is_other_pickle else Status.FAILED
-        not_checked = (NotChecked("file", 1, "no tensor matches the filters"),) if is_filtered_out else ()
-        if is_other_pickle:
-            not_checked = (NotChecked("file", 1, "bare pickle"),)
+        skip_reason = "no tensor matches the filters" if is_filtered_out else "bare pickle" if is_other_pickle else None
         return TargetResult(
             files.remove_secrets(text),
-            status,
+            Status.SKIPPED if skip_reason else Status.FAILED,
             files.remove_secrets(str(error)),
             findings=tuple(findings),
             ran=tuple(ran),
-            not_checked=not_checked,
+            not_checked=(NotChecked("file", 1, skip_reason),) if skip_reason else (),
         )
 
     # --- the subject, and its comparisons ---------------------------------------------------------------------------
@@ -454,11 +450,7 @@ def _accept_ignored(result: TargetResult, request: Request) -> TargetResult:
         for finding in result.findings
         if finding.rule in reasons and (finding.content is UNSET or finding.content in contents)
     )
-    remaining = tuple(
-        finding
-        for finding in result.findings
-        if not any(finding is accepted_finding.finding for accepted_finding in accepted)
-    )
+    remaining = drop_accepted(result.findings, accepted)
     return replace(result, findings=remaining, accepted=(*result.accepted, *accepted))
 
 
@@ -510,7 +502,11 @@ def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[s
         ),
         not_checked=(
             *_count_unread_values(subject),
-            *_list_unhashed_files(subject),
+            *(
+                NotChecked("file", 1, checked.unread_because)
+                for checked in subject.digest_files
+                if checked.unread_because is not None
+            ),
             *(subject.companions.not_checked if subject.companions is not None else ()),
         ),
         unregistered=tuple(
@@ -518,13 +514,6 @@ def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[s
         ),
         lock_count=lock_check.count_matches(subject.lock or ()) if ran_lock_rule else None,
     )
-
-
-def _list_unhashed_files(subject: Subject) -> Iterator[NotChecked]:
-    """Yield an entry for each file whose bytes were not compared with the digest in its name."""
-    for checked in subject.digest_files:
-        if checked.unread_because is not None:
-            yield NotChecked("file", 1, checked.unread_because)
 
 
 def _count_unread_values(subject: Subject) -> tuple[NotChecked, ...]:

@@ -87,16 +87,14 @@ def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Findin
             contents = {
                 finding.content: finding.rule
                 for finding in target.findings
-                if finding.rule in accepted and finding.content
+                if finding.rule in accepted and isinstance(finding.content, str) and finding.content
             }
             for content, rule in contents.items():
-                if isinstance(content, str):
-                    message = (
-                        f"per-target-ignore.{pattern}: `contents` does not list the digest of the checked bytes, so "
-                        f'{rule} is reported: "{content}"'
-                    )
-                    message = f"{message}; review the file, then add the digest to `contents`"
-                    yield rules.CONTENT_NOT_LISTED.finding(message, target=target.target)
+                message = (
+                    f"per-target-ignore.{pattern}: `contents` does not list the digest of the checked bytes, so "
+                    f'{rule} is reported: "{content}"; review the file, then add the digest to `contents`'
+                )
+                yield rules.CONTENT_NOT_LISTED.finding(message, target=target.target)
 
 
 def _report_lock_of_one_target(audit: Audit, request: Request) -> Iterator[Finding]:
