@@ -28,23 +28,25 @@ class UndecidedPair(msgspec.Struct, frozen=True):
     rivals: tuple[str, ...]
 
 
-class Names(msgspec.Struct, frozen=True):
+class Matching(msgspec.Struct, frozen=True):
     """Pairs (name in the checkpoint -> name in the class), the names without a partner, and all shapes.
 
-    `transposed`: the pairs whose tensors the lines transpose. `mismatched`: the pairs of another shape, which the lines
-    do not load.
+    `transposed`: the pairs whose matrix has rows and columns exchanged; `own_shapes` has the shapes of the class.
+    `mismatched`: the pairs of another shape, which are not in `pairs`. `ties`: names of the class that share the
+    storage of another name, which has a partner.
     """
 
-    pairs: Mapping[str, str]
-    unexpected: Sequence[str]
-    missing: Sequence[str]
-    own_shapes: Mapping[str, Shape]
-    shapes: Mapping[str, Shape]
-    transposed: Mapping[str, str]
-    mismatched: Mapping[str, str]
+    pairs: dict[str, str]
+    transposed: dict[str, str]
+    mismatched: dict[str, str]
+    unexpected: tuple[str, ...]
+    missing: tuple[str, ...]
+    ties: tuple[tuple[str, str], ...]
+    own_shapes: dict[str, Shape]
+    shapes: dict[str, Shape]
 
 
-def list_undecided_pairs(names: Names) -> list[UndecidedPair]:
+def list_undecided_pairs(names: Matching) -> list[UndecidedPair]:
     """Return the pairs that other pairs with the same shapes and the same evidence could replace."""
     groups: dict[tuple[tuple[str, ...], Shape], list[str]] = {}
     for name, registered in names.pairs.items():
@@ -80,12 +82,10 @@ def _keep_order(pairs: Sequence[tuple[str, str]]) -> bool:
     return order == sorted(range(len(own)), key=registered.__getitem__)
 
 
-def _compare_leftovers(names: Names) -> Iterator[UndecidedPair]:
+def _compare_leftovers(names: Matching) -> Iterator[UndecidedPair]:
     """Yield pairs for which a name without a partner has as much in common."""
-    unexpected, missing = (
-        _group_by_shape(names.unexpected, names.own_shapes),
-        _group_by_shape(names.missing, names.shapes),
-    )
+    unexpected = _group_by_shape(names.unexpected, names.own_shapes)
+    missing = _group_by_shape(names.missing, names.shapes)
     budget = MAX_COMPARISONS
     for name, registered in names.pairs.items():
         shape = names.shapes[registered]

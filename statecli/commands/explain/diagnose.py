@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from statecli.commands.explain import special_files
 from statecli.commands.explain.align import align_names
-from statecli.commands.explain.certainty import Names, list_undecided_pairs
+from statecli.commands.explain.certainty import Matching, list_undecided_pairs
 from statecli.commands.explain.computed_weights import find_computed_weights
 from statecli.commands.explain.initial_values import describe_initial_values
 from statecli.commands.explain.model_code import build_model_code
@@ -70,20 +70,6 @@ def _list_codes(subject: Subject) -> list[TensorInfo]:
     ]
 
 
-class _Matching(msgspec.Struct, frozen=True):
-    """Pairing of the names of the two sides (file -> class): all pairs, pairs of other shapes, the rest, and ties.
-
-    `transposed`: pairs whose matrix has rows and columns exchanged compared with the class.
-    """
-
-    pairs: dict[str, str]
-    transposed: dict[str, str]
-    mismatched: dict[str, str]
-    unexpected: tuple[str, ...]
-    missing: tuple[str, ...]
-    ties: tuple[tuple[str, str], ...]
-
-
 def diagnose(subject: Subject) -> Diagnosis:
     """Return the causes, and the lines that load the checkpoint with the result of their proof."""
     special = special_files.recognize(subject.checkpoint, subject.entries.names, subject.built)
@@ -104,7 +90,7 @@ def diagnose(subject: Subject) -> Diagnosis:
     return _explain_computed_weights(subject, matching) or _build_diagnosis(subject, matching)
 
 
-def _explain_computed_weights(subject: Subject, matching: _Matching) -> Diagnosis | None:
+def _explain_computed_weights(subject: Subject, matching: Matching) -> Diagnosis | None:
     """Return the diagnosis if one side has parts of weights that are whole on the other: no renaming helps."""
     pairs = matching.pairs | matching.mismatched
     computed = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
@@ -127,7 +113,7 @@ def _explain_computed_weights(subject: Subject, matching: _Matching) -> Diagnosi
     return None
 
 
-def _match(subject: Subject) -> _Matching:
+def _match(subject: Subject) -> Matching:
     own = {_join_weight_norm(row.fqn): row.fqn for row in subject.entries.rows}
     other = {_join_weight_norm(name): name for name in subject.registered}
     if len(own) < len(subject.entries.rows) or len(other) < len(subject.registered):
@@ -147,6 +133,9 @@ def _match(subject: Subject) -> _Matching:
         is_fitting = name in transposed or _has_shape(row, target)
         (pairs if is_fitting else mismatched)[name] = registered
     filled = set(pairs.values())
+    shapes = {name: row.shape for name, row in subject.registered.items()}
+    own_shapes = {name: row.shape for name, row in rows.items()}
+    own_shapes |= {name: shapes[registered] for name, registered in transposed.items()}
     missing = [other[name] for name in alignment.missing]
     ties = [
         (name, tied)
@@ -154,13 +143,15 @@ def _match(subject: Subject) -> _Matching:
         if (tied := next((t for t in subject.registered[name].tied_to if t in filled), None)) is not None
     ]
     tied_names = {name for name, _ in ties}
-    return _Matching(
+    return Matching(
         pairs,
         transposed,
         mismatched,
         tuple(own[name] for name in alignment.unexpected),
         tuple(name for name in missing if name not in tied_names),
         tuple(ties),
+        own_shapes,
+        shapes,
     )
 
 
@@ -181,7 +172,7 @@ def _has_shape(row: TensorInfo, registered: TensorInfo) -> bool:
 # --- the lines -------------------------------------------------------------------------------------------------------
 
 
-def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
+def _build_diagnosis(subject: Subject, matching: Matching) -> Diagnosis:
     pairs = matching.pairs | matching.mismatched
     names = {name: _choose_new_name(name, registered) for name, registered in pairs.items()}
     steps = find_steps(names, matching.unexpected)
@@ -203,17 +194,13 @@ def _build_diagnosis(subject: Subject, matching: _Matching) -> Diagnosis:
     if 2 * len(initial) > len(subject.registered):
         why = f"{len(initial)} of {len(subject.registered)} tensors would keep their initial values"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
-    left_out = leave_out(dropped, kept) if dropped else LeftOut()
-    if left_out is None or subject.entries.source is None:
-        why = (
-            "statecli cannot write code that reads this format"
-            if subject.entries.source is None
-            else "too many modules differ"
-        )
+    left_out, source = leave_out(dropped, kept) if dropped else LeftOut(), subject.entries.source
+    if left_out is None or source is None:
+        why = "too many modules differ" if source else "statecli cannot write code that reads this format"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
     model_code = build_model_code(subject.built.spec, subject.built.loaded)
     recipe = Recipe(
-        subject.entries.source,
+        source,
         model_code,
         steps,
         in_order,
@@ -232,7 +219,7 @@ def _choose_new_name(name: str, registered: str) -> str:
     return registered if _WEIGHT_NORM.search(name) else _join_weight_norm(registered)
 
 
-def _is_in_order(subject: Subject, matching: _Matching) -> bool:
+def _is_in_order(subject: Subject, matching: Matching) -> bool:
     is_complete = len(matching.pairs) == len(subject.entries.rows)
     return is_complete and list(matching.pairs.values()) == list(subject.registered)
 
@@ -242,7 +229,7 @@ def _list_maps(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def _judge(
-    diagnosis: Diagnosis, subject: Subject, matching: _Matching, result: LoadResult, doubt_about_model: str
+    diagnosis: Diagnosis, subject: Subject, matching: Matching, result: LoadResult, doubt_about_model: str
 ) -> Diagnosis:
     """Return the diagnosis with the result of the proof."""
     if result.error:
@@ -266,22 +253,10 @@ def _judge(
     return replace(diagnosis, proved=True, proof=strict + unique)
 
 
-def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
+def _list_doubts(subject: Subject, matching: Matching) -> Iterable[str]:
     """Yield why the lines may load wrong values although the shapes fit."""
-    own_shapes = {row.fqn: row.shape for row in subject.entries.rows}
-    shapes = {name: row.shape for name, row in subject.registered.items()}
-    own_shapes |= {name: shapes[registered] for name, registered in matching.transposed.items()}
-    sides = Names(
-        matching.pairs,
-        matching.unexpected,
-        matching.missing,
-        own_shapes,
-        shapes,
-        matching.transposed,
-        matching.mismatched,
-    )
     tied = (name for name, _ in matching.ties)
-    undecided = list_undecided_pairs(replace(sides, missing=(*sides.missing, *tied)))
+    undecided = list_undecided_pairs(replace(matching, missing=(*matching.missing, *tied)))
     if undecided:
         pair = undecided[0]
         rivals = quoting.names(list(dict.fromkeys(pair.rivals)))
@@ -289,17 +264,14 @@ def _list_doubts(subject: Subject, matching: _Matching) -> Iterable[str]:
             f"statecli guessed {plural(len(undecided), 'pair')} of names: {pair.name} is loaded as {pair.registered}, "
             f"but {rivals} {'has' if len(set(pair.rivals)) == 1 else 'have'} the same shape"
         )
-    yield from list_doubts_about_rest(sides)
+    yield from list_doubts_about_rest(matching)
     if subject.entries.rivals:
         yield (
             f"{quoting.names(subject.entries.rivals)} of {subject.checkpoint.target} could be loaded instead of "
             f"{quoting.name(subject.entries.section)}"
         )
-    refused = [
-        name
-        for name in subject.entries.refused
-        if subject.entries.source and name not in subject.entries.source.allowed
-    ]
+    source = subject.entries.source
+    refused = [name for name in subject.entries.refused if name not in source.allowed] if source else []
     if subject.entries.state_dict.is_module:
         yield "statecli does not run the code in the file"
     elif refused:
@@ -325,7 +297,7 @@ def _describe_objections(result: LoadResult) -> str:
 # --- the causes ------------------------------------------------------------------------------------------------------
 
 
-def _list_causes(subject: Subject, matching: _Matching, steps: Sequence[Step] | None) -> tuple[Evidence, ...]:
+def _list_causes(subject: Subject, matching: Matching, steps: Sequence[Step] | None) -> tuple[Evidence, ...]:
     names = list(matching.pairs | matching.mismatched)
     return (
         *special_files.list_file_causes(subject.checkpoint, subject.entries),
@@ -336,14 +308,14 @@ def _list_causes(subject: Subject, matching: _Matching, steps: Sequence[Step] | 
     )
 
 
-def _list_ties(matching: _Matching) -> Iterable[Evidence]:
+def _list_ties(matching: Matching) -> Iterable[Evidence]:
     if matching.ties:
         name, other = matching.ties[0]
         message = f"{plural(len(matching.ties), 'name')} of tied weights left out: {name} shares the storage of {other}"
         yield Evidence(Cause.TIED, message, len(matching.ties), f"{name} = {other}")
 
 
-def _list_shapes(subject: Subject, matching: _Matching) -> Iterable[Evidence]:
+def _list_shapes(subject: Subject, matching: Matching) -> Iterable[Evidence]:
     rows = {row.fqn: row for row in subject.entries.rows}
     transposed, mismatched = matching.transposed, matching.mismatched
     for cause, pairs, what in (
@@ -356,7 +328,7 @@ def _list_shapes(subject: Subject, matching: _Matching) -> Iterable[Evidence]:
             yield Evidence(cause, f"{what}, such as {name}", len(pairs), f"{name}: {shapes}")
 
 
-def _list_parts(subject: Subject, matching: _Matching) -> Iterable[Evidence]:
+def _list_parts(subject: Subject, matching: Matching) -> Iterable[Evidence]:
     target = subject.model.target
     if names := matching.missing:
         message = f"the file lacks {plural(len(names), 'tensor')} of {target}: {_list_modules(names)}"

@@ -199,13 +199,10 @@ class Recipe(msgspec.Struct, frozen=True):
 
 def _list_rules(steps: Sequence[Step]) -> list[str]:
     """Return the steps as pairs of texts for a loop, if there are more than two and all are substitutions."""
-    if len(steps) < 3 or not all(isinstance(step, Substitution) for step in steps):
+    substitutions = [step for step in steps if isinstance(step, Substitution)]
+    if len(steps) < 3 or len(substitutions) < len(steps):
         return []
-    return [
-        f"({format_raw(step.pattern)}, {format_raw(step.replacement)})"
-        for step in steps
-        if isinstance(step, Substitution)
-    ]
+    return [f"({format_raw(step.pattern)}, {format_raw(step.replacement)})" for step in substitutions]
 
 
 def _rename(expression: str) -> str:

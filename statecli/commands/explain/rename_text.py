@@ -34,12 +34,8 @@ def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) ->
             )
             yield Evidence(Cause.WEIGHT_NORM, message, len(renamed), example)
         else:
-            yield Evidence(
-                Cause.RENAMED,
-                f"{plural(len(renamed), 'name')} differ{'s' * (len(renamed) == 1)}: {', '.join(texts)}",
-                len(renamed),
-                example,
-            )
+            message = f"{plural(len(renamed), 'name')} differ{'s' * (len(renamed) == 1)}: {', '.join(texts)}"
+            yield Evidence(Cause.RENAMED, message, len(renamed), example)
 
 
 def _is_prefix(step: Step) -> bool:

@@ -186,18 +186,18 @@ def _find_prefix_steps(names: Mapping[str, str]) -> list[Step]:
     removed = {name[: len(name) - len(new)] for name, new in names.items() if name != new and name.endswith("." + new)}
     added = {new[: len(new) - len(name)] for name, new in names.items() if name != new and new.endswith("." + name)}
     steps += [_remove_prefix(prefix) for prefix in sorted(removed, key=len)[:3]]
-    steps += [Substitution("^", _escape(prefix), "", prefix, at_start=True) for prefix in sorted(added, key=len)[:3]]
+    steps += [_add_prefix(prefix) for prefix in sorted(added, key=len)[:3]]
     # A prefix of renamed names has no name that is equal without it: then it is before all names of one side.
     for own, other in ((names.keys(), names.values()), (names.values(), names.keys())):
         head = {name.partition(".")[0] for name in own}
         if len(head) == 1 and all("." in name for name in own) and head.isdisjoint(n.partition(".")[0] for n in other):
             prefix = f"{next(iter(head))}."
-            steps.append(
-                _remove_prefix(prefix)
-                if own is names.keys() or list(own) == list(names)
-                else Substitution("^", _escape(prefix), "", prefix, at_start=True)
-            )
+            steps.append(_remove_prefix(prefix) if list(own) == list(names) else _add_prefix(prefix))
     return steps
+
+
+def _add_prefix(prefix: str) -> Substitution:
+    return Substitution("^", _escape(prefix), "", prefix, at_start=True)
 
 
 def _remove_prefix(prefix: str) -> Substitution:
@@ -253,7 +253,7 @@ def _build_substitution(hunk: _Hunk, context: int) -> Substitution:
     text, replaced = ".".join(old), ".".join(new)
     if not before:
         if not text:
-            return Substitution("^", _escape(f"{replaced}."), "", f"{replaced}.", at_start=True)
+            return _add_prefix(f"{replaced}.")
         if not after:
             return Substitution(f"^{re.escape(text)}$", _escape(replaced))
         dot = "." if replaced else ""

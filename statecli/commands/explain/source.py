@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import msgspec
 from msgspec.structs import replace
@@ -54,10 +54,13 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
     sections = list_model_sections(state)
     if not sections:
         return None
-    candidates = select_loaded_sections(sections)
-    counts = {name: _count_known_tails(state, name, registered) for name in candidates}
+    tails = {get_last_parts(name) for name in registered}
+    counts = {
+        name: sum(get_last_parts(tensor.fqn) in tails for tensor in state.tensors if tensor.section == name)
+        for name in select_loaded_sections(sections)
+    }
     section = max(counts, key=counts.__getitem__)
-    rivals = tuple(name for name in candidates if name != section and counts[name] == counts[section])
+    rivals = tuple(name for name in counts if name != section and counts[name] == counts[section])
     state_dict = state.find_state_dict(section)
     below = tuple(f"{name}{mark}" for name in state_dict.holders for mark in "[.")
     rows = tuple(
@@ -69,7 +72,7 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
         and not (below and tensor.fqn.startswith(below))
     )
     if not rows and state_dict.keys == ():
-        state_dict, rows = _find_inner_entries(state, registered)
+        state_dict, rows = _find_inner_entries(state, tails)
         section = state_dict.section
     refused = _list_refused(state)
     source = _find_source(state, rows, state_dict, refused)
@@ -77,17 +80,11 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
     return ModelEntries(rows, section, state_dict, source, refused, is_average, rivals)
 
 
-def _count_known_tails(state: ModelState, section: str, registered: Sequence[str]) -> int:
-    """Return how many tensors of the section have the last two components of a registered name."""
-    tails = {get_last_parts(name) for name in registered}
-    return sum(get_last_parts(t.fqn) in tails for t in state.tensors if t.section == section)
-
-
 _BRACKETS = compile_on_use(r"\[(?:'(?:[^'\\]|\\.)*'|\d+)\]")
 _KEYS = compile_on_use(r"([^\[\]]+)((?:\['(?:[^'\\]|\\.)*'\]|\[\d+\])+)")
 
 
-def _find_inner_entries(state: ModelState, registered: Sequence[str]) -> tuple[StateDict, tuple[TensorInfo, ...]]:
+def _find_inner_entries(state: ModelState, tails: Set[tuple[str, ...]]) -> tuple[StateDict, tuple[TensorInfo, ...]]:
     """Return the dict inside other dicts with the most registered names: `nets['generator']['embed.weight']`."""
     rows: dict[tuple[str | int, ...], list[TensorInfo]] = {}
     for tensor in state.tensors:
@@ -96,7 +93,6 @@ def _find_inner_entries(state: ModelState, registered: Sequence[str]) -> tuple[S
             rows.setdefault(tuple(outer), []).append(replace(tensor, fqn=str(last)))
     if not rows:
         return StateDict("", keys=()), ()
-    tails = {get_last_parts(name) for name in registered}
     keys = max(rows, key=lambda keys: sum(get_last_parts(row.fqn) in tails for row in rows[keys]))
     return StateDict(".".join(map(str, keys)), keys=keys), tuple(rows[keys])
 

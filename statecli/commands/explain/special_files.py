@@ -79,14 +79,9 @@ def list_adapter_names(names: Iterable[str]) -> list[str]:
 
 def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence[str], built: BuiltModel) -> Diagnosis:
     alone = len(adapter) == len(names)
-    what = (
-        "the file has a LoRA adapter without the base model"
-        if alone
-        else "the file has a LoRA adapter and the base model"
-    )
-    evidence = Evidence(
-        Cause.ADAPTER, f"{what}: {plural(len(adapter), 'tensor')} of {len(names)}", len(adapter), adapter[0]
-    )
+    what = f"the file has a LoRA adapter {'without' if alone else 'and'} the base model"
+    message = f"{what}: {plural(len(adapter), 'tensor')} of {len(names)}"
+    evidence = Evidence(Cause.ADAPTER, message, len(adapter), adapter[0])
     folder = _find_folder(state, "adapter_config.json")
     if folder is None or not alone:
         why = (

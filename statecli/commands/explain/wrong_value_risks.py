@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from math import prod
 
 from statecli.commands.explain.align import Shape
-from statecli.commands.explain.certainty import Names
+from statecli.commands.explain.certainty import Matching
 from statecli.core.units import plural
 
 
-def list_doubts_about_rest(rest: Names) -> Iterable[str]:
+def list_doubts_about_rest(rest: Matching) -> Iterable[str]:
     """Yield a doubt of each kind."""
     yield from _find_possible_pair(rest)
     yield from _find_possible_join(rest)
@@ -20,7 +20,7 @@ def list_doubts_about_rest(rest: Names) -> Iterable[str]:
     yield from _find_permuted_tensors(rest)
 
 
-def _find_possible_pair(rest: Names) -> Iterable[str]:
+def _find_possible_pair(rest: Matching) -> Iterable[str]:
     """Yield that a name keeps its initial value although the file has an unused tensor of the same kind."""
     free = {(_leaf(name), rest.own_shapes[name]): name for name in reversed(rest.unexpected)}
     for name in rest.missing:
@@ -30,7 +30,7 @@ def _find_possible_pair(rest: Names) -> Iterable[str]:
             return
 
 
-def _find_possible_join(rest: Names) -> Iterable[str]:
+def _find_possible_join(rest: Matching) -> Iterable[str]:
     """Yield that unused tensors together have the rows of tensors without a value: q, k and v of a fused projection."""
     rows: dict[tuple[str, str, Shape], tuple[list[str], list[str]]] = {}
     for side, (names, shapes) in enumerate(((rest.unexpected, rest.own_shapes), (rest.missing, rest.shapes))):
@@ -53,7 +53,7 @@ def _find_possible_join(rest: Names) -> Iterable[str]:
             return
 
 
-def _find_possible_tie(rest: Names) -> Iterable[str]:
+def _find_possible_tie(rest: Matching) -> Iterable[str]:
     """Yield that an output layer keeps its initial value although the file has an embedding of its shape."""
     embeddings: dict[Shape, str] = {
         shape: name
@@ -67,7 +67,7 @@ def _find_possible_tie(rest: Names) -> Iterable[str]:
             return
 
 
-def _find_transposed_kernels(rest: Names) -> Iterable[str]:
+def _find_transposed_kernels(rest: Matching) -> Iterable[str]:
     kernels = [
         name
         for name, own in rest.pairs.items()
@@ -80,7 +80,7 @@ def _find_transposed_kernels(rest: Names) -> Iterable[str]:
         )
 
 
-def _find_square_weights(rest: Names) -> Iterable[str]:
+def _find_square_weights(rest: Matching) -> Iterable[str]:
     """Yield that square weights may be transposed too, because other weights are."""
     square = [
         name for name in rest.pairs.values() if len(shape := rest.shapes[name] or ()) == 2 and len(set(shape)) == 1
@@ -90,7 +90,7 @@ def _find_square_weights(rest: Names) -> Iterable[str]:
         yield f"{plural(len(square), 'square weight')}, such as {square[0]}, may be transposed like {name}"
 
 
-def _find_permuted_tensors(rest: Names) -> Iterable[str]:
+def _find_permuted_tensors(rest: Matching) -> Iterable[str]:
     """Yield that a tensor left out has as many elements as its partner: its dimensions may be in another order."""
     for name, own in rest.mismatched.items():
         shapes = rest.own_shapes[name] or (), rest.shapes[own] or ()
