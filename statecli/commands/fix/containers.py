@@ -16,12 +16,10 @@ def build_container_property(source: Source, assigned: Assigned, name: str, name
         raise NoEdit(f"the class body, not a method, assigns {name}")
     _check_not_changed(source, assigned, name)
     instance = get_instance_name(assigned.method)
-    is_dict = _is_dict(source, assigned.value, names)
-    text = (
-        _format_dict(source, assigned.value, name, instance)
-        if is_dict
-        else _format_list(assigned.value, name, instance)
-    )
+    if _is_dict(source, assigned.value, names):
+        text = _format_dict(source, assigned.value, name, instance)
+    else:
+        text = _format_list(assigned.value, name, instance)
     return add_property(source, assigned.owner, name, text)
 
 

@@ -10,25 +10,20 @@ from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, A
 BY_HAND = "statecli fix cannot make this change; make the change by hand"
 #: Beginnings of comments that `apply_code` follows, and of those that only inform.
 _KNOWN_COMMENTS = (
-    *(
-        AT_END_OF_INIT.strip(),
-        "# at the end of __post_init__:",
-        AFTER_LAST_ASSIGNMENT.strip(),
-        AFTER_SUPER_INIT.strip(),
-    ),
-    *(
-        "# delete ",
-        "# first delete the class attribute",
-        "# and read each tensor as getattr",
-        "# and iterate over the items()",
-    ),
-    *(
-        "# the keys must be strings without dots",
-        "# and write list + ",
-        "# and import torch.nn",
-        "# older checkpoints",
-    ),
-    *("# to save the value too", "# model.load_state_dict("),
+    AT_END_OF_INIT.strip(),
+    "# at the end of __post_init__:",
+    AFTER_LAST_ASSIGNMENT.strip(),
+    AFTER_SUPER_INIT.strip(),
+    "# delete ",
+    "# first delete the class attribute",
+    "# and read each tensor as getattr",
+    "# and iterate over the items()",
+    "# the keys must be strings without dots",
+    "# and write list + ",
+    "# and import torch.nn",
+    "# older checkpoints",
+    "# to save the value too",
+    "# model.load_state_dict(",
 )
 
 

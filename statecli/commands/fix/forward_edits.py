@@ -41,11 +41,9 @@ def list_input_devices(source: Source, method: cst.FunctionDef) -> list[str]:
 
 
 def _is_tensor(parameter: cst.Param) -> bool:
-    annotation = parameter.annotation
-    return (
-        annotation is not None
-        and re.search(r"\bTensor\b", cst.Module([]).code_for_node(annotation.annotation)) is not None
-    )
+    if parameter.annotation is None:
+        return False
+    return re.search(r"\bTensor\b", cst.Module([]).code_for_node(parameter.annotation.annotation)) is not None
 
 
 def add_device(source: Source, line: int) -> Iterator[Changes]:

@@ -339,8 +339,6 @@ def express_with_attributes(source: Source, assigned: Assigned) -> str:
 
 
 class _ValueReplacer(cst.CSTTransformer):
-    """Replace names by expressions."""
-
     def __init__(self, find_value: Callable[[cst.Name], cst.BaseExpression | None]) -> None:
         super().__init__()
         self._find_value = find_value
@@ -363,23 +361,16 @@ def _is_local(source: Source, method: cst.FunctionDef, name: str) -> bool:
     targets += [node.target for node in source.find(cst.AnnAssign, within=method.body)]
     targets += [node.target for node in source.find(cst.For, within=method.body)]
     targets += [node.target for node in source.find(cst.NamedExpr, within=method.body)]
-    return any(
-        part.value == name
-        for target in targets
-        if not isinstance(target, cst.Attribute)
-        for part in source.find(cst.Name, within=target)
-    )
+    plain = (target for target in targets if not isinstance(target, cst.Attribute))
+    return any(part.value == name for target in plain for part in source.find(cst.Name, within=target))
 
 
 def _is_global(source: Source, name: str) -> bool:
-    return re.search(
-        rf"(?m)^(?:from|import|def|class|async def)\b.*\b{name}\b|^{name}\b\s*[:=]", source.module.code
-    ) is not None or any(
-        part.value == name
-        for line in source.module.body
-        if _is_import(line)
-        for part in source.find(cst.Name, within=line)
-    )
+    definition = rf"(?m)^(?:from|import|def|class|async def)\b.*\b{name}\b|^{name}\b\s*[:=]"
+    if re.search(definition, source.module.code) is not None:
+        return True
+    imports = (line for line in source.module.body if _is_import(line))
+    return any(part.value == name for line in imports for part in source.find(cst.Name, within=line))
 
 
 def _find_attribute_of(source: Source, method: cst.FunctionDef, name: str, instance: str, assigned: Assigned) -> str:

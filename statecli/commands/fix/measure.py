@@ -111,9 +111,8 @@ def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str
     except ModelError as error:
         return LoadResult(error=str(error))
     if result.unexpected_keys:
-        return LoadResult(
-            error=f"the fixed class does not accept the entry {result.unexpected_keys[0]} of older state_dicts"
-        )
+        name = result.unexpected_keys[0]
+        return LoadResult(error=f"the fixed class does not accept the entry {name} of older state_dicts")
     loaded = module.state_dict()
     for name, value in entries.items():
         if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not _is_restored(value, loaded[name]):

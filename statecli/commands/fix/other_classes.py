@@ -118,9 +118,7 @@ def _list_kinds(owner: ast.ClassDef) -> dict[str, set[str]]:
 
 def _list_body_names(statement: ast.stmt) -> Iterator[str]:
     """Yield the class attributes that a statement in the body of a class assigns."""
-    for target, _ in _list_assignments(statement):
-        if isinstance(target, ast.Name):
-            yield target.id
+    return (target.id for target, _ in _list_assignments(statement) if isinstance(target, ast.Name))
 
 
 def _list_assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
@@ -235,9 +233,8 @@ def _find_lost_method(tree: ast.Module, owner: ast.ClassDef, attribute: str, kin
         if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)) or id(node) in inside:
             continue
         if node.value.attr == attribute and containers and not any(hasattr(kind, node.attr) for kind in containers):
-            called = f".{attribute}.{node.attr}"
             name = containers[0].__name__
-            return f"line {node.lineno} reads {called}, which nn.{name} does not have"
+            return f"line {node.lineno} reads .{attribute}.{node.attr}, which nn.{name} does not have"
     return ""
 
 

@@ -189,11 +189,8 @@ def _detach(source: Source, name: str, line: int) -> Iterator[Changes]:
         raise NoEdit(f"the class body, not a method, assigns {name}")
     _check_single_target(assigned, name)
     text, instance = source.format(assigned.value), get_instance_name(assigned.method)
-    value = (
-        f"({text}).detach()"
-        if not isinstance(assigned.value, (cst.Call, cst.Name, cst.Attribute))
-        else f"{text}.detach()"
-    )
+    is_simple = isinstance(assigned.value, (cst.Call, cst.Name, cst.Attribute))
+    value = f"{text}.detach()" if is_simple else f"({text}).detach()"
     for code in printed_fix.build_registrations(name, value, instance, None):
         yield init_edits.replace_statement(source, assigned, code)
 

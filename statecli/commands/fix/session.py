@@ -122,10 +122,10 @@ class Session:
 
     def _find_unbuildable(self, contents: dict[str, bytes]) -> str:
         """Return the class of an edited file that the edit makes impossible to build; "" without such a class."""
-        changed = {path: data for path, data in contents.items() if data != self._read(path, self.contents)}
         classes = {
-            path: other_classes.list_related_classes(self._read(path, self.contents), data)
-            for path, data in changed.items()
+            path: other_classes.list_related_classes(before, data)
+            for path, data in contents.items()
+            if (before := self._read(path, self.contents)) != data
         }
         return other_classes.find_unbuildable(self.project, self.contents, contents, classes)
 

@@ -221,9 +221,9 @@ def list_targets(statement: cst.CSTNode) -> list[cst.BaseExpression]:
     """Return the targets of an assignment, and each target of an unpacked tuple."""
     if isinstance(statement, cst.Assign):
         targets = [target.target for target in statement.targets]
-        parts = [
-            [part.value for part in target.elements] if isinstance(target, cst.Tuple) else [target]
+        return [
+            part
             for target in targets
+            for part in ([part.value for part in target.elements] if isinstance(target, cst.Tuple) else [target])
         ]
-        return [target for group in parts for target in group]
     return [statement.target] if isinstance(statement, cst.AnnAssign) else []
