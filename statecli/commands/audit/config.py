@@ -384,7 +384,6 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def _wrap_text(value: Any) -> Any:
-    """Return a list with the text for a single text."""
     return [value] if isinstance(value, str) else value
 
 
@@ -415,8 +414,6 @@ def _parse_size(text: str, path: str) -> int:
 
 
 def _resolve_paths(config: Config, folder: str) -> Config:
-    """Resolve paths in a configuration from its own folder."""
-
     def resolve(path: str | None) -> str | None:
         is_final = path is None or not folder or files.is_remote(path)
         return path if is_final else os.path.normpath(os.path.join(folder, str(path)))

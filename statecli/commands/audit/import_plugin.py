@@ -179,7 +179,15 @@ def _protect(find: Find) -> Find:
     """
 
     def find_issues(subject: Subject) -> Iterator[Issue]:
-        issues, failure = _list_issues(find, subject)
+        issues: list[Issue] = []
+        failure: BaseException | None = None
+        try:
+            with _PROCESS_LOCK, protect_streams():
+                for issue in find(subject):
+                    _check_issue(issue)
+                    issues.append(issue)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # reported below: no error lets an audit pass
+            failure = error
         yield from issues
         if isinstance(failure, (StateError, SystemExit)):
             raise RuntimeError(f"{type(failure).__name__}: {failure}") from failure
@@ -187,18 +195,6 @@ def _protect(find: Find) -> Find:
             raise failure
 
     return find_issues
-
-
-def _list_issues(find: Find, subject: Subject) -> tuple[list[Issue], BaseException | None]:
-    issues: list[Issue] = []
-    try:
-        with _PROCESS_LOCK, protect_streams():
-            for issue in find(subject):
-                _check_issue(issue)
-                issues.append(issue)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # the caller reports it: no error lets an audit pass
-        return issues, error
-    return issues, None
 
 
 def _check_issue(issue: object) -> None:

@@ -101,23 +101,15 @@ def find_missing(request: Request, audited: Collection[str], same: Mapping[str, 
         is_expected = alias is not None or _is_expected(text, request.targets)
         if locked.target not in names and is_expected and (tensor_count := _count_locked_tensors(text, request)):
             reason = same.get(text, "was not found")
-            yield (
-                text,
-                Issue(
-                    f"the lock has {plural(tensor_count, 'tensor')} of this target, but the target {reason}",
-                    help=MISSING_FILE_HELP,
-                ),
-            )
+            message = f"the lock has {plural(tensor_count, 'tensor')} of this target, but the target {reason}"
+            yield text, Issue(message, help=MISSING_FILE_HELP)
 
 
 def _count_locked_tensors(text: str, request: Request) -> int:
     """Return how many locked tensors of a missing target the filters leave."""
     lock_request = _build_lock_request(request, by_name=True)
-    return len(
-        compare_lock.compare_with_lock(
-            ModelState(text, "", ()), compare_lock.select_target(text, lock_request), lock_request
-        )
-    )
+    lines = compare_lock.select_target(text, lock_request)
+    return len(compare_lock.compare_with_lock(ModelState(text, "", ()), lines, lock_request))
 
 
 def compare_pipelines(request: Request, audited: Collection[str]) -> Iterator[Subject]:
@@ -125,9 +117,7 @@ def compare_pipelines(request: Request, audited: Collection[str]) -> Iterator[Su
     lock = request.lock
     if lock is None or lock.has_no_names or request.weights_only or request.frozen_only:
         return
-    locked = {
-        str(locked_target.target): locked_target.files for locked_target in lock.targets if locked_target.is_pipeline
-    }
+    locked = {str(target.target): target.files for target in lock.targets if target.is_pipeline}
     present = find_pipeline_folders(audited, request.targets) if locked else []
     folders = {make_relative_name(folder, request.lock_folder): folder for folder in present}
     for name in locked.keys() - folders.keys():

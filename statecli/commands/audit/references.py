@@ -75,7 +75,7 @@ def _may_contain_model(path: str) -> bool:
 
 def compare_with_class(side: Side, model: Side) -> Diff:
     """Return the result of a strict load of the checkpoint into the class. Raises StateError."""
-    return _check_compared(_compare(side, model, Request(side.text, model.text, values=False)), side)
+    return _compare(side, model, Request(side.text, model.text, values=False), target=side)
 
 
 def compare_with_checkpoint(side: Side, reference: Side, *, values: bool) -> Diff:
@@ -85,7 +85,7 @@ def compare_with_checkpoint(side: Side, reference: Side, *, values: bool) -> Dif
     """
     notes = _check_sections(reference.state, side.state)
     request = Request(reference.text, side.text, values=values, renames=False, prefixes=True)
-    diff = _check_compared(_compare(reference, side, request), side)
+    diff = _compare(reference, side, request, target=side)
     return msgspec.structs.replace(diff, notes=(*diff.notes, *notes))
 
 
@@ -101,21 +101,18 @@ def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
     return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if unpaired else []
 
 
-def _check_compared(diff: Diff, side: Side) -> Diff:
+def _compare(before: Side, after: Side, request: Request, *, target: Side) -> Diff:
     """Return the diff. Raises UnreadableError for an uncompared tensor, unless rules report the tensor.
 
     Damage in the target itself makes the target fail elsewhere; rules report inconclusive values.
     """
-    damages = {tensor.damage for tensor in side.state.tensors}
+    built = {side.text: side.built for side in (before, after) if side.built is not None}
+    diff = compare_states(request, before.state, after.state, built, {**before.versions, **after.versions})
+    damages = {tensor.damage for tensor in target.state.tensors}
     for broken in diff.broken:
         if not isinstance(broken, Inconclusive) and broken.message not in damages:
             raise UnreadableError(broken.message)
     return diff
-
-
-def _compare(before: Side, after: Side, request: Request) -> Diff:
-    built = {side.text: side.built for side in (before, after) if side.built is not None}
-    return compare_states(request, before.state, after.state, built, {**before.versions, **after.versions})
 
 
 #: Reasons why a file that a walk found is not compared with the reference.

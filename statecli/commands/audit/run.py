@@ -73,11 +73,9 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
         request.lock_file,
         None if request.model in (AUTO, *request.targets) else request.model,
     )
-    return (
-        result
-        if request.baseline is None
-        else accept_findings(result, request.baseline, unfiltered=not request.selection)
-    )
+    if request.baseline is None:
+        return result
+    return accept_findings(result, request.baseline, unfiltered=not request.selection)
 
 
 def accept_all(result: Audit, path: str, reason: str, request: Request) -> tuple[Audit, Iterator[bytes]]:
@@ -163,11 +161,8 @@ class _Run:
             return replace(result, reason="is the lock of this audit", not_checked=())
         if result.target not in self.compared_files:
             return result
-        return replace(
-            result,
-            reason=f"{result.reason}; statecli compared only the content of the file with the lock",
-            not_checked=(),
-        )
+        reason = f"{result.reason}; statecli compared only the content of the file with the lock"
+        return replace(result, reason=reason, not_checked=())
 
     def _iter_digest_files(self, text: str) -> Iterator[CheckedFile]:
         """Yield the files of a target whose names are digests, hashed as far as the budget goes."""
@@ -199,9 +194,8 @@ class _Run:
                 continue
             finding = rule.build_finding(issue, text, self.request.severity.get(rule.name))
             reason = duplicates.get(text, "is in the lock but was not found")
-            yield _accept_ignored(
-                TargetResult(text, Status.SKIPPED, reason, findings=(finding,), ran=(rule.name,)), self.request
-            )
+            missing = TargetResult(text, Status.SKIPPED, reason, findings=(finding,), ran=(rule.name,))
+            yield _accept_ignored(missing, self.request)
 
     def audit_pipelines(self, targets: Sequence[TargetResult]) -> Iterator[TargetResult]:
         """Compare the files of diffusers pipelines with the lock; their components are targets of their own."""
@@ -315,11 +309,8 @@ class _Run:
     def _build_subject(self, text: str) -> Subject:
         policy = self.request.policy
         if load.find_class_spec(text) is not None:
-            side = (
-                self._get_side(text)
-                if text == self.request.model
-                else references.read_side(text, self.request.init_device)
-            )
+            is_model = text == self.request.model
+            side = self._get_side(text) if is_model else references.read_side(text, self.request.init_device)
             return Subject(text, self._filter(side.state, text), policy, side.state, unfiltered_state=side.state)
         if files.is_folder(text):
             self.folders.add(files.make_absolute(text))
@@ -330,9 +321,8 @@ class _Run:
         side = Side(text, load.select_section(full_state, text), None, opened)
         module_state = side.state if side.state.whole_modules else None
         reason = self._explain_not_compared(text, full_state)
-        return self._compare(
-            Subject(text, self._filter(side.state, text), policy, module_state, reason, full_state), side
-        )
+        subject = Subject(text, self._filter(side.state, text), policy, module_state, reason, full_state)
+        return self._compare(subject, side)
 
     def _filter(self, state: ModelState, text: str) -> ModelState:
         """Apply the filters; a file without tensors is returned unchanged."""
@@ -344,40 +334,29 @@ class _Run:
         """Return why the target is not compared with the reference; None for every target named by the user."""
         if text in self.user_targets:
             return None
-        model = (
-            next(self.model_folders.iter_containing(text), None)
-            if self.request.as_found and not files.is_folder(text)
-            else None
-        )
-        folder = text if files.is_folder(text) else model and model.path
-        if folder is not None:
-            return (
-                references.INSIDE_MODEL_FOLDER
-                if references.is_in_any_folder(folder, self.folders) and not references.is_training_step(folder)
-                else None
-            )
-        return references.explain_not_compared(state, in_model_folder=references.is_in_any_folder(text, self.folders))
+        folder = text if files.is_folder(text) else None
+        if folder is None and self.request.as_found:
+            folder = next((model.path for model in self.model_folders.iter_containing(text)), None)
+        is_inside = references.is_in_any_folder(text if folder is None else folder, self.folders)
+        if folder is None:
+            return references.explain_not_compared(state, in_model_folder=is_inside)
+        return references.INSIDE_MODEL_FOLDER if is_inside and not references.is_training_step(folder) else None
 
     def _compare(self, subject: Subject, side: Side) -> Subject:
-        """Compare the checkpoint with the class and with the reference checkpoint."""
-        policy, model, reference_text = self.request.policy, self.request.model, self.reference
+        policy, model = self.request.policy, self.request.model
         if subject.not_compared_because is not None:
             if self.not_compared is not None:
                 self.not_compared[subject.target] = subject.not_compared_because
             return subject
         self.not_compared = None
-        load_diff = (
-            references.compare_with_class(side, self._get_side(load.resolve_auto_class(model, subject.target)))
-            if model
-            else None
-        )
-        needs_values = bool(policy.must_change or policy.must_not_change)
-        reference_diff = (
-            references.compare_with_checkpoint(side, self._get_side(reference_text), values=needs_values)
-            if reference_text
-            else None
-        )
-        return replace(subject, load_diff=load_diff, reference_diff=reference_diff)
+        if model:
+            class_side = self._get_side(load.resolve_auto_class(model, subject.target))
+            subject = replace(subject, load_diff=references.compare_with_class(side, class_side))
+        if self.reference:
+            needs_values = bool(policy.must_change or policy.must_not_change)
+            diff = references.compare_with_checkpoint(side, self._get_side(self.reference), values=needs_values)
+            subject = replace(subject, reference_diff=diff)
+        return subject
 
     def _get_side(self, text: str) -> Side:
         """Read a reference once. Its error is the error of every target."""
@@ -394,7 +373,6 @@ class _Run:
         return side
 
     def _name_option(self, text: str) -> str:
-        """Return the option of the class or checkpoint."""
         if text != self.reference:
             return "--model"
         return "--against" if self.request.against else "policy.reference"
@@ -476,11 +454,8 @@ def _run_rules(subject: Subject, rules: Sequence[AuditRule], severity: Mapping[s
             findings_by_rule[rule] = list(_run_rule(rule, subject, severity.get(rule.name)))
     unreadable = unreadable_values.list_unreadable(subject, findings_by_rule)
     # A rule without findings has not passed if some values could not be read.
-    inconclusive = (
-        [rule for rule in findings_by_rule if not findings_by_rule[rule] and needs_values in rule.needs]
-        if unreadable
-        else []
-    )
+    silent_rules = [rule for rule, findings in findings_by_rule.items() if not findings] if unreadable else []
+    inconclusive = [rule for rule in silent_rules if needs_values in rule.needs]
     skipped += [Skipped(rule.name, unreadable_values.NOT_ALL_READ, subject.target) for rule in inconclusive]
     state = subject.state
     ran_lock_rule = any(rule.name == lock_check.LOCK_RULE for rule in findings_by_rule)
@@ -522,11 +497,8 @@ def _count_unread_values(subject: Subject) -> tuple[NotChecked, ...]:
     if subject.unread_because and count:
         return (NotChecked("tensor", count, subject.unread_because),)
     uncheckable = sum(facts.reason is not None and not facts.damaged for facts in subject.values or ())
-    return (
-        (NotChecked("tensor", uncheckable, "no rule can check the values (see the rule unread-values)"),)
-        if uncheckable
-        else ()
-    )
+    why = "no rule can check the values (see the rule unread-values)"
+    return (NotChecked("tensor", uncheckable, why),) if uncheckable else ()
 
 
 def _run_rule(rule: AuditRule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:

@@ -55,12 +55,9 @@ def _report_unchecked_policy(audit: Audit, request: Request) -> Iterator[Finding
 
 def _report_missing_targets(accepted_findings: Baseline, audit: Audit, request: Request) -> Iterator[Finding]:
     audited = {make_relative_name(target.target) for target in audit.targets}
-    missing = (
-        entry.target
-        for entry in baseline.find_missing_entries(accepted_findings, request.targets)
-        if entry.target not in audited
-    )
-    for target, count in Counter(missing).items():
+    entries = baseline.find_missing_entries(accepted_findings, request.targets)
+    missing = Counter(entry.target for entry in entries if entry.target not in audited)
+    for target, count in missing.items():
         accepted = f"the baseline accepts {plural(count, 'finding')} of this target"
         remark = f"but {accepted}; to remove these entries, use --write-baseline"
         yield rules.BASELINE_FIXED.finding(f"{target}: no longer exists, {remark}", target=target)
