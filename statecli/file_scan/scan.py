@@ -144,12 +144,9 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
             pickles.extend(_scan_file(file, places.pop(file, ())))
         for file, stored in places.items():
             pickles.extend(_scan_file(file, stored, alone=True))
-    for file, why in unread:
-        pickles.append(
-            ScannedPickle(
-                "the file", Place(file, 0, 0), unread=f"statecli cannot locate the archives in the file: {why}"
-            )
-        )
+    for file, reason in unread:
+        why = f"statecli cannot locate the archives in the file: {reason}"
+        pickles.append(ScannedPickle("the file", Place(file, 0, 0), unread=why))
     return tuple(pickles)
 
 
@@ -165,19 +162,16 @@ def _find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tupl
     """Return the archives listed by `dcp.places` in the folder and its model folders, by file path."""
     archives: dict[str, list[Stored]] = {}
     unread: list[tuple[str, str]] = []
-    for folder_name in (
-        dict.fromkeys(map(files.get_folder, ("", *_list_members(path)))) if files.is_folder(path) else ()
-    ):
+    members = ("", *_list_members(path)) if files.is_folder(path) else ()
+    for folder_name in dict.fromkeys(map(files.get_folder, members)):
         folder = files.join(path, folder_name) if folder_name else path
         places, others = dcp.collect_places(folder) if dcp.sniff(folder, b"") else ({}, [])
         archives.update((files.join(path, folder_name, name), places[name]) for name in filter(_is_plain_name, places))
+        unread.extend((files.join(path, folder_name, name), why) for name, why in others)
         outside = next((name for name in places if not _is_plain_name(name)), None)
         if outside is not None:
-            others = [
-                *others,
-                (METADATA, f"the metadata names an archive outside the folder: {quoting.quote(outside)}"),
-            ]
-        unread.extend((files.join(path, folder_name, name), why) for name, why in others)
+            why = f"the metadata names an archive outside the folder: {quoting.quote(outside)}"
+            unread.append((files.join(path, folder_name, METADATA), why))
     return archives, unread
 
 
@@ -229,13 +223,16 @@ def _find_other_uses(whole: Region, *, has_zip_at_end: bool) -> Iterator[Hazard]
     """Yield the hazards of a file that loaders recognise by its first or last bytes or by its name, in any format."""
     head = whole.head
     if (reason := find_code_in_text(whole.path, whole)) is not None:
-        yield Hazard(reason, help=_TEXT_HELP)
+        yield Hazard(reason, help="remove the file unless you trust its author")
     if whole.path.lower().endswith(MSGPACK_SUFFIXES) and safetensors.sniff("", head):
-        yield Hazard(_MSGPACK_USE, help=_MSGPACK_HELP)
+        yield Hazard(_MSGPACK_USE, help="rename the file to .safetensors")
     if unsupported.is_compiled(head):
-        yield Hazard(f"torch.compiler.load_cache_artifacts {_CACHE_USE}", help=_CACHE_HELP)
+        use = "reads the file as a cache of compiled code and unpickles its contents"
+        help = "do not load the file as a cache unless you created it"
+        yield Hazard(f"torch.compiler.load_cache_artifacts {use}", help=help)
     if unsupported.is_flatbuffer(head):
-        yield Hazard("torch.jit.load reads the file as a flatbuffer and runs the code in it", help=_FLATBUFFER_HELP)
+        use = "torch.jit.load reads the file as a flatbuffer and runs the code in it"
+        yield Hazard(use, help="do not load the file with torch.jit.load unless you created it")
     if has_zip_at_end:
         yield Hazard(
             "the file ends with a zip archive, and torch.hub and pandas read this archive instead of the tensors",
@@ -272,7 +269,6 @@ def _is_system_error(error: Exception) -> bool:
 
 
 def _is_empty(path: str) -> bool:
-    """Return True if the file has no bytes."""
     try:
         return files.get_size(path) == 0
     except UnreadableError:
@@ -284,14 +280,9 @@ def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
     return [(archive.offset, _FIRST), (archive.offset + max(0, archive.length - _LAST), _LAST)]
 
 
-#: What torch does with a file that is a cache of compiled code, and what to do about one.
-_TEXT_HELP = "remove the file unless you trust its author"
 _MSGPACK_USE = (
     "libraries such as RLlib read the file as msgpack because of its name, but statecli checked the file as safetensors"
 )
-_MSGPACK_HELP = "rename the file to .safetensors"
-_CACHE_USE = "reads the file as a cache of compiled code and unpickles its contents"
-_CACHE_HELP = "do not load the file as a cache unless you created it"
 _ZIP_HELP = "save the tensors again in a new file, and contact the publisher of this file"
 _UNPACKS = "the zip archive contains only the file {}; torch.hub overwrites any file of this name in its cache folder"
 #: Zeros that torch.export.load may make for tensors whose records are empty: so many, and so many for each byte.
@@ -303,7 +294,6 @@ _UNCHECKED_BYTECODE = (
 _BYTECODE_HELP = (
     "use torch.jit.load, which does not read the bytecode; use the lite interpreter only for files that you created"
 )
-_FLATBUFFER_HELP = "do not load the file with torch.jit.load unless you created it"
 #: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
 #: Bytes of a whole file whose digest is computed, once: on disk 10 to 40 seconds, behind a URL a download.
@@ -418,12 +408,10 @@ class FileScan:
             yield
         except OutOfSteps as error:
             self.pieces.clear()
-            self.pickles.append(
-                ScannedPickle("the file", self.whole.span, unread=(f"{error}, and did not read the rest of the file"))
-            )
+            why = f"{error}, and did not read the rest of the file"
+            self.pickles.append(ScannedPickle("the file", self.whole.span, unread=why))
 
     def _add_pickle(self, pickle: ScannedPickle) -> None:
-        """Keep a scanned pickle."""
         self.pickles.append(pickle)
         self.steps.take(Budget.PICKLES)
 
@@ -449,9 +437,8 @@ class FileScan:
         """Scan a piece by its first bytes."""
         head = piece.region.head
         if piece.depth > MAX_NESTING:
-            self._add_unread(
-                piece, f"pickles and archives are nested more than {MAX_NESTING} levels deep, the limit of statecli"
-            )
+            why = f"pickles and archives are nested more than {MAX_NESTING} levels deep, the limit of statecli"
+            self._add_unread(piece, why)
         elif head.startswith(_ZIP):
             self._scan_archive(piece)
         elif head.startswith(_NUMPY):
@@ -476,10 +463,8 @@ class FileScan:
                 piece = piece._replace(sure=piece.sure and begins)
                 if not begins and (legacy or count >= _MAX_CONSECUTIVE_PICKLES):
                     if not legacy and rest:
-                        self._add_unread(
-                            piece,
-                            f"statecli stopped after {count} pickles in a row, its limit, and did not read the rest",
-                        )
+                        why = f"statecli stopped after {count} pickles in a row, its limit, and did not read the rest"
+                        self._add_unread(piece, why)
                     break
 
     def _scan_pickle(self, piece: _Piece, at: int) -> int:

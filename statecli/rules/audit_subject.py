@@ -108,13 +108,10 @@ def needs_module(subject: Subject) -> str | None:
 
 def needs_class_or_reference(subject: Subject) -> str | None:
     """Return why the target is compared with nothing; None if there is a class or a reference."""
-    is_given = subject.load_diff is not None or subject.reference_diff is not None
-    return (
-        None
-        if is_given
-        else subject.not_compared_because
-        or "needs a class or a reference: give --model file.py:Class or --against CHECKPOINT"
-    )
+    if subject.load_diff is not None or subject.reference_diff is not None:
+        return None
+    text = "needs a class or a reference: give --model file.py:Class or --against CHECKPOINT"
+    return subject.not_compared_because or text
 
 
 def needs_file(subject: Subject) -> str | None:
@@ -131,8 +128,7 @@ def needs_values(subject: Subject) -> str | None:
     """Return why no values were read; None if they were."""
     if subject.values is not None:
         return None
-    is_class = subject.state.traits.is_class
-    if is_class:
+    if subject.state.traits.is_class:
         return "a class has only initial values; audit a checkpoint"
     return subject.unread_because or NO_VALUES
 

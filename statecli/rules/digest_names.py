@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import msgspec
 
@@ -55,12 +56,9 @@ def compute_digest(file: NamedFile) -> CheckedFile:
     # git writes the size before the bytes that it hashes.
     digest = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     try:
-        opened = files.open_file(file.path)
-        try:
+        with closing(files.open_file(file.path)) as opened:
             for start in range(0, opened.size, _PIECE):
                 digest.update(opened.read(start, min(_PIECE, opened.size - start)))
-        finally:
-            opened.close()
     except (UnreadableError, OSError) as error:
         return CheckedFile(file, unread_because=f"digest not computed, because the file cannot be read ({error})")
     return CheckedFile(file, digest.hexdigest())

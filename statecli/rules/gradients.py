@@ -28,11 +28,8 @@ def needs_optimizer_with_names(subject: Subject) -> str | None:
         return "the target has no optimizer state"
     is_named = any(_list_parameter_names(optimizer) for optimizer in subject.full_state.optimizers)
     is_named = is_named or any(row.evidence is Evidence.OPTIMIZER for row in _select_model_tensors(subject))
-    return (
-        None
-        if is_named
-        else "the optimizer state does not contain the names of the parameters that the optimizer trains"
-    )
+    why = "the optimizer state does not contain the names of the parameters that the optimizer trains"
+    return None if is_named else why
 
 
 def _select_model_tensors(subject: Subject) -> list[TensorInfo]:

@@ -86,13 +86,8 @@ def misplaced_storage(subject: Subject) -> Iterator[Issue]:
 
 def _needs_mapped_format(subject: Subject) -> str | None:
     traits = subject.state.traits
-    if traits.never_mapped:
-        return traits.never_mapped
-    return (
-        "torch never memory-maps a file in the format from before torch 1.6: see the rule legacy-format"
-        if traits.is_legacy
-        else None
-    )
+    why = "torch never memory-maps a file in the format from before torch 1.6: see the rule legacy-format"
+    return traits.never_mapped or (why if traits.is_legacy else None)
 
 
 @rule(Severity.WARNING, _needs_file, _needs_mapped_format)
@@ -159,8 +154,7 @@ def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
                 broken.setdefault(error, []).append(tensor)
     for error, tensors in broken.items():
         first, others = tensors[0], [subject.name_of(tensor) for tensor in tensors[1:]]
-        also = f"; {quoting.names(others)} uses the same bytes" if len(others) == 1 else ""
-        also = f"; {quoting.names(others)} use the same bytes" if len(others) > 1 else also
+        also = f"; {quoting.names(others)} use{'s' * (len(others) == 1)} the same bytes" if others else ""
         file = subject.member(error.place)
         where = f" in {quoting.name(file)}" if file else ""
         text = f"its bytes{where} do not match the saved checksum: {error.difference}{also}"
@@ -210,9 +204,6 @@ def index_mismatch(subject: Subject) -> Iterator[Issue]:
             )
 
 
-_SAVE_AGAIN = "save the file again with a newer torch"
-
-
 @rule(Severity.NOTE, _needs_file)
 def legacy_format(subject: Subject) -> Iterator[Issue]:
     """The file is a stream of pickles from before torch 1.6.
@@ -228,7 +219,7 @@ def legacy_format(subject: Subject) -> Iterator[Issue]:
         yield Issue(
             "the file has the format from before torch 1.6, which has no checksums, so damaged values cannot be "
             "detected",
-            help=_SAVE_AGAIN,
+            help="save the file again with a newer torch",
         )
 
 

@@ -55,15 +55,12 @@ def settings_mismatch(subject: Subject) -> Iterator[Issue]:
     lock file reviewed. To compare only tensors, use `--tensors-only`.
     """
     changes = subject.companions or CompanionChanges()
-    help = _RESTORE_FILE
     for setting in changes.settings:
-        yield Issue(
-            f"setting differs from the lock: {describe_setting_change(setting)}",
-            help=help,
-            content=_sha256(repr(setting)),
-        )
+        message = f"setting differs from the lock: {describe_setting_change(setting)}"
+        yield Issue(message, help=_RESTORE_FILE, content=_sha256(repr(setting)))
     for file in changes.files:
-        yield Issue(f"{format_fqn(file.name)}: {_describe_file(file)}", help=help, content=_sha256(repr(file)))
+        message = f"{format_fqn(file.name)}: {_describe_file(file)}"
+        yield Issue(message, help=_RESTORE_FILE, content=_sha256(repr(file)))
 
 
 @judges(VALUES_NOT_LOCKED, needs_lock)

@@ -51,9 +51,8 @@ def inconsistent_module(subject: Subject) -> Iterator[Issue]:
     yield from _check_weight_norm(subject, rows)
     for path, value in state.metadata.values.items():
         if _ATTENTION_HEADS.fullmatch(path) and type(value) is int and value < 1:
-            yield Issue(
-                f"{path} is {value}: the module divides by this number, so a call fails", help=_HELP, about=path
-            )
+            message = f"{path} is {value}: the module divides by this number, so a call fails"
+            yield Issue(message, help=_HELP, about=path)
 
 
 def _check_recurrent(subject: Subject, rows: list[TensorInfo]) -> Iterator[Issue]:

@@ -26,11 +26,11 @@ _DO_NOT_LOAD = "do not load the file; contact its publisher"
 _MAX_ISSUES_PER_FILE = 100
 
 
-def _locate_mention(pickle: ScannedPickle, mention: Mention) -> Place:
-    """Return the byte of the file where the name is; for a compressed pickle the place of the pickle."""
+def _locate_byte(pickle: ScannedPickle, position: int) -> Place:
+    """Return the byte of the file at a position of the pickle; for a compressed pickle the place of the pickle."""
     if not pickle.exact:
         return pickle.place
-    return Place(pickle.place.path, pickle.place.offset + mention.position, _NAME_BYTES)
+    return Place(pickle.place.path, pickle.place.offset + position, _NAME_BYTES)
 
 
 def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[tuple[Mention, str | None]]:
@@ -88,23 +88,18 @@ def _build_name_issue(subject: Subject, pickle: ScannedPickle, mention: Mention,
     where = _describe_byte(subject, pickle, mention.position)
     doer = pickle.doer or _describe_load(pickle)
     message = f"{doer} {'calls' if mention.called else 'imports'} {name}, which {why} ({where})"
-    return Issue(
-        message, help=help, place=_locate_mention(pickle, mention), about=mention.qualified, content=pickle.digest
-    )
+    place = _locate_byte(pickle, mention.position)
+    return Issue(message, help=help, place=place, about=mention.qualified, content=pickle.digest)
 
 
 def _explain_unknown_name(pickle: ScannedPickle, mention: Mention) -> tuple[str, str]:
-    if pickle.doer and program_operators.is_shipped(_name_operator(mention)):
-        return (
-            "is not on the list of operators that torch writes into programs",
-            "export the program again without this operator",
-        )
-    if pickle.doer:
-        return (
-            "belongs to a library outside torch, torchvision and torchaudio",
-            "review this library before you call the model",
-        )
-    return "is not on the allow-list of torch and plain-data types", "save plain data instead"
+    if not pickle.doer:
+        return "is not on the allow-list of torch and plain-data types", "save plain data instead"
+    if program_operators.is_shipped(_name_operator(mention)):
+        why = "is not on the list of operators that torch writes into programs"
+        return why, "export the program again without this operator"
+    why = "belongs to a library outside torch, torchvision and torchaudio"
+    return why, "review this library before you call the model"
 
 
 def _name_operator(mention: Mention) -> str:
@@ -197,9 +192,8 @@ def whole_module_pickle(subject: Subject) -> Iterator[Issue]:
         place = next(pickle.place for pickle in subject.pickles if pickle.modules)
         needs = f"weights_only=False and the code of {quoting.names(list(classes))}"
         message = f"a whole module is pickled, so loading needs {needs}"
-        yield Issue(
-            message, help="save model.state_dict() instead of the module", place=place, content=", ".join(classes)
-        )
+        help = "save model.state_dict() instead of the module"
+        yield Issue(message, help=help, place=place, content=", ".join(classes))
 
 
 @rule(Severity.WARNING, needs_file, needs_pickles, cases={"plain data": Severity.NOTE})
@@ -308,9 +302,7 @@ def _build_hazard_issue(subject: Subject, pickle: ScannedPickle, hazard: Hazard)
 
 
 def _build_bomb_issue(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Issue:
-    place = pickle.place
-    if pickle.exact and bomb.position:
-        place = Place(place.path, place.offset + bomb.position, _NAME_BYTES)
+    place = _locate_byte(pickle, bomb.position) if bomb.position else pickle.place
     where = _describe_byte(subject, pickle, bomb.position) if bomb.position else _describe_place(subject, pickle)
     message = f"{_describe_load(pickle)} {quoting.name(bomb.text)}" + (f" ({where})" if where else "")
     return Issue(message, help=_DO_NOT_LOAD, place=place, about=bomb.text)
@@ -390,10 +382,8 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
         ]
         if pickle.protocol >= _REFUSED_PROTOCOL:
             names = []
-            why, help = (
-                f"is a pickle of protocol {pickle.protocol}",
-                "save the file without the argument pickle_protocol",
-            )
+            why = f"is a pickle of protocol {pickle.protocol}"
+            help = "save the file without the argument pickle_protocol"
         elif pickle.refused_opcode is not None:
             names = []
             why, help = f"has the {_describe_opcode(pickle.refused_opcode)}", _SAVE_AGAIN

@@ -92,9 +92,8 @@ def mixed_devices(subject: Subject) -> Iterator[Issue]:
         by_device = _merge_equal_devices(_group_by_device(tensors))
         if len(by_device) > 1:
             rarest = min(by_device, key=lambda device: len(by_device[device]))
-            yield Issue(
-                f"{section}: {_describe_devices(subject, by_device, rarest)}", by_device[rarest][0].fqn, section, _HELP
-            )
+            message = f"{section}: {_describe_devices(subject, by_device, rarest)}"
+            yield Issue(message, by_device[rarest][0].fqn, section, _HELP)
 
 
 def _merge_equal_devices(by_device: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:

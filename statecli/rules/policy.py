@@ -111,9 +111,8 @@ def unchanged_tensor(subject: Subject) -> Iterator[Issue]:
             unknown = next((f"; {change.fqn}: {change.not_compared}" for change in changes if change.not_compared), "")
             unchanged = _describe_unchanged(len(changes), is_certain=not unknown)
             message = f"policy.must-change {glob!r}: {unchanged}{unknown}"
-            yield Issue(
-                message, named, help="run `statecli verify --check step` to see whether the tensors are trained"
-            )
+            help = "run `statecli verify --check step` to see whether the tensors are trained"
+            yield Issue(message, named, help=help)
 
 
 def _describe_unchanged(count: int, *, is_certain: bool) -> str:
@@ -144,9 +143,8 @@ def changed_tensor(subject: Subject) -> Iterator[Issue]:
                 yield Issue(message, change.fqn, change.section, help)
             elif change.status is not Status.IDENTICAL:
                 message = f"{change.fqn}: {_describe_change(change)}, which policy.must-not-change {glob!r} forbids"
-                yield Issue(
-                    message, change.fqn, change.section, "freeze the tensor with requires_grad_(False) and eval()"
-                )
+                help = "freeze the tensor with requires_grad_(False) and eval()"
+                yield Issue(message, change.fqn, change.section, help)
 
 
 def _differs(change: Change) -> bool:

@@ -186,10 +186,8 @@ def _report_incomplete_weights(weights: Sequence[LogicalWeight]) -> Iterator[Iss
 
 def _report_lost_codes(lost_codes: Sequence[LostCodes]) -> Iterator[Issue]:
     for lost in lost_codes:
-        others = (
-            f"{plural(lost.whole, 'other weight')} of this layout "
-            f"{'has all its' if lost.whole == 1 else 'have all their'} tensors"
-        )
+        have = "has all its" if lost.whole == 1 else "have all their"
+        others = f"{plural(lost.whole, 'other weight')} of this layout {have} tensors"
         message = f"{lost.codes}: is missing, but {lost.scales.fqn} is its scale; {others}"
         yield Issue(message, lost.scales.fqn, lost.scales.section, "save the missing tensor too", about=lost.codes)
 
@@ -223,11 +221,9 @@ def _report_odd_names(
             continue
         name, what = f"{stack.prefix}{index}", missing or added
         count = sum((what <= kind) if missing else what.isdisjoint(kind) for kind in kinds.values())
-        verb, others, help = (
-            ("lacks", "have", "save the missing tensors too")
-            if missing
-            else ("has", "lack", "save these tensors for all layers, or remove them")
-        )
+        verb, others, help = "lacks", "have", "save the missing tensors too"
+        if added:
+            verb, others, help = "has", "lack", "save these tensors for all layers, or remove them"
         message = f"{name}: {verb} {join_names(sorted(what))}, which {count} other layers {others}"
         yield Issue(message, None, stack.section, help, about=name)
 
@@ -322,10 +318,8 @@ def _report_lost_values(subject: Subject, values: Sequence[Facts], stack: Stack)
         if facts[odd].elements > 1:
             message = f"all {facts[odd].elements:,} values are 0, unlike {in_others}"
         else:
-            low, high = (
-                min(layer_facts.low or 0 for layer_facts in others),
-                max(layer_facts.high or 0 for layer_facts in others),
-            )
+            low = min(layer_facts.low or 0 for layer_facts in others)
+            high = max(layer_facts.high or 0 for layer_facts in others)
             if low <= 0 or high > low * MAX_SCALE_RANGE or any(layer_facts.elements != 1 for layer_facts in others):
                 continue
             message = f"value is {facts[odd].high:.3g}, but {low:.3g} to {high:.3g} {in_others}"

@@ -225,9 +225,8 @@ def denormal(subject: Subject) -> Iterator[Issue]:
             is_factor = tensor.kind in (Kind.PARAMETER, Kind.BUFFER) and len(tensor.shape or ()) > 1
             text = _describe_count(facts.denormal, facts, "denormal")
             severity = None if is_factor else denormal.cases["not multiplied"]
-            yield report_tensor(
-                subject, tensor, text, "set these values to zero, or call torch.set_flush_denormal(True)", severity
-            )
+            help = "set these values to zero, or call torch.set_flush_denormal(True)"
+            yield report_tensor(subject, tensor, text, help, severity)
 
 
 def _needs_known_dtype(subject: Subject) -> str | None:
@@ -323,9 +322,8 @@ def unread_values(subject: Subject) -> Iterator[Issue]:
         if facts.reason is not None and not facts.damaged:
             has_none = tensor.device == "meta" or tensor.dtype.startswith("numpy") or tensor.shape is None
             severity = unread_values.cases["expected"] if has_none or not subject.values_requested else None
-            yield report_tensor(
-                subject, tensor, f"values not read: {facts.reason}", "exclude the tensor with -x", severity
-            )
+            text = f"values not read: {facts.reason}"
+            yield report_tensor(subject, tensor, text, "exclude the tensor with -x", severity)
 
 
 RULES = (nan, inf, sparse_indices, all_zero, constant, denormal, overflows_dtype, duplicate_values, unread_values)

@@ -55,17 +55,12 @@ def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Fact
         return
     called = join_names(tuple(map(subject.name_of, zero)))
     is_all = len(zero) == len(factors)
-    of = (
-        f"all {plural(len(zero), 'factor')} that start at zero are still"
-        if is_all
-        else f"{len(zero):,} of {len(factors):,} factors that start at zero are still"
-    )
-    message = f"{of} zero{f' after training ({sign})' if sign else ''}: {called}"
-    help = (
-        "check that the optimizer has the adapter's parameters"
-        if sign
-        else "no action is needed if the adapter was not trained yet"
-    )
+    count = f"all {plural(len(zero), 'factor')}" if is_all else f"{len(zero):,} of {len(factors):,} factors"
+    after = f" after training ({sign})" if sign else ""
+    message = f"{count} that start at zero are still zero{after}: {called}"
+    help = "no action is needed if the adapter was not trained yet"
+    if sign:
+        help = "check that the optimizer has the adapter's parameters"
     severity = None if sign and is_all else untrained_adapter.cases["may be intended"]
     yield Issue(message, zero[0].fqn if len(zero) == 1 else None, zero[0].section, help, severity)
 
