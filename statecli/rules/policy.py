@@ -106,7 +106,8 @@ def unchanged_tensor(subject: Subject) -> Iterator[Issue]:
         changes = _select_changes(subject, glob)
         if not changes:
             yield _report_unmatched("policy.must-change", glob, subject)
-        if changes and not any(_differs(change) for change in changes):
+        is_changed = any(change.status is not Status.IDENTICAL and change.not_compared is None for change in changes)
+        if changes and not is_changed:
             named = changes[0].fqn if len(changes) == 1 else None
             unknown = next((f"; {change.fqn}: {change.not_compared}" for change in changes if change.not_compared), "")
             unchanged = _describe_unchanged(len(changes), is_certain=not unknown)
@@ -145,10 +146,6 @@ def changed_tensor(subject: Subject) -> Iterator[Issue]:
                 message = f"{change.fqn}: {_describe_change(change)}, which policy.must-not-change {glob!r} forbids"
                 help = "freeze the tensor with requires_grad_(False) and eval()"
                 yield Issue(message, change.fqn, change.section, help)
-
-
-def _differs(change: Change) -> bool:
-    return change.status is not Status.IDENTICAL and change.not_compared is None
 
 
 def _describe_change(change: Change) -> str:

@@ -289,7 +289,9 @@ def _parse_table(table: Mapping[str, Any], path: str, request: PluginRequest) ->
     config = _convert(normalized, Config, "", path)
     plugins = _load_plugins(replace(request, configured=config.plugins, config_path=path))
     expand_rules(config.rule_names, path, join_rules(plugins))  # raises for an unknown name
-    _check_dtypes(config.policy.dtype, path)
+    for name in config.policy.dtype:
+        if name not in ELEMENT_BITS:
+            raise UsageError(f"{path}: policy.dtype: unknown dtype {name!r}{suggest_names(name, ELEMENT_BITS)}")
     for key, target_path in (
         ("lock", config.lock),
         ("baseline", config.baseline),
@@ -369,12 +371,6 @@ def suggest_names(word: str, candidates: Iterable[str]) -> str:
 
     matches = get_close_matches(word, list(dict.fromkeys(candidates)), n=3)
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
-
-
-def _check_dtypes(names: Sequence[str], path: str) -> None:
-    for name in names:
-        if name not in ELEMENT_BITS:
-            raise UsageError(f"{path}: policy.dtype: unknown dtype {name!r}{suggest_names(name, ELEMENT_BITS)}")
 
 
 # --- normalizing ------------------------------------------------------------------------------------------------------

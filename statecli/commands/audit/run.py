@@ -94,9 +94,9 @@ class _Run:
         self.budget = ValuesBudget(request.values, self.rules)
         #: Targets that the user named; they are compared with the reference whatever they contain.
         self.user_targets = () if request.as_found else request.targets
-        self.model_folders = ModelFolders(
-            as_found=request.as_found, is_locked=self._is_in_lock if self._has_named_lock() else None
-        )
+        has_named_lock = request.lock is not None and request.checks_lock and not request.lock.has_no_names
+        is_locked = self._is_in_lock if has_named_lock else None
+        self.model_folders = ModelFolders(as_found=request.as_found, is_locked=is_locked)
         self.module_finder = ModuleFinder(request.targets)
         self.reference = request.against or request.policy.reference
         self.sides: dict[str, Side | StateError] = {}
@@ -172,9 +172,6 @@ class _Run:
             reason = self.budget.explain_unhashed(file.size)
             yield CheckedFile(file, unread_because=reason) if reason else compute_digest(file)
 
-    def _has_named_lock(self) -> bool:
-        return self.request.lock is not None and self.request.checks_lock and not self.request.lock.has_no_names
-
     def _is_in_lock(self, text: str) -> bool:
         lock = self.request.lock
         return lock is not None and lock.of(text, self.request.lock_folder, by_name=True) is not None
@@ -235,7 +232,8 @@ class _Run:
         path, _ = split_section(text)
         exists = files.is_remote(path) or files.exists(path)
         try:
-            pickles = scan_pickles(path) if exists and any(map(_reads_pickles, self.rules)) else ()
+            is_needed = any(_is_about_pickles(rule) or needs_unchecked_indices in rule.needs for rule in self.rules)
+            pickles = scan_pickles(path) if exists and is_needed else ()
             return self.module_finder.mark_pickles(pickles), None
         except UnreadableError as error:
             return (), str(error)
@@ -402,10 +400,6 @@ def _can_check_unreadable(rule: AuditRule, subject: Subject) -> bool:
     if _is_about_pickles(rule):
         return bool(subject.pickles)
     return needs_digest_as_name in rule.needs and rule.why_not(subject) is None
-
-
-def _reads_pickles(rule: AuditRule) -> bool:
-    return _is_about_pickles(rule) or needs_unchecked_indices in rule.needs
 
 
 def _is_about_pickles(rule: AuditRule) -> bool:

@@ -74,7 +74,7 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
     if not rows and state_dict.keys == ():
         state_dict, rows = _find_inner_entries(state, tails)
         section = state_dict.section
-    refused = _list_refused(state)
+    refused = tuple(live.weights_only.list_refused_names(name for name, _ in state.globals)) if state.globals else ()
     source = _find_source(state, rows, state_dict, refused)
     is_average = is_copy(section) or "ema" in section.lower().split("_")
     return ModelEntries(rows, section, state_dict, source, refused, is_average, rivals)
@@ -100,12 +100,6 @@ def _find_inner_entries(state: ModelState, tails: Set[tuple[str, ...]]) -> tuple
 def get_last_parts(name: str) -> tuple[str, ...]:
     """Return the last two components."""
     return tuple(name.split(".")[-2:])
-
-
-def _list_refused(state: ModelState) -> tuple[str, ...]:
-    if not state.globals:
-        return ()
-    return tuple(live.weights_only.list_refused_names(name for name, _ in state.globals))
 
 
 def _find_source(

@@ -37,7 +37,7 @@ def _find_possible_join(rest: Matching) -> Iterable[str]:
         for name in names:
             shape = shapes[name]
             if shape:
-                key = _parent_of_module(name), _leaf(name), shape[1:]
+                key = ".".join(name.split(".")[:-2]), _leaf(name), shape[1:]
                 rows.setdefault(key, ([], []))[side].append(name)
     for unused, unfilled in rows.values():
         counts = [
@@ -104,7 +104,3 @@ def _find_permuted_tensors(rest: Matching) -> Iterable[str]:
 
 def _leaf(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _parent_of_module(name: str) -> str:
-    return ".".join(name.split(".")[:-2])
