@@ -625,13 +625,11 @@ class FileScan:
                 continue
             use, name = uses[record.name], self._name_record(piece, record)
             self._scan_record(piece._replace(records=ArchiveRecords(record.name, sizes, types)), archive, record, use)
-            if use is Use.COMPILED:
+            if use is Use.COMPILED or use is Use.MODULE:
                 region = piece.region.get_part(record.data_offset, record.compressed_size)
                 folder = _COMPILED_FOLDER.match(name)
-                compiled.setdefault(folder[0] if folder else name, []).append(_Piece(region, name, piece.depth))
-            if use is Use.MODULE:
-                region = piece.region.get_part(record.data_offset, record.compressed_size)
-                modules.append(_Piece(region, name, piece.depth))
+                group = modules if use is Use.MODULE else compiled.setdefault(folder[0] if folder else name, [])
+                group.append(_Piece(region, name, piece.depth))
         for folder_name, pieces in compiled.items():
             self._report_compiled(folder_name, pieces)
         if modules:
