@@ -179,7 +179,7 @@ class Browser(App[None]):
         #: Position of the tensor whose values are read; positions with statistics and a histogram.
         self._reading: int | None = None
         self._complete: set[int] = set()
-        self._total = f"{plural(len(model.tensors), 'tensor')}, {format_size(sizes.sum_bytes(model.tensors))}"
+        self._total = sizes.describe_size(model.tensors)
 
     def compose(self) -> ComposeResult:
         """Build the widgets."""

@@ -6,13 +6,14 @@ of storages, which the rules `oversized-storage` and `too-large` count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
 import msgspec
 
 from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.units import format_size, plural
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -52,6 +53,11 @@ def _sum(tensors: Sequence[TensorInfo]) -> Totals:
 def sum_bytes(tensors: Iterable[TensorInfo]) -> int:
     """Return the size of all tensors together, in bytes."""
     return _sum(list(tensors)).bytes
+
+
+def describe_size(tensors: Collection[TensorInfo]) -> str:
+    """Return the number of the tensors and their size: `78 tensors, 8.79 kB`."""
+    return f"{plural(len(tensors), 'tensor')}, {format_size(sum_bytes(tensors))}"
 
 
 def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:

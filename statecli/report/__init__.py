@@ -473,8 +473,7 @@ class Report(msgspec.Struct, frozen=True):
     not_checked: tuple[NotChecked, ...] = ()
     #: The targets with parts that the run did not check, for outputs that annotate files.
     partly_checked: tuple[Trouble, ...] = ()
-    #: The configuration of the run; None if the command reads none.
-    configuration: Configuration | None = None
+    configuration: Configuration = Configuration()
     #: The page without its rows, for outputs that show the flat table instead; None: the page.
     page_without_rows: Callable[[], Page] | None = None
     #: The flat table without the columns for programs; None: the table.
@@ -527,9 +526,8 @@ class Report(msgspec.Struct, frozen=True):
         Returns "" if everything was checked by all rules.
         """
         parts = [f"not checked: {describe_not_checked(self.not_checked)}"] if self.not_checked else []
-        configuration = self.configuration
-        if configuration is not None and (configuration.disabled or configuration.weakened):
-            parts.append(describe_configuration(configuration))
+        if self.configuration.disabled or self.configuration.weakened:
+            parts.append(describe_configuration(self.configuration))
         return "; ".join(parts)
 
 
@@ -538,8 +536,7 @@ def build_scope_notes(report: Report) -> tuple[Finding, ...]:
     unchecked = [f"{plural(entry.count, entry.what)}: {entry.why}" for entry in report.not_checked]
     target = "." if report.has_several_targets else report.title
     notes = [output_rules.NOT_CHECKED.finding(f"not checked: {text}", target=target) for text in unchecked]
-    message = describe_configuration(report.configuration) if report.configuration is not None else ""
-    if report.configuration is not None and message:
+    if message := describe_configuration(report.configuration):
         notes.append(output_rules.CONFIGURATION.finding(message, target=report.configuration.file or target))
     return tuple(notes)
 

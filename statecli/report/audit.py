@@ -13,6 +13,7 @@ from statecli import report
 from statecli.commands.audit.result import Audit
 from statecli.core.escaping import truncate_middle
 from statecli.core.finding import Finding, Severity
+from statecli.core.grouping import group_by
 from statecli.core.model_state import Oddity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
@@ -43,7 +44,7 @@ from statecli.report.documents.audit import build_audit_document
 from statecli.report.problems import format_counts, format_severities, group_accepted, group_findings
 from statecli.rules.dictionary import RULES
 from statecli.targets import location
-from statecli.targets.target_result import Status, TargetResult
+from statecli.targets.target_result import Accepted, Status, TargetResult
 
 #: Largest number of problems of a group without `--all`.
 MAX_GROUP_PROBLEMS = 20
@@ -149,27 +150,23 @@ def _build_cases(audit: Audit) -> Iterator[Case]:
         if target.status is not Status.AUDITED:
             outcome = Outcome.ERROR if target.status is Status.FAILED else Outcome.SKIPPED
             yield Case(target.target, "audit", outcome, target.reason or "")
-        by_rule: dict[str, list[Problem]] = {rule: [] for rule in target.ran}
-        for problem in group_findings(target.findings, target.unregistered, audit.plugin_rules):
-            by_rule.setdefault(problem.rule, []).append(problem)
-        accepted: dict[str, list[str]] = {}
-        for entry in target.accepted:
-            accepted.setdefault(entry.finding.rule, []).append(
-                f"accepted: {junit_cases.describe_finding(entry.finding)}: {entry.reason}"
-            )
-        for rule, problems in by_rule.items():
-            yield _build_case(target.target, rule, problems, accepted.get(rule, []), audit.fail_on)
+        problems = group_findings(target.findings, target.unregistered, audit.plugin_rules)
+        accepted = group_by(target.accepted, lambda entry: entry.finding.rule)
+        by_rule = group_by(problems, lambda problem: problem.rule)
+        for rule in dict.fromkeys((*target.ran, *by_rule)):
+            yield _build_case(target.target, rule, by_rule.get(rule, ()), accepted.get(rule, ()), audit.fail_on)
         yield from (Case(target.target, skipped.rule, Outcome.SKIPPED, skipped.reason) for skipped in target.skipped)
 
 
 def _build_case(
-    target: str, rule: str, problems: Sequence[Problem], accepted: Sequence[str], fail_on: Severity
+    target: str, rule: str, problems: Sequence[Problem], accepted: Sequence[Accepted], fail_on: Severity
 ) -> Case:
     """Return the case of a rule; problems milder than `fail_on` are part of its text."""
     failing = [problem for problem in problems if problem.severity.is_at_least(fail_on)]
     milder = [junit_cases.describe_problem(p) for p in problems if not p.severity.is_at_least(fail_on)]
     case = junit_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, Outcome.PASSED)
-    return replace(case, text=(*case.text, *milder, *accepted))
+    accepted_lines = (f"accepted: {junit_cases.describe_finding(entry.finding)}: {entry.reason}" for entry in accepted)
+    return replace(case, text=(*case.text, *milder, *accepted_lines))
 
 
 def _build_table(findings: Iterable[Finding]) -> Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from statecli.commands.bisect.result import Answer, Bisection, Probe
 from statecli.commands.log.checkpoints import shorten_paths
 from statecli.core import quoting
@@ -104,12 +102,6 @@ def _describe(probe: Probe) -> str:
 
 def _build_case(bisection: Bisection) -> Case:
     outcomes = {Answer.FOUND: Outcome.PASSED, Answer.NEVER: Outcome.FAILED, Answer.INCONCLUSIVE: Outcome.ERROR}
-    message = _format_verdict(bisection)
-    return Case(
-        bisection.target, f"first {bisection.condition}", outcomes[bisection.answer], message, tuple(_list(bisection))
-    )
-
-
-def _list(bisection: Bisection) -> Iterator[str]:
-    for probe in bisection.probes:
-        yield f"{probe.path}: {_WORDS[probe.holds]}: {probe.error or probe.evidence}"
+    name, message = f"first {bisection.condition}", _format_verdict(bisection)
+    text = tuple(f"{probe.path}: {_WORDS[probe.holds]}: {probe.error or probe.evidence}" for probe in bisection.probes)
+    return Case(bisection.target, name, outcomes[bisection.answer], message, text)

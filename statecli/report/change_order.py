@@ -7,7 +7,8 @@ from typing import Any
 
 from statecli.commands.diff.result import Change, Field, Status, TransformationKind
 from statecli.core.output import ChangeOrder
-from statecli.report import RowView, change_text
+from statecli.report import RowView
+from statecli.report.change_text import has_new_not_finite
 from statecli.report.row_order import order_by_name
 
 
@@ -18,7 +19,7 @@ def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change
     """
     order = view.sort or (ChangeOrder.CHANGE if view.hides_rows else None)
     if order is None:
-        return sorted(changes, key=lambda change: not _has_new_nan(change))
+        return sorted(changes, key=lambda change: not has_new_not_finite(change))
     parts = _list_quantized_parts(changes)
     keys: dict[str, Any] = {
         ChangeOrder.NAME: order_by_name,
@@ -34,21 +35,17 @@ def _list_quantized_parts(changes: Sequence[Change]) -> set[tuple[str, str]]:
     done = [(change.section, own.sources) for change in changes if (own := change.transformation) and own.kind in kinds]
     names = {(section, name) for section, sources in done for name in sources}
     one_sided = [change for change in changes if change.status in (Status.ADDED, Status.REMOVED)]
-    own_names = {(change.section, change.fqn) for change in one_sided if not _has_new_nan(change)}
+    own_names = {(change.section, change.fqn) for change in one_sided if not has_new_not_finite(change)}
     return names & own_names - {(change.section, change.fqn) for change in changes if change.transformation is not None}
 
 
 def order_change(change: Change) -> tuple[int, float, float, int]:
     """Return a sort key: new NaN or Inf, then added, removed and reshaped tensors, then by the relative L2 change."""
     has_measure = change.before is not None and change.after is not None and Field.SHAPE not in change.fields
-    rank = 0 if _has_new_nan(change) else 2 if has_measure else 1
+    rank = 0 if has_new_not_finite(change) else 2 if has_measure else 1
     delta = change.values
     relative, largest = (delta.relative_l2 or 0.0, delta.max_abs or 0.0) if delta is not None else (0.0, 0.0)
     return rank, -relative, -largest, -_count_bytes(change)
-
-
-def _has_new_nan(change: Change) -> bool:
-    return change.values is not None and change_text.choose_mood(change) == "bad"
 
 
 def _count_bytes(change: Change) -> int:

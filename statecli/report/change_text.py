@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from statecli.commands.diff.result import Change, Diff, Field, Status
+from statecli.core.grouping import group_by
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import (
     format_count,
@@ -64,13 +65,8 @@ def describe_change(change: Change) -> str:
     before, after = change.before, change.after
     if before is None or after is None:
         tensor = before or after
-        return format_tensor(tensor) if tensor is not None else ""
+        return f"{tensor.dtype} {format_shape(tensor.shape)}, {format_size(tensor.nbytes)}" if tensor else ""
     return ", ".join(_describe_field(field, before, after) for field in change.fields if field is not Field.VALUES)
-
-
-def format_tensor(tensor: TensorInfo) -> str:
-    """`float32 [2,3], 24 B`"""
-    return f"{tensor.dtype} {format_shape(tensor.shape)}, {format_size(tensor.nbytes)}"
 
 
 def _describe_field(field: Field, before: TensorInfo, after: TensorInfo) -> str:
@@ -135,12 +131,8 @@ def combine_relative_change(rows: Sequence[Change]) -> float | None:
 
 
 def _list_measured(rows: Sequence[Change]) -> list[Delta]:
-    return [row.values for row in _list_measured_rows(rows) if row.values is not None]
-
-
-def _list_measured_rows(rows: Sequence[Change]) -> list[Change]:
-    """Return the rows whose numbers are a measure of the change: not a 0 next to a new NaN."""
-    return [row for row in rows if row.values is not None and (row.values.max_abs or not row.values.left_out)]
+    """Return the deltas whose numbers are a measure of the change: not a 0 next to a new NaN."""
+    return [delta for delta in _list_deltas(rows) if delta.max_abs or not delta.left_out]
 
 
 def _list_deltas(rows: Sequence[Change]) -> list[Delta]:
@@ -167,8 +159,7 @@ def find_outliers(rows: Sequence[Change]) -> list[Change]:
 
     Five times is enough, or three times if all other layers changed about the same.
     """
-    measured = [(row, row.values) for row in _list_measured_rows(rows)]
-    sizes = {id(row): delta.relative_l2 for row, delta in measured if delta is not None}
+    sizes = {id(row): delta.relative_l2 for row in rows for delta in _list_measured([row])}
     values = sorted(size for size in sizes.values() if size is not None)
     if len(values) < _MIN_ROWS_OF_OUTLIER:
         return []
@@ -252,16 +243,13 @@ COLUMNS = (Column("module"), Column("changed"), Column("combined rel. change", r
 
 def build_module_groups(diff: Diff, unfold: bool) -> tuple[Group, ...]:
     """Return a group for each section: the tree of modules with a difference."""
-    sections: dict[str, list[Change]] = {}
-    for change in diff.changes:
-        sections.setdefault(change.section, []).append(change)
     return tuple(
         Group(
             section or "(top level)",
             _summarize_kinds(changes),
             tuple(_build_lines([tree.build_tree(changes)], 0, unfold)),
         )
-        for section, changes in sections.items()
+        for section, changes in group_by(diff.changes, lambda change: change.section).items()
         if any(map(_is_different, changes))
     )
 
@@ -285,8 +273,7 @@ def _build_lines(nodes: Sequence[tree.Node[Change]], depth: int, unfold: bool) -
         if own:
             lines.append(_build_leaf_line(indent, name, own))
         if any(map(_is_different, below)):
-            cells = (indent + name, _summarize_kinds(below), *_format_combined_change(below))
-            lines.append(Line(cells, mood="strong", measure=combine_relative_change(below) or 0.0))
+            lines.append(_build_line(indent + name, _summarize_kinds(below), below, "", "strong"))
             lines.extend(_build_lines(children, depth + 1, unfold))
     return lines
 
@@ -295,14 +282,15 @@ def _build_leaf_line(indent: str, name: str, own: Sequence[Change]) -> Line:
     before = tuple(format_fqn(change.renamed_from or "") for change in own if change.status is Status.RENAMED)
     remarks = (describe_change(own[0]), *describe_remarks(own), f"was {join_names(before)}" if before else "")
     heading = f"{indent}{STATUS_LETTERS[own[0].status]} {name}"
-    cells = (heading, _format_values(own), *_format_combined_change(own))
-    measure = combine_relative_change(own) or 0.0
-    return Line(cells, ", ".join(filter(None, remarks)), choose_mood(own[0]), measure=measure)
+    count = format_changed_count(own)
+    remark = ", ".join(filter(None, remarks))
+    return _build_line(heading, f"values {count}" if count else "", own, remark, choose_mood(own[0]))
 
 
-def _format_combined_change(changes: Sequence[Change]) -> tuple[str, str]:
+def _build_line(heading: str, summary: str, changes: Sequence[Change], remark: str, mood: str) -> Line:
     combined = combine_relative_change(changes)
-    return ("" if combined is None else format_number(combined, digits=2), draw_bar(combined))
+    relative = "" if combined is None else format_number(combined, digits=2)
+    return Line((heading, summary, relative, draw_bar(combined)), remark, mood, measure=combined or 0.0)
 
 
 def has_new_not_finite(change: Change) -> bool:
@@ -313,14 +301,7 @@ def has_new_not_finite(change: Change) -> bool:
 
 def choose_mood(change: Change) -> str:
     """Return the mood of a change: the colours of git, and "bad" for new NaN or infinities."""
-    if has_new_not_finite(change):
-        return "bad"
-    return MOODS.get(change.status, "")
-
-
-def _format_values(changes: Sequence[Change]) -> str:
-    text = format_changed_count(changes)
-    return f"values {text}" if text else ""
+    return "bad" if has_new_not_finite(change) else MOODS.get(change.status, "")
 
 
 def _summarize_kinds(changes: Sequence[Change]) -> str:

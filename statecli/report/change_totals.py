@@ -78,9 +78,8 @@ def _list_norms(changed: Iterable[tuple[Change, Delta]]) -> Iterable[tuple[float
             yield delta.l2, 0.0
 
 
-def format_totals(diff: Diff) -> list[str]:
+def format_totals(totals: ChangeTotals) -> list[str]:
     """Return the totals for people, if several parameters changed; NaN and infinities if their number changed."""
-    totals = sum_changes(diff)
     parts = []
     if totals.tensors > 1 and totals.relative_l2 is not None:
         parts.append(f"‖Δ‖/‖w‖ {format_number(totals.relative_l2, DIGITS)} of changed parameters")

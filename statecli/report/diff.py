@@ -13,14 +13,15 @@ from msgspec.structs import replace
 
 from statecli.commands.diff import rules, settings
 from statecli.commands.diff.result import Change, Diff, Field, ScalarChange, Status
-from statecli.core import sizes
 from statecli.core.finding import Finding
+from statecli.core.grouping import group_by
 from statecli.core.load_rules import LOAD_HELP, MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY, WRAPPER_PREFIX
-from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import ChangeOrder
 from statecli.core.run_scope import NotChecked, merge_not_checked
-from statecli.core.units import KIND_NOUNS, format_fqn, format_shape, format_size, format_yes_no, plural
+from statecli.core.sizes import describe_size
+from statecli.core.units import KIND_NOUNS, format_fqn, format_shape, format_yes_no, plural
 from statecli.report import (
     Bars,
     Case,
@@ -60,7 +61,7 @@ from statecli.report.change_text import (
 )
 from statecli.report.documents.diff import build_diff_document, count_changes
 from statecli.report.documents.shared import Counts
-from statecli.report.explain import build_problem_of_diff
+from statecli.report.explain import list_problems_of_diff
 from statecli.report.layer_changes import describe_largest_layers, list_module_changes, split_module
 from statecli.report.problems import group_findings
 from statecli.report.row_order import format_hidden_count, limit_by_group, limit_lines
@@ -124,7 +125,7 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
         max_findings=view.lines,
         show_all=view.unfold,
         listing=(lambda: _list_names(diff, view)) if view.names else None,
-        rules=lambda: rule_texts.list_rule_texts((*diff.findings, *_list_causes((), diff))),
+        rules=lambda: rule_texts.list_rule_texts((*diff.findings, *list_problems_of_diff(diff.loading, ()))),
         cases=lambda: _build_cases(diff, report),
         troubles=tuple(Trouble(diff.after.target, message) for _, message in list_broken(diff)),
     )
@@ -133,20 +134,16 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
 
 def _iter_tensors(diff: Diff) -> Iterable[TensorInfo]:
     """Yield the tensors of findings: the tensor after, or before if removed."""
-    for change in diff.changes:
-        if change.status is not Status.IDENTICAL:
-            row = change.after or change.before
-            if row is not None:
-                yield replace(row, fqn=change.fqn, section=change.section)
+    for change in select_different(diff):
+        if row := change.after or change.before:
+            yield replace(row, fqn=change.fqn, section=change.section)
 
 
 def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
     """Return a case for each changed or incomparable tensor, and for each other rule with findings."""
     has_sections = _has_sections(diff)
     cases = [Case(report.title, name, Outcome.ERROR, message) for name, message in list_broken(diff)]
-    findings_by_name: dict[tuple[str | None, str | None], list[Finding]] = {}
-    for finding in report.describe_findings():
-        findings_by_name.setdefault((finding.section, finding.fqn), []).append(finding)
+    findings_by_name = group_by(report.describe_findings(), lambda finding: (finding.section, finding.fqn))
     for change in select_different(diff):
         name = format_name(change.fqn, change.section, has_sections)
         findings = findings_by_name.pop((change.section, change.fqn), []) + findings_by_name.pop((None, change.fqn), [])
@@ -155,9 +152,8 @@ def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
         values_text = settings.format_values(scalar, MAX_SCALAR_CHARACTERS)
         cases.append(_build_case(report.title, scalar.key, values_text, findings_by_name.pop((None, scalar.key), [])))
     rest = [finding for findings in findings_by_name.values() for finding in findings]
-    if cases and not rest:
-        return tuple(cases)
-    return (*cases, *junit_cases.build_cases(report.title, map(build_problem, rest), "identical"))
+    others = junit_cases.build_cases(report.title, map(build_problem, rest), "identical") if rest or not cases else ()
+    return (*cases, *others)
 
 
 def _build_case(suite: str, name: str, description: str, findings: Sequence[Finding]) -> Case:
@@ -248,13 +244,8 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
     columns = change_text.COLUMNS if view.tree else _choose_columns(diff)
     groups = change_text.build_module_groups(diff, view.unfold) if view.tree else _build_groups(diff, view, columns)
     if _covers_names(diff) and not view.unfold and sum(len(group.lines) for group in groups) > _MAX_ROWS_WITH_CAUSE:
-        more = Line(
-            (
-                "… not listed: all names differ for the same cause, described below (--all lists each name)",
-                *("" for _ in columns[1:]),
-            ),
-            mood="dim",
-        )
+        text = "… not listed: all names differ for the same cause, described below (--all lists each name)"
+        more = Line((text, *("" for _ in columns[1:])), mood="dim")
         groups = tuple(replace(group, lines=(more,)) for group in groups)
     if diff.scalars and view.top is None:
         groups = (*groups, _build_settings_group(diff.scalars, columns, view))
@@ -299,7 +290,7 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
     met_lines = (f"as expected: {met.option}: {met.evidence}" for met in diff.met)
     totals = (*done_lines, *met_lines, verdict, *_format_hidden_count(diff, view))
     return Page(
-        subtitle=_format_subtitle(diff),
+        subtitle=" → ".join(f"{side.format}, {describe_size(side.tensors)}" for side in (diff.before, diff.after)),
         columns=(),
         groups=(),
         totals=totals,
@@ -322,15 +313,10 @@ def _add_met_expectations(done: Group | None, diff: Diff) -> Group | None:
 def _group_problems(findings: Sequence[Finding], diff: Diff, view: DiffView) -> tuple[Problem, ...]:
     """Return the cause of all findings about loading first; with `--all`, or for an unknown cause, the findings too."""
     covered = tuple(finding for finding in findings if finding.rule in _RULES_WITH_CAUSE)
-    causes = _list_causes(covered, diff)
+    causes = list_problems_of_diff(diff.loading, covered)
     folded = bool(causes) and _covers_names(diff) and not view.unfold
     rest = [finding for finding in findings if finding.rule not in _RULES_WITH_CAUSE] if folded else findings
     return (*causes, *group_findings(rest))
-
-
-def _list_causes(findings: tuple[Finding, ...], diff: Diff) -> list[Problem]:
-    cause = None if diff.loading is None else build_problem_of_diff(diff.loading, findings)
-    return [] if cause is None else [cause]
 
 
 def _covers_names(diff: Diff) -> bool:
@@ -362,25 +348,14 @@ def _select_listed(diff: Diff, view: DiffView) -> Sequence[Change]:
 # Sums.
 
 
-def _format_subtitle(diff: Diff) -> str:
-    return f"{_format_state(diff.before)} → {_format_state(diff.after)}"
-
-
-def _format_state(state: ModelState) -> str:
-    size = sizes.sum_bytes(state.tensors)
-    return f"{state.format}, {plural(len(state.tensors), 'tensor')}, {format_size(size)}"
-
-
 def summarize_diff(diff: Diff) -> str:
     """Summarize the diff in a line: differences by kind, or none, and the values not compared."""
     summary = count_changes(diff)
     not_compared = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
     damaged = Counter(tensor.kind.value for tensor in _list_damaged(diff))
-    ties = {kind: [change for change in diff.changes if change.kind.value == kind] for kind in summary.by_kind}
+    by_kind = group_by(diff.changes, lambda change: change.kind.value)
     parts = [
-        _format_counts(
-            replace(counts, identical=counts.identical + damaged[kind]), _COUNT_NOUNS[Kind(kind)], ties[kind]
-        )
+        _format_counts(replace(counts, identical=counts.identical + damaged[kind]), _COUNT_NOUNS[kind], by_kind[kind])
         for kind, counts in summary.by_kind.items()
         if counts.added or counts.removed or counts.changed or counts.renamed
     ]
@@ -393,9 +368,7 @@ def summarize_diff(diff: Diff) -> str:
         text += f"; values of {plural(len(not_compared), 'tensor')} not compared"
     if diff.broken:
         text += f"; {plural(len(diff.broken), 'tensor')} could not be compared"
-    return "; ".join(
-        [text, *describe_largest_layers(list_module_changes(diff.changes)), *change_totals.format_totals(diff)]
-    )
+    return "; ".join([text, *describe_largest_layers(summary.modules), *change_totals.format_totals(summary.values)])
 
 
 def _list_not_checked(diff: Diff) -> tuple[NotChecked, ...]:
@@ -416,9 +389,7 @@ def _list_damaged(diff: Diff) -> list[TensorInfo]:
 def _format_no_difference(diff: Diff, *, complete: bool) -> str:
     if not complete:
         return f"no difference found in {plural(len(diff.changes), 'tensor')}"
-    tensors = [change.after for change in diff.changes if change.after is not None]
-    size = sizes.sum_bytes(tensors)
-    size_text = f"{plural(len(diff.changes), 'tensor')}, {format_size(size)}"
+    size_text = describe_size([change.after for change in diff.changes if change.after is not None])
     if diff.findings and not diff.expected:
         return (
             f"no tensor differs, but load_state_dict would fail ({plural(len(diff.findings), 'finding')}): {size_text}"
@@ -460,11 +431,11 @@ def _format_counts(counts: Counts, noun: str, rows: Iterable[Change]) -> str:
 
 
 _COUNT_NOUNS = {
-    Kind.PARAMETER: "parameters",
-    Kind.BUFFER: "buffers",
-    Kind.UNREGISTERED: "unregistered tensors",
-    Kind.OPTIMIZER: "optimizer tensors",
-    Kind.OTHER: "other tensors",
+    Kind.PARAMETER.value: "parameters",
+    Kind.BUFFER.value: "buffers",
+    Kind.UNREGISTERED.value: "unregistered tensors",
+    Kind.OPTIMIZER.value: "optimizer tensors",
+    Kind.OTHER.value: "other tensors",
 }
 
 
@@ -498,9 +469,7 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
     if view.top is not None:
         return _build_top_group(rows, len(listed), columns, view, has_sections=_has_sections(diff))
     has_sections = _has_sections(diff)
-    roles: dict[tuple[str, Kind], list[Change]] = {}
-    for change in rows:
-        roles.setdefault((change.section, change.kind), []).append(change)
+    roles = group_by(rows, lambda change: (change.section, change.kind))
     first = {section: n for n, section in reversed(list(enumerate(section for section, _ in roles)))}
     kinds = list(Kind)
     ordered = sorted(roles, key=lambda role: (first[role[0]], kinds.index(role[1])))
@@ -542,14 +511,9 @@ def _build_top_group(
 
 
 def _summarize_group(rows: Sequence[Change], both: int) -> str:
-    counts = Counter(change.status for change in rows)
-    numbers = Counts(
-        counts[Status.ADDED],
-        counts[Status.REMOVED],
-        counts[Status.CHANGED],
-        counts[Status.RENAMED],
-        both - counts[Status.CHANGED] - counts[Status.RENAMED],
-    )
+    counts = Counter(change.status.value for change in rows)
+    identical = both - counts[Status.CHANGED.value] - counts[Status.RENAMED.value]
+    numbers = Counts(**{**counts, Status.IDENTICAL.value: identical})
     return _format_counts(numbers, "", rows) or f"{both:,} unchanged"
 
 
@@ -558,17 +522,17 @@ def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView) -> list
 
     Each change has its own line if the view orders them (`--sort`, `--top`, `-n`), unfolds them or is verbose.
     """
-    # The name before is in the remark, because folding replaces numbers in a remark that are also in the name; the
-    # bracket makes a number at the start of the name before such a number.
+    # The name before a rename is in the remark, because folding replaces numbers in a remark that are also in the name;
+    # the bracket makes a number at the start of the name before such a number. Prefixes and maps are in a note.
     unfolded = [
         Line(
             (
                 format_fqn(change.fqn),
                 STATUS_LETTERS[change.status],
-                _describe_row(change),
+                describe_change(change) if change.status is not Status.IDENTICAL else "unchanged",
                 f"{_format_shapes(change)} {make_fold_key(change)}",
             ),
-            f"[{_format_former_name(change)}",
+            f"[{format_fqn(change.renamed_from or '') if change.status is Status.RENAMED else ''}",
             change_text.choose_mood(change),
         )
         for change in rows
@@ -610,15 +574,6 @@ def _format_shapes(change: Change) -> str:
     return " ".join(format_shape(tensor.shape) for tensor in (change.before, change.after) if tensor is not None)
 
 
-def _describe_row(change: Change) -> str:
-    return describe_change(change) if change.status is not Status.IDENTICAL else "unchanged"
-
-
-def _format_former_name(change: Change) -> str:
-    """Return the name before a rename; prefixes and maps are in a note."""
-    return format_fqn(change.renamed_from or "") if change.status is Status.RENAMED else ""
-
-
 def _build_line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Line:
     fqn, letter, text, _ = line.cells
     before = line.remark.removeprefix("[")
@@ -642,18 +597,15 @@ def _build_line(line: Line, rows: list[Change], measured: bool, view: DiffView) 
 
 def _build_settings_group(scalars: Sequence[ScalarChange], columns: tuple[Column, ...], view: DiffView) -> Group:
     lines = [_build_scalar_line(scalar, columns) for scalar in scalars]
-    return Group(
-        "metadata",
-        _format_statuses(scalar.status for scalar in scalars),
-        tuple(lines if view.unfold else fold.fold_lines(lines)),
-    )
+    summary = _format_statuses(scalar.status for scalar in scalars)
+    return Group("metadata", summary, tuple(lines if view.unfold else fold.fold_lines(lines)))
 
 
 def _build_broken_group(diff: Diff, columns: tuple[Column, ...], view: DiffView) -> Group:
     empty = ("",) * (len(columns) - 1)
     lines = [Line((f"? {name}", *empty), message, "bad") for name, message in list_broken(diff)]
-    folded = lines if view.unfold else fold.fold_lines(lines)
-    return Group("not compared", plural(len(lines), "tensor"), tuple(folded))
+    summary = plural(len(lines), "tensor")
+    return Group("not compared", summary, tuple(lines if view.unfold else fold.fold_lines(lines)))
 
 
 def _build_scalar_line(scalar: ScalarChange, columns: tuple[Column, ...]) -> Line:
@@ -838,7 +790,8 @@ _Measured = tuple[Change | TensorInfo, tuple[float, str]]
 
 def _draw(diff: Diff, measures: Sequence[_Measured]) -> Bars:
     """Return a bar for each parameter."""
-    names = tuple(format_name(item.fqn, item.section, _has_sections(diff)) for item, _ in measures)
+    has_sections = _has_sections(diff)
+    names = tuple(format_name(item.fqn, item.section, has_sections) for item, _ in measures)
     values, words = zip(*(measure for _, measure in measures), strict=True)
     title = "change over depth: one bar per parameter, zero for equal values"
     tensors = tuple((item.section, item.fqn) for item, _ in measures)
@@ -852,9 +805,7 @@ def _draw_modules(diff: Diff, measures: Sequence[_Measured]) -> Bars:
     """
     has_sections = _has_sections(diff)
     changes = {(module.section, module.name): module for module in list_module_changes(diff.changes)}
-    groups: dict[tuple[str, str], list[_Measured]] = {}
-    for item, measure in measures:
-        groups.setdefault((item.section, split_module(item.fqn)[1]), []).append((item, measure))
+    groups = group_by(measures, lambda pair: (pair[0].section, split_module(pair[0].fqn)[1]))
     bars: list[tuple[str, float, str, tuple[str, str], bool]] = []
     for (section, name), rows in groups.items():
         change = changes.get((section, name))
@@ -904,10 +855,8 @@ def _measure_change(change: Change) -> tuple[float, str]:
         return math.inf, "of another shape"
     if delta is None:
         return (0.0, "") if change.not_compared is None else (math.inf, "not compared")
-    if delta.max_abs is None or change_text.choose_mood(change) == "bad":
+    if delta.max_abs is None or change_text.has_new_not_finite(change):
         return math.nan, ""
-    return (
-        (delta.relative_l2, "")
-        if delta.relative_l2 is not None
-        else (math.inf, "no relative change, because all old values are zero")
-    )
+    if delta.relative_l2 is None:
+        return math.inf, "no relative change, because all old values are zero"
+    return delta.relative_l2, ""

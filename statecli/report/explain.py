@@ -72,38 +72,29 @@ def build_problems(explanation: Explanation) -> tuple[Problem, ...]:
     return (first, *(_build_problem(OTHER_WAY_TO_LOAD, other, target) for other in explanation.alternatives))
 
 
-def build_problem_of_diff(explanation: Explanation, findings: tuple[Finding, ...]) -> Problem | None:
-    """Return the cause of findings about loading, for the report of `statecli diff`."""
-    if explanation.diagnosis is None:
-        return None
+def list_problems_of_diff(explanation: Explanation | None, findings: tuple[Finding, ...]) -> tuple[Problem, ...]:
+    """Return the cause of findings about loading, for the report of `statecli diff`; () for an unknown cause."""
+    if explanation is None or explanation.diagnosis is None:
+        return ()
     problem = _build_problem(DOES_NOT_LOAD, explanation.diagnosis, explanation.checkpoint or "")
     texts = [quote_for_shell(text) for text in (explanation.model, explanation.checkpoint) if text]
-    more = (
-        (f"to see other code that loads the checkpoint, run: statecli explain {' '.join(texts)}",)
-        if explanation.alternatives
-        else ()
-    )
-    return replace(problem, effects=problem.effects + more, findings=findings or problem.findings)
+    more = f"to see other code that loads the checkpoint, run: statecli explain {' '.join(texts)}"
+    effects = (*problem.effects, more) if explanation.alternatives else problem.effects
+    return (replace(problem, effects=effects, findings=findings or problem.findings),)
 
 
 def _build_problem(rule: Rule, diagnosis: Diagnosis, target: str) -> Problem:
     first, *others = diagnosis.causes
     code = "\n".join(diagnosis.code) or None
-    label = "tested" if diagnosis.proved else "not certain"
-    proof = (
-        f"{label}: {diagnosis.proof}"
-        if diagnosis.code and not diagnosis.proof.startswith("not tested")
-        else diagnosis.proof
-    )
+    proof = diagnosis.proof
+    if diagnosis.code and not proof.startswith("not tested"):
+        proof = f"{'tested' if diagnosis.proved else 'not certain'}: {proof}"
     warnings = [f"warning: {warning}" for warning in diagnosis.warnings]
     example = f"example: {first.example}" if first.example else ""
-    effects = (example, *(evidence.message for evidence in others), proof, *warnings)
-    finding: Finding = rule.finding(
-        "; ".join([first.message, *(evidence.message for evidence in others), proof, *warnings]),
-        target=target,
-        help=code,
-    )
-    return Problem(rule.name, finding.severity, first.message, target, (finding,), tuple(filter(None, effects)), code)
+    effects = (*(evidence.message for evidence in others), proof, *warnings)
+    finding = rule.finding("; ".join([first.message, *effects]), target=target, help=code)
+    effects = tuple(filter(None, (example, *effects)))
+    return Problem(rule.name, finding.severity, first.message, target, (finding,), effects, code)
 
 
 def _list_rows(explanation: Explanation) -> Iterable[tuple[Cell, ...]]:

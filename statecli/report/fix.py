@@ -7,11 +7,13 @@ import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from os.path import commonprefix
 
+from msgspec import UNSET
+
 from statecli.commands.fix.line_diff import format_unified_diff
 from statecli.commands.fix.result import ChangedFile, Edit, Fixes
 from statecli.commands.fix.rules import NOT_FIXED, PROPOSED_FIX, WRITTEN_FIX
 from statecli.commands.verify.result import Verdict
-from statecli.core.finding import Finding, Severity
+from statecli.core.finding import Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity, Origin
 from statecli.core.units import join_names, plural
@@ -114,20 +116,11 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
         )
     if edit.reason:
         effects.append(f"no fix: {edit.reason}")
+    fqn = edit.names[0] if edit.names else None
+    origin = Origin(edit.file, edit.line) if edit.file and edit.line else UNSET
+    finding = rule.finding("; ".join([message, *effects]), target=target, fqn=fqn, origin=origin)
     help = edit.advice or None
-    finding: Finding = rule.finding(
-        "; ".join([message, *effects]), target=target, fqn=edit.names[0] if edit.names else None
-    )
-    origin = Origin(edit.file, edit.line) if edit.file and edit.line else None
-    problem = Problem(rule.name, finding.severity, message, target, (finding,), tuple(effects), help)
-    return problem if origin is None else _add_origin(problem, origin)
-
-
-def _add_origin(problem: Problem, origin: Origin) -> Problem:
-    from msgspec.structs import replace
-
-    findings = tuple(replace(finding, origin=origin) for finding in problem.findings)
-    return replace(problem, origin=origin, findings=findings)
+    return Problem(rule.name, finding.severity, message, target, (finding,), tuple(effects), help, origin)
 
 
 def _list_rows(edits: Iterable[Edit], written: bool) -> Iterator[tuple[Cell, ...]]:

@@ -10,6 +10,7 @@ from math import prod
 import msgspec
 
 from statecli.core.finding import Finding
+from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity
 from statecli.core.oddity_kind import OddityKind
@@ -25,6 +26,8 @@ _IN_REMARK = compile_on_use(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
 Box = tuple[tuple[int, ...], ...]
 #: The positions of the rows of each box, in order.
 Boxes = dict[Box, list[int]]
+#: The rows that differ only in their numbers: the numbers, and the positions among all rows.
+_AlikeRows = tuple[list[tuple[int, ...]], list[int]]
 
 
 def fold_lines(rows: Sequence[Line]) -> list[Line]:
@@ -32,19 +35,14 @@ def fold_lines(rows: Sequence[Line]) -> list[Line]:
     return [row for row, _ in fold_rows(rows)]
 
 
+def fold_names(names: Iterable[str]) -> list[str]:
+    """Return the names as `fold_lines` folds them."""
+    return [line.cells[0] for line in fold_lines([Line((name,)) for name in names])]
+
+
 def fold_rows(rows: Sequence[Line]) -> list[tuple[Line, list[int]]]:
     """Return the lines as `fold_lines` does, each with the positions of its rows, in order."""
     return fold_named_rows([row.cells[0] for row in rows], range(len(rows)), rows)
-
-
-class _AlikeRows:
-    """The rows that differ only in their numbers: the numbers, and the positions among all rows."""
-
-    __slots__ = ("numbers", "positions")
-
-    def __init__(self) -> None:
-        self.numbers: list[tuple[int, ...]] = []
-        self.positions: list[int] = []
 
 
 def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[Line]) -> list[tuple[Line, list[int]]]:
@@ -71,9 +69,9 @@ def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[
         key = template, name[end:], len(numbers), tail
         rows = alike.get(key)
         if rows is None:
-            rows = alike[key] = _AlikeRows()
-        rows.numbers.append(numbers)
-        rows.positions.append(position)
+            rows = alike[key] = [], []
+        rows[0].append(numbers)
+        rows[1].append(position)
     folded: list[tuple[Line, list[int]]] = []
     for (*_, tail), rows in alike.items():
         folded.extend(_join_rows(rows, remarks.get(tail, ""), names, kinds, lines))
@@ -122,12 +120,10 @@ def fold_messages(rows: Sequence[Line]) -> Iterator[tuple[Line, list[int]]]:
 
 def fold_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings; findings of repeated layers are joined."""
-    folded = list(
-        fold_messages([Line((finding.message, finding.rule, finding.severity.value)) for finding in findings])
-    )
+    rows = [Line((finding.message, finding.rule, finding.severity.value)) for finding in findings]
     first = {finding.message: finding for finding in reversed(findings)}
     joined_findings = []
-    for line, positions in folded:
+    for line, positions in fold_messages(rows):
         message = line.cells[0]
         joined_findings.append(first.get(message) or findings[positions[0]].summarize(message, findings[0].target))
     return tuple(joined_findings)
@@ -146,24 +142,18 @@ def limit_notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]
         return tuple(oddities)
     limited: list[Oddity] = []
     shown = [oddity for oddity in oddities if oddity.kind is not OddityKind.NONE_PARAMETER]
-    for name, same_name in _group_by_name(shown).items():
+    for name, same_name in group_by(shown, lambda oddity: oddity.name).items():
         limited.extend(same_name[:MAX_NOTES_PER_NAME])
         if len(same_name) > MAX_NOTES_PER_NAME:
             limited.append(Oddity(name, f"and {len(same_name) - MAX_NOTES_PER_NAME} more of this kind (-v lists each)"))
     return tuple(limited)
 
 
-def _group_by_name(oddities: Sequence[Oddity]) -> dict[str, list[Oddity]]:
-    names: dict[str, list[Oddity]] = {}
-    for oddity in oddities:
-        names.setdefault(oddity.name, []).append(oddity)
-    return names
-
-
 def _join_rows(
     alike: _AlikeRows, template: str, names: Sequence[str], kinds: Sequence[int], lines: Sequence[Line]
 ) -> Iterator[tuple[Line, list[int]]]:
     """Yield the lines of rows that differ only in their numbers, each with the positions of its rows."""
+    numbers, positions = alike
 
     def build_line(position: int, box: Box | None = None) -> Line:
         line, name = lines[kinds[position]], names[position]
@@ -173,7 +163,6 @@ def _join_rows(
         remark = re.sub("\0(\\d+)\0", lambda match: format_numbers(box[int(match[1])]), template)
         return msgspec.structs.replace(line, cells=(name, *line.cells[1:]), remark=remark)
 
-    numbers, positions = alike.numbers, alike.positions
     if len(numbers) == 1 or len(set(numbers)) < len(numbers):  # rows with the same name stay separate
         yield from ((build_line(position), [position]) for position in positions)
         return
@@ -190,14 +179,11 @@ def _join_rows(
 
 def _merge_boxes(boxes: Boxes, axis: int) -> Boxes:
     """Merge boxes with the same numbers on every axis but `axis`."""
-    lanes: dict[tuple[object, ...], list[Box]] = {}
-    for box in boxes:
-        lanes.setdefault((box[:axis], box[axis + 1 :]), []).append(box)
     merged = {}
-    for lane in lanes.values():
+    for (before, after), lane in group_by(boxes, lambda box: (box[:axis], box[axis + 1 :])).items():
         along = tuple(sorted(n for box in lane for n in box[axis]))
         positions = sorted(position for box in lane for position in boxes[box])
-        merged[(*lane[0][:axis], along, *lane[0][axis + 1 :])] = positions
+        merged[(*before, along, *after)] = positions
     return merged
 
 

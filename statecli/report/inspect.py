@@ -80,38 +80,36 @@ from statecli.targets.location import add_places
 
 if TYPE_CHECKING:
     from statecli.core.logical_weights import LogicalWeight
-    from statecli.report.documents.inspect import InspectDocument
     from statecli.report.tensor_list import TensorList
-    from statecli.targets.target_result import Accepted
 
 
 def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severity = Severity.ERROR) -> Report:
     """Return the report of `inspect`. Findings of `fail_on` or a higher severity set exit status 1."""
-    state, accepted = inspection.state, inspection.accepted
+    state = inspection.state
     findings = tuple(
         replace(finding, help=finding.help or LOAD_HELP.get(finding.rule))
         for finding in add_places(inspection.findings, state.tensors)
     )
-    oddities = [*_describe_target(state), *_list_unreported_oddities(inspection, accepted)]
-    group_problems = cache(lambda: _group_findings(findings, state.tensors))
-    accepted_notes, accepted_problems = _describe_accepted(accepted, state.tensors, group_problems)
+    oddities = [*_describe_target(state), *_list_unreported_oddities(inspection)]
+    # The module of the problems is imported only if there are any.
+    group_problems = cache(lambda: report.problems.group_findings(findings, state.tensors) if findings else ())
+    accepted_notes, accepted_problems = _describe_accepted(inspection, group_problems)
     return Report(
         title=state.target,
-        document=lambda: _build_document(inspection, group_problems(), accepted),
+        document=lambda: documents.inspect.build_inspect_document(
+            inspection, group_problems(), _format_verdict(inspection, group_problems())
+        ),
         table=lambda: _build_table(inspection, view),
         short_table=lambda: _build_table(_fold_weights(inspection, parts=view.parts), view, details=view.verbose),
-        page=lambda: _build_page(inspection, group_problems(), view, accepted),
-        page_without_rows=lambda: _build_page(inspection, group_problems(), view, accepted, rows=False),
+        page=lambda: _build_page(inspection, group_problems(), view),
+        page_without_rows=lambda: _build_page(inspection, group_problems(), view, rows=False),
         findings=findings,
         outline=view.tree,
         problems=group_problems,
         fail_on=fail_on,
         show_all=view.unfold,
-        notes=(
-            *accepted_notes,
-            *fold.limit_notes(oddities, view.verbose),
-        ),
-        accepted=tuple((entry.finding, entry.reason) for entry in accepted),
+        notes=(*accepted_notes, *fold.limit_notes(oddities, view.verbose)),
+        accepted=tuple((entry.finding, entry.reason) for entry in inspection.accepted),
         accepted_problems=accepted_problems,
         rules=lambda: rule_texts.list_rule_texts(group_problems()),
         cases=lambda: _build_cases(inspection, group_problems()),
@@ -122,29 +120,15 @@ def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severit
     )
 
 
-def _group_findings(findings: Sequence[Finding], tensors: Sequence[TensorInfo]) -> tuple[Problem, ...]:
-    if not findings:
-        return ()
-    return report.problems.group_findings(findings, tensors)
-
-
 def _describe_accepted(
-    accepted: Sequence[Accepted], tensors: Sequence[TensorInfo], group_problems: Callable[[], tuple[Problem, ...]]
+    inspection: Inspection, group_problems: Callable[[], tuple[Problem, ...]]
 ) -> tuple[Sequence[Oddity], int]:
     """Return the notes about accepted findings, and the number of their problems."""
+    accepted = inspection.accepted
     if not accepted:
         return (), 0
-    problems = report.problems.group_accepted(accepted, tensors, group_problems())
+    problems = report.problems.group_accepted(accepted, inspection.state.tensors, group_problems())
     return tuple(report.problems.build_accepted_notes(accepted, problems)), sum(map(len, problems.values()))
-
-
-def _build_document(
-    inspection: Inspection, problems: Sequence[Problem], accepted: Sequence[Accepted]
-) -> InspectDocument:
-    totals = sizes.sum_by_kind(inspection.state.tensors)
-    return documents.inspect.build_inspect_document(
-        inspection, problems, totals, _format_verdict(inspection, problems, accepted), accepted
-    )
 
 
 def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
@@ -200,18 +184,10 @@ def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[C
     return (*broken, *junit_cases.build_cases(target, problems, "inspect"))
 
 
-def _build_page(
-    inspection: Inspection,
-    problems: tuple[Problem, ...],
-    view: RowView,
-    accepted: Sequence[Accepted],
-    *,
-    rows: bool = True,
-) -> Page:
+def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, rows: bool = True) -> Page:
     """Return the page; tensors with accepted findings need no fix. Without `rows` the page has no subtitle."""
-    accepted_names = {entry.finding.fqn for entry in accepted}
-    fixes = _list_fixes(_select_tensors_to_fix(inspection, view, accepted_names))
-    verdict = _format_page_verdict(problems, inspection, accepted)
+    fixes = _list_fixes(_select_tensors_to_fix(inspection, view))
+    verdict = _format_page_verdict(problems, inspection)
     subtitle = _format_subtitle(inspection) if rows else ""
     unusual = list_unusual_values(inspection.state)
     inspection = _fold_weights(inspection)
@@ -244,13 +220,13 @@ def _build_page(
     )
 
 
-def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection, accepted: Sequence[Accepted]) -> str:
+def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection) -> str:
     """Return `2 errors: 61 of 63 tensors are not registered`; "" for a checkpoint without problems."""
     state = inspection.state
     owned = {part.fqn for weight in inspection.weights for part in weight.parts}
     count, names = len(state.tensors), [row.fqn for row in state.tensors if row.kind is Kind.UNREGISTERED]
     unregistered = sum(name not in owned for name in names)
-    if accepted and not problems:
+    if inspection.accepted and not problems:
         return "all problems are accepted"
     if not problems:
         are_registered = state.traits.is_class and count and not unregistered
@@ -271,9 +247,9 @@ def _list_unsafe_calls(findings: Iterable[Finding]) -> list[str]:
     return list(dict.fromkeys(finding.about for finding in findings if finding.rule == UNSAFE_GLOBAL and finding.about))
 
 
-def _format_verdict(inspection: Inspection, problems: Sequence[Problem], accepted: Sequence[Accepted]) -> str:
+def _format_verdict(inspection: Inspection, problems: Sequence[Problem]) -> str:
     """Return the verdict of the page, or `1,024 tensors`; then `; 1 tensor holds NaN: w`, and the unread values."""
-    verdict = _format_page_verdict(problems, inspection, accepted) or _count_tensors(inspection)
+    verdict = _format_page_verdict(problems, inspection) or _count_tensors(inspection)
     unusual = [sentence.text for sentence in list_unusual_values(inspection.state)]
     unread = [f"{plural(len(inspection.broken), 'tensor')} could not be read"] if inspection.broken else []
     return "; ".join((verdict, *unusual, *unread))
@@ -302,7 +278,6 @@ def _fold_weights(inspection: Inspection, *, parts: bool = False) -> Inspection:
 
 
 def _describe_target(state: ModelState) -> Iterator[Oddity]:
-    """Yield notes about the target as a whole."""
     yield from (Oddity(name, message) for name, message in folder_settings.describe_settings(state.metadata))
     if not state.tensors and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in state.oddities):
         values = state.metadata.values
@@ -312,9 +287,8 @@ def _describe_target(state: ModelState) -> Iterator[Oddity]:
         yield Oddity("no-tensor", f"contains no tensors{keys_text}{more}")
 
 
-def _list_unreported_oddities(inspection: Inspection, accepted: Iterable[Accepted]) -> list[Oddity]:
-    """Return the oddities without a finding."""
-    findings = (*inspection.findings, *(entry.finding for entry in accepted))
+def _list_unreported_oddities(inspection: Inspection) -> list[Oddity]:
+    findings = (*inspection.findings, *(entry.finding for entry in inspection.accepted))
     hidden = {OddityKind.FOREIGN_GLOBALS} if any(finding.rule == UNSAFE_GLOBAL for finding in findings) else ()
     unreported = select_unreported(inspection.state.oddities, findings)
     return [oddity for oddity in unreported if oddity.kind not in hidden]
@@ -360,17 +334,12 @@ def _list_shown_tensors(inspection: Inspection, view: RowView) -> Sequence[Tenso
     return limit_by_group(arrange_tensors(inspection.state.tensors, view), view)
 
 
-def _count_hidden(inspection: Inspection, view: RowView) -> int:
-    """Return the number of tensors without a row in the flat table; 0 for a tree, which has no rows of tensors."""
-    if view.tree or not view.hides_rows:
-        return 0
-    return len(inspection.state.tensors) - len(_list_shown_tensors(inspection, view))
-
-
 def _format_hidden(inspection: Inspection, view: RowView) -> tuple[str, ...]:
-    """Return the line that counts the hidden tensors of the flat table; () if no tensor is hidden."""
-    equal = _format_equal_size(inspection, view) if not view.tree else ""
-    return tuple(line + equal for line in format_hidden_count(_count_hidden(inspection, view), view))
+    """Return the line that counts the hidden tensors of the flat table; () if none is hidden, and for a tree."""
+    if view.tree or not view.hides_rows:
+        return ()
+    hidden = len(inspection.state.tensors) - len(_list_shown_tensors(inspection, view))
+    return tuple(line + _format_equal_size(inspection, view) for line in format_hidden_count(hidden, view))
 
 
 def _list_table_columns(inspection: Inspection) -> Iterator[_Measure]:
@@ -747,9 +716,10 @@ def _format_device(tensor: TensorInfo) -> str:
     return f"{tensor.device or '-'} → {tensor.after.device or '-'} {sign}"
 
 
-def _select_tensors_to_fix(inspection: Inspection, view: RowView, accepted_names: Set[str | None]) -> list[TensorInfo]:
+def _select_tensors_to_fix(inspection: Inspection, view: RowView) -> list[TensorInfo]:
     """Return the tensors with a finding; with `-v` all not accepted: tensors without a finding do no harm."""
     reported = {finding.fqn for finding in inspection.findings}
+    accepted_names = {entry.finding.fqn for entry in inspection.accepted}
     if not (reported or view.verbose):
         return []
     return [

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import UNSET
 
 from statecli.core.finding import Finding
+from statecli.core.grouping import group_by
 from statecli.core.units import format_fix_in_line, format_origin, plural
 from statecli.report import Case, Line, Outcome, Problem, fold, label_help
 
 
 def build_cases(suite: str, problems: Iterable[Problem], passed_name: str) -> tuple[Case, ...]:
     """Return a failed case for each rule with problems; without problems, a passed case named `passed_name`."""
-    by_rule: dict[str, list[Problem]] = {}
-    for problem in problems:
-        by_rule.setdefault(problem.rule, []).append(problem)
+    by_rule = group_by(problems, lambda problem: problem.rule)
     cases = tuple(build_failed_case(suite, rule, rule_problems) for rule, rule_problems in by_rule.items())
     return cases or (Case(suite, passed_name, Outcome.PASSED),)
 

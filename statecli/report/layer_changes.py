@@ -8,6 +8,7 @@ import msgspec
 
 from statecli.commands.diff.near_zero import find_near_zero
 from statecli.commands.diff.result import Change
+from statecli.core.grouping import group_by
 from statecli.core.model_state import Kind
 from statecli.core.units import format_fqn
 from statecli.report.change_text import combine_relative_change
@@ -48,10 +49,8 @@ def split_module(fqn: str) -> tuple[str, str]:
 
 def list_module_changes(changes: Sequence[Change]) -> tuple[ModuleChange, ...]:
     """Return the modules with a changed parameter, in the order of the changes."""
-    modules: dict[tuple[str, str, str], list[Change]] = {}
-    for change in changes:
-        if change.kind is Kind.PARAMETER and change.values is not None:
-            modules.setdefault((change.section, *split_module(change.fqn)), []).append(change)
+    changed = [change for change in changes if change.kind is Kind.PARAMETER and change.values is not None]
+    modules = group_by(changed, lambda change: (change.section, *split_module(change.fqn)))
     sizes = {key: combine_relative_change(rows) for key, rows in modules.items()}
     near_zero = find_near_zero(changes)
     unusual: dict[tuple[str, str], tuple[float, int]] = {}

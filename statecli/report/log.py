@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -11,6 +11,7 @@ from statecli.commands.diff.settings import format_values
 from statecli.commands.log.checkpoints import shorten_paths
 from statecli.commands.log.result import CheckpointRow, Log, ModuleRow
 from statecli.core.finding import Severity
+from statecli.core.grouping import group_by
 from statecli.core.units import format_count, format_fqn, format_number, join_names, plural
 from statecli.report import (
     Case,
@@ -170,13 +171,9 @@ def _format_verdict(log: Log) -> str:
     parts = [f"{plural(len(read), 'checkpoint')} read"]
     if len(read) < len(log.rows):
         parts.append(f"{len(log.rows) - len(read):,} not read")
-    born = [row for row in read if row.became_nan]
-    if born:
-        first = born[0]
-        where = f"step {first.step.number:,}" if first.step else first.path
-        parts.append(f"first NaN or infinity at {where}")
-    if not read:
-        return ", ".join(parts)
+    first = next((row for row in read if row.became_nan), None)
+    if first is not None:
+        parts.append(f"first NaN or infinity at {f'step {first.step.number:,}' if first.step else first.path}")
     stopped = sum(module.stopped for module in log.modules)
     if stopped:
         parts.append(f"{plural(stopped, 'module')} no longer changing")
@@ -188,9 +185,8 @@ def _list_stopped(log: Log) -> tuple[str, ...]:
     lines = []
     for row in log.rows:
         if row.stopped:
-            names = [line.cells[0] for line in fold.fold_lines([Line((format_fqn(name),)) for name in row.stopped])]
             where = f"step {row.step.number:,}" if row.step else row.path
-            lines.append(f"unchanged since {where}: {join_names(names, 8)}")
+            lines.append(f"unchanged since {where}: {_fold_names(row.stopped, 8)}")
     return tuple(lines)
 
 
@@ -239,9 +235,8 @@ def describe_row(row: CheckpointRow, counters: frozenset[str] = frozenset()) -> 
         yield f"{plural(len(settings) - MAX_REMARK_SETTINGS, 'other setting')} changed"
 
 
-def _fold_names(names: Sequence[str]) -> str:
-    folded = [line.cells[0] for line in fold.fold_lines([Line((format_fqn(name),)) for name in names])]
-    return join_names(folded, MAX_REMARK_NAMES)
+def _fold_names(names: Iterable[str], limit: int = MAX_REMARK_NAMES) -> str:
+    return join_names(fold.fold_names(map(format_fqn, names)), limit)
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------
@@ -255,7 +250,7 @@ def _build_module_group(log: Log, view: LogView) -> Group:
         lines = [_build_module_line([module], module.name, limits, log) for module in modules]
         heading = "modules that changed most"
     else:
-        lines = list(_fold_modules(modules, limits, log, unfold=view.unfold))
+        lines = _fold_modules(modules, limits, log, unfold=view.unfold)
         heading = "modules"
     shown = lines if view.unfold or view.top is not None else lines[:MAX_MODULE_LINES]
     summary = "rel. change from checkpoint to checkpoint"
@@ -273,20 +268,17 @@ def _measure_largest(module: ModuleRow) -> float:
 
 def _fold_modules(
     modules: Sequence[ModuleRow], limits: tuple[float, float] | None, log: Log, *, unfold: bool
-) -> Iterator[Line]:
+) -> list[Line]:
     if unfold:
-        yield from (_build_module_line([module], module.name, limits, log) for module in modules)
-        return
-    alike: dict[tuple[object, ...], list[ModuleRow]] = {}
-    for module in modules:
+        return [_build_module_line([module], module.name, limits, log) for module in modules]
+
+    def make_key(module: ModuleRow) -> tuple[object, ...]:
         pattern, numbers = fold.split_numbers(module.name)
-        is_still = module.last_moved is None
-        key = (pattern, len(numbers), module.stopped, module.last_moved if module.stopped else is_still, module.has_nan)
-        alike.setdefault(key, []).append(module)
-    lines: list[Line] = []
-    for group in alike.values():
-        lines += [_build_module_line(group, module.name, limits, log) for module in group]
-    yield from fold.fold_lines(lines)
+        since = module.last_moved if module.stopped else module.last_moved is None
+        return pattern, len(numbers), module.stopped, since, module.has_nan
+
+    alike = group_by(modules, make_key).values()
+    return fold.fold_lines([_build_module_line(group, module.name, limits, log) for group in alike for module in group])
 
 
 def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[float, float] | None, log: Log) -> Line:
@@ -299,14 +291,12 @@ def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[fl
         for step in zip(*(module.relative_changes for module in modules), strict=True)
     ]
     last = next((value for value in reversed(changes) if value is not None), None)
-    remark = ""
-    if first.stopped and first.last_moved is not None:
+    remarks = ["has NaN or infinities"] if first.has_nan else []
+    if first.last_moved is None:
+        remarks.append("never changed")
+    elif first.stopped:
         row = log.rows[first.last_moved]
-        remark = f"unchanged since {f'step {row.step.number:,}' if row.step else row.path}"
-    elif first.last_moved is None:
-        remark = "never changed"
-    if first.has_nan:
-        remark = "; ".join(filter(None, ["has NaN or infinities", remark]))
+        remarks.append(f"unchanged since {f'step {row.step.number:,}' if row.step else row.path}")
     cells = (
         format_fqn(name) if name else "(the model itself)",
         "",
@@ -315,7 +305,7 @@ def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[fl
         draw_sparkline(changes[1:], limits),
     )
     mood = "bad" if first.has_nan else "warn" if first.stopped else "dim" if first.last_moved is None else ""
-    return Line(cells, remark, mood)
+    return Line(cells, "; ".join(remarks), mood)
 
 
 # --- charts, cases ----------------------------------------------------------------------------------------------------

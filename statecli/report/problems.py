@@ -12,12 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from statecli import report as report_package
 from statecli.commands import verify
 from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity
+from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.load_rules import LOAD_HELP
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
@@ -107,8 +108,8 @@ def group_findings(
     rows_by_cause: dict[object, list[TensorInfo]] = {}
     for row in rows:
         if row.kind is Kind.UNREGISTERED:
-            cause = causes[row.fqn] = _get_registration_cause(row)
-            rows_by_cause.setdefault(cause, []).append(row)
+            causes[row.fqn] = row.origin or fold.split_numbers(_split_element(row.fqn)[0])[0]
+            rows_by_cause.setdefault(causes[row.fqn], []).append(row)
     ties = map_tied_names((finding for finding in findings if finding.rule in BROKEN_TIES), rows)
     imports, tie_rules, rules = _map_imports(findings), _list_tie_rules(), _map_rules(plugin_rules)
     groups: dict[object, list[Finding]] = {}
@@ -146,17 +147,10 @@ def group_accepted(
     """Return the accepted problems for each reason, without `reported` problems, which are only partly accepted."""
     reported_problems = {_identify(problem) for problem in reported}
     whole = {}
-    for reason, findings in _group_by_reason(accepted).items():
-        problems = group_findings(findings, rows)
+    for reason, entries in group_by(accepted, lambda entry: entry.reason).items():
+        problems = group_findings((entry.finding for entry in entries), rows)
         whole[reason] = tuple(problem for problem in problems if _identify(problem) not in reported_problems)
     return {reason: problems for reason, problems in whole.items() if problems}
-
-
-def _group_by_reason(accepted: Iterable[Accepted]) -> dict[str, list[Finding]]:
-    findings: dict[str, list[Finding]] = {}
-    for entry in accepted:
-        findings.setdefault(entry.reason, []).append(entry.finding)
-    return findings
 
 
 def _identify(problem: Problem) -> tuple[object, ...]:
@@ -173,11 +167,10 @@ def build_accepted_notes(accepted: Iterable[Accepted], whole: Mapping[str, Seque
         names = join_names(list(dict.fromkeys(problem.rule for problem in problems)), MAX_NAMES)
         yield Oddity("accepted", f"{plural(len(problems), 'problem')} accepted ({names}): {reason}")
     covered = {id(finding) for problems in whole.values() for problem in problems for finding in problem.findings}
-    for reason, findings in _group_by_reason(entry for entry in accepted if id(entry.finding) not in covered).items():
-        names = join_names(list(dict.fromkeys(finding.rule for finding in findings)), MAX_NAMES)
-        yield Oddity(
-            "accepted", f"{plural(len(findings), 'finding')} of reported problems accepted ({names}): {reason}"
-        )
+    rest = [entry for entry in accepted if id(entry.finding) not in covered]
+    for reason, entries in group_by(rest, lambda entry: entry.reason).items():
+        names = join_names(list(dict.fromkeys(entry.finding.rule for entry in entries)), MAX_NAMES)
+        yield Oddity("accepted", f"{plural(len(entries), 'finding')} of reported problems accepted ({names}): {reason}")
 
 
 def format_severities(problems: Iterable[Problem]) -> str:
@@ -207,19 +200,13 @@ def format_result(report: Report, page: Page, exit_status: int) -> str:
 
 def _count_not_checked(entries: Iterable[NotChecked]) -> list[str]:
     """Format `2 files not checked`, for each noun."""
-    counts: Counter[str] = Counter()
-    for entry in entries:
-        counts[entry.what] += entry.count
-    return [f"{plural(count, noun)} not checked" for noun, count in counts.items()]
+    by_noun = group_by(entries, lambda entry: entry.what)
+    return [f"{plural(sum(entry.count for entry in same), noun)} not checked" for noun, same in by_noun.items()]
 
 
 def _get_cause(finding: Finding, rules: Mapping[str, RuleText]) -> object:
     line = None if _find_heading(finding.rule, rules) else finding.origin
     return finding.rule, finding.target, finding.severity, line, finding.help
-
-
-def _get_registration_cause(row: TensorInfo) -> object:
-    return row.origin or fold.split_numbers(_split_element(row.fqn)[0])[0]
 
 
 def _split_element(fqn: str) -> tuple[str, str]:
@@ -242,17 +229,11 @@ def _build_tie_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText
         for finding in findings
         if all(finding is not tie for tie in first)
     )
-    return Problem(
-        problem.rule,
-        find_worst_severity(finding.severity for finding in findings),
-        problem.message,
-        problem.target,
-        tuple(findings),
-        (*problem.effects, *_join_lines(effects)),
-        problem.help,
-        problem.origin,
-        problem.source,
-        problem.effect_counts,
+    return replace(
+        problem,
+        severity=find_worst_severity(finding.severity for finding in findings),
+        findings=tuple(findings),
+        effects=(*problem.effects, *_join_lines(effects)),
     )
 
 
@@ -280,10 +261,10 @@ def _find_same_import(finding: Finding, imports: _Imports) -> Finding | None:
 
 def _build_import_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
     """Return the problem of an import, with the refused load as its consequence."""
-    refused = [finding for finding in findings if finding.rule == _REFUSED_LOAD]
-    problem = _build_problem([finding for finding in findings if finding.rule != _REFUSED_LOAD], rules)
-    effects = (_REFUSED_EFFECT,) if refused else ()
-    return msgspec.structs.replace(problem, findings=tuple(findings), effects=(*problem.effects, *effects))
+    imports = [finding for finding in findings if finding.rule != _REFUSED_LOAD]
+    problem = _build_problem(imports, rules)
+    effects = problem.effects if len(imports) == len(findings) else (*problem.effects, _REFUSED_EFFECT)
+    return replace(problem, findings=tuple(findings), effects=effects)
 
 
 # --- what is not registered ------------------------------------------------------------------------------------------
@@ -420,15 +401,11 @@ def _strip_name(finding: Finding, start: str = "") -> str:
 
 def _fold_names(names: Sequence[str]) -> str:
     """Return names with repeated layers folded, at most MAX_NAMES of them."""
-    folded = [line.cells[0] for line in fold.fold_lines([Line((name,)) for name in names])]
-    return join_names(folded, MAX_NAMES)
+    return join_names(fold.fold_names(names), MAX_NAMES)
 
 
 def _read_source(origin: Origin | None) -> str:
-    """Return the source line; of a statement on several lines its lines without comments, as a single line."""
-    if origin is None:
-        return ""
-    return report_package.source_lines.read_statement(origin)
+    return report_package.source_lines.read_statement(origin) if origin is not None else ""
 
 
 # --- everything else -------------------------------------------------------------------------------------------------
@@ -457,17 +434,14 @@ def _build_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -
     if len(texts) == 1 and names:
         text = next(iter(texts))
         text = text if len(names) == 1 else _make_plural(text.replace("this tensor", "these tensors"))
-        return msgspec.structs.replace(problem, message=f"{_fold_names(names)}: {text}")
-    messages = [Line((_shorten_message(finding, rules),)) for finding in findings]
-    folded = list(fold.fold_messages(messages))
-    effects = tuple(line.cells[0] for line, _ in folded)
-    problem = msgspec.structs.replace(
-        problem, effects=effects, effect_counts=tuple(len(positions) for _, positions in folded)
+        return replace(problem, message=f"{_fold_names(names)}: {text}")
+    folded = list(fold.fold_messages([Line((_shorten_message(finding, rules),)) for finding in findings]))
+    return replace(
+        problem,
+        message=_describe_group(first, names, rules) or _summarize(first.rule, len(findings), rules),
+        effects=tuple(line.cells[0] for line, _ in folded),
+        effect_counts=tuple(len(positions) for _, positions in folded),
     )
-    if title := _describe_group(first, names, rules):
-        return msgspec.structs.replace(problem, message=title)
-    summary = rules[first.rule].summary if first.rule in rules else first.rule
-    return msgspec.structs.replace(problem, message=_summarize(summary, len(findings)))
 
 
 #: Verbs with which the text about one tensor begins.
@@ -514,7 +488,7 @@ def _shorten_message(finding: Finding, rules: Mapping[str, RuleText]) -> str:
     return finding.message
 
 
-def _summarize(summary: str, count: int) -> str:
+def _summarize(rule: str, count: int, rules: Mapping[str, RuleText]) -> str:
     """Return the sentence of a rule as the heading of several findings."""
-    text = summary.removesuffix(".")
+    text = (rules[rule].summary if rule in rules else rule).removesuffix(".")
     return f"{text[:1].lower()}{text[1:]} ({count:,} findings)"

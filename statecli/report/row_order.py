@@ -39,8 +39,8 @@ def arrange_naturally(tensors: Sequence[TensorInfo]) -> Sequence[TensorInfo]:
     A file may have `h.10` before `h.2`; other names keep the order of their first tensor.
     """
     ranks: dict[tuple[str, ...], int] = {}
-    keys: dict[int, list[tuple[int, int]]] = {}
-    for tensor in tensors:
+
+    def make_key(tensor: TensorInfo) -> list[tuple[int, int]]:
         path: tuple[str, ...] = (tensor.section,)
         key = [(ranks.setdefault(path, len(ranks)), 0)]
         for part in _PART.findall(tensor.fqn):
@@ -48,8 +48,9 @@ def arrange_naturally(tensors: Sequence[TensorInfo]) -> Sequence[TensorInfo]:
             is_number = number.isdecimal() and number.isascii() and len(number) < MAX_DIGITS
             path = (*path, "#" if is_number else part)
             key.append((ranks.setdefault(path, len(ranks)), int(number) if is_number else 0))
-        keys[id(tensor)] = key
-    return sorted(tensors, key=lambda tensor: keys[id(tensor)])
+        return key
+
+    return sorted(tensors, key=make_key)  # which calls the function in the order of the tensors
 
 
 def limit_by_group(rows: Sequence[_Row], view: RowView) -> Sequence[_Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from statecli.commands.diff.result import (
     TransformationKind,
 )
 from statecli.commands.diff.transformations.layers import split_moved_layer
+from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quantized_layout_names import Layout
 from statecli.core.units import format_fqn, format_number, format_shape, plural
@@ -42,16 +44,13 @@ _ROUNDINGS = {
 }
 
 
-def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_sections: bool = False) -> Group | None:
+def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_sections: bool) -> Group | None:
     """Return the group of all transformations, a line each; None if none was recognised."""
     if all(change.transformation is None for change in changes):
         return None
     if has_sections:  # names are unique then, and layers of two sections are different layers
         changes = [_name_with_section(change) for change in changes]
-    by_kind: dict[TransformationKind, list[Change]] = {}
-    for change in changes:
-        if change.transformation is not None:
-            by_kind.setdefault(change.transformation.kind, []).append(change)
+    by_kind = group_by(changes, _get_kind)
     modules = _find_moved_layers(changes)
     overview = _Overview(changes, modules, _list_new_layers(modules), _list_base_only(changes))
     lines = [line for kind in TransformationKind for line in _LINES[kind](by_kind.get(kind, ()), overview, unfold)]
@@ -95,22 +94,28 @@ def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
     parts = {(change.section, name) for change in done for name in _list_sources(change)}
     unpaired = [change for change in changes if change.status in (Status.ADDED, Status.REMOVED)]
     named = [change for change in unpaired if (change.section, change.fqn) in parts]
-    by_section: dict[str, list[Change]] = {}
-    for change in changes:
-        by_section.setdefault(change.section, []).append(change)
-    removed = [change for own in by_section.values() for change in _list_removed_layers(own, _find_moved_layers(own))]
+    sections = group_by(changes, lambda change: change.section).values()
+    removed = [change for own in sections for change in _list_removed_layers(own, _find_moved_layers(own))]
     return frozenset(map(id, [*done, *named, *_list_base_only(changes), *removed]))
 
 
 def _is_summarized(change: Change) -> bool:
-    done = change.transformation
-    is_whole = done is not None and done.kind in _SUMMARIZED and not done.exceptions
+    is_whole = _get_kind(change) in _SUMMARIZED and not _has_exceptions(change)
     return is_whole and not _lost_values(change) and not has_new_not_finite(change)
 
 
 def _lost_values(change: Change) -> bool:
-    done = change.transformation
-    return done is not None and done.kind is TransformationKind.CAST and describe_lost_values(change) is not None
+    return _get_kind(change) is TransformationKind.CAST and describe_lost_values(change) is not None
+
+
+def _get_kind(change: Change) -> TransformationKind | None:
+    return change.transformation.kind if change.transformation is not None else None
+
+
+def _get_transformation(change: Change) -> Transformation:
+    """Return the transformation of a recognised change."""
+    assert change.transformation is not None  # noqa: S101 - checked by the callers
+    return change.transformation
 
 
 def _is_explained(change: Change, parts: Container[str]) -> bool:
@@ -133,10 +138,7 @@ def _name_with_section(change: Change) -> Change:
 
 def describe_transformation(change: Change) -> str:
     """Describe the transformation of a tensor, without its name; the dtypes say all about a cast without exceptions."""
-    done = change.transformation
-    if done is None or (done.kind is TransformationKind.CAST and not done.exceptions):
-        return ""
-    return _describe(change)
+    return "" if change.transformation is None or _is_exact_cast(change) else _describe(change)
 
 
 def make_fold_key(change: Change) -> str:
@@ -146,8 +148,7 @@ def make_fold_key(change: Change) -> str:
 
 
 def _describe(change: Change) -> str:
-    done = change.transformation
-    assert done is not None  # noqa: S101 - checked by the callers
+    done = _get_transformation(change)
     kind = done.kind
     if kind is TransformationKind.CAST:
         return _format_beyond_rounding(change, done) if done.exceptions else _ROUNDINGS[done.rounding]
@@ -222,9 +223,9 @@ def _count_exceptions(done: Transformation) -> str:
 def _format_named_exceptions(changes: Sequence[Change]) -> str:
     """`, but layers.1.up.weight: 1 of 8,192 elements differs`, for each tensor; empty without exceptions."""
     texts = [
-        f"{format_fqn(change.fqn)}: {_count_exceptions(done)}{_format_new_not_finite(change)}"
+        f"{format_fqn(change.fqn)}: {_count_exceptions(_get_transformation(change))}{_format_new_not_finite(change)}"
         for change in changes
-        if (done := change.transformation) is not None and done.exceptions
+        if _has_exceptions(change)
     ]
     more = [f"{len(texts) - _MAX_NAMED:,} more tensors differ"] if len(texts) > _MAX_NAMED else []
     return f", but {'; '.join([*texts[:_MAX_NAMED], *more])}" if texts else ""
@@ -239,8 +240,8 @@ def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iter
         if change.before is not None and change.after is not None:
             by_types.setdefault((change.before.dtype, change.after.dtype), []).append(change)
     for (before, after), rows in by_types.items():
-        wrong = [row for row in rows if row.transformation and row.transformation.exceptions]
-        exact = Counter(row.transformation.rounding for row in rows if row.transformation and row not in wrong)
+        wrong = [row for row in rows if _has_exceptions(row)]
+        exact = Counter(_get_transformation(row).rounding for row in rows if row not in wrong)
         parts = [f"{count:,} {_ROUNDINGS[rounding]}" for rounding, count in exact.items()]
         if wrong:
             parts.append(f"{len(wrong):,} not")
@@ -355,9 +356,7 @@ class _Overview(NamedTuple):
 
     def hides(self, change: Change) -> bool:
         """Return True for an unrelated tensor of a new layer, without a layer before."""
-        done = change.transformation
-        is_unrelated = done is not None and done.kind is TransformationKind.UNRELATED
-        return is_unrelated and change.fqn.startswith(self.new_layers)
+        return _get_kind(change) is TransformationKind.UNRELATED and change.fqn.startswith(self.new_layers)
 
 
 def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
@@ -374,17 +373,15 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
     layers: dict[str, list[_MovedLayer]] = {}
     tensors_of = {start: _group_by_layer(changes, start) for start, _ in moves}
     for (start, new), olds in moves.items():
-        whole = _select_weights([change for change in tensors_of[start][new] if change.after is not None])
-        tensors = [
-            change for change in tensors_of[start][new] if change.after and change.status is not Status.IDENTICAL
-        ]
+        tensors = [change for change in tensors_of[start][new] if change.after is not None]
+        whole = _select_weights(tensors)
+        tensors = [change for change in tensors if change.status is not Status.IDENTICAL]
         (old, _), *_ = olds.most_common(1)
         if 2 * sum(_comes_from(change, start, old) for change in whole) > len(whole):
             inside = [change for change in tensors if _comes_from(change, start, old)]
             others = [c for c in tensors if not (_comes_from(c, start, old) or _is_exact_cast(c))]
-            moved = [c.transformation for c in inside if c.transformation is not None]
-            cosines = [done.cosine for done in moved]
-            rounding = next((done.rounding for done in moved if done.rounding is not None), None)
+            cosines = [_get_transformation(change).cosine for change in inside]
+            rounding = _find_rounding(inside)
             wrong = [change for change in inside if _has_exceptions(change)]
             layers.setdefault(start, []).append(_MovedLayer(start, new, old, cosines, rounding, wrong, others))
     return {start: _build_layers(tensors_of[start], sorted(moved)) for start, moved in layers.items()}
@@ -421,8 +418,7 @@ def _group_by_layer(changes: Sequence[Change], start: str) -> dict[int, list[Cha
 
 def _is_exact_cast(change: Change) -> bool:
     """Return True for a norm whose values are all rounded to 1, in the old layer and in the new layer."""
-    done = change.transformation
-    return done is not None and done.kind is TransformationKind.CAST and not done.exceptions
+    return _get_kind(change) is TransformationKind.CAST and not _has_exceptions(change)
 
 
 def _comes_from(change: Change, start: str, old: int) -> bool:
@@ -431,16 +427,13 @@ def _comes_from(change: Change, start: str, old: int) -> bool:
 
 
 def _split_move(change: Change) -> tuple[str, str] | None:
-    done = change.transformation
-    is_move = done is not None and done.kind in (TransformationKind.MOVED, TransformationKind.SWAPPED)
-    return split_moved_layer(done.sources[0], change.fqn) if done is not None and is_move else None
+    is_move = _get_kind(change) in (TransformationKind.MOVED, TransformationKind.SWAPPED)
+    return split_moved_layer(_list_sources(change)[0], change.fqn) if is_move else None
 
 
 def _build_move_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
     for start, layers in overview.modules.items():
-        lines: list[Line] = []
-        for run in _split_into_runs(layers.moved):
-            lines.append(_build_layers_line(start, run))
+        lines = [_build_layers_line(start, run) for run in _split_into_runs(layers.moved)]
         ends = [
             f"{_name_layers(start, numbers)} {'is' if len(numbers) == 1 else 'are'} {word}"
             for numbers, word in ((layers.lost, "removed"), (layers.new, "new"))
@@ -512,11 +505,8 @@ def _floor_cosine(cosine: float) -> str:
 def _build_unrelated_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
     """Yield a line for each tensor outside of new layers, which have nothing before them, or for repeated layers."""
     rows = [change for change in changes if not overview.hides(change)]
-    by_line: dict[str, list[Change]] = {}
-    for change in rows if not unfold else ():
-        by_line.setdefault(_LAYER_NUMBER.sub("#", change.fqn), []).append(change)
     largest: dict[int, float] = {}
-    for group in by_line.values():
+    for group in group_by(() if unfold else rows, lambda change: _LAYER_NUMBER.sub("#", change.fqn)).values():
         cosine = max(abs(change.values.cosine or 0.0) for change in group if change.values is not None)
         largest |= {id(change): math.ceil(cosine * 100) / 100 for change in group if len(group) > 1}
     lines = []
@@ -538,18 +528,14 @@ def _list_removed_layers(changes: Sequence[Change], modules: Mapping[str, _Layer
 
 
 def _has_other_values(change: Change) -> bool:
-    kinds = (TransformationKind.MOVED, TransformationKind.UNRELATED)
-    return change.transformation is not None and change.transformation.kind in kinds
+    return _get_kind(change) in (TransformationKind.MOVED, TransformationKind.UNRELATED)
 
 
 def _build_adapter_lines(changes: Sequence[Change], overview: _Overview, _: bool) -> Iterator[Line]:
     """Yield a line for the updates of each rank and scale: `q_proj, v_proj of 4 layers`."""
-    groups: dict[tuple[int | None, float | None, float | None], list[Change]] = {}
-    for change in changes:
-        if (done := change.transformation) is not None:
-            groups.setdefault((done.rank, done.alpha, done.factor), []).append(change)
-    for (rank, alpha, scale), rows in groups.items():
-        updates = [done for row in rows if (done := row.transformation) is not None]
+    make_key = attrgetter("transformation.rank", "transformation.alpha", "transformation.factor")
+    for (rank, alpha, scale), rows in group_by(changes, make_key).items():
+        updates = [_get_transformation(row) for row in rows]
         paths = [update.sources[0].split(".")[:-1] for update in updates]
         modules = ", ".join(map(format_fqn, dict.fromkeys(path[-1] for path in paths)))
         sizes = [update.relative_l2 for update in updates if update.relative_l2 is not None]
@@ -559,7 +545,7 @@ def _build_adapter_lines(changes: Sequence[Change], overview: _Overview, _: bool
         text = f"{text}, ‖ΔW‖/‖W‖ {ends}{unscaled}"
         yield Line((f"LoRA on {modules} ({plural(len(updates), 'weight')})",), text)
         for row in rows:
-            if row.transformation is not None and row.transformation.relative_l2 is None:
+            if _get_transformation(row).relative_l2 is None:
                 yield Line((f"  {format_fqn(row.fqn)}",), f"has no norm{_format_new_not_finite(row)}", "bad")
     updated = {name for change in changes for name in _list_sources(change)}
     others = [change for change in overview.base_only if change.fqn not in updated]
@@ -581,14 +567,11 @@ def _format_alpha(rank: int, alpha: float | None, scale: float | None) -> str:
 
 def _build_merged_lines(changes: Sequence[Change], overview: _Overview, __: bool) -> Iterator[Line]:
     """Yield a line for the merged updates of each rank and scale, and for each weight that is not as merged."""
-    groups: dict[str, list[Change]] = {}
     wrong = [change for change in changes if _has_exceptions(change)]
-    for change in changes:
-        if change.transformation is not None and change not in wrong:
-            groups.setdefault(_describe_merged(change.transformation), []).append(change)
-    for text, rows in groups.items():
+    exact = [change for change in changes if not _has_exceptions(change)]
+    for text, rows in group_by(exact, lambda change: _describe_merged(_get_transformation(change))).items():
         modules = ", ".join(dict.fromkeys(format_fqn(row.fqn.split(".")[-2 if "." in row.fqn else -1]) for row in rows))
-        largest = max(row.transformation.max_abs or 0.0 for row in rows if row.transformation is not None)
+        largest = max(_get_transformation(row).max_abs or 0.0 for row in rows)
         within = f", within {format_number(largest, 1)}" if largest else ", exactly"
         yield Line((f"{modules} ({plural(len(rows), 'weight')})",), f"{text}{within}")
     yield from _build_named_lines(wrong, overview, False)
@@ -664,8 +647,7 @@ _LIBRARIES = {
 
 
 def _error_of(change: Change) -> float:
-    done = change.transformation
-    return done.relative_l2 or 0.0 if done is not None else 0.0
+    return _get_transformation(change).relative_l2 or 0.0
 
 
 def _describe_quantized(done: Transformation) -> str:
@@ -700,15 +682,13 @@ def _format_block(block: tuple[int, ...], shape: tuple[int, ...]) -> str:
 
 def _build_swap_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
     """Yield a line for each pair of tensors outside of swapped layers."""
-    pairs: dict[tuple[str, str], list[Change]] = {}
-    for change in changes:
-        done = change.transformation
-        if done is not None and not _is_in_moved_layer(change, overview.modules):
-            pairs.setdefault((change.section, min(change.fqn, done.sources[0])), []).append(change)
+    outside = [change for change in changes if not _is_in_moved_layer(change, overview.modules)]
+    pairs = group_by(outside, lambda change: (change.section, min(change.fqn, _list_sources(change)[0])))
     lines = [
         Line(
             (format_fqn(pair[0].fqn),),
-            f"swapped with {format_fqn(name)}, {_name_likeness(pair)}{_format_named_exceptions(pair)}",
+            f"swapped with {format_fqn(name)}, {_format_likeness((), _find_rounding(pair))}"
+            + _format_named_exceptions(pair),
             "bad" if "bad" in map(_choose_mood, pair) else "",
         )
         for pair in pairs.values()
@@ -721,10 +701,10 @@ def _list_sources(change: Change) -> tuple[str, ...]:
     return change.transformation.sources if change.transformation is not None else ()
 
 
-def _name_likeness(changes: Sequence[Change]) -> str:
-    """`bit for bit`, or how the values were rounded."""
-    roundings = (done.rounding for change in changes if (done := change.transformation) is not None)
-    return _format_likeness((), next((rounding for rounding in roundings if rounding is not None), None))
+def _find_rounding(changes: Sequence[Change]) -> Rounding | None:
+    """Return the rounding of the first recognised changes that were rounded; None without rounding."""
+    roundings = (_get_transformation(change).rounding for change in changes)
+    return next((rounding for rounding in roundings if rounding is not None), None)
 
 
 def _build_named_lines(changes: Sequence[Change], _: _Overview, unfold: bool) -> Iterator[Line]:
@@ -735,9 +715,8 @@ def _build_named_lines(changes: Sequence[Change], _: _Overview, unfold: bool) ->
 
 def _describe_alone(change: Change) -> str:
     """Describe a change outside of its row, which has the shapes."""
-    done = change.transformation
     text = f"{_describe(change)}{_format_new_not_finite(change)}"
-    if done is None or done.kind is not TransformationKind.RESIZED or change.before is None or change.after is None:
+    if _get_kind(change) is not TransformationKind.RESIZED or change.before is None or change.after is None:
         return text
     return f"{format_shape(change.before.shape)} → {format_shape(change.after.shape)}: {text}"
 
@@ -812,8 +791,8 @@ def _format_stack(change: Change, names: Sequence[str]) -> str:
 def _format_stack_of(names: Sequence[str]) -> str:
     if (listed := _list_in_order(names)) is not None:
         return listed
-    lines = fold.fold_lines([Line((format_fqn(name),)) for name in names])
-    return lines[0].cells[0] if len(lines) == 1 else f"{format_fqn(names[0])} … {format_fqn(names[-1])}"
+    folded = fold.fold_names(map(format_fqn, names))
+    return folded[0] if len(folded) == 1 else f"{format_fqn(names[0])} … {format_fqn(names[-1])}"
 
 
 def _list_in_order(names: Sequence[str]) -> str | None:

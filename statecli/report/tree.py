@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from statecli.core import sizes
+from statecli.core.grouping import group_by
 from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.units import format_count, format_fqn, format_kind, format_shape, format_size, plural
 from statecli.report import Column, Group, Line, fold
@@ -52,13 +53,10 @@ class Node(Generic[T]):
         return [item for item in self.items if item is not self.own]
 
 
-def build_tree_groups(state: ModelState, unfold: bool, noun: str = "tensor") -> tuple[Group, ...]:
+def build_tree_groups(state: ModelState, unfold: bool, noun: str) -> tuple[Group, ...]:
     """Return the tree of each section as a group. `noun` names the items of the state."""
-    sections: dict[str, list[TensorInfo]] = {}
-    for tensor in state.tensors:
-        sections.setdefault(tensor.section, []).append(tensor)
     groups = []
-    for section, tensors in sections.items():
+    for section, tensors in group_by(state.tensors, lambda tensor: tensor.section).items():
         root = build_tree(tensors)
         summary = f"{plural(len(tensors), noun)}, {format_size(sizes.sum_bytes(tensors))}"
         groups.append(Group(section or "(top level)", summary, tuple(_build_lines(root, 0, unfold))))

@@ -10,22 +10,14 @@ import msgspec
 
 from statecli import report
 from statecli.commands.verify.result import WORST_FIRST, Cell, Check, Column, Name, Verdict, Verification
-from statecli.core import sizes
 from statecli.core.finding import Finding, Severity, select_unreported
+from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Kind, ModelState, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.run_scope import NotChecked
-from statecli.core.units import (
-    KIND_NOUNS,
-    format_kind,
-    format_origin,
-    format_shape,
-    format_size,
-    format_yes_no,
-    join_names,
-    plural,
-)
+from statecli.core.sizes import describe_size
+from statecli.core.units import KIND_NOUNS, format_kind, format_origin, format_shape, format_yes_no, join_names, plural
 from statecli.report import (
     Case,
     Fix,
@@ -56,15 +48,13 @@ ORDINARY_SIGNS = frozenset((SIGNS[Verdict.PASSED], SIGNS[Verdict.SKIPPED]))
 class ProofColumn(msgspec.Struct, frozen=True):
     """A column of a proof with its name in the table.
 
-    `reported_fqns` are the tensors in the proof's findings, `proof_reason` is the reason of the whole proof. A proof
-    may have `failed` for names without a row.
+    `reported_fqns` are the tensors in the proof's findings, `proof_reason` is the reason of the whole proof.
     """
 
     name: str
     cells: dict[str, Cell]
     reported_fqns: frozenset[str | None]
     proof_reason: str | None
-    failed: bool = False
 
     def get_verdict(self, fqn: str) -> Verdict:
         """Return the verdict of a tensor; SKIPPED without a cell."""
@@ -83,8 +73,7 @@ def build_verify_report(verification: Verification, view: View, fail_on: Severit
     requested, accepted = verification.requested, verification.accepted
     findings = add_places(verification.findings, verification.state.tensors)
     group_problems = cache(lambda: group_findings(findings, verification.state.tensors))
-    rows = verification.state.tensors
-    accepted_problems = group_accepted(accepted, rows, group_problems()) if accepted else {}
+    accepted_problems = group_accepted(accepted, verification.state.tensors, group_problems()) if accepted else {}
     accepted_notes = build_accepted_notes(accepted, accepted_problems)
     all_findings = (*verification.findings, *(entry.finding for entry in accepted))
     notes = select_unreported(verification.notes, all_findings)
@@ -95,7 +84,6 @@ def build_verify_report(verification: Verification, view: View, fail_on: Severit
             group_problems(),
             _format_verdict(verification, group_problems()),
             _list_not_checked(verification),
-            accepted,
         ),
         table=lambda: _build_table(verification, view.verbose),
         page=lambda: _build_page(verification, group_problems(), view),
@@ -167,13 +155,15 @@ def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> 
             f" that statecli can see ({packed[0].partition('._packed')[0]} packs its weights in C++)" if packed else ""
         )
         return (f"{target}: the model has no tensors{where}, so there is nothing to check",)
-    unproved: dict[str, list[Check]] = {}
-    for check in verification.checks:
-        if check.verdict is Verdict.INCONCLUSIVE or (check.verdict is Verdict.SKIPPED and check.check in requested):
-            unproved.setdefault(_describe_reason(check).replace(" in train mode", ""), []).append(check)
+    unproved = [
+        check
+        for check in verification.checks
+        if check.verdict is Verdict.INCONCLUSIVE or (check.verdict is Verdict.SKIPPED and check.check in requested)
+    ]
+    by_cause = group_by(unproved, lambda check: _describe_reason(check).replace(" in train mode", ""))
     lines = [
         f"{target}: {_join_names(checks)}: {cause if len(checks) > 1 else _describe_reason(checks[0])}"
-        for cause, checks in unproved.items()
+        for cause, checks in by_cause.items()
     ]
     if not lines and all(check.verdict is Verdict.SKIPPED for check in verification.checks):
         lines = [f"{target}: no check ran: {_join_names(verification.checks)} skipped"]
@@ -208,7 +198,7 @@ def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
         for column in check.columns:
             is_taken = any(other.name == column.name for other in shown)
             name = f"{column.name} ({check.check.value})" if is_taken else column.name
-            shown.append(ProofColumn(name, column.cells, reported, check.reason, check.verdict is Verdict.FAILED))
+            shown.append(ProofColumn(name, column.cells, reported, check.reason))
     return tuple(shown)
 
 
@@ -254,7 +244,6 @@ def _build_table(verification: Verification, verbose: bool) -> Table:
 
 
 def _list_cell_reasons(fqn: str, shown: Sequence[ProofColumn]) -> list[ColumnReason]:
-    """Return column and reason of a tensor's cells with a reason."""
     cells = [(column.name, column.cells.get(fqn)) for column in shown]
     return [(name, cell.reason) for name, cell in cells if cell is not None and cell.reason]
 
@@ -275,7 +264,7 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
     proofs, fixes = _extract_inputs([_build_proof_line(check, fqns) for check in verification.checks])
     verdict = _format_verdict(verification, problems)
     return Page(
-        subtitle=_format_subtitle(verification),
+        subtitle=f"{verification.state.format}, {describe_size(verification.state.tensors)}",
         columns=columns,
         groups=_build_groups(verification, shown, view),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in proofs), verdict),
@@ -315,12 +304,6 @@ def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix,
     return tuple(shortened), tuple(fixes)
 
 
-def _format_subtitle(verification: Verification) -> str:
-    tensors = verification.state.tensors
-    size = sizes.sum_bytes(tensors)
-    return f"{verification.state.format}, {plural(len(tensors), 'tensor')}, {format_size(size)}"
-
-
 def _build_groups(verification: Verification, shown: Sequence[ProofColumn], view: View) -> tuple[Group, ...]:
     worst = find_worst_verdicts(verification)
     groups = []
@@ -345,9 +328,8 @@ def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line
     groups: dict[object, list[Line]] = {}
     for position, (row, line) in enumerate(zip(rows, lines, strict=True)):
         is_cause = row.kind is Kind.UNREGISTERED and row.origin is not None
-        groups.setdefault((row.origin, line.cells[1:], line.remark, line.mood) if is_cause else position, []).append(
-            line
-        )
+        key = (row.origin, line.cells[1:], line.remark, line.mood) if is_cause else position
+        groups.setdefault(key, []).append(line)
     joined: list[Line] = []
     for alike in groups.values():
         folded = fold.fold_lines(alike)
@@ -369,11 +351,11 @@ def _find_common_module(names: Sequence[str]) -> str:
 
 
 def _summarize_group(rows: Sequence[TensorInfo], worst: dict[str, Verdict]) -> str:
-    text = plural(len(rows), "tensor")
-    for verdict in (Verdict.FAILED, Verdict.INCONCLUSIVE):
-        count = sum(worst[row.fqn] is verdict for row in rows)
-        text += f", {count:,} {verdict.value}" if count else ""
-    return text
+    counts = Counter(worst[row.fqn] for row in rows)
+    parts = [
+        f"{counts[verdict]:,} {verdict.value}" for verdict in (Verdict.FAILED, Verdict.INCONCLUSIVE) if counts[verdict]
+    ]
+    return ", ".join([plural(len(rows), "tensor"), *parts])
 
 
 #: A column's name, and the reason of a cell's verdict.
@@ -398,10 +380,8 @@ def _format_own_reasons(fqn: str, shown: Sequence[ProofColumn], shared: Sequence
 
 
 def _format_reasons(reasons: Iterable[ColumnReason]) -> list[str]:
-    columns: dict[str, list[str]] = {}
-    for name, reason in reasons:
-        columns.setdefault(reason, []).append(name)
-    return [f"{', '.join(names)}: {reason}" for reason, names in columns.items()]
+    by_reason = group_by(reasons, lambda pair: pair[1])
+    return [f"{', '.join(name for name, _ in pairs)}: {reason}" for reason, pairs in by_reason.items()]
 
 
 _MOODS = {Verdict.FAILED: "bad", Verdict.INCONCLUSIVE: "warn"}

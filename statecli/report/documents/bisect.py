@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import asdict
 
 from statecli.commands.bisect.result import Answer, Bisection, Probe
 from statecli.core.finding import Finding
@@ -32,18 +33,5 @@ class BisectDocument(msgspec.Struct, frozen=True):
 
 
 def build_bisect_document(bisection: Bisection) -> BisectDocument:
-    """Return the document of a search."""
-    return BisectDocument(
-        "statecli.bisect/1",
-        __version__,
-        bisection.target,
-        bisection.condition,
-        bisection.answer,
-        bisection.checkpoints,
-        bisection.first,
-        bisection.last_before,
-        bisection.between,
-        bisection.probes,
-        bisection.findings,
-        bisection.notes,
-    )
+    """Return the document of a search: all fields of the result."""
+    return BisectDocument("statecli.bisect/1", __version__, **asdict(bisection))

@@ -29,7 +29,6 @@ from statecli.report.layer_roles import Role, list_roles
 
 if TYPE_CHECKING:
     from statecli.core.logical_weights import LogicalWeight
-    from statecli.targets.target_result import Accepted
 
 
 class QuantizedRow(msgspec.Struct, frozen=True):
@@ -94,13 +93,7 @@ class InspectDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     roles: tuple[Role, ...] = ()
 
 
-def build_inspect_document(
-    inspection: Inspection,
-    problems: Iterable[Problem],
-    summary: dict[str, Totals],
-    verdict: str,
-    accepted: Iterable[Accepted] = (),
-) -> InspectDocument:
+def build_inspect_document(inspection: Inspection, problems: Iterable[Problem], verdict: str) -> InspectDocument:
     """Return the document of an inspection."""
     state = inspection.state
     weights = select_weights(state.tensors, inspection.weights)
@@ -118,7 +111,7 @@ def build_inspect_document(
         state.target,
         state.format,
         state.sections,
-        summary,
+        sum_by_kind(state.tensors),
         cast("tuple[TensorRow, ...]", Rows(build_row, state.tensors)),
         inspection.findings,
         state.oddities,
@@ -127,7 +120,7 @@ def build_inspect_document(
         inspection.inputs if inspection.inputs is not None else UNSET,
         verdict,
         tuple(map(build_problem_row, problems)),
-        build_accepted_rows(accepted),
+        build_accepted_rows(inspection.accepted),
         cast("tuple[QuantizedRow, ...]", Rows(_build_quantized_row, weights)) if weights else (),
         _sum_weights(state.tensors, weights) if weights else UNSET,
         list_roles(state.tensors),

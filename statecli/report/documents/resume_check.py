@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import asdict
 
 from statecli.commands.resume_check.result import Answer, ResumeCheck, StateRow
 from statecli.core.finding import Finding
@@ -31,16 +32,5 @@ class ResumeCheckDocument(msgspec.Struct, frozen=True):
 
 
 def build_resume_check_document(result: ResumeCheck) -> ResumeCheckDocument:
-    """Return the document of a comparison."""
-    return ResumeCheckDocument(
-        "statecli.resume-check/1",
-        __version__,
-        result.target,
-        result.steps,
-        result.saved_at,
-        result.answer,
-        result.states,
-        result.reason,
-        result.findings,
-        result.notes,
-    )
+    """Return the document of a comparison: all fields of the result."""
+    return ResumeCheckDocument("statecli.resume-check/1", __version__, **asdict(result))

@@ -21,7 +21,6 @@ from statecli.report.documents.shared import (
     build_problem_row,
     build_tensor_row,
 )
-from statecli.targets.target_result import Accepted
 
 
 class CellRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -82,8 +81,7 @@ def build_verify_document(
     verification: Verification,
     problems: Iterable[Problem],
     verdict: str,
-    not_checked: tuple[NotChecked, ...] = (),
-    accepted: Iterable[Accepted] = (),
+    not_checked: tuple[NotChecked, ...],
 ) -> VerifyDocument:
     """Return the document of a run of the proofs."""
     return VerifyDocument(
@@ -98,7 +96,7 @@ def build_verify_document(
         verdict,
         not_checked,
         tuple(map(build_problem_row, problems)),
-        build_accepted_rows(accepted),
+        build_accepted_rows(verification.accepted),
     )
 
 
