@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from statecli.core.escaping import truncate_middle
+from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import format_count, format_number, plural
 from statecli.report import Bars, Spread
@@ -76,6 +77,10 @@ class Box(msgspec.Struct, frozen=True):
     def to_y(self, share: float) -> float:
         """Return the y of a share of the height, from the bottom."""
         return self.bottom - share * (self.bottom - self.top)
+
+    def compute_y(self, value: float, scale: Scale | None) -> float:
+        """Return the y of a value; the bottom for a zero on a logarithmic scale, and without a scale."""
+        return self.to_y(0.0 if scale is None or (scale.log and value <= 0) else scale.compute_share(value))
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -208,7 +213,7 @@ def _build_bar_chart(chart: Bars) -> Picture:
     size = max(1, math.ceil(len(bars) / MAX_BARS))
     plot = Box(58.0, 30.0, 1094.0, 300.0)
     scale = _choose_scale([value for value in chart.values if math.isfinite(value)])
-    ground = _compute_y(scale, 0.0, plot)
+    ground = plot.compute_y(0.0, scale)
     has_names = len(bars) <= MAX_NAMED
     below, ticks = ("", _build_name_ticks(chart.labels, plot)) if has_names else _build_layer_ticks(chart.labels, plot)
     if chart.unusual and below:
@@ -245,11 +250,6 @@ def _choose_scale(finite: Sequence[float]) -> Scale | None:
     return build_log_scale(min(positive), max(positive)) if positive else None
 
 
-def _compute_y(scale: Scale | None, value: float, plot: Box) -> float:
-    """Return the y of a value; the bottom for a zero outside of the scale."""
-    return plot.to_y(0.0 if scale is None or (scale.log and value <= 0) else scale.compute_share(value))
-
-
 def _build_marks(bins: list[list[_Bar]], scale: Scale | None, ground: float, plot: Box) -> Iterator[Mark]:
     """Yield the marks of each bar; for several values a faint mark of the largest and a strong mark of the smallest."""
     slot = (plot.right - plot.left) / max(1, len(bins))
@@ -268,7 +268,7 @@ def _build_marks(bins: list[list[_Bar]], scale: Scale | None, ground: float, plo
         elif sizes:
             moods = ["most", "least"] if len(values) > 1 else ["unusual" if largest.is_unusual else ""]
             for size, mood in zip((sizes[-1], sizes[0]), moods, strict=False):
-                height = max(abs(ground - _compute_y(scale, size, plot)), MIN_HEIGHT) if size else 0.0
+                height = max(abs(ground - plot.compute_y(size, scale)), MIN_HEIGHT) if size else 0.0
                 yield Mark(x, ground if size < 0 else ground - height, width, height, title, mood, largest.tensor)
 
 
@@ -287,10 +287,8 @@ def _describe_bars(bars: list[_Bar]) -> str:
     if finite:
         most = max(finite, key=lambda bar: abs(bar.value))
         parts.append(f"the largest is {format_number(most.value)}, for {most.label}")
-    labels_by_word: dict[str, list[str]] = {}
-    for bar in bars:
-        labels_by_word.setdefault(_describe_unmeasured(bar), []).append(bar.label)
-    parts.extend(f"{len(labels):,} {word}, for example {labels[0]}" for word, labels in labels_by_word.items() if word)
+    by_word = group_by(bars, _describe_unmeasured).items()
+    parts.extend(f"{len(same):,} {word}, for example {same[0].label}" for word, same in by_word if word)
     return "; ".join(parts)
 
 
@@ -329,15 +327,12 @@ def _build_layer_ticks(labels: Sequence[str], plot: Box) -> tuple[str, tuple[Tic
     matches = [(position, _LAYER.search(label)) for position, label in enumerate(labels)]
     parts = [(position, match.string[: match.start(1)], match[1]) for position, match in matches if match]
     prefix = Counter(start for _, start, _ in parts).most_common(1)[0][0] if parts else ""
-    positions_by_layer: dict[str, list[int]] = {}
-    for position, start, layer in parts:
-        if start == prefix:
-            positions_by_layer.setdefault(layer, []).append(position)
-    if len(positions_by_layer) < 2:
+    layers = group_by((part for part in parts if part[1] == prefix), lambda part: part[2])
+    if len(layers) < 2:
         return "", ()
     ticks: list[Tick] = []
-    for layer, places in positions_by_layer.items():
-        x = plot.to_x((places[0] + places[-1] + 1) / 2 / len(labels))
+    for layer, own_parts in layers.items():
+        x = plot.to_x((own_parts[0][0] + own_parts[-1][0] + 1) / 2 / len(labels))
         previous_end = ticks[-1].at + DIGIT_WIDTH * len(ticks[-1].text) / 2 if ticks else -math.inf
         if x - DIGIT_WIDTH * len(layer) / 2 >= previous_end + MIN_TICK_GAP:
             ticks.append(Tick(x, layer))

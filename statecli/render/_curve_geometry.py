@@ -26,7 +26,7 @@ def build_curve_picture(chart: Curve) -> Picture:
     up = _choose_scale(values)
     across = build_linear_scale(min(chart.places, default=0.0), max(chart.places, default=0.0), 4 if chart.small else 8)
     xs = [plot.to_x(across.compute_share(place)) for place in chart.places]
-    ys = [_compute_y(up, value, plot) if math.isfinite(value) else None for value in chart.values]
+    ys = [plot.compute_y(value, up) if math.isfinite(value) else None for value in chart.values]
     return Picture(
         title=chart.title,
         note=_describe_curve(chart),
@@ -56,11 +56,6 @@ def _choose_scale(values: Sequence[float]) -> Scale | None:
     low = min(values)
     margin, largest = high * 0.05 - low * 0.05, sys.float_info.max
     return build_linear_scale(max(low - margin, -largest), min(high + margin, largest))
-
-
-def _compute_y(scale: Scale | None, value: float, plot: Box) -> float:
-    """Return the y of a value; the bottom for a zero on a logarithmic scale."""
-    return plot.bottom if scale is None or (scale.log and value <= 0) else plot.to_y(scale.compute_share(value))
 
 
 def _build_lines(xs: Sequence[float], ys: Sequence[float | None]) -> Iterator[str]:

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import csv
 import re
-from typing import TYPE_CHECKING
 
 from statecli.core.escaping import escape
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.render import RenderOptions, Sink
 from statecli.report import Cell, Report, build_scope_notes
-
-if TYPE_CHECKING:
-    from statecli.render import RenderOptions, Sink
 
 _NUMBER = compile_on_use(r"[-+]?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?", re.ASCII)
 

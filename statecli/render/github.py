@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from statecli.core.escaping import escape, escape_name, escape_sentence
 from statecli.core.finding import Finding, Severity
+from statecli.core.grouping import group_by
 from statecli.core.output_rules import CANNOT_READ, NOT_CHECKED
 from statecli.core.units import join_names, plural
+from statecli.render import RenderOptions, Sink
 from statecli.report import Line, Report, Trouble, fold, label_help
 from statecli.storage import files
 from statecli.targets.location import Location, find_file, locate
-
-if TYPE_CHECKING:
-    from statecli.render import RenderOptions, Sink
 
 #: Annotations of each level that GitHub shows of one step.
 MAX_ANNOTATIONS = 10
@@ -89,11 +87,8 @@ def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
 
 def _annotate_findings(findings: Sequence[Finding]) -> list[_Annotation]:
     """Return an annotation for each finding; repeated layers of a target and source line share an annotation."""
-    by_line: dict[tuple[str, int] | None, list[Finding]] = {}
-    for finding in findings:
-        by_line.setdefault(_find_source_line(locate(finding)), []).append(finding)
     annotations = []
-    for same_line in by_line.values():
+    for same_line in group_by(findings, lambda finding: _find_source_line(locate(finding))).values():
         rows = [Line((finding.message, finding.rule, finding.target, finding.help or "")) for finding in same_line]
         for line, positions in fold.fold_messages(rows):
             message, rule, target, help = line.cells
@@ -109,13 +104,10 @@ def _find_source_line(location: Location | None) -> tuple[str, int] | None:
 
 def _limit_annotations(annotations: list[_Annotation]) -> list[_Annotation]:
     """Return at most MAX_ANNOTATIONS annotations; the last counts the rest."""
-    groups: dict[tuple[str, int] | str | int, list[_Annotation]] = {}
-    for number, annotation in enumerate(annotations):
-        groups.setdefault(_find_source_line(annotation.where) or number, []).append(annotation)
+    groups: dict[object, list[_Annotation]]
+    groups = group_by(annotations, lambda annotation: _find_source_line(annotation.where) or id(annotation))
     if len(groups) > MAX_ANNOTATIONS:
-        groups = {}
-        for annotation in annotations:
-            groups.setdefault(_find_source_line(annotation.where) or annotation.rule, []).append(annotation)
+        groups = group_by(annotations, lambda annotation: _find_source_line(annotation.where) or annotation.rule)
     merged = [
         _merge_annotations(", ".join(dict.fromkeys(annotation.rule for annotation in group)), group)
         for group in groups.values()
@@ -138,12 +130,13 @@ def _merge_annotations(rule: str, annotations: Sequence[_Annotation]) -> _Annota
     """Merge annotations; lines equal except for their targets are merged too."""
     if len(annotations) == 1:
         return annotations[0]
-    targets = {annotation.target for annotation in annotations}
-    is_mixed = len(targets) > 1
-    by_line: dict[str, list[_Annotation]] = {}
-    for annotation in annotations:
+    is_mixed = len({annotation.target for annotation in annotations}) > 1
+
+    def get_line(annotation: _Annotation) -> str:
         line = annotation.message.partition("\n")[0]
-        by_line.setdefault(line.removeprefix(f"{annotation.target}: ") if is_mixed else line, []).append(annotation)
+        return line.removeprefix(f"{annotation.target}: ") if is_mixed else line
+
+    by_line = group_by(annotations, get_line)
     helps = {annotation.message.partition("\n")[2] for annotation in annotations}
     # A help that all findings share follows the last one.
     has_own_helps = len(helps) > 1 and len(by_line) <= MAX_HELPS

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from statecli.core.escaping import escape, escape_sentence
 from statecli.core.finding import Finding, Severity
-from statecli.core.json_text import encode_json
+from statecli.core.json_text import encode_json_lines
 from statecli.core.output_rules import CANNOT_READ
 from statecli.core.units import format_fix_in_line
+from statecli.render import RenderOptions, Sink
 from statecli.report import Report, build_scope_notes, label_help
 from statecli.targets.location import locate, number_fingerprints
-
-if TYPE_CHECKING:
-    from statecli.render import RenderOptions, Sink
 
 SEVERITIES = {Severity.NOTE: "info", Severity.WARNING: "minor", Severity.ERROR: "major"}
 
@@ -35,11 +32,8 @@ class _Issue(msgspec.Struct, frozen=True):
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature
-    separator = b"["
-    for issue in _build_issues(report):
-        sink.utf8(separator + encode_json(issue))
-        separator = b",\n "
-    sink.utf8(b"]\n" if separator != b"[" else b"[]\n")
+    issues = list(_build_issues(report))
+    sink.utf8(b"[" + (encode_json_lines(issues, b",\n ") if issues else b"") + b"]\n")
 
 
 def _build_issues(report: Report) -> Iterator[_Issue]:

@@ -22,15 +22,13 @@ from statecli.core import escaping
 from statecli.core.json_text import encode_json
 from statecli.core.units import format_fqn, format_number
 from statecli.core.version import __version__
-from statecli.render import _chart_geometry, _curve_geometry
+from statecli.render import RenderOptions, Sink, _chart_geometry, _curve_geometry
 from statecli.report import Bars, Column, Curve, Line, Page, Report, Spread
 from statecli.report.source_lines import read_lines_around
 from statecli.report.tensor_list import TensorList
 
 if TYPE_CHECKING:
     import jinja2
-
-    from statecli.render import RenderOptions, Sink
 
 #: Number of template events that are written together: a page of 40,000 rows is never in memory as a whole.
 BUFFERED_EVENTS = 2_000
@@ -209,8 +207,8 @@ def _load_template() -> jinja2.Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["name"] = partial(_truncate, escaping.MAX_NAME_CHARACTERS)
-    environment.filters["sentence"] = partial(_truncate, escaping.MAX_SENTENCE_CHARACTERS)
+    environment.filters["name"] = partial(escaping.truncate_middle, width=escaping.MAX_NAME_CHARACTERS)
+    environment.filters["sentence"] = partial(escaping.truncate_middle, width=escaping.MAX_SENTENCE_CHARACTERS)
     environment.filters["lines_around"] = read_lines_around
     environment.filters["number"] = format_number
     environment.filters["csp_hash"] = _compute_csp_hash
@@ -218,10 +216,6 @@ def _load_template() -> jinja2.Template:
     environment.filters["px"] = _format_length
     environment.filters["trusted"] = Markup
     return environment.from_string(_read_resource("page.html.j2"))
-
-
-def _truncate(width: int, text: str) -> str:
-    return escaping.truncate_middle(text, width)
 
 
 def _format_length(length: float) -> str:

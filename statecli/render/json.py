@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from statecli.core.json_text import encode_json, encode_json_lines
+from statecli.render import RenderOptions, Sink
 from statecli.report import Report, Rows
-
-if TYPE_CHECKING:
-    from statecli.render import RenderOptions, Sink
-
 
 #: Rows that are encoded and written at once.
 _ROWS_AT_ONCE = 128

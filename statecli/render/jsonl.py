@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from statecli.core.json_text import encode_json
+from statecli.render import RenderOptions, Sink
 from statecli.render.json import is_list_of_structs
 from statecli.report import Report
-
-if TYPE_CHECKING:
-    from statecli.render import RenderOptions, Sink
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature

@@ -8,34 +8,30 @@ from __future__ import annotations
 import html
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from statecli.core.escaping import escape_name, escape_sentence
+from statecli.core.grouping import group_by
+from statecli.render import RenderOptions, Sink
 from statecli.report import Case, Outcome, Report, build_scope_notes
-
-if TYPE_CHECKING:
-    from statecli.render import RenderOptions, Sink
 
 #: The XML element of an outcome; a passed case has none.
 _ELEMENTS = {Outcome.FAILED: "failure", Outcome.ERROR: "error", Outcome.SKIPPED: "skipped"}
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: ARG001  # every output has the same signature
-    suites: dict[str, list[Case]] = {}
-    for case in report.cases():
-        suites.setdefault(case.suite, []).append(case)
-    all_cases = [case for cases in suites.values() for case in cases]
+    all_cases = report.cases()
     sink.utf8(b'<?xml version="1.0" encoding="UTF-8"?>\n')
     _write(sink, f'<testsuites name="statecli"{_format_counts(all_cases)}>\n')
     properties = "".join(
         f'   <property name="{_escape_name(note.rule)}" value="{_escape_text(note.message)}"/>\n'
         for note in build_scope_notes(report)
     )
-    for number, (suite, cases) in enumerate(suites.items()):
+    for suite, cases in group_by(all_cases, lambda case: case.suite).items():
         skipped = sum(case.outcome is Outcome.SKIPPED for case in cases)
         _write(sink, f' <testsuite name="{_escape_name(suite)}"{_format_counts(cases)} skipped="{skipped}">\n')
-        if properties and number == 0:
+        if properties:
             _write(sink, f"  <properties>\n{properties}  </properties>\n")
+            properties = ""  # only in the first suite
         for case in cases:
             _write(sink, _format_case(case))
         _write(sink, " </testsuite>\n")

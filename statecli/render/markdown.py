@@ -13,17 +13,14 @@ import string
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
 from statecli.core.escaping import escape, escape_line, escape_name, escape_sentence
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import format_origin
+from statecli.render import RenderOptions, Sink
 from statecli.report import Column, Group, Page, Problem, Report
-
-if TYPE_CHECKING:
-    from statecli.render import RenderOptions, Sink
 
 #: Number of rows up to which the tables of a report with a verdict are not folded away.
 MAX_OPEN_ROWS = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -12,12 +12,10 @@ from msgspec.structs import replace
 from statecli.core.escaping import are_safe_names, escape_line, escape_lines, escape_name, escape_sentence
 from statecli.core.finding import Finding
 from statecli.core.units import format_fqn, format_number, format_origin
+from statecli.render import RenderOptions, Sink
 from statecli.render._ansi import get_patch_style, paint
 from statecli.report import Cell, Column, Fix, Page, Problem, Report, Table, build_problem, limit_findings
 from statecli.report.problems import format_result
-
-if TYPE_CHECKING:
-    from statecli.render import RenderOptions, Sink
 
 #: Longer cells do not widen the whole column.
 MAX_PADDING = 100

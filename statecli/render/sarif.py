@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from statecli.core.documentation import rule_url
 from statecli.core.escaping import escape_name, escape_sentence
@@ -18,11 +18,9 @@ from statecli.core.json_text import encode_json
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.output_rules import CONFIGURATION, NOT_CHECKED
 from statecli.core.version import __version__
+from statecli.render import RenderOptions, Sink
 from statecli.report import Problem, Report, RuleText, Trouble, build_problem, build_scope_notes, label_help
 from statecli.targets.location import locate, number_fingerprints
-
-if TYPE_CHECKING:
-    from statecli.render import RenderOptions, Sink
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 #: The partial fingerprint that GitHub uses.

@@ -9,7 +9,6 @@ import io
 import textwrap
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
@@ -17,12 +16,10 @@ from statecli.core.escaping import escape_line, escape_name, escape_sentence
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import format_origin
+from statecli.render import RenderOptions, Sink
 from statecli.render._ansi import get_patch_style, paint
 from statecli.report import Line, Page, Problem, Report, count_shown_effects, is_code
 from statecli.report.problems import format_result
-
-if TYPE_CHECKING:
-    from statecli.render import RenderOptions, Sink
 
 INDENT = 2
 GAP = 2
@@ -46,7 +43,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         page.write_result()
     else:
         page.write_scope()
-    sink.text(page.get_text())
+    sink.text(page.out.getvalue())
 
 
 def _has_cells_or_remark(line: Line) -> bool:
@@ -238,9 +235,6 @@ class _PageWriter:
         self.out = io.StringIO()
         self.layout = _Layout(self.page, self.width)
 
-    def get_text(self) -> str:
-        return self.out.getvalue()
-
     def write_line(self, *parts: tuple[str, str]) -> None:
         self.out.write("".join(paint(escape_line(text), style, self.color) for text, style in parts) + "\n")
 
@@ -397,8 +391,7 @@ class _PageWriter:
 
     def _name_rule(self, name: str) -> str:
         """Return the arguments of `statecli rules` for a rule."""
-        configuration = self.report.configuration
-        rules = self.report.rules() if configuration is not None and configuration.plugins else ()
+        rules = self.report.rules() if self.report.configuration.plugins else ()
         plugin = next((rule.plugin for rule in rules if rule.name == name), None)
         return name if plugin is None else f"{name} --plugin {quote_for_shell(plugin)}"
 
