@@ -62,10 +62,7 @@ def show_installation() -> int:
     return 0
 
 
-def _write_outcome(
-    outcome: Outcome, options: Any, outputs: Sequence[OutputTarget], *, shows_status: bool = True
-) -> int:
-    """Write the outcome to the outputs; return the exit code."""
+def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarget], *, shows_status: bool) -> int:
     status = outcome.exit_code if shows_status else None
     quiet, last = getattr(options, "quiet", False), outputs[-1]
     if outcome.warning is not None:

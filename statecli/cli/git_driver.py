@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from statecli.cli.git_setup import PATTERNS, run_git, shorten_path
+from statecli.cli.git_setup import PATTERNS, query_git, shorten_path
 from statecli.core.errors import StateError, UsageError
 from statecli.core.escaping import escape
 from statecli.core.terminal_width import is_terminal
@@ -88,10 +88,7 @@ def compare_for_git(arguments: Sequence[str], compare: Callable[[str, str, str],
 def use_color_of_git() -> bool:
     """Return whether git shows colours: its configuration, for a terminal or git's own pager."""
     is_terminal_output = os.environ.get("GIT_PAGER_IN_USE") in ("1", "true") or is_terminal(1)
-    try:
-        return run_git("config", "--get-colorbool", "color.diff", str(is_terminal_output).lower()) == "true"
-    except UsageError:  # git answers "false" with status 1
-        return False
+    return query_git("config", "--get-colorbool", "color.diff", str(is_terminal_output).lower()) == "true"
 
 
 def _compare_folders(before: str, after: str, compare: Callable[[str, str, str], int]) -> Iterator[str]:

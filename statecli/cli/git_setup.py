@@ -34,7 +34,7 @@ def set_up(*, everywhere: bool = False) -> list[str]:
         ("diff.statecli.command", f"{command} git external-diff --"),
         ("diff.statecli.textconv", f"{command} git textconv --made-by {DRIVER_VERSION} --"),
         # The cache is written as a commit: without an identity git diff would end in "Author identity unknown".
-        ("diff.statecli.cachetextconv", "true" if _has_identity() else "false"),
+        ("diff.statecli.cachetextconv", "true" if query_git("var", "GIT_COMMITTER_IDENT") else "false"),
         ("diff.statecli.binary", "true"),
         ("difftool.statecli.cmd", f'{command} git difftool -- "$LOCAL" "$REMOTE" "$MERGED"'),
         ("difftool.statecli.trustExitCode", "false"),
@@ -44,15 +44,17 @@ def set_up(*, everywhere: bool = False) -> list[str]:
     overridden = {} if everywhere else _find_overrides(top)
     added = _add_patterns(path, overridden)
     where = "your git configuration" if everywhere else ".git/config"
-    lines = [f"diff driver and difftool: {where}"]
-    lines.append(f"{shorten_path(path)}: {', '.join(added) if added else 'nothing to add'}")
     above = "in .git/info/attributes or in the .gitattributes of a folder overrides this setup"
     still = {} if everywhere else _find_overrides(top)
-    lines += [
-        f"{pattern}: diff={value} {above}, so git diff does not show the tensors of these files"
-        for pattern, value in still.items()
+    return [
+        f"diff driver and difftool: {where}",
+        f"{shorten_path(path)}: {', '.join(added) if added else 'nothing to add'}",
+        *(
+            f"{pattern}: diff={value} {above}, so git diff does not show the tensors of these files"
+            for pattern, value in still.items()
+        ),
+        "git diff now shows tables of changed tensors, and git log -p shows a line for each tensor",
     ]
-    return [*lines, "git diff now shows tables of changed tensors, and git log -p shows a line for each tensor"]
 
 
 def remove(*, everywhere: bool = False) -> list[str]:
@@ -66,27 +68,27 @@ def remove(*, everywhere: bool = False) -> list[str]:
     removed = _remove_patterns(path)
     where = "your git configuration" if everywhere else ".git/config"
     return [
-        f"{where}: {', '.join(sections)} removed" if sections else f"{where}: nothing to remove",
-        f"{shorten_path(path)}: {', '.join(removed)} removed"
-        if removed
-        else f"{shorten_path(path)}: nothing to remove",
+        f"{place}: " + (f"{', '.join(names)} removed" if names else "nothing to remove")
+        for place, names in ((where, sections), (shorten_path(path), removed))
     ]
 
 
 def _has_section(scope: str, section: str) -> bool:
+    return bool(query_git("config", scope, "--get-regexp", rf"^{re.escape(section)}\."))
+
+
+def _read_lines(path: str) -> list[str]:
+    """Return the lines of a file with their ends; nothing for a missing file."""
     try:
-        return bool(run_git("config", scope, "--get-regexp", rf"^{re.escape(section)}\."))
-    except UsageError:
-        return False
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
 
 
 def _remove_patterns(path: str) -> list[str]:
     """Remove our own lines from the file, and an empty file; return their patterns."""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
+    lines = _read_lines(path)
     ours = {f"{pattern} diff=statecli": pattern for pattern in PATTERNS}
     removed = [ours[line.strip()] for line in lines if line.strip() in ours]
     text = "".join(line for line in lines if line.strip() not in ours)
@@ -117,11 +119,12 @@ def run_git(*words: str, stdin: str = "") -> str:
     return done.stdout.strip()
 
 
-def _has_identity() -> bool:
+def query_git(*words: str) -> str:
+    """Return the output of a git command; "" without git, and for a status other than 0."""
     try:
-        return bool(run_git("var", "GIT_COMMITTER_IDENT"))
+        return run_git(*words)
     except UsageError:
-        return False
+        return ""
 
 
 def _build_command() -> str:
@@ -165,11 +168,7 @@ def _find_overrides(top: str) -> dict[str, str]:
 
 def _add_patterns(path: str, overridden: Collection[str]) -> list[str]:
     """Add missing patterns to the file, and move overridden patterns to the end; return both."""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines(keepends=True)
-    except FileNotFoundError:
-        lines = []
+    lines = _read_lines(path)
     existing = {words[0] for line in lines if (words := line.split()) and "diff=statecli" in words[1:]}
     added = [pattern for pattern in PATTERNS if pattern not in existing or pattern in overridden]
     ours = {f"{pattern} diff=statecli": pattern for pattern in added}

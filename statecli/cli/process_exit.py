@@ -26,7 +26,7 @@ def run_body_and_exit(body: Callable[[], int], *, debug: bool) -> NoReturn:
         streams.discard_stdout()
         code = 141
     except OSError as error:
-        code = streams.print_system_error(error, debug)
+        code = streams.print_error(streams.describe_system_error(error), debug)
     except MemoryError:
         code = streams.print_error("not enough memory; there is no result", debug)
     except SystemExit as done:

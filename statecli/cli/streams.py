@@ -224,7 +224,7 @@ def print_error(message: str, debug: bool) -> int:
     if debug:
         import traceback
 
-        for line in _scrub(traceback.format_exc()).splitlines():
+        for line in storage.redact.scrub(traceback.format_exc()).splitlines():
             print_line(line)
     print_line(f"statecli: {truncate_middle(message.rstrip(), MAX_LINE_CHARACTERS)}")
     return 2
@@ -232,18 +232,12 @@ def print_error(message: str, debug: bool) -> int:
 
 def print_crash(error: Exception, debug: bool) -> int:
     """Print a bug of statecli in a line, without secrets in the message; return exit code 2."""
-    message = (
-        f"internal error: {type(error).__name__}: {_scrub(str(error))} (please report it with the output of --debug)"
-    )
-    return print_error(message, debug)
+    message = f"{type(error).__name__}: {storage.redact.scrub(str(error))}"
+    return print_error(f"internal error: {message} (please report it with the output of --debug)", debug)
 
 
-def print_system_error(error: OSError, debug: bool) -> int:
-    """Print an error of the system that no reader has attributed to a file; return exit code 2."""
-    return print_error(_describe_system_error(error), debug)
-
-
-def _describe_system_error(error: OSError) -> str:
+def describe_system_error(error: OSError) -> str:
+    """Describe an error of the system that no reader has attributed to a file."""
     reason = (error.strerror or type(error).__name__).lower()
     try:
         os.getcwd()
@@ -252,10 +246,6 @@ def _describe_system_error(error: OSError) -> str:
     if error.filename:
         return f"{os.fsdecode(error.filename)}: {reason}" if isinstance(error.filename, (str, bytes)) else reason
     return f"the system reported an error: {reason}; there is no result"
-
-
-def _scrub(text: str) -> str:
-    return storage.redact.scrub(text)
 
 
 def print_line(text: str, *, direct: bool = False) -> None:

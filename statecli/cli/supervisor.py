@@ -27,7 +27,7 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn
 
 from statecli.cli import pager
 from statecli.core.escaping import escape_line
@@ -49,10 +49,8 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
-class Send(Protocol):
-    """Send one message to the parent."""
-
-    def __call__(self, kind: bytes, payload: bytes) -> None: ...
+#: Sends a message to the parent: its kind, and its payload.
+Send = Callable[[bytes, bytes], None]
 
 
 class Child:
@@ -107,11 +105,9 @@ class _Output(io.RawIOBase):
         self._child = child
 
     def writable(self) -> bool:
-        """As `io.RawIOBase.writable`."""
         return True
 
     def write(self, data: Any) -> int:
-        """As `io.RawIOBase.write`."""
         piece = bytes(data)
         self._child.write_output(piece)
         return len(piece)

@@ -28,7 +28,8 @@ def describe_installation() -> Iterator[str]:
     yield f"statecli {__version__}"
     yield f"package   {DISTRIBUTION} {_find_version(DISTRIBUTION) or '(not installed: runs from its source)'}"
     yield f"kernel    {_describe_kernel()}"
-    yield f"python    {platform.python_implementation()} {platform.python_version()} on {_describe_system()}"
+    system = f"{sys.platform} {platform.machine()}".rstrip()
+    yield f"python    {platform.python_implementation()} {platform.python_version()} on {system}"
     versions = ((name, _find_version(name)) for name in PACKAGES)
     packages = ", ".join(f"{name} {version}" for name, version in versions if version)
     yield from textwrap.wrap(packages, WIDTH, initial_indent="packages  ", subsequent_indent=" " * 10)
@@ -38,10 +39,6 @@ def _describe_kernel() -> str:
     if native is not None:
         return f"compiled, {native.instruction_set()}"
     return "numpy: the compiled kernel is missing" if _find_version("numpy") else "none: numpy is not installed"
-
-
-def _describe_system() -> str:
-    return f"{sys.platform} {platform.machine()}".rstrip()
 
 
 def _find_version(name: str) -> str | None:
