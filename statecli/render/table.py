@@ -262,18 +262,10 @@ class _PageWriter:
             self.write_wrapped(self.page.verdict, "bold", "")
         for sentence in self.page.unusual:
             self.write_wrapped(sentence.text, "bold", "")
-        with_checks = self.has_columns_of_checks()
-        texts = () if with_checks else self.layout.format_shared_texts()
+        texts = () if self.has_columns_of_checks() else self.layout.format_shared_texts()
         shared = (("; " if ":" in text else ", ") + text for text in texts)
-        lines = [("".join([self.page.subtitle, *shared]), "")] if self.page.subtitle else []
-        for values in () if with_checks else self.layout.format_grouped_values():
-            joined = f"{lines[-1][0]}; {values}" if lines else values
-            if lines and self.layout.cell_len(escape_sentence(joined)) <= self.width:
-                lines[-1] = joined, lines[-1][1]
-            else:
-                lines.append((values, " " * INDENT))
-        for text, indent in lines:
-            self.write_wrapped(text, "dim", indent, "")
+        if self.page.subtitle:
+            self.write_wrapped("".join([self.page.subtitle, *shared]), "dim", "")
 
     def write_groups(self) -> None:
         first = next((number for number, group in enumerate(self.page.groups) if group.lines), None)
