@@ -33,6 +33,7 @@ from statecli.live.suggested_arguments import (
     list_factories,
     list_subclasses,
     set_argument,
+    takes_sequence,
     write_modules,
     write_options,
     write_values,
@@ -170,7 +171,8 @@ def _advise_modules(spec: ModelSpec, callee: Any, absent: Sequence[inspect.Param
     """Return lines with modules for arguments that are None; None if no argument takes a module."""
     modules = [one.name for one in absent if "Module" in get_annotation_text(one)][:1]
     # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
-    words, models = re.findall(r"\w+", text), [one.name for one in absent if _takes_pretrained(one)]
+    words = re.findall(r"\w+", text)
+    models = [one.name for one in absent if "PreTrainedModel" in get_annotation_text(one)]
     models = [name for name in models if not modules and set(name.split("_")) <= set(words)]
     values = write_values(spec, callee, modules or models)
     if not values:
@@ -203,27 +205,17 @@ def _write_objects(spec: ModelSpec, callee: Any, signature: inspect.Signature, t
     return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
 
 
-def _takes_pretrained(parameter: inspect.Parameter) -> bool:
-    return "PreTrainedModel" in get_annotation_text(parameter)
-
-
 def _write_lists(spec: ModelSpec, signature: inspect.Signature) -> str:
     """Return the line with a list in place of each number for an argument that takes only sequences."""
     named = dict(signature.parameters)
 
     def write(name: str, value: Any) -> Any:
-        return [value] if type(value) in (int, float) and name in named and _takes_sequence(named[name]) else value
+        is_number = type(value) in (int, float)
+        return [value] if is_number and name in named and takes_sequence(get_annotation_text(named[name])) else value
 
     args = [write(name, value) for name, value in zip(named, spec.args, strict=False)]
     kwargs = {name: write(name, value) for name, value in spec.kwargs.items()}
     return spell(replace(spec, args=(*args, *spec.args[len(args) :]), kwargs=kwargs))
-
-
-def _takes_sequence(parameter: inspect.Parameter) -> bool:
-    """Return True for `Sequence[int]`, False for `Sequence[int] | int`."""
-    text = get_annotation_text(parameter)
-    others = set(re.findall(r"\w+", re.sub(r"\w+\[[^\[\]]*\]", "", text)))
-    return bool(SEQUENCES & set(re.findall(r"\w+", text))) and not others & {"int", "float"}
 
 
 def _find_refusing_class(error: BaseException, text: str) -> type | None:
@@ -403,10 +395,7 @@ def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
 
     `Tower(width=8)` becomes `Tower(config=Config(width=8))`.
     """
-    parameters = list_parameters(callee)
-    names = {parameter.name for parameter in parameters}
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
+    names = {parameter.name for parameter in list_parameters(callee)}
     fields = {name: value for name, value in spec.kwargs.items() if name not in names}
     known = replace(spec, kwargs={name: value for name, value in spec.kwargs.items() if name in names})
     missing = find_missing_arguments(callee, known)
@@ -480,17 +469,10 @@ def _advise_object(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
 def find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:
     """Return the required arguments that the spec does not give; [] if the object has no signature."""
     try:
-        signature = inspect.signature(callee)
-        bound_arguments = signature.bind_partial(*spec.args, **spec.kwargs).arguments
+        bound = inspect.signature(callee).bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):
         return []
-    return [
-        name
-        for name, parameter in signature.parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and name not in bound_arguments
-    ]
+    return [one.name for one in list_parameters(callee) if one.default is one.empty and one.name not in bound]
 
 
 def _format_signature(callee: Any) -> str:

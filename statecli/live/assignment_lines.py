@@ -7,11 +7,12 @@ entry is the innermost frame outside the torch package, so `self.fc = nn.Linear(
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from statecli.core.model_state import Origin
+from statecli.live.attribute_patch import replace_attribute
 from statecli.live.installed_code import format_path, is_installed_file
 from statecli.live.walk import own_dict
 
@@ -56,35 +58,26 @@ class Origins:
     @contextmanager
     def record(self) -> Iterator[None]:
         """Record assignments until the block ends; the wrapped methods are restored even if the block raises."""
-        saved = {name: nn.Module.__dict__[name] for name in _WRAPPED_METHODS}
-        try:
-            for name, method in saved.items():
-                setattr(nn.Module, name, self._wrap(method))
+        with ExitStack() as stack:
+            for name in _WRAPPED_METHODS:
+                stack.enter_context(replace_attribute(nn.Module, name, self._wrap(getattr(nn.Module, name))))
             yield
-        finally:
-            for name, method in saved.items():
-                setattr(nn.Module, name, method)
 
     def _wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        note, is_setattr = self._note, method.__name__ == "__setattr__"
-
-        repeated = self._repeated
+        origins, is_setattr = self, method.__name__ == "__setattr__"
 
         # `name` may come by keyword (register_buffer(name="x", ...)), so nothing is bound here but self.
+        @functools.wraps(method, ("__name__", "__qualname__", "__doc__"))
         def wrapper(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             name = args[0] if args else kwargs.get("name")
             was_there = is_setattr and type(name) is str and name in own_dict(self)
             result = method(self, *args, **kwargs)
             if type(name) is str:
                 if was_there:
-                    repeated.add((id(self), name))
-                note(self, name, sys._getframe(1))
+                    origins._repeated.add((id(self), name))
+                origins._note(self, name, sys._getframe(1))
             return result
 
-        wrapper.__name__ = method.__name__
-        wrapper.__qualname__ = method.__qualname__
-        wrapper.__doc__ = method.__doc__
-        wrapper.__wrapped__ = method  # type: ignore[attr-defined]
         return wrapper
 
     def _note(self, module: nn.Module, name: str, frame: FrameType | None) -> None:

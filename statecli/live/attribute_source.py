@@ -315,23 +315,16 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
         return use(parent.attr, arguments=len(call.args)) if is_call else use("read")  # type: ignore[attr-defined]
     if isinstance(getattr(node, "ctx", None), ast.Store):
         statement = file.find_around(node, ast.stmt)
-        return use("augment") if isinstance(statement, ast.AugAssign) else use("set", value=_get_value(statement))
+        is_augment = isinstance(statement, ast.AugAssign)
+        return use("augment") if is_augment else use("set", value=getattr(statement, "value", None))
     if isinstance(parent, ast.keyword) and parent.arg == "out":
         return use("out")
     if isinstance(parent, ast.Call) and parent.func is not node:
-        return use(ast.unparse(parent.func).rpartition(".")[2] if _changes_arguments(parent.func) else "read")
+        called = getattr(parent.func, "attr", getattr(parent.func, "id", ""))
+        # torch's functions that update running statistics
+        return use(called if called in ("batch_norm", "instance_norm") else "read")
     is_right_operand = isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Add) and parent.right is node
     return use("right operand" if is_right_operand else "read")
-
-
-def _changes_arguments(function: ast.expr) -> bool:
-    """Whether the function is from torch and updates running statistics."""
-    return getattr(function, "attr", getattr(function, "id", "")) in ("batch_norm", "instance_norm")
-
-
-def _get_value(statement: ast.AST | None) -> ast.expr | None:
-    value = getattr(statement, "value", None)
-    return value if isinstance(value, ast.expr) else None
 
 
 def reads(value: ast.expr | None, name: str) -> bool:

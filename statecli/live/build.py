@@ -67,9 +67,8 @@ def _add_example(spec: ModelSpec, error: ModelError) -> ModelError:
     example = find_example(spec.module) if "..." in (error.advice or "") else None
     if example is None or example in str(error):
         return error
-    return ModelError(
-        error.message, choices=error.choices, advice=f"{error.advice}; for another model, write {example}"
-    )
+    advice = f"{error.advice}; for another model, write {example}"
+    return ModelError(error.message, choices=error.choices, advice=advice)
 
 
 def correct_spelling(error: MisspeltArguments) -> StateError:

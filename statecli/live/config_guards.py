@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from statecli.core.errors import ModelError
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.live.attribute_patch import replace_attribute
 
 #: Modules and parameters of one model, more than 12 layers of 256 experts that are modules have, and seconds of work
 #: for them. Building takes 50 us each, looking at what was built 200 us a tensor: 10 s in all are not reached.
@@ -61,16 +62,11 @@ def remove_fetches(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: remove_fetches(value) if type(value) is dict else value for key, value in config.items()}
 
 
-@contextmanager
-def disable_hub() -> Iterator[None]:
+def disable_hub() -> AbstractContextManager[None]:
     """The hub is off: a configuration may name repositories."""
     from huggingface_hub import constants
 
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
+    return replace_attribute(constants, "HF_HUB_OFFLINE", True)
 
 
 @contextmanager

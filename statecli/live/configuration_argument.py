@@ -94,7 +94,9 @@ def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...])
     if len(shared) == 1:
         return shared.pop()
     read = _list_read_fields(callee, name)
-    fitting = [known for known in _list_configuration_classes(namespaces[:1]) if _has_fields(known, read)]
+    values = [value for space in namespaces[:1] for value in vars(space).values() if isinstance(value, type)]
+    named = (value for value in values if value.__name__.endswith(_CONFIGURATION_ENDS))
+    fitting = [value for value in named if _has_fields(value, read)]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -131,24 +133,17 @@ def is_configuration(value: type) -> bool:
     )
 
 
-def _list_configuration_classes(namespaces: tuple[types.ModuleType, ...]) -> list[type]:
-    values = [value for space in namespaces for value in vars(space).values()]
-    return [value for value in values if isinstance(value, type) and value.__name__.endswith(_CONFIGURATION_ENDS)]
-
-
-def build_from_json(spec: ModelSpec, path: str, config_class: type) -> Any:
+def build_from_json(spec: ModelSpec, path: str, config_class: type[Any]) -> Any:
     """Build a configuration from a file. Raises ModelError, UsageError."""
     folder, name = files.split(path)
     document = config_files.read_document(folder or ".", name)
     if not _has_from_dict(config_class):
         return _build_class(spec, path, config_class, document)
-    from_dict = getattr(config_class, "from_dict", None)
-    assert from_dict is not None  # noqa: S101 - checked by `_has_from_dict`
     if not is_of_transformers(config_class):
-        return from_dict(document)
+        return config_class.from_dict(document)
     _check_model_type(path, config_class, document)
     config_guards.check_config({**document, "quantization_config": None}, path)
-    return from_dict(config_guards.remove_fetches(document))
+    return config_class.from_dict(config_guards.remove_fetches(document))
 
 
 def _has_from_dict(config_class: type) -> bool:

@@ -62,7 +62,8 @@ def resolve_config(spec: ModelSpec) -> ModelSpec:
     Other specs are unchanged.
     """
     if spec.attribute == "SentenceTransformer" and not spec.is_file and not spec.kwargs and len(spec.args) == 1:
-        return _resolve_modules(spec, spec.args[0])
+        modules = os.path.join(spec.args[0], MODULES) if type(spec.args[0]) is str else ""
+        return name_config(spec.text, modules, spec.options) if os.path.isfile(modules) else spec
     library = next((one for one in Library if one.value == spec.module.partition(".")[0]), None)
     if spec.is_file or library not in (Library.TRANSFORMERS, Library.DIFFUSERS):
         return spec
@@ -76,13 +77,6 @@ def resolve_config(spec: ModelSpec) -> ModelSpec:
         return spec
     arguments = {key: value for key, value in spec.kwargs.items() if key != "config"}
     return _name_build(spec.text, name, library, config, arguments, spec.options)
-
-
-def _resolve_modules(spec: ModelSpec, folder: Any) -> ModelSpec:
-    """Return the spec to build the modules that the file modules.json of a folder lists."""
-    if type(folder) is not str or not os.path.isfile(os.path.join(folder, MODULES)):
-        return spec
-    return name_config(spec.text, os.path.join(folder, MODULES), spec.options)
 
 
 def _check_weights(spec: ModelSpec, name: str) -> None:

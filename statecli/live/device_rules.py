@@ -160,7 +160,7 @@ class DeviceWatch:
         argument_name, message = CPU_ONLY_ARGUMENTS[name]
         values = [value for argument, value in _bind_arguments(func, args, kwargs) if argument.name == argument_name]
         refused = [tensor for tensor in list_tensors(*values) if tensor.device == self.device]
-        place = tensor_sources.get_place(tensor_sources.find_user_frame())
+        place = tensor_sources.find_user_place()
         sources = [self.get_source(tensor) or Source() for tensor in refused]
         faults = [Mismatch(value, "", argument_name, name.strip("_"), place, Fault.NOT_ON_CPU) for value in sources]
         self._record_or_raise(faults, message)
@@ -171,16 +171,13 @@ class DeviceWatch:
         generator = kwargs.get("generator")
         if generator is None or generator.device.type == self.device.type:
             return False
-        requested_device = kwargs.get("device")
-        if requested_device != self.device and not any(
-            tensor.device == self.device for tensor in list_tensors(*args, *kwargs.values())
-        ):
+        tensors = list_tensors(*args, *kwargs.values())
+        if kwargs.get("device") != self.device and all(tensor.device != self.device for tensor in tensors):
             return False
-        place = tensor_sources.get_place(tensor_sources.find_user_frame())
-        self._record_or_raise(
-            [Mismatch(Source(), str(generator.device), "", get_operator_name(func).strip("_"), place, Fault.GENERATOR)],
-            f"Expected a 'cuda' device type for generator but found '{generator.device.type}'",
-        )
+        operator, place = get_operator_name(func).strip("_"), tensor_sources.find_user_place()
+        fault = Mismatch(Source(), str(generator.device), "", operator, place, Fault.GENERATOR)
+        message = f"Expected a 'cuda' device type for generator but found '{generator.device.type}'"
+        self._record_or_raise([fault], message)
         return True
 
     def record_results(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -201,13 +198,9 @@ class DeviceWatch:
     def _add_sources(self, tensor: torch.Tensor, companions: list[Source], *, in_place: bool) -> None:
         """Add sources to `tensor` and, after a write in place, to tensors in the same memory."""
         memory = _get_storage_id(tensor) if in_place else None
-        for key, (known_tensor, source) in list(self._sources.items()) if memory else ():
-            if (
-                known_tensor is not tensor
-                and known_tensor.device == tensor.device
-                and _get_storage_id(known_tensor) == memory
-            ):
-                self._sources[key] = (known_tensor, source.combine_with(companions))
+        for key, (other, source) in list(self._sources.items()) if memory else ():
+            if other is not tensor and other.device == tensor.device and _get_storage_id(other) == memory:
+                self._sources[key] = (other, source.combine_with(companions))
         self._sources[id(tensor)] = (tensor, self._sources[id(tensor)][1].combine_with(companions))
 
     def _find_companions(
@@ -219,8 +212,8 @@ class DeviceWatch:
         first = next((tensor for tensor in inputs if self.get_source(tensor) is not None), None)
         if first is None:
             return []
-        strays_ = find_strays(func, args, kwargs, self.device, id(first))
-        return [tensor for tensor in map(self._find_source, strays_) if tensor is not None]
+        strays = find_strays(func, args, kwargs, self.device, id(first))
+        return [source for source in map(self._find_source, strays) if source is not None]
 
     def _derive_source(
         self, func: Any, tensor: torch.Tensor, inputs: list[torch.Tensor], is_drawn: bool
@@ -236,7 +229,7 @@ class DeviceWatch:
             return replace(source, derived=source.derived or not is_view)
         has_input_on_device = any(item.device == self.device for item in inputs)
         how = How.BROUGHT if has_input_on_device else How.COMPUTED if inputs else How.DRAWN if is_drawn else How.MADE
-        return Source(place=tensor_sources.get_place(tensor_sources.find_user_frame()), how=how)
+        return Source(place=tensor_sources.find_user_place(), how=how)
 
     def _record_reads(self, func: Any, elsewhere: list[torch.Tensor], kwargs: Any) -> None:
         for tensor in elsewhere:
@@ -245,42 +238,28 @@ class DeviceWatch:
                 continue
             self.read_elsewhere.add(source.fqn)
             if get_operator_name(func) == "_to_copy" and kwargs.get("device") == self.device:
-                self.copied_by_forward.setdefault(
-                    source.fqn, tensor_sources.get_place(tensor_sources.find_user_frame())
-                )
+                self.copied_by_forward.setdefault(source.fqn, tensor_sources.find_user_place())
 
     def _record_taken(self, func: Any, elsewhere: list[torch.Tensor]) -> None:
         """Record tensors accepted from another device."""
-        sources = [self.get_source(tensor) for tensor in elsewhere]
-        names = [source.fqn for source in sources if source is not None and source.fqn is not None]
-        for name in names:
-            self.taken_from_elsewhere.setdefault(
-                name, (get_operator_name(func).strip("_"), tensor_sources.get_place(tensor_sources.find_user_frame()))
-            )
+        for source in map(self.get_source, elsewhere):
+            if source is not None and source.fqn is not None:
+                operator = get_operator_name(func).strip("_")
+                self.taken_from_elsewhere.setdefault(source.fqn, (operator, tensor_sources.find_user_place()))
 
     def _blame_strays(self, func: Any, strays_: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
         frame = tensor_sources.find_user_frame()
         tensor_on_device = next(tensor for tensor in tensors if tensor.device == self.device)
-        other_source = self.get_source(tensor_on_device)
-        other_name = (
-            other_source.fqn
-            if other_source is not None and other_source.fqn is not None
-            else tensor_sources.find_local_name(frame, tensor_on_device)
-        )
-        mismatches = []
-        for tensor in strays_:
-            device = str(tensor.device).replace("meta", "cpu")
-            for source in (self._find_source(tensor) or Source()).all_sources:
-                if source.fqn not in self._excused:
-                    mismatches.append(
-                        Mismatch(
-                            source,
-                            device,
-                            other_name or "",
-                            get_operator_name(func).strip("_"),
-                            tensor_sources.get_place(frame),
-                        )
-                    )
+        other = (self.get_source(tensor_on_device) or Source()).fqn
+        if other is None:
+            other = tensor_sources.find_local_name(frame, tensor_on_device) or ""
+        operator, place = get_operator_name(func).strip("_"), tensor_sources.get_place(frame)
+        mismatches = [
+            Mismatch(source, str(tensor.device).replace("meta", "cpu"), other, operator, place)
+            for tensor in strays_
+            for source in (self._find_source(tensor) or Source()).all_sources
+            if source.fqn not in self._excused
+        ]
         self._record_or_raise(mismatches, _SAME_DEVICE_MESSAGE)
 
     def _record_or_raise(self, mismatches: list[Mismatch], message: str) -> None:
@@ -362,19 +341,16 @@ def _is_written(argument: Any) -> bool:
 
 def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.device, moved: int) -> list[torch.Tensor]:
     """Find strays of a `_foreach_` operator, a call for each index of its lists."""
-    bound_arguments = [
-        (argument, value)
-        for argument, value in _bind_arguments(func, args, kwargs)
-        if argument.name != _SCALARS_ARGUMENT
-    ]
-    lists = [list_tensors(value) for _, value in bound_arguments if isinstance(value, (list, tuple))]
+    bound = _bind_arguments(func, args, kwargs)
+    values = {argument.name: value for argument, value in bound if argument.name != _SCALARS_ARGUMENT}
+    lists = [list_tensors(value) for value in values.values() if isinstance(value, (list, tuple))]
     strays_by_id: dict[int, torch.Tensor] = {}
     for index in range(max(map(len, lists), default=0)):
 
         def pick(value: Any, index: int = index) -> Any:
             return value[index] if isinstance(value, (list, tuple)) and index < len(value) else value
 
-        call = {argument.name: pick(value) for argument, value in bound_arguments}
+        call = {name: pick(value) for name, value in values.items()}
         tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
         elsewhere = [value for value in tensors if not _is_on_device(value, device, moved)]
         if len(elsewhere) < len(tensors):

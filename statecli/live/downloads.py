@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.live.attribute_patch import replace_attribute
 
 #: Variable that allows downloads.
 ALLOWED_BY = "STATECLI_DOWNLOADS"
@@ -52,17 +53,17 @@ def refuse_downloads() -> Iterator[None]:
 
     guard = _Guard()
     with ExitStack() as patches:
-        for owner, name, wrap in (
-            (urllib.request.OpenerDirector, "open", guard.wrap_open),
-            (socket.socket, "connect", guard.wrap_connect),
-            (socket, "getaddrinfo", guard.wrap_lookup),
+        for owner, name, find_host in (
+            (urllib.request.OpenerDirector, "open", _find_host_of_url),  # `urlopen` and `urlretrieve` call it
+            (socket.socket, "connect", _find_host_of_address),
+            (socket, "getaddrinfo", lambda host, *_, **__: (host, "")),
         ):
-            patches.enter_context(_replace(owner, name, wrap(getattr(owner, name))))
+            patches.enter_context(replace_attribute(owner, name, guard.wrap(getattr(owner, name), find_host)))
         with suppress(Exception):  # a broken installation is an error of the code that needs it
             import huggingface_hub.constants
 
             offline = guard.is_active_or(was=bool(huggingface_hub.constants.HF_HUB_OFFLINE))
-            patches.enter_context(_replace(huggingface_hub.constants, "HF_HUB_OFFLINE", offline))
+            patches.enter_context(replace_attribute(huggingface_hub.constants, "HF_HUB_OFFLINE", offline))
         patches.callback(guard.end)
         yield
 
@@ -71,15 +72,15 @@ def _are_allowed() -> bool:
     return os.environ.get(ALLOWED_BY, "0") not in ("", "0")
 
 
-@contextmanager
-def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute; afterwards the owner has the old attribute, or inherits the attribute again."""
-    is_own, before = name in vars(owner), getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before) if is_own else delattr(owner, name)
+def _find_host_of_url(_opener: Any, fullurl: Any, *_: Any, **__: Any) -> tuple[object, str]:
+    url = fullurl if isinstance(fullurl, str) else fullurl.full_url
+    parts = urlsplit(url)
+    return (parts.hostname or "" if parts.scheme in ("http", "https", "ftp") else ""), url
+
+
+def _find_host_of_address(_connection: Any, address: Any) -> tuple[object, str]:
+    """Return the host; "" for the address of a local socket, which is a text."""
+    return (address[0] if isinstance(address, tuple) else ""), ""
 
 
 class _Guard:
@@ -119,34 +120,14 @@ class _Guard:
         if is_remote and self.is_active():
             raise DownloadRefused(source or str(text))
 
-    def wrap_open(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `OpenerDirector.open`, which `urlopen` and `urlretrieve` call."""
+    def wrap(self, original: Callable[..., Any], find_host: Callable[..., tuple[object, str]]) -> Callable[..., Any]:
+        """Wrap a function that connects; `find_host` returns the host and the source in its arguments."""
 
-        def open(opener: Any, fullurl: Any, *args: Any, **named: Any) -> Any:
-            url = fullurl if isinstance(fullurl, str) else fullurl.full_url
-            if urlsplit(url).scheme in ("http", "https", "ftp"):
-                self.refuse(urlsplit(url).hostname or "", url)
-            return original(opener, fullurl, *args, **named)
-
-        return open
-
-    def wrap_connect(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `socket.connect`. The address of a local socket is a text."""
-
-        def connect(connection: Any, address: Any) -> Any:
-            self.refuse(address[0] if isinstance(address, tuple) else "", "")
-            return original(connection, address)
+        def connect(*args: Any, **named: Any) -> Any:
+            self.refuse(*find_host(*args, **named))
+            return original(*args, **named)
 
         return connect
-
-    def wrap_lookup(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `socket.getaddrinfo`."""
-
-        def getaddrinfo(host: Any, *args: Any, **named: Any) -> Any:
-            self.refuse(host, "")
-            return original(host, *args, **named)
-
-        return getaddrinfo
 
 
 class Refusal(NamedTuple):

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.live.attribute_patch import replace_attribute
 from statecli.live.device_rules import PLAIN_TYPES, DeviceWatch, DeviceWatchMode
 from statecli.live.exception_text import get_exception_text
 from statecli.live.installed_code import is_installed_file
@@ -133,15 +134,10 @@ def use_real_gpu(watch: DeviceWatch) -> Iterator[MoveRecord]:
 @contextlib.contextmanager
 def _silence_torch_loggers() -> Iterator[None]:
     """Silence torch's log of operators that need data, because such operators are tried with data next."""
-    loggers = [logging.getLogger(f"torch.{name}") for name in _LOGGERS]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in _LOGGERS:
+            stack.enter_context(replace_attribute(logging.getLogger(f"torch.{name}"), "disabled", True))
         yield
-    finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
 
 
 class _FakeTensorWatchMode(DeviceWatchMode):  # type: ignore[no-untyped-call]
@@ -173,26 +169,23 @@ def _has_real_tensor(values: Iterable[Any]) -> bool:
 
 @contextlib.contextmanager
 def patch_torch(release: Callable[[], None] = lambda: None) -> Iterator[MoveRecord]:
-    """Patch torch in the block so that modules move as on CUDA and autocast accepts the fake device.
-
-    `release` drops weak references to new tensors, because torch swaps no tensor with a weak reference.
-    """
+    """Patch torch in the block so that modules move as on CUDA and autocast accepts the fake device."""
     record = MoveRecord(release)
     with contextlib.ExitStack() as stack:
         cuda = _CudaCallMode()
-        stack.enter_context(_replace_attribute(FakeTensor, "device", _build_device_property(cuda)))
+        stack.enter_context(replace_attribute(FakeTensor, "device", _build_device_property(cuda)))
         stack.enter_context(cuda)
         if hasattr(torch.autograd, _RUN_BACKWARD):  # from torch 2.3 on
             run_backward = cuda.build_run_backward(getattr(torch.autograd, _RUN_BACKWARD))
-            stack.enter_context(_replace_attribute(torch.autograd, _RUN_BACKWARD, run_backward))
+            stack.enter_context(replace_attribute(torch.autograd, _RUN_BACKWARD, run_backward))
         stack.enter_context(_lift_lists_on_cpu())
         stack.enter_context(_patch_cuda_queries(record))
-        stack.enter_context(_replace_attribute(nn.Module, "_apply", _build_apply(record)))
-        stack.enter_context(_replace_attribute(torch.amp.autocast_mode.autocast, "__init__", _build_autocast_init()))
+        stack.enter_context(replace_attribute(nn.Module, "_apply", _build_apply(record)))
+        stack.enter_context(replace_attribute(torch.amp.autocast_mode.autocast, "__init__", _build_autocast_init()))
         # Checkpointing asks the module of the device type, as torch.cuda, for streams and random states.
-        stack.enter_context(_replace_attribute(torch, DEVICE.type, torch.cpu))
+        stack.enter_context(replace_attribute(torch, DEVICE.type, torch.cpu))
         for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
-            stack.enter_context(_replace_attribute(torch, name, _query_for_cpu(getattr(torch, name))))
+            stack.enter_context(replace_attribute(torch, name, _query_for_cpu(getattr(torch, name))))
         yield record
 
 
@@ -214,8 +207,8 @@ def _patch_cuda_queries(record: MoveRecord) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if not torch_is_available():
             for name, answer in _CUDA_ANSWERS.items():
-                stack.enter_context(_replace_attribute(torch.cuda, name, lambda *_, answer=answer, **__: answer))
-        stack.enter_context(_replace_attribute(torch.cuda, "is_available", is_available))
+                stack.enter_context(replace_attribute(torch.cuda, name, lambda *_, answer=answer, **__: answer))
+        stack.enter_context(replace_attribute(torch.cuda, "is_available", is_available))
         yield
 
 
@@ -284,7 +277,8 @@ class _CudaCallMode(TorchFunctionMode):
             args = (args[0], *map(_replace_cuda, args[1:]))
         if func in (torch.ctc_loss, nn.functional.ctc_loss):  # lengths may be anywhere, and subclasses divide by them
             args = (*args[:2], *(_move_lengths(args[0], lengths) for lengths in args[2:4]), *args[4:])
-        if func in (torch.tensor, torch.as_tensor) and _is_fake_device(kwargs.get("device")):
+        device = kwargs.get("device")
+        if func in (torch.tensor, torch.as_tensor) and device is not None and torch.device(device).type == DEVICE.type:
             return func(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
         return func(*args, **kwargs)
 
@@ -330,29 +324,14 @@ def _move_lengths(tensor: torch.Tensor, lengths: Any) -> Any:
     return lengths.to(tensor.device) if isinstance(lengths, torch.Tensor) else lengths
 
 
-def _is_fake_device(device: Any) -> bool:
-    return device is not None and torch.device(device).type == DEVICE.type
-
-
-@contextlib.contextmanager
-def _replace_attribute(holder: Any, name: str, replacement: Any) -> Iterator[None]:
-    missing = object()
-    original = getattr(holder, name, missing)
-    setattr(holder, name, replacement)
-    try:
-        yield
-    finally:
-        delattr(holder, name) if original is missing else setattr(holder, name, original)
-
-
 def _build_autocast_init() -> Callable[..., None]:
     """Build an `autocast.__init__` that disables autocast on the fake device, whose type torch refuses."""
     original = torch.amp.autocast_mode.autocast.__init__
 
     def init_unless_fake(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        if device_type not in (DEVICE.type, _CUDA_DEVICE.type):
-            return original(self, device_type, *args, **kwargs)
-        return original(self, "cpu", enabled=False)
+        if device_type in (DEVICE.type, _CUDA_DEVICE.type):
+            device_type, args, kwargs = "cpu", (), {"enabled": False}
+        return original(self, device_type, *args, **kwargs)
 
     return init_unless_fake
 

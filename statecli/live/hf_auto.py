@@ -98,7 +98,7 @@ def build_transformers(name: str | None, config: str, arguments: Mapping[str, An
         config_guards.limit_registrations(config),
         config_guards.use_saved_dtype(torch, document),
     ):
-        own, replaced = _divide_arguments(model_class, config_class, arguments)
+        own, replaced = _divide_arguments(model_class, arguments)
         config_guards.check_config(replaced, config)
         settings = config_class.from_dict(config_guards.remove_fetches({**document, **replaced}))
         settings._attn_implementation = "eager"
@@ -111,7 +111,6 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
 
     `is_named`: the user or `--model auto` named the class, and not the configuration.
     """
-
     if _AUTO_CLASS.fullmatch(name):
         return _choose_class(transformers, name, document, config)
     model_class: Any = getattr(transformers, name, None)
@@ -120,12 +119,11 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
         or not isinstance(model_class, type)
         or not issubclass(model_class, transformers.PreTrainedModel)
     ):
-        version = transformers.__version__
         if not is_named and document.get("auto_map"):
             why = f"which statecli runs only with {option('--trust-remote-code')}"
             raise ModelError(f"{config}: {name} is code of the checkpoint (auto_map), {why}")
         hint = _suggest_near(transformers, name, document, config) or _suggest_class(transformers, document, config)
-        unknown = _describe_unknown_class(name, document, config, version)
+        unknown = _describe_unknown_class(name, document, config, transformers.__version__)
         if not is_named and not hint.startswith("for this") and not _knows_type(transformers, document):
             unknown += f", and its model_type {str(document.get('model_type'))[:80]!r} is unknown"
         raise ModelError("; ".join(filter(None, (unknown, hint or "name the class: file.py:Class"))))
@@ -161,9 +159,8 @@ def _suggest_class(transformers: Any, document: Mapping[str, Any], config: str) 
 def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], config: str) -> Any:
     kind = document.get("model_type")
     config_classes = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    config_class = (
-        config_classes[kind] if type(kind) is str and kind in config_classes else None
-    )  # its get finds nothing
+    # Its get finds nothing.
+    config_class = config_classes[kind] if type(kind) is str and kind in config_classes else None
     mapping = getattr(getattr(transformers, name, None), "_model_mapping", None)
     if config_class is None or mapping is None or config_class not in mapping:
         has = f"model_type {str(kind)[:80]!r}" if kind else "a file without model_type"
@@ -216,16 +213,16 @@ class DividedArguments(NamedTuple):
 def divide_arguments(name: str, config: str, arguments: Mapping[str, Any]) -> DividedArguments:
     """Divide the arguments of the class `name`, or of the class that this Auto class chooses. Raises ModelError."""
     model_class = _find_class(import_transformers(config), name, read_document(config), config, is_named=True)
-    return _divide_arguments(model_class, model_class.config_class, arguments)
+    return _divide_arguments(model_class, arguments)
 
 
-def _divide_arguments(model_class: Any, config_class: Any, arguments: Mapping[str, Any]) -> DividedArguments:
+def _divide_arguments(model_class: Any, arguments: Mapping[str, Any]) -> DividedArguments:
     import inspect
 
     parameters = list(inspect.signature(model_class.__init__).parameters)[2:]
     own = {key: value for key, value in arguments.items() if key in parameters}
     rest = {key: value for key, value in arguments.items() if key not in own}
-    unknown = [key for key in rest if not hasattr(config_class(), key)] if rest else []
+    unknown = [key for key in rest if not hasattr(model_class.config_class(), key)]
     if unknown:
         takes = f"{model_class.__name__} takes {join_names(['config', *parameters], 6)}"
         raise ModelError(

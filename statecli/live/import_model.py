@@ -19,7 +19,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -66,11 +66,6 @@ class LoadedObject(NamedTuple):
     module: types.ModuleType
 
 
-def load_object(spec: ModelSpec) -> Any:
-    """Return the value of `load_with_module`."""
-    return load_with_module(spec).value
-
-
 def load_with_module(spec: ModelSpec, *, is_model: bool = True) -> LoadedObject:
     """Import the object named by `spec`, without a call. Raises ModelError for an error of the user's code.
 
@@ -92,7 +87,6 @@ def _import_file(spec: ModelSpec) -> types.ModuleType:
     level = _relative_level(path)
     if level:
         return _import_in_package(spec, path, level)
-    _forget_siblings_of_others(folder)
     # A name of its own: two files called net.py can be open at once, and neither shadows an installed package.
     name = f"_statecli_{next(_module_numbers)}_{stem}"
     loader_spec = importlib.util.spec_from_file_location(name, path)
@@ -100,14 +94,12 @@ def _import_file(spec: ModelSpec) -> types.ModuleType:
         raise ModelError(f"{spec.module}: Python cannot import this file as a module; give it a name that ends in .py")
     module = importlib.util.module_from_spec(loader_spec)
     sys.modules[name] = module  # dataclasses and pickle look the module of a class up there
-    before = set(sys.modules)
-    try:
-        loader_spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    finally:
-        _sibling_modules.setdefault(folder, set()).update(_iter_modules_of_folder(folder, set(sys.modules) - before))
+    with _record_siblings(folder):
+        try:
+            loader_spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
     return module
 
 
@@ -129,15 +121,13 @@ def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleTy
     names = os.path.relpath(path, top)[: -len(".py")].split(os.sep)
     dotted = ".".join(names)
     package = os.path.join(top, names[0])
-    _forget_siblings_of_others(package)
-    before = set(sys.modules)
     sys.path.insert(0, top)
-    try:
-        module = importlib.import_module(dotted)
-    finally:
-        with suppress(ValueError):
-            sys.path.remove(top)
-        _sibling_modules.setdefault(package, set()).update(_iter_modules_of_folder(package, set(sys.modules) - before))
+    with _record_siblings(package):
+        try:
+            module = importlib.import_module(dotted)
+        finally:
+            with suppress(ValueError):
+                sys.path.remove(top)
     if os.path.abspath(module.__file__ or "") != path:
         raise ModelError(
             f"{spec.module}: imports from its package {names[0]}, but another package of this name is already loaded"
@@ -161,19 +151,25 @@ def find_import_folder(path: str, level: int | None = None) -> str | None:
     return top
 
 
-def _iter_modules_of_folder(folder: str, names: set[str]) -> Iterator[str]:
-    for name in names:
-        module = sys.modules.get(name)
-        path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-        if isinstance(path, str) and (os.path.abspath(path) + os.sep).startswith(folder + os.sep):
-            yield name
+@contextmanager
+def _record_siblings(folder: str) -> Iterator[None]:
+    """Record the modules that the block imports from `folder`, and forget modules imported from other folders before.
 
-
-def _forget_siblings_of_others(folder: str) -> None:
-    """Forget modules imported from other folders, because `a/net.py` and `b/net.py` may both `import layers`."""
-    for other_folder in [folder_ for folder_ in _sibling_modules if folder_ != folder]:
-        for name in _sibling_modules.pop(other_folder):
+    `a/net.py` and `b/net.py` may both `import layers`.
+    """
+    for other in _sibling_modules.keys() - {folder}:
+        for name in _sibling_modules.pop(other):
             sys.modules.pop(name, None)
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        siblings = _sibling_modules.setdefault(folder, set())
+        for name in sys.modules.keys() - before:
+            module = sys.modules.get(name)
+            path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+            if isinstance(path, str) and (os.path.abspath(path) + os.sep).startswith(folder + os.sep):
+                siblings.add(name)
 
 
 def _suggest_files(path: str) -> str:
@@ -313,10 +309,6 @@ def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> st
     return object_scope.spell(replace(spec, module=hint.module or spec.module, attribute=".".join(parts)))
 
 
-def _list_public(obj: Any) -> list[str]:
-    return [name for name in list_names(obj) if not name.startswith("__")]
-
-
 def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | None:
     """Return the model class of this name, or with the nearest, in the imported modules of a package; else None."""
     modules = _map_model_classes(package)
@@ -385,7 +377,7 @@ def _suggest_functions(obj: Any, name: str) -> _Hint:
 
 
 def _suggest_models(obj: Any, name: str) -> _Hint:
-    public = _list_public(obj)
+    public = [other for other in list_names(obj) if not other.startswith("__")]
     # Not by getattr, which loads each module of transformers.
     named_modules = [other for other in public if isinstance(vars(obj).get(other), types.ModuleType)]
     near = _find_near_class(name, [other for other in public if other not in named_modules])

@@ -7,7 +7,7 @@ import os
 import sys
 
 #: The folder of the standard library.
-_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 #: Names of folders into which pip installs.
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
@@ -19,7 +19,7 @@ def is_installed_file(filename: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_installed_file(filename: str, search_path: tuple[str, ...]) -> bool:
-    if filename.startswith(_STANDARD_LIBRARY) or any(folder in filename for folder in _PACKAGE_FOLDERS):
+    if filename.startswith(STANDARD_LIBRARY) or any(folder in filename for folder in _PACKAGE_FOLDERS):
         return True
     roots = (os.path.abspath(entry) for entry in search_path)
     return any(filename.startswith(root + os.sep) and _is_in_record(root, filename) for root in roots)

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, TextIO
 
-from statecli.live.installed_code import is_installed_file
+from statecli.live.installed_code import STANDARD_LIBRARY, is_installed_file
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}"
 #: A library whose lines never are the user's.
 _TORCH = f"{os.sep}torch{os.sep}"
@@ -101,14 +100,11 @@ def _is_by_library(frame: types.FrameType | None) -> bool:
         path = code.co_filename
         if path.startswith(_PACKAGE):
             return bool(library)
-        if not path.startswith("<") and not _is_standard(path):
+        is_standard = path.startswith(STANDARD_LIBRARY) and _SITE not in path
+        if not path.startswith("<") and not is_standard:
             if not is_installed_file(path):
                 return is_import or _TORCH in library
             library = library or path
             is_import = is_import or code.co_name == "<module>"
         frame = frame.f_back
     return False
-
-
-def _is_standard(path: str) -> bool:
-    return path.startswith(_STANDARD_LIBRARY) and _SITE not in path

@@ -35,14 +35,9 @@ def import_library(name: str, config: str) -> Any:
             return importlib.import_module(name)
     except ImportError as error:
         package, missing = name.partition(".")[0], (error.name or "").partition(".")[0]
-        if missing in ("", package):
-            why = "is not installed" if missing else "cannot be imported"
-            raise MissingDependency(
-                f"{config}: needs {package.replace('_', '-')}, which {why}: {install_module(package)}"
-            ) from error
-        raise MissingDependency(
-            f"{config}: needs {package.replace('_', '-')}, which needs {missing}: {install_module(missing)}"
-        ) from error
+        why = "is not installed" if missing == package else f"needs {missing}" if missing else "cannot be imported"
+        needs = f"{config}: needs {package.replace('_', '-')}, which {why}"
+        raise MissingDependency(f"{needs}: {install_module(missing or package)}") from error
 
 
 def build_diffusers(
@@ -87,16 +82,14 @@ def _suggest_diffusers_class(diffusers: Any, name: str, config: str) -> str:
 def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
     """Build the model of timm's registry in `architecture`. Raises ModelError."""
     timm = import_library("timm", config)
-    name = str(document["architecture"])
+    name, arguments = str(document["architecture"]), list_timm_arguments(document)
     config_guards.check_config(document, config)
     if not timm.is_model(name):  # a name with a colon would be downloaded
         near = difflib.get_close_matches(name, timm.list_models(), 3, _SIMILARITY)
-        call = format_call((), list_timm_arguments(document))
-        line = quote_for_shell(f"timm:{near[0]}({call})") if near else ""
+        line = quote_for_shell(f"timm:{near[0]}({format_call((), arguments)})") if near else ""
         hint = f"did you mean {' or '.join(near)}? write {line}" if near else "name the class: file.py:Class"
         problem = f"architecture is {name[:80]!r}, which is not a model of timm {timm.__version__}"
         raise ModelError(f"{config}: {problem}; {hint}")
-    arguments = list_timm_arguments(document)
     fetching = [key for key in arguments if key.startswith(_TIMM_FETCHES)]
     if fetching:
         raise ModelError(

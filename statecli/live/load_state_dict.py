@@ -22,6 +22,7 @@ from statecli.core.errors import ModelError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import NoteKind, TensorInfo
 from statecli.live import pretrained
+from statecli.live.attribute_patch import replace_attribute
 from statecli.live.built_model import BuiltModel
 from statecli.live.load_state_dict_api import Answer, Entries
 from statecli.live.tensors import is_lazy
@@ -77,18 +78,14 @@ def _silence_extra_states(root: nn.Module) -> list[str]:
     for path, module in root.named_modules(remove_duplicate=False):
         if type(module).set_extra_state is not nn.Module.set_extra_state:
             module.__dict__["set_extra_state"] = lambda state: None  # noqa: ARG005
-            keys.append(_join_key(path, "_extra_state"))
+            keys.append(f"{path}._extra_state".removeprefix("."))
     return keys
 
 
 def _iter_extra_state_keys(root: nn.Module) -> Iterator[str]:
     for path, module in root.named_modules(remove_duplicate=False):
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            yield _join_key(path, "_extra_state")
-
-
-def _join_key(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+            yield f"{path}._extra_state".removeprefix(".")
 
 
 # --- the state_dict --------------------------------------------------------------------------------------------------
@@ -155,20 +152,17 @@ class _Refusal:
         torch looks for each child's entries among all entries of the parent: 20 s for a list of 10,000 layers. A
         class's own `load_state_dict` calls the replacement like torch's.
         """
-        torch_method, refusal = nn.Module.load_state_dict, self
 
         def replacement(module: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-            return refusal._load(module, state_dict, strict, assign)
+            return self._load(module, state_dict, strict, assign)
 
-        nn.Module.load_state_dict = replacement  # type: ignore[method-assign, assignment]
-        try:
-            yield
-            self._error = None  # whatever it was, the class's own load_state_dict got over it
-        except RuntimeError as error:
-            if error is not self._error:
-                raise
-        finally:
-            nn.Module.load_state_dict = torch_method  # type: ignore[method-assign]
+        with replace_attribute(nn.Module, "load_state_dict", replacement):
+            try:
+                yield
+                self._error = None  # whatever it was, the class's own load_state_dict got over it
+            except RuntimeError as error:
+                if error is not self._error:
+                    raise
 
     def _load(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool, assign: bool) -> Any:
         missing, unexpected, messages = _load_all(module, state_dict, assign)
@@ -232,16 +226,11 @@ def _build_answer(missing: Iterable[str], unexpected: Iterable[str], messages: I
     for message in messages:
         if match := _MISMATCH.match(message):
             mismatched[match[1]] = None
-        else:
-            match_ = _NAMED.match(message)
-            refused.append((match_[1] if match_ else None, _describe_refusal(message)))
+            continue
+        named = _NAMED.match(message)
+        reason = "the entry of the checkpoint is not a tensor" if _NoTensor.__name__ in message else message
+        refused.append((named[1] if named else None, f"refused: {' '.join(reason.split())}"))
     return Answer(tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(unexpected)), tuple(mismatched), tuple(refused))
-
-
-def _describe_refusal(message: str) -> str:
-    if _NoTensor.__name__ in message:
-        return "refused: the entry of the checkpoint is not a tensor"
-    return f"refused: {' '.join(str(message).split())}"
 
 
 @contextmanager
@@ -263,11 +252,8 @@ def _skip_copies() -> Iterator[None]:
             raise error
         return self
 
-    torch.Tensor.copy_ = copy_unless_meta  # type: ignore[method-assign, assignment]
-    try:
+    with replace_attribute(torch.Tensor, "copy_", copy_unless_meta):
         yield
-    finally:
-        del torch.Tensor.copy_  # it is inherited
 
 
 def _try_copy(copy: Callable[..., torch.Tensor], to: torch.Tensor, other: torch.Tensor) -> Exception | None:

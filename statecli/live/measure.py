@@ -80,18 +80,14 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
 def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
     """Try a move on `built.module`, whose walk is `result`; if a move fails, try the next on a fresh instance."""
     reasons: list[str] = []
-    moves: list[tuple[Callable[[nn.Module], Any], bool]] = [
-        (_apply_fresh_memory, True),
-        (_apply_clone, True),
-        (_move_to_meta, False),
-    ]
-    if built.init_device == "meta":
-        moves.pop()  # a move from meta to meta shows nothing
-    for number, (move, keeps_objects) in enumerate(moves):
+    moves: list[Callable[[nn.Module], object]] = [_apply_fresh_memory, _apply_clone]
+    if built.init_device != "meta":  # a move from meta to meta shows nothing
+        moves.append(_move_to_meta)
+    for number, move in enumerate(moves):
         try:
             module = built.module if number == 0 else built.build_again()
             with built.user_code("moving the model"):
-                return _try_move(module, result if number == 0 else walk(module), move, keeps_objects)
+                return _try_move(module, result if number == 0 else walk(module), move)
         except ModelError as error:
             reasons.append(str(error).removeprefix(f"{built.spec.text}: "))
     return MoveTrial(reason=reasons[0])
@@ -99,16 +95,13 @@ def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
 
 def try_fresh_memory(module: nn.Module) -> MoveTrial:
     """Give other memory to each tensor of `module` reached by `nn.Module._apply`; such tensors follow any move."""
-    return _try_move(module, walk(module), _apply_fresh_memory, keeps_objects=True)
+    return _try_move(module, walk(module), _apply_fresh_memory)
 
 
-def _try_move(
-    module: nn.Module, result: WalkResult, move: Callable[[nn.Module], Any], keeps_objects: bool
-) -> MoveTrial:
+def _try_move(module: nn.Module, result: WalkResult, move: Callable[[nn.Module], object]) -> MoveTrial:
     tensors_before = list(iter_tensors(result))  # keeps old tensors alive, so that no address is used twice
-    trial = MoveTrial(
-        {name: storage(tensor)[0] for name, tensor in reversed(tensors_before)}, keeps_objects=keeps_objects
-    )
+    storages = {name: storage(tensor)[0] for name, tensor in reversed(tensors_before)}
+    trial = MoveTrial(storages, keeps_objects=move is not _move_to_meta)
     # A Parameter keeps its identity and changes its storage: only the storage itself can be kept alive.
     stores = [_keep_storage_alive(tensor) for _, tensor in tensors_before]
     for name, tensor in iter_tensors(walk(get_moved_model(module, move(module)))):
@@ -159,7 +152,7 @@ def try_own_to(built: BuiltModel, result: WalkResult) -> MoveTrial | None:
     """Try the model's own `.to("meta")` on `built.module`, after the stand-in; None if the call raises."""
     try:
         with built.user_code("moving the model"):
-            return _try_move(built.module, result, _move_to_meta, keeps_objects=False)
+            return _try_move(built.module, result, _move_to_meta)
     except ModelError:
         return None  # the stand-in has already given a result
 
@@ -193,12 +186,7 @@ def try_fake_gpu_move(built: BuiltModel) -> dict[str, bool] | None:
                     name: live.fake_gpu.follows_device(tensor, record)
                     for name, tensor in iter_tensors(walk(moved_module))
                 }
-        except (
-            ModelError,
-            RuntimeError,
-            TypeError,
-            NotImplementedError,
-        ):  # raised by torch for tensors that cannot be fake
+        except (ModelError, RuntimeError, TypeError):  # raised by torch for tensors that cannot be fake
             continue
     return None
 

@@ -44,7 +44,6 @@ from statecli.live.tensors import (
     describe_sharding,
     find_leaves,
     get_grad_fn_name,
-    get_kind,
     is_lazy,
     may_overlap,
     read_facts,
@@ -112,6 +111,12 @@ class _Table:
     _modules: dict[str, nn.Module] = field(default_factory=dict)
     _module_names: dict[int, str] = field(default_factory=dict)
 
+    def add_oddity(
+        self, kind: OddityKind, message: str, name: str | None = None, place: tuple[str, int] | None = None
+    ) -> None:
+        origin = self.built.origins.describe(place) or UNSET
+        self.oddities.append(Oddity(kind.value, message, name, origin=origin))
+
     def get_module(self, name: str) -> nn.Module:
         """Return the registered module of this name; "" is the root."""
         if not self._modules:
@@ -121,8 +126,7 @@ class _Table:
     def get_module_name(self, module: nn.Module) -> str:
         """Return the first name of a registered module; "" for the root and for an unregistered module."""
         if not self._module_names:
-            names = ((id(module), prefix.rstrip(".")) for prefix, module in reversed(self.walk.modules))
-            self._module_names = dict(names)
+            self._module_names = {id(one): prefix.rstrip(".") for prefix, one in reversed(self.walk.modules)}
         return self._module_names.get(id(module), "")
 
     def find_rows_sharing(self, row: _Row) -> _StorageRows:
@@ -166,11 +170,8 @@ def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:
     if built.settings_after_init is None or built.init_device != "cpu":
         return {}
     draws_values = any(row.unregistered is not None for row in rows)
-    if (
-        draws_values
-        and sum(parameter.nbytes for parameter in built.module.parameters() if not is_lazy(parameter))
-        > _MAX_DRAWN_BYTES
-    ):
+    sizes = (parameter.nbytes for parameter in built.module.parameters() if not is_lazy(parameter))
+    if draws_values and sum(sizes) > _MAX_DRAWN_BYTES:
         return {}
 
     def build(seed: int) -> nn.Module:
@@ -227,7 +228,7 @@ def read_without_move(
     """
     table = _build_table(built)
     _measure_stats(table, stats_of)
-    table.oddities.append(Oddity(OddityKind.NOT_MEASURED.value, f"cannot check which tensors move: {why_not}"))
+    table.add_oddity(OddityKind.NOT_MEASURED, f"cannot check which tensors move: {why_not}")
     return _build_state(table, target)
 
 
@@ -251,17 +252,10 @@ def _measure_own_move(table: _Table) -> None:
             row.follows_device = follows.get(row.fqn, row.follows_device)
         elif row.follows_device is False and own_to:
             row.follows_device = None
-            row.notes.append(
-                "statecli does not know whether the class's own .to moves the tensor: "
-                f"{_WHY_OWN_TO_IS_UNKNOWN[on_meta]}"
-            )
-
-
-#: Why the class's own `.to` could not be tried, and why on meta.
-_WHY_OWN_TO_IS_UNKNOWN = {
-    False: "the method fails on meta and on a fake CUDA device",
-    True: "the effect of .to is not visible on meta; build the model on the cpu",
-}
+            why = "the method fails on meta and on a fake CUDA device"
+            if on_meta:
+                why = "the effect of .to is not visible on meta; build the model on the cpu"
+            row.notes.append(f"statecli does not know whether the class's own .to moves the tensor: {why}")
 
 
 def _try_move(table: _Table) -> measure.MoveTrial:
@@ -272,14 +266,13 @@ def _try_move(table: _Table) -> measure.MoveTrial:
     copy_walk = walk(built.module)
     copy_holdings = copy_walk.holdings()
     for name, holding in table.walk.holdings().items():
-        if copy_holdings.get(name) is not holding:
-            copy_does = (
-                "lacks the tensor" if name not in copy_holdings else f"has the tensor as {copy_holdings[name].value}"
-            )
+        copy_holding = copy_holdings.get(name)
+        if copy_holding is not holding:
+            copy_does = f"has the tensor as {copy_holding.value}" if copy_holding else "lacks the tensor"
             table.copy_differences[name] = copy_does
             held_as = f"{name} is {holding.value} of the model"
             message = f"{held_as}, but a copy of the model {copy_does}: statecli does not know whether the tensor moves"
-            table.oddities.append(Oddity(OddityKind.UNLIKE_COPY.value, message, name))
+            table.add_oddity(OddityKind.UNLIKE_COPY, message, name)
     return measure.try_stand_in_move(built, copy_walk)
 
 
@@ -313,7 +306,7 @@ def move(
         if tensor is not None and row.facts.device == str(device_):
             row.after = After(row.facts.device, row.follows_device)  # it was there before: the stand-in decides
             continue
-        row.after = _build_after(tensor, device_)
+        row.after = After(None, None) if tensor is None else After(str(tensor.device), tensor.device == device_)
         if row.after.followed is not None:
             if row.follows_device is not None and row.follows_device is not row.after.followed:
                 row.notes.append(_describe_device_special_case(row.follows_device, device_))
@@ -332,9 +325,7 @@ def _build_table(built: BuiltModel) -> _Table:
         _add_registered(table, entry)
     _add_unregistered(table)
     if not table.rows and not table.walk.packed:
-        table.oddities.append(
-            Oddity(OddityKind.NO_TENSORS.value, "the model has no tensors, so there is nothing to inspect")
-        )
+        table.add_oddity(OddityKind.NO_TENSORS, "the model has no tensors, so there is nothing to inspect")
     saved = measure.measure_state_dict(built, result)
     if saved.reason is not None:
         table.oddities.append(Oddity("no-state-dict", f"cannot check which tensors are saved: {saved.reason}"))
@@ -354,9 +345,7 @@ def _add_oddities(table: _Table) -> None:
         table.oddities.append(Oddity("module-cycle", f"{name} contains itself and is listed once", name))
     for name, why in table.walk.unopened:
         short_name = name if len(name) <= 80 else f"{name[:60]}…"
-        table.oddities.append(
-            Oddity(OddityKind.NOT_SEARCHED.value, f"{short_name} {why}: deeper tensors are not listed", short_name)
-        )
+        table.add_oddity(OddityKind.NOT_SEARCHED, f"{short_name} {why}: deeper tensors are not listed", short_name)
     if measure.has_own_cuda_only(table.built.module):
         message = f"{type(table.built.module).__name__}.cuda is overridden; statecli tests only .to and not .cuda"
         table.oddities.append(Oddity("own-cuda", message))
@@ -365,19 +354,15 @@ def _add_oddities(table: _Table) -> None:
         if count:
             name = prefix.rstrip(".")
             what = f"the TorchScript code of {name or 'the model'} contains {plural(count, 'constant tensor')}"
-            message = (
-                f"{what}; .to() does not move such tensors, state_dict() does not contain them, and statecli does "
-                "not list them"
-            )
-            table.oddities.append(Oddity(OddityKind.SCRIPT_MODULE.value, message, name or None))
+            effect = ".to() does not move such tensors, state_dict() does not contain them"
+            message = f"{what}; {effect}, and statecli does not list them"
+            table.add_oddity(OddityKind.SCRIPT_MODULE, message, name or None)
     for name in table.walk.packed:
         message = f"{name} stores weights in C++, where statecli cannot read them; these weights are not listed"
-        table.oddities.append(Oddity(OddityKind.PACKED_PARAMS.value, message, name))
+        table.add_oddity(OddityKind.PACKED_PARAMS, message, name)
     for entry in table.walk.registered:
         if entry.tensor is None and entry.is_parameter:
-            table.oddities.append(
-                Oddity(OddityKind.NONE_PARAMETER.value, f"{entry.fqn} is registered as None", entry.fqn)
-            )
+            table.add_oddity(OddityKind.NONE_PARAMETER, f"{entry.fqn} is registered as None", entry.fqn)
 
 
 def _add_registered(table: _Table, entry: RegisteredName) -> None:
@@ -385,7 +370,7 @@ def _add_registered(table: _Table, entry: RegisteredName) -> None:
         return
     place = _locate_registration(table, entry)
     persistent = None if entry.is_parameter else entry.persistent
-    kind = get_kind(entry.is_parameter)
+    kind = Kind.PARAMETER if entry.is_parameter else Kind.BUFFER
     user_place = _find_user_place(table, entry.owner, entry.attribute, place)
     row = _Row(entry.fqn, entry.tensor, read_facts(entry.tensor), kind, persistent, place, user_place, entry.key)
     _note_extent(row)
@@ -430,9 +415,8 @@ def _add_unregistered(table: _Table) -> None:
         facts = read_facts(unregistered.tensor) if row is None else row.facts
         shared = by_storage.get(facts.storage)
         is_part = row is None and shared is not None and facts.elements <= shared.facts.elements
-        if is_part and not _is_recomputed(
-            unregistered
-        ):  # a recomputed tensor shares memory only until the first forward
+        # A recomputed tensor shares memory only until the first forward.
+        if is_part and not _is_recomputed(unregistered):
             row = shared
         if row is not None:
             row.aliases.append(unregistered.fqn)
@@ -444,31 +428,23 @@ def _add_unregistered(table: _Table) -> None:
 
 
 def _build_unregistered_row(table: _Table, unregistered: UnregisteredTensor, facts: TensorFacts) -> _Row:
-    place = _locate_assignment(table, unregistered)
-    row = _Row(
-        unregistered.fqn,
-        unregistered.tensor,
-        facts,
-        Kind.UNREGISTERED,
-        None,
-        place,
-        _find_user_place(table, unregistered.owner, _get_attribute(unregistered), place),
-        unregistered=unregistered,
-    )
-    operation = row.derived_by = get_grad_fn_name(unregistered.tensor)
+    place, tensor = _locate_assignment(table, unregistered), unregistered.tensor
+    user_place = _find_user_place(table, unregistered.owner, _get_attribute(unregistered), place)
+    row = _Row(unregistered.fqn, tensor, facts, Kind.UNREGISTERED, None, place, user_place, unregistered=unregistered)
+    operation = row.derived_by = get_grad_fn_name(tensor)
     if operation is None and _is_recomputed(unregistered):
         row.derived_by = "a hook of torch"
         row.notes.append("derived from registered tensors by a hook of torch, before each forward")
     elif operation:
-        whose = "registered" if _is_derived_from_registered(table, unregistered.tensor) else "other"
+        whose = "registered" if _is_derived_from_registered(table, tensor) else "other"
         row.notes.append(f"derived from {whose} tensors (grad_fn {operation})")
-    if unregistered.steps[0].how == "class" or any(step.how == "class" for step in unregistered.steps):
+    if any(step.how == "class" for step in unregistered.steps):
         row.notes.append("class attribute, shared by all instances")
     if unregistered.steps[0].how == "hidden":
         row.notes.append("hides the registered tensor of this name: Python reads the plain attribute instead")
     if unregistered.steps[-1].how == "registered":
         parameter_note, buffer_note = NOTES_OF_UNREGISTERED_MODULES
-        row.notes.append(parameter_note if issubclass(type(unregistered.tensor), nn.Parameter) else buffer_note)
+        row.notes.append(parameter_note if issubclass(type(tensor), nn.Parameter) else buffer_note)
     _note_extent(row)
     return row
 
@@ -521,7 +497,7 @@ def _is_input(table: _Table, row: _Row) -> bool:
     return all(
         unregistered is not None
         and unregistered.owner is table.built.listed_module
-        and unregistered.steps[0].label.rpartition(".")[2] in _INPUT_ATTRIBUTES
+        and _get_attribute(unregistered) in _INPUT_ATTRIBUTES
         and unregistered.steps[0].how in ("attribute", "class")
         for unregistered in names
     )
@@ -532,7 +508,7 @@ def _is_input(table: _Table, row: _Row) -> bool:
 
 def _record_move(table: _Table, trial: measure.MoveTrial) -> None:
     if trial.reason is not None:
-        table.oddities.append(Oddity(OddityKind.NOT_MEASURED.value, f"cannot check which tensors move: {trial.reason}"))
+        table.add_oddity(OddityKind.NOT_MEASURED, f"cannot check which tensors move: {trial.reason}")
         return
     _record_follows_device(table, trial)
     for row in table.rows:
@@ -541,10 +517,8 @@ def _record_move(table: _Table, trial: measure.MoveTrial) -> None:
             row.follows_device = None
             row.notes.append(f"statecli does not know whether {type(holder).__name__}.to moves the tensor")
         if row.fqn in table.copy_differences:
-            row.notes.append(
-                "statecli does not know whether the tensor moves: a copy of the model "
-                f"{table.copy_differences[row.fqn]}"
-            )
+            copy = f"a copy of the model {table.copy_differences[row.fqn]}"
+            row.notes.append(f"statecli does not know whether the tensor moves: {copy}")
         elif row.fqn not in trial.after:
             row.notes.append("the model removes the tensor during the move")
     if trial.keeps_objects:
@@ -561,11 +535,8 @@ def _record_follows_device(table: _Table, trial: measure.MoveTrial) -> None:
 def _add_broken_ties(table: _Table, trial: measure.MoveTrial) -> None:
     ties: dict[int | str, _Tie] = {}
     for row in table.rows:
-        if (
-            row.fqn not in trial.after
-            or row.fqn not in trial.before
-            or (row.unregistered and _is_recomputed(row.unregistered))
-        ):
+        is_measured = row.fqn in trial.after and row.fqn in trial.before
+        if not is_measured or (row.unregistered and _is_recomputed(row.unregistered)):
             continue
         # Compare the moved instance with itself, because a copy may have separated tied weights.
         tie, after = ties.setdefault(trial.before[row.fqn], _Tie()), trial.after[row.fqn][1]
@@ -574,8 +545,7 @@ def _add_broken_ties(table: _Table, trial: measure.MoveTrial) -> None:
         if count:
             listed = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
             message = f"{row.fqn} shares memory with {listed}, but not after a move"
-            origin = table.built.origins.describe(tie.place)
-            table.oddities.append(Oddity(OddityKind.UNTIED_BY_MOVE.value, message, row.fqn, origin=origin or UNSET))
+            table.add_oddity(OddityKind.UNTIED_BY_MOVE, message, row.fqn, tie.place)
 
 
 #: Names that a broken tie is shown with.
@@ -614,43 +584,34 @@ def _add_stale_views(table: _Table, trial: measure.MoveTrial) -> None:
     for name, (row, unregistered) in table.aliases.items():
         if name in table.copy_differences or row.fqn in table.copy_differences:
             continue
-        if (
-            not trial.follows_device(row.fqn)
-            or trial.follows_device(name) is not False
-            or _describe_reassignment(unregistered)
-        ):
+        is_left = trial.follows_device(row.fqn) and trial.follows_device(name) is False
+        if not is_left or _describe_reassignment(unregistered):
             continue
         holder = find_holding_tensor(unregistered)
         if holder is not None and (has_own_to(type(holder)) or has_lost_class(unregistered)):
             continue
         place = _locate_assignment(table, unregistered)
         user_place = _find_user_place(table, unregistered.owner, _get_attribute(unregistered), place)
-        origin = table.built.origins.describe(user_place)
         message = f"{name} is another name of {row.fqn}, but still points to the old memory after a move"
-        table.oddities.append(Oddity(OddityKind.STALE_VIEW.value, message, name, origin=origin or UNSET))
+        table.add_oddity(OddityKind.STALE_VIEW, message, name, user_place)
 
 
 def _add_recomputed(table: _Table, trial: measure.MoveTrial) -> None:
-    aliases = [(name, unregistered) for name, (_, unregistered) in table.aliases.items()]
-    for name, unregistered in [
-        (row.fqn, row.unregistered) for row in table.rows if row.unregistered is not None
-    ] + aliases:
-        reason = _describe_reassignment(unregistered) if trial.follows_device(name) is False else None
-        if reason:
-            table.oddities.append(
-                Oddity(OddityKind.RECOMPUTED.value, f"{name} stays on the old device after a move; {reason}", name)
-            )
+    rows = [(row.fqn, row.unregistered) for row in table.rows]
+    for name, unregistered in rows + [(name, alias) for name, (_, alias) in table.aliases.items()]:
+        if unregistered is None or trial.follows_device(name) is not False:
+            continue
+        if reason := _describe_reassignment(unregistered):
+            table.add_oddity(OddityKind.RECOMPUTED, f"{name} stays on the old device after a move; {reason}", name)
 
 
 def _describe_reassignment(unregistered: UnregisteredTensor) -> str | None:
     """Describe how torch reassigns this attribute before reading it; None for other attributes."""
-    name = unregistered.steps[0].label.rpartition(".")[2]
-    if name in _DDP_BUFFER_ATTRIBUTES and _is_torch_ddp(type(unregistered.owner)):
-        return (
-            "DistributedDataParallel sets this attribute again from the module's buffers before each "
-            "synchronization, so no action is needed"
-        )
-    return f"torch {_RECOMPUTED} before each forward" if _is_recomputed(unregistered) else None
+    if _get_attribute(unregistered) in _DDP_BUFFER_ATTRIBUTES and _is_torch_ddp(type(unregistered.owner)):
+        when = "from the module's buffers before each synchronization"
+        return f"DistributedDataParallel sets this attribute again {when}, so no action is needed"
+    recomputes = "torch recomputes the tensor from registered tensors before each forward"
+    return recomputes if _is_recomputed(unregistered) else None
 
 
 #: Attributes set by `_assign_modules_buffers`, which torch calls each time before reading them.
@@ -663,12 +624,9 @@ def _is_torch_ddp(kind: type) -> bool:
     return issubclass(kind, torch_class) and getattr(kind, method, None) is getattr(torch_class, method, None)
 
 
-_RECOMPUTED = "recomputes the tensor from registered tensors"
-
-
 def _is_recomputed(unregistered: UnregisteredTensor) -> bool:
     """Whether a hook of old weight_norm, spectral_norm or pruning computes the tensor."""
-    name = unregistered.steps[0].label.rpartition(".")[2]
+    name = _get_attribute(unregistered)
     hooks = unregistered.owner._forward_pre_hooks.values()
     torch_hooks = [hook for hook in hooks if type(hook).__module__.startswith("torch.nn.utils.")]
     return any(name in (vars(hook).get("name"), vars(hook).get("_tensor_name")) for hook in torch_hooks)
@@ -689,12 +647,6 @@ def _check_move(table: _Table, target: str, device_: torch.device) -> None:
         raise UsageError(
             f"{target}: was built on meta and has no values to move to {device_}; build the model on the cpu"
         )
-
-
-def _build_after(tensor: torch.Tensor | None, device_: torch.device) -> After:
-    if tensor is None:
-        return After(None, None)
-    return After(str(tensor.device), tensor.device == device_)
 
 
 def _describe_device_special_case(moves: bool, device_: torch.device) -> str:
@@ -780,17 +732,13 @@ def _suggest_fix(table: _Table, row: _Row) -> str | None:
         is_from_registered = _is_derived_from_registered(table, row.tensor)
         if is_from_registered or not suggest_fix.creates_leaf(row.place, row.unregistered):
             return suggest_fix.suggest_for_derived(is_from_registered)
-    name = row.unregistered.steps[0].label.rpartition(".")[2]
     sharing = _find_rows_overlapping(table, row)
     if sharing.largest is not None and sharing.largest.facts.elements > row.facts.elements:
         return suggest_fix.suggest_for_part(sharing.largest.fqn)
-    repeated = table.built.origins.is_repeated(row.unregistered.owner, name)
+    repeated = table.built.origins.is_repeated(row.unregistered.owner, _get_attribute(row.unregistered))
+    others = _find_other_names(table, row, sharing)
     return table.get_suggestions().suggest(
-        row.unregistered,
-        row.place,
-        repeated=repeated,
-        others=_find_other_names(table, row, sharing),
-        rebuild=table.get_rebuild(row),
+        row.unregistered, row.place, repeated=repeated, others=others, rebuild=table.get_rebuild(row)
     )
 
 
@@ -808,14 +756,8 @@ def _find_rows_overlapping(table: _Table, row: _Row) -> _StorageRows:
 
 def _find_other_names(table: _Table, row: _Row, sharing: _StorageRows) -> suggest_fix.OtherNames:
     """Return further names of the memory of `row`: its aliases, then the other rows in the storage."""
-    names = [
-        *row.aliases[: suggest_fix.MAX_NAMES_IN_FIX],
-        *(sharing_row.fqn for sharing_row in sharing.first_rows if sharing_row is not row),
-    ]
+    names = [*row.aliases, *(other.fqn for other in sharing.first_rows if other is not row)]
     same = sharing.count == 1 and all(table.aliases[alias][1].tensor is row.tensor for alias in row.aliases)
-    return suggest_fix.OtherNames(
-        tuple(names[: suggest_fix.MAX_NAMES_IN_FIX]),
-        len(row.aliases) + sharing.count - 1,
-        same,
-        disjoint=sharing.count < table.find_rows_sharing(row).count,
-    )
+    disjoint = sharing.count < table.find_rows_sharing(row).count
+    count = len(row.aliases) + sharing.count - 1
+    return suggest_fix.OtherNames(tuple(names[: suggest_fix.MAX_NAMES_IN_FIX]), count, same, disjoint)

@@ -13,16 +13,18 @@ On meta no Parameter is filled, because the first `normal_` imports some 800 mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from statecli.live.attribute_patch import replace_attribute
+
 #: Elements. Below this a fill takes microseconds and is not worth skipping.
 LARGE_PARAMETER_ELEMENTS = 65_536
-_FILLS = ("normal_", "uniform_")
+_FILLS = ((torch.Tensor, "normal_"), (torch.Tensor, "uniform_"), (nn.init, "_no_grad_trunc_normal_"))
 
 
 @dataclass
@@ -36,22 +38,17 @@ class SkippedFills:
 def skip_random_fills(skipped: SkippedFills) -> Iterator[None]:
     """Skip random fills of large Parameters while the block runs. Restores torch's functions in any case."""
     active = [True]
-    truncated = nn.init._no_grad_trunc_normal_
-    for name in _FILLS:
-        setattr(torch.Tensor, name, _wrap_fill(getattr(torch.Tensor, name), skipped, active))
-    nn.init._no_grad_trunc_normal_ = _wrap_fill(truncated, skipped, active)
-    try:
+    with ExitStack() as stack:
+        for owner, name in _FILLS:
+            fill = _wrap_fill(getattr(owner, name), skipped, active)
+            stack.enter_context(replace_attribute(owner, name, fill))
+        stack.callback(active.clear)  # for whoever kept a reference to a wrapper
         yield
-    finally:
-        active[0] = False  # for whoever kept a reference to a wrapper
-        for name in _FILLS:
-            delattr(torch.Tensor, name)
-        nn.init._no_grad_trunc_normal_ = truncated
 
 
 def _wrap_fill(fill: Callable[..., Any], skipped: SkippedFills, active: list[bool]) -> Callable[..., Any]:
     def fill_unless_large(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if active[0] and type(self) is nn.Parameter:
+        if active and type(self) is nn.Parameter:
             if self.device.type == "meta":
                 return self
             if self.device.type == "cpu" and self.numel() > LARGE_PARAMETER_ELEMENTS:

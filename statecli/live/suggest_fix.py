@@ -261,7 +261,7 @@ def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> st
     if isinstance(value, functools.cached_property):
         return f"# compute {name} in __init__ and register it there, instead of caching it in a property"
     is_descriptor = hasattr(type(value), "__get__")
-    owner = _get_type_name(unregistered.owner)
+    owner = type(unregistered.owner).__name__
     return f"# rename the attribute: {owner} has a method or a property {name}" if is_descriptor else None
 
 
@@ -287,7 +287,7 @@ def _describe_obstacle(unregistered: UnregisteredTensor, site: _Site, rebuild: R
 
 def _suggest_in_own_class(unregistered: UnregisteredTensor, what: str, rebuild: Rebuild) -> str:
     """Return the advice if another class sets the attribute with setattr."""
-    how, kind = _describe_registration(unregistered.tensor, rebuild), _get_type_name(unregistered.owner)
+    how, kind = _describe_registration(unregistered.tensor, rebuild), type(unregistered.owner).__name__
     text = f"# register {what} in the class {kind} as {how}, and change only its value here"
     return _add_loading_if_new(text, unregistered.tensor, rebuild)
 
@@ -556,7 +556,7 @@ def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None,
     if any(issubclass(type(step.value), torch.optim.Optimizer) for step in steps):
         return None
     name = steps[0].label.lstrip(".")
-    where = f"{origin.file}:{origin.line}" if origin else _get_type_name(unregistered.owner)
+    where = f"{origin.file}:{origin.line}" if origin else type(unregistered.owner).__name__
     if unregistered.tensor.requires_grad or steps[-1].how == "registered":
         action = f"or pass {name} to the optimizer, move it after each .to(), and save it yourself"
     elif rebuild is Rebuild.DIFFERENT:
@@ -710,20 +710,16 @@ def _suggest_for_class_attribute(
 ) -> str | None:
     source, name = site.source, site.name
     placement = f"# delete {name} from the class body; in __init__, after super().__init__():\n"
-    if source is None or source.unpacked or any(_is_attribute_step(step) for step in unregistered.steps[1:]):
-        return f"{placement}# register the tensor there with self.register_buffer(…, persistent=False)"
+    advice = f"{placement}# register the tensor there with self.register_buffer(…, persistent=False)"
+    is_plain = all(step.how in ("item", "registered") for step in unregistered.steps[1:])
+    if source is None or source.unpacked or not is_plain:
+        return advice
     if len(unregistered.steps) == 1:
         return placement + _format_registration(unregistered.tensor, site, rebuild)
     if issubclass(type(unregistered.steps[0].value), nn.Module):
         return _add_loading(f"{placement}self.{name} = {source.text}", f"{name}.*")
     text = _suggest_registration(unregistered, site, OtherNames(), rebuild, suggestions)
-    if text is None or text.startswith(AT_END_OF_INIT):
-        return f"{placement}# register the tensor there with self.register_buffer(…, persistent=False)"
-    return placement + text
-
-
-def _is_attribute_step(step: Step) -> bool:
-    return step.how not in ("item", "registered")
+    return advice if text is None or text.startswith(AT_END_OF_INIT) else placement + text
 
 
 def _suggest_for_captured(unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> str:
@@ -767,7 +763,7 @@ def _describe_reader(unregistered: UnregisteredTensor, site: _Site, name: str) -
     if first.how == "class":
         return f"in {site.name}, read self.{name}"
     function = site.name if type(first.value) is types.FunctionType else f"the function in {site.name}"
-    return f"make {function} a method of {_get_type_name(unregistered.owner)} that reads self.{name}"
+    return f"make {function} a method of {type(unregistered.owner).__name__} that reads self.{name}"
 
 
 def _describe_registration(tensor: torch.Tensor, rebuild: Rebuild) -> str:
@@ -795,10 +791,10 @@ def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild
     No code: the object must give the tensor up, or its name would refer to the old memory after a move.
     """
     holder, tensor = _find_holder(unregistered), unregistered.tensor
-    kind, how = _get_type_name(holder), _describe_registration(tensor, rebuild)
+    kind, how = type(holder).__name__, _describe_registration(tensor, rebuild)
     if issubclass(type(holder), nn.Module):
         steps = [step for step in unregistered.steps if step.value is not holder]
-        text = f"# make {_get_type_name(steps[0].value)} an nn.Module, so that the module in it is registered"
+        text = f"# make {type(steps[0].value).__name__} an nn.Module, so that the module in it is registered"
         return _add_loading(text, "the keys of this module")
     if issubclass(type(holder), torch.Tensor):
         text = f"# register the tensor in the module as {how}, because a move does not reach attributes of a tensor"
@@ -822,10 +818,6 @@ def _find_holder(unregistered: UnregisteredTensor) -> Any:
         if issubclass(type(step.value), nn.Module):
             return step.value
     return unregistered.steps[-2].value if len(unregistered.steps) > 1 else unregistered.owner
-
-
-def _get_type_name(obj: Any) -> str:
-    return type(obj).__name__
 
 
 _ABSENT = object()

@@ -156,17 +156,22 @@ def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth
 
 def _write_literal(annotation: str, number: int | None) -> Any:
     """Return a literal of the type in an annotation, made of a number; `...` without a number."""
-    words = set(re.findall(r"\w+", annotation))
     if number is None:
         return ObjectName("...")
-    outer = set(re.findall(r"\w+", re.sub(r"\w+\[[^\[\]]*\]", "", annotation)))
-    if words & SEQUENCES and not outer & {"int", "float"}:
+    if takes_sequence(annotation):
         return [number, number]
+    words = set(re.findall(r"\w+", annotation))
     if not words or "int" in words:
         return number
     if "float" in words:
         return 1 / number
     return False if "bool" in words else "name" if "str" in words else number
+
+
+def takes_sequence(annotation: str) -> bool:
+    """Return True for `Sequence[int]`, False for `Sequence[int] | int`."""
+    others = set(re.findall(r"\w+", re.sub(r"\w+\[[^\[\]]*\]", "", annotation)))
+    return bool(SEQUENCES & set(re.findall(r"\w+", annotation))) and not others & {"int", "float"}
 
 
 def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:

@@ -121,6 +121,11 @@ def find_user_frame() -> FrameType | None:
     return next(_iter_called_frames(sys._getframe(1)), None)
 
 
+def find_user_place() -> Place | None:
+    """Return file and line of the innermost frame of user code."""
+    return get_place(find_user_frame())
+
+
 def list_user_calls() -> CallStack:
     """Return the call in progress in each frame of user code that statecli called, the innermost first."""
     return tuple((frame.f_code, frame.f_lasti) for frame in _iter_called_frames(sys._getframe(1)))

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from statecli.core.model_state import Kind
-
 _Lazy: type = vars(torch.nn.parameter)["UninitializedTensorMixin"]  # torch lists it in no stub
 #: What a class has that does not override torch's dispatch.
 _TORCH_DISPATCH = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
@@ -74,8 +72,7 @@ def _measure_extent(tensor: torch.Tensor) -> tuple[tuple[int, ...] | None, int]:
     """Return shape and number of elements. A nested tensor has no shape, only the elements of its parts."""
     if not tensor.is_nested:
         return tuple(int(size) for size in tensor.shape), tensor.numel()
-    values = tensor.values()
-    return None, values.numel()
+    return None, tensor.values().numel()
 
 
 def describe_sharding(tensor: torch.Tensor) -> str | None:
@@ -213,8 +210,3 @@ def find_leaves(tensor: torch.Tensor) -> list[torch.Tensor] | None:
             leaves.append(node.variable)
         nodes += [following for following, _ in node.next_functions]
     return leaves
-
-
-def get_kind(is_parameter: bool) -> Kind:
-    """The kind of a registered tensor."""
-    return Kind.PARAMETER if is_parameter else Kind.BUFFER

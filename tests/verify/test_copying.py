@@ -12,7 +12,7 @@ from torch import nn
 import statecli
 from statecli.commands.verify.proofs import copy as copying
 from statecli.commands.verify.result import Name, Verdict
-from statecli.live.import_model import load_object
+from statecli.live.import_model import load_with_module
 from statecli.live.spec import parse_spec
 
 from ..zoo import NOT_IN_ZOO_OF_VERIFY, make
@@ -131,7 +131,7 @@ def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
     """The oracle: torch.save raises. Only the deep copy is checked, and each cell of the pickled copy is skipped."""
     check = run_copy(f"self.l = {part}")
     with pytest.raises(RuntimeError):
-        torch.save(load_object(parse_spec("net.py:Net"))(), io.BytesIO())
+        torch.save(load_with_module(parse_spec("net.py:Net")).value(), io.BytesIO())
     assert check.how == (
         f"copy.deepcopy of the module; the copy with pickle was not checked, because {why}, only a state_dict()"
     )
@@ -200,7 +200,7 @@ KEPT = {
 def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward, operation):
     """The oracle: copy.deepcopy of the same class raises after a call. With a detached tensor, the check passes."""
     check = run_copy(HOLDER.format(init=init, forward=forward), "2x3")
-    model = load_object(parse_spec("net.py:Net"))().eval()
+    model = load_with_module(parse_spec("net.py:Net")).value().eval()
     model(torch.ones(2, 3))
     with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
         copy.deepcopy(model)
@@ -267,7 +267,7 @@ LOCKED = "import threading\nself.l = nn.Linear(2, 2); self.lock = threading.Lock
 def test_a_live_model_that_cannot_be_copied_is_told_like_its_class():
     """A live model has the same verdict, rules, cells and reason as its class, and stays unchanged."""
     check = run_copy(LOCKED)
-    model = load_object(parse_spec("net.py:Net"))()
+    model = load_with_module(parse_spec("net.py:Net")).value()
     before = model.l.weight.detach().clone()
     (live,) = statecli.verify(model, checks=["copy"]).checks
     assert rules(live) == rules(check) == {"lock": "not-copyable"}

@@ -7,7 +7,7 @@ import torch
 
 from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.live import spec
-from statecli.live.import_model import load_object
+from statecli.live.import_model import load_with_module
 
 from .proving import cell, of_source, rules
 
@@ -24,7 +24,7 @@ def step(init: str, forward: str, rest: str = "") -> Check:
 
 def output() -> torch.Tensor:
     """Return the output of the class that `step` wrote."""
-    return load_object(spec.parse_spec("net.py:Net"))()(torch.randn(4, 8))
+    return load_with_module(spec.parse_spec("net.py:Net")).value()(torch.randn(4, 8))
 
 
 TIMES = """
@@ -61,7 +61,7 @@ def test_a_hook_that_takes_the_gradient_away():
         "used.bias: gets no gradient: the output uses the parameter, but grad is None after backward"
     ]
     assert check.findings[0].help.startswith("look for a hook")
-    net = load_object(spec.parse_spec("net.py:Net"))()
+    net = load_with_module(spec.parse_spec("net.py:Net")).value()
     (given,) = torch.autograd.grad(net(torch.ones(4, 8)).sum(), net.used.bias)
     assert given.tolist() == [4.0] * 8
 

@@ -12,7 +12,7 @@ from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.core.finding import Severity
 from statecli.live import spec
 from statecli.live.build import build
-from statecli.live.import_model import load_object
+from statecli.live.import_model import load_with_module
 
 from .proving import cell, of_source, rules, verdicts
 
@@ -39,7 +39,7 @@ FOLLOWS = "with torch.no_grad():\n    self.slow.lerp_(self.used.weight, 0.1)\nre
 def test_a_mean_that_starts_equal_to_its_parameter_shows_in_a_second_round(slow):
     """The oracle for an EMA: the first forward does not change the mean, and the forward after a step does."""
     check = step(f"self.slow = {slow}", FOLLOWS)
-    net = load_object(spec.parse_spec("net.py:Net"))()
+    net = load_with_module(spec.parse_spec("net.py:Net")).value()
     start, changed = net.slow.clone(), []
     for _ in range(2):
         net(torch.randn(4, 8)).square().sum().backward()
@@ -201,7 +201,7 @@ def test_a_chain_of_gates_that_start_at_zero_has_a_round_for_each():
     check = step(GATES.format(5), THROUGH.format(""))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert check.how.startswith("6 rounds")
-    net, reached = load_object(spec.parse_spec("net.py:Net"))(), []
+    net, reached = load_with_module(spec.parse_spec("net.py:Net")).value(), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(6):
         optimizer.zero_grad()
@@ -302,7 +302,7 @@ def test_a_shift_that_batch_statistics_cancel(draw):
     assert shift.reason.startswith("the gradient is zero in each of 3 rounds, ")
     assert "because a batch norm cancels the effect of the parameter; " in shift.reason
     assert shift.reason.endswith("with the batch norms in eval mode")
-    net = load_object(spec.parse_spec("net.py:Net"))()
+    net = load_with_module(spec.parse_spec("net.py:Net")).value()
     for train in (True, False):
         (gradient,) = torch.autograd.grad(net.train(train)(torch.ones(2, 8))[:, 0].sum(), net.shift)
         assert bool(gradient.any()) is not train

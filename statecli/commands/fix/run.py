@@ -18,7 +18,7 @@ from statecli.core.errors import MissingDependency, UsageError
 from statecli.core.installed_package import install_extra
 from statecli.core.progress import report_stage
 from statecli.live.build import import_torch
-from statecli.live.import_model import load_object
+from statecli.live.import_model import load_with_module
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.targets import load
@@ -60,7 +60,7 @@ def find_editable_file(spec: ModelSpec) -> str:
     if spec.is_file:
         path = os.path.abspath(spec.module)
         if not os.path.isfile(path):
-            load_object(spec)  # raises the error, with a similar name
+            load_with_module(spec)  # raises the error, with a similar name
     else:
         parts = os.path.join(*spec.module.split("."))
         candidates = [os.path.abspath(name) for name in (f"{parts}.py", os.path.join(parts, "__init__.py"))]
