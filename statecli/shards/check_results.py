@@ -71,16 +71,12 @@ def _check_comparison(task: CompareTask, comparison: Comparison) -> Checks:
         position = start + count
     equal = sum(count for _, count in comparison.equal)
     changeable = 0 if task.norm else task.count - equal
-    yield from _check_counts(
-        comparison.tally, changeable, (task.count - equal) * _values_per_element(task.before.dtype)
-    )
-    yield "first", (comparison.tally.first is None) is (comparison.tally.changed == 0)
-    yield "first", comparison.tally.first is None or task.start <= comparison.tally.first < stop
-    yield from _check_sums(comparison.tally)
-    yield (
-        "finite",
-        comparison.tally.finite + comparison.tally.left_out in _possible_value_counts(task, task.count - equal),
-    )
+    tally = comparison.tally
+    yield from _check_counts(tally, changeable, (task.count - equal) * _values_per_element(task.before.dtype))
+    yield "first", (tally.first is None) is (tally.changed == 0)
+    yield "first", tally.first is None or task.start <= tally.first < stop
+    yield from _check_sums(tally)
+    yield "finite", tally.finite + tally.left_out in _possible_value_counts(task, task.count - equal)
 
 
 def _possible_value_counts(task: CompareTask, elements: int) -> tuple[int, ...]:

@@ -143,12 +143,8 @@ def build_line(key: Key, name: str, size: int, result: Any, *, derived: bool = F
 
 
 def _encode_line(line: msgspec.Struct) -> bytes:
-    return json.dumps(_to_json(msgspec.to_builtins(line, enc_hook=_convert_number)), allow_nan=False).encode() + b"\n"
-
-
-def _convert_number(number: Any) -> Any:
-    """Return a number of numpy as Python's."""
-    return number.item()
+    builtins = msgspec.to_builtins(line, enc_hook=lambda number: number.item())  # a number of numpy
+    return json.dumps(_to_json(builtins), allow_nan=False).encode() + b"\n"
 
 
 def _to_json(value: Any) -> Any:
@@ -173,7 +169,10 @@ def read_file(path: str) -> ShardFile:
         if number == 1:
             head = _decode_head(path, raw)
         elif number > 2:
-            _add_result(results, path, number - 1, last)
+            key, stored = _decode_task(path, number - 1, last)
+            if key in results:
+                _refuse(path, number - 1, "contains the same result as an earlier line; run its shard again")
+            results[key] = stored
         last = raw
     if not number:
         raise UnreadableError(f"{path}: is empty, so it is not a file written by --shard")
@@ -193,27 +192,17 @@ def _check_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> N
             f"{path}: has {tasks} results, but its last line records {end.tasks}; run its shard again"
         )
     if digest != end.sha256:
-        raise UnreadableError(
-            f"{path}: was changed after statecli wrote it: the digest in its last line does not "
-            "match; run its shard again"
-        )
+        change = "was changed after statecli wrote it: the digest in its last line does not match"
+        raise UnreadableError(f"{path}: {change}; run its shard again")
 
 
 def _check_count(path: str, head: Head, own: int) -> None:
     """Raise UnreadableError for missing or surplus results of this shard's tasks."""
+    problem = f"has {own} results, but its shard has {head.own} tasks"
     if own < head.own:
         problem = f"lacks {head.own - own} of its {head.own} results"
+    if own != head.own:
         raise UnreadableError(f"{path}: {problem}; run its shard again")
-    if own > head.own:
-        problem = f"has {own} results, but its shard has {head.own} tasks"
-        raise UnreadableError(f"{path}: {problem}; run its shard again")
-
-
-def _add_result(results: dict[Key, StoredResult], path: str, number: int, raw: bytes) -> None:
-    key, stored = _decode_task(path, number, raw)
-    if key in results:
-        _refuse(path, number, "contains the same result as an earlier line; run its shard again")
-    results[key] = stored
 
 
 def _read_lines(path: str) -> Iterator[bytes]:
@@ -254,10 +243,8 @@ def _decode_head(path: str, raw: bytes) -> Head:
     if not isinstance(schema, str) or not schema.startswith(_SCHEMA_PREFIX):
         raise UnreadableError(f"{path}: is not a file written by --shard")
     if schema != SCHEMA:
-        raise UnreadableError(
-            f"{path}: has the format version {schema[:40]}, but this version of statecli reads only {SCHEMA}; use the "
-            "statecli version that wrote the file"
-        )
+        problem = f"has the format version {schema[:40]}, but this version of statecli reads only {SCHEMA}"
+        raise UnreadableError(f"{path}: {problem}; use the statecli version that wrote the file")
     head: Head = _convert(Head, document, path, 1)
     index, count = head.shard
     if not 1 <= index <= count <= MAX_SHARDS:
@@ -268,12 +255,8 @@ def _decode_head(path: str, raw: bytes) -> Head:
 def _decode_task(path: str, number: int, raw: bytes) -> tuple[Key, StoredResult]:
     line = _decode(Line, raw, path, number)
     if line.function not in RESULTS:
-        _refuse(
-            path,
-            number,
-            f"contains a result of {line.function[:40]!r}, which this version of statecli does not know; use the "
-            "version that wrote the file",
-        )
+        problem = f"contains a result of {line.function[:40]!r}, which this version of statecli does not know"
+        _refuse(path, number, f"{problem}; use the version that wrote the file")
     key = Key(sys.intern(line.function), line.key)
     if line.error is not None:
         return key, StoredResult(_decode_error(line.error, path, number), number, line.derived)

@@ -83,10 +83,8 @@ class ModelFolders:
             return None
         models = [] if self.is_locked and self.is_locked(path) else list(self.iter_containing(path))
         for model in models if self.is_locked else ():
-            indexes = (
-                files.join(model.path, member) for member in model.members if checkpoint_folder.INDEX.search(member)
-            )
-            candidates: list[_Candidate] = [model, *indexes]
+            indexes = filter(checkpoint_folder.INDEX.search, model.members)
+            candidates: list[_Candidate] = [model, *(files.join(model.path, index) for index in indexes)]
             for candidate in candidates:
                 if self.is_locked and self.is_locked(_get_path(candidate)):
                     return candidate
@@ -102,10 +100,9 @@ def expand_targets(
     link's; the other names are skipped. An unmatched glob is a failed target, with `allow_empty` a skipped target.
     """
     candidates: dict[str, _Candidate] = {}
+    empty_status = Status.SKIPPED if allow_empty else Status.FAILED
     for text in _prefetch(texts):
-        for candidate in _expand_text(
-            text, Status.SKIPPED if allow_empty else Status.FAILED, model_folders or ModelFolders()
-        ):
+        for candidate in _expand_text(text, empty_status, model_folders or ModelFolders()):
             candidates.setdefault(_get_key(_get_path(candidate)), candidate)
     names = _choose_names(candidates.values())
     prefetched = _prefetch(
@@ -146,13 +143,9 @@ def glob_covers(pattern: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def _get_path(candidate: _Candidate) -> str:
-    return (
-        candidate
-        if isinstance(candidate, str)
-        else candidate.path
-        if isinstance(candidate, _ModelFolder)
-        else candidate.target
-    )
+    if isinstance(candidate, str):
+        return candidate
+    return candidate.path if isinstance(candidate, _ModelFolder) else candidate.target
 
 
 def _get_key(text: str) -> str:
@@ -222,7 +215,8 @@ def _is_passed_by_glob(path: str, last_step: str) -> bool:
 
     `*` matches a hidden folder, and the walk enters it; `*/*.pt` does not enter hidden folders.
     """
-    if last_step.startswith(".") or not files.is_folder(path) or not _is_hidden(path):
+    is_hidden = files.get_name(path.rstrip("/")).startswith(".")
+    if last_step.startswith(".") or not files.is_folder(path) or not is_hidden:
         return False
     is_entered = last_step in ("*", "**") and not checkpoint_folder.is_of_tool(path)
     return not is_entered and not _holds_checkpoint_name(path, files.resolve_links(path), files.list_names)
@@ -232,10 +226,8 @@ def _expand_folder(path: str) -> Iterator[_Candidate]:
     if (reason := files.explain_process_link(path)) is not None:
         yield TargetResult(path, Status.FAILED, f"{path}: {reason}")
         return
-    candidates = list(
-        _walk_folder(path, _Walk(files.resolve_links(path).rstrip("/"), set(), set(), ListingBudget(path)))
-    )
-    yield from candidates or [TargetResult(path, Status.SKIPPED, "a folder without files")]
+    walk = _Walk(files.resolve_links(path).rstrip("/"), set(), set(), ListingBudget(path))
+    yield from list(_walk_folder(path, walk)) or [TargetResult(path, Status.SKIPPED, "a folder without files")]
 
 
 class _Walk(NamedTuple):
@@ -261,10 +253,8 @@ class _Walk(NamedTuple):
             if path not in self.named and not _holds_checkpoint(real):
                 return skip_subfolder(path)
             what = "that loaders read" if path in self.named else "with checkpoints"
-            reason = (
-                f"{path}: is a link to a folder {what} outside of the target, which statecli did not read; to read "
-                "the folder, name the link as a target"
-            )
+            problem = f"is a link to a folder {what} outside of the target, which statecli did not read"
+            reason = f"{path}: {problem}; to read the folder, name the link as a target"
             return TargetResult(path, Status.FAILED, reason)
         is_passed = any(map(checkpoint_folder.is_of_tool, real[len(self.root) + 1 :].split("/")))
         if not is_passed or real in self.entered:
@@ -341,11 +331,8 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
         return
     if depth > files.MAX_FOLDER_DEPTH:
         walk.budget.exhaust(path)
-        yield TargetResult(
-            path,
-            Status.FAILED,
-            f"{path}: is more than {files.MAX_FOLDER_DEPTH} folders deep; name this folder as a target",
-        )
+        problem = f"{path}: is more than {files.MAX_FOLDER_DEPTH} folders deep; name this folder as a target"
+        yield TargetResult(path, Status.FAILED, problem)
         return
     try:
         names = sorted(walk.list_names(path), key=make_natural_key)
@@ -431,16 +418,12 @@ def _expand_file(path: str) -> Iterator[str | TargetResult]:
         return
     try:
         with Source(path) as source:
-            content = (
-                None if _is_checkpoint(path, source) else unsupported.describe_content(path, source.head, source.size)
-            )
+            is_checkpoint = _is_checkpoint(path, source)
+            content = "" if is_checkpoint else unsupported.describe_content(path, source.head, source.size)
     except UnreadableError as error:
         yield _classify_unreadable(path, error)
         return
-    if content is None or (is_named and "pointer" in content):
-        yield path
-    else:
-        yield skip_file(path, content)
+    yield path if is_checkpoint or (is_named and "pointer" in content) else skip_file(path, content)
 
 
 def _is_named(path: str) -> bool:
@@ -454,10 +437,6 @@ def skip_file(path: str, content: str) -> TargetResult:
     """Return the target of a file without rules to check; `content` is `a 7z archive: unpack it first`."""
     noun = re.split(r"[,;:(]", content.removeprefix("a ").removeprefix("an "), maxsplit=1)[0].strip()
     return TargetResult(path, Status.SKIPPED, f"is {content}", not_checked=(NotChecked("file", 1, noun),))
-
-
-def _is_hidden(path: str) -> bool:
-    return files.get_name(path.rstrip("/")).startswith(".")
 
 
 def skip_folder(path: str, reason: str, short_reason: str) -> TargetResult:
@@ -494,13 +473,11 @@ def _is_ambiguous_bin(path: str) -> bool:
 
 
 def _is_checkpoint(path: str, source: Source) -> bool:
-    if unsupported.is_code(path, source) or formats.find_format(path, source.head):
-        return True
-    # A file that begins as a zip archive has a format.
-    if tar_archive.has_pickles(source):
-        return True
-    if packed_files.holds_checkpoint(path, source, _is_named):
-        return True
-    if zip_archive.ends_as_zip(source):
-        return True
-    return pickle_scan.one_pickle.begins_as_pickle(source)
+    return (
+        unsupported.is_code(path, source)
+        or formats.find_format(path, source.head) is not None  # a file that begins as a zip archive has a format
+        or tar_archive.has_pickles(source)
+        or packed_files.holds_checkpoint(path, source, _is_named)
+        or zip_archive.ends_as_zip(source)
+        or pickle_scan.one_pickle.begins_as_pickle(source)
+    )

@@ -42,20 +42,17 @@ def _find_class_spec(text: str) -> ModelSpec | None:
     model, options = split_class_options(text)
     if files.is_remote(model) or os.path.lexists(model):
         config = _find_configuration(model)
-        if config is None:
-            return None
-        return live.configured_model.name_config(text, config, options)
+        return None if config is None else live.configured_model.name_config(text, config, options)
     spec = parse_spec(text)
     if spec is None:
-        return _parse_hub_model(text) or _parse_dotted_name(text)
+        spec = _parse_hub_model(text) or _parse_dotted_name(text)
+        return spec and replace(spec, text=text)
     package = spec.module.partition(".")[0]
     if spec.is_file or package not in (*_CONFIGURED_LIBRARIES, *_REGISTRIES):
         return spec
     # A module of this name in the current folder is not what the user named.
     spec = replace(spec, is_library=True)
-    if package in _REGISTRIES:
-        return spec
-    return live.configured_model.resolve_config(spec)
+    return spec if package in _REGISTRIES else live.configured_model.resolve_config(spec)
 
 
 #: Libraries whose classes are built from a configuration file, and those that build models by name.
@@ -77,19 +74,14 @@ def _find_configuration(path: str) -> str | None:
     A folder is a class only if it has no weights. Of files, `config.json` and `modules.json` are classes. A file on
     this disk has to name a class.
     """
-    name = files.get_name(split_section(path)[0]) if files.is_remote(path) else os.path.basename(path)
     if files.is_remote(path):
-        return path if name in _CONFIGURATION else None
-    config: str | None = None
+        return path if files.get_name(split_section(path)[0]) in _CONFIGURATION else None
+    config = path if os.path.basename(path) in _CONFIGURATION and os.path.isfile(path) else None
     if os.path.isdir(path):
         config = checkpoint_folder.find_configuration(path)
-        if config is None or formats.find_format(path, b"", is_folder=True) is not formats.FOLDERS[-1]:
+        if config is not None and formats.find_format(path, b"", is_folder=True) is not formats.FOLDERS[-1]:
             return None
-    elif name in _CONFIGURATION and os.path.isfile(path):
-        config = path
-    if config is None:
-        return None
-    return config if live.config_document.names_model(config) else None
+    return config if config is not None and live.config_document.names_model(config) else None
 
 
 def name_class(text: str) -> str:
@@ -104,8 +96,7 @@ def name_class(text: str) -> str:
 def _parse_hub_model(text: str) -> ModelSpec | None:
     """Return the spec of a model of torch.hub; None for any other text."""
     match = _HUB_MODEL.match(text)
-    spec = match and parse_spec(f"torch.hub:load({match['repository']!r}, {match['model']!r})")
-    return spec and replace(spec, text=text)
+    return match and parse_spec(f"torch.hub:load({match['repository']!r}, {match['model']!r})")
 
 
 def _parse_dotted_name(text: str) -> ModelSpec | None:
@@ -117,19 +108,15 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
     suggestions = core.target_suggestions
     imported = suggestions.find_imported_name(text)
     if imported is not None:
-        spec = _parse_dotted_name(imported)
-        return spec and replace(spec, text=text)
+        return _parse_dotted_name(imported)
     written = suggestions.find_model_in_code(text)
     if written is not None:
-        spec = _find_class_spec(written)
-        return spec and replace(spec, text=text)
+        return _find_class_spec(written)
     layer = text.removeprefix("nn.")
     if layer[:1].isupper() and layer.isidentifier() and suggestions.is_layer(layer):
-        spec = parse_spec(f"torch.nn:{layer}")
-        return spec and replace(spec, text=text)
+        return parse_spec(f"torch.nn:{layer}")
     if layer != text and layer[:1].isupper() and not os.path.isfile("nn.py"):
-        spec = _parse_dotted_name(f"torch.nn.{layer}")
-        return spec and replace(spec, text=text)
+        return _parse_dotted_name(f"torch.nn.{layer}")
     match = _DOTTED_NAME.match(text)
     if match is None or (not match["call"] and os.path.isfile(f"{text.partition('.')[0]}.py")):  # of this file
         return None
@@ -144,7 +131,7 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
     if split is None or not (is_class or _is_in_library(split)):
         return None
     spec = _find_class_spec(f"{split.module}:{split.attribute}{match['call'] or ''}")
-    return spec and replace(spec, text=text, is_library=True)
+    return spec and replace(spec, is_library=True)
 
 
 def _is_in_library(name: ModuleName) -> bool:
@@ -234,6 +221,5 @@ def read_class_state(
         option_text = option("--model", text)
         raise UsageError(f"{option_text}: must be a class; write file.py:Class, package.module:Class or auto")
     built = build_model(spec, init_device=init_device, values=False)
-    return live.model_reader.read(built, text), {} if spec.config is None else live.hf_auto.map_loaded_names(
-        built.module, names
-    )
+    state = live.model_reader.read(built, text)
+    return state, {} if spec.config is None else live.hf_auto.map_loaded_names(built.module, names)

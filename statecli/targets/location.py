@@ -67,11 +67,9 @@ def resolve_name(name: str, folder: str) -> str:
     """Return the path, as typed from here, of the target called `name` by a file in `folder`."""
     if not find_path(name) or files.is_remote(name):
         return name
-    return (
-        _resolve_remote_name(folder, name)
-        if files.is_remote(folder)
-        else make_relative_name(os.path.join(folder, name))
-    )
+    if files.is_remote(folder):
+        return _resolve_remote_name(folder, name)
+    return make_relative_name(os.path.join(folder, name))
 
 
 def _resolve_remote_name(folder: str, name: str) -> str:

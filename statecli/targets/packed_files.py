@@ -256,9 +256,8 @@ class _Unpacked:
         if self.stream is None and self._packed.startswith(_GZIP):
             self._fill(_MAX_HEADER_BYTES)
             self.stream = _open_stream(self._packed) or _Stream(None, 0, 0, is_certain=True)
-            self.damage = (
-                None if self.stream.decompressor else ("its gzip header is damaged or longer than statecli reads")
-            )
+            if not self.stream.decompressor:
+                self.damage = "its gzip header is damaged or longer than statecli reads"
         self._packed = self._packed[self.stream.header_bytes :] if self.stream else b""
 
 
@@ -290,9 +289,8 @@ def _open_stream(packed: bytes) -> _Stream | None:
             size = packed[_LZMA_HEADER_BYTES - 8 : _LZMA_HEADER_BYTES]
             return _Stream(_open_lzma(packed[0], size), _LZMA_HEADER_BYTES, 0, is_certain=False)
     except ImportError as error:  # Python can be built without them
-        raise UnreadableError(
-            "is compressed, and this Python was built without the module that unpacks the file; unpack the file first"
-        ) from error
+        reason = "is compressed, and this Python was built without the module that unpacks the file"
+        raise UnreadableError(f"{reason}; unpack the file first") from error
     return None
 
 

@@ -14,7 +14,7 @@ bit.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -50,7 +50,8 @@ def check_executor(executor: object, *, jobs: int = 0, device: str = "cpu") -> N
             raise UsageError(f"{both} contradict each other; leave one of them out")
 
 
-def use_executor(executor: object) -> AbstractContextManager[None]:
+@contextmanager
+def use_executor(executor: object) -> Iterator[None]:
     """Have all tasks done by `executor` while the block runs; None for the default.
 
     Raises:
@@ -58,11 +59,9 @@ def use_executor(executor: object) -> AbstractContextManager[None]:
         MissingDependency: A package of the executor is not installed.
         EngineError: The executor does not answer.
     """
-    return nullcontext() if executor is None else _use_executor(executor)
-
-
-@contextmanager
-def _use_executor(executor: object) -> Iterator[None]:
+    if executor is None:
+        yield
+        return
     with _open_engine(executor) as engine, pool.use_engine(engine):
         yield
 
@@ -75,7 +74,8 @@ def _open_engine(executor: Any) -> AbstractContextManager[Engine]:
         workers = getattr(executor, "_max_workers", 0)  # executors of the standard library have no public count
         return nullcontext(ExecutorEngine(executor, name, workers if isinstance(workers, int) else 0))
     if name in ("threads", "processes"):
-        return nullcontext(_LOCAL_ENGINES[name](count or posix.count_usable_cores()))
+        engine = pool.Threads if name == "threads" else pool.Processes
+        return nullcontext(engine(count or posix.count_usable_cores()))
     if name == "dask":
         from statecli.workers.executors.dask import use_dask
 
@@ -87,9 +87,6 @@ def _open_engine(executor: Any) -> AbstractContextManager[Engine]:
     from statecli.workers.executors.mpi import use_mpi
 
     return use_mpi()
-
-
-_LOCAL_ENGINES: dict[str, Callable[[int], Engine]] = {"threads": pool.Threads, "processes": pool.Processes}
 
 
 def _parse_executor(executor: object) -> tuple[str, int, str]:

@@ -24,6 +24,7 @@ from statecli.core.model_state import ByteRange
 from statecli.core.version import __version__
 from statecli.storage import files
 from statecli.workers.file_identity import identify_files
+from statecli.workers.pool import run_or_error
 from statecli.workers.task import Piece
 
 #: Functions that a worker may call: name -> module. By name, because a worker imports a module when it is asked to,
@@ -125,13 +126,14 @@ def run_in_worker(build: Build, function: str, packed: bytes) -> bytes | str:
     `build` is the command's build, `function` a name in FUNCTIONS, and `packed` the rest.
     """
     if build != current_build():
-        here = _describe_build(*current_build())
-        return (
-            f"{here}, but this command runs {_describe_build(*build)}; install the same build of statecli for the "
-            "worker and the command"
-        )
+        both = f"{_describe_build(*current_build())}, but this command runs {_describe_build(*build)}"
+        return f"{both}; install the same build of statecli for the worker and the command"
     folder, versions, access, tasks = pickle.loads(packed)  # noqa: S301 - sent as the executor's own pickles are
-    outcome = _run_or_error(lambda: _run_function(function, folder, versions, access, tasks))
+    outcome: Sequence[Any] | Exception
+    try:
+        outcome = run_or_error(lambda: _run_function(function, folder, versions, access, tasks))
+    except Exception as error:  # noqa: BLE001 - the command reports bugs, and may not know the class of the error
+        outcome = RuntimeError(f"{type(error).__name__}: {error}")
     return pickle.dumps(Answer(_restore_paths(outcome, folder)))
 
 
@@ -230,11 +232,10 @@ def _require_same_files(folder: str, versions: dict[str, LocalVersion | None]) -
     for path, version in versions.items():
         difference = _describe_difference(_file_version(os.path.join(folder, path)), version)
         if difference is not None:
-            raise UnreadableError(
-                f"{path}: {difference.format(there=f'on the worker {socket.gethostname()}')}: workers need the same "
-                "file at the same path: on a shared disk, or as a copy with the same modification time (cp -p, rsync "
-                "-t)"
-            )
+            problem = f"{path}: {difference.format(there=f'on the worker {socket.gethostname()}')}"
+            copy = "a copy with the same modification time (cp -p, rsync -t)"
+            need = f"workers need the same file at the same path: on a shared disk, or as {copy}"
+            raise UnreadableError(f"{problem}: {need}")
 
 
 def _describe_difference(worker: LocalVersion | None, command: LocalVersion | None) -> str | None:
@@ -247,13 +248,3 @@ def _describe_difference(worker: LocalVersion | None, command: LocalVersion | No
     if worker.written != command.written:
         return "is a different file {there}: its modification time differs"
     return "is a different file {there}: its bytes differ"
-
-
-def _run_or_error(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | Exception:
-    """Return the results or an error; a bug becomes a RuntimeError, because the command may not know its class."""
-    try:
-        return do()
-    except StateError as error:
-        return error
-    except Exception as error:  # noqa: BLE001 - the command reports bugs
-        return RuntimeError(f"{type(error).__name__}: {error}")
