@@ -42,14 +42,16 @@ if TYPE_CHECKING:
 
 
 def build(
-    spec: ModelSpec, *, init_device: str = "cpu", values: bool = False, loaded: LoadedObject | None = None
+    spec: ModelSpec, *, init_device: str | None = "cpu", values: bool = False, loaded: LoadedObject | None = None
 ) -> BuiltModel:
     """Import and call the class or function named by `spec`.
 
-    `loaded`: the object of the spec, if it was imported before. Without `values` large random initial values are not
-    drawn (see `skip_random_init`). Raises MissingDependency without torch, UsageError for a device unknown to torch,
-    ModelError for an error of the user's code.
+    `init_device`: None for meta if the model is built from a configuration, and for the cpu otherwise. `loaded`: the
+    object of the spec, if it was imported before. Without `values` large random initial values are not drawn (see
+    `skip_random_init`). Raises MissingDependency without torch, UsageError for a device unknown to torch, ModelError
+    for an error of the user's code.
     """
+    init_device = init_device or ("cpu" if spec.config is None else "meta")
     torch = import_torch()
     _check_device(torch, init_device)
     with hide_library_lines():  # advice imports classes too

@@ -172,7 +172,7 @@ def _build_class(spec: ModelSpec, path: str, config_class: type, document: Mappi
     parameters = list_parameters(config_class)
     names = [parameter.name for parameter in parameters]
     unknown = [key for key in document if key not in names]
-    if unknown and not _takes_any_keyword(config_class):
+    if unknown and not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(config_class).parameters.values()):
         near = get_close_matches(unknown[0], names, 1, _SIMILARITY)
         hint = f"did you mean {near[0]}?" if near else f"its fields are {join_names(names, 8)}"
         raise ModelError(f"{path}: {config_class.__name__} has no field {unknown[0]!r}; {hint}")
@@ -194,10 +194,6 @@ def _list_inner_classes(config_class: type, document: Mapping[str, Any]) -> list
         if type(document.get(parameter.name)) is dict
     }
     return [(name, found) for name, found in classes.items() if found is not None and dataclasses.is_dataclass(found)]
-
-
-def _takes_any_keyword(callee: Any) -> bool:
-    return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(callee).parameters.values())
 
 
 class JsonConfiguration(NamedTuple):

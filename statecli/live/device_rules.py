@@ -309,19 +309,13 @@ def _find_scalar_ids(func: Any, args: Any, kwargs: Any, elsewhere: list[torch.Te
     """Return the ids of 0-dim tensors read as numbers by the operator, never of its output."""
     name = get_operator_name(func).removeprefix("_foreach_")
     base_name = name if name in ONE_CPU_SCALAR_OPERATORS else name.removesuffix("_")
-    values = {
-        argument.name: tensor for argument, tensor in _bind_arguments(func, args, kwargs) if not _is_written(argument)
-    }
-    if func.namespace == "aten" and not name.endswith("_backward"):
-        scalar_arguments = (
-            values.keys() if base_name in ONE_CPU_SCALAR_OPERATORS else CPU_SCALAR_ARGUMENTS.get(base_name, frozenset())
-        )
-    else:
-        scalar_arguments = values.keys()  # what another library's operator takes is not known
-    scalar_ids = {
-        id(tensor) for key in scalar_arguments for tensor in list_tensors(values.get(key)) if not tensor.dim()
-    }
-    ids = {id(tensor) for tensor in elsewhere} & scalar_ids
+    bound = _bind_arguments(func, args, kwargs)
+    values = {argument.name: value for argument, value in bound if not _is_written(argument)}
+    scalar_arguments: Iterable[str] = values.keys()  # what another library's operator takes is not known
+    if func.namespace == "aten" and not name.endswith("_backward") and base_name not in ONE_CPU_SCALAR_OPERATORS:
+        scalar_arguments = CPU_SCALAR_ARGUMENTS.get(base_name, frozenset())
+    scalars = (tensor for key in scalar_arguments for tensor in list_tensors(values.get(key)) if not tensor.dim())
+    ids = {id(tensor) for tensor in elsewhere} & set(map(id, scalars))
     return ids if base_name not in ONE_CPU_SCALAR_OPERATORS or len(ids) < 2 else set()  # "too many CPU scalars"
 
 

@@ -50,16 +50,12 @@ def explain_result(spec: ModelSpec, scope: Scope, result: Any) -> ModelError:
 def _advise_layer(spec: ModelSpec) -> Advice:
     """Return the line with the layer of a function's name: Conv2d for conv2d, else a model of the library."""
     name = spec.attribute.rpartition(".")[2].replace("_", "").lower()
-    for module in filter(None, map(sys.modules.get, (*_list_parents(spec.module), "torch.nn"))):
+    parts = spec.module.split(".")
+    packages = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    for module in filter(None, map(sys.modules.get, (*packages, "torch.nn"))):
         near = [key for key in vars(module) if key.lower().startswith(name) and is_module_class(vars(module)[key])]
         if near:
             layer = replace(spec, module=module.__name__, attribute=min(near, key=lambda key: (len(key), key)))
             lines = (object_scope.spell(layer), object_scope.spell(replace(layer, args=(), kwargs={}, called=False)))
             return Advice(f"write {lines[0]}", tuple(dict.fromkeys(lines)))
     return Advice(f"for a model, write {find_example(spec.module) or find_example('torch')}")
-
-
-def _list_parents(module: str) -> list[str]:
-    """Return a module and the packages around it, the innermost first."""
-    parts = module.split(".")
-    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]

@@ -11,10 +11,11 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, TextIO
 
+from statecli.live.attribute_patch import replace_attribute
 from statecli.live.installed_code import STANDARD_LIBRARY, is_installed_file
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -27,15 +28,21 @@ _TORCH = f"{os.sep}torch{os.sep}"
 def hide_library_lines() -> Iterator[None]:
     """Drop libraries' lines on stderr, warnings, and log entries below ERROR while the block runs."""
     stderr, handle, show = sys.stderr, logging.Logger.handle, warnings.showwarning
-    if stderr is not None:
-        sys.stderr = _OwnLines.wrap(stderr)
-    logging.Logger.handle = _wrap_handle(handle)  # type: ignore[method-assign]
-    warnings.showwarning = _wrap_warning(show)
-    try:
+
+    def handle_unless_by_library(self: logging.Logger, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR or not _is_by_library(sys._getframe(1)):
+            handle(self, record)
+
+    def show_unless_by_library(*args: Any, **kwargs: Any) -> None:
+        if not _is_by_library(sys._getframe(1)):
+            show(*args, **kwargs)
+
+    with (
+        replace_attribute(sys, "stderr", None if stderr is None else _OwnLines.wrap(stderr)),
+        replace_attribute(logging.Logger, "handle", handle_unless_by_library),
+        replace_attribute(warnings, "showwarning", show_unless_by_library),
+    ):
         yield
-    finally:
-        sys.stderr, warnings.showwarning = stderr, show
-        logging.Logger.handle = handle  # type: ignore[method-assign]
 
 
 class _OwnLines:
@@ -70,22 +77,6 @@ class _OwnLines:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _wrap_handle(handle: Callable[..., None]) -> Callable[..., None]:
-    def handle_unless_by_library(self: logging.Logger, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR or not _is_by_library(sys._getframe(1)):
-            handle(self, record)
-
-    return handle_unless_by_library
-
-
-def _wrap_warning(show: Callable[..., None]) -> Callable[..., None]:
-    def show_unless_by_library(*args: Any, **kwargs: Any) -> None:
-        if not _is_by_library(sys._getframe(1)):
-            show(*args, **kwargs)
-
-    return show_unless_by_library
 
 
 def _is_by_library(frame: types.FrameType | None) -> bool:

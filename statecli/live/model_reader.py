@@ -151,13 +151,10 @@ class _Table:
         if row.tensor.requires_grad or _find_unregistered_module(row.unregistered):
             return Rebuild.UNKNOWN
         if self._rebuilds is None:
-            self._rebuilds = _compare_builds(self.built, [row for row in self.rows if _is_rebuilt_by_constructor(row)])
+            # No checkpoint holds these tensors.
+            rows = [row for row in self.rows if row.unregistered is not None or row.persistent is False]
+            self._rebuilds = _compare_builds(self.built, rows)
         return self._rebuilds.get(row.fqn, Rebuild.UNKNOWN)
-
-
-def _is_rebuilt_by_constructor(row: _Row) -> bool:
-    """Return True for a tensor that no checkpoint holds."""
-    return row.unregistered is not None or row.persistent is False
 
 
 def _compare_builds(built: BuiltModel, rows: list[_Row]) -> dict[str, Rebuild]:

@@ -364,17 +364,13 @@ def _collect_registered(root: nn.Module, result: WalkResult) -> None:
 
 def _collect_own_tensors(prefix: str, module: nn.Module, own: dict[str, Any], result: WalkResult) -> int:
     non_persistent = dict.get(own, "_non_persistent_buffers_set") or ()
-    parameters = _read_registry(module, "_parameters", own)
-    buffers = _read_registry(module, "_buffers", own)
-    for name, tensor in parameters:
-        fqn = prefix + name if tensor is None else result.unique_name(prefix + name, tensor)
-        result.registered.append(RegisteredName(fqn, prefix + name, tensor, True, True, module, name))
-    for name, tensor in buffers:
-        fqn = prefix + name if tensor is None else result.unique_name(prefix + name, tensor)
-        result.registered.append(
-            RegisteredName(fqn, prefix + name, tensor, False, name not in non_persistent, module, name)
-        )
-    return len(parameters) + len(buffers)
+    entries = [(name, tensor, True) for name, tensor in _read_registry(module, "_parameters", own)]
+    entries += [(name, tensor, False) for name, tensor in _read_registry(module, "_buffers", own)]
+    for name, tensor, is_parameter in entries:
+        key, persistent = prefix + name, is_parameter or name not in non_persistent
+        fqn = key if tensor is None else result.unique_name(key, tensor)
+        result.registered.append(RegisteredName(fqn, key, tensor, is_parameter, persistent, module, name))
+    return len(entries)
 
 
 # --- what is merely held ------------------------------------------------------------------------------------
@@ -420,18 +416,12 @@ class _Search:
             steps_on = _open_object(step, self._classes)
             for next_step in steps_on:
                 self._meet(next_step)
-            if (
-                _is_unknown(type(step.value))
-                and len(self._result.unopened) < 10
-                and _hides_tensor(step.value, steps_on)
-            ):
-                self._result.unopened.append(
-                    (step.name(), f"is a {type(step.value).__name__}, in which statecli does not search")
-                )
+            kind, unopened = type(step.value), self._result.unopened
+            if _is_unknown(kind) and len(unopened) < 10 and _hides_tensor(step.value, steps_on):
+                unopened.append((step.name(), f"is a {kind.__name__}, in which statecli does not search"))
             if len(self._seen) > MAX_OBJECTS:
-                self._result.unopened.append(
-                    (step.name(), f"is not searched, because the model has more than {MAX_OBJECTS:,} objects")
-                )
+                why = f"is not searched, because the model has more than {MAX_OBJECTS:,} objects"
+                unopened.append((step.name(), why))
                 return
 
     def _meet(self, step: Step) -> None:
@@ -618,11 +608,9 @@ def _list_module(module: nn.Module, _: bool) -> Iterator[tuple[str, Any, str]]:
         elif name not in _REGISTRIES and not (name == _SCRIPT_ATTRIBUTE and is_scripted(module)):
             yield f".{name}", value, "attribute"
     if is_scripted(module):
-        yield from (
-            (f".{name}", value, "attribute")
-            for name, value in _list_script_attributes(module)
-            if name not in registered
-        )
+        for name, value in _list_script_attributes(module):
+            if name not in registered:
+                yield f".{name}", value, "attribute"
 
 
 def _list_ids_moved_by(tensor: torch.Tensor) -> set[int]:

@@ -24,8 +24,6 @@ from statecli.targets.section_of_target import split_section
 
 if TYPE_CHECKING:
     from statecli.core.target_suggestions import ModuleName
-    from statecli.live.built_model import BuiltModel
-    from statecli.live.import_model import LoadedObject
 
 LoadedNames = dict[str, tuple[str, ...]]
 
@@ -197,18 +195,6 @@ def _filter_section(state: ModelState, section: str) -> ModelState:
     return replace(state, sections=matching, tensors=tensors)
 
 
-def build_model(
-    spec: ModelSpec, *, init_device: str | None, values: bool, loaded: LoadedObject | None = None
-) -> BuiltModel:
-    """Build the module named by the spec.
-
-    `init_device`: None for meta if the model is built from a configuration, and for the cpu otherwise. `loaded`: the
-    object of the spec, if it was imported before.
-    """
-    device = init_device or ("cpu" if spec.config is None else "meta")
-    return live.build.build(spec, init_device=device, values=values, loaded=loaded)
-
-
 def read_class_state(
     text: str, *, init_device: str | None, names: Sequence[str] = ()
 ) -> tuple[ModelState, LoadedNames]:
@@ -220,6 +206,6 @@ def read_class_state(
     if spec is None:
         option_text = option("--model", text)
         raise UsageError(f"{option_text}: must be a class; write file.py:Class, package.module:Class or auto")
-    built = build_model(spec, init_device=init_device, values=False)
+    built = live.build.build(spec, init_device=init_device)
     state = live.model_reader.read(built, text)
     return state, {} if spec.config is None else live.hf_auto.map_loaded_names(built.module, names)

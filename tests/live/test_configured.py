@@ -15,9 +15,10 @@ import torch
 
 from statecli.core.errors import ModelError, StateError
 from statecli.live import hf_auto
+from statecli.live.build import build
 from statecli.live.spec import parse_spec
 from statecli.live.spec_objects import ObjectCall, ObjectName
-from statecli.targets.load import build_model, find_class_spec
+from statecli.targets.load import find_class_spec
 
 #: Fields of a small BERT.
 BERT = {
@@ -113,7 +114,7 @@ def shapes(text: str) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of the state_dict of a class."""
     spec = find_class_spec(text)
     assert spec is not None, text
-    module = build_model(spec, init_device=None, values=False).module
+    module = build(spec, init_device=None).module
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
@@ -607,7 +608,7 @@ def test_a_nested_constructor_is_called(net, arguments, last):
 def test_objects_are_built_again_for_each_instance(net):
     """Two builds share no module."""
     spec = find_class_spec("net.py:Wide(3, parts=[nn.Linear(2, 2)])")
-    built = build_model(spec, init_device=None, values=False)
+    built = build(spec, init_device=None)
     assert built.build_again().parts[0] is not built.module.parts[0]
 
 

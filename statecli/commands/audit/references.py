@@ -49,7 +49,7 @@ def read_side(text: str, init_device: str | None) -> Side:
         with files.record_opened_files() as opened:
             state = load.read_checkpoint(text)
         return Side(text, state, None, opened)
-    built = load.build_model(spec, init_device=init_device, values=False)
+    built = live.build.build(spec, init_device=init_device)
     return Side(text, live.model_reader.read(built, text), built)
 
 

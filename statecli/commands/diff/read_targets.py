@@ -68,5 +68,5 @@ def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> M
     spec = load.find_class_spec(text)
     if spec is None:
         return load.read_checkpoint(text)
-    built[text] = load.build_model(spec, init_device=request.init_device, values=False)
+    built[text] = live.build.build(spec, init_device=request.init_device)
     return live.model_reader.read(built[text], text)

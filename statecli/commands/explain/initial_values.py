@@ -9,7 +9,6 @@ from statecli.core.errors import ModelError, UsageError
 from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import join_names
 from statecli.live.built_model import BuiltModel
-from statecli.targets import load
 
 #: Names that a sentence lists.
 MAX_NAMES = 3
@@ -65,7 +64,7 @@ def _split_by_rebuilding(
     if elements > MAX_BUILT_ELEMENTS:
         return [], names
     try:
-        on_cpu = load.build_model(built.spec, init_device="cpu", values=True) if built.init_device == "meta" else built
+        on_cpu = live.build.build(built.spec, init_device="cpu", values=True) if built.init_device == "meta" else built
         rebuilds = live.rebuild.compare_builds(
             lambda seed: on_cpu.build_again(values=True, seed=seed), {row.fqn: row.elements for row in tensors}
         )

@@ -15,7 +15,6 @@ from statecli.commands.explain.result import Cause, Diagnosis, Evidence
 from statecli.commands.explain.source import get_last_parts
 from statecli.core.errors import ModelError, UsageError
 from statecli.live.spec import ModelSpec
-from statecli.targets import load
 
 #: Models that are built to try other arguments.
 MAX_BUILDS = 12
@@ -100,7 +99,7 @@ def _try(subject: Subject, spec: ModelSpec, changes: Sequence[Change]) -> Diagno
     for name, _, value in changes:
         spec = change_argument(spec, subject.built.loaded, name, value)
     try:
-        built = load.build_model(spec, init_device="meta", values=False, loaded=subject.built.loaded)
+        built = live.build.build(spec, init_device="meta", loaded=subject.built.loaded)
         model = live.model_reader.read(built, spec.text)
         other = build_subject(model, built, subject.checkpoint)
     except (ModelError, UsageError):

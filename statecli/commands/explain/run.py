@@ -34,9 +34,9 @@ def explain_targets(request: Request, spec: ModelSpec) -> Explanation:
 def build_on_meta(spec: ModelSpec) -> BuiltModel:
     """Build the class on meta; on the CPU if its constructor reads values."""
     try:
-        return load.build_model(spec, init_device="meta", values=False)
+        return live.build.build(spec, init_device="meta")
     except ModelError:
-        return load.build_model(spec, init_device="cpu", values=False)
+        return live.build.build(spec)
 
 
 def explain_states(model: ModelState, built: BuiltModel, checkpoint: ModelState) -> Explanation:

@@ -124,7 +124,7 @@ def _inspect_class(request: Request, spec: ModelSpec, python_inputs: Any) -> Ins
             f"{option('--model')}: needs a checkpoint, and {request.target} is a class; leave the option out"
         )
     return inspect_built_model(
-        load.build_model(spec, init_device=request.init_device, values=request.stats), request, python_inputs
+        live.build.build(spec, init_device=request.init_device, values=request.stats), request, python_inputs
     )
 
 

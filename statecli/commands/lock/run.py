@@ -114,7 +114,7 @@ def _read_target(text: str, request: Request) -> LockInput:
     if spec is None:
         state = load.select_section(load.read_whole_checkpoint(text), text)
     else:
-        built = load.build_model(spec, init_device=request.init_device, values=False)  # says that torch is missing
+        built = live.build.build(spec, init_device=request.init_device)  # says that torch is missing
         state = live.model_reader.read(built, text)
     tensors = tuple(tensor for tensor in state.tensors if not is_bookkeeping(tensor))
     kept = len(state.tensors) - len(tensors)

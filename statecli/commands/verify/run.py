@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from statecli import live
 from statecli.commands import verify
 from statecli.commands.verify import proofs
 from statecli.commands.verify.result import (
@@ -156,7 +157,7 @@ def build_model_under_test(request: Request, python_inputs: Any = None) -> Model
     spec = load.find_class_spec(request.target)
     if spec is None:
         raise explain_wrong_target(request.target)
-    built = load.build_model(spec, init_device=request.init_device, values=False)
+    built = live.build.build(spec, init_device=request.init_device)
     if python_inputs is None:
         inputs_found, why_not = verify.inputs.find_inputs(request.input, request.inputs, built)
     else:
