@@ -50,7 +50,7 @@ _DIMENSIONS_PER_STEP = 16
 _COPIERS = frozenset(
     [
         *(f"builtins.{name}" for name in ("list", "tuple", "set", "frozenset", "dict")),
-        *(f"collections.{name}" for name in ("deque", "UserList", "Counter", "OrderedDict")),
+        *(f"collections.{name}" for name in ("deque", "UserList", "Counter", "OrderedDict", "defaultdict")),
         "torch.Size",
     ]
 )
@@ -59,7 +59,7 @@ _HASHING_CLASSES = frozenset(["builtins.set", "builtins.frozenset", "collections
 _BYTES_CLASSES = frozenset(
     ["builtins.bytes", "builtins.bytearray"] + [f"numpy.{name}" for name in ("bytes_", "void", "record", "rec.record")]
 )
-_DICT_CLASSES = frozenset(["builtins.dict", "collections.OrderedDict"])
+_DICT_CLASSES = frozenset(["builtins.dict", "collections.OrderedDict", "collections.defaultdict"])
 _TENSOR_FUNCTION = "torch._utils._rebuild_tensor"
 #: These copy the elements of the tensor that they are given: of each storage that is repeated in the tensor.
 _COPYING_FUNCTIONS = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)")
@@ -203,7 +203,7 @@ class Allocations:
         if name in _BYTES_CLASSES:
             return first if type(first) is int else 0
         if name in _COPIERS:
-            self._add_element_keys(name, first)
+            self._add_element_keys(name, args)
             return _POINTER_BYTES * max((len(arg) for arg in args if type(arg) in (list, tuple, dict)), default=0)
         if name == "logging.getLogger" and type(first) is str:
             return first.count(".") * len(first) // 2
@@ -294,14 +294,27 @@ class Allocations:
 
     # Keys.
 
-    def _add_element_keys(self, name: str, elements: Value) -> None:
-        if name in _HASHING_CLASSES and type(elements) in (list, tuple):
-            self._steps.take(Budget.FLOW, len(elements))
-            self.add_keys(elements, elements)
-        elif name in _DICT_CLASSES and type(elements) is list:
-            self._steps.take(Budget.FLOW, len(elements))
-            pairs = (pair for pair in elements if type(pair) in (list, tuple) and len(pair) == 2)
-            self.add_keys(elements, (pair[0] for pair in pairs))
+    def _add_element_keys(self, name: str, args: tuple[Value, ...]) -> None:
+        """Record the keys that a call hashes: the elements of a set, the first values of the pairs of a dict."""
+        given = args[1:2] if name == "collections.defaultdict" else args[:1]
+        if not given or (name not in _HASHING_CLASSES and name not in _DICT_CLASSES):
+            return
+        elements = self._list_elements(given[0])
+        if name in _DICT_CLASSES and type(given[0]) is not dict:
+            elements = [pair[0] for pair in map(self._list_elements, elements) if len(pair) == 2]
+        self.add_keys(args, elements)
+
+    def _list_elements(self, value: Value) -> Sequence[Value]:
+        """Return what iterating over a value gives; also over a list, tuple or deque that a call makes of another."""
+        appended: list[Value] = []
+        while type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) in _COPIERS:
+            appended += value.elems or ()
+            value = value.args[0] if value.args else ()
+            self._steps.take(Budget.FLOW)
+        if type(value) not in (list, tuple, dict):
+            return appended
+        self._steps.take(Budget.FLOW, len(value))
+        return [*value, *appended]
 
     def _explain_slow_keys(self) -> str | None:
         """Return why hashing all keys takes too long, or crashes Python."""

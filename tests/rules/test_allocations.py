@@ -237,6 +237,33 @@ BOMBS = {
     "an element of a set": (LAUGHS + b"\x8f(" + get(99) + b"\x90", "steps to hash dictionary keys"),
     "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", "steps to hash dictionary keys"),
     "an element of a called set": (LAUGHS + builtin("set", b"]" + get(99) + b"a"), "steps to hash dictionary keys"),
+    **{
+        f"a key in {form} for {cls}": (
+            LAUGHS + call_function(stack_global(*cls.split(".")), *first, elements),
+            "steps to hash dictionary keys",
+        )
+        for cls, first in (
+            ("builtins.dict", ()),
+            ("collections.OrderedDict", ()),
+            ("collections.defaultdict", (stack_global("builtins", "list"),)),
+        )
+        for form, elements in {
+            "a list of pairs": b"](" + get(99) + b"N\x86e",
+            "a tuple of pairs": get(99) + b"N\x86\x85",
+            "a tuple of lists": b"](" + get(99) + b"Ne\x85",
+            "a deque of pairs": call_function(stack_global("collections", "deque"), get(99) + b"N\x86\x85"),
+            "a list of deques": b"](" + call_function(stack_global("collections", "deque"), get(99) + b"N\x86") + b"e",
+            "another dict": b"}" + get(99) + b"Ns",
+        }.items()
+    },
+    "an element of a deque for a set": (
+        LAUGHS + builtin("set", call_function(stack_global("collections", "deque"), get(99) + b"\x85")),
+        "steps to hash dictionary keys",
+    ),
+    "an appended element of a deque for a set": (
+        LAUGHS + builtin("set", call_function(stack_global("collections", "deque"), b")") + b"(" + get(99) + b"e"),
+        "steps to hash dictionary keys",
+    ),
     "complex keys with the same hash": (
         b"}(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) + b"N" for n in range(600)) + b"u",
         "compares each of 600 keys with all others",
