@@ -32,4 +32,4 @@ def unpickles_text(text: str | bytes) -> bool:
         head = zlib.decompressobj().decompress(base64.b64decode(text), _HEAD_BYTES)
     except (ValueError, zlib.error):
         return False  # RLlib decodes the text in the same way
-    return _NUMBERS.match(head) is None
+    return bool(head) and _NUMBERS.match(head) is None

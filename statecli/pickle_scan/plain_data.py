@@ -261,13 +261,16 @@ class _Walk:
     def _check_space(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
         """Check the arrays of a space of RLlib."""
         for key in array_texts.ARRAYS:
-            text = read_text(items.get(key))
-            text = read_raw_bytes(text) if type(text) is Obj else text
+            value = items.get(key)
+            text = read_text(value)
+            text = _read_bytes(text) if type(text) is Obj else text
+            is_array = text is None and _is_bytes(value)
             if isinstance(text, (str, bytes)):  # many spaces can share it
                 self._steps.take(Budget.TEXT, 1 + len(text) // _CHARACTERS_PER_STEP)
-            if text is COMPUTED_TEXT or (isinstance(text, (str, bytes)) and array_texts.unpickles_text(text)):
-                place = f"{self.describe_path(node)}[{key!r}]"
-                yield Hazard(f"{place} is a string that RLlib unpacks and unpickles", help=array_texts.HELP)
+            is_unpickled = isinstance(text, (str, bytes)) and array_texts.unpickles_text(text)
+            if text is COMPUTED_TEXT or is_array or is_unpickled:
+                what = f"{'an array' if is_array else 'a string'} that RLlib unpacks and unpickles"
+                yield Hazard(f"{self.describe_path(node)}[{key!r}] is {what}", help=array_texts.HELP)
 
     def _check_dtype(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
         """Check numbers that HQQ takes for the letters of a dtype; a tensor is checked by `audit`."""

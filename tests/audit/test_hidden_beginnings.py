@@ -515,6 +515,19 @@ def test_a_space_of_rllib_that_is_unpickled_is_not_passed(limits, folder, statec
     assert (result.code, "unsafe-data" in result.out) == (code, bool(code))
 
 
+@pytest.mark.parametrize(
+    "store", [bytes, bytearray, lambda raw: np.frombuffer(raw, np.uint8)], ids=["bytes", "bytearray", "array"]
+)
+def test_rllib_decodes_bytes_as_it_does_texts(store, folder, statecli):
+    """base64 takes any buffer; zlib refuses an empty text."""
+    limits = store(encode_space(encode_npy(np.array([None]))).encode())
+    (folder / "policy_state.pkl").write_bytes(pickle.dumps({"space": "box", "low": limits, "high": ""}))
+    (found,) = [f for f in statecli("audit", str(folder), "-f", "json").json["findings"] if f["rule"] == "unsafe-data"]
+    assert found["message"].startswith(
+        f"['low'] is {'a string' if isinstance(limits, (bytes, bytearray)) else 'an array'}"
+    )
+
+
 def test_msgpack_of_rllib_is_not_passed_for_an_array_of_flax(folder, statecli):
     """Texts of RLlib's files are unpickled."""
     array = msgpack.encode([[2], "float32", bytes(8)])
