@@ -51,6 +51,8 @@ CASES = [
     ("layers.{3,4} norm", lambda t: t.fqn in ("layers.3.norm.weight", "layers.4.norm.weight")),
     ("layers.{3,4,5}", lambda t: t.fqn.startswith(("layers.3.", "layers.4.", "layers.5."))),
     ("layers.{38..99}.*", lambda t: t.fqn.startswith(("layers.38.", "layers.39."))),
+    ("layers.{0..120000}.norm.*", lambda t: t.fqn.endswith("norm.weight")),
+    ("layers.{8..21}.norm.*", lambda t: t.fqn in {f"layers.{n}.norm.weight" for n in range(8, 22)}),
     ("{head,embed}.weight", lambda t: t.fqn in ("head.weight", "embed.weight")),
     ("bf16", lambda t: t.dtype == "bfloat16"),
     ("torch.float32 !norm", lambda t: t.fqn == "head.weight"),

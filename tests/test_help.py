@@ -351,7 +351,7 @@ def test_after_two_dashes_it_is_a_target(statecli):
 
 def test_the_width_is_that_of_columns(statecli, monkeypatch):
     """A value of COLUMNS that is not a number is ignored."""
-    for columns, width in (("100", 100), ("200", 200), ("wide", 80), ("0", 80), ("", 80)):
+    for columns, width in (("100", 100), ("200", 200), ("wide", 80), ("9" * 5000, 80), ("0", 80), ("", 80)):
         monkeypatch.setenv("COLUMNS", columns)
         assert statecli("inspect", "--help").out == help_of("inspect", width)
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+from hypothesis import example, given, strategies as st
 
 from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.selection import Selection, matches_any, select
@@ -35,6 +36,13 @@ from statecli.core.selection import Selection, matches_any, select
 def test_braces_stand_for_several_names(glob, name, is_match):
     """Alternatives, and whole numbers; braces also match themselves."""
     assert matches_any((name,), (glob,)) is is_match
+
+
+@given(st.integers(0, 99_999), st.integers(0, 99_999), st.integers(0, 999_999))
+@example(0, 2500, 2000)
+def test_a_range_has_exactly_its_numbers(first, last, number):
+    for tested in (number, first, last, first - 1, last + 1):
+        assert matches_any((f"e.{tested}",), (f"e.{{{first}..{last}}}",)) is (first <= tested <= last)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")

@@ -206,7 +206,7 @@ def _describe_range(where: ByteRange, tensor: TensorInfo) -> str:
     if place is None:
         return "in several pieces"
     packed = ", compressed" if where.packing is not None and where.packing.how == "deflate" else ""
-    packed = ", inside a nested archive" if where.packing is not None and not packed else packed
+    packed = ", inside a nested archive" if where.is_archive else packed
     text = f"bytes {place.offset:,} to {place.offset + place.length:,} (0x{place.offset:x}){packed}"
     if tensor.data is not None and tensor.data.offset and where == tensor.data.storage:
         text += f", from element {tensor.data.offset:,} on"

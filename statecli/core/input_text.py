@@ -28,7 +28,7 @@ _ALIASES = {
 }
 #: Integers without a bound are 0 and 1: every table has these two rows.
 DEFAULT_BOUND = 2
-_SHAPE = compile_on_use(r"[0-9]+([x×][0-9]+)*")
+_SHAPE = compile_on_use(r"[0-9]{1,18}([x×][0-9]{1,18})*")
 #: Elements of one input; 8 GB of float32. A slip of the finger is reported, not tried.
 _MAX_ELEMENTS = 2**31
 _EXAMPLES = "2x3, 'int64:2x16<30522' or name=2x3"
@@ -112,13 +112,14 @@ def _parse_shape(text: str, shape_text: str, *, scalar: bool) -> tuple[int, ...]
 
 
 def _parse_bound(text: str, dtype: str, bound_text: str) -> int:
+    digits = bound_text.lstrip("0")  # Python converts at most 4,300 digits
     if dtype not in INTEGERS:
         problem = f"the bound needs an integer dtype, not {dtype}; write int64:2x16<{bound_text}"
-    elif not (bound_text.isascii() and bound_text.isdecimal()) or int(bound_text) == 0:
+    elif not (digits.isascii() and digits.isdecimal()):
         problem = f"the bound {bound_text!r} is not a positive integer; write int64:2x16<30522"
-    elif int(bound_text) - 1 > INTEGERS[dtype]:
+    elif len(digits) > 30 or int(digits) - 1 > INTEGERS[dtype]:
         advice = "a smaller bound" if dtype == "int64" else f"int64 instead of {dtype}"
         problem = f"the bound {bound_text} is too large: the largest {dtype} is {INTEGERS[dtype]}; write {advice}"
     else:
-        return int(bound_text)
+        return int(digits)
     raise UsageError(f"{option('--input', text)}: {problem}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
 from statecli.core.lazy_pattern import compile_on_use
@@ -11,8 +12,6 @@ _TOKEN = compile_on_use(
     r"\{(?P<items>[^{}]*)\}|(?P<wildcard>[*?])|\[(?P<negation>!?)(?P<set>\]?[^\]]*)\]|(?P<text>.)", re.S
 )
 _RANGE = compile_on_use(r"(?P<first>\d{1,6})\.\.(?P<last>\d{1,6})")
-#: Numbers of a range, at most.
-_MAX_NUMBERS = 2000
 
 
 @lru_cache(maxsize=64)
@@ -45,7 +44,19 @@ def _translate_token(token: re.Match[str]) -> str:
 def _translate_item(item: str) -> str:
     numbers = _RANGE.fullmatch(item)
     if numbers is not None:
-        first, last = int(numbers["first"]), int(numbers["last"])
-        texts = map(str, range(first, min(last + 1, first + _MAX_NUMBERS)))
-        return rf"(?<![0-9])(?:{'|'.join(texts) or '(?!)'})(?![0-9])"
+        blocks = _list_blocks(int(numbers["first"]), int(numbers["last"]))
+        return rf"(?<![0-9])(?:{'|'.join(blocks) or '(?!)'})(?![0-9])"
     return rf"(?<![0-9]){item}(?![0-9])" if item.isascii() and item.isdigit() else _translate(item)
+
+
+def _list_blocks(first: int, last: int) -> Iterator[str]:
+    """Yield expressions for the numbers from first to last, ten, a hundred and so on at once: `8`, `9`, `1[0-9]`."""
+    if first == 0 <= last:
+        yield "0"
+    first = max(first, 1)
+    while first <= last:
+        zeros = 0
+        while first % 10 ** (zeros + 1) == 0 and first + 10 ** (zeros + 1) <= last + 1:
+            zeros += 1
+        yield f"{first // 10**zeros}{'[0-9]' * zeros}"
+        first += 10**zeros

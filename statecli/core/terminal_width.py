@@ -28,4 +28,4 @@ def get_terminal_width(descriptor: int) -> int:
 def get_requested_width() -> int:
     """Return the columns requested by COLUMNS; 0 without a request."""
     text = os.environ.get("COLUMNS", "")
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0

@@ -6,7 +6,6 @@ const Filters = (() => {
   const NUMBER = /^([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)([a-z]*)$/i;
   const TOKEN = /\{([^{}]*)\}|([*?])|\[(!?)(\]?[^\]]*)\]|([^])/gu;
   const RANGE = /^(\d{1,6})\.\.(\d{1,6})$/;
-  const MAX_NUMBERS = 2000; // of a range
   const MAX_VALUES = 12; // of a field in an answer
   const COMPARISONS = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b };
 
@@ -15,9 +14,18 @@ const Filters = (() => {
   const translateItem = (item) => {
     const range = RANGE.exec(item);
     if (!range) return /^[0-9]+$/.test(item) ? `(?<![0-9])${item}(?![0-9])` : translate(item);
-    const first = Number(range[1]);
-    const numbers = Array.from({ length: Math.min(MAX_NUMBERS, Math.max(0, Number(range[2]) - first + 1)) }, (_, at) => first + at);
-    return `(?<![0-9])(?:${numbers.join("|") || "(?!)"})(?![0-9])`;
+    return `(?<![0-9])(?:${listBlocks(Number(range[1]), Number(range[2])).join("|") || "(?!)"})(?![0-9])`;
+  };
+  // Expressions for the numbers from first to last, ten, a hundred and so on at once: 8, 9, 1[0-9].
+  const listBlocks = (first, last) => {
+    const blocks = first === 0 ? ["0"] : [];
+    for (let start = Math.max(first, 1), size = 1; start <= last; start += size) {
+      size = 1;
+      let digits = "";
+      for (; start % (10 * size) === 0 && start + 10 * size <= last + 1; size *= 10) digits += "[0-9]";
+      blocks.push(start / size + digits);
+    }
+    return blocks;
   };
   const translate = (pattern) => pattern.replace(TOKEN, (token, items, wildcard, negation, set) => {
     if (items !== undefined) return `(?:${items.split(",").map(translateItem).join("|")})`;

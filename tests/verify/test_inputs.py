@@ -76,6 +76,8 @@ def test_what_can_be_written(text, read):
     ("q:2", "'q' is not a dtype; write one of float32, float16"),
     ("float32:2x3<5", "the bound needs an integer dtype, not float32; write int64:2x16<5"),
     ("bool:2<5", "the bound needs an integer dtype, not bool"),
+    pytest.param(f"int64:2<{'9' * 5000}", "is too large: the largest int64", id="5,000 digits of a bound"),
+    pytest.param(f"{'9' * 5000}x2", "is not a shape", id="5,000 digits of a size"),
     ("int64:2<0", "the bound '0' is not a positive integer"),
     ("int64:2<", "the bound '' is not a positive integer"),
     ("int64:2<-3", "the bound '-3' is not a positive integer"),
