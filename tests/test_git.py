@@ -492,3 +492,10 @@ def test_remove_deletes_a_file_with_only_our_lines(repository):
     assert "diff=statecli" in (repository.parent / ".config" / "git" / "attributes").read_text()
     call("statecli", "git", "setup", "--remove", "--global")
     assert "statecli" not in call("git", "config", "--list")
+
+
+@pytest.mark.parametrize("words", [(), ("--global",), ("--remove",), ("--remove", "--global")])
+def test_without_git_the_setup_says_so(repository, statecli, monkeypatch, words):
+    monkeypatch.setenv("PATH", str(repository))
+    result = statecli("git", "setup", *words)
+    assert (result.code, result.err) == (2, "statecli: git is not installed, or not on PATH\n")

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from statecli.cli import output_files
@@ -102,8 +102,22 @@ def _remove_patterns(path: str) -> list[str]:
 
 def run_git(*words: str, stdin: str = "") -> str:
     """Return the output of a git command. Raises UsageError without git, and for a status other than 0."""
+    done = _call_git(words, stdin)
+    if done.returncode:
+        message = " ".join(done.stderr.split()) or f"git {words[0]} failed"
+        raise UsageError(f"git {' '.join(words[:2])}: {message.removeprefix('fatal: ')}")
+    return done.stdout.strip()
+
+
+def query_git(*words: str) -> str:
+    """Return the output of a git command; "" for a status other than 0. Raises UsageError without git."""
+    done = _call_git(words)
+    return "" if done.returncode else done.stdout.strip()
+
+
+def _call_git(words: Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(  # noqa: S603 - git itself
+        return subprocess.run(  # noqa: S603 - git itself
             ["git", *words],  # noqa: S607
             input=stdin,
             capture_output=True,
@@ -113,18 +127,6 @@ def run_git(*words: str, stdin: str = "") -> str:
         )
     except FileNotFoundError as error:
         raise UsageError("git is not installed, or not on PATH") from error
-    if done.returncode:
-        message = " ".join(done.stderr.split()) or f"git {words[0]} failed"
-        raise UsageError(f"git {' '.join(words[:2])}: {message.removeprefix('fatal: ')}")
-    return done.stdout.strip()
-
-
-def query_git(*words: str) -> str:
-    """Return the output of a git command; "" without git, and for a status other than 0."""
-    try:
-        return run_git(*words)
-    except UsageError:
-        return ""
 
 
 def _build_command() -> str:
@@ -139,12 +141,7 @@ def _build_command() -> str:
 
 
 def _find_global_attributes() -> str:
-    configured = subprocess.run(
-        ["git", "config", "--global", "core.attributesFile"],  # noqa: S607
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
+    configured = query_git("config", "--global", "core.attributesFile")
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.join("~", ".config")
     path = os.path.expanduser(configured or os.path.join(home, "git", "attributes"))
     os.makedirs(os.path.dirname(path), exist_ok=True)

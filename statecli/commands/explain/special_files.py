@@ -123,7 +123,8 @@ def _find_folder(state: ModelState, file: str) -> str | None:
 def diagnose_without_model(state: ModelState) -> Diagnosis:
     """Return the diagnosis of a checkpoint without a tensor of a model."""
     kinds = sorted({tensor.kind.value for tensor in state.tensors if tensor.kind is not Kind.OTHER}) or ["other"]
-    message = f"{state.target} contains no tensors of a model, only tensors of kind: {', '.join(kinds)}"
+    rest = f"no tensors of a model, only tensors of kind: {', '.join(kinds)}" if state.tensors else "no tensors"
+    message = f"{state.target} contains {rest}"
     evidence = Evidence(Cause.OPTIMIZER, message, len(state.tensors), state.tensors[0].fqn if state.tensors else "")
     return Diagnosis((evidence,), proof=f"{NO_CODE}; give the file that contains the model")
 

@@ -67,9 +67,8 @@ def _read_keys(text: str) -> Diagnosis | None:
     model = match[1] if (match := _CLASS.search(text)) else "model"
     nested = _find_nested_key(missing, unexpected)
     if nested is not None:
-        message = (
-            f"the loaded object has the state_dict under the key {nested!r}, next to {len(unexpected) - 1} other keys"
-        )
+        others = f", next to {plural(len(unexpected) - 1, 'other key')}" if len(unexpected) > 1 else ""
+        message = f"the loaded object has the state_dict under the key {nested!r}{others}"
         evidence = Evidence(Cause.NESTED, message, len(unexpected), f"torch.load(…)[{nested!r}]")
         return _build((evidence,), Recipe(_find_source(text, (nested,))))
     return _recognize_names(model, missing, unexpected) or _explain_names(text, model, missing, unexpected, mismatched)
