@@ -353,15 +353,14 @@ def _is_usual(key: str, value: Scalar, settings: Mapping[str, Scalar]) -> bool:
 
 def _build_constant_rows(root: Any, reading: Reading) -> Iterator[Row]:
     """Build rows of the constants, under the code's names. Their role in the module is not recorded."""
-    for count, node in enumerate(root if type(root) is tuple else ()):
-        for path, _, tensor in reading.walk(_strip_tag(node), f"c{count}"):
-            if tensor is not None:
-                grad = tensor.requires_grad
-                yield Row(
-                    path, tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False, requires_grad=grad, note=_NOTE
-                )
+    nodes = enumerate(root if type(root) is tuple else ())
+    found = (part for n, node in nodes for part in reading.walk(_strip_tag(node), f"c{n}"))
+    for count, (path, _, tensor) in enumerate(found):
         if count > MAX_ROWS:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
+        if tensor is not None:
+            grad = tensor.requires_grad
+            yield Row(path, tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False, requires_grad=grad, note=_NOTE)
 
 
 def _mark_constant(tensor: TensorInfo) -> TensorInfo:

@@ -111,6 +111,18 @@ def test_moments_are_those_that_the_ranks_name(real):
     assert not [odd for odd in state.oddities if odd.name == "misplaced-partition"]
 
 
+def test_unpartitioned_states_in_one_storage_are_two_tensors(tmp_path):
+    """Two views of one storage have the places of their elements."""
+    zero.write(tmp_path, 1, [{"w": torch.ones(4)}], ranks=1)
+    (path,) = (tmp_path / "global_step2").glob("*optim_states.pt")
+    document = torch.load(path, weights_only=False)
+    table = torch.arange(4.0)
+    document["optimizer_state_dict"]["base_optimizer_state"]["state"][0] |= {"a": table[1], "b": table[3]}
+    torch.save(document, path)
+    offsets = {row.fqn: row.storage_offset for row in formats.read(str(tmp_path)).tensors}
+    assert (offsets["state[0]['a']"], offsets["state[0]['b']"]) == (1, 3)
+
+
 def test_a_partition_is_told_of_its_ranks(real):
     """The first rank has the first half of the flat vector, so that a parameter lies in both ranks."""
     masters = section(formats.read(str(real / "2-bf16-2")), "optimizer.fp32")

@@ -15,7 +15,7 @@ from torch import nn
 
 from statecli import formats
 from statecli.commands.audit.run import Request, audit
-from statecli.core.errors import UnreadableError
+from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torchscript
@@ -507,6 +507,18 @@ def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
         assert done.returncode == 1
         assert "unsafe-global" in {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
     assert not mark.exists()
+
+
+def test_too_many_constants_in_one_tuple_are_refused(net, tmp_path, monkeypatch):
+    """The limit counts the tensors, wherever they lie."""
+    frozen(net, tmp_path / "x.pt")
+    records = read_archive(tmp_path / "x.pt")
+    nested = records["constants.pkl"].removesuffix(b".") + b"\x85."
+    path = build_archive(tmp_path / "y.pt", {**records, "version": b"3\n", "constants.pkl": nested})
+    assert len(read(path).tensors) > 2
+    monkeypatch.setattr(torchscript, "MAX_ROWS", 1)
+    with pytest.raises(MalformedError, match="more than 1 tensors"):
+        read(path)
 
 
 @pytest.mark.parametrize("name", [f"{CODE}.debug_pkl", "code/data/x.py.debug_pkl", "code/x.py.debug_pkl\0x"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -131,13 +131,15 @@ def _is_restored(value: torch.Tensor, loaded: torch.Tensor) -> bool:
 
 
 def _list_tensors(output: Any) -> list[torch.Tensor]:
-    """Return the tensors of a result: in tuples, lists, dicts and dataclass-like objects of transformers."""
+    """Return the tensors of a result: in tuples, lists, dicts, also those of transformers, and dataclasses."""
     import torch
 
     if isinstance(output, torch.Tensor):
         return [output.detach()]
     if isinstance(output, dict):
         return [tensor for value in output.values() for tensor in _list_tensors(value)]
+    if is_dataclass(output):
+        output = [getattr(output, each.name, None) for each in fields(output)]
     if isinstance(output, (tuple, list)):
         return [tensor for value in output for tensor in _list_tensors(value)]
     return []

@@ -20,7 +20,8 @@ from statecli.core.dtypes import nbytes
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.model_state import Box, Boxes, ByteRange, Evidence, Kind, ModelState, Oddity, TensorData, TensorInfo
 from statecli.formats import torch_legacy, torch_zip
-from statecli.formats.torch.objects import build_state
+from statecli.formats.torch.objects import build_info, build_state
+from statecli.formats.torch.reading import Row
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
 from statecli.pickles.graph import as_mapping, as_sequence, get_text_items
 from statecli.pickles.nodes import Obj
@@ -495,22 +496,8 @@ class Optimizer:
     def _build_loose_rows(self, owner: Owner) -> Iterator[TensorInfo]:
         """Yield the unpartitioned state of the first rank, for example Adam's `step`."""
         rank, shard = next(iter(self.shards.items()))
+        note = f"value of rank {rank}; other ranks may have other values" if self.count > 1 else None
         for name, tensor in shard.loose.items():
-            yield TensorInfo(
-                name,
-                tensor.dtype,
-                tensor.shape,
-                tensor.elements,
-                tensor.nbytes,
-                f"{owner.prefix}optimizer",
-                Kind.OPTIMIZER,
-                Evidence.OPTIMIZER,
-                device=tensor.device,
-                saved=True,
-                note=f"value of rank {rank}; other ranks may have other values" if self.count > 1 else tensor.note,
-                layout=tensor.layout,
-                data=tensor.data,
-                parts=tensor.parts,
-                storage=f"{self.ranks[rank].name}:{tensor.storage}",
-                storage_bytes=tensor.storage_bytes,
-            )
+            row = Row(name, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER, saved=True, note=note)
+            info = build_info(row, f"{owner.prefix}optimizer", self.ranks[rank].name)
+            yield replace(info, storage=f"{self.ranks[rank].name}:{tensor.storage}")
