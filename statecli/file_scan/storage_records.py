@@ -36,7 +36,6 @@ class Misfit(NamedTuple):
     record: str
     claimed: int
     recorded: int
-    position: int
 
 
 def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_cpp: bool) -> Iterator[Misfit]:
@@ -76,7 +75,7 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_
         record = next((name for name in names if name in sizes), None)
         if record is None or sizes[record] == claimed or (is_empty_allowed and not sizes[record]):
             continue
-        yield Misfit(record, claimed, sizes[record], pid[1].position)
+        yield Misfit(record, claimed, sizes[record])
 
 
 def is_of_script(records: ArchiveRecords) -> bool:

@@ -73,7 +73,7 @@ def _has_own_loading(root: nn.Module) -> bool:
 
 
 def _silence_extra_states(root: nn.Module) -> list[str]:
-    """Prevent calls of `set_extra_state` with a stand-in; yields the keys of existing extra states."""
+    """Prevent calls of `set_extra_state` with a stand-in; return the keys of existing extra states."""
     keys = []
     for path, module in root.named_modules(remove_duplicate=False):
         if type(module).set_extra_state is not nn.Module.set_extra_state:

@@ -52,7 +52,7 @@ def _apply_ignore_patterns(module: Any, answer: Answer) -> Answer:
 
 
 def _match_patterns(names: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
-    """Return True if a pattern matches by `re.search`, as in transformers."""
+    """Return the names in which a pattern is found by `re.search`, as in transformers."""
     return [name for name in names if any(re.search(pattern, name) for pattern in patterns or ())]
 
 

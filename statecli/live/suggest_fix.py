@@ -56,7 +56,7 @@ MAX_COMPARED_PARTS = 64
 class OtherNames:
     """Further names of the memory of a tensor, separated by a move from the registered name.
 
-    `names`: the first `FEW_NAMES`; `count`: their number; `same`: all refer to the same tensor object. `disjoint`: the
+    `names`: the first `MAX_NAMES_IN_FIX`; `count`: their number; `same`: all refer to the same tensor object. `disjoint`: the
     memory also holds elements of other tensors, without a common element with this tensor.
     """
 
@@ -105,7 +105,7 @@ _KEEPING_METHODS = frozenset(["requires_grad_", "share_memory_", "detach_", "ret
 
 @dataclass(frozen=True)
 class _ContainerFix:
-    """Fix for all tensors of a container. `parts`: tensors with further names, which need another fix."""
+    """Fix for all tensors of a container. `needs_single_name`: a tensor with further names needs another fix."""
 
     text: str | None
     needs_single_name: bool = False

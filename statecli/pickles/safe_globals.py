@@ -92,7 +92,7 @@ def find_foreign_names(names: list[str]) -> list[str]:
 def find_refused_names(names: Iterable[str]) -> list[str]:
     """Return the names, in order and once each, for which `torch.load(path)` refuses a file.
 
-    The names are as Python 3 calls them (`known_names.rename_python2`).
+    The names are as Python 3 calls them (`python2_names.rename_python2`).
     """
     return [name for name in dict.fromkeys(names) if name not in list_allowed_names() and name not in _ADDED_BY_TORCH]
 

@@ -321,7 +321,6 @@ class _MovedLayer(NamedTuple):
     """A numbered layer of a module with most of its tensors from a single other layer.
 
     Attributes:
-        start: Name of the module, with a dot at its end.
         new, old: Numbers of the layer after and before.
         cosines: Cosine of each moved tensor, None if equal bit for bit.
         rounding: Rounding of the values of equal tensors; None without rounding.
@@ -329,7 +328,6 @@ class _MovedLayer(NamedTuple):
         others: The differing tensors of the layer from elsewhere.
     """
 
-    start: str
     new: int
     old: int
     cosines: list[float | None]
@@ -383,7 +381,7 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
             cosines = [_get_transformation(change).cosine for change in inside]
             rounding = _find_rounding(inside)
             wrong = [change for change in inside if _has_exceptions(change)]
-            layers.setdefault(start, []).append(_MovedLayer(start, new, old, cosines, rounding, wrong, others))
+            layers.setdefault(start, []).append(_MovedLayer(new, old, cosines, rounding, wrong, others))
     return {start: _build_layers(tensors_of[start], sorted(moved)) for start, moved in layers.items()}
 
 
