@@ -5,6 +5,7 @@ from __future__ import annotations
 import os.path
 from collections.abc import Callable, Iterable, Sequence
 
+from statecli.core.grouping import group_by
 from statecli.core.model_state import TensorInfo
 from statecli.core.units import format_fqn
 from statecli.report import fold
@@ -61,9 +62,7 @@ class Node:
 
 def build_roots(tensors: Sequence[TensorInfo], positions: Iterable[int], measure: Measure | None = None) -> list[Node]:
     """Return the nodes of the first level: the sections, or the modules if there is a single section."""
-    by_section: dict[str, list[int]] = {}
-    for position in positions:
-        by_section.setdefault(tensors[position].section, []).append(position)
+    by_section = group_by(positions, lambda position: tensors[position].section)
     sections = [
         Node(section or "(top level)", section, "", found, measure=measure) for section, found in by_section.items()
     ]

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 from torch import nn
 
+from statecli.core.grouping import group_by
 from statecli.core.model_state import TensorInfo
 from statecli.live import hf_auto
 from statecli.live.load_state_dict_api import Answer, Entries
@@ -88,7 +89,4 @@ def _group_by_target(module: Any, meta: Mapping[str, Any], names: Iterable[str])
     rename = hf_auto.build_renaming(module, dict(meta))
     if rename is None:
         return {}
-    sources_by_target: dict[tuple[str, ...], list[str]] = {}
-    for name in names:
-        sources_by_target.setdefault(tuple(rename(name)), []).append(name)
-    return sources_by_target
+    return group_by(names, lambda name: tuple(rename(name)))

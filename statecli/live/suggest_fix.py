@@ -56,8 +56,8 @@ MAX_COMPARED_PARTS = 64
 class OtherNames:
     """Further names of the memory of a tensor, separated by a move from the registered name.
 
-    `names`: the first `MAX_NAMES_IN_FIX`; `count`: their number; `same`: all refer to the same tensor object. `disjoint`: the
-    memory also holds elements of other tensors, without a common element with this tensor.
+    `names`: the first `MAX_NAMES_IN_FIX`; `count`: their number; `same`: all refer to the same tensor object.
+    `disjoint`: the memory also holds elements of other tensors, without a common element with this tensor.
     """
 
     names: tuple[str, ...] = ()

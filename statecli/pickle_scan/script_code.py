@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import islice, pairwise
 from typing import NamedTuple
 
+from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import packed_weights, program_operators
 from statecli.pickle_scan.step_budget import Budget, Steps
@@ -204,9 +205,7 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
             yield from ((function.number, call._replace(why=why)) for call in calls_of_part)
     if not has_setstate:
         return
-    by_name: dict[str, list[_Function]] = {}
-    for function in functions:
-        by_name.setdefault(function.name, []).append(function)
+    by_name = group_by(functions, lambda function: function.name)
     classes = {calls[1] for function in functions for calls in _CLASS.finditer(function.text)}
     defined = by_name.keys() | classes
     waiting = [name for name in by_name if name.startswith("__") and name != _GETSTATE]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from statecli.core.finding import Severity
+from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Evidence, Kind, TensorInfo
 from statecli.core.units import format_size, join_names
@@ -193,9 +194,7 @@ def _report_by_section(
     subject: Subject, tensors: list[tuple[TensorInfo, str]], what: str, help: str, severity: Severity | None = None
 ) -> Iterator[Issue]:
     """Yield an issue per section: the text of its only tensor, or a count and the first names."""
-    sections: dict[str, list[tuple[TensorInfo, str]]] = {}
-    for tensor, text in tensors:
-        sections.setdefault(tensor.section, []).append((tensor, text))
+    sections = group_by(tensors, lambda pair: pair[0].section)
     for section, pairs in sections.items():
         if len(pairs) == 1:
             yield report_tensor(subject, *pairs[0], help, severity)

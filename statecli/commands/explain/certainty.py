@@ -6,7 +6,7 @@ evidence: the same shape, and the same components or words in common. Numbers wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
 
@@ -14,6 +14,7 @@ import msgspec
 
 from statecli.commands.explain.align import Shape
 from statecli.commands.explain.name_words import split_meaningful_words
+from statecli.core.grouping import group_by
 
 #: Comparisons of a name without a partner with a pair; with more, the pair counts as undecided.
 MAX_COMPARISONS = 20_000
@@ -84,8 +85,8 @@ def _keep_order(pairs: Sequence[tuple[str, str]]) -> bool:
 
 def _compare_leftovers(names: Matching) -> Iterator[UndecidedPair]:
     """Yield pairs for which a name without a partner has as much in common."""
-    unexpected = _group_by_shape(names.unexpected, names.own_shapes)
-    missing = _group_by_shape(names.missing, names.shapes)
+    unexpected = group_by(names.unexpected, names.own_shapes.__getitem__)
+    missing = group_by(names.missing, names.shapes.__getitem__)
     budget = MAX_COMPARISONS
     for name, registered in names.pairs.items():
         shape = names.shapes[registered]
@@ -98,13 +99,6 @@ def _compare_leftovers(names: Matching) -> Iterator[UndecidedPair]:
         rivals += [other for other in free if budget < 0 or _count_common(name, other) >= score]
         if rivals:
             yield UndecidedPair(name, registered, tuple(rivals))
-
-
-def _group_by_shape(names: Iterable[str], shapes: Mapping[str, Shape]) -> dict[Shape, list[str]]:
-    groups: dict[Shape, list[str]] = {}
-    for name in names:
-        groups.setdefault(shapes[name], []).append(name)
-    return groups
 
 
 # --- what two names have in common -----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from statecli.commands.diff.transformations.views import (
     split_rows,
     take_rows,
 )
+from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
@@ -142,9 +143,7 @@ def _find_concatenations(
 
 
 def _group_by_dtype(rows: Sequence[_Row]) -> list[list[_Row]]:
-    groups: dict[str, list[_Row]] = {}
-    for row in rows:
-        groups.setdefault(row.data.dtype, []).append(row)
+    groups = group_by(rows, lambda row: row.data.dtype)
     return list(groups.values())
 
 
@@ -198,10 +197,7 @@ def _list_fitting(whole: _Row, by_module: Mapping[tuple[str, str], Sequence[_Row
 
 def _group_by_numbers(parts: Sequence[_Row]) -> dict[tuple[tuple[str, ...], str], list[_Row]]:
     """Group tensors by the numbers in their names, and by the last component."""
-    groups: dict[tuple[tuple[str, ...], str], list[_Row]] = {}
-    for row in parts:
-        groups.setdefault((_list_numbers(row.fqn), row.fqn.rpartition(".")[2]), []).append(row)
-    return groups
+    return group_by(parts, lambda row: (_list_numbers(row.fqn), row.fqn.rpartition(".")[2]))
 
 
 def _list_elsewhere(whole: _Row, by_numbers: Mapping[tuple[tuple[str, ...], str], Sequence[_Row]]) -> list[_Row]:
