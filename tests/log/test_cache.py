@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 
 import pytest
@@ -41,84 +40,68 @@ def log(statecli, folder, *words):
     return statecli("log", folder, "-f", "json", *words).json
 
 
-@pytest.fixture(scope="module")
-def first_cache(tmp_path_factory):
-    """A folder for the entries of a first run; the document of the run is next to them."""
-    return tmp_path_factory.mktemp("first")
+@pytest.fixture
+def run(training, tmp_path):
+    """Return the folder of a run of three checkpoints with 19 tensors each."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for number, state in enumerate(training.states[:3], 1):
+        torch.save(state, folder / f"ckpt-{number:04d}.pt")
+    return folder
 
 
 @pytest.fixture
-def first(statecli, saved_runs, cache_home, first_cache):
-    """Return the document of a first run, whose entries are in the cache. The run is made once."""
-    document, entries = first_cache / "document.json", first_cache / "statecli"
-    if document.exists():
-        shutil.copytree(entries, cache_home / "statecli")
-    else:
-        document.write_text(json.dumps(log(statecli, saved_runs("plain"))))
-        shutil.copytree(cache_home / "statecli", entries)
-    return json.loads(document.read_text())
+def first(statecli, run):
+    """Return the document of a first run, whose entries are in the cache."""
+    return log(statecli, run)
 
 
-def test_each_checkpoint_is_read_once_for_its_norm_and_once_for_the_pair(statecli, saved_runs, values_read):
-    """The run has twelve checkpoints of 19 tensors, and eleven pairs."""
-    log(statecli, saved_runs("plain"))
-    assert values_read == {"norms": 12 * 19, "changes": 11 * 19}
-
-
-def test_a_second_run_reads_no_values(statecli, saved_runs, values_read):
-    """The second run has the same result."""
-    first = log(statecli, saved_runs("plain"))
+def test_a_second_run_reads_no_values(statecli, run, values_read):
+    """The first run reads each checkpoint once for its norm and each pair once; the second has the same result."""
+    first = log(statecli, run)
+    assert values_read == {"norms": 3 * 19, "changes": 2 * 19}
     values_read.update(norms=0, changes=0)
-    assert log(statecli, saved_runs("plain")) == first
+    assert log(statecli, run) == first
     assert values_read == {"norms": 0, "changes": 0}
 
 
-def test_one_more_checkpoint_is_read_alone(statecli, run_folder, values_read):
+def test_one_more_checkpoint_is_read_alone(statecli, run, values_read):
     """The figures of the other checkpoints come from the previous run."""
-    folder = run_folder("plain")
-    last = folder / "ckpt-0012.pt"
+    last = run / "ckpt-0003.pt"
     data = last.read_bytes()
     last.unlink()
-    log(statecli, folder)
+    log(statecli, run)
     values_read.update(norms=0, changes=0)
     last.write_bytes(data)
-    log(statecli, folder)
+    log(statecli, run)
     assert values_read == {"norms": 19, "changes": 19}
 
 
-def test_no_cache_reads_and_writes_nothing_there(statecli, saved_runs, values_read, cache_home):
+def test_no_cache_reads_and_writes_nothing_there(statecli, run, values_read, cache_home):
     """With --no-cache, neither an entry nor a folder is created."""
-    log(statecli, saved_runs("plain"), "--no-cache")
-    log(statecli, saved_runs("plain"), "--no-cache")
-    assert values_read == {"norms": 2 * 12 * 19, "changes": 2 * 11 * 19}
+    log(statecli, run, "--no-cache")
+    log(statecli, run, "--no-cache")
+    assert values_read == {"norms": 2 * 3 * 19, "changes": 2 * 2 * 19}
     assert not (cache_home / "statecli").exists()
 
 
-def test_a_file_that_was_written_again_is_read_again(statecli, run_folder, training):
-    """The file keeps its name and size."""
-    folder = run_folder("plain")
-    before = log(statecli, folder)["checkpoints"][2]["norm"]
-    torch.save({name: 2 * tensor for name, tensor in training.states[2].items()}, folder / "ckpt-0003.pt")
-    assert log(statecli, folder)["checkpoints"][2]["norm"] == pytest.approx(2 * before)
-
-
-def test_a_file_with_an_old_time_is_read_again(statecli, run_folder, training):
-    """`cp -p` and rsync restore the modification time, but the inode's change time is new."""
-    folder = run_folder("plain")
-    path = folder / "ckpt-0003.pt"
-    before = log(statecli, folder)["checkpoints"][2]["norm"]
+@pytest.mark.parametrize("has_old_time", [False, True])
+def test_a_file_that_was_written_again_is_read_again(statecli, run, first, training, has_old_time):
+    """The file keeps its name and size; `cp -p` and rsync restore its modification time, but not the change time."""
+    path = run / "ckpt-0003.pt"
     status = path.stat()
     torch.save({name: 2 * tensor for name, tensor in training.states[2].items()}, path)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert log(statecli, folder)["checkpoints"][2]["norm"] == pytest.approx(2 * before)
+    if has_old_time:
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert log(statecli, run)["checkpoints"][2]["norm"] == pytest.approx(2 * first["checkpoints"][2]["norm"])
 
 
-def test_a_file_that_was_just_written_is_not_cached(statecli, run_folder, monkeypatch, cache_home):
+def test_a_file_that_was_just_written_is_not_cached(statecli, run, monkeypatch, cache_home):
     """A second write within the resolution of the clock would leave the same version."""
     from statecli.commands.log import cache
 
     monkeypatch.setattr(cache, "MIN_AGE_S", 3600.0)
-    log(statecli, run_folder("plain"))
+    log(statecli, run)
     assert list_entries(cache_home) == []
 
 
@@ -144,27 +127,27 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
-def test_a_damaged_entry_is_ignored(statecli, saved_runs, cache_home, first, content):
+def test_a_damaged_entry_is_ignored(statecli, run, cache_home, first, content):
     """The values are read again, and the result equals the first run's."""
     for entry in list_entries(cache_home):
         spoil(entry, content)
-    result = statecli("log", saved_runs("plain"), "-f", "json")
+    result = statecli("log", run, "-f", "json")
     assert (result.json, result.err) == (first, "")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: modes of files")
-def test_entries_are_the_users_own(statecli, saved_runs, cache_home):
+@pytest.mark.usefixtures("first")
+def test_entries_are_the_users_own(cache_home):
     """Entries have the mode 0600, in a folder with the mode 0700."""
-    log(statecli, saved_runs("plain"))
     entries = list_entries(cache_home)
-    assert len(entries) == 12 + 11
+    assert len(entries) == 3 + 2
     assert {stat.S_IMODE(entry.stat().st_mode) for entry in entries} == {0o600}
     assert stat.S_IMODE(entries[0].parent.stat().st_mode) == 0o700
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: modes of files")
 @pytest.mark.parametrize("kind", ["link", "group writes", "folder", "fifo"])
-def test_an_entry_that_others_could_have_written_is_not_read(statecli, saved_runs, cache_home, tmp_path, first, kind):
+def test_an_entry_that_others_could_have_written_is_not_read(statecli, run, cache_home, tmp_path, first, kind):
     """A symbolic link, a folder, or a pipe (whose read would block) is not read either."""
     for number, entry in enumerate(list_entries(cache_home)):
         data = json.loads(entry.read_text())
@@ -181,23 +164,22 @@ def test_an_entry_that_others_could_have_written_is_not_read(statecli, saved_run
         else:
             entry.write_text(forged)
             entry.chmod(0o666)
-    assert log(statecli, saved_runs("plain")) == first
+    assert log(statecli, run) == first
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: modes of files")
-def test_a_folder_that_cannot_be_written_is_no_error(statecli, saved_runs, monkeypatch, tmp_path):
+def test_a_folder_that_cannot_be_written_is_no_error(statecli, run, monkeypatch):
     """The path of the cache folder is a file."""
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    result = statecli("log", saved_runs("plain"), "-f", "json")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(run / "ckpt-0001.pt"))
+    result = statecli("log", run, "-f", "json")
     assert (result.code, result.err) == (0, "")
 
 
-def test_the_oldest_entries_are_removed(statecli, saved_runs, cache_home, monkeypatch):
+def test_the_oldest_entries_are_removed(statecli, saved_runs, run, cache_home, monkeypatch):
     """The cache has a size limit; a run whose entries were removed reads its values again."""
     from statecli.commands.log import cache
 
-    log(statecli, saved_runs("plain"))
+    log(statecli, run)
     size = sum(entry.stat().st_size for entry in list_entries(cache_home))
     monkeypatch.setattr(cache, "MAX_CACHE_BYTES", size // 2)
     monkeypatch.setattr(cache, "WRITES_PER_CHECK", 1)
@@ -223,7 +205,7 @@ def test_gates_do_not_read_the_cache():
         assert "statecli.commands.log.cache" not in imported, path
 
 
-def test_writers_at_the_same_time_leave_whole_entries(statecli, saved_runs, cache_home):
+def test_writers_at_the_same_time_leave_whole_entries(saved_runs, cache_home):
     """Each writer replaces its entry atomically, and no temporary file remains."""
     from concurrent.futures import ThreadPoolExecutor
 
